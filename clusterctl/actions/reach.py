@@ -1,0 +1,84 @@
+"""`ssh` and `cp`: a shell on a node, a file to or from it."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from clusterctl import process
+from clusterctl.actions import connected
+from clusterctl.errors import NodeUnreachable, RecordError, UsageError
+from clusterctl.model import Cluster, Node, NodeResult
+from clusterctl.state import Store
+
+
+def node_of(cluster: Cluster, name: str) -> Node:
+    """The node of that name, or RecordError with the names there are."""
+    for node in cluster.nodes:
+        if node.name == name:
+            return node
+    names = ", ".join(node.name for node in cluster.nodes)
+    raise RecordError(f"cluster {cluster.name!r} has no node {name!r}", hint=f"nodes: {names}")
+
+
+def ssh_argv(store: Store, cluster: Cluster, name: str | None, words: list[str]) -> list[str]:
+    """The OpenSSH command line for a node (the launcher, unless named). `words` reach the program
+    there as they are here, but for a single one, which the node's shell reads: `-- 'ls | wc'`."""
+    node = node_of(cluster, name or cluster.launcher.name)
+    config = store.folder(cluster.name) / "ssh" / "config"
+    command = words[0] if len(words) == 1 else shlex.join(words)
+    return ["ssh", "-F", str(config), node.name, *([command] if words else [])]
+
+
+def shell(argv: list[str]) -> int:
+    """Hands the terminal to ssh; its exit code, which is the remote command's."""
+    return process.foreground(argv)
+
+
+def execute(
+    store: Store, cluster: Cluster, name: str | None, words: list[str], timeout: float
+) -> NodeResult:
+    """The command's result as data, for --json."""
+    node = node_of(cluster, name or cluster.launcher.name)
+    command = words[0] if len(words) == 1 else shlex.join(words)
+    with connected(store, cluster) as pool:
+        return pool.transport(node.name).run(command, timeout=timeout)
+
+
+def copy(store: Store, cluster: Cluster, source: str, target: str, timeout: float) -> None:
+    """One of the two is `NODE:PATH`, the other a path here. Folders are copied whole."""
+    remote_source, remote_target = _split(cluster, source), _split(cluster, target)
+    wrong = UsageError(
+        "one of SOURCE and TARGET has to be NODE:PATH, the other a path here",
+        hint=f"for example {cluster.launcher.name}:results.txt",
+    )
+    if remote_source and remote_target:
+        raise wrong
+    with connected(store, cluster) as pool:
+        if remote_target:
+            here = Path(source)
+            if not here.exists():
+                raise UsageError(f"there is no {source!r} here", hint="check the path")
+            node, path = remote_target
+            if path == "." or path.endswith("/"):
+                path = f"{path.rstrip('/') or '/'}/{here.name}"
+            result = pool.transport(node).put(here, path, timeout=timeout)
+        elif remote_source:
+            node, path = remote_source
+            there = Path(target)
+            if there.is_dir():
+                there = there / path.rstrip("/").rpartition("/")[2]
+            result = pool.transport(node).get(path, there, timeout=timeout)
+        else:
+            raise wrong
+    if not result.ok:
+        said = result.error or result.stderr.decode(errors="replace").strip()
+        kind = NodeUnreachable if result.exit_code is None and not result.stderr else UsageError
+        raise kind(f"copying failed on {node}: {said}", hint="check path, rights and free space")
+
+
+def _split(cluster: Cluster, text: str) -> tuple[str, str] | None:
+    name, colon, path = text.partition(":")
+    if not colon or "/" in name:
+        return None
+    return node_of(cluster, name).name, path or "."

@@ -1,0 +1,216 @@
+"""`run`: stage, launch, follow. The job belongs to the cluster: whoever follows it may leave."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from clusterctl import launch, schedulers
+from clusterctl.actions import Tell, connected, ready
+from clusterctl.errors import ClusterctlError, LaunchError
+from clusterctl.jobs import control, stage, start
+from clusterctl.jobs.follow import Follower, Line
+from clusterctl.jobs.program import Resolved, check, resolve_module
+from clusterctl.jobs.program import resolve as resolve_script
+from clusterctl.launch.placement import place
+from clusterctl.model import Cluster, Job, JobSpec, JobState, LaunchPlan
+from clusterctl.schedulers.direct import command_line
+from clusterctl.state import Store
+from clusterctl.transport.pool import Pool
+
+OnLines = Callable[[list[Line]], None]
+OnJob = Callable[[Job], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A job that is ready to go, with everything that will be shipped: `--dry-run` prints it."""
+
+    job: Job
+    cluster: Cluster
+    plan: LaunchPlan
+    tree: stage.Tree
+    secrets: Mapping[str, str]
+
+    @property
+    def command(self) -> str:
+        return command_line(self.plan.argv)
+
+
+def resolve(words: list[str], module: str | None, chosen: Path | None) -> Resolved:
+    """SCRIPT and ARGS, or a module and ARGS, as a program with the tree that it comes in."""
+    if module is not None:
+        return resolve_module(module, tuple(words), chosen=chosen)
+    return resolve_script(words[0], tuple(words[1:]), chosen=chosen)
+
+
+def prepare(
+    cluster: Cluster,
+    spec: JobSpec,
+    resolved: Resolved,
+    secrets: Mapping[str, str],
+    *,
+    number: int,
+) -> Prepared:
+    """Decides everything, touches nothing. Raises LaunchError where it cannot work."""
+    placement = place(ready(cluster), spec)
+    check(spec.program, cluster, tuple(item.node for item in placement))
+    request = launch.Request(id=number, spec=spec, cluster=cluster, placement=placement)
+    job = Job(
+        id=number,
+        cluster=cluster.name,
+        cluster_id=cluster.id,
+        spec=spec,
+        scheduler="direct",
+        placement=placement,
+        stage="",
+        created=time.time(),
+    )
+    plan = launch.load(spec.launcher).plan(request)
+    return Prepared(job=job, cluster=cluster, plan=plan, tree=resolved.tree, secrets=secrets)
+
+
+def submit(
+    store: Store, prepared: Prepared, pool: Pool, *, carry: start.Carry | None = None
+) -> Job:
+    """Ships the job and starts it. A job that cannot be started is on record as failed."""
+    job = replace(prepared.job, stage=stage.archive(prepared.tree, store.home))
+    return ship(store, replace(prepared, job=job), pool, carry=carry)
+
+
+def ship(store: Store, prepared: Prepared, pool: Pool, *, carry: start.Carry | None) -> Job:
+    """As `submit`, for a tree whose archive the state home has."""
+    job, cluster = prepared.job, prepared.cluster
+    store.save_job(job)
+    try:
+        files = start.node_files(job, cluster, prepared.plan, prepared.secrets)
+        port = start.put(job, cluster, files, pool, store.home, carry=carry)
+        job = start.start(job, cluster, pool, port)
+    except BaseException as error:
+        reason = error.message if isinstance(error, ClusterctlError) else "interrupted"
+        ended = replace(job, state=JobState.FAILED, finished=time.time(), reason=reason)
+        if isinstance(error, KeyboardInterrupt):
+            # The supervisor may have started in this very moment.
+            ended = replace(control.cancel(job, cluster, pool), reason=reason)
+        store.save_job(ended)
+        raise
+    store.save_job(job)
+    store.event(cluster.name, "job", id=job.id, program=job.spec.program.target)
+    return job
+
+
+def run(
+    store: Store,
+    prepared: Prepared,
+    *,
+    on_start: OnJob,
+    on_lines: OnLines,
+    tell: Tell,
+    detach: bool = False,
+    carry: start.Carry | None = None,
+) -> Job:
+    """Runs the job and returns it as it ended (or as it started, with `detach`).
+
+    KeyboardInterrupt ends the job on all nodes before it is raised again.
+    """
+    with connected(store, prepared.cluster) as pool:
+        if prepared.job.stage:
+            job = ship(store, prepared, pool, carry=carry)
+        else:
+            job = submit(store, prepared, pool, carry=carry)
+        on_start(job)
+        if detach:
+            return job
+        return attend(store, job, prepared.cluster, pool, on_lines=on_lines, tell=tell)
+
+
+def attend(
+    store: Store, job: Job, cluster: Cluster, pool: Pool, *, on_lines: OnLines, tell: Tell
+) -> Job:
+    """Follows the job to its end; Ctrl-C cancels it."""
+    try:
+        job = control.wait_until_started(
+            job,
+            cluster,
+            pool,
+            lambda waiting: tell(f"job {waiting.id} waits: other jobs use the slots (--now skips)"),
+        )
+        with Follower(job, cluster, pool, store.job_folder(job.id)) as follower:
+            try:
+                for lines in follower.batches():
+                    on_lines(lines)
+            finally:
+                job = follower.job
+                store.save_job(job)
+    except KeyboardInterrupt:
+        tell(f"stopping job {job.id} on all nodes")
+        job = control.cancel(job, cluster, pool)
+        store.save_job(job)
+        tell(f"job {job.id} is cancelled: {control.survivors_text(job.survivors)}")
+        raise
+    if job.state is JobState.FAILED and job.program_exit_code is None:
+        said = control.messages(job, cluster, pool)
+        raise LaunchError(
+            f"job {job.id} could not be started: no rank ran" + (f"\n{said}" if said else ""),
+            hint="`clusterctl run --dry-run …` shows the command and why each flag is there",
+        )
+    if job.state is JobState.LOST:
+        raise LaunchError(
+            f"job {job.id} was lost: {job.reason}",
+            hint="the launcher may have restarted; `clusterctl status --live` asks it",
+        )
+    return job
+
+
+def emit(prepared: Prepared) -> str:
+    """The job as a POSIX sh script that needs no clusterctl. Secrets are left for the caller."""
+    from clusterctl import __version__, assets
+
+    job, cluster, plan = prepared.job, prepared.cluster, prepared.plan
+    launcher = cluster.launcher
+    if plan.agents:
+        raise LaunchError("--emit sh describes mpirun alone", hint="leave out --launcher torchrun")
+    wrapper = next(index for index, word in enumerate(plan.argv) if word == "/bin/sh")
+    words = [
+        '"$scratch/hostfile"' if word.endswith("/hostfile") else command_line((word,))
+        for word in plan.argv[:wrapper]
+    ]
+    return assets.render(
+        "job/emit.sh.j2",
+        title=" ".join((job.spec.program.target, *job.spec.program.args)),
+        version=__version__,
+        launcher=launcher.name,
+        user=launcher.user,
+        address=launcher.address,
+        root=launcher.root,
+        hostfile=plan.files["hostfile"],
+        working=job.spec.program.folder,
+        env=sorted({**plan.env, **job.spec.env}.items()),
+        nodes=[
+            {
+                "name": item.node,
+                "ranks": "|".join(map(str, item.ranks)),
+                "env": sorted(plan.node_env[item.node].items()),
+                "program": plan.programs[item.node],
+            }
+            for item in job.placement
+        ],
+        secrets=sorted(prepared.secrets),
+        reasons=plan.reasons,
+        command=" ".join(words),
+    )
+
+
+def scheduler_files(prepared: Prepared) -> dict[str, str]:
+    """What the scheduler adds to the launcher's job folder, for `--dry-run --verbose`."""
+    scheduler = schedulers.load(prepared.job.scheduler)
+    return scheduler.script(prepared.job, prepared.cluster, prepared.plan)
+
+
+def next_number(store: Store, *, dry: bool) -> int:
+    """The job's id; a dry run does not use one up."""
+    if not dry:
+        return store.next_job_id()
+    return max((job.id for job in store.jobs()), default=0) + 1

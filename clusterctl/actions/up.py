@@ -1,0 +1,189 @@
+"""`up`: from a wish to a cluster that has been checked. Repeating it resumes, or changes workers."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from clusterctl import assets, bootstrap, keys, providers
+from clusterctl.actions import Tell, check_name, connected
+from clusterctl.actions.down import finish_down
+from clusterctl.errors import BootstrapError, ClusterctlError, NodeUnreachable, RecordError
+from clusterctl.model import Cluster, ClusterSpec, Node, Phase
+from clusterctl.providers import ProviderPlan
+from clusterctl.state import ClusterLock, Store
+from clusterctl.state.home import write_atomic
+from clusterctl.transport.pool import Pool
+
+BOOTSTRAP_TIMEOUT = 120.0
+CONNECT_TIMEOUT = 20.0
+MESH_TIMEOUT = 60.0
+
+
+@dataclass(slots=True)
+class Clock:
+    """Seconds per phase, in order."""
+
+    phases: list[tuple[str, float]] = field(default_factory=list)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        began = time.monotonic()
+        yield
+        self.phases.append((name, round(time.monotonic() - began, 3)))
+
+
+@dataclass(frozen=True, slots=True)
+class Up:
+    """A ready cluster and how long each phase took, in seconds."""
+
+    cluster: Cluster
+    phases: tuple[tuple[str, float], ...]
+
+
+def plan(spec: ClusterSpec) -> ProviderPlan:
+    """What `up` would do."""
+    check_name(spec.name)
+    return providers.load(spec.provider).plan(spec)
+
+
+def up(store: Store, spec: ClusterSpec, tell: Tell) -> Up:
+    """Creates or resumes. Raises the error of the first thing that cannot be done; what has been
+    made by then is in the record, so that `up` goes on there and `down` removes it."""
+    check_name(spec.name)
+    provider = providers.load(spec.provider)
+    clock = Clock()
+    with ClusterLock(store.home, spec.name, "up"):
+        with clock.phase("plan"):
+            cluster = _record(store, spec, provider.plan(spec), tell)
+        folder = store.folder(cluster.name)
+        with clock.phase("create"):
+            keys.ensure(folder / "ssh" / "user")
+            keys.ensure(folder / "ssh" / "mesh")
+            created = provider.create(cluster, folder, tell)
+            cluster = replace(cluster, nodes=created.nodes)
+            _write_ssh(store, cluster, created.host_keys)
+            store.save(cluster)
+        store.event(cluster.name, "created", nodes=len(cluster.nodes))
+        with connected(store, cluster) as pool:
+            with clock.phase("connect"):
+                _connect(pool, cluster)
+            with clock.phase("bootstrap"):
+                nodes = _bootstrap(store, pool, cluster, created.host_keys)
+                cluster = replace(cluster, nodes=nodes)
+            with clock.phase("mesh"):
+                _check_mesh(pool, cluster)
+        cluster = replace(cluster, phase=Phase.READY)
+        store.save(cluster)
+        store.event(cluster.name, "ready", phases=dict(clock.phases))
+    return Up(cluster, tuple(clock.phases))
+
+
+def _record(store: Store, spec: ClusterSpec, plan: ProviderPlan, tell: Tell) -> Cluster:
+    """The record, written before anything is made; the old one if there is one to resume."""
+    try:
+        old = store.cluster(spec.name)
+    except RecordError:
+        if (store.folder(spec.name) / "cluster.json").exists():
+            raise
+        old = None
+    if old and old.phase is Phase.DELETING:
+        tell(f"finishing an earlier `down` of {old.name} first")
+        finish_down(store, old, tell)
+        old = None
+    if old and old.spec.provider != spec.provider:
+        raise RecordError(
+            f"cluster {old.name!r} exists, made by provider {old.spec.provider}",
+            hint=f"`clusterctl down {old.name}` first, or choose another name",
+        )
+    for line in plan.lines:
+        tell(line)
+    base = old or Cluster(
+        id=f"{spec.name}-{secrets.token_hex(4)}",
+        spec=spec,
+        phase=Phase.CREATING,
+        created=time.time(),
+    )
+    cluster = replace(
+        base,
+        spec=spec,
+        phase=Phase.CREATING,
+        mode=plan.mode,
+        mode_reason=plan.mode_reason,
+        one_host=plan.one_host,
+    )
+    store.save(cluster)
+    store.event(cluster.name, "resuming" if old else "creating", workers=spec.workers)
+    return cluster
+
+
+def _write_ssh(store: Store, cluster: Cluster, host_keys: dict[str, str]) -> None:
+    """known_hosts and an ssh_config: for us, and for `ssh -F` by hand."""
+    folder = store.folder(cluster.name) / "ssh"
+    known = "".join(f"{_endpoint(cluster.node(name))} {key}\n" for name, key in host_keys.items())
+    write_atomic(folder / "known_hosts", known.encode())
+    config = assets.render("client/ssh_config.j2", cluster=cluster, folder=folder)
+    write_atomic(folder / "config", config.encode())
+
+
+def _endpoint(node: Node) -> str:
+    return node.address if node.ssh_port == 22 else f"[{node.address}]:{node.ssh_port}"
+
+
+def _connect(pool: Pool, cluster: Cluster) -> None:
+    """Every node, or one error that names those that do not answer."""
+
+    failed = [result for result in pool.connect(timeout=CONNECT_TIMEOUT) if not result.ok]
+    if failed:
+        raise NodeUnreachable(
+            "; ".join(result.error for result in failed),
+            hint=f"`clusterctl up {cluster.name}` tries again,"
+            f" `clusterctl down {cluster.name}` removes the cluster",
+            transient=True,
+        )
+
+
+def _bootstrap(
+    store: Store, pool: Pool, cluster: Cluster, host_keys: dict[str, str]
+) -> tuple[Node, ...]:
+    folder = store.folder(cluster.name) / "ssh"
+    mesh = bootstrap.Mesh(
+        key=keys.KeyPair((folder / "mesh").read_text(), (folder / "mesh.pub").read_text().strip()),
+        nodes=cluster.nodes,
+        host_keys=host_keys,
+    )
+    # Local nodes see this machine's files: the Python that runs clusterctl has what programs need.
+    pythons = [sys.executable] if cluster.spec.provider == "local" else []
+    scripts = {node.name: bootstrap.script(node, mesh, pythons=pythons) for node in cluster.nodes}
+
+    results = pool.run("exec /bin/sh -s", stdin=scripts, timeout=BOOTSTRAP_TIMEOUT)
+    nodes: list[Node] = []
+    errors: list[ClusterctlError] = []
+    for node, result in zip(cluster.nodes, results, strict=True):
+        try:
+            nodes.append(bootstrap.read(node, result))
+        except BootstrapError as error:
+            errors.append(error)
+    if errors:
+        raise BootstrapError("; ".join(error.message for error in errors), hint=errors[0].hint)
+    return tuple(nodes)
+
+
+def _check_mesh(pool: Pool, cluster: Cluster) -> None:
+    script = bootstrap.mesh_script(cluster.launcher, cluster.workers)
+    result = pool.transport(cluster.launcher.name).run(
+        "exec /bin/sh -s", stdin=script.encode(), timeout=MESH_TIMEOUT
+    )
+    failures = bootstrap.mesh_failures(result.text)
+    if result.error or not result.ok:
+        failures = (result.error or result.stderr.decode(errors="replace").strip(), *failures)
+    if failures:
+        raise NodeUnreachable(
+            f"the nodes do not all reach each other: {'; '.join(failures)}",
+            hint="look for a firewall between them, then run `clusterctl up` again",
+            transient=True,
+        )

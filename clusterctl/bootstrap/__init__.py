@@ -1,0 +1,123 @@
+"""What a fresh machine needs, as ONE idempotent POSIX sh script per node: one connection, one exec.
+
+The script runs the steps, then answers a list of questions; the answers become `NodeFacts`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from clusterctl import assets
+from clusterctl.bootstrap import facts
+from clusterctl.errors import BootstrapError
+from clusterctl.keys import KeyPair
+from clusterctl.model import Accelerator, Node, NodeResult
+
+
+class Step(Protocol):
+    """One thing a node needs. Both texts are sh; `apply` runs where `check` does not succeed."""
+
+    name: str
+
+    def check(self, node: Node) -> str: ...
+
+    def apply(self, node: Node) -> str: ...
+
+    def describe(self) -> str:
+        """For people: what the node gets."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mesh:
+    """What the nodes need to reach each other: a key of their own, and everybody's host keys."""
+
+    key: KeyPair
+    nodes: tuple[Node, ...]
+    host_keys: Mapping[str, str]
+
+
+REQUIRED = {
+    "flock": "util-linux",
+    "setsid": "util-linux",
+    "ssh": "openssh-client",
+    "tar": "tar",
+    "stat": "coreutils",
+    "awk": "mawk",
+}
+"""Commands that running a job takes, with the package that brings each on Debian and Ubuntu."""
+
+
+def script(node: Node, mesh: Mesh, *, pythons: Sequence[str], steps: Sequence[Step] = ()) -> bytes:
+    """The node's script. It holds the mesh's private key: hand it over on stdin, never in argv.
+
+    `pythons` are paths to try before those the node itself knows.
+    """
+    text = assets.render(
+        "bootstrap/node.sh.j2",
+        node=node,
+        mesh=mesh,
+        files={
+            "ssh/config": assets.render("bootstrap/ssh_config.j2", nodes=mesh.nodes),
+            "ssh/known_hosts": "".join(f"{name} {key}\n" for name, key in mesh.host_keys.items()),
+            "ssh/mesh.pub": mesh.key.public + "\n",
+            "bin/clusterctl-ssh": assets.render("bootstrap/agent.sh.j2", root=node.root),
+            "bin/free-port": assets.render("bootstrap/free-port.sh.j2"),
+            "bin/mesh-peer": assets.render("bootstrap/mesh-peer.sh.j2", node=node),
+        },
+        steps=[(step.name, step.check(node), step.apply(node)) for step in steps],
+        questions=facts.questions(pythons),
+        marker=facts.MARKER,
+    )
+    return text.encode()
+
+
+def read(node: Node, result: NodeResult) -> Node:
+    """The node with its facts, from what its script printed.
+
+    Raises BootstrapError naming the node, and the step or the tool, where it is not fit for jobs.
+    """
+    if result.error or not result.ok:
+        said = result.stderr.decode(errors="replace").strip().splitlines()
+        detail = result.error or (said[-1] if said else f"exit code {result.exit_code}")
+        raise BootstrapError(
+            f"bootstrap failed on {node.name}: {detail}",
+            hint="run `clusterctl up` again to resume; --verbose shows all it said",
+        )
+    found = facts.parse(result.text)
+    missing = {tool: package for tool, package in REQUIRED.items() if tool not in found.tools}
+    if missing:
+        raise BootstrapError(
+            f"{node.name} lacks {', '.join(missing)}",
+            hint=f"on the node: apt-get install {' '.join(sorted(set(missing.values())))}",
+        )
+    gpus = len(found.gpus)
+    return replace(
+        node,
+        facts=found,
+        python=found.python.executable if found.python else "",
+        mpi_prefix=found.mpi.prefix if found.mpi else "",
+        accelerator=found.accelerator if gpus else Accelerator.NONE,
+        slots=gpus or node.slots,
+    )
+
+
+def mesh_script(launcher: Node, workers: Sequence[Node]) -> str:
+    """Checks, from the launcher, launcher ↔ every worker and a ring among the workers."""
+    following = [*workers[1:], *workers[:1]] if len(workers) > 1 else [None]
+    return assets.render(
+        "bootstrap/mesh.sh.j2",
+        launcher=launcher,
+        pairs=list(zip(workers, following, strict=True)),
+    )
+
+
+def mesh_failures(text: str) -> tuple[str, ...]:
+    """The edges that do not work, for people, from what `mesh_script` printed."""
+    failed = []
+    for line in text.splitlines():
+        if line.startswith("broken "):
+            source, target, *why = line.removeprefix("broken ").split(" ")
+            failed.append(f"{source} → {target}: {' '.join(why) or 'no answer'}")
+    return tuple(failed)

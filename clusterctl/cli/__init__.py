@@ -1,0 +1,114 @@
+"""The command line: parse, call one action, print. Typer; no logic."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from typing import Any
+
+import typer
+import typer.main
+
+from clusterctl import __version__, config
+from clusterctl.cli import clusters, jobs, machine
+from clusterctl.cli.console import Console, redact
+from clusterctl.cli.options import COMPLETIONS_OFF
+from clusterctl.errors import ClusterctlError
+from clusterctl.state import home
+
+
+def main() -> None:
+    """Runs the command line and exits with the code that the contract promises."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def app() -> typer.Typer:
+    """All verbs, in the order that a person meets them."""
+    application = typer.Typer(
+        name="clusterctl",
+        help="From nothing to a multi-node training job, and no bill left behind.",
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        add_completion=not COMPLETIONS_OFF,
+    )
+    application.callback()(_top)
+    for module in (clusters, jobs, machine):
+        module.register(application)
+    return application
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"clusterctl {__version__}")
+        raise typer.Exit
+
+
+def _top(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version and exit."
+    ),
+) -> None:
+    """From nothing to a multi-node training job, and no bill left behind."""
+
+
+def run(arguments: list[str]) -> int:
+    """Runs one command line; never raises. Returns the exit code."""
+    console = Console.current()
+    try:
+        command = typer.main.get_command(app())
+        verbs: dict[str, Any] = getattr(command, "commands", {})
+        options = {
+            verb: {parameter.name for parameter in entry.params if parameter.opts[0][:1] == "-"}
+            for verb, entry in verbs.items()
+        }
+        wants_help = {"--help", "-h", "--version"} & set(arguments[:1]) or not arguments
+        defaults = {} if wants_help else config.defaults(options)
+        outcome = command.main(
+            args=arguments,
+            prog_name="clusterctl",
+            standalone_mode=False,
+            default_map=defaults,
+            auto_envvar_prefix="CLUSTERCTL",
+        )
+        return outcome if isinstance(outcome, int) else 0
+    except ClusterctlError as error:
+        console.log(home(), arguments, error.message)
+        console.error(error.message, error.hint, error.exit_code)
+        return error.exit_code
+    except KeyboardInterrupt:
+        console.error("stopped by Ctrl-C", "", 130)
+        return 130
+    except BrokenPipeError:
+        # The reader of our output has gone; there is nobody left to tell.
+        sys.stderr.close()
+        return 141
+    except Exception as error:
+        return _other(console, arguments, error)
+
+
+def _other(console: Console, arguments: list[str], error: Exception) -> int:
+    """What is not ours: a mistake on the command line, found by Typer's parser, or a bug."""
+    show = getattr(error, "format_message", None)
+    if show is not None:
+        context = getattr(error, "ctx", None)
+        hint = f"`{context.command_path} --help` explains" if context else ""
+        code = int(getattr(error, "exit_code", 2))
+        console.error(show(), hint, code)
+        return code
+    if type(error).__name__ == "Abort":
+        console.error("stopped", "", 130)
+        return 130
+    if type(error).__name__ == "Exit":
+        return int(getattr(error, "exit_code", 0))
+    trace = traceback.format_exc()
+    path = console.log(home(), arguments, redact(trace))
+    if console.verbose:
+        sys.stderr.write(trace)
+    console.error(
+        f"a bug in clusterctl: {type(error).__name__}: {error}",
+        f"the full story is in {path}" if path else "--verbose shows the full story",
+        1,
+    )
+    return 1

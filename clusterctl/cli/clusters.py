@@ -1,0 +1,304 @@
+"""Verbs about clusters: up, down, status, list, ssh, cp."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from clusterctl.cli.console import Console, ago, table
+from clusterctl.cli.options import ClusterOption, Json, NameArgument, Quiet, Verbose, Yes
+from clusterctl.errors import UsageError
+from clusterctl.model import Cluster, ClusterSpec, NodeGroup
+from clusterctl.state import Store, home
+
+DEFAULT_NAME = "default"
+
+
+def register(app: typer.Typer) -> None:
+    for verb in (up, down, status, ssh, cp):
+        app.command(context_settings=_LEAVE_ARGUMENTS if verb is ssh else None)(verb)
+    app.command(name="list")(list_)
+
+
+_LEAVE_ARGUMENTS = {"allow_interspersed_args": False}
+
+
+def up(
+    name: NameArgument = None,
+    cluster: ClusterOption = None,
+    provider: Annotated[str, typer.Option(help="Where machines come from: local.")] = "local",
+    workers: Annotated[int, typer.Option(help="How many workers, beside one launcher.")] = 2,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be done.")
+    ] = False,
+    yes: Yes = False,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Create a cluster, resume one, or change its number of workers."""
+    console = Console.current().set(json=json, quiet=quiet, verbose=verbose)
+    if workers < 1:
+        raise UsageError(f"--workers {workers}: a cluster has at least one", hint="--workers 2")
+    from clusterctl.actions import up as action
+
+    spec = ClusterSpec(
+        name=name or cluster or DEFAULT_NAME,
+        provider=provider,
+        groups=(NodeGroup(count=workers),),
+    )
+    plan = action.plan(spec)
+    if dry_run:
+        console.result("\n".join((f"mode: {plan.mode}", *plan.lines)))
+        console.document({"dry_run": True, "mode": plan.mode, "lines": plan.lines})
+        return
+    made = action.up(Store(home()), spec, console.tell)
+    up_cluster = made.cluster
+    console.note(table([(phase, f"{seconds:.2f} s") for phase, seconds in made.phases]))
+    console.note(
+        f"cluster {up_cluster.name} is ready: 1 launcher, {len(up_cluster.workers)} workers"
+        f" ({_mode(up_cluster)}). Next:\n"
+        "  clusterctl run multinode_ddp_mpi.py 1000 1000\n"
+        "  clusterctl status\n"
+        f"  clusterctl down{'' if up_cluster.name == DEFAULT_NAME else ' ' + up_cluster.name}"
+    )
+    console.document(
+        {
+            "cluster": up_cluster.name,
+            "id": up_cluster.id,
+            "phase": up_cluster.phase,
+            "mode": up_cluster.mode,
+            "seconds": dict(made.phases),
+            "nodes": [_node(node) for node in up_cluster.nodes],
+        }
+    )
+
+
+def down(
+    name: NameArgument = None,
+    cluster: ClusterOption = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Do not save logs first, do not ask.")
+    ] = False,
+    yes: Yes = False,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Take a cluster down and prove that nothing is left of it."""
+    console = Console.current().set(json=json, quiet=quiet, verbose=verbose)
+    from clusterctl import actions
+    from clusterctl.actions import down as action
+
+    store = Store(home())
+    wanted = name or cluster
+    if wanted is None:
+        wanted = actions.choose(store, None).name if store.clusters() else DEFAULT_NAME
+    ask = (lambda question: True) if yes or force else console.confirm
+    before = {item.name for item in store.clusters()}
+    gone = action.down(store, wanted, console.tell, ask, force=force)
+    if gone is None:
+        if wanted in before:
+            console.note(f"cluster {wanted} stays as it is")
+            raise typer.Exit(2)
+        console.note(f"there is no cluster {wanted}: nothing to take down")
+        console.document({"cluster": wanted, "existed": False})
+        return
+    console.note(
+        f"cluster {gone.name} is gone: {gone.nodes} nodes, {ago(gone.hours * 3600)}, $0.00 (local)"
+    )
+    console.document(
+        {
+            "cluster": gone.name,
+            "existed": True,
+            "nodes": gone.nodes,
+            "hours": round(gone.hours, 4),
+            "dollars": 0.0,
+            "jobs_cancelled": gone.jobs_cancelled,
+            "unfetched": [{"job": job, "bytes": size} for job, size in gone.unfetched],
+        }
+    )
+
+
+def status(
+    name: NameArgument = None,
+    cluster: ClusterOption = None,
+    live: Annotated[
+        bool, typer.Option("--live", help="Ask the nodes, not only the record.")
+    ] = False,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Nodes, mode, age, running jobs and money of a cluster."""
+    console = Console.current().set(json=json, quiet=quiet, verbose=verbose)
+    from clusterctl import actions
+    from clusterctl.actions import show
+
+    store = Store(home())
+    found = show.status(store, actions.choose(store, name or cluster), live=live)
+    what = found.cluster
+    lines = [
+        f"{what.name} ({what.id}): {what.phase.value}, provider {what.spec.provider},"
+        f" {_mode(what)}, age {ago(found.age)}, ${found.dollars:.2f} so far"
+        f" (${found.dollars_per_hour:.2f}/h)"
+    ]
+    head = ("node", "role", "address", "slots", "mpi", "python", *(["live"] if live else []))
+    rows = [head]
+    for item in found.nodes:
+        node = item.node
+        mpi, python = node.facts.mpi, node.facts.python
+        rows.append(
+            (
+                node.name,
+                node.role.value,
+                f"{node.address}:{node.ssh_port}",
+                str(node.slots),
+                f"{mpi.flavour} {mpi.version}" if mpi else "-",
+                python.version if python else "-",
+                *([item.live] if live else []),
+            )
+        )
+    lines.append(table(rows))
+    if verbose:
+        for item in found.nodes:
+            lines.append(f"{item.node.name}: root {item.node.root}")
+            lines += [
+                f"  {i.device} {i.address}/{i.prefix} {'up' if i.up else 'down'}"
+                for i in item.node.facts.interfaces
+            ]
+    for job in found.jobs:
+        lines.append(f"job {job.id}: {job.spec.program.target}, {job.state.value}")
+    console.result("\n".join(lines))
+    console.document(_status(found, live))
+
+
+def list_(json: Json = False, quiet: Quiet = False, verbose: Verbose = False) -> None:
+    """All clusters of this state home."""
+    console = Console.current().set(json=json, quiet=quiet, verbose=verbose)
+    from clusterctl.actions import show
+
+    found = show.statuses(Store(home()))
+    if not found:
+        console.note("there is no cluster; `clusterctl up` makes one")
+    else:
+        rows: list[tuple[str, ...]] = [
+            ("name", "provider", "mode", "phase", "workers", "age", "$/h")
+        ]
+        for item in found:
+            what = item.cluster
+            rows.append(
+                (
+                    what.name,
+                    what.spec.provider,
+                    what.mode,
+                    what.phase.value,
+                    str(what.spec.workers),
+                    ago(item.age),
+                    f"{item.dollars_per_hour:.2f}",
+                )
+            )
+        console.result(table(rows))
+    console.document({"clusters": [_status(item, False) for item in found]})
+
+
+def ssh(
+    node: Annotated[str | None, typer.Argument(metavar="[NODE]", help="Default: launcher.")] = None,
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- COMMAND…]", help="Instead of a shell.")
+    ] = None,
+    cluster: ClusterOption = None,
+    timeout: Annotated[float, typer.Option(help="Seconds, with --json.", min=0.1)] = 600.0,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """A shell on a node, or one command there."""
+    console = Console.current().set(json=json, quiet=quiet, verbose=verbose)
+    from clusterctl import actions
+    from clusterctl.actions import reach
+
+    store = Store(home())
+    chosen = actions.choose(store, cluster)
+    words = list(command or [])
+    if words[:1] == ["--"]:
+        words = words[1:]
+    elif node == "--":
+        node = None
+    if not json:
+        raise typer.Exit(reach.shell(reach.ssh_argv(store, chosen, node, words)))
+    if not words:
+        raise UsageError("--json needs a command", hint="clusterctl ssh --json NODE -- COMMAND")
+    result = reach.execute(store, chosen, node, words, timeout)
+    console.document(
+        {
+            "node": result.node,
+            "exit_code": result.exit_code,
+            "stdout": result.text,
+            "stderr": result.stderr.decode(errors="replace"),
+            "error": result.error,
+        }
+    )
+    raise typer.Exit(4 if result.exit_code is None else result.exit_code)
+
+
+def cp(
+    source: Annotated[str, typer.Argument(help="A path here, or NODE:PATH.")],
+    target: Annotated[str, typer.Argument(help="NODE:PATH, or a path here.")],
+    cluster: ClusterOption = None,
+    timeout: Annotated[float, typer.Option(help="Seconds.", min=0.1)] = 3600.0,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Copy a file or a folder to or from a node."""
+    console = Console.current().set(json=json, quiet=quiet, verbose=verbose)
+    from clusterctl import actions
+    from clusterctl.actions import reach
+
+    store = Store(home())
+    reach.copy(store, actions.choose(store, cluster), source, target, timeout)
+    console.document({"source": source, "target": target})
+
+
+def _mode(cluster: Cluster) -> str:
+    reason = f": {cluster.mode_reason}" if cluster.mode_reason else ""
+    return f"{cluster.mode}{reason}"
+
+
+def _node(node: Any) -> dict[str, Any]:
+    return {
+        "name": node.name,
+        "role": node.role,
+        "address": node.address,
+        "private_address": node.private_address,
+        "ssh_port": node.ssh_port,
+        "user": node.user,
+        "root": node.root,
+        "slots": node.slots,
+        "accelerator": node.accelerator,
+        "mpi": node.facts.mpi,
+        "python": node.facts.python,
+    }
+
+
+def _status(found: Any, live: bool) -> dict[str, Any]:
+    what = found.cluster
+    return {
+        "cluster": what.name,
+        "id": what.id,
+        "provider": what.spec.provider,
+        "mode": what.mode,
+        "mode_reason": what.mode_reason,
+        "phase": what.phase,
+        "created": what.created,
+        "age_s": round(found.age, 1),
+        "deadline": what.deadline,
+        "dollars": found.dollars,
+        "dollars_per_hour": found.dollars_per_hour,
+        "jobs": [job.id for job in found.jobs],
+        "nodes": [
+            {**_node(item.node), **({"live": item.live} if live else {})} for item in found.nodes
+        ],
+    }

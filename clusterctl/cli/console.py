@@ -1,0 +1,143 @@
+"""What people and programs see: results on stdout, progress and prose on stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import sys
+import time
+from dataclasses import asdict, is_dataclass
+from enum import Enum
+from typing import Any
+
+from clusterctl.state import Home
+
+SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
+"""Names of variables whose values are nobody's business."""
+LOG_LIMIT = 5_000_000
+
+
+class Console:
+    """One per process. Set up by each verb from its --json, --quiet and --verbose."""
+
+    _instance: Console | None = None
+
+    def __init__(self) -> None:
+        self.json = False
+        self.quiet = False
+        self.verbose = False
+        self._began = time.monotonic()
+
+    @classmethod
+    def current(cls) -> Console:
+        if cls._instance is None:
+            cls._instance = cls()
+        return cls._instance
+
+    def set(self, *, json: bool = False, quiet: bool = False, verbose: bool = False) -> Console:
+        self.json, self.quiet, self.verbose = json, quiet, verbose
+        return self
+
+    def tell(self, text: str) -> None:
+        """A line of progress, with the seconds since the start."""
+        if not self.quiet:
+            elapsed = time.monotonic() - self._began
+            self._stderr(f"{elapsed:6.1f} s  {text}")
+
+    def detail(self, text: str) -> None:
+        if self.verbose:
+            self.tell(text)
+
+    def note(self, text: str) -> None:
+        """A line of prose for people, without a time."""
+        if not self.quiet:
+            self._stderr(text)
+
+    def result(self, text: str) -> None:
+        """What the verb was asked for, for people. Nothing with --json."""
+        if not self.json:
+            print(text, flush=True)
+
+    def document(self, value: dict[str, Any]) -> None:
+        """What the verb was asked for, for programs. Nothing without --json."""
+        if self.json:
+            print(json.dumps({"schema": 1, **plain(value)}), flush=True)
+
+    def error(self, message: str, hint: str, code: int) -> None:
+        self._stderr(f"clusterctl: {message}")
+        if hint:
+            self._stderr(f"  → {hint}")
+        self.document({"error": {"code": code, "message": message, "hint": hint}})
+
+    def confirm(self, question: str) -> bool:
+        """Asks on a terminal; yes where there is none, or with --json."""
+        if self.json or not (sys.stdin.isatty() and sys.stderr.isatty()):
+            return True
+        self._stderr(f"{question} [y/N] ", end="")
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+    def log(self, home: Home, arguments: list[str], text: str) -> str:
+        """Appends to the log file; its path, or nothing where it cannot be written."""
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        words = " ".join(redact_arguments(arguments))
+        with contextlib.suppress(OSError, Exception):
+            home.make(home.path)
+            if home.log.exists() and home.log.stat().st_size > LOG_LIMIT:
+                home.log.replace(home.log.with_suffix(".log.1"))
+            fd = os.open(home.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            with os.fdopen(fd, "a") as file:
+                file.write(f"{stamp} clusterctl {words}\n{text}\n")
+            return str(home.log)
+        return ""
+
+    def _stderr(self, text: str, end: str = "\n") -> None:
+        with contextlib.suppress(BrokenPipeError):
+            sys.stderr.write(text + end)
+            sys.stderr.flush()
+
+
+def redact(text: str) -> str:
+    """`NAME=value` becomes `NAME=***` where the name speaks of a secret."""
+    return re.sub(
+        r"\b(\w*(?:TOKEN|KEY|SECRET|PASSW|CREDENTIAL)\w*)=\S+", r"\1=***", text, flags=re.IGNORECASE
+    )
+
+
+def redact_arguments(arguments: list[str]) -> list[str]:
+    return [redact(word) for word in arguments]
+
+
+def plain(value: Any) -> Any:
+    """Dataclasses, enums, paths and tuples as what JSON has; times as ISO 8601 stay numbers."""
+    if isinstance(value, Enum):
+        return value.value
+    if is_dataclass(value) and not isinstance(value, type):
+        return {name: plain(item) for name, item in asdict(value).items()}
+    if isinstance(value, dict):
+        return {str(plain(name)): plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, (str, int, float, bool)) or value is None:
+        return value
+    return str(value)
+
+
+def ago(seconds: float) -> str:
+    """A span of time for people: `42 s`, `7 min`, `3.5 h`, `2.1 d`."""
+    if seconds < 100:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    if seconds < 6000:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 172800 else f"{seconds / 86400:.1f} d"
+
+
+def table(rows: list[tuple[str, ...]]) -> str:
+    """Columns as wide as their widest cell, two blanks apart."""
+    widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
+    lines = (
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        for row in rows
+    )
+    return "\n".join(line.rstrip() for line in lines)

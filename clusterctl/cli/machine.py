@@ -1,0 +1,33 @@
+"""Verbs about this machine: check."""
+
+from __future__ import annotations
+
+import typer
+
+from clusterctl.cli.console import Console, table
+from clusterctl.cli.options import Json, Quiet, Verbose
+from clusterctl.state import Store, home
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(check)
+
+
+def check(json: Json = False, quiet: Quiet = False, verbose: Verbose = False) -> None:
+    """What this machine offers: tools, packages, state home, local clusters."""
+    console = Console.current().set(json=json, quiet=quiet, verbose=verbose)
+    from clusterctl.actions import check as action
+
+    found = action.check(Store(home()))
+    rows: list[tuple[str, ...]] = [(item.level, item.subject, item.text) for item in found]
+    console.result(table(rows))
+    for item in found:
+        if item.hint and item.level != "ok":
+            console.note(f"{item.subject}: {item.hint}")
+    console.document({"findings": [vars_of(item) for item in found]})
+    if any(item.level == "error" for item in found):
+        raise typer.Exit(3)
+
+
+def vars_of(item: object) -> dict[str, str]:
+    return {name: getattr(item, name) for name in ("level", "subject", "text", "hint")}

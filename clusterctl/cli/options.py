@@ -1,0 +1,38 @@
+"""Options that many verbs share, and values that need parsing."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+import typer
+
+from clusterctl.errors import UsageError
+
+COMPLETIONS_OFF = False
+
+ClusterOption = Annotated[
+    str | None,
+    typer.Option("--cluster", "-c", envvar="CLUSTERCTL_CLUSTER", help="Which cluster."),
+]
+NameArgument = Annotated[
+    str | None, typer.Argument(metavar="[NAME]", help="Which cluster (default: the only one).")
+]
+JobArgument = Annotated[int, typer.Argument(metavar="JOB", help="The job's number.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="More detail on stderr.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def duration(text: str, option: str) -> float:
+    """Seconds in `90`, `90s`, `30m`, `8h`, `1d` or a sum such as `1h30m`."""
+    if not re.fullmatch(r"(\d+(\.\d+)?[smhd]?)+", text):
+        raise UsageError(f"{option} {text!r} is not a duration", hint="for example 90s, 30m or 8h")
+    parts = re.findall(r"(\d+(?:\.\d+)?)([smhd]?)", text)
+    seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
+    if seconds <= 0:
+        raise UsageError(f"{option} {text!r} is no time at all", hint="for example 90s, 30m or 8h")
+    return seconds

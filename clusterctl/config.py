@@ -1,0 +1,100 @@
+"""Settings: `clusterctl.toml` (project over user) < `CLUSTERCTL_*` variables < flags.
+
+The file's tables are verbs, its keys are their long options with `_` for `-`; keys outside a table
+hold for every verb that has such an option:
+
+    cluster = "lab"
+    [run]
+    backend = "mpi"
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from clusterctl.errors import UsageError
+
+FILE = "clusterctl.toml"
+
+
+def files() -> tuple[Path, ...]:
+    """The settings files there are, weakest first: the user's, then the nearest one upwards."""
+    base = os.environ.get("XDG_CONFIG_HOME")
+    found = []
+    try:
+        user = (Path(base) if base else Path.home() / ".config") / "clusterctl" / FILE
+        if user.is_file():
+            found.append(user)
+    except (RuntimeError, OSError):
+        pass  # without a home folder there are no user settings
+    try:
+        here = Path.cwd()
+    except OSError:
+        return tuple(found)
+    for folder in (here, *here.parents):
+        if (folder / FILE).is_file():
+            found.append(folder / FILE)
+            break
+    return tuple(found)
+
+
+def defaults(verbs: Mapping[str, set[str]]) -> dict[str, dict[str, Any]]:
+    """Defaults per verb, from the settings files. `verbs` maps each verb to its option names.
+
+    Raises UsageError naming the file for a key that no verb has.
+    """
+    merged: dict[str, dict[str, Any]] = {verb: {} for verb in verbs}
+    for path in files():
+        for verb, values in _settings(path, verbs).items():
+            merged[verb].update(values)
+    return {verb: values for verb, values in merged.items() if values}
+
+
+def _settings(path: Path, verbs: Mapping[str, set[str]]) -> dict[str, dict[str, Any]]:
+    """One file's defaults per verb; a verb's own table wins over the keys outside."""
+    found: dict[str, dict[str, Any]] = {verb: {} for verb in verbs}
+    tables: dict[str, Mapping[str, Any]] = {}
+    for key, value in _read(path).items():
+        if isinstance(value, dict):
+            _known(path, key, "table", set(verbs))
+            for name in value:
+                _known(path, f"{key}.{name}", "key", {f"{key}.{option}" for option in verbs[key]})
+            tables[key] = value
+        else:
+            _known(path, key, "key", set().union(*verbs.values()))
+            for verb, options in verbs.items():
+                if key in options:
+                    found[verb][key] = value
+    for verb, table in tables.items():
+        found[verb].update(table)
+    return found
+
+
+def _known(path: Path, name: str, what: str, known: set[str]) -> None:
+    if name in known:
+        return
+    close = get_close_matches(name, known, n=1)
+    raise UsageError(
+        f"{path}: unknown {what} {name!r}",
+        hint=f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}",
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        return tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not valid TOML: {error}", hint="correct that line") from error
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be read: {error.strerror}", hint="make it readable"
+        ) from error

@@ -1,0 +1,63 @@
+"""Every error a person can meet. One root, one leaf per exit code of the command-line contract.
+
+A message says what happened and to which node; the hint says what to do next.
+"""
+
+from __future__ import annotations
+
+
+class ClusterctlError(Exception):
+    """The root. Raised itself only for a bug in clusterctl (exit 1).
+
+    `transient` marks what may pass by itself, so that callers may try again.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str = "", transient: bool = False) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.transient = transient
+
+
+class UsageError(ClusterctlError, ValueError):
+    """The command line or a file of the user's is wrong."""
+
+    exit_code = 2
+
+
+class ProviderError(ClusterctlError):
+    """The provider of machines said no: quota, capacity, credentials, a missing tool."""
+
+    exit_code = 3
+
+
+class NodeUnreachable(ClusterctlError, ConnectionError):
+    """A node cannot be reached or refuses us."""
+
+    exit_code = 4
+
+
+class BootstrapError(ClusterctlError):
+    """Making a node ready failed on it."""
+
+    exit_code = 5
+
+
+class LaunchError(ClusterctlError):
+    """The job could not be started: no GPU, ranks that do not fit, no mpirun."""
+
+    exit_code = 6
+
+
+class RecordError(ClusterctlError, LookupError):
+    """A cluster or job record is unknown, taken, or locked by another clusterctl."""
+
+    exit_code = 7
+
+
+class LeftoverError(ClusterctlError):
+    """Something of the cluster still exists after `down`."""
+
+    exit_code = 9

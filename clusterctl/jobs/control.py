@@ -1,0 +1,110 @@
+"""Asks after a job, ends it, and makes sure on every node that nothing of it is left."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from clusterctl import schedulers
+from clusterctl.jobs.start import involved, trouble
+from clusterctl.model import Cluster, Job, JobState, NodeResult
+from clusterctl.schedulers.direct import GRACE
+from clusterctl.transport.pool import Pool
+
+ASK_TIMEOUT = 20.0
+END_TIMEOUT = GRACE + 4.0
+"""Seconds that the supervisor has to end everything itself, before we do."""
+
+
+def refresh(job: Job, cluster: Cluster, pool: Pool) -> Job:
+    """The job as the launcher knows it now. Unchanged if the launcher does not answer."""
+    result = _on_launcher(job, cluster, pool, schedulers.load(job.scheduler).status_argv(job))
+    if result.error or not result.stdout:
+        return job
+    return schedulers.load(job.scheduler).parse_status(job, result.text)
+
+
+def cancel(job: Job, cluster: Cluster, pool: Pool) -> Job:
+    """Ends the job and returns it with the survivors counted on every node (all 0, as a rule).
+
+    The supervisor is told first: it ends the ranks with grace. What it has not ended in time, or
+    could not because it is dead, is ended from here, over our own connections.
+    """
+    scheduler = schedulers.load(job.scheduler)
+    result = _on_launcher(job, cluster, pool, scheduler.cancel_argv(job))
+    if result.exit_code is None:
+        raise trouble(f"cancelling job {job.id}", result)
+    deadline = time.monotonic() + END_TIMEOUT
+    job = refresh(job, cluster, pool)
+    while not job.state.ended and time.monotonic() < deadline:
+        time.sleep(0.1)
+        job = refresh(job, cluster, pool)
+    survivors = sweep(job, cluster, pool, end=True)
+    if job.state in (JobState.LOST, JobState.RUNNING, JobState.QUEUED):
+        job = replace(job, state=JobState.CANCELLED, finished=time.time(), reason="")
+    return replace(job, survivors=survivors)
+
+
+def sweep(job: Job, cluster: Cluster, pool: Pool, *, end: bool) -> dict[str, int]:
+    """Processes of the job that are left, per node; -1 where a node does not answer.
+
+    `end` kills them first.
+    """
+    action = "end 0" if end else "look"
+
+    def look(name: str) -> NodeResult:
+        folder = f"{cluster.node(name).root}/jobs/{job.id}"
+        command = f"exec /bin/sh {shlex.quote(folder)}/sweep.sh {action}"
+        return pool.transport(name).run(command, timeout=ASK_TIMEOUT)
+
+    return {
+        result.node: _survivors(result) for result in pool.each(look, involved(job, cluster))
+    }
+
+
+def wait_until_started(
+    job: Job, cluster: Cluster, pool: Pool, on_change: Callable[[Job], None]
+) -> Job:
+    """Waits while the job is queued; tells `on_change` once."""
+    told = False
+    while job.state is JobState.QUEUED:
+        if not told:
+            on_change(job)
+            told = True
+        time.sleep(0.5)
+        job = refresh(job, cluster, pool)
+    return job
+
+
+def messages(job: Job, cluster: Cluster, pool: Pool) -> str:
+    """What the launcher itself said (mpirun's stderr): the cause when no rank was started."""
+    result = _on_launcher(
+        job, cluster, pool, ("/bin/sh", "-c", "tail -n 30 mpirun.err mpirun.out supervise.log")
+    )
+    return result.text.strip()
+
+
+def survivors_text(survivors: Mapping[str, int]) -> str:
+    """`0 survivors on 3 nodes`, or the nodes that have some, or did not answer."""
+    left = {name: count for name, count in survivors.items() if count}
+    if not left:
+        return f"0 survivors on {len(survivors)} nodes"
+    return ", ".join(
+        f"{name} did not answer" if count < 0 else f"{count} survivors on {name}"
+        for name, count in left.items()
+    )
+
+
+def _survivors(result: NodeResult) -> int:
+    for line in result.text.splitlines():
+        if line.startswith("survivors "):
+            return int(line.split()[1])
+    return -1
+
+
+def _on_launcher(job: Job, cluster: Cluster, pool: Pool, argv: tuple[str, ...]) -> NodeResult:
+    folder = f"{cluster.launcher.root}/jobs/{job.id}"
+    command = f"cd {shlex.quote(folder)} && {shlex.join(argv)}"
+    return pool.transport(cluster.launcher.name).run(command, timeout=ASK_TIMEOUT)

@@ -1,0 +1,142 @@
+"""From SCRIPT and ARGS to a Program: what it is, where it lies in the staged tree."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from clusterctl.errors import LaunchError, UsageError
+from clusterctl.jobs import stage
+from clusterctl.model import Cluster, Program, ProgramKind
+
+SOURCES = {".c": "mpicc", ".cc": "mpicxx", ".cpp": "mpicxx"}
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A program and the tree that it comes in."""
+
+    program: Program
+    tree: stage.Tree
+
+
+def resolve(script: str, args: tuple[str, ...], *, chosen: Path | None = None) -> Resolved:
+    """SCRIPT is a path, or the name of a bundled workload; a file here wins over a bundled one."""
+    path = Path(script)
+    bundled = stage.bundled(script)
+    if not path.is_file():
+        if path.is_dir():
+            raise UsageError(f"{script} is a folder", hint="name the script in it")
+        if bundled is None:
+            raise UsageError(f"there is no script {script!r}", hint=_suggest(script))
+        path = bundled
+    if not os.access(path, os.R_OK):
+        raise UsageError(f"{script} cannot be read", hint=f"chmod +r {script}")
+    if path is bundled and chosen is None:
+        chosen = path.parent
+    tree = stage.find_tree(path.absolute().parent, script=path, chosen=chosen)
+    location = path.resolve()
+    if not location.is_relative_to(tree.root):
+        raise UsageError(
+            f"{script} is not inside the staged folder {tree.root}",
+            hint="--stage must name a folder that holds the script",
+        )
+    folder = _folder(tree, location.parent)
+    target = os.path.relpath(location, tree.root / folder)
+    kind = _kind(path)
+    if kind is ProgramKind.BINARY:
+        target = f"./{target}"
+    elif kind is ProgramKind.SOURCE:
+        target = f"./{Path(target).with_suffix('')}"
+    return Resolved(
+        Program(
+            kind=kind,
+            target=target,
+            args=args,
+            bundled=path is bundled,
+            folder=folder,
+            source=os.path.relpath(location, tree.root / folder)
+            if kind is ProgramKind.SOURCE
+            else "",
+        ),
+        tree,
+    )
+
+
+def resolve_module(module: str, args: tuple[str, ...], *, chosen: Path | None = None) -> Resolved:
+    """`-m MODULE`: found from the current folder, as `python -m` does."""
+    parts = module.split(".")
+    here = Path.cwd()
+    candidates = [here.joinpath(*parts).with_suffix(".py"), here.joinpath(*parts, "__main__.py")]
+    found = next((path for path in candidates if path.is_file()), None)
+    if found is None and here.joinpath(parts[0]).exists():
+        raise UsageError(
+            f"there is no module {module!r} in {here}",
+            hint=f"looked for {candidates[0].relative_to(here)} and"
+            f" {candidates[1].relative_to(here)}",
+        )
+    tree = stage.find_tree(here, script=found, chosen=chosen)
+    return Resolved(
+        Program(
+            kind=ProgramKind.MODULE,
+            target=module,
+            args=args,
+            folder=_folder(tree, here.resolve()),
+        ),
+        tree,
+    )
+
+
+def check(program: Program, cluster: Cluster, nodes: tuple[str, ...]) -> None:
+    """Raises LaunchError where a node lacks what the program needs before it can even start."""
+    if program.kind not in (ProgramKind.PYTHON, ProgramKind.MODULE):
+        return
+    missing = [name for name in nodes if not cluster.node(name).python]
+    if missing:
+        raise LaunchError(
+            f"no Python on {', '.join(missing)}",
+            hint="on the node: apt-get install python3",
+        )
+    if program.bundled:
+        for name in nodes:
+            python = cluster.node(name).facts.python
+            lacks = [p for p in ("torch", "mpi4py", "numpy") if python and p not in python.packages]
+            if lacks and python:
+                raise LaunchError(
+                    f"{python.executable} on {name} lacks {', '.join(lacks)}",
+                    hint="on the node: pip install 'clusterctl[workloads]', then `clusterctl up`",
+                )
+
+
+def _folder(tree: stage.Tree, wanted: Path) -> str:
+    """The ranks' working directory: where the user stands if that is in the tree, else `wanted`."""
+    for folder in (Path.cwd().resolve(), wanted):
+        if folder.is_relative_to(tree.root):
+            return str(folder.relative_to(tree.root))
+    return "."
+
+
+def _kind(path: Path) -> ProgramKind:
+    if path.suffix == ".py":
+        return ProgramKind.PYTHON
+    if path.suffix in SOURCES:
+        return ProgramKind.SOURCE
+    if os.access(path, os.X_OK):
+        return ProgramKind.BINARY
+    raise UsageError(
+        f"{path} is not a program: not .py, .c, .cc, .cpp, and not executable",
+        hint=f"chmod +x {path}, if it should be run as it is",
+    )
+
+
+def _suggest(script: str) -> str:
+    from difflib import get_close_matches
+
+    from clusterctl import assets
+
+    names = [p.name for p in assets.folder("workloads").glob("*") if p.suffix in {".py", *SOURCES}]
+    close = get_close_matches(Path(script).name, names, n=1)
+    if close:
+        return f"did you mean the bundled {close[0]}?"
+    return f"give a path, or a bundled program: {', '.join(sorted(names))}"

@@ -1,0 +1,198 @@
+"""What travels to the nodes: the tree that holds the script, as one archive named by its content."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import tarfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from clusterctl import assets, process
+from clusterctl.errors import UsageError
+from clusterctl.state import Home
+
+MAX_BYTES = 200_000_000
+MAX_FILES = 10_000
+END_OF_ARCHIVE = bytes(1024)
+IGNORED = {"__pycache__", ".git", ".hg", ".svn", ".venv", "node_modules", ".mypy_cache"}
+"""What a folder that git does not know leaves behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """Files under `root`, as paths relative to it. `skipped` counts what git's rules left out."""
+
+    root: Path
+    files: tuple[str, ...]
+    size: int
+    by_git: bool
+
+    def describe(self) -> str:
+        how = "git's ignore rules" if self.by_git else "whole folder"
+        return f"{len(self.files)} files, {human(self.size)} from {self.root} ({how})"
+
+
+def bundled(name: str) -> Path | None:
+    """The bundled workload of that file name, if there is one."""
+    if "/" in name or name.startswith("."):
+        return None
+    path = assets.folder("workloads") / name
+    return path if path.is_file() else None
+
+
+def find_tree(start: Path, *, script: Path | None = None, chosen: Path | None = None) -> Tree:
+    """The tree to stage: `chosen`, else the git work tree around `start`, else that folder.
+
+    Raises UsageError for a tree that is too large, or is the file system or the home folder.
+    """
+    if chosen is not None:
+        top = None
+        root = chosen.resolve()
+        if not root.is_dir():
+            raise UsageError(f"--stage {chosen}: there is no such folder", hint="name a folder")
+        top = _git_top(root)
+    else:
+        top = _git_top(start)
+        root = top or start.resolve()
+    _refuse_whole_machine(root)
+    names = _git_files(root) if top else _walk(root)
+    if script is not None and script.resolve().is_relative_to(root):
+        names = _with(names, str(script.resolve().relative_to(root)))
+    files, size = [], 0
+    for name in names:
+        path = root / name
+        try:
+            info = path.lstat()
+        except FileNotFoundError:
+            continue  # git lists what is tracked, also when it has been deleted here
+        files.append(name)
+        size += info.st_size
+        if len(files) > MAX_FILES or size > MAX_BYTES:
+            raise UsageError(
+                f"{root} is too large to stage: over {len(files) - 1} files, {human(size)}"
+                f" (limits: {MAX_FILES} files, {human(MAX_BYTES)})",
+                hint="ignore data in .gitignore, or choose a smaller folder with --stage",
+            )
+    return Tree(root, tuple(sorted(files)), size, top is not None)
+
+
+def archive(tree: Tree, home: Home) -> str:
+    """Writes the tree's archive into the state home, unless it is there; returns its name.
+
+    Members are `work/…`, and the end-of-archive mark is left out: archives can be joined. Owner
+    and time are left out too, so that equal trees have equal names.
+    """
+    folder = home.make(home.stages)
+    scratch = folder / f".{os.getpid()}.new"
+    digest = hashlib.sha256()
+    try:
+        with scratch.open("wb") as sink:
+            for chunk in _members(tree):
+                digest.update(chunk)
+                sink.write(chunk)
+        name = digest.hexdigest()[:32]
+        scratch.replace(folder / name)
+    except OSError as error:
+        scratch.unlink(missing_ok=True)
+        raise UsageError(
+            f"cannot stage {tree.root}: {error.strerror or error} ({error.filename or scratch})",
+            hint="make the file readable, or free some space",
+        ) from error
+    return name
+
+
+def library() -> bytes:
+    """The archive of the package that programs may import on the nodes: `lib/…`."""
+    root = assets.folder("workloads")
+    names = [name for name in _walk(root) if name.startswith(("trainlib/", "data/"))]
+    return b"".join(_member(root / name, f"lib/{name}") for name in sorted(names))
+
+
+def text_members(files: Iterable[tuple[str, str, int]]) -> bytes:
+    """An archive of generated files: (name, text, mode)."""
+    return b"".join(_entry(name, text.encode(), mode) for name, text, mode in files)
+
+
+def human(size: float) -> str:
+    """Bytes for people, in decimal units."""
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"
+
+
+def _git_top(folder: Path) -> Path | None:
+    result = process.run(["git", "-C", str(folder), "rev-parse", "--show-toplevel"], timeout=20)
+    return Path(os.fsdecode(result.stdout.rstrip(b"\n"))) if result.ok else None
+
+
+def _git_files(root: Path) -> Iterator[str]:
+    """What git tracks or would track below `root`; folders in the list are submodules."""
+    argv = ["git", "-C", str(root), "ls-files", "-coz", "--exclude-standard"]
+    result = process.run(argv, timeout=60)
+    if not result.ok:
+        raise UsageError(
+            f"git could not list the files of {root}: "
+            f"{result.error or result.stderr.decode(errors='replace').strip()}",
+            hint="choose a folder with --stage",
+        )
+    for raw in dict.fromkeys(result.stdout.split(b"\0")):
+        name = os.fsdecode(raw).rstrip("/")
+        if name and (root / name).is_dir() and not (root / name).is_symlink():
+            yield from (f"{name}/{inner}" for inner in _git_files(root / name))
+        elif name:
+            yield name
+
+
+def _walk(root: Path) -> Iterator[str]:
+    for folder, folders, files in os.walk(root):
+        folders[:] = sorted(name for name in folders if name not in IGNORED)
+        links = [name for name in folders if (Path(folder) / name).is_symlink()]
+        for name in sorted([*files, *links]):
+            path = Path(folder) / name
+            if path.is_symlink() or path.is_file():
+                yield str(path.relative_to(root))
+
+
+def _with(names: Iterable[str], extra: str) -> Iterator[str]:
+    yield from dict.fromkeys([*names, extra])
+
+
+def _refuse_whole_machine(root: Path) -> None:
+    home = os.environ.get("HOME")
+    if root == Path("/") or (home and root == Path(home).resolve()):
+        what = "the whole file system" if root == Path("/") else "your home folder"
+        raise UsageError(
+            f"{root} is {what}: it will not be staged",
+            hint="put the script into a folder of its own, or choose one with --stage",
+        )
+
+
+def _members(tree: Tree) -> Iterator[bytes]:
+    for name in tree.files:
+        yield _member(tree.root / name, f"work/{name}")
+
+
+def _member(path: Path, name: str) -> bytes:
+    if path.is_symlink():
+        info = tarfile.TarInfo(name)
+        info.type = tarfile.SYMTYPE
+        info.linkname = str(path.readlink())
+        return info.tobuf(tarfile.PAX_FORMAT)
+    mode = 0o755 if os.access(path, os.X_OK) else 0o644
+    return _entry(name, path.read_bytes(), mode)
+
+
+def _entry(name: str, data: bytes, mode: int) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.size = len(data)
+    info.mode = mode
+    sink = io.BytesIO()
+    sink.write(info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"))
+    sink.write(data)
+    sink.write(bytes(-len(data) % tarfile.BLOCKSIZE))
+    return sink.getvalue()

@@ -1,0 +1,253 @@
+"""Puts a job onto its nodes and starts it: one exec per node, one more on the launcher."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from clusterctl import assets, schedulers
+from clusterctl.errors import ClusterctlError, LaunchError, NodeUnreachable
+from clusterctl.jobs import stage
+from clusterctl.jobs.program import SOURCES
+from clusterctl.model import Cluster, Job, LaunchPlan, Node, NodeResult, ProgramKind
+from clusterctl.state import Home
+from clusterctl.transport.pool import Pool
+
+STAGE_TIMEOUT = 600.0
+COMPILE_TIMEOUT = 600.0
+START_TIMEOUT = 60.0
+LARGE = 8_000_000
+"""Archives above this are sent as a file of their own, so that they are not held once per node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Carry:
+    """Outputs of an earlier job of the same cluster, copied into the new working directories."""
+
+    job: int
+
+
+def node_files(job: Job, cluster: Cluster, plan: LaunchPlan, secrets: Mapping[str, str]) -> Files:
+    """Everything generated, per node: name → (text, mode). The environment file holds the secrets
+    and is nobody else's to read."""
+    files: Files = {}
+    tag = f"{cluster.id}/{job.id};"
+    for name in involved(job, cluster):
+        node = cluster.node(name)
+        folder = f"{node.root}/jobs/{job.id}"
+        sweep = assets.render("job/sweep.sh.j2", id=job.id, node=name, tag=tag, folder=folder)
+        files[name] = {"sweep.sh": (sweep, 0o755)}
+        if name not in plan.programs:
+            continue
+        variables = {
+            "CLUSTERCTL_DATA": f"{node.root}/data",
+            "PYTHONPATH": f"{folder}/lib",
+            **plan.env,
+            **plan.node_env.get(name, {}),
+            **job.spec.env,
+            **secrets,
+        }
+        if node.python.startswith("/"):
+            # Programs expect the tools of their Python (torchrun, pip) beside it.
+            variables["PATH"] = (
+                variables.get("PATH", "") or f"{node.python.rpartition('/')[0]}:$PATH"
+            )
+        files[name]["env"] = (_environment(variables), 0o600)
+        files[name]["rank.sh"] = (
+            assets.render(
+                "job/rank.sh.j2",
+                id=job.id,
+                node=name,
+                folder=folder,
+                hostname=cluster.launcher.facts.hostname
+                if cluster.one_host
+                else node.facts.hostname,
+                working=job.spec.program.folder,
+                program=plan.programs[name],
+                agent=plan.agents.get(name, ""),
+                line_buffered=job.spec.program.kind in (ProgramKind.SOURCE, ProgramKind.BINARY),
+            ),
+            0o755,
+        )
+    launcher = files[cluster.launcher.name]
+    texts = {**plan.files, **schedulers.load(job.scheduler).script(job, cluster, plan)}
+    launcher.update({name: (text, 0o755) for name, text in texts.items()})
+    return files
+
+
+Files = dict[str, dict[str, tuple[str, int]]]
+
+
+def involved(job: Job, cluster: Cluster) -> tuple[str, ...]:
+    """The launcher, then the nodes that run ranks."""
+    return tuple(dict.fromkeys([cluster.launcher.name, *(place.node for place in job.placement)]))
+
+
+def put(
+    job: Job,
+    cluster: Cluster,
+    files: Files,
+    pool: Pool,
+    home: Home,
+    *,
+    carry: Carry | None = None,
+) -> str:
+    """Ships the job to its nodes; returns a port that is free on the first worker.
+
+    Raises NodeUnreachable or LaunchError naming the node that could not take it.
+    """
+    tree = home.stages / job.stage
+    large = tree.stat().st_size > LARGE
+    library = stage.library()
+    first = job.placement[0].node
+    placed = {place.node for place in job.placement}
+
+    def send(name: str) -> NodeResult:
+        node = cluster.node(name)
+        transport = pool.transport(name)
+        folder = f"{node.root}/jobs/{job.id}"
+        members = stage.text_members(
+            (path, text, mode) for path, (text, mode) in files[name].items()
+        )
+        steps = [
+            "umask 077",
+            f"mkdir -p {_q(folder)}/out {_q(folder)}/work",
+            f"cd {_q(folder)}",
+            # Ownership is ours whoever packed it; the umask must not narrow the modes.
+            "umask 022; tar -xof - ; s=$?; [ $s = 0 ] || exit $s",
+        ]
+        if name in placed:
+            members += library
+            if large:
+                archive = f"{node.root}/jobs/{job.id}.tar"
+                sent = transport.put(tree, archive, timeout=STAGE_TIMEOUT)
+                if not sent.ok:
+                    return sent
+                steps.append(f"tar -xof {_q(archive)} || exit; rm -f {_q(archive)}")
+            else:
+                members += tree.read_bytes()
+            if carry:
+                steps.append(_carry(node, carry.job))
+            steps.append(": >.staged")
+        if name == first:
+            steps.append(f"exec /bin/sh {_q(node.root)}/bin/free-port")
+        return transport.run(
+            "; ".join(steps), stdin=members + stage.END_OF_ARCHIVE, timeout=STAGE_TIMEOUT
+        )
+
+    results = pool.each(send, involved(job, cluster))
+    for result in results:
+        if not result.ok:
+            raise trouble(f"staging job {job.id}", result)
+    _compile(job, cluster, pool)
+    return next(result.text.strip() for result in results if result.node == first)
+
+
+def start(job: Job, cluster: Cluster, pool: Pool, port: str) -> Job:
+    """Starts the supervisor; returns the job in the state that it wrote first."""
+    scheduler = schedulers.load(job.scheduler)
+    launcher = cluster.launcher
+    command = (
+        f"cd {_q(launcher.root)}/jobs/{job.id} && echo {_q(port)} >port &&"
+        f" {shlex.join(scheduler.submit_argv(job))}"
+    )
+    result = pool.transport(launcher.name).run(command, timeout=START_TIMEOUT)
+    if not result.ok:
+        raise trouble(f"starting job {job.id}", result)
+    return scheduler.parse_status(job, result.text)
+
+
+def trouble(doing: str, result: NodeResult) -> ClusterctlError:
+    """The error for a command of ours that failed on a node."""
+    said = result.stderr.decode(errors="replace").strip().splitlines()
+    if result.exit_code is None:
+        return NodeUnreachable(
+            f"{doing}: {result.node}: {result.error}",
+            hint="`clusterctl status --live` asks the nodes; `clusterctl up` repairs them",
+            transient=True,
+        )
+    detail = said[-1] if said else f"exit code {result.exit_code}"
+    full = any("No space left" in line for line in said)
+    return LaunchError(
+        f"{doing} failed on {result.node}: {detail}",
+        hint="free space there: `clusterctl ssh NODE -- df -h`" if full else "--verbose shows more",
+    )
+
+
+def _environment(variables: Mapping[str, str]) -> str:
+    path = variables.get("PATH", "")
+    plain = [(name, value) for name, value in sorted(variables.items()) if name != "PATH"]
+    text = assets.render("job/env.j2", variables=plain)
+    if path.endswith(":$PATH"):
+        return f'{text}export PATH={_q(path.removesuffix(":$PATH"))}:"$PATH"\n'
+    return f"{text}export PATH={_q(path)}\n" if path else text
+
+
+def _carry(node: Node, job: int) -> str:
+    """Copies what job `job` has made there. Nothing made is nothing to copy."""
+    source = f"{_q(node.root)}/jobs/{job}"
+    return (
+        f"if [ -e {source}/.staged ]; then (cd {source}/work && find . -type f -newer ../.staged"
+        " ! -path '*/__pycache__/*' -print0 | tar -cf - --null -T -)"
+        " | tar -xof - -C work || exit; fi"
+    )
+
+
+def _compile(job: Job, cluster: Cluster, pool: Pool) -> None:
+    """Compiles a source file once per architecture, on the first worker of each, and copies it."""
+    program = job.spec.program
+    if program.kind is not ProgramKind.SOURCE:
+        return
+    groups: dict[str, list[Node]] = {}
+    for place in job.placement:
+        node = cluster.node(place.node)
+        groups.setdefault(node.facts.arch, []).append(node)
+    for nodes in groups.values():
+        binary = _compile_on(nodes[0], job, pool)
+
+        def send(name: str, binary: bytes = binary) -> NodeResult:
+            folder = f"{cluster.node(name).root}/jobs/{job.id}/work/{program.folder}"
+            target = _q(f"{folder}/{program.target}")
+            command = f"cat >{target} && chmod 755 {target}"
+            return pool.transport(name).run(command, stdin=binary, timeout=STAGE_TIMEOUT)
+
+        for result in pool.each(send, [node.name for node in nodes[1:]]):
+            if not result.ok:
+                raise trouble("copying the compiled program", result)
+
+
+def _compile_on(node: Node, job: Job, pool: Pool) -> bytes:
+    program = job.spec.program
+    suffix = "." + program.source.rpartition(".")[2]
+    wrapper = SOURCES[suffix]
+    plain = "cc" if suffix == ".c" else "c++"
+    tools = node.facts.tools
+    if plain not in tools:
+        package = "gcc libc6-dev" if suffix == ".c" else "g++"
+        raise LaunchError(
+            f"no {plain} on {node.name} to compile {program.source}",
+            hint=f"on the node: apt-get install {package}, then `clusterctl up`",
+        )
+    beside = f"{node.mpi_prefix}/bin/{wrapper}"
+    command = (
+        f"cd {_q(node.root)}/jobs/{job.id}/work/{_q(program.folder)} || exit;"
+        f' c={_q(beside)}; [ -x "$c" ] || c=$(command -v {wrapper} || echo {plain});'
+        f' "$c" -O2 -o {_q(program.target)} {_q(program.source)} >&2 && cat {_q(program.target)}'
+    )
+    result = pool.transport(node.name).run(command, timeout=COMPILE_TIMEOUT)
+    if result.exit_code is None:
+        raise trouble(f"compiling {program.source}", result)
+    if not result.ok:
+        said = result.stderr.decode(errors="replace").strip()
+        raise LaunchError(
+            f"{program.source} does not compile on {node.name}:\n{said}",
+            hint="mpi.h comes with the compiler wrapper of the MPI: apt-get install libopenmpi-dev"
+            if "mpi.h" in said
+            else "correct the program",
+        )
+    return result.stdout
+
+
+def _q(text: str) -> str:
+    return shlex.quote(text)

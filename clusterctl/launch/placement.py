@@ -1,0 +1,70 @@
+"""How many ranks, and which node runs which of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from clusterctl.errors import LaunchError, UsageError
+from clusterctl.model import Cluster, JobSpec, Node, Placement
+
+
+def place(cluster: Cluster, spec: JobSpec) -> tuple[Placement, ...]:
+    """Ranks in hostfile order, node by node.
+
+    Default: one rank per GPU where a node has any, else one per worker. `--ranks` are spread
+    evenly, the first nodes taking one more. More ranks than slots is a LaunchError, except where
+    nodes share one machine with us (local): there it runs, oversubscribed.
+    """
+    workers = _workers(cluster, spec)
+    counts = _counts(workers, spec)
+    if not shares_machine(cluster):
+        for node, count in zip(workers, counts, strict=True):
+            if count > node.slots:
+                total = sum(node.slots for node in workers)
+                raise LaunchError(
+                    f"{sum(counts)} ranks do not fit: {node.name} has {node.slots} slots"
+                    f" ({total} in all) and would get {count}",
+                    hint=f"use at most --ranks {total}, or a larger cluster",
+                )
+    placement, first = [], 0
+    for node, count in zip(workers, counts, strict=True):
+        if count:
+            placement.append(Placement(node=node.name, first=first, count=count))
+            first += count
+    return tuple(placement)
+
+
+def shares_machine(cluster: Cluster) -> bool:
+    """Local nodes are many names for one processor: slots are advice there, not a limit."""
+    return cluster.spec.provider == "local"
+
+
+def oversubscribed(cluster: Cluster, placement: Sequence[Placement]) -> bool:
+    return any(place.count > cluster.node(place.node).slots for place in placement)
+
+
+def _workers(cluster: Cluster, spec: JobSpec) -> tuple[Node, ...]:
+    workers = cluster.workers
+    if spec.nodes > len(workers):
+        raise LaunchError(
+            f"--nodes {spec.nodes}: cluster {cluster.name!r} has {len(workers)} workers",
+            hint=f"`clusterctl up {cluster.name} --workers {spec.nodes}` makes more",
+        )
+    return workers[: spec.nodes] if spec.nodes else workers
+
+
+def _counts(workers: Sequence[Node], spec: JobSpec) -> list[int]:
+    if spec.ranks and spec.ranks_per_node:
+        if spec.ranks != spec.ranks_per_node * len(workers):
+            raise UsageError(
+                f"--ranks {spec.ranks} is not --ranks-per-node {spec.ranks_per_node}"
+                f" x {len(workers)} nodes",
+                hint="give one of them, or add --nodes",
+            )
+        return [spec.ranks_per_node] * len(workers)
+    if spec.ranks_per_node:
+        return [spec.ranks_per_node] * len(workers)
+    if spec.ranks:
+        share, rest = divmod(spec.ranks, len(workers))
+        return [share + (index < rest) for index in range(len(workers))]
+    return [len(node.facts.gpus) or 1 for node in workers]

@@ -1,0 +1,338 @@
+"""What clusterctl talks about: clusters, nodes, facts and jobs, as frozen values.
+
+Standard library only. Times are seconds since the epoch (UTC), memory is in MiB, addresses are
+IPv4 in dotted form. Paths that live on a node are `str`, paths on this machine are `Path`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from enum import Enum
+
+NAME_PATTERN = re.compile(r"[a-z][a-z0-9-]{0,29}")
+"""Cluster names: they end up in hostnames, tags and paths, so letters, digits and dashes only."""
+
+
+class Role(str, Enum):
+    """What a node is for. LOGIN is the one node of a batch system that we talk to."""
+
+    LAUNCHER = "launcher"
+    WORKER = "worker"
+    LOGIN = "login"
+
+
+class Accelerator(str, Enum):
+    """The vendor decides the communication library: NCCL or RCCL."""
+
+    NONE = "none"
+    NVIDIA = "nvidia"
+    AMD = "amd"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interface:
+    """One IPv4 address on one network device of a node."""
+
+    device: str
+    address: str
+    prefix: int
+    up: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mpi:
+    """An MPI installation on a node. `version` is dotted, as `mpirun --version` says it."""
+
+    flavour: str
+    version: str
+    prefix: str
+
+    @property
+    def major(self) -> int:
+        return int(self.version.split(".")[0])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Python:
+    """The Python that runs ranks on a node, and the packages we care about with their versions."""
+
+    executable: str
+    version: str
+    packages: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFacts:
+    """What a node answered at bootstrap. Plans are made from these, never from hope."""
+
+    hostname: str = ""
+    arch: str = ""
+    os: str = ""
+    boot_id: str = ""
+    """The kernel's boot id. Nodes that share it share one machine and its processor."""
+    cores: int = 1
+    """Processors a rank may use, hardware threads counted."""
+    physical_cores: int = 1
+    memory: int = 0
+    interfaces: tuple[Interface, ...] = ()
+    accelerator: Accelerator = Accelerator.NONE
+    gpus: tuple[str, ...] = ()
+    driver: str = ""
+    mpi: Mpi | None = None
+    python: Python | None = None
+    tools: dict[str, str] = field(default_factory=dict)
+    """Commands found on the node: name to absolute path."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One machine (or what behaves like one).
+
+    `address`:`ssh_port` is where this machine reaches the node's own sshd; `via` names the node
+    to go through when there is no direct way. `private_address`:`job_port` is where the other
+    nodes reach it. `root` is the only folder we write to.
+    """
+
+    name: str
+    role: Role
+    address: str
+    private_address: str
+    ssh_port: int
+    job_port: int
+    user: str
+    root: str
+    via: str = ""
+    python: str = ""
+    mpi_prefix: str = ""
+    slots: int = 1
+    accelerator: Accelerator = Accelerator.NONE
+    facts: NodeFacts = field(default_factory=NodeFacts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeGroup:
+    """Equal workers: `family` names a row of the catalog, `instance_type` a machine size."""
+
+    count: int
+    family: str = ""
+    instance_type: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSpec:
+    """What a person asked for."""
+
+    name: str
+    provider: str
+    groups: tuple[NodeGroup, ...]
+
+    @property
+    def workers(self) -> int:
+        return sum(group.count for group in self.groups)
+
+
+class Phase(str, Enum):
+    """How far a cluster has come. A record in any phase can be resumed or destroyed."""
+
+    CREATING = "creating"
+    READY = "ready"
+    DELETING = "deleting"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """The record of a cluster: written before anything is created, removed after all is gone."""
+
+    id: str
+    spec: ClusterSpec
+    phase: Phase
+    created: float
+    mode: str = ""
+    """How the provider made it, in one word for people: `namespaces`, `loopback`, …"""
+    mode_reason: str = ""
+    one_host: bool = False
+    """The nodes are names for one host (loopback): mpirun forks there, nothing crosses a network."""
+    nodes: tuple[Node, ...] = ()
+    deadline: float | None = None
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def workers(self) -> tuple[Node, ...]:
+        return tuple(node for node in self.nodes if node.role is Role.WORKER)
+
+    @property
+    def launcher(self) -> Node:
+        """The node that starts jobs: the launcher, or the login node of a batch system."""
+        return next(node for node in self.nodes if node.role is not Role.WORKER)
+
+    def node(self, name: str) -> Node:
+        return next(node for node in self.nodes if node.name == name)
+
+
+class JobState(str, Enum):
+    """QUEUED → RUNNING → one of the ends. LOST: its supervisor vanished without a word."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    TIMEOUT = "timeout"
+    LOST = "lost"
+
+    @property
+    def ended(self) -> bool:
+        return self not in (JobState.QUEUED, JobState.RUNNING)
+
+
+class ProgramKind(str, Enum):
+    """What SCRIPT is, which decides how it is started."""
+
+    PYTHON = "python"
+    MODULE = "module"
+    SOURCE = "source"
+    BINARY = "binary"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """What every rank runs: a path inside the staged tree, or a module name, and its arguments."""
+
+    kind: ProgramKind
+    target: str
+    args: tuple[str, ...] = ()
+    bundled: bool = False
+    folder: str = "."
+    """Working directory of the ranks, relative to the staged tree."""
+    source: str = ""
+    """For ProgramKind.SOURCE: the file that is compiled to `target`, relative to `folder`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """What a person asked to run."""
+
+    program: Program
+    ranks: int = 0
+    """0: let the facts decide (one per GPU, else one per worker)."""
+    ranks_per_node: int = 0
+    nodes: int = 0
+    """0: all workers."""
+    backend: str = "auto"
+    launcher: str = "mpirun"
+    env: dict[str, str] = field(default_factory=dict)
+    """Variables that are no secret. Secrets have no place in a record: only their names do."""
+    secret_names: tuple[str, ...] = ()
+    env_files: tuple[str, ...] = ()
+    now: bool = False
+    timeout: float = 0.0
+    """Seconds; 0: none."""
+    retries: int = 0
+    allow_cpu: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Which ranks run on which node: `first` … `first + count - 1`, in hostfile order."""
+
+    node: str
+    first: int
+    count: int
+
+    @property
+    def ranks(self) -> range:
+        return range(self.first, self.first + self.count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFailure:
+    """The first rank that failed: the one a person should look at."""
+
+    rank: int
+    node: str
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """The record of a job. Outlives its cluster."""
+
+    id: int
+    cluster: str
+    cluster_id: str
+    spec: JobSpec
+    scheduler: str
+    placement: tuple[Placement, ...]
+    stage: str
+    """Digest of the staged tree; the archive of that name lies in the state home."""
+    created: float
+    state: JobState = JobState.QUEUED
+    started: float | None = None
+    finished: float | None = None
+    program_exit_code: int | None = None
+    """None: the program never started, or has not ended."""
+    failure: RankFailure | None = None
+    survivors: dict[str, int] = field(default_factory=dict)
+    """Processes of the job that were still there at the last look, per node. Empty: not looked."""
+    reason: str = ""
+    native_id: str = ""
+    attempt: int = 1
+    fetched: bool = False
+    rerun_of: int | None = None
+
+    @property
+    def ranks(self) -> int:
+        return sum(place.count for place in self.placement)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """One flag or variable of a plan, and why it is there."""
+
+    item: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchPlan:
+    """Everything needed to start a job, as a value: printed by --dry-run, shipped by run.
+
+    `argv` starts the ranks, on the launcher; `$NAME` in it is filled in when the job starts.
+    `env` reaches every rank through the 0600 file, `node_env` adds what differs from node to node.
+    `programs` is what a rank runs, by node; where `agents` has a line of sh for a node, it runs
+    there first and starts the ranks itself (torchrun). `files` go to the launcher's job folder.
+    """
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    node_env: dict[str, dict[str, str]]
+    programs: dict[str, tuple[str, ...]]
+    files: dict[str, str]
+    agents: dict[str, str] = field(default_factory=dict)
+    reasons: tuple[Reason, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeResult:
+    """What one node answered to one command. Fan-out returns these; it never raises half-way."""
+
+    node: str
+    exit_code: int | None = None
+    """None: the command did not end by itself (see `error`)."""
+    stdout: bytes = b""
+    stderr: bytes = b""
+    error: str = ""
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        return self.exit_code == 0
+
+    @property
+    def text(self) -> str:
+        return self.stdout.decode(errors="replace")

@@ -1,0 +1,64 @@
+"""Where machines come from. One file (or folder) per provider and one row in `PROVIDERS`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Protocol, cast
+
+from clusterctl.errors import UsageError
+from clusterctl.model import Cluster, ClusterSpec, Node
+
+OnEvent = Callable[[str], None]
+"""Takes one line of progress for people."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProviderPlan:
+    """What `up` is about to do, printable as it stands."""
+
+    mode: str
+    mode_reason: str
+    one_host: bool
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Created:
+    """The nodes of a cluster with their public host keys (`ssh-ed25519 AAAA…`), by node name."""
+
+    nodes: tuple[Node, ...]
+    host_keys: dict[str, str]
+
+
+class Provider(Protocol):
+    """Four verbs. `folder` is the cluster's own 0700 folder; its `ssh/user.pub` is the key to let in."""
+
+    def plan(self, spec: ClusterSpec) -> ProviderPlan:
+        """Says what `create` would do. Raises ProviderError where it cannot be done."""
+
+    def create(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> Created:
+        """Makes what is missing and removes what is surplus; safe to repeat after any interruption."""
+
+    def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
+        """Node name → `running` or what is wrong, from the machines and not from the record."""
+
+    def destroy(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> None:
+        """Removes everything from any half-built state; LeftoverError if something stays."""
+
+
+PROVIDERS: dict[str, str] = {
+    "local": "clusterctl.providers.local:LocalProvider",
+}
+
+
+def load(name: str) -> Provider:
+    """The provider of that name, imported on first use."""
+    if name not in PROVIDERS:
+        raise UsageError(
+            f"there is no provider {name!r}", hint=f"choose one of: {', '.join(PROVIDERS)}"
+        )
+    module, _, attribute = PROVIDERS[name].partition(":")
+    return cast(Provider, getattr(import_module(module), attribute)())

@@ -1,0 +1,144 @@
+"""The local provider: every node is a real sshd on this machine, free and offline.
+
+As root, nodes have namespaces of their own and behave like machines; otherwise they are loopback
+addresses of one host. See `modes` for who gets which.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from clusterctl.errors import LeftoverError, ProviderError
+from clusterctl.model import Cluster, ClusterSpec, Node, Role
+from clusterctl.providers import Created, OnEvent, ProviderPlan
+from clusterctl.providers.local import cleanup, layout, modes, processes, sshd
+from clusterctl.providers.local.converge import converge
+from clusterctl.providers.local.loopback import Loopback, drop_privsep
+from clusterctl.providers.local.namespaces import Namespaces, drop_interface
+from clusterctl.providers.local.reach import Endpoint, greet
+
+
+class LocalProvider:
+    """Implements `clusterctl.providers.Provider`."""
+
+    def plan(self, spec: ClusterSpec) -> ProviderPlan:
+        names = layout.node_names(spec.workers)
+        sshd.server()
+        mode = modes.choose()
+        kind = (
+            "its own network, hostname and file view"
+            if mode.name == modes.NAMESPACES
+            else "a loopback address of this one host"
+        )
+        return ProviderPlan(
+            mode=mode.name,
+            mode_reason=mode.reason,
+            one_host=mode.name == modes.LOOPBACK,
+            lines=(
+                f"start {len(names)} nodes on this machine: launcher, {_span(spec.workers)}",
+                f"each an sshd with {kind} ({mode.name}: {mode.reason})",
+                "no cost",
+            ),
+        )
+
+    def create(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> Created:
+        names = layout.node_names(cluster.spec.workers)
+        site = layout.site(cluster.id, folder)
+        server = sshd.server()
+        mode = _mode_of(cluster)
+        began = time.monotonic()
+        with ExitStack() as until:
+            network: Namespaces | Loopback = (
+                Namespaces(site, server, until) if mode == modes.NAMESPACES else Loopback(server)
+            )
+            outcome = converge(site, network, names, server)
+        kept = len(names) - len(outcome.started)
+        on_event(
+            f"{len(outcome.started)} nodes started in {time.monotonic() - began:.2f} s"
+            + (f", {kept} were there" if kept else "")
+        )
+        return Created(
+            nodes=tuple(
+                _node(site, name, outcome.endpoints[name], server.user, cluster.spec.workers)
+                for name in names
+            ),
+            host_keys=outcome.host_keys,
+        )
+
+    def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
+        site = layout.site(cluster.id, folder)
+        names = layout.node_names(cluster.spec.workers)
+        present = {process.node for process in processes.scan(site)}
+        cut_off = cluster.mode == modes.NAMESPACES and layout.SWITCH not in present
+        troubles: dict[str, str] = {}
+        endpoints: dict[str, Endpoint] = {}
+        for name in names:
+            endpoint = sshd.endpoint(site.place(name))
+            if name not in present:
+                troubles[name] = "gone: it has no process"
+            elif cut_off:
+                troubles[name] = "cut off: the process that holds the network is gone"
+            elif endpoint is None:
+                troubles[name] = f"damaged: {site.place(name).config} is gone"
+            else:
+                endpoints[name] = endpoint
+        troubles |= greet(endpoints, seconds=1)
+        return {name: troubles[name] or "running" for name in names}
+
+    def destroy(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> None:
+        site = layout.site(cluster.id, folder)
+        here = processes.network_of()
+        networks = {process.network for process in processes.scan(site)} - {here, 0}
+        # The network goes last: clients learn through it that their server is gone.
+        processes.end(site, lambda process: process.node != layout.SWITCH, seconds=1)
+        drop_interface(site)
+        stubborn = processes.end(site, lambda process: True, seconds=0.5)
+        left = [f"process {process.pid} ({process.command})" for process in stubborn]
+        for path in (site.nodes, *cleanup.scratch_folders(site)):
+            try:
+                cleanup.remove_tree(path)
+            except OSError as error:
+                left.append(f"{path}: {error.strerror}")
+        drop_privsep()
+        left += [what for what in cleanup.remnants(site, networks) if what not in left]
+        if left:
+            raise LeftoverError(
+                f"of cluster {cluster.name} there is still: {'; '.join(left)}",
+                hint="end or remove that, then run down again",
+            )
+        on_event("no process, interface or file is left on this machine")
+
+
+def _mode_of(cluster: Cluster) -> str:
+    """A cluster keeps the mode that it was made with."""
+    if cluster.mode == modes.NAMESPACES and (obstacle := modes.obstacle_to_namespaces()):
+        raise ProviderError(
+            f"cluster {cluster.name} was made with namespaces, impossible now: {obstacle}",
+            hint="run clusterctl as it was run then, or take the cluster down",
+        )
+    return cluster.mode or modes.choose().name
+
+
+def _node(site: layout.Site, name: str, endpoint: Endpoint, user: str, workers: int) -> Node:
+    """Workers share this machine's cores; the launcher runs no ranks."""
+    address, port = endpoint
+    cores = len(os.sched_getaffinity(0))
+    launcher = name == layout.LAUNCHER
+    return Node(
+        name=name,
+        role=Role.LAUNCHER if launcher else Role.WORKER,
+        address=address,
+        private_address=address,
+        ssh_port=port,
+        job_port=port,
+        user=user,
+        root=str(site.place(name).root),
+        slots=1 if launcher else max(1, cores // workers),
+    )
+
+
+def _span(workers: int) -> str:
+    return "worker-1" if workers == 1 else f"worker-1 to worker-{workers}"

@@ -1,0 +1,65 @@
+"""Removes the files of nodes and says what of a cluster is still there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from clusterctl.providers.local import layout
+from clusterctl.providers.local.layout import Place, Site
+from clusterctl.providers.local.processes import network_of, pids
+
+
+def remove_tree(path: Path) -> None:
+    """Removes a folder, also where a program left folders in it that it had closed to itself."""
+    try:
+        shutil.rmtree(path)
+    except FileNotFoundError:
+        return
+    except PermissionError:
+        _open_up(path)
+        shutil.rmtree(path)
+
+
+def _open_up(folder: Path) -> None:
+    folder.chmod(0o700)
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                _open_up(Path(entry.path))
+
+
+def remove_node(place: Place) -> None:
+    remove_tree(place.folder)
+    remove_tree(place.scratch)
+
+
+def scratch_folders(site: Site) -> list[Path]:
+    """The nodes' temporary folders, found by name: no list of nodes is needed."""
+    folders = sorted(layout.SCRATCH.glob(f"{site.scratch_prefix}*"))
+    return [folder for folder in folders if folder.lstat().st_uid == os.geteuid()]
+
+
+def surplus(site: Site, names: Iterable[str]) -> list[Place]:
+    """Nodes that have files here but are not wanted."""
+    wanted = set(names)
+    found: set[str] = set()
+    with suppress(FileNotFoundError):
+        found = {path.name for path in site.nodes.glob("worker-*")}
+    return [site.place(name) for name in sorted(found - wanted)]
+
+
+def remnants(site: Site, networks: Iterable[int]) -> list[str]:
+    """What is left besides the cluster's own processes, in words.
+
+    `networks` are the namespaces that it had: a stranger who entered one keeps it alive.
+    """
+    held = set(networks)
+    left = [f"process {pid} inside its network" for pid in pids() if network_of(pid) in held]
+    if site.interface in (name for _, name in socket.if_nameindex()):
+        left.append(f"interface {site.interface}")
+    return left + [str(path) for path in (site.nodes, *scratch_folders(site)) if path.exists()]

@@ -1,0 +1,151 @@
+"""Makes the nodes be exactly those that are wanted: keeps what is healthy, replaces the rest.
+
+What there is, is read from the processes themselves and from the kernel, never from a record: so it
+does not matter where an earlier attempt was interrupted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from clusterctl.errors import ProviderError
+from clusterctl.providers.local import cleanup, holders, processes, sshd
+from clusterctl.providers.local.holders import Holder
+from clusterctl.providers.local.layout import SWITCH, Place, Site
+from clusterctl.providers.local.processes import Process
+from clusterctl.providers.local.reach import Endpoint, greet
+
+_ATTEMPTS = 3
+"""A loopback port that was free a moment ago may be taken when sshd wants it."""
+
+
+class Network(Protocol):
+    """What differs between namespaces and loopback."""
+
+    one_host: bool
+
+    def adopt(self, found: Sequence[Process]) -> bool:
+        """Takes over what nodes share from an earlier start; False: it is missing or half-made."""
+
+    def renew(self) -> None:
+        """Gets ready to make it; all processes of an earlier start are gone."""
+
+    def prune(self, kept: Sequence[Process]) -> None:
+        """Disconnects all nodes but those of the processes that are kept."""
+
+    def listen(self, place: Place) -> tuple[Endpoint, ...]:
+        """Where a node's sshd listens; the first is where others reach it."""
+
+    def intact(self, place: Place, processes: Sequence[Process]) -> bool:
+        """Whether a node's processes are whole."""
+
+    def commands(self, places: Sequence[Place]) -> dict[str, list[str]]:
+        """What to start for these nodes; each command waits for a line on its standard input."""
+
+    def furnish(self, places: Sequence[Place]) -> None:
+        """Writes the files of all wanted nodes that depend on who is there."""
+
+    def connect(self, holders: Mapping[str, Holder]) -> None:
+        """Connects what has been started, before it gets its line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    endpoints: dict[str, Endpoint]
+    host_keys: dict[str, str]
+    started: tuple[str, ...]
+
+
+def converge(site: Site, network: Network, names: Sequence[str], server: sshd.Server) -> Outcome:
+    """Raises ProviderError, naming the node, where one cannot be started."""
+    site.nodes.mkdir(mode=0o700, exist_ok=True)
+    places = {name: site.place(name) for name in names}
+    kept = _keep_healthy(site, network, places)
+    for place in cleanup.surplus(site, names):
+        cleanup.remove_node(place)
+    started = tuple(name for name in names if name not in kept)
+    host_keys: dict[str, str] = {}
+    missing = {name: places[name] for name in started}
+    for attempt in range(1, _ATTEMPTS + 1):
+        troubles = _start(site, network, places, missing, server, host_keys)
+        if not troubles:
+            break
+        _end(site, set(troubles))
+        if attempt == _ATTEMPTS:
+            name, trouble = next(iter(troubles.items()))
+            raise ProviderError(
+                f"{name} could not be started: {trouble}", hint=f"see {places[name].log}"
+            )
+        missing = {name: places[name] for name in troubles}
+    endpoints = {name: network.listen(place)[0] for name, place in places.items()}
+    return Outcome(endpoints, host_keys, started)
+
+
+def _end(site: Site, nodes: set[str]) -> None:
+    processes.end(site, lambda process: process.node in nodes, seconds=2)
+
+
+def _keep_healthy(site: Site, network: Network, places: Mapping[str, Place]) -> set[str]:
+    """The nodes that stay; every other process of the cluster is ended."""
+    found = processes.scan(site)
+    kept: set[str] = set()
+    whole = network.adopt(found)
+    if whole:
+        by_node: dict[str, list[Process]] = {}
+        for process in found:
+            by_node.setdefault(process.node, []).append(process)
+        candidates = {
+            name: network.listen(place)[0]
+            for name, place in places.items()
+            if place.host_key.exists()
+            and sshd.endpoint(place) == network.listen(place)[0]
+            and network.intact(place, by_node.get(name, ()))
+        }
+        answers = greet(candidates, seconds=1)
+        kept = {name for name, trouble in answers.items() if not trouble}
+    stay = {*kept, SWITCH, ""} if whole else set()
+    if left := processes.end(site, lambda process: process.node not in stay, seconds=2):
+        raise ProviderError(
+            f"process {left[0].pid} ({left[0].command}) of an earlier start cannot be ended",
+            hint="look what it waits for, and try again",
+        )
+    if whole:
+        network.prune([process for process in found if process.node in kept])
+    else:
+        network.renew()
+    return kept
+
+
+def _start(
+    site: Site,
+    network: Network,
+    places: Mapping[str, Place],
+    missing: Mapping[str, Place],
+    server: sshd.Server,
+    host_keys: dict[str, str],
+) -> dict[str, str]:
+    """Starts the missing nodes and completes the files of all; returns what went wrong, by node."""
+    for place in missing.values():
+        place.folder.mkdir(mode=0o700, exist_ok=True)
+        place.pid_file.unlink(missing_ok=True)
+    everyone = list(places.values())
+    authorized = "".join(
+        (site.folder / "ssh" / key).read_text().strip() + "\n" for key in ("user.pub", "mesh.pub")
+    )
+    commands = network.commands(list(missing.values()))
+    with holders.waiting(site, commands) as started:
+        for name, place in places.items():
+            host_keys[name] = sshd.furnish(place, authorized)
+        network.furnish(everyone)
+        for place in missing.values():
+            text = sshd.config(place, site.tag(place.name), network.listen(place), server)
+            sshd.rewrite(place.config, text)
+        network.connect(started)
+    troubles = holders.listening(missing, started)
+    reached = greet(
+        {name: network.listen(missing[name])[0] for name in missing if name not in troubles},
+        seconds=5,
+    )
+    return troubles | {name: trouble for name, trouble in reached.items() if trouble}

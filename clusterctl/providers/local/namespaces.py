@@ -1,0 +1,203 @@
+"""Nodes with a network, hostname, process table and mounts of their own.
+
+One process, the switch, holds a network namespace with the bridge; one cable (veth) joins it to
+this machine's network, and one goes to each node. The bridge does not lie in this machine's own
+namespace because a Docker engine's packet filter would drop what crosses it there. No namespace has
+a name: when the processes go, the kernel takes the rest.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from ipaddress import IPv4Network
+from pathlib import Path
+
+from clusterctl import process
+from clusterctl.errors import ProviderError
+from clusterctl.providers.local import layout, modes, subnets
+from clusterctl.providers.local.holders import Holder, last_words, log_of, script
+from clusterctl.providers.local.layout import STARTER, SWITCH, Place, Site
+from clusterctl.providers.local.processes import Process, network_of
+from clusterctl.providers.local.reach import Endpoint
+from clusterctl.providers.local.sshd import SEARCH, Server, locked, rewrite, unlocked_shadow
+
+_PORT = 22
+_PATIENCE = 5.0
+
+
+def hosts_text(addresses: Mapping[str, str]) -> str:
+    """/etc/hosts of every node. A node's own name gives its real address, never 127.0.0.1: Gloo
+    listens where its hostname resolves to.
+    """
+    lines = [f"{address}\t{name}\n" for name, address in addresses.items()]
+    return "".join(("127.0.0.1\tlocalhost\n", "::1\tlocalhost ip6-localhost\n", *lines))
+
+
+def port_name(pid: int) -> str:
+    """The switch's end of a node's cable, after the node's holder: no two ever share one."""
+    return f"n{pid}"
+
+
+def cable(port: str, device: str, address: str, pid: int) -> str:
+    """`ip -batch` inside the switch: a cable from a new port of the bridge to a new device in the
+    network of process `pid`.
+    """
+    far = f"name {device} address {subnets.mac(address)} netns {pid}"
+    return f"link add name {port} type veth peer {far}\nlink set {port} master br0 up\n"
+
+
+def ip(site: Site, *args: str, stdin: str = "", inside: int = 0, check: bool = True) -> str:
+    """Runs `ip`, in the network of process `inside` if given. ProviderError unless it succeeds.
+
+    It is tagged as a holder is: if we are killed while it runs, the next start has to end it.
+    """
+    enter = f"nsenter --net=/proc/{inside}/ns/net".split() if inside else []
+    environment = {"PATH": SEARCH, "CLUSTERCTL_NODE": site.tag(STARTER)}
+    result = process.run(
+        [*enter, "ip", *args], timeout=_PATIENCE, stdin=stdin.encode(), env=environment
+    )
+    if check and not result.ok:
+        said = result.error or result.stderr.decode(errors="replace").strip()
+        raise ProviderError(f"the nodes' network could not be made: ip {' '.join(args)}: {said}")
+    return result.text
+
+
+def drop_interface(site: Site) -> None:
+    """Takes this machine's end away at once; the kernel would do so some time after the switch."""
+    if site.interface in (name for _, name in socket.if_nameindex()):
+        ip(site, "link", "delete", site.interface, check=False)
+
+
+class Namespaces:
+    """The network of a cluster in namespace mode."""
+
+    one_host = False
+
+    def __init__(self, site: Site, server: Server, until: ExitStack) -> None:
+        self._site = site
+        self._server = server
+        self._until = until
+        self._switch = 0
+        self._subnet = IPv4Network("0.0.0.0")
+
+    def adopt(self, found: Sequence[Process]) -> bool:
+        """The switch is whole once it has become `sleep`: it got our word after all was plugged."""
+        here = network_of()
+        whole = [
+            one.pid
+            for one in found
+            if one.node == SWITCH and one.command == "sleep" and one.network != here
+        ]
+        if len(whole) != 1:
+            return False
+        addresses = ip(self._site, "-4", "-j", "address")
+        subnet = subnets.own(addresses, self._site.interface)
+        if subnet is None:
+            return False
+        self._switch, self._subnet = whole[0], subnet
+        return True
+
+    def renew(self) -> None:
+        drop_interface(self._site)
+        self._switch = 0
+        self._subnet = subnets.claim(self._site.id, self._in_use, self._until)
+
+    def _in_use(self) -> tuple[IPv4Network, ...]:
+        addresses = ip(self._site, "-4", "-j", "address")
+        return subnets.taken(addresses, ip(self._site, *"-4 -j route show table all".split()))
+
+    def prune(self, kept: Sequence[Process]) -> None:
+        """Unplugs nodes that are gone: the kernel takes its time, and theirs still answer ARP."""
+        known = {port_name(one.pid) for one in kept} | {"lo", "br0", "uplink"}
+        listed = ip(self._site, "-o", "link", "show", inside=self._switch).splitlines()
+        ports = {line.split(":")[1].strip().partition("@")[0] for line in listed}
+        if stale := sorted(ports - known):
+            batch = "".join(f"link delete {port}\n" for port in stale)
+            ip(self._site, "-force", "-batch", "-", stdin=batch, inside=self._switch, check=False)
+
+    def listen(self, place: Place) -> tuple[Endpoint, ...]:
+        address = subnets.address(self._subnet, layout.index(place.name))
+        return ((address, _PORT), ("127.0.0.1", _PORT))
+
+    def intact(self, place: Place, processes: Sequence[Process]) -> bool:
+        """Its PID 1 is there and sees the folder that we see, not a deleted one."""
+        inner = [one.pid for one in processes if one.inner]
+        if len(inner) == len(processes) or not inner:
+            return False
+        with suppress(OSError):
+            seen = Path(f"/proc/{inner[0]}/root{place.folder}")
+            return os.path.samefile(seen, place.folder)
+        return False
+
+    def commands(self, places: Sequence[Place]) -> dict[str, list[str]]:
+        """What to start: the nodes, and first the switch if there is none."""
+        switch = ["unshare", "--net", "sh", script("hold.sh"), "sleep", "infinity"]
+        hidden = layout.hidden(self._site.folder, _needed())
+        shadowed = locked(self._server.user)
+        nodes = {
+            place.name: [
+                *(*modes.UNSHARE, "sh", "-eu", script("node.sh")),
+                *(place.name, self.listen(place)[0][0], str(place.folder), str(hidden)),
+                *(str(place.shadow) if shadowed else "", self._server.path),
+            ]
+            for place in places
+        }
+        return nodes if self._switch else {SWITCH: switch, **nodes}
+
+    def furnish(self, places: Sequence[Place]) -> None:
+        """Tells all nodes, old and new, who is there."""
+        text = hosts_text({place.name: self.listen(place)[0][0] for place in places})
+        for place in places:
+            rewrite(place.hosts, text, 0o644)
+        if locked(self._server.user):
+            shadow = unlocked_shadow(Path("/etc/shadow").read_text(errors="replace"))
+            for place in places:
+                rewrite(place.shadow, shadow)
+
+    def connect(self, holders: Mapping[str, Holder]) -> None:
+        """Plugs the cables once every holder is in its own namespace."""
+        self._await_namespaces(holders)
+        nodes = {name: holder for name, holder in holders.items() if name != SWITCH}
+        batch = "".join(
+            cable(
+                port_name(holder.pid),
+                "eth0",
+                subnets.address(self._subnet, layout.index(name)),
+                holder.pid,
+            )
+            for name, holder in nodes.items()
+        )
+        if SWITCH not in holders:
+            ip(self._site, "-batch", "-", stdin=batch, inside=self._switch)
+            return
+        here, ours = self._site.interface, str(self._subnet[subnets.HOST])
+        bridge = "link add name br0 type bridge\nlink set br0 up\n"
+        batch = bridge + cable("uplink", here, ours, os.getpid()) + batch
+        ip(self._site, "-batch", "-", stdin=batch, inside=holders[SWITCH].pid)
+        up = f"address add {ours}/{self._subnet.prefixlen} dev {here}\nlink set {here} up\n"
+        ip(self._site, "-batch", "-", stdin=up)
+        self._switch = holders[SWITCH].pid
+
+    def _await_namespaces(self, holders: Mapping[str, Holder]) -> None:
+        here, deadline = network_of(), time.monotonic() + _PATIENCE
+        for name, holder in holders.items():
+            while (there := network_of(holder.pid)) == here and time.monotonic() < deadline:
+                time.sleep(0.001)
+            if there in (0, here):
+                raise ProviderError(
+                    f"{name} could not be started: {last_words(log_of(self._site, name))}"
+                )
+
+
+def _needed() -> tuple[Path, ...]:
+    """What must stay visible: homes and Python's places, as given and with links followed."""
+    homes = (Path.home(), Path(pwd.getpwuid(os.geteuid()).pw_dir))
+    python = (Path(sys.prefix), Path(sys.base_prefix), Path(sys.executable))
+    paths = (*homes, *python, layout.SCRATCH)
+    return (*paths, *(path.resolve() for path in paths))

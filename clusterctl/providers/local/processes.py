@@ -1,0 +1,125 @@
+"""Finds the processes of a local cluster in /proc, and ends them.
+
+A process belongs to cluster ID if
+
+- its environment has `CLUSTERCTL_NODE=ID/…` (holders from birth, and whatever a session starts,
+  through sshd's SetEnv) or `CLUSTERCTL_JOB=ID/…` (ranks and daemons of jobs), or
+- its standard error is the sshd.log of one of the cluster's nodes: sshd writes its title over its
+  environment, but all its processes keep that descriptor.
+
+Nothing else is ever signalled, and no file has to exist for a process to be found.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from clusterctl.providers.local.layout import Site
+
+_PROC = Path("/proc")
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """`start` (clock ticks since boot) tells it from a later process with the same pid."""
+
+    pid: int
+    start: int
+    command: str
+    node: str
+    """The node's name, `switch`, `starter`, or nothing for a process of a job."""
+    inner: bool
+    """It lives in a pid namespace below ours: inside a node."""
+    network: int
+    """Its network namespace."""
+
+
+def started(pid: int) -> int | None:
+    """When a process started; None if it is gone, or a zombie, which waits only for its parent."""
+    with suppress(OSError):
+        fields = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
+        return None if fields[0] in (b"Z", b"X") else int(fields[19])
+    return None
+
+
+def alive(pid: int, start: int) -> bool:
+    return started(pid) == start
+
+
+def network_of(pid: int | str = "self") -> int:
+    """The inode of a process's network namespace; 0 if it is gone."""
+    with suppress(OSError):
+        return (_PROC / str(pid) / "ns" / "net").stat().st_ino
+    return 0
+
+
+def pids() -> Iterator[int]:
+    return (int(name) for name in os.listdir(_PROC) if name.isdigit())
+
+
+def _node(site: Site, pid: int) -> str | None:
+    """The node that a process belongs to; None: it is not of this cluster."""
+    folder = _PROC / str(pid)
+    with suppress(OSError):
+        environment = b"\0" + (folder / "environ").read_bytes()
+        mark = b"\0CLUSTERCTL_NODE=" + os.fsencode(site.tag(""))
+        if mark in environment:
+            return os.fsdecode(environment.partition(mark)[2].partition(b"\0")[0])
+        if b"\0CLUSTERCTL_JOB=" + os.fsencode(site.tag("")) in environment:
+            return ""
+        target = os.readlink(folder / "fd" / "2").removesuffix(" (deleted)")
+        name, _, file = target.removeprefix(f"{site.nodes}/").partition("/")
+        if target.startswith(f"{site.nodes}/") and file == "sshd.log":
+            return name
+    return None
+
+
+def scan(site: Site) -> list[Process]:
+    """Every process of the cluster but our own."""
+    found = []
+    for pid in pids():
+        node = None if pid == os.getpid() else _node(site, pid)
+        start = None if node is None else started(pid)
+        if node is None or start is None:
+            continue
+        with suppress(OSError):
+            folder = _PROC / str(pid)
+            status = (folder / "status").read_text(errors="replace")
+            found.append(
+                Process(
+                    pid=pid,
+                    start=start,
+                    command=(folder / "comm").read_text(errors="replace").strip(),
+                    node=node,
+                    inner=len(status.partition("\nNSpid:")[2].partition("\n")[0].split()) > 1,
+                    network=network_of(pid),
+                )
+            )
+    return found
+
+
+def end(site: Site, doomed: Callable[[Process], bool], *, seconds: float) -> list[Process]:
+    """Kills until no doomed process is found; returns those that are still there in the end.
+
+    Looks again each time, since what is killed may have started another. A node's PID 1 counts as
+    gone only when the kernel has ended all that lived under it.
+    """
+    deadline = time.monotonic() + seconds
+    dying: set[Process] = set()
+    while True:
+        found = [process for process in scan(site) if doomed(process)]
+        for process in found:
+            if alive(process.pid, process.start):
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(process.pid, signal.SIGKILL)
+        dying.update(found)
+        dying = {process for process in dying if alive(process.pid, process.start)}
+        if not dying or time.monotonic() > deadline:
+            return sorted(dying, key=lambda process: process.pid)
+        time.sleep(0.003)

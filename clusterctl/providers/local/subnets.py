@@ -1,0 +1,94 @@
+"""Which /24 a cluster gets: pure functions over what `ip -j` says, and a claim against rivals."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import socket
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack
+from ipaddress import IPv4Address, IPv4Network
+
+from clusterctl.errors import ProviderError
+
+POOL = IPv4Network("198.18.0.0/15")
+"""Reserved for tests inside one's own walls (RFC 2544): routed nowhere, rarely used by VPNs."""
+
+HOST = 254
+"""Last octet of this machine's own address in a cluster's subnet."""
+
+
+def candidates(cluster_id: str) -> Iterator[IPv4Network]:
+    """All /24 of the pool, starting at one that depends on the id: rivals seldom meet."""
+    subnets = list(POOL.subnets(new_prefix=24))
+    first = int.from_bytes(hashlib.sha256(cluster_id.encode()).digest()[:4], "big") % len(subnets)
+    return iter(subnets[first:] + subnets[:first])
+
+
+def taken(addresses: str, routes: str) -> tuple[IPv4Network, ...]:
+    """The networks in use, from `ip -4 -j address` and `ip -4 -j route show table all`.
+
+    Routes wider than /8 are left out: those are ways to everywhere else, halved or not.
+    """
+    networks = [
+        IPv4Network(f"{entry['local']}/{entry['prefixlen']}", strict=False)
+        for device in json.loads(addresses or "[]")
+        for entry in device.get("addr_info", ())
+    ] + [
+        IPv4Network(route["dst"])
+        for route in json.loads(routes or "[]")
+        if route.get("dst", "default") != "default"
+    ]
+    return tuple(network for network in networks if network.prefixlen >= 8)
+
+
+def own(addresses: str, interface: str) -> IPv4Network | None:
+    """The subnet that this cluster has already, from the address on its cable."""
+    for device in json.loads(addresses or "[]"):
+        for entry in device.get("addr_info", ()):
+            network = IPv4Network(f"{entry['local']}/{entry['prefixlen']}", strict=False)
+            if device.get("ifname") == interface and network.subnet_of(POOL):
+                return network
+    return None
+
+
+def claim(
+    cluster_id: str, in_use: Callable[[], Collection[IPv4Network]], until: ExitStack
+) -> IPv4Network:
+    """A free subnet that no other clusterctl takes before `until` closes.
+
+    The claim is the name of an abstract socket: it belongs to one network namespace, as addresses
+    do, and it ends with us, whatever happens. `in_use` is asked again under the claim, since a
+    rival may just have finished.
+    """
+    busy = in_use()
+    for subnet in candidates(cluster_id):
+        if any(subnet.overlaps(network) for network in busy):
+            continue
+        with ExitStack() as attempt:
+            name = attempt.enter_context(socket.socket(socket.AF_UNIX))
+            try:
+                name.bind(f"\0clusterctl-subnet-{subnet.network_address}")
+            except OSError:
+                continue
+            busy = in_use()
+            if not any(subnet.overlaps(network) for network in busy):
+                until.push(attempt.pop_all())
+                return subnet
+    raise ProviderError(
+        f"every /24 of {POOL} overlaps with an address or a route of this machine",
+        hint="set CLUSTERCTL_LOCAL_MODE=loopback, or remove one: ip -4 route show table all",
+    )
+
+
+def address(subnet: IPv4Network, index: int) -> str:
+    """The launcher (0) has .1, worker N has .N+1."""
+    return str(subnet[index + 1])
+
+
+def mac(ip: str) -> str:
+    """A hardware address that follows from the IP: a replaced node is found where it was.
+
+    Where it is given, udev also refrains from changing it behind our back.
+    """
+    return "02:00:" + ":".join(f"{octet:02x}" for octet in IPv4Address(ip).packed)

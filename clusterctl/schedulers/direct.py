@@ -1,0 +1,146 @@
+"""Our own supervisor: one sh process per job on the launcher, the truth in its `state` file.
+
+queued TIME
+running TIME ATTEMPT
+retrying TIME ATTEMPT CODE [RANK NODE CODE]
+ended TIME state=failed code=3 rank=1 node=worker-2 started=2 survivors=worker-1:0,
+swept TIME survivors=…
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+
+from clusterctl import assets
+from clusterctl.model import Cluster, Job, JobState, LaunchPlan, RankFailure
+
+GRACE = 4
+"""Seconds between SIGTERM and SIGKILL: everything has to be gone within ten."""
+
+LATE = ("MASTER_PORT", "CLUSTERCTL_ATTEMPT")
+"""Variables in a plan's argv that get their value when the job starts."""
+
+
+class Direct:
+    """Needs nothing on the launcher but sh, flock and ssh."""
+
+    def script(self, job: Job, cluster: Cluster, plan: LaunchPlan) -> dict[str, str]:
+        launcher = cluster.launcher
+        tag = f"{cluster.id}/{job.id};"
+        where = {node.name: f"{node.root}/jobs/{job.id}" for node in cluster.nodes}
+        involved = [launcher, *(cluster.node(place.node) for place in job.placement)]
+        alloc = "".join(
+            f"{place.node} {place.count} {cluster.node(place.node).slots}\n"
+            for place in job.placement
+        )
+        return {
+            "alloc": alloc,
+            "launch.sh": assets.render(
+                "job/launch.sh.j2",
+                id=job.id,
+                root=launcher.root,
+                tag=tag,
+                command=command_line(plan.argv),
+            ),
+            "supervise.sh": assets.render(
+                "job/supervise.sh.j2",
+                id=job.id,
+                folder=where[launcher.name],
+                root=launcher.root,
+                grace=GRACE,
+                now=job.spec.now,
+                timeout=f"{job.spec.timeout:g}" if job.spec.timeout else "",
+                retries=job.spec.retries,
+                first=cluster.node(job.placement[0].node),
+                nodes=[
+                    {
+                        "name": node.name,
+                        "host": node.name,
+                        "folder": where[node.name],
+                        "here": node is launcher or cluster.one_host,
+                    }
+                    for node in involved
+                ],
+            ),
+        }
+
+    def submit_argv(self, job: Job) -> tuple[str, ...]:
+        script = (
+            "setsid /bin/sh ./supervise.sh </dev/null >>supervise.log 2>&1 &"
+            " i=0; until [ -s state ] || [ $i -ge 100 ]; do sleep 0.01; i=$((i+1)); done; cat state"
+        )
+        return ("/bin/sh", "-c", script)
+
+    def parse_submit(self, text: str) -> str:
+        return text.partition(" ")[0]
+
+    def status_argv(self, job: Job) -> tuple[str, ...]:
+        """A supervisor that is alive holds the lock; one that died has not written `ended`."""
+        return ("/bin/sh", "-c", "cat state; flock -n alive echo dead 0")
+
+    def parse_status(self, job: Job, text: str) -> Job:
+        for line in text.splitlines():
+            job = apply(job, line)
+        return job
+
+    def cancel_argv(self, job: Job) -> tuple[str, ...]:
+        script = (
+            "echo cancelled >stop; flock -n alive true ||"
+            ' kill -TERM "$(cat supervisor.pid)" 2>/dev/null; :'
+        )
+        return ("/bin/sh", "-c", script)
+
+
+def apply(job: Job, line: str) -> Job:
+    """The job after one line of its state file. Lines that mean nothing here change nothing."""
+    words = line.split()
+    if len(words) < 2 or (job.state.ended and words[0] != "swept"):
+        return job
+    word, when, rest = words[0], float(words[1]), words[2:]
+    if word == "queued":
+        return replace(job, state=JobState.QUEUED)
+    if word == "running":
+        attempt = int(rest[0]) if rest else 1
+        started = job.started if attempt > 1 else when
+        return replace(job, state=JobState.RUNNING, started=started, attempt=attempt)
+    if word == "dead":
+        return replace(job, state=JobState.LOST, reason="its supervisor on the launcher is gone")
+    values = dict(item.split("=", 1) for item in rest if "=" in item)
+    left = _survivors(values.get("survivors", ""))
+    if word == "swept":
+        return replace(job, survivors=left)
+    if word != "ended":
+        return job
+    state = JobState(values.get("state", "failed"))
+    failure = None
+    if values.get("rank"):
+        failure = RankFailure(
+            rank=int(values["rank"]), node=values["node"], exit_code=int(values["code"])
+        )
+    ran = int(values.get("started") or 1) > 0 and values.get("code")
+    return replace(
+        job,
+        state=state,
+        finished=when,
+        program_exit_code=int(values["code"]) if ran else None,
+        failure=failure,
+        survivors=left,
+        reason="" if state is not JobState.FAILED or ran else "no rank was started",
+    )
+
+
+def command_line(argv: tuple[str, ...]) -> str:
+    """`argv` for sh: every word quoted, but for the variables that get their value at the start."""
+    words = []
+    for word in argv:
+        name, _, value = word.partition("=")
+        late = name in LATE and value == f"${name}"
+        words.append(f'{name}="${name}"' if late else shlex.quote(word))
+    return " ".join(words)
+
+
+def _survivors(text: str) -> dict[str, int]:
+    """`worker-1:0,worker-2:?,`: -1 stands for a node that did not answer."""
+    pairs = (item.split(":") for item in text.split(",") if item)
+    return {name: -1 if count == "?" else int(count) for name, count in pairs}

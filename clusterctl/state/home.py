@@ -1,0 +1,84 @@
+"""Where the state lies, and how a file gets there in one piece."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from clusterctl.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """The state home. Made with mode 0700 when something is first written to it."""
+
+    path: Path
+
+    @property
+    def clusters(self) -> Path:
+        return self.path / "clusters"
+
+    @property
+    def jobs(self) -> Path:
+        return self.path / "jobs"
+
+    @property
+    def stages(self) -> Path:
+        return self.path / "stages"
+
+    @property
+    def past(self) -> Path:
+        return self.path / "past"
+
+    @property
+    def locks(self) -> Path:
+        return self.path / "locks"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "clusterctl.log"
+
+    def make(self, folder: Path) -> Path:
+        """Makes `folder` (inside the home) and what is above it, private to the user."""
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"cannot write the state home {self.path}: {error.strerror}",
+                hint="set CLUSTERCTL_HOME to a folder you can write",
+            ) from error
+        return folder
+
+
+def home() -> Home:
+    """`$CLUSTERCTL_HOME`, else `$XDG_STATE_HOME/clusterctl`, else `~/.local/state/clusterctl`."""
+    chosen = os.environ.get("CLUSTERCTL_HOME")
+    if chosen:
+        return Home(Path(chosen).expanduser().absolute())
+    base = os.environ.get("XDG_STATE_HOME")
+    try:
+        root = Path(base) if base else Path.home() / ".local" / "state"
+    except RuntimeError as error:
+        raise UsageError(
+            "there is no home folder to keep state in", hint="set CLUSTERCTL_HOME to a folder"
+        ) from error
+    return Home(root.absolute() / "clusterctl")
+
+
+def write_atomic(path: Path, data: bytes, *, mode: int = 0o600) -> None:
+    """Replaces `path` by `data`: after a crash it holds the old or the new bytes, nothing between."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.replace(path)
+    except OSError as error:
+        scratch.unlink(missing_ok=True)
+        raise UsageError(
+            f"cannot write {path}: {error.strerror}",
+            hint="free some space, or set CLUSTERCTL_HOME to a folder on another disk",
+        ) from error

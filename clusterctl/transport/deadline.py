@@ -1,0 +1,74 @@
+"""Time limits: a deadline that is passed along, and a watchdog for calls that cannot see theirs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+class Deadline:
+    """`seconds` from now. One deadline spans all steps of a call."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.at = time.monotonic() + seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds; never negative."""
+        return max(0.0, self.at - time.monotonic())
+
+    @property
+    def passed(self) -> bool:
+        return time.monotonic() >= self.at
+
+
+class Watchdog:
+    """Calls back when a guarded block is still running at its time. One daemon thread for all."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._guarded: dict[object, tuple[float, Callable[[], None]]] = {}
+        self._wakes = float("inf")
+        self._thread: threading.Thread | None = None
+
+    @contextmanager
+    def guard(self, at: float, action: Callable[[], None]) -> Iterator[None]:
+        """Runs `action` in the watchdog's thread unless the block ends before `at` (monotonic).
+
+        `action` has to be quick and must not raise.
+        """
+        token = object()
+        with self._condition:
+            self._guarded[token] = (at, action)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._watch, daemon=True, name="watchdog")
+                self._thread.start()
+            if at < self._wakes:
+                self._condition.notify()
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._guarded.pop(token, None)
+
+    def _watch(self) -> None:
+        while True:
+            with self._condition:
+                now = time.monotonic()
+                due = [token for token, (at, _) in self._guarded.items() if at <= now]
+                actions = [self._guarded.pop(token)[1] for token in due]
+                if not actions:
+                    # Blocks that ended are not looked at before the next time that was planned:
+                    # ending one costs nothing.
+                    self._wakes = min((at for at, _ in self._guarded.values()), default=now + 3600)
+                    self._condition.wait(self._wakes - now)
+                    self._wakes = float("-inf")
+                    continue
+            for action in actions:
+                action()
+
+
+WATCHDOG = Watchdog()

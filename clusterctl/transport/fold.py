@@ -1,0 +1,76 @@
+"""Equal answers of many nodes as one line: `worker-[1-63]: ok`. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from clusterctl.model import NodeResult
+
+_NUMBERED = re.compile(r"(.*?)(\d+)", re.DOTALL)
+
+
+def fold(results: Iterable[NodeResult]) -> tuple[str, ...]:
+    """One text per different answer, in the order in which the answers come.
+
+    An answer of several lines stands below the names, indented.
+    """
+    nodes: dict[str, list[str]] = {}
+    for result in results:
+        nodes.setdefault(_answer(result), []).append(result.node)
+    return tuple(f"{ranges(names)}: {answer}" for answer, names in nodes.items())
+
+
+def ranges(names: Sequence[str]) -> str:
+    """Names in short: `launcher,worker-[1-3,5]`. Numbers with leading zeros keep their width."""
+    groups: dict[tuple[str, int], list[int]] = {}
+    for name in names:
+        match = _NUMBERED.fullmatch(name)
+        if match is None:
+            groups.setdefault((name, 0), [])
+            continue
+        prefix, digits = match.groups()
+        width = len(digits) if digits.startswith("0") and len(digits) > 1 else 0
+        groups.setdefault(_family(groups, prefix, digits, width), []).append(int(digits))
+    return ",".join(_group(prefix, width, numbers) for (prefix, width), numbers in groups.items())
+
+
+def _family(
+    groups: dict[tuple[str, int], list[int]], prefix: str, digits: str, width: int
+) -> tuple[str, int]:
+    """node10 belongs to node[08-09] where those came first: it has the same width."""
+    padded = (prefix, len(digits))
+    return padded if not width and groups.get(padded) and len(digits) > 1 else (prefix, width)
+
+
+def _group(prefix: str, width: int, numbers: Sequence[int]) -> str:
+    if not numbers:
+        return prefix
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    texts = [
+        f"{run[0]:0{width}d}" if len(run) == 1 else f"{run[0]:0{width}d}-{run[-1]:0{width}d}"
+        for run in runs
+    ]
+    if len(texts) == 1 and len(runs[0]) == 1:
+        return prefix + texts[0]
+    return f"{prefix}[{','.join(texts)}]"
+
+
+def _answer(result: NodeResult) -> str:
+    if result.error:
+        return result.error
+    out = result.text.strip()
+    if result.ok:
+        return _indented(out) or "ok"
+    why = result.stderr.decode(errors="replace").strip() or out
+    return f"exit {result.exit_code}" + (f": {_indented(why)}" if why else "")
+
+
+def _indented(text: str) -> str:
+    lines = text.splitlines()
+    return text if len(lines) < 2 else "\n".join(["", *("  " + line for line in lines)])

@@ -1,0 +1,234 @@
+"""One command on a connection."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+import paramiko
+from paramiko.common import cMSG_CHANNEL_REQUEST
+
+from clusterctl.transport.deadline import WATCHDOG, Deadline
+from clusterctl.transport.diagnosis import Failure
+from clusterctl.transport.shell import posix
+from clusterctl.transport.wire import Link
+
+COLLECT_LIMIT = 1 << 30
+"""Bytes of stdout and stderr together that `collect` keeps: the command stands still after them."""
+STREAM_WINDOW = 16 << 20
+"""Bytes on the way before we read them: 160 MB/s at a round trip of 100 ms."""
+STDERR_LIMIT = 64 << 10
+
+GRACE = 0.5
+"""Seconds after a deadline at which a call that is stuck in a socket is cut loose."""
+LOST = (paramiko.SSHException, EOFError, OSError)
+"""What paramiko raises when the connection is gone."""
+CLOSING = 2.0
+"""Seconds for the farewell: it may have to wait for a new exchange of keys."""
+
+
+class Collector:
+    """Takes the place of a channel's buffer: keeps what paramiko's thread feeds it.
+
+    Nothing has to drain it, so that the caller can send all its stdin first and wait afterwards.
+    """
+
+    def __init__(self) -> None:
+        self._chunks: list[bytes] = []
+        self.ended = threading.Event()
+
+    def feed(self, data: bytes) -> None:
+        self._chunks.append(data)
+
+    def close(self) -> None:
+        self.ended.set()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._chunks))
+
+    def __bytes__(self) -> bytes:
+        return b"".join(self._chunks)
+
+
+class Session:
+    """A command that runs. As a context manager it closes the channel and waits for nothing.
+
+    With `collect`, `output` hands out what the command wrote; else `receive` streams its stdout,
+    and the end of stderr is kept. Raises Failure, TimeoutError, ConnectionError.
+    """
+
+    def __init__(self, link: Link, command: str, deadline: Deadline, *, collect: bool) -> None:
+        self._link = link
+        self._stderr = b""
+        if not link.sessions.acquire(timeout=deadline.left):
+            raise Failure("too many commands run on this connection at the same time")
+        try:
+            with cut_at(link, deadline):
+                self._channel = self._open(deadline, COLLECT_LIMIT if collect else STREAM_WINDOW)
+                if collect:
+                    # Nothing arrives before the command is asked for.
+                    self._channel.in_buffer = Collector()
+                    self._channel.in_stderr_buffer = Collector()
+                self._start(command)
+        except BaseException:
+            link.sessions.release()
+            raise
+
+    def _open(self, deadline: Deadline, window: int) -> Any:
+        try:
+            return self._link.open_session(window_size=window, timeout=deadline.left)
+        except paramiko.ChannelException as error:
+            raise Failure(
+                f"sshd opens no more sessions on this connection ({error.text}): see MaxSessions"
+            ) from error
+        except LOST as error:
+            if deadline.passed:
+                raise TimeoutError from error
+            raise ConnectionResetError("the connection was lost") from error
+
+    def _start(self, command: str) -> None:
+        # channel.exec_command would wait for the confirmation: a round trip, and without a limit.
+        channel = self._channel
+        message = paramiko.Message()
+        message.add_byte(cMSG_CHANNEL_REQUEST)
+        message.add_int(channel.remote_chanid)
+        message.add_string("exec")
+        message.add_boolean(True)
+        message.add_string(posix(command))
+        self._guarded_send(message)
+
+    def _guarded_send(self, message: Any) -> None:
+        try:
+            self._link._send_user_message(message)
+        except LOST as error:
+            raise ConnectionResetError("the connection was lost") from error
+
+    @property
+    def ended(self) -> bool:
+        """Whether the command's input is of no more use to anyone."""
+        return bool(self._channel.closed or self._channel.status_event.is_set())
+
+    def send(self, data: bytes | memoryview, deadline: Deadline) -> None:
+        """All of `data`. BrokenPipeError when the command ended before it took it."""
+        rest = memoryview(data)
+        with cut_at(self._link, deadline):
+            while rest:
+                self._channel.settimeout(min(deadline.left, 0.5))
+                sent = 0
+                if not self.ended:
+                    try:
+                        sent = self._channel.send(rest)
+                    except TimeoutError:
+                        if deadline.passed:
+                            raise TimeoutError(
+                                f"nothing was taken for {deadline.seconds:g} s"
+                            ) from None
+                        continue  # look whether the command has ended meanwhile
+                    except LOST as error:
+                        self._fail_if_lost(error)
+                if sent == 0:
+                    self._fail_if_lost(None)
+                    raise BrokenPipeError("the command ended before it read all of its input")
+                rest = rest[sent:]
+
+    def send_eof(self, deadline: Deadline) -> None:
+        with cut_at(self._link, deadline):
+            try:
+                self._channel.shutdown_write()
+            except LOST as error:
+                self._fail_if_lost(error)
+
+    def receive(self, deadline: Deadline) -> bytes:
+        """Some of stdout; b"" at its end."""
+        with cut_at(self._link, deadline):
+            while True:
+                self._keep_stderr()
+                self._channel.settimeout(min(deadline.left, 0.5))
+                try:
+                    data: bytes = self._channel.recv(STREAM_WINDOW)
+                except TimeoutError:
+                    if deadline.passed:
+                        raise TimeoutError(f"nothing came for {deadline.seconds:g} s") from None
+                    continue  # a flood of stderr would fill the window that both share
+                except LOST as error:
+                    raise ConnectionResetError("the connection was lost") from error
+                if not data and not self._channel.eof_received:
+                    self._fail_if_lost(None)
+                return data
+
+    def _keep_stderr(self) -> None:
+        try:
+            while self._channel.recv_stderr_ready():
+                self._stderr = (self._stderr + self._channel.recv_stderr(1 << 20))[-STDERR_LIMIT:]
+        except LOST as error:
+            raise ConnectionResetError("the connection was lost") from error
+
+    def exit_code(self, deadline: Deadline) -> int:
+        """Waits for the command's end. All of a streamed stdout has to be received before."""
+        channel = self._channel
+        collected = isinstance(channel.in_buffer, Collector)
+        if collected and not channel.in_buffer.ended.wait(deadline.left):
+            if sum(map(len, self._buffers)) >= COLLECT_LIMIT:
+                raise Failure(f"wrote more than {COLLECT_LIMIT >> 20} MiB")
+            raise TimeoutError
+        if not channel.status_event.wait(deadline.left):
+            raise TimeoutError
+        if channel.exit_status == -1:
+            self._fail_if_lost(None)
+            if not channel.event_ready:
+                raise Failure("sshd refused to start the command")
+            raise Failure("sshd ended the session and gave no exit code")
+        return int(channel.exit_status)
+
+    @property
+    def _buffers(self) -> tuple[Collector, Collector]:
+        return self._channel.in_buffer, self._channel.in_stderr_buffer
+
+    def output(self) -> tuple[bytes, bytes]:
+        """What has arrived so far on stdout and stderr, with `collect`."""
+        out, err = self._buffers
+        return bytes(out), bytes(err)
+
+    def errors(self) -> bytes:
+        """What a streamed command has written to stderr, or the end of it."""
+        self._keep_stderr()
+        return self._stderr
+
+    def _fail_if_lost(self, cause: BaseException | None) -> None:
+        if not self._link.is_active():
+            raise ConnectionResetError("the connection was lost") from cause
+
+    def close(self) -> None:
+        with cut_at(self._link, Deadline(CLOSING)):
+            try:
+                self._channel.close()
+            except LOST:
+                pass  # the connection is gone, and the channel with it
+            finally:
+                self._link.sessions.release()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+@contextmanager
+def cut_at(link: Link, deadline: Deadline) -> Iterator[None]:
+    """Cuts the connection if the block hangs past the deadline.
+
+    paramiko's timeouts are about windows. When the peer's TCP takes nothing any more, all threads
+    that have something to send hang behind one lock. A packet may be half on the wire then: the
+    connection is of no use to anyone.
+    """
+    with WATCHDOG.guard(deadline.at + GRACE, link.wire.sever):
+        yield

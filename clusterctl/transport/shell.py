@@ -1,0 +1,26 @@
+"""Command lines for nodes. Pure."""
+
+from __future__ import annotations
+
+import posixpath
+import shlex
+
+_DIFFER = frozenset("\\!\n")
+"""Inside single quotes, fish reads backslashes, csh reads `!` and refuses newlines."""
+
+
+def posix(command: str) -> str:
+    """`command` for a POSIX shell, as a line that any login shell passes on unchanged."""
+    if _DIFFER.isdisjoint(command):
+        return "exec /bin/sh -c " + shlex.quote(command)
+    special = frozenset("\\!\n'\"$`%")
+    octal = "".join(
+        "".join(f"\\0{byte:03o}" for byte in char.encode()) if char in special else char
+        for char in command
+    )
+    return f"""exec /bin/sh -c 'eval "$(printf %b "{octal}")"'"""
+
+
+def path(name: str) -> str:
+    """A path on a node, quoted; one that begins with a dash is no option."""
+    return shlex.quote(name if name.startswith("/") else posixpath.join(".", name))

@@ -1,0 +1,104 @@
+"""Unpacking an archive from a node that may be hostile: nothing is written outside the folder.
+
+Not tarfile's own `data` filter: the Python of Debian 12 has none, and releases of it were fooled by
+links. Here there are none to be fooled by: the folder is fresh, links are made after all else, and
+into an existing folder the result is moved without following any.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tarfile
+from pathlib import Path
+from typing import BinaryIO
+
+from clusterctl.transport.diagnosis import Failure
+
+CHUNK = 1 << 20
+"""Bytes."""
+
+
+def unpack(archive: tarfile.TarFile, folder: Path) -> list[str]:
+    """Writes a stream's members into `folder`, which is empty. Returns what was left out, and why.
+
+    Owners are dropped, and modes keep their lower nine bits. Raises Failure for names that lead
+    out of the folder, OSError, tarfile.TarError.
+    """
+    left_out: list[str] = []
+    modes: list[tuple[Path, int]] = []
+    links: list[tuple[Path, str]] = []
+    for member in archive:
+        parts = inner_parts(member.name)
+        path = folder.joinpath(*parts)
+        if member.isdir():
+            path.mkdir(parents=True, exist_ok=True)
+            modes.append((path, member.mode & 0o777 | 0o700))
+        elif not parts:
+            raise Failure(f"the node sent an archive with a bad name: {member.name!r}")
+        elif member.issym():
+            if stays_inside(parts, member.linkname):
+                links.append((path, member.linkname))
+            else:
+                left_out.append(f"{member.name}: leads out of the folder, to {member.linkname}")
+        elif member.islnk():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            os.link(folder.joinpath(*inner_parts(member.linkname)), path)
+        elif member.isreg():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open(path, "xb") as file:
+                source = archive.extractfile(member)
+                if source is not None:
+                    shutil.copyfileobj(source, file, CHUNK)
+                os.fchmod(file.fileno(), member.mode & 0o777)
+            os.utime(path, (member.mtime, member.mtime))
+        else:
+            left_out.append(f"{member.name}: neither a file, a folder nor a link")
+    for path, target in links:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to(target)
+    for path, mode in reversed(modes):
+        path.chmod(mode)
+    return left_out
+
+
+def inner_parts(name: str) -> list[str]:
+    """The parts of a member's name, none of which leads up or out. Raises Failure."""
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    if name.startswith("/") or ".." in parts or "\0" in name:
+        raise Failure(f"the node sent an archive with a bad name: {name!r}")
+    return parts
+
+
+def stays_inside(parts: list[str], target: str) -> bool:
+    """Whether a link at `parts` can only lead to what is inside, over other such links, too.
+
+    Steps up come first, from a real folder, and no more of them than it is deep.
+    """
+    steps = [step for step in target.split("/") if step not in ("", ".")]
+    ups = next((i for i, step in enumerate(steps) if step != ".."), len(steps))
+    return not target.startswith("/") and ups < len(parts) and ".." not in steps[ups:]
+
+
+def move_into(source: Path, target: Path) -> None:
+    """Moves what is in the folder `source` into the folder `target`, file by file, following no
+    links. What is there under the same name is replaced; folders are merged. Raises Failure."""
+    for entry in os.scandir(source):
+        there = target / entry.name
+        folder_there = there.is_dir() and not there.is_symlink()
+        if not entry.is_dir(follow_symlinks=False):
+            if folder_there:
+                raise Failure(f"{there} is a folder, on the node it is not")
+            os.replace(entry.path, there)
+        elif folder_there:
+            move_into(Path(entry.path), there)
+        else:
+            there.unlink(missing_ok=True)
+            os.rename(entry.path, there)
+
+
+def reader_of(file: BinaryIO) -> tarfile.TarFile:
+    """An archive that is read once, from front to back."""
+    return tarfile.open(
+        fileobj=file, mode="r|", bufsize=CHUNK, encoding="utf-8", errors="surrogateescape"
+    )

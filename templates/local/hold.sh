@@ -1,0 +1,5 @@
+# Usage: sh hold.sh COMMAND…
+# Waits for one line from whoever starts us, then becomes COMMAND. End of file instead of a line
+# means that the starter died half-way: then nobody knows of us, and we leave.
+read -r _ || exit 1
+exec "$@" </dev/null

@@ -1,0 +1,179 @@
+"""What every test folder shares.
+
+What a test needs on the machine
+    Its markers say it (`sshd`, `netns`, `docker`, …: the table REQUIREMENTS below), or it asks:
+
+        def test_compiles(need):
+            gcc = need("gcc")  # a program, on PATH or in an sbin folder: returns its path
+            need(os.cpu_count() > 1, "needs two cores")  # any condition
+
+    What is missing skips the test with the reason; with CI=true it is a failure. What needs root
+    (`netns`, or the fixture `need_root`) skips for an ordinary user, and what needs a GPU skips
+    without one, even then.
+
+    `need` works in fixtures of every scope. Folders with a conftest.py of their own just use it:
+    nothing has to be imported. Helper modules are imported by their full name
+    (`from tests.sim import …`): the root of the checkout is on sys.path, test folders are not, and
+    test files in different folders may have the same name.
+
+The environment of a test
+    HOME and CLUSTERCTL_HOME are empty temporary folders, new for each test. All other CLUSTERCTL_*
+    variables, XDG folders, PYTHONUNBUFFERED and what a launcher or batch system leaves in the
+    environment are gone. A fixture of a wider scope gets a folder for the whole session: one that
+    starts a cluster passes a CLUSTERCTL_HOME of its own to what it runs.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+FOREIGN = (
+    "CLUSTERCTL_",
+    "OMPI_",
+    "PMIX_",
+    "PRTE_",
+    "SLURM_",
+    "SGE_",
+    "XDG_",
+)
+"""Beginnings of the names of variables that no test sees."""
+
+FOREIGN_NAMES = (
+    "PYTHONUNBUFFERED",
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
+
+
+class Need(Protocol):
+    def __call__(self, what: str | bool, reason: str = "") -> str: ...
+
+
+def find(program: str) -> str | None:
+    """The path of a program: beside this Python, on PATH, or where Debian hides it from users."""
+    folders = [str(Path(sys.prefix) / "bin"), os.environ.get("PATH", ""), "/usr/sbin", "/sbin"]
+    return shutil.which(program, path=os.pathsep.join(folders))
+
+
+def missing(reason: str) -> None:
+    """A skip on a person's machine, a failure in CI."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(f"CI has to have this: {reason}", pytrace=False)
+    pytest.skip(reason)
+
+
+def require(what: str | bool, reason: str = "") -> str:
+    """`what`: the name of a program, or a condition. Returns the program's path."""
+    found = find(what) or "" if isinstance(what, str) else ""
+    if not (found or what is True):
+        missing(reason or f"needs the program {what}")
+    return found
+
+
+def root_only() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+
+
+@cache
+def answers(*argv: str) -> bool:
+    """Does this command end well, and soon? Asked once."""
+    try:
+        done = subprocess.run(argv, capture_output=True, stdin=subprocess.DEVNULL, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
+
+
+def require_sshd() -> None:
+    for program in ("sshd", "ssh", "ssh-keygen"):
+        require(program)
+
+
+def require_namespaces() -> None:
+    root_only()
+    require(answers(require("unshare"), "--net", "--mount", "true"), "needs network namespaces")
+    require("ip")
+
+
+def require_docker() -> None:
+    require(answers(require("docker"), "info"), "needs a running Docker engine")
+
+
+def require_terraform() -> None:
+    require(find("terraform") or find("tofu") or "terraform")
+
+
+def require_mpi() -> None:
+    require("mpirun")
+
+
+def require_gpu() -> None:
+    if not (Path("/dev/nvidiactl").exists() or Path("/dev/kfd").exists()):
+        pytest.skip("needs a GPU")
+
+
+REQUIREMENTS: dict[str, Callable[[], None]] = {
+    "sshd": require_sshd,
+    "netns": require_namespaces,
+    "docker": require_docker,
+    "terraform": require_terraform,
+    "mpi": require_mpi,
+    "gpu": require_gpu,
+}
+"""By marker. `slurm` and `sge` tests bring their own and use `need`."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for name, check in REQUIREMENTS.items():
+        if item.get_closest_marker(name):
+            check()
+
+
+@pytest.fixture(scope="session")
+def need() -> Need:
+    return require
+
+
+@pytest.fixture(scope="session")
+def need_root() -> None:
+    root_only()
+
+
+def isolate(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    for name in list(os.environ):
+        if name.startswith(FOREIGN) or name in FOREIGN_NAMES:
+            patch.delenv(name)
+    home = folder / "home"
+    home.mkdir()
+    patch.setenv("HOME", str(home))
+    patch.setenv("CLUSTERCTL_HOME", str(folder / "state"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _session_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        isolate(patch, tmp_path_factory.mktemp("session"))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _environment(
+    _session_environment: None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    isolate(monkeypatch, tmp_path_factory.mktemp("env"))

@@ -1,0 +1,63 @@
+"""Run as a program: one verb of the local provider in a process of its own, answered in JSON.
+
+    drive.py VERB HOME ID WORKERS MODE [DIE_AT]
+
+With DIE_AT it kills itself, as `kill -9` would, on reaching the DIE_AT-th line of the provider's
+code that it had not reached before; so each statement can be made the last one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import clusterctl.providers.local
+from clusterctl.errors import ClusterctlError
+from clusterctl.providers.local import LocalProvider
+from tests.local.lab import cluster, folder_of
+
+PROVIDER = str(Path(clusterctl.providers.local.__file__).parent)
+
+
+def die_at(count: int) -> None:
+    reached: set[tuple[str, int]] = set()
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(PROVIDER):
+            return None
+        if event == "line":
+            reached.add((frame.f_code.co_filename, frame.f_lineno))
+            if len(reached) >= count:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return trace
+
+    sys.settrace(trace)
+
+
+def main(verb: str, home: str, cluster_id: str, workers: str, mode: str, dies: str = "") -> Any:
+    folder = folder_of(Path(home))
+    wanted = cluster(cluster_id, int(workers), mode)
+    provider = LocalProvider()
+    if dies:
+        die_at(int(dies))
+    if verb == "plan":
+        return asdict(provider.plan(wanted.spec))
+    if verb == "up":
+        return asdict(provider.create(wanted, folder, lambda _: None))
+    if verb == "describe":
+        return provider.describe(wanted, folder)
+    return provider.destroy(wanted, folder, lambda _: None)
+
+
+if __name__ == "__main__":
+    try:
+        print(json.dumps(main(*sys.argv[1:])))
+    except ClusterctlError as error:
+        print(json.dumps({"error": error.message, "hint": error.hint}))
+        sys.exit(error.exit_code)

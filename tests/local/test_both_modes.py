@@ -1,0 +1,282 @@
+"""What holds in either mode: a node is a real sshd, and `create` and `destroy` converge."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import LeftoverError, ProviderError, UsageError
+from clusterctl.model import Role
+from clusterctl.providers.local import LocalProvider, processes
+from clusterctl.providers.local.processes import Process
+from tests.local.conftest import MakeLab
+from tests.local.lab import Lab, cluster, drive
+
+WEIRD = "a b$HOME;'q\"\\%h#é*"
+
+
+def holders(lab: Lab) -> dict[str, int]:
+    """The outermost process of every node."""
+    found: dict[str, Process] = {}
+    for process in sorted(processes.scan(lab.site), key=lambda process: process.start):
+        if not process.inner:
+            found.setdefault(process.node, process)
+    return {name: process.pid for name, process in found.items() if name in lab.nodes}
+
+
+def gone(pid: int) -> bool:
+    deadline = time.monotonic() + 3
+    while processes.started(pid) is not None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return processes.started(pid) is None
+
+
+def test_a_session_finds_the_nodes_own_world(lab: Lab) -> None:
+    made = lab.up(2)
+    assert [node.name for node in made.nodes] == ["launcher", "worker-1", "worker-2"]
+    assert [node.role for node in made.nodes] == [Role.LAUNCHER, Role.WORKER, Role.WORKER]
+    assert lab.describe() == dict.fromkeys(lab.nodes, "running")
+    for name, node in lab.nodes.items():
+        place = lab.site.place(name)
+        said = lab.ssh(name, "sh -c 'echo $HOME; echo $TMPDIR; echo $PATH; stat -c %a $TMPDIR'")
+        home, scratch, path, permissions = said.splitlines()
+        assert home == str(place.home)
+        assert len(scratch) < 40
+        assert permissions == "700"
+        assert {"/usr/bin", "/bin"} <= set(path.split(":"))
+        lab.ssh(name, f"touch {node.root}/made-by-{name}")
+        assert (place.root / f"made-by-{name}").exists()
+    assert lab.ssh("worker-1", "umask") == "0022"
+
+
+def test_a_session_inherits_nothing_from_who_started_it(lab: Lab, tmp_path: Path) -> None:
+    """Above all not the descriptor of the cluster's lock, nor the signals a shell job ignores."""
+    lock = (tmp_path / "lock").open("w")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    os.set_inheritable(lock.fileno(), True)
+    os.environ["CLUSTERCTL_SECRET"] = "planted"
+    lab.up(1)
+    lock.close()
+    with (tmp_path / "lock").open() as again:
+        fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert "planted" not in lab.ssh("worker-1", "env")
+    status = lab.ssh("worker-1", "cat /proc/self/status")
+    assert "SigIgn:\t0000000000000000" in status
+    ours = os.getsid(0)
+    assert all(os.getsid(pid) not in (ours, 0) for pid in holders(lab).values())
+
+
+def test_only_the_clusters_keys_open_a_node(lab: Lab, tmp_path: Path) -> None:
+    lab.up(1)
+    shutil.copy(lab.folder / "ssh" / "mesh", lab.outside / "key")
+    assert lab.ssh("worker-1", "echo mesh") == "mesh"
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "other"], check=True
+    )
+    shutil.copy(tmp_path / "other", lab.outside / "key")
+    refused = subprocess.run(lab.argv("worker-1", "true"), capture_output=True, text=True)
+    assert "Permission denied (publickey)" in refused.stderr
+
+
+def test_sftp_and_many_sessions_over_one_connection(lab: Lab, tmp_path: Path) -> None:
+    lab.up(1)
+    batch = f'put {__file__} "{lab.nodes["worker-1"].root}/copied"\n'
+    argv = [word for word in lab.argv("worker-1") if word != "--"]
+    argv = ["sftp", "-b", "-", *argv[1:5], *["-P" if w == "-p" else w for w in argv[5:]]]
+    subprocess.run(argv, input=batch, text=True, capture_output=True, check=True, timeout=20)
+    assert (lab.site.place("worker-1").root / "copied").read_bytes() == Path(__file__).read_bytes()
+
+
+@pytest.mark.parametrize("mode", ["namespaces", "loopback"])
+@pytest.mark.sshd
+def test_any_path_of_the_state_home_works(
+    make_lab: MakeLab, mode: str, request: pytest.FixtureRequest
+) -> None:
+    if mode == "namespaces":
+        request.getfixturevalue("need_root")
+    lab = make_lab(home=WEIRD, mode=mode)
+    lab.up(1)
+    assert lab.ssh("worker-1", "sh -c 'printf %s \"$HOME\"'") == str(
+        lab.site.place("worker-1").home
+    )
+
+
+def test_a_newline_in_the_path_is_refused(make_lab: MakeLab) -> None:
+    lab = make_lab(mode="loopback")
+    with pytest.raises(UsageError, match="control character"):
+        LocalProvider().create(lab.cluster(1), lab.folder / "a\nb", print)
+
+
+def test_create_converges_to_the_number_wanted(lab: Lab) -> None:
+    keys = lab.up(8).host_keys
+    first = holders(lab)
+    lab.ssh("worker-2", "echo kept > $HOME/file")
+    lab.up(3)
+    assert holders(lab) == {name: first[name] for name in lab.nodes}
+    assert sorted(path.name for path in lab.site.nodes.glob("worker-*")) == [
+        "worker-1",
+        "worker-2",
+        "worker-3",
+    ]
+    assert not lab.site.place("worker-4").scratch.exists()
+    made = lab.up(5)
+    second = holders(lab)
+    assert {name: second[name] for name in ("launcher", "worker-1", "worker-2", "worker-3")} == {
+        name: first[name] for name in ("launcher", "worker-1", "worker-2", "worker-3")
+    }
+    assert lab.describe() == dict.fromkeys(lab.nodes, "running")
+    assert lab.ssh("worker-2", "cat $HOME/file") == "kept"
+    assert lab.ssh("worker-5", "echo new") == "new"
+    assert made.host_keys["worker-2"] == keys["worker-2"]
+    assert made.host_keys["worker-5"] != keys["worker-5"]
+    lab.up(5)
+    assert holders(lab) == second
+
+
+def test_what_is_broken_is_named_and_replaced(lab: Lab) -> None:
+    lab.up(3)
+    before = holders(lab)
+    os.kill(before["worker-1"], signal.SIGKILL)
+    sshd = [p for p in processes.scan(lab.site) if p.node == "worker-2" and p.command == "sshd"]
+    for process in sshd:
+        os.kill(process.pid, signal.SIGSTOP)
+    shutil.rmtree(lab.site.place("worker-3").folder)
+    assert gone(before["worker-1"])
+    described = lab.describe()
+    assert described["launcher"] == "running"
+    assert described["worker-1"].startswith("gone: ")
+    assert "no answer within 1 s" in described["worker-2"]
+    assert described["worker-3"].startswith("damaged: ")
+    lab.up(3)
+    assert lab.describe() == dict.fromkeys(lab.nodes, "running")
+    after = holders(lab)
+    assert {name for name in before if before[name] == after[name]} == {"launcher"}
+    for name in lab.nodes:
+        assert lab.ssh(name, "echo alive") == "alive"
+
+
+def test_a_cluster_outlives_its_maker(lab: Lab) -> None:
+    """The process that created it is gone when the next one looks."""
+    done = subprocess.run(
+        drive(lab, "up", 2), capture_output=True, text=True, timeout=20, start_new_session=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lab.up(2)
+    assert lab.said[0].startswith("0 nodes started")
+    assert lab.said[0].endswith("3 were there")
+    assert lab.ssh("worker-2", "echo alive") == "alive"
+
+
+def test_down_ends_all_that_runs_on_the_nodes(lab: Lab) -> None:
+    """Sessions, what they left in the background, ranks in sessions of their own, idle clients."""
+    lab.up(2)
+    job = f"CLUSTERCTL_JOB={lab.id}/7"
+    marker = f"{os.getpid()}{time.monotonic_ns() % 10_000}"
+    lab.ssh("worker-1", f"setsid sleep 1{marker} >/dev/null 2>&1 </dev/null & exit 0")
+    lab.ssh(
+        "worker-1",
+        f"env -u CLUSTERCTL_NODE {job} setsid sh -c \"trap '' TERM INT HUP; sleep 2{marker}\""
+        " >/dev/null 2>&1 </dev/null & exit 0",
+    )
+    idle = subprocess.Popen([*lab.argv("worker-2", f"sleep 3{marker}")], stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 5
+    while len(sleeping(marker)) < 3 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert len(sleeping(marker)) == 3
+    began = time.monotonic()
+    lab.down()
+    assert time.monotonic() - began < 2
+    assert sleeping(marker) == []
+    assert lab.leftovers() == []
+    _, said = idle.communicate(timeout=5)
+    assert idle.returncode == 255, said
+    lab.down()  # once more: nothing to do is no error
+
+
+def sleeping(marker: str) -> list[str]:
+    shown = subprocess.run(["ps", "ax", "-o", "args"], capture_output=True, text=True, check=True)
+    return [line for line in shown.stdout.splitlines() if line[:5] == "sleep" and marker in line]
+
+
+def test_down_finds_sessions_whose_listener_is_gone(lab: Lab) -> None:
+    """sshd wipes its own environment, and an orphan of init has no parent to be found by."""
+    lab.up(1)
+    argv = lab.argv("worker-1")
+    client = subprocess.Popen([argv[0], "-N", *argv[1:-1]], stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline and sshds(lab) < 2:
+        time.sleep(0.02)
+    assert sshds(lab) >= 2
+    os.kill(holders(lab)["worker-1"], signal.SIGKILL)
+    lab.down()
+    client.communicate(timeout=5)
+    assert lab.leftovers() == []
+
+
+def sshds(lab: Lab) -> int:
+    found = processes.scan(lab.site)
+    return sum(p.node == "worker-1" and p.command == "sshd" for p in found)
+
+
+def test_down_works_with_all_files_gone(lab: Lab) -> None:
+    lab.up(2)
+    shutil.rmtree(lab.folder)
+    lab.down()
+    assert lab.leftovers() == []
+
+
+def test_down_removes_what_a_program_closed_to_itself(lab: Lab) -> None:
+    lab.up(1)
+    lab.ssh("worker-1", "mkdir -p $HOME/a/b && touch $HOME/a/b/c && chmod 0 $HOME/a/b $HOME/a")
+    lab.down()
+    assert lab.leftovers() == []
+
+
+def test_down_of_what_was_never_made(lab: Lab) -> None:
+    lab.down()
+    shutil.rmtree(lab.home)
+    LocalProvider().destroy(lab.cluster(2), lab.home / "clusters" / "demo", print)
+
+
+def test_python_runs_on_a_node(lab: Lab) -> None:
+    lab.up(1)
+    assert lab.ssh("worker-1", f"{sys.executable} -c 'import jinja2; print(6 * 7)'") == "42"
+
+
+def test_someone_elses_temporary_folder_is_refused(lab: Lab, tmp_path: Path) -> None:
+    scratch = lab.site.place("worker-1").scratch
+    scratch.symlink_to(tmp_path)
+    try:
+        with pytest.raises(ProviderError, match="exists and is not ours"):
+            lab.up(1)
+    finally:
+        scratch.unlink()
+
+
+def test_the_number_of_workers_has_limits(lab: Lab) -> None:
+    for workers in (0, 201):
+        with pytest.raises(UsageError, match="1 to 200 workers"):
+            LocalProvider().plan(cluster(lab.id, workers).spec)
+
+
+def test_what_cannot_be_removed_is_named(lab: Lab, tmp_path: Path) -> None:
+    """A folder on which something is mounted stands for all that resists."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    lab.up(1)
+    target = lab.site.place("worker-1").home
+    if subprocess.run(["mount", "-t", "tmpfs", "tmpfs", target]).returncode:
+        pytest.skip("needs to mount")
+    try:
+        with pytest.raises(LeftoverError, match="nodes: Device or resource busy"):
+            lab.down()
+    finally:
+        subprocess.run(["umount", target], check=True)

@@ -1,0 +1,236 @@
+"""The layers of the house: who may import whom, who may start processes, who may use which library.
+
+The source is parsed, not imported, so imports inside functions count, imports under TYPE_CHECKING
+count, and so do strings that name one of our modules: tables of the kind "name → module" are
+imports that happen later.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+# --------------------------------------------------------------------------------------- the rules
+# A unit is a package or module directly in clusterctl/. A row: what it may import besides itself.
+
+FOUNDATION = {"model", "errors", "catalog", "config", "assets", "keys"}
+EDGE = {"process", "state", "events"}  # they touch this machine
+TALK = {"transport", "terraform"}  # they talk to other machines
+PARTS = {"providers", "bootstrap", "launch", "schedulers"}  # siblings: they never see each other
+SERVICES = {"jobs", "insight"}
+
+MAY_IMPORT: dict[str, set[str]] = {
+    "__main__": {"cli"},
+    "cli": {"actions", "model", "errors", "config"},
+    "actions": FOUNDATION | EDGE | TALK | PARTS | SERVICES,
+    "jobs": FOUNDATION | EDGE | TALK | PARTS,
+    "insight": FOUNDATION | EDGE | TALK | PARTS,
+    "providers": FOUNDATION | EDGE | TALK,
+    "bootstrap": FOUNDATION | EDGE | TALK,
+    "launch": FOUNDATION,  # pure: from values to text and argv
+    "schedulers": FOUNDATION,  # pure
+    "transport": FOUNDATION | EDGE,
+    "terraform": FOUNDATION | EDGE,
+    "process": FOUNDATION,
+    "state": FOUNDATION | {"events"},
+    "events": FOUNDATION,
+    "assets": {"model", "errors"},
+    "keys": {"model", "errors"},
+    "config": {"model", "errors"},
+    "catalog": {"model", "errors"},
+    "model": set(),
+    "errors": set(),
+    "__init__": set(),
+}
+
+# Libraries beyond the standard one, and the units that may use them. Nothing else may be imported;
+# torch and the workloads above all: they run on nodes.
+MAY_USE: dict[str, set[str]] = {
+    "typer": {"cli"},
+    "rich": {"cli"},
+    "fabric": {"transport"},
+    "paramiko": {"transport"},
+    "invoke": {"transport"},
+    "jinja2": {"assets"},
+    "cryptography": {"keys", "transport"},
+    "msgspec": set(MAY_IMPORT) - {"model", "errors", "catalog", "__init__"},
+    "tomli": {"config"},
+    "python_terraform": {"terraform"},
+    "boto3": {"providers"},
+    "botocore": {"providers"},
+}
+
+STARTS_PROCESSES = "process"  # the only unit that may
+PROCESS_MODULES = {"subprocess", "multiprocessing", "pty"}
+PROCESS_NAMES = ("exec", "fork", "posix_spawn", "spawn", "system", "popen", "startfile")  # os.<…>*
+ASYNC_PROCESS_NAMES = ("create_subprocess",)  # asyncio.<…>*
+# --------------------------------------------------------------------------------------------------
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "clusterctl"
+
+
+@dataclass(frozen=True)
+class Use:
+    """One line of source that reaches for another module, or for `os.fork` and the like."""
+
+    unit: str
+    target: str
+    where: str
+
+
+def unit_of(path: Path, package: Path) -> str:
+    return path.relative_to(package).parts[0].removesuffix(".py")
+
+
+def units(package: Path) -> set[str]:
+    return {unit_of(path, package) for path in package.rglob("*.py")}
+
+
+def dotted(path: Path, package: Path) -> str:
+    """The package that holds the module at `path`, against which relative imports resolve."""
+    return ".".join([package.name, *path.parent.relative_to(package).parts])
+
+
+def targets(tree: ast.AST, within: str, package: Path) -> Iterator[tuple[str, int]]:
+    """Every module that the source names, as an absolute dotted name, with its line."""
+    aliases: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                aliases[alias.asname or alias.name] = alias.name
+                yield alias.name, node.lineno
+        elif isinstance(node, ast.ImportFrom):
+            parts = within.split(".")
+            base = parts[: len(parts) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            for alias in node.names:
+                yield f"{module}.{alias.name}", node.lineno
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            parts = node.value.partition(":")[0].split(".")
+            if parts[0] == package.name and len(parts) > 1 and parts[1] in units(package):
+                yield ".".join(parts), node.lineno
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            module = aliases.get(node.value.id, "")
+            if module in ("os", "asyncio"):
+                yield f"{module}.{node.attr}", node.lineno
+
+
+def uses(package: Path) -> list[Use]:
+    found = []
+    for path in sorted(package.rglob("*.py")):
+        tree = ast.parse(path.read_text(), str(path))
+        for target, line in targets(tree, dotted(path, package), package):
+            where = f"{path.relative_to(package.parent)}:{line}"
+            found.append(Use(unit_of(path, package), target, where))
+    return found
+
+
+def starts_process(target: str) -> bool:
+    module, _, name = target.partition(".")
+    return (
+        module in PROCESS_MODULES
+        or (module == "os" and name.startswith(PROCESS_NAMES))
+        or (module == "asyncio" and name.startswith(ASYNC_PROCESS_NAMES))
+    )
+
+
+def violations(package: Path) -> list[str]:
+    """One line for each broken rule."""
+    ours = units(package)
+    broken = [
+        f"{unit}: no row in MAY_IMPORT says what it may import"
+        for unit in sorted(ours - MAY_IMPORT.keys())
+    ]
+    for use in uses(package):
+        top, _, rest = use.target.partition(".")
+        if top == package.name:
+            inner = rest.partition(".")[0]
+            target = inner if inner in ours else "__init__"
+            allowed = MAY_IMPORT.get(use.unit, set()) | {use.unit, "__init__"}
+            if target not in allowed:
+                broken.append(f"{use.where}: {use.unit} may not import {target}")
+        elif starts_process(use.target):
+            if use.unit != STARTS_PROCESSES:
+                broken.append(f"{use.where}: only {STARTS_PROCESSES} may use {use.target}")
+        elif top not in sys.stdlib_module_names and use.unit not in MAY_USE.get(top, set()):
+            broken.append(f"{use.where}: {use.unit} may not use {top}")
+    return broken
+
+
+def test_the_layers_hold() -> None:
+    assert violations(PACKAGE) == []
+
+
+def test_the_table_has_no_arrow_upwards() -> None:
+    """Whoever changes the table cannot close a circle."""
+    order = list(MAY_IMPORT)  # from the top of the house to its ground
+    for unit, below in MAY_IMPORT.items():
+        upwards = {target for target in below if order.index(target) < order.index(unit)}
+        assert not upwards, f"{unit} → {upwards}"
+
+
+def test_workloads_need_no_clusterctl() -> None:
+    needing = [
+        f"{path.relative_to(ROOT)}:{line}"
+        for path in (ROOT / "workloads").rglob("*.py")
+        for target, line in targets(ast.parse(path.read_text()), "", PACKAGE)
+        if target.split(".")[0] == PACKAGE.name
+    ]
+    assert needing == []
+
+
+def test_clusterctl_imports_no_workload() -> None:
+    workloads = {path.name.removesuffix(".py") for path in (ROOT / "workloads").iterdir()}
+    assert [use.where for use in uses(PACKAGE) if use.target.split(".")[0] in workloads] == []
+
+
+@pytest.mark.parametrize(
+    ("file", "source", "complaint"),
+    [
+        ("model.py", "import clusterctl.errors", "model may not import errors"),
+        ("errors.py", "import msgspec", "errors may not use msgspec"),
+        ("launch/mpirun.py", "from ..providers import local", "launch may not import providers"),
+        ("launch/mpirun.py", "from clusterctl import state", "launch may not import state"),
+        ("state/store.py", "def f():\n    import torch", "state may not use torch"),
+        ("jobs/follow.py", "def f():\n    from clusterctl.actions import up", "import actions"),
+        ("jobs/follow.py", "if TYPE_CHECKING:\n    import clusterctl.cli", "import cli"),
+        ("jobs/follow.py", "from os import execvp", "only process may use os.execvp"),
+        ("jobs/follow.py", "import os as o\no.fork()", "only process may use os.fork"),
+        ("jobs/follow.py", "import subprocess", "only process may use subprocess"),
+        ("providers/__init__.py", "T = {'x': 'clusterctl.jobs'}", "providers may not import jobs"),
+        ("cli/main.py", "T = {'up': 'clusterctl.process:run'}", "cli may not import process"),
+        ("attic.py", "", "attic: no row"),
+    ],
+)
+def test_a_broken_rule_is_seen(tmp_path: Path, file: str, source: str, complaint: str) -> None:
+    package = tmp_path / "clusterctl"
+    for unit in ("cli", "actions", "jobs", "state", "providers", "process", "errors"):
+        (package / unit).mkdir(parents=True)
+        (package / unit / "__init__.py").touch()
+    path = package / file
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(source)
+    [line] = violations(package)
+    assert complaint in line
+
+
+def test_what_is_allowed_passes(tmp_path: Path) -> None:
+    package = tmp_path / "clusterctl"
+    (package / "process").mkdir(parents=True)
+    (package / "model.py").touch()
+    (package / "__init__.py").write_text('__version__ = "1"')
+    (package / "process" / "__init__.py").write_text(
+        "import os, subprocess\n"
+        "from clusterctl import __version__\n"
+        "from clusterctl.model import Node\n"
+        "from . import pipes\n"
+        "os.execv('/bin/sh', ['clusterctl.toml', 'clusterctl', 'clusterctl.model: a word'])\n"
+    )
+    assert violations(package) == []

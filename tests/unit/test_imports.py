@@ -1,0 +1,52 @@
+"""Start-up is a feature: what a command does not need, it does not load."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HEAVY = {"torch", "boto3", "paramiko", "fabric", "jinja2", "rich", "cryptography", "numpy"}
+
+
+def loaded(*arguments: str, cwd: Path) -> tuple[set[str], subprocess.CompletedProcess[str]]:
+    """The top-level modules that `python ARGUMENTS` loads, and how it ended."""
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", *arguments],
+        cwd=cwd,
+        capture_output=True,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        timeout=60,
+    )
+    names = [
+        line.rpartition("|")[2].strip()
+        for line in done.stderr.splitlines()
+        if line.startswith("import time:")
+    ]
+    return {name.partition(".")[0] for name in names}, done
+
+
+def test_import_is_light(tmp_path: Path) -> None:
+    modules, done = loaded("-c", "import clusterctl", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "clusterctl" in modules
+    assert not modules & (HEAVY | {"typer", "msgspec"})
+
+
+@pytest.mark.parametrize("argument", ["--help", "--version"])
+def test_start_up_is_light(argument: str, tmp_path: Path) -> None:
+    modules, done = loaded("-m", "clusterctl", argument, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "clusterctl" in done.stdout
+    assert not modules & HEAVY
+
+
+def test_status_is_light(tmp_path: Path) -> None:
+    """Without a cluster; the answer is an exit code of the contract, never a traceback."""
+    modules, done = loaded("-m", "clusterctl", "status", cwd=tmp_path)
+    assert done.returncode in (0, 7), done.stderr
+    assert "Traceback" not in done.stderr
+    assert not modules & HEAVY

@@ -1,0 +1,81 @@
+"""Starting the bundled programs for real: alone, under mpirun and under torchrun."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+WORKLOADS = Path(__file__).resolve().parents[2] / "workloads"
+
+#: What launchers leave behind, and would mislead a program started by a test.
+_FOREIGN = ("OMPI_", "PMIX_", "PRTE_", "SLURM_", "TORCHELASTIC_", "CLUSTERCTL_", "MASTER_")
+_FOREIGN_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "PYTHONUNBUFFERED")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a program ended, and what it and its launcher wrote."""
+
+    code: int
+    out: str
+    err: str
+
+    def lines(self, word: str) -> list[str]:
+        """The lines of stdout with this word in them, sorted, since ranks write side by side."""
+        return sorted(line for line in self.out.splitlines() if word in line)
+
+
+@dataclass
+class Programs:
+    """Starts programs in one folder, with an environment that no launcher has touched."""
+
+    folder: Path
+    need: Any
+    extra: dict[str, str] = field(default_factory=dict)
+
+    def environment(self) -> dict[str, str]:
+        env = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(_FOREIGN) and name not in _FOREIGN_NAMES
+        }
+        path = str(Path(sys.prefix) / "bin") + os.pathsep + env.get("PATH", "")
+        return {**env, "PATH": path, "OMP_NUM_THREADS": "1", **self.extra}
+
+    def alone(self, script: str | Path, *arguments: object) -> Ended:
+        return self._run([sys.executable, WORKLOADS / script, *arguments])
+
+    def mpirun(self, ranks: int, script: str | Path, *arguments: object) -> Ended:
+        return self._run([*self.mpirun_argv(ranks), sys.executable, WORKLOADS / script, *arguments])
+
+    def mpirun_argv(self, ranks: int) -> list[str]:
+        argv = [self.need("mpirun"), "-np", str(ranks), "--bind-to", "none"]
+        argv += ["--map-by", ":OVERSUBSCRIBE"]
+        # The OFI transport looks for hardware for a whole second in every MPI_Init.
+        argv += ["--mca", "btl", "self,sm,tcp"]
+        return [*argv, "--allow-run-as-root"] if os.geteuid() == 0 else argv
+
+    def torchrun(self, ranks: int, script: str | Path, *arguments: object) -> Ended:
+        argv = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        return self._run([*argv, f"--nproc-per-node={ranks}", WORKLOADS / script, *arguments])
+
+    def _run(self, argv: Sequence[object]) -> Ended:
+        # Files: mpirun 5.0.11 loses lines of ranks when its own stdout is a pipe.
+        out, err = self.folder / "stdout.txt", self.folder / "stderr.txt"
+        with open(out, "w") as stdout, open(err, "w") as stderr:
+            done = subprocess.run(
+                [str(part) for part in argv],
+                cwd=self.folder,
+                env=self.environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                timeout=60,
+                check=False,
+            )
+        return Ended(done.returncode, out.read_text(), err.read_text())

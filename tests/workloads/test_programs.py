@@ -1,0 +1,296 @@
+"""The bundled programs, run for real on this host."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.workloads.running import WORKLOADS, Ended, Programs
+
+CPU = "multinode_ddp_mpi.py"
+GPU = "multinode_ddp_mpi_gpu.py"
+
+
+def accuracy(ended: Ended) -> float:
+    match = re.search(r"^\[(?:Rank|GPU)0\] Test accuracy: ([0-9.]+) ", ended.out, re.MULTILINE)
+    assert match, ended
+    return float(match[1])
+
+
+def state(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = torch.load(path, weights_only=True)
+    return found
+
+
+def assert_equal_states(one: dict[str, Any], other: dict[str, Any]) -> None:
+    """Bit for bit: the weights, the optimizer's momentum, and the epochs."""
+    assert one["epochs"] == other["epochs"]
+    assert one["model"].keys() == other["model"].keys()
+    for name, tensor in one["model"].items():
+        assert torch.equal(tensor, other["model"][name]), name
+    momenta = one["optimizer"]["state"]
+    assert momenta, "the optimizer's state is not in the snapshot"
+    for index, values in momenta.items():
+        buffer = other["optimizer"]["state"][index]["momentum_buffer"]
+        assert torch.equal(values["momentum_buffer"], buffer), index
+
+
+@pytest.mark.mpi
+def test_two_ranks_learn_the_digits_over_mpi(programs: Programs) -> None:
+    ended = programs.mpirun(2, CPU, 20, 20)
+    assert ended.code == 0, ended.err
+    assert accuracy(ended) >= 0.95
+    assert len(ended.lines("] Backend: mpi (mpi4py hook, host buffers) | Ranks: 2")) == 1
+    pattern = r"^\[Rank([01])\] Epoch (\d+) \| Batchsize: 32 \| Steps: 23 \| Loss: (\S+)$"
+    found = re.findall(pattern, ended.out, re.MULTILINE)
+    assert sorted((int(rank), int(epoch)) for rank, epoch, _ in found) == [
+        (rank, epoch) for rank in (0, 1) for epoch in range(20)
+    ]
+    losses = [float(loss) for rank, _, loss in found if rank == "0"]
+    assert losses[-1] < 0.2 * losses[0]
+    assert len(ended.lines("Elapsed time: ")) == 2
+    # One file, by global rank 0, and nothing half-written.
+    assert [path.name for path in programs.folder.glob("snapshot*")] == ["snapshot.pt"]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("ranks", "backend"), [(3, "gloo"), (3, "mpi")])
+def test_a_resumed_training_ends_bit_equal(programs: Programs, ranks: int, backend: str) -> None:
+    # Three ranks: with two, a sum is rounded alike in whatever order it is made.
+    common = ["--backend", backend, "--seed", 7, "--batch-size", 100]
+    whole = programs.mpirun(ranks, CPU, 6, 100, *common, "--snapshot", "whole.pt")
+    assert whole.code == 0, whole.err
+    first = programs.mpirun(ranks, CPU, 3, 2, *common, "--snapshot", "parts.pt")
+    assert first.code == 0, first.err
+    assert state(programs.folder / "parts.pt")["epochs"] == 3, "the final snapshot is missing"
+    second = programs.mpirun(ranks, CPU, 6, 100, *common, "--snapshot", "parts.pt")
+    assert second.code == 0, second.err
+    rest = [line for line in whole.lines("Epoch ") if int(line.split()[2]) >= 3]
+    assert second.lines("Epoch ") == rest
+    assert len(rest) == 3 * ranks
+    assert_equal_states(state(programs.folder / "whole.pt"), state(programs.folder / "parts.pt"))
+
+
+@pytest.mark.mpi
+def test_the_same_seed_repeats_and_a_finished_run_trains_nothing(programs: Programs) -> None:
+    runs = {
+        name: programs.mpirun(2, CPU, 3, 1, "--seed", 1, "--snapshot", f"{name}.pt")
+        for name in ("a", "b")
+    }
+    assert runs["a"].lines("Epoch ") == runs["b"].lines("Epoch ")
+    assert len(runs["a"].lines("Epoch ")) == 6
+    assert_equal_states(state(programs.folder / "a.pt"), state(programs.folder / "b.pt"))
+    before = (programs.folder / "a.pt").stat().st_mtime_ns
+    again = programs.mpirun(2, CPU, 3, 1, "--seed", 1, "--snapshot", "a.pt")
+    assert again.code == 0, again.err
+    assert again.lines("already finished, nothing to train")
+    assert not again.lines("Epoch ")
+    assert accuracy(again) == accuracy(runs["a"])
+    assert (programs.folder / "a.pt").stat().st_mtime_ns == before
+
+
+GRADIENTS = """
+import torch
+from trainlib import data, models
+from trainlib.ranks import discover
+from trainlib.session import Session
+
+with Session(discover()) as session:
+    session.open("mpi")
+    rank, world = session.ranks.rank, session.ranks.world
+    torch.manual_seed(0)
+    bare = models.mlp(64, 10)
+    # Other weights on the other ranks: wrapping has to hand out rank 0's.
+    mine = models.mlp(64, 10)
+    if rank == 0:
+        mine.load_state_dict(bare.state_dict())
+    model = session.data_parallel(mine)
+    digits = data.digits().train
+    loss = torch.nn.functional.cross_entropy
+    for step in range(3):
+        rows = slice(64 * step, 64 * (step + 1))
+        bare.zero_grad()
+        loss(bare(digits.inputs[rows]), digits.targets[rows]).backward()
+        mine.zero_grad()
+        part = slice(64 * step + 64 // world * rank, 64 * step + 64 // world * (rank + 1))
+        loss(model(digits.inputs[part]), digits.targets[part]).backward()
+        for expected, found in zip(bare.parameters(), mine.parameters(), strict=True):
+            assert torch.allclose(expected.grad, found.grad, rtol=1e-5, atol=1e-7), step
+    for kind in (torch.float64, torch.float16, torch.bfloat16):
+        tensor = torch.full((5,), float(rank + 1), dtype=kind)
+        session._averager.average(tensor)
+        assert tensor.tolist() == [(world + 1) / 2] * 5, kind
+    assert session.communicator.sum([1.5, float(rank)]) == [1.5 * world, world * (world - 1) / 2]
+    assert session.communicator.maximum(rank) == world - 1
+    assert session.communicator.broadcast(b"from 0" if rank == 0 else b"") == b"from 0"
+    print("equal", rank, flush=True)
+"""
+
+
+@pytest.mark.mpi
+def test_the_hook_gives_the_gradient_of_the_union_batch(programs: Programs) -> None:
+    script = programs.folder / "gradients.py"
+    script.write_text(GRADIENTS)
+    programs.extra = {"PYTHONPATH": str(WORKLOADS)}
+    ended = programs.mpirun(4, script)
+    assert (ended.code, ended.lines("equal")) == (0, [f"equal {rank}" for rank in range(4)]), ended
+
+
+FAILS = """
+import sys, time, torch
+from trainlib.ranks import discover
+from trainlib.session import Session
+
+with Session(discover()) as session:
+    session.open(sys.argv[1])
+    if session.ranks.rank == 1:
+        raise SystemExit(9) if sys.argv[1] == "mpi" else ValueError("a bug")
+    session.communicator.sum([1.0])
+    time.sleep(50)
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("backend", "code"), [("mpi", 9), ("gloo", 1)])
+def test_one_failing_rank_ends_all(programs: Programs, backend: str, code: int) -> None:
+    script = programs.folder / "fails.py"
+    script.write_text(FAILS)
+    programs.extra = {"PYTHONPATH": str(WORKLOADS)}
+    started = time.monotonic()
+    ended = programs.mpirun(2, script, backend)
+    assert ended.code == code, ended
+    assert time.monotonic() - started < 15
+    assert ("ValueError: a bug" in ended.err) == (backend == "gloo")
+
+
+def test_torchrun_trains_over_gloo_and_refuses_mpi(programs: Programs) -> None:
+    # Unbuffered and into one file: the lines of two ranks must not run into each other.
+    programs.extra = {"PYTHONUNBUFFERED": "1"}
+    ended = programs.torchrun(2, CPU, 30, 30)
+    assert ended.code == 0, ended.err
+    pattern = r"^\[Rank[01]\] Epoch \d+ \| Batchsize: 32 \| Steps: 23 \| Loss: [-0-9.e]+$"
+    assert len(re.findall(pattern, ended.out, re.MULTILINE)) == 60
+    assert ended.lines("] Backend: gloo")
+    ended = programs.torchrun(2, CPU, 2, 2, "--backend", "mpi")
+    assert ended.code != 0
+    line = f"{CPU}: error: backend mpi is not possible: torchrun starts no MPI"
+    assert ended.err.count(line) == 1, ended.err
+    assert re.search(r"exitcode\s*: 6 ", ended.err)
+
+
+def test_one_rank_alone_learns_a_regression(programs: Programs) -> None:
+    ended = programs.alone(CPU, 5, 5, "--dataset", "synthetic", "--snapshot", "s.pt")
+    assert ended.code == 0, ended.err
+    losses = [float(line.rsplit(" ", 1)[1]) for line in ended.out.splitlines() if "Loss: " in line]
+    assert losses[-1] < 0.25 * losses[0]
+    assert ended.lines("Test MSE: ")
+    # The snapshot of one data set is not for another.
+    ended = programs.alone(CPU, 5, 5, "--snapshot", "s.pt")
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.count("\n") == 1
+    assert "its data set is synthetic, here it is digits" in ended.err
+
+
+def test_wrong_arguments_are_one_line_and_exit_2(programs: Programs) -> None:
+    ended = programs.alone(CPU, 10, "often")
+    assert (ended.code, ended.out) == (2, "")
+    assert re.fullmatch(rf"{CPU}: error: .*save_every.*'often'.*; see --help\n", ended.err)
+    assert list(programs.folder.glob("snapshot*")) == []
+
+
+def test_without_a_gpu_the_gpu_program_says_so(programs: Programs) -> None:
+    programs.extra = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+    ended = programs.alone(GPU, 1, 1)
+    assert (ended.code, ended.out) == (6, "")
+    assert re.fullmatch(rf"{GPU}: error: no GPU is visible.*--allow-cpu.*\n", ended.err)
+
+
+@pytest.mark.mpi
+def test_the_gpu_program_on_cpus(programs: Programs) -> None:
+    programs.extra = {
+        "CUDA_VISIBLE_DEVICES": "",
+        "HIP_VISIBLE_DEVICES": "",
+        "CLUSTERCTL_ALLOW_CPU": "1",
+    }
+    ended = programs.mpirun(2, GPU, 2, 2)
+    assert ended.code == 0, ended.err
+    assert len(ended.lines("[GPU1] Epoch ")) == 2
+    assert len(ended.lines("Training took ")) == 2
+
+
+def test_sigterm_saves_the_epoch_and_ends_with_143(programs: Programs) -> None:
+    out = programs.folder / "out.txt"
+    with open(out, "w") as stdout:
+        process = subprocess.Popen(
+            [sys.executable, WORKLOADS / CPU, "1000000", "1000000"],
+            cwd=programs.folder,
+            env=programs.environment(),
+            stdout=stdout,
+        )
+    deadline = time.monotonic() + 30
+    while "Epoch 3 " not in out.read_text() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=10) == 143
+    last = [line for line in out.read_text().splitlines() if "] Epoch " in line][-1]
+    saved = state(programs.folder / "snapshot.pt")["epochs"]
+    assert saved == int(last.split()[2]) + 1 >= 4
+    assert f"SIGTERM: stopped after epoch {saved - 1}" in out.read_text()
+
+
+@pytest.mark.mpi
+def test_reduce_all_over_mpi_does_without_torch(programs: Programs) -> None:
+    (programs.folder / "torch.py").write_text("raise ImportError('torch was imported')\n")
+    programs.extra = {"PYTHONPATH": str(programs.folder)}
+    ended = programs.mpirun(3, "reduce_all.py")
+    assert ended.code == 0, ended.err
+    ends = [line.split(" | ", 1)[1] for line in ended.lines("[Rank")]
+    assert ends == [f"before: [{r}, {r}, {r}, {r}] | after: [3, 3, 3, 3]" for r in range(3)]
+    assert ended.lines("ok: 3 ranks on 1 host, each holds 3 = W(W-1)/2, over mpi")
+
+
+@pytest.mark.mpi
+def test_reduce_all_over_gloo(programs: Programs) -> None:
+    ended = programs.mpirun(2, "reduce_all.py", "--backend", "gloo")
+    assert ended.code == 0, ended.err
+    assert ended.lines("ok: 2 ranks on 1 host, each holds 1 = W(W-1)/2, over gloo")
+
+
+@pytest.mark.mpi
+def test_reduce_all_fails_if_a_sum_is_wrong(programs: Programs) -> None:
+    # A rank that contributes something else than its rank stands for a broken network.
+    wrong = (WORKLOADS / "reduce_all.py").read_text()
+    wrong = wrong.replace("[float(ranks.rank)]", "[float(ranks.rank) + (ranks.rank == 1)]")
+    script = programs.folder / "reduce_all.py"
+    script.write_text(wrong)
+    programs.extra = {"PYTHONPATH": str(WORKLOADS)}
+    ended = programs.mpirun(2, script)
+    assert ended.code == 1
+    assert "the sum over 2 ranks is not 1 on rank 0 on " in ended.err
+    assert not ended.lines("ok: ")
+
+
+@pytest.mark.mpi
+def test_hello_in_c(programs: Programs, need: Any) -> None:
+    need("gcc")
+    binary = programs.folder / "hello"
+    subprocess.run(
+        [need("mpicc"), str(WORKLOADS / "hello.c"), "-Wall", "-Werror", "-o", str(binary)],
+        check=True,
+        env=programs.environment(),
+    )
+    out = programs.folder / "hello.txt"
+    with open(out, "w") as stdout:
+        argv = [*programs.mpirun_argv(3), str(binary)]
+        subprocess.run(argv, check=True, env=programs.environment(), stdout=stdout, timeout=60)
+    text = out.read_text()
+    assert sorted(re.findall(r"Hello from rank (\d) of 3 on \S+", text)) == ["0", "1", "2"]
+    assert "ok: 3 of 3 ranks answered" in text

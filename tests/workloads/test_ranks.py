@@ -1,0 +1,178 @@
+"""Rank discovery and the meeting point: tables of environments."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainlib import meeting, mpi
+from trainlib.errors import StartError
+from trainlib.ranks import Ranks, discover, expand_counts, rank_hint
+
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "x",
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+}
+MPIRUN = {
+    "OMPI_COMM_WORLD_RANK": "2",
+    "OMPI_COMM_WORLD_SIZE": "3",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
+}
+SRUN = {
+    "SLURM_JOB_ID": "77",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "5",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "2",
+    "SLURM_NTASKS": "6",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x3)",
+}
+AGENT_UNDER_MPIRUN = {**MPIRUN, "OMPI_COMM_WORLD_RANK": "0"}
+ALLOCATION = {**SRUN, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        pytest.param({}, Ranks(0, 1, 0, 1, "none"), id="nothing"),
+        pytest.param(TORCHRUN, Ranks(3, 4, 1, 2, "torchrun"), id="torchrun"),
+        pytest.param(MPIRUN, Ranks(2, 3, 0, 1, "mpirun"), id="mpirun"),
+        pytest.param(SRUN, Ranks(5, 6, 1, 2, "srun"), id="srun"),
+        pytest.param(
+            {**AGENT_UNDER_MPIRUN, **TORCHRUN},
+            Ranks(3, 4, 1, 2, "torchrun"),
+            id="torchrun started by mpirun, whose rank is 0 everywhere",
+        ),
+        pytest.param(
+            {**ALLOCATION, **MPIRUN},
+            Ranks(2, 3, 0, 1, "mpirun"),
+            id="mpirun in a Slurm job, whose rank is 0 everywhere",
+        ),
+        pytest.param(
+            {**SRUN, "SLURM_STEP_NUM_TASKS": "6", "SLURM_NTASKS": "64"},
+            Ranks(5, 6, 1, 2, "srun"),
+            id="a step smaller than its job",
+        ),
+        pytest.param(
+            {"SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_NTASKS": "2"},
+            Ranks(1, 2, 1, 2, "srun"),
+            id="the least that Slurm says",
+        ),
+        pytest.param(
+            {**MPIRUN, "CLUSTERCTL_WORLD_SIZE": "3", "WORLD_SIZE": "3"},
+            Ranks(2, 3, 0, 1, "mpirun"),
+            id="as many as meant",
+        ),
+        pytest.param(
+            {**TORCHRUN, "CLUSTERCTL_WORLD_SIZE": "2"},
+            Ranks(3, 4, 1, 2, "torchrun"),
+            id="a wrapper that counted the torchruns",
+        ),
+    ],
+)
+def test_discovery(env: dict[str, str], expected: Ranks) -> None:
+    assert discover(env) == expected
+
+
+@pytest.mark.parametrize(
+    ("env", "says"),
+    [
+        pytest.param({"CLUSTERCTL_WORLD_SIZE": "2"}, "CLUSTERCTL_WORLD_SIZE says 2", id="alone"),
+        pytest.param({"PMI_SIZE": "4", "PMI_RANK": "1"}, "PMI_SIZE says 4", id="MPICH"),
+        pytest.param({"WORLD_SIZE": "4"}, "WORLD_SIZE says 4", id="alone, by the job's script"),
+        pytest.param({**MPIRUN, "WORLD_SIZE": "4"}, "WORLD_SIZE says 4", id="one is missing"),
+        pytest.param(
+            {**TORCHRUN, "CLUSTERCTL_WORLD_SIZE": "8"}, "says 8", id="torchrun with too few"
+        ),
+        pytest.param(
+            {name: value for name, value in ALLOCATION.items() if name != "SLURM_STEP_ID"},
+            "batch script",
+            id="python instead of srun python in a batch script",
+        ),
+        pytest.param({**MPIRUN, "OMPI_COMM_WORLD_SIZE": "two"}, "not a number", id="no number"),
+        pytest.param({"OMPI_COMM_WORLD_RANK": "0"}, "is not set", id="half of the variables"),
+        pytest.param({**MPIRUN, "OMPI_COMM_WORLD_RANK": "3"}, "cannot be", id="rank too large"),
+        pytest.param({**TORCHRUN, "LOCAL_RANK": "2"}, "cannot be", id="local rank too large"),
+    ],
+)
+def test_discovery_refuses(env: dict[str, str], says: str) -> None:
+    with pytest.raises(StartError, match=says) as caught:
+        discover(env)
+    assert caught.value.code == 6
+    assert "\n" not in caught.value.line
+
+
+def test_slurm_counts() -> None:
+    assert expand_counts("2(x3),1") == [2, 2, 2, 1]
+    with pytest.raises(StartError):
+        expand_counts("two")
+
+
+def test_rank_hint_follows_the_innermost_launcher() -> None:
+    assert rank_hint({**AGENT_UNDER_MPIRUN, **TORCHRUN}) == 3
+    assert rank_hint({**ALLOCATION, **MPIRUN}) == 2
+    assert rank_hint({}) == 0
+
+
+LOCAL = Ranks(1, 2, 1, 2, "mpirun")
+SPREAD = Ranks(1, 2, 0, 1, "mpirun")
+STEP = Ranks(1, 2, 0, 1, "srun")
+
+
+def test_meeting_point_given_by_the_environment() -> None:
+    env = {"MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "1234"}
+    assert meeting.master(SPREAD, env) == ("10.0.0.7", 1234)
+    assert meeting.master(SPREAD, {"MASTER_ADDR": "n1"}) == ("n1", meeting.DEFAULT_PORT)
+    with pytest.raises(StartError, match="70000"):
+        meeting.master(SPREAD, {**env, "MASTER_PORT": "70000"})
+
+
+def test_meeting_point_on_one_host() -> None:
+    assert meeting.master(LOCAL, {}, agree_port=lambda: 4711) == ("127.0.0.1", 4711)
+    env = {"PMIX_NAMESPACE": "prterun-host-1@1"}
+    address, port = meeting.master(LOCAL, env, agree_port=lambda: None)
+    assert address == "127.0.0.1"
+    assert port == meeting.master(LOCAL, env)[1], "all ranks have to compute the same port"
+    assert port != meeting.master(LOCAL, {"PMIX_NAMESPACE": "prterun-host-2@1"})[1]
+    assert 20000 <= port < 32000
+
+
+def test_meeting_point_on_several_hosts_has_to_be_told_to_mpirun() -> None:
+    with pytest.raises(StartError, match="mpirun -x MASTER_ADDR="):
+        meeting.master(SPREAD, {}, agree_port=lambda: 4711)
+
+
+def test_meeting_point_under_srun_is_the_first_host_of_the_step() -> None:
+    env = {
+        "SLURM_JOB_ID": "77",
+        "SLURM_STEP_ID": "1",
+        "SLURM_STEP_NODELIST": "gpu[07-09,11],login",
+        "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.1",
+    }
+    address, port = meeting.master(STEP, env)
+    assert address == "gpu07"
+    assert port != meeting.master(STEP, {**env, "SLURM_STEP_ID": "2"})[1]
+
+
+@pytest.mark.parametrize(
+    ("nodelist", "first"),
+    [("n1", "n1"), ("n1,n[2-3]", "n1"), ("n[3,5-6]", "n3"), ("n[01-02]-ib,x", "n01-ib"), ("", "")],
+)
+def test_first_host(nodelist: str, first: str) -> None:
+    assert meeting.first_host(nodelist) == first
+
+
+def test_mpi_is_not_tried_without_a_launcher_of_mpi() -> None:
+    assert "torchrun" in mpi.launch_problem(Ranks(0, 2, 0, 2, "torchrun"), MPIRUN)
+    assert "pmix" in mpi.launch_problem(STEP, SRUN)
+    assert mpi.launch_problem(STEP, {**SRUN, "PMIX_RANK": "1"}) == ""
+    assert mpi.launch_problem(SPREAD, MPIRUN) == ""
+    assert mpi.launch_problem(Ranks(0, 1, 0, 1, "none"), {}) != ""
+
+
+def test_device_pointers_can_be_forced_and_are_off_without_a_library_that_says_so() -> None:
+    assert mpi.takes_device_pointers("nvidia", {mpi.DEVICE_BUFFERS: "1"})
+    assert not mpi.takes_device_pointers("nvidia", {mpi.DEVICE_BUFFERS: "0"})

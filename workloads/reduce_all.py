@@ -1,0 +1,121 @@
+"""Does every rank reach every other one? The smallest all-reduce that would show it.
+
+    mpirun -np 4 python reduce_all.py
+
+Each rank contributes a vector of ones times its rank; the sum has to be W(W-1)/2 in every element
+on all W ranks (after DistributedReduceAll of bu-rcs/access-multi-gpu). One line per rank, then
+`ok: ...` from rank 0; a wrong sum on any rank ends with exit code 1.
+
+Over MPI on CPUs torch is not even loaded. `auto` is MPI where mpi4py and the launcher offer it,
+else what `trainlib.backends` finds; `nccl` reduces on the GPUs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import socket
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+from trainlib import mpi
+from trainlib.backends import NAMES
+from trainlib.errors import StartError, WorkloadError
+from trainlib.options import Parser
+from trainlib.program import put, run_program
+from trainlib.ranks import Ranks, discover
+
+#: Elements of the vector.
+LENGTH = 4
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = Parser(description="All-reduce rank x ones and check the sum.", allow_abbrev=False)
+    parser.add_argument("--backend", choices=NAMES, default="auto", help="default auto")
+    return parser.parse_args(arguments)
+
+
+def main() -> int:
+    wanted: str = parse().backend
+    ranks = discover()
+    over_mpi = wanted in ("auto", "mpi") and ranks.world > 1
+    if over_mpi and not mpi.launch_problem(ranks) and not mpi.import_problem():
+        try:
+            module = mpi.start(ranks)
+        except StartError:
+            # mpi4py belongs to another MPI: so it does on every rank, all take the other way.
+            if wanted == "mpi":
+                raise
+        else:
+            return with_mpi4py(module, ranks)
+    return with_session(wanted, ranks)
+
+
+def with_mpi4py(module: Any, ranks: Ranks) -> int:
+    """Over `mpi4py.MPI`; MPI runs already."""
+    comm = module.COMM_WORLD
+    vector = array("d", [float(ranks.rank)] * LENGTH)
+    before = list(vector)
+    comm.Allreduce(module.IN_PLACE, vector)
+    show(ranks, before, list(vector))
+    wrong = comm.allgather(not is_right(list(vector), ranks.world))
+    hosts = comm.allgather(socket.gethostname())
+    mpi.finish()
+    return conclude(ranks, wrong, hosts, "mpi")
+
+
+def with_session(wanted: str, ranks: Ranks) -> int:
+    """Over any backend of the shared package."""
+    from trainlib.session import Session
+
+    with Session(ranks) as session:
+        if wanted == "nccl":
+            session.use_gpus(allow_cpu=True)  # open() says what is missing where
+        session.open(wanted)
+        before = [float(ranks.rank)] * LENGTH
+        after = session.communicator.sum(before)
+        show(ranks, before, after)
+        wrong = session.exchange("" if is_right(after, ranks.world) else "wrong")
+        hosts = session.exchange(socket.gethostname())
+        backend = session.backend
+    return conclude(ranks, [bool(text) for text in wrong], hosts, backend)
+
+
+def is_right(after: Sequence[float], world: int) -> bool:
+    """Whether every element is 0 + 1 + ... + (W - 1)."""
+    return len(after) == LENGTH and all(value == world * (world - 1) / 2 for value in after)
+
+
+def show(ranks: Ranks, before: Sequence[float], after: Sequence[float]) -> None:
+    texts = ("[" + ", ".join(f"{value:g}" for value in values) + "]" for values in (before, after))
+    print(
+        f"[Rank{ranks.rank}] {socket.gethostname()} | before: {next(texts)} | after: {next(texts)}",
+        flush=True,
+    )
+
+
+def conclude(ranks: Ranks, wrong: Sequence[bool], hosts: Sequence[str], backend: str) -> int:
+    """Rank 0's last line; the exit code.
+
+    Raises:
+        WorkloadError: On every rank, if any rank's sum is wrong.
+    """
+    expected = ranks.world * (ranks.world - 1) // 2
+    if any(wrong):
+        bad = [f"{rank} on {hosts[rank]}" for rank, is_wrong in enumerate(wrong) if is_wrong]
+        raise WorkloadError(
+            f"the sum over {ranks.world} ranks is not {expected} on rank {', '.join(bad)}",
+            "do not train on these machines before their MPI or network is repaired",
+            everywhere=True,
+        )
+    if ranks.rank == 0:
+        count = len(set(hosts))
+        put(
+            f"ok: {ranks.world} ranks on {count} host{'s' * (count > 1)}, each holds {expected} = "
+            f"W(W-1)/2, over {backend}"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    run_program(main)

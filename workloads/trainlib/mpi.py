@@ -1,0 +1,196 @@
+"""MPI through mpi4py: starting it safely, and averaging tensors over all ranks.
+
+torch is not imported here: a program that only needs MPI starts a second earlier without it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from trainlib.errors import StartError
+from trainlib.ranks import Ranks
+
+if TYPE_CHECKING:
+    import torch
+
+#: 1 or 0 overrides what the MPI library says about taking device pointers.
+DEVICE_BUFFERS = "TRAINLIB_MPI_DEVICE_BUFFERS"
+
+# Set by every launcher that offers an MPI library its wire-up: Open MPI's mpirun, srun --mpi=pmix,
+# and the PMI-1/2 of MPICH's launchers and srun --mpi=pmi2.
+_WIRE_UP = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
+
+
+def launch_problem(ranks: Ranks, env: Mapping[str, str] | None = None) -> str:
+    """Why MPI cannot join these ranks ("" if it can), told from the launcher alone.
+
+    MPI_Init in a process without a launcher's wire-up makes a world of one rank, or with Open MPI
+    under a plain srun ends the process: it must not be tried.
+    """
+    env = os.environ if env is None else env
+    if ranks.launcher == "torchrun":
+        return "torchrun starts no MPI, each rank would be an MPI world of its own"
+    if not any(name in env for name in _WIRE_UP):
+        by = {"srun": "srun started this without --mpi=pmix"}
+        return by.get(ranks.launcher, "neither mpirun nor srun --mpi=pmix started this process")
+    return ""
+
+
+def import_problem() -> str:
+    """Why mpi4py cannot be loaded here ("" if it can); loading does not call MPI_Init."""
+    try:
+        load()
+    except (ImportError, RuntimeError, OSError) as error:
+        # mpi4py's wheels raise RuntimeError if they find no MPI library to bind to.
+        return f"mpi4py cannot be loaded ({error})"
+    return ""
+
+
+def load() -> Any:
+    """The `mpi4py.MPI` module, without MPI_Init as a side effect of the import.
+
+    Raises:
+        ImportError, RuntimeError, OSError: There is no mpi4py, or no MPI library for it.
+    """
+    import mpi4py
+
+    mpi4py.rc.initialize = False
+    return importlib.import_module("mpi4py.MPI")
+
+
+def start(ranks: Ranks) -> Any:
+    """Call MPI_Init and return `mpi4py.MPI`; every rank of the job has to do the same.
+
+    SERIALIZED is the level that is needed: DDP calls a communication hook from autograd's thread
+    when tensors are on a GPU, while the main thread waits in backward(). MULTIPLE would cost
+    locks, and would lose UCX where that is built without --enable-mt.
+
+    Raises:
+        StartError: MPI cannot be used here, or sees another world than the launcher.
+    """
+    todo = "start the program with mpirun or srun --mpi=pmix, or pass --backend gloo"
+    problem = launch_problem(ranks) or import_problem()
+    if problem:
+        raise StartError(problem, todo)
+    mpi = load()
+    if not mpi.Is_initialized():
+        mpi.Init_thread(mpi.THREAD_SERIALIZED)
+    size, rank = mpi.COMM_WORLD.Get_size(), mpi.COMM_WORLD.Get_rank()
+    if (size, rank) != (ranks.world, ranks.rank):
+        raise StartError(
+            f"MPI sees rank {rank} of {size} where {ranks.launcher} started rank {ranks.rank} "
+            f"of {ranks.world}: mpi4py is bound to another MPI than the launcher's",
+            "install mpi4py for the launcher's MPI, or pass --backend gloo",
+        )
+    if mpi.Query_thread() < mpi.THREAD_SERIALIZED:
+        raise StartError("this MPI library cannot be called from threads", "pass --backend gloo")
+    return mpi
+
+
+def finish() -> None:
+    """MPI_Finalize, if MPI runs. Collective: only for ends that all ranks reach."""
+    mpi = running()
+    if mpi is not None:
+        mpi.Finalize()
+
+
+def running() -> Any | None:
+    """`mpi4py.MPI` if it is loaded and between MPI_Init and MPI_Finalize."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
+        return None
+    return mpi
+
+
+def takes_device_pointers(vendor: str, env: Mapping[str, str] | None = None) -> bool:
+    """Whether MPI can be given pointers to GPU memory. MPI has to be running.
+
+    Asks Open MPI's and MPICH's extension `MPIX_Query_cuda_support` / `_rocm_support`, which is
+    the run-time answer (https://docs.open-mpi.org/en/v5.0.x/tuning-apps/networking/cuda.html);
+    the environment variable `TRAINLIB_MPI_DEVICE_BUFFERS` overrides it.
+
+    Args:
+        vendor: `nvidia` or `amd`.
+    """
+    env = os.environ if env is None else env
+    if env.get(DEVICE_BUFFERS, "") in ("0", "1"):
+        return env[DEVICE_BUFFERS] == "1"
+    symbol = "MPIX_Query_rocm_support" if vendor == "amd" else "MPIX_Query_cuda_support"
+    # The process itself first; mpi4py's wheels load the library privately, but under this name.
+    for name in (None, "libmpi.so.40", "libmpi.so.12", "libmpi.so"):
+        try:
+            query = getattr(ctypes.CDLL(name), symbol)
+        except (OSError, AttributeError):
+            continue
+        return bool(query())
+    return False
+
+
+class Averager:
+    """Replaces a tensor on every rank by its mean over the ranks, in place.
+
+    Args:
+        mpi: The running `mpi4py.MPI`.
+        device_pointers: Give MPI the addresses of GPU tensors instead of copying them to the host.
+    """
+
+    def __init__(self, mpi: Any, *, device_pointers: bool) -> None:
+        self._mpi = mpi
+        self._comm = mpi.COMM_WORLD
+        self._world: int = mpi.COMM_WORLD.Get_size()
+        self._device_pointers = device_pointers
+        # DDP hands over the same few bucket buffers at every step: what MPI wants to know about
+        # each is worked out once. An equal key means the same bytes, whoever owns them now.
+        self._messages: dict[tuple[int, int, torch.dtype], list[Any] | None] = {}
+        self._staging: dict[tuple[int, torch.dtype], torch.Tensor] = {}
+
+    def average(self, tensor: torch.Tensor) -> None:
+        """All-reduce the contiguous `tensor` by sum and divide it by the number of ranks."""
+        if tensor.is_cuda:
+            self._average_cuda(tensor)
+            return
+        key = (tensor.data_ptr(), tensor.numel(), tensor.dtype)
+        try:
+            message = self._messages[key]
+        except KeyError:
+            message = self._messages[key] = self._message(tensor)
+        if message is None:
+            # MPI knows no half precision or bfloat16, and a sum in them would lose digits.
+            wide = tensor.float()
+            self._comm.Allreduce(self._mpi.IN_PLACE, self._message(wide))
+            tensor.copy_(wide.div_(self._world))
+            return
+        self._comm.Allreduce(self._mpi.IN_PLACE, message)
+        tensor.div_(self._world)
+
+    def _message(self, tensor: torch.Tensor) -> list[Any] | None:
+        """The tensor's memory as mpi4py wants it, None if MPI has no such type."""
+        name = {"torch.float32": "FLOAT", "torch.float64": "DOUBLE"}.get(str(tensor.dtype))
+        if name is None:
+            return None
+        size = tensor.numel() * tensor.element_size()
+        memory = self._mpi.buffer.fromaddress(tensor.data_ptr(), size)
+        return [memory, tensor.numel(), getattr(self._mpi, name)]
+
+    def _average_cuda(self, tensor: torch.Tensor) -> None:
+        import torch
+
+        message = self._message(tensor) if self._device_pointers else None
+        if message is not None:
+            # MPI knows nothing of streams: what fills the buffer must be done.
+            torch.cuda.current_stream(tensor.device).synchronize()
+            self._comm.Allreduce(self._mpi.IN_PLACE, message)
+            tensor.div_(self._world)
+            return
+        host = self._staging.get((tensor.numel(), tensor.dtype))
+        if host is None:
+            host = torch.empty(tensor.numel(), dtype=tensor.dtype, pin_memory=True)
+            self._staging[(tensor.numel(), tensor.dtype)] = host
+        host.copy_(tensor.view(-1))
+        self.average(host)
+        tensor.view(-1).copy_(host)

@@ -1,0 +1,54 @@
+"""The outermost frame of a program: errors become one line and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import NoReturn, TextIO
+
+from trainlib.errors import Stopped, WorkloadError
+from trainlib.ranks import rank_hint
+
+#: Seconds that a rank other than 0 leaves rank 0 for printing an error that all ranks have: the
+#: launcher kills everything as soon as the first rank ends with an error.
+_LEAD_S = 0.5
+
+
+def put(line: str, stream: TextIO | None = None) -> None:
+    """Write one line to stdout (or `stream`), now, and in one piece.
+
+    `print` hands over text and line end separately, which unbuffered become two writes: lines of
+    ranks that share a file would then run into each other.
+    """
+    stream = sys.stdout if stream is None else stream
+    stream.write(line + "\n")
+    stream.flush()
+
+
+def say(error: WorkloadError) -> None:
+    """Print the error to stderr as one line, once per error object."""
+    if not error.said:
+        error.said = True
+        program = os.path.basename(sys.argv[0]) or "python"
+        put(f"{program}: error: {error.line}", sys.stderr)
+
+
+def run_program(main: Callable[[], int]) -> NoReturn:
+    """Run `main` and end the process with its exit code; known mistakes give no traceback."""
+    try:
+        code = main()
+    except WorkloadError as error:
+        if error.everywhere and not error.said and rank_hint() != 0:
+            time.sleep(_LEAD_S)
+        else:
+            say(error)
+        code = error.code
+    except Stopped as stop:
+        code = stop.code
+    except KeyboardInterrupt:
+        code = 130
+    sys.stdout.flush()
+    sys.stderr.flush()
+    sys.exit(code)

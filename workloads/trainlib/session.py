@@ -1,0 +1,443 @@
+"""The ranks of a job as one group: meeting, agreeing, communicating, and ending together.
+
+    with Session(discover()) as session:
+        task = session.agree(lambda: load_task(...))      # a mistake on any rank ends all, once
+        session.open("auto")
+        model = session.data_parallel(model)
+
+A backend may be left unopened by programs that bring their own communication.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import os
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Protocol, TypeVar
+
+# Of torch's C++ warnings none is for the person who starts a program ("the hostname of the client
+# socket cannot be retrieved", retries of a connect that then works); read when torch is loaded.
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
+import torch
+import torch.distributed as dist
+
+from trainlib import backends, meeting, mpi
+from trainlib.errors import PeerLost, StartError, Stopped, UsageError, WorkloadError
+from trainlib.program import say
+from trainlib.ranks import Ranks
+
+T = TypeVar("T")
+
+# GradBucket, PrefixStore and rendezvous are public by torch's documentation, but not marked as
+# exported, and type checkers see them or not depending on what else they have read.
+_dist: Any = dist
+
+#: Seconds in which all ranks have to arrive: machines may load torch from a slow disk.
+JOIN_S = 120
+
+#: Seconds in which all ranks have to answer each other before training: files may be slow.
+_ANSWER_S = 600
+
+#: Seconds that a rank waits before it reports the loss of another one, which by then has printed
+#: the true cause and is the first that the launcher sees failing.
+_CULPRIT_FIRST_S = 2.0
+
+_ERRORS: dict[int, type[WorkloadError]] = {2: UsageError, 6: StartError}
+
+# How gloo, NCCL and MPI put it that the other side has gone away.
+_PEER_LOST = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Connection refused",
+    "remote process exited",
+    "MPI_ERR_PROC_FAILED",
+)
+
+
+class Communicator(Protocol):
+    """Small collectives beside the gradients; none of them is called per step."""
+
+    def sum(self, values: list[float]) -> list[float]: ...
+    def maximum(self, value: int) -> int: ...
+    def broadcast(self, payload: bytes) -> bytes: ...
+    def barrier(self) -> None: ...
+
+
+class _Alone:
+    """A world of one rank."""
+
+    def sum(self, values: list[float]) -> list[float]:
+        return values
+
+    def maximum(self, value: int) -> int:
+        return value
+
+    def broadcast(self, payload: bytes) -> bytes:
+        return payload
+
+    def barrier(self) -> None:
+        return None
+
+
+class _OverTorch:
+    """Over torch.distributed's default group, with tensors where that group wants them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def sum(self, values: list[float]) -> list[float]:
+        tensor = torch.tensor(values, dtype=torch.float64, device=self._device)
+        dist.all_reduce(tensor)
+        return [float(value) for value in tensor.tolist()]
+
+    def maximum(self, value: int) -> int:
+        tensor = torch.tensor([value], device=self._device)
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+        return int(tensor.item())
+
+    def broadcast(self, payload: bytes) -> bytes:
+        size = torch.tensor([len(payload)], device=self._device)
+        dist.broadcast(size, 0)
+        content = torch.zeros(int(size.item()), dtype=torch.uint8)
+        if dist.get_rank() == 0 and payload:
+            content = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+        content = content.to(self._device)
+        if content.numel():
+            dist.broadcast(content, 0)
+        return content.cpu().numpy().tobytes()
+
+    def barrier(self) -> None:
+        self.maximum(0)
+
+
+class _OverMpi:
+    """Over mpi4py."""
+
+    def __init__(self, module: Any) -> None:
+        self._mpi = module
+        self._comm = module.COMM_WORLD
+
+    def sum(self, values: list[float]) -> list[float]:
+        # Not the pickled allreduce: it would add Python lists, that is, join them.
+        tensor = torch.tensor(values, dtype=torch.float64)
+        self._comm.Allreduce(self._mpi.IN_PLACE, tensor.numpy())
+        return [float(value) for value in tensor.tolist()]
+
+    def maximum(self, value: int) -> int:
+        return int(self._comm.allreduce(value, op=self._mpi.MAX))
+
+    def broadcast(self, payload: bytes) -> bytes:
+        received: bytes = self._comm.bcast(payload, root=0)
+        return received
+
+    def barrier(self) -> None:
+        self._comm.Barrier()
+
+
+class Session(contextlib.AbstractContextManager["Session"]):
+    """The group of all ranks; use it as a context manager, which also ends it.
+
+    On the way out the process group is always destroyed (a process that ends without that may
+    abort in one of gloo's threads). An error of one rank alone ends that process at once with a
+    non-zero code: the launcher then stops the others, which may wait in a collective for ever.
+
+    Raises:
+        StartError: The ranks do not find each other.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+        self.device = torch.device("cpu")
+        self.backend = "none"
+        self.description = "one rank, nothing to exchange"
+        self.communicator: Communicator = _Alone()
+        self._averager: mpi.Averager | None = None
+        self._rounds = 0
+        self._store = _meet(ranks) if ranks.world > 1 else None
+
+    def exchange(self, text: str) -> list[str]:
+        """One text per rank, in the order of the ranks; works before a backend is open."""
+        if self._store is None:
+            return [text]
+        self._rounds += 1
+        key = f"trainlib/{self._rounds}"
+        try:
+            self._store.set(f"{key}/{self.ranks.rank}", text)
+            if self.ranks.rank == 0:
+                parts = [
+                    self._store.get(f"{key}/{rank}").decode() for rank in range(self.ranks.world)
+                ]
+                self._store.set(f"{key}/all", json.dumps(parts))
+                return parts
+            answer: list[str] = json.loads(self._store.get(f"{key}/all"))
+            return answer
+        except RuntimeError as error:  # what all errors of torch's stores derive from
+            raise PeerLost(
+                f"rank {self.ranks.rank} waited in vain for the other ranks",
+                "look for the first error of another rank",
+            ) from error
+
+    def agree(self, action: Callable[[], T]) -> T:
+        """Do something on every rank that may be a mistake on some of them.
+
+        Raises:
+            WorkloadError: On all ranks alike, printed once, if it failed on any.
+        """
+        result: list[T] = []
+        problem = ""
+        try:
+            result.append(action())
+        except WorkloadError as error:
+            problem = json.dumps(
+                {
+                    "what": error.what,
+                    "todo": error.todo,
+                    "code": error.code,
+                    "host": socket.gethostname(),
+                }
+            )
+        problems = self.exchange(problem)
+        failed = [rank for rank, text in enumerate(problems) if text]
+        if not failed:
+            return result[0]
+        first = json.loads(problems[failed[0]])
+        what = first["what"]
+        if len(failed) < self.ranks.world:
+            what = f"rank {failed[0]} on {first['host']}: {what}"
+        agreed = _ERRORS.get(first["code"], WorkloadError)(what, first["todo"], everywhere=True)
+        if self.ranks.rank == 0:
+            say(agreed)
+        # Rank 0 has printed when this returns: the launcher kills it when another rank ends.
+        # It may be gone by then, and the store with it.
+        with contextlib.suppress(PeerLost):
+            self.exchange("said")
+        agreed.said = True
+        raise agreed
+
+    def on_rank0(self, action: Callable[[], bytes]) -> bytes:
+        """What rank 0's `action` returns, on every rank.
+
+        Raises:
+            WorkloadError: On all ranks, if rank 0 raised one.
+        """
+        payload = self.agree(lambda: action() if self.ranks.rank == 0 else b"")
+        return self.communicator.broadcast(payload)
+
+    def use_gpus(self, *, allow_cpu: bool) -> None:
+        """Put tensors on GPUs if every rank has one.
+
+        Raises:
+            StartError: A rank has none, and the CPU is not allowed instead.
+        """
+        count = self.agree(lambda: backends.gpu_count(allow_cpu))
+        everyone = all(int(text) > 0 for text in self.exchange(str(count)))
+        self.device = backends.pick_device(self.ranks, everyone)
+
+    def open(self, wanted: str = "auto") -> None:
+        """Open the backend, after the device is known (see `backends.choose`).
+
+        Raises:
+            StartError: On all ranks, if it is not possible.
+        """
+        capability = backends.probe(self.ranks, wanted, self.device)
+        name = self._choose(wanted, capability)
+        module = None
+        if name == "mpi" and self._store is not None and not capability.mpi_native:
+            # MPI_Init waits for all ranks, so it is called only now that all of them can; what
+            # it then sees may still be another world than the launcher's.
+            try:
+                module = mpi.start(self.ranks)
+            except StartError as error:
+                capability = replace(capability, mpi_problem=error.what)
+            name = self._choose(wanted, capability)
+        self.backend = name
+        if self._store is None:
+            return
+        if name == "mpi" and capability.mpi_native:
+            self._open_native_mpi()
+            return
+        group = "nccl" if name == "nccl" else "gloo"
+        dist.init_process_group(
+            group,
+            store=_dist.PrefixStore("group", self._store),
+            rank=self.ranks.rank,
+            world_size=self.ranks.world,
+            device_id=self.device if name == "nccl" else None,
+        )
+        self.communicator = _OverTorch(self.device if name == "nccl" else torch.device("cpu"))
+        self.description = "TCP"
+        if name == "nccl":
+            self.description = "RCCL" if capability.vendor == "amd" else "NCCL"
+        if name == "mpi":
+            pointers = self.device.type == "cuda" and mpi.takes_device_pointers(capability.vendor)
+            self.communicator = _OverMpi(module)
+            self._averager = mpi.Averager(module, device_pointers=pointers)
+            self.description = f"mpi4py hook, {'device' if pointers else 'host'} buffers"
+
+    def data_parallel(
+        self, model: torch.nn.Module, *, static_graph: bool = True, hook: bool = True
+    ) -> torch.nn.Module:
+        """The model wrapped so that backward() leaves mean gradients on all ranks.
+
+        Parameters and buffers are rank 0's afterwards. Buffers are not sent at every step.
+
+        Args:
+            static_graph: Each step uses the same parameters in the same order, which saves DDP
+                the search for unused ones.
+            hook: False leaves the gradients to torch's process group even where MPI would carry
+                them, to compare the two in one run.
+        """
+        if self._store is None:
+            return model
+        wrap = torch.nn.parallel.DistributedDataParallel
+        # Renamed in torch 2.13; the old name warns there.
+        names = inspect.signature(wrap.__init__).parameters
+        buffers = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
+        options: dict[str, Any] = {
+            buffers: False,
+            "gradient_as_bucket_view": True,
+            "static_graph": static_graph,
+        }
+        if self.device.type == "cuda":
+            options["device_ids"] = [self.device.index]
+        wrapped = wrap(model, **options)
+        if hook and self._averager is not None:
+            wrapped.register_comm_hook(self._averager, _mpi_hook)
+        return wrapped
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        together = error is None or isinstance(error, Stopped)
+        if together or (isinstance(error, WorkloadError) and error.everywhere):
+            if together:
+                # Nobody leaves while others still send, and rank 0 holds the store.
+                self.communicator.barrier()
+            if dist.is_initialized():
+                dist.destroy_process_group()
+            mpi.finish()
+        elif self._store is not None:
+            self._abandon(error)
+
+    def _choose(self, wanted: str, own: backends.Capability) -> str:
+        texts = self.exchange(own.to_json())
+        capabilities = [backends.Capability.from_json(text) for text in texts]
+        return self.agree(lambda: backends.choose(wanted, capabilities))
+
+    def _open_native_mpi(self) -> None:
+        # The rank and size that this backend takes are MPI's own; given ones are ignored.
+        dist.init_process_group("mpi")
+        found = (dist.get_rank(), dist.get_world_size())
+        if found != (self.ranks.rank, self.ranks.world):
+            raise StartError(
+                f"torch's MPI sees rank {found[0]} of {found[1]} where {self.ranks.launcher} "
+                f"started rank {self.ranks.rank} of {self.ranks.world}",
+                "use the mpirun of the MPI that torch was built with, or pass --backend gloo",
+            )
+        self.communicator = _OverTorch(torch.device("cpu"))
+        self.description = "torch's own MPI"
+
+    def _abandon(self, error: BaseException | None) -> None:
+        """Report this rank's own failure and end the process, without waiting for any other."""
+        place = f"rank {self.ranks.rank} on {socket.gethostname()}"
+        code = 1
+        if isinstance(error, RuntimeError) and any(text in str(error) for text in _PEER_LOST):
+            error = PeerLost(f"{place} lost another rank", "look for that rank's own message")
+        if isinstance(error, PeerLost):
+            time.sleep(_CULPRIT_FIRST_S)
+        if isinstance(error, WorkloadError):
+            code = error.code
+            error.what = error.what if place in error.what else f"{place}: {error.what}"
+            say(error)
+        elif isinstance(error, KeyboardInterrupt):
+            code = 130
+        elif isinstance(error, SystemExit):
+            code = error.code if isinstance(error.code, int) else 1
+        elif error is not None:
+            traceback.print_exception(error)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if dist.is_initialized() and dist.get_backend() == "gloo":
+            dist.destroy_process_group()
+        module = mpi.running()
+        if module is not None and self.ranks.launcher == "srun":
+            # srun stops the others only if it is told; mpirun sees the exit code, and an
+            # MPI_Abort would hide it behind a signal.
+            module.COMM_WORLD.Abort(code)
+        # No exit handlers: MPI_Finalize would wait for ranks that wait for this one, and NCCL's
+        # destructors for collectives that will never end.
+        os._exit(code)
+
+
+def _meet(ranks: Ranks) -> Any:
+    """A key-value store that all ranks reach, served by rank 0 (or by torchrun's agent)."""
+    address, port = meeting.master(ranks, agree_port=lambda: _agreed_port(ranks))
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = address, str(port)
+    if "GLOO_SOCKET_IFNAME" not in os.environ:
+        interface = meeting.interface_towards(address)
+        # A name that means loopback on its own host would mislead the ranks of other hosts.
+        if interface and (ranks.one_host or not interface.startswith("lo")):
+            os.environ["GLOO_SOCKET_IFNAME"] = interface
+    try:
+        handler = _dist.rendezvous(
+            "env://", ranks.rank, ranks.world, timeout=timedelta(seconds=JOIN_S)
+        )
+        store = next(handler)[0]
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise StartError(
+            f"rank {ranks.rank} on {socket.gethostname()} cannot meet the others at "
+            f"{address}:{port} ({reason})",
+            "check that MASTER_ADDR is rank 0's host and that MASTER_PORT is free and reachable",
+        ) from error
+    store.set_timeout(timedelta(seconds=_ANSWER_S))
+    return store
+
+
+def _agreed_port(ranks: Ranks) -> int | None:
+    """A free port picked by rank 0, told through MPI; None where MPI does not work."""
+    if mpi.launch_problem(ranks) or mpi.import_problem():
+        return None
+    try:
+        world = mpi.start(ranks).COMM_WORLD
+    except StartError:
+        return None
+    port: int = world.bcast(meeting.free_port() if ranks.rank == 0 else 0, root=0)
+    return port
+
+
+def _mpi_hook(averager: mpi.Averager, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    """DDP communication hook: the mean over ranks, there when the hook returns.
+
+    Waiting here costs the overlap with the rest of backward(), and saves what an asynchronous
+    call costs more on small models: a thread that fights for the interpreter lock.
+    """
+    gradients = bucket.buffer()
+    averager.average(gradients)
+    devices: list[int | str | torch.device] | None = None
+    if gradients.is_cuda:
+        devices = [gradients.device]
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
+    future.set_result(gradients)
+    return future
+
+
+# register_comm_hook compares annotations with the types themselves, and those of this file are
+# text (PEP 563).
+_mpi_hook.__annotations__.update(
+    {"bucket": _dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}
+)
