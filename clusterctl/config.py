@@ -89,12 +89,13 @@ def _read(path: Path) -> dict[str, Any]:
     if sys.version_info >= (3, 11):
         import tomllib
     else:
-        import tomli as tomllib
+        import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
     try:
-        return tomllib.loads(path.read_text())
+        settings: dict[str, Any] = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not valid TOML: {error}", hint="correct that line") from error
     except OSError as error:
         raise UsageError(
             f"{path} cannot be read: {error.strerror}", hint="make it readable"
         ) from error
+    return settings

@@ -1,4 +1,4 @@
-"""Ed25519 key pairs in OpenSSH's format, made in this process: no key ever passes a command line."""
+"""Ed25519 key pairs in OpenSSH's format, made in this process: none passes a command line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """`private` is the text of an OpenSSH private key file, `public` one `ssh-ed25519 AAAA…` line."""
+    """`private` is the text of an OpenSSH key file, `public` one `ssh-ed25519 AAAA…` line."""
 
     private: str
     public: str

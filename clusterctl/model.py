@@ -152,7 +152,7 @@ class Cluster:
     """How the provider made it, in one word for people: `namespaces`, `loopback`, …"""
     mode_reason: str = ""
     one_host: bool = False
-    """The nodes are names for one host (loopback): mpirun forks there, nothing crosses a network."""
+    """The nodes are names of one host (loopback): mpirun forks, nothing crosses a network."""
     nodes: tuple[Node, ...] = ()
     deadline: float | None = None
 

@@ -88,10 +88,7 @@ def is_right(after: Sequence[float], world: int) -> bool:
 
 def show(ranks: Ranks, before: Sequence[float], after: Sequence[float]) -> None:
     texts = ("[" + ", ".join(f"{value:g}" for value in values) + "]" for values in (before, after))
-    print(
-        f"[Rank{ranks.rank}] {socket.gethostname()} | before: {next(texts)} | after: {next(texts)}",
-        flush=True,
-    )
+    put(f"[Rank{ranks.rank}] {socket.gethostname()} | before: {next(texts)} | after: {next(texts)}")
 
 
 def conclude(ranks: Ranks, wrong: Sequence[bool], hosts: Sequence[str], backend: str) -> int:

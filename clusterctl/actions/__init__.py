@@ -1,4 +1,4 @@
-"""One use-case per module. They orchestrate; what is decided and what touches the world is below."""
+"""One use-case per module: they orchestrate. What decides and what touches the world is below."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def ready(cluster: Cluster) -> Cluster:
     if cluster.phase is not Phase.READY:
         raise RecordError(
             f"cluster {cluster.name!r} is {cluster.phase.value}, not ready",
-            hint=f"`clusterctl up {cluster.name}` resumes, `clusterctl down {cluster.name}` removes",
+            hint=f"`clusterctl up {cluster.name}` resumes, `down {cluster.name}` removes",
         )
     return cluster
 

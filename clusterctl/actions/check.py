@@ -44,7 +44,7 @@ def _tools() -> list[Finding]:
             found.append(Finding("ok", name, path))
         else:
             found.append(Finding(level, name, f"not found; needed for {purpose}", hint))
-    return found + [_mpirun()]
+    return [*found, _mpirun()]
 
 
 def _mpirun() -> Finding:

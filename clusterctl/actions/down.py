@@ -80,7 +80,11 @@ def _save(
     """Ends running jobs, copies logs, sums up what was never fetched. Nodes that do not answer
     lose their part, and it is said; they never stop us."""
     deadline = time.monotonic() + SAVE_LIMIT
-    jobs = [job for job in store.jobs() if job.cluster_id == cluster.id]
+    jobs = [
+        job
+        for job in store.jobs()
+        if job.cluster_id == cluster.id and (job.started or not job.state.ended)
+    ]
     if not jobs:
         return (), ()
     cancelled: list[int] = []

@@ -134,6 +134,14 @@ def rerun(
             f"job {number} ran on another cluster {old.cluster!r}, which is gone with its outputs",
             hint=f"`clusterctl rerun {number}` starts fresh",
         )
+    if resume:
+        with connected(store, cluster) as pool:
+            old = control.refresh(old, cluster, pool)
+        if not old.state.ended:
+            raise RecordError(
+                f"job {number} is {old.state.value}: its outputs are not complete",
+                hint=f"wait for it, or `clusterctl cancel {number}` first",
+            )
     if not (store.home.stages / old.stage).is_file():
         raise RecordError(
             f"job {number} was never staged: there is nothing to run again",

@@ -1,4 +1,4 @@
-"""`up`: from a wish to a cluster that has been checked. Repeating it resumes, or changes workers."""
+"""`up`: from a wish to a checked cluster. Repeating it resumes, or changes the workers."""
 
 from __future__ import annotations
 

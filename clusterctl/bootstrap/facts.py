@@ -132,8 +132,8 @@ def mpi(text: str) -> Mapping[str, Any]:
 
 def tools(text: str) -> Mapping[str, Any]:
     """`name path` lines."""
-    pairs = (line.split(" ", 1) for line in text.splitlines() if " " in line)
-    return {"tools": {name: path for name, path in pairs}}
+    pairs = (line.partition(" ") for line in text.splitlines() if " " in line)
+    return {"tools": {name: path for name, _, path in pairs}}
 
 
 def facts(pythons: Sequence[str]) -> dict[str, Fact]:

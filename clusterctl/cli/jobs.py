@@ -43,7 +43,7 @@ Detach = Annotated[bool, typer.Option("--detach", "-d", help="Start it and retur
 
 
 class RunCommand(TyperCommand):
-    """Options before SCRIPT are ours, everything after it is the script's; `-m MODULE` ends ours."""
+    """Options before SCRIPT are ours, the rest is the script's; `-m MODULE` ends ours."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         takes_value = {
@@ -412,13 +412,13 @@ def _job(job: Job) -> dict[str, Any]:
         "survivors": job.survivors,
         "rerun_of": job.rerun_of,
         "env": job.spec.env,
-        "secrets": {name: "***" for name in job.spec.secret_names},
+        "secrets": dict.fromkeys(job.spec.secret_names, "***"),
     }
 
 
 def _print_plan(console: Console, prepared: Any) -> None:
     job, plan = prepared.job, prepared.plan
-    secrets = {name: "***" for name in prepared.secrets}
+    secrets = dict.fromkeys(prepared.secrets, "***")
     lines = [f"# {note}" for note in plan.notes]
     lines += [f"# stage: {prepared.tree.describe()}", "", "# hostfile", plan.files["hostfile"]]
     lines += ["# on " + prepared.cluster.launcher.name, prepared.command, ""]

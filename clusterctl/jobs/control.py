@@ -59,9 +59,7 @@ def sweep(job: Job, cluster: Cluster, pool: Pool, *, end: bool) -> dict[str, int
         command = f"exec /bin/sh {shlex.quote(folder)}/sweep.sh {action}"
         return pool.transport(name).run(command, timeout=ASK_TIMEOUT)
 
-    return {
-        result.node: _survivors(result) for result in pool.each(look, involved(job, cluster))
-    }
+    return {result.node: _survivors(result) for result in pool.each(look, involved(job, cluster))}
 
 
 def wait_until_started(

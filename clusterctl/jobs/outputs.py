@@ -29,7 +29,10 @@ def find(job: Job, cluster: Cluster, pool: Pool) -> tuple[Output, ...]:
     """Every output on every node that ran ranks. Raises NodeUnreachable if one does not answer."""
 
     def ask(name: str) -> NodeResult:
-        command = f"cd {_work(job, cluster.node(name))} && {_FIND} -printf '%s %P\\0'"
+        # A job that never got this far has made nothing.
+        command = (
+            f"cd {_work(job, cluster.node(name))} 2>/dev/null || exit 0; {_FIND} -printf '%s %P\\0'"
+        )
         return pool.transport(name).run(command, timeout=LIST_TIMEOUT)
 
     found = []

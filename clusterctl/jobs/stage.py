@@ -1,4 +1,4 @@
-"""What travels to the nodes: the tree that holds the script, as one archive named by its content."""
+"""What travels to the nodes: the tree around the script, an archive named by its content."""
 
 from __future__ import annotations
 

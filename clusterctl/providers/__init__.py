@@ -34,13 +34,13 @@ class Created:
 
 
 class Provider(Protocol):
-    """Four verbs. `folder` is the cluster's own 0700 folder; its `ssh/user.pub` is the key to let in."""
+    """Four verbs. `folder` is the cluster's own, 0700; its `ssh/user.pub` is the key to let in."""
 
     def plan(self, spec: ClusterSpec) -> ProviderPlan:
         """Says what `create` would do. Raises ProviderError where it cannot be done."""
 
     def create(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> Created:
-        """Makes what is missing and removes what is surplus; safe to repeat after any interruption."""
+        """Makes what is missing, removes what is surplus; safe to repeat after any interruption."""
 
     def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
         """Node name → `running` or what is wrong, from the machines and not from the record."""

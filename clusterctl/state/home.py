@@ -68,7 +68,7 @@ def home() -> Home:
 
 
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o600) -> None:
-    """Replaces `path` by `data`: after a crash it holds the old or the new bytes, nothing between."""
+    """Replaces `path` by `data`: after a crash it holds the old bytes or the new ones."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:

@@ -7,13 +7,15 @@ import os
 import shutil
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from clusterctl.errors import RecordError
 from clusterctl.model import Cluster, Job
 from clusterctl.state.home import Home, write_atomic
+
+Record = TypeVar("Record", Cluster, Job)
 
 
 class Store:
@@ -113,7 +115,7 @@ def _encode(record: Cluster | Job) -> bytes:
     return msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
 
 
-def _decode(path: Path, kind: type[Any]) -> Any:
+def _decode(path: Path, kind: type[Record]) -> Record:
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except msgspec.DecodeError as error:

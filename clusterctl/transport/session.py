@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -26,6 +27,8 @@ GRACE = 0.5
 """Seconds after a deadline at which a call that is stuck in a socket is cut loose."""
 LOST = (paramiko.SSHException, EOFError, OSError)
 """What paramiko raises when the connection is gone."""
+PATIENCE = 0.5
+"""Seconds for which we ask again when sshd refuses a session."""
 CLOSING = 2.0
 """Seconds for the farewell: it may have to wait for a new exchange of keys."""
 
@@ -79,7 +82,7 @@ class Session:
 
     def _open(self, deadline: Deadline, window: int) -> Any:
         try:
-            return self._link.open_session(window_size=window, timeout=deadline.left)
+            return self._open_patiently(deadline, window)
         except paramiko.ChannelException as error:
             raise Failure(
                 f"sshd opens no more sessions on this connection ({error.text}): see MaxSessions"
@@ -88,6 +91,18 @@ class Session:
             if deadline.passed:
                 raise TimeoutError from error
             raise ConnectionResetError("the connection was lost") from error
+
+    def _open_patiently(self, deadline: Deadline, window: int) -> Any:
+        # sshd counts a session for a moment longer than it lasts.
+        pause, patience = 0.005, Deadline(min(PATIENCE, deadline.left))
+        while True:
+            try:
+                return self._link.open_session(window_size=window, timeout=deadline.left)
+            except paramiko.ChannelException:
+                if patience.passed:
+                    raise
+                time.sleep(pause)
+                pause *= 2
 
     def _start(self, command: str) -> None:
         # channel.exec_command would wait for the confirmation: a round trip, and without a limit.

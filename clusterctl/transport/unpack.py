@@ -83,7 +83,7 @@ def stays_inside(parts: list[str], target: str) -> bool:
 def move_into(source: Path, target: Path) -> None:
     """Moves what is in the folder `source` into the folder `target`, file by file, following no
     links. What is there under the same name is replaced; folders are merged. Raises Failure."""
-    for entry in os.scandir(source):
+    for entry in list(os.scandir(source)):
         there = target / entry.name
         folder_there = there.is_dir() and not there.is_symlink()
         if not entry.is_dir(follow_symlinks=False):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import getpass
 import os
 import select
-import shutil
 import socket
 import subprocess
 import threading
@@ -105,12 +104,9 @@ def free_port() -> int:
         return port
 
 
-def start(folder: Path, extra: str = "", host_keys: tuple[str, ...] = ("host",)) -> Sshd:
-    binary = shutil.which("sshd", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
-    if binary is None:
-        if os.environ.get("CI") == "true":
-            pytest.fail("there is no sshd on this machine, and CI=true wants one")
-        pytest.skip("there is no sshd on this machine")
+def start(
+    binary: str, folder: Path, extra: str = "", host_keys: tuple[str, ...] = ("host",)
+) -> Sshd:
     if os.geteuid() == 0:
         Path("/run/sshd").mkdir(exist_ok=True)  # its privilege separation folder
     folder.mkdir(exist_ok=True)
@@ -120,7 +116,8 @@ def start(folder: Path, extra: str = "", host_keys: tuple[str, ...] = ("host",))
     (folder / "authorized").write_text(write_key(folder / "user") + "\n")
     port = free_port()
     keys = "".join(f"HostKey {folder / name}\n" for name in host_keys)
-    (folder / "config").write_text(CONFIG.format(port=port, folder=folder) + keys + extra)
+    # sshd heeds the first line of a kind.
+    (folder / "config").write_text(extra + CONFIG.format(port=port, folder=folder) + keys)
     kind_and_key = " ".join((folder / f"{host_keys[0]}.pub").read_text().split()[:2])
     (folder / "known_hosts").write_text(f"[127.0.0.1]:{port} {kind_and_key}\n")
     process = subprocess.Popen(
@@ -144,20 +141,20 @@ def stop(server: Sshd) -> None:
 
 
 @pytest.fixture(scope="session")
-def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+def sshd(need: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
     """One server for all tests that change nothing about it."""
-    server = start(tmp_path_factory.mktemp("sshd"))
+    server = start(need("sshd"), tmp_path_factory.mktemp("sshd"))
     yield server
     stop(server)
 
 
 @pytest.fixture
-def start_sshd(tmp_path: Path) -> Iterator[Callable[..., Sshd]]:
+def start_sshd(need: Callable[[str], str], tmp_path: Path) -> Iterator[Callable[..., Sshd]]:
     """Starts servers of a test's own: a name for the folder, more lines for the configuration."""
     with ExitStack() as stack:
 
         def one(name: str = "own", extra: str = "", host_keys: tuple[str, ...] = ("host",)) -> Sshd:
-            server = start(tmp_path / name, extra, host_keys)
+            server = start(need("sshd"), tmp_path / name, extra, host_keys)
             stack.callback(stop, server)
             return server
 
@@ -171,17 +168,16 @@ def transport(sshd: Sshd) -> Iterator[SshTransport]:
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty home with an .ssh folder, and no agent."""
-    folder = tmp_path / "home"
-    (folder / ".ssh").mkdir(parents=True)
-    monkeypatch.setenv("HOME", str(folder))
+def home(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The test's empty home, with an .ssh folder, and no agent."""
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    folder = Path.home()
+    (folder / ".ssh").mkdir()
     return folder
 
 
 @pytest.fixture
-def peer() -> Iterator[Callable[[bytes], int]]:
+def peer() -> Iterator[Callable[..., int]]:
     """A peer that accepts, says something, and then nothing more, or hangs up if told so."""
     with ExitStack() as stack:
 

@@ -62,7 +62,9 @@ def test_two_ranks_learn_the_digits_over_mpi(programs: Programs) -> None:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(("ranks", "backend"), [(3, "gloo"), (3, "mpi")])
+@pytest.mark.parametrize(
+    ("ranks", "backend"), [(3, "mpi"), pytest.param(3, "gloo", marks=pytest.mark.slow)]
+)
 def test_a_resumed_training_ends_bit_equal(programs: Programs, ranks: int, backend: str) -> None:
     # Three ranks: with two, a sum is rounded alike in whatever order it is made.
     common = ["--backend", backend, "--seed", 7, "--batch-size", 100]

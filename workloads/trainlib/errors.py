@@ -27,7 +27,7 @@ class WorkloadError(Exception):
     @property
     def line(self) -> str:
         """The message on exactly one line, whatever an operating system put into it."""
-        return " ".join(str(self).split())
+        return " ".join(f"{self.what}; {self.todo}".split())
 
 
 class UsageError(WorkloadError):

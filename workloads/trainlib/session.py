@@ -59,7 +59,6 @@ _PEER_LOST = (
     "Connection closed by peer",
     "Connection reset by peer",
     "Broken pipe",
-    "Connection refused",
     "remote process exited",
     "MPI_ERR_PROC_FAILED",
 )
@@ -268,13 +267,22 @@ class Session(contextlib.AbstractContextManager["Session"]):
             self._open_native_mpi()
             return
         group = "nccl" if name == "nccl" else "gloo"
-        dist.init_process_group(
-            group,
-            store=_dist.PrefixStore("group", self._store),
-            rank=self.ranks.rank,
-            world_size=self.ranks.world,
-            device_id=self.device if name == "nccl" else None,
-        )
+        try:
+            dist.init_process_group(
+                group,
+                store=_dist.PrefixStore("group", self._store),
+                rank=self.ranks.rank,
+                world_size=self.ranks.world,
+                device_id=self.device if name == "nccl" else None,
+            )
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            variable = f"{group.upper()}_SOCKET_IFNAME"
+            raise StartError(
+                f"{group} cannot connect the ranks ({reason})",
+                f"set {variable} on each host to the interface that leads to the others (here it "
+                f"is {os.environ.get(variable, 'not set')})",
+            ) from error
         self.communicator = _OverTorch(self.device if name == "nccl" else torch.device("cpu"))
         self.description = "TCP"
         if name == "nccl":

@@ -28,6 +28,7 @@ from clusterctl.providers.local.reach import Endpoint
 from clusterctl.providers.local.sshd import SEARCH, Server, locked, rewrite, unlocked_shadow
 
 _PORT = 22
+_ROUTES = ("-4", "-j", "route", "show", "table", "all")
 _PATIENCE = 5.0
 
 
@@ -110,7 +111,7 @@ class Namespaces:
 
     def _in_use(self) -> tuple[IPv4Network, ...]:
         addresses = ip(self._site, "-4", "-j", "address")
-        return subnets.taken(addresses, ip(self._site, *"-4 -j route show table all".split()))
+        return subnets.taken(addresses, ip(self._site, *_ROUTES))
 
     def prune(self, kept: Sequence[Process]) -> None:
         """Unplugs nodes that are gone: the kernel takes its time, and theirs still answer ARP."""

@@ -1,0 +1,106 @@
+"""`kill -9` of clusterctl at any moment: the next `up` works, and `down` leaves nothing.
+
+drive.py makes any statement of the provider the last one. Those tried here are spread over the
+whole run; others come in between at random, so that what we started is hit half-way, too.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+
+import pytest
+
+from tests.local.conftest import MakeLab
+from tests.local.lab import Lab, drive
+
+UP = (1, 70, 115, 160, 190, 205, 220, 235, 250, 265, 280, 300, 320)
+"""Of some 270 statements in loopback mode, 350 in namespaces; more would only end normally."""
+DOWN = (20, 50, 65, 75, 85)
+
+
+def interrupted(lab: Lab, verb: str, at: int) -> None:
+    done = subprocess.run(drive(lab, verb, 2, str(at)), capture_output=True, timeout=30)
+    assert done.returncode in (0, -signal.SIGKILL), done.stderr
+
+
+def works(lab: Lab) -> None:
+    lab.up(2)
+    assert lab.describe() == dict.fromkeys(lab.nodes, "running")
+    assert lab.ssh("worker-2", "echo alive") == "alive"
+
+
+def test_the_first_statement_kills(lab: Lab) -> None:
+    """What the rest of this file rests on."""
+    done = subprocess.run(drive(lab, "up", 2, "1"), timeout=30)
+    assert done.returncode == -signal.SIGKILL
+
+
+def test_up_after_a_killed_up(lab: Lab) -> None:
+    for at in UP[::2]:
+        interrupted(lab, "up", at)
+        works(lab)
+        lab.down()
+        assert lab.leftovers() == []
+
+
+def test_down_after_a_killed_up(lab: Lab) -> None:
+    for at in UP[1::2]:
+        interrupted(lab, "up", at)
+        lab.down()
+        assert lab.leftovers() == []
+
+
+def test_growing_after_a_killed_change(lab: Lab) -> None:
+    """What was healthy before stays; what was being added or removed is put right."""
+    lab.up(1)
+    for at in UP[4::3]:
+        interrupted(lab, "up", at)
+        works(lab)
+        lab.up(1)
+        assert lab.describe() == dict.fromkeys(lab.nodes, "running")
+
+
+def test_up_and_down_after_a_killed_down(lab: Lab) -> None:
+    for at in DOWN:
+        lab.up(2)
+        interrupted(lab, "down", at)
+        if at % 2:
+            works(lab)
+        lab.down()
+        assert lab.leftovers() == []
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.netns
+def test_up_after_a_kill_at_a_random_time(make_lab: MakeLab, seed: int) -> None:
+    lab = make_lab(mode="namespaces")
+    victim = subprocess.Popen(drive(lab, "up", 2), stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 10
+    while not lab.site.nodes.exists() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    time.sleep(random.Random(seed).uniform(0, 0.1))
+    os.kill(victim.pid, signal.SIGKILL)
+    victim.wait()
+    if seed % 2:
+        works(lab)
+    lab.down()
+    assert lab.leftovers() == []
+
+
+@pytest.mark.netns
+def test_nothing_waits_for_a_dead_starter(make_lab: MakeLab) -> None:
+    """Without any later verb, what was started and never got the word leaves by itself."""
+    lab = make_lab(mode="namespaces")
+    interrupted(lab, "up", 235)
+    deadline = time.monotonic() + 3
+    folder = str(lab.folder)
+    while time.monotonic() < deadline:
+        left = [line for line in lab.leftovers() if not line.startswith((folder, "/tmp"))]
+        if not left:
+            break
+        time.sleep(0.02)
+    assert left == []

@@ -1,0 +1,247 @@
+"""Nodes with namespaces of their own behave like machines."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import LeftoverError
+from clusterctl.providers.local import processes, subnets
+from clusterctl.providers.local.sshd import endpoint
+from tests.local.conftest import MakeLab
+from tests.local.lab import Lab, drive
+from tests.local.test_both_modes import gone, holders
+
+pytestmark = pytest.mark.netns
+
+
+@pytest.fixture
+def lab(make_lab: MakeLab) -> Lab:
+    return make_lab(mode="namespaces")
+
+
+def test_a_node_is_a_machine(lab: Lab) -> None:
+    lab.up(2)
+    for name, node in lab.nodes.items():
+        assert lab.ssh(name, "uname -n") == name
+        devices = json.loads(lab.ssh(name, "ip -j address"))
+        assert {device["ifname"] for device in devices} == {"lo", "eth0"}
+        [address] = [
+            entry["local"]
+            for device in devices
+            for entry in device["addr_info"]
+            if device["ifname"] == "eth0" and entry["family"] == "inet"
+        ]
+        assert address == node.address == node.private_address
+        assert lab.ssh(name, "ls /sys/class/net").split() == ["eth0", "lo"]
+        assert lab.ssh(name, "ls /dev/shm") == ""
+        assert "sshd" in lab.ssh(name, "ls /run").split()
+        assert int(lab.ssh(name, "ls -d /proc/[0-9]* | wc -l")) < 12
+        assert lab.ssh(name, "ls -d /sys/fs/cgroup/* | wc -l") == str(
+            len(list(Path("/sys/fs/cgroup").iterdir()))
+        )
+        for other, peer in lab.nodes.items():
+            assert lab.ssh(name, f"getent hosts {other}").split() == [peer.address, other]
+    assert lab.ssh("worker-1", "stat -c %a /etc/hosts") == "644"
+
+
+def test_nodes_talk_to_each_other_under_their_names(lab: Lab) -> None:
+    lab.up(2)
+    names = list(lab.nodes)
+    for name in names:
+        for other in [*names, "localhost"]:
+            banner = lab.ssh(name, f"bash -c 'exec 3<>/dev/tcp/{other}/22; head -n 1 <&3'")
+            assert banner.startswith("SSH-2.0-")
+
+
+def test_a_node_sees_nothing_of_the_others_nor_of_the_state_home(lab: Lab) -> None:
+    (lab.home / "secret").parent.mkdir(parents=True)
+    (lab.home / "secret").write_text("of the user")
+    lab.up(2)
+    for name, node in lab.nodes.items():
+        Path(node.root, "data").write_text(name)
+    seen = lab.ssh("worker-1", f"find '{lab.home}'").splitlines()
+    place = lab.site.place("worker-1")
+    assert all(
+        Path(path).is_relative_to(place.folder) or place.folder.is_relative_to(path)
+        for path in seen
+    )
+    assert lab.ssh("worker-1", f"cat {place.root}/data") == "worker-1"
+    assert lab.ssh("worker-1", f"cat {lab.home}/secret || echo hidden") == "hidden"
+    assert str(lab.folder / "ssh") not in seen
+    assert str(lab.site.place("worker-2").folder) not in seen
+    assert lab.ssh("worker-1", f"test -d /tmp -a -x {sys.executable} && echo there") == "there"
+
+
+def test_a_state_home_that_is_the_home_hides_what_it_can(
+    make_lab: MakeLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The home stays visible, since Python may live there; the keys do not."""
+    lab = make_lab(mode="namespaces")
+    monkeypatch.setenv("HOME", str(lab.home))
+    (lab.home / "bin").mkdir(parents=True)
+    lab.up(1)
+    seen = lab.ssh("worker-1", f"ls {lab.home} {lab.home}/clusters/demo {lab.folder}/nodes")
+    assert "bin" in seen
+    assert "ssh" not in seen
+    assert "launcher" not in seen
+
+
+def test_nothing_reaches_this_machine(lab: Lab) -> None:
+    def here() -> list[str]:
+        points = ("/proc", "/sys", "/run", "/dev/shm", "/etc/hosts", "/etc/shadow", str(lab.home))
+        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+        return [line for line in mounts if line.split()[4].startswith(points)]
+
+    before, hostname, hosts = here(), os.uname().nodename, Path("/etc/hosts").read_text()
+    bridges = {name for _, name in __import__("socket").if_nameindex() if name.startswith("br")}
+    lab.up(2)
+    lab.ssh("worker-1", "echo x > /dev/shm/from-a-node; echo x > /run/from-a-node")
+    assert here() == before
+    assert os.uname().nodename == hostname
+    assert Path("/etc/hosts").read_text() == hosts
+    assert not Path("/dev/shm/from-a-node").exists()
+    assert not Path("/run/from-a-node").exists()
+    assert not list(Path("/run").glob("netns/*demo*"))
+    after = {name for _, name in __import__("socket").if_nameindex() if name.startswith("br")}
+    assert after <= bridges
+    networks = {process.network for process in processes.scan(lab.site)}
+    lab.down()
+    held = {processes.network_of(pid) for pid in processes.pids()}
+    assert not held & (networks - {processes.network_of()})
+
+
+def test_killing_pid_1_ends_every_process_of_a_node(lab: Lab) -> None:
+    lab.up(1)
+    lab.ssh("worker-1", "setsid env -i sleep 987654 >/dev/null 2>&1 </dev/null & exit 0")
+    [init] = [
+        process
+        for process in processes.scan(lab.site)
+        if process.node == "worker-1" and process.inner and process.command == "sh"
+    ]
+    inside = [pid for pid in processes.pids() if processes.network_of(pid) == init.network]
+    assert len(inside) >= 4
+    os.kill(init.pid, signal.SIGKILL)
+    assert all(gone(pid) for pid in inside)
+
+
+def test_orphans_are_reaped(lab: Lab) -> None:
+    lab.up(1)
+    lab.ssh("worker-1", "for i in 1 2 3; do (setsid sh -c 'sleep 0.05' &) ; done; sleep 0.2")
+    assert "Z" not in lab.ssh("worker-1", "cat /proc/[0-9]*/stat | sed 's/.*) //' | cut -c 1")
+
+
+def test_a_replaced_node_is_reached_at_once(lab: Lab) -> None:
+    """Its neighbours know its address with the hardware address of the one before."""
+    lab.up(2)
+    assert lab.ssh("worker-1", "getent hosts worker-2")
+    knock = "bash -c 'exec 3<>/dev/tcp/worker-2/22; head -n 1 <&3'"
+    assert lab.ssh("worker-1", knock)
+    os.kill(holders(lab)["worker-2"], signal.SIGKILL)
+    lab.up(2)
+    began = time.monotonic()
+    assert lab.ssh("worker-1", knock)
+    assert time.monotonic() - began < 0.9
+
+
+def test_all_start_anew_without_a_switch(lab: Lab) -> None:
+    lab.up(2)
+    [switch] = [process for process in processes.scan(lab.site) if process.node == "switch"]
+    os.kill(switch.pid, signal.SIGKILL)
+    assert gone(switch.pid)
+    assert {text.partition(":")[0] for text in lab.describe().values()} == {"cut off"}
+    before = holders(lab)
+    lab.up(2)
+    assert lab.describe() == dict.fromkeys(lab.nodes, "running")
+    assert not set(before.values()) & set(holders(lab).values())
+
+
+def test_clusters_made_at_once_get_subnets_of_their_own(make_lab: MakeLab) -> None:
+    """All of them want the same one first."""
+    labs = [make_lab(mode="namespaces") for _ in range(3)]
+    makers = [
+        subprocess.Popen(drive(lab, "up", 1), stdout=subprocess.PIPE, text=True) for lab in labs
+    ]
+    made = [json.loads(maker.communicate(timeout=30)[0]) for maker in makers]
+    assert [maker.returncode for maker in makers] == [0, 0, 0]
+    networks = {node["address"].rpartition(".")[0] for one in made for node in one["nodes"]}
+    assert len(networks) == 3
+    for lab in labs:
+        assert set(lab.describe().values()) == {"running"}
+
+
+@contextlib.contextmanager
+def bridge(name: str, address: str) -> Iterator[None]:
+    """A bridge of someone else's in this machine's network, as Docker and libvirt make them."""
+    subprocess.run(["ip", "link", "add", name, "type", "bridge"], check=True)
+    try:
+        subprocess.run(["ip", "address", "add", address, "dev", name], check=True)
+        subprocess.run(["ip", "link", "set", name, "up"], check=True)
+        yield
+    finally:
+        subprocess.run(["ip", "link", "delete", name], check=True)
+
+
+def test_networks_in_use_are_left_alone(lab: Lab) -> None:
+    wanted = next(subnets.candidates(lab.id))
+    with bridge("decoy-" + lab.site.short, f"{wanted[1]}/24"):
+        lab.up(1)
+        assert not lab.nodes["launcher"].address.startswith(str(wanted[0]).removesuffix("0"))
+        assert lab.ssh("launcher", "bash -c 'exec 3<>/dev/tcp/worker-1/22; head -n 1 <&3'")
+
+
+def test_strict_modes_where_the_path_allows_it(make_lab: MakeLab) -> None:
+    """/tmp is writable for all, which sshd's StrictModes does not like; /root is not."""
+    safe = Path(tempfile.mkdtemp(prefix=".clusterctl-test-", dir=Path("~root").expanduser()))
+    lab = make_lab(mode="namespaces")
+    try:
+        lab.home = safe / "state"
+        lab.up(1)
+        assert "\nStrictModes yes\n" in lab.site.place("worker-1").config.read_text()
+        assert lab.ssh("worker-1", "uname -n") == "worker-1"
+        lab.down()
+    finally:
+        lab.home = lab.outside / "state"
+        shutil.rmtree(safe)
+
+
+def test_a_locked_root_gets_in(lab: Lab, tmp_path: Path) -> None:
+    """Ubuntu locks root's password, and sshd without PAM then refuses its keys as well."""
+    shadow = tmp_path / "shadow"
+    lines = Path("/etc/shadow").read_text().splitlines()
+    locked = ["root:!:19000:0:99999:7:::", *(line for line in lines if line[:5] != "root:")]
+    shadow.write_text("\n".join(locked) + "\n")
+    script = f'mount --bind {shadow} /etc/shadow && exec "$@"'
+    argv = ["unshare", "--mount", "sh", "-c", script, "sh", *drive(lab, "up", 1)]
+    subprocess.run(argv, check=True, stdout=subprocess.DEVNULL, timeout=30)
+    lab.up(1)
+    assert lab.ssh("worker-1", "uname -n") == "worker-1"
+    assert lab.ssh("worker-1", "grep -c ^root: /etc/shadow") == "1"
+    assert endpoint(lab.site.place("worker-1")) == (lab.nodes["worker-1"].address, 22)
+
+
+def test_a_stranger_in_the_network_is_named(lab: Lab) -> None:
+    """It keeps the namespace alive; it is not ours to kill."""
+    lab.up(1)
+    pid = holders(lab)["worker-1"]
+    stranger = subprocess.Popen(["nsenter", f"--net=/proc/{pid}/ns/net", "sleep", "60"])
+    try:
+        deadline = time.monotonic() + 5
+        while processes.network_of(stranger.pid) == processes.network_of():
+            assert time.monotonic() < deadline
+        with pytest.raises(LeftoverError, match=f"process {stranger.pid} inside its network"):
+            lab.down()
+    finally:
+        stranger.kill()
+        stranger.wait()

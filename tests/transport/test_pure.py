@@ -1,0 +1,181 @@
+"""known_hosts, folding, command lines, ssh_config: text in, value out."""
+
+from __future__ import annotations
+
+import base64
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from clusterctl.model import NodeResult
+from clusterctl.transport import known_hosts, shell, ssh_config
+from clusterctl.transport.fold import fold, ranges
+from clusterctl.transport.get import mode_of
+
+KEY = base64.b64encode(b"one").decode()
+OTHER = base64.b64encode(b"two").decode()
+HASHED = "|1|F1E1KeoE/eEWhi10WpGv4OdiO6Y=|3988QV0VE8wmZL7suNrYQLITLCg="  # 192.168.1.61
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "found"),
+    [
+        (f"10.0.0.1 ssh-ed25519 {KEY}", "10.0.0.1", True),
+        (f"10.0.0.1 ssh-ed25519 {KEY} a comment", "10.0.0.1", True),
+        (f"10.0.0.1 ssh-ed25519 {KEY}", "10.0.0.10", False),
+        (f"[10.0.0.1]:2222 ssh-ed25519 {KEY}", "[10.0.0.1]:2222", True),
+        (f"[10.0.0.1]:2222 ssh-ed25519 {KEY}", "0", False),
+        (f"a,b ssh-ed25519 {KEY}", "b", True),
+        (f"Node ssh-ed25519 {KEY}", "nODE", True),
+        (f"*.lan,!gate.lan ssh-ed25519 {KEY}", "x.lan", True),
+        (f"*.lan,!gate.lan ssh-ed25519 {KEY}", "gate.lan", False),
+        (f"10.0.0.? ssh-ed25519 {KEY}", "10.0.0.7", True),
+        (f"{HASHED} ssh-ed25519 {KEY}", "192.168.1.61", True),
+        (f"{HASHED} ssh-ed25519 {KEY}", "192.168.1.62", False),
+        (f"|1|x|y ssh-ed25519 {KEY}", "a", False),
+        (f"@cert-authority a ssh-ed25519 {KEY}", "a", False),
+        (f"# a ssh-ed25519 {KEY}", "a", False),
+        ("a ssh-ed25519 !!!", "a", False),
+        ("a", "a", False),
+        ("", "a", False),
+    ],
+)
+def test_known_hosts_line(line: str, name: str, found: bool) -> None:
+    keys = known_hosts.lookup(line, [name])
+    assert [key.blob for key in keys] == [b"one"] * found
+
+
+def test_known_hosts_keeps_all_keys_of_a_host() -> None:
+    text = f"a ssh-ed25519 {KEY}\na ssh-ed25519 {OTHER}\n@revoked a ssh-rsa {KEY}\n"
+    keys = known_hosts.lookup(text, ["a"])
+    assert [(key.kind, key.blob, key.revoked) for key in keys] == [
+        ("ssh-ed25519", b"one", False),
+        ("ssh-ed25519", b"two", False),
+        ("ssh-rsa", b"one", True),
+    ]
+
+
+def test_host_name() -> None:
+    assert known_hosts.host_name("a", 22) == "a"
+    assert known_hosts.host_name("a", 2222) == "[a]:2222"
+
+
+def test_ranges() -> None:
+    workers = [f"worker-{i}" for i in range(1, 64)]
+    assert ranges(workers) == "worker-[1-63]"
+    assert ranges(["launcher", *workers[:3], "worker-5"]) == "launcher,worker-[1-3,5]"
+    assert ranges(["worker-1"]) == "worker-1"
+    assert ranges(["worker-3", "worker-1", "worker-2", "worker-2"]) == "worker-[1-3]"
+    assert ranges(["n08", "n09", "n10"]) == "n[08-10]"
+    assert ranges(["n8", "n9", "n10"]) == "n[8-10]"
+    assert ranges(["n1", "n01"]) == "n1,n01"
+    assert ranges(["ip-10-0-0-7", "login"]) == "ip-10-0-0-7,login"
+    assert ranges(["7", "8"]) == "[7-8]"
+
+
+def result(node: str, **fields: object) -> NodeResult:
+    return NodeResult(node=node, **{"exit_code": 0, **fields})  # type: ignore[arg-type]
+
+
+def test_fold() -> None:
+    results = [
+        result("worker-1", stdout=b"5.0\n", seconds=1.0),
+        result("worker-2", stdout=b"5.0\n", seconds=2.0),
+        result("worker-3", exit_code=3, stderr=b"no such thing\n"),
+        result("worker-4", exit_code=3, stderr=b"no such thing\n"),
+        result("worker-5", exit_code=None, error="no answer within 10 s"),
+        result("worker-6", stdout=b"two\nlines\n"),
+        result("worker-7"),
+        result("worker-8", exit_code=1),
+    ]
+    assert fold(results) == (
+        "worker-[1-2]: 5.0",
+        "worker-[3-4]: exit 3: no such thing",
+        "worker-5: no answer within 10 s",
+        "worker-6: \n  two\n  lines",
+        "worker-7: ok",
+        "worker-8: exit 1",
+    )
+    assert fold([]) == ()
+    assert fold(result(f"worker-{i}") for i in range(1, 64)) == ("worker-[1-63]: ok",)
+
+
+NASTY = "a'b \"c\" $HOME `id` \\ \\\\ \\' ! %s %% {x} é \t*\nsecond line \\n"
+
+
+SHELLS = ["sh", *filter(shutil.which, ["dash", "bash", "zsh", "fish", "csh", "tcsh"])]
+
+
+@pytest.mark.parametrize("login_shell", SHELLS)
+@pytest.mark.parametrize("text", [NASTY, NASTY.replace("\n", ""), "plain ' \" $HOME text", "é"])
+def test_a_command_reaches_sh_through_any_shell(login_shell: str, text: str) -> None:
+    quoted = "'" + text.replace("'", "'\\''") + "'"
+    command = shell.posix(f"printf '[%s]' {quoted}")
+    done = subprocess.run([login_shell, "-c", command], capture_output=True, text=True)
+    assert done.stdout == f"[{text}]"
+    assert not any(char in command for char in "\n!") or "\\0" in command
+
+
+def test_paths_are_no_options() -> None:
+    assert shell.path("-rf") == "./-rf"
+    assert shell.path("/a b") == "'/a b'"
+    assert shell.path("") == "./"
+
+
+@pytest.mark.parametrize(
+    ("text", "mode"),
+    [
+        ("-rw-r--r--", 0o644),
+        ("-rwxr-x---.", 0o750),
+        ("-rwsr-Sr-t", 0o745),
+        ("----------", 0),
+        ("drwxrwxrwT+", 0o776),
+    ],
+)
+def test_mode_of(text: str, mode: int) -> None:
+    assert mode_of(text) == mode
+
+
+def test_ssh_config_includes(home: Path) -> None:
+    (home / ".ssh/config").write_text(
+        "Include more/*.conf\nCompression yes\nHost a\n  User one\n  Include none\n  Port 7\n"
+    )
+    (home / ".ssh/more").mkdir()
+    (home / ".ssh/more/x.conf").write_text("Host b\n  User two\n  Include ~/.ssh/deep\n")
+    (home / ".ssh/deep").write_text("Port=8\n")
+    config = ssh_config.load()
+    a, b = config.lookup("a"), config.lookup("b")
+    assert (a.get("user"), a.get("port"), a.get("compression")) == ("one", "7", "yes")
+    assert (b.get("user"), b.get("port"), b.get("compression")) == ("two", "8", "yes")
+
+
+def test_ssh_config_that_includes_itself(home: Path) -> None:
+    (home / ".ssh/config").write_text("Include config\nPort 7\n")
+    assert ssh_config.load().lookup("a")["port"] == "7"
+
+
+@pytest.mark.parametrize(
+    ("settings", "host", "hops", "command"),
+    [
+        ({}, "a", [], ""),
+        ({"proxyjump": "none"}, "a", [], ""),
+        ({"proxyjump": "me@b:7, c"}, "a", ["me@b:7", "c"], ""),
+        ({"proxyjump": "ssh://b"}, "a", ["b"], ""),
+        ({"proxyjump": "gate"}, "gate", [], ""),
+        ({"proxyjump": "b,c"}, "c", ["b"], ""),
+        ({"proxyjump": "b", "proxycommand": "nc"}, "a", ["b"], ""),
+        ({"proxycommand": "nc", "proxyjump": "b"}, "a", [], "nc"),
+        ({"proxycommand": None, "proxyjump": "b"}, "a", [], ""),
+    ],
+)
+def test_ways_to_a_host(settings: dict[str, str], host: str, hops: list[str], command: str) -> None:
+    assert ssh_config.jumps(settings, host) == hops
+    assert ssh_config.proxy_command(settings) == command
+
+
+def test_known_hosts_files(home: Path) -> None:
+    files = ssh_config.known_hosts_files({"userknownhostsfile": "~/a %d/b /c"})
+    assert files[:3] == [home / "a", home / "b", Path("/c")]
+    assert home / ".ssh/known_hosts" in ssh_config.known_hosts_files({})

@@ -1,0 +1,258 @@
+"""Commands: bytes in, bytes out, an exit code, and an end in any case."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+
+import pytest
+
+from clusterctl.errors import NodeUnreachable
+from clusterctl.model import Node
+from clusterctl.transport import session, wire
+from clusterctl.transport.ssh import SshTransport
+
+pytestmark = pytest.mark.sshd
+
+
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    started = time.monotonic()
+    yield
+    assert time.monotonic() - started < seconds
+
+
+def test_exit_code_and_both_outputs(transport: SshTransport) -> None:
+    result = transport.run("echo out; echo err >&2; exit 7", timeout=10)
+    assert (result.node, result.exit_code, result.error) == ("worker-1", 7, "")
+    assert (result.stdout, result.stderr) == (b"out\n", b"err\n")
+    assert not result.ok
+    assert 0 < result.seconds < 10
+
+
+def test_stdin_is_closed(transport: SshTransport) -> None:
+    with within(5):
+        assert transport.run("cat; echo end", timeout=10).text == "end\n"
+        assert transport.run("cat", stdin=b"\0\xff\r\n\x04", timeout=10).stdout == b"\0\xff\r\n\x04"
+
+
+def test_a_command_need_not_read_its_input(transport: SshTransport) -> None:
+    with within(5):
+        result = transport.run("exit 4", stdin=bytes(20_000_000), timeout=10)
+    assert (result.exit_code, result.error) == (4, "")
+    assert transport.run("head -c 3", stdin=b"abc" * 5_000_000, timeout=10).stdout == b"abc"
+
+
+def test_hundred_megabytes_each_way(transport: SshTransport) -> None:
+    data = os.urandom(1_000_000) * 100
+    result = transport.run("tee /dev/stderr", stdin=data, timeout=30)
+    assert result.exit_code == 0
+    assert result.stdout == data
+    assert result.stderr == data
+
+
+def test_output_before_input_is_read(transport: SshTransport) -> None:
+    """More than any buffer holds goes out before the command looks at its stdin."""
+    data = bytes(8_000_000)
+    result = transport.run("head -c 8000000 /dev/zero; cat", stdin=data, timeout=20)
+    assert len(result.stdout) == 16_000_000
+
+
+def test_deadline(transport: SshTransport) -> None:
+    with within(3):
+        result = transport.run("echo before; exec sleep 20", timeout=0.5)
+    assert result.exit_code is None
+    assert result.error == "did not end within 0.5 s"
+    assert result.stdout == b"before\n"
+    assert transport.run("true", timeout=10).ok
+
+
+def test_deadline_while_input_is_not_taken(transport: SshTransport) -> None:
+    with within(3):
+        result = transport.run("exec sleep 3", stdin=bytes(20_000_000), timeout=0.5)
+    assert result.error == "did not end within 0.5 s"
+    assert transport.run("true", timeout=10).ok
+
+
+def test_too_much_output(transport: SshTransport, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "COLLECT_LIMIT", 1 << 20)
+    result = transport.run("exec cat /dev/zero", timeout=1)
+    assert result.error == "wrote more than 1 MiB"
+    assert len(result.stdout) == 1 << 20
+
+
+@pytest.mark.parametrize("name", ["KILL", "TERM", "SEGV"])
+def test_ended_by_a_signal(transport: SshTransport, name: str) -> None:
+    expected = 128 + signal.Signals["SIG" + name]
+    own = transport.run(f"kill -{name} $$", timeout=10)
+    child = transport.run(f"sh -c 'kill -{name} $$'; exit $?", timeout=10)
+    assert (own.exit_code, own.error) == (expected, "")
+    assert child.exit_code == expected
+
+
+def test_eight_at_a_time_on_one_connection(transport: SshTransport) -> None:
+    transport.connect(10)
+    link = transport._alive()
+    results: dict[int, bytes] = {}
+
+    def run(number: int) -> None:
+        command = f"head -c {number}000000 /dev/zero; echo; cat"
+        stdin = b"%d" % number * 100_000
+        results[number] = transport.run(command, stdin=stdin, timeout=20).stdout
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(1, 9)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number in range(1, 9):
+        assert results[number] == bytes(number * 1_000_000) + b"\n" + b"%d" % number * 100_000
+    assert transport._alive() is link
+
+
+def test_more_than_sshd_allows_wait_for_their_turn(transport: SshTransport) -> None:
+    done: list[bool] = []
+    threads = [
+        threading.Thread(target=lambda: done.append(transport.run("sleep 0.2", timeout=10).ok))
+        for _ in range(25)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert done == [True] * 25
+
+
+def test_sshd_that_allows_no_session(start_sshd: Callable[..., object]) -> None:
+    with closing(start_sshd(extra="MaxSessions 0\n").transport()) as transport:
+        assert "MaxSessions" in transport.run("true", timeout=10).error
+
+
+def test_connection_lost(relayed: SshTransport, relay: object) -> None:
+    threading.Timer(0.3, relay.cut).start()
+    with within(5):
+        result = relayed.run("echo before; sleep 20", timeout=20)
+    assert result.exit_code is None
+    assert result.error == "the connection was lost"
+    assert result.stdout == b"before\n"
+    assert relayed.run("echo again", timeout=10).text == "again\n"
+
+
+def test_connection_lost_while_sending(relayed: SshTransport, relay: object) -> None:
+    threading.Timer(0.3, relay.cut).start()
+    with within(5):
+        result = relayed.run("sleep 20", stdin=bytes(50_000_000), timeout=20)
+    assert result.error == "the connection was lost"
+
+
+def test_network_that_swallows_packets(relayed: SshTransport, relay: object) -> None:
+    """The kernel takes no more of us, and all who want to send hang behind one lock."""
+    relayed.connect(10)
+    threading.Timer(0.2, relay.swallow).start()
+    others: list[str] = []
+    run = lambda: others.append(relayed.run("sleep 9", timeout=1).error)  # noqa: E731
+    threads = [threading.Thread(target=run) for _ in range(3)]
+    with within(5):
+        for thread in threads:
+            thread.start()
+        result = relayed.run("cat > /dev/null", stdin=bytes(200_000_000), timeout=1.5)
+        for thread in threads:
+            thread.join()
+    assert result.exit_code is None
+    assert result.error in ("did not end within 1.5 s", "the connection was lost")
+    assert len(others) == 3
+    assert all(others)
+
+
+def test_a_dead_peer_is_noticed(
+    relayed: SshTransport, relay: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "KEEPALIVE", 0.3)
+    monkeypatch.setattr(wire, "SILENCE", 1.0)
+    relayed.connect(10)
+    # An idle node that answers is not dead.
+    assert relayed.run("sleep 2", timeout=20).ok
+    relay.swallow()
+    with within(6):
+        assert relayed.run("sleep 20", timeout=20).error == "the connection was lost"
+
+
+def test_run_tells_why_it_cannot_connect(
+    sshd: object, node_at: Callable[..., Node], peer: Callable[..., int]
+) -> None:
+    with closing(sshd.transport(node=node_at(peer()))) as transport, within(3):
+        result = transport.run("true", timeout=0.4)
+    assert result.exit_code is None
+    assert "sshd does not answer" in result.error
+    assert "127.0.0.1" not in result.error  # equal errors of many nodes fold
+
+
+def test_closing_ends_a_command(transport: SshTransport) -> None:
+    transport.connect(10)
+    threading.Timer(0.3, transport.close).start()
+    with within(5):
+        assert transport.run("sleep 20", timeout=20).error == "the connection was lost"
+    assert transport.run("true", timeout=10).ok
+
+
+def test_talking_with_a_command(transport: SshTransport) -> None:
+    channel = transport.open("while read line; do echo got $line; done; echo bye; exit 3")
+    for word in ("one", "two"):
+        channel.send(f"{word}\n".encode(), 10)
+        assert channel.receive(10) == f"got {word}\n".encode()
+    with within(3), pytest.raises(TimeoutError):
+        channel.receive(0.3)
+    channel.close()
+    assert transport.run("true", timeout=10).ok
+
+
+def read_all(channel: object) -> bytes:
+    data = b""
+    while more := channel.receive(10):
+        data += more
+    return data
+
+
+def test_channel_to_its_end(transport: SshTransport) -> None:
+    with closing(transport.open("head -c 40000000 /dev/zero")) as channel:
+        assert len(read_all(channel)) == 40_000_000
+        assert channel.receive(1) == b""
+        with pytest.raises(BrokenPipeError):
+            for _ in range(100):
+                channel.send(bytes(100_000), 5)
+
+
+def test_channel_with_a_flood_of_errors(transport: SshTransport) -> None:
+    """stderr shares the window with stdout: someone has to read it."""
+    command = "head -c 40000000 /dev/zero >&2; echo end"
+    with closing(transport.open(command)) as channel, within(20):
+        assert read_all(channel) == b"end\n"
+
+
+def test_channel_of_a_lost_connection(relayed: SshTransport, relay: object) -> None:
+    with closing(relayed.open("echo hello; sleep 20")) as channel:
+        assert channel.receive(10) == b"hello\n"
+        threading.Timer(0.2, relay.cut).start()
+        with within(5), pytest.raises(ConnectionError):
+            channel.receive(20)
+        with pytest.raises(ConnectionError):
+            channel.send(b"x", 5)
+
+
+def test_channel_whose_input_is_not_taken(transport: SshTransport) -> None:
+    with closing(transport.open("sleep 5")) as channel, within(4), pytest.raises(TimeoutError):
+        channel.send(bytes(20_000_000), 0.5)
+
+
+def test_open_raises_when_it_cannot_connect(
+    sshd: object, node_at: Callable[..., Node], peer: Callable[..., int]
+) -> None:
+    with (
+        closing(sshd.transport(node=node_at(peer()))) as transport,
+        pytest.raises(NodeUnreachable, match="sshd does not answer"),
+    ):
+        transport.open("true", timeout=0.4)

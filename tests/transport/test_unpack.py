@@ -1,0 +1,174 @@
+"""Archives of a hostile node write nothing outside the folder."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from clusterctl.transport.diagnosis import Failure
+from clusterctl.transport.unpack import move_into, reader_of, stays_inside, unpack
+
+Member = tuple[str, bytes, str]
+"""Name, type, and content or target."""
+
+
+def archive(*members: Member) -> io.BytesIO:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as tar:
+        for name, kind, text in members:
+            info = tarfile.TarInfo(name)
+            info.type = kind
+            info.mode = 0o4775
+            if kind == tarfile.REGTYPE:
+                info.size = len(text.encode())
+            else:
+                info.linkname = text
+            tar.addfile(info, io.BytesIO(text.encode()))
+    buffer.seek(0)
+    return buffer
+
+
+@pytest.fixture
+def inner(tmp_path: Path) -> Path:
+    folder = tmp_path / "outer" / "inner"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def outside(inner: Path) -> list[str]:
+    return sorted(path.name for path in inner.parent.iterdir())
+
+
+def do(inner: Path, *members: Member) -> list[str]:
+    with reader_of(archive(*members)) as tar:
+        return unpack(tar, inner)
+
+
+F, D, S, H = tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE
+
+
+def test_a_tree(inner: Path) -> None:
+    names = ["./a/b/file", "./ sp 'q\" $x", "./new\nline", "./-dash", "./é"]
+    left_out = do(
+        inner,
+        ("./", D, ""),
+        *((name, F, name) for name in names),
+        ("./a/link", S, "b/file"),
+        ("./up", S, "a/../a"),
+        ("./a/up", S, "../-dash"),
+        ("./hard", H, "./a/b/file"),
+    )
+    assert left_out == ["./up: leads out of the folder, to a/../a"]
+    for name in names:
+        assert (inner / name).read_text() == name
+        assert (inner / name).stat().st_mode & 0o7777 == 0o775
+    assert (inner / "a/link").read_text() == "./a/b/file"
+    assert (inner / "a/up").read_text() == "./-dash"
+    assert (inner / "hard").samefile(inner / "a/b/file")
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        [("../evil", F, "x")],
+        [("/tmp/clusterctl-evil", F, "x")],
+        [("a/../../evil", F, "x")],
+        [("..", D, "")],
+        [(".", F, "x")],
+        [(".", S, "/etc")],
+        [("hard", H, "../../etc/passwd")],
+        [("hard", H, "/etc/passwd")],
+    ],
+)
+def test_bad_names_are_refused(inner: Path, members: list[Member]) -> None:
+    with pytest.raises(Failure, match="bad name"):
+        do(inner, *members)
+    assert outside(inner) == ["inner"]
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        [("out", S, ".."), ("out/evil", F, "x")],
+        [("in", D, ""), ("here", S, "in"), ("here", S, ".."), ("here/evil", F, "x")],
+        [("d/one", S, "../in"), ("d/two", S, "one/../.."), ("d/two/evil", F, "x")],
+        [("out", S, "/"), ("hard", H, "out/etc/passwd")],
+    ],
+)
+def test_links_lead_nowhere(inner: Path, members: list[Member]) -> None:
+    try:
+        do(inner, *members)
+    except OSError as error:
+        assert isinstance(error, (FileExistsError, FileNotFoundError))
+    assert outside(inner) == ["inner"]
+    assert all(path.resolve().is_relative_to(inner) for path in inner.rglob("*"))
+    assert not (inner / "hard").exists()
+
+
+def test_links_that_lead_out_and_devices_are_left_out(inner: Path) -> None:
+    left_out = do(
+        inner,
+        ("abs", S, "/etc/passwd"),
+        ("up", S, "../x"),
+        ("pipe", tarfile.FIFOTYPE, ""),
+        ("null", tarfile.CHRTYPE, ""),
+        ("good", F, "x"),
+    )
+    assert [line.partition(":")[0] for line in left_out] == ["abs", "up", "pipe", "null"]
+    assert [path.name for path in inner.iterdir()] == ["good"]
+
+
+@pytest.mark.parametrize(
+    ("parts", "target", "inside"),
+    [
+        (["l"], "a", True),
+        (["l"], "..", False),
+        (["d", "l"], "..", True),
+        (["d", "l"], "../..", False),
+        (["d", "l"], ".././a/b", True),
+        (["l"], "a/..", False),
+        (["l"], "/a", False),
+    ],
+)
+def test_stays_inside(parts: list[str], target: str, inside: bool) -> None:
+    assert stays_inside(parts, target) is inside
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Callable[..., Path]:
+    def make(name: str, **files: str) -> Path:
+        folder = tmp_path / name
+        for path, text in files.items():
+            file = folder / path.replace("__", "/")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+        return folder
+
+    return make
+
+
+def test_move_into_merges(tree: Callable[..., Path]) -> None:
+    source, target = tree("s", a__x="new", a__y="new", b="new"), tree("t", a__x="old", a__z="old")
+    move_into(source, target)
+    texts = {str(p.relative_to(target)): p.read_text() for p in target.rglob("*") if p.is_file()}
+    assert texts == {"a/x": "new", "a/y": "new", "a/z": "old", "b": "new"}
+
+
+def test_move_into_follows_no_link(tree: Callable[..., Path]) -> None:
+    """One copy leaves a link, the next one would write through it."""
+    source, target, victim = tree("s", a__x="new"), tree("t", b="old"), tree("v", x="precious")
+    (target / "a").symlink_to(victim)
+    move_into(source, target)
+    assert (victim / "x").read_text() == "precious"
+    assert (target / "a/x").read_text() == "new"
+
+
+def test_move_into_keeps_a_folder_that_would_become_a_file(tree: Callable[..., Path]) -> None:
+    source, target = tree("s", a="new"), tree("t", a__x="old")
+    with pytest.raises(Failure, match="is a folder, on the node it is not"):
+        move_into(source, target)
+    assert (target / "a/x").read_text() == "old"
