@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainlib import mpi
-from trainlib.backends import NAMES
+from trainlib.backends import NAMES, preset
 from trainlib.errors import StartError, WorkloadError
 from trainlib.options import Parser
 from trainlib.program import put, run_program
@@ -31,7 +31,7 @@ LENGTH = 4
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = Parser(description="All-reduce rank x ones and check the sum.", allow_abbrev=False)
-    parser.add_argument("--backend", choices=NAMES, default="auto", help="default auto")
+    parser.add_argument("--backend", choices=NAMES, default=preset(), help="default auto")
     return parser.parse_args(arguments)
 
 

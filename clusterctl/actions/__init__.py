@@ -7,11 +7,16 @@ from contextlib import contextmanager
 
 from clusterctl.errors import RecordError, UsageError
 from clusterctl.model import NAME_PATTERN, Cluster, Phase
-from clusterctl.state import Store
+from clusterctl.state import Store, home
 from clusterctl.transport.pool import Pool
 
 Tell = Callable[[str], None]
 """Takes one line for people."""
+
+
+def open_store() -> Store:
+    """The records of this person, wherever their state home is."""
+    return Store(home())
 
 
 def check_name(name: str) -> str:

@@ -11,10 +11,9 @@ import typer.main
 
 from clusterctl import __version__, config
 from clusterctl.cli import clusters, jobs, machine
-from clusterctl.cli.console import Console, redact
+from clusterctl.cli.console import Console, redact, redact_arguments
 from clusterctl.cli.options import COMPLETIONS_OFF
 from clusterctl.errors import ClusterctlError
-from clusterctl.state import home
 
 
 def main() -> None:
@@ -74,7 +73,7 @@ def run(arguments: list[str]) -> int:
         )
         return outcome if isinstance(outcome, int) else 0
     except ClusterctlError as error:
-        console.log(home(), arguments, error.message)
+        _log(arguments, error.message)
         console.error(error.message, error.hint, error.exit_code)
         return error.exit_code
     except KeyboardInterrupt:
@@ -103,7 +102,7 @@ def _other(console: Console, arguments: list[str], error: Exception) -> int:
     if type(error).__name__ == "Exit":
         return int(getattr(error, "exit_code", 0))
     trace = traceback.format_exc()
-    path = console.log(home(), arguments, redact(trace))
+    path = _log(arguments, trace)
     if console.verbose:
         sys.stderr.write(trace)
     console.error(
@@ -112,3 +111,9 @@ def _other(console: Console, arguments: list[str], error: Exception) -> int:
         1,
     )
     return 1
+
+
+def _log(arguments: list[str], text: str) -> str:
+    from clusterctl.actions import log
+
+    return log.record(f"clusterctl {' '.join(redact_arguments(arguments))}\n{redact(text)}")

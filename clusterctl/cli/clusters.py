@@ -10,7 +10,6 @@ from clusterctl.cli.console import Console, ago, table
 from clusterctl.cli.options import ClusterOption, Json, NameArgument, Quiet, Verbose, Yes
 from clusterctl.errors import UsageError
 from clusterctl.model import Cluster, ClusterSpec, NodeGroup
-from clusterctl.state import Store, home
 
 DEFAULT_NAME = "default"
 
@@ -41,6 +40,7 @@ def up(
     console = Console.current().set(json=json, quiet=quiet, verbose=verbose)
     if workers < 1:
         raise UsageError(f"--workers {workers}: a cluster has at least one", hint="--workers 2")
+    from clusterctl import actions
     from clusterctl.actions import up as action
 
     spec = ClusterSpec(
@@ -53,7 +53,7 @@ def up(
         console.result("\n".join((f"mode: {plan.mode}", *plan.lines)))
         console.document({"dry_run": True, "mode": plan.mode, "lines": plan.lines})
         return
-    made = action.up(Store(home()), spec, console.tell)
+    made = action.up(actions.open_store(), spec, console.tell)
     up_cluster = made.cluster
     console.note(table([(phase, f"{seconds:.2f} s") for phase, seconds in made.phases]))
     console.note(
@@ -91,7 +91,7 @@ def down(
     from clusterctl import actions
     from clusterctl.actions import down as action
 
-    store = Store(home())
+    store = actions.open_store()
     wanted = name or cluster
     if wanted is None:
         wanted = actions.choose(store, None).name if store.clusters() else DEFAULT_NAME
@@ -136,7 +136,7 @@ def status(
     from clusterctl import actions
     from clusterctl.actions import show
 
-    store = Store(home())
+    store = actions.open_store()
     found = show.status(store, actions.choose(store, name or cluster), live=live)
     what = found.cluster
     lines = [
@@ -177,9 +177,10 @@ def status(
 def list_(json: Json = False, quiet: Quiet = False, verbose: Verbose = False) -> None:
     """All clusters of this state home."""
     console = Console.current().set(json=json, quiet=quiet, verbose=verbose)
+    from clusterctl import actions
     from clusterctl.actions import show
 
-    found = show.statuses(Store(home()))
+    found = show.statuses(actions.open_store())
     if not found:
         console.note("there is no cluster; `clusterctl up` makes one")
     else:
@@ -219,7 +220,7 @@ def ssh(
     from clusterctl import actions
     from clusterctl.actions import reach
 
-    store = Store(home())
+    store = actions.open_store()
     chosen = actions.choose(store, cluster)
     words = list(command or [])
     if words[:1] == ["--"]:
@@ -257,7 +258,7 @@ def cp(
     from clusterctl import actions
     from clusterctl.actions import reach
 
-    store = Store(home())
+    store = actions.open_store()
     reach.copy(store, actions.choose(store, cluster), source, target, timeout)
     console.document({"source": source, "target": target})
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import sys
 import time
@@ -12,11 +11,8 @@ from dataclasses import asdict, is_dataclass
 from enum import Enum
 from typing import Any
 
-from clusterctl.state import Home
-
 SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 """Names of variables whose values are nobody's business."""
-LOG_LIMIT = 5_000_000
 
 
 class Console:
@@ -77,20 +73,6 @@ class Console:
             return True
         self._stderr(f"{question} [y/N] ", end="")
         return sys.stdin.readline().strip().lower() in ("y", "yes")
-
-    def log(self, home: Home, arguments: list[str], text: str) -> str:
-        """Appends to the log file; its path, or nothing where it cannot be written."""
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        words = " ".join(redact_arguments(arguments))
-        with contextlib.suppress(OSError, Exception):
-            home.make(home.path)
-            if home.log.exists() and home.log.stat().st_size > LOG_LIMIT:
-                home.log.replace(home.log.with_suffix(".log.1"))
-            fd = os.open(home.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            with os.fdopen(fd, "a") as file:
-                file.write(f"{stamp} clusterctl {words}\n{text}\n")
-            return str(home.log)
-        return ""
 
     def _stderr(self, text: str, end: str = "\n") -> None:
         with contextlib.suppress(BrokenPipeError):

@@ -26,7 +26,6 @@ from clusterctl.cli.options import (
 )
 from clusterctl.errors import UsageError
 from clusterctl.model import Job, JobSpec, JobState
-from clusterctl.state import Store, home
 
 EXIT_TIMEOUT = 124
 """As coreutils' timeout(1)."""
@@ -124,7 +123,7 @@ def run(
     from clusterctl import actions
     from clusterctl.actions import run as action
 
-    store = Store(home())
+    store = actions.open_store()
     chosen = actions.choose(store, cluster)
     resolved = action.resolve(words, module, stage)
     variables, secrets = _environment(env or [], env_file or [])
@@ -180,9 +179,10 @@ def jobs(
 ) -> None:
     """All jobs, also those of clusters that are gone."""
     console = Console.current().set(json=json, quiet=quiet, verbose=verbose)
+    from clusterctl import actions
     from clusterctl.actions import jobs as action
 
-    found = action.jobs(Store(home()), cluster, console.note)
+    found = action.jobs(actions.open_store(), cluster, console.note)
     rows: list[tuple[str, ...]] = [
         ("job", "cluster", "state", "exit", "ranks", "started", "took", "program")
     ]
@@ -216,11 +216,12 @@ def logs(
 ) -> None:
     """A job's output; -f attaches to a running one (Ctrl-C detaches)."""
     console = Console.current().set(json=json, quiet=quiet, verbose=verbose)
+    from clusterctl import actions
     from clusterctl.actions import jobs as action
 
     printer = Printer(console, only=rank)
     try:
-        for lines in action.logs(Store(home()), job, follow=follow):
+        for lines in action.logs(actions.open_store(), job, follow=follow):
             printer(lines)
     except KeyboardInterrupt:
         console.note(f"\ndetached from job {job}; it goes on")
@@ -232,9 +233,10 @@ def cancel(
 ) -> None:
     """End a job on all nodes, and check that nothing of it is left."""
     console = Console.current().set(json=json, quiet=quiet, verbose=verbose)
+    from clusterctl import actions
     from clusterctl.actions import jobs as action
 
-    ended = action.cancel(Store(home()), job)
+    ended = action.cancel(actions.open_store(), job)
     left = {name: count for name, count in ended.survivors.items() if count}
     console.result(f"job {job} is {ended.state.value}: {action.survivors_text(ended)}")
     console.document({"job": _job(ended)})
@@ -251,9 +253,10 @@ def fetch(
 ) -> None:
     """Bring the files that a job made, from all its nodes."""
     console = Console.current().set(json=json, quiet=quiet, verbose=verbose)
+    from clusterctl import actions
     from clusterctl.actions import jobs as action
 
-    got = action.fetch(Store(home()), job, to)
+    got = action.fetch(actions.open_store(), job, to)
     if got.outputs:
         console.result("\n".join(f"{got.folder}/{item.node}/{item.path}" for item in got.outputs))
     else:
@@ -275,9 +278,10 @@ def rerun(
 ) -> None:
     """Run a job again as it was: same program, files and options."""
     console = Console.current().set(json=json, quiet=quiet, verbose=verbose)
+    from clusterctl import actions
     from clusterctl.actions import jobs as action
 
-    store = Store(home())
+    store = actions.open_store()
     stored = [Path(name) for name in store.job(job).spec.env_files]
     files = [*(path for path in stored if path.is_file()), *(env_file or [])]
     variables, secrets = _environment(env or [], files)

@@ -6,7 +6,6 @@ import typer
 
 from clusterctl.cli.console import Console, table
 from clusterctl.cli.options import Json, Quiet, Verbose
-from clusterctl.state import Store, home
 
 
 def register(app: typer.Typer) -> None:
@@ -16,9 +15,10 @@ def register(app: typer.Typer) -> None:
 def check(json: Json = False, quiet: Quiet = False, verbose: Verbose = False) -> None:
     """What this machine offers: tools, packages, state home, local clusters."""
     console = Console.current().set(json=json, quiet=quiet, verbose=verbose)
+    from clusterctl import actions
     from clusterctl.actions import check as action
 
-    found = action.check(Store(home()))
+    found = action.check(actions.open_store())
     rows: list[tuple[str, ...]] = [(item.level, item.subject, item.text) for item in found]
     console.result(table(rows))
     for item in found:

@@ -31,7 +31,11 @@ def open_chain(
     Raises NodeUnreachable, or UsageError for a bad ssh_config.
     """
     try:
-        settings = ssh_config.load() if target.use_ssh_config else paramiko.SSHConfig()
+        settings = (
+            ssh_config.load(target.host, target.port, target.user)
+            if target.use_ssh_config
+            else paramiko.SSHConfig()
+        )
     except (paramiko.ConfigParseError, ValueError) as error:
         raise UsageError(f"your ssh_config cannot be read: {error}") from error
     # Lazy: the configuration files of fabric and invoke stay unread.

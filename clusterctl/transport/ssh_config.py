@@ -12,11 +12,16 @@ MAX_DEPTH = 16
 """OpenSSH's own limit for files that include files, and ours for jump hosts behind jump hosts."""
 
 
-def load() -> Any:
-    """A paramiko SSHConfig of the user's and the system's files, empty where there are none."""
+def load(host: str, port: int, user: str) -> Any:
+    """A paramiko SSHConfig of the user's and the system's files, empty where there are none.
+
+    `port` and `user`, where given, overrule it for `host`, also within its ProxyCommand.
+    """
     import paramiko
 
     config = paramiko.SSHConfig()
+    given = [f"Port {port}"] * bool(port) + [f"User {user}"] * bool(user)
+    config.parse([f"Host {host}", *given])
     for path in (Path.home() / ".ssh/config", Path("/etc/ssh/ssh_config")):
         config.parse(_lines(path, "Match all", 0))
     return config

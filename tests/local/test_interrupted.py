@@ -17,9 +17,9 @@ import pytest
 from tests.local.conftest import MakeLab
 from tests.local.lab import Lab, drive
 
-UP = (1, 70, 115, 160, 190, 205, 220, 235, 250, 265, 280, 300, 320)
+UP = (1, 115, 160, 190, 205, 220, 235, 250, 265, 280, 320)
 """Of some 270 statements in loopback mode, 350 in namespaces; more would only end normally."""
-DOWN = (20, 50, 65, 75, 85)
+DOWN = (50, 65, 75)
 
 
 def interrupted(lab: Lab, verb: str, at: int) -> None:
@@ -57,7 +57,7 @@ def test_down_after_a_killed_up(lab: Lab) -> None:
 def test_growing_after_a_killed_change(lab: Lab) -> None:
     """What was healthy before stays; what was being added or removed is put right."""
     lab.up(1)
-    for at in UP[4::3]:
+    for at in UP[3::3]:
         interrupted(lab, "up", at)
         works(lab)
         lab.up(1)
@@ -74,7 +74,7 @@ def test_up_and_down_after_a_killed_down(lab: Lab) -> None:
         assert lab.leftovers() == []
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.netns
 def test_up_after_a_kill_at_a_random_time(make_lab: MakeLab, seed: int) -> None:
     lab = make_lab(mode="namespaces")

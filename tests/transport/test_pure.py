@@ -145,15 +145,16 @@ def test_ssh_config_includes(home: Path) -> None:
     (home / ".ssh/more").mkdir()
     (home / ".ssh/more/x.conf").write_text("Host b\n  User two\n  Include ~/.ssh/deep\n")
     (home / ".ssh/deep").write_text("Port=8\n")
-    config = ssh_config.load()
+    config = ssh_config.load("c", 9, "me")
     a, b = config.lookup("a"), config.lookup("b")
     assert (a.get("user"), a.get("port"), a.get("compression")) == ("one", "7", "yes")
     assert (b.get("user"), b.get("port"), b.get("compression")) == ("two", "8", "yes")
+    assert (config.lookup("c")["user"], config.lookup("c")["port"]) == ("me", "9")
 
 
 def test_ssh_config_that_includes_itself(home: Path) -> None:
     (home / ".ssh/config").write_text("Include config\nPort 7\n")
-    assert ssh_config.load().lookup("a")["port"] == "7"
+    assert ssh_config.load("b", 0, "").lookup("a")["port"] == "7"
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import tarfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -100,10 +101,8 @@ def test_bad_names_are_refused(inner: Path, members: list[Member]) -> None:
     ],
 )
 def test_links_lead_nowhere(inner: Path, members: list[Member]) -> None:
-    try:
+    with suppress(FileExistsError, FileNotFoundError):
         do(inner, *members)
-    except OSError as error:
-        assert isinstance(error, (FileExistsError, FileNotFoundError))
     assert outside(inner) == ["inner"]
     assert all(path.resolve().is_relative_to(inner) for path in inner.rglob("*"))
     assert not (inner / "hard").exists()

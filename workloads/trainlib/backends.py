@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from trainlib import mpi
-from trainlib.errors import StartError
+from trainlib.errors import StartError, UsageError
 from trainlib.ranks import Ranks
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 NAMES = ("auto", "gloo", "nccl", "mpi")
 ALLOW_CPU = "CLUSTERCTL_ALLOW_CPU"
+PRESET = "CLUSTERCTL_BACKEND"
 
 #: `auto` takes the first that works on all ranks. Measured for small messages on CPU between two
 #: hosts over TCP: MPI 0.01-0.1 ms, gloo 1.7-2.1 ms.
@@ -55,6 +56,18 @@ class Capability:
     @staticmethod
     def from_json(text: str) -> Capability:
         return Capability(**json.loads(text))
+
+
+def preset(env: Mapping[str, str] | None = None) -> str:
+    """The backend that whoever starts the program has chosen (`clusterctl run --backend`).
+
+    Raises:
+        UsageError: The variable names no backend.
+    """
+    name = (os.environ if env is None else env).get(PRESET, "auto")
+    if name not in NAMES:
+        raise UsageError(f"{PRESET}={name} is no backend", f"one of {', '.join(NAMES)}")
+    return name
 
 
 def probe(ranks: Ranks, wanted: str, device: torch.device) -> Capability:

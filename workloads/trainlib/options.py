@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from trainlib.backends import ALLOW_CPU, NAMES
+from trainlib.backends import ALLOW_CPU, NAMES, preset
 from trainlib.errors import UsageError
 
 #: Also in `trainlib.data`, which loads torch; a test holds them together.
@@ -56,7 +56,7 @@ def parse(description: str, arguments: Sequence[str] | None = None, *, gpu: bool
     parser.add_argument(
         "--backend",
         choices=NAMES,
-        default="auto",
+        default=preset(),
         help="what carries the gradients (default auto: the fastest that works on all ranks)",
     )
     parser.add_argument(

@@ -1,0 +1,247 @@
+"""What decides, without a process or a root: names, subnets, texts, phrases."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from ipaddress import IPv4Network
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import ProviderError, UsageError
+from clusterctl.model import NodeResult
+from clusterctl.providers.local import layout, modes, namespaces, sshd, subnets
+from clusterctl.providers.local.sshd import Server
+
+
+def test_node_names() -> None:
+    assert layout.node_names(2) == ("launcher", "worker-1", "worker-2")
+    assert len(layout.node_names(layout.MAX_WORKERS)) == 201
+    assert [layout.index(name) for name in layout.node_names(2)] == [0, 1, 2]
+
+
+def test_names_that_have_a_limit_keep_it() -> None:
+    site = layout.site("x" * 200, Path("/somewhere"))
+    assert len(site.interface) <= 15
+    assert len(str(site.place("worker-200").scratch)) < 32
+
+
+@pytest.mark.parametrize(
+    ("keep", "expected"),
+    [
+        (["/home/u", "/tmp", "/usr"], "/home/u/.local/state/clusterctl"),
+        (["/home/u/.local/state/clusterctl"], "/home/u/.local/state/clusterctl/clusters"),
+        (["/home/u/.local/state/clusterctl/venv"], "/home/u/.local/state/clusterctl/clusters"),
+        (
+            ["/home/u/.local/state/clusterctl/clusters/python"],
+            "/home/u/.local/state/clusterctl/clusters/demo",
+        ),
+    ],
+)
+def test_what_nodes_do_not_see(keep: list[str], expected: str) -> None:
+    folder = Path("/home/u/.local/state/clusterctl/clusters/demo")
+    assert layout.hidden(folder, map(Path, keep)) == Path(expected)
+
+
+def test_a_folder_that_cannot_be_hidden_is_refused() -> None:
+    with pytest.raises(UsageError, match="holds what its nodes need"):
+        layout.hidden(Path("/a/b/c"), [Path("/a/b/c/python")])
+
+
+@pytest.mark.parametrize("path", ["/a\nb", "/a\x00b", "/a\x7f", "/a\udc80"])
+def test_paths_that_sshd_cannot_read_are_refused(path: str) -> None:
+    with pytest.raises(UsageError):
+        layout.site("id", Path(path))
+
+
+def test_candidates_are_all_of_the_pool_and_start_by_id() -> None:
+    first = list(subnets.candidates("one"))
+    assert len(set(first)) == 512
+    assert all(subnet.subnet_of(IPv4Network("198.18.0.0/15")) for subnet in first)
+    assert list(subnets.candidates("one")) == first
+    assert next(subnets.candidates("two")) != first[0]
+
+
+ADDRESSES = json.dumps(
+    [
+        {"ifname": "lo", "addr_info": [{"local": "127.0.0.1", "prefixlen": 8}]},
+        {"ifname": "docker0", "addr_info": [{"local": "198.18.5.1", "prefixlen": 24}]},
+        {"ifname": "cctl-mine", "addr_info": [{"local": "198.18.9.254", "prefixlen": 24}]},
+        {"ifname": "eth1"},
+    ]
+)
+ROUTES = json.dumps(
+    [
+        {"dst": "default", "dev": "eth0"},
+        {"dst": "0.0.0.0/1", "dev": "tun0"},
+        {"dst": "198.19.0.0/16", "dev": "tun0"},
+        {"type": "local", "dst": "198.18.77.3", "dev": "eth0", "table": "local"},
+    ]
+)
+
+
+def test_networks_in_use() -> None:
+    busy = subnets.taken(ADDRESSES, ROUTES)
+    free = [s for s in subnets.candidates("x") if not any(s.overlaps(b) for b in busy)]
+    assert len(free) == 256 - 3
+    missing = {IPv4Network(f"198.18.{third}.0/24") for third in (5, 9, 77)}
+    assert not missing & set(free)
+    assert subnets.taken("", "") == ()
+
+
+def test_own_subnet() -> None:
+    assert subnets.own(ADDRESSES, "cctl-mine") == IPv4Network("198.18.9.0/24")
+    assert subnets.own(ADDRESSES, "cctl-other") is None
+    assert subnets.own(ADDRESSES, "lo") is None
+
+
+def test_a_claim_excludes_others_until_it_ends() -> None:
+    first, second = islice(subnets.candidates("claimed"), 2)
+    with ExitStack() as mine, ExitStack() as theirs:
+        assert subnets.claim("claimed", lambda: (), mine) == first
+        assert subnets.claim("claimed", lambda: (), theirs) == second
+    with ExitStack() as later:
+        assert subnets.claim("claimed", lambda: (), later) == first
+
+
+def test_a_rival_that_has_just_finished_is_seen_under_the_claim() -> None:
+    first, second = islice(subnets.candidates("rival"), 2)
+    looks = iter([(), (first,), (first,)])
+    with ExitStack() as stack:
+        assert subnets.claim("rival", lambda: next(looks), stack) == second
+
+
+def test_no_subnet_left() -> None:
+    with ExitStack() as stack, pytest.raises(ProviderError, match="overlaps") as error:
+        subnets.claim("x", lambda: (subnets.POOL,), stack)
+    assert "CLUSTERCTL_LOCAL_MODE=loopback" in error.value.hint
+
+
+def test_addresses_of_nodes() -> None:
+    subnet = IPv4Network("198.18.5.0/24")
+    assert subnets.address(subnet, 0) == "198.18.5.1"
+    assert subnets.address(subnet, layout.MAX_WORKERS) == "198.18.5.201"
+    assert subnets.mac("198.18.5.201") == "02:00:c6:12:05:c9"
+
+
+def test_a_cable() -> None:
+    assert namespaces.cable("n42", "eth0", "198.18.5.1", 42) == (
+        "link add name n42 type veth peer name eth0 address 02:00:c6:12:05:01 netns 42\n"
+        "link set n42 master br0 up\n"
+    )
+
+
+def test_hosts_give_every_node_its_real_address() -> None:
+    text = namespaces.hosts_text({"launcher": "198.18.5.1", "worker-1": "198.18.5.2"})
+    assert [line.split() for line in text.splitlines()] == [
+        ["127.0.0.1", "localhost"],
+        ["::1", "localhost", "ip6-localhost"],
+        ["198.18.5.1", "launcher"],
+        ["198.18.5.2", "worker-1"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("OpenSSH_9.2p1 Debian-2+deb12u10, OpenSSL 3.0.19", (9, 2)),
+        ("unknown option -- V\nOpenSSH_8.9p1 Ubuntu-3\nusage: sshd", (8, 9)),
+        ("OpenSSH_10.0p2 Debian-7", (10, 0)),
+        ("something else", (0, 0)),
+    ],
+)
+def test_versions_of_sshd(text: str, expected: tuple[int, int]) -> None:
+    assert sshd.version(text) == expected
+
+
+def test_the_configuration_is_strict(tmp_path: Path) -> None:
+    site = layout.site("the-id", tmp_path / 'a "b" 100%')
+    place = site.place("worker-1")
+    place.etc.mkdir(parents=True)
+    place.authorized_keys.touch()
+    listen = (("198.18.5.2", 22), ("127.0.0.1", 22))
+    lines = sshd.config(place, site.tag("worker-1"), listen, Server("", (9, 2), "a@b")).splitlines()
+    for expected in (
+        "ListenAddress 198.18.5.2:22",
+        "ListenAddress 127.0.0.1:22",
+        "AuthenticationMethods publickey",
+        "PasswordAuthentication no",
+        "KbdInteractiveAuthentication no",
+        "PermitRootLogin prohibit-password",
+        "UsePAM no",
+        'AllowUsers "a?b"',
+        "MaxStartups 200",
+    ):
+        assert expected in lines
+    keys = [line for line in lines if line.startswith("AuthorizedKeysFile")]
+    assert keys[0].endswith(r'/a \"b\" 100%%/nodes/worker-1/etc/authorized_keys"')
+    assert sum(line.startswith("SetEnv") for line in lines) == 1
+    assert not any("PerSourcePenalties" in line for line in lines)
+    newer = sshd.config(place, "", listen, Server("", (9, 8), "a"))
+    assert "\nPerSourcePenalties no\n" in newer
+    place.config.write_text("\n".join(lines))
+    assert sshd.endpoint(place) == ("198.18.5.2", 22)
+
+
+def test_strict_modes_needs_a_path_that_no_one_else_can_change(tmp_path: Path) -> None:
+    safe = [Path("/etc/passwd"), Path("/usr/bin/env")]
+    assert all(sshd.is_safe(path, 0) for path in safe)
+    assert not sshd.is_safe(tmp_path, 0)  # below /tmp
+
+
+SHADOW = "root:!$6$hash:19000:0:99999:7:::\nsshd:!:19000::::::\nu:$6$x:19000:0:99999:7:::\n"
+
+
+def test_accounts_are_unlocked_without_their_hashes(tmp_path: Path) -> None:
+    (tmp_path / "shadow").write_text(SHADOW)
+    assert sshd.locked("root", tmp_path / "shadow")
+    assert not sshd.locked("u", tmp_path / "shadow")
+    assert not sshd.locked("u", tmp_path / "nothing")
+    text = sshd.unlocked_shadow(SHADOW)
+    assert text.splitlines()[0] == "root:*:19000:0:99999:7:::"
+    assert "$6$" not in text
+    assert "!" not in text
+
+
+def test_a_file_keeps_its_inode_when_rewritten(tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    sshd.rewrite(path, "a long first text\n")
+    inode = path.stat().st_ino
+    sshd.rewrite(path, "short\n")
+    assert path.read_text() == "short\n"
+    assert path.stat().st_ino == inode
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_no_sshd_names_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sshd, "SEARCH", str(tmp_path))
+    with pytest.raises(ProviderError, match="no sshd") as error:
+        sshd.server()
+    assert "apt-get install openssh-server" in error.value.hint
+
+
+FULL, NONE, NO_NET = "000001ffffffffff", "0000000000000000", "000001ffffffefff"
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "stderr", "expected"),
+    [
+        (NONE, b"unshare failed", "no CAP_SYS_ADMIN"),
+        (NO_NET, b"", "no CAP_NET_ADMIN"),
+        (FULL, b"one\nmount: /proc: permission denied.\n", "mount: /proc: permission denied."),
+        (FULL, b"", "the trial ended with 1"),
+    ],
+)
+def test_why_there_are_no_namespaces(capabilities: str, stderr: bytes, expected: str) -> None:
+    trial = NodeResult(node="", exit_code=1, stderr=stderr)
+    status = f"Name:\tx\nCapPrm:\t{FULL}\nCapEff:\t{capabilities}\nCapBnd:\t{FULL}\n"
+    assert modes.explain(trial, status) == expected
+
+
+def test_the_mode_can_be_forced() -> None:
+    mode = modes.choose({"CLUSTERCTL_LOCAL_MODE": "loopback"})
+    assert (mode.name, mode.reason) == ("loopback", "CLUSTERCTL_LOCAL_MODE=loopback")
+    with pytest.raises(UsageError, match="'bridge'"):
+        modes.choose({"CLUSTERCTL_LOCAL_MODE": "bridge"})

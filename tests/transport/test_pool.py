@@ -1,0 +1,177 @@
+"""The same on many nodes: results in order, in time, and never half of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import UsageError
+from clusterctl.model import Node, NodeResult
+from clusterctl.transport.fold import fold
+from clusterctl.transport.pool import Pool
+
+pytestmark = pytest.mark.sshd
+
+
+@pytest.fixture
+def nodes(sshd: object, node_at: Callable[..., Node]) -> list[Node]:
+    """One server under six names: six connections."""
+    return [node_at(sshd.port, f"worker-{number}") for number in range(1, 7)]
+
+
+@pytest.fixture
+def make_pool(sshd: object) -> Iterator[Callable[..., Pool]]:
+    pools: list[Pool] = []
+
+    def make(nodes: list[Node]) -> Pool:
+        pools.append(Pool(nodes, identity=sshd.identity, known_hosts=sshd.known_hosts))
+        return pools[-1]
+
+    yield make
+    for pool in pools:
+        pool.close()
+
+
+def test_run_everywhere(make_pool: Callable[..., Pool], nodes: list[Node]) -> None:
+    with make_pool(nodes) as pool:
+        results = pool.run("echo hello; cat", stdin=b"input", timeout=10)
+        assert [result.node for result in results] == [node.name for node in nodes]
+        assert fold(results) == ("worker-[1-6]: \n  hello\n  input",)
+        links = [pool.transport(node.name)._alive() for node in nodes]
+        assert all(result.ok for result in pool.connect(timeout=10))
+        assert links == [pool.transport(node.name)._alive() for node in nodes]
+    assert not any(link.is_active() for link in links)
+
+
+def test_a_command_and_an_input_for_each(make_pool: Callable[..., Pool], nodes: list[Node]) -> None:
+    pool = make_pool(nodes)
+    commands = {"worker-5": "echo five; cat", "worker-2": "echo two; cat"}
+    results = pool.run(commands, stdin={"worker-2": b"2"}, timeout=10)
+    assert [(r.node, r.stdout) for r in results] == [
+        ("worker-2", b"two\n2"),
+        ("worker-5", b"five\n"),
+    ]
+    results = pool.run("echo", ["worker-6", "worker-1"], timeout=10)
+    assert [result.node for result in results] == ["worker-6", "worker-1"]
+    assert pool.run("true", [], timeout=10) == ()
+
+
+def test_one_node_that_hangs(
+    make_pool: Callable[..., Pool],
+    nodes: list[Node],
+    node_at: Callable[..., Node],
+    peer: Callable[..., int],
+) -> None:
+    others = {2: node_at(peer(), "worker-3"), 4: node_at(1, "worker-5")}
+    pool = make_pool([others.get(index, node) for index, node in enumerate(nodes)])
+    finished: dict[str, float] = {}
+    started = time.monotonic()
+
+    def run(name: str) -> NodeResult:
+        result = pool.transport(name).run("true", timeout=1)
+        finished[name] = time.monotonic() - started
+        return result
+
+    results = pool.each(run)
+    assert time.monotonic() - started < 3
+    assert max(finished[node.name] for node in nodes if node.name != "worker-3") < 1
+    assert [result.exit_code for result in results] == [0, 0, None, 0, None, 0]
+    assert "sshd does not answer" in results[2].error
+    assert "nothing listens on port 1" in results[4].error
+    assert [result.ok for result in pool.connect(timeout=1)] == [r.ok for r in results]
+
+
+def test_no_more_than_the_limit(make_pool: Callable[..., Pool], nodes: list[Node]) -> None:
+    pool = make_pool(nodes)
+    lock = threading.Lock()
+    busy, most = 0, 0
+
+    def count(name: str) -> NodeResult:
+        nonlocal busy, most
+        with lock:
+            busy += 1
+            most = max(most, busy)
+        time.sleep(0.02)
+        with lock:
+            busy -= 1
+        return NodeResult(node=name, exit_code=0)
+
+    assert len(pool.each(count, limit=2)) == 6
+    assert most == 2
+
+
+def test_a_bug_is_raised_when_all_have_ended(
+    make_pool: Callable[..., Pool], nodes: list[Node]
+) -> None:
+    seen: list[str] = []
+
+    def fail(name: str) -> NodeResult:
+        seen.append(name)
+        if name == "worker-1":
+            raise ZeroDivisionError
+        return NodeResult(node=name, exit_code=0)
+
+    with pytest.raises(ZeroDivisionError):
+        make_pool(nodes).each(fail)
+    assert len(seen) == 6
+
+
+def test_via(make_pool: Callable[..., Pool], sshd: object, node_at: Callable[..., Node]) -> None:
+    nodes = [
+        node_at(sshd.port, "worker-1", via="inner"),
+        node_at(sshd.port, "inner", via="outer"),
+        node_at(sshd.port, "outer"),
+    ]
+    pool = make_pool(nodes)
+    assert all(result.ok for result in pool.run("true", timeout=10))
+    assert pool.transport("worker-1")._gateway is pool.transport("inner")
+    assert pool.transport("inner")._gateway is pool.transport("outer")
+
+
+@pytest.mark.parametrize("via", ["worker-1", "nobody", "worker-2"])
+def test_bad_via(make_pool: Callable[..., Pool], node_at: Callable[..., Node], via: str) -> None:
+    nodes = [node_at(1, "worker-1", via=via), node_at(1, "worker-2", via="worker-1")]
+    with pytest.raises(UsageError, match="which is no other node"):
+        make_pool(nodes)
+
+
+INTERRUPTED = """\
+import sys, time
+from pathlib import Path
+from clusterctl.model import Node, Role
+from clusterctl.transport.pool import Pool
+folder, *ports = sys.argv[1:]
+nodes = [
+    Node(name=f"worker-{i}", role=Role.WORKER, address="127.0.0.1", private_address="127.0.0.1",
+         ssh_port=int(port), job_port=int(port), user="", root="")
+    for i, port in enumerate(ports)
+]
+print("ready", flush=True)
+with Pool(nodes, identity=Path(folder, "user"), known_hosts=Path(folder, "known_hosts")) as pool:
+    pool.run("exec sleep 30", timeout=30)
+"""
+
+
+def test_interrupt(sshd: object, peer: Callable[..., int]) -> None:
+    """Ctrl-C while a command runs on one node and another node hangs."""
+    argv = [sys.executable, "-c", INTERRUPTED, sshd.folder, str(sshd.port), str(peer())]
+    process = subprocess.Popen(
+        argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=Path(__file__).parents[2]
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    time.sleep(1)
+    os.kill(process.pid, signal.SIGINT)
+    started = time.monotonic()
+    _, err = process.communicate(timeout=10)
+    assert time.monotonic() - started < 2
+    assert process.returncode == -signal.SIGINT
+    assert err.strip().endswith(b"KeyboardInterrupt")
