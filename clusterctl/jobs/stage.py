@@ -12,7 +12,7 @@ from pathlib import Path
 
 from clusterctl import assets, process
 from clusterctl.errors import UsageError
-from clusterctl.state import Home
+from clusterctl.state import Home, home
 
 MAX_BYTES = 200_000_000
 MAX_FILES = 10_000
@@ -58,12 +58,15 @@ def find_tree(start: Path, *, script: Path | None = None, chosen: Path | None = 
         top = _git_top(start)
         root = top or start.resolve()
     _refuse_whole_machine(root)
-    names = _git_files(root) if top else _walk(root)
+    own = home().path.resolve()
+    names: Iterable[str] = _git_files(root) if top else _walk(root, without=own)
     if script is not None and script.resolve().is_relative_to(root):
         names = _with(names, str(script.resolve().relative_to(root)))
     files, size = [], 0
     for name in names:
         path = root / name
+        if path.is_relative_to(own):
+            continue  # our own records and local nodes are nobody's program
         try:
             info = path.lstat()
         except FileNotFoundError:
@@ -79,13 +82,13 @@ def find_tree(start: Path, *, script: Path | None = None, chosen: Path | None = 
     return Tree(root, tuple(sorted(files)), size, top is not None)
 
 
-def archive(tree: Tree, home: Home) -> str:
+def archive(tree: Tree, place: Home) -> str:
     """Writes the tree's archive into the state home, unless it is there; returns its name.
 
     Members are `work/…`, and the end-of-archive mark is left out: archives can be joined. Owner
     and time are left out too, so that equal trees have equal names.
     """
-    folder = home.make(home.stages)
+    folder = place.make(place.stages)
     scratch = folder / f".{os.getpid()}.new"
     digest = hashlib.sha256()
     try:
@@ -148,9 +151,10 @@ def _git_files(root: Path) -> Iterator[str]:
             yield name
 
 
-def _walk(root: Path) -> Iterator[str]:
+def _walk(root: Path, without: Path | None = None) -> Iterator[str]:
     for folder, folders, files in os.walk(root):
-        folders[:] = sorted(name for name in folders if name not in IGNORED)
+        inside = Path(folder)
+        folders[:] = sorted(n for n in folders if n not in IGNORED and inside / n != without)
         links = [name for name in folders if (Path(folder) / name).is_symlink()]
         for name in sorted([*files, *links]):
             path = Path(folder) / name
@@ -163,8 +167,8 @@ def _with(names: Iterable[str], extra: str) -> Iterator[str]:
 
 
 def _refuse_whole_machine(root: Path) -> None:
-    home = os.environ.get("HOME")
-    if root == Path("/") or (home and root == Path(home).resolve()):
+    person = os.environ.get("HOME")
+    if root == Path("/") or (person and root == Path(person).resolve()):
         what = "the whole file system" if root == Path("/") else "your home folder"
         raise UsageError(
             f"{root} is {what}: it will not be staged",

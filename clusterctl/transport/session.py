@@ -27,6 +27,8 @@ GRACE = 0.5
 """Seconds after a deadline at which a call that is stuck in a socket is cut loose."""
 LOST = (paramiko.SSHException, EOFError, OSError)
 """What paramiko raises when the connection is gone."""
+SLICE = 0.25
+"""Seconds of waiting after which we look at what else has happened."""
 PATIENCE = 0.5
 """Seconds for which we ask again when sshd refuses a session."""
 CLOSING = 2.0
@@ -131,7 +133,7 @@ class Session:
         rest = memoryview(data)
         with cut_at(self._link, deadline):
             while rest:
-                self._channel.settimeout(min(deadline.left, 0.5))
+                self._channel.settimeout(min(deadline.left, SLICE))
                 sent = 0
                 if not self.ended:
                     try:
@@ -161,7 +163,7 @@ class Session:
         with cut_at(self._link, deadline):
             while True:
                 self._keep_stderr()
-                self._channel.settimeout(min(deadline.left, 0.5))
+                self._channel.settimeout(min(deadline.left, SLICE))
                 try:
                     data: bytes = self._channel.recv(STREAM_WINDOW)
                 except TimeoutError:

@@ -26,9 +26,8 @@ WEIRD = "a b$HOME;'q\"\\%h#é*"
 def holders(lab: Lab) -> dict[str, int]:
     """The outermost process of every node."""
     found: dict[str, Process] = {}
-    for process in sorted(processes.scan(lab.site), key=lambda process: process.start):
-        if not process.inner:
-            found.setdefault(process.node, process)
+    for process in sorted(processes.scan(lab.site), key=lambda process: process.pid):
+        found.setdefault(process.node, process)
     return {name: process.pid for name, process in found.items() if name in lab.nodes}
 
 
@@ -229,13 +228,6 @@ def sshds(lab: Lab) -> int:
 def test_down_works_with_all_files_gone(lab: Lab) -> None:
     lab.up(2)
     shutil.rmtree(lab.folder)
-    lab.down()
-    assert lab.leftovers() == []
-
-
-def test_down_removes_what_a_program_closed_to_itself(lab: Lab) -> None:
-    lab.up(1)
-    lab.ssh("worker-1", "mkdir -p $HOME/a/b && touch $HOME/a/b/c && chmod 0 $HOME/a/b $HOME/a")
     lab.down()
     assert lab.leftovers() == []
 

@@ -47,17 +47,18 @@ class Other:
     lab: Lab
     python: str = sys.executable
 
-    def argv(self, verb: str, workers: int, mode: str) -> list[str]:
+    def argv(self, verb: str, workers: int, mode: str, recorded: str = "") -> list[str]:
         packages = os.pathsep.join((str(ROOT), sysconfig.get_path("purelib")))
         environment = ("env", "-i", f"PYTHONPATH={packages}", f"HOME={self.lab.home.parent}")
         forced = (f"CLUSTERCTL_LOCAL_MODE={mode}",) if mode else ()
-        words = (self.python, str(DRIVE), verb, str(self.lab.home), self.lab.id, str(workers), "")
-        return [*self.prefix, *environment, "PATH=/usr/bin:/bin", *forced, *words]
+        words = (self.python, str(DRIVE), verb, str(self.lab.home), self.lab.id, str(workers))
+        return [*self.prefix, *environment, "PATH=/usr/bin:/bin", *forced, *words, recorded]
 
-    def does(self, verb: str, workers: int = 2, mode: str = "", exit_code: int = 0) -> Any:
-        done = subprocess.run(
-            self.argv(verb, workers, mode), capture_output=True, text=True, timeout=30
-        )
+    def does(
+        self, verb: str, workers: int = 2, mode: str = "", exit_code: int = 0, recorded: str = ""
+    ) -> Any:
+        argv = self.argv(verb, workers, mode, recorded)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=30)
         assert done.returncode == exit_code, done.stdout + done.stderr
         return json.loads(done.stdout)
 
@@ -125,6 +126,7 @@ def test_the_unprivileged_get_a_cluster(other: Other, request: pytest.FixtureReq
             assert home == str(lab.site.place(name).home)
             assert scratch == str(lab.site.place(name).scratch)
             assert user == node.user
+        lab.ssh("worker-1", "mkdir -p $HOME/a/b; touch $HOME/a/b/c; chmod 0 $HOME/a/b $HOME/a")
         job = f"CLUSTERCTL_JOB={lab.id}/1 setsid sleep 60"
         lab.ssh("worker-1", f"{job} >/dev/null 2>&1 </dev/null & exit 0")
         assert other.does("describe") == dict.fromkeys(lab.nodes, "running")
@@ -143,6 +145,8 @@ def test_namespaces_cannot_be_forced(other: Other, request: pytest.FixtureReques
     reason = REASONS[request.node.callspec.params["other"]]
     answer = other.does("plan", mode="namespaces", exit_code=ProviderError.exit_code)
     assert answer["error"] == f"namespaces are not possible here: {reason}"
+    answer = other.does("up", exit_code=ProviderError.exit_code, recorded="namespaces")
+    assert answer["error"] == f"cluster demo was made with namespaces, impossible now: {reason}"
 
 
 @pytest.fixture

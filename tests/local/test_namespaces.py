@@ -134,7 +134,7 @@ def test_killing_pid_1_ends_every_process_of_a_node(lab: Lab) -> None:
     [init] = [
         process
         for process in processes.scan(lab.site)
-        if process.node == "worker-1" and process.inner and process.command == "sh"
+        if process.node == "worker-1" and process.command == "sh"
     ]
     inside = [pid for pid in processes.pids() if processes.network_of(pid) == init.network]
     assert len(inside) >= 4
@@ -159,6 +159,17 @@ def test_a_replaced_node_is_reached_at_once(lab: Lab) -> None:
     began = time.monotonic()
     assert lab.ssh("worker-1", knock)
     assert time.monotonic() - began < 0.9
+
+
+def test_nodes_learn_of_newcomers(lab: Lab) -> None:
+    lab.up(1)
+    before = holders(lab)
+    lab.up(2)
+    assert holders(lab)["worker-1"] == before["worker-1"]
+    newcomer = lab.nodes["worker-2"].address
+    assert lab.ssh("worker-1", "getent hosts worker-2").split() == [newcomer, "worker-2"]
+    lab.up(1)
+    assert lab.ssh("worker-1", "getent hosts worker-2 || echo unknown") == "unknown"
 
 
 def test_all_start_anew_without_a_switch(lab: Lab) -> None:

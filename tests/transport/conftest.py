@@ -229,7 +229,7 @@ class Relay:
         self._flowing.clear()
 
     def cut(self) -> None:
-        for sock in self._sockets:
+        for sock in list(self._sockets):
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
 

@@ -161,13 +161,13 @@ def test_replaces_a_file_at_once(transport: SshTransport, tmp_path: Path) -> Non
 def test_large_file_is_never_in_memory(transport: SshTransport, tmp_path: Path) -> None:
     source = tmp_path / "source"
     with source.open("wb") as file:
-        file.truncate(300 << 20)
+        file.truncate(200 << 20)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert transport.put(source, str(tmp_path / "there"), timeout=60).ok
     assert transport.get(str(tmp_path / "there"), tmp_path / "back", timeout=60).ok
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before  # KiB
-    assert grown < 150 << 10
-    assert (tmp_path / "back").stat().st_size == 300 << 20
+    assert grown < 100 << 10
+    assert (tmp_path / "back").stat().st_size == 200 << 20
 
 
 def test_missing_and_wrong_kinds(transport: SshTransport, tmp_path: Path) -> None:
@@ -180,12 +180,12 @@ def test_missing_and_wrong_kinds(transport: SshTransport, tmp_path: Path) -> Non
         (transport.put(pipe, "/tmp/x", timeout=10), "neither a file nor a folder"),
         (transport.put(file, str(folder), timeout=10), "there is a folder of that name"),
         (transport.put(folder, str(file), timeout=10), "there is a file of that name"),
-        (transport.put(file, f"{file}/x", timeout=10), "Not a directory"),
+        (transport.put(file, f"{file}/x", timeout=10), "the copy failed: mkdir: "),
         (transport.get(str(none), tmp_path / "x", timeout=10), "no such file or folder"),
         (transport.get(str(pipe), tmp_path / "x", timeout=10), "neither a file nor a folder"),
         (transport.get(str(file), folder, timeout=10), f"{folder} is a folder here"),
         (transport.get(str(folder), file, timeout=10), f"{file} is a file here"),
-        (transport.get(str(file), file / "x", timeout=10), "cannot be written: Not a directory"),
+        (transport.get(str(file), file / "x", timeout=10), "cannot be written: "),
     ):
         assert words in result.error
         assert not result.ok
@@ -310,7 +310,7 @@ with tarfile.open(fileobj=sys.stdout.buffer, mode="w|") as tar:
 """
 
 
-@pytest.mark.parametrize("evil", ["out/evil", "../evil", "/tmp/clusterctl-test-evil"])
+@pytest.mark.parametrize("evil", ["../evil", "/tmp/clusterctl-test-evil"])
 def test_hostile_node(start_sshd: Callable[..., object], tmp_path: Path, evil: str) -> None:
     script = tmp_path / "hostile.py"
     script.write_text(HOSTILE)
@@ -319,9 +319,20 @@ def test_hostile_node(start_sshd: Callable[..., object], tmp_path: Path, evil: s
     with closing(server.transport()) as transport:
         result = transport.get("anything", target, timeout=10)
     assert not result.ok
-    assert "bad name" in result.error or "cannot be written: File exists" in result.error
+    assert "bad name" in result.error
     assert os.listdir(tmp_path / "here") == []
     assert not Path("/tmp/clusterctl-test-evil").exists()
+
+
+def test_hostile_link(start_sshd: Callable[..., object], tmp_path: Path) -> None:
+    """`out` is a link to the folder above, and then a folder."""
+    script = tmp_path / "hostile.py"
+    script.write_text(HOSTILE)
+    server = start_sshd(extra=f"ForceCommand {sys.executable} {script} out/evil\n")
+    with closing(server.transport()) as transport:
+        assert transport.get("anything", tmp_path / "here/target", timeout=10).ok
+    assert os.listdir(tmp_path / "here") == ["target"]
+    assert os.listdir(tmp_path / "here/target/out") == ["evil"]
 
 
 def test_stream_that_is_cut_short(start_sshd: Callable[..., object], tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_deadline_while_input_is_not_taken(transport: SshTransport) -> None:
 
 def test_too_much_output(transport: SshTransport, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "COLLECT_LIMIT", 1 << 20)
-    result = transport.run("exec cat /dev/zero", timeout=1)
+    result = transport.run("exec cat /dev/zero", timeout=0.5)
     assert result.error == "wrote more than 1 MiB"
     assert len(result.stdout) == 1 << 20
 
@@ -171,11 +171,11 @@ def test_network_that_swallows_packets(relayed: SshTransport, relay: object) -> 
 def test_a_dead_peer_is_noticed(
     relayed: SshTransport, relay: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire, "KEEPALIVE", 0.3)
-    monkeypatch.setattr(wire, "SILENCE", 1.0)
+    monkeypatch.setattr(wire, "KEEPALIVE", 0.2)
+    monkeypatch.setattr(wire, "SILENCE", 0.6)
     relayed.connect(10)
     # An idle node that answers is not dead.
-    assert relayed.run("sleep 2", timeout=20).ok
+    assert relayed.run("sleep 1.2", timeout=20).ok
     relay.swallow()
     with within(6):
         assert relayed.run("sleep 20", timeout=20).error == "the connection was lost"

@@ -38,9 +38,6 @@ class Network(Protocol):
     def listen(self, place: Place) -> tuple[Endpoint, ...]:
         """Where a node's sshd listens; the first is where others reach it."""
 
-    def intact(self, place: Place, processes: Sequence[Process]) -> bool:
-        """Whether a node's processes are whole."""
-
     def commands(self, places: Sequence[Place]) -> dict[str, list[str]]:
         """What to start for these nodes; each command waits for a line on its standard input."""
 
@@ -93,15 +90,13 @@ def _keep_healthy(site: Site, network: Network, places: Mapping[str, Place]) -> 
     kept: set[str] = set()
     whole = network.adopt(found)
     if whole:
-        by_node: dict[str, list[Process]] = {}
-        for process in found:
-            by_node.setdefault(process.node, []).append(process)
+        present = {process.node for process in found}
         candidates = {
             name: network.listen(place)[0]
             for name, place in places.items()
-            if place.host_key.exists()
+            if name in present
+            and place.host_key.exists()
             and sshd.endpoint(place) == network.listen(place)[0]
-            and network.intact(place, by_node.get(name, ()))
         }
         answers = greet(candidates, seconds=1)
         kept = {name for name, trouble in answers.items() if not trouble}

@@ -47,9 +47,6 @@ class Loopback:
             self._ports[place.name] = endpoint(place) or free_endpoint(layout.index(place.name))
         return (self._ports[place.name],)
 
-    def intact(self, place: Place, processes: Sequence[Process]) -> bool:
-        return bool(processes)
-
     def commands(self, places: Sequence[Place]) -> dict[str, list[str]]:
         """What to start. Ports are chosen anew: the ones of before may be taken by now."""
         if os.geteuid() == 0:

@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from ipaddress import IPv4Network
 from pathlib import Path
 
@@ -125,16 +125,6 @@ class Namespaces:
     def listen(self, place: Place) -> tuple[Endpoint, ...]:
         address = subnets.address(self._subnet, layout.index(place.name))
         return ((address, _PORT), ("127.0.0.1", _PORT))
-
-    def intact(self, place: Place, processes: Sequence[Process]) -> bool:
-        """Its PID 1 is there and sees the folder that we see, not a deleted one."""
-        inner = [one.pid for one in processes if one.inner]
-        if len(inner) == len(processes) or not inner:
-            return False
-        with suppress(OSError):
-            seen = Path(f"/proc/{inner[0]}/root{place.folder}")
-            return os.path.samefile(seen, place.folder)
-        return False
 
     def commands(self, places: Sequence[Place]) -> dict[str, list[str]]:
         """What to start: the nodes, and first the switch if there is none."""

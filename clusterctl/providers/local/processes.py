@@ -34,8 +34,6 @@ class Process:
     command: str
     node: str
     """The node's name, `switch`, `starter`, or nothing for a process of a job."""
-    inner: bool
-    """It lives in a pid namespace below ours: inside a node."""
     network: int
     """Its network namespace."""
 
@@ -89,18 +87,8 @@ def scan(site: Site) -> list[Process]:
         if node is None or start is None:
             continue
         with suppress(OSError):
-            folder = _PROC / str(pid)
-            status = (folder / "status").read_text(errors="replace")
-            found.append(
-                Process(
-                    pid=pid,
-                    start=start,
-                    command=(folder / "comm").read_text(errors="replace").strip(),
-                    node=node,
-                    inner=len(status.partition("\nNSpid:")[2].partition("\n")[0].split()) > 1,
-                    network=network_of(pid),
-                )
-            )
+            command = (_PROC / str(pid) / "comm").read_text(errors="replace").strip()
+            found.append(Process(pid, start, command, node, network_of(pid)))
     return found
 
 

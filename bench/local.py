@@ -1,0 +1,226 @@
+"""What clusterctl adds on a local cluster: start-up, `up`, `run`; and the bundled training step.
+
+    python bench/local.py [--out bench/results/local.json]
+
+Everything is compared within one run, on one machine: variants take turns, the median counts.
+Rows hold what was measured, what it was measured against, and the limit that we set ourselves.
+Needs the extras `workloads`; about two minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from clusterctl import actions
+from clusterctl.actions import run as run_action
+from clusterctl.model import JobSpec
+from clusterctl.state import Store, home
+
+HERE = Path(__file__).resolve().parent
+PYTHON = sys.executable
+CTL = [PYTHON, "-m", "clusterctl"]
+BARE_TYPER = """
+import typer
+app = typer.Typer()
+@app.command()
+def one(name: str = "x"): ...
+@app.command()
+def two(name: str = "x"): ...
+app()
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """`value` in `unit`, `limit` the same; `against` says what it is compared with."""
+
+    what: str
+    value: float
+    unit: str
+    limit: float
+    against: str
+
+    @property
+    def ok(self) -> bool:
+        return self.value <= self.limit
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "local.json")
+    out: Path = parser.parse_args().out
+    with tempfile.TemporaryDirectory(prefix="clusterctl-bench-") as scratch:
+        os.environ["CLUSTERCTL_HOME"] = f"{scratch}/state"
+        Path(scratch, "work").mkdir()
+        os.chdir(f"{scratch}/work")
+        Path("trivial.py").write_text("print('hello')\n")
+        Path("bare.py").write_text(BARE_TYPER)
+        rows = [*start_up()]
+        try:
+            rows += [*eight_nodes(), *two_nodes()]
+        finally:
+            subprocess.run([*CTL, "down", "--force", "--quiet"], check=True)
+    report = {
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python"
+        f" {platform.python_version()}",
+        "date": time.strftime("%Y-%m-%d"),
+        "rows": [{**asdict(row), "ok": row.ok} for row in rows],
+    }
+    out.parent.mkdir(exist_ok=True)
+    out.write_text(json.dumps(report, indent=2) + "\n")
+    for row in rows:
+        mark = "ok  " if row.ok else "OVER"
+        limit = f"{row.value:8.3f} {row.unit}  (limit {row.limit:g})"
+        print(f"{mark} {row.what:<48} {limit}  {row.against}")
+    return 0 if all(row.ok for row in rows) else 1
+
+
+def start_up() -> list[Row]:
+    times = alternate(
+        {
+            "help": lambda: quiet([*CTL, "--help"]),
+            "version": lambda: quiet([*CTL, "--version"]),
+            "bare": lambda: quiet([PYTHON, "bare.py", "--help"]),
+        },
+        rounds=21,
+    )
+    against = "÷ --help of a Typer app with two commands"
+    return [
+        Row("clusterctl --help", times["help"] / times["bare"], "x", 1.3, against),
+        Row("clusterctl --version", times["version"] / times["bare"], "x", 1.3, against),
+    ]
+
+
+def eight_nodes() -> list[Row]:
+    """`up --workers 8`: the whole, and the part that starts nodes."""
+    phases: dict[str, list[float]] = {"create": [], "all": []}
+    for _ in range(3):
+        began = time.monotonic()
+        made = json.loads(
+            subprocess.run(
+                [*CTL, "up", "--workers", "8", "--json", "--quiet"],
+                check=True,
+                stdout=subprocess.PIPE,
+            ).stdout
+        )
+        phases["all"].append(time.monotonic() - began)
+        phases["create"].append(made["seconds"]["create"])
+        quiet([*CTL, "down", "--quiet"])
+    return [
+        Row("9 nodes started", statistics.median(phases["create"]), "s", 0.5, "8 workers"),
+        Row("up complete, mesh checked", statistics.median(phases["all"]), "s", 2.0, "8 workers"),
+    ]
+
+
+def two_nodes() -> list[Row]:
+    quiet([*CTL, "up", "--quiet"])
+    status = alternate({"status": lambda: quiet([*CTL, "status"])}, rounds=11)["status"]
+    store = Store(home())
+    cluster = store.cluster("default")
+    prepared = prepare(store)
+    flags = prepared.plan.argv[: prepared.plan.argv.index("/bin/sh")]
+    hosts = prepared.plan.files["hostfile"]
+    hostfile = f"{cluster.launcher.root}/bench-hostfile"
+    words = [hostfile if word.endswith("/hostfile") else word for word in flags]
+    # The same flags over the same nodes, but mpirun starts the program itself.
+    bare = (
+        f"PATH={shlex.quote(cluster.launcher.root)}/bin:$PATH MASTER_PORT=1 CLUSTERCTL_ATTEMPT=1;"
+        " export PATH MASTER_PORT CLUSTERCTL_ATTEMPT;"
+        f" printf %s {shlex.quote(hosts)} >{shlex.quote(hostfile)};"
+        f" a=$(date +%s%N); {shlex.join(words)} {PYTHON} -c 'print(1)' </dev/null >/dev/null"
+        ' && echo "$(($(date +%s%N) - a))"'
+    )
+    with actions.connected(store, cluster) as pool:
+        launcher = pool.transport(cluster.launcher.name)
+        launcher.connect(20)
+        nanoseconds: list[float] = []
+
+        def mpirun() -> None:
+            nanoseconds.append(float(launcher.run(bare, timeout=60).text))
+
+        times = alternate(
+            {"run": lambda: quiet([*CTL, "run", "--quiet", "trivial.py"]), "mpirun": mpirun},
+            rounds=9,
+        )
+        to_start = [connected_to_start(store) for _ in range(7)]
+    added = times["run"] - statistics.median(nanoseconds) / 1e9
+    began = time.monotonic()
+    quiet([*CTL, "run", "--quiet", "multinode_ddp_mpi.py", "1000", "1000"])
+    whole = time.monotonic() - began
+    return [
+        Row("status, from the record", status * 1000, "ms", 150, "absolute"),
+        Row(
+            "run of a trivial program, added", added * 1000, "ms", 450, "- bare mpirun, same nodes"
+        ),
+        Row("connected → mpirun starts", statistics.median(to_start) * 1000, "ms", 150, "absolute"),
+        Row("run multinode_ddp_mpi.py 1000 1000", whole, "s", 20, "absolute, 2 workers"),
+        *training_step(),
+    ]
+
+
+def connected_to_start(store: Store) -> float:
+    """Seconds from open connections to the moment that the supervisor starts mpirun."""
+    prepared = prepare(store)
+    cluster = prepared.cluster
+    with actions.connected(store, cluster) as pool:
+        pool.connect(timeout=20)
+        connected = time.time()
+        job = run_action.submit(store, prepared, pool)
+        run_action.attend(
+            store, job, cluster, pool, on_lines=lambda lines: None, tell=lambda text: None
+        )
+    return (job.started or time.time()) - connected
+
+
+def prepare(store: Store) -> run_action.Prepared:
+    """A job for trivial.py, decided but not shipped."""
+    resolved = run_action.resolve(["trivial.py"], None, None)
+    number = run_action.next_number(store, dry=False)
+    spec = JobSpec(program=resolved.program)
+    return run_action.prepare(store.cluster("default"), spec, resolved, {}, number=number)
+
+
+def training_step() -> list[Row]:
+    """The shipped model's step over the cluster's network: the MPI hook against gloo."""
+    out = subprocess.run(
+        [*CTL, "run", "--quiet", "--json", str(HERE / "step_time.py")],
+        check=True,
+        stdout=subprocess.PIPE,
+    ).stdout.decode()
+    lines = [json.loads(line) for line in out.splitlines()]
+    text = "\n".join(line["line"] for line in lines if line.get("rank") == 0)
+    report = json.loads(text[text.index("{") : text.rindex("}") + 1])
+    (HERE / "results" / "step_time.json").write_text(json.dumps(report, indent=2) + "\n")
+    step = report["models"][0]["ms_per_step"]
+    return [Row("step with --backend mpi", step["mpi"] / step["gloo"], "x", 0.3, "÷ with gloo")]
+
+
+def alternate(actions_by_name: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
+    """Median seconds of each, taken in turns."""
+    seconds: dict[str, list[float]] = {name: [] for name in actions_by_name}
+    for _ in range(rounds):
+        for name, action in actions_by_name.items():
+            began = time.monotonic()
+            action()
+            seconds[name].append(time.monotonic() - began)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def quiet(argv: list[str]) -> None:
+    subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
