@@ -11,8 +11,8 @@ import typer.main
 
 from clusterctl import __version__, config
 from clusterctl.cli import clusters, jobs, machine
+from clusterctl.cli import run as run_verbs
 from clusterctl.cli.console import Console, redact, redact_arguments
-from clusterctl.cli.options import COMPLETIONS_OFF
 from clusterctl.errors import ClusterctlError
 
 
@@ -30,10 +30,9 @@ def app() -> typer.Typer:
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
-        add_completion=not COMPLETIONS_OFF,
     )
     application.callback()(_top)
-    for module in (clusters, jobs, machine):
+    for module in (clusters, run_verbs, jobs, machine):
         module.register(application)
     return application
 
@@ -46,7 +45,12 @@ def _version(wanted: bool) -> None:
 
 def _top(
     version: bool = typer.Option(
-        False, "--version", callback=_version, is_eager=True, help="Print the version and exit."
+        False,
+        "--version",
+        callback=_version,
+        is_eager=True,
+        show_envvar=False,
+        help="Print the version and exit.",
     ),
 ) -> None:
     """From nothing to a multi-node training job, and no bill left behind."""

@@ -9,8 +9,6 @@ import typer
 
 from clusterctl.errors import UsageError
 
-COMPLETIONS_OFF = False
-
 ClusterOption = Annotated[
     str | None,
     typer.Option("--cluster", "-c", envvar="CLUSTERCTL_CLUSTER", help="Which cluster."),

@@ -19,6 +19,8 @@ import paramiko
 from paramiko.common import MSG_CHANNEL_REQUEST, cMSG_GLOBAL_REQUEST
 from paramiko.packet import Packetizer
 
+from clusterctl.transport.deadline import WATCHDOG
+
 KEEPALIVE = 15.0
 """Seconds without a word from us after which we ask the node whether it is there."""
 SILENCE = 60.0
@@ -27,6 +29,11 @@ SESSIONS = 10
 """Commands at a time on one connection: sshd's own default for MaxSessions."""
 
 READ_AHEAD = 256 * 1024
+
+CLOSING = 2.0
+"""Seconds for a channel's farewell: it may have to wait for a new exchange of keys."""
+LOST = (paramiko.SSHException, EOFError, OSError)
+"""What paramiko raises when the connection is gone."""
 
 # Without a handler of ours, logging would print paramiko's errors to stderr, tracebacks included.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
@@ -85,6 +92,15 @@ class Wire:
         if not self._closed:
             self._closed = True
             self.sever()
+            self._close_sock()
+
+    def _close_sock(self) -> None:
+        if isinstance(self._sock, socket.socket):
+            self._sock.close()
+            return
+        # A channel says farewell over the jump host's connection, which may be gone or hang.
+        hop = self._sock.transport.wire
+        with suppress(*LOST), WATCHDOG.guard(time.monotonic() + CLOSING, hop.sever):
             self._sock.close()
 
     def sever(self) -> None:

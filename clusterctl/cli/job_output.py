@@ -1,0 +1,137 @@
+"""A job as people and programs see it: its lines, its start, its end, its record."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from clusterctl.cli.console import Console, ago, plain
+from clusterctl.model import Job, JobState
+
+EXIT_TIMEOUT = 124
+"""As coreutils' timeout(1)."""
+EXIT_CANCELLED = 130
+
+
+class Printer:
+    """Ranks' lines: tagged with the rank, stdout to stdout and stderr to stderr."""
+
+    def __init__(self, console: Console, only: int | None = None) -> None:
+        self._json = console.json
+        self._only = only
+        self._streams = {"stdout": sys.stdout.buffer, "stderr": sys.stderr.buffer}
+
+    def __call__(self, lines: Iterable[Any]) -> None:
+        if self._json:
+            self._documents(lines)
+            return
+        touched: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
+        for line in lines:
+            if self._only is None or line.rank == self._only:
+                tag = b"agent" if line.rank is None else b"%d" % line.rank
+                touched[line.stream].append(b"[%s] %s\n" % (tag, line.text))
+        for stream, parts in touched.items():
+            if parts:
+                self._streams[stream].write(b"".join(parts))
+                self._streams[stream].flush()
+
+    def _documents(self, lines: Iterable[Any]) -> None:
+        rows = [
+            json.dumps(
+                {
+                    "rank": line.rank,
+                    "stream": line.stream,
+                    "line": line.text.decode(errors="replace"),
+                }
+            )
+            for line in lines
+            if self._only is None or line.rank == self._only
+        ]
+        if rows:
+            sys.stdout.write("\n".join(rows) + "\n")
+            sys.stdout.flush()
+
+
+def announce(console: Console, job: Job, detach: bool) -> None:
+    where = ", ".join(
+        f"{place.count} on {place.node}" if place.count > 1 else place.node
+        for place in job.placement
+    )
+    plural = "rank" if job.ranks == 1 else "ranks"
+    console.tell(f"job {job.id}: {job.ranks} {plural} ({where}), {job.state.value}")
+    if detach:
+        console.note(f"follow it with `clusterctl logs {job.id} -f`")
+        console.document({"id": job.id, "cluster": job.cluster, "state": job.state})
+
+
+def finish(console: Console, job: Job) -> int:
+    """The summary, and the exit code of `run`."""
+    code = job.program_exit_code
+    how = job.state.value
+    failure = job.failure
+    if job.state is JobState.SUCCEEDED:
+        console.tell(f"job {job.id} succeeded in {took(job)}")
+        result = 0
+    elif job.state is JobState.FAILED:
+        if failure:
+            how = f"rank {failure.rank} on {failure.node} {_exit_text(failure.exit_code)}"
+        else:
+            how = _exit_text(code or 1)
+        console.tell(f"job {job.id} failed after {took(job)}: {how}")
+        result = code or 1
+    elif job.state is JobState.TIMEOUT:
+        console.tell(f"job {job.id} was ended after its --timeout of {job.spec.timeout:g} s")
+        result = EXIT_TIMEOUT
+    else:
+        console.tell(f"job {job.id} was {how}")
+        result = EXIT_CANCELLED
+    if console.json:
+        sys.stdout.write(json.dumps({"schema": 1, **document(job), "exit_code": result}) + "\n")
+        sys.stdout.flush()
+    return result
+
+
+def _exit_text(code: int) -> str:
+    if code > 128:
+        import signal
+
+        try:
+            return f"was killed by {signal.Signals(code - 128).name}"
+        except ValueError:
+            pass
+    return f"exited {code}"
+
+
+def took(job: Job) -> str:
+    if job.started is None:
+        return "-"
+    return ago((job.finished or time.time()) - job.started)
+
+
+def document(job: Job) -> dict[str, Any]:
+    seconds = (job.finished or time.time()) - job.started if job.started else None
+    return {
+        "id": job.id,
+        "cluster": job.cluster,
+        "cluster_id": job.cluster_id,
+        "state": job.state.value,
+        "program": job.spec.program.target,
+        "args": list(job.spec.program.args),
+        "ranks": job.ranks,
+        "placement": {place.node: list(place.ranks) for place in job.placement},
+        "program_exit_code": job.program_exit_code,
+        "failure": plain(job.failure),
+        "reason": job.reason,
+        "created": job.created,
+        "started": job.started,
+        "finished": job.finished,
+        "seconds": None if seconds is None else round(seconds, 3),
+        "attempt": job.attempt,
+        "survivors": job.survivors,
+        "rerun_of": job.rerun_of,
+        "env": job.spec.env,
+        "secrets": dict.fromkeys(job.spec.secret_names, "***"),
+    }

@@ -1,0 +1,224 @@
+"""Verbs that start jobs: run, rerun."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from clusterctl.cli.console import Console, plain
+from clusterctl.cli.job_output import Printer, announce, finish
+from clusterctl.cli.options import ClusterOption, JobArgument, Json, Quiet, Verbose, duration
+from clusterctl.cli.variables import Env, EnvFile, environment
+from clusterctl.errors import UsageError
+from clusterctl.model import JobSpec
+
+Detach = Annotated[bool, typer.Option("--detach", "-d", help="Start it and return.")]
+
+
+class RunCommand(TyperCommand):
+    """Options before SCRIPT are ours, the rest is the script's; `-m MODULE` ends ours."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        takes_value = {
+            name
+            for parameter in self.params
+            if not getattr(parameter, "is_flag", False)
+            for name in parameter.opts
+            if name.startswith("-")
+        }
+        index = 0
+        while index < len(args):
+            word = args[index]
+            if word in ("-m", "--module") and index + 1 < len(args):
+                args = [*args[: index + 2], "--", *args[index + 2 :]]
+                break
+            if word == "--" or not word.startswith("-"):
+                break
+            index += 2 if word in takes_value else 1
+        return super().parse_args(ctx, args)
+
+
+def register(app: typer.Typer) -> None:
+    app.command(
+        cls=RunCommand,
+        context_settings={"allow_interspersed_args": False},
+        options_metavar="[OPTIONS]",
+    )(run)
+    app.command()(rerun)
+
+
+def run(
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="SCRIPT [ARGS…]", help="A path, or a bundled program's name."),
+    ] = None,
+    module: Annotated[
+        str | None, typer.Option("--module", "-m", metavar="MODULE", help="Instead of SCRIPT.")
+    ] = None,
+    ranks: Annotated[
+        int | None, typer.Option("--ranks", "-n", min=1, help="How many, in all.")
+    ] = None,
+    ranks_per_node: Annotated[
+        int | None, typer.Option("--ranks-per-node", "--ntasks-per-node", min=1)
+    ] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Use this many workers.")] = None,
+    backend: Annotated[str, typer.Option(help="auto, gloo, nccl or mpi.")] = "auto",
+    launcher: Annotated[str, typer.Option(help="mpirun or torchrun.")] = "mpirun",
+    env: Env = None,
+    env_file: EnvFile = None,
+    stage: Annotated[Path | None, typer.Option(help="The folder to copy to the nodes.")] = None,
+    detach: Detach = False,
+    now: Annotated[bool, typer.Option("--now", help="Do not wait for other jobs.")] = False,
+    timeout: Annotated[str | None, typer.Option(help="End it after this time, e.g. 30m.")] = None,
+    retries: Annotated[int, typer.Option(min=0, help="Start again after a failure.")] = 0,
+    allow_cpu: Annotated[
+        bool, typer.Option("--allow-cpu", help="Let GPU programs run without a GPU.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be run, and why.")
+    ] = False,
+    emit: Annotated[str | None, typer.Option(help="sh: print a script without clusterctl.")] = None,
+    cluster: ClusterOption = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Run a program on all ranks of the cluster and follow it."""
+    console = Console.current().set(json=json, quiet=quiet, verbose=verbose)
+    _one_of("--backend", backend, ("auto", "gloo", "nccl", "mpi"))
+    _one_of("--launcher", launcher, ("mpirun", "torchrun"))
+    if emit is not None:
+        _one_of("--emit", emit, ("sh",))
+    words = list(command or [])
+    if module is None and not words:
+        raise UsageError("there is nothing to run", hint="clusterctl run SCRIPT [ARGS…]")
+
+    from clusterctl import actions
+    from clusterctl.actions import run as action
+
+    store = actions.open_store()
+    chosen = actions.choose(store, cluster)
+    resolved = action.resolve(words, module, stage)
+    variables, secrets = environment(env or [], env_file or [])
+    spec = JobSpec(
+        program=resolved.program,
+        ranks=ranks or 0,
+        ranks_per_node=ranks_per_node or 0,
+        nodes=nodes or 0,
+        backend=backend,
+        launcher=launcher,
+        env=variables,
+        secret_names=tuple(sorted(secrets)),
+        env_files=tuple(str(path.absolute()) for path in env_file or []),
+        now=now,
+        timeout=duration(timeout, "--timeout") if timeout else 0.0,
+        retries=retries,
+        allow_cpu=allow_cpu,
+    )
+    dry = dry_run or emit is not None
+    number = action.next_number(store, dry=True)
+    prepared = action.prepare(chosen, spec, resolved, secrets, number=number)
+    if not dry:
+        number = action.next_number(store, dry=False)
+        prepared = action.prepare(chosen, spec, resolved, secrets, number=number)
+    if emit:
+        console.result(action.emit(prepared))
+        console.document({"emit": emit, "script": action.emit(prepared)})
+        return
+    if dry_run:
+        _print_plan(console, prepared)
+        return
+    for note in prepared.plan.notes:
+        console.note(note)
+    console.detail(f"staging {resolved.tree.describe()}")
+    printer = Printer(console)
+    job = action.run(
+        store,
+        prepared,
+        on_start=lambda started: announce(console, started, detach),
+        on_lines=printer,
+        tell=console.tell,
+        detach=detach,
+    )
+    if not detach:
+        raise typer.Exit(finish(console, job))
+
+
+def rerun(
+    job: JobArgument,
+    resume: Annotated[bool, typer.Option("--resume", help="With the job's outputs.")] = False,
+    env: Env = None,
+    env_file: EnvFile = None,
+    detach: Detach = False,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Run a job again as it was: same program, files and options."""
+    console = Console.current().set(json=json, quiet=quiet, verbose=verbose)
+    from clusterctl import actions
+    from clusterctl.actions import jobs as action
+
+    store = actions.open_store()
+    stored = [Path(name) for name in store.job(job).spec.env_files]
+    files = [*(path for path in stored if path.is_file()), *(env_file or [])]
+    variables, secrets = environment(env or [], files)
+    ended = action.rerun(
+        store,
+        job,
+        {**variables, **secrets},
+        resume=resume,
+        on_start=lambda started: announce(console, started, detach),
+        on_lines=Printer(console),
+        tell=console.tell,
+        detach=detach,
+    )
+    if not detach:
+        raise typer.Exit(finish(console, ended))
+
+
+def _print_plan(console: Console, prepared: Any) -> None:
+    job, plan = prepared.job, prepared.plan
+    secrets = dict.fromkeys(prepared.secrets, "***")
+    lines = [f"# {note}" for note in plan.notes]
+    lines += [f"# stage: {prepared.tree.describe()}", "", "# hostfile", plan.files["hostfile"]]
+    lines += ["# on " + prepared.cluster.launcher.name, prepared.command, ""]
+    if plan.agents:
+        lines += ["# torchrun, on each node", *(f"{n}: {a}" for n, a in plan.agents.items()), ""]
+    lines += ["# every rank", *(f"{n}: {shlex.join(p)}" for n, p in plan.programs.items()), ""]
+    lines += ["# environment"]
+    lines += [f"{name}={value}" for name, value in sorted({**plan.env, **secrets}.items())]
+    for node in plan.programs:
+        values = plan.node_env[node]
+        lines += [f"{node}: {name}={value}" for name, value in sorted(values.items())]
+    lines += ["", "# why"]
+    lines += [f"{reason.item}: {reason.why}" for reason in plan.reasons]
+    console.result("\n".join(lines))
+    console.document(
+        {
+            "dry_run": True,
+            "argv": plan.argv,
+            "env": {**plan.env, **secrets},
+            "node_env": plan.node_env,
+            "programs": plan.programs,
+            "agents": plan.agents,
+            "files": plan.files,
+            "reasons": [plain(reason) for reason in plan.reasons],
+            "notes": plan.notes,
+            "placement": {place.node: list(place.ranks) for place in job.placement},
+        }
+    )
+
+
+def _one_of(option: str, value: str, known: tuple[str, ...]) -> None:
+    if value in known:
+        return
+    from difflib import get_close_matches
+
+    close = get_close_matches(value, known, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"choose one of: {', '.join(known)}"
+    raise UsageError(f"{option} {value!r} is unknown", hint=hint)

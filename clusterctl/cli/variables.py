@@ -1,0 +1,60 @@
+"""Variables for the ranks, from --env and --env-file."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from clusterctl.cli.console import SECRET
+from clusterctl.errors import UsageError
+
+Env = Annotated[
+    list[str] | None,
+    typer.Option("--env", "-e", metavar="NAME[=VALUE]", help="Variable for all ranks; repeatable."),
+]
+EnvFile = Annotated[
+    list[Path] | None, typer.Option("--env-file", help="NAME=VALUE lines, treated as secrets.")
+]
+
+
+def environment(pairs: list[str], files: list[Path]) -> tuple[dict[str, str], dict[str, str]]:
+    """Variables and secrets: from a file, all are secrets; else the name decides."""
+    variables: dict[str, str] = {}
+    secrets: dict[str, str] = {}
+    for path in files:
+        try:
+            text = path.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"--env-file {path}: {error}", hint="name a readable file") from error
+        for number, line in enumerate(text.splitlines(), 1):
+            line = line.strip().removeprefix("export ")
+            if line and not line.startswith("#"):
+                name, sign, value = line.partition("=")
+                _check_variable(name, sign, f"{path}, line {number}")
+                secrets[name] = _unquote(value)
+    for pair in pairs:
+        name, sign, value = pair.partition("=")
+        if not sign:
+            if name not in os.environ:
+                raise UsageError(f"--env {name}: it is not set here", hint=f"--env {name}=VALUE")
+            value = os.environ[name]
+        _check_variable(name, "=", "--env")
+        secrets.pop(name, None)
+        variables.pop(name, None)
+        (secrets if SECRET.search(name) else variables)[name] = value
+    return variables, secrets
+
+
+def _check_variable(name: str, sign: str, where: str) -> None:
+    if not sign or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        raise UsageError(f"{where}: {name!r} is not NAME=VALUE", hint="letters, digits and _")
+
+
+def _unquote(value: str) -> str:
+    if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
+        return value[1:-1]
+    return value

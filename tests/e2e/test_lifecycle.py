@@ -1,0 +1,241 @@
+"""up, status, list, down: what a person sees, and that nothing stays."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.cli import Cli, Traces, tagged, wait_for
+from tests.e2e.conftest import MakeCli
+
+pytestmark = pytest.mark.sshd
+
+
+def test_up_tells_what_it_made_and_down_leaves_nothing(own: Cli) -> None:
+    """The whole life of a cluster, as a script sees it."""
+    made = own.json("up")
+    assert made["cluster"] == "default"
+    assert made["phase"] == "ready"
+    assert made["mode"] in ("namespaces", "loopback")
+    assert [(node["name"], node["role"]) for node in made["nodes"]] == [
+        ("launcher", "launcher"),
+        ("worker-1", "worker"),
+        ("worker-2", "worker"),
+    ]
+    assert all(node["slots"] >= 1 for node in made["nodes"])
+    traces = Traces.of(own)
+    assert len(tagged(f"CLUSTERCTL_NODE={made['id']}/")) >= 3
+    assert all(folder.exists() for folder in traces.folders)
+
+    gone = own.json("down")
+    assert (gone["cluster"], gone["existed"], gone["nodes"]) == ("default", True, 3)
+    assert gone["dollars"] == 0
+    assert traces.left() == []
+    assert own.json("list")["clusters"] == []
+    again = own.json("down")
+    assert again["existed"] is False
+
+
+def test_status_and_list_agree_with_up(cli: Cli) -> None:
+    """The record and the machines say the same."""
+    status = cli.status()
+    live = cli.status("--live")
+    (listed,) = cli.json("list")["clusters"]
+    assert listed["id"] == status["id"] == live["id"]
+    assert status["phase"] == "ready"
+    assert status["provider"] == "local"
+    assert status["dollars"] == 0
+    assert status["mode_reason"]
+    assert all("live" not in node for node in status["nodes"])
+    assert all(node["live"].startswith("running") for node in live["nodes"])
+    assert all(node["mpi"]["flavour"] == "openmpi" for node in status["nodes"])
+    text = cli("status").out
+    assert all(node["name"] in text for node in status["nodes"])
+    assert status["mode"] in text
+    assert "default" in cli("list").out
+
+
+def test_up_again_resumes_and_changes_the_number_of_workers(own: Cli) -> None:
+    """`up` is how a cluster grows, shrinks and is repaired; its identity stays."""
+    first = own.json("up", "--workers", 1)
+    more = own.json("up", "--workers", 3)
+    assert more["id"] == first["id"]
+    assert [node["name"] for node in more["nodes"]][1:] == ["worker-1", "worker-2", "worker-3"]
+    own.script("who.py", "import os; print(os.environ['RANK'], flush=True)")
+    assert [own("run", "who.py").of(rank) for rank in (0, 1, 2)][2] == ["2"]
+    fewer = own.json("up", "--workers", 1)
+    assert len(fewer["nodes"]) == 2
+    assert not tagged(f"CLUSTERCTL_NODE={first['id']}/worker-3")
+    traces = Traces.of(own)
+    own("down")
+    assert traces.left() == []
+
+
+def test_up_repairs_a_dead_node(own: Cli) -> None:
+    """A node that died is said to be dead, and comes back with `up`."""
+    made = own.json("up")
+    for line in tagged(f"CLUSTERCTL_NODE={made['id']}/worker-2"):
+        own_pid = int(line.split()[0])
+        try:
+            signal.pidfd_send_signal(_pidfd(own_pid), signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+    def dead() -> bool:
+        nodes = own.status("--live")["nodes"]
+        return not nodes[2]["live"].startswith("running")
+
+    wait_for(dead, 15, "worker-2 to be reported dead")
+    assert own.status("--live")["nodes"][1]["live"].startswith("running")
+    own("up")
+    assert own("ssh", "worker-2", "--", "true").code == 0
+
+
+def _pidfd(pid: int) -> int:
+    import os
+
+    return os.pidfd_open(pid)
+
+
+def test_down_with_a_job_running_ends_it_and_says_so(own: Cli) -> None:
+    own("up")
+    own.script("long.py", "import time; print('on', flush=True); time.sleep(300)")
+    number = own.detach("long.py")
+    own.until_state(number, "running")
+    traces = Traces.of(own)
+    gone = own.json("down")
+    assert gone["jobs_cancelled"] == [number]
+    assert traces.left() == []
+    assert own.job(number)["state"] == "cancelled"
+
+
+def test_several_clusters_have_to_be_named(make_cli: MakeCli) -> None:
+    """With two clusters a verb asks which; -c, the argument and CLUSTERCTL_CLUSTER answer."""
+    cli = make_cli()
+    cli("up", "red", "--workers", 1)
+    cli("up", "blue", "--workers", 1)
+    cli.script("who.py", "print('ran', flush=True)")
+    for words in (("status",), ("run", "who.py"), ("ssh", "--", "true"), ("down",)):
+        refused = cli(*words, code=2)
+        assert "blue" in refused.err
+        assert "red" in refused.err
+    assert cli.status("red")["cluster"] == "red"
+    assert cli.status("-c", "blue")["cluster"] == "blue"
+    assert cli.json("status", env={"CLUSTERCTL_CLUSTER": "blue"})["cluster"] == "blue"
+    assert cli("run", "-c", "red", "who.py").of(0) == ["ran"]
+    assert cli("run", "who.py", env={"CLUSTERCTL_CLUSTER": "blue"}).of(0) == ["ran"]
+    jobs = cli.jobs().values()
+    assert sorted(job["cluster"] for job in jobs) == ["blue", "red"]
+    red, blue = Traces.of(cli, "red"), Traces.of(cli, "blue")
+    cli("down", "red")
+    assert red.left() == []
+    assert blue.left() != []
+    assert cli.status()["cluster"] == "blue"
+    unknown = cli("status", "red", code=7)
+    assert "blue" in unknown.err
+
+
+def test_of_two_ups_at_once_one_wins(own: Cli) -> None:
+    """The other is told who holds the lock, with exit code 7."""
+    first = own.start("up", "--workers", 4)
+    wait_for(lambda: own.json("list")["clusters"], 20, "the cluster's record")
+    first.process.send_signal(signal.SIGSTOP)
+    try:
+        if first.process.poll() is None:
+            for verb in ("up", "down"):
+                second = own(verb, code=7)
+                assert str(first.process.pid) in second.err
+                assert "up" in second.err
+    finally:
+        first.process.send_signal(signal.SIGCONT)
+    assert first.wait().code == 0
+    own("up", "--workers", 4)
+
+
+@pytest.mark.parametrize("mode", ["namespaces", "loopback"])
+def test_kill_9_of_up_and_down_at_any_moment(
+    mode: str, make_cli: MakeCli, request: pytest.FixtureRequest
+) -> None:
+    """Whenever clusterctl dies, the next `up` resumes and the next `down` cleans."""
+    if mode == "namespaces":
+        request.getfixturevalue("need_root")
+    cli = make_cli(env={"CLUSTERCTL_LOCAL_MODE": mode})
+    began = time.monotonic()
+    cli("up")
+    up_takes = time.monotonic() - began
+    began = time.monotonic()
+    cli("down")
+    down_takes = time.monotonic() - began
+    for part in (0.35, 0.5, 0.65, 0.8, 0.95):
+        _killed(cli, "up", part * up_takes)
+        cli("up")
+        assert all(n["live"].startswith("running") for n in cli.status("--live")["nodes"])
+        traces = Traces.of(cli)
+        _killed(cli, "down", part * down_takes)
+        cli("down")
+        assert traces.left() == []
+        assert cli.json("list")["clusters"] == []
+    _killed(cli, "up", 0.6 * up_takes)
+    left = [cluster["id"] for cluster in cli.json("list")["clusters"]]
+    cli("down")
+    assert [line for name in left for line in tagged(f"CLUSTERCTL_NODE={name}/")] == []
+
+
+def _killed(cli: Cli, verb: str, after: float) -> None:
+    running = cli.start(verb)
+    time.sleep(after)
+    running.kill()
+
+
+@pytest.mark.parametrize("mode", ["namespaces", "loopback"])
+def test_up_after_a_killed_down_makes_a_fresh_cluster(
+    mode: str, make_cli: MakeCli, request: pytest.FixtureRequest
+) -> None:
+    if mode == "namespaces":
+        request.getfixturevalue("need_root")
+    cli = make_cli(env={"CLUSTERCTL_LOCAL_MODE": mode})
+    for after in (0.25, 0.4, 0.55):
+        cli("up")
+        _killed(cli, "down", after)
+        cli("up")
+        cli("ssh", "worker-1", "--", "true")
+    traces = Traces.of(cli)
+    cli("down")
+    assert traces.left() == []
+
+
+def test_bad_input_creates_nothing(own: Cli) -> None:
+    """A mistake is said in one line with what to do next, and nothing has happened."""
+    for words, code in (
+        (("up", "--workers", "0"), 2),
+        (("up", "Bad Name"), 2),
+        (("up", "x" * 64), 2),
+        (("up", "$(touch pwned)"), 2),
+        (("upp",), 2),
+        (("up", "--no-such-option"), 2),
+        (("status",), 7),
+        (("run", "nothing.py"), 7),
+        (("logs", "1"), 7),
+        (("cancel", "99"), 7),
+        (("fetch", "99"), 7),
+        (("rerun", "99"), 7),
+    ):
+        said = own(*words, code=code)
+        assert said.err.startswith("clusterctl: "), said
+        assert "→" in said.err, said
+        assert said.out == ""
+        document = own(words[0], "--json", *words[1:], code=code).document()
+        assert document["error"]["code"] == code
+    assert own.json("list")["clusters"] == []
+    assert own.jobs() == {}
+    assert not [path for path in own.folder.iterdir() if path.name == "pwned"]
+
+
+def test_up_dry_run_makes_nothing(own: Cli, tmp_path: Path) -> None:
+    plan = own.json("up", "--dry-run", "--workers", "5")
+    assert plan["dry_run"] is True
+    assert plan["mode"] in ("namespaces", "loopback")
+    assert not own.home.exists() or own.json("list")["clusters"] == []

