@@ -54,6 +54,7 @@ present() {
     iproute2) have ip ;;
     util-linux) have unshare && have nsenter && have setpriv ;;
     libc6-dev) [ -e /usr/include/stdio.h ] ;;
+    docker.io) have dockerd ;;
     openmpi-bin) [ -x /usr/bin/mpirun.openmpi ] ;;
     libopenmpi-dev) [ -x /usr/bin/mpicc.openmpi ] ;;
     python3) find_python any ;;

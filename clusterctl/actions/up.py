@@ -12,11 +12,13 @@ from dataclasses import dataclass, field, replace
 from clusterctl import assets, bootstrap, keys, providers
 from clusterctl.actions import Tell, check_name, connected
 from clusterctl.actions.down import finish_down
-from clusterctl.errors import BootstrapError, ClusterctlError, NodeUnreachable, RecordError
-from clusterctl.model import Cluster, ClusterSpec, Node, Phase
+from clusterctl.errors import BootstrapError, NodeUnreachable, RecordError, UsageError
+from clusterctl.jobs import control
+from clusterctl.model import Cluster, ClusterSpec, Node, NodeResult, Phase
 from clusterctl.providers import ProviderPlan
 from clusterctl.state import ClusterLock, Store
 from clusterctl.state.home import write_atomic
+from clusterctl.transport.fold import fold
 from clusterctl.transport.pool import Pool
 
 BOOTSTRAP_TIMEOUT = 120.0
@@ -100,6 +102,8 @@ def _record(store: Store, spec: ClusterSpec, plan: ProviderPlan, tell: Tell) -> 
             f"cluster {old.name!r} exists, made by provider {old.spec.provider}",
             hint=f"`clusterctl down {old.name}` first, or choose another name",
         )
+    if old and spec.workers < len(old.workers):
+        _refuse_to_lose_ranks(store, old, {node.name for node in old.workers[spec.workers :]})
     for line in plan.lines:
         tell(line)
     base = old or Cluster(
@@ -121,6 +125,22 @@ def _record(store: Store, spec: ClusterSpec, plan: ProviderPlan, tell: Tell) -> 
     return cluster
 
 
+def _refuse_to_lose_ranks(store: Store, old: Cluster, surplus: set[str]) -> None:
+    """Fewer workers must not mean a job that dies without a word."""
+    for job in store.jobs():
+        if job.cluster_id != old.id or job.state.ended:
+            continue
+        with connected(store, old) as pool:
+            job = control.refresh(job, old, pool)
+        store.save_job(job)
+        hit = sorted(surplus & {place.node for place in job.placement})
+        if hit and not job.state.ended:
+            raise UsageError(
+                f"job {job.id} has ranks on {', '.join(hit)}, which would be removed",
+                hint=f"wait for it, or `clusterctl cancel {job.id}` first",
+            )
+
+
 def _write_ssh(store: Store, cluster: Cluster, host_keys: dict[str, str]) -> None:
     """known_hosts and an ssh_config: for us, and for `ssh -F` by hand."""
     folder = store.folder(cluster.name) / "ssh"
@@ -140,7 +160,7 @@ def _connect(pool: Pool, cluster: Cluster) -> None:
     failed = [result for result in pool.connect(timeout=CONNECT_TIMEOUT) if not result.ok]
     if failed:
         raise NodeUnreachable(
-            "; ".join(result.error for result in failed),
+            "; ".join(fold(failed)),
             hint=f"`clusterctl up {cluster.name}` tries again,"
             f" `clusterctl down {cluster.name}` removes the cluster",
             transient=True,
@@ -161,16 +181,18 @@ def _bootstrap(
     scripts = {node.name: bootstrap.script(node, mesh, pythons=pythons) for node in cluster.nodes}
 
     results = pool.run("exec /bin/sh -s", stdin=scripts, timeout=BOOTSTRAP_TIMEOUT)
-    nodes: list[Node] = []
-    errors: list[ClusterctlError] = []
-    for node, result in zip(cluster.nodes, results, strict=True):
-        try:
-            nodes.append(bootstrap.read(node, result))
-        except BootstrapError as error:
-            errors.append(error)
-    if errors:
-        raise BootstrapError("; ".join(error.message for error in errors), hint=errors[0].hint)
-    return tuple(nodes)
+    problems = [
+        NodeResult(node=result.node, error=text)
+        for result in results
+        if (text := bootstrap.problem(result))
+    ]
+    if problems:
+        raise BootstrapError(
+            f"bootstrap failed: {'; '.join(fold(problems))}",
+            hint=f"correct that, then `clusterctl up {cluster.name}` resumes",
+        )
+    pairs = zip(cluster.nodes, results, strict=True)
+    return tuple(bootstrap.read(node, result) for node, result in pairs)
 
 
 def _check_mesh(pool: Pool, cluster: Cluster) -> None:

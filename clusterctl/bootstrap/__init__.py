@@ -11,7 +11,6 @@ from typing import Protocol
 
 from clusterctl import assets
 from clusterctl.bootstrap import facts
-from clusterctl.errors import BootstrapError
 from clusterctl.keys import KeyPair
 from clusterctl.model import Accelerator, Node, NodeResult
 
@@ -73,25 +72,22 @@ def script(node: Node, mesh: Mesh, *, pythons: Sequence[str], steps: Sequence[St
     return text.encode()
 
 
-def read(node: Node, result: NodeResult) -> Node:
-    """The node with its facts, from what its script printed.
-
-    Raises BootstrapError naming the node, and the step or the tool, where it is not fit for jobs.
-    """
+def problem(result: NodeResult) -> str:
+    """Why a node is not fit for jobs: the step that failed, or the tools it lacks. "" if it is."""
     if result.error or not result.ok:
         said = result.stderr.decode(errors="replace").strip().splitlines()
-        detail = result.error or (said[-1] if said else f"exit code {result.exit_code}")
-        raise BootstrapError(
-            f"bootstrap failed on {node.name}: {detail}",
-            hint="run `clusterctl up` again to resume; --verbose shows all it said",
-        )
+        return result.error or (said[-1] if said else f"exit code {result.exit_code}")
+    tools = facts.parse(result.text).tools
+    missing = {tool: package for tool, package in REQUIRED.items() if tool not in tools}
+    if not missing:
+        return ""
+    packages = " ".join(sorted(set(missing.values())))
+    return f"lacks {', '.join(missing)} (apt-get install {packages})"
+
+
+def read(node: Node, result: NodeResult) -> Node:
+    """The node with its facts, from what its script printed."""
     found = facts.parse(result.text)
-    missing = {tool: package for tool, package in REQUIRED.items() if tool not in found.tools}
-    if missing:
-        raise BootstrapError(
-            f"{node.name} lacks {', '.join(missing)}",
-            hint=f"on the node: apt-get install {' '.join(sorted(set(missing.values())))}",
-        )
     gpus = len(found.gpus)
     return replace(
         node,

@@ -13,7 +13,7 @@ from clusterctl import __version__, config
 from clusterctl.cli import clusters, jobs, machine
 from clusterctl.cli import run as run_verbs
 from clusterctl.cli.console import Console, redact, redact_arguments
-from clusterctl.errors import ClusterctlError
+from clusterctl.errors import ClusterctlError, RecordError, UsageError
 
 
 def main() -> None:
@@ -77,8 +77,10 @@ def run(arguments: list[str]) -> int:
         )
         return outcome if isinstance(outcome, int) else 0
     except ClusterctlError as error:
-        _log(arguments, error.message)
-        console.error(error.message, error.hint, error.exit_code)
+        # What a person mistyped needs no log; what went wrong elsewhere does.
+        elsewhere = error.exit_code not in (UsageError.exit_code, RecordError.exit_code)
+        path = _log(arguments, "\n".join((*console.story, error.message))) if elsewhere else ""
+        console.error(error.message, error.hint, error.exit_code, path)
         return error.exit_code
     except KeyboardInterrupt:
         console.error("stopped by Ctrl-C", "", 130)

@@ -24,6 +24,8 @@ class Console:
         self.json = False
         self.quiet = False
         self.verbose = False
+        self.story: list[str] = []
+        """All progress of this run, for the log when something goes wrong."""
         self._began = time.monotonic()
 
     @classmethod
@@ -38,9 +40,10 @@ class Console:
 
     def tell(self, text: str) -> None:
         """A line of progress, with the seconds since the start."""
+        line = f"{time.monotonic() - self._began:6.1f} s  {text}"
+        self.story.append(line)
         if not self.quiet:
-            elapsed = time.monotonic() - self._began
-            self._stderr(f"{elapsed:6.1f} s  {text}")
+            self._stderr(line)
 
     def detail(self, text: str) -> None:
         if self.verbose:
@@ -61,10 +64,12 @@ class Console:
         if self.json:
             print(json.dumps({"schema": 1, **plain(value)}), flush=True)
 
-    def error(self, message: str, hint: str, code: int) -> None:
+    def error(self, message: str, hint: str, code: int, log: str = "") -> None:
         self._stderr(f"clusterctl: {message}")
         if hint:
             self._stderr(f"  → {hint}")
+        if log:
+            self._stderr(f"  log: {log}")
         self.document({"error": {"code": code, "message": message, "hint": hint}})
 
     def confirm(self, question: str) -> bool:

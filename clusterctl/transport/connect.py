@@ -19,7 +19,7 @@ from clusterctl.transport.credentials import Pinned, Refused, Target, in_words, 
 from clusterctl.transport.deadline import WATCHDOG, Deadline
 from clusterctl.transport.diagnosis import Attempt, ConnectError
 from clusterctl.transport.dial import Hop
-from clusterctl.transport.wire import Link, Wire
+from clusterctl.transport.wire import LOST, Link, Wire
 
 
 def open_chain(
@@ -150,7 +150,7 @@ def _log_in(
         raise refusal.args[0] from None
     except ConnectError:
         raise
-    except (paramiko.SSHException, OSError, EOFError) as error:
+    except LOST as error:
         stage = links[-1].stage if links else "banner"
         if deadline.passed:
             raise diagnosis.timed_out(attempt, stage) from error

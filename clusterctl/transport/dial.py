@@ -18,7 +18,7 @@ from clusterctl.transport import diagnosis
 from clusterctl.transport.deadline import Deadline
 from clusterctl.transport.diagnosis import Attempt
 from clusterctl.transport.session import cut_at
-from clusterctl.transport.wire import Link, Wire
+from clusterctl.transport.wire import LOST, Link, Wire
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def through(hop: Hop, attempt: Attempt, deadline: Deadline) -> Wire:
             else f"it gets no connection to {there}"
         )
         raise diagnosis.gateway_failed(attempt, hop.name, why, not forbidden) from error
-    except (paramiko.SSHException, EOFError, OSError) as error:
+    except LOST as error:
         why = (
             f"it gets no connection to {there} within {deadline.seconds:g} s"
             if deadline.passed

@@ -15,7 +15,7 @@ from paramiko.common import cMSG_CHANNEL_REQUEST
 from clusterctl.transport.deadline import WATCHDOG, Deadline
 from clusterctl.transport.diagnosis import Failure
 from clusterctl.transport.shell import posix
-from clusterctl.transport.wire import Link
+from clusterctl.transport.wire import CLOSING, LOST, Link
 
 COLLECT_LIMIT = 1 << 30
 """Bytes of stdout and stderr together that `collect` keeps: the command stands still after them."""
@@ -25,14 +25,10 @@ STDERR_LIMIT = 64 << 10
 
 GRACE = 0.5
 """Seconds after a deadline at which a call that is stuck in a socket is cut loose."""
-LOST = (paramiko.SSHException, EOFError, OSError)
-"""What paramiko raises when the connection is gone."""
 SLICE = 0.25
 """Seconds of waiting after which we look at what else has happened."""
 PATIENCE = 0.5
 """Seconds for which we ask again when sshd refuses a session."""
-CLOSING = 2.0
-"""Seconds for the farewell: it may have to wait for a new exchange of keys."""
 
 
 class Collector:

@@ -1,0 +1,441 @@
+"""run: what reaches the program, what comes back from it, and how its end is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Need
+from tests.e2e.cli import STUBBORN, Cli, of_job, wait_for
+
+pytestmark = [pytest.mark.sshd, pytest.mark.mpi]
+
+WHO = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], flush=True)"
+
+ARGUMENTS = [
+    "plain",
+    "two words",
+    "",
+    "it's",
+    'a "quoted" word',
+    "$HOME `id` $(id) ${PATH}",
+    "back\\slash",
+    "new\nline",
+    "tab\there",
+    "--ranks",
+    "-n",
+    "*",
+    "semi;colon & more | less > out",
+    "ünï–çødé",
+    " ",
+    "=",
+    "%s {{ braces }} {% raw %}",
+]
+
+
+def test_each_stream_is_tagged_and_goes_where_it_belongs(cli: Cli) -> None:
+    """A rank's stdout is on stdout and its stderr on stderr, each line with the rank's number."""
+    cli.script(
+        "both.py",
+        "import os, sys\n"
+        "rank = os.environ['RANK']\n"
+        "print('out of', rank); print('err of', rank, file=sys.stderr); print('no newline', end='')",
+    )
+    done = cli("run", "both.py")
+    for rank in (0, 1):
+        assert done.of(rank) == [f"out of {rank}", "no newline"]
+        assert done.of(rank, "err") == [f"err of {rank}"]
+    assert "err of" not in done.out
+    assert len(done.out.splitlines()) == 4
+    assert f"job {done.job} succeeded" in done.err
+
+
+def test_arguments_reach_the_program_unchanged(cli: Cli) -> None:
+    """Blanks, quotes, `$`, newlines, empty ones, and what looks like an option of ours."""
+    cli.script("echo.py", "import json, sys; print(json.dumps(sys.argv[1:]), flush=True)")
+    done = cli("run", "echo.py", *ARGUMENTS)
+    for rank in (0, 1):
+        assert json.loads(done.of(rank)[0]) == ARGUMENTS
+    again = cli("rerun", done.job)
+    assert json.loads(again.of(0)[0]) == ARGUMENTS
+    assert cli.job(done.job)["args"] == ARGUMENTS
+
+
+def test_arguments_reach_a_module_and_torchruns_ranks_unchanged(cli: Cli) -> None:
+    cli.script("pack/__init__.py", "")
+    text = (
+        "import json, os, sys\n"
+        "assert __name__ == '__main__' and __package__ == 'pack'\n"
+        "print(json.dumps(sys.argv[1:]), flush=True)"
+    )
+    cli.script("pack/train.py", text)
+    cli.script("pack/__main__.py", text)
+    assert json.loads(cli("run", "-m", "pack.train", *ARGUMENTS).of(1)[0]) == ARGUMENTS
+    assert json.loads(cli("run", "-m", "pack", "-m", "5").of(1)[0]) == ["-m", "5"]
+    done = cli("run", "--launcher", "torchrun", "-m", "pack.train", *ARGUMENTS)
+    assert json.loads(done.of(1)[0]) == ARGUMENTS
+
+
+def test_a_script_with_arguments_that_look_like_ours(cli: Cli) -> None:
+    """Options before SCRIPT are ours, everything after it is the script's."""
+    cli.script("echo.py", "import json, sys; print(json.dumps(sys.argv[1:]), flush=True)")
+    done = cli("run", "--ranks", 1, "echo.py", "--help", "--json", "-c", "x", "--", "--dry-run")
+    assert json.loads(done.of(0)[0]) == ["--help", "--json", "-c", "x", "--", "--dry-run"]
+
+
+def test_an_executable_and_a_script_without_suffix(cli: Cli) -> None:
+    """Anything executable runs as it is, with its arguments and its folder."""
+    path = cli.script("my binary", '#!/bin/sh\nprintf "%s|" "$@"; echo; exit 7\n')
+    path.chmod(0o755)
+    done = cli("run", "./my binary", "--flag", "a b", "$x", code=7)
+    assert done.of(0) == ["--flag|a b|$x|"]
+    path.chmod(0o644)
+    refused = cli("run", "./my binary", code=2)
+    assert "chmod" in refused.err
+
+
+def test_a_c_source_is_compiled_with_mpi(cli: Cli, need: Need) -> None:
+    """`clusterctl run hello.c`, bundled; and one's own that talks over MPI."""
+    need("cc")
+    done = cli("run", "hello.c")
+    assert len(done.out.splitlines()) >= 2
+    need("mpicc")
+    cli.script(
+        "sum.c",
+        "#include <mpi.h>\n#include <stdio.h>\n"
+        "int main(int argc, char **argv) {\n"
+        "  int rank, sum; MPI_Init(&argc, &argv); MPI_Comm_rank(MPI_COMM_WORLD, &rank);\n"
+        "  MPI_Allreduce(&rank, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);\n"
+        '  printf("%s %d of rank %d\\n", argv[1], sum, rank); MPI_Finalize(); return 0; }\n',
+    )
+    done = cli("run", "--ranks", 4, "sum.c", "the sum:")
+    assert [done.of(rank) for rank in range(4)] == [[f"the sum: 6 of rank {r}"] for r in range(4)]
+    cli.script("wrong.c", "int main( { return 0; }\n")
+    wrong = cli("run", "wrong.c", code=6)
+    assert "wrong.c" in wrong.err
+    assert "error" in wrong.err
+
+
+def test_the_programs_exit_code_is_passed_and_the_first_failing_rank_named(
+    cli: Cli, cluster_id: str
+) -> None:
+    """Rank 1 fails; the others, deaf to SIGTERM and with deaf children, are gone within 10 s."""
+    cli.script("stubborn.py", STUBBORN)
+    running = cli.start("run", "--ranks", 4, "--env", "FAILS=2", "stubborn.py")
+    running.until("ready", times=1)
+    done = running.wait(15)
+    assert done.code == 3
+    assert "rank 2 on worker-2 exited 3" in done.err
+    assert of_job(cluster_id, done.job) == []
+    job = cli.job(done.job)
+    assert job["state"] == "failed"
+    assert job["failure"] == {"rank": 2, "node": "worker-2", "exit_code": 3}
+    assert job["program_exit_code"] == 3
+    assert set(job["survivors"].values()) == {0}
+
+
+@pytest.mark.parametrize("code", [1, 2, 77, 130, 255])
+def test_any_exit_code_is_passed(cli: Cli, code: int) -> None:
+    cli.script("fails.py", f"import sys; sys.exit({code})")
+    done = cli("run", "--ranks", 2, "fails.py", code=code)
+    assert "rank" in done.err
+
+
+def test_a_rank_killed_by_a_signal_is_said_so(cli: Cli) -> None:
+    cli.script(
+        "dies.py",
+        "import os, time\n"
+        "if os.environ['RANK'] == '1': os.kill(os.getpid(), 11)\n"
+        "time.sleep(60)",
+    )
+    done = cli("run", "dies.py", code=128 + 11, timeout=30)
+    assert "rank 1 on worker-2" in done.err
+    assert "SIGSEGV" in done.err
+
+
+def test_a_traceback_of_the_program_is_seen_whole(cli: Cli) -> None:
+    cli.script("raises.py", "raise RuntimeError('on purpose')")
+    done = cli("run", "raises.py", code=1)
+    assert "RuntimeError: on purpose" in done.of(0, "err") + done.of(1, "err")
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
+def test_not_one_line_is_lost(cli: Cli, launcher: str) -> None:
+    """8 ranks print as fast as they can: every line arrives once and in order."""
+    lines = 50_000 if launcher == "mpirun" else 5_000
+    cli.script(
+        "many.py",
+        "import os\n"
+        "rank = os.environ['RANK']\n"
+        f"print('\\n'.join(f'{{rank}} {{n}} of many' for n in range({lines})))",
+    )
+    done = cli("run", "--launcher", launcher, "--ranks", 8, "many.py", timeout=110)
+    by_rank: dict[str, list[str]] = {}
+    for line in done.out.splitlines():
+        tag, _, text = line.partition(" ")
+        by_rank.setdefault(tag, []).append(text)
+    assert by_rank == {
+        f"[{rank}]": [f"{rank} {n} of many" for n in range(lines)] for rank in range(8)
+    }
+    kept = cli("logs", done.job, "--rank", 5, timeout=60)
+    assert kept.of(5) == by_rank["[5]"]
+
+
+def test_odd_output_survives(cli: Cli) -> None:
+    """Bytes that are not UTF-8, carriage returns, very long lines, empty lines, NUL."""
+    cli.script(
+        "odd.py",
+        "import sys\n"
+        "w = sys.stdout.buffer.write\n"
+        "w(b'\\xff\\xfe\\n\\n[0] looks tagged\\nnul\\0nul\\n' + b'x' * 3_000_000 + b'\\nend')",
+    )
+    done = cli("run", "--ranks", 1, "odd.py")
+    lines = done.of(0)
+    assert lines[1:4] == ["", "[0] looks tagged", "nul\0nul"]
+    assert lines[4] == "x" * 3_000_000
+    assert lines[5:] == ["end"]
+
+
+def gate(language: str, path: Path) -> str:
+    """A program that prints, waits for a file, and prints again."""
+    if language == "python":
+        return (
+            "import pathlib, sys, time\n"
+            "print('first'); print('problem', file=sys.stderr)\n"
+            f"gate = pathlib.Path({str(path)!r})\n"
+            "while not gate.exists(): time.sleep(0.02)\n"
+            "print('second')\n"
+        )
+    return (
+        "#include <stdio.h>\n#include <unistd.h>\n"
+        'int main(void) { printf("first\\n"); fprintf(stderr, "problem\\n");\n'
+        f'  while (access("{path}", F_OK)) usleep(20000);\n'
+        '  printf("second\\n"); return 0; }\n'
+    )
+
+
+@pytest.mark.parametrize("language", ["python", "c"])
+def test_output_appears_while_the_program_runs(
+    cli: Cli, tmp_path: Path, language: str, need: Need
+) -> None:
+    """Nobody waits for a buffer to fill: not with Python, not with C."""
+    if language == "c":
+        need("cc")
+    assert "PYTHONUNBUFFERED" not in os.environ
+    opens = tmp_path / "go"
+    name = {"python": "talks.py", "c": "talks.c"}[language]
+    cli.script(name, gate(language, opens))
+    running = cli.start("run", name)
+    running.until("first", times=2)
+    running.until("problem", times=2)
+    assert "second" not in running.out
+    opens.touch()
+    done = running.wait(30)
+    assert done.code == 0
+    assert done.of(1) == ["first", "second"]
+
+
+def test_stdin_is_empty(cli: Cli) -> None:
+    """No program waits for a keyboard that is far away."""
+    cli.script("reads.py", "import sys; print(repr(sys.stdin.read()), flush=True)")
+    assert cli("run", "reads.py").of(1) == ["''"]
+
+
+@pytest.mark.parametrize(
+    ("options", "placement"),
+    [
+        ((), [[0], [1]]),
+        (("--ranks", "1"), [[0]]),
+        (("--ranks", "3"), [[0, 1], [2]]),
+        (("--ranks-per-node", "2"), [[0, 1], [2, 3]]),
+        (("--ntasks-per-node", "2", "--nodes", "1"), [[0, 1]]),
+        (("--nodes", "2", "--ranks", "2"), [[0], [1]]),
+    ],
+)
+def test_ranks_land_where_they_were_asked_for(
+    cli: Cli, options: tuple[str, ...], placement: list[list[int]]
+) -> None:
+    cli.script("who.py", WHO)
+    done = cli("run", *options, "who.py")
+    world = sum(len(ranks) for ranks in placement)
+    assert [done.of(rank) for rank in range(world)] == [
+        [f"rank {rank} of {world}"] for rank in range(world)
+    ]
+    job = cli.job(done.job)
+    assert list(job["placement"].values()) == placement
+    assert job["ranks"] == world
+
+
+def test_each_rank_knows_who_it_is(cli: Cli) -> None:
+    """The variables that programs look for, under both launchers, are right on every rank."""
+    cli.script(
+        "env.py",
+        "import json, os\n"
+        "names = 'RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT'.split()\n"
+        "print(json.dumps([os.environ[n] for n in names] + [os.environ['OMP_NUM_THREADS']]))",
+    )
+    for launcher in ("mpirun", "torchrun"):
+        done = cli("run", "--launcher", launcher, "--ranks-per-node", 2, "env.py")
+        found = [json.loads(done.of(rank)[0]) for rank in range(4)]
+        assert [row[:4] for row in found] == [
+            [str(rank), str(rank % 2), "4", "2"] for rank in range(4)
+        ]
+        assert len({tuple(row[4:6]) for row in found}) == 1
+        assert all(int(row[6]) >= 1 for row in found)
+
+
+def test_more_ranks_than_slots_run_and_are_said_to_be_oversubscribed(cli: Cli) -> None:
+    """Local nodes share one machine: more ranks than cores run all the same."""
+    slots = cli.status()["nodes"][1]["slots"]
+    cli.script("who.py", WHO)
+    done = cli("run", "--ranks-per-node", slots + 1, "who.py")
+    assert "oversubscribed" in done.err
+    assert len(done.out.splitlines()) == 2 * (slots + 1)
+    assert "oversubscribed" not in cli("run", "--ranks-per-node", slots, "who.py").err
+
+
+def test_what_cannot_be_placed_is_refused(cli: Cli) -> None:
+    cli.script("who.py", WHO)
+    before = cli.jobs()
+    assert "--nodes" in cli("run", "--nodes", 3, "who.py", code=6).err
+    cli("run", "--ranks", 3, "--ranks-per-node", 2, "who.py", code=2)
+    cli("run", "--ranks", 0, "who.py", code=2)
+    cli("run", "--launcher", "torchrun", "--ranks", 3, "who.py", code=6)
+    assert "did you mean" in cli("run", "--backend", "glo", "who.py", code=2).err
+    assert "did you mean" in cli("run", "--launcher", "mpirn", "who.py", code=2).err
+    assert "did you mean" in cli("run", "multinode_ddp_mpi", code=2).err
+    cli("run", "--partition", "gpu", "who.py", code=2)
+    cli("run", "--timeout", "-5", "who.py", code=2)
+    cli("run", "--timeout", "soon", "who.py", code=2)
+    cli("run", "--env", "1BAD=x", "who.py", code=2)
+    cli("run", "--env-file", "none.env", "who.py", code=2)
+    cli("run", "--emit", "bat", "who.py", code=2)
+    cli("run", code=2)
+    assert cli.jobs() == before
+
+
+def test_a_missing_interpreter_is_no_mystery(cli: Cli) -> None:
+    """A program that cannot start says why, and the exit code says that it never ran."""
+    path = cli.script("lost", "#!/no/such/interpreter\n")
+    path.chmod(0o755)
+    done = cli("run", "./lost", code=None, timeout=30)
+    assert done.code in (6, 126, 127)
+    assert "lost" in done.err
+
+
+def test_variables_reach_all_ranks(cli: Cli) -> None:
+    """--env NAME=VALUE, --env NAME, --env-file: with any characters, and over our own defaults."""
+    odd = "a b 'c' \"d\" $E `f` \\ ünï ; * = #"
+    cli.script("vars.env", "# a comment\n\nexport FROM_FILE='in quotes'\nEMPTY=\nEQUALS=a=b\n")
+    cli.script(
+        "env.py",
+        "import json, os\n"
+        "names = 'ODD LINES HERE FROM_FILE EMPTY EQUALS OMP_NUM_THREADS'.split()\n"
+        "print(json.dumps([os.environ.get(n) for n in names]), flush=True)",
+    )
+    done = cli(
+        *("run", "--env", f"ODD={odd}", "--env", "LINES=one\ntwo", "-e", "HERE"),
+        *("--env-file", "vars.env", "--env", "OMP_NUM_THREADS=3", "env.py"),
+        env={"HERE": "from here"},
+    )
+    expected = [odd, "one\ntwo", "from here", "in quotes", "", "a=b", "3"]
+    assert [json.loads(done.of(rank)[0]) for rank in (0, 1)] == [expected, expected]
+
+
+def test_json_of_run_is_lines_and_a_result(cli: Cli) -> None:
+    """NDJSON: `rank`, `stream`, `line` for each line, the result last."""
+    cli.script(
+        "both.py",
+        "import os, sys\n"
+        "print('out'); print('err', file=sys.stderr); sys.exit(int(os.environ['RANK']) * 4)",
+    )
+    done = cli("run", "--json", "both.py", code=4)
+    *lines, result = done.documents()
+    assert sorted((row["rank"], row["stream"], row["line"]) for row in lines) == [
+        (rank, stream, text)
+        for rank in (0, 1)
+        for stream, text in (("stderr", "err"), ("stdout", "out"))
+    ]
+    assert result["schema"] == 1
+    assert (result["exit_code"], result["program_exit_code"]) == (4, 4)
+    assert result["state"] == "failed"
+    good = cli("run", "--json", "--ranks", 1, "both.py").documents()[-1]
+    assert (good["exit_code"], good["program_exit_code"], good["state"]) == (0, 0, "succeeded")
+
+
+def test_json_of_the_other_job_verbs(cli: Cli) -> None:
+    """run --detach, jobs, logs, fetch, cancel: documents that scripts can rely on."""
+    cli.script("makes.py", "import os; open('made-' + os.environ['RANK'], 'w').write('x'); print(1)")
+    started = cli.json("run", "--detach", "makes.py")
+    number = started["id"]
+    assert started["cluster"] == "default"
+    assert started["state"] in ("running", "queued")
+    row = cli.until_state(number, "succeeded")
+    assert row["program_exit_code"] == 0
+    assert row["seconds"] >= 0
+    lines = cli("logs", number, "--json").documents()
+    assert sorted(line["rank"] for line in lines) == [0, 1]
+    assert {(line["stream"], line["line"]) for line in lines} == {("stdout", "1")}
+    fetched = cli.json("fetch", number)
+    names = sorted((item["node"], item["path"]) for item in fetched["files"])
+    assert names == [("worker-1", "made-0"), ("worker-2", "made-1")]
+    cancelled = cli.json("cancel", number)
+    assert cancelled["job"]["state"] == "succeeded"
+    assert set(cancelled["job"]["survivors"].values()) <= {0}
+
+
+def test_quiet_says_nothing_but_the_result(cli: Cli) -> None:
+    cli.script("who.py", WHO)
+    done = cli("run", "--quiet", "who.py")
+    assert done.err == ""
+    assert done.of(0) == ["rank 0 of 2"]
+
+
+def test_a_reader_that_leaves_is_no_traceback(cli: Cli) -> None:
+    """`clusterctl run … | head -1` ends quietly."""
+    cli.script("many.py", "for n in range(20000): print('line', n)")
+    shell = "set -o pipefail; \"$@\" | head -n 1"
+    import subprocess
+
+    done = subprocess.run(
+        [shutil.which("bash") or "bash", "-c", shell, "bash", cli.python, "-m", "clusterctl"]
+        + ["run", "many.py"],
+        cwd=cli.folder,
+        env=cli.environment(None),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.count("\n") == 1
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+    assert "a bug in clusterctl" not in done.stderr
+
+
+def test_run_in_the_very_moment_of_another(cli: Cli) -> None:
+    """Two runs at the same moment: two jobs, both whole."""
+    cli.script("who.py", WHO)
+    both = [cli.start("run", "who.py"), cli.start("run", "who.py")]
+    ended = [running.wait(60) for running in both]
+    assert [done.code for done in ended] == [0, 0]
+    assert ended[0].job != ended[1].job
+    for done in ended:
+        assert done.of(0) == ["rank 0 of 2"]
+        assert done.of(1) == ["rank 1 of 2"]
+
+
+def test_what_a_program_leaves_behind_is_ended(cli: Cli, cluster_id: str) -> None:
+    """A child in a session of its own does not outlive its job."""
+    cli.script(
+        "leaves.py",
+        "import subprocess, sys\n"
+        "subprocess.Popen(['sleep', '300'], start_new_session=True)\n",
+    )
+    done = cli("run", "leaves.py")
+    wait_for(lambda: not of_job(cluster_id, done.job), 10, "the children to be gone")
