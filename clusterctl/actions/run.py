@@ -9,7 +9,7 @@ from pathlib import Path
 
 from clusterctl import launch, schedulers
 from clusterctl.actions import Tell, connected, ready
-from clusterctl.errors import ClusterctlError, LaunchError
+from clusterctl.errors import ClusterctlError, LaunchError, RecordError
 from clusterctl.jobs import control, stage, start
 from clusterctl.jobs.follow import Follower, Line
 from clusterctl.jobs.program import Resolved, check, resolve_module
@@ -214,3 +214,11 @@ def next_number(store: Store, *, dry: bool) -> int:
     if not dry:
         return store.next_job_id()
     return max((job.id for job in store.jobs()), default=0) + 1
+
+
+def recorded(store: Store, number: int) -> Job | None:
+    """The job's record, if it has got that far."""
+    try:
+        return store.job(number)
+    except RecordError:
+        return None

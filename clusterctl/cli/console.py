@@ -24,6 +24,8 @@ class Console:
         self.json = False
         self.quiet = False
         self.verbose = False
+        self.reported = False
+        """The last JSON document of a stream has been printed: an error adds no other."""
         self.story: list[str] = []
         """All progress of this run, for the log when something goes wrong."""
         self._began = time.monotonic()
@@ -70,7 +72,8 @@ class Console:
             self._stderr(f"  → {hint}")
         if log:
             self._stderr(f"  log: {log}")
-        self.document({"error": {"code": code, "message": message, "hint": hint}})
+        if not self.reported:
+            self.document({"error": {"code": code, "message": message, "hint": hint}})
 
     def confirm(self, question: str) -> bool:
         """Asks on a terminal; yes where there is none, or with --json."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from clusterctl.cli.console import Console, ago, plain
+from clusterctl.errors import ClusterctlError
 from clusterctl.model import Job, JobState
 
 EXIT_TIMEOUT = 124
@@ -88,10 +90,27 @@ def finish(console: Console, job: Job) -> int:
     else:
         console.tell(f"job {job.id} was {how}")
         result = EXIT_CANCELLED
-    if console.json:
-        sys.stdout.write(json.dumps({"schema": 1, **document(job), "exit_code": result}) + "\n")
-        sys.stdout.flush()
+    _result(console, job, result)
     return result
+
+
+@contextmanager
+def reporting(console: Console, latest: Callable[[], Job | None]) -> Iterator[None]:
+    """With --json, a run that ends by an error or by Ctrl-C still ends with a result object."""
+    try:
+        yield
+    except (ClusterctlError, KeyboardInterrupt) as error:
+        job = latest()
+        if job:
+            _result(console, job, getattr(error, "exit_code", EXIT_CANCELLED))
+        raise
+
+
+def _result(console: Console, job: Job, code: int) -> None:
+    if console.json:
+        sys.stdout.write(json.dumps({"schema": 1, **document(job), "exit_code": code}) + "\n")
+        sys.stdout.flush()
+        console.reported = True
 
 
 def _exit_text(code: int) -> str:

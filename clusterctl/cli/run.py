@@ -10,11 +10,11 @@ import typer
 from typer.core import TyperCommand
 
 from clusterctl.cli.console import Console, plain
-from clusterctl.cli.job_output import Printer, announce, finish
+from clusterctl.cli.job_output import Printer, announce, finish, reporting
 from clusterctl.cli.options import ClusterOption, JobArgument, Json, Quiet, Verbose, duration
 from clusterctl.cli.variables import Env, EnvFile, environment
 from clusterctl.errors import UsageError
-from clusterctl.model import JobSpec
+from clusterctl.model import Job, JobSpec
 
 Detach = Annotated[bool, typer.Option("--detach", "-d", help="Start it and return.")]
 
@@ -136,14 +136,15 @@ def run(
         console.note(note)
     console.detail(f"staging {resolved.tree.describe()}")
     printer = Printer(console)
-    job = action.run(
-        store,
-        prepared,
-        on_start=lambda started: announce(console, started, detach),
-        on_lines=printer,
-        tell=console.tell,
-        detach=detach,
-    )
+    with reporting(console, lambda: action.recorded(store, number)):
+        job = action.run(
+            store,
+            prepared,
+            on_start=lambda started: announce(console, started, detach),
+            on_lines=printer,
+            tell=console.tell,
+            detach=detach,
+        )
     if not detach:
         raise typer.Exit(finish(console, job))
 
@@ -162,21 +163,30 @@ def rerun(
     console = Console.current().set(json=json, quiet=quiet, verbose=verbose)
     from clusterctl import actions
     from clusterctl.actions import jobs as action
+    from clusterctl.actions import run as run_action
 
     store = actions.open_store()
     stored = [Path(name) for name in store.job(job).spec.env_files]
     files = [*(path for path in stored if path.is_file()), *(env_file or [])]
     variables, secrets = environment(env or [], files)
-    ended = action.rerun(
-        store,
-        job,
-        {**variables, **secrets},
-        resume=resume,
-        on_start=lambda started: announce(console, started, detach),
-        on_lines=Printer(console),
-        tell=console.tell,
-        detach=detach,
-    )
+    number = 0
+
+    def on_start(started: Job) -> None:
+        nonlocal number
+        number = started.id
+        announce(console, started, detach)
+
+    with reporting(console, lambda: run_action.recorded(store, number)):
+        ended = action.rerun(
+            store,
+            job,
+            {**variables, **secrets},
+            resume=resume,
+            on_start=on_start,
+            on_lines=Printer(console),
+            tell=console.tell,
+            detach=detach,
+        )
     if not detach:
         raise typer.Exit(finish(console, ended))
 

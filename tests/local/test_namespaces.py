@@ -114,12 +114,13 @@ def test_nothing_reaches_this_machine(lab: Lab) -> None:
     before, hostname, hosts = here(), os.uname().nodename, Path("/etc/hosts").read_text()
     bridges = {name for _, name in socket.if_nameindex() if name.startswith("br")}
     lab.up(2)
-    lab.ssh("worker-1", "echo x > /dev/shm/from-a-node; echo x > /run/from-a-node")
+    name = f"{lab.site.short}-was-here"
+    lab.ssh("worker-1", f"touch /dev/shm/{name} /run/{name}")
     assert here() == before
     assert os.uname().nodename == hostname
     assert Path("/etc/hosts").read_text() == hosts
-    assert not Path("/dev/shm/from-a-node").exists()
-    assert not Path("/run/from-a-node").exists()
+    assert not Path("/dev/shm", name).exists()
+    assert not Path("/run", name).exists()
     assert not list(Path("/run").glob("netns/*demo*"))
     assert {name for _, name in socket.if_nameindex() if name.startswith("br")} <= bridges
     networks = {process.network for process in processes.scan(lab.site)}

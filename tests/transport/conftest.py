@@ -211,6 +211,20 @@ def peer() -> Iterator[Callable[..., int]]:
         yield listen
 
 
+@pytest.fixture
+def deaf() -> Iterator[int]:
+    """A port that answers nothing at all, as behind a firewall: its queue is full."""
+    with ExitStack() as stack:
+        server = stack.enter_context(closing(socket.socket()))
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)
+        for _ in range(4):
+            sock = stack.enter_context(closing(socket.socket()))
+            sock.setblocking(False)
+            sock.connect_ex(server.getsockname())
+        yield server.getsockname()[1]
+
+
 class Relay:
     """A network between us and a server that can be made to swallow packets, or to break."""
 

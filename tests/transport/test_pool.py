@@ -161,9 +161,9 @@ with Pool(nodes, identity=Path(folder, "user"), known_hosts=Path(folder, "known_
 """
 
 
-def test_interrupt(sshd: object, peer: Callable[..., int]) -> None:
-    """Ctrl-C while a command runs on one node and another node hangs."""
-    argv = [sys.executable, "-c", INTERRUPTED, sshd.folder, str(sshd.port), str(peer())]
+def test_interrupt(sshd: object, peer: Callable[..., int], deaf: int) -> None:
+    """Ctrl-C while a command runs on one node and others hang, in two ways."""
+    argv = [sys.executable, "-c", INTERRUPTED, sshd.folder, *map(str, (sshd.port, peer(), deaf))]
     process = subprocess.Popen(
         argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=Path(__file__).parents[2]
     )

@@ -5,14 +5,30 @@ from __future__ import annotations
 import base64
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
 from clusterctl.model import NodeResult
 from clusterctl.transport import known_hosts, shell, ssh_config
+from clusterctl.transport.deadline import Watchdog
 from clusterctl.transport.fold import fold, ranges
 from clusterctl.transport.get import mode_of
+
+
+def test_watchdog() -> None:
+    watchdog, barks = Watchdog(), []
+    now = time.monotonic()
+    with watchdog.guard(now + 30, lambda: barks.append("never")):
+        time.sleep(0.05)  # it waits for that one now
+        with watchdog.guard(now + 0.1, lambda: barks.append("late")):
+            time.sleep(0.3)
+        with watchdog.guard(time.monotonic() + 0.1, lambda: barks.append("in time")):
+            pass
+        time.sleep(0.2)
+    assert barks == ["late"]
+
 
 KEY = base64.b64encode(b"one").decode()
 OTHER = base64.b64encode(b"two").decode()

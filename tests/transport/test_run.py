@@ -34,6 +34,21 @@ def test_exit_code_and_both_outputs(transport: SshTransport) -> None:
     assert 0 < result.seconds < 10
 
 
+def test_the_shell_is_posix_whatever_the_login_shell(transport: SshTransport) -> None:
+    assert transport.run('echo "$0"', timeout=10).text == "/bin/sh\n"
+    assert transport.run("echo 'a\nb' \\\\ !", timeout=10).text == "a\nb \\ !\n"
+
+
+def test_no_delayed_acknowledgement(sshd: object) -> None:
+    """It costs at least 40 ms in a connection's first command, which takes about 3."""
+    times = []
+    for _ in range(5):
+        with closing(sshd.transport()) as transport:
+            transport.connect(10)
+            times.append(transport.run("true", timeout=10).seconds)
+    assert min(times) < 0.03
+
+
 def test_stdin_is_closed(transport: SshTransport) -> None:
     with within(5):
         assert transport.run("cat; echo end", timeout=10).text == "end\n"

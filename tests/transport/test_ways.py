@@ -72,16 +72,26 @@ def agent_seen() -> Iterator[list[object]]:
 
 
 def test_our_nodes_see_nothing_of_the_users(
-    sshd: object, home: Path, agent_seen: list[object], monkeypatch: pytest.MonkeyPatch
+    sshd: object,
+    home: Path,
+    agent_seen: list[object],
+    monkeypatch: pytest.MonkeyPatch,
+    new_key: Callable[[Path], str],
 ) -> None:
     (home / ".ssh/config").write_text(GARBAGE)
     (home / ".ssh/id_ed25519").write_text("no key")
     for name in (".fabric.yaml", ".invoke.yaml"):
-        (home / name).write_text("gateway: nowhere.invalid\nconnect_kwargs: {key_filename: x}\n")
+        (home / name).write_text("gateway: [")
     monkeypatch.setenv("FABRIC_GATEWAY", "nowhere.invalid")
     monkeypatch.setenv("SSH_AUTH_SOCK", str(home / "agent"))
     with closing(sshd.transport()) as transport:
         assert transport.run("true", timeout=10).ok
+    new_key(home / "stranger")
+    with (
+        closing(sshd.transport(identity=home / "stranger")) as transport,
+        pytest.raises(NodeUnreachable, match="refused user"),
+    ):
+        transport.connect(10)
     assert not agent_seen
 
 

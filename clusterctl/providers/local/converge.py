@@ -71,7 +71,7 @@ def converge(site: Site, network: Network, names: Sequence[str], server: sshd.Se
             break
         _end(site, set(troubles))
         if attempt == _ATTEMPTS:
-            name, trouble = next(iter(troubles.items()))
+            name, trouble = next((name, troubles[name]) for name in names if name in troubles)
             raise ProviderError(
                 f"{name} could not be started: {trouble}", hint=f"see {places[name].log}"
             )

@@ -1,0 +1,155 @@
+"""ssh and cp: a command's words and a file's bytes arrive as they left."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.cli import Cli, wait_for
+
+pytestmark = pytest.mark.sshd
+
+NAMES = [
+    "plain",
+    "two words",
+    "it's",
+    'a "quote"',
+    "$HOME",
+    "semi;colon",
+    "new\nline",
+    "-dash",
+    "*",
+    "back\\slash",
+    "ünï",
+    "%n{b}",
+]
+
+
+def test_every_node_answers_with_its_name(cli: Cli) -> None:
+    mode = cli.status()["mode"]
+    for node in ("launcher", "worker-1", "worker-2"):
+        name = cli("ssh", node, "--", "hostname").out.strip()
+        assert name == (node if mode == "namespaces" else os.uname().nodename)
+
+
+def test_the_launcher_is_meant_when_no_node_is_named(cli: Cli) -> None:
+    """`ssh [NODE] [-- CMD]`: with a command alone, too."""
+    assert cli("ssh", "--", "hostname").out == cli("ssh", "launcher", "--", "hostname").out
+
+
+def test_words_reach_the_program_unchanged(cli: Cli) -> None:
+    """Several words are an argv; a single one is a line for the node's shell."""
+    words = ["a  b", "it's", 'say "x"', "$HOME", "*", "a;b", "", "new\nline", "-x", "--json"]
+    done = cli("ssh", "worker-1", "--", "printf", "<%s>\n", *words)
+    assert done.out == "".join(f"<{word}>\n" for word in words)
+    assert cli("ssh", "worker-1", "--", "echo one; echo two | tr a-z A-Z").out == "one\nTWO\n"
+
+
+@pytest.mark.parametrize("code", [0, 1, 42, 255])
+def test_the_exit_code_is_the_commands(cli: Cli, code: int) -> None:
+    assert cli("ssh", "worker-2", "--", "sh", "-c", f"exit {code}", code=code).code == code
+
+
+def test_json_has_everything_apart(cli: Cli) -> None:
+    words = ("worker-1", "--", "sh", "-c", "echo 'out put'; echo problem >&2; exit 3")
+    said = cli.json("ssh", *words, code=3)
+    assert said["node"] == "worker-1"
+    assert (said["stdout"], said["stderr"], said["exit_code"]) == ("out put\n", "problem\n", 3)
+
+
+def test_an_unknown_node_is_named_with_those_there_are(cli: Cli) -> None:
+    said = cli("ssh", "worker-9", "--", "true", code=7)
+    assert "worker-1" in said.err
+    assert "worker-2" in said.err
+
+
+def test_files_with_any_name_travel_both_ways(cli: Cli) -> None:
+    folder = cli("ssh", "worker-1", "--", "mktemp -d").out.strip()
+    data = os.urandom(300_000)
+    for name in NAMES:
+        here = cli.folder / name
+        here.write_bytes(data + name.encode())
+        here.chmod(0o755 if name == "plain" else 0o644)
+        cli("cp", f"./{name}", f"worker-1:{folder}/{name}")
+    listed = cli("ssh", "worker-1", "--", "sh", "-c", 'cd "$1" && ls -1N', "sh", folder).out
+    assert sorted(listed.split("\n")) == sorted("\n".join([*NAMES, ""]).split("\n"))
+    back = cli.folder / "back"
+    back.mkdir()
+    for name in NAMES:
+        cli("cp", f"worker-1:{folder}/{name}", f"back/{name}")
+        assert (back / name).read_bytes() == data + name.encode()
+    assert os.access(back / "plain", os.X_OK)
+    assert not os.access(back / "ünï", os.X_OK)
+
+
+def test_folders_travel_both_ways(cli: Cli) -> None:
+    """Whole, with empty folders, links and modes."""
+    tree = cli.folder / "a tree"
+    (tree / "sub dir" / "deep").mkdir(parents=True)
+    (tree / "empty").mkdir()
+    (tree / "sub dir" / "deep" / "new\nline").write_bytes(b"\0\1\2")
+    (tree / "run.sh").write_text("#!/bin/sh\n")
+    (tree / "run.sh").chmod(0o755)
+    (tree / "link").symlink_to("run.sh")
+    cli("cp", "a tree", "worker-2:copied")
+    cli("cp", "worker-2:copied", "came back")
+    assert _digest(cli.folder / "came back") == _digest(tree)
+    cli("cp", "a tree", "worker-2:copied/")
+    assert cli("ssh", "worker-2", "--", "ls", "copied/a tree/run.sh").code == 0
+    cli("ssh", "worker-2", "--", "rm", "-rf", "copied")
+
+
+def _digest(folder: Path) -> dict[str, str]:
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.is_symlink():
+            found[name] = f"-> {os.readlink(path)}"
+        elif path.is_dir():
+            found[name] = "folder"
+        else:
+            mode = path.stat().st_mode & 0o111
+            found[name] = f"{mode:o} {hashlib.sha256(path.read_bytes()).hexdigest()}"
+    return found
+
+
+def test_cp_without_a_folder_goes_to_the_nodes_home_and_into_ours(cli: Cli) -> None:
+    cli.script("note.txt", "hello")
+    cli("cp", "note.txt", "launcher:")
+    assert cli("ssh", "launcher", "--", "cat", "note.txt").out == "hello"
+    (cli.folder / "here").mkdir()
+    cli("cp", "launcher:note.txt", "here")
+    assert (cli.folder / "here" / "note.txt").read_text() == "hello"
+    cli("ssh", "launcher", "--", "rm", "note.txt")
+
+
+def test_cp_refuses_what_makes_no_sense(cli: Cli) -> None:
+    cli.script("file", "x")
+    for words in (
+        ("file", "other"),
+        ("launcher:a", "worker-1:b"),
+        ("nothing-here", "launcher:x"),
+        ("launcher:no/such/file", "x"),
+        ("file", "launcher:/proc/no/such/folder/x"),
+    ):
+        said = cli("cp", *words, code=2)
+        assert "→" in said.err
+    assert not (cli.folder / "x").exists()
+    cli("cp", "file", "worker-9:x", code=7)
+
+
+def test_a_shell_on_a_terminal(cli: Cli) -> None:
+    """`clusterctl ssh worker-1` is a real shell: it has a terminal."""
+    ours, theirs = os.openpty()
+    running = cli.start("ssh", "worker-1", prefix=("setsid", "--ctty"), stdin=theirs)
+    os.close(theirs)
+    os.write(ours, b"tty; echo on-$((40 + 2)); exit 5\n")
+    wait_for(lambda: running.process.poll() is not None, 20, "the shell to end")
+    os.close(ours)
+    done = running.wait()
+    assert done.code == 5
+    assert "on-42" in done.out
+    assert "/dev/pts/" in done.out

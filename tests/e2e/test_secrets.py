@@ -1,0 +1,146 @@
+"""A planted secret is where the program reads it, and nowhere else."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.cli import Cli, wait_for
+
+pytestmark = [pytest.mark.sshd, pytest.mark.mpi]
+
+VALUE = "planted-9f3c 'q' \"d\" $5 end-7be1"
+MARKS = (b"planted-9f3c", b"end-7be1")
+
+PROGRAM = """
+import hashlib, os, pathlib, time
+print(hashlib.sha256(os.environ["APP_SETTING"].encode()).hexdigest())
+folder = pathlib.Path.cwd()
+while folder.name != "work":
+    folder = folder.parent
+print(oct((folder.parent / "env").stat().st_mode & 0o777), flush=True)
+time.sleep(1)
+"""
+
+
+@contextmanager
+def watched() -> Iterator[list[bytes]]:
+    """Collects every command line of the machine that holds the secret, meanwhile."""
+    seen: list[bytes] = []
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.is_set():
+            for path in Path("/proc").glob("[0-9]*/cmdline"):
+                try:
+                    line = path.read_bytes()
+                except OSError:
+                    continue
+                if any(mark in line for mark in MARKS):
+                    seen.append(line)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        over.set()
+        thread.join()
+
+
+def holding(folder: Path) -> list[str]:
+    """Files below a folder with a part of the secret in them."""
+    found = []
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError):
+            if path.is_file() and not path.is_symlink():
+                data = path.read_bytes()
+                found += [str(path) for mark in MARKS if mark in data]
+    return found
+
+
+def forgotten(folder: Path) -> None:
+    """`run` may return a moment before the nodes have been swept."""
+    wait_for(lambda: not holding(folder), 10, lambda: f"still in {holding(folder)}")
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
+def test_a_secret_is_in_no_argv_record_log_or_output(cli: Cli, launcher: str) -> None:
+    """From --env-file, all are secret: only the ranks see them, through a 0600 file that goes."""
+    secrets = cli.folder.parent / "app.env"
+    secrets.write_text(f"APP_SETTING={VALUE}\n")
+    secrets.chmod(0o600)
+    cli.script("uses.py", PROGRAM)
+    options = ("--launcher", launcher, "--env-file", str(secrets), "uses.py")
+    with watched() as seen:
+        plans = [
+            cli("run", "--dry-run", *options),
+            cli("run", "--dry-run", "--verbose", *options),
+            cli("run", "--dry-run", "--json", *options),
+        ]
+        if launcher == "mpirun":
+            plans.append(cli("run", "--emit", "sh", *options))
+        done = cli("run", "--verbose", *options)
+        shown = [cli("jobs", "--json"), cli("jobs"), cli("logs", done.job), cli("status", "-v")]
+    for rank in (0, 1):
+        assert done.of(rank) == [hashlib.sha256(VALUE.encode()).hexdigest(), "0o600"]
+    assert seen == []
+    for said in (*plans, done, *shown):
+        assert not any(mark.decode() in said.out + said.err for mark in MARKS), said
+    assert "APP_SETTING" in plans[0].out
+    forgotten(cli.home)
+    for node in cli.status()["nodes"]:
+        folder = f"{node['root']}/jobs/{done.job}"
+        search = f"grep -rl -e planted-9f3c -e end-7be1 '{folder}'; test ! -e '{folder}/env'"
+        assert cli("ssh", node["name"], "--", search).out == ""
+
+
+def test_the_name_makes_a_secret_too(cli: Cli) -> None:
+    """--env with TOKEN, KEY, SECRET or PASSWORD in its name, wherever the mistake was made."""
+    env = {"MY_TOKEN": VALUE, "apiKey": VALUE, "DB_PASSWORD": VALUE, "Top_Secret": VALUE}
+    cli.script("fails.py", "import os, sys; sys.exit(len(os.environ['DB_PASSWORD']) and 3)")
+    by_name = [word for name in env for word in ("--env", name)]
+    by_value = [word for name in env for word in ("--env", f"{name}={VALUE}")]
+    with watched() as seen:
+        done = cli("run", *by_name, "fails.py", code=3, env=env)
+    assert seen == []
+    shown = [
+        done,
+        cli("run", *by_value, "fails.py", code=3),
+        cli("run", "--dry-run", *by_value, "fails.py"),
+        cli("run", "--verbose", *by_value, "nothing.py", code=2),
+        cli("run", *by_value, "--ranks", 0, "fails.py", code=2),
+        cli("run", *by_value, "--no-such-option", "fails.py", code=2),
+        cli("jobs", "--json"),
+    ]
+    for said in shown:
+        assert not any(mark.decode() in said.out + said.err for mark in MARKS), said
+    forgotten(cli.home)
+
+
+def test_a_cancelled_job_forgets_its_secrets_too(cli: Cli) -> None:
+    secrets = cli.folder.parent / "app.env"
+    secrets.write_text(f"APP_SETTING={VALUE}\n")
+    cli.script("waits.py", "import time; print('on', flush=True); time.sleep(300)")
+    running = cli.start("run", "--env-file", secrets, "waits.py")
+    running.until("on", times=2)
+    number = running.now().job
+    cli("cancel", number)
+    running.wait(20)
+    for node in cli.status()["nodes"]:
+        cli("ssh", node["name"], "--", f"test ! -e '{node['root']}/jobs/{number}/env'")
+
+
+def test_rerun_asks_for_secrets_that_are_not_kept(cli: Cli) -> None:
+    cli.script("uses.py", "import os; print(len(os.environ['A_TOKEN']))")
+    done = cli("run", "--env", "A_TOKEN", "uses.py", env={"A_TOKEN": VALUE})
+    refused = cli("rerun", done.job, code=7)
+    assert "A_TOKEN" in refused.err
+    again = cli("rerun", done.job, "--env", "A_TOKEN", env={"A_TOKEN": VALUE})
+    assert again.of(0) == [str(len(VALUE))]
+    forgotten(cli.home)

@@ -1,0 +1,187 @@
+"""What travels to the nodes, what does not, and where the program finds itself."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Need
+from tests.e2e.cli import Cli
+
+pytestmark = [pytest.mark.sshd, pytest.mark.mpi]
+
+LIST = (
+    "import json, os, pathlib, sys\n"
+    "here = pathlib.Path.cwd()\n"
+    "top = here\n"
+    "while top.name != 'work': top = top.parent\n"
+    "files = sorted(str(p.relative_to(top)) for p in top.rglob('*') if not p.is_dir())\n"
+    "print(json.dumps([str(here.relative_to(top)), files, sys.argv[0]]), flush=True)\n"
+)
+
+
+@pytest.fixture
+def repo(cli: Cli, need: Need) -> Path:
+    """A git work tree with all that may be in one."""
+    need("git")
+    files = {
+        ".gitignore": "data/\n*.bin\n/secret.env\n",
+        "README.md": "tracked",
+        "deleted.py": "tracked, but deleted",
+        "tools/list.py": LIST,
+        "sub dir/notes.txt": "untracked",
+        "sub dir/deep/it's; a $file": "odd",
+        "data/big.csv": "ignored",
+        "model.bin": "ignored",
+        "secret.env": "PASSWORD=ignored",
+        "kept.bin": "ignored, but tracked",
+    }
+    for name, text in files.items():
+        cli.script(f"repo/{name}", text)
+    folder = cli.folder / "repo"
+    for words in (["init", "-q"], ["add", "README.md", "deleted.py"], ["add", "-f", "kept.bin"]):
+        subprocess.run(["git", *words], cwd=folder, check=True, timeout=20)
+    (folder / "deleted.py").unlink()
+    (folder / "link.txt").symlink_to("README.md")
+    return folder
+
+
+STAGED = [
+    ".gitignore",
+    "README.md",
+    "kept.bin",
+    "link.txt",
+    "sub dir/deep/it's; a $file",
+    "sub dir/notes.txt",
+    "tools/list.py",
+]
+
+
+@pytest.mark.parametrize(
+    ("where", "script"),
+    [(".", "tools/list.py"), ("sub dir", "../tools/list.py"), ("sub dir/deep", "../../tools/list.py")],
+)
+def test_a_git_work_tree_travels_by_gits_own_rules(
+    cli: Cli, repo: Path, where: str, script: str
+) -> None:
+    """Tracked and untracked files go, ignored ones stay, and the working directory is kept."""
+    done = cli("run", script, cwd=repo / where)
+    for rank in (0, 1):
+        folder, files, _ = json.loads(done.of(rank)[0])
+        assert folder == where
+        assert files == STAGED
+
+
+def test_a_script_of_a_work_tree_called_from_outside_runs_in_its_own_folder(
+    cli: Cli, repo: Path
+) -> None:
+    done = cli("run", str(repo / "tools" / "list.py"))
+    folder, files, _ = json.loads(done.of(0)[0])
+    assert folder == "tools"
+    assert files == STAGED
+
+
+def test_stage_names_another_folder(cli: Cli, repo: Path) -> None:
+    done = cli("run", "--stage", "tools", "tools/list.py", cwd=repo)
+    assert json.loads(done.of(1)[0])[1] == ["list.py"]
+    refused = cli("run", "--stage", "sub dir", "tools/list.py", code=2, cwd=repo)
+    assert "--stage" in refused.err
+    cli("run", "--stage", "nowhere", "tools/list.py", code=2, cwd=repo)
+
+
+def test_a_plain_folder_travels_whole(cli: Cli) -> None:
+    cli.script("plain/list.py", LIST)
+    cli.script("plain/data/x.csv", "1")
+    cli.script("plain/__pycache__/x.pyc", "1")
+    cli.script("beside.txt", "not in the script's folder")
+    done = cli("run", "plain/list.py")
+    assert json.loads(done.of(0)[0])[1] == ["data/x.csv", "list.py"]
+
+
+def test_staged_modes_and_contents_are_kept(cli: Cli) -> None:
+    helper = cli.script("proj/helper.sh", "#!/bin/sh\necho helped \"$1\"\n")
+    helper.chmod(0o755)
+    (cli.folder / "proj" / "bytes").write_bytes(bytes(range(256)) * 100)
+    cli.script(
+        "proj/main.py",
+        "import os, subprocess, hashlib\n"
+        "print(subprocess.run(['./helper.sh', 'me'], capture_output=True, text=True).stdout, end='')\n"
+        "print(hashlib.sha256(open('bytes', 'rb').read()).hexdigest())\n",
+    )
+    done = cli("run", "main.py", cwd=cli.folder / "proj")
+    assert done.of(0)[0] == "helped me"
+    assert len(done.of(1)) == 2
+
+
+@pytest.mark.netns
+def test_what_was_not_staged_is_missing_as_on_a_real_cluster(cli: Cli) -> None:
+    """Nodes hide each other's folders and the state home: no accidental shared disk."""
+    roots = {node["name"]: node["root"] for node in cli.status()["nodes"]}
+    cli.script(
+        "looks.py",
+        "import json, os, pathlib, sys\n"
+        "root = pathlib.Path('.').resolve()\n"
+        "(root / f'made-by-{os.environ[\"RANK\"]}').touch()\n"
+        "print(json.dumps([pathlib.Path(p).exists() for p in sys.argv[1:]]))\n",
+    )
+    state = [cli.home / "clusters" / "default" / "cluster.json", cli.home / "jobs"]
+    paths = [roots["launcher"], roots["worker-1"], roots["worker-2"], *state]
+    done = cli("run", "looks.py", *paths)
+    assert json.loads(done.of(0)[0]) == [False, True, False, False, False]
+    assert json.loads(done.of(1)[0]) == [False, False, True, False, False]
+    assert cli("ssh", "worker-1", "--", "ls", f"{roots['worker-2']}/jobs", code=2).out == ""
+
+
+def test_each_node_has_a_copy_of_its_own(cli: Cli) -> None:
+    """Ranks on different nodes do not see each other's files."""
+    cli.script(
+        "writes.py",
+        "import os, time\n"
+        "open('mine-' + os.environ['RANK'], 'w').close(); time.sleep(0.5)\n"
+        "print(sorted(n for n in os.listdir() if n.startswith('mine')))\n",
+    )
+    done = cli("run", "writes.py")
+    assert [done.of(0), done.of(1)] == [["['mine-0']"], ["['mine-1']"]]
+
+
+def test_what_is_too_large_is_refused_with_its_size(cli: Cli, tmp_path: Path) -> None:
+    cli.script("big/a.py", "print('never')")
+    with (cli.folder / "big" / "data").open("wb") as file:
+        file.truncate(201_000_000)
+    said = cli("run", "big/a.py", code=2)
+    assert "MB" in said.err
+    for number in range(10_001):
+        cli.script(f"many/{number}", "")
+    cli.script("many/a.py", "print('never')")
+    assert "10000" in cli("run", "many/a.py", code=2).err.replace(",", "")
+    home = tmp_path / "a-home"
+    home.mkdir()
+    (home / "a.py").write_text("print('never')")
+    said = cli("run", "a.py", code=2, cwd=home, env={"HOME": str(home)})
+    assert "home folder" in said.err
+
+
+def test_a_large_tree_arrives_whole(cli: Cli) -> None:
+    """Above what is sent in one piece with the job."""
+    import hashlib
+    import os
+
+    data = os.urandom(12_000_000)
+    cli.script("a.py", "import hashlib; print(hashlib.sha256(open('d', 'rb').read()).hexdigest())")
+    (cli.folder / "d").write_bytes(data)
+    done = cli("run", "a.py")
+    assert done.of(0) == done.of(1) == [hashlib.sha256(data).hexdigest()]
+
+
+def test_a_file_that_cannot_be_found_or_read_is_a_users_mistake(cli: Cli) -> None:
+    cli.script("folder/x.py", "")
+    cli.script("text.txt", "no program")
+    for words in (("nothing.py",), ("folder",), ("text.txt",), ("-m", "folder.nothing")):
+        said = cli("run", *words, code=2)
+        assert "→" in said.err
+    broken = cli.folder / "broken.py"
+    broken.symlink_to("nowhere.py")
+    cli("run", "broken.py", code=2)

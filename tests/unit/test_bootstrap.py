@@ -1,0 +1,319 @@
+"""The script that makes a node ready: what it leaves there, and what it never shows."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from clusterctl import bootstrap, keys
+from clusterctl.errors import BootstrapError
+from clusterctl.model import Accelerator, Node, NodeResult
+from tests.unit.making import cluster, node
+
+WEIRD = ["plain", "two words", "it's", 'a "b" $HOME `id` \\', "-dash; exit 3", "line\nbreak", "ü"]
+HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI"
+
+
+@pytest.fixture(scope="module")
+def key() -> keys.KeyPair:
+    return keys.generate()
+
+
+def mesh(key: keys.KeyPair, *nodes: Node) -> bootstrap.Mesh:
+    return bootstrap.Mesh(
+        key=key, nodes=nodes, host_keys={item.name: f"{HOST_KEY}{item.name}" for item in nodes}
+    )
+
+
+def run(script: bytes, path: str = "", **environment: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        ["/bin/sh", "-s"],
+        input=script,
+        capture_output=True,
+        timeout=60,
+        env={**os.environ, "PATH": f"{path}{os.environ['PATH']}", **environment},
+    )
+
+
+def tree(root: Path) -> dict[str, tuple[int, bytes]]:
+    return {
+        str(path.relative_to(root)): (
+            stat.S_IMODE(path.stat().st_mode),
+            b"" if path.is_dir() else path.read_bytes(),
+        )
+        for path in sorted(root.rglob("*"))
+    }
+
+
+@pytest.mark.parametrize("name", WEIRD, ids=ascii)
+def test_a_node_gets_what_it_needs_under_any_root(
+    name: str, key: keys.KeyPair, tmp_path: Path
+) -> None:
+    root = tmp_path / name / "lab"
+    launcher, worker = node("launcher", "10.0.0.10"), node("worker-1", root=str(root))
+    script = bootstrap.script(worker, mesh(key, launcher, worker), pythons=[])
+    done = run(script)
+    assert done.returncode == 0, done.stderr
+    left = tree(root)
+    assert left["ssh/mesh"] == (0o600, key.private.encode())
+    assert left["ssh/mesh.pub"][1].decode() == key.public + "\n"
+    known = left["ssh/known_hosts"][1].decode().splitlines()
+    assert known == [f"{item} {HOST_KEY}{item}" for item in ("launcher", "worker-1")]
+    assert all(mode & 0o077 == 0 for mode, _ in left.values())
+    assert not [path for path in left if path.endswith(".new")]
+    # What another run would do is nothing.
+    assert run(script).returncode == 0
+    assert tree(root) == left
+    # Nothing was written elsewhere.
+    assert [path.name for path in (tmp_path / name).iterdir()] == ["lab"]
+    found = bootstrap.read(worker, NodeResult(node="worker-1", exit_code=0, stdout=done.stdout))
+    assert found.facts.hostname == os.uname().nodename
+
+
+@pytest.mark.parametrize("name", WEIRD, ids=ascii)
+def test_every_rendered_script_is_sound(name: str, key: keys.KeyPair, tmp_path: Path) -> None:
+    root = tmp_path / name
+    worker = node("worker-1", root=str(root))
+    assert run(bootstrap.script(worker, mesh(key, worker), pythons=["/a b/python"])).returncode == 0
+    for path in (root / "bin").iterdir():
+        subprocess.run(["/bin/sh", "-n", path], check=True)
+
+
+def test_the_private_key_is_never_in_an_argument(key: keys.KeyPair, tmp_path: Path) -> None:
+    """Every program that the script can call is replaced by one that notes how it was called."""
+    folder, log = tmp_path / "bin", tmp_path / "log"
+    folder.mkdir()
+    for name in ("cat", "mv", "mkdir", "chmod", "rm", "ln", "tee", "install", "env", "dd"):
+        real = shutil.which(name)
+        program = folder / name
+        program.write_text(
+            f'#!/bin/sh\nprintf "%s\\n" {name} "$@" >>{log}\n/usr/bin/env >>{log}\nexec {real} "$@"\n'
+        )
+        program.chmod(0o755)
+    worker = node("worker-1", root=str(tmp_path / "root"))
+    done = run(bootstrap.script(worker, mesh(key, worker), pythons=[]), path=f"{folder}:")
+    assert done.returncode == 0
+    seen = log.read_text()
+    assert "mkdir" in seen
+    body = key.private.splitlines()[1:-1]
+    for text in (seen, done.stdout.decode(), done.stderr.decode()):
+        assert not any(line in text for line in body)
+    holders = [
+        path
+        for path in tmp_path.rglob("*")
+        if path.is_file() and body[1].encode() in path.read_bytes()
+    ]
+    assert holders == [tmp_path / "root" / "ssh" / "mesh"]
+
+
+@dataclass(frozen=True)
+class Touch:
+    """A step that makes a file."""
+
+    path: Path
+    name: str = "touch"
+    extra: str = ":"
+
+    def check(self, node: Node) -> str:
+        return f"[ -e '{self.path}' ]"
+
+    def apply(self, node: Node) -> str:
+        return f"echo applied >>'{self.path}'; {self.extra}"
+
+    def describe(self) -> str:
+        return "a file"
+
+
+def test_steps_run_once(key: keys.KeyPair, tmp_path: Path) -> None:
+    worker = node("worker-1", root=str(tmp_path / "root"))
+    step = Touch(tmp_path / "made")
+    script = bootstrap.script(worker, mesh(key, worker), pythons=[], steps=[step])
+    assert run(script).returncode == run(script).returncode == 0
+    assert step.path.read_text() == "applied\n"
+
+
+def test_a_step_that_fails_is_named(key: keys.KeyPair, tmp_path: Path) -> None:
+    worker = node("worker-1", root=str(tmp_path / "root"))
+    step = Touch(tmp_path / "made", "it's broken", "echo why not >&2; exit 9")
+    done = run(bootstrap.script(worker, mesh(key, worker), pythons=[], steps=[step]))
+    assert done.returncode != 0
+    result = NodeResult(node="worker-1", exit_code=done.returncode, stderr=done.stderr)
+    with pytest.raises(BootstrapError, match=r"worker-1.*it's broken"):
+        bootstrap.read(worker, result)
+
+
+def test_no_place_to_write_is_named(key: keys.KeyPair, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    worker = node("worker-1", root=str(tmp_path / "file" / "root"))
+    done = run(bootstrap.script(worker, mesh(key, worker), pythons=[]))
+    assert done.returncode != 0
+    result = NodeResult(node="worker-1", exit_code=done.returncode, stderr=done.stderr)
+    with pytest.raises(BootstrapError, match="worker-1") as caught:
+        bootstrap.read(worker, result)
+    assert caught.value.exit_code == 5
+    assert caught.value.hint
+
+
+def answers(*tools: str, more: str = "") -> NodeResult:
+    text = "@@fact tools\n" + "".join(f"{tool} /usr/bin/{tool}\n" for tool in tools) + more
+    return NodeResult(node="worker-1", exit_code=0, stdout=f"{text}@@fact end\n".encode())
+
+
+def test_what_a_node_lacks_is_named_with_its_package() -> None:
+    with pytest.raises(BootstrapError) as caught:
+        bootstrap.read(node(), answers("flock", "setsid", "stat", "awk"))
+    assert "worker-1" in caught.value.message
+    assert "ssh" in caught.value.message
+    assert "tar" in caught.value.message
+    assert "openssh-client" in caught.value.hint
+
+
+def test_a_node_that_did_not_answer() -> None:
+    with pytest.raises(BootstrapError, match=r"worker-1.*timed out"):
+        bootstrap.read(node(), NodeResult(node="worker-1", error="timed out"))
+    with pytest.raises(BootstrapError, match="exit code 7"):
+        bootstrap.read(node(), NodeResult(node="worker-1", exit_code=7))
+
+
+def test_gpus_become_slots() -> None:
+    more = "@@fact nvidia\nTesla T4, 550.127.05\nTesla T4, 550.127.05\n"
+    found = bootstrap.read(node(slots=8), answers(*bootstrap.REQUIRED, more=more))
+    assert (found.slots, found.accelerator) == (2, Accelerator.NVIDIA)
+    assert found.mpi_prefix == found.python == ""
+    plain = bootstrap.read(node(slots=8), answers(*bootstrap.REQUIRED))
+    assert (plain.slots, plain.accelerator) == (8, Accelerator.NONE)
+
+
+@pytest.mark.parametrize(
+    ("text", "failures"),
+    [
+        ("ok launcher worker-1\nok worker-1 worker-2\n", []),
+        ("", []),
+        (
+            "ok a b\nbroken worker-1 launcher Connection refused\n",
+            ["worker-1 → launcher: Connection refused"],
+        ),
+        ("broken worker-1 launcher \n", ["worker-1 → launcher: no answer"]),
+        ("broken worker-1 launcher\n", ["worker-1 → launcher: no answer"]),
+        ("broken a b x\nbroken c d y z\n", ["a → b: x", "c → d: y z"]),
+        ("Warning: something broken here\n", []),
+    ],
+)
+def test_mesh_failures(text: str, failures: list[str]) -> None:
+    assert list(bootstrap.mesh_failures(text)) == failures
+
+
+@pytest.mark.parametrize("text", ["broken", "broken ", "broken worker-1", "broken  "])
+def test_a_torn_line_is_a_failure_and_no_exception(text: str) -> None:
+    assert len(bootstrap.mesh_failures(f"{text}\n")) <= 1
+
+
+FAKE_SSH = """\
+#!/bin/sh
+# ssh -F config HOST COMMAND: the host's own commands run here, unless it is in the file `dead`.
+shift 2
+host=$1
+shift
+printf '%s\\n' "$host" >>"$HOSTS"
+if grep -qx "$host" "$DEAD" 2>/dev/null; then
+    echo "ssh: connect to host $host port 22: Connection refused" >&2
+    exit 255
+fi
+exec /bin/sh -c "$*"
+"""
+
+
+@pytest.fixture
+def lab(
+    key: keys.KeyPair, tmp_path: Path
+) -> Callable[[int, list[str]], tuple[list[str], list[str]]]:
+    """Bootstraps a launcher and workers in folders with weird names, and checks their mesh, with an
+    ssh that never leaves this machine: (edges that were used, failures)."""
+
+    def check(workers: int, dead: list[str]) -> tuple[list[str], list[str]]:
+        names = ["launcher", *(f"worker-{n + 1}" for n in range(workers))]
+        nodes = [
+            node(name, f"10.0.0.{10 + n}", root=str(tmp_path / "it's a \"$HOME\"" / name))
+            for n, name in enumerate(names)
+        ]
+        where = cluster(*nodes)
+        for item in nodes:
+            assert run(bootstrap.script(item, mesh(key, *nodes), pythons=[])).returncode == 0
+        folder = tmp_path / "bin"
+        folder.mkdir()
+        (folder / "ssh").write_text(FAKE_SSH)
+        (folder / "ssh").chmod(0o755)
+        (tmp_path / "dead").write_text("".join(f"{name}\n" for name in dead))
+        done = run(
+            bootstrap.mesh_script(where.launcher, where.workers).encode(),
+            path=f"{folder}:",
+            HOSTS=str(tmp_path / "hosts"),
+            DEAD=str(tmp_path / "dead"),
+        )
+        assert done.returncode == 0, done.stderr
+        assert b"syntax" not in done.stderr.lower()
+        used = sorted((tmp_path / "hosts").read_text().split())
+        return used, sorted(bootstrap.mesh_failures(done.stdout.decode()))
+
+    return check
+
+
+def test_mesh_is_a_star_and_a_ring(lab: Callable[..., tuple[list[str], list[str]]]) -> None:
+    used, failures = lab(3, [])
+    assert failures == []
+    workers = ["worker-1", "worker-2", "worker-3"]
+    # To each worker, back from each, and around: 3 W edges, not W².
+    assert used == sorted([*workers, *["launcher"] * 3, *workers])
+
+
+def test_mesh_names_a_worker_that_nobody_reaches(
+    lab: Callable[..., tuple[list[str], list[str]]],
+) -> None:
+    _, failures = lab(3, ["worker-2"])
+    assert [line.partition(":")[0] for line in failures] == [
+        "launcher → worker-2",
+        "worker-1 → worker-2",
+    ]
+    assert all("Connection refused" in line for line in failures)
+
+
+def test_mesh_names_workers_that_cannot_call_back(
+    lab: Callable[..., tuple[list[str], list[str]]],
+) -> None:
+    _, failures = lab(2, ["launcher"])
+    assert [line.partition(":")[0] for line in failures] == [
+        "worker-1 → launcher",
+        "worker-2 → launcher",
+    ]
+
+
+def test_mesh_of_one_worker(lab: Callable[..., tuple[list[str], list[str]]]) -> None:
+    used, failures = lab(1, [])
+    assert used == ["launcher", "worker-1"]
+    assert failures == []
+
+
+def test_the_tag_travels_with_the_agent(key: keys.KeyPair, tmp_path: Path) -> None:
+    """mpirun's daemons on other nodes are found by the tag, although ssh passes no environment."""
+    worker = node("worker-1", root=str(tmp_path / "root"))
+    assert run(bootstrap.script(worker, mesh(key, worker), pythons=[])).returncode == 0
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "ssh").write_text('#!/bin/sh\nunset CLUSTERCTL_JOB\nshift 3\nexec /bin/sh -c "$*"\n')
+    (folder / "ssh").chmod(0o755)
+    agent = tmp_path / "root" / "bin" / "clusterctl-ssh"
+    for tag in ("lab-1a2b/7;", ""):
+        done = subprocess.run(
+            [agent, "worker-1", "printenv", "CLUSTERCTL_JOB", ";", "echo", "'a  b'"],
+            capture_output=True,
+            text=True,
+            env={"PATH": f"{folder}:/usr/bin:/bin", "CLUSTERCTL_JOB": tag},
+        )
+        assert done.stdout == (f"{tag}\n" if tag else "") + "a  b\n"

@@ -1,0 +1,156 @@
+"""What nodes answer, as files in tests/cases/facts: a fact's name, an output, the fields it gives.
+
+An `expected` without a field means that it keeps its default.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.bootstrap import facts
+from clusterctl.model import NodeFacts
+
+CASES = sorted((Path(__file__).resolve().parents[1] / "cases" / "facts").glob("*.json"))
+
+
+def plain(value: NodeFacts) -> Any:
+    return json.loads(json.dumps(asdict(value)))
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+def test_answer(path: Path) -> None:
+    case = json.loads(path.read_text())
+    found = facts.parse(f"@@fact {case['fact']}\n{case['output']}@@fact end\n")
+    assert plain(found) == {**plain(NodeFacts()), **case["expected"]}
+
+
+def test_every_question_has_a_case() -> None:
+    asked = {json.loads(path.read_text())["fact"] for path in CASES}
+    assert set(facts.questions(())) - asked <= {"arch"}
+
+
+GARBAGE = [
+    "",
+    "\n",
+    "\0\0\0",
+    "[",
+    "[]",
+    "[[]]",
+    "[1]\n[2]",
+    "[null]",
+    '["a", "b"]',
+    '["a", "b", null]',
+    "{}",
+    '{"card0": 1}',
+    '{"card0": null, "system": 3}',
+    "null",
+    "true",
+    "-1",
+    "1e9",
+    "9" * 5000,
+    '[{"addr_info": 3}]',
+    '[{"addr_info": [{"family": "inet", "local": "x"}]}]',
+    '[{"ifname": "x", "addr_info": [{"family": "inet", "local": "10.0.0.1"}]}]',
+    '[{"ifname":"x","flags":null,"addr_info":[{"family":"inet","local":"1.2.3.4","prefixlen":8}]}]',
+    "sh: 1: nproc: not found",
+    "Segmentation fault (core dumped)",
+    "/bin/mpirun\n",
+    "/x/bin/mpirun\nmpirun (Open MPI) five",
+    ", \n, ",
+    "MemTotal: many kB",
+    "\N{SNOWMAN} \udc80",
+    "@@fact",
+    "@@fact nonsense\n1",
+]
+
+
+@pytest.mark.parametrize("text", GARBAGE, ids=lambda text: ascii(text)[:40])
+def test_garbage_is_no_exception(text: str) -> None:
+    """Whatever one question is answered, the others keep their answers."""
+    for name in facts.questions(()):
+        found = facts.parse(f"@@fact {name}\n{text}\n@@fact os\nDebian\n@@fact end\n")
+        if name != "os":
+            assert found.os == "Debian", name
+
+
+def test_an_answer_that_means_nothing_leaves_the_default() -> None:
+    text = "".join(f"@@fact {name}\n?\n" for name in ("cores", "interfaces", "amd", "python", "mpi"))
+    assert facts.parse(text) == NodeFacts()
+
+
+def ask(name: str, path: Path, *pythons: str, system: str = ":/usr/bin:/bin") -> NodeFacts:
+    """The fact, from its real command in sh, with `path` before the system's own on PATH."""
+    command = facts.questions(pythons)[name]
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"last=''\n{{ {command}; }} 2>/dev/null"],
+        capture_output=True,
+        text=True,
+        env={"PATH": f"{path}{system}"},
+        timeout=30,
+    )
+    return facts.parse(f"@@fact {name}\n{done.stdout}@@fact end\n")
+
+
+def fake(folder: Path, name: str, text: str, code: int = 0) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    program = folder / name
+    program.write_text(f"#!/bin/sh\ncat <<'SAID'\n{text}\nSAID\nexit {code}\n")
+    program.chmod(0o755)
+    return program
+
+
+HYDRA = """\
+HYDRA build details:
+    Version:                                 4.0.2
+    Release Date:                            Thu Apr  7 12:34:45 CDT 2022
+    CC:                              gcc
+"""
+
+
+def test_mpich_is_recognised_from_what_it_really_prints(need: Any, tmp_path: Path) -> None:
+    """It says its version on its second line. Unseen, people are told that there is no mpirun."""
+    folder = tmp_path / "mpich" / "bin"
+    fake(folder, "mpirun", HYDRA)
+    for tool in ("head", "sed", "grep", "awk", "tail"):
+        (folder / tool).symlink_to(need(tool))
+    found = ask("mpi", folder, system="").mpi
+    assert found is not None
+    assert (found.flavour, found.version, found.prefix) == ("mpich", "4.0.2", str(folder.parent))
+
+
+def test_the_mpirun_beside_a_given_python_wins(tmp_path: Path) -> None:
+    folder = tmp_path / "my venv" / "bin"
+    python = fake(folder, "python", "")
+    fake(folder, "mpirun", "mpirun (Open MPI) 5.0.11")
+    fake(tmp_path / "system", "mpirun", "mpirun (Open MPI) 4.1.4")
+    found = ask("mpi", tmp_path / "system", str(python)).mpi
+    assert found is not None
+    assert (found.version, found.prefix) == ("5.0.11", str(folder.parent))
+
+
+def test_a_broken_nvidia_smi(tmp_path: Path) -> None:
+    fake(tmp_path, "nvidia-smi", "Failed to initialize NVML: Driver/library version mismatch", 18)
+    assert ask("nvidia", tmp_path) == NodeFacts()
+
+
+def test_this_machine_answers(tmp_path: Path) -> None:
+    """Every command is sound sh, and what it prints here makes sense."""
+    text = "".join(
+        f"echo '@@fact {name}'\n{{ {command}; }} 2>/dev/null\n"
+        for name, command in facts.questions(()).items()
+    )
+    done = subprocess.run(["/bin/sh", "-s"], input=text, capture_output=True, text=True, timeout=60)
+    found = facts.parse(done.stdout)
+    assert found.hostname == os.uname().nodename
+    assert found.arch == os.uname().machine
+    assert 1 <= found.physical_cores <= (os.cpu_count() or 1)
+    assert 1 <= found.cores <= (os.cpu_count() or 1)
+    assert found.memory > 100
+    assert found.tools["awk"].startswith("/")
