@@ -38,6 +38,8 @@ def unpack(archive: tarfile.TarFile, folder: Path) -> list[str]:
             raise Failure(f"the node sent an archive with a bad name: {member.name!r}")
         elif member.issym():
             if stays_inside(parts, member.linkname):
+                # Now, while there are no links on the way.
+                path.parent.mkdir(parents=True, exist_ok=True)
                 links.append((path, member.linkname))
             else:
                 left_out.append(f"{member.name}: leads out of the folder, to {member.linkname}")
@@ -55,7 +57,6 @@ def unpack(archive: tarfile.TarFile, folder: Path) -> list[str]:
         else:
             left_out.append(f"{member.name}: neither a file, a folder nor a link")
     for path, target in links:
-        path.parent.mkdir(parents=True, exist_ok=True)
         path.symlink_to(target)
     for path, mode in reversed(modes):
         path.chmod(mode)

@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-from tests.e2e.cli import Cli
+from tests.e2e.cli import ROOT, Cli
 
 pytestmark = [pytest.mark.sshd, pytest.mark.mpi]
 
@@ -59,17 +59,59 @@ def test_a_dry_run_leaves_no_job(cli: Cli) -> None:
     assert cli.jobs() == before
 
 
+def emitted(cli: Cli, folder: str, *words: object, code: int = 0) -> list[str]:
+    """Runs `--emit sh` of these words on the launcher; its lines, sorted. Local nodes all see our
+    folder: it is the same path on every node, as the script asks."""
+    script = cli("run", "--emit", "sh", *words).out
+    assert script.startswith("#!/bin/sh\n")
+    path = cli.script("emitted.sh", script)
+    said = cli("ssh", "launcher", "--", "sh", path, cli.folder / folder, code=code)
+    return sorted(said.out.splitlines())
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_an_emitted_script_runs_on_the_launcher_without_clusterctl(cli: Cli, ranks: int) -> None:
-    """It says how to use it, and its ranks see what those of `run` see."""
-    cli.script("sub/env.py", ENV)
-    arguments = ["two words", "it's", "$HOME", "", "new\nline"]
+    """Its ranks see what those of `run` see: numbers, arguments, variables."""
+    cli.script(
+        "sub/env.py",
+        "import json, os, sys\n"
+        "print(json.dumps([os.environ['RANK'], os.environ['WORLD_SIZE'], sys.argv[1:],"
+        " os.environ['ODD'], os.environ['MASTER_ADDR']]), flush=True)",
+    )
+    arguments = ["two words", "it's", "$HOME", "", "new\nline", "a\nRANK\nHOSTS\nEOF"]
     options = ("--ranks", ranks, "--env", "ODD=a 'b' $c", "sub/env.py", *arguments)
-    emitted = cli("run", "--emit", "sh", *options)
-    assert emitted.out.startswith("#!/bin/sh\n")
-    assert cli.json("run", "--emit", "sh", *options)["script"].strip() == emitted.out.strip()
-    launcher = cli.status()["nodes"][0]
-    for node in cli.status()["nodes"]:
-        cli("cp", "sub", f"{node['name']}:/tmp/../{launcher['root']}/emitted/".replace("//", "/"))
-    cli("ssh", "worker-1", "--", "true")
-    cli("ssh", "worker-2", "--", "true")
+    found = [json.loads(line) for line in emitted(cli, "sub", *options)]
+    assert [row[0] for row in found] == [str(rank) for rank in range(ranks)]
+    assert all(row[1:4] == [str(ranks), arguments, "a 'b' $c"] for row in found)
+    same = cli("run", *options)
+    assert json.loads(same.of(0)[0]) == found[0]
+    script = cli.json("run", "--emit", "sh", *options)["script"]
+    assert script.startswith("#!/bin/sh\n")
+
+
+def test_an_emitted_script_passes_the_exit_code_and_needs_its_folder(cli: Cli) -> None:
+    cli.script("sub/fails.py", "import sys; sys.exit(9)")
+    emitted(cli, "sub", "sub/fails.py", code=9)
+    said = cli("ssh", "launcher", "--", "sh", cli.folder / "emitted.sh", code=None)
+    assert said.code not in (0, 9)
+    assert "usage" in said.err
+
+
+def test_an_emitted_script_asks_for_its_secrets(cli: Cli) -> None:
+    """The value is not in it; it is read from the environment of who runs it."""
+    cli.script("sub/len.py", "import os; print(len(os.environ['A_TOKEN']), flush=True)")
+    words = ("--env", "A_TOKEN=planted-value", "sub/len.py")
+    script = cli.script("emitted.sh", cli("run", "--emit", "sh", *words).out)
+    assert "planted-value" not in script.read_text()
+    refused = cli("ssh", "launcher", "--", "sh", script, cli.folder / "sub", code=None)
+    assert refused.code != 0
+    assert "A_TOKEN" in refused.err
+    line = f"A_TOKEN=12345 sh {script} {cli.folder / 'sub'}"
+    assert cli("ssh", "launcher", "--", line).out.split() == ["5", "5"]
+
+
+def test_a_bundled_program_is_emitted_too(cli: Cli) -> None:
+    """With the folder of the bundled programs as FOLDER."""
+    workloads = str(ROOT / "workloads")
+    lines = emitted(cli, workloads, "reduce_all.py")
+    assert any(line.startswith("ok: 2 ranks") for line in lines)

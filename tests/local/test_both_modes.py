@@ -24,9 +24,11 @@ WEIRD = "a b$HOME;'q\"\\%h#é*"
 
 
 def holders(lab: Lab) -> dict[str, int]:
-    """The outermost process of every node."""
+    """The outermost process of every node: the first. Pids alone do not tell, they wrap."""
     found: dict[str, Process] = {}
-    for process in sorted(processes.scan(lab.site), key=lambda process: process.pid):
+    for process in sorted(
+        processes.scan(lab.site), key=lambda process: (process.start, process.pid)
+    ):
         found.setdefault(process.node, process)
     return {name: process.pid for name, process in found.items() if name in lab.nodes}
 

@@ -214,6 +214,15 @@ def test_closing_ends_a_command(transport: SshTransport) -> None:
     assert transport.run("true", timeout=10).ok
 
 
+def test_closing_ends_an_attempt_to_connect(
+    sshd: object, node_at: Callable[..., Node], peer: Callable[..., int]
+) -> None:
+    transport = sshd.transport(node=node_at(peer()))
+    threading.Timer(0.3, transport.close).start()
+    with within(3), pytest.raises(NodeUnreachable):
+        transport.connect(10)
+
+
 def test_talking_with_a_command(transport: SshTransport) -> None:
     channel = transport.open("while read line; do echo got $line; done; echo bye; exit 3")
     for word in ("one", "two"):

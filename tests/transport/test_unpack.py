@@ -98,6 +98,8 @@ def test_bad_names_are_refused(inner: Path, members: list[Member]) -> None:
         [("in", D, ""), ("here", S, "in"), ("here", S, ".."), ("here/evil", F, "x")],
         [("d/one", S, "../in"), ("d/two", S, "one/../.."), ("d/two/evil", F, "x")],
         [("out", S, "/"), ("hard", H, "out/etc/passwd")],
+        [("a/b/s", S, "../.."), ("a/b/s/l", S, "../../..")],
+        [("a/b/s", S, "../.."), ("a/b/s/l", S, "../../.."), ("a/b/s/l/evil", F, "x")],
     ],
 )
 def test_links_lead_nowhere(inner: Path, members: list[Member]) -> None:

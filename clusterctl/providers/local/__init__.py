@@ -103,13 +103,23 @@ class LocalProvider:
             except OSError as error:
                 left.append(f"{path}: {error.strerror}")
         drop_privsep()
-        left += [what for what in cleanup.remnants(site, networks) if what not in left]
+        left += [what for what in _remnants(site, networks) if what not in left]
         if left:
             raise LeftoverError(
                 f"of cluster {cluster.name} there is still: {'; '.join(left)}",
                 hint="end or remove that, then run down again",
             )
         on_event("no process, interface or file is left on this machine")
+
+
+def _remnants(site: layout.Site, networks: set[int]) -> list[str]:
+    """What stays. A process that is just ending has lost what it is known by, but not yet its
+    network: it gets a moment.
+    """
+    deadline = time.monotonic() + 0.5
+    while (left := cleanup.remnants(site, networks)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return left
 
 
 def _mode_of(cluster: Cluster) -> str:

@@ -34,9 +34,12 @@ _PATIENCE = 5.0
 
 def hosts_text(addresses: Mapping[str, str]) -> str:
     """/etc/hosts of every node. A node's own name gives its real address, never 127.0.0.1: Gloo
-    listens where its hostname resolves to.
+    listens where its hostname resolves to. The mapped form is what a peer's address looks like on
+    a socket that serves IPv4 and IPv6, torch's for one.
     """
-    lines = [f"{address}\t{name}\n" for name, address in addresses.items()]
+    lines = [
+        f"{address}\t{name}\n::ffff:{address}\t{name}\n" for name, address in addresses.items()
+    ]
     return "".join(("127.0.0.1\tlocalhost\n", "::1\tlocalhost ip6-localhost\n", *lines))
 
 

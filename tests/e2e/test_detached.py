@@ -1,0 +1,230 @@
+"""Jobs that nobody watches: they go on, wait their turn, and can be met again."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.e2e.cli import STUBBORN, Cli, of_job, tagged, wait_for
+
+pytestmark = [pytest.mark.sshd, pytest.mark.mpi]
+
+COUNTS = """
+import os, sys, time
+for n in range(60):
+    print("line", n)
+    print("problem", n, file=sys.stderr)
+    time.sleep(0.05)
+"""
+LINES = [f"line {n}" for n in range(60)]
+PROBLEMS = [f"problem {n}" for n in range(60)]
+
+WAITS = """
+import os, pathlib, sys, time
+print("on", flush=True)
+gate = pathlib.Path(sys.argv[1])
+while not gate.exists():
+    time.sleep(0.02)
+"""
+
+
+def whole(done: object) -> bool:
+    return all(
+        done.of(rank) == LINES and done.of(rank, "err") == PROBLEMS  # type: ignore[attr-defined]
+        for rank in (0, 1)
+    )
+
+
+def test_the_job_outlives_its_client_and_is_followed_again(cli: Cli) -> None:
+    """kill -9 of the client: `logs -f` has every line exactly once, `jobs` how it ended."""
+    cli.script("counts.py", COUNTS)
+    client = cli.start("run", "counts.py")
+    client.until("line 10", times=2)
+    number = client.now().job
+    client.kill()
+    assert cli.job(number)["state"] == "running"
+    followers = [cli.start("logs", number, "-f"), cli.start("logs", "-f", number)]
+    for follower in followers:
+        done = follower.wait(30)
+        assert done.code == 0
+        assert whole(done), done
+    job = cli.job(number)
+    assert (job["state"], job["program_exit_code"]) == ("succeeded", 0)
+    assert job["seconds"] > 0
+    assert whole(cli("logs", number))
+    assert cli("logs", number, "--rank", 1).of(0) == []
+    assert cli("logs", number, "--rank", 1).of(1) == LINES
+
+
+def test_a_follower_that_dies_half_way_loses_nothing(cli: Cli) -> None:
+    """Following again goes on where the stored copy stops, whoever wrote it."""
+    cli.script("counts.py", COUNTS)
+    number = cli.detach("counts.py")
+    for text in ("line 5", "line 15", "line 25"):
+        follower = cli.start("logs", number, "-f")
+        follower.until(text, times=2)
+        follower.kill()
+    assert whole(cli("logs", number, "-f"))
+    assert whole(cli("logs", number))
+
+
+def test_ctrl_c_of_logs_only_detaches(cli: Cli) -> None:
+    cli.script("counts.py", COUNTS)
+    number = cli.detach("counts.py")
+    follower = cli.start("logs", number, "-f")
+    follower.until("line 3", times=2)
+    follower.interrupt()
+    done = follower.wait(10)
+    assert done.code == 130
+    assert "goes on" in done.err
+    assert cli.until_state(number, "succeeded")["program_exit_code"] == 0
+
+
+def test_a_detached_failure_is_on_record(cli: Cli) -> None:
+    cli.script("fails.py", "import os, sys; sys.exit(5 if os.environ['RANK'] == '1' else 0)")
+    number = cli.detach("fails.py")
+    job = cli.until_state(number, "failed")
+    assert job["failure"] == {"rank": 1, "node": "worker-2", "exit_code": 5}
+    assert job["program_exit_code"] == 5
+    row = next(line for line in cli("jobs").out.splitlines() if line.startswith(f"{number} "))
+    assert "failed" in row
+    assert " 5 " in row
+
+
+def fill(cli: Cli, *options: object) -> tuple[object, ...]:
+    """Options of a job that leaves no room for another."""
+    slots = cli.status()["nodes"][1]["slots"]
+    return (*options, "--ranks-per-node", slots, "waits.py")
+
+
+def test_jobs_wait_their_turn_in_order(cli: Cli) -> None:
+    """FIFO where they do not fit beside each other; --now skips the queue; a queued job may go."""
+    cli.script("waits.py", WAITS)
+    gates = [cli.folder.parent / f"gate-{n}" for n in range(4)]
+    first = cli.detach(*fill(cli), gates[0])
+    cli.until_state(first, "running")
+    second = cli.detach(*fill(cli), gates[1])
+    third = cli.detach(*fill(cli), gates[2])
+    doomed = cli.detach(*fill(cli), gates[3])
+    cli.until_state(second, "queued")
+    cli.until_state(third, "queued")
+    cli.until_state(doomed, "queued")
+    assert cli.json("cancel", doomed)["job"]["state"] == "cancelled"
+
+    gates[3].touch()
+    beside = cli("run", *fill(cli, "--now"), gates[3])
+    assert f"job {beside.job} succeeded" in beside.err
+    assert cli.job(first)["state"] == "running"
+    assert cli.job(second)["state"] == "queued"
+
+    gates[0].touch()
+    cli.until_state(second, "running")
+    assert cli.job(third)["state"] == "queued"
+    gates[1].touch()
+    gates[2].touch()
+    cli.until_state(third, "succeeded")
+    jobs = cli.jobs()
+    assert [jobs[n]["state"] for n in (first, second, doomed)] == [
+        "succeeded",
+        "succeeded",
+        "cancelled",
+    ]
+    assert jobs[first]["finished"] <= jobs[second]["started"]
+    assert jobs[second]["finished"] <= jobs[third]["started"]
+    assert jobs[doomed]["started"] is None
+
+
+def test_jobs_that_fit_run_beside_each_other(cli: Cli) -> None:
+    slots = cli.status()["nodes"][1]["slots"]
+    if slots < 2:
+        pytest.fail("a worker has one slot: nothing fits beside anything")
+    cli.script("waits.py", WAITS)
+    gate = cli.folder.parent / "gate"
+    both = [cli.detach("--ranks-per-node", 1, "waits.py", gate) for _ in range(2)]
+    for number in both:
+        cli.until_state(number, "running")
+    gate.touch()
+    for number in both:
+        cli.until_state(number, "succeeded")
+
+
+def test_a_run_that_waits_says_so_and_then_runs(cli: Cli) -> None:
+    cli.script("waits.py", WAITS)
+    gate = cli.folder.parent / "gate"
+    first = cli.detach(*fill(cli), gate)
+    second = cli.start("run", *fill(cli), gate)
+    second.until("waits")
+    assert "on" not in second.out
+    gate.touch()
+    done = second.wait(30)
+    assert done.code == 0
+    assert done.of(0) == ["on"]
+    cli.until_state(first, "succeeded")
+
+
+def supervisor(cli: Cli, number: int) -> str:
+    root = cli.status()["nodes"][0]["root"]
+    return cli("ssh", "launcher", "--", "cat", f"{root}/jobs/{number}/supervisor.pid").out.strip()
+
+
+def test_a_dead_supervisor_means_lost_and_the_queue_goes_on(cli: Cli, cluster_id: str) -> None:
+    """`lost` is said, `cancel` still ends the ranks, and the next in the queue gets its turn."""
+    cli.script("waits.py", WAITS)
+    cli.script("stubborn.py", STUBBORN)
+    gate = cli.folder.parent / "gate"
+    slots = cli.status()["nodes"][1]["slots"]
+    first = cli.detach("--ranks-per-node", slots, "stubborn.py")
+    wait_for(lambda: "ready" in cli("logs", first).out, 20, "the ranks to run")
+    second = cli.detach(*fill(cli), gate)
+    cli.until_state(second, "queued")
+    cli("ssh", "launcher", "--", "kill", "-9", supervisor(cli, first))
+    lost = cli.until_state(first, "lost", seconds=15)
+    assert "supervisor" in lost["reason"]
+    gate.touch()
+    cli.until_state(second, "succeeded", seconds=20)
+    said = cli("cancel", first)
+    assert "0 survivors" in said.out
+    assert of_job(cluster_id, first) == []
+
+
+def test_a_client_that_watches_is_told_that_its_job_is_lost(cli: Cli, cluster_id: str) -> None:
+    cli.script("waits.py", "import time; print('on', flush=True); time.sleep(300)")
+    client = cli.start("run", "waits.py")
+    client.until("on", times=2)
+    number = client.now().job
+    cli("ssh", "launcher", "--", "kill", "-9", supervisor(cli, number))
+    done = client.wait(30)
+    assert done.code == 6
+    assert "lost" in done.err
+    cli("cancel", number)
+    assert of_job(cluster_id, number) == []
+
+
+def test_job_numbers_are_never_used_twice(own: Cli) -> None:
+    """Not even by another cluster of the same name; history outlives clusters."""
+    own.script("who.py", "print('here')")
+    numbers = []
+    for _ in range(2):
+        own("up", "--workers", 1)
+        numbers += [own("run", "who.py").job, own.detach("who.py")]
+        own("down")
+    assert numbers == sorted(set(numbers))
+    jobs = own.jobs()
+    assert sorted(jobs) == numbers
+    assert {job["state"] for job in jobs.values()} <= {"succeeded", "cancelled"}
+    assert own("logs", numbers[0]).of(0) == ["here"]
+    assert tagged(f"CLUSTERCTL_JOB={jobs[numbers[0]]['cluster_id']}/") == []
+
+
+def test_two_submissions_at_the_same_moment(cli: Cli) -> None:
+    """Each waits for the other or runs beside it; none is lost and none runs twice."""
+    cli.script("waits.py", WAITS)
+    cli.folder.parent.joinpath("gate").touch()
+    words = fill(cli)
+    clients = [cli.start("run", *words, cli.folder.parent / "gate") for _ in range(4)]
+    ended = [client.wait(60) for client in clients]
+    assert [done.code for done in ended] == [0] * 4
+    numbers = [done.job for done in ended]
+    assert len(set(numbers)) == 4
+    jobs = cli.jobs()
+    spans = sorted((jobs[n]["started"], jobs[n]["finished"]) for n in numbers)
+    assert all(one[1] <= other[0] for one, other in zip(spans, spans[1:], strict=False))
