@@ -113,7 +113,8 @@ def mesh_failures(text: str) -> tuple[str, ...]:
     """The edges that do not work, for people, from what `mesh_script` printed."""
     failed = []
     for line in text.splitlines():
-        if line.startswith("broken "):
-            source, target, *why = line.removeprefix("broken ").split(" ")
+        word, *rest = line.split(" ")
+        if word == "broken" and len(rest) >= 2:
+            source, target, *why = rest
             failed.append(f"{source} → {target}: {' '.join(why) or 'no answer'}")
     return tuple(failed)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,7 +60,10 @@ def cores(text: str) -> Mapping[str, Any]:
 
 def physical_cores(text: str) -> Mapping[str, Any]:
     """`lscpu -p=core,socket`: a line per hardware thread; equal lines are one core."""
-    return {"physical_cores": len({line for line in text.split() if line[0] != "#"}) or 1}
+    return {
+        "physical_cores": len({line for line in text.splitlines() if line[:1] not in ("", "#")})
+        or 1
+    }
 
 
 def memory(text: str) -> Mapping[str, Any]:
@@ -113,19 +117,24 @@ def amd(text: str) -> Mapping[str, Any]:
 def python(text: str) -> Mapping[str, Any]:
     """One JSON list per Python that answered. The one with most of our packages wins, then the
     first."""
-    answers = [json.loads(line) for line in text.splitlines() if line.startswith("[")]
+    answers = []
+    for line in text.splitlines():
+        with suppress(ValueError, TypeError):  # a Python may chat before it answers
+            executable, version, packages = json.loads(line)
+            packages = {str(name): str(value) for name, value in dict(packages).items()}
+            answers.append(Python(executable=executable, version=version, packages=packages))
     if not answers:
         return {}
-    executable, version, packages = max(answers, key=lambda answer: len(answer[2]))
-    return {"python": Python(executable=executable, version=version, packages=packages)}
+    return {"python": max(answers, key=lambda answer: len(answer.packages))}
 
 
 def mpi(text: str) -> Mapping[str, Any]:
-    """`<path of mpirun>` and the first line of its `--version`; the first pair we know wins."""
-    for path, version in re.findall(r"^(/.*)/bin/mpirun\n(.*)$", text, re.MULTILINE):
-        if found := re.search(r"\(Open MPI\) (\d+\.\d+\.\d+)", version):
+    """`<path of mpirun>` and what it begins its `--version` with; the first one we know wins."""
+    _, *parts = re.split(r"^(/.*)/bin/mpirun$", text, flags=re.MULTILINE)
+    for path, said in zip(parts[::2], parts[1::2], strict=True):
+        if found := re.search(r"\(Open MPI\) (\d+\.\d+\.\d+)", said):
             return {"mpi": Mpi(flavour="openmpi", version=found[1], prefix=path)}
-        if found := re.search(r"(?:HYDRA|Intel).*?(\d+\.\d+(?:\.\d+)?)", version):
+        if found := re.search(r"(?:HYDRA|Intel)[^\d]*?(\d+\.\d+(?:\.\d+)?)", said):
             return {"mpi": Mpi(flavour="mpich", version=found[1], prefix=path)}
     return {}
 
@@ -171,7 +180,7 @@ def facts(pythons: Sequence[str]) -> dict[str, Fact]:
             f'for p in {asked} "$(command -v python3)" "$(command -v mpirun)"'
             " /usr/lib64/openmpi/bin/mpirun /opt/amazon/openmpi/bin/mpirun; do"
             ' m=${p%/*}/mpirun; [ -n "$p" ] && [ -x "$m" ] && [ "$m" != "$last" ] &&'
-            ' echo "$m" && "$m" --version | head -n 1; last=$m; done',
+            ' echo "$m" && "$m" --version | head -n 3; last=$m; done',
             mpi,
         ),
         "tools": Fact(
@@ -198,6 +207,6 @@ def parse(text: str) -> NodeFacts:
             continue
         try:
             found.update(table[name].parse(answer))
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
             continue
     return NodeFacts(**found)

@@ -24,12 +24,19 @@ class Resolved:
 def resolve(script: str, args: tuple[str, ...], *, chosen: Path | None = None) -> Resolved:
     """SCRIPT is a path, or the name of a bundled workload; a file here wins over a bundled one."""
     path = Path(script)
+    shown = script if len(script) < 100 else f"{script[:97]}…"
+    if not script or "\0" in script:
+        raise UsageError(f"{shown!r} is not a path", hint="clusterctl run SCRIPT [ARGS…]")
     bundled = stage.bundled(script)
-    if not path.is_file():
-        if path.is_dir():
+    try:
+        folder, found = path.is_dir(), path.is_file()
+    except OSError:  # a name that no file can have
+        folder = found = False
+    if not found:
+        if folder:
             raise UsageError(f"{script} is a folder", hint="name the script in it")
         if bundled is None:
-            raise UsageError(f"there is no script {script!r}", hint=_suggest(script))
+            raise UsageError(f"there is no script {shown!r}", hint=_suggest(script))
         path = bundled
     if not os.access(path, os.R_OK):
         raise UsageError(f"{script} cannot be read", hint=f"chmod +r {script}")
@@ -42,8 +49,8 @@ def resolve(script: str, args: tuple[str, ...], *, chosen: Path | None = None) -
             f"{script} is not inside the staged folder {tree.root}",
             hint="--stage must name a folder that holds the script",
         )
-    folder = _folder(tree, location.parent)
-    target = os.path.relpath(location, tree.root / folder)
+    working = _folder(tree, location.parent)
+    target = os.path.relpath(location, tree.root / working)
     kind = _kind(path)
     if kind is ProgramKind.BINARY:
         target = f"./{target}"
@@ -55,8 +62,8 @@ def resolve(script: str, args: tuple[str, ...], *, chosen: Path | None = None) -
             target=target,
             args=args,
             bundled=path is bundled,
-            folder=folder,
-            source=os.path.relpath(location, tree.root / folder)
+            folder=working,
+            source=os.path.relpath(location, tree.root / working)
             if kind is ProgramKind.SOURCE
             else "",
         ),

@@ -69,7 +69,7 @@ def find_tree(start: Path, *, script: Path | None = None, chosen: Path | None = 
             continue  # our own records and local nodes are nobody's program
         try:
             info = path.lstat()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             continue  # git lists what is tracked, also when it has been deleted here
         files.append(name)
         size += info.st_size
@@ -130,7 +130,7 @@ def human(size: float) -> str:
 
 def _git_top(folder: Path) -> Path | None:
     result = process.run(["git", "-C", str(folder), "rev-parse", "--show-toplevel"], timeout=20)
-    return Path(os.fsdecode(result.stdout.rstrip(b"\n"))) if result.ok else None
+    return Path(os.fsdecode(result.stdout.removesuffix(b"\n"))) if result.ok else None
 
 
 def _git_files(root: Path) -> Iterator[str]:
@@ -145,10 +145,13 @@ def _git_files(root: Path) -> Iterator[str]:
         )
     for raw in dict.fromkeys(result.stdout.split(b"\0")):
         name = os.fsdecode(raw).rstrip("/")
-        if name and (root / name).is_dir() and not (root / name).is_symlink():
-            yield from (f"{name}/{inner}" for inner in _git_files(root / name))
-        elif name:
+        if not name:
+            continue
+        path = root / name
+        if path.is_symlink() or not path.is_dir():
             yield name
+        elif (path / ".git").exists():
+            yield from (f"{name}/{inner}" for inner in _git_files(path))
 
 
 def _walk(root: Path, without: Path | None = None) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from clusterctl.launch import Request
+from clusterctl.launch.binding import bind
 from clusterctl.launch.interconnect import Interconnect
 from clusterctl.model import Node, ProgramKind, Reason
 
@@ -46,15 +47,21 @@ def _master(request: Request, first: Node) -> str:
 
 
 def _threads(request: Request) -> int:
-    """Threads per rank so that all ranks of one machine together use its cores once.
+    """Threads per rank so that all ranks of one machine together use its cores once; no more than
+    the hardware threads that a rank is bound to.
 
     Nodes with one boot id are one machine, whatever their names say.
     """
     ranks: dict[str, int] = {}
     cores: dict[str, int] = {}
+    binding = bind(request)
+    bound: list[int] = []
     for place in request.placement:
         facts = request.cluster.node(place.node).facts
         machine = facts.boot_id or place.node
         ranks[machine] = ranks.get(machine, 0) + place.count
         cores[machine] = facts.cores
-    return max(1, min(cores[machine] // count for machine, count in ranks.items()))
+        if binding.cores:
+            bound.append(binding.cores * facts.cores // facts.physical_cores)
+    shares = [cores[machine] // count for machine, count in ranks.items()]
+    return max(1, min(shares + bound))

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 from clusterctl.errors import LaunchError
 from clusterctl.launch import Request, interconnect
+from clusterctl.launch.binding import bind
 from clusterctl.launch.environment import environment, program
 from clusterctl.launch.interconnect import Interconnect
-from clusterctl.launch.placement import oversubscribed, shares_machine
+from clusterctl.launch.placement import oversubscribed
 from clusterctl.model import LaunchPlan, Mpi, Node, Reason
 
 AGENT = "clusterctl-ssh"
@@ -155,8 +156,12 @@ def _flags(request: Request, mpi: Mpi, network: Interconnect, counts: dict[str, 
             "workers only, slots as this job uses them",
         )
     )
-    flags.append((("--map-by", "slot"), "ranks fill the nodes in the hostfile's order"))
-    flags.append(_binding(request, counts))
+    binding = bind(request)
+    several = f":PE={binding.cores}" if binding.cores > 1 else ""
+    flags += [
+        (("--map-by", f"slot{several}"), "ranks fill the nodes in the hostfile's order"),
+        (("--bind-to", "core" if binding.cores else "none"), binding.why),
+    ]
     flags.append((("--wdir", "/"), "folders differ by node: the rank wrapper changes to its own"))
     if cluster.one_host:
         flags.append(
@@ -189,21 +194,6 @@ def _ranks_reason(request: Request, total: int) -> str:
         return "as asked"
     gpus = any(request.cluster.node(place.node).facts.gpus for place in request.placement)
     return "one rank per GPU" if gpus else "one rank per worker"
-
-
-def _binding(request: Request, counts: dict[str, int]) -> Flag:
-    """Binding ranks to cores is right where a node owns its cores and runs several ranks. Open
-    MPI's daemons each start at core 0, so nodes that share a processor would share that core."""
-    nodes = [request.cluster.node(name) for name in counts]
-    if shares_machine(request.cluster):
-        return ("--bind-to", "none"), "the nodes share one processor"
-    if request.spec.now:
-        return ("--bind-to", "none"), "--now: other jobs may run on the same cores"
-    if max(counts.values()) == 1:
-        return ("--bind-to", "none"), "one process per node: all its cores are its own"
-    if any(node.facts.physical_cores < counts[node.name] for node in nodes):
-        return ("--bind-to", "none"), "fewer cores than ranks"
-    return ("--bind-to", "core"), "a rank that stays on its core keeps its cache"
 
 
 def _quote(text: str) -> str:

@@ -24,7 +24,7 @@ def place(cluster: Cluster, spec: JobSpec) -> tuple[Placement, ...]:
                 raise LaunchError(
                     f"{sum(counts)} ranks do not fit: {node.name} has {node.slots} slots"
                     f" ({total} in all) and would get {count}",
-                    hint=f"use at most --ranks {total}, or a larger cluster",
+                    hint=f"use at most --ranks {_most(workers)}, or a larger cluster",
                 )
     placement, first = [], 0
     for node, count in zip(workers, counts, strict=True):
@@ -41,6 +41,13 @@ def shares_machine(cluster: Cluster) -> bool:
 
 def oversubscribed(cluster: Cluster, placement: Sequence[Placement]) -> bool:
     return any(place.count > cluster.node(place.node).slots for place in placement)
+
+
+def _most(workers: Sequence[Node]) -> int:
+    """The largest number of ranks that fits when they are spread evenly, the first nodes first."""
+    fewest = min(node.slots for node in workers)
+    more = next((i for i, node in enumerate(workers) if node.slots == fewest), 0)
+    return fewest * len(workers) + more
 
 
 def _workers(cluster: Cluster, spec: JobSpec) -> tuple[Node, ...]:

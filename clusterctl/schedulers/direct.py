@@ -93,7 +93,15 @@ class Direct:
 
 
 def apply(job: Job, line: str) -> Job:
-    """The job after one line of its state file. Lines that mean nothing here change nothing."""
+    """The job after one line of its state file. A line that means nothing, or that a full disk has
+    cut off, changes nothing."""
+    try:
+        return _apply(job, line)
+    except (ValueError, KeyError):
+        return job
+
+
+def _apply(job: Job, line: str) -> Job:
     words = line.split()
     if len(words) < 2 or (job.state.ended and words[0] != "swept"):
         return job

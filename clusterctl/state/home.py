@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,14 +72,26 @@ def home() -> Home:
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o600) -> None:
     """Replaces `path` by `data`: after a crash it holds the old bytes or the new ones."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}.new")
+    with writing(path):
+        try:
+            fd = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+            with os.fdopen(fd, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            scratch.replace(path)
+        except OSError:
+            with suppress(OSError):
+                scratch.unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns a failure to write into an error that says where and what to do."""
     try:
-        with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        scratch.replace(path)
+        yield
     except OSError as error:
-        scratch.unlink(missing_ok=True)
         raise UsageError(
             f"cannot write {path}: {error.strerror}",
             hint="free some space, or set CLUSTERCTL_HOME to a folder on another disk",

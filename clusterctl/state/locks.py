@@ -5,11 +5,12 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
 from clusterctl.errors import RecordError
-from clusterctl.state.home import Home
+from clusterctl.state.home import Home, writing
 
 
 class ClusterLock:
@@ -36,7 +37,8 @@ class ClusterLock:
 
     def __enter__(self) -> ClusterLock:
         self._home.make(self._home.locks)
-        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with writing(self.path):
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -47,10 +49,12 @@ class ClusterLock:
                 hint="wait until it has ended, or end it with Ctrl-C, and try again",
                 transient=True,
             ) from error
-        os.ftruncate(fd, 0)
-        since = time.strftime("%H:%M:%S")
-        os.pwrite(fd, f"`clusterctl {self._verb}`, pid {os.getpid()}, since {since}\n".encode(), 0)
         self._fd = fd
+        since = time.strftime("%H:%M:%S")
+        holder = f"`clusterctl {self._verb}`, pid {os.getpid()}, since {since}\n"
+        with suppress(OSError):  # on a full disk the lock holds all the same, only without a name
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, holder.encode(), 0)
         return self
 
     def __exit__(
@@ -60,6 +64,7 @@ class ClusterLock:
         trace: TracebackType | None,
     ) -> None:
         if self._fd is not None:
-            os.ftruncate(self._fd, 0)
+            with suppress(OSError):
+                os.ftruncate(self._fd, 0)
             os.close(self._fd)
             self._fd = None

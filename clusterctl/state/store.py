@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import shutil
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,7 +13,7 @@ import msgspec
 
 from clusterctl.errors import RecordError
 from clusterctl.model import Cluster, Job
-from clusterctl.state.home import Home, write_atomic
+from clusterctl.state.home import Home, write_atomic, writing
 
 Record = TypeVar("Record", Cluster, Job)
 
@@ -67,11 +67,9 @@ class Store:
     def event(self, cluster: str, what: str, **details: Any) -> None:
         """Appends one line to the cluster's events file; nothing if the cluster has no folder."""
         line = msgspec.json.encode({"time": round(time.time(), 3), "event": what, **details})
-        try:
-            with (self.folder(cluster) / "events.jsonl").open("ab") as file:
-                file.write(line + b"\n")
-        except FileNotFoundError:
-            return
+        # Events are for looking back: a disk that is full must not end what they are about.
+        with suppress(OSError), (self.folder(cluster) / "events.jsonl").open("ab") as file:
+            file.write(line + b"\n")
 
     # jobs
 
@@ -80,10 +78,14 @@ class Store:
 
     def jobs(self) -> tuple[Job, ...]:
         """Every job with a record, oldest first."""
-        records = self.home.jobs.glob("*/job.json")
         return tuple(
-            _decode(path, Job) for path in sorted(records, key=lambda p: int(p.parent.name))
+            _decode(self.job_folder(number) / "job.json", Job) for number in self._numbers()
         )
+
+    def _numbers(self) -> list[int]:
+        """The numbers of the jobs with a record, in order; what else lies there is not ours."""
+        names = (path.parent.name for path in self.home.jobs.glob("*/job.json"))
+        return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
     def job(self, number: int) -> Job:
         path = self.job_folder(number) / "job.json"
@@ -98,17 +100,16 @@ class Store:
         write_atomic(folder / "job.json", _encode(job))
 
     def next_job_id(self) -> int:
-        """A number that no job of this state home has had: the counter only ever grows."""
+        """A number that no job of this state home has had: the counter only ever grows. Should it
+        be lost, the records themselves say where it was."""
         self.home.make(self.home.jobs)
-        with (self.home.jobs / "last-id").open("a+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            file.seek(0)
-            number = int(file.read() or b"0") + 1
-            file.truncate(0)
-            file.write(str(number).encode())
-            file.flush()
-            os.fsync(file.fileno())
-        return number
+        counter = self.home.jobs / "last-id"
+        with writing(counter), (self.home.jobs / ".counting").open("ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            last = counter.read_text() if counter.is_file() else ""
+            highest = max(self._numbers(), default=0) if not last.isdigit() else int(last)
+            write_atomic(counter, str(highest + 1).encode())
+        return highest + 1
 
 
 def _encode(record: Cluster | Job) -> bytes:
@@ -118,7 +119,7 @@ def _encode(record: Cluster | Job) -> bytes:
 def _decode(path: Path, kind: type[Record]) -> Record:
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RecordError(
             f"the record {path} cannot be read: {error}",
             hint="it was written by another version of clusterctl, or damaged",

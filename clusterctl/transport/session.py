@@ -27,7 +27,7 @@ GRACE = 0.5
 """Seconds after a deadline at which a call that is stuck in a socket is cut loose."""
 SLICE = 0.25
 """Seconds of waiting after which we look at what else has happened."""
-PATIENCE = 0.5
+PATIENCE = 3.0
 """Seconds for which we ask again when sshd refuses a session."""
 
 
@@ -100,7 +100,7 @@ class Session:
                 if patience.passed:
                     raise
                 time.sleep(pause)
-                pause *= 2
+                pause = min(2 * pause, 0.05)
 
     def _start(self, command: str) -> None:
         # channel.exec_command would wait for the confirmation: a round trip, and without a limit.
