@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -43,10 +44,22 @@ def files() -> tuple[Path, ...]:
     return tuple(found)
 
 
-def defaults(verbs: Mapping[str, set[str]]) -> dict[str, dict[str, Any]]:
-    """Defaults per verb, from the settings files. `verbs` maps each verb to its option names.
+@dataclass(frozen=True, slots=True)
+class Option:
+    """`flag`: takes true or false; `many`: takes a list."""
 
-    Raises UsageError naming the file for a key that no verb has.
+    flag: bool = False
+    many: bool = False
+
+
+Verbs = Mapping[str, Mapping[str, Option]]
+"""Each verb's options, by name."""
+
+
+def defaults(verbs: Verbs) -> dict[str, dict[str, Any]]:
+    """Defaults per verb, from the settings files.
+
+    Raises UsageError naming the file for a key that no verb has, and for a value of the wrong kind.
     """
     merged: dict[str, dict[str, Any]] = {verb: {} for verb in verbs}
     for path in files():
@@ -55,7 +68,7 @@ def defaults(verbs: Mapping[str, set[str]]) -> dict[str, dict[str, Any]]:
     return {verb: values for verb, values in merged.items() if values}
 
 
-def _settings(path: Path, verbs: Mapping[str, set[str]]) -> dict[str, dict[str, Any]]:
+def _settings(path: Path, verbs: Verbs) -> dict[str, dict[str, Any]]:
     """One file's defaults per verb; a verb's own table wins over the keys outside."""
     found: dict[str, dict[str, Any]] = {verb: {} for verb in verbs}
     tables: dict[str, Mapping[str, Any]] = {}
@@ -64,15 +77,32 @@ def _settings(path: Path, verbs: Mapping[str, set[str]]) -> dict[str, dict[str, 
             _known(path, key, "table", set(verbs))
             for name in value:
                 _known(path, f"{key}.{name}", "key", {f"{key}.{option}" for option in verbs[key]})
-            tables[key] = value
+            tables[key] = {n: _value(path, n, v, verbs[key][n]) for n, v in value.items()}
         else:
             _known(path, key, "key", set().union(*verbs.values()))
             for verb, options in verbs.items():
                 if key in options:
-                    found[verb][key] = value
+                    found[verb][key] = _value(path, key, value, options[key])
     for verb, table in tables.items():
         found[verb].update(table)
     return found
+
+
+def _value(path: Path, name: str, value: Any, option: Option) -> Any:
+    """The value as the command line would have it: text, but for flags and lists."""
+    if option.many:
+        if isinstance(value, list) and all(isinstance(item, str) for item in value):
+            return value
+        wanted = "a list of texts"
+    elif option.flag:
+        if isinstance(value, bool):
+            return value
+        wanted = "true or false"
+    else:
+        if isinstance(value, (str, int, float)) and not isinstance(value, bool):
+            return str(value)
+        wanted = "a text or a number"
+    raise UsageError(f"{path}: {name} = {value!r} has to be {wanted}", hint="correct that line")
 
 
 def _known(path: Path, name: str, what: str, known: set[str]) -> None:

@@ -31,7 +31,7 @@ def check_name(name: str) -> str:
 
 def choose(store: Store, name: str | None) -> Cluster:
     """The cluster of that name, or the only one there is."""
-    if name:
+    if name is not None:
         return store.cluster(check_name(name))
     clusters = store.clusters()
     if len(clusters) == 1:

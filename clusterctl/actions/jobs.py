@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clusterctl import launch
-from clusterctl.actions import Tell, connected, ready
+from clusterctl.actions import Tell, check_name, connected, ready
 from clusterctl.actions.run import OnJob, OnLines, Prepared, run
 from clusterctl.errors import ClusterctlError, RecordError
 from clusterctl.jobs import control, outputs
@@ -46,6 +46,17 @@ def jobs(store: Store, name: str | None, tell: Tell) -> tuple[Job, ...]:
     return tuple(fresh.get(job.id, job) for job in found)
 
 
+def of_cluster(store: Store, number: int, where: str | None) -> Job:
+    """The job; where a cluster is named, it has to be that cluster's."""
+    job = store.job(number)
+    if where is not None and job.cluster != where:
+        raise RecordError(
+            f"job {number} ran on cluster {job.cluster!r}, not on {where!r}",
+            hint="leave out --cluster: job numbers are unique",
+        )
+    return job
+
+
 def cluster_of(store: Store, job: Job) -> Cluster | None:
     """The cluster the job ran on, if it still exists (not another one of the same name)."""
     return next((c for c in store.clusters() if c.id == job.cluster_id), None)
@@ -61,9 +72,9 @@ def alive(store: Store, job: Job) -> Cluster:
     return ready(cluster)
 
 
-def logs(store: Store, number: int, *, follow: bool) -> Iterator[list[Line]]:
+def logs(store: Store, number: int, where: str | None, *, follow: bool) -> Iterator[list[Line]]:
     """The job's output: to its end with `follow`, else as far as it is."""
-    job = store.job(number)
+    job = of_cluster(store, number, where)
     folder = store.job_folder(number)
     cluster = cluster_of(store, job)
     if cluster is None or complete(folder) or cluster.phase is not Phase.READY:
@@ -76,9 +87,9 @@ def logs(store: Store, number: int, *, follow: bool) -> Iterator[list[Line]]:
             store.save_job(follower.job)
 
 
-def cancel(store: Store, number: int) -> Job:
+def cancel(store: Store, number: int, where: str | None) -> Job:
     """Ends the job; on one that has ended, makes sure that nothing of it is left."""
-    job = store.job(number)
+    job = of_cluster(store, number, where)
     if job.state.ended and cluster_of(store, job) is None:
         return job
     cluster = alive(store, job)
@@ -97,8 +108,8 @@ class Fetched:
     outputs: tuple[outputs.Output, ...]
 
 
-def fetch(store: Store, number: int, target: Path | None) -> Fetched:
-    job = store.job(number)
+def fetch(store: Store, number: int, where: str | None, target: Path | None) -> Fetched:
+    job = of_cluster(store, number, where)
     cluster = alive(store, job)
     folder = target or Path(f"job-{number}")
     with connected(store, cluster) as pool:
@@ -118,17 +129,19 @@ def rerun(
     secrets: Mapping[str, str],
     *,
     resume: bool,
+    where: str | None,
     on_start: OnJob,
     on_lines: OnLines,
     tell: Tell,
     detach: bool,
 ) -> Job:
-    """The same program, tree and options again, as a new job on the same cluster name.
+    """The same program, tree and options again, as a new job on a cluster of the same name, or on
+    the cluster `where`.
 
     `resume` carries the old job's outputs over, so that a program that reads its snapshot goes on.
     """
     old = store.job(number)
-    cluster = ready(store.cluster(old.cluster))
+    cluster = ready(store.cluster(old.cluster if where is None else check_name(where)))
     if resume and cluster.id != old.cluster_id:
         raise RecordError(
             f"job {number} ran on another cluster {old.cluster!r}, which is gone with its outputs",

@@ -63,7 +63,14 @@ def run(arguments: list[str]) -> int:
         command = typer.main.get_command(app())
         verbs: dict[str, Any] = getattr(command, "commands", {})
         options = {
-            verb: {parameter.name for parameter in entry.params if parameter.opts[0][:1] == "-"}
+            verb: {
+                parameter.name: config.Option(
+                    flag=bool(getattr(parameter, "is_flag", False)),
+                    many=bool(getattr(parameter, "multiple", False)),
+                )
+                for parameter in entry.params
+                if parameter.opts[0][:1] == "-"
+            }
             for verb, entry in verbs.items()
         }
         wants_help = {"--help", "-h", "--version"} & set(arguments[:1]) or not arguments
@@ -96,11 +103,17 @@ def run(arguments: list[str]) -> int:
 def _other(console: Console, arguments: list[str], error: Exception) -> int:
     """What is not ours: a mistake on the command line, found by Typer's parser, or a bug."""
     show = getattr(error, "format_message", None)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(show() if show else "")
+        return 0
     if show is not None:
         context = getattr(error, "ctx", None)
-        hint = f"`{context.command_path} --help` explains" if context else ""
+        verb = next((f" {word}" for word in arguments if not word.startswith("-")), "")
+        path = context.command_path if context else f"clusterctl{verb}"
         code = int(getattr(error, "exit_code", 2))
-        console.error(show(), hint, code)
+        if "--json" in arguments:
+            console.set(json=True)  # the parser stopped before the verb could say so
+        console.error(show().strip(), f"`{path} --help` explains", code)
         return code
     if type(error).__name__ == "Abort":
         console.error("stopped", "", 130)

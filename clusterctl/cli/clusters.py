@@ -44,7 +44,7 @@ def up(
     from clusterctl.actions import up as action
 
     spec = ClusterSpec(
-        name=name or cluster or DEFAULT_NAME,
+        name=_either(name, cluster) or DEFAULT_NAME,
         provider=provider,
         groups=(NodeGroup(count=workers),),
     )
@@ -92,7 +92,7 @@ def down(
     from clusterctl.actions import down as action
 
     store = actions.open_store()
-    wanted = name or cluster
+    wanted = _either(name, cluster)
     if wanted is None:
         wanted = actions.choose(store, None).name if store.clusters() else DEFAULT_NAME
     ask = (lambda question: True) if yes or force else console.confirm
@@ -137,7 +137,7 @@ def status(
     from clusterctl.actions import show
 
     store = actions.open_store()
-    found = show.status(store, actions.choose(store, name or cluster), live=live)
+    found = show.status(store, actions.choose(store, _either(name, cluster)), live=live)
     what = found.cluster
     lines = [
         f"{what.name} ({what.id}): {what.phase.value}, provider {what.spec.provider},"
@@ -174,13 +174,20 @@ def status(
     console.document(_status(found, live))
 
 
-def list_(json: Json = False, quiet: Quiet = False, verbose: Verbose = False) -> None:
+def list_(
+    cluster: ClusterOption = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
     """All clusters of this state home."""
     console = Console.current().set(json=json, quiet=quiet, verbose=verbose)
     from clusterctl import actions
     from clusterctl.actions import show
 
     found = show.statuses(actions.open_store())
+    if cluster is not None:
+        found = tuple(item for item in found if item.cluster.name == cluster)
     if not found:
         console.note("there is no cluster; `clusterctl up` makes one")
     else:
@@ -261,6 +268,14 @@ def cp(
     store = actions.open_store()
     reach.copy(store, actions.choose(store, cluster), source, target, timeout)
     console.document({"source": source, "target": target})
+
+
+def _either(name: str | None, option: str | None) -> str | None:
+    """The cluster's name as the argument or as --cluster says it."""
+    for given in (name, option):
+        if given == "":
+            raise UsageError("'' is not a cluster name", hint="leave it out, or name one")
+    return name or option
 
 
 def _mode(cluster: Cluster) -> str:

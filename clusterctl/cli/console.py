@@ -88,15 +88,25 @@ class Console:
             sys.stderr.flush()
 
 
+_ASSIGNMENT = re.compile(rf"(?:--?[\w-]+=)?[\w-]*(?:{SECRET.pattern})[\w-]*=", re.IGNORECASE)
+
+
 def redact(text: str) -> str:
     """`NAME=value` becomes `NAME=***` where the name speaks of a secret."""
-    return re.sub(
-        r"\b(\w*(?:TOKEN|KEY|SECRET|PASSW|CREDENTIAL)\w*)=\S+", r"\1=***", text, flags=re.IGNORECASE
-    )
+    return re.sub(rf"({_ASSIGNMENT.pattern})\S+", r"\1***", text, flags=re.IGNORECASE)
 
 
 def redact_arguments(arguments: list[str]) -> list[str]:
-    return [redact(word) for word in arguments]
+    """As `redact`, for words: a value may hold blanks, or be the word after `--token`."""
+    shown: list[str] = []
+    hide = False
+    for word in arguments:
+        if found := _ASSIGNMENT.match(word):
+            shown.append(f"{found[0]}***")
+        else:
+            shown.append("***" if hide and not word.startswith("-") else word)
+        hide = word.startswith("--") and "=" not in word and bool(SECRET.search(word))
+    return shown
 
 
 def plain(value: Any) -> Any:

@@ -57,6 +57,7 @@ def logs(
     job: JobArgument,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Until the job ends.")] = False,
     rank: Annotated[int | None, typer.Option(min=0, help="Only this rank.")] = None,
+    cluster: ClusterOption = None,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -68,7 +69,7 @@ def logs(
 
     printer = Printer(console, only=rank)
     try:
-        for lines in action.logs(actions.open_store(), job, follow=follow):
+        for lines in action.logs(actions.open_store(), job, cluster, follow=follow):
             printer(lines)
     except KeyboardInterrupt:
         console.note(f"\ndetached from job {job}; it goes on")
@@ -76,14 +77,18 @@ def logs(
 
 
 def cancel(
-    job: JobArgument, json: Json = False, quiet: Quiet = False, verbose: Verbose = False
+    job: JobArgument,
+    cluster: ClusterOption = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """End a job on all nodes, and check that nothing of it is left."""
     console = Console.current().set(json=json, quiet=quiet, verbose=verbose)
     from clusterctl import actions
     from clusterctl.actions import jobs as action
 
-    ended = action.cancel(actions.open_store(), job)
+    ended = action.cancel(actions.open_store(), job, cluster)
     left = {name: count for name, count in ended.survivors.items() if count}
     console.result(f"job {job} is {ended.state.value}: {action.survivors_text(ended)}")
     console.document({"job": document(ended)})
@@ -94,6 +99,7 @@ def cancel(
 def fetch(
     job: JobArgument,
     to: Annotated[Path | None, typer.Option(help="Folder (default: job-N here).")] = None,
+    cluster: ClusterOption = None,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -103,7 +109,7 @@ def fetch(
     from clusterctl import actions
     from clusterctl.actions import jobs as action
 
-    got = action.fetch(actions.open_store(), job, to)
+    got = action.fetch(actions.open_store(), job, cluster, to)
     if got.outputs:
         console.result("\n".join(f"{got.folder}/{item.node}/{item.path}" for item in got.outputs))
     else:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import typer
 
 from clusterctl.cli.console import Console, table
-from clusterctl.cli.options import Json, Quiet, Verbose
+from clusterctl.cli.options import ClusterOption, Json, Quiet, Verbose
 
 
 def register(app: typer.Typer) -> None:
     app.command()(check)
 
 
-def check(json: Json = False, quiet: Quiet = False, verbose: Verbose = False) -> None:
+def check(
+    cluster: ClusterOption = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
     """What this machine offers: tools, packages, state home, local clusters."""
     console = Console.current().set(json=json, quiet=quiet, verbose=verbose)
     from clusterctl import actions

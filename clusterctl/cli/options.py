@@ -27,7 +27,7 @@ _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 def duration(text: str, option: str) -> float:
     """Seconds in `90`, `90s`, `30m`, `8h`, `1d` or a sum such as `1h30m`."""
-    if not re.fullmatch(r"(\d+(\.\d+)?[smhd]?)+", text):
+    if not re.fullmatch(r"(?=.)(\d{1,9}(\.\d{1,9})?[smhd])*(\d{1,9}(\.\d{1,9})?)?", text):
         raise UsageError(f"{option} {text!r} is not a duration", hint="for example 90s, 30m or 8h")
     parts = re.findall(r"(\d+(?:\.\d+)?)([smhd]?)", text)
     seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)

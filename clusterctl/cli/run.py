@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 from typing import Annotated, Any
@@ -33,8 +34,10 @@ class RunCommand(TyperCommand):
         index = 0
         while index < len(args):
             word = args[index]
-            if word in ("-m", "--module") and index + 1 < len(args):
-                args = [*args[: index + 2], "--", *args[index + 2 :]]
+            joined = word.startswith("--module=") or re.fullmatch(r"-m.+", word)
+            if joined or word in ("-m", "--module"):
+                index += 1 if joined else 2
+                args = [*args[:index], "--", *args[index:]]
                 break
             if word == "--" or not word.startswith("-"):
                 break
@@ -115,7 +118,7 @@ def run(
         secret_names=tuple(sorted(secrets)),
         env_files=tuple(str(path.absolute()) for path in env_file or []),
         now=now,
-        timeout=duration(timeout, "--timeout") if timeout else 0.0,
+        timeout=0.0 if timeout is None else duration(timeout, "--timeout"),
         retries=retries,
         allow_cpu=allow_cpu,
     )
@@ -155,6 +158,7 @@ def rerun(
     env: Env = None,
     env_file: EnvFile = None,
     detach: Detach = False,
+    cluster: ClusterOption = None,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -182,6 +186,7 @@ def rerun(
             job,
             {**variables, **secrets},
             resume=resume,
+            where=cluster,
             on_start=on_start,
             on_lines=Printer(console),
             tell=console.tell,

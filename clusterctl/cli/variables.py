@@ -20,6 +20,9 @@ EnvFile = Annotated[
     list[Path] | None, typer.Option("--env-file", help="NAME=VALUE lines, treated as secrets.")
 ]
 
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_NAMES = "a name has letters, digits and _, and does not begin with a digit"
+
 
 def environment(pairs: list[str], files: list[Path]) -> tuple[dict[str, str], dict[str, str]]:
     """Variables and secrets: from a file, all are secrets; else the name decides."""
@@ -34,24 +37,22 @@ def environment(pairs: list[str], files: list[Path]) -> tuple[dict[str, str], di
             line = line.strip().removeprefix("export ")
             if line and not line.startswith("#"):
                 name, sign, value = line.partition("=")
-                _check_variable(name, sign, f"{path}, line {number}")
+                if not sign or not NAME.fullmatch(name):
+                    # The line may be the secret itself: it is not repeated.
+                    raise UsageError(f"{path}, line {number} is not NAME=VALUE", hint=_NAMES)
                 secrets[name] = _unquote(value)
     for pair in pairs:
         name, sign, value = pair.partition("=")
+        if not NAME.fullmatch(name):
+            raise UsageError(f"--env {name!r} is not NAME=VALUE", hint=_NAMES)
         if not sign:
             if name not in os.environ:
                 raise UsageError(f"--env {name}: it is not set here", hint=f"--env {name}=VALUE")
             value = os.environ[name]
-        _check_variable(name, "=", "--env")
         secrets.pop(name, None)
         variables.pop(name, None)
         (secrets if SECRET.search(name) else variables)[name] = value
     return variables, secrets
-
-
-def _check_variable(name: str, sign: str, where: str) -> None:
-    if not sign or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-        raise UsageError(f"{where}: {name!r} is not NAME=VALUE", hint="letters, digits and _")
 
 
 def _unquote(value: str) -> str:

@@ -39,8 +39,8 @@ def bundled(name: str) -> Path | None:
     """The bundled workload of that file name, if there is one."""
     if "/" in name or name.startswith("."):
         return None
-    path = assets.folder("workloads") / name
-    return path if path.is_file() else None
+    found = assets.folder("workloads").iterdir()
+    return next((path for path in found if path.name == name and path.is_file()), None)
 
 
 def find_tree(start: Path, *, script: Path | None = None, chosen: Path | None = None) -> Tree:

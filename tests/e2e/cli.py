@@ -234,9 +234,7 @@ class Cli:
         return row
 
 
-def wait_for(
-    happened: Callable[[], object], seconds: float, what: str | Callable[[], str]
-) -> None:
+def wait_for(happened: Callable[[], object], seconds: float, what: str | Callable[[], str]) -> None:
     deadline = time.monotonic() + seconds
     while not happened():
         assert time.monotonic() < deadline, what if isinstance(what, str) else what()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
+from tests.conftest import Need
 from tests.e2e.cli import STUBBORN, Cli, of_job, tagged, wait_for
 
 pytestmark = [pytest.mark.sshd, pytest.mark.mpi]
@@ -133,18 +136,17 @@ def test_jobs_wait_their_turn_in_order(cli: Cli) -> None:
     assert jobs[doomed]["started"] is None
 
 
-def test_jobs_that_fit_run_beside_each_other(cli: Cli) -> None:
-    slots = cli.status()["nodes"][1]["slots"]
-    if slots < 2:
-        pytest.fail("a worker has one slot: nothing fits beside anything")
-    cli.script("waits.py", WAITS)
-    gate = cli.folder.parent / "gate"
-    both = [cli.detach("--ranks-per-node", 1, "waits.py", gate) for _ in range(2)]
+def test_jobs_that_fit_run_beside_each_other(own: Cli, need: Need) -> None:
+    need((os.cpu_count() or 1) > 1, "needs two cores")
+    assert own.json("up", "--workers", 1)["nodes"][1]["slots"] >= 2
+    own.script("waits.py", WAITS)
+    gate = own.folder.parent / "gate"
+    both = [own.detach("--ranks-per-node", 1, "waits.py", gate) for _ in range(2)]
     for number in both:
-        cli.until_state(number, "running")
+        own.until_state(number, "running")
     gate.touch()
     for number in both:
-        cli.until_state(number, "succeeded")
+        own.until_state(number, "succeeded")
 
 
 def test_a_run_that_waits_says_so_and_then_runs(cli: Cli) -> None:

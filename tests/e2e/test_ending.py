@@ -104,12 +104,12 @@ def test_a_timeout_that_is_not_reached_changes_nothing(cli: Cli, cluster_id: str
 
 
 def test_polite_ranks_have_time_to_save(cli: Cli) -> None:
-    """SIGTERM comes first: a program that listens may finish what it writes, and is heard."""
+    """SIGTERM comes first: a program has two seconds to finish a snapshot, and is heard."""
     cli.script(
         "polite.py",
         "import os, signal, sys, time\n"
         "def stop(*_):\n"
-        "    time.sleep(1); open('saved', 'w').write('all'); print('saved', flush=True); sys.exit(0)\n"
+        "    time.sleep(2); open('saved', 'w').write('all'); print('saved', flush=True); sys.exit(0)\n"
         "signal.signal(signal.SIGTERM, stop)\n"
         "print('ready', flush=True)\n"
         "time.sleep(300)\n",

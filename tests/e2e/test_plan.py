@@ -36,7 +36,7 @@ def test_a_dry_run_is_exactly_what_is_shipped(cli: Cli, options: tuple[str, ...]
     shipped = cli("ssh", "launcher", "--", "cat", f"{folder}/launch.sh").out
     command = shipped.rstrip("\n").rpartition("\nexec ")[2]
     assert command in text
-    assert [word.replace('"', "") for word in shlex.split(command)] == plan["argv"]
+    assert shlex.split(command) == plan["argv"]
     for name, content in plan["files"].items():
         assert cli("ssh", "launcher", "--", "cat", f"{folder}/{name}").out == content
         assert content.strip() in text
@@ -78,7 +78,7 @@ def test_an_emitted_script_runs_on_the_launcher_without_clusterctl(cli: Cli, ran
         "print(json.dumps([os.environ['RANK'], os.environ['WORLD_SIZE'], sys.argv[1:],"
         " os.environ['ODD'], os.environ['MASTER_ADDR']]), flush=True)",
     )
-    arguments = ["two words", "it's", "$HOME", "", "new\nline", "a\nRANK\nHOSTS\nEOF"]
+    arguments = ["two words", "it's", "$HOME", "", "`id`", "{{ 1 }}"]
     options = ("--ranks", ranks, "--env", "ODD=a 'b' $c", "sub/env.py", *arguments)
     found = [json.loads(line) for line in emitted(cli, "sub", *options)]
     assert [row[0] for row in found] == [str(rank) for rank in range(ranks)]
@@ -87,6 +87,17 @@ def test_an_emitted_script_runs_on_the_launcher_without_clusterctl(cli: Cli, ran
     assert json.loads(same.of(0)[0]) == found[0]
     script = cli.json("run", "--emit", "sh", *options)["script"]
     assert script.startswith("#!/bin/sh\n")
+
+
+@pytest.mark.parametrize("odd", ["new\nline", "a\nRANK\nHOSTS\nEOF", "\ntouch pwned\n"])
+def test_no_argument_gets_out_of_an_emitted_script(cli: Cli, odd: str) -> None:
+    """Newlines in arguments and variables stay what they are: text."""
+    cli.script(
+        "sub/env.py",
+        "import json, os, sys; print(json.dumps([sys.argv[1], os.environ['ODD']]), flush=True)",
+    )
+    found = emitted(cli, "sub", "--env", f"ODD={odd}", "sub/env.py", odd)
+    assert [json.loads(line) for line in found] == [[odd, odd]] * 2
 
 
 def test_an_emitted_script_passes_the_exit_code_and_needs_its_folder(cli: Cli) -> None:

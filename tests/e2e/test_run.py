@@ -148,9 +148,7 @@ def test_any_exit_code_is_passed(cli: Cli, code: int) -> None:
 def test_a_rank_killed_by_a_signal_is_said_so(cli: Cli) -> None:
     cli.script(
         "dies.py",
-        "import os, time\n"
-        "if os.environ['RANK'] == '1': os.kill(os.getpid(), 11)\n"
-        "time.sleep(60)",
+        "import os, time\nif os.environ['RANK'] == '1': os.kill(os.getpid(), 11)\ntime.sleep(60)",
     )
     done = cli("run", "dies.py", code=128 + 11, timeout=30)
     assert "rank 1 on worker-2" in done.err
@@ -369,7 +367,9 @@ def test_json_of_run_is_lines_and_a_result(cli: Cli) -> None:
 
 def test_json_of_the_other_job_verbs(cli: Cli) -> None:
     """run --detach, jobs, logs, fetch, cancel: documents that scripts can rely on."""
-    cli.script("makes.py", "import os; open('made-' + os.environ['RANK'], 'w').write('x'); print(1)")
+    cli.script(
+        "makes.py", "import os; open('made-' + os.environ['RANK'], 'w').write('x'); print(1)"
+    )
     started = cli.json("run", "--detach", "makes.py")
     number = started["id"]
     assert started["cluster"] == "default"
@@ -398,7 +398,7 @@ def test_quiet_says_nothing_but_the_result(cli: Cli) -> None:
 def test_a_reader_that_leaves_is_no_traceback(cli: Cli) -> None:
     """`clusterctl run … | head -1` ends quietly."""
     cli.script("many.py", "for n in range(20000): print('line', n)")
-    shell = "set -o pipefail; \"$@\" | head -n 1"
+    shell = 'set -o pipefail; "$@" | head -n 1'
     import subprocess
 
     done = subprocess.run(
@@ -434,8 +434,7 @@ def test_what_a_program_leaves_behind_is_ended(cli: Cli, cluster_id: str) -> Non
     """A child in a session of its own does not outlive its job."""
     cli.script(
         "leaves.py",
-        "import subprocess, sys\n"
-        "subprocess.Popen(['sleep', '300'], start_new_session=True)\n",
+        "import subprocess, sys\nsubprocess.Popen(['sleep', '300'], start_new_session=True)\n",
     )
     done = cli("run", "leaves.py")
     wait_for(lambda: not of_job(cluster_id, done.job), 10, "the children to be gone")

@@ -62,7 +62,11 @@ STAGED = [
 
 @pytest.mark.parametrize(
     ("where", "script"),
-    [(".", "tools/list.py"), ("sub dir", "../tools/list.py"), ("sub dir/deep", "../../tools/list.py")],
+    [
+        (".", "tools/list.py"),
+        ("sub dir", "../tools/list.py"),
+        ("sub dir/deep", "../../tools/list.py"),
+    ],
 )
 def test_a_git_work_tree_travels_by_gits_own_rules(
     cli: Cli, repo: Path, where: str, script: str
@@ -102,7 +106,7 @@ def test_a_plain_folder_travels_whole(cli: Cli) -> None:
 
 
 def test_staged_modes_and_contents_are_kept(cli: Cli) -> None:
-    helper = cli.script("proj/helper.sh", "#!/bin/sh\necho helped \"$1\"\n")
+    helper = cli.script("proj/helper.sh", '#!/bin/sh\necho helped "$1"\n')
     helper.chmod(0o755)
     (cli.folder / "proj" / "bytes").write_bytes(bytes(range(256)) * 100)
     cli.script(

@@ -73,6 +73,8 @@ def test_a_session_inherits_nothing_from_who_started_it(lab: Lab, tmp_path: Path
     assert "SigIgn:\t0000000000000000" in status
     ours = os.getsid(0)
     assert all(os.getsid(pid) not in (ours, 0) for pid in holders(lab).values())
+    folders = {os.readlink(f"/proc/{pid}/cwd") for pid in holders(lab).values()}
+    assert folders == {"/"}, "a folder that a daemon stands in cannot be unmounted"
 
 
 def test_only_the_clusters_keys_open_a_node(lab: Lab, tmp_path: Path) -> None:

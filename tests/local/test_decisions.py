@@ -139,7 +139,9 @@ def test_hosts_give_every_node_its_real_address() -> None:
         ["127.0.0.1", "localhost"],
         ["::1", "localhost", "ip6-localhost"],
         ["198.18.5.1", "launcher"],
+        ["::ffff:198.18.5.1", "launcher"],
         ["198.18.5.2", "worker-1"],
+        ["::ffff:198.18.5.2", "worker-1"],
     ]
 
 

@@ -162,6 +162,13 @@ def test_a_replaced_node_is_reached_at_once(lab: Lab) -> None:
     assert time.monotonic() - began < 0.9
 
 
+def test_a_cable_end_that_lingers_is_no_obstacle(lab: Lab) -> None:
+    """The kernel takes a dead switch's cables away when it finds the time."""
+    subprocess.run(["ip", "link", "add", lab.site.interface, "type", "dummy"], check=True)
+    lab.up(1)
+    assert lab.describe() == dict.fromkeys(lab.nodes, "running")
+
+
 def test_nodes_learn_of_newcomers(lab: Lab) -> None:
     lab.up(1)
     before = holders(lab)

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.transport.ssh import SshTransport
+from tests.transport.lab import Relay, Sshd
 
 pytestmark = pytest.mark.sshd
 
@@ -220,7 +221,7 @@ def test_file_that_shrinks(transport: SshTransport, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def full_disk(start_sshd: Callable[..., object]) -> Iterator[SshTransport]:
+def full_disk(start_sshd: Callable[..., Sshd]) -> Iterator[SshTransport]:
     """A node on which no file can be larger than 32 KiB."""
     limit = """trap "" XFSZ; ulimit -f 32; sh -c "$SSH_ORIGINAL_COMMAND" """
     with closing(start_sshd(extra=f"ForceCommand {limit}\n").transport()) as one:
@@ -263,7 +264,7 @@ def test_full_disk_here(transport: SshTransport, tmp_path: Path) -> None:
 
 
 def test_copy_over_a_connection_that_is_lost(
-    relayed: SshTransport, relay: object, tmp_path: Path
+    relayed: SshTransport, relay: Relay, tmp_path: Path
 ) -> None:
     source, there, here = (tmp_path / name for name in ("source", "there", "here"))
     with source.open("wb") as file:
@@ -284,7 +285,7 @@ def test_copy_over_a_connection_that_is_lost(
     assert os.listdir(there) == os.listdir(here) == []
 
 
-def test_copy_that_takes_too_long(relayed: SshTransport, relay: object, tmp_path: Path) -> None:
+def test_copy_that_takes_too_long(relayed: SshTransport, relay: Relay, tmp_path: Path) -> None:
     source = tmp_path / "source"
     with source.open("wb") as file:
         file.truncate(8 << 30)
@@ -311,7 +312,7 @@ with tarfile.open(fileobj=sys.stdout.buffer, mode="w|") as tar:
 
 
 @pytest.mark.parametrize("evil", ["../evil", "/tmp/clusterctl-test-evil"])
-def test_hostile_node(start_sshd: Callable[..., object], tmp_path: Path, evil: str) -> None:
+def test_hostile_node(start_sshd: Callable[..., Sshd], tmp_path: Path, evil: str) -> None:
     script = tmp_path / "hostile.py"
     script.write_text(HOSTILE)
     server = start_sshd(extra=f"ForceCommand {sys.executable} {script} {evil}\n")
@@ -324,7 +325,7 @@ def test_hostile_node(start_sshd: Callable[..., object], tmp_path: Path, evil: s
     assert not Path("/tmp/clusterctl-test-evil").exists()
 
 
-def test_hostile_link(start_sshd: Callable[..., object], tmp_path: Path) -> None:
+def test_hostile_link(start_sshd: Callable[..., Sshd], tmp_path: Path) -> None:
     """`out` is a link to the folder above, and then a folder."""
     script = tmp_path / "hostile.py"
     script.write_text(HOSTILE)
@@ -335,7 +336,7 @@ def test_hostile_link(start_sshd: Callable[..., object], tmp_path: Path) -> None
     assert os.listdir(tmp_path / "here/target/out") == ["evil"]
 
 
-def test_stream_that_is_cut_short(start_sshd: Callable[..., object], tmp_path: Path) -> None:
+def test_stream_that_is_cut_short(start_sshd: Callable[..., Sshd], tmp_path: Path) -> None:
     """The node says 5 bytes and sends 3; it says folder and sends no archive."""
     script = tmp_path / "short.py"
     for header, words in (("file -rw-r--r-- 5", "3 of 5 bytes"), ("folder", "archive is damaged")):

@@ -17,18 +17,19 @@ from clusterctl.errors import UsageError
 from clusterctl.model import Node, NodeResult
 from clusterctl.transport.fold import fold
 from clusterctl.transport.pool import Pool
+from tests.transport.lab import Sshd, make_node
 
 pytestmark = pytest.mark.sshd
 
 
 @pytest.fixture
-def nodes(sshd: object, node_at: Callable[..., Node]) -> list[Node]:
+def nodes(sshd: Sshd) -> list[Node]:
     """One server under six names: six connections."""
-    return [node_at(sshd.port, f"worker-{number}") for number in range(1, 7)]
+    return [make_node(sshd.port, f"worker-{number}") for number in range(1, 7)]
 
 
 @pytest.fixture
-def make_pool(sshd: object) -> Iterator[Callable[..., Pool]]:
+def make_pool(sshd: Sshd) -> Iterator[Callable[..., Pool]]:
     pools: list[Pool] = []
 
     def make(nodes: list[Node]) -> Pool:
@@ -48,7 +49,7 @@ def test_run_everywhere(make_pool: Callable[..., Pool], nodes: list[Node]) -> No
         links = [pool.transport(node.name)._alive() for node in nodes]
         assert all(result.ok for result in pool.connect(timeout=10))
         assert links == [pool.transport(node.name)._alive() for node in nodes]
-    assert not any(link.is_active() for link in links)
+    assert not any(link and link.is_active() for link in links)
 
 
 def test_a_command_and_an_input_for_each(make_pool: Callable[..., Pool], nodes: list[Node]) -> None:
@@ -67,10 +68,9 @@ def test_a_command_and_an_input_for_each(make_pool: Callable[..., Pool], nodes: 
 def test_one_node_that_hangs(
     make_pool: Callable[..., Pool],
     nodes: list[Node],
-    node_at: Callable[..., Node],
     peer: Callable[..., int],
 ) -> None:
-    others = {2: node_at(peer(), "worker-3"), 4: node_at(1, "worker-5")}
+    others = {2: make_node(peer(), "worker-3"), 4: make_node(1, "worker-5")}
     pool = make_pool([others.get(index, node) for index, node in enumerate(nodes)])
     finished: dict[str, float] = {}
     started = time.monotonic()
@@ -124,11 +124,11 @@ def test_a_bug_is_raised_when_all_have_ended(
     assert len(seen) == 6
 
 
-def test_via(make_pool: Callable[..., Pool], sshd: object, node_at: Callable[..., Node]) -> None:
+def test_via(make_pool: Callable[..., Pool], sshd: Sshd) -> None:
     nodes = [
-        node_at(sshd.port, "worker-1", via="inner"),
-        node_at(sshd.port, "inner", via="outer"),
-        node_at(sshd.port, "outer"),
+        make_node(sshd.port, "worker-1", via="inner"),
+        make_node(sshd.port, "inner", via="outer"),
+        make_node(sshd.port, "outer"),
     ]
     pool = make_pool(nodes)
     assert all(result.ok for result in pool.run("true", timeout=10))
@@ -137,8 +137,8 @@ def test_via(make_pool: Callable[..., Pool], sshd: object, node_at: Callable[...
 
 
 @pytest.mark.parametrize("via", ["worker-1", "nobody", "worker-2"])
-def test_bad_via(make_pool: Callable[..., Pool], node_at: Callable[..., Node], via: str) -> None:
-    nodes = [node_at(1, "worker-1", via=via), node_at(1, "worker-2", via="worker-1")]
+def test_bad_via(make_pool: Callable[..., Pool], via: str) -> None:
+    nodes = [make_node(1, "worker-1", via=via), make_node(1, "worker-2", via="worker-1")]
     with pytest.raises(UsageError, match="which is no other node"):
         make_pool(nodes)
 
@@ -161,9 +161,15 @@ with Pool(nodes, identity=Path(folder, "user"), known_hosts=Path(folder, "known_
 """
 
 
-def test_interrupt(sshd: object, peer: Callable[..., int], deaf: int) -> None:
+def test_interrupt(sshd: Sshd, peer: Callable[..., int], deaf: int) -> None:
     """Ctrl-C while a command runs on one node and others hang, in two ways."""
-    argv = [sys.executable, "-c", INTERRUPTED, sshd.folder, *map(str, (sshd.port, peer(), deaf))]
+    argv = [
+        sys.executable,
+        "-c",
+        INTERRUPTED,
+        str(sshd.folder),
+        *map(str, (sshd.port, peer(), deaf)),
+    ]
     process = subprocess.Popen(
         argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=Path(__file__).parents[2]
     )

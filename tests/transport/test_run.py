@@ -12,9 +12,9 @@ from contextlib import closing, contextmanager
 import pytest
 
 from clusterctl.errors import NodeUnreachable
-from clusterctl.model import Node
 from clusterctl.transport import session, wire
-from clusterctl.transport.ssh import SshTransport
+from clusterctl.transport.ssh import SshChannel, SshTransport
+from tests.transport.lab import Relay, Sshd, make_node
 
 pytestmark = pytest.mark.sshd
 
@@ -39,7 +39,7 @@ def test_the_shell_is_posix_whatever_the_login_shell(transport: SshTransport) ->
     assert transport.run("echo 'a\nb' \\\\ !", timeout=10).text == "a\nb \\ !\n"
 
 
-def test_no_delayed_acknowledgement(sshd: object) -> None:
+def test_no_delayed_acknowledgement(sshd: Sshd) -> None:
     """It costs at least 40 ms in a connection's first command, which takes about 3."""
     times = []
     for _ in range(5):
@@ -142,12 +142,15 @@ def test_more_than_sshd_allows_wait_for_their_turn(transport: SshTransport) -> N
     assert done == [True] * 25
 
 
-def test_sshd_that_allows_no_session(start_sshd: Callable[..., object]) -> None:
+def test_sshd_that_allows_no_session(
+    start_sshd: Callable[..., Sshd], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "PATIENCE", 0.05)
     with closing(start_sshd(extra="MaxSessions 0\n").transport()) as transport:
         assert "MaxSessions" in transport.run("true", timeout=10).error
 
 
-def test_connection_lost(relayed: SshTransport, relay: object) -> None:
+def test_connection_lost(relayed: SshTransport, relay: Relay) -> None:
     threading.Timer(0.3, relay.cut).start()
     with within(5):
         result = relayed.run("echo before; sleep 20", timeout=20)
@@ -157,14 +160,14 @@ def test_connection_lost(relayed: SshTransport, relay: object) -> None:
     assert relayed.run("echo again", timeout=10).text == "again\n"
 
 
-def test_connection_lost_while_sending(relayed: SshTransport, relay: object) -> None:
+def test_connection_lost_while_sending(relayed: SshTransport, relay: Relay) -> None:
     threading.Timer(0.3, relay.cut).start()
     with within(5):
         result = relayed.run("sleep 20", stdin=bytes(50_000_000), timeout=20)
     assert result.error == "the connection was lost"
 
 
-def test_network_that_swallows_packets(relayed: SshTransport, relay: object) -> None:
+def test_network_that_swallows_packets(relayed: SshTransport, relay: Relay) -> None:
     """The kernel takes no more of us, and all who want to send hang behind one lock."""
     relayed.connect(10)
     threading.Timer(0.2, relay.swallow).start()
@@ -184,7 +187,7 @@ def test_network_that_swallows_packets(relayed: SshTransport, relay: object) -> 
 
 
 def test_a_dead_peer_is_noticed(
-    relayed: SshTransport, relay: object, monkeypatch: pytest.MonkeyPatch
+    relayed: SshTransport, relay: Relay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wire, "KEEPALIVE", 0.2)
     monkeypatch.setattr(wire, "SILENCE", 0.6)
@@ -196,10 +199,8 @@ def test_a_dead_peer_is_noticed(
         assert relayed.run("sleep 20", timeout=20).error == "the connection was lost"
 
 
-def test_run_tells_why_it_cannot_connect(
-    sshd: object, node_at: Callable[..., Node], peer: Callable[..., int]
-) -> None:
-    with closing(sshd.transport(node=node_at(peer()))) as transport, within(3):
+def test_run_tells_why_it_cannot_connect(sshd: Sshd, peer: Callable[..., int]) -> None:
+    with closing(sshd.transport(node=make_node(peer()))) as transport, within(3):
         result = transport.run("true", timeout=0.4)
     assert result.exit_code is None
     assert "sshd does not answer" in result.error
@@ -214,10 +215,8 @@ def test_closing_ends_a_command(transport: SshTransport) -> None:
     assert transport.run("true", timeout=10).ok
 
 
-def test_closing_ends_an_attempt_to_connect(
-    sshd: object, node_at: Callable[..., Node], peer: Callable[..., int]
-) -> None:
-    transport = sshd.transport(node=node_at(peer()))
+def test_closing_ends_an_attempt_to_connect(sshd: Sshd, peer: Callable[..., int]) -> None:
+    transport = sshd.transport(node=make_node(peer()))
     threading.Timer(0.3, transport.close).start()
     with within(3), pytest.raises(NodeUnreachable):
         transport.connect(10)
@@ -234,7 +233,7 @@ def test_talking_with_a_command(transport: SshTransport) -> None:
     assert transport.run("true", timeout=10).ok
 
 
-def read_all(channel: object) -> bytes:
+def read_all(channel: SshChannel) -> bytes:
     data = b""
     while more := channel.receive(10):
         data += more
@@ -256,7 +255,7 @@ def test_channel_with_a_flood_of_errors(transport: SshTransport) -> None:
         assert read_all(channel) == b"end\n"
 
 
-def test_channel_of_a_lost_connection(relayed: SshTransport, relay: object) -> None:
+def test_channel_of_a_lost_connection(relayed: SshTransport, relay: Relay) -> None:
     with closing(relayed.open("echo hello; sleep 20")) as channel:
         assert channel.receive(10) == b"hello\n"
         threading.Timer(0.2, relay.cut).start()
@@ -271,11 +270,9 @@ def test_channel_whose_input_is_not_taken(transport: SshTransport) -> None:
         channel.send(bytes(20_000_000), 0.5)
 
 
-def test_open_raises_when_it_cannot_connect(
-    sshd: object, node_at: Callable[..., Node], peer: Callable[..., int]
-) -> None:
+def test_open_raises_when_it_cannot_connect(sshd: Sshd, peer: Callable[..., int]) -> None:
     with (
-        closing(sshd.transport(node=node_at(peer()))) as transport,
+        closing(sshd.transport(node=make_node(peer()))) as transport,
         pytest.raises(NodeUnreachable, match="sshd does not answer"),
     ):
         transport.open("true", timeout=0.4)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import NodeUnreachable, UsageError
-from clusterctl.model import Node
+from tests.transport.lab import Sshd, free_port, make_node, write_key
 
 pytestmark = pytest.mark.sshd
 
@@ -72,11 +72,10 @@ def agent_seen() -> Iterator[list[object]]:
 
 
 def test_our_nodes_see_nothing_of_the_users(
-    sshd: object,
+    sshd: Sshd,
     home: Path,
     agent_seen: list[object],
     monkeypatch: pytest.MonkeyPatch,
-    new_key: Callable[[Path], str],
 ) -> None:
     (home / ".ssh/config").write_text(GARBAGE)
     (home / ".ssh/id_ed25519").write_text("no key")
@@ -86,7 +85,7 @@ def test_our_nodes_see_nothing_of_the_users(
     monkeypatch.setenv("SSH_AUTH_SOCK", str(home / "agent"))
     with closing(sshd.transport()) as transport:
         assert transport.run("true", timeout=10).ok
-    new_key(home / "stranger")
+    write_key(home / "stranger")
     with (
         closing(sshd.transport(identity=home / "stranger")) as transport,
         pytest.raises(NodeUnreachable, match="refused user"),
@@ -95,13 +94,13 @@ def test_our_nodes_see_nothing_of_the_users(
     assert not agent_seen
 
 
-def test_ssh_config_is_honoured(sshd: object, home: Path, node_at: Callable[..., Node]) -> None:
+def test_ssh_config_is_honoured(sshd: Sshd, home: Path) -> None:
     (home / ".ssh/config").write_text(
         f"Host box\n  HostName 127.0.0.1\n  Port {sshd.port}\n  IdentityFile ~/.ssh/missing\n"
         f"  IdentityFile {sshd.identity}\n  ForwardAgent yes\n  ConnectTimeout 5\n"
     )
     shutil.copy(sshd.known_hosts, home / ".ssh/known_hosts")
-    node = node_at(0, address="box", user=node_at(1).user)
+    node = make_node(0, address="box", user=make_node(1).user)
     silent = home / "ours"
     with closing(
         sshd.transport(node=node, identity=None, known_hosts=silent, use_ssh_config=True)
@@ -110,12 +109,10 @@ def test_ssh_config_is_honoured(sshd: object, home: Path, node_at: Callable[...,
     assert not silent.exists()
 
 
-def test_our_known_hosts_overrule_the_users(
-    sshd: object, home: Path, node_at: Callable[..., Node], new_key: Callable[[Path], str]
-) -> None:
+def test_our_known_hosts_overrule_the_users(sshd: Sshd, home: Path) -> None:
     shutil.copy(sshd.known_hosts, home / ".ssh/known_hosts")
     ours = home / "ours"
-    ours.write_text(f"[127.0.0.1]:{sshd.port} {new_key(home / 'other')}\n")
+    ours.write_text(f"[127.0.0.1]:{sshd.port} {write_key(home / 'other')}\n")
     with (
         closing(sshd.transport(known_hosts=ours, use_ssh_config=True)) as transport,
         pytest.raises(NodeUnreachable, match="host key has changed"),
@@ -123,7 +120,7 @@ def test_our_known_hosts_overrule_the_users(
         transport.connect(10)
 
 
-def test_host_key_checks_cannot_be_switched_off(sshd: object, home: Path) -> None:
+def test_host_key_checks_cannot_be_switched_off(sshd: Sshd, home: Path) -> None:
     (home / ".ssh/config").write_text(
         "Host *\n  StrictHostKeyChecking no\n  UserKnownHostsFile /dev/null\n"
     )
@@ -136,12 +133,11 @@ def test_host_key_checks_cannot_be_switched_off(sshd: object, home: Path) -> Non
 
 @pytest.mark.parametrize("only", [False, True])
 def test_agent_and_default_keys(
-    sshd: object,
+    sshd: Sshd,
     home: Path,
     need: Callable[[str], str],
     only: bool,
     monkeypatch: pytest.MonkeyPatch,
-    new_key: Callable[[Path], str],
 ) -> None:
     """The key that ssh_config names comes first, though the agent is full of others."""
     sock = str(home / "real-agent")
@@ -152,7 +148,7 @@ def test_agent_and_default_keys(
         monkeypatch.setenv("SSH_AUTH_SOCK", sock)
         keys = [home / f"other-{i}" for i in range(8)]
         for key in keys:
-            new_key(key)
+            write_key(key)
         subprocess.run([need("ssh-add"), "-q", *keys, sshd.identity], check=True)
         public = home / ".ssh/box"
         public.write_text("locked away: the agent has it\n")
@@ -167,13 +163,13 @@ def test_agent_and_default_keys(
         agent.wait()
 
 
-def test_default_key(sshd: object, home: Path) -> None:
+def test_default_key(sshd: Sshd, home: Path) -> None:
     shutil.copy(sshd.identity, home / ".ssh/id_ed25519")
     with closing(sshd.transport(identity=None, use_ssh_config=True)) as transport:
         transport.connect(10)
 
 
-def test_bad_ssh_config(sshd: object, home: Path) -> None:
+def test_bad_ssh_config(sshd: Sshd, home: Path) -> None:
     (home / ".ssh/config").write_text("this-is-no-line\n")
     with closing(sshd.transport(use_ssh_config=True)) as transport:
         with pytest.raises(UsageError, match="ssh_config cannot be read"):
@@ -181,9 +177,7 @@ def test_bad_ssh_config(sshd: object, home: Path) -> None:
         assert "ssh_config cannot be read" in transport.run("true", timeout=10).error
 
 
-def test_proxy_jump(
-    sshd: object, start_sshd: Callable[..., object], home: Path, node_at: Callable[..., Node]
-) -> None:
+def test_proxy_jump(sshd: Sshd, start_sshd: Callable[..., Sshd], home: Path) -> None:
     first, second = start_sshd("first"), start_sshd("second")
     (home / ".ssh/config").write_text(
         f"Host *\n  ProxyJump first,second\n"
@@ -194,7 +188,7 @@ def test_proxy_jump(
     )
     known = [server.known_hosts.read_text() for server in (first, second, sshd)]
     (home / ".ssh/known_hosts").write_text("".join(known))
-    node = node_at(0, address="box")
+    node = make_node(0, address="box")
     arguments = {"node": node, "identity": None, "use_ssh_config": True}
     with closing(sshd.transport(**arguments, known_hosts=home / "none")) as transport:
         assert transport.run("true", timeout=10).ok
@@ -210,19 +204,17 @@ def test_proxy_jump(
         transport.connect(10)
 
 
-def test_jump_hosts_in_a_circle(sshd: object, home: Path, node_at: Callable[..., Node]) -> None:
+def test_jump_hosts_in_a_circle(sshd: Sshd, home: Path) -> None:
     (home / ".ssh/config").write_text("Host a\n  ProxyJump b\nHost b\n  ProxyJump a\n")
-    transport = sshd.transport(node=node_at(0, address="a"), use_ssh_config=True)
+    transport = sshd.transport(node=make_node(0, address="a"), use_ssh_config=True)
     with closing(transport), pytest.raises(NodeUnreachable, match="in a circle"):
         transport.connect(10)
 
 
-def test_gateway(
-    sshd: object, start_sshd: Callable[..., object], node_at: Callable[..., Node], tmp_path: Path
-) -> None:
+def test_gateway(sshd: Sshd, start_sshd: Callable[..., Sshd], tmp_path: Path) -> None:
     gate = start_sshd("gate")
     with (
-        closing(gate.transport(node=node_at(gate.port, "bastion"))) as gateway,
+        closing(gate.transport(node=make_node(gate.port, "bastion"))) as gateway,
         closing(sshd.transport(gateway=gateway)) as transport,
     ):
         assert transport.run("cat", stdin=b"x" * 3_000_000, timeout=10).stdout == b"x" * 3_000_000
@@ -241,15 +233,13 @@ def test_gateway(
 
 
 def test_gateway_that_fails_is_named(
-    sshd: object,
-    start_sshd: Callable[..., object],
-    node_at: Callable[..., Node],
+    sshd: Sshd,
+    start_sshd: Callable[..., Sshd],
     peer: Callable[..., int],
 ) -> None:
     gate = start_sshd("gate", "AllowTcpForwarding no\n")
     closed = start_sshd("closed")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        free = server.getsockname()[1]
+    free = free_port()
     silent = peer()
     for port, server, target, words in (
         (free, gate, sshd.port, "gateway bastion: nothing listens on port"),
@@ -257,8 +247,8 @@ def test_gateway_that_fails_is_named(
         (closed.port, closed, free, f"gateway bastion: it gets no connection to 127.0.0.1:{free}"),
         (closed.port, closed, silent, "the port is open but sshd does not answer"),
     ):
-        gateway = server.transport(node=node_at(port, "bastion"))
-        transport = sshd.transport(node=node_at(target), gateway=gateway)
+        gateway = server.transport(node=make_node(port, "bastion"))
+        transport = sshd.transport(node=make_node(target), gateway=gateway)
         with closing(gateway), closing(transport):
             with pytest.raises(NodeUnreachable) as caught:
                 transport.connect(1)
@@ -266,7 +256,7 @@ def test_gateway_that_fails_is_named(
             assert caught.value.message.startswith("worker-1 (127.0.0.1:")
 
 
-def test_proxy_command(sshd: object, home: Path, node_at: Callable[..., Node]) -> None:
+def test_proxy_command(sshd: Sshd, home: Path) -> None:
     (home / "relay.py").write_text(RELAY)
     (home / ".ssh/config").write_text(
         f"Host *\n  ProxyCommand {sys.executable} {home}/relay.py %h %p\n"
@@ -275,7 +265,7 @@ def test_proxy_command(sshd: object, home: Path, node_at: Callable[..., Node]) -
         assert transport.run("cat", stdin=b"x" * 500_000, timeout=10).stdout == b"x" * 500_000
 
 
-def test_proxy_command_that_ends(sshd: object, home: Path) -> None:
+def test_proxy_command_that_ends(sshd: Sshd, home: Path) -> None:
     (home / ".ssh/config").write_text("Host *\n  ProxyCommand exit 1\n")
     started = time.monotonic()
     with (

@@ -81,7 +81,9 @@ def test_garbage_is_no_exception(text: str) -> None:
 
 
 def test_an_answer_that_means_nothing_leaves_the_default() -> None:
-    text = "".join(f"@@fact {name}\n?\n" for name in ("cores", "interfaces", "amd", "python", "mpi"))
+    text = "".join(
+        f"@@fact {name}\n?\n" for name in ("cores", "interfaces", "amd", "python", "mpi")
+    )
     assert facts.parse(text) == NodeFacts()
 
 
@@ -118,7 +120,7 @@ def test_mpich_is_recognised_from_what_it_really_prints(need: Any, tmp_path: Pat
     """It says its version on its second line. Unseen, people are told that there is no mpirun."""
     folder = tmp_path / "mpich" / "bin"
     fake(folder, "mpirun", HYDRA)
-    for tool in ("head", "sed", "grep", "awk", "tail"):
+    for tool in ("cat", "head", "sed", "grep", "awk", "tail"):
         (folder / tool).symlink_to(need(tool))
     found = ask("mpi", folder, system="").mpi
     assert found is not None

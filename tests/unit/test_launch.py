@@ -127,7 +127,7 @@ def test_threads_fit_on_the_cores_that_a_rank_is_bound_to(path: Path) -> None:
 
 def test_ranks_find_their_own_root(tmp_path: Path) -> None:
     """Where roots differ, a line of sh picks the folder by rank; weird roots included."""
-    roots = [str(tmp_path / "a b"), str(tmp_path / "it's $HOME; \"x\"\n")]
+    roots = [str(tmp_path / "a b"), str(tmp_path / 'it\'s $HOME; "x"\n')]
     for index, root in enumerate(roots):
         folder = Path(root) / "jobs" / "7"
         folder.mkdir(parents=True)
@@ -226,7 +226,7 @@ def test_program(changes: dict[str, Any], argv: list[str], launcher: str) -> Non
     plan = launch.load(launcher).plan(
         request(what=spec(program=program(*weird, **changes), launcher=launcher))
     )
-    assert plan.programs == {name: (*argv, *weird) for name in ("worker-1", "worker-2")}
+    assert plan.programs == dict.fromkeys(("worker-1", "worker-2"), (*argv, *weird))
 
 
 def test_torchrun_without_torch() -> None:
@@ -252,7 +252,8 @@ def test_no_such_launcher() -> None:
 
 def test_a_network_is_needed() -> None:
     where = cluster(
-        node("launcher", "10.0.0.10"), node("worker-1", "10.0.0.11", interfaces=["eth0 10.9.9.9/24"])
+        node("launcher", "10.0.0.10"),
+        node("worker-1", "10.0.0.11", interfaces=["eth0 10.9.9.9/24"]),
     )
     with pytest.raises(ClusterctlError, match="no network"):
         launch.load("mpirun").plan(request(where))
@@ -284,7 +285,7 @@ def really(plan: LaunchPlan, path: str, folder: Path) -> subprocess.CompletedPro
     agent = folder / "clusterctl-ssh"
     agent.write_text('#!/bin/sh\nshift\nexec /bin/sh -c "$*"\n')
     agent.chmod(0o755)
-    script = "test -n \"$MASTER_PORT\" && echo rank $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE"
+    script = 'test -n "$MASTER_PORT" && echo rank $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE'
     words = list(plan.argv[: plan.argv.index("/bin/sh")])
     words[0] = path
     words[words.index("--hostfile") + 1] = str(folder / "hostfile")
@@ -326,6 +327,8 @@ def test_the_real_mpirun_takes_every_flag(
         "mpi_prefix": prefix,
         "user": "root" if os.geteuid() == 0 else "ubuntu",
         "root": str(tmp_path),
+        "cores": os.cpu_count(),
+        "physical_cores": os.cpu_count(),
     }
     nodes = [node("launcher", **changes), node("worker-1", **changes)]
     if not one_host:

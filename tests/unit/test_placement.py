@@ -96,7 +96,9 @@ def test_the_hint_of_what_does_not_fit_can_be_followed() -> None:
 
 
 def test_local_nodes_share_a_machine_and_may_be_oversubscribed() -> None:
-    where = cluster(LAUNCHER, node(slots=1), node("worker-2", "10.0.0.12", slots=1), provider="local")
+    where = cluster(
+        LAUNCHER, node(slots=1), node("worker-2", "10.0.0.12", slots=1), provider="local"
+    )
     placement = place(where, spec(ranks=8))
     assert [item.count for item in placement] == [4, 4]
     assert oversubscribed(where, placement)

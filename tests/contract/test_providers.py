@@ -1,0 +1,207 @@
+"""What every provider promises, run against the real one.
+
+One row per provider and mode in MODES; a provider that is not there runs once, with no mode and no
+marker.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl import keys, providers
+from clusterctl.errors import ClusterctlError, UsageError
+from clusterctl.model import Cluster, ClusterSpec, NodeGroup, Phase, Role
+from clusterctl.providers import Created
+from clusterctl.transport.ssh import SshTransport
+
+MODES: dict[str, list[Any]] = {
+    "local": [
+        pytest.param(("local", "namespaces"), marks=pytest.mark.netns, id="local-namespaces"),
+        pytest.param(("local", "loopback"), marks=pytest.mark.sshd, id="local-loopback"),
+    ],
+    "docker": [pytest.param(("docker", ""), marks=pytest.mark.docker, id="docker")],
+    "ec2": [pytest.param(("ec2", ""), marks=[pytest.mark.terraform, pytest.mark.slow], id="ec2")],
+}
+ROWS = [
+    row
+    for name in providers.PROVIDERS
+    for row in MODES.get(name, [pytest.param((name, ""), id=name)])
+]
+
+
+@dataclass
+class Machines:
+    """One cluster of a provider, driven as `up` and `down` drive it."""
+
+    provider: str
+    folder: Path
+    mode: str
+    id: str = field(default_factory=lambda: f"contract-{uuid.uuid4().hex[:8]}")
+    said: list[str] = field(default_factory=list)
+
+    def cluster(self, workers: int) -> Cluster:
+        spec = ClusterSpec(
+            name="contract", provider=self.provider, groups=(NodeGroup(count=workers),)
+        )
+        return Cluster(id=self.id, spec=spec, phase=Phase.CREATING, created=1.0, mode=self.mode)
+
+    def create(self, workers: int) -> tuple[Cluster, Created]:
+        where = self.cluster(workers)
+        made = providers.load(self.provider).create(where, self.folder, self.said.append)
+        return replace(where, nodes=made.nodes), made
+
+    def describe(self, where: Cluster) -> dict[str, str]:
+        return providers.load(self.provider).describe(where, self.folder)
+
+    def destroy(self, where: Cluster) -> None:
+        providers.load(self.provider).destroy(where, self.folder, self.said.append)
+
+    def transport(self, where: Cluster, made: Created, name: str) -> SshTransport:
+        """As the pool connects: the cluster's key alone, and the host keys that `create` told."""
+        node = where.node(name)
+        known = self.folder / "ssh" / "known_hosts"
+        endpoint = f"[{node.address}]:{node.ssh_port}" if node.ssh_port != 22 else node.address
+        known.write_text(f"{endpoint} {made.host_keys[name]}\n")
+        gateway = self.transport(where, made, node.via) if node.via else None
+        return SshTransport(
+            node, identity=self.folder / "ssh" / "user", known_hosts=known, gateway=gateway
+        )
+
+    def hostname(self, where: Cluster, made: Created, name: str) -> str:
+        transport = self.transport(where, made, name)
+        try:
+            result = transport.run("uname -n; id -un; umask", timeout=20)
+        finally:
+            transport.close()
+        assert result.ok, result
+        return result.text.split()[0]
+
+
+@pytest.fixture(params=ROWS)
+def machines(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Machines]:
+    provider, mode = request.param
+    folder = tmp_path / "clusters" / "contract"
+    keys.ensure(folder / "ssh" / "user")
+    keys.ensure(folder / "ssh" / "mesh")
+    made = Machines(provider, folder, mode)
+    yield made
+    made.destroy(made.cluster(1))
+
+
+def test_plan_says_what_create_will_do(machines: Machines) -> None:
+    provider = providers.load(machines.provider)
+    plan = provider.plan(machines.cluster(2).spec)
+    assert plan == provider.plan(machines.cluster(2).spec)
+    assert plan.mode
+    assert plan.lines
+    assert all(line and "\n" not in line for line in plan.lines)
+    assert machines.said == []
+
+
+def test_from_nothing_to_nothing(machines: Machines) -> None:
+    where, made = machines.create(2)
+    assert [node.role for node in made.nodes].count(Role.WORKER) == 2
+    assert [node.name for node in made.nodes if node.role is not Role.WORKER] == ["launcher"]
+    assert set(made.host_keys) == {node.name for node in made.nodes}
+    endpoints = {(node.address, node.ssh_port) for node in made.nodes if not node.via}
+    assert len(endpoints) == len([node for node in made.nodes if not node.via])
+    for node in made.nodes:
+        assert made.host_keys[node.name].split()[0].startswith(("ssh-", "ecdsa-"))
+        assert node.slots >= 1
+        assert node.root.startswith("/")
+        assert machines.hostname(where, made, node.name)
+    assert machines.describe(where) == {node.name: "running" for node in made.nodes}
+    assert all("\n" not in line for line in machines.said)
+
+    machines.destroy(where)
+    assert set(machines.describe(where).values()) & {"running"} == set()
+    for node in made.nodes:
+        result = machines.transport(where, made, node.name).run("true", timeout=3)
+        assert result.exit_code is None, node.name
+    machines.destroy(where)
+
+
+def test_create_again_changes_nothing(machines: Machines) -> None:
+    where, made = machines.create(2)
+    again, remade = machines.create(2)
+    assert remade == made
+    assert again == where
+    assert set(machines.describe(where).values()) == {"running"}
+
+
+def test_create_converges_to_the_number_wanted(machines: Machines) -> None:
+    _, first = machines.create(1)
+    where, grown = machines.create(3)
+    assert {node.name for node in grown.nodes} - {node.name for node in first.nodes} == {
+        "worker-2",
+        "worker-3",
+    }
+    assert {name: grown.host_keys[name] for name in first.host_keys} == first.host_keys
+    assert machines.hostname(where, grown, "worker-3")
+    where, shrunk = machines.create(1)
+    assert {node.name for node in shrunk.nodes} == {node.name for node in first.nodes}
+    assert machines.describe(where) == {node.name: "running" for node in shrunk.nodes}
+
+
+def test_nodes_keep_what_is_written_to_their_root(machines: Machines) -> None:
+    where, made = machines.create(1)
+    for command in ("mkdir -p {root} && echo kept >{root}/mark", "cat {root}/mark"):
+        transport = machines.transport(where, made, "worker-1")
+        result = transport.run(command.format(root=where.node("worker-1").root), timeout=20)
+        transport.close()
+        assert result.ok, result
+        machines.create(1)
+    assert result.text == "kept\n"
+
+
+def test_destroying_the_unknown_is_nothing(machines: Machines) -> None:
+    machines.destroy(machines.cluster(2))
+    machines.destroy(machines.cluster(2))
+
+
+def test_describing_the_unknown_says_what_is_wrong(machines: Machines) -> None:
+    answer = machines.describe(machines.cluster(1))
+    assert all(text and text != "running" for text in answer.values())
+
+
+def test_an_impossible_wish_is_refused_before_anything_is_made(machines: Machines) -> None:
+    provider = providers.load(machines.provider)
+    with pytest.raises(ClusterctlError) as caught:
+        provider.plan(machines.cluster(10**6).spec)
+    assert caught.value.exit_code in (2, 3)
+    assert caught.value.hint
+
+
+def test_the_clusters_key_is_the_only_one_that_opens(machines: Machines, tmp_path: Path) -> None:
+    where, made = machines.create(1)
+    keys.ensure(tmp_path / "stranger")
+    transport = machines.transport(where, made, "worker-1")
+    transport.close()
+    stranger = SshTransport(
+        where.node("worker-1"),
+        identity=tmp_path / "stranger",
+        known_hosts=machines.folder / "ssh" / "known_hosts",
+    )
+    result = stranger.run("true", timeout=20)
+    stranger.close()
+    assert result.exit_code is None
+    assert result.error
+
+
+@pytest.mark.parametrize("name", providers.PROVIDERS)
+def test_every_row_can_be_loaded(name: str) -> None:
+    provider = providers.load(name)
+    for verb in ("plan", "create", "describe", "destroy"):
+        assert callable(getattr(provider, verb))
+
+
+def test_an_unknown_provider_is_named() -> None:
+    with pytest.raises(UsageError, match="locla") as caught:
+        providers.load("locla")
+    assert "local" in caught.value.hint

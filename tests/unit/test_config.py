@@ -1,0 +1,149 @@
+"""Settings: project over user, variables over files, flags over variables."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from clusterctl import config
+from clusterctl.errors import UsageError
+from clusterctl.state import Home, Store
+from tests.unit.making import cluster
+
+PLAIN, FLAG = config.Option(), config.Option(flag=True)
+VERBS = {
+    "up": {"workers": PLAIN, "provider": PLAIN, "json": FLAG},
+    "run": {
+        "backend": PLAIN,
+        "ranks": PLAIN,
+        "cluster": PLAIN,
+        "env": config.Option(many=True),
+        "dry_run": FLAG,
+        "json": FLAG,
+    },
+    "status": {"cluster": PLAIN, "json": FLAG},
+}
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "project"
+    (folder / "deep" / "er").mkdir(parents=True)
+    monkeypatch.chdir(folder / "deep" / "er")
+    return folder
+
+
+def user_file() -> Path:
+    path = Path(os.environ["HOME"]) / ".config" / "clusterctl" / "clusterctl.toml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def test_nothing(project: Path) -> None:
+    assert config.files() == ()
+    assert config.defaults(VERBS) == {}
+
+
+def test_keys_and_tables(project: Path) -> None:
+    (project / "clusterctl.toml").write_text(
+        'cluster = "lab"\njson = true\n[run]\nbackend = "mpi"\ncluster = "other"\n'
+    )
+    assert config.defaults(VERBS) == {
+        "up": {"json": True},
+        "run": {"cluster": "other", "json": True, "backend": "mpi"},
+        "status": {"cluster": "lab", "json": True},
+    }
+
+
+def test_project_over_user(project: Path) -> None:
+    user_file().write_text('cluster = "mine"\n[run]\nbackend = "gloo"\nranks = 2\n')
+    (project / "clusterctl.toml").write_text('[run]\nbackend = "mpi"\n')
+    assert config.files() == (user_file(), project / "clusterctl.toml")
+    found = config.defaults(VERBS)["run"]
+    assert found == {"cluster": "mine", "backend": "mpi", "ranks": "2"}
+
+
+def test_the_nearest_project_file(project: Path) -> None:
+    (project / "clusterctl.toml").write_text('cluster = "far"\n')
+    (project / "deep" / "clusterctl.toml").write_text('cluster = "near"\n')
+    assert config.files() == (project / "deep" / "clusterctl.toml",)
+
+
+def test_xdg(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = project / "xdg" / "clusterctl" / "clusterctl.toml"
+    path.parent.mkdir(parents=True)
+    path.write_text("")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(project / "xdg"))
+    assert config.files() == (path,)
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "hint"),
+    [
+        ('clutser = "x"', ["clutser"], "cluster"),
+        ('[rnu]\nbackend = "mpi"', ["rnu"], "run"),
+        ('[run]\nbakend = "mpi"', ["run.bakend"], "run.backend"),
+        ("[run]\ndry-run = true", ["run.dry-run"], "run.dry_run"),
+        ('zzz = "x"', ["zzz"], "known: "),
+        ("[run]\nbackend = mpi", ["not valid TOML", "line 2"], "correct"),
+        ("[run", ["not valid TOML"], "correct"),
+        ("\udcff", ["not valid TOML"], "correct"),
+    ],
+)
+def test_mistakes_name_the_file(project: Path, text: str, words: list[str], hint: str) -> None:
+    path = project / "clusterctl.toml"
+    path.write_bytes(os.fsencode(text))
+    with pytest.raises(UsageError) as caught:
+        config.defaults(VERBS)
+    assert str(path) in caught.value.message
+    assert all(word in caught.value.message for word in words), caught.value.message
+    assert hint in caught.value.hint
+
+
+def test_a_vanished_folder_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert config.files() == ()
+
+
+@pytest.mark.parametrize(
+    ("file", "variable", "flag", "expected"),
+    [
+        ("", "", "", None),
+        ("gloo", "", "", "gloo"),
+        ("gloo", "mpi", "", "mpi"),
+        ("gloo", "mpi", "nccl", "nccl"),
+        ("gloo", "", "nccl", "nccl"),
+        ("", "mpi", "", "mpi"),
+    ],
+)
+def test_variables_over_files_and_flags_over_variables(
+    file: str, variable: str, flag: str, expected: str | None, project: Path
+) -> None:
+    state = Path(os.environ["CLUSTERCTL_HOME"])
+    Store(Home(state)).save(cluster())
+    (project / "train.py").touch()
+    if file:
+        (project / "clusterctl.toml").write_text(f'[run]\nbackend = "{file}"\n')
+    environment = dict(os.environ)
+    if variable:
+        environment["CLUSTERCTL_RUN_BACKEND"] = variable
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "clusterctl", "run", "--dry-run", "--json"),
+            *(["--backend", flag] if flag else []),
+            "../../train.py",
+        ],
+        capture_output=True,
+        text=True,
+        env={**environment, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["env"].get("CLUSTERCTL_BACKEND") == expected

@@ -1,0 +1,188 @@
+"""Our own supervisor's state file, and the command lines around it."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from typing import Any
+
+import pytest
+
+from clusterctl.model import Job, JobState, RankFailure
+from clusterctl.schedulers import direct
+from clusterctl.schedulers.direct import Direct, command_line
+from tests.unit.making import job
+
+FAILED = "ended 30.5 state=failed code=3 mpirun=1 rank=1 node=worker-2 started=2 survivors=w:0,"
+
+
+def states(*lines: str) -> Job:
+    return Direct().parse_status(job(), "".join(f"{line}\n" for line in lines))
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ([], {"state": JobState.QUEUED}),
+        (["queued 10.0 "], {"state": JobState.QUEUED}),
+        (["running 12.5 1"], {"state": JobState.RUNNING, "started": 12.5, "attempt": 1}),
+        (["queued 10 ", "running 12.5 1"], {"state": JobState.RUNNING, "started": 12.5}),
+        (
+            ["running 12 1", "retrying 20 1 3 1 worker-2 3", "running 21 2"],
+            {"state": JobState.RUNNING, "started": 12.0, "attempt": 2, "failure": None},
+        ),
+        (
+            ["running 12 1", "ended 30.5 state=succeeded code=0"],
+            {
+                "state": JobState.SUCCEEDED,
+                "started": 12.0,
+                "finished": 30.5,
+                "program_exit_code": 0,
+                "failure": None,
+            },
+        ),
+        (
+            ["running 12 1", "ended 30 state=succeeded code=0", "swept 31 survivors=a:0,b:2,c:?,"],
+            {"state": JobState.SUCCEEDED, "survivors": {"a": 0, "b": 2, "c": -1}},
+        ),
+        (
+            ["running 12 1", FAILED],
+            {
+                "state": JobState.FAILED,
+                "program_exit_code": 3,
+                "failure": RankFailure(rank=1, node="worker-2", exit_code=3),
+                "survivors": {"w": 0},
+                "reason": "",
+            },
+        ),
+        (
+            ["running 12 1", "ended 30 state=failed code=213 rank= node= started=0 survivors=w:0,"],
+            {
+                "state": JobState.FAILED,
+                "program_exit_code": None,
+                "failure": None,
+                "reason": "no rank was started",
+            },
+        ),
+        (
+            ["running 12 1", "ended 30 state=cancelled started=2 survivors=w:0,"],
+            {"state": JobState.CANCELLED, "program_exit_code": None, "reason": ""},
+        ),
+        (["queued 10 ", "ended 11 state=cancelled started=0"], {"state": JobState.CANCELLED}),
+        (["running 12 1", "ended 30 state=timeout started=2"], {"state": JobState.TIMEOUT}),
+        (["running 12 1", "dead 0"], {"state": JobState.LOST}),
+        (["dead 0"], {"state": JobState.LOST}),
+        # Who holds the lock no longer matters once the end is written.
+        (["running 12 1", FAILED, "dead 0"], {"state": JobState.FAILED, "finished": 30.5}),
+        (["running 12 1", FAILED, "running 40 2"], {"state": JobState.FAILED, "attempt": 1}),
+        # What later versions may say.
+        (["running 12 1", "paused 13 for=lunch"], {"state": JobState.RUNNING}),
+        (["running 12 1 more words"], {"state": JobState.RUNNING, "attempt": 1}),
+        (["running 12"], {"state": JobState.RUNNING, "attempt": 1}),
+    ],
+)
+def test_state_file(lines: list[str], expected: dict[str, Any]) -> None:
+    found = states(*lines)
+    assert {name: getattr(found, name) for name in expected} == expected
+
+
+def test_reading_again_changes_nothing() -> None:
+    text = "queued 10 \nrunning 12 1\nretrying 20 1 3 1 w 3\nrunning 21 2\n" + FAILED + "\n"
+    once = Direct().parse_status(job(), text)
+    assert Direct().parse_status(once, text) == once
+    # Line by line, as it is followed, or all at once, as it is asked for.
+    step = job()
+    for line in text.splitlines():
+        step = direct.apply(step, line)
+    assert step == once
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        " ",
+        "\0\0\0",
+        "run",
+        "running",
+        "running soon",
+        "running 12 first",
+        "running 12.5.1 1",
+        "ended",
+        "ended never state=failed code=1",
+        "ended 30 state=exploded code=1",
+        "ended 30 state=fai",
+        "ended 30 state=failed code=",
+        "ended 30 state=failed code=x started=2",
+        "ended 30 state=failed code=3 rank=1",
+        "ended 30 state=failed code=3 rank=1 node=worker-2 started=",
+        "ended 30 state=failed code=3 rank=one node=worker-2 started=2",
+        "ended 30 state=failed code=3 rank= node= started=2 survivors=worker-1",
+        "ended 30 state=failed code=3 rank= node= started=2 survivors=worker-1:many,",
+        "swept 31 survivors=worker-1",
+        "swept 31 survivors=a:b:c",
+        "swept",
+        "cat: state: No such file or directory",
+        "\N{SNOWMAN} 1 2",
+    ],
+    ids=ascii,
+)
+def test_a_damaged_line_is_no_exception(line: str) -> None:
+    """A full disk on the launcher cuts lines anywhere; what is known by then stays known."""
+    found = states("running 12 1", line)
+    assert found.started == 12.0
+    assert found.id == 7
+
+
+def test_whatever_is_cut_off_is_no_exception() -> None:
+    text = f"queued 10 \nrunning 12 1\n{FAILED}\nswept 31 survivors=worker-1:0,worker-2:?,\n"
+    for length in range(len(text)):
+        Direct().parse_status(job(), text[:length])
+
+
+WEIRD = [
+    "a b",
+    "it's",
+    '"',
+    "$HOME",
+    "`id`",
+    "$(id)",
+    "a\nb",
+    "",
+    "*",
+    "-x",
+    "~",
+    "#",
+    "\\",
+    "ü",
+    ";",
+]
+
+
+def test_command_line_keeps_words() -> None:
+    line = command_line(("printf", "%s\\0", *WEIRD))
+    done = subprocess.run(["/bin/sh", "-c", line], capture_output=True, check=True)
+    assert done.stdout.decode().split("\0")[:-1] == WEIRD
+
+
+def test_command_line_fills_in_late_variables_alone() -> None:
+    words = ("MASTER_PORT=$MASTER_PORT", "CLUSTERCTL_ATTEMPT=$CLUSTERCTL_ATTEMPT", "HOME=$HOME")
+    line = command_line(("printf", "%s\\0", *words, "MASTER_PORT=$MASTER_PORT; id"))
+    done = subprocess.run(
+        ["/bin/sh", "-c", line],
+        capture_output=True,
+        env={"MASTER_PORT": "1 2; exit", "CLUSTERCTL_ATTEMPT": "3", "HOME": "/"},
+        check=True,
+    )
+    assert done.stdout.decode().split("\0")[:-1] == [
+        "MASTER_PORT=1 2; exit",
+        "CLUSTERCTL_ATTEMPT=3",
+        "HOME=$HOME",
+        "MASTER_PORT=$MASTER_PORT; id",
+    ]
+
+
+def test_submit_says_the_first_state() -> None:
+    scheduler = Direct()
+    assert scheduler.parse_submit("running 12.5 1\n") == "running"
+    assert shlex.join(scheduler.submit_argv(job())).startswith("/bin/sh -c ")

@@ -1,0 +1,178 @@
+"""From SCRIPT and ARGS to what every rank runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import LaunchError, UsageError
+from clusterctl.jobs.program import check, resolve, resolve_module
+from clusterctl.model import ProgramKind, Python
+from tests.unit.making import cluster, node, program
+
+BUNDLED = "multinode_ddp_mpi.py"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "here"
+    (folder / "pkg" / "sub").mkdir(parents=True)
+    for name in ("train.py", "hello.c", "sim.cpp", "tool", "notes.txt", "a b.py"):
+        (folder / name).touch()
+    (folder / "tool").chmod(0o755)
+    for name in ("__init__.py", "train.py", "sub/__main__.py"):
+        (folder / "pkg" / name).touch()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("script", "kind", "target", "source"),
+    [
+        ("train.py", ProgramKind.PYTHON, "train.py", ""),
+        ("./train.py", ProgramKind.PYTHON, "train.py", ""),
+        ("pkg/train.py", ProgramKind.PYTHON, "train.py", ""),
+        ("a b.py", ProgramKind.PYTHON, "a b.py", ""),
+        ("hello.c", ProgramKind.SOURCE, "./hello", "hello.c"),
+        ("sim.cpp", ProgramKind.SOURCE, "./sim", "sim.cpp"),
+        ("tool", ProgramKind.BINARY, "./tool", ""),
+        ("./tool", ProgramKind.BINARY, "./tool", ""),
+    ],
+)
+def test_kinds(script: str, kind: ProgramKind, target: str, source: str, here: Path) -> None:
+    args = ("--flag", "a b", "")
+    for path in (script, str(here / script)):
+        found = resolve(path, args)
+        assert (found.program.kind, found.program.args) == (kind, args)
+        assert (found.program.target, found.program.source) == (target, source)
+        # The target is where it will be on the node, seen from the working directory.
+        tree = found.tree
+        named = source or target
+        assert (tree.root / found.program.folder / named).resolve() == (here / script).resolve()
+        assert not found.program.bundled
+
+
+def test_bundled(here: Path) -> None:
+    found = resolve(BUNDLED, ("5",))
+    assert found.program.bundled
+    assert found.program.target == BUNDLED
+    assert BUNDLED in {Path(name).name for name in found.tree.files}
+
+
+def test_a_file_here_wins_over_a_bundled_one(here: Path) -> None:
+    (here / BUNDLED).touch()
+    found = resolve(BUNDLED, ())
+    assert not found.program.bundled
+    assert found.tree.root == here.resolve()
+
+
+def test_ranks_start_where_the_user_stands(
+    here: Path, need: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subprocess.run([need("git"), "init", "-q"], check=True)
+    found = resolve("pkg/train.py", ())
+    assert (found.program.folder, found.program.target) == (".", "pkg/train.py")
+    monkeypatch.chdir(here / "pkg" / "sub")
+    found = resolve("../train.py", ())
+    assert (found.program.folder, found.program.target) == ("pkg/sub", "../train.py")
+    monkeypatch.chdir("/")
+    found = resolve(str(here / "pkg" / "train.py"), ())
+    assert (found.program.folder, found.program.target) == ("pkg", "train.py")
+
+
+def test_a_link_to_a_script_inside(here: Path) -> None:
+    (here / "link.py").symlink_to("pkg/train.py")
+    (here / "pkg" / "train.py").write_text("print()")
+    found = resolve("link.py", (), chosen=here)
+    assert (here / found.program.folder / found.program.target).samefile(here / "pkg/train.py")
+
+
+def test_a_link_to_a_script_outside(here: Path, tmp_path: Path) -> None:
+    (tmp_path / "other.py").touch()
+    (here / "link.py").symlink_to(tmp_path / "other.py")
+    with pytest.raises(UsageError, match="not inside") as caught:
+        resolve("link.py", ())
+    assert "--stage" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "hint"),
+    [
+        ("pkg", ["is a folder"], "script"),
+        (".", ["is a folder"], "script"),
+        ("nope.py", ["no script", "nope.py"], "bundled"),
+        ("multinode_ddp_mpy.py", ["no script"], "did you mean the bundled multinode_ddp_mpi.py"),
+        ("notes.txt", ["not a program"], "chmod +x"),
+        ("../outside/nope.py", ["no script"], "bundled"),
+        ("", [""], ""),
+        ("/dev/null/x", ["no script"], ""),
+        ("line\nbreak.py", ["no script"], ""),
+        ("x" * 5000, ["no script"], ""),
+        ("nul\0byte.py", [""], ""),
+    ],
+    ids=lambda value: ascii(value)[:30],
+)
+def test_mistakes(script: str, words: list[str], hint: str, here: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        resolve(script, ())
+    assert all(word in caught.value.message for word in words), caught.value.message
+    assert hint in caught.value.hint
+    assert "\n" not in caught.value.message
+
+
+def test_stage_must_hold_the_script(here: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    with pytest.raises(UsageError, match="not inside"):
+        resolve("train.py", (), chosen=tmp_path / "other")
+
+
+@pytest.mark.parametrize("module", ["pkg.train", "pkg.sub", "train"])
+def test_module(module: str, here: Path) -> None:
+    found = resolve_module(module, ("--lr", "1"))
+    assert found.program.kind is ProgramKind.MODULE
+    assert (found.program.target, found.program.args) == (module, ("--lr", "1"))
+    assert (found.tree.root, found.program.folder) == (here.resolve(), ".")
+
+
+def test_a_module_that_is_installed_on_the_nodes(here: Path) -> None:
+    assert resolve_module("torch.utils.collect_env", ()).program.target == "torch.utils.collect_env"
+
+
+def test_no_such_module(here: Path) -> None:
+    with pytest.raises(UsageError, match=r"pkg\.nope") as caught:
+        resolve_module("pkg.nope", ())
+    assert "pkg/nope.py" in caught.value.hint
+
+
+def test_nodes_without_python() -> None:
+    where = cluster(node("launcher", "10.0.0.10"), node(python=None))
+    with pytest.raises(LaunchError, match="worker-1"):
+        check(program(), where, ("worker-1",))
+    check(program(kind=ProgramKind.BINARY), where, ("worker-1",))
+
+
+def test_bundled_programs_need_their_packages() -> None:
+    plain = Python(executable="/usr/bin/python3", version="3.11.2", packages={"numpy": "2"})
+    where = cluster(
+        node("launcher", "10.0.0.10"), node(), node("worker-2", "10.0.0.12", python=plain)
+    )
+    nodes = ("worker-1", "worker-2")
+    check(program(), where, nodes)
+    with pytest.raises(LaunchError) as caught:
+        check(replace(program(), bundled=True), where, nodes)
+    assert "worker-2" in caught.value.message
+    assert "torch, mpi4py" in caught.value.message
+    assert "worker-1" not in caught.value.message
+
+
+def test_an_unreadable_script(here: Path) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root reads everything")
+    (here / "train.py").chmod(0)
+    with pytest.raises(UsageError, match="cannot be read"):
+        resolve("train.py", ())

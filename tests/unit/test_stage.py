@@ -1,0 +1,337 @@
+"""Which files travel, and the archive that they travel in."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import UsageError
+from clusterctl.jobs import stage
+from clusterctl.jobs.stage import END_OF_ARCHIVE, Tree, archive, find_tree
+from clusterctl.state import Home
+
+WEIRD = [
+    b"two words",
+    b"-dash",
+    b"line\nbreak",
+    b"\xff\xfe",
+    "ü".encode(),
+    b'it\'s "$HOME" `id`',
+    b"*",
+]
+
+
+@pytest.fixture
+def git(need: Callable[[str], str], tmp_path: Path) -> Callable[..., str]:
+    program = need("git")
+
+    def run(folder: Path, *words: str) -> str:
+        identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "protocol.file.allow=always"]
+        return subprocess.run(
+            [program, "-C", folder, *identity, *words], check=True, capture_output=True, text=True
+        ).stdout
+
+    return run
+
+
+@pytest.fixture
+def work(git: Callable[..., str], tmp_path: Path) -> Path:
+    """A git work tree with a tracked, an untracked and an ignored file."""
+    folder = tmp_path / "work"
+    (folder / "pkg").mkdir(parents=True)
+    git(folder, "init", "-q")
+    write(folder, {".gitignore": "*.log\ndata/\n", "train.py": "x", "pkg/a.py": "a"})
+    git(folder, "add", "-A")
+    git(folder, "commit", "-qm", "x")
+    write(folder, {"new.py": "n", "big.log": "l", "data/d": "d"})
+    return folder
+
+
+def write(folder: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
+def unpack(home: Home, *names: str, into: Path) -> Path:
+    """What tar makes of the archives, one after the other."""
+    data = b"".join((home.stages / name).read_bytes() for name in names)
+    into.mkdir()
+    done = subprocess.run(
+        ["tar", "-xof", "-", "-C", into], input=data + END_OF_ARCHIVE, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr
+    return into
+
+
+# --------------------------------------------------------------------------------- what travels
+
+
+def test_git_decides(work: Path) -> None:
+    for start in (work, work / "pkg"):
+        tree = find_tree(start)
+        assert (tree.root, tree.by_git) == (work.resolve(), True)
+        assert tree.files == (".gitignore", "new.py", "pkg/a.py", "train.py")
+    assert "4 files" in find_tree(work).describe()
+    assert "git" in find_tree(work).describe()
+
+
+def test_an_ignored_script_travels(work: Path) -> None:
+    tree = find_tree(work, script=work / "data" / "d")
+    assert "data/d" in tree.files
+    assert "big.log" not in tree.files
+    assert find_tree(work, script=work / "train.py").files.count("train.py") == 1
+
+
+def test_a_chosen_folder_keeps_gits_rules(work: Path) -> None:
+    write(work, {"pkg/b.log": "", "pkg/c.py": ""})
+    tree = find_tree(work, chosen=work / "pkg")
+    assert (tree.root, tree.files, tree.by_git) == (work.resolve() / "pkg", ("a.py", "c.py"), True)
+
+
+def test_a_deleted_tracked_file_is_no_obstacle(work: Path) -> None:
+    (work / "train.py").unlink()
+    assert "train.py" not in find_tree(work).files
+
+
+def test_a_tracked_folder_that_became_a_file(work: Path) -> None:
+    (work / "pkg" / "a.py").unlink()
+    (work / "pkg").rmdir()
+    (work / "pkg").write_text("a file now")
+    assert find_tree(work).files == (".gitignore", "new.py", "pkg", "train.py")
+
+
+def test_a_tracked_file_that_became_a_folder(work: Path) -> None:
+    (work / "train.py").unlink()
+    write(work, {"train.py/inner.py": "x"})
+    assert find_tree(work).files == (".gitignore", "new.py", "pkg/a.py", "train.py/inner.py")
+
+
+def test_submodule(work: Path, git: Callable[..., str], tmp_path: Path) -> None:
+    library = tmp_path / "library"
+    library.mkdir()
+    git(library, "init", "-q")
+    write(library, {"lib.py": "l", ".gitignore": "*.o"})
+    git(library, "add", "-A")
+    git(library, "commit", "-qm", "x")
+    git(work, "submodule", "add", "-q", str(library), "sub")
+    git(work, "commit", "-qm", "sub")
+    write(work, {"sub/x.o": "o", "sub/own.py": "p"})
+    files = find_tree(work).files
+    assert {"sub/lib.py", "sub/own.py"} <= set(files)
+    assert "sub/x.o" not in files
+    # As a clone has it before `git submodule update`: an empty folder.
+    clone = tmp_path / "clone"
+    git(tmp_path, "clone", "-q", str(work), str(clone))
+    assert "train.py" in find_tree(clone).files
+
+
+def test_a_repository_inside(work: Path, git: Callable[..., str]) -> None:
+    write(work, {"inner/x.py": "x"})
+    git(work / "inner", "init", "-q")
+    assert "inner/x.py" in find_tree(work).files
+    assert not any(".git/" in name for name in find_tree(work).files)
+
+
+def test_without_git(tmp_path: Path) -> None:
+    files = ["a.py", "sub/b.py", "__pycache__/a.pyc", ".venv/bin/python", "sub/node_modules/x"]
+    write(tmp_path, dict.fromkeys(files, "x"))
+    os.mkfifo(tmp_path / "pipe")
+    tree = find_tree(tmp_path)
+    assert (tree.files, tree.by_git, tree.size) == (("a.py", "sub/b.py"), False, 2)
+
+
+def test_our_own_state_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path / "state"))
+    write(tmp_path, {"a.py": "x", "state/jobs/1/job.json": "x"})
+    assert find_tree(tmp_path).files == ("a.py",)
+
+
+def test_links_travel_as_links(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    write(root, {"a": "a", "sub/b": "b"})
+    (root / "file").symlink_to("a")
+    (root / "folder").symlink_to("sub")
+    (root / "broken").symlink_to("nowhere")
+    (root / "out").symlink_to("/etc")
+    home = Home(tmp_path / "state")
+    tree = find_tree(root)
+    assert set(tree.files) == {"a", "sub/b", "file", "folder", "broken", "out"}
+    got = unpack(home, archive(tree, home), into=tmp_path / "got") / "work"
+    assert {name: os.readlink(got / name) for name in ("file", "folder", "broken", "out")} == {
+        "file": "a",
+        "folder": "sub",
+        "broken": "nowhere",
+        "out": "/etc",
+    }
+
+
+# --------------------------------------------------------------------------------------- limits
+
+
+def test_too_many_bytes(tmp_path: Path) -> None:
+    with (tmp_path / "huge").open("wb") as file:
+        file.truncate(stage.MAX_BYTES)
+    assert find_tree(tmp_path).size == stage.MAX_BYTES
+    (tmp_path / "more").write_text("x")
+    with pytest.raises(UsageError) as caught:
+        find_tree(tmp_path)
+    assert "200.0 MB" in caught.value.message
+    assert "--stage" in caught.value.hint
+
+
+def test_too_many_files(tmp_path: Path) -> None:
+    for index in range(stage.MAX_FILES):
+        os.mknod(tmp_path / str(index))
+    assert len(find_tree(tmp_path).files) == stage.MAX_FILES
+    os.mknod(tmp_path / "more")
+    with pytest.raises(UsageError, match=r"10,?000 files"):
+        find_tree(tmp_path)
+
+
+def test_a_loop_of_links_ends(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "up").symlink_to("..")
+    assert find_tree(tmp_path).files == ("sub/up",)
+
+
+@pytest.mark.parametrize("how", ["start", "chosen", "link", "git"])
+@pytest.mark.parametrize("what", ["/", "home"])
+def test_the_whole_machine_is_refused(
+    what: str, how: str, tmp_path: Path, git: Callable[..., str]
+) -> None:
+    folder = Path("/") if what == "/" else Path(os.environ["HOME"])
+    if how == "git":
+        if what == "/":
+            return
+        git(folder, "init", "-q")
+        (folder / "sub").mkdir()
+        folder = folder / "sub"
+    if how == "link":
+        (tmp_path / "link").symlink_to(folder)
+        folder = tmp_path / "link"
+    chosen = folder if how == "chosen" else None
+    with pytest.raises(UsageError) as caught:
+        find_tree(tmp_path if chosen else folder, chosen=chosen)
+    assert "will not be staged" in caught.value.message
+    assert "--stage" in caught.value.hint
+
+
+def test_no_such_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "nowhere", tmp_path / "file"):
+        with pytest.raises(UsageError, match="--stage"):
+            find_tree(tmp_path, chosen=path)
+
+
+# -------------------------------------------------------------------------------------- archive
+
+
+def tree_of(root: Path) -> Tree:
+    return find_tree(root)
+
+
+def test_the_name_depends_on_content_alone(tmp_path: Path) -> None:
+    home, names = Home(tmp_path / "state"), []
+    for folder in ("one", "two"):
+        write(tmp_path / folder, {"a": "a", "sub/b": "b"})
+        (tmp_path / folder / "sub" / "link").symlink_to("b")
+        names.append(archive(tree_of(tmp_path / folder), home))
+    os.utime(tmp_path / "two" / "a", (1, 1))
+    (tmp_path / "two" / "a").chmod(0o600)
+    if os.geteuid() == 0:
+        os.chown(tmp_path / "two" / "a", 12345, 12345)
+    assert {*names, archive(tree_of(tmp_path / "two"), home)} == {names[0]}
+    assert [path.name for path in home.stages.iterdir()] == [names[0]]
+    changes: list[Callable[[Path], object]] = [
+        lambda root: (root / "a").write_text("b"),
+        lambda root: (root / "a").chmod(0o755),
+        lambda root: (root / "a").rename(root / "c"),
+        lambda root: (root / "c").write_text(""),
+    ]
+    for change in changes:
+        change(tmp_path / "two")
+        names.append(archive(tree_of(tmp_path / "two"), home))
+    assert len(set(names)) == 1 + len(changes)
+
+
+@pytest.mark.parametrize("name", WEIRD, ids=ascii)
+@pytest.mark.parametrize("by_git", [True, False], ids=["git", "folder"])
+def test_weird_names_arrive(
+    name: bytes, by_git: bool, git: Callable[..., str], tmp_path: Path
+) -> None:
+    root = tmp_path / "root"
+    for folder in (b".", name, b"long" * 40):
+        path = os.path.join(os.fsencode(root), folder)
+        os.makedirs(path, exist_ok=True)
+        with open(os.path.join(path, name + b".py"), "wb") as file:
+            file.write(name)
+    os.symlink(name, os.path.join(os.fsencode(root), b"link"))
+    if by_git:
+        git(root, "init", "-q")
+    home = Home(tmp_path / "state")
+    tree = find_tree(root)
+    assert len(tree.files) == 4
+    got = unpack(home, archive(tree, home), into=tmp_path / "got") / "work"
+
+    def listing(root: Path) -> dict[bytes, bytes]:
+        found = {}
+        for folder, folders, files in os.walk(os.fsencode(root)):
+            folders[:] = [item for item in folders if item != b".git"]
+            for item in files:
+                path = os.path.join(folder, item)
+                with open(path, "rb") as file:
+                    found[os.path.relpath(path, os.fsencode(root))] = file.read()
+        return found
+
+    assert listing(got) == listing(root)
+    assert os.readlink(os.fsencode(got / "link")) == name
+
+
+def test_joined_archives(tmp_path: Path) -> None:
+    write(tmp_path / "root", {"a": "a" * 513, "empty": "", "run": "#!/bin/sh"})
+    (tmp_path / "root" / "run").chmod(0o700)
+    home = Home(tmp_path / "state")
+    name = archive(tree_of(tmp_path / "root"), home)
+    data = (
+        stage.text_members([("env", "ü\n", 0o600), ("out/x", "", 0o755)])
+        + stage.library()
+        + (home.stages / name).read_bytes()
+        + END_OF_ARCHIVE
+    )
+    (tmp_path / "got").mkdir()
+    subprocess.run(["tar", "-xof", "-", "-C", tmp_path / "got"], input=data, check=True)
+    got = tmp_path / "got"
+    assert (got / "work" / "a").read_text() == "a" * 513
+    assert (got / "env").read_text() == "ü\n"
+    assert (got / "env").stat().st_mode & 0o777 == 0o600
+    assert (got / "work" / "run").stat().st_mode & 0o777 == 0o755
+    assert (got / "lib" / "trainlib" / "__init__.py").is_file()
+    assert not list((got / "lib").rglob("__pycache__"))
+    (tmp_path / "all.tar").write_bytes(data)
+    with tarfile.open(tmp_path / "all.tar") as file:
+        assert all(member.uid == member.gid == member.mtime == 0 for member in file)
+
+
+def test_a_file_that_vanishes_is_one_clear_error(tmp_path: Path) -> None:
+    write(tmp_path / "root", {"a": "a", "b": "b"})
+    home = Home(tmp_path / "state")
+    tree = tree_of(tmp_path / "root")
+    (tmp_path / "root" / "b").unlink()
+    with pytest.raises(UsageError) as caught:
+        archive(tree, home)
+    assert str(tmp_path / "root" / "b") in caught.value.message
+    assert list(home.stages.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (2_500_000, "2.5 MB"), (5e9, "5.0 GB")],
+)
+def test_human(size: float, text: str) -> None:
+    assert stage.human(size) == text

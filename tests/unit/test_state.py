@@ -1,0 +1,459 @@
+"""Records on disk: whole or old after a crash, locked while they change, never mixed up."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import RecordError, UsageError
+from clusterctl.model import Accelerator, JobState, Phase, RankFailure
+from clusterctl.state import ClusterLock, Home, Store, home
+from clusterctl.state.home import write_atomic
+from tests.unit.making import cluster, job, node, spec
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(Home(tmp_path / "state"))
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts Python programs that import ours; what still runs in the end is killed."""
+    started: list[subprocess.Popen[str]] = []
+
+    def one(code: str, *arguments: object) -> subprocess.Popen[str]:
+        started.append(
+            subprocess.Popen(
+                [sys.executable, "-c", code, *map(str, arguments)],
+                cwd=ROOT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+        return started[-1]
+
+    yield one
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+# ---------------------------------------------------------------------------------------- home
+
+
+@pytest.mark.parametrize(
+    ("chosen", "xdg", "expected"),
+    [
+        ("{tmp}/a", "{tmp}/b", "{tmp}/a"),
+        ("", "{tmp}/b", "{tmp}/b/clusterctl"),
+        ("", "", "{home}/.local/state/clusterctl"),
+        ("~/mine", "", "{home}/mine"),
+        ("here", "", "{cwd}/here"),
+    ],
+)
+def test_home(
+    chosen: str, xdg: str, expected: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CLUSTERCTL_HOME", chosen.format(tmp=tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", xdg.format(tmp=tmp_path))
+    wanted = expected.format(tmp=tmp_path, home=os.environ["HOME"], cwd=tmp_path)
+    assert home().path == Path(wanted)
+    assert not home().path.exists()  # asking makes nothing
+
+
+def test_the_home_is_private(store: Store) -> None:
+    store.save(cluster())
+    for path in (store.home.path, store.folder("lab")):
+        assert path.stat().st_mode & 0o777 == 0o700
+    assert (store.folder("lab") / "cluster.json").stat().st_mode & 0o777 == 0o600
+
+
+# ------------------------------------------------------------------------------------- records
+
+
+def test_records_come_back_as_they_were(store: Store) -> None:
+    where = cluster(
+        node("launcher", "10.0.0.10"),
+        node("worker-1", gpus=["Tesla T4"], accelerator=Accelerator.NVIDIA),
+        node("worker-2", "10.0.0.12", mpi="", python=None),
+        phase=Phase.CREATING,
+        deadline=12.5,
+    )
+    store.save(where)
+    assert store.cluster("lab") == where
+    assert store.clusters() == (where,)
+    ran = job(
+        where,
+        spec(env={"A": "ü\n'"}, secret_names=("TOKEN",)),
+        state=JobState.FAILED,
+        failure=RankFailure(rank=1, node="worker-1", exit_code=3),
+        survivors={"worker-1": -1},
+        program_exit_code=3,
+    )
+    store.save_job(ran)
+    assert store.job(7) == ran
+
+
+def test_jobs_are_in_order(store: Store) -> None:
+    for number in (10, 9, 2, 100):
+        store.save_job(job(id=number))
+    assert [item.id for item in store.jobs()] == [2, 9, 10, 100]
+
+
+def test_unknown(store: Store) -> None:
+    with pytest.raises(RecordError, match="'nope'") as caught:
+        store.cluster("nope")
+    assert "clusterctl up" in caught.value.hint
+    store.save(cluster())
+    with pytest.raises(RecordError) as caught:
+        store.cluster("nope")
+    assert "lab" in caught.value.hint
+    with pytest.raises(RecordError, match="99") as caught:
+        store.job(99)
+    assert caught.value.exit_code == 7
+    assert store.jobs() == ()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"{}",
+        b"\xff\xfe",
+        b'{"id": "\xff"}',
+        b'{"id": 7}',
+        b"\0" * 100,
+    ],
+    ids=ascii,
+)
+def test_a_damaged_record_is_one_clear_error(data: bytes, store: Store) -> None:
+    store.save(cluster())
+    store.save_job(job())
+    for path, read in (
+        (store.folder("lab") / "cluster.json", lambda: store.cluster("lab")),
+        (store.folder("lab") / "cluster.json", store.clusters),
+        (store.job_folder(7) / "job.json", lambda: store.job(7)),
+        (store.job_folder(7) / "job.json", store.jobs),
+    ):
+        path.write_bytes(data)
+        with pytest.raises(RecordError) as caught:
+            read()
+        assert str(path) in caught.value.message
+        assert "\n" not in caught.value.message
+        assert caught.value.hint
+        assert caught.value.exit_code == 7
+
+
+@pytest.mark.parametrize("value", ['"exploded"', "3", "null"])
+def test_a_record_of_another_version(value: str, store: Store) -> None:
+    store.save(cluster())
+    path = store.folder("lab") / "cluster.json"
+    path.write_text(path.read_text().replace('"ready"', value))
+    with pytest.raises(RecordError, match="phase"):
+        store.cluster("lab")
+
+
+def test_a_record_with_fields_to_come_is_read(store: Store) -> None:
+    store.save(cluster())
+    path = store.folder("lab") / "cluster.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "later": [1]}))
+    assert store.cluster("lab") == cluster()
+
+
+def test_strangers_in_the_jobs_folder_are_passed_over(store: Store) -> None:
+    """Somebody's backup of a job is no job."""
+    store.save_job(job())
+    copy = store.home.jobs / "7.bak"
+    copy.mkdir()
+    (copy / "job.json").write_bytes((store.job_folder(7) / "job.json").read_bytes())
+    assert [item.id for item in store.jobs()] == [7]
+
+
+def test_retire(store: Store) -> None:
+    store.save(cluster())
+    folder = store.folder("lab")
+    (folder / "ssh").mkdir()
+    (folder / "ssh" / "user").write_text("key")
+    (folder / "link").symlink_to(folder / "ssh")
+    store.event("lab", "created", nodes=3)
+    store.retire(cluster())
+    assert not folder.exists()
+    past = store.home.past / "lab-1a2b"
+    assert sorted(path.name for path in past.iterdir()) == ["cluster.json", "events.jsonl"]
+    assert json.loads((past / "events.jsonl").read_text())["event"] == "created"
+    assert store.clusters() == ()
+
+
+def test_events(store: Store) -> None:
+    store.event("lab", "too early")
+    assert not store.folder("lab").exists()
+    store.save(cluster())
+    store.event("lab", "one", text="a\nb")
+    store.event("lab", "two")
+    lines = (store.folder("lab") / "events.jsonl").read_text().splitlines()
+    assert [json.loads(line)["event"] for line in lines] == ["one", "two"]
+    assert json.loads(lines[0])["text"] == "a\nb"
+
+
+# ------------------------------------------------------------------------------------- writing
+
+
+def test_a_reader_sees_the_old_or_the_new(tmp_path: Path) -> None:
+    path, texts = tmp_path / "record", [b"a" * 100_000, b"b" * 50_000]
+    write_atomic(path, texts[0])
+    ended = threading.Event()
+
+    def write() -> None:
+        for count in range(60):
+            write_atomic(path, texts[count % 2])
+        ended.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    seen = set()
+    while not ended.is_set():
+        seen.add(path.read_bytes())
+    writer.join()
+    assert seen <= set(texts)
+    assert [item.name for item in tmp_path.iterdir()] == ["record"]
+
+
+def test_a_writer_that_is_killed_leaves_a_whole_record(
+    start: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from clusterctl.state.home import write_atomic\n"
+        "n = 0\n"
+        "while True:\n"
+        "    n += 1; write_atomic(Path(sys.argv[1]), b'%d' % (n % 10) * 200_000)\n"
+        "    if n == 1: print('on', flush=True)\n"
+    )
+    path = tmp_path / "record"
+    for _ in range(3):
+        process = start(code, path)
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.kill()
+        process.wait()
+        data = path.read_bytes()
+        assert data == data[:1] * 200_000
+
+
+LIMITED = """
+import resource, sys
+from clusterctl.errors import ClusterctlError
+from clusterctl.state import ClusterLock, Home, Store
+from clusterctl.model import Phase
+from dataclasses import replace
+from pathlib import Path
+store = Store(Home(Path(sys.argv[1])))
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # as a full disk: nothing can be written
+try:
+    exec(sys.argv[2])
+except ClusterctlError as error:
+    print(error.exit_code, "|", error.message, "|", error.hint)
+"""
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        "store.save(replace(store.cluster('lab'), phase=Phase.DELETING))",
+        "store.save_job(replace(store.job(7), reason='x'))",
+        "store.next_job_id()",
+        "store.event('lab', 'x')",
+        "ClusterLock(store.home, 'lab', 'up').__enter__()",
+        "ClusterLock(store.home, 'new', 'up').__enter__()",
+        "store.retire(store.cluster('lab'))",
+    ],
+)
+def test_a_full_disk_is_one_clear_error_and_loses_nothing(
+    action: str, store: Store, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    store.save(cluster())
+    store.save_job(job())
+    assert store.next_job_id() == 8
+    process = start(LIMITED, store.home.path, action)
+    out, err = process.communicate(timeout=30)
+    assert store.cluster("lab") == cluster()
+    assert store.job(7) == job()
+    assert (store.home.jobs / "last-id").read_text() == "8"
+    assert not list(store.home.path.rglob("*.new"))
+    assert "Traceback" not in err, err
+    # An event that is not noted, or a lock without its holder's name, is no reason to stop.
+    small = action.startswith(("store.event", "ClusterLock"))
+    assert out.startswith("2 |") or (small and out == "")
+
+
+def test_a_home_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    store = Store(Home(tmp_path / "file" / "state"))
+    for action in (
+        lambda: store.save(cluster()),
+        store.next_job_id,
+        lambda: ClusterLock(store.home, "lab", "up").__enter__(),
+    ):
+        with pytest.raises(UsageError) as caught:
+            action()
+        assert str(store.home.path) in caught.value.message
+        assert "CLUSTERCTL_HOME" in caught.value.hint
+
+
+@pytest.mark.netns  # the right to mount
+@pytest.mark.parametrize(
+    "action",
+    [
+        "store.save(store.cluster('lab'))",
+        "store.next_job_id()",
+        "store.save_job(store.job(7))",
+        "ClusterLock(store.home, 'lab', 'up').__enter__()",
+    ],
+)
+def test_a_home_that_became_read_only(
+    action: str, store: Store, need: Callable[[str], str]
+) -> None:
+    store.save(cluster())
+    store.save_job(job())
+    store.next_job_id()
+    with ClusterLock(store.home, "lab", "up"):
+        pass
+    code = LIMITED.replace("resource.setrlimit(", "(lambda *_: 0)(")
+    done = subprocess.run(
+        [
+            *(need("unshare"), "--mount", "/bin/sh", "-c"),
+            'mount --bind "$1" "$1" && mount -o remount,bind,ro "$1" && shift && exec "$@"',
+            *("sh", str(store.home.path), sys.executable, "-c", code),
+            *(str(store.home.path), action),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    assert done.stdout.startswith("2 |")
+
+
+# ------------------------------------------------------------------------------------- numbers
+
+
+def test_numbers_are_never_given_twice(
+    store: Store, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    code = (
+        "import sys; from pathlib import Path; from clusterctl.state import Home, Store\n"
+        "store = Store(Home(Path(sys.argv[1])))\n"
+        "print(*(store.next_job_id() for _ in range(25)))\n"
+    )
+    processes = [start(code, store.home.path) for _ in range(4)]
+    numbers = [int(word) for one in processes for word in one.communicate(timeout=60)[0].split()]
+    assert sorted(numbers) == list(range(1, 101))
+    assert store.next_job_id() == 101
+
+
+@pytest.mark.parametrize("left", [None, b"", b"\0\0"], ids=["gone", "empty", "zeros"])
+def test_a_lost_counter_does_not_give_a_jobs_number_again(left: bytes | None, store: Store) -> None:
+    for number in (1, 2, 3):
+        store.save_job(job(id=number))
+    counter = store.home.jobs / "last-id"
+    if left is not None:
+        counter.write_bytes(left)
+    number = 4
+    with suppress(RecordError):
+        number = store.next_job_id()
+    assert number > 3
+
+
+# --------------------------------------------------------------------------------------- locks
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from clusterctl.state import ClusterLock, Home
+with ClusterLock(Home(Path(sys.argv[1])), sys.argv[2], "up"):
+    print("held", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_a_lock_names_its_holder(store: Store, start: Callable[..., subprocess.Popen[str]]) -> None:
+    holder = start(HOLD, store.home.path, "lab")
+    assert holder.stdout is not None
+    assert holder.stdin is not None
+    assert holder.stdout.readline() == "held\n"
+    with pytest.raises(RecordError) as caught, ClusterLock(store.home, "lab", "down"):
+        pass
+    assert caught.value.exit_code == 7
+    assert caught.value.transient
+    assert str(holder.pid) in caught.value.message
+    assert "clusterctl up" in caught.value.message
+    with ClusterLock(store.home, "other", "down"):
+        pass
+    holder.communicate("\n", timeout=20)
+    with ClusterLock(store.home, "lab", "down"):
+        pass
+
+
+def test_the_lock_of_a_killed_holder_is_free(
+    store: Store, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    holder = start(HOLD, store.home.path, "lab")
+    assert holder.stdout is not None
+    holder.stdout.readline()
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    with ClusterLock(store.home, "lab", "up") as lock:
+        assert str(os.getpid()) in lock.path.read_text()
+    assert lock.path.read_text() == ""
+
+
+def test_an_orphan_keeps_the_lock(
+    store: Store, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    """As Terraform does, that outlives a killed clusterctl."""
+    code = HOLD.replace(
+        'print("held"',
+        "import subprocess; orphan = subprocess.Popen(['sleep', '60'], pass_fds=[lock.fileno()])\n"
+        "    print(orphan.pid",
+    ).replace('"up"):', '"up") as lock:')
+    holder = start(code, store.home.path, "lab")
+    assert holder.stdout is not None
+    orphan = int(holder.stdout.readline())
+    holder.kill()
+    holder.wait()
+    with pytest.raises(RecordError, match="locked"), ClusterLock(store.home, "lab", "up"):
+        pass
+    os.kill(orphan, signal.SIGKILL)
+    while Path(f"/proc/{orphan}/fd").exists() and os.listdir(f"/proc/{orphan}/fd"):
+        pass
+    with ClusterLock(store.home, "lab", "up"):
+        pass
+
+
+def test_a_lock_is_held_inside_its_context_only(store: Store) -> None:
+    lock = ClusterLock(store.home, "lab", "up")
+    with pytest.raises(ValueError, match="not held"):
+        lock.fileno()
+    with pytest.raises(KeyError), lock:
+        raise KeyError
+    with lock:
+        assert lock.fileno() > 2

@@ -1,0 +1,262 @@
+"""The supervisor with a program instead of mpirun, on one host: queueing, ends, retries, stops.
+
+Everything is real but the network: the files are those that a job is shipped with.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl import assets, launch
+from clusterctl.jobs.start import node_files
+from clusterctl.model import Cluster, Job, JobState, ProgramKind
+from clusterctl.schedulers.direct import GRACE, Direct
+from tests.unit.making import cluster, node, program, request, spec
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@dataclass
+class Site:
+    """A launcher and two workers with roots of their own on this host."""
+
+    where: Cluster
+
+    def submit(self, number: int, script: str, launcher: str, **changes: Any) -> Job:
+        """A job whose ranks run `script`; `launcher` is sh that starts them: `rank N` starts one
+        and waits for it."""
+        what = spec(
+            program=program("-c", script, kind=ProgramKind.BINARY, target="/bin/sh"), **changes
+        )
+        asked = request(self.where, what, number)
+        plan = launch.load("mpirun").plan(asked)
+        start = plan.argv[plan.argv.index("/bin/sh") :]
+        stand_in = (
+            "rank() { OMPI_COMM_WORLD_RANK=$1 OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_SIZE=2"
+            f" OMPI_COMM_WORLD_LOCAL_SIZE=1 MASTER_PORT=$MASTER_PORT {shlex.join(start)}; }}"
+            "; export OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_SIZE"
+            f" OMPI_COMM_WORLD_LOCAL_SIZE; {launcher}"
+        )
+        plan = replace(plan, argv=("/bin/sh", "-c", stand_in))
+        job = Job(
+            id=number,
+            cluster="lab",
+            cluster_id=self.where.id,
+            spec=what,
+            scheduler="direct",
+            placement=asked.placement,
+            stage="",
+            created=time.time(),
+        )
+        for name, files in node_files(job, self.where, plan, {"SECRET": "hunter2"}).items():
+            folder = self.folder(name, number)
+            for sub in ("out", "work"):
+                (folder / sub).mkdir(parents=True, exist_ok=True)
+            for path, (text, mode) in files.items():
+                (folder / path).write_text(text.replace(f"grace={GRACE}\n", "grace=1\n"))
+                (folder / path).chmod(mode)
+        return Direct().parse_status(job, self.on_launcher(job, Direct().submit_argv(job)))
+
+    def folder(self, name: str, number: int) -> Path:
+        return Path(self.where.node(name).root) / "jobs" / str(number)
+
+    def on_launcher(self, job: Job, argv: tuple[str, ...]) -> str:
+        folder = self.folder("launcher", job.id)
+        return subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=30).stdout
+
+    def status(self, job: Job) -> Job:
+        return Direct().parse_status(job, self.on_launcher(job, Direct().status_argv(job)))
+
+    def until(self, job: Job, done: Callable[[Job], bool]) -> Job:
+        deadline = time.monotonic() + 30
+        while not done(job := self.status(job)):
+            assert time.monotonic() < deadline, self.story(job)
+            time.sleep(0.02)
+        return job
+
+    def ended(self, job: Job) -> Job:
+        return self.until(job, lambda job: job.state.ended)
+
+    def cancel(self, job: Job) -> None:
+        self.on_launcher(job, Direct().cancel_argv(job))
+
+    def story(self, job: Job) -> str:
+        folder = self.folder("launcher", job.id)
+        names = ("state", "supervise.log", "mpirun.err", "mpirun.out")
+        return "\n".join((folder / name).read_text() for name in names if (folder / name).exists())
+
+    def living(self, number: int) -> list[int]:
+        """Processes that carry the job's tag."""
+        tag = f"CLUSTERCTL_JOB={self.where.id}/{number};".encode()
+        found = []
+        for entry in Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and tag in (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+        return found
+
+
+@pytest.fixture
+def site(need: Callable[[str], str], tmp_path: Path) -> Iterator[Site]:
+    for tool in ("flock", "setsid", "awk"):
+        need(tool)
+    nodes = []
+    for name in ("launcher", "worker-1", "worker-2"):
+        root = tmp_path / "it's here" / name
+        (root / "bin").mkdir(parents=True)
+        (root / "data").mkdir()
+        (root / "bin" / "free-port").write_text(assets.render("bootstrap/free-port.sh.j2"))
+        facts = {"hostname": os.uname().nodename, "boot_id": "one"}
+        nodes.append(node(name, root=str(root), slots=1, **facts))
+    where = cluster(*nodes, id=f"lab-{os.getpid()}-{time.time_ns()}", provider="local")
+    made = Site(replace(where, one_host=True))
+    yield made
+    for folder in (Path(made.where.launcher.root) / "jobs").iterdir():
+        if folder.name.isdigit():
+            for pid in made.living(int(folder.name)):
+                os.kill(pid, 9)
+            pid_file = folder / "supervisor.pid"
+            if pid_file.exists() and made_by(pid := int(pid_file.read_text()), folder):
+                os.kill(pid, 9)
+
+
+def made_by(pid: int, folder: Path) -> bool:
+    try:
+        return Path(f"/proc/{pid}/cwd").resolve() == folder.resolve()
+    except OSError:
+        return False
+
+
+BOTH = "rank 0 & a=$!; rank 1 & b=$!; wait $a; x=$?; wait $b; y=$?; [ $x = 0 ] && exit $y; exit $x"
+
+
+def test_success(site: Site) -> None:
+    job = site.submit(1, 'echo "rank $RANK of $WORLD_SIZE $SECRET"', BOTH)
+    assert job.state in (JobState.RUNNING, JobState.SUCCEEDED)
+    job = site.until(job, lambda job: bool(job.survivors))
+    assert (job.state, job.program_exit_code, job.failure) == (JobState.SUCCEEDED, 0, None)
+    assert job.survivors == {"launcher": 0, "worker-1": 0, "worker-2": 0}
+    assert job.started is not None
+    assert job.finished is not None
+    out = site.folder("worker-2", 1) / "out"
+    assert (out / "rank-1.out").read_text() == "rank 1 of 2 hunter2\n"
+    assert not (site.folder("worker-1", 1) / "out" / "rank-1.out").exists()
+    # The secrets are gone with the job, on every node.
+    assert not list(Path(site.where.launcher.root).parent.glob("*/jobs/1/env"))
+
+
+def test_the_first_rank_that_failed_is_named(site: Site) -> None:
+    """Rank 0 ends later and because of SIGTERM, as mpirun ends the others."""
+    script = "if [ $RANK = 1 ]; then exit 3; fi; sleep 60"
+    end = "rank 0 & a=$!; rank 1; c=$?; kill $a; wait $a; exit $c"
+    job = site.ended(site.submit(1, script, end))
+    assert (job.state, job.program_exit_code) == (JobState.FAILED, 3), site.story(job)
+    assert job.failure is not None
+    assert (job.failure.rank, job.failure.node, job.failure.exit_code) == (1, "worker-2", 3)
+    assert set(job.survivors.values()) == {0}
+
+
+def test_nothing_was_started(site: Site) -> None:
+    job = site.ended(site.submit(1, "true", "echo no such host >&2; exit 213"))
+    assert (job.state, job.program_exit_code) == (JobState.FAILED, None)
+    assert job.reason == "no rank was started"
+    assert "no such host" in site.story(job)
+
+
+def test_what_a_program_leaves_behind_is_ended(site: Site) -> None:
+    job = site.submit(1, "trap '' TERM; sleep 300 & :", "rank 0; rank 1")
+    job = site.until(job, lambda job: bool(job.survivors))
+    assert job.state is JobState.SUCCEEDED
+    assert set(job.survivors.values()) == {0}
+    assert site.living(1) == []
+
+
+@pytest.mark.parametrize("stubborn", [False, True], ids=["obedient", "ignores SIGTERM"])
+def test_cancel(site: Site, stubborn: bool) -> None:
+    trap = "trap '' TERM;" if stubborn else ""
+    job = site.submit(1, f"{trap} echo here; while :; do sleep 0.1; done", BOTH)
+    out = site.folder("worker-1", 1) / "out" / "rank-0.out"
+    site.until(job, lambda _: out.exists() and out.read_text() == "here\n")
+    site.cancel(job)
+    job = site.ended(job)
+    assert (job.state, job.program_exit_code) == (JobState.CANCELLED, None), site.story(job)
+    assert set(job.survivors.values()) == {0}
+    assert site.living(1) == []
+
+
+def test_timeout(site: Site) -> None:
+    job = site.ended(site.submit(1, "sleep 300", BOTH, timeout=0.3))
+    assert job.state is JobState.TIMEOUT, site.story(job)
+    assert set(job.survivors.values()) == {0}
+    assert site.living(1) == []
+
+
+def test_retries(site: Site) -> None:
+    """The second attempt finds the files of the first, and the secrets."""
+    script = "echo $CLUSTERCTL_ATTEMPT $SECRET >>tries; [ $(wc -l <tries) = 2 ] || exit 5"
+    job = site.ended(site.submit(1, script, "export CLUSTERCTL_ATTEMPT; rank 0", retries=3))
+    assert (job.state, job.attempt) == (JobState.SUCCEEDED, 2), site.story(job)
+    tries = site.folder("worker-1", 1) / "work" / "tries"
+    assert tries.read_text() == "1 hunter2\n2 hunter2\n"
+
+
+def test_retries_end(site: Site) -> None:
+    job = site.ended(site.submit(1, "exit 5", "export CLUSTERCTL_ATTEMPT; rank 0", retries=1))
+    assert (job.state, job.attempt, job.program_exit_code) == (JobState.FAILED, 2, 5)
+
+
+def test_a_second_job_waits_its_turn(site: Site, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    first = site.submit(1, f"until [ -e '{go}' ]; do sleep 0.05; done", "rank 0; rank 1")
+    assert first.state is JobState.RUNNING
+    second = site.submit(2, "true", "rank 0; rank 1")
+    assert second.state is JobState.QUEUED
+    third = site.submit(3, "true", "rank 0; rank 1")
+    assert third.state is JobState.QUEUED
+    beside = site.submit(4, "true", "rank 0; rank 1", now=True)
+    assert site.ended(beside).state is JobState.SUCCEEDED
+    assert site.status(second).state is site.status(third).state is JobState.QUEUED
+    site.cancel(second)
+    second = site.ended(second)
+    assert (second.state, second.started) == (JobState.CANCELLED, None)
+    go.touch()
+    assert site.ended(first).state is JobState.SUCCEEDED
+    assert site.ended(third).state is JobState.SUCCEEDED
+
+
+def test_a_supervisor_that_was_killed(site: Site) -> None:
+    job = site.submit(1, "sleep 300", BOTH)
+    assert site.status(job).state is JobState.RUNNING
+    os.kill(int((site.folder("launcher", 1) / "supervisor.pid").read_text()), 9)
+    job = site.ended(job)
+    assert job.state is JobState.LOST
+    # What it left is no obstacle to the next job.
+    following = site.ended(site.submit(2, "true", "rank 0; rank 1"))
+    assert following.state is JobState.SUCCEEDED
+
+
+def test_a_job_has_one_supervisor(site: Site) -> None:
+    job = site.submit(1, "sleep 300", BOTH)
+    pid = (site.folder("launcher", 1) / "supervisor.pid").read_text()
+    site.on_launcher(job, Direct().submit_argv(job))
+    assert (site.folder("launcher", 1) / "supervisor.pid").read_text() == pid
+    site.cancel(job)
+    assert site.ended(job).state is JobState.CANCELLED
+
+
+def test_a_port_for_the_ranks(site: Site) -> None:
+    job = site.submit(1, "echo $MASTER_PORT >port", "export MASTER_PORT; rank 0")
+    assert site.ended(job).state is JobState.SUCCEEDED, site.story(job)
+    port = int((site.folder("worker-1", 1) / "work" / "port").read_text())
+    assert 1024 < port < 65536
