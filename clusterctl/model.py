@@ -38,6 +38,8 @@ class Interface:
     address: str
     prefix: int
     up: bool = True
+    alone: bool = True
+    """The device has no other address, of IPv4 or IPv6, that leads beyond its link."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -73,15 +73,19 @@ def memory(text: str) -> Mapping[str, Any]:
 
 
 def interfaces(text: str) -> Mapping[str, Any]:
-    """`ip -j -4 addr`. The state of a bridge or a tunnel may be UNKNOWN while it is up."""
+    """`ip -j addr`. The state of a bridge or a tunnel may be UNKNOWN while it is up."""
     found = []
     for device in json.loads(text):
-        for item in device.get("addr_info", ()):
+        addresses = device.get("addr_info", ())
+        alone = sum(item.get("scope") != "link" for item in addresses) < 2
+        for item in addresses:
             if item.get("family") == "inet" and "local" in item:
                 up = "UP" in device.get("flags", ()) and device.get("operstate") != "DOWN"
                 name = device["ifname"]
                 address, prefix = item["local"], item["prefixlen"]
-                found.append(Interface(device=name, address=address, prefix=prefix, up=up))
+                found.append(
+                    Interface(device=name, address=address, prefix=prefix, up=up, alone=alone)
+                )
     return {"interfaces": tuple(found)}
 
 
@@ -160,7 +164,7 @@ def facts(pythons: Sequence[str]) -> dict[str, Fact]:
         "cores": Fact("nproc", cores),
         "physical_cores": Fact("lscpu -p=core,socket", physical_cores),
         "memory": Fact("grep MemTotal /proc/meminfo", memory),
-        "interfaces": Fact("ip -j -4 addr", interfaces),
+        "interfaces": Fact("ip -j addr", interfaces),
         "nvidia": Fact(
             "command -v nvidia-smi >/dev/null &&"
             " timeout 20 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader",

@@ -16,11 +16,13 @@ from clusterctl.model import Interface, Node, Reason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interconnect:
-    """`cidrs` cover the chosen address of every node, `devices` names its device there."""
+    """`cidrs` cover the chosen address of every node, `devices` names its device there. `alone`:
+    none of these devices has a second address."""
 
     cidrs: tuple[str, ...]
     devices: dict[str, str]
     reason: str
+    alone: bool = True
 
     def node_env(self) -> dict[str, dict[str, str]]:
         """Variables per node for the libraries that take device names.
@@ -92,6 +94,7 @@ def _result(
         cidrs=tuple(str(network) for network in networks),
         devices={name: item.device for name, item in chosen.items()},
         reason=reason,
+        alone=all(item.alone for item in chosen.values()),
     )
 
 

@@ -30,6 +30,7 @@ class Generation:
     no_tree: tuple[str, str]
     daemons: tuple[str, str]
     shared_memory: str
+    first_address_only: bool
 
 
 GENERATIONS: dict[int, Generation] = {
@@ -38,12 +39,14 @@ GENERATIONS: dict[int, Generation] = {
         no_tree=("--mca", "plm_rsh_no_tree_spawn"),
         daemons=("--mca", "oob_tcp_if_include"),
         shared_memory="vader",
+        first_address_only=False,
     ),
     5: Generation(
         agent=("--prtemca", "plm_ssh_agent"),
         no_tree=("--prtemca", "plm_ssh_no_tree_spawn"),
         daemons=("--prtemca", "prte_if_include"),
         shared_memory="sm",
+        first_address_only=True,
     ),
 }
 
@@ -172,7 +175,7 @@ def _flags(request: Request, mpi: Mpi, network: Interconnect, counts: dict[str, 
         flags += [
             ((*words.agent, AGENT), "ssh with this cluster's keys, ports and known hosts"),
             ((*words.no_tree, "1"), "the launcher starts every daemon itself"),
-            ((*words.daemons, cidrs), f"daemons: {network.reason}"),
+            _daemons(words, network),
             (("--mca", "btl_tcp_if_include", cidrs), f"MPI messages: {network.reason}"),
             (
                 ("--mca", "btl", f"self,{words.shared_memory},tcp"),
@@ -185,6 +188,18 @@ def _flags(request: Request, mpi: Mpi, network: Interconnect, counts: dict[str, 
     )
     flags.append((("-x", "CLUSTERCTL_ATTEMPT=$CLUSTERCTL_ATTEMPT"), "counts --retries"))
     return flags
+
+
+def _daemons(words: Generation, network: Interconnect) -> Flag:
+    """PRRTE matches a subnet against the first address of each device alone, an IPv6 one included,
+    and ignores the flag when that does not match (seen with 5.0.11)."""
+    if words.first_address_only and not network.alone:
+        devices = ",".join(sorted(set(network.devices.values())))
+        return (
+            (*words.daemons, devices),
+            "daemons: by device, PRRTE overlooks subnets where a device has several addresses",
+        )
+    return (*words.daemons, ",".join(network.cidrs)), f"daemons: {network.reason}"
 
 
 def _ranks_reason(request: Request, total: int) -> str:

@@ -76,8 +76,9 @@ class Direct:
         return text.partition(" ")[0]
 
     def status_argv(self, job: Job) -> tuple[str, ...]:
-        """A supervisor that is alive holds the lock; one that died has not written `ended`."""
-        return ("/bin/sh", "-c", "cat state; flock -n alive echo dead 0")
+        """A supervisor that is alive holds the lock; one that died has not written `ended`. The
+        lock is looked at first: it may end, and say so, between the two."""
+        return ("/bin/sh", "-c", 'dead=$(flock -n alive echo dead 0); cat state; echo "$dead"')
 
     def parse_status(self, job: Job, text: str) -> Job:
         for line in text.splitlines():

@@ -68,11 +68,12 @@ def through(hop: Hop, attempt: Attempt, deadline: Deadline) -> Wire:
         )
         raise diagnosis.gateway_failed(attempt, hop.name, why, not forbidden) from error
     except LOST as error:
-        why = (
-            f"it gets no connection to {there} within {deadline.seconds:g} s"
-            if deadline.passed
-            else "the connection to it was lost"
-        )
+        # With several threads at it, paramiko may give a refusal to the wrong one.
+        why = f"it gets no connection to {there}"
+        if deadline.passed:
+            why += f" within {deadline.seconds:g} s"
+        elif not hop.link.is_active():
+            why = "the connection to it was lost"
         raise diagnosis.gateway_failed(attempt, hop.name, why, True) from error
 
 

@@ -64,6 +64,7 @@ class Session:
     def __init__(self, link: Link, command: str, deadline: Deadline, *, collect: bool) -> None:
         self._link = link
         self._stderr = b""
+        self._closed = False
         if not link.sessions.acquire(timeout=deadline.left):
             raise Failure("too many commands run on this connection at the same time")
         try:
@@ -79,28 +80,24 @@ class Session:
             raise
 
     def _open(self, deadline: Deadline, window: int) -> Any:
-        try:
-            return self._open_patiently(deadline, window)
-        except paramiko.ChannelException as error:
-            raise Failure(
-                f"sshd opens no more sessions on this connection ({error.text}): see MaxSessions"
-            ) from error
-        except LOST as error:
-            if deadline.passed:
-                raise TimeoutError from error
-            raise ConnectionResetError("the connection was lost") from error
-
-    def _open_patiently(self, deadline: Deadline, window: int) -> Any:
-        # sshd counts a session for a moment longer than it lasts.
+        # sshd counts a session for a moment longer than it lasts, so that a refusal may be early.
+        # Which exception it is says little: threads that open at the same time share one slot
+        # for it in paramiko, and mix theirs up.
         pause, patience = 0.005, Deadline(min(PATIENCE, deadline.left))
         while True:
             try:
                 return self._link.open_session(window_size=window, timeout=deadline.left)
-            except paramiko.ChannelException:
+            except LOST as error:
+                if not self._link.is_active():
+                    raise ConnectionResetError("the connection was lost") from error
+                if deadline.passed:
+                    raise TimeoutError from error
                 if patience.passed:
-                    raise
-                time.sleep(pause)
-                pause = min(2 * pause, 0.05)
+                    raise Failure(
+                        "sshd opens no more sessions on this connection: see MaxSessions"
+                    ) from error
+            time.sleep(pause)
+            pause = min(2 * pause, 0.05)
 
     def _start(self, command: str) -> None:
         # channel.exec_command would wait for the confirmation: a round trip, and without a limit.
@@ -215,6 +212,10 @@ class Session:
             raise ConnectionResetError("the connection was lost") from cause
 
     def close(self) -> None:
+        """Safe to repeat."""
+        if self._closed:
+            return
+        self._closed = True
         with cut_at(self._link, Deadline(CLOSING)):
             try:
                 self._channel.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 
 import pytest
 
@@ -229,4 +230,4 @@ def test_two_submissions_at_the_same_moment(cli: Cli) -> None:
     assert len(set(numbers)) == 4
     jobs = cli.jobs()
     spans = sorted((jobs[n]["started"], jobs[n]["finished"]) for n in numbers)
-    assert all(one[1] <= other[0] for one, other in zip(spans, spans[1:], strict=False))
+    assert all(one[1] <= other[0] for one, other in pairwise(spans))

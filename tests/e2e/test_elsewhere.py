@@ -72,8 +72,8 @@ def test_loopback_ends_jobs_as_namespaces_do(loopback: Cli) -> None:
     assert of_job(cluster, done.job) == []
     assert "0 survivors" in done.err
 
-    number = loopback.detach("stubborn.py")
-    loopback.until_state(number, "running")
+    loopback.script("waits.py", "import time; time.sleep(300)")
+    loopback.until_state(loopback.detach("waits.py"), "running")
     traces = Traces.of(loopback)
     loopback("down")
     assert traces.left() == []
@@ -85,7 +85,13 @@ def test_torchrun_in_loopback(loopback: Cli) -> None:
     assert "ok: 4 ranks" in done.out
 
 
-@pytest.mark.parametrize("mode", [pytest.param("namespaces", marks=pytest.mark.netns), "loopback"])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        pytest.param("namespaces", marks=pytest.mark.netns),
+        pytest.param("loopback", marks=pytest.mark.slow),
+    ],
+)
 def test_odd_paths_everywhere(make_cli: MakeCli, mode: str) -> None:
     """A state home and a working folder with blanks, quotes, `$`, `;` and what not."""
     cli = make_cli(f"state of {ODD}", f"work in {ODD}", env={"CLUSTERCTL_LOCAL_MODE": mode})

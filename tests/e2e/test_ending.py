@@ -15,13 +15,8 @@ PROMISED = 10.0
 """Seconds within which a job has to be gone."""
 
 
-@pytest.fixture(params=["mpirun", "torchrun"])
-def running(request: pytest.FixtureRequest, cli: Cli, cluster_id: str) -> Running:
-    """A job of four ranks that are deaf to signals, each with a child in its own session."""
-    return begin(cli, cluster_id, "--launcher", request.param)
-
-
 def begin(cli: Cli, cluster_id: str, *options: object, **how: object) -> Running:
+    """A job of four ranks that are deaf to signals, each with a child in its own session."""
     cli.script("stubborn.py", STUBBORN)
     started = cli.start("run", *options, "--ranks", 4, "stubborn.py", **how)  # type: ignore[arg-type]
     started.until("ready", times=4, seconds=40)
@@ -29,7 +24,8 @@ def begin(cli: Cli, cluster_id: str, *options: object, **how: object) -> Running
     return started
 
 
-def test_ctrl_c_ends_everything(cli: Cli, cluster_id: str, running: Running) -> None:
+def test_ctrl_c_ends_everything(cli: Cli, cluster_id: str) -> None:
+    running = begin(cli, cluster_id)
     running.interrupt()
     began = time.monotonic()
     done = running.wait(PROMISED + 5)
@@ -69,7 +65,9 @@ def test_ctrl_c_twice_still_cleans_up(cli: Cli, cluster_id: str) -> None:
     cli.until_state(number, "cancelled", seconds=10)
 
 
-def test_cancel_from_another_terminal(cli: Cli, cluster_id: str, running: Running) -> None:
+def test_cancel_from_another_terminal(cli: Cli, cluster_id: str) -> None:
+    """Also of torchrun's agents, which have opinions of their own about signals."""
+    running = begin(cli, cluster_id, "--launcher", "torchrun")
     number = running.now().job
     began = time.monotonic()
     said = cli("cancel", number)
@@ -109,7 +107,7 @@ def test_polite_ranks_have_time_to_save(cli: Cli) -> None:
         "polite.py",
         "import os, signal, sys, time\n"
         "def stop(*_):\n"
-        "    time.sleep(2); open('saved', 'w').write('all'); print('saved', flush=True); sys.exit(0)\n"
+        "    time.sleep(2); open('saved', 'w').close(); print('saved', flush=True); sys.exit(0)\n"
         "signal.signal(signal.SIGTERM, stop)\n"
         "print('ready', flush=True)\n"
         "time.sleep(300)\n",
@@ -141,7 +139,7 @@ def test_ctrl_c_while_waiting_in_the_queue(cli: Cli, cluster_id: str) -> None:
     cli("cancel", first)
 
 
-@pytest.mark.parametrize("after", [0.15, 0.3, 0.45, 0.6])
+@pytest.mark.parametrize("after", [0.2, 0.35, 0.5])
 def test_ctrl_c_at_any_moment_of_the_start(cli: Cli, cluster_id: str, after: float) -> None:
     """Staging, starting, running: whenever it comes, nothing stays."""
     cli.script("waits.py", "import time; time.sleep(300)")

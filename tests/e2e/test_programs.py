@@ -22,12 +22,11 @@ def reduced(done: Done, ranks: int) -> bool:
     return any(line.startswith(f"ok: {ranks} ranks") for line in done.of(0))
 
 
-@pytest.mark.parametrize("backend", ["auto", "mpi", "gloo"])
+@pytest.mark.parametrize("backend", ["mpi", "gloo"])
 def test_the_sum_over_all_ranks_is_right(cli: Cli, backend: str) -> None:
     done = cli("run", "--ranks", 4, "--backend", backend, "reduce_all.py")
     assert reduced(done, 4)
-    if backend != "auto":
-        assert f"over {backend}" in done.out
+    assert f"over {backend}" in done.out
 
 
 @pytest.mark.slow

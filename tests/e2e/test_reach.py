@@ -21,10 +21,7 @@ NAMES = [
     "semi;colon",
     "new\nline",
     "-dash",
-    "*",
-    "back\\slash",
     "ünï",
-    "%n{b}",
 ]
 
 

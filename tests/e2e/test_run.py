@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -43,7 +43,8 @@ def test_each_stream_is_tagged_and_goes_where_it_belongs(cli: Cli) -> None:
         "both.py",
         "import os, sys\n"
         "rank = os.environ['RANK']\n"
-        "print('out of', rank); print('err of', rank, file=sys.stderr); print('no newline', end='')",
+        "print('out of', rank); print('err of', rank, file=sys.stderr)\n"
+        "print('no newline', end='')",
     )
     done = cli("run", "both.py")
     for rank in (0, 1):
@@ -138,7 +139,7 @@ def test_the_programs_exit_code_is_passed_and_the_first_failing_rank_named(
     assert set(job["survivors"].values()) == {0}
 
 
-@pytest.mark.parametrize("code", [1, 2, 77, 130, 255])
+@pytest.mark.parametrize("code", [1, 130, 255])
 def test_any_exit_code_is_passed(cli: Cli, code: int) -> None:
     cli.script("fails.py", f"import sys; sys.exit({code})")
     done = cli("run", "--ranks", 2, "fails.py", code=code)
@@ -399,11 +400,8 @@ def test_a_reader_that_leaves_is_no_traceback(cli: Cli) -> None:
     """`clusterctl run … | head -1` ends quietly."""
     cli.script("many.py", "for n in range(20000): print('line', n)")
     shell = 'set -o pipefail; "$@" | head -n 1'
-    import subprocess
-
     done = subprocess.run(
-        [shutil.which("bash") or "bash", "-c", shell, "bash", cli.python, "-m", "clusterctl"]
-        + ["run", "many.py"],
+        ["bash", "-c", shell, "bash", cli.python, "-m", "clusterctl", "run", "many.py"],
         cwd=cli.folder,
         env=cli.environment(None),
         stdin=subprocess.DEVNULL,

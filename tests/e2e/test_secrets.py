@@ -69,7 +69,7 @@ def forgotten(folder: Path) -> None:
     wait_for(lambda: not holding(folder), 10, lambda: f"still in {holding(folder)}")
 
 
-@pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
+@pytest.mark.parametrize("launcher", ["mpirun", pytest.param("torchrun", marks=pytest.mark.slow)])
 def test_a_secret_is_in_no_argv_record_log_or_output(cli: Cli, launcher: str) -> None:
     """From --env-file, all are secret: only the ranks see them, through a 0600 file that goes."""
     secrets = cli.folder.parent / "app.env"

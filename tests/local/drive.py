@@ -3,7 +3,8 @@
     drive.py VERB HOME ID WORKERS MODE [DIE_AT]
 
 With DIE_AT it kills itself, as `kill -9` would, on reaching the DIE_AT-th line of the provider's
-code that it had not reached before; so each statement can be made the last one.
+code that it had not reached before, or one that has DIE_AT in it; so each statement can be made the
+last one.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import signal
 import sys
 from dataclasses import asdict
+from linecache import getline
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -25,15 +27,16 @@ from tests.local.lab import cluster, folder_of
 PROVIDER = str(Path(clusterctl.providers.local.__file__).parent)
 
 
-def die_at(count: int) -> None:
+def die_at(where: str) -> None:
     reached: set[tuple[str, int]] = set()
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         if not frame.f_code.co_filename.startswith(PROVIDER):
             return None
         if event == "line":
-            reached.add((frame.f_code.co_filename, frame.f_lineno))
-            if len(reached) >= count:
+            line = frame.f_code.co_filename, frame.f_lineno
+            reached.add(line)
+            if str(len(reached)) == where or where in getline(*line):
                 os.kill(os.getpid(), signal.SIGKILL)
         return trace
 
@@ -45,7 +48,7 @@ def main(verb: str, home: str, cluster_id: str, workers: str, mode: str, dies: s
     wanted = cluster(cluster_id, int(workers), mode)
     provider = LocalProvider()
     if dies:
-        die_at(int(dies))
+        die_at(dies)
     if verb == "plan":
         return asdict(provider.plan(wanted.spec))
     if verb == "up":

@@ -108,7 +108,7 @@ def test_a_claim_excludes_others_until_it_ends() -> None:
 
 def test_a_rival_that_has_just_finished_is_seen_under_the_claim() -> None:
     first, second = islice(subnets.candidates("rival"), 2)
-    looks = iter([(), (first,), (first,)])
+    looks = iter([(first,), (first,)])
     with ExitStack() as stack:
         assert subnets.claim("rival", lambda: next(looks), stack) == second
 

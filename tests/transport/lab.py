@@ -113,25 +113,24 @@ def start(
         if not (folder / name).exists():
             write_key(folder / name)
     (folder / "authorized").write_text(write_key(folder / "user") + "\n")
-    port = free_port()
     keys = "".join(f"HostKey {folder / name}\n" for name in host_keys)
-    # sshd heeds the first line of a kind.
-    (folder / "config").write_text(extra + CONFIG.format(port=port, folder=folder) + keys)
     kind_and_key = " ".join((folder / f"{host_keys[0]}.pub").read_text().split()[:2])
-    (folder / "known_hosts").write_text(f"[127.0.0.1]:{port} {kind_and_key}\n")
-    process = subprocess.Popen(
-        [binary, "-D", "-f", str(folder / "config"), "-E", str(folder / "log")]
-    )
-    deadline = time.monotonic() + 10
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-            return Sshd(folder, port, process)
-        except OSError:
-            if process.poll() is not None or time.monotonic() > deadline:
-                process.kill()
-                pytest.fail("sshd did not start: " + (folder / "log").read_text())
-            time.sleep(0.01)
+    for _ in range(5):  # a port that was free may be taken now
+        port = free_port()
+        # sshd heeds the first line of a kind.
+        (folder / "config").write_text(extra + CONFIG.format(port=port, folder=folder) + keys)
+        (folder / "known_hosts").write_text(f"[127.0.0.1]:{port} {kind_and_key}\n")
+        log = folder / "log"
+        log.write_text("")
+        process = subprocess.Popen([binary, "-D", "-f", str(folder / "config"), "-E", str(log)])
+        deadline = time.monotonic() + 10
+        while process.poll() is None and time.monotonic() < deadline:
+            if f"Server listening on 127.0.0.1 port {port}" in log.read_text():
+                return Sshd(folder, port, process)
+            time.sleep(0.005)
+        process.kill()
+        process.wait()
+    pytest.fail("sshd did not start: " + log.read_text())
 
 
 def stop(server: Sshd) -> None:

@@ -12,6 +12,7 @@ from contextlib import closing, contextmanager
 import pytest
 
 from clusterctl.errors import NodeUnreachable
+from clusterctl.model import NodeResult
 from clusterctl.transport import session, wire
 from clusterctl.transport.ssh import SshChannel, SshTransport
 from tests.transport.lab import Relay, Sshd, make_node
@@ -130,16 +131,16 @@ def test_eight_at_a_time_on_one_connection(transport: SshTransport) -> None:
 
 
 def test_more_than_sshd_allows_wait_for_their_turn(transport: SshTransport) -> None:
-    done: list[bool] = []
+    done: list[NodeResult] = []
     threads = [
-        threading.Thread(target=lambda: done.append(transport.run("sleep 0.2", timeout=10).ok))
+        threading.Thread(target=lambda: done.append(transport.run("sleep 0.2", timeout=10)))
         for _ in range(25)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert done == [True] * 25
+    assert [(r.exit_code, r.error, r.stderr) for r in done] == [(0, "", b"")] * 25
 
 
 def test_sshd_that_allows_no_session(
@@ -229,6 +230,7 @@ def test_talking_with_a_command(transport: SshTransport) -> None:
         assert channel.receive(10) == f"got {word}\n".encode()
     with within(3), pytest.raises(TimeoutError):
         channel.receive(0.3)
+    channel.close()
     channel.close()
     assert transport.run("true", timeout=10).ok
 

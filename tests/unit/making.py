@@ -33,10 +33,16 @@ TOOLS = {
 
 
 def interface(text: str) -> Interface:
-    """`eth0 10.0.0.1/24` or `eth0 10.0.0.1/24 down`."""
+    """`eth0 10.0.0.1/24`, and `down`, or `among` where the device has more addresses."""
     device, network, *state = text.split()
     address, prefix = network.split("/")
-    return Interface(device=device, address=address, prefix=int(prefix), up=state != ["down"])
+    return Interface(
+        device=device,
+        address=address,
+        prefix=int(prefix),
+        up=state != ["down"],
+        alone=state != ["among"],
+    )
 
 
 def node(name: str = "worker-1", address: str = "10.0.0.11", **changes: Any) -> Node:

@@ -16,17 +16,18 @@ from clusterctl.state import Home, Store
 from tests.unit.making import cluster
 
 PLAIN, FLAG = config.Option(), config.Option(flag=True)
+TEXT, FLAG, LIST = config.Option(), config.Option(flag=True), config.Option(many=True)
 VERBS = {
-    "up": {"workers": PLAIN, "provider": PLAIN, "json": FLAG},
+    "up": {"workers": TEXT, "provider": TEXT, "json": FLAG},
     "run": {
-        "backend": PLAIN,
-        "ranks": PLAIN,
-        "cluster": PLAIN,
-        "env": config.Option(many=True),
+        "backend": TEXT,
+        "ranks": TEXT,
+        "cluster": TEXT,
+        "env": LIST,
         "dry_run": FLAG,
         "json": FLAG,
     },
-    "status": {"cluster": PLAIN, "json": FLAG},
+    "status": {"cluster": TEXT, "json": FLAG},
 }
 
 
@@ -90,6 +91,8 @@ def test_xdg(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ('[run]\nbakend = "mpi"', ["run.bakend"], "run.backend"),
         ("[run]\ndry-run = true", ["run.dry-run"], "run.dry_run"),
         ('zzz = "x"', ["zzz"], "known: "),
+        ("json = 3", ["json"], ""),
+        ("[run]\nenv = 'A=1'", ["env"], ""),
         ("[run]\nbackend = mpi", ["not valid TOML", "line 2"], "correct"),
         ("[run", ["not valid TOML"], "correct"),
         ("\udcff", ["not valid TOML"], "correct"),

@@ -156,3 +156,16 @@ def test_this_machine_answers(tmp_path: Path) -> None:
     assert 1 <= found.cores <= (os.cpu_count() or 1)
     assert found.memory > 100
     assert found.tools["awk"].startswith("/")
+
+
+def test_a_device_with_an_ipv6_address_is_not_alone() -> None:
+    """Link-local addresses are on every device and do not count."""
+    text = """[
+        {"ifname": "eth0", "flags": ["UP"], "addr_info": [
+            {"family": "inet", "local": "10.0.0.1", "prefixlen": 24, "scope": "global"},
+            {"family": "inet6", "local": "fe80::1", "prefixlen": 64, "scope": "link"}]},
+        {"ifname": "eth1", "flags": ["UP"], "addr_info": [
+            {"family": "inet", "local": "10.0.1.1", "prefixlen": 24, "scope": "global"},
+            {"family": "inet6", "local": "fd00::1", "prefixlen": 64, "scope": "global"}]}]"""
+    found = facts.interfaces(text)["interfaces"]
+    assert [(item.device, item.alone) for item in found] == [("eth0", True), ("eth1", False)]

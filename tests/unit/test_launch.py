@@ -379,3 +379,26 @@ def test_the_real_mpirun_knows_every_parameter(major: int, need: Any) -> None:
         ).stdout
         listed = "".join(listed.split())  # it breaks its lines anywhere
         assert {name for name in prte if name not in listed} == set()
+
+
+@pytest.mark.parametrize(
+    ("version", "extra", "value"),
+    [
+        ("5.0.11", "", "10.0.0.0/24"),
+        ("5.0.11", " among", "ens5,eth0"),
+        ("4.1.4", " among", "10.0.0.0/24"),
+    ],
+)
+def test_daemons_find_their_network_on_devices_with_more_addresses(
+    version: str, extra: str, value: str
+) -> None:
+    """PRRTE 5.0.11 looks at the first address of a device only (an IPv6 one, say), and ignores a
+    subnet that does not hold it: then daemons may choose docker0. Names it takes."""
+    nodes = [
+        node("launcher", "10.0.0.10", mpi=version, interfaces=["eth0 10.0.0.10/24"]),
+        node("worker-1", "10.0.0.11", mpi=version, interfaces=[f"ens5 10.0.0.11/24{extra}"]),
+    ]
+    plan = launch.load("mpirun").plan(request(cluster(*nodes), spec()))
+    names = ("prte_if_include", "oob_tcp_if_include")
+    flag = next(index for index, word in enumerate(plan.argv) if word in names)
+    assert plan.argv[flag + 1] == value

@@ -31,7 +31,9 @@ class Site:
 
     where: Cluster
 
-    def submit(self, number: int, script: str, launcher: str, **changes: Any) -> Job:
+    def submit(
+        self, number: int, script: str, launcher: str, before_launch: str = ":", **changes: Any
+    ) -> Job:
         """A job whose ranks run `script`; `launcher` is sh that starts them: `rank N` starts one
         and waits for it."""
         what = spec(
@@ -64,20 +66,25 @@ class Site:
             for path, (text, mode) in files.items():
                 (folder / path).write_text(text.replace(f"grace={GRACE}\n", "grace=1\n"))
                 (folder / path).chmod(mode)
+        start_script = self.folder("launcher", number) / "launch.sh"
+        start_script.write_text(f"{before_launch}\n{start_script.read_text()}")
         return Direct().parse_status(job, self.on_launcher(job, Direct().submit_argv(job)))
 
     def folder(self, name: str, number: int) -> Path:
         return Path(self.where.node(name).root) / "jobs" / str(number)
 
-    def on_launcher(self, job: Job, argv: tuple[str, ...]) -> str:
+    def on_launcher(self, job: Job, argv: tuple[str, ...], path: str = "") -> str:
         folder = self.folder("launcher", job.id)
-        return subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=30).stdout
+        env = {**os.environ, "PATH": f"{path}{os.environ['PATH']}"}
+        return subprocess.run(
+            argv, cwd=folder, capture_output=True, text=True, timeout=30, env=env
+        ).stdout
 
     def status(self, job: Job) -> Job:
         return Direct().parse_status(job, self.on_launcher(job, Direct().status_argv(job)))
 
     def until(self, job: Job, done: Callable[[Job], bool]) -> Job:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 15
         while not done(job := self.status(job)):
             assert time.monotonic() < deadline, self.story(job)
             time.sleep(0.02)
@@ -193,6 +200,32 @@ def test_cancel(site: Site, stubborn: bool) -> None:
     assert (job.state, job.program_exit_code) == (JobState.CANCELLED, None), site.story(job)
     assert set(job.survivors.values()) == {0}
     assert site.living(1) == []
+
+
+@pytest.mark.parametrize("launcher", [BOTH, "sleep 300"], ids=["ranks", "mpirun hangs"])
+def test_cancel_while_mpirun_starts(site: Site, launcher: str) -> None:
+    """No process carries the tag yet: one look for it must not be all that ends the job."""
+    job = site.submit(1, "sleep 300", launcher, before_launch="sleep 1")
+    site.cancel(job)
+    job = site.ended(job)
+    assert job.state is JobState.CANCELLED, site.story(job)
+    assert set(job.survivors.values()) == {0}
+    assert site.living(1) == []
+
+
+def test_a_job_that_ends_while_it_is_asked_for_is_not_lost(site: Site, tmp_path: Path) -> None:
+    """Between reading its state and looking for its supervisor both may change."""
+    go, tools = tmp_path / "go", tmp_path / "tools"
+    tools.mkdir()
+    (tools / "cat").write_text(
+        f'#!/bin/sh\n/bin/cat "$@"\ntouch "{go}"\n'
+        "until grep -q '^swept' state; do sleep 0.02; done\nflock alive true\n"
+    )
+    (tools / "cat").chmod(0o755)
+    job = site.submit(1, f"until [ -e '{go}' ]; do sleep 0.02; done", "rank 0; rank 1")
+    seen = site.on_launcher(job, Direct().status_argv(job), path=f"{tools}:")
+    assert Direct().parse_status(job, seen).state in (JobState.RUNNING, JobState.SUCCEEDED)
+    assert site.ended(job).state is JobState.SUCCEEDED
 
 
 def test_timeout(site: Site) -> None:

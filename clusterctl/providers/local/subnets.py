@@ -58,10 +58,10 @@ def claim(
     """A free subnet that no other clusterctl takes before `until` closes.
 
     The claim is the name of an abstract socket: it belongs to one network namespace, as addresses
-    do, and it ends with us, whatever happens. `in_use` is asked again under the claim, since a
-    rival may just have finished.
+    do, and it ends with us, whatever happens. `in_use` is asked under the claim: a rival that has
+    given its claim up has an address by then.
     """
-    busy = in_use()
+    busy: Collection[IPv4Network] = ()
     for subnet in candidates(cluster_id):
         if any(subnet.overlaps(network) for network in busy):
             continue
