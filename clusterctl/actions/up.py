@@ -112,14 +112,12 @@ def _record(store: Store, spec: ClusterSpec, plan: ProviderPlan, tell: Tell) -> 
         phase=Phase.CREATING,
         created=time.time(),
     )
-    cluster = replace(
-        base,
-        spec=spec,
-        phase=Phase.CREATING,
-        mode=plan.mode,
-        mode_reason=plan.mode_reason,
-        one_host=plan.one_host,
-    )
+    cluster = replace(base, spec=spec, phase=Phase.CREATING)
+    if not base.mode:
+        # A cluster stays in the mode it was made in, whatever is possible by now.
+        cluster = replace(
+            cluster, mode=plan.mode, mode_reason=plan.mode_reason, one_host=plan.one_host
+        )
     store.save(cluster)
     store.event(cluster.name, "resuming" if old else "creating", workers=spec.workers)
     return cluster

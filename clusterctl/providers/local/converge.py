@@ -24,8 +24,6 @@ _ATTEMPTS = 3
 class Network(Protocol):
     """What differs between namespaces and loopback."""
 
-    one_host: bool
-
     def adopt(self, found: Sequence[Process]) -> bool:
         """Takes over what nodes share from an earlier start; False: it is missing or half-made."""
 

@@ -26,8 +26,6 @@ _OURS = 0o711
 class Loopback:
     """The network of a cluster in loopback mode."""
 
-    one_host = True
-
     def __init__(self, server: Server) -> None:
         self._server = server
         self._ports: dict[str, Endpoint] = {}

@@ -81,8 +81,6 @@ def drop_interface(site: Site) -> None:
 class Namespaces:
     """The network of a cluster in namespace mode."""
 
-    one_host = False
-
     def __init__(self, site: Site, server: Server, until: ExitStack) -> None:
         self._site = site
         self._server = server
