@@ -131,12 +131,8 @@ def attend(
 ) -> Job:
     """Follows the job to its end; Ctrl-C cancels it."""
     try:
-        job = control.wait_until_started(
-            job,
-            cluster,
-            pool,
-            lambda waiting: tell(f"job {waiting.id} waits: other jobs use the slots (--now skips)"),
-        )
+        if job.state is JobState.QUEUED:
+            tell(f"job {job.id} waits: other jobs use the slots (--now skips the queue)")
         with Follower(job, cluster, pool, store.job_folder(job.id)) as follower:
             try:
                 for lines in follower.batches():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from clusterctl import schedulers
@@ -60,20 +60,6 @@ def sweep(job: Job, cluster: Cluster, pool: Pool, *, end: bool) -> dict[str, int
         return pool.transport(name).run(command, timeout=ASK_TIMEOUT)
 
     return {result.node: _survivors(result) for result in pool.each(look, involved(job, cluster))}
-
-
-def wait_until_started(
-    job: Job, cluster: Cluster, pool: Pool, on_change: Callable[[Job], None]
-) -> Job:
-    """Waits while the job is queued; tells `on_change` once."""
-    told = False
-    while job.state is JobState.QUEUED:
-        if not told:
-            on_change(job)
-            told = True
-        time.sleep(0.5)
-        job = refresh(job, cluster, pool)
-    return job
 
 
 def messages(job: Job, cluster: Cluster, pool: Pool) -> str:
