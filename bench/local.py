@@ -133,7 +133,7 @@ def two_nodes() -> list[Row]:
     flags = prepared.plan.argv[: prepared.plan.argv.index("/bin/sh")]
     hosts = prepared.plan.files["hostfile"]
     hostfile = f"{cluster.launcher.root}/bench-hostfile"
-    words = [hostfile if word.endswith("/hostfile") else word for word in flags]
+    words = [hostfile if word == "hostfile" else word for word in flags]
     # The same flags over the same nodes, but mpirun starts the program itself.
     bare = (
         f"PATH={shlex.quote(cluster.launcher.root)}/bin:$PATH MASTER_PORT=1 CLUSTERCTL_ATTEMPT=1;"

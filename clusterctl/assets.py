@@ -35,17 +35,13 @@ def _environment() -> Any:
     )
     environment.filters["q"] = lambda value: shlex.quote(str(value))
     environment.filters["dq"] = lambda value: re.sub(r'(["$`\\])', r"\\\1", str(value))
-    environment.filters["sshpath"] = lambda value: re.sub(
-        r'([" \\])', r"\\\1", str(value).replace("%", "%%")
-    )
     return environment
 
 
 def render(template: str, **values: object) -> str:
     """Renders `templates/<template>`; an undefined name is an error.
 
-    Filters: `q` quotes a word for sh, `dq` makes text safe between double quotes there, `sshpath`
-    escapes a path for ssh_config.
+    Filters: `q` quotes a word for sh, `dq` makes text safe between double quotes there.
     """
     text: str = _environment().get_template(template).render(**values)
     return text

@@ -171,6 +171,10 @@ class Cluster:
         """The node that starts jobs: the launcher, or the login node of a batch system."""
         return next(node for node in self.nodes if node.role is not Role.WORKER)
 
+    def has(self, name: str) -> bool:
+        """Whether there is such a node: a smaller `up` may have removed it since."""
+        return any(node.name == name for node in self.nodes)
+
     def node(self, name: str) -> Node:
         return next(node for node in self.nodes if node.name == name)
 

@@ -82,12 +82,15 @@ def kill_group(pid: int) -> None:
         return
 
 
-def foreground(argv: Sequence[str]) -> int:
+def foreground(argv: Sequence[str], *, cwd: Path) -> int:
     """Runs `argv` on our own terminal and waits for it; Ctrl-C there is the program's business."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         return subprocess.run(
-            argv, check=False, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
+            argv,
+            check=False,
+            cwd=cwd,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         ).returncode
     except FileNotFoundError:
         return 127

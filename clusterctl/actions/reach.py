@@ -7,9 +7,11 @@ from pathlib import Path
 
 from clusterctl import process
 from clusterctl.actions import connected
-from clusterctl.errors import NodeUnreachable, RecordError, UsageError
+from clusterctl.errors import RecordError, UsageError
 from clusterctl.model import Cluster, Node, NodeResult
 from clusterctl.state import Store
+
+CONNECT_TIMEOUT = 20.0
 
 
 def node_of(cluster: Cluster, name: str) -> Node:
@@ -21,18 +23,19 @@ def node_of(cluster: Cluster, name: str) -> Node:
     raise RecordError(f"cluster {cluster.name!r} has no node {name!r}", hint=f"nodes: {names}")
 
 
-def ssh_argv(store: Store, cluster: Cluster, name: str | None, words: list[str]) -> list[str]:
-    """The OpenSSH command line for a node (the launcher, unless named). `words` reach the program
-    there as they are here, but for a single one, which the node's shell reads: `-- 'ls | wc'`."""
+def ssh_argv(cluster: Cluster, name: str | None, words: list[str]) -> list[str]:
+    """The OpenSSH command line for a node (the launcher, unless named), for the cluster's `ssh`
+    folder. `words` reach the program there as they are here, but for a single one, which the
+    node's shell reads: `-- 'ls | wc'`."""
     node = node_of(cluster, name or cluster.launcher.name)
-    config = store.folder(cluster.name) / "ssh" / "config"
     command = words[0] if len(words) == 1 else shlex.join(words)
-    return ["ssh", "-F", str(config), node.name, *([command] if words else [])]
+    return ["ssh", "-F", "config", node.name, *([command] if words else [])]
 
 
-def shell(argv: list[str]) -> int:
+def shell(store: Store, cluster: Cluster, name: str | None, words: list[str]) -> int:
     """Hands the terminal to ssh; its exit code, which is the remote command's."""
-    return process.foreground(argv)
+    folder = store.folder(cluster.name) / "ssh"
+    return process.foreground(ssh_argv(cluster, name, words), cwd=folder)
 
 
 def execute(
@@ -55,6 +58,9 @@ def copy(store: Store, cluster: Cluster, source: str, target: str, timeout: floa
     if remote_source and remote_target:
         raise wrong
     with connected(store, cluster) as pool:
+        for remote in (remote_source, remote_target):
+            if remote:
+                pool.transport(remote[0]).connect(CONNECT_TIMEOUT)
         if remote_target:
             here = Path(source)
             if not here.exists():
@@ -73,8 +79,9 @@ def copy(store: Store, cluster: Cluster, source: str, target: str, timeout: floa
             raise wrong
     if not result.ok:
         said = result.error or result.stderr.decode(errors="replace").strip()
-        kind = NodeUnreachable if result.exit_code is None and not result.stderr else UsageError
-        raise kind(f"copying failed on {node}: {said}", hint="check path, rights and free space")
+        raise UsageError(
+            f"copying to or from {node} failed: {said}", hint="check path, rights and free space"
+        )
 
 
 def _split(cluster: Cluster, text: str) -> tuple[str, str] | None:

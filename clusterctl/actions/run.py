@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from secrets import token_hex
 
 from clusterctl import launch, schedulers
 from clusterctl.actions import Tell, connected, ready
@@ -170,7 +171,7 @@ def emit(prepared: Prepared) -> str:
         raise LaunchError("--emit sh describes mpirun alone", hint="leave out --launcher torchrun")
     wrapper = next(index for index, word in enumerate(plan.argv) if word == "/bin/sh")
     words = [
-        '"$scratch/hostfile"' if word.endswith("/hostfile") else command_line((word,))
+        '"$scratch/hostfile"' if word == "hostfile" else command_line((word,))
         for word in plan.argv[:wrapper]
     ]
     return assets.render(
@@ -193,6 +194,8 @@ def emit(prepared: Prepared) -> str:
             }
             for item in job.placement
         ],
+        # An argument may hold any line, also one that would end the text that it stands in.
+        delimiter=f"RANK_{token_hex(8)}",
         secrets=sorted(prepared.secrets),
         reasons=plan.reasons,
         command=" ".join(words),

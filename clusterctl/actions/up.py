@@ -144,7 +144,7 @@ def _write_ssh(store: Store, cluster: Cluster, host_keys: dict[str, str]) -> Non
     folder = store.folder(cluster.name) / "ssh"
     known = "".join(f"{_endpoint(cluster.node(name))} {key}\n" for name, key in host_keys.items())
     write_atomic(folder / "known_hosts", known.encode())
-    config = assets.render("client/ssh_config.j2", cluster=cluster, folder=folder)
+    config = assets.render("client/ssh_config.j2", cluster=cluster)
     write_atomic(folder / "config", config.encode())
 
 

@@ -61,7 +61,9 @@ def script(node: Node, mesh: Mesh, *, pythons: Sequence[str], steps: Sequence[St
             "ssh/config": assets.render("bootstrap/ssh_config.j2", nodes=mesh.nodes),
             "ssh/known_hosts": "".join(f"{name} {key}\n" for name, key in mesh.host_keys.items()),
             "ssh/mesh.pub": mesh.key.public + "\n",
-            "bin/clusterctl-ssh": assets.render("bootstrap/agent.sh.j2", root=node.root),
+            "bin/clusterctl-ssh": assets.render(
+                "bootstrap/agent.sh.j2", root=node.root, nodes=mesh.nodes
+            ),
             "bin/free-port": assets.render("bootstrap/free-port.sh.j2"),
             "bin/mesh-peer": assets.render("bootstrap/mesh-peer.sh.j2", node=node),
         },

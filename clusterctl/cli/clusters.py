@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from clusterctl.cli.console import Console, ago, table
 from clusterctl.cli.options import ClusterOption, Json, NameArgument, Quiet, Verbose, Yes
@@ -14,9 +15,33 @@ from clusterctl.model import Cluster, ClusterSpec, NodeGroup
 DEFAULT_NAME = "default"
 
 
+class SshCommand(TyperCommand):
+    """`-- COMMAND` without a NODE before it means the launcher."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if "--" in args:
+            end = args.index("--")
+            takes_value = {
+                name
+                for p in self.params
+                if not getattr(p, "is_flag", False)
+                for name in p.opts
+                if name.startswith("-")
+            }
+            named = [
+                word
+                for index, word in enumerate(args[:end])
+                if not word.startswith("-") and (index == 0 or args[index - 1] not in takes_value)
+            ]
+            if not named:
+                args = [*args[:end], "--", "", *args[end + 1 :]]
+        return super().parse_args(ctx, args)
+
+
 def register(app: typer.Typer) -> None:
-    for verb in (up, down, status, ssh, cp):
-        app.command(context_settings=_LEAVE_ARGUMENTS if verb is ssh else None)(verb)
+    for verb in (up, down, status, cp):
+        app.command()(verb)
+    app.command(cls=SshCommand, context_settings=_LEAVE_ARGUMENTS)(ssh)
     app.command(name="list")(list_)
 
 
@@ -232,10 +257,9 @@ def ssh(
     words = list(command or [])
     if words[:1] == ["--"]:
         words = words[1:]
-    elif node == "--":
-        node = None
+    node = node or None
     if not json:
-        raise typer.Exit(reach.shell(reach.ssh_argv(store, chosen, node, words)))
+        raise typer.Exit(reach.shell(store, chosen, node, words))
     if not words:
         raise UsageError("--json needs a command", hint="clusterctl ssh --json NODE -- COMMAND")
     result = reach.execute(store, chosen, node, words, timeout)

@@ -6,7 +6,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.jobs.start import trouble
+from clusterctl.jobs.start import ranked, trouble
 from clusterctl.model import Cluster, Job, Node, NodeResult
 from clusterctl.transport.pool import Pool
 
@@ -36,7 +36,7 @@ def find(job: Job, cluster: Cluster, pool: Pool) -> tuple[Output, ...]:
         return pool.transport(name).run(command, timeout=LIST_TIMEOUT)
 
     found = []
-    for result in pool.each(ask, [place.node for place in job.placement]):
+    for result in pool.each(ask, ranked(job, cluster)):
         if not result.ok:
             raise trouble(f"looking for outputs of job {job.id}", result)
         for item in result.stdout.split(b"\0"):

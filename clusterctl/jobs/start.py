@@ -11,6 +11,7 @@ from clusterctl.errors import ClusterctlError, LaunchError, NodeUnreachable
 from clusterctl.jobs import stage
 from clusterctl.jobs.program import SOURCES
 from clusterctl.model import Cluster, Job, LaunchPlan, Node, NodeResult, ProgramKind
+from clusterctl.schedulers.direct import GRACE
 from clusterctl.state import Home
 from clusterctl.transport.pool import Pool
 
@@ -66,6 +67,7 @@ def node_files(job: Job, cluster: Cluster, plan: LaunchPlan, secrets: Mapping[st
                 working=job.spec.program.folder,
                 program=plan.programs[name],
                 agent=plan.agents.get(name, ""),
+                grace=GRACE,
                 line_buffered=job.spec.program.kind in (ProgramKind.SOURCE, ProgramKind.BINARY),
             ),
             0o755,
@@ -80,8 +82,13 @@ Files = dict[str, dict[str, tuple[str, int]]]
 
 
 def involved(job: Job, cluster: Cluster) -> tuple[str, ...]:
-    """The launcher, then the nodes that run ranks."""
-    return tuple(dict.fromkeys([cluster.launcher.name, *(place.node for place in job.placement)]))
+    """The launcher, then the nodes that run ranks, as far as they still exist."""
+    return tuple(dict.fromkeys((cluster.launcher.name, *ranked(job, cluster))))
+
+
+def ranked(job: Job, cluster: Cluster) -> tuple[str, ...]:
+    """The nodes that run ranks, as far as they still exist."""
+    return tuple(place.node for place in job.placement if cluster.has(place.node))
 
 
 def put(

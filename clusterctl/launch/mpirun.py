@@ -155,7 +155,8 @@ def _flags(request: Request, mpi: Mpi, network: Interconnect, counts: dict[str, 
     flags.append((("-np", str(total)), _ranks_reason(request, total)))
     flags.append(
         (
-            ("--hostfile", f"{request.folder(cluster.launcher.name)}/hostfile"),
+            # Relative to the job's folder, where mpirun starts: PRRTE splits the path at commas.
+            ("--hostfile", "hostfile"),
             "workers only, slots as this job uses them",
         )
     )

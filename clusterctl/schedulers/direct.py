@@ -15,8 +15,8 @@ from dataclasses import replace
 from clusterctl import assets
 from clusterctl.model import Cluster, Job, JobState, LaunchPlan, RankFailure
 
-GRACE = 4
-"""Seconds between SIGTERM and SIGKILL: everything has to be gone within ten."""
+GRACE = 5
+"""Seconds that programs have between SIGTERM and SIGKILL: all has to be gone within ten."""
 
 LATE = ("MASTER_PORT", "CLUSTERCTL_ATTEMPT")
 """Variables in a plan's argv that get their value when the job starts."""

@@ -59,6 +59,7 @@ def test_the_job_outlives_its_client_and_is_followed_again(cli: Cli) -> None:
     assert cli("logs", number, "--rank", 1).of(1) == LINES
 
 
+@pytest.mark.slow
 def test_a_follower_that_dies_half_way_loses_nothing(cli: Cli) -> None:
     """Following again goes on where the stored copy stops, whoever wrote it."""
     cli.script("counts.py", COUNTS)
@@ -189,6 +190,7 @@ def test_a_dead_supervisor_means_lost_and_the_queue_goes_on(cli: Cli, cluster_id
     assert of_job(cluster_id, first) == []
 
 
+@pytest.mark.slow
 def test_a_client_that_watches_is_told_that_its_job_is_lost(cli: Cli, cluster_id: str) -> None:
     cli.script("waits.py", "import time; print('on', flush=True); time.sleep(300)")
     client = cli.start("run", "waits.py")
@@ -202,6 +204,7 @@ def test_a_client_that_watches_is_told_that_its_job_is_lost(cli: Cli, cluster_id
     assert of_job(cluster_id, number) == []
 
 
+@pytest.mark.slow
 def test_job_numbers_are_never_used_twice(own: Cli) -> None:
     """Not even by another cluster of the same name; history outlives clusters."""
     own.script("who.py", "print('here')")

@@ -52,6 +52,7 @@ def test_ctrl_c_on_a_terminal(cli: Cli, cluster_id: str) -> None:
     assert "0 survivors" in done.err
 
 
+@pytest.mark.slow
 def test_ctrl_c_twice_still_cleans_up(cli: Cli, cluster_id: str) -> None:
     """An impatient person does not leave processes behind."""
     started = begin(cli, cluster_id)
@@ -92,6 +93,7 @@ def test_the_timeout_ends_everything(cli: Cli, cluster_id: str) -> None:
     assert set(job["survivors"].values()) == {0}
 
 
+@pytest.mark.slow
 def test_a_timeout_that_is_not_reached_changes_nothing(cli: Cli, cluster_id: str) -> None:
     cli.script("quick.py", "print('done')")
     done = cli("run", "--timeout", "1h", "quick.py")
@@ -139,6 +141,7 @@ def test_ctrl_c_while_waiting_in_the_queue(cli: Cli, cluster_id: str) -> None:
     cli("cancel", first)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [0.2, 0.35, 0.5])
 def test_ctrl_c_at_any_moment_of_the_start(cli: Cli, cluster_id: str, after: float) -> None:
     """Staging, starting, running: whenever it comes, nothing stays."""

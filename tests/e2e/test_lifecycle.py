@@ -76,6 +76,7 @@ def test_up_again_resumes_and_changes_the_number_of_workers(own: Cli) -> None:
     assert traces.left() == []
 
 
+@pytest.mark.slow
 def test_up_repairs_a_dead_node(own: Cli) -> None:
     """A node that died is said to be dead, and comes back with `up`."""
     made = own.json("up")

@@ -153,6 +153,7 @@ def test_each_node_has_a_copy_of_its_own(cli: Cli) -> None:
     assert [done.of(0), done.of(1)] == [["['mine-0']"], ["['mine-1']"]]
 
 
+@pytest.mark.slow
 def test_what_is_too_large_is_refused_with_its_size(cli: Cli, tmp_path: Path) -> None:
     cli.script("big/a.py", "print('never')")
     with (cli.folder / "big" / "data").open("wb") as file:

@@ -67,6 +67,7 @@ class Rank:
         (folder / "env").write_text(assets.render("job/env.j2", variables=sorted(env.items())))
         text = assets.render(
             "job/rank.sh.j2",
+            grace=1,
             **{
                 "id": 7,
                 "node": "worker-1",

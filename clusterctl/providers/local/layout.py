@@ -126,6 +126,11 @@ def site(cluster_id: str, folder: Path) -> Site:
             f"the state home {text!r} has a control character or a byte that is not UTF-8",
             hint="set CLUSTERCTL_HOME to another folder",
         )
+    if "," in text:
+        raise UsageError(
+            f"the state home {text!r} has a comma: Open MPI splits paths at commas",
+            hint="set CLUSTERCTL_HOME to another folder",
+        )
     return Site(cluster_id, folder.resolve())
 
 
