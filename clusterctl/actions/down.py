@@ -11,6 +11,7 @@ from clusterctl.actions import Tell, check_name, connected
 from clusterctl.errors import ClusterctlError, RecordError
 from clusterctl.jobs import control, outputs
 from clusterctl.jobs.follow import Follower, complete
+from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.stage import human
 from clusterctl.model import Cluster, Job, JobState, Phase
 from clusterctl.state import ClusterLock, Store
@@ -122,7 +123,10 @@ def save_logs(store: Store, job: Job, cluster: Cluster, pool: Pool, tell: Tell) 
     if complete(folder):
         return
     try:
-        with Follower(store.job(job.id), cluster, pool, folder) as follower:
+        with (
+            Interrupts() as interrupts,
+            Follower(store.job(job.id), cluster, pool, folder, interrupts) as follower,
+        ):
             for _ in follower.batches(until_ended=False, replay=False):
                 pass
     except ClusterctlError as error:

@@ -14,6 +14,7 @@ from clusterctl.actions.run import OnJob, OnLines, Prepared, run
 from clusterctl.errors import ClusterctlError, RecordError
 from clusterctl.jobs import control, outputs
 from clusterctl.jobs.follow import Follower, Line, complete, stored
+from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.program import check
 from clusterctl.jobs.stage import Tree
 from clusterctl.jobs.start import Carry
@@ -80,7 +81,11 @@ def logs(store: Store, number: int, where: str | None, *, follow: bool) -> Itera
     if cluster is None or complete(folder) or cluster.phase is not Phase.READY:
         yield from stored(folder)
         return
-    with connected(store, cluster) as pool, Follower(job, cluster, pool, folder) as follower:
+    with (
+        Interrupts() as interrupts,
+        connected(store, cluster) as pool,
+        Follower(job, cluster, pool, folder, interrupts) as follower,
+    ):
         try:
             yield from follower.batches(until_ended=follow)
         finally:

@@ -13,6 +13,7 @@ from clusterctl.actions import Tell, connected, ready
 from clusterctl.errors import ClusterctlError, LaunchError, RecordError
 from clusterctl.jobs import control, stage, start
 from clusterctl.jobs.follow import Follower, Line
+from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.program import Resolved, check, resolve_module
 from clusterctl.jobs.program import resolve as resolve_script
 from clusterctl.launch.placement import place
@@ -88,7 +89,8 @@ def ship(store: Store, prepared: Prepared, pool: Pool, *, carry: start.Carry | N
     try:
         files = start.node_files(job, cluster, prepared.plan, prepared.secrets)
         port = start.put(job, cluster, files, pool, store.home, carry=carry)
-        job = start.start(job, cluster, pool, port)
+        with Interrupts():
+            job = start.start(job, cluster, pool, port)
     except BaseException as error:
         reason = error.message if isinstance(error, ClusterctlError) else "interrupted"
         ended = replace(job, state=JobState.FAILED, finished=time.time(), reason=reason)
@@ -134,7 +136,11 @@ def attend(
     try:
         if job.state is JobState.QUEUED:
             tell(f"job {job.id} waits: other jobs use the slots (--now skips the queue)")
-        with Follower(job, cluster, pool, store.job_folder(job.id)) as follower:
+        folder = store.job_folder(job.id)
+        with (
+            Interrupts() as interrupts,
+            Follower(job, cluster, pool, folder, interrupts) as follower,
+        ):
             try:
                 for lines in follower.batches():
                     on_lines(lines)

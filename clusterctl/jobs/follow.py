@@ -20,6 +20,7 @@ from types import TracebackType
 from clusterctl import assets
 from clusterctl.errors import NodeUnreachable
 from clusterctl.jobs import control
+from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.start import involved
 from clusterctl.model import Cluster, Job
 from clusterctl.schedulers import direct
@@ -31,6 +32,8 @@ CHUNK = 1 << 20
 FASTEST, SLOWEST = 0.02, 0.5
 """Seconds between polls: quick after output, slower while nothing comes."""
 ANSWER_TIMEOUT = 30.0
+GLANCE = 0.5
+"""Seconds between looks whether somebody has pressed Ctrl-C."""
 SUSPICION = 5.0
 """Seconds of silence after which we ask whether the supervisor is still there."""
 
@@ -72,7 +75,9 @@ class Follower:
     Raises NodeUnreachable when a node stops answering: the job goes on without us.
     """
 
-    def __init__(self, job: Job, cluster: Cluster, pool: Pool, folder: Path) -> None:
+    def __init__(
+        self, job: Job, cluster: Cluster, pool: Pool, folder: Path, interrupts: Interrupts
+    ) -> None:
         self.job = job
         self._cluster = cluster
         self._pool = pool
@@ -80,6 +85,7 @@ class Follower:
         self._lock: int | None = None
         self._file: BufferedWriter | None = None
         self._watches: list[_Watch] = []
+        self._interrupts = interrupts
         self._keep = False
         self._moved = False
 
@@ -121,6 +127,7 @@ class Follower:
         drained = False
         heard = time.monotonic()
         while True:
+            self._interrupts.check()
             ended = self.job.state.ended
             if lines := self._poll():
                 yield lines
@@ -233,10 +240,17 @@ class Follower:
         return data
 
     def _receive(self, watch: _Watch) -> None:
-        try:
-            data = watch.channel.receive(ANSWER_TIMEOUT)
-        except OSError as error:
-            raise self._lost(watch, error) from error
+        deadline = time.monotonic() + ANSWER_TIMEOUT
+        while True:
+            self._interrupts.check()
+            try:
+                data = watch.channel.receive(GLANCE)
+                break
+            except TimeoutError as error:
+                if time.monotonic() > deadline:
+                    raise self._lost(watch, error) from error
+            except OSError as error:
+                raise self._lost(watch, error) from error
         if not data:
             raise self._lost(watch, None)
         watch.buffer += data
