@@ -83,7 +83,7 @@ def up(
     console.note(table([(phase, f"{seconds:.2f} s") for phase, seconds in made.phases]))
     console.note(
         f"cluster {up_cluster.name} is ready: 1 launcher, {len(up_cluster.workers)} workers"
-        f" ({_mode(up_cluster)}). Next:\n"
+        f" ({up_cluster.mode}). Next:\n"
         "  clusterctl run multinode_ddp_mpi.py 1000 1000\n"
         "  clusterctl status\n"
         f"  clusterctl down{'' if up_cluster.name == DEFAULT_NAME else ' ' + up_cluster.name}"
