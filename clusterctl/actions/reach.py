@@ -57,14 +57,14 @@ def copy(store: Store, cluster: Cluster, source: str, target: str, timeout: floa
     )
     if remote_source and remote_target:
         raise wrong
+    if remote_target and not Path(source).exists():
+        raise UsageError(f"there is no {source!r} here", hint="check the path")
     with connected(store, cluster) as pool:
         for remote in (remote_source, remote_target):
             if remote:
                 pool.transport(remote[0]).connect(CONNECT_TIMEOUT)
         if remote_target:
             here = Path(source)
-            if not here.exists():
-                raise UsageError(f"there is no {source!r} here", hint="check the path")
             node, path = remote_target
             if path == "." or path.endswith("/"):
                 path = f"{path.rstrip('/') or '/'}/{here.name}"

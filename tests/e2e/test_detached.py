@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import Need
 from tests.e2e.cli import STUBBORN, Cli, of_job, tagged, wait_for
 
-pytestmark = [pytest.mark.sshd, pytest.mark.mpi]
+pytestmark = [pytest.mark.slow, pytest.mark.sshd, pytest.mark.mpi]
 
 COUNTS = """
 import os, sys, time

@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.cli import STUBBORN, Cli, Traces, of_job
 from tests.e2e.conftest import MakeCli
 
-pytestmark = [pytest.mark.sshd, pytest.mark.mpi]
+pytestmark = [pytest.mark.slow, pytest.mark.sshd, pytest.mark.mpi]
 
 ODD = 'a $HOME; "odd" *path* & #1 % \\ ünï'
 ARGUMENTS = ["two words", "it's", "$HOME", "", "new\nline"]

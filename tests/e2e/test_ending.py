@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.cli import STUBBORN, Cli, Running, of_job, wait_for
 
-pytestmark = [pytest.mark.sshd, pytest.mark.mpi]
+pytestmark = [pytest.mark.slow, pytest.mark.sshd, pytest.mark.mpi]
 
 PROMISED = 10.0
 """Seconds within which a job has to be gone."""

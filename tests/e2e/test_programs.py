@@ -15,7 +15,7 @@ from tests.conftest import Need
 from tests.e2e.cli import Cli, Done
 from tests.e2e.conftest import MakeCli
 
-pytestmark = [pytest.mark.sshd, pytest.mark.mpi]
+pytestmark = [pytest.mark.slow, pytest.mark.sshd, pytest.mark.mpi]
 
 
 def reduced(done: Done, ranks: int) -> bool:

@@ -15,6 +15,8 @@ import torch
 
 from tests.workloads.running import WORKLOADS, Ended, Programs
 
+pytestmark = pytest.mark.slow
+
 CPU = "multinode_ddp_mpi.py"
 GPU = "multinode_ddp_mpi_gpu.py"
 
