@@ -16,6 +16,7 @@ from tests.e2e.conftest import MakeCli
 pytestmark = pytest.mark.sshd
 
 
+@pytest.mark.netns  # each node a host of its own
 def test_up_tells_what_it_made_and_down_leaves_nothing(own: Cli) -> None:
     """The whole life of a cluster, as a script sees it."""
     made = own.json("up")
@@ -77,6 +78,7 @@ def test_up_again_resumes_and_changes_the_number_of_workers(own: Cli) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.netns  # each node a host of its own
 def test_up_repairs_a_dead_node(own: Cli) -> None:
     """A node that died is said to be dead, and comes back with `up`."""
     made = own.json("up")

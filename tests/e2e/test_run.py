@@ -269,6 +269,7 @@ def test_ranks_land_where_they_were_asked_for(
     assert job["ranks"] == world
 
 
+@pytest.mark.netns  # each node a host of its own
 def test_each_rank_knows_who_it_is(cli: Cli) -> None:
     """The variables that programs look for, under both launchers, are right on every rank."""
     cli.script(
