@@ -81,7 +81,7 @@ def finish(console: Console, job: Job) -> int:
         if failure:
             how = f"rank {failure.rank} on {failure.node} {_exit_text(failure.exit_code)}"
         else:
-            how = _exit_text(code or 1)
+            how = job.reason or _exit_text(code or 1)
         console.tell(f"job {job.id} failed after {took(job)}: {how}")
         result = code or 1
     elif job.state is JobState.TIMEOUT:

@@ -21,6 +21,8 @@ EnvFile = Annotated[
 ]
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+OURS = ("CLUSTERCTL_JOB", "CLUSTERCTL_NODE", "CLUSTERCTL_RANK", "CLUSTERCTL_ATTEMPT")
+"""Variables by which processes of a job and of a node are found again."""
 _NAMES = "a name has letters, digits and _, and does not begin with a digit"
 
 
@@ -52,6 +54,9 @@ def environment(pairs: list[str], files: list[Path]) -> tuple[dict[str, str], di
         secrets.pop(name, None)
         variables.pop(name, None)
         (secrets if SECRET.search(name) else variables)[name] = value
+    for name in (*variables, *secrets):
+        if name in OURS:
+            raise UsageError(f"{name} is clusterctl's own", hint="choose another name")
     return variables, secrets
 
 

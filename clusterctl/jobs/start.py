@@ -16,6 +16,7 @@ from clusterctl.state import Home
 from clusterctl.transport.pool import Pool
 
 STAGE_TIMEOUT = 600.0
+CONNECT_TIMEOUT = 20.0
 COMPILE_TIMEOUT = 600.0
 START_TIMEOUT = 60.0
 LARGE = 8_000_000
@@ -143,6 +144,10 @@ def put(
             "; ".join(steps), stdin=members + stage.END_OF_ARCHIVE, timeout=STAGE_TIMEOUT
         )
 
+    # Staging may take its time, a node that does not answer may not.
+    for result in pool.connect(involved(job, cluster), timeout=CONNECT_TIMEOUT):
+        if not result.ok:
+            raise trouble(f"staging job {job.id}", result)
     results = pool.each(send, involved(job, cluster))
     for result in results:
         if not result.ok:

@@ -52,6 +52,7 @@ class Direct:
                 now=job.spec.now,
                 timeout=f"{job.spec.timeout:g}" if job.spec.timeout else "",
                 retries=job.spec.retries,
+                ranks=job.ranks,
                 first=cluster.node(job.placement[0].node),
                 nodes=[
                     {
@@ -135,8 +136,16 @@ def _apply(job: Job, line: str) -> Job:
         program_exit_code=int(values["code"]) if ran else None,
         failure=failure,
         survivors=left,
-        reason="" if state is not JobState.FAILED or ran else "no rank was started",
+        reason=_reason(left, started=bool(ran)) if state is JobState.FAILED else "",
     )
+
+
+def _reason(survivors: dict[str, int], *, started: bool) -> str:
+    """Why a job failed, where that is not the exit code of a rank."""
+    silent = [name for name, count in survivors.items() if count < 0]
+    if silent:
+        return f"lost {', '.join(silent)}: no answer when the job ended"
+    return "" if started else "no rank was started"
 
 
 def command_line(argv: tuple[str, ...]) -> str:

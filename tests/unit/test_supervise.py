@@ -238,10 +238,20 @@ def test_timeout(site: Site) -> None:
 def test_retries(site: Site) -> None:
     """The second attempt finds the files of the first, and the secrets."""
     script = "echo $CLUSTERCTL_ATTEMPT $SECRET >>tries; [ $(wc -l <tries) = 2 ] || exit 5"
-    job = site.ended(site.submit(1, script, "export CLUSTERCTL_ATTEMPT; rank 0", retries=3))
+    job = site.ended(
+        site.submit(
+            1, script, "export CLUSTERCTL_ATTEMPT; rank 0; a=$?; rank 1 && [ $a = 0 ]", retries=3
+        )
+    )
     assert (job.state, job.attempt) == (JobState.SUCCEEDED, 2), site.story(job)
     tries = site.folder("worker-1", 1) / "work" / "tries"
     assert tries.read_text() == "1 hunter2\n2 hunter2\n"
+
+
+def test_an_mpirun_that_says_0_is_not_believed(site: Site) -> None:
+    """Open MPI 5.0.11 may exit 0 when it has lost a node, and the ranks on it."""
+    job = site.ended(site.submit(1, "exit 0", "rank 0; exit 0"))
+    assert (job.state, job.program_exit_code) == (JobState.FAILED, 1), site.story(job)
 
 
 def test_retries_end(site: Site) -> None:
@@ -289,7 +299,7 @@ def test_a_job_has_one_supervisor(site: Site) -> None:
 
 
 def test_a_port_for_the_ranks(site: Site) -> None:
-    job = site.submit(1, "echo $MASTER_PORT >port", "export MASTER_PORT; rank 0")
+    job = site.submit(1, "echo $MASTER_PORT >port", "export MASTER_PORT; rank 0 && rank 1")
     assert site.ended(job).state is JobState.SUCCEEDED, site.story(job)
     port = int((site.folder("worker-1", 1) / "work" / "port").read_text())
     assert 1024 < port < 65536
