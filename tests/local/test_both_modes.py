@@ -146,6 +146,8 @@ def test_create_converges_to_the_number_wanted(lab: Lab) -> None:
 def test_what_is_broken_is_named_and_replaced(lab: Lab) -> None:
     lab.up(3)
     before = holders(lab)
+    left = lab.site.place("worker-1").scratch / "prted.99"
+    left.mkdir()
     os.kill(before["worker-1"], signal.SIGKILL)
     sshd = [p for p in processes.scan(lab.site) if p.node == "worker-2" and p.command == "sshd"]
     for process in sshd:
@@ -161,6 +163,7 @@ def test_what_is_broken_is_named_and_replaced(lab: Lab) -> None:
     assert lab.describe() == dict.fromkeys(lab.nodes, "running")
     after = holders(lab)
     assert {name for name in before if before[name] == after[name]} == {"launcher"}
+    assert not left.exists()  # the next prted with this number would refuse to start
     for name in lab.nodes:
         assert lab.ssh(name, "echo alive") == "alive"
 

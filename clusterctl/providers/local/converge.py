@@ -133,6 +133,9 @@ def _start(
             host_keys[name] = sshd.furnish(place, authorized)
         network.furnish(everyone)
         for place in missing.values():
+            # A node that starts anew numbers its processes anew, and mpirun's daemons refuse to
+            # start where a namesake of an earlier life has left its folder.
+            sshd.empty(place.scratch)
             text = sshd.config(place, site.tag(place.name), network.listen(place), server)
             sshd.rewrite(place.config, text)
         network.connect(started)

@@ -163,6 +163,16 @@ def furnish(place: Place, authorized: str) -> str:
     return keys.ensure(place.host_key)
 
 
+def empty(folder: Path) -> None:
+    """Removes what is in the folder, as far as it lets us."""
+    for entry in folder.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry, ignore_errors=True)
+        else:
+            with suppress(OSError):
+                entry.unlink()
+
+
 def rewrite(path: Path, text: str, mode: int = 0o600) -> None:
     """Changes a file in place, since mounts hold on to its inode; it is never empty between."""
     content = text.encode()
