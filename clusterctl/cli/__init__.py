@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from typing import Any
@@ -93,11 +94,24 @@ def run(arguments: list[str]) -> int:
         console.error("stopped by Ctrl-C", "", 130)
         return 130
     except BrokenPipeError:
-        # The reader of our output has gone; there is nobody left to tell.
-        sys.stderr.close()
-        return 141
+        return _unheard()
+    except SystemExit as error:
+        # Typer turns a broken pipe into an exit of its own.
+        return _unheard() if isinstance(error.__context__, BrokenPipeError) else _code(error)
     except Exception as error:
         return _other(console, arguments, error)
+
+
+def _unheard() -> int:
+    """The reader of our output has gone. What is still in the buffers must not fail once more when
+    Python ends. The code is what a shell shows for SIGPIPE."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    return 141
+
+
+def _code(error: SystemExit) -> int:
+    return error.code if isinstance(error.code, int) else 1
 
 
 def _other(console: Console, arguments: list[str], error: Exception) -> int:
