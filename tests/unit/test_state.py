@@ -7,8 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -444,7 +444,7 @@ def test_an_orphan_keeps_the_lock(
     with pytest.raises(RecordError, match="locked"), ClusterLock(store.home, "lab", "up"):
         pass
     os.kill(orphan, signal.SIGKILL)
-    # The kernel drops the lock when it has buried the orphan, and /proc does not say when to others.
+    # The kernel drops the lock when it has buried the orphan; others cannot see when in /proc.
     deadline = time.monotonic() + 10
     while True:
         try:
