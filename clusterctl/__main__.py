@@ -1,4 +1,20 @@
-from clusterctl.cli import main
+"""Where the command and `python -m clusterctl` begin."""
+
+import signal
+
+
+def main() -> None:
+    """Ctrl-C while Python still loads our modules ends us without a traceback, as it would a
+    program that has no such phase; a shell that ignores SIGINT for us keeps doing so."""
+    listening = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if listening:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from clusterctl import cli
+
+    if listening:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    cli.main()
+
 
 if __name__ == "__main__":
     main()

@@ -61,3 +61,12 @@ class LeftoverError(ClusterctlError):
     """Something of the cluster still exists after `down`."""
 
     exit_code = 9
+
+
+def reason(error: Exception) -> str:
+    """What went wrong, in one line without the exception's name."""
+    if isinstance(error, ClusterctlError):
+        return error.message
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error) or type(error).__name__

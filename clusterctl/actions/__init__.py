@@ -33,13 +33,20 @@ def choose(store: Store, name: str | None) -> Cluster:
     """The cluster of that name, or the only one there is."""
     if name is not None:
         return store.cluster(check_name(name))
-    clusters = store.clusters()
-    if len(clusters) == 1:
-        return clusters[0]
-    if not clusters:
+    return store.cluster(only_name(store))
+
+
+def only_name(store: Store) -> str:
+    """The name of the only cluster there is; RecordError, UsageError."""
+    names = store.names()
+    if not names:
         raise RecordError("there is no cluster", hint="`clusterctl up` makes one")
-    names = ", ".join(cluster.name for cluster in clusters)
-    raise UsageError(f"there are several clusters: {names}", hint="choose one with --cluster NAME")
+    if len(names) > 1:
+        raise UsageError(
+            f"there are several clusters: {', '.join(names)}",
+            hint="choose one with --cluster NAME",
+        )
+    return names[0]
 
 
 def ready(cluster: Cluster) -> Cluster:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from clusterctl import providers
 from clusterctl.actions import Tell, check_name, connected
-from clusterctl.errors import ClusterctlError, RecordError
+from clusterctl.errors import ClusterctlError, RecordError, UsageError, reason
 from clusterctl.jobs import control, outputs
 from clusterctl.jobs.follow import Follower, complete
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.stage import human
-from clusterctl.model import Cluster, Job, JobState, Phase
+from clusterctl.model import Cluster, ClusterSpec, Job, JobState, Phase
 from clusterctl.state import ClusterLock, Store
 from clusterctl.transport.pool import Pool
 
@@ -26,7 +28,8 @@ Ask = Callable[[str], bool]
 
 @dataclass(frozen=True, slots=True)
 class Down:
-    """What was taken down. `hours` is how long the cluster lived."""
+    """What was taken down. `hours` is how long the cluster lived; 0, like the number of nodes,
+    where its record was lost."""
 
     name: str
     nodes: int
@@ -42,10 +45,8 @@ def down(store: Store, name: str, tell: Tell, ask: Ask, *, force: bool = False) 
     with ClusterLock(store.home, name, "down"):
         try:
             cluster = store.cluster(name)
-        except RecordError:
-            if (store.folder(name) / "cluster.json").exists() or store.clusters():
-                raise
-            return None
+        except RecordError as error:
+            return _without_record(store, name, error, tell, ask)
         cancelled: tuple[int, ...] = ()
         unfetched: tuple[tuple[int, int], ...] = ()
         if cluster.phase is Phase.READY and not force:
@@ -59,16 +60,61 @@ def down(store: Store, name: str, tell: Tell, ask: Ask, *, force: bool = False) 
 
 
 def finish_down(store: Store, cluster: Cluster, tell: Tell) -> None:
-    """The part that is safe to repeat: destroy, then let the record go."""
+    """The part that is safe to repeat: destroy, then let the record go. Machines go also where
+    nothing can be written: a full disk must not keep them."""
     cluster = replace(cluster, phase=Phase.DELETING)
-    store.save(cluster)
+    with _told(tell):
+        store.save(cluster)
     store.event(cluster.name, "deleting")
     providers.load(cluster.spec.provider).destroy(cluster, store.folder(cluster.name), tell)
     for job in _open_jobs(store, cluster):
-        ended = replace(job, state=JobState.LOST, reason="its cluster was taken down")
-        store.save_job(ended)
+        with _told(tell):
+            store.save_job(replace(job, state=JobState.LOST, reason="its cluster was taken down"))
     store.event(cluster.name, "deleted")
-    store.retire(cluster)
+    with _told(tell):
+        store.retire(cluster)
+
+
+def strays(store: Store, name: str) -> tuple[Cluster, ...]:
+    """The clusters that run under this name and have no record, as their machines tell it."""
+    folder = store.folder(name)
+    return tuple(
+        Cluster(
+            id=id,
+            spec=ClusterSpec(name=name, provider=provider, groups=()),
+            phase=Phase.DELETING,
+            created=time.time(),
+        )
+        for provider in providers.PROVIDERS
+        for id in sorted(providers.load(provider).ids(folder))
+    )
+
+
+def _without_record(store: Store, name: str, why: RecordError, tell: Tell, ask: Ask) -> Down | None:
+    """Takes down what can be found of a cluster whose record is damaged or gone."""
+    found = strays(store, name)
+    if not found and name not in store.names():
+        if store.names():
+            raise why
+        return None
+    tell(why.message)
+    question = "outputs and logs of its jobs cannot be saved; remove it all the same?"
+    if found and not ask(question):
+        return None
+    for cluster in found:
+        tell(f"found {cluster.id} by its tags")
+        finish_down(store, cluster, tell)
+    shutil.rmtree(store.folder(name), ignore_errors=True)
+    return Down(name, 0, 0.0, (), ())
+
+
+@contextmanager
+def _told(tell: Tell) -> Iterator[None]:
+    """Says what could not be written, and goes on."""
+    try:
+        yield
+    except UsageError as error:
+        tell(f"{error.message}; going on without")
 
 
 def _open_jobs(store: Store, cluster: Cluster) -> list[Job]:
@@ -94,8 +140,8 @@ def _save(
         try:
             jobs = [_current(store, job, cluster, pool) for job in jobs]
             unfetched = _unfetched(jobs, cluster, pool, deadline)
-        except ClusterctlError as error:
-            tell(f"not everything can be saved: {error.message}")
+        except (ClusterctlError, OSError) as error:
+            tell(f"not everything can be saved: {reason(error)}")
         running = [job for job in jobs if not job.state.ended]
         if running and not ask(f"job {_numbers(running)} is still running; end it?"):
             return None
@@ -107,8 +153,8 @@ def _save(
             try:
                 store.save_job(control.cancel(job, cluster, pool))
                 cancelled.append(job.id)
-            except ClusterctlError as error:
-                tell(f"job {job.id} could not be ended cleanly: {error.message}")
+            except (ClusterctlError, OSError) as error:
+                tell(f"job {job.id} could not be ended cleanly: {reason(error)}")
         for job in jobs:
             if time.monotonic() > deadline:
                 tell(f"saving took over {SAVE_LIMIT:g} s; the logs from job {job.id} on are lost")
@@ -129,8 +175,8 @@ def save_logs(store: Store, job: Job, cluster: Cluster, pool: Pool, tell: Tell) 
         ):
             for _ in follower.batches(until_ended=False, replay=False):
                 pass
-    except ClusterctlError as error:
-        tell(f"the logs of job {job.id} could not be saved: {error.message}")
+    except (ClusterctlError, OSError) as error:
+        tell(f"the logs of job {job.id} could not be saved: {reason(error)}")
 
 
 def _current(store: Store, job: Job, cluster: Cluster, pool: Pool) -> Job:

@@ -25,9 +25,13 @@ from clusterctl.state import Store
 
 def jobs(store: Store, name: str | None, tell: Tell) -> tuple[Job, ...]:
     """The history, newest last. Jobs that may still run are asked after."""
+    for line in store.damage():
+        tell(line)
     found = store.jobs()
-    if name:
-        found = tuple(job for job in found if job.cluster == name)
+    if name is not None:
+        found = tuple(job for job in found if job.cluster == check_name(name))
+        if not found:
+            store.cluster(name)  # no jobs of a cluster that is not there: a mistyped name
     fresh: dict[int, Job] = {}
     for cluster in store.clusters():
         going = [job for job in found if job.cluster_id == cluster.id and not job.state.ended]

@@ -6,6 +6,7 @@ import contextlib
 import os
 import time
 
+from clusterctl.errors import UsageError
 from clusterctl.state import home
 
 LIMIT = 5_000_000
@@ -15,13 +16,13 @@ LIMIT = 5_000_000
 def record(text: str) -> str:
     """Appends to the log; returns its path, or nothing where it cannot be written."""
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, UsageError):
         place = home()
         place.make(place.path)
         if place.log.exists() and place.log.stat().st_size > LIMIT:
             place.log.replace(place.log.with_suffix(".log.1"))
         fd = os.open(place.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        with os.fdopen(fd, "a") as file:
+        with os.fdopen(fd, "a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(f"{stamp} {text}\n")
         return str(place.log)
     return ""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from clusterctl import assets, bootstrap, keys, providers
 from clusterctl.actions import Tell, check_name, connected
-from clusterctl.actions.down import finish_down
+from clusterctl.actions.down import finish_down, strays
 from clusterctl.errors import BootstrapError, NodeUnreachable, RecordError, UsageError
 from clusterctl.jobs import control
 from clusterctl.model import Cluster, ClusterSpec, Node, NodeResult, Phase
@@ -93,6 +93,9 @@ def _record(store: Store, spec: ClusterSpec, plan: ProviderPlan, tell: Tell) -> 
         if (store.folder(spec.name) / "cluster.json").exists():
             raise
         old = None
+        for stray in strays(store, spec.name):
+            tell(f"{stray.id} has lost its record: it goes first")
+            finish_down(store, stray, tell)
     if old and old.phase is Phase.DELETING:
         tell(f"finishing an earlier `down` of {old.name} first")
         finish_down(store, old, tell)

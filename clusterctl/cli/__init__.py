@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import sys
 import traceback
@@ -13,13 +15,37 @@ import typer.main
 from clusterctl import __version__, config
 from clusterctl.cli import clusters, jobs, machine
 from clusterctl.cli import run as run_verbs
-from clusterctl.cli.console import Console, redact, redact_arguments
+from clusterctl.cli.console import Console, printable, redact, redact_arguments
 from clusterctl.errors import ClusterctlError, RecordError, UsageError
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""A disk that takes no more: nobody's bug."""
 
 
 def main() -> None:
     """Runs the command line and exits with the code that the contract promises."""
+    _complete_streams()
     sys.exit(run(sys.argv[1:]))
+
+
+def _complete_streams() -> None:
+    """A standard stream that the caller has closed (`>&-`) leads nowhere: else the next file that
+    we open would be taken for it. Bytes that are no UTF-8 leave as they came."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    if sys.stdin is None:
+        sys.stdin = open(0)
+    if sys.stdout is None:
+        sys.stdout = open(1, "w")
+    if sys.stderr is None:
+        sys.stderr = open(2, "w")
+    for stream, errors in ((sys.stdout, "surrogateescape"), (sys.stderr, "backslashreplace")):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=errors)
 
 
 def app() -> typer.Typer:
@@ -61,6 +87,7 @@ def run(arguments: list[str]) -> int:
     """Runs one command line; never raises. Returns the exit code."""
     console = Console.current()
     try:
+        _refuse_bytes(arguments)
         command = typer.main.get_command(app())
         verbs: dict[str, Any] = getattr(command, "commands", {})
         options = {
@@ -98,16 +125,38 @@ def run(arguments: list[str]) -> int:
     except SystemExit as error:
         # Typer turns a broken pipe into an exit of its own.
         return _unheard() if isinstance(error.__context__, BrokenPipeError) else _code(error)
+    except OSError as error:
+        if error.errno not in FULL:
+            return _other(console, arguments, error)
+        _drop_output()
+        place = error.filename or "the output"
+        path = _log(arguments, traceback.format_exc())
+        console.error(f"cannot write {place}: {error.strerror}", "free some space there", 2, path)
+        return UsageError.exit_code
     except Exception as error:
         return _other(console, arguments, error)
 
 
+def _refuse_bytes(arguments: list[str]) -> None:
+    """Records and JSON hold text: what is not UTF-8 could not come back as it was."""
+    for word in arguments:
+        if any("\udc80" <= char <= "\udcff" for char in word):
+            raise UsageError(
+                f"the argument {printable(word)!r} is not UTF-8",
+                hint="rename the file, or pass the value through a file that the program reads",
+            )
+
+
 def _unheard() -> int:
-    """The reader of our output has gone. What is still in the buffers must not fail once more when
-    Python ends. The code is what a shell shows for SIGPIPE."""
+    """The reader of our output has gone. The code is what a shell shows for SIGPIPE."""
+    _drop_output()
+    return 141
+
+
+def _drop_output() -> None:
+    """What is still in the buffers must not fail once more when Python ends."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
-    return 141
 
 
 def _code(error: SystemExit) -> int:

@@ -119,9 +119,9 @@ def down(
     store = actions.open_store()
     wanted = _either(name, cluster)
     if wanted is None:
-        wanted = actions.choose(store, None).name if store.clusters() else DEFAULT_NAME
+        wanted = actions.only_name(store) if store.names() else DEFAULT_NAME
     ask = (lambda question: True) if yes or force else console.confirm
-    before = {item.name for item in store.clusters()}
+    before = store.names()
     gone = action.down(store, wanted, console.tell, ask, force=force)
     if gone is None:
         if wanted in before:
@@ -130,9 +130,8 @@ def down(
         console.note(f"there is no cluster {wanted}: nothing to take down")
         console.document({"cluster": wanted, "existed": False})
         return
-    console.note(
-        f"cluster {gone.name} is gone: {gone.nodes} nodes, {ago(gone.hours * 3600)}, $0.00 (local)"
-    )
+    lived = f": {gone.nodes} nodes, {ago(gone.hours * 3600)}, $0.00 (local)" if gone.nodes else ""
+    console.note(f"cluster {gone.name} is gone{lived}")
     console.document(
         {
             "cluster": gone.name,
@@ -210,12 +209,16 @@ def list_(
     from clusterctl import actions
     from clusterctl.actions import show
 
-    found = show.statuses(actions.open_store())
+    store = actions.open_store()
+    found = show.statuses(store)
     if cluster is not None:
         found = tuple(item for item in found if item.cluster.name == cluster)
-    if not found:
+    damage = store.damage()
+    for line in damage:
+        console.note(line)
+    if not found and not damage:
         console.note("there is no cluster; `clusterctl up` makes one")
-    else:
+    elif found:
         rows: list[tuple[str, ...]] = [
             ("name", "provider", "mode", "phase", "workers", "age", "$/h")
         ]
@@ -233,7 +236,7 @@ def list_(
                 )
             )
         console.result(table(rows))
-    console.document({"clusters": [_status(item, False) for item in found]})
+    console.document({"clusters": [_status(item, False) for item in found], "damage": damage})
 
 
 def ssh(

@@ -73,7 +73,8 @@ class Console:
         if log:
             self._stderr(f"  log: {log}")
         if not self.reported:
-            self.document({"error": {"code": code, "message": message, "hint": hint}})
+            with contextlib.suppress(OSError):
+                self.document({"error": {"code": code, "message": message, "hint": hint}})
 
     def confirm(self, question: str) -> bool:
         """Asks on a terminal; yes where there is none, or with --json."""
@@ -83,7 +84,7 @@ class Console:
         return sys.stdin.readline().strip().lower() in ("y", "yes")
 
     def _stderr(self, text: str, end: str = "\n") -> None:
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(OSError):  # nobody reads it, or its disk is full
             sys.stderr.write(text + end)
             sys.stderr.flush()
 
@@ -122,6 +123,14 @@ def plain(value: Any) -> Any:
     if isinstance(value, (str, int, float, bool)) or value is None:
         return value
     return str(value)
+
+
+def printable(text: str) -> str:
+    """Control characters and lone surrogates as escapes, so that a terminal shows them."""
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape", "replace").decode()
+        for char in text
+    )
 
 
 def ago(seconds: float) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from clusterctl.cli.console import Console, plain, table
+from clusterctl.cli.console import Console, plain, printable, table
 from clusterctl.cli.job_output import Printer, document, took
 from clusterctl.cli.options import ClusterOption, JobArgument, Json, Quiet, Verbose
 
@@ -43,7 +45,7 @@ def jobs(
                 str(job.ranks),
                 time.strftime("%m-%d %H:%M", time.localtime(job.started or job.created)),
                 took(job),
-                " ".join((job.spec.program.target, *job.spec.program.args))[:60],
+                _shown((job.spec.program.target, *job.spec.program.args)),
             )
         )
     if found:
@@ -51,6 +53,12 @@ def jobs(
     else:
         console.note("no jobs yet; `clusterctl run SCRIPT` makes one")
     console.document({"jobs": [document(job) for job in found]})
+
+
+def _shown(words: Iterable[str]) -> str:
+    """A command line in one cell of a table: nothing in it can reach the terminal as a command."""
+    text = printable(shlex.join(words))
+    return text if len(text) <= 60 else f"{text[:59]}…"
 
 
 def logs(

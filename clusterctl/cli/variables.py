@@ -54,7 +54,9 @@ def environment(pairs: list[str], files: list[Path]) -> tuple[dict[str, str], di
         secrets.pop(name, None)
         variables.pop(name, None)
         (secrets if SECRET.search(name) else variables)[name] = value
-    for name in (*variables, *secrets):
+    for name, value in (*variables.items(), *secrets.items()):
+        if not value.isascii() and value != value.encode(errors="replace").decode():
+            raise UsageError(f"the value of {name} is not UTF-8", hint="pass it through a file")
         if name in OURS:
             raise UsageError(f"{name} is clusterctl's own", hint="choose another name")
     return variables, secrets

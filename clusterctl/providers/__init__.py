@@ -34,7 +34,7 @@ class Created:
 
 
 class Provider(Protocol):
-    """Four verbs. `folder` is the cluster's own, 0700; its `ssh/user.pub` is the key to let in."""
+    """Five verbs. `folder` is the cluster's own, 0700; its `ssh/user.pub` is the key to let in."""
 
     def plan(self, spec: ClusterSpec) -> ProviderPlan:
         """Says what `create` would do. Raises ProviderError where it cannot be done."""
@@ -44,6 +44,10 @@ class Provider(Protocol):
 
     def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
         """Node name → `running` or what is wrong, from the machines and not from the record."""
+
+    def ids(self, folder: Path) -> frozenset[str]:
+        """The ids of the clusters of `folder`, from what there is of them and without a record: so
+        that one whose record was lost or damaged can be destroyed."""
 
     def destroy(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> None:
         """Removes everything from any half-built state; LeftoverError if something stays."""

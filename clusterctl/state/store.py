@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import shutil
 import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,20 +30,34 @@ class Store:
     def folder(self, name: str) -> Path:
         return self.home.clusters / name
 
+    def names(self) -> tuple[str, ...]:
+        """Every cluster that left something here, also where its record is damaged or gone."""
+        folders = sorted(self.home.clusters.glob("*/"))
+        return tuple(folder.name for folder in folders if any(folder.iterdir()))
+
     def clusters(self) -> tuple[Cluster, ...]:
-        """Every cluster with a record, by name."""
-        records = sorted(self.home.clusters.glob("*/cluster.json"))
-        return tuple(_decode(path, Cluster) for path in records)
+        """Every cluster with a record that can be read, by name."""
+        return tuple(_readable(self.cluster, self.names()))
 
     def cluster(self, name: str) -> Cluster:
         path = self.folder(name) / "cluster.json"
-        if not path.is_file():
-            known = ", ".join(cluster.name for cluster in self.clusters())
-            raise RecordError(
-                f"there is no cluster {name!r}",
-                hint=f"clusters here: {known}" if known else "`clusterctl up` makes one",
+        if path.is_file():
+            return _decode(
+                path,
+                Cluster,
+                f"`clusterctl down {name}` finds and removes the cluster without it; "
+                f"other versions of clusterctl may read it",
             )
-        return _decode(path, Cluster)
+        names = self.names()
+        if name in names:
+            raise RecordError(
+                f"the record of cluster {name!r} is gone",
+                hint=f"`clusterctl down {name}` removes what is left of the cluster",
+            )
+        raise RecordError(
+            f"there is no cluster {name!r}",
+            hint=f"clusters here: {', '.join(names)}" if names else "`clusterctl up` makes one",
+        )
 
     def save(self, cluster: Cluster) -> None:
         folder = self.home.make(self.folder(cluster.name))
@@ -51,18 +66,19 @@ class Store:
     def retire(self, cluster: Cluster) -> None:
         """Moves what is worth keeping to the past and removes the cluster's folder.
 
-        The record goes last: while any of it is left, `down` can be repeated.
+        The record goes last: while any of it is left, `down` can be repeated. Raises UsageError,
+        with the folder gone, where the past cannot be written.
         """
         folder = self.folder(cluster.name)
-        past = self.home.make(self.home.past / cluster.id)
-        write_atomic(past / "cluster.json", _encode(cluster))
-        events = folder / "events.jsonl"
-        if events.is_file():
-            events.replace(past / "events.jsonl")
-        for entry in folder.iterdir():
-            if entry.name != "cluster.json":
-                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-        shutil.rmtree(folder)
+        try:
+            past = self.home.make(self.home.past / cluster.id)
+            write_atomic(past / "cluster.json", _encode(cluster))
+            events = folder / "events.jsonl"
+            if events.is_file():
+                with writing(past / "events.jsonl"):
+                    events.replace(past / "events.jsonl")
+        finally:
+            _remove(folder)
 
     def event(self, cluster: str, what: str, **details: Any) -> None:
         """Appends one line to the cluster's events file; nothing if the cluster has no folder."""
@@ -77,10 +93,12 @@ class Store:
         return self.home.jobs / str(number)
 
     def jobs(self) -> tuple[Job, ...]:
-        """Every job with a record, oldest first."""
-        return tuple(
-            _decode(self.job_folder(number) / "job.json", Job) for number in self._numbers()
-        )
+        """Every job with a record that can be read, oldest first."""
+        return tuple(_readable(self.job, self._numbers()))
+
+    def damage(self) -> tuple[str, ...]:
+        """What is wrong with records, one line each: what `clusters` and `jobs` pass over."""
+        return (*_damage(self.cluster, self.names()), *_damage(self.job, self._numbers()))
 
     def _numbers(self) -> list[int]:
         """The numbers of the jobs with a record, in order; what else lies there is not ours."""
@@ -93,7 +111,7 @@ class Store:
             raise RecordError(
                 f"there is no job {number}", hint="`clusterctl jobs` lists the jobs there are"
             )
-        return _decode(path, Job)
+        return _decode(path, Job, "move it away: the job's output lies beside it")
 
     def save_job(self, job: Job) -> None:
         folder = self.home.make(self.job_folder(job.id))
@@ -116,11 +134,32 @@ def _encode(record: Cluster | Job) -> bytes:
     return msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
 
 
-def _decode(path: Path, kind: type[Record]) -> Record:
+def _decode(path: Path, kind: type[Record], hint: str) -> Record:
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RecordError(
-            f"the record {path} cannot be read: {error}",
-            hint="it was written by another version of clusterctl, or damaged",
-        ) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, OSError) as error:
+        raise RecordError(f"the record {path} cannot be read: {error}", hint=hint) from error
+
+
+Key = TypeVar("Key", str, int)
+
+
+def _readable(read: Callable[[Key], Record], keys: Iterable[Key]) -> Iterator[Record]:
+    for key in keys:
+        with suppress(RecordError):
+            yield read(key)
+
+
+def _damage(read: Callable[[Key], Any], keys: Iterable[Key]) -> Iterator[str]:
+    for key in keys:
+        try:
+            read(key)
+        except RecordError as error:
+            yield f"{error.message}; {error.hint}"
+
+
+def _remove(folder: Path) -> None:
+    for entry in folder.iterdir():
+        if entry.name != "cluster.json":
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    shutil.rmtree(folder)

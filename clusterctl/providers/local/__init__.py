@@ -88,6 +88,12 @@ class LocalProvider:
         troubles |= greet(endpoints, seconds=1)
         return {name: troubles[name] or "running" for name in names}
 
+    def ids(self, folder: Path) -> frozenset[str]:
+        configs = folder.glob("nodes/*/etc/sshd_config")
+        return frozenset(filter(None, map(sshd.cluster_of, configs))) or frozenset(
+            processes.ids(folder)
+        )
+
     def destroy(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> None:
         site = layout.site(cluster.id, folder)
         here = processes.network_of()

@@ -92,6 +92,26 @@ def scan(site: Site) -> list[Process]:
     return found
 
 
+def ids(folder: Path) -> set[str]:
+    """The ids of the clusters that have a process writing to a log below `folder`/nodes, for when
+    no record says it. `unknown` stands for one whose processes have all overwritten their tag.
+    """
+    logs = f"{folder.resolve() / 'nodes'}/"
+    found: set[str] = set()
+    nameless = False
+    for pid in pids():
+        with suppress(OSError):
+            if not os.readlink(_PROC / str(pid) / "fd" / "2").startswith(logs):
+                continue
+            environment = b"\0" + (_PROC / str(pid) / "environ").read_bytes()
+            tag = environment.partition(b"\0CLUSTERCTL_NODE=")[2].partition(b"/")[0]
+            if tag:
+                found.add(os.fsdecode(tag))
+            else:
+                nameless = True
+    return found or ({"unknown"} if nameless else set())
+
+
 def end(site: Site, doomed: Callable[[Process], bool], *, seconds: float) -> list[Process]:
     """Kills until no doomed process is found; returns those that are still there in the end.
 

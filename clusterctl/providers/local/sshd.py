@@ -143,6 +143,14 @@ def endpoint(place: Place) -> Endpoint | None:
     return None
 
 
+def cluster_of(config: Path) -> str:
+    """The id of the cluster that a node's sshd_config was written for; nothing if it cannot say."""
+    with suppress(OSError):
+        match = re.search(r"CLUSTERCTL_NODE=([a-z0-9-]+)/", config.read_text(errors="replace"))
+        return match[1] if match else ""
+    return ""
+
+
 def furnish(place: Place, authorized: str) -> str:
     """Makes the node's folders and keys, or completes them; returns the public host key.
 
