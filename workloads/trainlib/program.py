@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 import sys
 import time
@@ -36,7 +38,10 @@ def say(error: WorkloadError) -> None:
 
 
 def run_program(main: Callable[[], int]) -> NoReturn:
-    """Run `main` and end the process with its exit code; known mistakes give no traceback."""
+    """Run `main` and end the process with its exit code; known mistakes give no traceback.
+
+    By then `main` has torn down what it opened (see `trainlib.session`).
+    """
     try:
         code = main()
     except WorkloadError as error:
@@ -49,6 +54,20 @@ def run_program(main: Callable[[], int]) -> NoReturn:
         code = stop.code
     except KeyboardInterrupt:
         code = 130
-    sys.stdout.flush()
-    sys.stderr.flush()
-    sys.exit(code)
+    _end(code)
+
+
+def _end(code: int) -> NoReturn:
+    """Exit handlers, what is still to be written, and out."""
+    if "torch" not in sys.modules:
+        sys.exit(code)
+    # Not through the end of the interpreter: what still refers to a process group then (a model in
+    # a traceback, a cycle) takes gloo's threads down unjoined, and the finished program aborts
+    # with "terminate called without an active exception" (torch 2.13, one run in four of a busy
+    # machine).
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        # Nobody reads any more: nothing to be done about it, and the exit code is worth more.
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)

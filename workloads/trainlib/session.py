@@ -11,6 +11,7 @@ A backend may be left unopened by programs that bring their own communication.
 from __future__ import annotations
 
 import contextlib
+import gc
 import inspect
 import json
 import os
@@ -336,6 +337,9 @@ class Session(contextlib.AbstractContextManager["Session"]):
                 # Nobody leaves while others still send, and rank 0 holds the store.
                 self.communicator.barrier()
             if dist.is_initialized():
+                # A DDP wrapper is a cycle of references, and would keep the group and its threads
+                # alive behind the back of destroy_process_group until the interpreter ends.
+                gc.collect()
                 dist.destroy_process_group()
             mpi.finish()
         elif self._store is not None:
