@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from clusterctl.errors import RecordError, UsageError
 from clusterctl.model import NAME_PATTERN, Cluster, Phase
 from clusterctl.state import Store, home
 from clusterctl.transport.pool import Pool
+from clusterctl.transport.ssh import CONNECT_LIMIT
+
+PATIENCE = 2.0
+"""Seconds after which a person wants to know what we wait for."""
 
 Tell = Callable[[str], None]
 """Takes one line for people."""
@@ -57,6 +61,17 @@ def ready(cluster: Cluster) -> Cluster:
             hint=f"`clusterctl up {cluster.name}` resumes, `down {cluster.name}` removes",
         )
     return cluster
+
+
+def silent(pool: Pool, names: Sequence[str], tell: Tell) -> dict[str, str]:
+    """Connects to these nodes; returns those that do not answer, each with the reason. Says whom
+    it waits for."""
+    slow = [r.node for r in pool.connect(names, timeout=PATIENCE) if not r.ok]
+    if not slow:
+        return {}
+    tell(f"waiting for {', '.join(slow)}")
+    results = pool.connect(slow, timeout=CONNECT_LIMIT - PATIENCE)
+    return {result.node: result.error for result in results if not result.ok}
 
 
 @contextmanager

@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from clusterctl import providers
-from clusterctl.actions import Tell, check_name, connected
+from clusterctl.actions import Tell, check_name, connected, silent
 from clusterctl.errors import ClusterctlError, RecordError, UsageError, reason
 from clusterctl.jobs import control, outputs
 from clusterctl.jobs.follow import Follower, complete
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.stage import human
-from clusterctl.model import Cluster, ClusterSpec, Job, JobState, Phase
+from clusterctl.model import Cluster, ClusterSpec, Job, JobState, Phase, Role
 from clusterctl.state import ClusterLock, Store
 from clusterctl.transport.pool import Pool
 
@@ -137,6 +137,14 @@ def _save(
     cancelled: list[int] = []
     unfetched: list[tuple[int, int]] = []
     with connected(store, cluster) as pool:
+        away = silent(pool, [node.name for node in cluster.nodes], tell)
+        for name, why in away.items():
+            tell(f"what is on {name} cannot be saved: {why}")
+        cluster = replace(cluster, nodes=tuple(n for n in cluster.nodes if n.name not in away))
+        if not any(node.role is Role.LAUNCHER for node in cluster.nodes):
+            lost = [job for job in jobs if not job.state.ended or not job.fetched]
+            question = f"take the cluster down and lose what jobs {_numbers(lost)} made?"
+            return None if lost and not ask(question) else ((), ())
         try:
             jobs = [_current(store, job, cluster, pool) for job in jobs]
             unfetched = _unfetched(jobs, cluster, pool, deadline)

@@ -9,15 +9,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clusterctl import launch
-from clusterctl.actions import Tell, check_name, connected, ready
+from clusterctl.actions import Tell, check_name, connected, ready, silent
 from clusterctl.actions.run import OnJob, OnLines, Prepared, run
-from clusterctl.errors import ClusterctlError, RecordError
+from clusterctl.errors import ClusterctlError, NodeUnreachable, RecordError, UsageError
 from clusterctl.jobs import control, outputs
 from clusterctl.jobs.follow import Follower, Line, complete, stored
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.program import check
 from clusterctl.jobs.stage import Tree
-from clusterctl.jobs.start import Carry
+from clusterctl.jobs.start import Carry, involved
 from clusterctl.launch.placement import place
 from clusterctl.model import Cluster, Job, JobSpec, Phase
 from clusterctl.state import Store
@@ -77,9 +77,16 @@ def alive(store: Store, job: Job) -> Cluster:
     return ready(cluster)
 
 
-def logs(store: Store, number: int, where: str | None, *, follow: bool) -> Iterator[list[Line]]:
-    """The job's output: to its end with `follow`, else as far as it is."""
+def logs(
+    store: Store, number: int, where: str | None, *, follow: bool, rank: int | None = None
+) -> Iterator[list[Line]]:
+    """The job's output: to its end with `follow`, else as far as it is. `rank` has to be one of
+    the job's, and is not filtered for."""
     job = of_cluster(store, number, where)
+    if rank is not None and rank >= job.ranks:
+        raise UsageError(
+            f"job {number} has no rank {rank}", hint=f"its ranks are 0 to {job.ranks - 1}"
+        )
     folder = store.job_folder(number)
     cluster = cluster_of(store, job)
     if cluster is None or complete(folder) or cluster.phase is not Phase.READY:
@@ -92,17 +99,26 @@ def logs(store: Store, number: int, where: str | None, *, follow: bool) -> Itera
     ):
         try:
             yield from follower.batches(until_ended=follow)
+        except NodeUnreachable as error:
+            if (now := cluster_of(store, job)) is None or now.phase is Phase.DELETING:
+                raise RecordError(
+                    f"cluster {job.cluster} was taken down, and job {number} with it",
+                    hint=f"`clusterctl logs {number}` has what was saved",
+                ) from error
+            raise
         finally:
             store.save_job(follower.job)
 
 
-def cancel(store: Store, number: int, where: str | None) -> Job:
+def cancel(store: Store, number: int, where: str | None, tell: Tell) -> Job:
     """Ends the job; on one that has ended, makes sure that nothing of it is left."""
     job = of_cluster(store, number, where)
     if job.state.ended and cluster_of(store, job) is None:
         return job
     cluster = alive(store, job)
     with connected(store, cluster) as pool:
+        for name, why in silent(pool, involved(job, cluster), tell).items():
+            tell(f"{name} does not answer: {why}")
         job = control.cancel(job, cluster, pool)
     store.save_job(job)
     return job
@@ -115,21 +131,24 @@ class Fetched:
     job: int
     folder: Path
     outputs: tuple[outputs.Output, ...]
+    left_out: tuple[str, ...]
+    """What stayed on its node, and why."""
 
 
 def fetch(store: Store, number: int, where: str | None, target: Path | None) -> Fetched:
     job = of_cluster(store, number, where)
     cluster = alive(store, job)
     folder = target or Path(f"job-{number}")
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file", hint="choose a folder with --to")
     with connected(store, cluster) as pool:
         found = outputs.find(job, cluster, pool)
-        if found:
-            outputs.fetch(job, cluster, pool, found, folder)
+        left_out = outputs.fetch(job, cluster, pool, found, folder) if found else ()
         job = control.refresh(job, cluster, pool)
     if job.state.ended:
         job = replace(job, fetched=True)
     store.save_job(job)
-    return Fetched(number, folder, found)
+    return Fetched(number, folder, found, left_out)
 
 
 def rerun(

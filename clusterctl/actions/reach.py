@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from pathlib import Path
 
 from clusterctl import process
@@ -10,8 +11,11 @@ from clusterctl.actions import connected
 from clusterctl.errors import RecordError, UsageError
 from clusterctl.model import Cluster, Node, NodeResult
 from clusterctl.state import Store
+from clusterctl.transport.pool import Pool
 
-CONNECT_TIMEOUT = 20.0
+CONNECT_TIMEOUT = 5.0
+SSH_FAILED = 255
+"""ssh's own exit code when it gets no connection."""
 
 
 def node_of(cluster: Cluster, name: str) -> Node:
@@ -28,14 +32,30 @@ def ssh_argv(cluster: Cluster, name: str | None, words: list[str]) -> list[str]:
     folder. `words` reach the program there as they are here, but for a single one, which the
     node's shell reads: `-- 'ls | wc'`."""
     node = node_of(cluster, name or cluster.launcher.name)
-    command = words[0] if len(words) == 1 else shlex.join(words)
-    return ["ssh", "-F", "config", node.name, *([command] if words else [])]
+    if words:
+        return ["ssh", "-F", "config", node.name, _at_home(words)]
+    terminal = ["-t"] if sys.stdin.isatty() else []
+    return ["ssh", "-F", "config", *terminal, node.name, 'cd; exec "${SHELL:-/bin/sh}" -l']
+
+
+def _at_home(words: list[str]) -> str:
+    """A command for a node's shell, in the node's own home: sshd starts it in the one that the
+    account has, which local nodes share with this machine."""
+    return f"cd; {words[0] if len(words) == 1 else shlex.join(words)}"
 
 
 def shell(store: Store, cluster: Cluster, name: str | None, words: list[str]) -> int:
-    """Hands the terminal to ssh; its exit code, which is the remote command's."""
+    """Hands the terminal to ssh; its exit code, which is the remote command's.
+
+    ssh says 255 when it gets no connection, and programs may say so too: then we try ourselves,
+    which raises the NodeUnreachable that says why.
+    """
     folder = store.folder(cluster.name) / "ssh"
-    return process.foreground(ssh_argv(cluster, name, words), cwd=folder)
+    code = process.foreground(ssh_argv(cluster, name, words), cwd=folder)
+    if code == SSH_FAILED:
+        with connected(store, cluster) as pool:
+            pool.transport(name or cluster.launcher.name).connect(CONNECT_TIMEOUT)
+    return code
 
 
 def execute(
@@ -43,9 +63,8 @@ def execute(
 ) -> NodeResult:
     """The command's result as data, for --json."""
     node = node_of(cluster, name or cluster.launcher.name)
-    command = words[0] if len(words) == 1 else shlex.join(words)
     with connected(store, cluster) as pool:
-        return pool.transport(node.name).run(command, timeout=timeout)
+        return pool.transport(node.name).run(_at_home(words), timeout=timeout)
 
 
 def copy(store: Store, cluster: Cluster, source: str, target: str, timeout: float) -> None:
@@ -66,11 +85,13 @@ def copy(store: Store, cluster: Cluster, source: str, target: str, timeout: floa
         if remote_target:
             here = Path(source)
             node, path = remote_target
-            if path == "." or path.endswith("/"):
-                path = f"{path.rstrip('/') or '/'}/{here.name}"
+            path = _from_home(pool, node, path)
+            if path.endswith(("/.", "/")):
+                path = f"{path.removesuffix('.').rstrip('/')}/{here.name}"
             result = pool.transport(node).put(here, path, timeout=timeout)
         elif remote_source:
             node, path = remote_source
+            path = _from_home(pool, node, path)
             there = Path(target)
             if there.is_dir():
                 there = there / path.rstrip("/").rpartition("/")[2]
@@ -82,6 +103,14 @@ def copy(store: Store, cluster: Cluster, source: str, target: str, timeout: floa
         raise UsageError(
             f"copying to or from {node} failed: {said}", hint="check path, rights and free space"
         )
+
+
+def _from_home(pool: Pool, node: str, path: str) -> str:
+    """A relative path on a node counts from the node's own home."""
+    if path.startswith("/"):
+        return path
+    result = pool.transport(node).run('printf %s "$HOME"', timeout=CONNECT_TIMEOUT)
+    return f"{result.text}/{path}" if result.ok and result.text else path
 
 
 def _split(cluster: Cluster, text: str) -> tuple[str, str] | None:

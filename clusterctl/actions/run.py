@@ -9,7 +9,7 @@ from pathlib import Path
 from secrets import token_hex
 
 from clusterctl import launch, schedulers
-from clusterctl.actions import Tell, connected, ready
+from clusterctl.actions import Tell, connected, ready, silent
 from clusterctl.errors import ClusterctlError, LaunchError, RecordError
 from clusterctl.jobs import control, stage, start
 from clusterctl.jobs.follow import Follower, Line
@@ -17,7 +17,7 @@ from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.program import Resolved, check, resolve_module
 from clusterctl.jobs.program import resolve as resolve_script
 from clusterctl.launch.placement import place
-from clusterctl.model import Cluster, Job, JobSpec, JobState, LaunchPlan
+from clusterctl.model import Cluster, Job, JobSpec, JobState, LaunchPlan, NodeResult
 from clusterctl.schedulers.direct import command_line
 from clusterctl.state import Store
 from clusterctl.transport.pool import Pool
@@ -75,18 +75,23 @@ def prepare(
 
 
 def submit(
-    store: Store, prepared: Prepared, pool: Pool, *, carry: start.Carry | None = None
+    store: Store, prepared: Prepared, pool: Pool, tell: Tell, *, carry: start.Carry | None = None
 ) -> Job:
     """Ships the job and starts it. A job that cannot be started is on record as failed."""
     job = replace(prepared.job, stage=stage.archive(prepared.tree, store.home))
-    return ship(store, replace(prepared, job=job), pool, carry=carry)
+    return ship(store, replace(prepared, job=job), pool, tell, carry=carry)
 
 
-def ship(store: Store, prepared: Prepared, pool: Pool, *, carry: start.Carry | None) -> Job:
+def ship(
+    store: Store, prepared: Prepared, pool: Pool, tell: Tell, *, carry: start.Carry | None
+) -> Job:
     """As `submit`, for a tree whose archive the state home has."""
     job, cluster = prepared.job, prepared.cluster
     store.save_job(job)
     try:
+        # Staging may take its time, a node that does not answer may not.
+        for name, why in silent(pool, start.involved(job, cluster), tell).items():
+            raise start.trouble(f"staging job {job.id}", NodeResult(node=name, error=why))
         files = start.node_files(job, cluster, prepared.plan, prepared.secrets)
         port = start.put(job, cluster, files, pool, store.home, carry=carry)
         with Interrupts():
@@ -120,9 +125,9 @@ def run(
     """
     with connected(store, prepared.cluster) as pool:
         if prepared.job.stage:
-            job = ship(store, prepared, pool, carry=carry)
+            job = ship(store, prepared, pool, tell, carry=carry)
         else:
-            job = submit(store, prepared, pool, carry=carry)
+            job = submit(store, prepared, pool, tell, carry=carry)
         on_start(job)
         if detach:
             return job
@@ -142,8 +147,12 @@ def attend(
             Follower(job, cluster, pool, folder, interrupts) as follower,
         ):
             try:
+                attempt = 1
                 for lines in follower.batches():
                     on_lines(lines)
+                    if follower.job.attempt > attempt:
+                        attempt = follower.job.attempt
+                        tell(f"job {job.id} failed; attempt {attempt} of {job.spec.retries + 1}")
             finally:
                 job = follower.job
                 store.save_job(job)

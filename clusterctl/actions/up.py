@@ -6,7 +6,7 @@ import secrets
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 from clusterctl import assets, bootstrap, keys, providers
@@ -68,7 +68,8 @@ def up(store: Store, spec: ClusterSpec, tell: Tell) -> Up:
             keys.ensure(folder / "ssh" / "mesh")
             created = provider.create(cluster, folder, tell)
             cluster = replace(cluster, nodes=created.nodes)
-            _write_ssh(store, cluster, created.host_keys)
+            for name in _write_ssh(store, cluster, created.host_keys):
+                tell(f"{name} has another host key than before; the provider vouches for it")
             store.save(cluster)
         store.event(cluster.name, "created", nodes=len(cluster.nodes))
         with connected(store, cluster) as pool:
@@ -142,13 +143,20 @@ def _refuse_to_lose_ranks(store: Store, old: Cluster, surplus: set[str]) -> None
             )
 
 
-def _write_ssh(store: Store, cluster: Cluster, host_keys: dict[str, str]) -> None:
-    """known_hosts and an ssh_config: for us, and for `ssh -F` by hand."""
+def _write_ssh(store: Store, cluster: Cluster, host_keys: dict[str, str]) -> list[str]:
+    """known_hosts and an ssh_config: for us, and for `ssh -F` by hand. Returns the nodes whose
+    host key has changed since they were last written."""
     folder = store.folder(cluster.name) / "ssh"
+    before: dict[str, str] = {}
+    with suppress(OSError):
+        lines = (folder / "known_hosts").read_text(errors="replace").splitlines()
+        before = dict(line.split(" ", 1) for line in lines if " " in line)
     known = "".join(f"{_endpoint(cluster.node(name))} {key}\n" for name, key in host_keys.items())
     write_atomic(folder / "known_hosts", known.encode())
     config = assets.render("client/ssh_config.j2", cluster=cluster)
     write_atomic(folder / "config", config.encode())
+    endpoints = {name: _endpoint(cluster.node(name)) for name in host_keys}
+    return [n for n, key in host_keys.items() if before.get(endpoints[n], key) != key]
 
 
 def _endpoint(node: Node) -> str:

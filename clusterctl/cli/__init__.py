@@ -18,7 +18,6 @@ from clusterctl.cli import run as run_verbs
 from clusterctl.cli.console import Console, printable, redact, redact_arguments
 from clusterctl.errors import ClusterctlError, RecordError, UsageError
 
-
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """A disk that takes no more: nobody's bug."""
 
@@ -37,12 +36,9 @@ def _complete_streams() -> None:
             os.fstat(fd)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
-    if sys.stdin is None:
-        sys.stdin = open(0)
-    if sys.stdout is None:
-        sys.stdout = open(1, "w")
-    if sys.stderr is None:
-        sys.stderr = open(2, "w")
+    sys.stdin = sys.stdin or os.fdopen(0)
+    sys.stdout = sys.stdout or os.fdopen(1, "w")
+    sys.stderr = sys.stderr or os.fdopen(2, "w")
     for stream, errors in ((sys.stdout, "surrogateescape"), (sys.stderr, "backslashreplace")):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=errors)
@@ -118,7 +114,7 @@ def run(arguments: list[str]) -> int:
         console.error(error.message, error.hint, error.exit_code, path)
         return error.exit_code
     except KeyboardInterrupt:
-        console.error("stopped by Ctrl-C", "", 130)
+        console.error("stopped by Ctrl-C", console.after_interrupt, 130)
         return 130
     except BrokenPipeError:
         return _unheard()

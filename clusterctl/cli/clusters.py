@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any
 
 import typer
@@ -78,15 +79,22 @@ def up(
         console.result("\n".join((f"mode: {plan.mode}", *plan.lines)))
         console.document({"dry_run": True, "mode": plan.mode, "lines": plan.lines})
         return
-    made = action.up(actions.open_store(), spec, console.tell)
+    console.after_interrupt = (
+        f"what has been made stays: `clusterctl up {spec.name}` goes on, "
+        f"`clusterctl down {spec.name}` removes it"
+    )
+    store = actions.open_store()
+    made = action.up(store, spec, console.tell)
     up_cluster = made.cluster
     console.note(table([(phase, f"{seconds:.2f} s") for phase, seconds in made.phases]))
+    alone = store.names() == (up_cluster.name,)
+    option, argument = ("", "") if alone else (f"-c {up_cluster.name} ", f" {up_cluster.name}")
     console.note(
-        f"cluster {up_cluster.name} is ready: 1 launcher, {len(up_cluster.workers)} workers"
+        f"cluster {up_cluster.name} is ready: 1 launcher, {_workers(len(up_cluster.workers))}"
         f" ({up_cluster.mode}). Next:\n"
-        "  clusterctl run multinode_ddp_mpi.py 1000 1000\n"
-        "  clusterctl status\n"
-        f"  clusterctl down{'' if up_cluster.name == DEFAULT_NAME else ' ' + up_cluster.name}"
+        f"  clusterctl run {option}multinode_ddp_mpi.py 1000 1000\n"
+        f"  clusterctl status{argument}\n"
+        f"  clusterctl down{argument}"
     )
     console.document(
         {
@@ -122,6 +130,7 @@ def down(
         wanted = actions.only_name(store) if store.names() else DEFAULT_NAME
     ask = (lambda question: True) if yes or force else console.confirm
     before = store.names()
+    console.after_interrupt = f"`clusterctl down {wanted}` goes on where this has stopped"
     gone = action.down(store, wanted, console.tell, ask, force=force)
     if gone is None:
         if wanted in before:
@@ -302,7 +311,13 @@ def _either(name: str | None, option: str | None) -> str | None:
     for given in (name, option):
         if given == "":
             raise UsageError("'' is not a cluster name", hint="leave it out, or name one")
+    if name and option and name != option != os.environ.get("CLUSTERCTL_CLUSTER"):
+        raise UsageError(f"both {name!r} and --cluster {option!r} are named", hint="name one")
     return name or option
+
+
+def _workers(count: int) -> str:
+    return "1 worker" if count == 1 else f"{count} workers"
 
 
 def _mode(cluster: Cluster) -> str:

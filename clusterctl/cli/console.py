@@ -26,6 +26,8 @@ class Console:
         self.verbose = False
         self.reported = False
         """The last JSON document of a stream has been printed: an error adds no other."""
+        self.after_interrupt = ""
+        """What to do next when Ctrl-C comes now."""
         self.story: list[str] = []
         """All progress of this run, for the log when something goes wrong."""
         self._began = time.monotonic()

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 from clusterctl.cli.console import Console, ago, plain
@@ -96,14 +100,39 @@ def finish(console: Console, job: Job) -> int:
 
 @contextmanager
 def reporting(console: Console, latest: Callable[[], Job | None]) -> Iterator[None]:
-    """With --json, a run that ends by an error or by Ctrl-C still ends with a result object."""
+    """With --json, a run that ends by an error or by Ctrl-C still ends with a result object.
+
+    One that is told to end (SIGTERM, a closed terminal), or that can no longer write, leaves its
+    job alone, and says so.
+    """
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        _goes_on(console, latest())
+        os._exit(128 + number)  # raising here could leave locks of the SSH library held
+
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, leave)
     try:
         yield
+    except OSError as error:
+        if not isinstance(error, ClusterctlError):
+            _goes_on(console, latest())
+            raise
+        if job := latest():
+            _result(console, job, error.exit_code)
+        raise
     except (ClusterctlError, KeyboardInterrupt) as error:
         job = latest()
         if job:
             _result(console, job, getattr(error, "exit_code", EXIT_CANCELLED))
         raise
+
+
+def _goes_on(console: Console, job: Job | None) -> None:
+    if job and not job.state.ended:
+        console.note(f"job {job.id} goes on; `clusterctl logs {job.id} -f` follows it")
 
 
 def _result(console: Console, job: Job, code: int) -> None:
@@ -115,8 +144,6 @@ def _result(console: Console, job: Job, code: int) -> None:
 
 def _exit_text(code: int) -> str:
     if code > 128:
-        import signal
-
         try:
             return f"was killed by {signal.Signals(code - 128).name}"
         except ValueError:

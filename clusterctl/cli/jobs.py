@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from clusterctl.cli.console import Console, plain, printable, table
-from clusterctl.cli.job_output import Printer, document, took
-from clusterctl.cli.options import ClusterOption, JobArgument, Json, Quiet, Verbose
+from clusterctl.cli.job_output import Printer, document, finish, took
+from clusterctl.cli.options import ClusterOption, JobArgument, Json, JsonLines, Quiet, Verbose
 
 
 def register(app: typer.Typer) -> None:
@@ -66,7 +66,7 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Until the job ends.")] = False,
     rank: Annotated[int | None, typer.Option(min=0, help="Only this rank.")] = None,
     cluster: ClusterOption = None,
-    json: Json = False,
+    json: JsonLines = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
@@ -76,12 +76,16 @@ def logs(
     from clusterctl.actions import jobs as action
 
     printer = Printer(console, only=rank)
+    store = actions.open_store()
     try:
-        for lines in action.logs(actions.open_store(), job, cluster, follow=follow):
+        for lines in action.logs(store, job, cluster, follow=follow, rank=rank):
             printer(lines)
     except KeyboardInterrupt:
-        console.note(f"\ndetached from job {job}; it goes on")
+        ended = store.job(job).state.ended
+        console.note(f"\ndetached from job {job}" + ("" if ended else "; it goes on"))
         raise typer.Exit(130) from None
+    if follow:
+        finish(console, store.job(job))
 
 
 def cancel(
@@ -96,7 +100,7 @@ def cancel(
     from clusterctl import actions
     from clusterctl.actions import jobs as action
 
-    ended = action.cancel(actions.open_store(), job, cluster)
+    ended = action.cancel(actions.open_store(), job, cluster, console.tell)
     left = {name: count for name, count in ended.survivors.items() if count}
     console.result(f"job {job} is {ended.state.value}: {action.survivors_text(ended)}")
     console.document({"job": document(ended)})
@@ -122,6 +126,8 @@ def fetch(
         console.result("\n".join(f"{got.folder}/{item.node}/{item.path}" for item in got.outputs))
     else:
         console.note(f"job {job} has made no files")
+    for line in got.left_out:
+        console.note(line)
     console.document(
         {"job": job, "folder": str(got.folder), "files": [plain(item) for item in got.outputs]}
     )

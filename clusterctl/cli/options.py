@@ -18,6 +18,9 @@ NameArgument = Annotated[
 ]
 JobArgument = Annotated[int, typer.Argument(metavar="JOB", help="The job's number.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+JsonLines = Annotated[
+    bool, typer.Option("--json", help="JSON on stdout: an object per line, the result last.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="More detail on stderr.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]

@@ -12,7 +12,7 @@ from typer.core import TyperCommand
 
 from clusterctl.cli.console import Console, plain
 from clusterctl.cli.job_output import Printer, announce, finish, reporting
-from clusterctl.cli.options import ClusterOption, JobArgument, Json, Quiet, Verbose, duration
+from clusterctl.cli.options import ClusterOption, JobArgument, JsonLines, Quiet, Verbose, duration
 from clusterctl.cli.variables import Env, EnvFile, environment
 from clusterctl.errors import UsageError
 from clusterctl.model import Job, JobSpec
@@ -86,7 +86,7 @@ def run(
     ] = False,
     emit: Annotated[str | None, typer.Option(help="sh: print a script without clusterctl.")] = None,
     cluster: ClusterOption = None,
-    json: Json = False,
+    json: JsonLines = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
@@ -159,7 +159,7 @@ def rerun(
     env_file: EnvFile = None,
     detach: Detach = False,
     cluster: ClusterOption = None,
-    json: Json = False,
+    json: JsonLines = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:

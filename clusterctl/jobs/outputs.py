@@ -1,4 +1,4 @@
-"""What a job has made: files that are new or changed in its working directories."""
+"""What a job has made: files and links that are new or changed in its working directories."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from clusterctl.jobs import stage
 from clusterctl.jobs.start import ranked, trouble
 from clusterctl.model import Cluster, Job, Node, NodeResult
+from clusterctl.state.home import writing
 from clusterctl.transport.pool import Pool
 
 LIST_TIMEOUT = 60.0
 FETCH_TIMEOUT = 3600.0
 
-_FIND = "find . -type f -newer ../.staged ! -path '*/__pycache__/*'"
+_FIND = "find . \\( -type f -o -type l \\) -newer ../.staged ! -path '*/__pycache__/*'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +50,16 @@ def find(job: Job, cluster: Cluster, pool: Pool) -> tuple[Output, ...]:
 
 def fetch(
     job: Job, cluster: Cluster, pool: Pool, outputs: tuple[Output, ...], target: Path
-) -> None:
-    """Copies outputs to `target`/<node>/<path>. Files that are there are replaced."""
+) -> tuple[str, ...]:
+    """Copies outputs to `target`/<node>/<path>. Files that are there are replaced.
+
+    Returns what was not brought, such as a link that leads out of the folder, with the reason.
+    Raises UsageError where nothing can be written.
+    """
+    with writing(target):
+        if not target.exists():
+            target.mkdir(parents=True)
+            (target / stage.MARK).touch()
 
     def get(name: str) -> NodeResult:
         node = cluster.node(name)
@@ -57,7 +67,7 @@ def fetch(
         work = _work(job, node)
         command = (
             f"cd {work} && rm -rf ../outputs && mkdir ../outputs && {_FIND} -print0 |"
-            " xargs -0 cp -l --parents -t ../outputs"
+            " xargs -0 cp -lP --parents -t ../outputs"
         )
         linked = pool.transport(name).run(command, timeout=LIST_TIMEOUT)
         if not linked.ok:
@@ -66,9 +76,13 @@ def fetch(
         return pool.transport(name).get(folder, target / name, timeout=FETCH_TIMEOUT)
 
     names = sorted({output.node for output in outputs})
+    left_out: list[str] = []
     for result in pool.each(get, names):
         if not result.ok:
             raise trouble(f"fetching outputs of job {job.id}", result)
+        said = result.stderr.decode(errors="replace").splitlines()
+        left_out += [f"{result.node}: {line}" for line in said if line.startswith("left out ")]
+    return tuple(left_out)
 
 
 def _work(job: Job, node: Node) -> str:

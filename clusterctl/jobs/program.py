@@ -52,10 +52,10 @@ def resolve(script: str, args: tuple[str, ...], *, chosen: Path | None = None) -
     working = _folder(tree, location.parent)
     target = os.path.relpath(location, tree.root / working)
     kind = _kind(path)
-    if kind is ProgramKind.BINARY or target.startswith("-"):
-        target = f"./{target}"
-    elif kind is ProgramKind.SOURCE:
+    if kind is ProgramKind.SOURCE:
         target = f"./{Path(target).with_suffix('')}"
+    elif kind is ProgramKind.BINARY or target.startswith("-"):
+        target = f"./{target}"
     return Resolved(
         Program(
             kind=kind,

@@ -19,6 +19,8 @@ MAX_FILES = 10_000
 END_OF_ARCHIVE = bytes(1024)
 IGNORED = {"__pycache__", ".git", ".hg", ".svn", ".venv", "node_modules", ".mypy_cache"}
 """What a folder that git does not know leaves behind."""
+MARK = ".clusterctl-fetched"
+"""Lies in a folder that `fetch` made: what a job has made is no part of the next one's program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,9 @@ def find_tree(start: Path, *, script: Path | None = None, chosen: Path | None = 
         root = top or start.resolve()
     _refuse_whole_machine(root)
     own = home().path.resolve()
-    names: Iterable[str] = _git_files(root) if top else _walk(root, without=own)
+    fetched: dict[Path, bool] = {}
+    found = _git_files(root) if top else _walk(root, without=own)
+    names: Iterable[str] = (n for n in found if not _in_fetched((root / n).parent, root, fetched))
     if script is not None and script.resolve().is_relative_to(root):
         names = _with(names, str(script.resolve().relative_to(root)))
     files, size = [], 0
@@ -163,6 +167,15 @@ def _walk(root: Path, without: Path | None = None) -> Iterator[str]:
             path = Path(folder) / name
             if path.is_symlink() or path.is_file():
                 yield str(path.relative_to(root))
+
+
+def _in_fetched(folder: Path, root: Path, known: dict[Path, bool]) -> bool:
+    """Whether `folder`, at or below `root`, is in one that `fetch` made."""
+    if folder == root:
+        return False
+    if folder not in known:
+        known[folder] = (folder / MARK).is_file() or _in_fetched(folder.parent, root, known)
+    return known[folder]
 
 
 def _with(names: Iterable[str], extra: str) -> Iterator[str]:

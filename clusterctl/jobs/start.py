@@ -16,7 +16,6 @@ from clusterctl.state import Home
 from clusterctl.transport.pool import Pool
 
 STAGE_TIMEOUT = 600.0
-CONNECT_TIMEOUT = 20.0
 COMPILE_TIMEOUT = 600.0
 START_TIMEOUT = 60.0
 LARGE = 8_000_000
@@ -144,10 +143,6 @@ def put(
             "; ".join(steps), stdin=members + stage.END_OF_ARCHIVE, timeout=STAGE_TIMEOUT
         )
 
-    # Staging may take its time, a node that does not answer may not.
-    for result in pool.connect(involved(job, cluster), timeout=CONNECT_TIMEOUT):
-        if not result.ok:
-            raise trouble(f"staging job {job.id}", result)
     results = pool.each(send, involved(job, cluster))
     for result in results:
         if not result.ok:
@@ -221,7 +216,8 @@ def _compile(job: Job, cluster: Cluster, pool: Pool) -> None:
         def send(name: str, binary: bytes = binary) -> NodeResult:
             folder = f"{cluster.node(name).root}/jobs/{job.id}/work/{program.folder}"
             target = _q(f"{folder}/{program.target}")
-            command = f"cat >{target} && chmod 755 {target}"
+            job_folder = f"{cluster.node(name).root}/jobs/{job.id}"
+            command = f"cat >{target} && chmod 755 {target} && {_not_output(job_folder, target)}"
             return pool.transport(name).run(command, stdin=binary, timeout=STAGE_TIMEOUT)
 
         for result in pool.each(send, [node.name for node in nodes[1:]]):
@@ -242,10 +238,13 @@ def _compile_on(node: Node, job: Job, pool: Pool) -> bytes:
             hint=f"on the node: apt-get install {package}, then `clusterctl up`",
         )
     beside = f"{node.mpi_prefix}/bin/{wrapper}"
+    # A name may begin with a dash.
+    target, source = _q(program.target), _q(f"./{program.source}")
+    folder = f"{node.root}/jobs/{job.id}"
     command = (
-        f"cd {_q(node.root)}/jobs/{job.id}/work/{_q(program.folder)} || exit;"
+        f"cd {_q(folder)}/work/{_q(program.folder)} || exit;"
         f' c={_q(beside)}; [ -x "$c" ] || c=$(command -v {wrapper} || echo {plain});'
-        f' "$c" -O2 -o {_q(program.target)} {_q(program.source)} >&2 && cat {_q(program.target)}'
+        f' "$c" -O2 -o {target} {source} >&2 && {_not_output(folder, target)} && cat {target}'
     )
     result = pool.transport(node.name).run(command, timeout=COMPILE_TIMEOUT)
     if result.exit_code is None:
@@ -259,6 +258,11 @@ def _compile_on(node: Node, job: Job, pool: Pool) -> bytes:
             else "correct the program",
         )
     return result.stdout
+
+
+def _not_output(folder: str, target: str) -> str:
+    """A command that makes a compiled program as old as what was staged: it is no output."""
+    return f"touch -r {_q(folder)}/.staged {target}"
 
 
 def _q(text: str) -> str:

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from clusterctl.errors import LaunchError, UsageError
 from clusterctl.model import Cluster, JobSpec, Node, Placement
 
+MOST_ON_LOCAL = 1000
+"""Ranks of a local node: more would take this machine's processes from everybody else."""
+
 
 def place(cluster: Cluster, spec: JobSpec) -> tuple[Placement, ...]:
     """Ranks in hostfile order, node by node.
@@ -26,6 +29,11 @@ def place(cluster: Cluster, spec: JobSpec) -> tuple[Placement, ...]:
                     f" ({total} in all) and would get {count}",
                     hint=f"use at most --ranks {_most(workers)}, or a larger cluster",
                 )
+    elif max(counts) > MOST_ON_LOCAL:
+        raise LaunchError(
+            f"{max(counts)} ranks on one node are too many for this machine",
+            hint=f"a local node takes up to {MOST_ON_LOCAL}",
+        )
     placement, first = [], 0
     for node, count in zip(workers, counts, strict=True):
         if count:
@@ -71,6 +79,11 @@ def _counts(workers: Sequence[Node], spec: JobSpec) -> list[int]:
         return [spec.ranks_per_node] * len(workers)
     if spec.ranks_per_node:
         return [spec.ranks_per_node] * len(workers)
+    if spec.ranks and spec.nodes > spec.ranks:
+        raise UsageError(
+            f"--nodes {spec.nodes}: {spec.ranks} ranks do not reach that many",
+            hint=f"--ranks {spec.nodes} or more, or fewer --nodes",
+        )
     if spec.ranks:
         share, rest = divmod(spec.ranks, len(workers))
         return [share + (index < rest) for index in range(len(workers))]

@@ -18,6 +18,10 @@ from clusterctl.model import Cluster, Job, JobState, LaunchPlan, RankFailure
 GRACE = 5
 """Seconds that programs have between SIGTERM and SIGKILL: all has to be gone within ten."""
 
+START_LIMIT = 180
+"""Seconds in which the first rank has to start. A launch that hangs on the wrong network would
+hang for ever; what mpirun said until then goes with the error."""
+
 LATE = ("MASTER_PORT", "CLUSTERCTL_ATTEMPT")
 """Variables in a plan's argv that get their value when the job starts."""
 
@@ -49,6 +53,7 @@ class Direct:
                 folder=where[launcher.name],
                 root=launcher.root,
                 grace=GRACE,
+                start_limit=START_LIMIT,
                 now=job.spec.now,
                 timeout=f"{job.spec.timeout:g}" if job.spec.timeout else "",
                 retries=job.spec.retries,

@@ -94,5 +94,5 @@ def writing(path: Path) -> Iterator[None]:
     except OSError as error:
         raise UsageError(
             f"cannot write {path}: {error.strerror}",
-            hint="free some space, or set CLUSTERCTL_HOME to a folder on another disk",
+            hint="look at its rights and the free space, or choose another folder",
         ) from error

@@ -29,6 +29,11 @@ if TYPE_CHECKING:
     from clusterctl.transport.wire import Link, Wire
 
 
+CONNECT_LIMIT = 10.0
+"""Seconds that a connection which is opened in passing may take, whatever the command may take: a
+node that hangs is named before anybody wonders. `connect` has its own limit."""
+
+
 class SshTransport:
     """A Transport. Safe to use from many threads: up to ten commands run at a time, others wait.
 
@@ -61,7 +66,7 @@ class SshTransport:
 
     def session(self, command: str, deadline: Deadline, *, collect: bool) -> Session:
         """Connects if need be and starts `command`. For this package; raises FAILURES."""
-        link = self._link(deadline)
+        link = self._link(Deadline(min(deadline.left, CONNECT_LIMIT)))
         from clusterctl.transport.session import Session
 
         return Session(link, command, deadline, collect=collect)

@@ -39,7 +39,7 @@ def test_fetch_brings_what_is_new_or_changed_from_all_nodes(cli: Cli) -> None:
     done = cli("run", "project/makes.py")
     said = cli("fetch", done.job)
     got = files(cli.folder / f"job-{done.job}")
-    expected: dict[str, bytes] = {}
+    expected: dict[str, bytes] = {".clusterctl-fetched": b""}
     for rank, node in (("0", "worker-1"), ("1", "worker-2")):
         expected |= {
             f"{node}/results dir/deep/of rank {rank}; $x": (rank * 3).encode(),
@@ -159,3 +159,31 @@ def test_history_and_logs_outlive_the_cluster(own: Cli) -> None:
     assert again.of(0) == ["seen by nobody"]
     refused = own("rerun", "--resume", detached, code=7)
     assert "gone" in refused.err
+
+
+def test_links_come_along_and_what_cannot_is_named(cli: Cli) -> None:
+    """A link that leads out of the folder would mean another file here."""
+    cli.script(
+        "links.py",
+        "import os\nopen('data', 'w').write('x')\nos.symlink('data', 'inside')\n"
+        "os.symlink('/etc/passwd', 'outside')\n",
+    )
+    done = cli("run", "-n", 1, "links.py")
+    said = cli("fetch", done.job, "--to", "got")
+    assert (cli.folder / "got" / "worker-1" / "inside").read_text() == "x"
+    assert (cli.folder / "got" / "worker-1" / "inside").is_symlink()
+    assert not (cli.folder / "got" / "worker-1" / "outside").is_symlink()
+    assert "left out" in said.err
+    assert "/etc/passwd" in said.err
+
+
+def test_a_compiled_program_is_no_output_and_fetched_files_are_not_staged(cli: Cli) -> None:
+    """The name begins with a dash, as it may."""
+    cli.script(
+        "-writes.c", '#include <stdio.h>\nint main(void) { return !fopen("out.txt", "w"); }\n'
+    )
+    done = cli("run", "-n", 1, "./-writes.c")
+    assert cli("fetch", done.job).out == f"job-{done.job}/worker-1/out.txt\n"
+    assert "stage: 1 files" in cli("run", "--dry-run", "./-writes.c").out
+    (cli.folder / "file").touch()
+    assert "is a file" in cli("fetch", done.job, "--to", "file", code=2).err

@@ -150,3 +150,17 @@ def test_a_shell_on_a_terminal(cli: Cli) -> None:
     assert done.code == 5
     assert "on-42" in done.out
     assert "/dev/pts/" in done.out
+
+
+def test_relative_paths_are_of_the_nodes_own_home(cli: Cli) -> None:
+    """Local nodes share this machine's accounts, but not their homes."""
+    own = cli("ssh", "worker-1", "--", "pwd").out.strip()
+    assert own == cli("ssh", "worker-1", "--", "echo $HOME").out.strip()
+    assert own != cli("ssh", "worker-2", "--", "pwd").out.strip()
+    (cli.folder / "note").write_text("here")
+    cli("cp", "note", "worker-1:")
+    cli("cp", "note", "worker-1:renamed")
+    assert cli("ssh", "worker-1", "--", f"cat {own}/note {own}/renamed").out == "herehere"
+    cli("cp", "worker-1:renamed", "back")
+    assert (cli.folder / "back").read_text() == "here"
+    cli("ssh", "worker-1", "--", "rm note renamed")

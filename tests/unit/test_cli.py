@@ -241,8 +241,8 @@ def test_a_cluster_that_is_not_ready(call: Call) -> None:
 def test_a_damaged_record(call: Call) -> None:
     path = open_store().folder("lab") / "cluster.json"
     path.write_text("{")
-    for verb in (["status"], ["list"], ["run", "train.py"], ["ssh"], ["down", "lab"], ["down"]):
-        judge(call(*verb), 7, str(path), "")
+    for verb in (["status"], ["run", "train.py"], ["ssh"], ["up", "lab"]):
+        judge(call(*verb), 7, str(path), "clusterctl down lab")
         assert path.read_text() == "{"
 
 

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -148,11 +149,11 @@ def test_unknown(store: Store) -> None:
 def test_a_damaged_record_is_one_clear_error(data: bytes, store: Store) -> None:
     store.save(cluster())
     store.save_job(job())
+    store.save(cluster(name="other"))
+    store.save_job(replace(job(), id=8))
     for path, read in (
         (store.folder("lab") / "cluster.json", lambda: store.cluster("lab")),
-        (store.folder("lab") / "cluster.json", store.clusters),
         (store.job_folder(7) / "job.json", lambda: store.job(7)),
-        (store.job_folder(7) / "job.json", store.jobs),
     ):
         path.write_bytes(data)
         with pytest.raises(RecordError) as caught:
@@ -161,6 +162,10 @@ def test_a_damaged_record_is_one_clear_error(data: bytes, store: Store) -> None:
         assert "\n" not in caught.value.message
         assert caught.value.hint
         assert caught.value.exit_code == 7
+        assert sum(str(path) in line for line in store.damage()) == 1
+    assert [item.name for item in store.clusters()] == ["other"]
+    assert store.names() == ("lab", "other")
+    assert [item.id for item in store.jobs()] == [8]
 
 
 @pytest.mark.parametrize("value", ['"exploded"', "3", "null"])
@@ -284,7 +289,6 @@ except ClusterctlError as error:
         "store.event('lab', 'x')",
         "ClusterLock(store.home, 'lab', 'up').__enter__()",
         "ClusterLock(store.home, 'new', 'up').__enter__()",
-        "store.retire(store.cluster('lab'))",
     ],
 )
 def test_a_full_disk_is_one_clear_error_and_loses_nothing(
@@ -303,6 +307,19 @@ def test_a_full_disk_is_one_clear_error_and_loses_nothing(
     # An event that is not noted, or a lock without its holder's name, is no reason to stop.
     small = action.startswith(("store.event", "ClusterLock"))
     assert out.startswith("2 |") or (small and out == "")
+
+
+def test_a_cluster_retires_on_a_full_disk_too(
+    store: Store, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    """What was to be kept for the past is lost, and it is said; the folder goes all the same."""
+    store.save(cluster())
+    out, err = start(LIMITED, store.home.path, "store.retire(store.cluster('lab'))").communicate(
+        timeout=30
+    )
+    assert out.startswith("2 |")
+    assert "Traceback" not in err
+    assert not store.folder("lab").exists()
 
 
 def test_a_home_that_cannot_be_made(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ class LocalProvider:
             mode_reason=mode.reason,
             one_host=mode.name == modes.LOOPBACK,
             lines=(
-                f"start {len(names)} nodes on this machine: launcher, {_span(spec.workers)}",
+                f"{len(names)} nodes on this machine: launcher, {_span(spec.workers)}",
                 f"each an sshd with {kind} ({mode.name}: {mode.reason})",
                 "no cost",
             ),
@@ -59,6 +59,7 @@ class LocalProvider:
         on_event(
             f"{len(outcome.started)} nodes started in {time.monotonic() - began:.2f} s"
             + (f", {kept} were there" if kept else "")
+            + (f", removed: {', '.join(outcome.removed)}" if outcome.removed else "")
         )
         return Created(
             nodes=tuple(

@@ -51,6 +51,7 @@ class Outcome:
     endpoints: dict[str, Endpoint]
     host_keys: dict[str, str]
     started: tuple[str, ...]
+    removed: tuple[str, ...]
 
 
 def converge(site: Site, network: Network, names: Sequence[str], server: sshd.Server) -> Outcome:
@@ -58,7 +59,8 @@ def converge(site: Site, network: Network, names: Sequence[str], server: sshd.Se
     site.nodes.mkdir(mode=0o700, exist_ok=True)
     places = {name: site.place(name) for name in names}
     kept = _keep_healthy(site, network, places)
-    for place in cleanup.surplus(site, names):
+    surplus = cleanup.surplus(site, names)
+    for place in surplus:
         cleanup.remove_node(place)
     started = tuple(name for name in names if name not in kept)
     host_keys: dict[str, str] = {}
@@ -75,7 +77,7 @@ def converge(site: Site, network: Network, names: Sequence[str], server: sshd.Se
             )
         missing = {name: places[name] for name in troubles}
     endpoints = {name: network.listen(place)[0] for name, place in places.items()}
-    return Outcome(endpoints, host_keys, started)
+    return Outcome(endpoints, host_keys, started, tuple(place.name for place in surplus))
 
 
 def _end(site: Site, nodes: set[str]) -> None:

@@ -1,0 +1,183 @@
+"""Lost records, full disks, closed streams, a node that hangs: all is said, and nothing stays."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.cli import ROOT, Cli, Traces
+from tests.e2e.conftest import MakeCli
+
+pytestmark = pytest.mark.sshd
+
+TRIVIAL = "print('done')\n"
+
+
+def record(cli: Cli, name: str = "default") -> Path:
+    return cli.home / "clusters" / name / "cluster.json"
+
+
+@pytest.mark.parametrize("how", ["damaged", "removed", "folder removed"])
+def test_down_finds_a_cluster_without_its_record(own: Cli, how: str) -> None:
+    own("up", "--workers", 1)
+    traces = Traces.of(own)
+    if how == "damaged":
+        record(own).write_text("{")
+    elif how == "removed":
+        record(own).unlink()
+    else:
+        shutil.rmtree(record(own).parent)
+    if how != "folder removed":
+        shown = own("status", code=7)
+        assert "clusterctl down default" in shown.err
+        assert own.json("list")["damage"]
+    assert "default" in own("down", "default").err
+    assert traces.left() == []
+    assert own.json("list") == {"schema": 1, "clusters": [], "damage": []}
+
+
+def test_up_after_a_lost_record_leaves_nothing_of_the_old_nodes(own: Cli) -> None:
+    own("up", "--workers", 1)
+    old = Traces.of(own)
+    record(own).unlink()
+    assert "lost its record" in own("up", "--workers", 1).err
+    again = {str(folder) for folder in old.folders}
+    assert [what for what in old.left() if what not in again] == []
+
+
+@pytest.mark.slow
+def test_a_damaged_record_is_nobody_elses_trouble(own: Cli) -> None:
+    own("up", "good", "--workers", 1)
+    own.script("trivial.py", TRIVIAL)
+    first = own("run", "-c", "good", "trivial.py").job
+    second = own("run", "-c", "good", "trivial.py").job
+    record(own, "bad").parent.mkdir()
+    record(own, "bad").write_text("")
+    (own.home / "jobs" / str(first) / "job.json").write_text("")
+    assert [item["cluster"] for item in own.json("list")["clusters"]] == ["good"]
+    listed = own("jobs", "--json")
+    assert [job["id"] for job in listed.document()["jobs"]] == [second]
+    assert "bad/cluster.json" in listed.err
+    assert f"jobs/{first}/job.json" in listed.err
+    assert own.json("status", "good")["cluster"] == "good"
+    own("down", "good")
+    own("down", "bad")
+    assert not (own.home / "clusters" / "bad").exists()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path, need_root: None) -> Iterator[Path]:
+    """A file system of 3 MB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "none", str(disk)], check=False)
+    if made.returncode:
+        pytest.skip("this container may not mount")
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_a_full_disk_keeps_no_machine(small_disk: Path, make_cli: MakeCli) -> None:
+    """Verbs that have to write say where; `down` takes the machines all the same."""
+    cli = make_cli(str(small_disk / "state"))
+    cli("up", "--workers", 1)
+    cli.script("sleep.py", "import time; time.sleep(300)\n")
+    cli.detach("sleep.py")
+    traces = Traces.of(cli)
+    filler = small_disk / "fill"
+    subprocess.run(
+        ["dd", "if=/dev/zero", f"of={filler}", "bs=1k"], capture_output=True, check=False
+    )
+    for verb in (["up", "other"], ["run", "sleep.py"]):
+        said = cli(*verb, code=2).err
+        assert "No space left on device" in said
+        assert "bug" not in said
+    assert cli("status").code == 0
+    assert "No space left" in cli("down").err
+    assert traces.left() == []
+
+
+@pytest.mark.netns
+def test_a_node_that_hangs_is_waited_for_aloud_and_not_for_long(own: Cli) -> None:
+    own("up")
+    own.script("trivial.py", TRIVIAL)
+    own("run", "trivial.py")
+    traces = Traces.of(own)
+    log = str(own.home / "clusters/default/nodes/worker-2/sshd.log")
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if os.readlink(entry / "fd" / "2") == log:
+                os.kill(int(entry.name), signal.SIGSTOP)
+    refused = own("run", "trivial.py", code=4)
+    assert "waiting for worker-2" in refused.err
+    assert "sshd does not answer" in own("ssh", "worker-2", "--", "true", code=4).err
+    gone = own("down")
+    assert "waiting for worker-2" in gone.err
+    assert traces.left() == []
+
+
+def through_shell(cli: Cli, line: str) -> tuple[int, str]:
+    """`line` with $C for clusterctl: its exit code and what it wrote to its stderr."""
+    done = subprocess.run(
+        ["sh", "-c", line.replace("$C", f"{sys.executable} -m clusterctl")],
+        cwd=cli.folder,
+        env={**cli.environment(None), "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=60,
+        check=False,
+    )
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "says"),
+    [
+        ("$C status >&-", 0, ""),
+        ("$C status 2>&- >/dev/null", 0, ""),
+        ("$C list <&- >&- 2>&-", 0, ""),
+        ("$C status >/dev/full", 2, "cannot write the output: No space left on device"),
+        ("$C status --json >/dev/full", 2, "cannot write the output: No space left on device"),
+        ("$C list 2>/dev/full >/dev/null", 0, ""),
+        ("$C status | true", 0, ""),
+        ("$C run \"$(printf 'a\\377.py')\"", 2, "not UTF-8"),
+        ("X=\"$(printf 'a\\377')\" $C run -e X trivial.py", 2, "the value of X is not UTF-8"),
+    ],
+)
+def test_streams_and_words_that_are_not_as_they_should_be(
+    cli: Cli, line: str, code: int, says: str
+) -> None:
+    cli.script("trivial.py", TRIVIAL)
+    ended, err = through_shell(cli, line)
+    assert ended == code, err
+    assert says in err
+    assert "Traceback" not in err
+    assert "bug" not in err
+
+
+def test_a_run_whose_output_cannot_be_written_says_that_the_job_goes_on(cli: Cli) -> None:
+    cli.script("talks.py", "import time\nwhile True: print('on', flush=True); time.sleep(0.1)\n")
+    ended, err = through_shell(cli, "$C run talks.py >/dev/full")
+    assert ended == 2
+    assert "goes on; `clusterctl logs" in err
+
+
+def test_a_run_that_is_told_to_end_leaves_its_job_and_says_so(cli: Cli) -> None:
+    cli.script("talks.py", "import time\nprint('here', flush=True); time.sleep(300)")
+    running = cli.start("run", "talks.py")
+    running.until("here")
+    running.process.terminate()
+    ended = running.wait(10)
+    assert ended.code == 128 + signal.SIGTERM
+    assert "goes on; `clusterctl logs" in ended.err
+    assert cli.job(ended.job)["state"] == "running"
