@@ -19,7 +19,7 @@ import pytest
 from clusterctl import assets, launch
 from clusterctl.jobs.start import node_files
 from clusterctl.model import Cluster, Job, JobState, ProgramKind
-from clusterctl.schedulers.direct import GRACE, Direct
+from clusterctl.schedulers.direct import GRACE, START_LIMIT, Direct
 from tests.unit.making import cluster, node, program, request, spec
 
 pytestmark = pytest.mark.timeout(60)
@@ -30,6 +30,8 @@ class Site:
     """A launcher and two workers with roots of their own on this host."""
 
     where: Cluster
+    change: Callable[[str], str] = str
+    """What the test changes in every file that is shipped."""
 
     def submit(
         self, number: int, script: str, launcher: str, before_launch: str = ":", **changes: Any
@@ -64,7 +66,9 @@ class Site:
             for sub in ("out", "work"):
                 (folder / sub).mkdir(parents=True, exist_ok=True)
             for path, (text, mode) in files.items():
-                (folder / path).write_text(text.replace(f"grace={GRACE}\n", "grace=1\n"))
+                (folder / path).write_text(
+                    self.change(text).replace(f"grace={GRACE}\n", "grace=1\n")
+                )
                 (folder / path).chmod(mode)
         start_script = self.folder("launcher", number) / "launch.sh"
         start_script.write_text(f"{before_launch}\n{start_script.read_text()}")
@@ -226,6 +230,36 @@ def test_a_job_that_ends_while_it_is_asked_for_is_not_lost(site: Site, tmp_path:
     seen = site.on_launcher(job, Direct().status_argv(job), path=f"{tools}:")
     assert Direct().parse_status(job, seen).state in (JobState.RUNNING, JobState.SUCCEEDED)
     assert site.ended(job).state is JobState.SUCCEEDED
+
+
+def test_a_signal_while_the_end_is_looked_at_changes_nothing(site: Site) -> None:
+    """`wait` returns early then: what the nodes have not yet said must not count as no."""
+    site.change = lambda text: text.replace(
+        'echo "survivors $(living | wc -l)"', 'sleep 1; echo "survivors $(living | wc -l)"'
+    )
+    job = site.submit(1, ":", BOTH)
+    sweep = site.folder("launcher", 1) / "sweep"
+    site.until(job, lambda _: sweep.exists())
+    site.cancel(job)
+    job = site.ended(job)
+    assert (job.state, job.program_exit_code) == (JobState.SUCCEEDED, 0), site.story(job)
+
+
+def test_a_launch_that_starts_no_rank_is_ended(site: Site) -> None:
+    """mpirun on the wrong network waits for ever; what it said goes with the error."""
+    limit = f"sleep {START_LIMIT} &"
+    site.change = lambda text: text.replace(limit, "sleep 0.5 &")
+    job = site.ended(site.submit(1, ":", "echo no route >&2; sleep 300"))
+    assert (job.state, job.program_exit_code) == (JobState.FAILED, None), site.story(job)
+    assert job.reason == "no rank was started"
+    assert "no route" in site.story(job)
+    assert site.living(1) == []
+
+
+def test_a_slow_job_is_left_alone_by_the_start_limit(site: Site) -> None:
+    site.change = lambda text: text.replace(f"sleep {START_LIMIT} &", "sleep 0.3 &")
+    job = site.ended(site.submit(1, "sleep 1.5", BOTH))
+    assert job.state is JobState.SUCCEEDED, site.story(job)
 
 
 def test_timeout(site: Site) -> None:
