@@ -141,6 +141,25 @@ REQUIREMENTS: dict[str, Callable[[], None]] = {
 """By marker. `slurm` and `sge` tests bring their own and use `need`."""
 
 
+MACHINES = ("attach", "docker", "ec2", "images", "sim")
+"""Folders whose tests start engines, simulators or batch systems: expensive, and there is one
+firewall and one set of bridges for all of them."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """What `pytest -n` keeps in one process, so that costly fixtures are made once: all tests of
+    MACHINES, and elsewhere those of a file."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByCost(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = nodeid.partition("::")[0]
+            return "machines" if path.split("/")[1] in MACHINES else path
+
+    return ByCost(config, log)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for name, check in REQUIREMENTS.items():

@@ -24,11 +24,13 @@ pytestmark = [pytest.mark.netns, pytest.mark.sshd, pytest.mark.mpi]
 def engine(tmp_path: Path, need: Need) -> Iterator[str]:
     """The firewall's forwarding rules while an engine runs, ours or one that was here before."""
     iptables = need("iptables")
+    before = subprocess.run([f"{iptables}-save"], check=True, capture_output=True).stdout
     if subprocess.run(["pgrep", "-x", "dockerd"], stdout=subprocess.DEVNULL).returncode == 0:
+        subprocess.run([iptables, "-P", "FORWARD", "DROP"], check=True)
         yield _forwarding(iptables)
+        subprocess.run([f"{iptables}-restore"], input=before, check=True)
         return
     dockerd = need("dockerd")
-    before = subprocess.run([f"{iptables}-save"], check=True, capture_output=True).stdout
     had_bridge = Path("/sys/class/net/docker0").exists()
     log = (tmp_path / "dockerd.log").open("wb")
     process = subprocess.Popen(
