@@ -106,6 +106,7 @@ def test_a_full_disk_keeps_no_machine(small_disk: Path, make_cli: MakeCli) -> No
 
 
 @pytest.mark.netns
+@pytest.mark.slow
 def test_a_node_that_hangs_is_waited_for_aloud_and_not_for_long(own: Cli) -> None:
     own("up")
     own.script("trivial.py", TRIVIAL)
