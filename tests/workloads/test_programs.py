@@ -130,7 +130,7 @@ with Session(discover()) as session:
             assert torch.allclose(expected.grad, found.grad, rtol=1e-5, atol=1e-7), step
     for kind in (torch.float64, torch.float16, torch.bfloat16):
         tensor = torch.full((5,), float(rank + 1), dtype=kind)
-        session._averager.average(tensor)
+        session._averager.reduce(tensor)
         assert tensor.tolist() == [(world + 1) / 2] * 5, kind
     assert session.communicator.sum([1.5, float(rank)]) == [1.5 * world, world * (world - 1) / 2]
     assert session.communicator.maximum(rank) == world - 1

@@ -1,7 +1,8 @@
-"""Data sets as tensors in memory, and the same disjoint shards for everyone who asks.
+"""Data sets as rows that can be drawn, and the same disjoint shards for everyone who asks.
 
 No loader processes: at these sizes a permutation of row numbers once an epoch is all that a step
-needs, and nothing is left behind by Ctrl-C.
+needs (image files are decoded by threads, see `trainlib.images`), and nothing is left behind by
+Ctrl-C.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import hashlib
 import io
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
 
+from trainlib import readers
 from trainlib.errors import UsageError
 
 #: Of `workloads/data/digits.csv.gz`; see the README beside that file for where it comes from.
@@ -26,21 +29,68 @@ _DIGITS_ROWS = 1797
 #: Every fifth row is for testing, whatever the seed: accuracies of different runs can be compared.
 _TEST_EVERY = 5
 
-NAMES = ("digits", "synthetic")
+NAMES = ("digits", "mnist", "cifar10", "imagefolder", "synthetic")
+
+#: Mean and deviation of the training pixels, of 0 to 1, per channel; as used by pytorch/examples
+#: for MNIST and ImageNet, and by the ResNet paper's followers for CIFAR-10.
+MNIST_SCALE = ((0.1307,), (0.3081,))
+CIFAR10_SCALE = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+IMAGENET_SCALE = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+Scale = tuple[tuple[float, ...], tuple[float, ...]]
+Batch = tuple[torch.Tensor, torch.Tensor]
+_CLASSES = 10
+
+
+class Rows(Protocol):
+    """Samples with targets, drawn in whatever order."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one sample."""
+
+    def select(self, rows: torch.Tensor, batch_size: int) -> Iterator[Batch]:
+        """The samples of these numbers in batches; the last one may be shorter."""
+
+    def to(self, device: torch.device) -> Rows:
+        """The same rows, whose batches are on `device`."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """Rows of inputs (N, features) float32 and targets (N,) int64 or (N, 1) float32."""
+    """Rows in memory: inputs (N, ...) float32, or uint8 with a `scale`; targets (N,) int64 or
+    (N, 1) float32."""
 
     inputs: torch.Tensor
     targets: torch.Tensor
+    scale: Scale | None = None
+    """Mean and deviation per channel, of pixels from 0 to 1: bytes become floats batch by batch,
+    since a quarter of the memory matters more than the time."""
 
     def __len__(self) -> int:
         return int(self.inputs.shape[0])
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.inputs.shape[1:])
+
+    def select(self, rows: torch.Tensor, batch_size: int) -> Iterator[Batch]:
+        # One gather for all, then views: nothing is copied per step.
+        rows = rows.to(self.inputs.device)
+        inputs, targets = self.inputs[rows].split(batch_size), self.targets[rows].split(batch_size)
+        if self.scale is None:
+            return zip(inputs, targets, strict=True)
+        mean, deviation = (
+            255 * torch.tensor(values, device=self.inputs.device).view(-1, 1, 1)
+            for values in self.scale
+        )
+        scaled = ((images.float() - mean) / deviation for images in inputs)
+        return zip(scaled, targets, strict=True)
+
     def to(self, device: torch.device) -> Split:
-        return Split(self.inputs.to(device), self.targets.to(device))
+        return replace(self, inputs=self.inputs.to(device), targets=self.targets.to(device))
 
 
 @dataclass(frozen=True)
@@ -49,24 +99,56 @@ class Dataset:
 
     name: str
     classes: int
-    train: Split
-    test: Split
+    train: Rows
+    test: Rows
+    image: tuple[int, int, int] | None = None
+    """What a sample is as an image (channels, height, width), None if it is none."""
 
     def to(self, device: torch.device) -> Dataset:
-        return Dataset(self.name, self.classes, self.train.to(device), self.test.to(device))
+        return replace(self, train=self.train.to(device), test=self.test.to(device))
 
 
-def load(name: str, seed: int) -> Dataset:
-    """One of `NAMES`; `seed` makes the synthetic data, and does not touch real data.
+def load(
+    name: str, seed: int, *, folder: Path | None = None, image_size: int = 0, images: bool = False
+) -> Dataset:
+    """One of `NAMES`.
+
+    Args:
+        seed: Makes the synthetic data, and does not touch real data.
+        folder: Where the files are, instead of the node's data folder.
+        image_size: Side in pixels of synthetic images (0: 32), and of those of an image folder
+            (0: 224).
+        images: Whether synthetic data are to be images.
 
     Raises:
-        UsageError: There is no such data set, or its file is missing or damaged.
+        UsageError: There is no such data set, or its files are missing or damaged.
     """
     if name == "digits":
         return digits()
     if name == "synthetic":
-        return synthetic(seed)
+        return synthetic_images(seed, image_size or 32) if images else synthetic(seed)
+    if name == "mnist":
+        path = readers.folder(name, folder)
+        parts = (readers.mnist(path, part) for part in ("train", "t10k"))
+        train, test = (Split(rows, labels.long(), MNIST_SCALE) for rows, labels in parts)
+        return Dataset(name, _CLASSES, train, test, _image_shape(train))
+    if name == "cifar10":
+        path = readers.folder(name, folder)
+        parts = (readers.cifar10(path, part) for part in ("train", "test"))
+        train, test = (Split(rows, labels.long(), CIFAR10_SCALE) for rows, labels in parts)
+        return Dataset(name, _CLASSES, train, test, _image_shape(train))
+    if name == "imagefolder":
+        from trainlib import images as files
+
+        size = image_size or 224
+        shown, held_back, classes = files.folder(readers.folder("imagenette", folder), size)
+        return Dataset(name, len(classes), shown, held_back, (3, size, size))
     raise UsageError(f"there is no data set {name!r}", f"choose one of {', '.join(NAMES)}")
+
+
+def _image_shape(split: Split) -> tuple[int, int, int]:
+    channels, height, width = split.shape
+    return channels, height, width
 
 
 def digits(path: Path | None = None) -> Dataset:
@@ -87,7 +169,11 @@ def digits(path: Path | None = None) -> Dataset:
     mean, deviation = inputs[~test].mean(dim=0), inputs[~test].std(dim=0)
     inputs = (inputs - mean) / (deviation + 0.1)
     return Dataset(
-        "digits", 10, Split(inputs[~test], targets[~test]), Split(inputs[test], targets[test])
+        "digits",
+        _CLASSES,
+        Split(inputs[~test], targets[~test]),
+        Split(inputs[test], targets[test]),
+        (1, 8, 8),
     )
 
 
@@ -96,7 +182,7 @@ def synthetic(seed: int, train: int = 2048, test: int = 512, features: int = 20)
 
     Targets have a variance near 1, of which the noise leaves 0.01 that nobody can predict.
     """
-    generator = torch.Generator().manual_seed(_mix(seed, 0))
+    generator = torch.Generator().manual_seed(mix(seed, 0))
     inputs = 2 * torch.rand(train + test, features, generator=generator) - 1
     first = torch.randn(features, 16, generator=generator)
     second = torch.randn(16, 1, generator=generator)
@@ -107,6 +193,29 @@ def synthetic(seed: int, train: int = 2048, test: int = 512, features: int = 20)
         0,
         Split(inputs[:train], targets[:train]),
         Split(inputs[train:], targets[train:]),
+    )
+
+
+def synthetic_images(seed: int, size: int, train: int = 1024, test: int = 256) -> Dataset:
+    """Ten classes: a random pattern of 4 x 4 coloured patches each, under noise.
+
+    Images are (3, size, size); a network that sees anything tells them apart within an epoch.
+    """
+    generator = torch.Generator().manual_seed(mix(seed, 0))
+    patterns = torch.rand(_CLASSES, 3, 4, 4, generator=generator)
+    patterns = torch.nn.functional.interpolate(patterns, size)
+    targets = torch.arange(train + test) % _CLASSES
+    inputs = torch.empty(train + test, 3, size, size, dtype=torch.uint8)
+    for row, label in enumerate(targets.tolist()):  # one by one: as floats they would take 4 times
+        noise = torch.rand(3, size, size, generator=generator)
+        inputs[row] = (127.5 * (patterns[label] + noise)).to(torch.uint8)
+    scale = ((0.5,) * 3, (0.25,) * 3)
+    return Dataset(
+        "synthetic images",
+        _CLASSES,
+        Split(inputs[:train], targets[:train], scale),
+        Split(inputs[train:], targets[train:], scale),
+        (3, size, size),
     )
 
 
@@ -121,22 +230,19 @@ def shard(rows: int, rank: int, world: int, seed: int, epoch: int) -> torch.Tens
     """
     if rows < world:
         raise UsageError(f"{rows} rows cannot be dealt to {world} ranks", "start fewer ranks")
-    generator = torch.Generator().manual_seed(_mix(seed, epoch + 1))
+    generator = torch.Generator().manual_seed(mix(seed, epoch + 1))
     count = rows // world
     return torch.randperm(rows, generator=generator)[rank * count : (rank + 1) * count]
 
 
 def batches(
-    split: Split, batch_size: int, rank: int, world: int, seed: int, epoch: int
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    split: Rows, batch_size: int, rank: int, world: int, seed: int, epoch: int
+) -> Iterator[Batch]:
     """The epoch's (inputs, targets) of this rank; the last batch may be shorter."""
-    rows = shard(len(split), rank, world, seed, epoch).to(split.inputs.device)
-    # One gather for the epoch, then views: nothing is copied per step.
-    inputs, targets = split.inputs[rows], split.targets[rows]
-    return zip(inputs.split(batch_size), targets.split(batch_size), strict=True)
+    return split.select(shard(len(split), rank, world, seed, epoch), batch_size)
 
 
-def _mix(seed: int, stream: int) -> int:
+def mix(seed: int, stream: int) -> int:
     """A seed for each (seed, stream) that no other pair has; both are below 2**31."""
     return (seed << 31) + stream
 

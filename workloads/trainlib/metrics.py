@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from trainlib.data import Dataset
 from trainlib.session import Session
 
-#: Rows of one forward pass while testing.
-_TEST_ROWS = 4096
+#: Numbers in the inputs of one forward pass while testing.
+_TEST_NUMBERS = 1 << 20
 
 
 @torch.inference_mode()
@@ -21,19 +23,23 @@ def evaluate(session: Session, model: torch.nn.Module, data: Dataset) -> str:
         model: The bare model, not its data-parallel wrapper, which would try to synchronise.
     """
     ranks = session.ranks
-    inputs = data.test.inputs[ranks.rank :: ranks.world].split(_TEST_ROWS)
-    targets = data.test.targets[ranks.rank :: ranks.world].split(_TEST_ROWS)
-    total = 0.0
+    rows = torch.arange(ranks.rank, len(data.test), ranks.world)
+    total = torch.zeros((), dtype=torch.float64, device=session.device)
     model.eval()
-    for rows, wanted in zip(inputs, targets, strict=True):
-        output = model(rows)
+    for inputs, wanted in data.test.select(rows, batch_rows(data)):
+        output = model(inputs)
         if data.classes:
-            total += float((output.argmax(dim=1) == wanted).sum().item())
+            total += (output.argmax(dim=1) == wanted).sum()
         else:
-            total += float(((output - wanted) ** 2).sum().item())
+            total += ((output - wanted) ** 2).sum()
     model.train()
-    summed = session.communicator.sum([total])[0]
+    summed = session.communicator.sum([total.item()])[0]
     count = len(data.test)
     if data.classes:
         return f"Test accuracy: {summed / count:.4f} ({summed:.0f}/{count})"
     return f"Test MSE: {summed / count:.6g}"
+
+
+def batch_rows(data: Dataset) -> int:
+    """How many test rows one forward pass takes."""
+    return max(1, _TEST_NUMBERS // math.prod(data.test.shape))

@@ -9,7 +9,7 @@ import ctypes
 import importlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from trainlib.errors import StartError
@@ -132,7 +132,7 @@ def takes_device_pointers(vendor: str, env: Mapping[str, str] | None = None) -> 
 
 
 class Averager:
-    """Replaces a tensor on every rank by its mean over the ranks, in place.
+    """Replaces a tensor on every rank by its mean, or sum, over the ranks, in place.
 
     Args:
         mpi: The running `mpi4py.MPI`.
@@ -148,11 +148,12 @@ class Averager:
         # each is worked out once. An equal key means the same bytes, whoever owns them now.
         self._messages: dict[tuple[int, int, torch.dtype], list[Any] | None] = {}
         self._staging: dict[tuple[int, torch.dtype], torch.Tensor] = {}
+        self._sums: dict[torch.dtype, Any] = {}
 
-    def average(self, tensor: torch.Tensor) -> None:
-        """All-reduce the contiguous `tensor` by sum and divide it by the number of ranks."""
+    def reduce(self, tensor: torch.Tensor, *, average: bool = True) -> None:
+        """All-reduce the contiguous `tensor` by sum, and divide it by the number of ranks."""
         if tensor.is_cuda:
-            self._average_cuda(tensor)
+            self._reduce_cuda(tensor, average)
             return
         key = (tensor.data_ptr(), tensor.numel(), tensor.dtype)
         try:
@@ -163,10 +164,23 @@ class Averager:
             # MPI knows no half precision or bfloat16, and a sum in them would lose digits.
             wide = tensor.float()
             self._comm.Allreduce(self._mpi.IN_PLACE, self._message(wide))
-            tensor.copy_(wide.div_(self._world))
+            tensor.copy_(wide.div_(self._world) if average else wide)
             return
         self._comm.Allreduce(self._mpi.IN_PLACE, message)
-        tensor.div_(self._world)
+        if average:
+            tensor.div_(self._world)
+
+    def reduce_compressed(self, tensor: torch.Tensor, half: torch.dtype) -> None:
+        """The mean over the ranks, sent and added up in `half` precision (2 bytes a number)."""
+        narrow = tensor.div(self._world).to(device="cpu", dtype=half)
+        if half not in self._sums:
+            self._sums[half] = self._mpi.Op.Create(_adder(half), commute=True)
+        size = narrow.numel() * narrow.element_size()
+        # MPI has no type for these numbers, but an operation of our own may take any of 2 bytes.
+        memory = self._mpi.buffer.fromaddress(narrow.data_ptr(), size)
+        message = [memory, narrow.numel(), self._mpi.SHORT]
+        self._comm.Allreduce(self._mpi.IN_PLACE, message, self._sums[half])
+        tensor.copy_(narrow)
 
     def _message(self, tensor: torch.Tensor) -> list[Any] | None:
         """The tensor's memory as mpi4py wants it, None if MPI has no such type."""
@@ -177,7 +191,7 @@ class Averager:
         memory = self._mpi.buffer.fromaddress(tensor.data_ptr(), size)
         return [memory, tensor.numel(), getattr(self._mpi, name)]
 
-    def _average_cuda(self, tensor: torch.Tensor) -> None:
+    def _reduce_cuda(self, tensor: torch.Tensor, average: bool) -> None:
         import torch
 
         message = self._message(tensor) if self._device_pointers else None
@@ -185,12 +199,25 @@ class Averager:
             # MPI knows nothing of streams: what fills the buffer must be done.
             torch.cuda.current_stream(tensor.device).synchronize()
             self._comm.Allreduce(self._mpi.IN_PLACE, message)
-            tensor.div_(self._world)
+            if average:
+                tensor.div_(self._world)
             return
         host = self._staging.get((tensor.numel(), tensor.dtype))
         if host is None:
             host = torch.empty(tensor.numel(), dtype=tensor.dtype, pin_memory=True)
             self._staging[(tensor.numel(), tensor.dtype)] = host
         host.copy_(tensor.view(-1))
-        self.average(host)
+        self.reduce(host, average=average)
         tensor.view(-1).copy_(host)
+
+
+def _adder(half: torch.dtype) -> Callable[[Any, Any, Any], None]:
+    """What MPI calls to add one part of a message to another."""
+    import torch
+
+    def add(part: Any, total: Any, datatype: Any) -> None:
+        both = (torch.frombuffer(memory, dtype=half) for memory in (part, total))
+        own = next(both)
+        next(both).add_(own)
+
+    return add

@@ -11,8 +11,11 @@ from typing import NoReturn
 from trainlib.backends import ALLOW_CPU, NAMES, preset
 from trainlib.errors import UsageError
 
-#: Also in `trainlib.data`, which loads torch; a test holds them together.
-DATASETS = ("digits", "synthetic")
+#: Also in `trainlib.data` and `trainlib.models`, which load torch; a test holds them together.
+DATASETS = ("digits", "mnist", "cifar10", "imagefolder", "synthetic")
+MODELS = ("mlp", "cnn", "resnet18", "resnet50")
+PRECISIONS = ("fp32", "bf16", "fp16")
+COMPRESSIONS = ("none", "bf16", "fp16")
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,14 @@ class Options:
     snapshot: Path
     seed: int
     dataset: str
+    data: Path | None
+    image_size: int
+    model: str
+    lr: float
+    precision: str
+    accumulate: int
+    compress: str
+    compile: bool
     allow_cpu: bool
 
 
@@ -43,15 +54,15 @@ def parse(description: str, arguments: Sequence[str] | None = None, *, gpu: bool
         UsageError: An argument is wrong.
     """
     parser = Parser(description=description, allow_abbrev=False)
-    parser.add_argument("total_epochs", type=_positive, help="epochs to train")
-    parser.add_argument("save_every", type=_positive, help="epochs between two snapshots")
+    parser.add_argument("total_epochs", type=positive, help="epochs to train")
+    parser.add_argument("save_every", type=positive, help="epochs between two snapshots")
     parser.add_argument(
         "--batch-size",
         "--batch_size",
-        type=_positive,
+        type=positive,
         default=32,
         metavar="N",
-        help="rows per rank and step (default 32)",
+        help="rows per rank, step and accumulated part (default 32)",
     )
     parser.add_argument(
         "--backend",
@@ -61,16 +72,47 @@ def parse(description: str, arguments: Sequence[str] | None = None, *, gpu: bool
     )
     parser.add_argument(
         "--snapshot",
-        type=_path,
+        type=file_path,
         default=Path("snapshot.pt"),
         metavar="PATH",
         help="where rank 0 writes, and resumes from if it exists (default snapshot.pt)",
     )
     parser.add_argument(
-        "--seed", type=_seed, default=0, metavar="N", help="weights and order of rows (default 0)"
+        "--seed", type=seed, default=0, metavar="N", help="weights and order of rows (default 0)"
+    )
+    parser.add_argument("--model", choices=MODELS, default="mlp", help="the network (default mlp)")
+    add_data(parser, DATASETS, "digits")
+    parser.add_argument(
+        "--image-size",
+        type=positive,
+        default=0,
+        metavar="N",
+        help="side of synthetic images (default 32) and of those of an image folder (default 224)",
     )
     parser.add_argument(
-        "--dataset", choices=DATASETS, default="digits", help="what to learn (default digits)"
+        "--lr", type=positive_float, default=0.1, metavar="X", help="learning rate (default 0.1)"
+    )
+    parser.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        default="fp32",
+        help="of the matrix products; weights stay fp32, fp16 needs a GPU (default fp32)",
+    )
+    parser.add_argument(
+        "--accumulate",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="batches whose gradients are added up before a step (default 1)",
+    )
+    parser.add_argument(
+        "--compress",
+        choices=COMPRESSIONS,
+        default="none",
+        help="what gradients are rounded to on their way between ranks (default none)",
+    )
+    parser.add_argument(
+        "--compile", action="store_true", help="let torch.compile fuse the network's kernels"
     )
     if gpu:
         parser.add_argument(
@@ -81,19 +123,50 @@ def parse(description: str, arguments: Sequence[str] | None = None, *, gpu: bool
     return Options(**{"allow_cpu": False, **vars(parser.parse_args(arguments))})
 
 
-def _positive(text: str) -> int:
+def add_data(parser: argparse.ArgumentParser, names: Sequence[str], default: str) -> None:
+    """--dataset and --data, which all training programs have."""
+    parser.add_argument(
+        "--dataset", choices=names, default=default, help=f"what to learn (default {default})"
+    )
+    parser.add_argument(
+        "--data",
+        type=file_path,
+        metavar="DIR",
+        help="folder of the data set's files (default $CLUSTERCTL_DATA/NAME)",
+    )
+
+
+def positive(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return int(text)
 
 
-def _seed(text: str) -> int:
+def positive_float(text: str) -> float:
+    value = number(text)
+    if value == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return value
+
+
+def number(text: str) -> float:
+    """A finite number of 0 or more."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 0 or more")
+    return value
+
+
+def seed(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) >= 2**31:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 2147483647")
     return int(text)
 
 
-def _path(text: str) -> Path:
+def file_path(text: str) -> Path:
     if not text or "\0" in text:
         raise argparse.ArgumentTypeError("a path is needed")
     return Path(text)

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 # Of torch's C++ warnings none is for the person who starts a program ("the hostname of the client
 # socket cannot be retrieved", retries of a connect that then works); read when torch is loaded.
@@ -295,7 +295,12 @@ class Session(contextlib.AbstractContextManager["Session"]):
             self.description = f"mpi4py hook, {'device' if pointers else 'host'} buffers"
 
     def data_parallel(
-        self, model: torch.nn.Module, *, static_graph: bool = True, hook: bool = True
+        self,
+        model: torch.nn.Module,
+        *,
+        static_graph: bool = True,
+        hook: bool = True,
+        compress: str = "none",
     ) -> torch.nn.Module:
         """The model wrapped so that backward() leaves mean gradients on all ranks.
 
@@ -306,6 +311,8 @@ class Session(contextlib.AbstractContextManager["Session"]):
                 the search for unused ones.
             hook: False leaves the gradients to torch's process group even where MPI would carry
                 them, to compare the two in one run.
+            compress: `bf16` or `fp16`: gradients are divided by the number of ranks, rounded to
+                that, added up in it, and widened again: half the bytes, fewer digits.
         """
         if self._store is None:
             return model
@@ -321,9 +328,38 @@ class Session(contextlib.AbstractContextManager["Session"]):
         if self.device.type == "cuda":
             options["device_ids"] = [self.device.index]
         wrapped = wrap(model, **options)
+        half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(compress)
         if hook and self._averager is not None:
-            wrapped.register_comm_hook(self._averager, _mpi_hook)
+            wrapped.register_comm_hook((self._averager, half), _mpi_hook)
+        elif half is not None:
+            wrapped.register_comm_hook(half, _compress_hook)
         return wrapped
+
+    def reduce(self, tensor: torch.Tensor, *, average: bool) -> None:
+        """Replace the contiguous tensor on every rank by the sum over the ranks, or the mean."""
+        if self._store is None:
+            return
+        if self._averager is not None:
+            self._averager.reduce(tensor, average=average)
+            return
+        # Only NCCL is at home on GPUs, and torch's MPI backend takes them where MPI does.
+        carried = tensor if self.backend == "nccl" else tensor.cpu()
+        dist.all_reduce(carried)
+        if average:
+            carried.div_(self.ranks.world)
+        if carried is not tensor:
+            tensor.copy_(carried)
+
+    def average_buffers(self, model: torch.nn.Module) -> None:
+        """Give all ranks the mean of what batch norm has seen on each of them."""
+        buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+        if self._store is None or not buffers:
+            return
+        together = torch.cat([buffer.detach().flatten() for buffer in buffers])
+        self.reduce(together, average=True)
+        parts = together.split([buffer.numel() for buffer in buffers])
+        for buffer, part in zip(buffers, parts, strict=True):
+            buffer.copy_(part.view_as(buffer))
 
     def __exit__(
         self,
@@ -432,14 +468,20 @@ def _agreed_port(ranks: Ranks) -> int | None:
     return port
 
 
-def _mpi_hook(averager: mpi.Averager, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+def _mpi_hook(
+    state: tuple[mpi.Averager, torch.dtype | None], bucket: Any
+) -> torch.futures.Future[torch.Tensor]:
     """DDP communication hook: the mean over ranks, there when the hook returns.
 
     Waiting here costs the overlap with the rest of backward(), and saves what an asynchronous
     call costs more on small models: a thread that fights for the interpreter lock.
     """
+    averager, half = state
     gradients = bucket.buffer()
-    averager.average(gradients)
+    if half is None:
+        averager.reduce(gradients)
+    else:
+        averager.reduce_compressed(gradients, half)
     devices: list[int | str | torch.device] | None = None
     if gradients.is_cuda:
         devices = [gradients.device]
@@ -448,8 +490,25 @@ def _mpi_hook(averager: mpi.Averager, bucket: Any) -> torch.futures.Future[torch
     return future
 
 
+def _compress_hook(half: torch.dtype, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    """DDP communication hook: the mean over ranks in half precision, over torch's group.
+
+    torch's own hook for bfloat16 refuses every backend but NCCL.
+    """
+    gradients = bucket.buffer()
+    narrow = gradients.div(dist.get_world_size()).to(half)
+
+    def widen(done: torch.futures.Future[Any]) -> torch.Tensor:
+        gradients.copy_(done.value()[0])
+        return cast(torch.Tensor, gradients)
+
+    future = dist.all_reduce(narrow, async_op=True).get_future()
+    return cast("torch.futures.Future[torch.Tensor]", future.then(widen))
+
+
 # register_comm_hook compares annotations with the types themselves, and those of this file are
 # text (PEP 563).
-_mpi_hook.__annotations__.update(
-    {"bucket": _dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}
-)
+for _hook in (_mpi_hook, _compress_hook):
+    _hook.__annotations__.update(
+        {"bucket": _dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}
+    )

@@ -1,4 +1,4 @@
-"""Data-parallel training of a small network, the same on CPU and GPU.
+"""Data-parallel training of a network, the same on CPU and GPU.
 
 The method is synchronous data-parallel SGD: every rank computes the gradient of its own rows, the
 mean over the ranks is applied everywhere, so that all ranks hold equal weights (PyTorch's
@@ -8,6 +8,8 @@ DistributedDataParallel, Li et al., VLDB 2020, arXiv 2006.15704). Program and ar
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import signal
 import time
@@ -56,15 +58,27 @@ def run(options: Options, kind: Kind) -> int:
         dataset = session.agree(lambda: _load(options, ranks))
         if kind.gpu:
             session.use_gpus(allow_cpu=options.allow_cpu)
+        session.agree(lambda: _check_precision(options, session.device))
         session.open(options.backend)
         Trainer(session, options, kind, dataset.to(session.device)).train()
     return 0
 
 
 def _load(options: Options, ranks: Ranks) -> data.Dataset:
-    dataset = data.load(options.dataset, options.seed)
+    dataset = data.load(
+        options.dataset,
+        options.seed,
+        folder=options.data,
+        image_size=options.image_size,
+        images=options.model != "mlp",
+    )
     data.shard(len(dataset.train), ranks.rank, ranks.world, options.seed, 0)
     return dataset
+
+
+def _check_precision(options: Options, device: torch.device) -> None:
+    if options.precision == "fp16" and device.type != "cuda":
+        raise UsageError("--precision fp16 needs a GPU", "pass --precision bf16 or fp32")
 
 
 def threads(ranks: Ranks) -> int:
@@ -76,28 +90,65 @@ def threads(ranks: Ranks) -> int:
     return max(1, (cores or 1) // ranks.local_world)
 
 
+@dataclass(frozen=True)
+class Recipe:
+    """How a step is made of batches. The defaults: one batch each, in fp32."""
+
+    precision: str = "fp32"
+    accumulate: int = 1
+    scaler: torch.amp.GradScaler | None = None
+    """Keeps small gradients of fp16 from becoming 0 (Micikevicius et al., ICLR 2018)."""
+
+    def autocast(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
+        if self.precision == "fp32":
+            return contextlib.nullcontext()
+        kind = torch.bfloat16 if self.precision == "bf16" else torch.float16
+        return torch.autocast(device.type, kind)
+
+
 def train_epoch(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
     loss_of: Loss,
     batches: Iterable[Batch],
+    recipe: Recipe | None = None,
 ) -> tuple[torch.Tensor, int, int]:
-    """One step per batch; returns (mean loss over the rows as a scalar tensor, steps, rows).
+    """A step for every `accumulate` batches; returns (mean loss over the rows as a scalar tensor,
+    steps, rows).
 
-    Nothing here waits for the device: the losses are looked at once an epoch.
+    The gradient of a step is the one of all its rows together, also where the last batch is
+    shorter. Ranks exchange gradients once a step. Nothing here waits for the device: the losses
+    are looked at once an epoch.
     """
+    recipe = recipe or Recipe()
     losses: list[torch.Tensor] = []
     sizes: list[int] = []
-    for inputs, targets in batches:
-        loss = loss_of(model(inputs), targets)
-        loss.backward()
-        optimizer.step()
+    steps = 0
+    rest = iter(batches)
+    while group := list(itertools.islice(rest, recipe.accumulate)):
+        rows = sum(len(inputs) for inputs, _ in group)
+        for index, (inputs, targets) in enumerate(group):
+            # DDP exchanges gradients in backward(): only the last one of a step may.
+            silent = index + 1 < len(group) and isinstance(
+                model, torch.nn.parallel.DistributedDataParallel
+            )
+            with model.no_sync() if silent else contextlib.nullcontext():  # type: ignore[operator]
+                with recipe.autocast(inputs.device):
+                    loss = loss_of(model(inputs), targets)
+                part = loss if len(group) == 1 else loss * (len(inputs) / rows)
+                (recipe.scaler.scale(part) if recipe.scaler else part).backward()
+            losses.append(loss.detach())
+            sizes.append(len(inputs))
+        if recipe.scaler:
+            recipe.scaler.step(optimizer)
+            recipe.scaler.update()
+        else:
+            optimizer.step()
         optimizer.zero_grad()
-        losses.append(loss.detach())
-        sizes.append(len(inputs))
+        steps += 1
     stacked = torch.stack(losses)
     weights = torch.tensor(sizes, dtype=stacked.dtype, device=stacked.device)
-    return (stacked * weights).sum() / weights.sum(), len(losses), sum(sizes)
+    return (stacked * weights).sum() / weights.sum(), steps, sum(sizes)
 
 
 class Trainer:
@@ -112,12 +163,22 @@ class Trainer:
         self.kind = kind
         self.tag = f"[{kind.rank}{session.ranks.rank}]"
         self.epochs_done = 0
+        self.rows = 0
         self.loss_of: Loss = (
             torch.nn.functional.cross_entropy if dataset.classes else torch.nn.functional.mse_loss
         )
-        self.model = models.mlp(dataset.train.inputs.shape[1], dataset.classes or 1)
+        self.model = session.agree(
+            lambda: models.build(
+                options.model, dataset.train.shape, dataset.image, dataset.classes or 1
+            )
+        )
         self.model.to(session.device)
-        self.optimizer = sgd(self.model.parameters(), lr=0.1)
+        if session.device.type == "cuda" and options.model != "mlp":
+            # Tensor cores take images with the channels last; otherwise cuDNN converts each time.
+            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.optimizer = sgd(self.model.parameters(), lr=options.lr)
+        scaler = torch.amp.GradScaler("cuda") if options.precision == "fp16" else None
+        self.recipe = Recipe(options.precision, options.accumulate, scaler)
         self.identity = {
             "data set": dataset.name,
             "model": models.signature(self.model),
@@ -129,6 +190,10 @@ class Trainer:
             "ranks": str(session.ranks.world),
             "backend": session.backend,
             "device": session.device.type,
+            "learning rate": str(options.lr),
+            "precision": options.precision,
+            "accumulated batches": str(options.accumulate),
+            "compression": options.compress,
         }
 
     def train(self) -> None:
@@ -149,13 +214,18 @@ class Trainer:
                     "already finished, nothing to train"
                 )
         else:
-            parallel = self.session.data_parallel(self.model)
+            network: Any = torch.compile(self.model) if options.compile else self.model
+            parallel = self.session.data_parallel(
+                network, static_graph=options.accumulate == 1, compress=options.compress
+            )
             self._settle(parallel)
             started = time.perf_counter()
             with StopRequest() as stop:
                 for epoch in range(self.epochs_done, options.total_epochs):
                     self._epoch(parallel, epoch, stop)
-            self._print(self.kind.elapsed.format(time.perf_counter() - started))
+            seconds = time.perf_counter() - started
+            self._print(self.kind.elapsed.format(seconds))
+            self._throughput(self.rows / seconds)
         report = metrics.evaluate(self.session, self.model, self.dataset)
         if lead:
             self._print(report)
@@ -165,7 +235,13 @@ class Trainer:
         batches = data.batches(
             self.dataset.train, options.batch_size, ranks.rank, ranks.world, options.seed, epoch
         )
-        loss, steps, rows = train_epoch(parallel, self.optimizer, self.loss_of, batches)
+        # What dropout draws follows from the epoch, so that a resumed training draws the same.
+        torch.manual_seed(data.mix(options.seed, epoch * ranks.world + ranks.rank))
+        loss, steps, rows = train_epoch(
+            parallel, self.optimizer, self.loss_of, batches, self.recipe
+        )
+        self.rows += rows
+        self.session.average_buffers(self.model)
         self.epochs_done = epoch + 1
         self._print(
             f"Epoch {epoch} | Batchsize: {min(options.batch_size, rows)} | Steps: {steps} | "
@@ -183,6 +259,14 @@ class Trainer:
                 self._print(f"{name}: stopped after epoch {epoch}, saved in {options.snapshot}")
             raise Stopped(signum)
 
+    def _throughput(self, own: float) -> None:
+        """Samples per second of this rank, and on rank 0 of all."""
+        total = self.session.communicator.sum([own])[0]
+        text = f"Throughput: {own:.1f} samples/s"
+        if self.session.ranks.rank == 0:
+            text += f" | Total: {total:.1f} samples/s on {self.session.ranks.world} ranks"
+        self._print(text)
+
     def _settle(self, parallel: torch.nn.Module) -> None:
         """One forward and backward pass whose gradients are thrown away.
 
@@ -192,10 +276,14 @@ class Trainer:
         with new buckets, add up exactly as one that was never interrupted.
         """
         buffers = {name: value.clone() for name, value in self.model.named_buffers()}
-        with torch.random.fork_rng(devices=[]):
-            train = self.dataset.train
+        first = torch.arange(min(2, len(self.dataset.train)))
+        inputs, targets = next(iter(self.dataset.train.select(first, 2)))
+        devices = [self.session.device] if self.session.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
             for _ in range(2):
-                self.loss_of(parallel(train.inputs[:2]), train.targets[:2]).backward()
+                with self.recipe.autocast(inputs.device):
+                    loss = self.loss_of(parallel(inputs), targets)
+                loss.backward()
                 self.optimizer.zero_grad()
         for name, value in self.model.named_buffers():
             value.copy_(buffers[name])
@@ -231,6 +319,8 @@ class Trainer:
     def _adopt(self, snapshot: snapshots.Snapshot) -> None:
         try:
             self.model.load_state_dict(snapshot.model)
+            if self.recipe.scaler and "scaler" in snapshot.optimizer:
+                self.recipe.scaler.load_state_dict(snapshot.optimizer.pop("scaler"))
             self.optimizer.load_state_dict(snapshot.optimizer)
         except (RuntimeError, ValueError, KeyError, TypeError) as error:
             raise UsageError(
@@ -241,12 +331,15 @@ class Trainer:
 
     def _save(self) -> None:
         if self.session.ranks.rank == 0:
+            optimizer = self.optimizer.state_dict()
+            if self.recipe.scaler:
+                optimizer["scaler"] = self.recipe.scaler.state_dict()
             snapshots.save(
                 self.options.snapshot,
                 snapshots.Snapshot(
                     self.epochs_done,
                     self.model.state_dict(),
-                    self.optimizer.state_dict(),
+                    optimizer,
                     self.identity,
                     self.setting,
                 ),

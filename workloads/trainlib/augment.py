@@ -1,0 +1,68 @@
+"""Random changes of images, those of deephealthproject's imagenette example (with ECVL).
+
+Each image has a generator of its own, so that what happens to it depends on nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch.nn import functional
+
+#: Of the changes, as in the example: degrees, deviation in pixels, mean in grey levels of 255.
+_MAX_DEGREES, _MAX_BLUR, _MAX_NOISE = 180.0, 0.8, 10.0
+_GAMMA = (0.5, 1.5)
+_DROP_PART, _DROP_SIDE = 0.02, 0.1
+
+
+def images(batch: torch.Tensor, generators: Sequence[torch.Generator]) -> torch.Tensor:
+    """Mirror, flip, rotate, Poisson noise, gamma, blur and coarse dropout; (B, 3, H, W) of 0 to 1.
+
+    Args:
+        generators: One per image, on the CPU.
+    """
+    return torch.stack([_one(image, draw) for image, draw in zip(batch, generators, strict=True)])
+
+
+def _one(image: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    draws = torch.rand(6, generator=generator).tolist()
+    flips = [axis for axis, draw in ((2, draws[0]), (1, draws[1])) if draw < 0.5]
+    if flips:
+        image = image.flip(flips)
+    image = _rotated(image, math.radians((2 * draws[2] - 1) * _MAX_DEGREES))
+    # Additive: each value gets a Poisson number of grey levels, the image one mean for all.
+    noise = torch.poisson(torch.full(image.shape, draws[3] * _MAX_NOISE), generator=generator)
+    image = image + noise.to(image.device) / 255
+    low, high = _GAMMA
+    image = image.clamp(0, 1) ** (low + draws[4] * (high - low))
+    image = _blurred(image, draws[5] * _MAX_BLUR)
+    side = max(1, round(_DROP_SIDE * min(image.shape[1:])))
+    for _ in range(round(_DROP_PART * image.shape[1] * image.shape[2] / side**2)):
+        limits = (image.shape[1] - side + 1, image.shape[2] - side + 1)
+        top, left = (int(torch.randint(limit, (), generator=generator)) for limit in limits)
+        image[:, top : top + side, left : left + side] = 0
+    return image
+
+
+def _rotated(image: torch.Tensor, angle: float) -> torch.Tensor:
+    """Around the middle; what comes in from outside is black."""
+    cos, sin = math.cos(angle), math.sin(angle)
+    ratio = image.shape[1] / image.shape[2]
+    matrix = torch.tensor(
+        [[[cos, -sin * ratio, 0.0], [sin / ratio, cos, 0.0]]], device=image.device
+    )
+    grid = functional.affine_grid(matrix, [1, *image.shape], align_corners=False)
+    return functional.grid_sample(image.unsqueeze(0), grid, align_corners=False).squeeze(0)
+
+
+def _blurred(image: torch.Tensor, sigma: float) -> torch.Tensor:
+    """A Gaussian of 3 x 3 pixels, wide enough for the deviations used here."""
+    if sigma < 0.1:
+        return image
+    side = math.exp(-0.5 / sigma**2)
+    line = torch.tensor([side, 1.0, side], device=image.device) / (1 + 2 * side)
+    kernel = torch.outer(line, line).expand(image.shape[0], 1, 3, 3)
+    padded = functional.pad(image.unsqueeze(0), (1, 1, 1, 1), mode="replicate")
+    return functional.conv2d(padded, kernel, groups=image.shape[0]).squeeze(0)
