@@ -64,12 +64,7 @@ def parse(description: str, arguments: Sequence[str] | None = None, *, gpu: bool
         metavar="N",
         help="rows per rank, step and accumulated part (default 32)",
     )
-    parser.add_argument(
-        "--backend",
-        choices=NAMES,
-        default=preset(),
-        help="what carries the gradients (default auto: the fastest that works on all ranks)",
-    )
+    add_backend(parser)
     parser.add_argument(
         "--snapshot",
         type=file_path,
@@ -77,9 +72,7 @@ def parse(description: str, arguments: Sequence[str] | None = None, *, gpu: bool
         metavar="PATH",
         help="where rank 0 writes, and resumes from if it exists (default snapshot.pt)",
     )
-    parser.add_argument(
-        "--seed", type=seed, default=0, metavar="N", help="weights and order of rows (default 0)"
-    )
+    add_seed(parser)
     parser.add_argument("--model", choices=MODELS, default="mlp", help="the network (default mlp)")
     add_data(parser, DATASETS, "digits")
     parser.add_argument(
@@ -121,6 +114,67 @@ def parse(description: str, arguments: Sequence[str] | None = None, *, gpu: bool
             help=f"run on the CPU where there is no GPU (also {ALLOW_CPU}=1)",
         )
     return Options(**{"allow_cpu": False, **vars(parser.parse_args(arguments))})
+
+
+def parse_tagi(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line of `train_tagi.py`; what is None follows from the data set.
+
+    Raises:
+        UsageError: An argument is wrong.
+    """
+    parser = Parser(description="Train by Bayes' rule (TAGI).", allow_abbrev=False)
+    add_data(parser, ("digits", "mnist", "cifar10"), "digits")
+    add_backend(parser)
+    add_seed(parser)
+    parser.add_argument("--epochs", "--num_epochs", type=positive, metavar="N")
+    parser.add_argument(
+        "--batch-size", "--batch_size", type=positive, metavar="N", help="rows per rank and step"
+    )
+    parser.add_argument(
+        "--sigma-v",
+        "--sigma_v",
+        type=positive_float,
+        metavar="X",
+        help="deviation of the noise in what is observed",
+    )
+    parser.add_argument(
+        "--gain", type=positive_float, metavar="X", help="scale of the weights' first deviations"
+    )
+    parser.add_argument("--activation", choices=("relu", "mixture"))
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument(
+        "--average",
+        action="store_true",
+        default=True,
+        help="mean of the ranks' updates (default)",
+    )
+    how.add_argument(
+        "--sum",
+        dest="average",
+        action="store_false",
+        help="their sum, as one process with all rows would make them",
+    )
+    parser.add_argument("--cpu", action="store_true", help="leave GPUs alone")
+    return parser.parse_args(arguments)
+
+
+def add_backend(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--backend",
+        choices=NAMES,
+        default=preset(),
+        help="what the ranks talk over (default auto: the fastest that works on all ranks)",
+    )
+
+
+def add_seed(parser: argparse.ArgumentParser, default: int = 0) -> None:
+    parser.add_argument(
+        "--seed",
+        type=seed,
+        default=default,
+        metavar="N",
+        help=f"weights and order of rows (default {default})",
+    )
 
 
 def add_data(parser: argparse.ArgumentParser, names: Sequence[str], default: str) -> None:

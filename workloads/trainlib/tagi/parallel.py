@@ -1,0 +1,94 @@
+"""TAGI on many ranks: the updates of all of them become one, before it is applied.
+
+After `DDPSequential` of cuTAGI, which all-reduces over NCCL alone, and the outermost layers alone:
+here any backend will do, and every nested layer takes part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from trainlib.session import Session
+from trainlib.tagi.layers import BatchNorm2d, Layer, Moments, cap
+
+
+@dataclass(frozen=True)
+class DDPConfig:
+    """How the ranks talk to each other."""
+
+    rank: int
+    world_size: int
+    all_reduce: Callable[[torch.Tensor, bool], None]
+    """Replaces a tensor by its sum over the ranks; by the mean if the second argument is True."""
+    backend: str = "custom"
+
+    @staticmethod
+    def of(session: Session) -> DDPConfig:
+        """Over the backend that the session has opened."""
+
+        def all_reduce(tensor: torch.Tensor, average: bool) -> None:
+            session.reduce(tensor, average=average)
+
+        return DDPConfig(session.ranks.rank, session.ranks.world, all_reduce, session.backend)
+
+
+class DDPSequential:
+    """A model whose copies on all ranks start equal and stay equal.
+
+    Args:
+        average: True takes the mean of the ranks' updates, which is cuTAGI's default and damps each
+            step by the number of ranks. False takes the sum: the step that one process would make
+            on the rows of all ranks, since updates are sums over rows from the same prior.
+
+    Batch norm takes the rows of all ranks as its batch.
+    """
+
+    def __init__(self, model: Layer, config: DDPConfig, average: bool = True) -> None:
+        self.model = model
+        self.config = config
+        self.average = average
+        parameters = model.parameters()
+        if config.world_size > 1:
+            self._copy_from_rank0([t for p in parameters for t in (p.mean, p.var)])
+            for layer in model.modules():
+                if isinstance(layer, BatchNorm2d):
+                    layer.sum_over_ranks = lambda tensor: config.all_reduce(tensor, False)
+        # All updates are views of one tensor: they need one message, and nothing is copied.
+        deltas = [(p, name) for p in parameters for name in ("delta_mean", "delta_var")]
+        sizes = [getattr(p, name).numel() for p, name in deltas]
+        self._deltas = parameters[0].mean.new_zeros(sum(sizes))
+        for (parameter, name), part in zip(deltas, self._deltas.split(sizes), strict=True):
+            setattr(parameter, name, part.view(parameter.mean.shape))
+
+    def forward(self, mean: torch.Tensor, var: torch.Tensor | None = None) -> Moments:
+        return self.model.forward(mean, var)
+
+    def backward(self, d_mean: torch.Tensor, d_var: torch.Tensor) -> None:
+        """Sets the updates from this rank's rows; nothing is sent before `step`."""
+        self.model.backward(d_mean, d_var, first=True)
+
+    def step(self, rows: int) -> None:
+        """Bring the ranks' updates together and apply them.
+
+        Args:
+            rows: Rows of this rank's batch, the same number on all ranks. The cap follows the rows
+                that make up the update: those of all ranks for the sum, else this rank's.
+        """
+        if self.config.world_size > 1:
+            self.config.all_reduce(self._deltas, self.average)
+        factor = cap(rows if self.average else rows * self.config.world_size)
+        for parameter in self.model.parameters():
+            parameter.step(factor)
+
+    def _copy_from_rank0(self, tensors: list[torch.Tensor]) -> None:
+        together = torch.cat([tensor.flatten() for tensor in tensors])
+        if self.config.rank:
+            together.zero_()
+        self.config.all_reduce(together, False)
+        for tensor, part in zip(
+            tensors, together.split([tensor.numel() for tensor in tensors]), strict=True
+        ):
+            tensor.copy_(part.view_as(tensor))

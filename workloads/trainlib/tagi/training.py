@@ -1,0 +1,147 @@
+"""Training a classifier with TAGI, on this rank's part of the data."""
+
+from __future__ import annotations
+
+import time
+from argparse import Namespace
+from dataclasses import dataclass
+
+import torch
+
+from trainlib import augment, data, metrics
+from trainlib.program import put
+from trainlib.ranks import discover
+from trainlib.session import Session
+from trainlib.tagi import models
+from trainlib.tagi.layers import Sequential
+from trainlib.tagi.output import HierarchicalSoftmax
+from trainlib.tagi.parallel import DDPConfig, DDPSequential
+from trainlib.trainer import threads
+
+
+@dataclass(frozen=True)
+class Preset:
+    """What an option is when it is not given; those of cuTAGI's examples, but for the digits."""
+
+    epochs: int
+    batch_size: int
+    sigma_v: float
+    gain: float
+    activation: str
+
+
+PRESETS = {
+    "digits": Preset(10, 16, 0.3, 1.0, "relu"),
+    "mnist": Preset(10, 256, 0.1, 1.0, "relu"),
+    "cifar10": Preset(2, 128, 0.1, 0.1, "mixture"),
+}
+
+
+def run(options: Namespace) -> int:
+    """Train as the options say (see `trainlib.options.parse_tagi`); returns 0.
+
+    Raises:
+        WorkloadError: See its subclasses.
+    """
+    ranks = discover()
+    torch.set_num_threads(threads(ranks))
+    preset = PRESETS[options.dataset]
+    for name, value in vars(preset).items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    with Session(ranks) as session, torch.inference_mode():
+        dataset = session.agree(lambda: _load(options, session))
+        if not options.cpu:
+            session.use_gpus(allow_cpu=True)
+        session.open(options.backend)
+        train(session, options, dataset.to(session.device))
+    return 0
+
+
+def _load(options: Namespace, session: Session) -> data.Dataset:
+    dataset = data.load(options.dataset, options.seed, folder=options.data)
+    data.shard(len(dataset.train), session.ranks.rank, session.ranks.world, options.seed, 0)
+    return dataset
+
+
+def network(options: Namespace, dataset: data.Dataset, units: int) -> Sequential:
+    """The network for the data set, its means drawn from the seed."""
+    torch.manual_seed(options.seed)
+    if options.dataset == "digits":
+        return models.mlp(dataset.train.shape[0], units, options.activation, options.gain)
+    if options.dataset == "mnist":
+        return models.mnist_cnn(units, options.activation, options.gain)
+    return models.resnet18(units, options.activation, options.gain)
+
+
+def train(session: Session, options: Namespace, dataset: data.Dataset) -> DDPSequential:
+    """All epochs, with the test accuracy after each."""
+    ranks = session.ranks
+    softmax = HierarchicalSoftmax(dataset.classes, session.device)
+    bare = network(options, dataset, softmax.units)
+    bare.to(session.device)
+    model = DDPSequential(bare, DDPConfig.of(session), average=options.average)
+    if ranks.rank == 0:
+        put(
+            f"Backend: {session.backend} ({session.description}) | Ranks: {ranks.world} | "
+            f"Device: {session.device.type} | Data: {dataset.name} ({len(dataset.train)} + "
+            f"{len(dataset.test)} rows) | Updates: {'mean' if options.average else 'sum'} | "
+            f"sigma_v: {options.sigma_v:g} | Gain: {options.gain:g} | Seed: {options.seed}"
+        )
+    for epoch in range(options.epochs):
+        started = time.perf_counter()
+        rows, loss = _epoch(session, options, dataset, model, softmax, epoch)
+        seconds = time.perf_counter() - started
+        total, loss, speed = session.communicator.sum([rows, loss, rows / seconds])
+        correct = evaluate(session, dataset, bare, softmax)
+        if ranks.rank == 0:
+            put(
+                f"Epoch {epoch} | Loss: {loss / total:.6g} | Throughput: {speed:.1f} samples/s | "
+                f"Test accuracy: {correct / len(dataset.test):.4f} ({correct}/{len(dataset.test)})"
+            )
+    return model
+
+
+def _epoch(
+    session: Session,
+    options: Namespace,
+    dataset: data.Dataset,
+    model: DDPSequential,
+    softmax: HierarchicalSoftmax,
+    epoch: int,
+) -> tuple[float, float]:
+    """Rows seen, and the sum of -log P(true class) before each update."""
+    ranks = session.ranks
+    generator = torch.Generator().manual_seed(
+        data.mix(options.seed, epoch * ranks.world + ranks.rank)
+    )
+    rows = 0
+    loss = torch.zeros((), device=session.device)
+    batches = data.batches(
+        dataset.train, options.batch_size, ranks.rank, ranks.world, options.seed, epoch
+    )
+    for inputs, labels in batches:
+        if options.dataset == "cifar10":
+            inputs = augment.crop_and_mirror(inputs, generator)
+        mean, var = model.forward(inputs)
+        chances = softmax.probabilities(mean, var)
+        loss -= chances.gather(1, labels.view(-1, 1)).clamp_min(1e-30).log().sum()
+        model.backward(*softmax.innovation(mean, var, labels, options.sigma_v))
+        model.step(len(inputs))
+        rows += len(inputs)
+    return float(rows), float(loss.item())
+
+
+def evaluate(
+    session: Session, dataset: data.Dataset, model: Sequential, softmax: HierarchicalSoftmax
+) -> int:
+    """How many rows of the whole test split are right; each rank looks at its part."""
+    ranks = session.ranks
+    rows = torch.arange(ranks.rank, len(dataset.test), ranks.world)
+    correct = torch.zeros((), dtype=torch.int64, device=session.device)
+    model.train(False)
+    for inputs, labels in dataset.test.select(rows, metrics.batch_rows(dataset)):
+        chances = softmax.probabilities(*model.forward(inputs))
+        correct += (chances.argmax(dim=1) == labels).sum()
+    model.train()
+    return round(session.communicator.sum([float(correct.item())])[0])
