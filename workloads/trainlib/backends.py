@@ -72,22 +72,20 @@ def preset(env: Mapping[str, str] | None = None) -> str:
 
 def probe(ranks: Ranks, wanted: str, device: torch.device) -> Capability:
     """What this rank can use; MPI is looked for only if `wanted` could mean it."""
-    import torch
     import torch.distributed as dist
 
     native = dist.is_mpi_available()
     problem = "not asked for"
     if wanted in ("auto", "mpi"):
         problem = mpi.launch_problem(ranks) or ("" if native else mpi.import_problem())
-    gpu = vendor = ""
+    gpu = ""
     if device.type == "cuda":
-        vendor = "amd" if torch.version.hip else "nvidia"
         gpu = _gpu_identity(device)
     return Capability(
         host=socket.gethostname(),
         device=device.type,
         gpu=gpu,
-        vendor=vendor,
+        vendor=vendor(device),
         gloo=dist.is_gloo_available(),
         nccl=dist.is_nccl_available(),
         mpi_native=native,
@@ -148,6 +146,15 @@ def gpu_count(allow_cpu: bool, env: Mapping[str, str] | None = None) -> int:
             f"run it on a GPU node, or pass --allow-cpu (or set {ALLOW_CPU}=1)",
         )
     return count
+
+
+def vendor(device: torch.device) -> str:
+    """Of the GPU that this torch is built for: `nvidia`, `amd`, or "" on CPU."""
+    import torch
+
+    if device.type != "cuda":
+        return ""
+    return "amd" if torch.version.hip else "nvidia"
 
 
 def _gpu_build() -> bool:

@@ -40,6 +40,32 @@ def evaluate(session: Session, model: torch.nn.Module, data: Dataset) -> str:
     return f"Test MSE: {summed / count:.6g}"
 
 
+@torch.inference_mode()
+def score(
+    session: Session | None, model: torch.nn.Module, data: Dataset, batch_size: int | None = None
+) -> tuple[float, float]:
+    """Mean cross-entropy and accuracy on the whole test split.
+
+    Args:
+        session: Each of its ranks looks at a part, and all have to call this; None: this one alone.
+        model: Gives logits, or log-probabilities (whose cross-entropy is the same).
+    """
+    rank, world = (session.ranks.rank, session.ranks.world) if session else (0, 1)
+    totals: torch.Tensor | None = None
+    model.eval()
+    rows = torch.arange(rank, len(data.test), world)
+    for inputs, wanted in data.test.select(rows, batch_size or batch_rows(data)):
+        output = model(inputs)
+        loss = torch.nn.functional.cross_entropy(output, wanted, reduction="sum")
+        part = torch.stack([loss.double(), (output.argmax(dim=1) == wanted).sum().double()])
+        totals = part if totals is None else totals + part
+    model.train()
+    sums = [0.0, 0.0] if totals is None else [float(total) for total in totals.tolist()]
+    if session is not None:
+        sums = session.communicator.sum(sums)
+    return sums[0] / len(data.test), sums[1] / len(data.test)
+
+
 def batch_rows(data: Dataset) -> int:
     """How many test rows one forward pass takes."""
     return max(1, _TEST_NUMBERS // math.prod(data.test.shape))

@@ -46,6 +46,7 @@ def build(name: str, sample: Shape, image: Shape | None, outputs: int) -> nn.Mod
         raise UsageError(f"--model {name} needs images", "choose another --dataset, or --model mlp")
     makers: dict[str, Callable[[Shape, int], nn.Module]] = {
         "cnn": mnist_cnn,
+        "averaging_cnn": averaging_cnn,
         "resnet18": lambda shape, count: resnet(18, shape, count),
         "resnet50": lambda shape, count: resnet(50, shape, count),
         "vgg16": vgg16,

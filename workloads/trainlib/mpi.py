@@ -143,7 +143,7 @@ class Averager:
         self._mpi = mpi
         self._comm = mpi.COMM_WORLD
         self._world: int = mpi.COMM_WORLD.Get_size()
-        self._device_pointers = device_pointers
+        self.device_pointers = device_pointers
         # DDP hands over the same few bucket buffers at every step: what MPI wants to know about
         # each is worked out once. An equal key means the same bytes, whoever owns them now.
         self._messages: dict[tuple[int, int, torch.dtype], list[Any] | None] = {}
@@ -194,7 +194,7 @@ class Averager:
     def _reduce_cuda(self, tensor: torch.Tensor, average: bool) -> None:
         import torch
 
-        message = self._message(tensor) if self._device_pointers else None
+        message = self._message(tensor) if self.device_pointers else None
         if message is not None:
             # MPI knows nothing of streams: what fills the buffer must be done.
             torch.cuda.current_stream(tensor.device).synchronize()

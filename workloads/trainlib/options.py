@@ -158,6 +158,120 @@ def parse_tagi(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def parse_mnist_ddp(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line of `train_mnist_ddp.py`, its seed's but for --dataset, --data, --backend.
+
+    Raises:
+        UsageError: An argument is wrong.
+    """
+    parser = Parser(description="MNIST with DDP.", allow_abbrev=False)
+    add = parser.add_argument
+    add("--batch-size", type=positive, default=64, metavar="N", help="per rank (default 64)")
+    add("--test-batch-size", type=positive, default=1000, metavar="N", help="default 1000")
+    add("--epochs", type=positive, default=14, metavar="N", help="default 14")
+    add("--lr", type=positive_float, default=1.0, metavar="X", help="default 1.0")
+    add("--gamma", type=number, default=0.7, metavar="X", help="of the lr per epoch (default 0.7)")
+    add("--no-cuda", action="store_true", help="leave GPUs alone")
+    add("--dry-run", action="store_true", help="one step and one test")
+    add("--log-interval", type=positive, default=10, metavar="N", help="steps (default 10)")
+    add("--save-model", action="store_true", help="rank 0 writes mnist_cnn.pt at the end")
+    add_seed(parser, 1)
+    add_data(parser, ("mnist", "digits", "cifar10"), "mnist")
+    add_backend(parser)
+    return parser.parse_args(arguments)
+
+
+def parse_averaging(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line of `train_parameter_averaging.py`.
+
+    Raises:
+        UsageError: An argument is wrong.
+    """
+    parser = Parser(description="A master that averages, workers that train.", allow_abbrev=False)
+    add = parser.add_argument
+    add("--lr", type=positive_float, default=0.001, metavar="X", help="default 0.001")
+    add("--momentum", type=number, default=0.9, metavar="X", help="default 0.9")
+    add("--batch_size", "--batch-size", type=positive, default=16, metavar="N", help="default 16")
+    add("--nepochs", "--epochs", type=positive, default=10, metavar="N", help="default 10")
+    add("--shard", action="store_true", help="deal the rows out instead of giving all to each")
+    add_seed(parser)
+    add_data(parser, ("mnist", "digits"), "mnist")
+    return parser.parse_args(arguments)
+
+
+def parse_sgd_mpi(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line of `train_sgd_mpi.py`.
+
+    Raises:
+        UsageError: An argument is wrong.
+    """
+    parser = Parser(description="MNIST with the MPI SGD optimizer.", allow_abbrev=False)
+    _add_mpi_sgd(parser, epochs=10, batch_size=200, lr=0.01)
+    add = parser.add_argument
+    add("--momentum", type=number, default=0.9, metavar="X", help="default 0.9")
+    add("--weight-decay", type=number, default=0.0, metavar="X", help="default 0")
+    add("--nesterov", action="store_true", help="Nesterov's momentum")
+    add("--hidden", type=positive, default=1024, metavar="N", help="units a layer (default 1024)")
+    add("--gpu", action="store_true", help="one GPU per rank")
+    add_data(parser, ("mnist", "digits", "cifar10", "synthetic"), "mnist")
+    return parser.parse_args(arguments)
+
+
+def parse_imagenette(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line of `train_imagenette.py`.
+
+    Raises:
+        UsageError: An argument is wrong.
+    """
+    parser = Parser(description="Image folders with the MPI SGD optimizer.", allow_abbrev=False)
+    _add_mpi_sgd(parser, epochs=10, batch_size=32, lr=1e-3)
+    add = parser.add_argument
+    add("--yml-in", type=file_path, required=True, metavar="PATH", help="the data set's YAML")
+    add("--net-name", choices=("resnet50", "vgg16", "resnet18"), default="resnet50")
+    add("--patch-size", type=positive, default=224, metavar="N", help="pixels (default 224)")
+    add("--augs-on", action="store_true", help="change the training images at random")
+    add("--patience", type=positive, default=20, metavar="N", help="epochs (default 20)")
+    add(
+        "--dropout",
+        type=number,
+        metavar="X",
+        help="before the last layers (default: the network's)",
+    )
+    add("--l2-reg", type=number, default=0.0, metavar="X", help="weight decay (default 0)")
+    add("--momentum", type=number, default=0.9, metavar="X", help="default 0.9")
+    add(
+        "--gpu",
+        type=int,
+        nargs="*",
+        metavar="N",
+        help="one GPU per rank, of those with these numbers (none named: of all)",
+    )
+    add("--save-weights", action="store_true", help="write the best weights to OUT_DIR/weights.pt")
+    add("--out-dir", type=file_path, default=Path(), metavar="DIR", help="default: here")
+    return parser.parse_args(arguments)
+
+
+def _add_mpi_sgd(parser: Parser, *, epochs: int, batch_size: int, lr: float) -> None:
+    add = parser.add_argument
+    add("--epochs", type=positive, default=epochs, metavar="N", help=f"default {epochs}")
+    add(
+        "--batch-size",
+        type=positive,
+        default=batch_size,
+        metavar="N",
+        help=f"rows per rank and step (default {batch_size})",
+    )
+    add("--lr", type=positive_float, default=lr, metavar="X", help=f"default {lr:g}")
+    add(
+        "--sync-iterations",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="1 averages gradients at each step, more averages weights after each N (default 1)",
+    )
+    add_seed(parser)
+
+
 def add_backend(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backend",

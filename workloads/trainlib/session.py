@@ -152,11 +152,14 @@ class Session(contextlib.AbstractContextManager["Session"]):
     abort in one of gloo's threads). An error of one rank alone ends that process at once with a
     non-zero code: the launcher then stops the others, which may wait in a collective for ever.
 
+    Args:
+        over_mpi: Meet by MPI alone and never use torch.distributed; there is no backend to open.
+
     Raises:
-        StartError: The ranks do not find each other.
+        StartError: The ranks do not find each other, or MPI is asked for and not to be had.
     """
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: Ranks, *, over_mpi: bool = False) -> None:
         self.ranks = ranks
         self.device = torch.device("cpu")
         self.backend = "none"
@@ -164,12 +167,22 @@ class Session(contextlib.AbstractContextManager["Session"]):
         self.communicator: Communicator = _Alone()
         self._averager: mpi.Averager | None = None
         self._rounds = 0
-        self._store = _meet(ranks) if ranks.world > 1 else None
+        self._alone = ranks.world == 1
+        self._store: Any = None
+        self.mpi: Any = None
+        """`mpi4py.MPI`, for programs that send messages themselves (see `over_mpi`)."""
+        if over_mpi and not self._alone:
+            self._meet_over_mpi()
+        elif not self._alone:
+            self._store = _meet(ranks)
 
     def exchange(self, text: str) -> list[str]:
         """One text per rank, in the order of the ranks; works before a backend is open."""
-        if self._store is None:
+        if self._alone:
             return [text]
+        if self.mpi is not None:
+            texts: list[str] = self.mpi.COMM_WORLD.allgather(text)
+            return texts
         self._rounds += 1
         key = f"trainlib/{self._rounds}"
         try:
@@ -243,6 +256,8 @@ class Session(contextlib.AbstractContextManager["Session"]):
         count = self.agree(lambda: backends.gpu_count(allow_cpu))
         everyone = all(int(text) > 0 for text in self.exchange(str(count)))
         self.device = backends.pick_device(self.ranks, everyone)
+        if self.mpi is not None:
+            self._averager = self._mpi_averager(self.mpi, backends.vendor(self.device))
 
     def open(self, wanted: str = "auto") -> None:
         """Open the backend, after the device is known (see `backends.choose`).
@@ -253,7 +268,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         capability = backends.probe(self.ranks, wanted, self.device)
         name = self._choose(wanted, capability)
         module = None
-        if name == "mpi" and self._store is not None and not capability.mpi_native:
+        if name == "mpi" and not self._alone and not capability.mpi_native:
             # MPI_Init waits for all ranks, so it is called only now that all of them can; what
             # it then sees may still be another world than the launcher's.
             try:
@@ -262,7 +277,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
                 capability = replace(capability, mpi_problem=error.what)
             name = self._choose(wanted, capability)
         self.backend = name
-        if self._store is None:
+        if self._alone:
             return
         if name == "mpi" and capability.mpi_native:
             self._open_native_mpi()
@@ -289,10 +304,10 @@ class Session(contextlib.AbstractContextManager["Session"]):
         if name == "nccl":
             self.description = "RCCL" if capability.vendor == "amd" else "NCCL"
         if name == "mpi":
-            pointers = self.device.type == "cuda" and mpi.takes_device_pointers(capability.vendor)
             self.communicator = _OverMpi(module)
-            self._averager = mpi.Averager(module, device_pointers=pointers)
-            self.description = f"mpi4py hook, {'device' if pointers else 'host'} buffers"
+            self._averager = self._mpi_averager(module, capability.vendor)
+            buffers = "device" if self._averager.device_pointers else "host"
+            self.description = f"mpi4py hook, {buffers} buffers"
 
     def data_parallel(
         self,
@@ -314,7 +329,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
             compress: `bf16` or `fp16`: gradients are divided by the number of ranks, rounded to
                 that, added up in it, and widened again: half the bytes, fewer digits.
         """
-        if self._store is None:
+        if self._alone:
             return model
         wrap = torch.nn.parallel.DistributedDataParallel
         # Renamed in torch 2.13; the old name warns there.
@@ -337,7 +352,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
 
     def reduce(self, tensor: torch.Tensor, *, average: bool) -> None:
         """Replace the contiguous tensor on every rank by the sum over the ranks, or the mean."""
-        if self._store is None:
+        if self._alone:
             return
         if self._averager is not None:
             self._averager.reduce(tensor, average=average)
@@ -353,7 +368,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
     def average_buffers(self, model: torch.nn.Module) -> None:
         """Give all ranks the mean of what batch norm has seen on each of them."""
         buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
-        if self._store is None or not buffers:
+        if self._alone or not buffers:
             return
         together = torch.cat([buffer.detach().flatten() for buffer in buffers])
         self.reduce(together, average=True)
@@ -378,8 +393,23 @@ class Session(contextlib.AbstractContextManager["Session"]):
                 gc.collect()
                 dist.destroy_process_group()
             mpi.finish()
-        elif self._store is not None:
+        elif not self._alone:
             self._abandon(error)
+
+    def _meet_over_mpi(self) -> None:
+        try:
+            self.mpi = mpi.start(self.ranks)
+        except StartError as error:
+            # What is missing is missing on all ranks, by the way they were started.
+            todo = "start the program with mpirun or srun --mpi=pmix"
+            raise StartError(error.what, todo, everywhere=True) from error
+        self.backend, self.description = "mpi", "mpi4py"
+        self.communicator = _OverMpi(self.mpi)
+        self._averager = self._mpi_averager(self.mpi, "")
+
+    def _mpi_averager(self, module: Any, vendor: str) -> mpi.Averager:
+        pointers = self.device.type == "cuda" and mpi.takes_device_pointers(vendor)
+        return mpi.Averager(module, device_pointers=pointers)
 
     def _choose(self, wanted: str, own: backends.Capability) -> str:
         texts = self.exchange(own.to_json())

@@ -34,14 +34,14 @@ class Snapshot:
     setting: dict[str, str]
 
 
-def check_place(path: Path) -> None:
+def check_place(path: Path, option: str = "--snapshot") -> None:
     """Refuse a place where no snapshot can be written, before training rather than after.
 
     Raises:
         UsageError: The folder is missing or not writable, or the path is a folder.
     """
     folder = path.parent
-    todo = "give another --snapshot"
+    todo = f"give another {option}"
     if path.is_dir():
         raise UsageError(f"the snapshot {path} is a folder", todo)
     if not folder.is_dir():
@@ -56,11 +56,16 @@ def save(path: Path, snapshot: Snapshot) -> None:
     Raises:
         WorkloadError: The file system refused; the old file is untouched.
     """
+    write(path, {"format": FORMAT, **vars(snapshot)})
+
+
+def write(path: Path, content: Any) -> None:
+    """As `save`, for whatever torch can save."""
     # A fixed name, so that what a killed run leaves behind is overwritten and never piles up.
     partial = path.with_name(path.name + ".partial")
     try:
         with open(partial, "wb") as stream:
-            torch.save({"format": FORMAT, **vars(snapshot)}, stream)
+            torch.save(content, stream)
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(partial, path)
@@ -74,7 +79,7 @@ def save(path: Path, snapshot: Snapshot) -> None:
         with contextlib.suppress(OSError):
             partial.unlink()
         raise WorkloadError(
-            f"the snapshot {path} cannot be written ({error})", "free some space there"
+            f"{path} cannot be written ({error})", "free some space there"
         ) from error
 
 

@@ -1,0 +1,134 @@
+"""Parameter averaging: a master that averages, and workers that train, over MPI point-to-point.
+
+After paultsw/mnist_mpi. Each epoch the master sends its weights w to K workers, each of which makes
+an epoch of SGD from there, and then
+
+    w <- (1/K) sum over the workers of SGD_epoch(w; rows and dropout of that worker)
+
+(McDonald, Hall and Mann, NAACL 2010; local SGD with one epoch between averages). As in the seed, a
+worker forgets its momentum between epochs, and goes over all rows unless they are dealt out.
+"""
+
+from __future__ import annotations
+
+import time
+from argparse import Namespace
+from typing import Any
+
+import torch
+
+from trainlib import data, metrics, models
+from trainlib.errors import StartError
+from trainlib.program import put
+from trainlib.ranks import Ranks, discover
+from trainlib.session import Session
+from trainlib.trainer import threads, train_epoch
+
+_WEIGHTS, _TRAINED, _LOSS = 1, 2, 3  # tags of the messages
+
+
+def run(options: Namespace) -> int:
+    """Train as the options say (see `trainlib.options.parse_averaging`); returns 0.
+
+    Raises:
+        StartError: There is no worker, or no MPI.
+        WorkloadError: See its subclasses.
+    """
+    ranks = discover()
+    torch.set_num_threads(threads(ranks))
+    with Session(ranks, over_mpi=True) as session:
+        if ranks.world < 2:
+            raise StartError(
+                "a master and at least one worker are needed, and this process is alone",
+                "start it with mpirun -np 2 or more",
+                everywhere=True,
+            )
+        dataset = session.agree(lambda: _load(options, ranks))
+        torch.manual_seed(options.seed)
+        model = models.build("averaging_cnn", dataset.train.shape, dataset.image, dataset.classes)
+        role = master if ranks.rank == 0 else worker
+        role(session, model, dataset, options)
+    return 0
+
+
+def _load(options: Namespace, ranks: Ranks) -> data.Dataset:
+    dataset = data.load(options.dataset, options.seed, folder=options.data)
+    data.shard(len(dataset.train), 0, ranks.world - 1, options.seed, 0)
+    return dataset
+
+
+def master(
+    session: Session, model: torch.nn.Module, dataset: data.Dataset, options: Namespace
+) -> None:
+    """Rank 0: hand out, collect, average in the order of the ranks, validate."""
+    comm = session.mpi.COMM_WORLD
+    workers = session.ranks.world - 1
+    put(
+        f"Master of {workers} workers | Data: {dataset.name} ({len(dataset.train)} + "
+        f"{len(dataset.test)} rows, {'dealt out' if options.shard else 'all for each worker'}) | "
+        f"Seed: {options.seed}"
+    )
+    for epoch in range(options.nepochs):
+        started = time.perf_counter()
+        weights = flat(model).numpy()
+        sending = [comm.Isend(weights, rank, _WEIGHTS) for rank in range(1, workers + 1)]
+        trained = torch.empty(workers, weights.size)
+        losses = torch.empty(workers, 2, dtype=torch.float64)
+        receiving: list[Any] = []
+        for row in range(workers):
+            receiving.append(comm.Irecv(trained[row].numpy(), row + 1, _TRAINED))
+            receiving.append(comm.Irecv(losses[row].numpy(), row + 1, _LOSS))
+        session.mpi.Request.Waitall([*sending, *receiving])
+        # Whoever was first: the sum is made in the order of the ranks, and repeats bit for bit.
+        fill(model, trained.double().mean(dim=0).float())
+        loss, rows = losses[:, 0].mean().item(), losses[:, 1].sum().item()
+        validation, accuracy = metrics.score(None, model, dataset)
+        speed = rows / (time.perf_counter() - started)
+        put(
+            f"Epoch {epoch} | Loss: {loss:.6g} | Validation loss: {validation:.6g} | "
+            f"Accuracy: {accuracy:.4f} | Throughput: {speed:.1f} samples/s"
+        )
+
+
+def worker(
+    session: Session, model: torch.nn.Module, dataset: data.Dataset, options: Namespace
+) -> None:
+    """The other ranks: an epoch of SGD from the master's weights, and back with the result."""
+    comm = session.mpi.COMM_WORLD
+    received = flat(model)
+    for epoch in range(options.nepochs):
+        comm.Recv(received.numpy(), 0, _WEIGHTS)
+        fill(model, received)
+        loss, rows = train_worker(model, dataset, options, session.ranks, epoch)
+        comm.Send(flat(model).numpy(), 0, _TRAINED)
+        comm.Send(torch.tensor([loss, rows], dtype=torch.float64).numpy(), 0, _LOSS)
+
+
+def train_worker(
+    model: torch.nn.Module, dataset: data.Dataset, options: Namespace, ranks: Ranks, epoch: int
+) -> tuple[float, int]:
+    """One worker's epoch; returns (mean loss, rows)."""
+    number, workers = ranks.rank - 1, ranks.world - 1
+    stream = epoch * workers + number
+    torch.manual_seed(data.mix(options.seed, stream))  # dropout
+    if options.shard:
+        batches = data.batches(
+            dataset.train, options.batch_size, number, workers, options.seed, epoch
+        )
+    else:
+        # All rows, in an order of its own.
+        batches = data.batches(dataset.train, options.batch_size, 0, 1, options.seed, stream)
+    optimizer = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=options.momentum)
+    loss, _, rows = train_epoch(model, optimizer, torch.nn.functional.cross_entropy, batches)
+    return float(loss.item()), rows
+
+
+def flat(model: torch.nn.Module) -> torch.Tensor:
+    """All parameters, one after the other, as a copy."""
+    return torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+
+
+def fill(model: torch.nn.Module, weights: torch.Tensor) -> None:
+    """Give the parameters the values in `weights` (see `flat`)."""
+    with torch.no_grad():
+        torch.nn.utils.vector_to_parameters(weights.clone(), model.parameters())

@@ -1,0 +1,92 @@
+"""MNIST with DDP: Adadelta, a learning rate that falls by steps, the whole test set over all ranks.
+
+After DistributedTraining of bu-rcs/access-multi-gpu, which is `mnist/main.py` of pytorch/examples
+in DistributedDataParallel. Adadelta: Zeiler, arXiv 1212.5701. Unlike there the rows are shuffled
+anew in each epoch (`DistributedSampler.set_epoch`), and each rank tests its part of the test set.
+"""
+
+from __future__ import annotations
+
+import time
+from argparse import Namespace
+from pathlib import Path
+
+import torch
+
+from trainlib import data, metrics, models, snapshots
+from trainlib.program import put
+from trainlib.ranks import discover
+from trainlib.session import Session
+from trainlib.trainer import threads
+
+_MODEL = Path("mnist_cnn.pt")
+
+
+def run(options: Namespace) -> int:
+    """Train as the options say (see `trainlib.options.parse_mnist_ddp`); returns 0.
+
+    Raises:
+        WorkloadError: See its subclasses.
+    """
+    ranks = discover()
+    torch.set_num_threads(threads(ranks))
+    with Session(ranks) as session:
+        dataset = session.agree(lambda: _load(options, session))
+        if not options.no_cuda:
+            session.use_gpus(allow_cpu=True)
+        session.open(options.backend)
+        _train(session, options, dataset.to(session.device))
+    return 0
+
+
+def _load(options: Namespace, session: Session) -> data.Dataset:
+    if options.save_model and session.ranks.rank == 0:
+        snapshots.check_place(_MODEL)
+    dataset = data.load(options.dataset, options.seed, folder=options.data)
+    data.shard(len(dataset.train), session.ranks.rank, session.ranks.world, options.seed, 0)
+    return dataset
+
+
+def _train(session: Session, options: Namespace, dataset: data.Dataset) -> None:
+    ranks = session.ranks
+    tag = f"[Rank{ranks.rank}]"
+    torch.manual_seed(options.seed)
+    model = models.build("cnn", dataset.train.shape, dataset.image, dataset.classes)
+    model.to(session.device)
+    parallel = session.data_parallel(model)
+    optimizer = torch.optim.Adadelta(model.parameters(), lr=options.lr)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=options.gamma)
+    if ranks.rank == 0:
+        put(
+            f"Backend: {session.backend} ({session.description}) | Ranks: {ranks.world} | "
+            f"Device: {session.device.type} | Data: {dataset.name} ({len(dataset.train)} + "
+            f"{len(dataset.test)} rows) | Seed: {options.seed}"
+        )
+    for epoch in range(1 if options.dry_run else options.epochs):
+        # Dropout: another one on each rank, and the same again with the same seed.
+        torch.manual_seed(data.mix(options.seed, epoch * ranks.world + ranks.rank))
+        started = time.perf_counter()
+        rows = 0
+        batches = data.batches(
+            dataset.train, options.batch_size, ranks.rank, ranks.world, options.seed, epoch
+        )
+        for step, (inputs, targets) in enumerate(batches):
+            optimizer.zero_grad()
+            loss = torch.nn.functional.nll_loss(parallel(inputs), targets)
+            loss.backward()
+            optimizer.step()
+            rows += len(inputs)
+            if step % options.log_interval == 0:
+                put(f"{tag} Epoch {epoch} | Step {step} | Loss: {loss.item():.6g}")
+            if options.dry_run:
+                break
+        schedule.step()
+        speed = session.communicator.sum([rows / (time.perf_counter() - started)])[0]
+        test_loss, accuracy = metrics.score(session, model, dataset, options.test_batch_size)
+        if ranks.rank == 0:
+            put(
+                f"{tag} Epoch {epoch} | Test loss: {test_loss:.6g} | Test accuracy: "
+                f"{accuracy:.4f} | Throughput: {speed:.1f} samples/s"
+            )
+    if options.save_model and ranks.rank == 0:
+        snapshots.write(_MODEL, model.state_dict())
