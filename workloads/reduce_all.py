@@ -6,6 +6,10 @@ Each rank contributes a vector of ones times its rank; the sum has to be W(W-1)/
 on all W ranks (after DistributedReduceAll of bu-rcs/access-multi-gpu). One line per rank, then
 `ok: ...` from rank 0; a wrong sum on any rank ends with exit code 1.
 
+Then a table as the OSU micro-benchmarks and nccl-tests print it: how long an all-reduce of that
+many bytes takes, and the bandwidth that makes (`trainlib.reduction`). `allreduce.cpp` prints the
+same.
+
 Over MPI on CPUs torch is not even loaded. `auto` is MPI where mpi4py and the launcher offer it,
 else what `trainlib.backends` finds; `nccl` reduces on the GPUs.
 """
@@ -18,10 +22,10 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from trainlib import mpi
+from trainlib import mpi, reduction
 from trainlib.backends import NAMES, preset
 from trainlib.errors import StartError, WorkloadError
-from trainlib.options import Parser
+from trainlib.options import Parser, positive
 from trainlib.program import put, run_program
 from trainlib.ranks import Ranks, discover
 
@@ -32,11 +36,21 @@ LENGTH = 4
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = Parser(description="All-reduce rank x ones and check the sum.", allow_abbrev=False)
     parser.add_argument("--backend", choices=NAMES, default=preset(), help="default auto")
+    parser.add_argument(
+        "--max-bytes",
+        type=positive,
+        default=2 << 20,
+        metavar="N",
+        help="of the largest message in the table (default 2097152)",
+    )
+    parser.add_argument("--no-table", action="store_true", help="only check the sum")
     return parser.parse_args(arguments)
 
 
 def main() -> int:
-    wanted: str = parse().backend
+    options = parse()
+    wanted: str = options.backend
+    sizes = [] if options.no_table else reduction.sizes(options.max_bytes)
     ranks = discover()
     over_mpi = wanted in ("auto", "mpi") and ranks.world > 1
     if over_mpi and not mpi.launch_problem(ranks) and not mpi.import_problem():
@@ -47,11 +61,11 @@ def main() -> int:
             if wanted == "mpi":
                 raise
         else:
-            return with_mpi4py(module, ranks)
-    return with_session(wanted, ranks)
+            return with_mpi4py(module, ranks, sizes)
+    return with_session(wanted, ranks, sizes)
 
 
-def with_mpi4py(module: Any, ranks: Ranks) -> int:
+def with_mpi4py(module: Any, ranks: Ranks, sizes: Sequence[int]) -> int:
     """Over `mpi4py.MPI`; MPI runs already."""
     comm = module.COMM_WORLD
     vector = array("d", [float(ranks.rank)] * LENGTH)
@@ -60,12 +74,25 @@ def with_mpi4py(module: Any, ranks: Ranks) -> int:
     show(ranks, before, list(vector))
     wrong = comm.allgather(not is_right(list(vector), ranks.world))
     hosts = comm.allgather(socket.gethostname())
+    conclude(ranks, wrong, hosts, "mpi")
+
+    def prepare(size: int) -> reduction.Prepared:
+        zeros = array("f", bytes(size))
+        message = [zeros, module.FLOAT]
+        return lambda: comm.Allreduce(module.IN_PLACE, message), lambda: None
+
+    def slowest(value: int) -> int:
+        return int(comm.allreduce(value, op=module.MAX))
+
+    show_table(ranks, reduction.measure(sizes, prepare, slowest, ranks.world))
     mpi.finish()
-    return conclude(ranks, wrong, hosts, "mpi")
+    return 0
 
 
-def with_session(wanted: str, ranks: Ranks) -> int:
+def with_session(wanted: str, ranks: Ranks, sizes: Sequence[int]) -> int:
     """Over any backend of the shared package."""
+    import torch
+
     from trainlib.session import Session
 
     with Session(ranks) as session:
@@ -77,8 +104,17 @@ def with_session(wanted: str, ranks: Ranks) -> int:
         show(ranks, before, after)
         wrong = session.exchange("" if is_right(after, ranks.world) else "wrong")
         hosts = session.exchange(socket.gethostname())
-        backend = session.backend
-    return conclude(ranks, [bool(text) for text in wrong], hosts, backend)
+        conclude(ranks, [bool(text) for text in wrong], hosts, session.backend)
+        device = session.device if session.backend == "nccl" else torch.device("cpu")
+
+        def prepare(size: int) -> reduction.Prepared:
+            zeros = torch.zeros(size // 4, device=device)
+            wait = torch.cuda.synchronize if zeros.is_cuda else lambda: None
+            return lambda: session.reduce(zeros, average=False), wait
+
+        rows = reduction.measure(sizes, prepare, session.communicator.maximum, ranks.world)
+        show_table(ranks, rows)
+    return 0
 
 
 def is_right(after: Sequence[float], world: int) -> bool:
@@ -91,8 +127,13 @@ def show(ranks: Ranks, before: Sequence[float], after: Sequence[float]) -> None:
     put(f"[Rank{ranks.rank}] {socket.gethostname()} | before: {next(texts)} | after: {next(texts)}")
 
 
-def conclude(ranks: Ranks, wrong: Sequence[bool], hosts: Sequence[str], backend: str) -> int:
-    """Rank 0's last line; the exit code.
+def show_table(ranks: Ranks, rows: Sequence[reduction.Row]) -> None:
+    if ranks.rank == 0 and rows:
+        put(reduction.table(rows))
+
+
+def conclude(ranks: Ranks, wrong: Sequence[bool], hosts: Sequence[str], backend: str) -> None:
+    """Rank 0's verdict.
 
     Raises:
         WorkloadError: On every rank, if any rank's sum is wrong.
@@ -111,7 +152,6 @@ def conclude(ranks: Ranks, wrong: Sequence[bool], hosts: Sequence[str], backend:
             f"ok: {ranks.world} ranks on {count} host{'s' * (count > 1)}, each holds {expected} = "
             f"W(W-1)/2, over {backend}"
         )
-    return 0
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@
     srun --mpi=pmix -n 4 python train_parameter_averaging.py --shard
 
 Rank 0 is the master: it averages and validates; the others train. The method, paultsw/mnist_mpi's,
-is described in `trainlib.averaging`. It talks MPI point-to-point through mpi4py: torchrun cannot start it.
+is described in `trainlib.averaging`. It talks MPI point-to-point through
+mpi4py: torchrun cannot start it.
 """
 
 from __future__ import annotations

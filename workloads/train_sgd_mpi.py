@@ -4,7 +4,8 @@
     mpirun -np 2 python train_sgd_mpi.py --sync-iterations 8 --gpu
 
 The network is an MLP of three hidden layers of 1,024 units, the optimizer
-`trainlib.mpi_sgd.MpiSGD`, which says what it computes. It talks through mpi4py: torchrun cannot start it.
+`trainlib.mpi_sgd.MpiSGD`, which says what it computes. It talks through mpi4py: torchrun
+cannot start it.
 """
 
 from __future__ import annotations
