@@ -12,6 +12,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from trainlib import folders
 from trainlib.options import Parser, file_path
 from trainlib.program import put, run_program
 
@@ -41,16 +42,13 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> int:
     options = parse()
-    # Only now: wrong arguments are refused without the second that torch takes.
-    from trainlib import images
-
     parts = {"training": options.train_dir, "validation": options.val_dir}
     if options.test_dir is not None:
         parts["test"] = options.test_dir
     name = options.name or options.train_dir.resolve().parent.name
     relative_to = None if options.absolute else options.out_filename.parent
-    found = images.index(name, options.desc, parts, relative_to)
-    images.write_index(options.out_filename, found)
+    found = folders.index(name, options.desc, parts, relative_to)
+    folders.write_index(options.out_filename, found)
     counts = ", ".join(f"{len(numbers)} {part}" for part, numbers in found.split.items())
     put(f"{options.out_filename}: {len(found.classes)} classes, {counts} images")
     return 0

@@ -20,7 +20,7 @@ import pytest
 
 FOUNDATION = {"model", "errors", "catalog", "config", "assets", "keys"}
 EDGE = {"process", "state", "events"}  # they touch this machine
-TALK = {"transport", "terraform"}  # they talk to other machines
+TALK = {"transport", "terraform", "datasets"}  # they talk to other machines
 PARTS = {"providers", "bootstrap", "launch", "schedulers"}  # siblings: they never see each other
 SERVICES = {"jobs", "insight"}
 
@@ -36,6 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "schedulers": FOUNDATION,  # pure
     "transport": FOUNDATION | EDGE,
     "terraform": FOUNDATION | EDGE,
+    "datasets": FOUNDATION,
     "process": FOUNDATION,
     "state": FOUNDATION | {"events"},
     "events": FOUNDATION,

@@ -296,7 +296,7 @@ def test_every_verb_takes(verb: str, option: str) -> None:
 
 
 def test_the_verbs_of_the_contract() -> None:
-    wanted = "up down status list run jobs logs cancel fetch rerun ssh cp check"
+    wanted = "up down status list run jobs logs cancel fetch rerun ssh cp data check"
     assert set(wanted.split()) <= set(COMMANDS)
 
 

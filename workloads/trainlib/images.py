@@ -6,7 +6,6 @@ program whatever ends it.
 
 from __future__ import annotations
 
-import json
 import os
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -21,9 +20,7 @@ import torch
 from trainlib import augment
 from trainlib.data import IMAGENET_SCALE, Batch
 from trainlib.errors import StartError, UsageError, WorkloadError
-
-#: What counts as an image in a class folder, by the end of its name.
-SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".webp", ".ppm")
+from trainlib.folders import Index, class_folders
 
 #: Batches that are decoded ahead of the one in use.
 _AHEAD = 2
@@ -125,36 +122,6 @@ def _pillow() -> Any:
     return PIL.Image
 
 
-def class_folders(path: Path) -> dict[str, list[Path]]:
-    """The images in each class folder, both in the order of their names.
-
-    Raises:
-        UsageError: There is no class folder, or one of them holds no image.
-    """
-    try:
-        folders = sorted(entry for entry in path.iterdir() if entry.is_dir())
-        found = {
-            folder.name: sorted(
-                file
-                for file in folder.iterdir()
-                if file.suffix.lower() in SUFFIXES and file.is_file()
-            )
-            for folder in folders
-        }
-    except OSError as error:
-        raise UsageError(
-            f"the image folder {path} cannot be read ({error.strerror})", "give another one"
-        ) from error
-    if not found:
-        raise UsageError(
-            f"{path} has no class folders", "it takes one folder of images for each class"
-        )
-    for name, files in found.items():
-        if not files:
-            raise UsageError(f"the class folder {path / name} holds no image", "fill or remove it")
-    return found
-
-
 def folder(path: Path, size: int) -> tuple[ImageFiles, ImageFiles, list[str]]:
     """Training and test images and the classes' names, of `train/CLASS/` and `val/CLASS/`.
 
@@ -175,121 +142,6 @@ def folder(path: Path, size: int) -> tuple[ImageFiles, ImageFiles, list[str]]:
         labels = tuple(label for label, group in enumerate(part.values()) for _ in group)
         splits.append(ImageFiles(files, labels, size))
     return splits[0], splits[1], list(parts[0])
-
-
-@dataclass(frozen=True)
-class Index:
-    """A data set's YAML: what is where, and what for. Keys as in EDDL's and ECVL's."""
-
-    name: str
-    description: str
-    classes: tuple[str, ...]
-    images: tuple[tuple[str, str], ...]
-    """Location (relative to the YAML's folder, or absolute) and label."""
-    split: dict[str, tuple[int, ...]]
-    """Numbers of images for `training`, `validation` and `test`."""
-
-
-def index(
-    name: str, description: str, parts: dict[str, Path], relative_to: Path | None = None
-) -> Index:
-    """The index of class folders (after `create_yaml_dataset.py` of deephealthproject).
-
-    Args:
-        parts: The folder of class folders for each of `training`, `validation`, `test`.
-        relative_to: Locations are relative to this folder, absolute if None.
-
-    Raises:
-        UsageError: A folder is missing or empty, or a class is not in the training folder.
-    """
-    images: list[tuple[str, str]] = []
-    split: dict[str, tuple[int, ...]] = {}
-    classes: tuple[str, ...] = ()
-    for part, path in parts.items():
-        found = class_folders(path)
-        classes = classes or tuple(found)
-        unknown = sorted(set(found) - set(classes))
-        if unknown:
-            raise UsageError(
-                f"{path} has classes that are not for training: {', '.join(unknown)}",
-                "rename or remove them",
-            )
-        first = len(images)
-        for label, files in found.items():
-            images += [(_location(file, relative_to), label) for file in files]
-        split[part] = tuple(range(first, len(images)))
-    return Index(name, description, classes, tuple(images), split)
-
-
-def _location(path: Path, relative_to: Path | None) -> str:
-    path = path.resolve()
-    return str(path) if relative_to is None else os.path.relpath(path, relative_to.resolve())
-
-
-def write_index(path: Path, found: Index) -> None:
-    """Write the index as YAML, whole or not at all.
-
-    Text is quoted as in JSON, which YAML understands: names such as `no` or `1e3` stay text.
-
-    Raises:
-        WorkloadError: The file system refused.
-    """
-    lines = [f"name: {json.dumps(found.name)}", f"description: {json.dumps(found.description)}"]
-    lines += ["classes:", *(f"  - {json.dumps(label)}" for label in found.classes), "images:"]
-    for location, label in found.images:
-        lines += [f"  - location: {json.dumps(location)}", f"    label: {json.dumps(label)}"]
-    lines.append("split:")
-    for part, numbers in found.split.items():
-        lines += [f"  {part}:", *(f"    - {number}" for number in numbers)]
-    partial = path.with_name(path.name + ".partial")
-    try:
-        partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        os.replace(partial, path)
-    except OSError as error:
-        raise WorkloadError(
-            f"{path} cannot be written ({error.strerror})", "give another place"
-        ) from error
-
-
-def read_index(path: Path) -> Index:
-    """The index in a YAML file, of ours or of EDDL's tools.
-
-    Raises:
-        UsageError: The file is missing, no YAML, or no index of images.
-        StartError: PyYAML is not installed.
-    """
-    try:
-        import yaml
-    except ImportError as error:
-        raise StartError(
-            "the index needs PyYAML, which is missing", "pip install pyyaml"
-        ) from error
-    try:
-        content = yaml.load(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except OSError as error:
-        raise UsageError(
-            f"the index {path} cannot be read ({error.strerror})",
-            "make one with make_dataset_yaml.py",
-        ) from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        reason = str(error).splitlines()[0]
-        raise UsageError(f"{path} is no YAML ({reason})", "make it anew") from error
-    try:
-        classes = tuple(str(label) for label in content["classes"])
-        images = tuple((str(row["location"]), str(row["label"])) for row in content["images"])
-        split = {part: tuple(numbers) for part, numbers in content["split"].items()}
-        for _, label in images:
-            classes.index(label)
-        for numbers in split.values():
-            for number in numbers:
-                images[number]
-        name, description = (str(content.get(key) or "") for key in ("name", "description"))
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise UsageError(
-            f"{path} is no index of images (name, classes, images, split): {error!r}",
-            "make one with make_dataset_yaml.py",
-        ) from error
-    return Index(name, description, classes, images, split)
 
 
 def from_index(path: Path, found: Index, part: str, size: int) -> ImageFiles:

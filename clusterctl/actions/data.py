@@ -1,0 +1,174 @@
+"""`data`: public data sets and folders of one's own, brought to every worker's $CLUSTERCTL_DATA."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+from clusterctl import assets, datasets, process
+from clusterctl.actions import Tell, choose, connected, ready, silent
+from clusterctl.datasets import DATASETS, Dataset, Progress
+from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
+from clusterctl.model import Cluster, NodeResult
+from clusterctl.state import Store
+
+PUSH_TIMEOUT = 3600.0
+"""Seconds in which a data set has to be on a node."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """`here`: a complete copy lies on this machine, in `path`. Size in bytes of the download."""
+
+    name: str
+    title: str
+    size: int
+    here: bool
+    path: str
+
+
+def entries(store: Store) -> tuple[Entry, ...]:
+    """What `data get` knows."""
+    root = folder(store)
+    return tuple(
+        Entry(d.name, d.title, d.size, datasets.is_here(d, root), str(root / d.name))
+        for d in DATASETS.values()
+    )
+
+
+def folder(store: Store) -> Path:
+    """Where this person's copies lie."""
+    return store.home.path / "data"
+
+
+def find(name: str) -> Dataset:
+    """The data set of that name, or UsageError with the names there are."""
+    if name in DATASETS:
+        return DATASETS[name]
+    close = get_close_matches(name, DATASETS, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(DATASETS)}"
+    raise UsageError(f"there is no data set {name!r}", hint=hint)
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A data set on this machine, and the workers that it was copied to just now."""
+
+    name: str
+    path: str
+    pushed: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GetOptions:
+    """`mirror`: "" for each data set's own. `cluster`: None for the only one, if there is one."""
+
+    mirror: str = ""
+    cluster: str | None = None
+    push: bool = True
+
+
+def get(store: Store, name: str, options: GetOptions, progress: Progress, tell: Tell) -> Copy:
+    """Downloads the data set of that name if it is not here, and copies it to the workers.
+
+    Raises:
+        UsageError: There is no such data set.
+        ProviderError: The mirror fails, or a worker refuses.
+        NodeUnreachable, RecordError: About the cluster.
+    """
+    dataset = find(name)
+    if options.push and options.cluster is not None:
+        ready(choose(store, options.cluster))  # a wrong name is said before the download
+    root = store.home.make(folder(store))
+    if datasets.is_here(dataset, root):
+        tell(f"{name} is here already")
+    path = datasets.get(dataset, root, options.mirror, progress)
+    if not options.push or (options.cluster is None and not store.names()):
+        if options.push:
+            tell(f"there is no cluster yet: `clusterctl data push {name}` copies it later")
+        return Copy(name, str(path), ())
+    target = ready(choose(store, options.cluster))
+    return Copy(name, str(path), copy(store, target, path, name, dataset.mark, tell))
+
+
+def push(store: Store, word: str, name: str | None, cluster: str | None, tell: Tell) -> Copy:
+    """Copies a data set that is here, or a folder, to the workers. Raises as `get`."""
+    target = ready(choose(store, cluster))
+    if "/" in word or Path(word).is_dir():
+        path = Path(word).resolve()
+        name = name or path.name
+        return Copy(name, str(path), copy(store, target, path, name, "", tell))
+    dataset = find(word)
+    if not datasets.is_here(dataset, folder(store)):
+        raise UsageError(f"{word} is not on this machine", hint=f"`data get {word}` brings it")
+    path, name = folder(store) / word, name or word
+    return Copy(name, str(path), copy(store, target, path, name, dataset.mark, tell))
+
+
+def copy(
+    store: Store, cluster: Cluster, source: Path, name: str, mark: str, tell: Tell
+) -> tuple[str, ...]:
+    """Copy a folder to $CLUSTERCTL_DATA/NAME on every worker; the names of those that got it.
+
+    Args:
+        mark: Identifies the content: a worker that holds it already is passed over. "" copies
+            always.
+
+    Raises:
+        NodeUnreachable: A worker does not answer.
+        ProviderError: A worker refuses: no space, no rights.
+    """
+    if not source.is_dir():
+        raise UsageError(f"{source} is not a folder", hint="give the data set's folder")
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"{name!r} cannot name a data set", hint="use letters, digits, dots and dashes: --name"
+        )
+    names = [node.name for node in cluster.workers]
+    with connected(store, cluster) as pool:
+        away = silent(pool, names, tell)
+        if away:
+            node, why = next(iter(away.items()))
+            raise NodeUnreachable(f"{node} does not answer: {why}", hint="`status --live` looks")
+        roots = {node.name: f"{node.root}/data" for node in cluster.workers}
+        marks = {node: shlex.quote(f"{root}/.{name}.complete") for node, root in roots.items()}
+        if mark:
+            found = pool.run({n: f"cat {path} 2>&1" for n, path in marks.items()}, timeout=30)
+            names = [result.node for result in found if result.text.strip() != mark]
+        if not names:
+            tell(f"every worker has {name} already")
+            return ()
+        tell(f"copying {name} to {', '.join(names)}")
+
+        def send(node: str) -> NodeResult:
+            transport = pool.transport(node)
+            # The mark goes first and comes last: what is half there has none.
+            begun = transport.run(f"rm -f {marks[node]}", timeout=30)
+            if not begun.ok:
+                return begun
+            copied = transport.put(source, f"{roots[node]}/{name}", timeout=PUSH_TIMEOUT)
+            if not copied.ok or not mark:
+                return copied
+            return transport.run(f"echo {mark} > {marks[node]}", timeout=30)
+
+        failed = [result for result in pool.each(send, names) if not result.ok]
+    if failed:
+        said = failed[0].error or failed[0].stderr.decode(errors="replace").strip()
+        raise ProviderError(
+            f"{name} is not on {', '.join(result.node for result in failed)}: {said}",
+            hint="look at the free space there and push again",
+        )
+    return tuple(names)
+
+
+def index(words: Sequence[str]) -> int:
+    """Runs `make_dataset_yaml.py` of the bundled programs on this machine; its exit code."""
+    program = assets.folder("workloads") / "make_dataset_yaml.py"
+    return process.foreground([sys.executable, str(program), *words], cwd=Path.cwd())
