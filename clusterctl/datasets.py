@@ -209,6 +209,7 @@ def _fetch(url: str, file: File, part: Path, have: int, progress: Progress) -> N
                     have += len(data)
                     progress(file.name, have, file.size)
     except urllib.error.HTTPError as error:
+        error.close()  # it is the answer, too
         raise ProviderError(
             f"{url}: the mirror says {error.code} {error.reason}", hint="try another --mirror"
         ) from error

@@ -1,0 +1,65 @@
+"""`data` on a real cluster: to every worker's folder, and read there by a program."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from clusterctl.datasets import DATASETS
+from tests.e2e.cli import Cli
+from tests.workloads import making
+
+READER = """
+import os, pathlib
+root = pathlib.Path(os.environ["CLUSTERCTL_DATA"])
+print(sorted(p.name for p in (root / "tiny").iterdir()), flush=True)
+"""
+
+pytestmark = [pytest.mark.sshd, pytest.mark.slow]
+
+
+def test_a_folder_is_pushed_to_every_worker(cli: Cli) -> None:
+    (cli.folder / "mine").mkdir()
+    (cli.folder / "mine" / "a b.txt").write_text("x")
+    (cli.folder / "read.py").write_text(READER)
+    done = cli.json("data", "push", "mine", "--name", "tiny")
+    assert done["data"][0]["pushed"] == ["worker-1", "worker-2"]
+    ran = cli("run", "--ranks", 2, "read.py")
+    assert ran.of(0) == ran.of(1) == ["['a b.txt']"]
+
+
+@pytest.mark.mpi
+def test_a_data_set_is_copied_once_and_learnt(cli: Cli) -> None:
+    """With small files in MNIST's format in the place of the downloaded ones."""
+    root = cli.home / "data"
+    making.mnist(root / "mnist")
+    (root / ".mnist.complete").write_text(DATASETS["mnist"].mark + "\n")
+    try:
+        assert cli.json("data", "list")["data"][0]["here"] is True
+        missing = cli("run", "train_mnist_ddp.py", "--epochs", 1, code=2)
+        assert "clusterctl data get mnist" in missing.err
+        done = cli.json("data", "get", "mnist")
+        assert done["data"][0]["pushed"] == ["worker-1", "worker-2"]
+        assert cli.json("data", "push", "mnist")["data"][0]["pushed"] == []
+        ran = cli("run", "train_mnist_ddp.py", "--epochs", 1, "--batch-size", 10)
+        assert any("Test accuracy: " in line for line in ran.of(0))
+    finally:
+        shutil.rmtree(root)
+
+
+def test_what_cannot_be_copied_is_said(cli: Cli) -> None:
+    assert "no data set" in cli("data", "get", "nothing", code=2).err
+    assert "not on this machine" in cli("data", "push", "cifar10", code=2).err
+    assert "is not a folder" in cli("data", "push", "./nothing", code=2).err
+    assert "needs a name" in cli("data", "get", code=2).err
+    said = cli("data", "get", "mnist", "--mirror", "http://127.0.0.1:9", code=3).err
+    assert "cannot be downloaded" in said
+
+
+def test_image_folders_are_indexed(cli: Cli) -> None:
+    making.image_folders(cli.folder / "pets")
+    done = cli("data", "index", "pets/train", "pets/val")
+    assert "3 classes, 24 training, 9 validation images" in done.out
+    assert (Path(cli.folder) / "dataset.yaml").exists()

@@ -1,0 +1,346 @@
+"""The training programs as a person starts them, on small files in the real formats."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.workloads import making
+from tests.workloads.running import WORKLOADS, Ended, Programs
+from trainlib.errors import UsageError
+
+pytestmark = [pytest.mark.slow, pytest.mark.mpi]
+
+DDP = "multinode_ddp_mpi.py"
+
+
+def losses(ended: Ended, start: str = "Epoch ") -> list[float]:
+    assert ended.code == 0, ended
+    return [float(match) for match in re.findall(rf"{start}.*\| Loss: (\S+)", ended.out)]
+
+
+def without_speed(ended: Ended) -> list[str]:
+    """What a repetition has to print again."""
+    return sorted(
+        re.sub(r"(Throughput|Elapsed|Total).*", "", line) for line in ended.lines("Epoch")
+    )
+
+
+# ------------------------------------------------------------------------------- multinode_ddp_mpi
+
+STEPS = """
+import copy, sys, torch
+from trainlib import data, models, trainer
+from trainlib.ranks import discover
+from trainlib.session import Session
+
+loss_of = torch.nn.functional.cross_entropy
+with Session(discover()) as session:
+    session.open(sys.argv[1])
+    rank, world = session.ranks.rank, session.ranks.world
+    digits = data.digits().train
+    torch.manual_seed(0)
+    start = models.mlp(64, 10)
+
+    def batches(size, of, by):
+        rows = torch.arange(100)[of::by]
+        return digits.select(rows, size)
+
+    def off(one, other):
+        pairs = zip(one.parameters(), other.parameters(), strict=True)
+        return max((a - b).abs().max().item() for a, b in pairs)
+
+    def trained(recipe=None, compress="none", size=7):
+        model = copy.deepcopy(start)
+        parallel = session.data_parallel(
+            model, static_graph=recipe is None or recipe.accumulate == 1, compress=compress
+        )
+        optimizer = trainer.sgd(model.parameters(), lr=0.1)
+        mean, steps, rows = trainer.train_epoch(
+            parallel, optimizer, loss_of, batches(size, rank, world), recipe
+        )
+        assert rows == 100 // world
+        return model, steps
+
+    # Steps of 3 batches of 7, 7 and 7 rows, and of a last one of 7, 7, 7 and 1: as of 21 rows.
+    whole, count = trained(size=21)
+    parts, steps = trained(trainer.Recipe(accumulate=3))
+    assert steps == count == 3, (steps, count)
+    assert off(whole, parts) < 1e-6, off(whole, parts)
+    assert off(start, whole) > 1e-2
+    for half, limit in (("fp16", 1e-3), ("bf16", 1e-2)):
+        narrow, _ = trained(compress=half, size=21)
+        assert 1e-7 < off(whole, narrow) < limit, (half, off(whole, narrow))
+    mixed, _ = trained(trainer.Recipe(precision="bf16"), size=21)
+    assert 1e-6 < off(whole, mixed) < 5e-2, off(whole, mixed)
+    norm = torch.nn.BatchNorm1d(3)
+    norm(torch.full((4, 3), float(rank)))
+    session.average_buffers(norm)
+    assert torch.allclose(norm.running_mean, torch.full((3,), 0.1 * (world - 1) / 2))
+    tensor = torch.full((3,), float(rank + 1))
+    session.reduce(tensor, average=False)
+    assert tensor.tolist() == [world * (world + 1) / 2] * 3
+    print("equal", rank, flush=True)
+"""
+
+
+@pytest.mark.parametrize("backend", ["mpi", "gloo"])
+def test_accumulation_compression_and_precision(programs: Programs, backend: str) -> None:
+    script = programs.folder / "steps.py"
+    script.write_text(STEPS)
+    programs.extra = {"PYTHONPATH": str(WORKLOADS)}
+    ended = programs.mpirun(2, script, backend)
+    assert (ended.code, ended.lines("equal")) == (0, ["equal 0", "equal 1"]), ended
+
+
+def test_a_residual_network_resumes_bit_equal(programs: Programs) -> None:
+    """With batch norm's statistics; those of ranks other than 0 must not be lost."""
+    common = [*("--model", "resnet18", "--dataset", "cifar10", "--data", "cifar10")]
+    common += ["--batch-size", 8, "--lr", 0.01]
+    making.cifar10(programs.folder / "cifar10", per_file=5)
+    whole = programs.mpirun(2, DDP, 2, 2, *common, "--snapshot", "whole.pt")
+    assert whole.code == 0, whole.err
+    assert programs.mpirun(2, DDP, 1, 1, *common, "--snapshot", "parts.pt").code == 0
+    second = programs.mpirun(2, DDP, 2, 2, *common, "--snapshot", "parts.pt")
+    assert without_speed(second) == [line for line in without_speed(whole) if "Epoch 1 " in line]
+    states = [
+        torch.load(programs.folder / f"{name}.pt", weights_only=True)["model"]
+        for name in ("whole", "parts")
+    ]
+    assert any("running_mean" in name for name in states[0])
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+
+
+def test_the_cnn_learns_mnist_and_says_how_fast(programs: Programs) -> None:
+    making.mnist(programs.folder / "data" / "mnist")
+    programs.extra = {"CLUSTERCTL_DATA": str(programs.folder / "data")}
+    ended = programs.mpirun(2, DDP, 3, 3, "--model", "cnn", "--dataset", "mnist", "--lr", 0.02)
+    found = losses(ended, r"\[Rank0\] Epoch")
+    assert found[-1] < 0.8 * found[0]
+    speeds = [float(s) for s in re.findall(r"\] Throughput: ([0-9.]+) samples/s", ended.out)]
+    total = re.search(r"Total: ([0-9.]+) samples/s on 2 ranks", ended.out)
+    assert total
+    assert float(total[1]) == pytest.approx(sum(speeds), rel=0.01)
+
+
+def test_what_cannot_be_is_refused_once(programs: Programs) -> None:
+    for arguments, says in (
+        (["--precision", "fp16"], "fp16 needs a GPU"),
+        (["--dataset", "mnist"], "clusterctl data get mnist"),
+    ):
+        ended = programs.mpirun(2, DDP, 1, 1, *arguments)
+        assert ended.code == 2, ended
+        assert ended.err.count(f"{DDP}: error: ") == 1
+        assert says in ended.err
+
+
+# --------------------------------------------------------------------------- the programs of seeds
+
+
+def test_mnist_ddp_learns_repeats_and_saves(programs: Programs) -> None:
+    making.mnist(programs.folder / "mnist")
+    arguments = ["--data", "mnist", "--epochs", 2, "--batch-size", 10, "--lr", 0.5]
+    ended = programs.mpirun(2, "train_mnist_ddp.py", *arguments, "--save-model")
+    found = losses(ended, r"\[Rank0\] Epoch")
+    assert len(found) == 2 * 1, "one line for each tenth step"
+    tested = re.findall(r"Test loss: (\S+) \| Test accuracy: (\S+)", ended.out)
+    assert float(tested[1][0]) < float(tested[0][0])
+    assert float(tested[1][1]) > 0.5
+    state = torch.load(programs.folder / "mnist_cnn.pt", weights_only=True)
+    assert sum(value.numel() for value in state.values()) == 1_199_882
+    again = programs.torchrun(2, "train_mnist_ddp.py", *arguments, "--backend", "gloo")
+    assert again.code == 0, again.err
+    # Two ranks: a sum of two is rounded alike by gloo and by MPI.
+    assert without_speed(again) == without_speed(ended)
+
+
+def test_sgd_mpi_learns_and_repeats(programs: Programs) -> None:
+    common = ["--dataset", "digits", "--hidden", 32, "--epochs", 4, "--lr", 0.1, "--nesterov"]
+    common += ["--batch-size", 40]
+    for sync in (1, 4):
+        ended = programs.mpirun(2, "train_sgd_mpi.py", *common, "--sync-iterations", sync)
+        found = losses(ended)
+        assert found[-1] < 0.4 * found[0]
+        accuracy = float(re.findall(r"Validation accuracy: (\S+)", ended.out)[-1])
+        assert accuracy > 0.85
+    again = programs.mpirun(2, "train_sgd_mpi.py", *common, "--sync-iterations", 4)
+    assert without_speed(again) == without_speed(ended)
+    alone = programs.alone("train_sgd_mpi.py", *common)
+    assert losses(alone)[-1] < 0.4 * losses(alone)[0]
+
+
+def test_averaging_learns_with_two_and_more_processes_and_repeats(programs: Programs) -> None:
+    making.mnist(programs.folder / "mnist", 120, 40)
+    arguments = ["--data", "mnist", "--nepochs", 2, "--lr", 0.02]
+    for ranks in (2, 3):
+        ended = programs.mpirun(ranks, "train_parameter_averaging.py", *arguments, "--shard")
+        found = re.findall(r"Validation loss: (\S+)", ended.out)
+        assert ended.code == 0, ended.err
+        assert float(found[-1]) < float(found[0])
+    again = programs.mpirun(3, "train_parameter_averaging.py", *arguments, "--shard")
+    assert without_speed(again) == without_speed(ended)
+    alone = programs.alone("train_parameter_averaging.py", *arguments)
+    assert (alone.code, alone.err.count("\n")) == (6, 1)
+    assert "at least one worker" in alone.err
+
+
+@pytest.mark.parametrize(
+    "program",
+    ["train_sgd_mpi.py", "train_parameter_averaging.py", "train_imagenette.py --yml-in x"],
+)
+def test_programs_over_mpi4py_refuse_torchrun(programs: Programs, program: str) -> None:
+    name, *arguments = program.split()
+    ended = programs.torchrun(2, name, *arguments)
+    assert f"{name}: error: torchrun starts no MPI" in ended.err
+    assert "mpirun or srun --mpi=pmix" in ended.err
+    assert re.search(r"exitcode\s*: 6 ", ended.err), ended.err
+
+
+@pytest.fixture
+def pets(programs: Programs) -> list[Any]:
+    """Arguments for a small network and small images of three classes."""
+    making.image_folders(programs.folder / "pets")
+    made = programs.alone("make_dataset_yaml.py", "pets/train", "pets/val")
+    assert made.code == 0, made.err
+    arguments = [*("--yml-in", "dataset.yaml", "--net-name", "resnet18", "--patch-size", 16)]
+    return [*arguments, "--batch-size", 6, "--lr", 0.01]
+
+
+def test_imagenette_learns_saves_and_stops_early(programs: Programs, pets: list[Any]) -> None:
+    arguments = [*pets, "--epochs", 2, "--augs-on", "--save-weights", "--out-dir", "."]
+    ended = programs.mpirun(2, "train_imagenette.py", *arguments)
+    assert losses(ended)[-1] < losses(ended)[0]
+    history = json.loads((programs.folder / "history.json").read_text())["epochs"]
+    assert [row["loss"] for row in history] == pytest.approx(losses(ended), rel=1e-4)
+    weights = torch.load(programs.folder / "weights.pt", weights_only=True)
+    assert any("running_mean" in name for name in weights)
+    again = programs.mpirun(2, "train_imagenette.py", *arguments)
+    assert without_speed(again) == without_speed(ended)
+    # A step that is too large to learn from: no better loss for an epoch ends it.
+    arguments = [*pets, "--epochs", 30, "--patience", 1, "--lr", 30]
+    ended = programs.mpirun(2, "train_imagenette.py", *arguments)
+    assert ended.code == 0, ended.err
+    assert ended.lines("Stopped: no better validation loss for 1 epochs")
+    assert len(ended.lines("Epoch ")) < 30
+
+
+def processes_with(mark: str) -> list[str]:
+    """Command lines of the processes whose environment holds this text."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and int(folder.name) != os.getpid():
+            try:
+                if mark.encode() in (folder / "environ").read_bytes():
+                    found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+            except OSError:
+                continue
+    return found
+
+
+def test_one_ctrl_c_is_enough_and_leaves_nothing(programs: Programs, pets: list[Any]) -> None:
+    mark = f"TRAINLIB_TEST_MARK={os.urandom(8).hex()}"
+    name, _, value = mark.partition("=")
+    programs.extra = {name: value}
+    out = programs.folder / "out.txt"
+    program = [sys.executable, WORKLOADS / "train_imagenette.py", *pets, "--augs-on"]
+    argv = [*programs.mpirun_argv(2), *program, "--epochs", 100_000]
+    with open(out, "w") as stream:
+        process = subprocess.Popen(
+            [str(word) for word in argv],
+            cwd=programs.folder,
+            env=programs.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=stream,
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + 50
+    while "Epoch 0 " not in out.read_text() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert len(processes_with(mark)) >= 3, out.read_text()
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(timeout=30) != 0
+    deadline = time.monotonic() + 10
+    while processes_with(mark) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert processes_with(mark) == []
+
+
+# ------------------------------------------------------------------------- the all-reduce table
+
+HEAD = ["bytes", "latency", "us", "algbw", "GB/s", "busbw", "GB/s"]
+
+
+def assert_table(text: str, world: int) -> None:
+    """Sizes from 8 bytes on, and a bus bandwidth of 2 (W - 1) / W times the algorithm's."""
+    lines = text.splitlines()
+    start = next(index for index, line in enumerate(lines) if line.split() == HEAD)
+    rows = [[float(word) for word in line.split()] for line in lines[start + 1 :] if line.strip()]
+    assert [row[0] for row in rows] == [8.0**power for power in range(1, 6)]
+    for size, latency, algorithm, bus in rows:
+        assert latency > 0
+        assert algorithm == pytest.approx(size / latency / 1e3, rel=0.05, abs=2e-4)
+        assert bus == pytest.approx(algorithm * 2 * (world - 1) / world, abs=2e-4)
+
+
+@pytest.mark.parametrize("backend", ["mpi", "gloo"])
+def test_the_table_of_reduce_all(programs: Programs, backend: str) -> None:
+    ended = programs.mpirun(3, "reduce_all.py", "--backend", backend, "--max-bytes", 40_000)
+    assert ended.code == 0, ended.err
+    assert_table(ended.out[ended.out.index("ok: 3 ranks") :], 3)
+
+
+def test_the_same_table_in_cpp(programs: Programs, need: Any) -> None:
+    need("g++")
+    binary = programs.folder / "allreduce"
+    argv = [need("mpic++"), str(WORKLOADS / "allreduce.cpp"), "-O2", "-Wall", "-Wextra", "-Werror"]
+    subprocess.run([*argv, "-o", str(binary)], check=True, env=programs.environment())
+    out = programs.folder / "table.txt"
+    with open(out, "w") as stdout:
+        argv = [*programs.mpirun_argv(3), str(binary), "40000"]
+        subprocess.run(argv, check=True, env=programs.environment(), stdout=stdout, timeout=60)
+    assert "ok: 3 ranks, each holds 3 = W(W-1)/2, over mpi" in out.read_text()
+    assert_table(out.read_text(), 3)
+
+
+# ------------------------------------------------------------------------------- command lines
+
+
+def test_the_seeds_flags_have_their_types_and_defaults() -> None:
+    from trainlib import models, options
+
+    averaging = options.parse_averaging(["--lr", "0.5", "--batch_size", "8", "--nepochs", "3"])
+    assert (averaging.lr, averaging.batch_size, averaging.nepochs) == (0.5, 8, 3)
+    averaging = options.parse_averaging([])
+    assert (averaging.lr, averaging.momentum, averaging.batch_size, averaging.nepochs) == (
+        *(0.001, 0.9),
+        *(16, 10),
+    )
+    mnist = options.parse_mnist_ddp([])
+    assert (mnist.batch_size, mnist.test_batch_size, mnist.epochs, mnist.lr) == (64, 1000, 14, 1.0)
+    assert (mnist.gamma, mnist.seed, mnist.log_interval) == (0.7, 1, 10)
+    sgd = options.parse_sgd_mpi([])
+    assert (sgd.epochs, sgd.batch_size, sgd.lr, sgd.momentum) == (10, 200, 0.01, 0.9)
+    imagenette = options.parse_imagenette(["--yml-in", "x", "--gpu", "0", "1"])
+    assert (imagenette.epochs, imagenette.batch_size, imagenette.patch_size) == (10, 32, 224)
+    assert (imagenette.lr, imagenette.patience, imagenette.gpu) == (1e-3, 20, [0, 1])
+    assert options.MODELS == models.NAMES
+    for parse, words in (
+        (options.parse_averaging, ["--lr", "-1"]),
+        (options.parse_averaging, ["--nepochs", "0"]),
+        (options.parse_imagenette, []),
+        (options.parse_tagi, ["--sigma-v", "0"]),
+        (options.parse_tagi, ["--sum", "--average"]),
+    ):
+        with pytest.raises(UsageError):
+            parse(words)
