@@ -15,10 +15,12 @@ NAME_PATTERN = re.compile(r"[a-z][a-z0-9-]{0,29}")
 
 
 class Role(str, Enum):
-    """What a node is for. LOGIN is the one node of a batch system that we talk to."""
+    """What a node is for. BOTH starts jobs and runs ranks; LOGIN is the one node of a batch system
+    that we talk to."""
 
     LAUNCHER = "launcher"
     WORKER = "worker"
+    BOTH = "launcher+worker"
     LOGIN = "login"
 
 
@@ -94,6 +96,8 @@ class Node:
     `address`:`ssh_port` is where this machine reaches the node's own sshd; `via` names the node
     to go through when there is no direct way. `private_address`:`job_port` is where the other
     nodes reach it. `root` is the only folder we write to.
+
+    On machines of the user's own, port 0 and user "" mean what their ssh_config says.
     """
 
     name: str
@@ -110,6 +114,11 @@ class Node:
     slots: int = 1
     accelerator: Accelerator = Accelerator.NONE
     facts: NodeFacts = field(default_factory=NodeFacts)
+
+    @property
+    def here(self) -> bool:
+        """It is the machine that clusterctl runs on: no SSH."""
+        return not self.address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,14 +166,24 @@ class Cluster:
     """The nodes are names of one host (loopback): mpirun forks, nothing crosses a network."""
     nodes: tuple[Node, ...] = ()
     deadline: float | None = None
+    identity: str | None = None
+    """None: nodes let in the cluster's own key. For machines of the user's own: the key file to
+    show, or "" for what their ssh_config and agent offer."""
+    traits: dict[str, str] = field(default_factory=dict)
+    """What a batch system has told of itself when it was attached."""
 
     @property
     def name(self) -> str:
         return self.spec.name
 
     @property
+    def batch(self) -> bool:
+        """Jobs are handed to a batch system; which nodes run them is its business."""
+        return any(node.role is Role.LOGIN for node in self.nodes)
+
+    @property
     def workers(self) -> tuple[Node, ...]:
-        return tuple(node for node in self.nodes if node.role is Role.WORKER)
+        return tuple(node for node in self.nodes if node.role in (Role.WORKER, Role.BOTH))
 
     @property
     def launcher(self) -> Node:
@@ -239,6 +258,13 @@ class JobSpec:
     """Seconds; 0: none."""
     retries: int = 0
     allow_cpu: bool = False
+    native: dict[str, str] = field(default_factory=dict)
+    """Options of a batch system, under the names that it has for them."""
+    modules: tuple[str, ...] = ()
+    """Environment modules to load on the nodes of a batch system."""
+    venv: str = ""
+    container: str = ""
+    """A virtual environment there, or an image that ranks run in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,6 +345,8 @@ class LaunchPlan:
     programs: dict[str, tuple[str, ...]]
     files: dict[str, str]
     agents: dict[str, str] = field(default_factory=dict)
+    path: str = ""
+    """A folder to put in front of PATH for what starts the ranks, on a batch system."""
     reasons: tuple[Reason, ...] = ()
     notes: tuple[str, ...] = ()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from clusterctl.errors import RecordError, UsageError
 from clusterctl.model import NAME_PATTERN, Cluster, Phase
@@ -74,9 +75,21 @@ def silent(pool: Pool, names: Sequence[str], tell: Tell) -> dict[str, str]:
     return {result.node: result.error for result in results if not result.ok}
 
 
+def key_mark(cluster: Cluster) -> str:
+    """The comment by which our key is found again among those that a machine lets in."""
+    return f"clusterctl:{cluster.id}"
+
+
 @contextmanager
 def connected(store: Store, cluster: Cluster) -> Iterator[Pool]:
     """Connections to the cluster's nodes, opened when first used, closed on the way out."""
     ssh = store.folder(cluster.name) / "ssh"
-    with Pool(cluster.nodes, identity=ssh / "user", known_hosts=ssh / "known_hosts") as pool:
+    theirs = cluster.identity
+    own = ssh / "user" if theirs is None else Path(theirs) if theirs else None
+    with Pool(
+        cluster.nodes,
+        identity=own,
+        known_hosts=ssh / "known_hosts",
+        use_ssh_config=theirs is not None,
+    ) as pool:
         yield pool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -9,18 +10,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from clusterctl import providers
-from clusterctl.actions import Tell, check_name, connected, silent
-from clusterctl.errors import ClusterctlError, RecordError, UsageError, reason
+from clusterctl.actions import Tell, check_name, connected, key_mark, silent
+from clusterctl.errors import ClusterctlError, LeftoverError, RecordError, UsageError, reason
 from clusterctl.jobs import control, outputs
 from clusterctl.jobs.follow import Follower, complete
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.stage import human
-from clusterctl.model import Cluster, ClusterSpec, Job, JobState, Phase, Role
+from clusterctl.model import Cluster, ClusterSpec, Job, JobState, NodeResult, Phase, Role
 from clusterctl.state import ClusterLock, Store
+from clusterctl.transport.fold import fold
 from clusterctl.transport.pool import Pool
 
 SAVE_LIMIT = 60.0
 """Seconds that saving records and logs may take before the machines go regardless."""
+
+CLEAN_LIMIT = 60.0
 
 Ask = Callable[[str], bool]
 """Asks a yes-or-no question; always yes where there is nobody to ask."""
@@ -39,14 +43,21 @@ class Down:
     """Jobs with outputs that were never fetched, and how many bytes they were."""
 
 
-def down(store: Store, name: str, tell: Tell, ask: Ask, *, force: bool = False) -> Down | None:
-    """None when there is nothing of that name, or the person said no."""
+def down(
+    store: Store, name: str, tell: Tell, ask: Ask, *, force: bool = False, verb: str = "down"
+) -> Down | None:
+    """None when there is nothing of that name, or the person said no. `verb` is `detach` for
+    machines that are not ours: there only what we have put on them goes."""
     check_name(name)
-    with ClusterLock(store.home, name, "down"):
+    with ClusterLock(store.home, name, verb):
         try:
             cluster = store.cluster(name)
         except RecordError as error:
             return _without_record(store, name, error, tell, ask)
+        right = "detach" if cluster.spec.provider in providers.ATTACHED else "down"
+        if verb != right:
+            how = "was attached" if right == "detach" else "was made by clusterctl"
+            raise UsageError(f"cluster {name!r} {how}", hint=f"clusterctl {right} {name}")
         cancelled: tuple[int, ...] = ()
         unfetched: tuple[tuple[int, int], ...] = ()
         if cluster.phase is Phase.READY and not force:
@@ -66,7 +77,10 @@ def finish_down(store: Store, cluster: Cluster, tell: Tell) -> None:
     with _told(tell):
         store.save(cluster)
     store.event(cluster.name, "deleting")
-    providers.load(cluster.spec.provider).destroy(cluster, store.folder(cluster.name), tell)
+    if cluster.spec.provider in providers.ATTACHED:
+        let_go(store, cluster, tell)
+    else:
+        providers.load(cluster.spec.provider).destroy(cluster, store.folder(cluster.name), tell)
     for job in _open_jobs(store, cluster):
         with _told(tell):
             store.save_job(replace(job, state=JobState.LOST, reason="its cluster was taken down"))
@@ -117,6 +131,33 @@ def _told(tell: Tell) -> Iterator[None]:
         tell(f"{error.message}; going on without")
 
 
+def let_go(store: Store, cluster: Cluster, tell: Tell) -> None:
+    """Removes our folder and our key from machines that are not ours. LeftoverError names those
+    that did not answer: they still have both."""
+    mark = shlex.quote(key_mark(cluster))
+
+    def clean(name: str) -> NodeResult:
+        root = cluster.node(name).root
+        # Only a folder that has the cluster's id as its name can be ours.
+        steps = [f"rm -rf {shlex.quote(root)}"] if root.rpartition("/")[2] == cluster.id else []
+        if not cluster.batch:
+            steps.append(
+                f'k="$HOME/.ssh/authorized_keys"; if grep -qsF {mark} "$k"; then umask 077;'
+                f' grep -vF {mark} "$k" >"$k.clusterctl"; cat "$k.clusterctl" >"$k";'
+                ' rm -f "$k.clusterctl"; fi'
+            )
+        return pool.transport(name).run("; ".join([*steps, ":"]), timeout=CLEAN_LIMIT)
+
+    with connected(store, cluster) as pool:
+        failed = [result for result in pool.each(clean) if not result.ok]
+    if failed:
+        raise LeftoverError(
+            f"our files are still there: {'; '.join(fold(failed))}",
+            hint=f"`clusterctl detach {cluster.name}` again when they answer",
+        )
+    tell(f"our files are gone from {', '.join(node.name for node in cluster.nodes)}")
+
+
 def _open_jobs(store: Store, cluster: Cluster) -> list[Job]:
     return [job for job in store.jobs() if job.cluster_id == cluster.id and not job.state.ended]
 
@@ -141,12 +182,12 @@ def _save(
         for name, why in away.items():
             tell(f"what is on {name} cannot be saved: {why}")
         cluster = replace(cluster, nodes=tuple(n for n in cluster.nodes if n.name not in away))
-        if not any(node.role is Role.LAUNCHER for node in cluster.nodes):
+        if all(node.role is Role.WORKER for node in cluster.nodes):
             lost = [job for job in jobs if not job.state.ended or not job.fetched]
             question = f"take the cluster down and lose what jobs {_numbers(lost)} made?"
             return None if lost and not ask(question) else ((), ())
         try:
-            jobs = [_current(store, job, cluster, pool) for job in jobs]
+            jobs = _current(store, jobs, cluster, pool)
             unfetched = _unfetched(jobs, cluster, pool, deadline)
         except (ClusterctlError, OSError) as error:
             tell(f"not everything can be saved: {reason(error)}")
@@ -187,13 +228,13 @@ def save_logs(store: Store, job: Job, cluster: Cluster, pool: Pool, tell: Tell) 
         tell(f"the logs of job {job.id} could not be saved: {reason(error)}")
 
 
-def _current(store: Store, job: Job, cluster: Cluster, pool: Pool) -> Job:
-    if job.state.ended:
-        return job
-    fresh = control.refresh(job, cluster, pool)
-    if fresh != job:
-        store.save_job(fresh)
-    return fresh
+def _current(store: Store, jobs: list[Job], cluster: Cluster, pool: Pool) -> list[Job]:
+    going = [job for job in jobs if not job.state.ended]
+    fresh = {job.id: job for job in control.refresh_all(going, cluster, pool)}
+    for job in going:
+        if fresh[job.id] != job:
+            store.save_job(fresh[job.id])
+    return [fresh.get(job.id, job) for job in jobs]
 
 
 def _unfetched(

@@ -3,22 +3,18 @@ what they need has been saved."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from clusterctl import launch
 from clusterctl.actions import Tell, check_name, connected, ready, silent
-from clusterctl.actions.run import OnJob, OnLines, Prepared, run
+from clusterctl.actions.run import OnJob, OnLines, Prepared, planned, run
 from clusterctl.errors import ClusterctlError, NodeUnreachable, RecordError, UsageError
 from clusterctl.jobs import control, outputs
 from clusterctl.jobs.follow import Follower, Line, complete, stored
 from clusterctl.jobs.interrupts import Interrupts
-from clusterctl.jobs.program import check
 from clusterctl.jobs.stage import Tree
 from clusterctl.jobs.start import Carry, involved
-from clusterctl.launch.placement import place
 from clusterctl.model import Cluster, Job, JobSpec, Phase
 from clusterctl.state import Store
 
@@ -39,10 +35,10 @@ def jobs(store: Store, name: str | None, tell: Tell) -> tuple[Job, ...]:
             continue
         try:
             with connected(store, cluster) as pool:
-                for job in going:
-                    fresh[job.id] = control.refresh(job, cluster, pool)
-                    if fresh[job.id] != job:
-                        store.save_job(fresh[job.id])
+                for job, new in zip(going, control.refresh_all(going, cluster, pool), strict=True):
+                    fresh[job.id] = new
+                    if new != job:
+                        store.save_job(new)
         except ClusterctlError as error:
             tell(
                 f"cluster {cluster.name} does not answer, its jobs are as last seen: "
@@ -209,25 +205,12 @@ def rerun(
 def _again(
     store: Store, old: Job, cluster: Cluster, spec: JobSpec, secrets: Mapping[str, str]
 ) -> Prepared:
-    placement = place(cluster, spec)
-    check(spec.program, cluster, tuple(item.node for item in placement))
-    number = store.next_job_id()
-    request = launch.Request(id=number, spec=spec, cluster=cluster, placement=placement)
-    job = Job(
-        id=number,
-        cluster=cluster.name,
-        cluster_id=cluster.id,
-        spec=spec,
-        scheduler=old.scheduler,
-        placement=placement,
-        stage=old.stage,
-        created=time.time(),
-        rerun_of=old.id,
-    )
+    job, plan = planned(cluster, spec, number=store.next_job_id())
+    job = replace(job, stage=old.stage, rerun_of=old.id)
     return Prepared(
         job=job,
         cluster=cluster,
-        plan=launch.load(spec.launcher).plan(request),
+        plan=plan,
         tree=Tree(store.home.stages, (), 0, False),
         secrets=secrets,
     )

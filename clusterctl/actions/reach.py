@@ -32,6 +32,8 @@ def ssh_argv(cluster: Cluster, name: str | None, words: list[str]) -> list[str]:
     folder. `words` reach the program there as they are here, but for a single one, which the
     node's shell reads: `-- 'ls | wc'`."""
     node = node_of(cluster, name or cluster.launcher.name)
+    if node.here:
+        return ["/bin/sh", *(["-c", _at_home(words)] if words else [])]
     if words:
         return ["ssh", "-F", "config", node.name, _at_home(words)]
     terminal = ["-t"] if sys.stdin.isatty() else []

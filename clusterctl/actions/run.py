@@ -16,6 +16,7 @@ from clusterctl.jobs.follow import Follower, Line
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.program import Resolved, check, resolve_module
 from clusterctl.jobs.program import resolve as resolve_script
+from clusterctl.launch import srun
 from clusterctl.launch.placement import place
 from clusterctl.model import Cluster, Job, JobSpec, JobState, LaunchPlan, NodeResult
 from clusterctl.schedulers.direct import command_line
@@ -57,21 +58,36 @@ def prepare(
     number: int,
 ) -> Prepared:
     """Decides everything, touches nothing. Raises LaunchError where it cannot work."""
-    placement = place(ready(cluster), spec)
-    check(spec.program, cluster, tuple(item.node for item in placement))
+    job, plan = planned(cluster, spec, number=number)
+    return Prepared(job=job, cluster=cluster, plan=plan, tree=resolved.tree, secrets=secrets)
+
+
+def planned(cluster: Cluster, spec: JobSpec, *, number: int) -> tuple[Job, LaunchPlan]:
+    """The job's record before it is staged, and how its ranks are started."""
+    if ready(cluster).batch:
+        scheduler = cluster.spec.provider
+        schedulers.check(scheduler, spec)
+        spec = srun.sized(cluster, spec)
+        placement = srun.place(spec)
+    else:
+        scheduler = "direct"
+        schedulers.check(scheduler, spec)
+        placement = place(cluster, spec)
+        check(spec.program, cluster, tuple(item.node for item in placement))
     request = launch.Request(id=number, spec=spec, cluster=cluster, placement=placement)
     job = Job(
         id=number,
         cluster=cluster.name,
         cluster_id=cluster.id,
         spec=spec,
-        scheduler="direct",
+        scheduler=scheduler,
         placement=placement,
         stage="",
         created=time.time(),
     )
-    plan = launch.load(spec.launcher).plan(request)
-    return Prepared(job=job, cluster=cluster, plan=plan, tree=resolved.tree, secrets=secrets)
+    if cluster.batch:
+        return job, srun.plan(request)
+    return job, launch.load(spec.launcher).plan(request)
 
 
 def submit(
@@ -140,7 +156,7 @@ def attend(
     """Follows the job to its end; Ctrl-C cancels it."""
     try:
         if job.state is JobState.QUEUED:
-            tell(f"job {job.id} waits: other jobs use the slots (--now skips the queue)")
+            tell(_waits(job, cluster))
         folder = store.job_folder(job.id)
         with (
             Interrupts() as interrupts,
@@ -174,6 +190,13 @@ def attend(
             hint="the launcher may have restarted; `clusterctl status --live` asks it",
         )
     return job
+
+
+def _waits(job: Job, cluster: Cluster) -> str:
+    if cluster.batch:
+        why = f": {job.reason}" if job.reason else ""
+        return f"job {job.id} ({cluster.spec.provider} {job.native_id}) is in the queue{why}"
+    return f"job {job.id} waits: other jobs use the slots (--now skips the queue)"
 
 
 def emit(prepared: Prepared) -> str:

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 
 from clusterctl.model import Cluster, Job, Node
+from clusterctl.providers import Queue
 from clusterctl.state import Store
 
 
@@ -27,12 +28,17 @@ class Status:
     age: float
     dollars_per_hour: float
     dollars: float
+    queues: tuple[Queue, ...] = ()
+    """Of a batch system that was asked."""
 
 
 def status(store: Store, cluster: Cluster, *, live: bool = False) -> Status:
     """From the record alone, unless `live`: then provider and nodes are asked, within deadlines."""
     answers: dict[str, str] = {}
-    if live:
+    queues: tuple[Queue, ...] = ()
+    if live and cluster.batch:
+        answers, queues = _ask_site(store, cluster)
+    elif live:
         answers = _ask(store, cluster)
     jobs = tuple(
         job for job in store.jobs() if job.cluster_id == cluster.id and not job.state.ended
@@ -44,6 +50,7 @@ def status(store: Store, cluster: Cluster, *, live: bool = False) -> Status:
         age=time.time() - cluster.created,
         dollars_per_hour=0.0,
         dollars=0.0,
+        queues=queues,
     )
 
 
@@ -55,7 +62,9 @@ def _ask(store: Store, cluster: Cluster) -> dict[str, str]:
     from clusterctl import providers
     from clusterctl.actions import connected
 
-    told = providers.load(cluster.spec.provider).describe(cluster, store.folder(cluster.name))
+    told = dict.fromkeys((node.name for node in cluster.nodes), "running")
+    if cluster.spec.provider not in providers.ATTACHED:
+        told = providers.load(cluster.spec.provider).describe(cluster, store.folder(cluster.name))
     running = [node.name for node in cluster.nodes if told.get(node.name) == "running"]
     with connected(store, cluster) as pool:
         results = pool.run("exec cat /proc/loadavg", running, timeout=10)
@@ -63,5 +72,21 @@ def _ask(store: Store, cluster: Cluster) -> dict[str, str]:
         if result.ok:
             told[result.node] = f"running, load {result.text.split()[0]}"
         else:
-            told[result.node] = f"machine runs, SSH does not answer: {result.error}"
+            told[result.node] = f"SSH does not answer: {result.error}"
+            if cluster.spec.provider not in providers.ATTACHED:
+                told[result.node] = f"machine runs, {told[result.node]}"
     return told
+
+
+def _ask_site(store: Store, cluster: Cluster) -> tuple[dict[str, str], tuple[Queue, ...]]:
+    """Whether the login node answers, and its queues."""
+    from clusterctl import providers
+    from clusterctl.actions import connected
+
+    site, login = providers.load_site(cluster.spec.provider), cluster.launcher
+    with connected(store, cluster) as pool:
+        result = pool.transport(login.name).run(site.status_command(), timeout=30)
+    if not result.ok:
+        said = result.error or result.stderr.decode(errors="replace").strip()
+        return {login.name: f"no answer: {said}"}, ()
+    return {login.name: "answers"}, site.queues(result.text)

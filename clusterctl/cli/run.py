@@ -17,6 +17,36 @@ from clusterctl.cli.variables import Env, EnvFile, environment
 from clusterctl.errors import UsageError
 from clusterctl.model import Job, JobSpec
 
+BATCH: dict[str, Any] = {"rich_help_panel": "Batch systems"}
+Native = Annotated[str | None, typer.Option(help="As Slurm's option of that name.", **BATCH)]
+NativeFlag = Annotated[bool, typer.Option(help="As Slurm's option of that name.", **BATCH)]
+NATIVE = (
+    "account",
+    "constraint",
+    "cpus_per_task",
+    "exclude",
+    "exclusive",
+    "gpu_bind",
+    "gpus",
+    "gpus_per_node",
+    "gpus_per_task",
+    "gres",
+    "job_name",
+    "mail_type",
+    "mail_user",
+    "mem",
+    "mem_per_cpu",
+    "mem_per_gpu",
+    "nodelist",
+    "partition",
+    "qos",
+    "requeue",
+    "reservation",
+    "signal",
+    "time",
+)
+"""Parameters of `run` that go to the batch system as they are."""
+
 Detach = Annotated[bool, typer.Option("--detach", "-d", help="Start it and return.")]
 
 
@@ -25,7 +55,7 @@ class RunCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         takes_value = {
-            name
+            name: max(1, parameter.nargs)
             for parameter in self.params
             if not getattr(parameter, "is_flag", False)
             for name in parameter.opts
@@ -34,14 +64,14 @@ class RunCommand(TyperCommand):
         index = 0
         while index < len(args):
             word = args[index]
-            joined = word.startswith("--module=") or re.fullmatch(r"-m.+", word)
-            if joined or word in ("-m", "--module"):
+            joined = re.fullmatch(r"-m.+", word)
+            if joined or word == "-m":
                 index += 1 if joined else 2
                 args = [*args[:index], "--", *args[index:]]
                 break
             if word == "--" or not word.startswith("-"):
                 break
-            index += 2 if word in takes_value else 1
+            index += 1 + takes_value.get(word, 0)
         return super().parse_args(ctx, args)
 
 
@@ -60,7 +90,7 @@ def run(
         typer.Argument(metavar="SCRIPT [ARGS…]", help="A path, or a bundled program's name."),
     ] = None,
     module: Annotated[
-        str | None, typer.Option("--module", "-m", metavar="MODULE", help="Instead of SCRIPT.")
+        str | None, typer.Option("-m", metavar="MODULE", help="A Python module, not SCRIPT.")
     ] = None,
     ranks: Annotated[
         int | None, typer.Option("--ranks", "-n", min=1, help="How many, in all.")
@@ -70,7 +100,9 @@ def run(
     ] = None,
     nodes: Annotated[int | None, typer.Option(min=1, help="Use this many workers.")] = None,
     backend: Annotated[str, typer.Option(help="auto, gloo, nccl or mpi.")] = "auto",
-    launcher: Annotated[str, typer.Option(help="mpirun or torchrun.")] = "mpirun",
+    launcher: Annotated[
+        str | None, typer.Option(help="mpirun, torchrun, or srun in a Slurm job.")
+    ] = None,
     env: Env = None,
     env_file: EnvFile = None,
     stage: Annotated[Path | None, typer.Option(help="The folder to copy to the nodes.")] = None,
@@ -84,7 +116,40 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be run, and why.")
     ] = False,
-    emit: Annotated[str | None, typer.Option(help="sh: print a script without clusterctl.")] = None,
+    emit: Annotated[
+        str | None, typer.Option(help="sh, sbatch or qsub: print a script without clusterctl.")
+    ] = None,
+    environment_module: Annotated[
+        list[str] | None,
+        typer.Option("--module", metavar="NAME", help="Environment module; repeatable.", **BATCH),
+    ] = None,
+    venv: Annotated[str, typer.Option(help="Virtual environment on the nodes.", **BATCH)] = "",
+    container: Annotated[
+        str, typer.Option(help="Apptainer image that ranks run in.", **BATCH)
+    ] = "",
+    account: Native = None,
+    constraint: Native = None,
+    cpus_per_task: Native = None,
+    exclude: Native = None,
+    exclusive: NativeFlag = False,
+    gpu_bind: Native = None,
+    gpus: Native = None,
+    gpus_per_node: Native = None,
+    gpus_per_task: Native = None,
+    gres: Native = None,
+    job_name: Native = None,
+    mail_type: Native = None,
+    mail_user: Native = None,
+    mem: Native = None,
+    mem_per_cpu: Native = None,
+    mem_per_gpu: Native = None,
+    nodelist: Native = None,
+    partition: Native = None,
+    qos: Native = None,
+    requeue: NativeFlag = False,
+    reservation: Native = None,
+    signal: Native = None,
+    time: Native = None,
     cluster: ClusterOption = None,
     json: JsonLines = False,
     quiet: Quiet = False,
@@ -93,9 +158,11 @@ def run(
     """Run a program on all ranks of the cluster and follow it."""
     console = Console.current().set(json=json, quiet=quiet, verbose=verbose)
     _one_of("--backend", backend, ("auto", "gloo", "nccl", "mpi"))
-    _one_of("--launcher", launcher, ("mpirun", "torchrun"))
+    if launcher is not None:
+        _one_of("--launcher", launcher, ("mpirun", "torchrun", "srun"))
     if emit is not None:
-        _one_of("--emit", emit, ("sh",))
+        _one_of("--emit", emit, ("sh", "sbatch", "qsub"))
+    native = _native(locals())
     words = list(command or [])
     if module is None and not words:
         raise UsageError("there is nothing to run", hint="clusterctl run SCRIPT [ARGS…]")
@@ -113,7 +180,7 @@ def run(
         ranks_per_node=ranks_per_node or 0,
         nodes=nodes or 0,
         backend=backend,
-        launcher=launcher,
+        launcher=launcher or ("auto" if chosen.batch else "mpirun"),
         env=variables,
         secret_names=tuple(sorted(secrets)),
         env_files=tuple(str(path.absolute()) for path in env_file or []),
@@ -121,6 +188,10 @@ def run(
         timeout=0.0 if timeout is None else duration(timeout, "--timeout"),
         retries=retries,
         allow_cpu=allow_cpu,
+        native=native,
+        modules=tuple(environment_module or []),
+        venv=venv,
+        container=container,
     )
     dry = dry_run or emit is not None
     number = action.next_number(store, dry=True)
@@ -196,9 +267,18 @@ def rerun(
         raise typer.Exit(finish(console, ended))
 
 
+def _native(given: dict[str, Any]) -> dict[str, str]:
+    """What was given of the batch system's own options; a flag has no value."""
+    found = {name.replace("_", "-"): given[name] for name in NATIVE if given[name]}
+    return {name: "" if value is True else value for name, value in found.items()}
+
+
 def _print_plan(console: Console, prepared: Any) -> None:
     job, plan = prepared.job, prepared.plan
     secrets = dict.fromkeys(prepared.secrets, "***")
+    if prepared.cluster.batch:
+        _print_batch(console, prepared, secrets)
+        return
     lines = [f"# {note}" for note in plan.notes]
     lines += [f"# stage: {prepared.tree.describe()}", "", "# hostfile", plan.files["hostfile"]]
     lines += ["# on " + prepared.cluster.launcher.name, prepared.command, ""]
@@ -225,6 +305,32 @@ def _print_plan(console: Console, prepared: Any) -> None:
             "reasons": [plain(reason) for reason in plan.reasons],
             "notes": plan.notes,
             "placement": {place.node: list(place.ranks) for place in job.placement},
+        }
+    )
+
+
+def _print_batch(console: Console, prepared: Any, secrets: dict[str, str]) -> None:
+    from clusterctl.actions import run as action
+
+    job, plan = prepared.job, prepared.plan
+    files = action.scheduler_files(prepared)
+    lines = [f"# stage: {prepared.tree.describe()}", ""]
+    for name, text in files.items():
+        lines += [f"# {name}", text]
+    lines += ["# every rank", *(shlex.join(p) for p in plan.programs.values()), ""]
+    lines += ["# environment"]
+    lines += [f"{name}={value}" for name, value in sorted({**plan.env, **secrets}.items())]
+    lines += ["", "# why"]
+    lines += [f"{reason.item}: {reason.why}" for reason in plan.reasons]
+    console.result("\n".join(lines))
+    console.document(
+        {
+            "dry_run": True,
+            "env": {**plan.env, **secrets},
+            "programs": plan.programs,
+            "files": files,
+            "reasons": [plain(reason) for reason in plan.reasons],
+            "ranks": job.ranks,
         }
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from clusterctl import schedulers
@@ -26,6 +26,17 @@ def refresh(job: Job, cluster: Cluster, pool: Pool) -> Job:
     return schedulers.load(job.scheduler).parse_status(job, result.text)
 
 
+def refresh_all(jobs: Sequence[Job], cluster: Cluster, pool: Pool) -> tuple[Job, ...]:
+    """All these jobs of one cluster; a batch system is asked once for all of them."""
+    if not cluster.batch or not jobs:
+        return tuple(refresh(job, cluster, pool) for job in jobs)
+    scheduler = schedulers.load_batch(cluster.spec.provider)
+    result = _on_launcher(jobs[0], cluster, pool, scheduler.survey_argv(jobs))
+    if result.error or not result.stdout:
+        return tuple(jobs)
+    return tuple(scheduler.parse_status(job, result.text) for job in jobs)
+
+
 def cancel(job: Job, cluster: Cluster, pool: Pool) -> Job:
     """Ends the job and returns it with the survivors counted on every node (all 0, as a rule).
 
@@ -39,7 +50,7 @@ def cancel(job: Job, cluster: Cluster, pool: Pool) -> Job:
     deadline = time.monotonic() + END_TIMEOUT
     job = refresh(job, cluster, pool)
     while not job.state.ended and time.monotonic() < deadline:
-        time.sleep(0.1)
+        time.sleep(0.5 if cluster.batch else 0.1)
         job = refresh(job, cluster, pool)
     survivors = sweep(job, cluster, pool, end=True)
     if job.state in (JobState.LOST, JobState.RUNNING, JobState.QUEUED):
@@ -64,8 +75,10 @@ def sweep(job: Job, cluster: Cluster, pool: Pool, *, end: bool) -> dict[str, int
 
 def messages(job: Job, cluster: Cluster, pool: Pool) -> str:
     """What the launcher itself said (mpirun's stderr): the cause when no rank was started."""
+    ours = ("mpirun.err", "mpirun.out", "supervise.log")
+    logs = ("launch.err", "launch.out", "batch.out") if cluster.batch else ours
     result = _on_launcher(
-        job, cluster, pool, ("/bin/sh", "-c", "tail -n 30 mpirun.err mpirun.out supervise.log")
+        job, cluster, pool, ("/bin/sh", "-c", f"tail -n 30 {' '.join(logs)} 2>/dev/null")
     )
     return result.text.strip()
 

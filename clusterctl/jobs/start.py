@@ -61,9 +61,7 @@ def node_files(job: Job, cluster: Cluster, plan: LaunchPlan, secrets: Mapping[st
                 id=job.id,
                 node=name,
                 folder=folder,
-                hostname=cluster.launcher.facts.hostname
-                if cluster.one_host
-                else node.facts.hostname,
+                hostname=_hostname(cluster, node),
                 working=job.spec.program.folder,
                 program=plan.programs[name],
                 agent=plan.agents.get(name, ""),
@@ -78,6 +76,13 @@ def node_files(job: Job, cluster: Cluster, plan: LaunchPlan, secrets: Mapping[st
     return files
 
 
+def _hostname(cluster: Cluster, node: Node) -> str:
+    """What a rank on that node has to see as its host's name; "": the batch system decides."""
+    if cluster.batch:
+        return ""
+    return cluster.launcher.facts.hostname if cluster.one_host else node.facts.hostname
+
+
 Files = dict[str, dict[str, tuple[str, int]]]
 
 
@@ -87,7 +92,10 @@ def involved(job: Job, cluster: Cluster) -> tuple[str, ...]:
 
 
 def ranked(job: Job, cluster: Cluster) -> tuple[str, ...]:
-    """The nodes that run ranks, as far as they still exist."""
+    """The nodes that have the job's files: those that run ranks, as far as they still exist, or the
+    login node, whose disk they share."""
+    if cluster.batch:
+        return (cluster.launcher.name,)
     return tuple(place.node for place in job.placement if cluster.has(place.node))
 
 
@@ -107,8 +115,8 @@ def put(
     tree = home.stages / job.stage
     large = tree.stat().st_size > LARGE
     library = stage.library()
-    first = job.placement[0].node
-    placed = {place.node for place in job.placement}
+    placed = ranked(job, cluster)
+    first = placed[0]
 
     def send(name: str) -> NodeResult:
         node = cluster.node(name)
@@ -207,8 +215,8 @@ def _compile(job: Job, cluster: Cluster, pool: Pool) -> None:
     if program.kind is not ProgramKind.SOURCE:
         return
     groups: dict[str, list[Node]] = {}
-    for place in job.placement:
-        node = cluster.node(place.node)
+    for name in ranked(job, cluster):
+        node = cluster.node(name)
         groups.setdefault(node.facts.arch, []).append(node)
     for nodes in groups.values():
         binary = _compile_on(nodes[0], job, pool)

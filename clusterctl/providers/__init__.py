@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -56,6 +56,57 @@ class Provider(Protocol):
 PROVIDERS: dict[str, str] = {
     "local": "clusterctl.providers.local:LocalProvider",
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queue:
+    """A partition of Slurm or a queue of Grid Engine, as it is now."""
+
+    name: str
+    nodes: int = 0
+    free_nodes: int = 0
+    slots: int = 0
+    free_slots: int = 0
+    gpus: int = 0
+    free_gpus: int = 0
+    down: int = 0
+    """Nodes that take no jobs."""
+
+
+class Site(Protocol):
+    """A batch system that is there already: what to ask its login node. All pure; commands are sh.
+
+    `required` are programs that the login node has to have, with Debian's name for the package.
+    """
+
+    name: str
+    required: Mapping[str, str]
+
+    def questions(self) -> dict[str, str]: ...
+
+    def traits(self, answers: Mapping[str, str]) -> dict[str, str]:
+        """What the answers say, as it is kept in the cluster's record."""
+
+    def shared_command(self, root: str, seconds: int) -> str:
+        """Prints `shared` if a compute node sees the folder `root`, asking for one at once."""
+
+    def status_command(self) -> str: ...
+
+    def queues(self, text: str) -> tuple[Queue, ...]: ...
+
+
+SITES: dict[str, str] = {
+    "slurm": "clusterctl.providers.slurm:SlurmSite",
+}
+"""What `attach` takes over, and `detach` lets go."""
+
+ATTACHED = ("hosts", *SITES)
+
+
+def load_site(name: str) -> Site:
+    """The batch system of that name, imported on first use."""
+    module, _, attribute = SITES[name].partition(":")
+    return cast(Site, getattr(import_module(module), attribute)())
 
 
 def load(name: str) -> Provider:

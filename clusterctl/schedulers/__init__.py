@@ -5,10 +5,11 @@ All pure: argv and scripts in, text out, states parsed. `jobs` runs them.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Protocol, cast
 
-from clusterctl.model import Cluster, Job, LaunchPlan
+from clusterctl.model import Cluster, Job, JobSpec, LaunchPlan
 
 
 class Scheduler(Protocol):
@@ -30,9 +31,31 @@ class Scheduler(Protocol):
     def cancel_argv(self, job: Job) -> tuple[str, ...]: ...
 
 
+class BatchScheduler(Scheduler, Protocol):
+    """A batch system that was there before us: one question serves all jobs."""
+
+    def survey(self) -> str:
+        """The script `bin/survey` on the login node: it answers for many jobs at once."""
+
+    def survey_argv(self, jobs: Sequence[Job]) -> tuple[str, ...]:
+        """Runs in the folder of any of them; `parse_status` finds each job's part."""
+
+
 SCHEDULERS: dict[str, str] = {
     "direct": "clusterctl.schedulers.direct:Direct",
+    "slurm": "clusterctl.schedulers.slurm:Slurm",
 }
+
+
+def check(name: str, spec: JobSpec) -> None:
+    """Raises UsageError for an option that this way of starting jobs does not have."""
+    module = import_module(SCHEDULERS[name].partition(":")[0])
+    cast(Callable[[JobSpec], None], module.check)(spec)
+
+
+def load_batch(name: str) -> BatchScheduler:
+    """As `load`, for a batch system."""
+    return cast(BatchScheduler, load(name))
 
 
 def load(name: str) -> Scheduler:

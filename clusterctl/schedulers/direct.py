@@ -2,6 +2,7 @@
 
 queued TIME
 running TIME ATTEMPT
+placed TIME NODE:RANKS,…   (batch systems: nobody knew before)
 retrying TIME ATTEMPT CODE [RANK NODE CODE]
 ended TIME state=failed code=3 rank=1 node=worker-2 started=2 survivors=worker-1:0,
 swept TIME survivors=…
@@ -13,7 +14,8 @@ import shlex
 from dataclasses import replace
 
 from clusterctl import assets
-from clusterctl.model import Cluster, Job, JobState, LaunchPlan, RankFailure
+from clusterctl.errors import UsageError
+from clusterctl.model import Cluster, Job, JobSpec, JobState, LaunchPlan, Placement, RankFailure
 
 GRACE = 5
 """Seconds that programs have between SIGTERM and SIGKILL: all has to be gone within ten."""
@@ -99,6 +101,18 @@ class Direct:
         return ("/bin/sh", "-c", script)
 
 
+def check(spec: JobSpec) -> None:
+    """Raises UsageError for an option that only batch systems have."""
+    words = [f"--{name}" for name in spec.native]
+    words += ["--module"] * bool(spec.modules) + ["--venv"] * bool(spec.venv)
+    words += ["--container"] * bool(spec.container)
+    if words:
+        raise UsageError(
+            f"{words[0]} means nothing on this cluster: no batch system runs its jobs",
+            hint="`clusterctl attach NAME --slurm` or `--sge` makes one known",
+        )
+
+
 def apply(job: Job, line: str) -> Job:
     """The job after one line of its state file. A line that means nothing, or that a full disk has
     cut off, changes nothing."""
@@ -119,6 +133,8 @@ def _apply(job: Job, line: str) -> Job:
         attempt = int(rest[0]) if rest else 1
         started = job.started if attempt > 1 else when
         return replace(job, state=JobState.RUNNING, started=started, attempt=attempt)
+    if word == "placed":
+        return replace(job, placement=_placed(rest[0]) or job.placement)
     if word == "dead":
         return replace(job, state=JobState.LOST, reason="its supervisor on the launcher is gone")
     values = dict(item.split("=", 1) for item in rest if "=" in item)
@@ -161,6 +177,17 @@ def command_line(argv: tuple[str, ...]) -> str:
         late = name in LATE and value == f"${name}"
         words.append(f'{name}="${name}"' if late else shlex.quote(word))
     return " ".join(words)
+
+
+def _placed(text: str) -> tuple[Placement, ...]:
+    """`node-1:2,node-2:1,` in rank order."""
+    places: list[Placement] = []
+    for item in text.split(","):
+        node, _, count = item.rpartition(":")
+        if node:
+            first = sum(place.count for place in places)
+            places.append(Placement(node=node, first=first, count=int(count)))
+    return tuple(places)
 
 
 def _survivors(text: str) -> dict[str, int]:

@@ -11,7 +11,9 @@ from types import TracebackType
 
 from clusterctl.errors import UsageError
 from clusterctl.model import Node, NodeResult
+from clusterctl.transport import Transport
 from clusterctl.transport.diagnosis import FAILURES, failure
+from clusterctl.transport.local import LocalTransport
 from clusterctl.transport.ssh import SshTransport
 
 LIMIT = 32
@@ -24,8 +26,9 @@ Action = Callable[[str], NodeResult]
 class Pool:
     """Connections to `nodes`, opened when they are first used, in parallel, and kept.
 
-    `Node.via` names another node of the pool to go through. A context manager: leaving it closes
-    all connections. Arguments as in SshTransport; raises UsageError for a bad `via`.
+    `Node.via` names another node of the pool to go through; a node without an address is this
+    machine itself. A context manager: leaving it closes all connections. Arguments as in
+    SshTransport; raises UsageError for a bad `via`.
     """
 
     def __init__(
@@ -37,9 +40,12 @@ class Pool:
         use_ssh_config: bool = False,
     ) -> None:
         self._nodes = {node.name: node for node in nodes}
-        self._transports: dict[str, SshTransport] = {}
+        self._transports: dict[str, Transport] = {}
         for node in nodes:
-            self._add(node, identity, known_hosts, use_ssh_config, ())
+            if node.here:
+                self._transports[node.name] = LocalTransport(node)
+            else:
+                self._add(node, identity, known_hosts, use_ssh_config, ())
 
     def _add(
         self,
@@ -49,7 +55,8 @@ class Pool:
         use_ssh_config: bool,
         behind: tuple[str, ...],
     ) -> SshTransport:
-        if node.name not in self._transports:
+        made = self._transports.get(node.name)
+        if not isinstance(made, SshTransport):
             gateway = None
             if node.via:
                 if node.via not in self._nodes or node.via in (node.name, *behind):
@@ -59,16 +66,17 @@ class Pool:
                 behind = (*behind, node.name)
                 hop = self._nodes[node.via]
                 gateway = self._add(hop, identity, known_hosts, use_ssh_config, behind)
-            self._transports[node.name] = SshTransport(
+            made = SshTransport(
                 node,
                 identity=identity,
                 known_hosts=known_hosts,
                 gateway=gateway,
                 use_ssh_config=use_ssh_config,
             )
-        return self._transports[node.name]
+            self._transports[node.name] = made
+        return made
 
-    def transport(self, name: str) -> SshTransport:
+    def transport(self, name: str) -> Transport:
         """The node's. KeyError."""
         return self._transports[name]
 
@@ -141,7 +149,7 @@ class _FanOut:
     """Not concurrent.futures: its threads keep the interpreter alive after Ctrl-C."""
 
     def __init__(
-        self, action: Action, transports: Mapping[str, SshTransport], names: Sequence[str]
+        self, action: Action, transports: Mapping[str, Transport], names: Sequence[str]
     ) -> None:
         self._action = action
         self._transports = transports

@@ -1,0 +1,158 @@
+"""Ranks inside a job of a batch system: which nodes run them is known only when it starts.
+
+The plan holds what every rank needs; the batch script (`schedulers`) starts them with `srun` or
+`mpirun`, by what the site has. Node names, MASTER_ADDR and MASTER_PORT are facts of the job.
+"""
+
+from __future__ import annotations
+
+from clusterctl.errors import LaunchError, UsageError
+from clusterctl.launch import Request
+from clusterctl.model import Cluster, JobSpec, LaunchPlan, Placement, ProgramKind, Reason
+
+LAUNCHERS = ("auto", "mpirun", "srun")
+ANYWHERE = "(queue)"
+"""Stands for the nodes of a job that waits."""
+
+_CONTAINER = (
+    'exec "$(command -v apptainer || command -v singularity || echo apptainer)" exec'
+    ' --bind "$PWD" --pwd "$PWD" "$@"'
+)
+
+
+def sized(cluster: Cluster, spec: JobSpec) -> JobSpec:
+    """The spec with its numbers of ranks filled in: one per GPU that was asked for, else one per
+    node. Raises UsageError where the numbers contradict each other."""
+    from dataclasses import replace
+
+    if cluster.spec.provider == "sge":
+        return replace(spec, ranks=_slots(spec))
+    if spec.ranks and not (spec.nodes or spec.ranks_per_node):
+        return spec
+    nodes = spec.nodes or 1
+    if spec.ranks and not spec.ranks_per_node:
+        if spec.ranks < nodes:
+            raise UsageError(
+                f"--ranks {spec.ranks} on --nodes {nodes}: a node would have none",
+                hint="at least one rank per node",
+            )
+        return replace(spec, nodes=nodes)
+    each = spec.ranks_per_node or _gpus(spec) or 1
+    if spec.ranks and spec.ranks != nodes * each:
+        if spec.nodes or spec.ranks % each:
+            raise UsageError(
+                f"--ranks {spec.ranks} is not --ranks-per-node {each} x {nodes} nodes",
+                hint="give one of them, or add --nodes",
+            )
+        nodes = spec.ranks // each
+    return replace(spec, nodes=nodes, ranks_per_node=each, ranks=0)
+
+
+def place(spec: JobSpec) -> tuple[Placement, ...]:
+    """Where the ranks of a sized spec are before the queue has spoken."""
+    count = spec.ranks or spec.nodes * spec.ranks_per_node
+    return (Placement(node=ANYWHERE, first=0, count=count),)
+
+
+def plan(request: Request) -> LaunchPlan:
+    """What the login node's job folder needs. Raises LaunchError without a Python for a script."""
+    spec, login = request.spec, request.cluster.launcher
+    if spec.launcher not in LAUNCHERS:
+        raise UsageError(
+            f"--launcher {spec.launcher} does not work in a batch job",
+            hint=f"choose one of: {', '.join(LAUNCHERS)}",
+        )
+    if spec.program.kind is ProgramKind.SOURCE:
+        raise UsageError(
+            f"{spec.program.source} would have to be compiled on the login node",
+            hint=f"compile it there and run the binary: mpicc -O2 -o {spec.program.target} …",
+        )
+    rows: list[tuple[str, str, str]] = [
+        ("PYTHONUNBUFFERED", "1", "output appears while the program runs"),
+        (
+            "CLUSTERCTL_WORLD_SIZE",
+            str(sum(item.count for item in request.placement)),
+            "programs check that they see as many ranks as were started",
+        ),
+    ]
+    if spec.backend != "auto":
+        rows.append(("CLUSTERCTL_BACKEND", spec.backend, "--backend"))
+    if spec.allow_cpu:
+        rows.append(("CLUSTERCTL_ALLOW_CPU", "1", "--allow-cpu"))
+    env = {name: value for name, value, _ in rows}
+    env.update(spec.env)
+    late = "MASTER_ADDR, MASTER_PORT, WORLD_SIZE, RANK, LOCAL_RANK, OMP_NUM_THREADS"
+    return LaunchPlan(
+        argv=("/bin/sh", "rank.sh"),
+        env=env,
+        node_env={login.name: {}},
+        programs={login.name: program(request)},
+        files={},
+        path=_path(request),
+        reasons=(
+            *(Reason(item=f"{name}={env[name]}", why=why) for name, _, why in rows),
+            Reason(item=late, why="known when the job starts: the script sets them"),
+        ),
+    )
+
+
+def program(request: Request) -> tuple[str, ...]:
+    """The argv of a rank, on whichever node it runs."""
+    spec = request.spec
+    wanted = spec.program
+    words: tuple[str, ...] = (wanted.target, *wanted.args)
+    if wanted.kind is ProgramKind.PYTHON:
+        words = (python(request), *words)
+    elif wanted.kind is ProgramKind.MODULE:
+        words = (python(request), "-m", *words)
+    if spec.container:
+        return ("/bin/sh", "-c", _CONTAINER, "container", spec.container, *words)
+    return words
+
+
+def python(request: Request) -> str:
+    """Which Python runs the ranks: the venv's, whatever a module or an image brings, else the one
+    found on the login node."""
+    spec, login = request.spec, request.cluster.launcher
+    if spec.venv:
+        return f"{spec.venv.rstrip('/')}/bin/python"
+    if spec.modules or spec.container:
+        return "python3"
+    if not login.python:
+        raise LaunchError(
+            f"no Python on {login.name}",
+            hint="name one with --venv or --container, or load one with --module",
+        )
+    return login.python
+
+
+def _path(request: Request) -> str:
+    """Where the mpirun is that belongs to the ranks' Python."""
+    spec, login = request.spec, request.cluster.launcher
+    if spec.venv:
+        return f"{spec.venv.rstrip('/')}/bin"
+    if spec.modules or spec.container or not login.mpi_prefix:
+        return ""
+    return f"{login.mpi_prefix}/bin"
+
+
+def _gpus(spec: JobSpec) -> int:
+    """`--gpus-per-node 2` or `a100:2`."""
+    count = spec.native.get("gpus-per-node", "").rpartition(":")[2]
+    return int(count) if count.isdigit() else 0
+
+
+def _slots(spec: JobSpec) -> int:
+    """Grid Engine counts slots: one rank each."""
+    _, _, count = spec.native.get("pe", "").rpartition(" ")
+    slots = int(count) if count.isdigit() else 1
+    if spec.nodes or spec.ranks_per_node:
+        raise UsageError(
+            "Grid Engine gives slots, not nodes", hint="ask for them with -pe NAME SLOTS"
+        )
+    if spec.ranks > slots:
+        raise UsageError(
+            f"--ranks {spec.ranks} do not fit into {slots} slots",
+            hint=f"ask for them with -pe NAME {spec.ranks}",
+        )
+    return spec.ranks or slots

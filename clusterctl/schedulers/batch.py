@@ -1,0 +1,134 @@
+"""What Slurm and Grid Engine have in common: one script per job, one survey for all jobs.
+
+The script writes the same `state` file as our own supervisor does; the queue is asked for what the
+file cannot say: that a job still waits, and how it ended when nobody was left to write that down.
+`survey` (on the login node, templates/*/survey.sh.j2) prints both.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from clusterctl.errors import UsageError
+from clusterctl.model import Job, JobState
+from clusterctl.schedulers import direct
+
+GRACE = direct.GRACE
+QUEUE_AGE = 5
+"""Seconds for which an answer of the queue is good for everybody."""
+LEAD = 60
+"""Seconds between the warning and the time limit."""
+
+_SAFE = re.compile(r"[\w.,:@%+=/\[\]&|*()!^~-]+", re.ASCII)
+
+
+def value(name: str, text: str) -> str:
+    """A value for a directive in a script's head, where nothing can be quoted reliably."""
+    if not _SAFE.fullmatch(text):
+        raise UsageError(
+            f"{name} {text!r}: a value in the head of a batch script cannot hold this",
+            hint="leave out blanks, quotes and the like",
+        )
+    return text
+
+
+def job_name(job: Job) -> str:
+    """The program's name and the job's number, in letters that every queue takes."""
+    stem = job.spec.program.target.rpartition("/")[2].partition(".")[0]
+    plain = re.sub(r"[^A-Za-z0-9_-]", "", stem).strip("-") or "job"
+    return f"{plain[:20]}-{job.id}"
+
+
+def status_argv(jobs: Sequence[int]) -> tuple[str, ...]:
+    """Runs in the folder of one of the jobs."""
+    return ("/bin/sh", "../../bin/survey", *map(str, jobs))
+
+
+def submit_argv(command: str) -> tuple[str, ...]:
+    """The job is on record as queued before the queue has it: nothing comes too late. `native` is
+    what the command prints, or, where it fails, gone."""
+    script = (
+        'echo "queued $(date +%s.%N)" >>state;'
+        f" {command} >native.new 2>submit.err </dev/null ||"
+        ' { s=$?; cat submit.err >&2; [ "$s" -lt 128 ] && exit "$s"; exit 1; };'
+        f' mv native.new native; exec {shlex.join(status_argv(()))} "$(basename "$PWD")"'
+    )
+    return ("/bin/sh", "-c", script)
+
+
+def cancel_argv(command: str) -> tuple[str, ...]:
+    """`command` gets the batch system's number of the job. What the queue said before is void."""
+    script = (
+        "echo cancelled >stop; rm -f ../../queue; n=$(cat native 2>/dev/null); n=${n%%;*};"
+        f' [ -z "$n" ] || {command} "$n" 2>&1; :'
+    )
+    return ("/bin/sh", "-c", script)
+
+
+def sections(text: str) -> dict[int, tuple[str, list[str]]]:
+    """A survey's answers by job: the batch system's number, and the lines."""
+    found: dict[int, tuple[str, list[str]]] = {}
+    lines: list[str] = []
+    for line in text.splitlines():
+        words = line.split()
+        if words[:1] == ["@@job"] and len(words) > 1 and words[1].isdigit():
+            lines = []
+            found[int(words[1])] = (words[2] if len(words) > 2 else "", lines)
+        else:
+            lines.append(line)
+    return found
+
+
+def parse_status(
+    job: Job, text: str, queue: Mapping[str, JobState], gone: Mapping[str, JobState]
+) -> Job:
+    """The job after a survey. An answer that means nothing changes nothing; a state that the
+    tables do not have is taken for running, or for lost."""
+    native, lines = sections(text).get(job.id, ("", []))
+    if job.state.ended:
+        return job
+    if native:
+        job = replace(job, native_id=native)
+    for line in lines:
+        word, _, rest = line.partition(" ")
+        if word == "queue":
+            state, _, reason = rest.partition("|")
+            job = _in_queue(job, queue.get(state, JobState.RUNNING), reason)
+        elif word == "gone":
+            job = _gone(job, rest, gone)
+        else:
+            job = direct.apply(job, line)
+    return job
+
+
+def _in_queue(job: Job, state: JobState, reason: str) -> Job:
+    if job.state.ended:
+        return job
+    if state is JobState.QUEUED:
+        return replace(job, state=state, reason="" if reason == "None" else reason)
+    return replace(job, state=state, reason="")
+
+
+def _gone(job: Job, rest: str, gone: Mapping[str, JobState]) -> Job:
+    """The job has left the queue and has not written down how it ended."""
+    if job.state.ended:
+        return job
+    state, _, more = rest.partition("|")
+    ended = gone.get(state.split()[0] if state.split() else "", JobState.LOST)
+    code, _, reason = more.partition("|")
+    why = f"{state}: {reason}" if reason not in ("", "None") else state
+    reasons = {
+        JobState.LOST: "it left the queue without a word",
+        JobState.FAILED: f"the batch system ended it ({why})",
+    }
+    number = code.partition(":")[0]
+    failed = ended is JobState.FAILED and number.isdigit() and job.started is not None
+    return replace(
+        job,
+        state=ended,
+        reason=reasons.get(ended, ""),
+        program_exit_code=(int(number) or 1) if failed else job.program_exit_code,
+    )

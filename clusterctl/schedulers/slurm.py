@@ -1,0 +1,151 @@
+"""Slurm: sbatch, squeue, scancel. https://slurm.schedmd.com/sbatch.html"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from clusterctl import assets
+from clusterctl.errors import UsageError
+from clusterctl.model import Cluster, Job, JobSpec, JobState, LaunchPlan
+from clusterctl.schedulers import batch
+
+OPTIONS = (
+    "account",
+    "constraint",
+    "cpus-per-task",
+    "exclude",
+    "exclusive",
+    "gpu-bind",
+    "gpus",
+    "gpus-per-node",
+    "gpus-per-task",
+    "gres",
+    "job-name",
+    "mail-type",
+    "mail-user",
+    "mem",
+    "mem-per-cpu",
+    "mem-per-gpu",
+    "nodelist",
+    "partition",
+    "qos",
+    "requeue",
+    "reservation",
+    "signal",
+    "time",
+)
+"""What `run` passes on, under Slurm's own names."""
+FLAGS = ("exclusive", "requeue")
+
+QUEUE: dict[str, JobState] = {
+    "PENDING": JobState.QUEUED,
+    "CONFIGURING": JobState.QUEUED,
+    "REQUEUED": JobState.QUEUED,
+    "REQUEUE_FED": JobState.QUEUED,
+    "REQUEUE_HOLD": JobState.QUEUED,
+    "RESV_DEL_HOLD": JobState.QUEUED,
+    "SPECIAL_EXIT": JobState.QUEUED,
+}
+"""Every other state of a job that squeue lists is some kind of running."""
+
+GONE: dict[str, JobState] = {
+    "COMPLETED": JobState.SUCCEEDED,
+    "CANCELLED": JobState.CANCELLED,
+    "TIMEOUT": JobState.TIMEOUT,
+    "DEADLINE": JobState.TIMEOUT,
+    "FAILED": JobState.FAILED,
+    "BOOT_FAIL": JobState.FAILED,
+    "LAUNCH_FAILED": JobState.FAILED,
+    "NODE_FAIL": JobState.FAILED,
+    "OUT_OF_MEMORY": JobState.FAILED,
+    "PREEMPTED": JobState.FAILED,
+    "REVOKED": JobState.FAILED,
+}
+
+
+class Slurm:
+    """Commands run in the job's folder on the login node."""
+
+    def script(self, job: Job, cluster: Cluster, plan: LaunchPlan) -> dict[str, str]:
+        folder = f"{cluster.launcher.root}/jobs/{job.id}"
+        text = assets.render(
+            "batch/job.sh.j2",
+            system="slurm",
+            directives=[f"#SBATCH {line}" for line in directives(job)],
+            signals=(("USR1", "checkpoint"), ("TERM", "stopped")),
+            requeue="requeue" in job.spec.native,
+            id=job.id,
+            tag=f"{cluster.id}/{job.id};",
+            folder=folder,
+            root=cluster.launcher.root,
+            grace=batch.GRACE,
+            timeout=f"{job.spec.timeout:g}" if job.spec.timeout else "",
+            retries=job.spec.retries,
+            modules=job.spec.modules,
+            path=plan.path,
+            launcher=job.spec.launcher,
+            mpi="pmix",
+        )
+        return {"job.sh": text, "clusterctl-agent": assets.render("slurm/agent.sh.j2")}
+
+    def submit_argv(self, job: Job) -> tuple[str, ...]:
+        return batch.submit_argv("sbatch --parsable job.sh")
+
+    def parse_submit(self, text: str) -> str:
+        """`--parsable` prints `number` or `number;cluster`."""
+        return text.strip().partition(";")[0]
+
+    def status_argv(self, job: Job) -> tuple[str, ...]:
+        return batch.status_argv((job.id,))
+
+    def parse_status(self, job: Job, text: str) -> Job:
+        return batch.parse_status(job, text, QUEUE, GONE)
+
+    def cancel_argv(self, job: Job) -> tuple[str, ...]:
+        return batch.cancel_argv("scancel")
+
+    def survey(self) -> str:
+        return assets.render("slurm/survey.sh.j2", age=batch.QUEUE_AGE)
+
+    def survey_argv(self, jobs: Sequence[Job]) -> tuple[str, ...]:
+        return batch.status_argv([job.id for job in jobs])
+
+
+def directives(job: Job) -> list[str]:
+    """The words after #SBATCH. Paths are relative to the job's folder, where sbatch is called."""
+    spec = job.spec
+    lines = [
+        f"--job-name={batch.value('--job-name', spec.native.get('job-name', batch.job_name(job)))}",
+        "--output=batch.out",
+        "--open-mode=append",
+    ]
+    lines += size(spec)
+    for name, text in spec.native.items():
+        if name in ("job-name", "requeue", "signal"):
+            continue
+        lines.append(f"--{name}={batch.value(f'--{name}', text)}" if text else f"--{name}")
+    lines.append("--requeue" if "requeue" in spec.native else "--no-requeue")
+    signal = spec.native.get("signal", f"B:USR1@{batch.LEAD}")
+    lines.append(f"--signal={batch.value('--signal', signal)}")
+    return lines
+
+
+def size(spec: JobSpec) -> list[str]:
+    """How many nodes and tasks."""
+    lines = [f"--nodes={spec.nodes}"] if spec.nodes else []
+    if spec.ranks_per_node:
+        lines.append(f"--ntasks-per-node={spec.ranks_per_node}")
+    if spec.ranks:
+        lines.append(f"--ntasks={spec.ranks}")
+    return lines
+
+
+def check(spec: JobSpec) -> None:
+    """Raises UsageError for an option that Slurm does not have, or a value it cannot have."""
+    for name, text in spec.native.items():
+        if name not in OPTIONS:
+            raise UsageError(
+                f"--{name} means nothing to Slurm", hint="`clusterctl run --help` lists its options"
+            )
+        if text:
+            batch.value(f"--{name}", text)

@@ -1,0 +1,124 @@
+"""A real Slurm: munge, slurmctld and one slurmd per node, on hosts of ours."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.conftest import find, require
+from tests.sim.machines import Machine, Machines, until
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "ip", "unshare", "sshd", "ps", "ss")
+NODES = ("c1", "c2")
+CPUS = 4
+"""Per node, whatever this machine has."""
+
+_CONF = """
+ClusterName=sim
+SlurmctldHost=login
+AuthType=auth/munge
+CredType=cred/munge
+SlurmUser=root
+SlurmdUser=root
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SchedulerType=sched/backfill
+SchedulerParameters=bf_interval=1,batch_sched_delay=1,sched_interval=2
+SwitchType=switch/none
+MpiDefault=none
+JobRequeue=1
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+KillWait=8
+MinJobAge=300
+ReturnToService=2
+SlurmdParameters=config_overrides
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile=/run/slurmctld.pid
+SlurmdPidFile=/run/slurmd.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+AccountingStorageType=accounting_storage/none
+JobAcctGatherType=jobacct_gather/none
+{nodes}
+PartitionName=main Nodes=c[1-2] Default=YES MaxTime=INFINITE PriorityTier=1
+PartitionName=urgent Nodes=c[1-2] MaxTime=INFINITE PriorityTier=10 PreemptMode=off
+"""
+
+
+@dataclass
+class Slurm:
+    """`login` runs the controller and takes jobs, `c1` and `c2` run them."""
+
+    machines: Machines
+    folder: Path
+
+    @property
+    def login(self) -> Machine:
+        return self.machines.hosts["login"]
+
+    @classmethod
+    def start(cls, folder: Path) -> Slurm:
+        for program in PROGRAMS:
+            require(program)
+        machines = Machines(folder)
+        lab = cls(machines, folder)
+        try:
+            lab._start()
+        except BaseException:
+            machines.stop()
+            raise
+        return lab
+
+    def _start(self) -> None:
+        etc = self.folder / "slurm"
+        etc.mkdir()
+        (self.folder / "state").mkdir()
+        key = self.folder / "munge.key"
+        key.touch(mode=0o400)
+        key.write_bytes(os.urandom(128))
+        self.machines.start(["login", *NODES])
+        nodes = "".join(
+            f"NodeName={n} NodeAddr={self.machines.hosts[n].address} CPUs={CPUS} RealMemory=2000\n"
+            for n in NODES
+        )
+        # The nodes share /tmp, where all of them would make the same folder for PMIx.
+        (etc / "mpi.conf").write_text("PMIxCliTmpDirBase=/run\n")
+        (etc / "slurm.conf").write_text(_CONF.format(folder=self.folder, nodes=nodes))
+        self.machines.ready({n: [(etc, "/etc/slurm")] for n in self.machines.hosts})
+        for machine in self.machines.hosts.values():
+            self._munge(machine)
+        self.login.daemon(require("slurmctld"), "-D", "-c")
+        for name in NODES:
+            self.machines.hosts[name].daemon(require("slurmd"), "-D", "-N", name)
+        until(self._idle, 30, f"Slurm did not start: {self.folder}/slurmctld.log")
+
+    def _munge(self, machine: Machine) -> None:
+        machine.run("mkdir", "-p", "-m", "755", "/run/munge")
+        machine.daemon(
+            str(find("munged")),
+            *("--foreground", "--force", "--num-threads=2"),
+            f"--key-file={self.folder}/munge.key",
+            f"--seed-file={machine.folder}/munge.seed",
+            f"--log-file={machine.folder}/munge.log",
+            "--pid-file=/run/munge/munged.pid",
+        )
+        until(
+            lambda: (
+                "ENCODE" in machine.run("sh", "-c", "munge -n | unmunge", check=False)
+                or "UID" in machine.run("sh", "-c", "munge -n | unmunge", check=False)
+            ),
+            10,
+            f"no munge on {machine.name}",
+        )
+
+    def _idle(self) -> bool:
+        said = self.login.run("sinfo", "-h", "-N", "-p", "main", "-o", "%T", check=False)
+        return said.split() == ["idle"] * len(NODES)
+
+    def stop(self) -> None:
+        self.machines.stop()
