@@ -21,6 +21,8 @@ BATCH: dict[str, Any] = {"rich_help_panel": "Batch systems"}
 Native = Annotated[str | None, typer.Option(help="As Slurm's option of that name.", **BATCH)]
 NativeFlag = Annotated[bool, typer.Option(help="As Slurm's option of that name.", **BATCH)]
 NATIVE = (
+    "queue",
+    "project",
     "account",
     "constraint",
     "cpus_per_task",
@@ -127,6 +129,16 @@ def run(
     container: Annotated[
         str, typer.Option(help="Apptainer image that ranks run in.", **BATCH)
     ] = "",
+    pe: Annotated[
+        tuple[str, int] | None,
+        typer.Option("-pe", metavar="NAME SLOTS", help="Grid Engine: as qsub's -pe.", **BATCH),
+    ] = None,
+    resource: Annotated[
+        list[str] | None,
+        typer.Option("-l", metavar="NAME=VALUE", help="Grid Engine: as qsub's -l.", **BATCH),
+    ] = None,
+    queue: Annotated[str | None, typer.Option(help="Grid Engine: as qsub's -q.", **BATCH)] = None,
+    project: Annotated[str | None, typer.Option(help="Grid Engine: as qsub's -P.", **BATCH)] = None,
     account: Native = None,
     constraint: Native = None,
     cpus_per_task: Native = None,
@@ -270,6 +282,10 @@ def rerun(
 def _native(given: dict[str, Any]) -> dict[str, str]:
     """What was given of the batch system's own options; a flag has no value."""
     found = {name.replace("_", "-"): given[name] for name in NATIVE if given[name]}
+    if given["pe"]:
+        found["pe"] = "{} {}".format(*given["pe"])
+    if given["resource"]:
+        found["l"] = ",".join(given["resource"])
     return {name: "" if value is True else value for name, value in found.items()}
 
 

@@ -97,6 +97,7 @@ class Site(Protocol):
 
 SITES: dict[str, str] = {
     "slurm": "clusterctl.providers.slurm:SlurmSite",
+    "sge": "clusterctl.providers.sge:SgeSite",
 }
 """What `attach` takes over, and `detach` lets go."""
 

@@ -44,6 +44,7 @@ class BatchScheduler(Scheduler, Protocol):
 SCHEDULERS: dict[str, str] = {
     "direct": "clusterctl.schedulers.direct:Direct",
     "slurm": "clusterctl.schedulers.slurm:Slurm",
+    "sge": "clusterctl.schedulers.sge:Sge",
 }
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from clusterctl import assets
 from clusterctl.errors import UsageError
-from clusterctl.model import Job, JobState
+from clusterctl.model import Cluster, Job, JobState, LaunchPlan
 from clusterctl.schedulers import direct
 
 GRACE = direct.GRACE
@@ -40,6 +41,40 @@ def job_name(job: Job) -> str:
     stem = job.spec.program.target.rpartition("/")[2].partition(".")[0]
     plain = re.sub(r"[^A-Za-z0-9_-]", "", stem).strip("-") or "job"
     return f"{plain[:20]}-{job.id}"
+
+
+def script(
+    job: Job,
+    cluster: Cluster,
+    plan: LaunchPlan,
+    *,
+    system: str,
+    directives: Sequence[str],
+    signals: Sequence[tuple[str, str]],
+    requeue_code: int = 0,
+) -> str:
+    """The batch script. `directives` are whole lines of its head; `signals` are the warnings that
+    the system sends to it, and what each means: `checkpoint` or `stopped`."""
+    root = cluster.launcher.root
+    return assets.render(
+        "batch/job.sh.j2",
+        system=system,
+        directives=directives,
+        signals=signals,
+        requeue="requeue" in job.spec.native,
+        requeue_code=requeue_code,
+        id=job.id,
+        tag=f"{cluster.id}/{job.id};",
+        folder=f"{root}/jobs/{job.id}",
+        root=root,
+        ranks=job.ranks,
+        grace=GRACE,
+        timeout=f"{job.spec.timeout:g}" if job.spec.timeout else "",
+        retries=job.spec.retries,
+        modules=job.spec.modules,
+        path=plan.path,
+        launcher=job.spec.launcher,
+    )
 
 
 def status_argv(jobs: Sequence[int]) -> tuple[str, ...]:
@@ -83,10 +118,14 @@ def sections(text: str) -> dict[int, tuple[str, list[str]]]:
 
 
 def parse_status(
-    job: Job, text: str, queue: Mapping[str, JobState], gone: Mapping[str, JobState]
+    job: Job,
+    text: str,
+    in_queue: Callable[[str], tuple[JobState, str]],
+    gone: Mapping[str, JobState],
 ) -> Job:
-    """The job after a survey. An answer that means nothing changes nothing; a state that the
-    tables do not have is taken for running, or for lost."""
+    """The job after a survey. An answer that means nothing changes nothing. `in_queue` reads the
+    queue's word for a state, and why the job waits if the word says that; a way to be `gone` that
+    the table does not have is taken for lost."""
     native, lines = sections(text).get(job.id, ("", []))
     if job.state.ended:
         return job
@@ -95,21 +134,14 @@ def parse_status(
     for line in lines:
         word, _, rest = line.partition(" ")
         if word == "queue":
-            state, _, reason = rest.partition("|")
-            job = _in_queue(job, queue.get(state, JobState.RUNNING), reason)
+            word, _, reason = rest.partition("|")
+            state, why = in_queue(word)
+            job = job if job.state.ended else replace(job, state=state, reason=why or reason)
         elif word == "gone":
             job = _gone(job, rest, gone)
         else:
             job = direct.apply(job, line)
     return job
-
-
-def _in_queue(job: Job, state: JobState, reason: str) -> Job:
-    if job.state.ended:
-        return job
-    if state is JobState.QUEUED:
-        return replace(job, state=state, reason="" if reason == "None" else reason)
-    return replace(job, state=state, reason="")
 
 
 def _gone(job: Job, rest: str, gone: Mapping[str, JobState]) -> Job:

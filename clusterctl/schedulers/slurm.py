@@ -67,24 +67,13 @@ class Slurm:
     """Commands run in the job's folder on the login node."""
 
     def script(self, job: Job, cluster: Cluster, plan: LaunchPlan) -> dict[str, str]:
-        folder = f"{cluster.launcher.root}/jobs/{job.id}"
-        text = assets.render(
-            "batch/job.sh.j2",
+        text = batch.script(
+            job,
+            cluster,
+            plan,
             system="slurm",
             directives=[f"#SBATCH {line}" for line in directives(job)],
             signals=(("USR1", "checkpoint"), ("TERM", "stopped")),
-            requeue="requeue" in job.spec.native,
-            id=job.id,
-            tag=f"{cluster.id}/{job.id};",
-            folder=folder,
-            root=cluster.launcher.root,
-            grace=batch.GRACE,
-            timeout=f"{job.spec.timeout:g}" if job.spec.timeout else "",
-            retries=job.spec.retries,
-            modules=job.spec.modules,
-            path=plan.path,
-            launcher=job.spec.launcher,
-            mpi="pmix",
         )
         return {"job.sh": text, "clusterctl-agent": assets.render("slurm/agent.sh.j2")}
 
@@ -99,7 +88,7 @@ class Slurm:
         return batch.status_argv((job.id,))
 
     def parse_status(self, job: Job, text: str) -> Job:
-        return batch.parse_status(job, text, QUEUE, GONE)
+        return batch.parse_status(job, text, in_queue, GONE)
 
     def cancel_argv(self, job: Job) -> tuple[str, ...]:
         return batch.cancel_argv("scancel")
@@ -109,6 +98,11 @@ class Slurm:
 
     def survey_argv(self, jobs: Sequence[Job]) -> tuple[str, ...]:
         return batch.status_argv([job.id for job in jobs])
+
+
+def in_queue(state: str) -> tuple[JobState, str]:
+    """squeue's word for a state; its reason comes beside it."""
+    return QUEUE.get(state, JobState.RUNNING), ""
 
 
 def directives(job: Job) -> list[str]:

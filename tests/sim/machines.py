@@ -30,6 +30,7 @@ mount -t tmpfs tmpfs /dev/shm
 mount -t tmpfs -o mode=755 tmpfs /run
 mkdir /run/sshd
 while read -r source target; do mount --bind "$source" "$target"; done <"$folder/mounts"
+: >"$folder/booted"
 while :; do sleep 3600 & wait $!; done
 """
 """PID 1 of a host: makes it one, then reaps what is orphaned."""
@@ -65,9 +66,10 @@ class Machine:
     pid: int
     holder: subprocess.Popen[bytes]
 
-    def argv(self, *words: str) -> list[str]:
+    def argv(self, *words: str, cwd: Path | str = "/") -> list[str]:
         """The command line that runs `words` on the host."""
-        return ["nsenter", "-t", str(self.pid), "-n", "-u", "-i", "-m", "-p", "--", *words]
+        enter = ["nsenter", "-t", str(self.pid), "-n", "-u", "-i", "-m", "-p"]
+        return [*enter, f"--wd={cwd}", "--", *words]
 
     def run(self, *words: str, timeout: float = 30, check: bool = True) -> str:
         done = subprocess.run(
@@ -149,8 +151,8 @@ class Machines:
             machine.holder.stdin.write(b"go\n")
             machine.holder.stdin.flush()
         for machine in self.hosts.values():
-            log = machine.folder / "boot.log"
-            until(lambda m=machine: _booted(m), 10, f"{machine.name} did not boot: {log}")  # type: ignore[misc]
+            booted = machine.folder / "booted"
+            until(booted.exists, 10, f"{machine.name} did not boot: {machine.folder}/boot.log")
 
     def sshd(self, name: str, environment: str = "") -> None:
         """Starts the host's SSH server; who may enter says `~/.ssh/authorized_keys` there."""
@@ -198,11 +200,6 @@ def until(happened: object, seconds: float, what: str) -> None:
     while not happened():
         assert time.monotonic() < deadline, what
         time.sleep(0.05)
-
-
-def _booted(machine: Machine) -> bool:
-    """Its last step is a sleep."""
-    return "sleep 3600" in machine.run("ps", "ax", check=False)
 
 
 def _child(pid: int) -> int:

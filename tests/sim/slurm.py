@@ -19,6 +19,8 @@ ClusterName=sim
 SlurmctldHost=login
 AuthType=auth/munge
 CredType=cred/munge
+# A job that is requeued may not start again before its first credential has expired.
+AuthInfo=cred_expire=5
 SlurmUser=root
 SlurmdUser=root
 ProctrackType=proctrack/linuxproc

@@ -1,0 +1,162 @@
+"""Grid Engine: qsub, qstat, qdel. http://gridscheduler.sourceforge.net/htmlman/manuals.html"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from clusterctl import assets
+from clusterctl.errors import UsageError
+from clusterctl.model import Cluster, Job, JobSpec, JobState, LaunchPlan
+from clusterctl.schedulers import batch
+
+OPTIONS = {
+    "pe": "-pe",
+    "l": "-l",
+    "queue": "-q",
+    "project": "-P",
+    "account": "-A",
+    "mail-user": "-M",
+    "mail-type": "-m",
+    "time": "-l h_rt=",
+    "job-name": "-N",
+    "requeue": "-r y",
+}
+"""What `run` passes on, and Grid Engine's word for it."""
+
+INSTEAD = {
+    "partition": "--queue NAME",
+    "mem": "-l h_vmem=SIZE (for each slot)",
+    "mem-per-cpu": "-l h_vmem=SIZE (for each slot)",
+    "gpus": "-l gpu=N, or what your site calls it",
+    "gpus-per-node": "-l gpu=N, or what your site calls it",
+    "cpus-per-task": "-pe NAME SLOTS with --ranks N",
+}
+"""Words of Slurm's that a person may try."""
+
+MAIL = {"BEGIN": "b", "END": "e", "FAIL": "a", "ALL": "bea", "NONE": "n"}
+
+GONE: dict[str, JobState] = {
+    "COMPLETED": JobState.SUCCEEDED,
+    "CANCELLED": JobState.CANCELLED,
+    "FAILED": JobState.FAILED,
+}
+
+REQUEUE_CODE = 99
+"""A job that exits with it is put back into the queue (`man sge_conf`, FORBID_RESCHEDULE)."""
+
+
+class Sge:
+    """Commands run in the job's folder on the login node."""
+
+    def script(self, job: Job, cluster: Cluster, plan: LaunchPlan) -> dict[str, str]:
+        text = batch.script(
+            job,
+            cluster,
+            plan,
+            system="sge",
+            directives=[f"#$ {line}" for line in directives(job)],
+            # -notify: USR2 comes before the end, USR1 at a soft limit and before a suspension.
+            signals=(("USR1", "checkpoint"), ("USR2", "stopped"), ("TERM", "stopped")),
+            requeue_code=REQUEUE_CODE,
+        )
+        return {"job.sh": text, "clusterctl-agent": assets.render("sge/agent.sh.j2")}
+
+    def submit_argv(self, job: Job) -> tuple[str, ...]:
+        return batch.submit_argv("qsub -terse job.sh")
+
+    def parse_submit(self, text: str) -> str:
+        """`-terse` prints the number alone."""
+        return text.strip()
+
+    def status_argv(self, job: Job) -> tuple[str, ...]:
+        return batch.status_argv((job.id,))
+
+    def parse_status(self, job: Job, text: str) -> Job:
+        return batch.parse_status(job, text, in_queue, GONE)
+
+    def cancel_argv(self, job: Job) -> tuple[str, ...]:
+        return batch.cancel_argv("qdel")
+
+    def survey(self) -> str:
+        return assets.render("sge/survey.sh.j2", age=batch.QUEUE_AGE)
+
+    def survey_argv(self, jobs: Sequence[Job]) -> tuple[str, ...]:
+        return batch.status_argv([job.id for job in jobs])
+
+
+def in_queue(state: str) -> tuple[JobState, str]:
+    """qstat's letters: `q` waits (`h` held, `E` in error), all else is some kind of running."""
+    if "E" in state:
+        return JobState.QUEUED, f"in error ({state}): `qstat -j` on the login node says why"
+    if "q" in state:
+        return JobState.QUEUED, "held" if "h" in state else "waiting"
+    return JobState.RUNNING, ""
+
+
+def directives(job: Job) -> list[str]:
+    """The words after #$. Paths are relative to the job's folder, where qsub is called."""
+    native = job.spec.native
+    name = native.get("job-name", batch.job_name(job))
+    lines = [
+        f"-N {batch.value('--job-name', name if name[:1].isalpha() else f'j{name}')}",
+        "-S /bin/sh",
+        "-cwd",
+        "-j y",
+        "-o batch.out",
+        "-notify",
+        f"-r {'y' if 'requeue' in native else 'n'}",
+    ]
+    if "pe" in native:
+        pe, _, slots = native["pe"].rpartition(" ")
+        lines.append(f"-pe {batch.value('-pe', pe)} {batch.value('-pe', slots)}")
+    if "l" in native:
+        lines.append(f"-l {batch.value('-l', native['l'])}")
+    if "time" in native:
+        limit = seconds(native["time"])
+        lines.append(f"-l h_rt={limit},s_rt={max(1, limit - batch.LEAD)}")
+    if "mail-type" in native:
+        lines.append(f"-m {mail(native['mail-type'])}")
+    for option in ("queue", "project", "account", "mail-user"):
+        if option in native:
+            lines.append(f"{OPTIONS[option]} {batch.value(f'--{option}', native[option])}")
+    return lines
+
+
+def seconds(text: str) -> int:
+    """`12:00:00`. Slurm would read a bare number as minutes, Grid Engine as seconds."""
+    match = re.fullmatch(r"(\d+):(\d\d?):(\d\d?)", text)
+    if match is None:
+        raise UsageError(f"--time {text!r} is not HOURS:MINUTES:SECONDS", hint="--time 12:00:00")
+    hours, minutes, rest = map(int, match.groups())
+    return hours * 3600 + minutes * 60 + rest
+
+
+def mail(text: str) -> str:
+    """Letters for -m, from Slurm's words (`BEGIN,END`) or as they are."""
+    words = text.upper().split(",")
+    if all(word in MAIL for word in words):
+        letters = "".join(MAIL[word] for word in words)
+        return "".join(dict.fromkeys(letters))
+    if re.fullmatch("[beasn]+", text):
+        return text
+    raise UsageError(
+        f"--mail-type {text!r} is unknown", hint=f"some of: {', '.join(MAIL)}, or letters of -m"
+    )
+
+
+def check(spec: JobSpec) -> None:
+    """Raises UsageError for an option that Grid Engine does not have, or a value it cannot have."""
+    for name in spec.native:
+        if name not in OPTIONS:
+            raise UsageError(
+                f"--{name} means nothing to Grid Engine",
+                hint=INSTEAD.get(name, "`clusterctl run --help` lists its options"),
+            )
+    if "time" in spec.native:
+        seconds(spec.native["time"])
+    if "mail-type" in spec.native:
+        mail(spec.native["mail-type"])
+    for name in ("l", "queue", "project", "account", "mail-user", "job-name"):
+        if name in spec.native:
+            batch.value(OPTIONS[name], spec.native[name])
