@@ -51,11 +51,18 @@ def script(
     system: str,
     directives: Sequence[str],
     signals: Sequence[tuple[str, str]],
+    warn_after: float = 0.0,
     requeue_code: int = 0,
 ) -> str:
     """The batch script. `directives` are whole lines of its head; `signals` are the warnings that
-    the system sends to it, and what each means: `checkpoint` or `stopped`."""
+    the system sends to it, and what each means: `checkpoint` or `stopped`. Where the system does
+    not warn of its time limit, the script does so itself, `warn_after` seconds."""
     root = cluster.launcher.root
+    timers = []
+    if job.spec.timeout:
+        timers.append((f"{job.spec.timeout:g}", "echo timeout >stop && kill -TERM $$"))
+    if warn_after:
+        timers.append((f"{warn_after:g}", "kill -USR1 $$"))
     return assets.render(
         "batch/job.sh.j2",
         system=system,
@@ -69,7 +76,7 @@ def script(
         root=root,
         ranks=job.ranks,
         grace=GRACE,
-        timeout=f"{job.spec.timeout:g}" if job.spec.timeout else "",
+        timers=timers,
         retries=job.spec.retries,
         modules=job.spec.modules,
         path=plan.path,

@@ -56,8 +56,10 @@ class Sge:
             plan,
             system="sge",
             directives=[f"#$ {line}" for line in directives(job)],
-            # -notify: USR2 comes before the end, USR1 at a soft limit and before a suspension.
+            # -notify: USR2 comes before the end, whether by qdel or by a limit. A suspension is
+            # announced by USR1, which is then taken for the end: better saved once too often.
             signals=(("USR1", "checkpoint"), ("USR2", "stopped"), ("TERM", "stopped")),
+            warn_after=max(1, time_limit(job.spec) - batch.LEAD) if time_limit(job.spec) else 0,
             requeue_code=REQUEUE_CODE,
         )
         return {"job.sh": text, "clusterctl-agent": assets.render("sge/agent.sh.j2")}
@@ -113,8 +115,7 @@ def directives(job: Job) -> list[str]:
     if "l" in native:
         lines.append(f"-l {batch.value('-l', native['l'])}")
     if "time" in native:
-        limit = seconds(native["time"])
-        lines.append(f"-l h_rt={limit},s_rt={max(1, limit - batch.LEAD)}")
+        lines.append(f"-l h_rt={seconds(native['time'])}")
     if "mail-type" in native:
         lines.append(f"-m {mail(native['mail-type'])}")
     for option in ("queue", "project", "account", "mail-user"):
@@ -130,6 +131,18 @@ def seconds(text: str) -> int:
         raise UsageError(f"--time {text!r} is not HOURS:MINUTES:SECONDS", hint="--time 12:00:00")
     hours, minutes, rest = map(int, match.groups())
     return hours * 3600 + minutes * 60 + rest
+
+
+def time_limit(spec: JobSpec) -> int:
+    """Seconds until the job is killed: `--time`, or h_rt in `-l`; 0 where none was asked for."""
+    if "time" in spec.native:
+        return seconds(spec.native["time"])
+    match = re.search(r"\bh_rt=(\d+)(?::(\d+):(\d+))?(?:,|$)", spec.native.get("l", ""))
+    if match is None:
+        return 0
+    if match[2] is None:
+        return int(match[1])
+    return int(match[1]) * 3600 + int(match[2]) * 60 + int(match[3])
 
 
 def mail(text: str) -> str:
