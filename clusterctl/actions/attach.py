@@ -5,22 +5,59 @@ from __future__ import annotations
 import secrets
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 
-from clusterctl import assets, providers, schedulers
-from clusterctl.actions import Tell, check_name, connected
+from clusterctl import assets, bootstrap, keys, providers, schedulers
+from clusterctl.actions import Tell, check_name, connected, key_mark
+from clusterctl.actions.down import let_go
 from clusterctl.bootstrap import facts
-from clusterctl.errors import BootstrapError, NodeUnreachable, RecordError, UsageError
-from clusterctl.model import Cluster, ClusterSpec, Node, NodeGroup, NodeResult, Phase, Role
+from clusterctl.errors import (
+    BootstrapError,
+    ClusterctlError,
+    NodeUnreachable,
+    RecordError,
+    UsageError,
+)
+from clusterctl.launch import interconnect
+from clusterctl.model import (
+    Accelerator,
+    Cluster,
+    ClusterSpec,
+    Node,
+    NodeGroup,
+    NodeResult,
+    Phase,
+    Role,
+)
+from clusterctl.providers import hosts
 from clusterctl.state import ClusterLock, Store
 from clusterctl.state.home import write_atomic
+from clusterctl.transport.fold import fold
 from clusterctl.transport.pool import Pool
+from clusterctl.transport.ssh import SshTransport
 
 CONNECT_TIMEOUT = 20.0
 ASK_TIMEOUT = 120.0
+INSTALL_TIMEOUT = 900.0
+MESH_TIMEOUT = 60.0
+WANTED = {"mpirun": "openmpi-bin", "python3": "python3"}
+"""Commands that most jobs take, with Debian's packages; a host may do without."""
 FREE_NODE = 20
 """Seconds to wait for a free node that looks whether it sees our folder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machines:
+    """Hosts from a file. `sudo` lets us install what is missing; the rest as in Login."""
+
+    file: Path
+    user: str = ""
+    identity: str = ""
+    workdir: str = ""
+    sudo: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +71,263 @@ class Login:
     identity: str = ""
     workdir: str = ""
     """The folder that login and compute nodes share; "": `.clusterctl` in the home there."""
+
+
+def attach_hosts(store: Store, name: str, machines: Machines, tell: Tell) -> Cluster:
+    """Makes machines of the user's ready for jobs. Doing it again repairs, adds and removes.
+
+    Raises UsageError for the file, NodeUnreachable, BootstrapError with a reason per host.
+    """
+    check_name(name)
+    nodes = hosts.nodes(_hosts(machines.file), machines.user)
+    with ClusterLock(store.home, name, "attach"):
+        cluster = _record(store, name, "hosts", len(nodes), machines.identity)
+        before = cluster
+        cluster = replace(cluster, nodes=nodes)
+        _refuse_to_drop(before, cluster, store)
+        ssh = store.home.make(store.folder(name)) / "ssh"
+        keys.ensure(ssh / "mesh")
+        store.save(cluster)
+        try:
+            with connected(store, cluster) as pool:
+                cluster = _prepare_hosts(store, cluster, machines, pool, tell)
+        except BaseException:
+            if cluster.phase is Phase.CREATING:
+                _let_go_quietly(store, store.cluster(name), tell)
+            raise
+        cluster = replace(cluster, phase=Phase.READY)
+        store.save(cluster)
+        _write_config(store, cluster)
+        store.event(name, "attached", nodes=len(nodes))
+    return cluster
+
+
+def _hosts(file: Path) -> tuple[hosts.Host, ...]:
+    try:
+        return hosts.parse(file.read_text(), str(file))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"--hosts {file} cannot be read: {getattr(error, 'strerror', None) or error}",
+            hint="name a file with one line per host: HOST [slots=N] [user=] [port=]",
+        ) from error
+
+
+def _refuse_to_drop(before: Cluster, after: Cluster, store: Store) -> None:
+    """A host that is no longer in the file may still run a job, and has files of ours."""
+    gone = sorted({node.name for node in before.nodes} - {node.name for node in after.nodes})
+    if gone:
+        raise RecordError(
+            f"cluster {before.name!r} has {', '.join(gone)}, which the file does not",
+            hint=f"`clusterctl detach {before.name}` removes our files there; then attach again",
+        )
+
+
+def _prepare_hosts(
+    store: Store, cluster: Cluster, machines: Machines, pool: Pool, tell: Tell
+) -> Cluster:
+    folder = store.folder(cluster.name) / "ssh"
+    tell(f"connecting to {len(cluster.nodes)} hosts")
+    _all_well("not every host can be used", pool.connect(timeout=CONNECT_TIMEOUT), NodeUnreachable)
+    host_keys = {}
+    for node in cluster.nodes:
+        transport = pool.transport(node.name)
+        assert isinstance(transport, SshTransport)
+        host_keys[node.name] = transport.host_key()
+    found, wrong = _probe(cluster, machines, pool, tell)
+    cluster = replace(cluster, nodes=tuple(found.get(node.name, node) for node in cluster.nodes))
+    store.save(cluster)
+    hint = "" if machines.sudo else "; --bootstrap installs packages with sudo"
+    _all_well("not every host can be used", wrong, BootstrapError, f"correct that{hint}")
+    cluster = replace(cluster, nodes=_meeting(cluster.nodes))
+    store.save(cluster)
+    mesh = bootstrap.Mesh(
+        key=keys.KeyPair((folder / "mesh").read_text(), (folder / "mesh.pub").read_text().strip()),
+        nodes=cluster.nodes,
+        host_keys=host_keys,
+    )
+    steps = (bootstrap.LetIn(mesh.key.public, key_mark(cluster)),)
+    scripts = {
+        node.name: bootstrap.script(node, mesh, pythons=_first(node.python), steps=steps)
+        for node in cluster.nodes
+    }
+    results = pool.run("exec /bin/sh -s", stdin=scripts, timeout=ASK_TIMEOUT)
+    wrong = [NodeResult(node=r.node, error=w) for r in results if (w := bootstrap.problem(r))]
+    _all_well("not every host could be made ready", wrong, BootstrapError)
+    _check_mesh(pool, cluster)
+    _pin(store, cluster, host_keys)
+    return cluster
+
+
+def _probe(
+    cluster: Cluster, machines: Machines, pool: Pool, tell: Tell
+) -> tuple[dict[str, Node], list[NodeResult]]:
+    """The nodes with what they have told of themselves, by name, and what is wrong with others."""
+    scripts = {
+        node.name: assets.render(
+            "bootstrap/probe.sh.j2",
+            node=node,
+            id=cluster.id,
+            workdir=machines.workdir,
+            sudo=machines.sudo,
+            packages={**bootstrap.REQUIRED, **WANTED},
+            questions=facts.questions(_first(node.python)),
+            marker=facts.MARKER,
+        ).encode()
+        for node in cluster.nodes
+    }
+    limit = INSTALL_TIMEOUT if machines.sudo else ASK_TIMEOUT
+    results = pool.run("exec /bin/sh -s", stdin=scripts, timeout=limit)
+    wrong: list[NodeResult] = []
+    found: dict[str, Node] = {}
+    for node, result in zip(cluster.nodes, results, strict=True):
+        why = _unfit(result)
+        if why:
+            wrong.append(NodeResult(node=node.name, error=why))
+            continue
+        found[node.name] = _read(node, result)
+        if lacks := _lacks(found[node.name]):
+            tell(f"{node.name}: {lacks}")
+    return found, wrong
+
+
+def _first(python: str) -> list[str]:
+    return [python] if python else []
+
+
+def _unfit(result: NodeResult) -> str:
+    """Why no job can run there; "" if one can."""
+    if result.error or not result.ok:
+        return result.error or _last(result)
+    answers = facts.answers(result.text)
+    reasons = []
+    root = answers.get("root", "").strip()
+    if not root.startswith("/"):
+        full = "No space left" in root or "Disk quota" in root
+        reasons.append(
+            f"our folder cannot be written ({root.removeprefix('cannot: ')})"
+            + (": free some space there" if full else ": --workdir names another one")
+        )
+    access = answers.get("keys", "").strip()
+    if access != "ok":
+        reasons.append(f"~/.ssh/authorized_keys cannot be written ({access})")
+    tools = facts.parse(result.text).tools
+    missing = {tool: pack for tool, pack in bootstrap.REQUIRED.items() if tool not in tools}
+    if missing:
+        packages = " ".join(sorted(set(missing.values())))
+        reasons.append(f"lacks {', '.join(missing)} (sudo apt-get install {packages})")
+    return "; ".join(reasons)
+
+
+def _lacks(node: Node) -> str:
+    """What some jobs will miss there, and the command that installs it."""
+    missing = []
+    if node.facts.mpi is None:
+        missing.append("no mpirun: no job of several hosts (sudo apt-get install openmpi-bin)")
+    if not node.python:
+        missing.append("no Python: no Python jobs (sudo apt-get install python3)")
+    if node.slots and node.facts.gpus and node.slots > len(node.facts.gpus):
+        missing.append(
+            f"the file says {node.slots} slots, the host has {len(node.facts.gpus)} GPUs"
+        )
+    return "; ".join(missing)
+
+
+def _read(node: Node, result: NodeResult) -> Node:
+    """The node as its answers describe it. The address and port that our connection has at its end
+    are those at which the others find it too."""
+    answers, found = facts.answers(result.text), facts.parse(result.text)
+    address, port = ([*answers["connection"].split(), "", "", "", ""])[2:4]
+    gpus = len(found.gpus)
+    return replace(
+        node,
+        private_address=address or node.address,
+        job_port=int(port) if port.isdigit() else 22,
+        user=answers["user"].strip(),
+        root=answers["root"].strip(),
+        facts=found,
+        python=found.python.executable if found.python else "",
+        mpi_prefix=found.mpi.prefix if found.mpi else "",
+        accelerator=found.accelerator if gpus else Accelerator.NONE,
+        slots=node.slots or gpus or found.cores,
+    )
+
+
+def _meeting(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    """The nodes with addresses at which they reach each other: on the network that they share, if
+    they do. One that we are on ourselves may have been reached over loopback."""
+    network = interconnect.solve(nodes)
+    addresses = {
+        node.name: item.address
+        for node in nodes
+        for item in node.facts.interfaces
+        if item.device == network.devices.get(node.name)
+        and any(ip_address(item.address) in ip_network(cidr) for cidr in network.cidrs)
+    }
+    return tuple(
+        replace(node, private_address=addresses.get(node.name, node.private_address))
+        for node in nodes
+    )
+
+
+def _check_mesh(pool: Pool, cluster: Cluster) -> None:
+    launcher = cluster.launcher
+    others = [node for node in cluster.workers if node.name != launcher.name]
+    if not others:
+        return
+    script = bootstrap.mesh_script(launcher, others)
+    result = pool.transport(launcher.name).run(
+        "exec /bin/sh -s", stdin=script.encode(), timeout=MESH_TIMEOUT
+    )
+    failures = bootstrap.mesh_failures(result.text)
+    if result.error or not result.ok:
+        failures = (_last(result), *failures)
+    if failures:
+        raise NodeUnreachable(
+            f"the hosts do not all reach each other: {'; '.join(failures)}",
+            hint="look for a firewall between them, and whether their sshd reads"
+            " ~/.ssh/authorized_keys",
+            transient=True,
+        )
+
+
+def _pin(store: Store, cluster: Cluster, host_keys: Mapping[str, str]) -> None:
+    """From now on these keys and no others, whatever becomes of the user's known_hosts."""
+    lines = []
+    for node in cluster.nodes:
+        name = node.address if node.ssh_port in (0, 22) else f"[{node.address}]:{node.ssh_port}"
+        lines.append(f"{name} {host_keys[node.name]}\n")
+    write_atomic(store.folder(cluster.name) / "ssh" / "known_hosts", "".join(lines).encode())
+
+
+def _let_go_quietly(store: Store, cluster: Cluster, tell: Tell) -> None:
+    """An attach that failed leaves no files of ours on the hosts, as far as they answer."""
+    reached = tuple(node for node in cluster.nodes if node.root)
+    try:
+        if reached:
+            let_go(store, replace(cluster, nodes=reached), tell)
+    except ClusterctlError as error:
+        tell(error.message)
+    store.retire(cluster)
+
+
+def _all_well(
+    what: str,
+    results: Sequence[NodeResult],
+    kind: type[ClusterctlError],
+    hint: str = "correct that and attach again",
+) -> None:
+    """One error that names every host that is not well."""
+    failed = [result for result in results if not result.ok]
+    if not failed:
+        return
+    unknown = any("is not known; nothing was sent" in result.error for result in failed)
+    if unknown:
+        hint = (
+            "compare the fingerprint with what the host's console or administrator says"
+            " (there: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub), then:"
+            " ssh-keyscan HOST >>~/.ssh/known_hosts"
+        )
+    raise kind(f"{what}: {'; '.join(fold(failed))}", hint=hint)
 
 
 def attach_site(store: Store, name: str, login: Login, tell: Tell) -> Cluster:

@@ -5,6 +5,7 @@ The script runs the steps, then answers a list of questions; the answers become 
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -18,7 +19,8 @@ from clusterctl.model import Accelerator, Node, NodeResult
 class Step(Protocol):
     """One thing a node needs. Both texts are sh; `apply` runs where `check` does not succeed."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def check(self, node: Node) -> str: ...
 
@@ -26,6 +28,35 @@ class Step(Protocol):
 
     def describe(self) -> str:
         """For people: what the node gets."""
+
+
+@dataclass(frozen=True, slots=True)
+class LetIn:
+    """A Step: the node's own user lets the cluster's key in, for commands alone. `mark`, at the end
+    of the line, is how the line is found again."""
+
+    public: str
+    mark: str
+    name: str = "authorized_keys"
+
+    def check(self, node: Node) -> str:
+        return f'grep -qxF {shlex.quote(self._line)} "$HOME/.ssh/authorized_keys"'
+
+    def apply(self, node: Node) -> str:
+        # A last line without its end would swallow ours.
+        return (
+            'k="$HOME/.ssh/authorized_keys"; mkdir -p "$HOME/.ssh"; [ ! -s "$k" ] ||'
+            ' [ -z "$(tail -c 1 "$k")" ] || echo >>"$k";'
+            f' echo {shlex.quote(self._line)} >>"$k"'
+        )
+
+    def describe(self) -> str:
+        return "lets in the cluster's own key, for commands alone"
+
+    @property
+    def _line(self) -> str:
+        kind, key = self.public.split()[:2]
+        return f"restrict {kind} {key} {self.mark}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

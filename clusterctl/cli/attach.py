@@ -36,6 +36,9 @@ def register(app: typer.Typer) -> None:
 def attach(
     name: NameArgument = None,
     cluster: ClusterOption = None,
+    hosts: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="SSH hosts: HOST [slots=N] … per line.")
+    ] = None,
     slurm: Annotated[
         str | None, typer.Option(metavar="[LOGIN]", help="A site with Slurm (default: here).")
     ] = None,
@@ -50,13 +53,16 @@ def attach(
         str,
         typer.Option(help="Our folder there; shared by a site's nodes (default: ~/.clusterctl)."),
     ] = "",
+    bootstrap: Annotated[
+        bool, typer.Option("--bootstrap", help="With --hosts: install what is missing, by sudo.")
+    ] = False,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Use machines that exist: a site with a batch system."""
+    """Use machines that exist: SSH hosts, or a site with a batch system."""
     console = Console.current().set(json=json, quiet=quiet, verbose=verbose)
-    given = {"--slurm": slurm, "--sge": sge}
+    given = {"--hosts": hosts, "--slurm": slurm, "--sge": sge}
     chosen = [option for option, value in given.items() if value is not None]
     if len(chosen) != 1:
         raise UsageError(
@@ -71,16 +77,25 @@ def attach(
 
     store = actions.open_store()
     key = str(identity.absolute()) if identity else ""
-    system = chosen[0].removeprefix("--")
-    login = action.Login(
-        system=system, host=given[chosen[0]] or "", user=user, identity=key, workdir=workdir
-    )
-    made = action.attach_site(store, name or cluster or DEFAULT_NAME, login, console.tell)
-    option = "" if made.name == DEFAULT_NAME else f" -c {made.name}"
-    size = {"slurm": "--nodes 2", "sge": "-pe NAME 2"}[system]
+    wanted = name or cluster or DEFAULT_NAME
+    if hosts is not None:
+        machines = action.Machines(
+            file=hosts, user=user, identity=key, workdir=workdir, sudo=bootstrap
+        )
+        made = action.attach_hosts(store, wanted, machines, console.tell)
+        ready = f"{len(made.nodes)} hosts, {sum(n.slots for n in made.workers)} slots"
+        size = ""
+    else:
+        system = chosen[0].removeprefix("--")
+        host = (slurm if system == "slurm" else sge) or ""
+        login = action.Login(system=system, host=host, user=user, identity=key, workdir=workdir)
+        made = action.attach_site(store, wanted, login, console.tell)
+        ready = f"{made.mode_reason}, jobs in {made.launcher.root}"
+        size = {"slurm": "--nodes 2 ", "sge": "-pe NAME 2 "}[system]
+    option = "" if made.name == DEFAULT_NAME else f"-c {made.name} "
     console.note(
-        f"cluster {made.name} is ready: {made.mode_reason}, jobs in {made.launcher.root}. Next:\n"
-        f"  clusterctl run{option} {size} reduce_all.py\n"
+        f"cluster {made.name} is ready: {ready}. Next:\n"
+        f"  clusterctl run {option}{size}reduce_all.py\n"
         f"  clusterctl status --live {made.name}\n"
         f"  clusterctl detach {made.name}"
     )

@@ -62,11 +62,10 @@ def plan_mpirun(request: Request, *, per_node: bool) -> LaunchPlan:
     """`per_node` starts one process on each node instead of one per rank (for torchrun)."""
     cluster = request.cluster
     nodes = [cluster.node(place.node) for place in request.placement]
-    mpi = common_mpi([cluster.launcher, *nodes])
-    if cluster.one_host:
-        network = interconnect.loopback(nodes)
-    else:
-        network = interconnect.solve([cluster.launcher, *nodes])
+    involved = list({node.name: node for node in (cluster.launcher, *nodes)}.values())
+    mpi = common_mpi(involved)
+    solve = interconnect.loopback if cluster.one_host else interconnect.solve
+    network = solve(involved)
     counts = {place.node: 1 if per_node else place.count for place in request.placement}
     flags = _flags(request, mpi, network, counts)
     env, reasons = environment(request, network)

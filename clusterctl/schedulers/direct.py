@@ -35,7 +35,8 @@ class Direct:
         launcher = cluster.launcher
         tag = f"{cluster.id}/{job.id};"
         where = {node.name: f"{node.root}/jobs/{job.id}" for node in cluster.nodes}
-        involved = [launcher, *(cluster.node(place.node) for place in job.placement)]
+        names = dict.fromkeys((launcher.name, *(place.node for place in job.placement)))
+        involved = [cluster.node(name) for name in names]
         alloc = "".join(
             f"{place.node} {place.count} {cluster.node(place.node).slots}\n"
             for place in job.placement
@@ -66,7 +67,7 @@ class Direct:
                         "name": node.name,
                         "host": node.name,
                         "folder": where[node.name],
-                        "here": node is launcher or cluster.one_host,
+                        "here": node.name == launcher.name or cluster.one_host,
                     }
                     for node in involved
                 ],

@@ -64,6 +64,14 @@ class SshTransport:
     def connect(self, timeout: float) -> None:
         self._link(Deadline(timeout))
 
+    def host_key(self) -> str:
+        """The node's public key as the open connection has verified it: `ssh-ed25519 AAAA…`."""
+        link = self._alive()
+        if link is None:
+            raise self._attempt(0).error("there is no connection", transient=True)
+        key: Any = link.get_remote_server_key()
+        return f"{key.get_name()} {key.get_base64()}"
+
     def session(self, command: str, deadline: Deadline, *, collect: bool) -> Session:
         """Connects if need be and starts `command`. For this package; raises FAILURES."""
         link = self._link(Deadline(min(deadline.left, CONNECT_LIMIT)))
