@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from clusterctl.cli.console import Console, ago, table
+from clusterctl.cli.console import Console, ago, plain, table
 from clusterctl.cli.options import ClusterOption, Json, NameArgument, Quiet, Verbose, Yes
 from clusterctl.errors import UsageError
 from clusterctl.model import Cluster, ClusterSpec, NodeGroup
@@ -186,7 +186,7 @@ def status(
             (
                 node.name,
                 node.role.value,
-                f"{node.address}:{node.ssh_port}",
+                f"{node.address}:{node.ssh_port}" if node.ssh_port else node.address or "here",
                 str(node.slots),
                 f"{mpi.flavour} {mpi.version}" if mpi else "-",
                 python.version if python else "-",
@@ -194,6 +194,8 @@ def status(
             )
         )
     lines.append(table(rows))
+    if found.queues:
+        lines.append(table(_queues(found.queues)))
     if verbose:
         for item in found.nodes:
             lines.append(f"{item.node.name}: root {item.node.root}")
@@ -320,6 +322,19 @@ def _workers(count: int) -> str:
     return "1 worker" if count == 1 else f"{count} workers"
 
 
+def _queues(queues: Any) -> list[tuple[str, ...]]:
+    """Partitions or queues: what is free, of what there is."""
+    rows = [("queue", "nodes free", "slots free", "gpus free", "nodes down")]
+    for queue in queues:
+        free = [
+            f"{queue.free_nodes} of {queue.nodes}",
+            f"{queue.free_slots} of {queue.slots}",
+            f"{queue.free_gpus} of {queue.gpus}" if queue.gpus else "-",
+        ]
+        rows.append((queue.name, *free, str(queue.down)))
+    return rows
+
+
 def _mode(cluster: Cluster) -> str:
     reason = f": {cluster.mode_reason}" if cluster.mode_reason else ""
     return f"{cluster.mode}{reason}"
@@ -356,6 +371,7 @@ def _status(found: Any, live: bool) -> dict[str, Any]:
         "dollars": found.dollars,
         "dollars_per_hour": found.dollars_per_hour,
         "jobs": [job.id for job in found.jobs],
+        **({"queues": [plain(queue) for queue in found.queues]} if live else {}),
         "nodes": [
             {**_node(item.node), **({"live": item.live} if live else {})} for item in found.nodes
         ],

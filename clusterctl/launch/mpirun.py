@@ -64,8 +64,7 @@ def plan_mpirun(request: Request, *, per_node: bool) -> LaunchPlan:
     nodes = [cluster.node(place.node) for place in request.placement]
     involved = list({node.name: node for node in (cluster.launcher, *nodes)}.values())
     mpi = common_mpi(involved)
-    solve = interconnect.loopback if cluster.one_host else interconnect.solve
-    network = solve(involved)
+    network = interconnect.loopback(nodes) if cluster.one_host else interconnect.solve(involved)
     counts = {place.node: 1 if per_node else place.count for place in request.placement}
     flags = _flags(request, mpi, network, counts)
     env, reasons = environment(request, network)

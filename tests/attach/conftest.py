@@ -1,0 +1,113 @@
+"""Real batch systems, attached once, and hosts of all kinds, made for each test that breaks them."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Need, require_namespaces
+from tests.e2e.cli import Cli
+from tests.sim.machines import Machine
+from tests.sim.sge import Sge
+from tests.sim.slurm import Slurm
+
+
+@dataclass
+class Site:
+    """A batch system with the cluster `site` attached to it, driven from its login node."""
+
+    system: str
+    lab: Slurm | Sge
+    home: Path
+    python: str
+
+    @property
+    def login(self) -> Machine:
+        return self.lab.login
+
+    def size(self, ranks: int) -> list[str]:
+        """Options for so many ranks on the two nodes."""
+        if self.system == "sge":
+            return ["-pe", "mpi", str(ranks)]
+        return ["--nodes", "2", "--ntasks-per-node", str(ranks // 2)]
+
+    def all_slots(self) -> list[str]:
+        return self.size(8)
+
+    def cli(self, folder: Path) -> Cli:
+        folder.mkdir(exist_ok=True)
+        return Cli(self.home, folder, env={"HOME": str(self.home.parent)}, python=self.python)
+
+
+def on_host(machine: Machine, folder: Path) -> str:
+    """A program that runs Python on the host, where a test runs it here."""
+    path = folder / "python"
+    enter = shlex.join(machine.argv()[:-2])
+    path.write_text(f'#!/bin/sh\nexec {enter} --wd="$PWD" -- {sys.executable} "$@"\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+def _site(system: str, kind: type[Slurm] | type[Sge], folder: Path) -> Iterator[Site]:
+    require_namespaces()
+    lab = kind.start(folder)
+    try:
+        site = Site(system, lab, folder / "person" / "state", on_host(lab.login, folder))
+        site.home.parent.mkdir()
+        site.cli(folder / "first")("attach", "site", f"--{system}")
+        yield site
+    finally:
+        lab.stop()
+
+
+@pytest.fixture(scope="session")
+def slurm(need: Need, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    yield from _site("slurm", Slurm, tmp_path_factory.mktemp("slurm"))
+
+
+@pytest.fixture(scope="session")
+def sge(need: Need, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    yield from _site("sge", Sge, tmp_path_factory.mktemp("sge"))
+
+
+SITES = [
+    pytest.param("slurm", marks=pytest.mark.slurm),
+    pytest.param("sge", marks=pytest.mark.sge),
+]
+
+
+@pytest.fixture(params=SITES)
+def site(request: pytest.FixtureRequest) -> Site:
+    found: Site = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture
+def cli(site: Site, tmp_path: Path) -> Iterator[Cli]:
+    """clusterctl for the site, in an empty folder. No job goes on after the test."""
+    made = site.cli(tmp_path / "project")
+    yield made
+    made.end()
+    for number, job in made.jobs().items():
+        if not job["finished"]:
+            made("cancel", number, code=None)
+
+
+Program = Callable[[str, str], str]
+
+
+@pytest.fixture
+def program(cli: Cli) -> Program:
+    """Writes an executable script for ranks; its name."""
+
+    def write(name: str, text: str) -> str:
+        path = cli.script(name, f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+        return name
+
+    return write

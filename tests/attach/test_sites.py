@@ -1,0 +1,281 @@
+"""The same verbs on a real Slurm and a real Grid Engine."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.attach.conftest import Program, Site
+from tests.e2e.cli import Cli, wait_for
+
+SAVES = """
+[ ! -e "saved-$RANK" ] || { echo "resumed in attempt $CLUSTERCTL_ATTEMPT"; exit 0; }
+trap 'echo x >"saved-$RANK"; echo saved; kill $!; exit 143' TERM
+echo started
+sleep 300 &
+wait
+"""
+"""A program that saves when it is warned, and goes on from there the next time."""
+
+LONG = "echo started; exec sleep 300"
+
+
+def test_ranks_meet_across_nodes(cli: Cli, site: Site) -> None:
+    done = cli("run", "--json", *site.size(4), "reduce_all.py")
+    *lines, result = done.documents()
+    said = [line["line"] for line in lines if line["rank"] == 0 and line["stream"] == "stdout"]
+    assert "ok: 4 ranks on 2 hosts, each holds 6 = W(W-1)/2, over mpi" in said
+    assert (result["state"], result["exit_code"]) == ("succeeded", 0)
+    assert set(result["placement"]) == {"c1", "c2"}
+    assert sorted(sum(result["placement"].values(), [])) == [0, 1, 2, 3]
+    assert result["survivors"]
+    assert not any(result["survivors"].values())
+
+
+def test_training_over_gloo_meets_on_the_right_device(cli: Cli, site: Site) -> None:
+    done = cli("run", *site.size(2), "--backend", "gloo", "multinode_ddp_mpi.py", "2", "2")
+    assert "Backend: gloo" in done.out
+    assert "Test accuracy" in done.out
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "srun"])
+@pytest.mark.slurm
+def test_both_launchers_of_slurm(slurm: Site, tmp_path: Path, launcher: str) -> None:
+    cli = slurm.cli(tmp_path / "project")
+    done = cli("run", "--launcher", launcher, *slurm.size(4), "reduce_all.py")
+    assert "ok: 4 ranks on 2 hosts" in done.out
+
+
+def test_what_every_rank_is_told(cli: Cli, site: Site, program: Program) -> None:
+    names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT MINE"
+    echo = " ".join(f"${name}" for name in names.split())
+    done = cli("run", "-e", "MINE=it's $HOME", *site.size(4), program("tell", f'echo "{echo}"'))
+    told = [done.rank(rank)[0].split(" ", 6) for rank in range(4)]
+    assert [row[0] for row in told] == list("0123")
+    assert sorted(row[1] for row in told) == list("0011")
+    assert {(row[2], row[3]) for row in told} == {("4", "2")}
+    addresses = {machine.address for machine in site.lab.machines.hosts.values()}
+    assert {row[4] for row in told} <= addresses
+    assert len({row[4] for row in told}) == len({row[5] for row in told}) == 1
+    assert {row[6] for row in told} == {"it's $HOME"}
+
+
+def test_the_exit_code_and_the_rank_that_failed_first(
+    cli: Cli, site: Site, program: Program
+) -> None:
+    name = program("fail", '[ "$RANK" = 1 ] && exit 3; exec sleep 300')
+    done = cli("run", "--json", *site.size(2), name, code=3)
+    result = done.documents()[-1]
+    assert result["state"] == "failed"
+    assert result["program_exit_code"] == 3
+    assert (result["failure"]["rank"], result["failure"]["exit_code"]) == (1, 3)
+    [node] = [node for node, ranks in result["placement"].items() if 1 in ranks]
+    assert result["failure"]["node"] == node
+
+
+def test_a_job_waits_is_cancelled_and_leaves_nothing(
+    cli: Cli, site: Site, program: Program
+) -> None:
+    first = cli.detach(*site.all_slots(), program("long", LONG))
+    cli.until_state(first, "running")
+    second = cli.detach(*site.all_slots(), "long")
+    wait_for(lambda: cli.job(second)["reason"], 20, "the queue says why it waits")
+    assert cli.job(second)["state"] == "queued"
+    cli("cancel", second)
+    assert cli.job(second)["state"] == "cancelled"
+    assert cli.job(second)["started"] is None
+    cli("cancel", first)
+    assert cli.job(first)["state"] == "cancelled"
+    wait_for(lambda: not _processes(site, "sleep 300"), 20, "ranks outlived their job")
+
+
+def test_a_job_that_waited_starts_by_itself(cli: Cli, site: Site, program: Program) -> None:
+    first = cli.detach(*site.all_slots(), program("long", LONG))
+    cli.until_state(first, "running")
+    second = cli.detach(*site.all_slots(), program("quick", "echo $RANK"))
+    cli("cancel", first)
+    done = cli("logs", second, "-f")
+    assert sorted(done.out.split()[1::2]) == list("01234567")
+    assert cli.job(second)["state"] == "succeeded"
+
+
+def test_the_timeout_lets_programs_save(cli: Cli, site: Site, program: Program) -> None:
+    done = cli("run", "--timeout", "2s", *site.size(2), program("saves", SAVES), code=124)
+    assert done.rank(0) == done.rank(1) == ["started", "saved"]
+
+
+def test_ctrl_c_cancels(cli: Cli, site: Site, program: Program) -> None:
+    running = cli.start("run", *site.size(2), program("long", LONG))
+    running.until("started", times=2)
+    running.interrupt()
+    assert running.wait().code == 130
+    assert {job["state"] for job in cli.jobs().values()} <= {
+        "succeeded",
+        "failed",
+        "cancelled",
+        "timeout",
+    }
+    wait_for(lambda: not _processes(site, "sleep 300"), 20, "ranks outlived their job")
+
+
+def test_retries_stay_in_the_allocation(cli: Cli, site: Site, program: Program) -> None:
+    name = program("flaky", '[ "$CLUSTERCTL_ATTEMPT" = 2 ] || exit 5; echo "at last"')
+    done = cli("run", "--json", "--retries", "2", *site.size(2), name)
+    result = done.documents()[-1]
+    assert (result["state"], result["attempt"]) == ("succeeded", 2)
+
+
+def test_a_time_limit_requeues_and_the_program_goes_on(
+    cli: Cli, site: Site, program: Program
+) -> None:
+    # The warning comes 60 s before the limit, or up to a minute sooner on Slurm.
+    limit = ["--time", "00:01:02"] if site.system == "sge" else ["--time", "1"]
+    name = program("saves", SAVES)
+    done = cli("run", "--json", "--requeue", *limit, *site.size(2), name, timeout=110)
+    *lines, result = done.documents()
+    said = [line["line"] for line in lines if line["rank"] == 0]
+    assert said == ["started", "saved", "resumed in attempt 2"]
+    assert (result["state"], result["attempt"]) == ("succeeded", 2)
+
+
+def test_without_requeue_a_time_limit_is_the_end(cli: Cli, site: Site, program: Program) -> None:
+    limit = ["--time", "00:01:02"] if site.system == "sge" else ["--time", "1"]
+    done = cli(
+        "run", "--json", *limit, *site.size(2), program("saves", SAVES), code=124, timeout=90
+    )
+    assert done.documents()[-1]["state"] == "timeout"
+
+
+@pytest.mark.slurm
+def test_a_preempted_job_comes_back(slurm: Site, tmp_path: Path) -> None:
+    cli = slurm.cli(tmp_path / "project")
+    cli.script("saves", f"#!/bin/sh\n{SAVES}").chmod(0o755)
+    number = cli.detach("--requeue", *slurm.all_slots(), "saves")
+    cli.until_state(number, "running")
+    wait_for(lambda: "started" in cli("logs", number).out, 20, "no rank started")
+    cli("run", "--partition", "urgent", *slurm.all_slots(), "reduce_all.py")
+    done = cli("logs", number, "-f", timeout=90)
+    assert done.rank(0) == ["started", "saved", "resumed in attempt 2"]
+    assert cli.job(number)["state"] == "succeeded"
+
+
+def test_a_job_ended_by_others_is_not_taken_for_running(
+    cli: Cli, site: Site, program: Program
+) -> None:
+    number = cli.detach(*site.size(2), program("long", LONG))
+    cli.until_state(number, "running")
+    native = _native(cli, site, number)
+    site.login.run(*(["scancel", native] if site.system == "slurm" else ["qdel", native]))
+    ended = {"slurm": ("cancelled",), "sge": ("failed", "lost")}[site.system]
+    cli.until_state(number, *ended, seconds=60)
+
+
+def test_outputs_come_back_and_go_on(cli: Cli, site: Site, program: Program) -> None:
+    name = program("writes", 'cat out-* 2>/dev/null; echo "from $RANK" >"out-$RANK"')
+    cli("run", *site.size(2), name)
+    [number] = [n for n, job in cli.jobs().items() if job["program"] == "./writes"][-1:]
+    cli("fetch", number)
+    got = sorted((cli.folder / f"job-{number}").rglob("out-*"))
+    assert [path.read_text() for path in got] == ["from 0\n", "from 1\n"]
+    done = cli("rerun", "--resume", number)
+    assert sorted(done.rank(0)[:2]) == ["from 0", "from 1"]
+
+
+def test_status_shows_partitions_and_queues(cli: Cli, site: Site) -> None:
+    found = cli.json("status", "--live")
+    queue = {"slurm": "main", "sge": "main.q"}[site.system]
+    [row] = [row for row in found["queues"] if row["name"] == queue]
+    assert (row["nodes"], row["slots"], row["down"]) == (2, 8, 0)
+    assert queue in cli("status", "--live").out
+
+
+def test_many_jobs_cost_one_question(cli: Cli, site: Site, program: Program) -> None:
+    """The queue's commands are replaced by ones that count their calls."""
+    first = cli.detach(*site.all_slots(), program("long", LONG))
+    cli.until_state(first, "running")
+    for _ in range(4):
+        cli.detach(*site.all_slots(), "long")
+    root = Path(cli.status()["nodes"][0]["root"])
+    time.sleep(1.1)  # file times of some disks are whole seconds
+    (root / "queue").unlink(missing_ok=True)
+    asks = {"slurm": "squeue", "sge": "qstat"}[site.system]
+    folder = cli.folder / "counting"
+    folder.mkdir()
+    wrapper = folder / asks
+    real = site.login.run("sh", "-c", f"command -v {asks}").strip()
+    wrapper.write_text(f'#!/bin/sh\necho once >>"{folder}/count"\nexec {real} "$@"\n')
+    wrapper.chmod(0o755)
+    path = f"{folder}:{site.login.run('printenv', 'PATH').strip()}"
+    for _ in range(2):
+        rows = cli("jobs", "--json", env={"PATH": path}).document()["jobs"]
+    states = [row["state"] for row in rows if row["program"] == "./long" and not row["finished"]]
+    assert sorted(states) == ["queued"] * 4 + ["running"]
+    assert (folder / "count").read_text() == "once\n"
+
+
+def test_a_refusal_of_the_queue_is_passed_on(cli: Cli, site: Site) -> None:
+    wrong = {"slurm": ["--partition", "nowhere"], "sge": ["-pe", "nowhere", "2"]}[site.system]
+    done = cli("run", *wrong, "reduce_all.py", code=6)
+    assert "nowhere" in done.err or "partition" in done.err
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["--partition", "a b"],
+        ["--partition", "x\n#SBATCH --uid=0"],
+        ["-pe", "mpi", "2", "--nodes", "2"],
+        ["--launcher", "torchrun"],
+    ],
+    ids=ascii,
+)
+def test_bad_options(cli: Cli, site: Site, line: list[str]) -> None:
+    before = set(cli.jobs())
+    cli("run", *line, "reduce_all.py", code=2)
+    assert set(cli.jobs()) == before
+
+
+def test_the_dry_run_is_the_script(cli: Cli, site: Site) -> None:
+    shown = cli.json("run", "--dry-run", *site.size(2), "reduce_all.py")
+    head = {"slurm": "#SBATCH --nodes=2", "sge": "#$ -pe mpi 2"}[site.system]
+    assert head in shown["files"]["job.sh"].splitlines()
+
+
+def test_attaching_again_keeps_the_cluster(cli: Cli, site: Site) -> None:
+    before = cli.status()["id"]
+    assert cli.json("attach", "site", f"--{site.system}")["id"] == before
+
+
+def test_an_unshared_folder_is_noticed(cli: Cli, site: Site) -> None:
+    """/run is each host's own."""
+    options = ["--workdir", "/run/mine"]
+    done = cli("attach", "other", f"--{site.system}", *options, code=2)
+    assert "do not see /run/mine/other-" in done.err
+    assert "--workdir" in done.err
+    assert [c["cluster"] for c in cli.json("list")["clusters"]] == ["site"]
+
+
+def test_down_and_detach_know_each_other(cli: Cli, site: Site) -> None:
+    assert "clusterctl detach site" in cli("down", "site", code=2).err
+    cli("attach", "second", f"--{site.system}")
+    root = Path(cli.status("second")["nodes"][0]["root"])
+    assert root.is_dir()
+    cli("detach", "second")
+    assert not root.exists()
+    assert root.parent.is_dir()
+
+
+def _processes(site: Site, command: str) -> list[str]:
+    found = []
+    for name in ("c1", "c2"):
+        said = site.lab.machines.hosts[name].run("ps", "-eo", "args")
+        found += [line for line in said.splitlines() if line.strip() == command]
+    return found
+
+
+def _native(cli: Cli, site: Site, number: int) -> str:
+    record = json.loads((site.home / "jobs" / str(number) / "job.json").read_text())
+    return str(record["native_id"])
