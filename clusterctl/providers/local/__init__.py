@@ -24,7 +24,9 @@ from clusterctl.providers.local.reach import Endpoint, greet
 class LocalProvider:
     """Implements `clusterctl.providers.Provider`."""
 
-    def plan(self, spec: ClusterSpec) -> ProviderPlan:
+    def plan(
+        self, spec: ClusterSpec, current: Cluster | None = None, tell: OnEvent = lambda line: None
+    ) -> ProviderPlan:
         names = layout.node_names(spec.workers)
         sshd.server()
         mode = modes.choose()
