@@ -141,7 +141,7 @@ def quota(instance_type: str) -> Quota | None:
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """US dollars per hour in us-east-1 (disks: per GiB and month), with where it was read and when."""
+    """US dollars per hour in us-east-1 (disks: per GiB and month); where and when it was read."""
 
     dollars: float
     source: str

@@ -162,7 +162,8 @@ class ClusterSpec:
     groups: tuple[NodeGroup, ...]
     ttl: float = 0.0
     """Seconds that the cluster may live; 0: the provider's own limit, or none."""
-    runtime: Runtime = Runtime.HOST
+    runtime: Runtime | None = None
+    """None: the provider's usual one."""
     image: str = ""
     """For the node containers; "": the catalog's."""
     cloud: CloudSpec = field(default_factory=CloudSpec)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
@@ -14,8 +14,17 @@ from clusterctl.actions import Tell, check_name, connected
 from clusterctl.actions.down import finish_down, strays
 from clusterctl.errors import BootstrapError, NodeUnreachable, RecordError, UsageError
 from clusterctl.jobs import control
-from clusterctl.model import Cluster, ClusterSpec, Node, NodeResult, Phase
-from clusterctl.providers import ProviderPlan
+from clusterctl.model import (
+    CloudSpec,
+    Cluster,
+    ClusterSpec,
+    Node,
+    NodeGroup,
+    NodeResult,
+    Phase,
+    Runtime,
+)
+from clusterctl.providers import Provider, ProviderPlan
 from clusterctl.state import ClusterLock, Store
 from clusterctl.state.home import write_atomic
 from clusterctl.transport.fold import fold
@@ -24,6 +33,7 @@ from clusterctl.transport.pool import Pool
 BOOTSTRAP_TIMEOUT = 120.0
 CONNECT_TIMEOUT = 20.0
 MESH_TIMEOUT = 60.0
+DEFAULT_WORKERS = 2
 
 
 @dataclass(slots=True)
@@ -47,21 +57,26 @@ class Up:
     phases: tuple[tuple[str, float], ...]
 
 
-def plan(spec: ClusterSpec) -> ProviderPlan:
+Consent = Callable[[str], bool]
+"""Asks whether money may be spent; raises UsageError where there is nobody to ask."""
+
+
+def plan(store: Store, spec: ClusterSpec, tell: Tell) -> ProviderPlan:
     """What `up` would do."""
     check_name(spec.name)
-    return providers.load(spec.provider).plan(spec)
+    old = _old(store, spec)
+    wish = complete(spec, old, tell)
+    return providers.load(wish.provider).plan(wish, old, tell)
 
 
-def up(store: Store, spec: ClusterSpec, tell: Tell) -> Up:
+def up(store: Store, spec: ClusterSpec, tell: Tell, consent: Consent) -> Up:
     """Creates or resumes. Raises the error of the first thing that cannot be done; what has been
     made by then is in the record, so that `up` goes on there and `down` removes it."""
     check_name(spec.name)
-    provider = providers.load(spec.provider)
     clock = Clock()
-    with ClusterLock(store.home, spec.name, "up"):
+    with ClusterLock(store.home, spec.name, "up", tell):
         with clock.phase("plan"):
-            cluster = _record(store, spec, provider.plan(spec), tell)
+            provider, cluster = _record(store, spec, tell, consent)
         folder = store.folder(cluster.name)
         with clock.phase("create"):
             keys.ensure(folder / "ssh" / "user")
@@ -86,14 +101,64 @@ def up(store: Store, spec: ClusterSpec, tell: Tell) -> Up:
     return Up(cluster, tuple(clock.phases))
 
 
-def _record(store: Store, spec: ClusterSpec, plan: ProviderPlan, tell: Tell) -> Cluster:
-    """The record, written before anything is made; the old one if there is one to resume."""
+def _old(store: Store, spec: ClusterSpec) -> Cluster | None:
+    """The record of the cluster of that name, if there is one."""
     try:
-        old = store.cluster(spec.name)
+        return store.cluster(spec.name)
     except RecordError:
         if (store.folder(spec.name) / "cluster.json").exists():
             raise
-        old = None
+        return None
+
+
+def complete(spec: ClusterSpec, old: Cluster | None, tell: Tell) -> ClusterSpec:
+    """The wish, with what it leaves out taken from the cluster there is, else from the defaults.
+
+    A group that names no machines means those that the cluster has; a count of 0, as many.
+    """
+    provider = spec.provider or (old.spec.provider if old else "local")
+    if not spec.provider and not old:
+        tell("no machines are named: a local cluster, on this machine, at no cost")
+    if old and old.spec.provider != provider:
+        raise RecordError(
+            f"cluster {old.name!r} exists, made by provider {old.spec.provider}",
+            hint=f"`clusterctl down {old.name}` first, or choose another name",
+        )
+    groups = spec.groups
+    first = groups[0]
+    if not (first.family or first.instance_type):
+        kind = "cpu" if provider == "ec2" else ""
+        have = old.spec.groups if old else (NodeGroup(count=DEFAULT_WORKERS, family=kind),)
+        if first.count and len(have) > 1:
+            raise UsageError(
+                f"cluster {spec.name} has {len(have)} kinds of workers: which has --workers?",
+                hint="name them all: --gpu FAMILY:N --cpu TYPE:N",
+            )
+        groups = (replace(have[0], count=first.count),) if first.count else have
+    before = old.spec.cloud if old else CloudSpec()
+    given = {
+        name: value
+        for name in CloudSpec.__dataclass_fields__
+        if (value := getattr(spec.cloud, name)) != getattr(CloudSpec(), name)
+    }
+    usual = Runtime.DOCKER if provider == "ec2" else Runtime.HOST
+    return replace(
+        spec,
+        provider=provider,
+        groups=groups,
+        ttl=spec.ttl or (old.spec.ttl if old else 0.0),
+        runtime=spec.runtime or (old.spec.runtime if old else None) or usual,
+        image=spec.image or (old.spec.image if old else ""),
+        cloud=replace(before, **given),
+    )
+
+
+def _record(
+    store: Store, spec: ClusterSpec, tell: Tell, consent: Consent
+) -> tuple[Provider, Cluster]:
+    """The record, written before anything is made; the old one if there is one to resume."""
+    old = _old(store, spec)
+    if old is None:
         for stray in strays(store, spec.name):
             tell(f"{stray.id} has lost its record: it goes first")
             finish_down(store, stray, tell)
@@ -101,22 +166,29 @@ def _record(store: Store, spec: ClusterSpec, plan: ProviderPlan, tell: Tell) -> 
         tell(f"finishing an earlier `down` of {old.name} first")
         finish_down(store, old, tell)
         old = None
-    if old and old.spec.provider != spec.provider:
-        raise RecordError(
-            f"cluster {old.name!r} exists, made by provider {old.spec.provider}",
-            hint=f"`clusterctl down {old.name}` first, or choose another name",
-        )
+    spec = complete(spec, old, tell)
+    provider = providers.load(spec.provider)
+    plan = provider.plan(spec, old, tell)
+    spec = plan.spec or spec
     if old and spec.workers < len(old.workers):
         _refuse_to_lose_ranks(store, old, {node.name for node in old.workers[spec.workers :]})
     for line in plan.lines:
         tell(line)
+    if plan.question and not consent(plan.question):
+        raise UsageError("you said no: nothing was started", hint="--dry-run only shows the plan")
     base = old or Cluster(
         id=f"{spec.name}-{secrets.token_hex(4)}",
         spec=spec,
         phase=Phase.CREATING,
         created=time.time(),
     )
-    cluster = replace(base, spec=spec, phase=Phase.CREATING)
+    cluster = replace(
+        base,
+        spec=spec,
+        phase=Phase.CREATING,
+        charges=plan.charges,
+        deadline=plan.deadline or base.deadline,
+    )
     if not base.mode:
         # A cluster stays in the mode it was made in, whatever is possible by now.
         cluster = replace(
@@ -124,7 +196,7 @@ def _record(store: Store, spec: ClusterSpec, plan: ProviderPlan, tell: Tell) -> 
         )
     store.save(cluster)
     store.event(cluster.name, "resuming" if old else "creating", workers=spec.workers)
-    return cluster
+    return provider, cluster
 
 
 def _refuse_to_lose_ranks(store: Store, old: Cluster, surplus: set[str]) -> None:

@@ -8,10 +8,11 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from clusterctl.cli import wish
 from clusterctl.cli.console import Console, ago, table
 from clusterctl.cli.options import ClusterOption, Json, NameArgument, Quiet, Verbose, Yes
 from clusterctl.errors import UsageError
-from clusterctl.model import Cluster, ClusterSpec, NodeGroup
+from clusterctl.model import Cluster
 
 DEFAULT_NAME = "default"
 
@@ -52,8 +53,24 @@ _LEAVE_ARGUMENTS = {"allow_interspersed_args": False}
 def up(
     name: NameArgument = None,
     cluster: ClusterOption = None,
-    provider: Annotated[str, typer.Option(help="Where machines come from: local.")] = "local",
-    workers: Annotated[int, typer.Option(help="How many workers, beside one launcher.")] = 2,
+    provider: wish.Provider = "",
+    gpu: wish.Gpu = None,
+    cpu: wish.Cpu = None,
+    instance_type: wish.InstanceType = "",
+    workers: wish.Workers = None,
+    launcher_type: wish.LauncherType = "",
+    region: wish.Region = "",
+    zones: wish.Zones = "",
+    spot: wish.Spot = False,
+    spot_fallback: wish.SpotFallback = False,
+    image: wish.Image = "",
+    runtime: wish.RuntimeOption = "",
+    ami: wish.Ami = "",
+    disk: wish.Disk = 0,
+    ssh_cidr: wish.SshCidr = "",
+    ttl: wish.Ttl = "",
+    budget: wish.Budget = None,
+    boot_timeout: wish.BootTimeout = "",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only say what would be done.")
     ] = False,
@@ -64,27 +81,47 @@ def up(
 ) -> None:
     """Create a cluster, resume one, or change its number of workers."""
     console = Console.current().set(json=json, quiet=quiet, verbose=verbose)
-    if workers < 1:
-        raise UsageError(f"--workers {workers}: a cluster has at least one", hint="--workers 2")
+    spec = wish.spec(
+        name=_either(name, cluster) or DEFAULT_NAME,
+        named_provider=provider,
+        chosen=wish.groups(gpu or [], cpu or [], instance_type, workers),
+        ttl=ttl,
+        runtime_text=runtime,
+        image=image,
+        launcher_type=launcher_type,
+        region=region,
+        zones=zones,
+        spot=spot,
+        spot_fallback=spot_fallback,
+        ami=ami,
+        disk=disk,
+        ssh_cidr=ssh_cidr,
+        budget=budget,
+        boot_timeout=boot_timeout,
+    )
     from clusterctl import actions
     from clusterctl.actions import up as action
 
-    spec = ClusterSpec(
-        name=_either(name, cluster) or DEFAULT_NAME,
-        provider=provider,
-        groups=(NodeGroup(count=workers),),
-    )
-    plan = action.plan(spec)
+    store = actions.open_store()
     if dry_run:
+        plan = action.plan(store, spec, console.tell)
         console.result("\n".join((f"mode: {plan.mode}", *plan.lines)))
-        console.document({"dry_run": True, "mode": plan.mode, "lines": plan.lines})
+        console.document(
+            {
+                "dry_run": True,
+                "mode": plan.mode,
+                "lines": plan.lines,
+                "charges": plan.charges,
+                "deadline": plan.deadline,
+            }
+        )
         return
     console.after_interrupt = (
         f"what has been made stays: `clusterctl up {spec.name}` goes on, "
         f"`clusterctl down {spec.name}` removes it"
     )
-    store = actions.open_store()
-    made = action.up(store, spec, console.tell)
+    consent = (lambda question: True) if yes else console.consent
+    made = action.up(store, spec, console.tell, consent)
     up_cluster = made.cluster
     console.note(table([(phase, f"{seconds:.2f} s") for phase, seconds in made.phases]))
     alone = store.names() == (up_cluster.name,)

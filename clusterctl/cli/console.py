@@ -11,6 +11,8 @@ from dataclasses import asdict, is_dataclass
 from enum import Enum
 from typing import Any
 
+from clusterctl.errors import UsageError
+
 SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 """Names of variables whose values are nobody's business."""
 
@@ -84,6 +86,14 @@ class Console:
             return True
         self._stderr(f"{question} [y/N] ", end="")
         return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+    def consent(self, question: str) -> bool:
+        """As `confirm`, for what costs money: where there is nobody to ask, it is UsageError."""
+        if self.json or not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise UsageError(
+                f"{question} There is no terminal to ask on", hint="--yes agrees beforehand"
+            )
+        return self.confirm(question)
 
     def _stderr(self, text: str, end: str = "\n") -> None:
         with contextlib.suppress(OSError):  # nobody reads it, or its disk is full

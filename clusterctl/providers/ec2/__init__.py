@@ -39,6 +39,7 @@ WHO_AM_I_LIMIT = 3.0
 class Memory(msgspec.Struct, kw_only=True):
     """What must not be forgotten between two attempts, in the cluster's folder."""
 
+    id: str
     region: str
     zone: str = ""
     ssh_cidr: str = ""
@@ -57,8 +58,7 @@ class Ec2Provider:
         wish = _resolved(spec, current)
         binary = terraform.find()
         api = Api(wish.cloud.region)
-        found, zone = _survey(api, wish, current, tell)
-        present = _present(current)
+        found, present = _survey(api, wish, current, tell)
         names = [machine.name for machine in found.machines if machine.name not in present]
         now = time.time()
         quotes = prices.quotes(
@@ -104,7 +104,7 @@ class Ec2Provider:
             wish = _resolved(cluster.spec, cluster)
             found, _ = _survey(Api(wish.cloud.region), wish, cluster, on_event)
         api = Api(wish.cloud.region)
-        memory = _recall(folder) or Memory(region=api.region, spot=wish.cloud.spot)
+        memory = _recall(folder) or Memory(id=cluster.id, region=api.region, spot=wish.cloud.spot)
         memory.ssh_cidr = _ssh_cidr(wish, memory.ssh_cidr, on_event)
         runner = _terraform(folder, cluster.name, on_event)
         runner.copy(assets.folder("infra") / "ec2")
@@ -130,6 +130,10 @@ class Ec2Provider:
             node.name: living.get(node.name, "gone: AWS has no such instance")
             for node in cluster.nodes
         }
+
+    def ids(self, folder: Path) -> frozenset[str]:
+        memory = _recall(folder)
+        return frozenset((memory.id,) if memory else ())
 
     def destroy(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> None:
         memory = _recall(folder)
@@ -269,17 +273,12 @@ def _network(option: str, text: str) -> str:
 
 def _survey(
     api: Api, wish: ClusterSpec, current: Cluster | None, tell: OnEvent
-) -> tuple[Survey, str]:
-    present = _present(current)
-    zone = ""
-    if current:
-        for item in api.instances(_tagged(current.id), states=_USABLE):
-            zone = item.zone
-    return preflight.survey(api, wish, present, zone, tell), zone
-
-
-def _present(current: Cluster | None) -> dict[str, str]:
-    return {node.name: node.instance_type for node in current.nodes} if current else {}
+) -> tuple[Survey, dict[str, str]]:
+    """Also which nodes there are, with their types: by AWS, for a record may have been cut off."""
+    found = api.instances(_tagged(current.id), states=_USABLE) if current else []
+    present = {item.node: item.type for item in found if item.node}
+    zone = found[0].zone if found else ""
+    return preflight.survey(api, wish, present, zone, tell), present
 
 
 def _deadline(

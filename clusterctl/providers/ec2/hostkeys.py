@@ -22,6 +22,7 @@ from clusterctl.errors import ClusterctlError, NodeUnreachable
 from clusterctl.model import Node, NodeResult
 from clusterctl.state.home import write_atomic
 from clusterctl.transport.fold import fold
+from clusterctl.transport.known_hosts import host_name
 from clusterctl.transport.pool import Pool
 
 STEP_TIMEOUT = 60.0
@@ -79,7 +80,7 @@ class HostKeys:
         """known_hosts for these nodes, where they are now."""
         known = self.known if known is None else known
         lines = [
-            f"{node.address if node.ssh_port == 22 else f'[{node.address}]:{node.ssh_port}'} {key}\n"
+            f"{host_name(node.address, node.ssh_port)} {key}\n"
             for node in nodes
             for key in known.get(node.name, ())
         ]

@@ -68,7 +68,7 @@ def numbers(groups: Sequence[NodeGroup], present: Mapping[int, str]) -> tuple[tu
     taken = {number for group in kept for number in group}
     fresh = (number for number in count(1) if number not in taken)
     return tuple(
-        tuple([*have, *(next(fresh) for _ in range(group.count - len(have)))])
+        (*have, *(next(fresh) for _ in range(group.count - len(have))))
         for group, have in zip(groups, kept, strict=True)
     )
 

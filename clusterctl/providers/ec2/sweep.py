@@ -121,8 +121,8 @@ KINDS = (
 
 
 def find(api: Api, cluster_id: str = "") -> tuple[Left, ...]:
-    """All that carries the cluster's tag (of all clusters, without an id), and what lies untagged in
-    its VPCs. What goes away with its VPC (default group, main route table) is not counted."""
+    """All that carries the cluster's tag (of all clusters, without an id), and what lies untagged
+    in its VPCs. What goes with its VPC (default group, main route table) is not counted."""
     return tuple(left for _, _, left in _find(api, cluster_id))
 
 
@@ -207,13 +207,7 @@ def remove(
                 + (f" ({why})" if why else ""),
                 hint="run the same command again, or remove that in the EC2 console",
             )
-        if _waits(items):
-            time.sleep(pause)
-
-
-def _waits(items: list[tuple[Kind, dict[str, Any], Left]]) -> bool:
-    """Whether AWS needs a moment: instances end slowly and hold what they use."""
-    return bool(items)
+        time.sleep(pause)  # instances end slowly, and hold what they use
 
 
 def _remove(api: Api, items: list[tuple[Kind, dict[str, Any], Left]]) -> str:

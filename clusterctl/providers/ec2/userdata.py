@@ -21,7 +21,7 @@ LIMIT = 16384
 
 
 def render(*, host_key: KeyPair, authorized: str, deadline: float, root: str, spot: bool) -> str:
-    """`root` is the node root, where the agent finds jobs; `deadline` in seconds since the epoch."""
+    """`root`: the node root, where the agent finds jobs; `deadline`: seconds since the epoch."""
     config = {
         "disable_root": True,
         "ssh_pwauth": False,
