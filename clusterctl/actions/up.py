@@ -8,10 +8,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
-from clusterctl import assets, bootstrap, keys, providers
+from clusterctl import assets, bootstrap, catalog, keys, providers
 from clusterctl.actions import Tell, check_name, connected
 from clusterctl.actions.down import finish_down, strays
+from clusterctl.bootstrap import steps
 from clusterctl.errors import BootstrapError, NodeUnreachable, RecordError, UsageError
 from clusterctl.jobs import control
 from clusterctl.model import (
@@ -30,7 +32,8 @@ from clusterctl.state.home import write_atomic
 from clusterctl.transport.fold import fold
 from clusterctl.transport.pool import Pool
 
-BOOTSTRAP_TIMEOUT = 120.0
+BOOTSTRAP_TIMEOUTS = {"local": 120.0, "ec2": 1800.0}
+"""Seconds, by provider: a fresh machine installs Docker and pulls gigabytes."""
 CONNECT_TIMEOUT = 20.0
 MESH_TIMEOUT = 60.0
 DEFAULT_WORKERS = 2
@@ -252,16 +255,18 @@ def _bootstrap(
     store: Store, pool: Pool, cluster: Cluster, host_keys: dict[str, str]
 ) -> tuple[Node, ...]:
     folder = store.folder(cluster.name) / "ssh"
-    mesh = bootstrap.Mesh(
-        key=keys.KeyPair((folder / "mesh").read_text(), (folder / "mesh.pub").read_text().strip()),
-        nodes=cluster.nodes,
-        host_keys=host_keys,
-    )
-    # Local nodes see this machine's files: the Python that runs clusterctl has what programs need.
-    pythons = [sys.executable] if cluster.spec.provider == "local" else []
-    scripts = {node.name: bootstrap.script(node, mesh, pythons=pythons) for node in cluster.nodes}
+    key = keys.KeyPair((folder / "mesh").read_text(), (folder / "mesh.pub").read_text().strip())
+    containers = _containers(cluster, folder, key.public)
+    # Nodes meet each other where jobs run: at the containers' sshd, where there are any.
+    host_keys = {**host_keys, **{name: box.host_key.public for name, box in containers.items()}}
+    mesh = bootstrap.Mesh(key=key, nodes=cluster.nodes, host_keys=host_keys)
+    scripts = {
+        node.name: _script(node, cluster, mesh, containers.get(node.name)) for node in cluster.nodes
+    }
 
-    results = pool.run("exec /bin/sh -s", stdin=scripts, timeout=BOOTSTRAP_TIMEOUT)
+    results = pool.run(
+        "exec /bin/sh -s", stdin=scripts, timeout=BOOTSTRAP_TIMEOUTS[cluster.spec.provider]
+    )
     problems = [
         NodeResult(node=result.node, error=text)
         for result in results
@@ -274,6 +279,44 @@ def _bootstrap(
         )
     pairs = zip(cluster.nodes, results, strict=True)
     return tuple(bootstrap.read(node, result) for node, result in pairs)
+
+
+def _containers(cluster: Cluster, folder: Path, mesh_key: str) -> dict[str, steps.Container]:
+    """What each node's container is made from; none where ranks run on the machine itself."""
+    if cluster.spec.runtime is not Runtime.DOCKER:
+        return {}
+    found = {}
+    for node in cluster.nodes:
+        path = folder / "containers" / node.name
+        public = keys.ensure(path)
+        found[node.name] = steps.Container(
+            image=steps.image(node, cluster.spec.image),
+            host_key=keys.KeyPair(path.read_text(), public),
+            mesh_key=mesh_key,
+            row=catalog.CONTAINER_IMAGES[steps.kind(node)],
+        )
+    return found
+
+
+def _script(
+    node: Node, cluster: Cluster, mesh: bootstrap.Mesh, container: steps.Container | None
+) -> bytes:
+    if cluster.spec.provider == "local":
+        # They see this machine's files: the Python that runs clusterctl has what programs need.
+        return bootstrap.script(node, mesh, pythons=[sys.executable])
+    return bootstrap.script(
+        node,
+        mesh,
+        pythons=steps.pythons(node, container),
+        steps=steps.for_node(
+            node,
+            cluster.spec.runtime or Runtime.HOST,
+            mesh_key=mesh.key.public,
+            container=container,
+        ),
+        files=container.files(node) if container else None,
+        inside=steps.inside(container),
+    )
 
 
 def _check_mesh(pool: Pool, cluster: Cluster) -> None:

@@ -18,7 +18,7 @@ import msgspec
 
 from clusterctl import assets, catalog, keys, terraform
 from clusterctl.errors import ProviderError, UsageError
-from clusterctl.model import Cluster, ClusterSpec, Node, Role, Runtime
+from clusterctl.model import Accelerator, Cluster, ClusterSpec, Node, Role, Runtime
 from clusterctl.providers import Created, OnEvent, ProviderPlan
 from clusterctl.providers.ec2 import failures, hostkeys, preflight, prices, sweep, userdata
 from clusterctl.providers.ec2 import spec as layout
@@ -230,6 +230,9 @@ class Ec2Provider:
         raise ProviderError("there is no zone to try", hint="name some with --zones")
 
 
+_ACCELERATORS = {"nvidia": Accelerator.NVIDIA, "amd": Accelerator.AMD}
+"""What the machine image is for. The facts tell later whether it is there."""
+
 _USABLE = ("pending", "running", "stopping", "stopped")
 
 
@@ -336,8 +339,8 @@ def _reporter(tell: OnEvent) -> Callable[[terraform.Event], None]:
 
     def report(event: terraform.Event) -> None:
         if isinstance(event, terraform.Progress):
-            what = event.address.removeprefix('aws_instance.this["').removesuffix('"]')
-            machine = what != event.address
+            machine = event.address.startswith("aws_instance.")
+            what = event.address.split('"')[1] if machine else event.address
             words = {
                 ("create", "start"): "starts" if machine else "",
                 ("create", "complete"): f"{event.id} runs" if machine else "made",
@@ -370,6 +373,7 @@ def _node(row: dict[str, Any], wish: ClusterSpec, found: Survey, cluster_id: str
         root=_root(machine, cluster_id),
         via="" if launcher else LAUNCHER,
         slots=1 if launcher else kind.gpus or kind.vcpus,
+        accelerator=_ACCELERATORS.get(machine.image, Accelerator.NONE),
         instance_type=row["instance_type"],
         machine=row["id"],
     )
