@@ -9,7 +9,8 @@ data "aws_ec2_instance_type_offerings" "this" {
 }
 
 locals {
-  offering = sort(setintersection([for type in data.aws_ec2_instance_type_offerings.this : toset(type.locations)]...))
+  # None are asked where the zone is given, and setintersection wants at least one.
+  offering = try(sort(setintersection([for type in data.aws_ec2_instance_type_offerings.this : toset(type.locations)]...)), [])
   zone     = var.zone != "" ? var.zone : try(local.offering[0], "none")
 }
 
