@@ -30,14 +30,14 @@ class Lab:
         self.public_key = keypair(folder / "user")
         self.known = folder / "known_hosts"
         self.known.touch()
-        self._vpcs: list[str] = []
+        self.vpcs: list[str] = []
         self.subnet = self.network()
         self._ids: dict[str, str] = {}
 
     def network(self, zone: str = "us-east-1a") -> str:
         """A VPC with one subnet, always with the same addresses."""
         vpc = self.api.create_vpc(CidrBlock="10.77.0.0/16")["Vpc"]["VpcId"]
-        self._vpcs.append(vpc)
+        self.vpcs.append(vpc)
         answer = self.api.create_subnet(VpcId=vpc, CidrBlock="10.77.0.0/20", AvailabilityZone=zone)
         return str(answer["Subnet"]["SubnetId"])
 
@@ -49,10 +49,11 @@ class Lab:
         **more: Any,
     ) -> str:
         """An instance that we know the host key of. Returns its id."""
-        public = keypair(self.folder / f"host-{name}")
+        key = self.folder / f"host-{name}"
+        public = key.with_suffix(".pub").read_text() if key.exists() else keypair(key)
         config = {
             "ssh_keys": {
-                "ed25519_private": (self.folder / f"host-{name}").read_text(),
+                "ed25519_private": key.read_text(),
                 "ed25519_public": public,
             },
             "ssh_authorized_keys": [self.public_key],
@@ -135,7 +136,7 @@ class Lab:
     def remove(self) -> None:
         if self._ids:
             self.api.terminate_instances(InstanceIds=list(self._ids.values()))
-        for vpc in self._vpcs:
+        for vpc in self.vpcs:
             subnets = self.api.describe_subnets(Filters=[{"Name": "vpc-id", "Values": [vpc]}])
             for subnet in subnets["Subnets"]:
                 self.api.delete_subnet(SubnetId=subnet["SubnetId"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,17 +13,6 @@ from tests.sim.ec2.client import Ec2
 from tests.sim.lab import Lab
 
 pytestmark = [pytest.mark.netns, pytest.mark.sshd]
-
-
-@pytest.fixture
-def lab(ec2: Ec2, tmp_path: Path) -> Iterator[Lab]:
-    lab = Lab(ec2, tmp_path)
-    try:
-        yield lab
-        lab.remove()
-        assert ec2.left() == []
-    finally:
-        ec2.reset()
 
 
 def test_hosts_are_machines(lab: Lab) -> None:
