@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from clusterctl import providers
 from clusterctl.actions import Tell, check_name, connected, silent
 from clusterctl.errors import ClusterctlError, RecordError, UsageError, reason
+from clusterctl.insight import cost
 from clusterctl.jobs import control, outputs
 from clusterctl.jobs.follow import Follower, complete
 from clusterctl.jobs.interrupts import Interrupts
@@ -37,12 +38,14 @@ class Down:
     jobs_cancelled: tuple[int, ...]
     unfetched: tuple[tuple[int, int], ...]
     """Jobs with outputs that were never fetched, and how many bytes they were."""
+    receipt: tuple[cost.Line, ...] = ()
+    dollars: float = 0.0
 
 
 def down(store: Store, name: str, tell: Tell, ask: Ask, *, force: bool = False) -> Down | None:
     """None when there is nothing of that name, or the person said no."""
     check_name(name)
-    with ClusterLock(store.home, name, "down"):
+    with ClusterLock(store.home, name, "down", tell):
         try:
             cluster = store.cluster(name)
         except RecordError as error:
@@ -55,8 +58,16 @@ def down(store: Store, name: str, tell: Tell, ask: Ask, *, force: bool = False) 
                 return None
             cancelled, unfetched = saved
         finish_down(store, cluster, tell)
-    hours = (time.time() - cluster.created) / 3600
-    return Down(name, len(cluster.nodes), hours, cancelled, unfetched)
+    now = time.time()
+    return Down(
+        name,
+        len(cluster.nodes),
+        (now - cluster.created) / 3600,
+        cancelled,
+        unfetched,
+        cost.receipt(cluster.charges, now),
+        cost.dollars(cluster.charges, now),
+    )
 
 
 def finish_down(store: Store, cluster: Cluster, tell: Tell) -> None:
@@ -67,6 +78,9 @@ def finish_down(store: Store, cluster: Cluster, tell: Tell) -> None:
         store.save(cluster)
     store.event(cluster.name, "deleting")
     providers.load(cluster.spec.provider).destroy(cluster, store.folder(cluster.name), tell)
+    now = time.time()
+    ended = tuple(replace(item, until=item.until or now) for item in cluster.charges)
+    cluster = replace(cluster, charges=ended)
     for job in _open_jobs(store, cluster):
         with _told(tell):
             store.save_job(replace(job, state=JobState.LOST, reason="its cluster was taken down"))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from clusterctl import assets, bootstrap, catalog, keys, providers
-from clusterctl.actions import Tell, check_name, connected
+from clusterctl.actions import Tell, check_name, connected, prove
 from clusterctl.actions.down import finish_down, strays
 from clusterctl.bootstrap import steps
 from clusterctl.errors import BootstrapError, NodeUnreachable, RecordError, UsageError
@@ -100,6 +100,9 @@ def up(store: Store, spec: ClusterSpec, tell: Tell, consent: Consent) -> Up:
                 _check_mesh(pool, cluster)
         cluster = replace(cluster, phase=Phase.READY)
         store.save(cluster)
+        if cluster.spec.provider != "local":
+            with clock.phase("reduce-all"), _unready(store, cluster):
+                prove.reduce_all(store, cluster, tell)
         store.event(cluster.name, "ready", phases=dict(clock.phases))
     return Up(cluster, tuple(clock.phases))
 
@@ -317,6 +320,16 @@ def _script(
         files=container.files(node) if container else None,
         inside=steps.inside(container),
     )
+
+
+@contextmanager
+def _unready(store: Store, cluster: Cluster) -> Iterator[None]:
+    """A cluster whose ranks do not add up is not ready."""
+    try:
+        yield
+    except BaseException:
+        store.save(replace(cluster, phase=Phase.CREATING))
+        raise
 
 
 def _check_mesh(pool: Pool, cluster: Cluster) -> None:

@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperCommand
 
 from clusterctl.cli import wish
-from clusterctl.cli.console import Console, ago, table
+from clusterctl.cli.console import Console, ago, clock, plain, table
 from clusterctl.cli.options import ClusterOption, Json, NameArgument, Quiet, Verbose, Yes
 from clusterctl.errors import UsageError
 from clusterctl.model import Cluster
@@ -128,8 +128,8 @@ def up(
     option, argument = ("", "") if alone else (f"-c {up_cluster.name} ", f" {up_cluster.name}")
     console.note(
         f"cluster {up_cluster.name} is ready: 1 launcher, {_workers(len(up_cluster.workers))}"
-        f" ({up_cluster.mode}). Next:\n"
-        f"  clusterctl run {option}multinode_ddp_mpi.py 1000 1000\n"
+        f" ({up_cluster.mode}){_ends(up_cluster)}. Next:\n"
+        f"  clusterctl run {option}{_program(up_cluster)} 1000 1000\n"
         f"  clusterctl status{argument}\n"
         f"  clusterctl down{argument}"
     )
@@ -139,6 +139,7 @@ def up(
             "id": up_cluster.id,
             "phase": up_cluster.phase,
             "mode": up_cluster.mode,
+            "deadline": up_cluster.deadline,
             "seconds": dict(made.phases),
             "nodes": [_node(node) for node in up_cluster.nodes],
         }
@@ -176,7 +177,10 @@ def down(
         console.note(f"there is no cluster {wanted}: nothing to take down")
         console.document({"cluster": wanted, "existed": False})
         return
-    lived = f": {gone.nodes} nodes, {ago(gone.hours * 3600)}, $0.00 (local)" if gone.nodes else ""
+    cost = f"${gone.dollars:.2f}" if gone.receipt else "$0.00 (local)"
+    lived = f": {gone.nodes} nodes, {ago(gone.hours * 3600)}, {cost}" if gone.nodes else ""
+    if gone.receipt:
+        console.note(table(_receipt(gone.receipt)))
     console.note(f"cluster {gone.name} is gone{lived}")
     console.document(
         {
@@ -184,7 +188,8 @@ def down(
             "existed": True,
             "nodes": gone.nodes,
             "hours": round(gone.hours, 4),
-            "dollars": 0.0,
+            "dollars": gone.dollars,
+            "receipt": [plain(line) for line in gone.receipt],
             "jobs_cancelled": gone.jobs_cancelled,
             "unfetched": [{"job": job, "bytes": size} for job, size in gone.unfetched],
         }
@@ -212,10 +217,13 @@ def status(
     lines = [
         f"{what.name} ({what.id}): {what.phase.value}, provider {what.spec.provider},"
         f" {_mode(what)}, age {ago(found.age)}, ${found.dollars:.2f} so far"
-        f" (${found.dollars_per_hour:.2f}/h)"
+        f" (${found.dollars_per_hour:.2f}/h){_ends(what)}"
     ]
-    head = ("node", "role", "address", "slots", "mpi", "python", *(["live"] if live else []))
-    rows = [head]
+    if found.unknown_prices:
+        lines.append(f"not counted, for nobody says the price: {', '.join(found.unknown_prices)}")
+    head: tuple[str, ...] = ("node", "role", "address", "slots", "mpi", "python")
+    head += ("live", "its deadline") if live else ()
+    rows: list[tuple[str, ...]] = [head]
     for item in found.nodes:
         node = item.node
         mpi, python = node.facts.mpi, node.facts.python
@@ -227,7 +235,7 @@ def status(
                 str(node.slots),
                 f"{mpi.flavour} {mpi.version}" if mpi else "-",
                 python.version if python else "-",
-                *([item.live] if live else []),
+                *([item.live, clock(item.deadline) if item.deadline else "-"] if live else []),
             )
         )
     lines.append(table(rows))
@@ -357,6 +365,34 @@ def _workers(count: int) -> str:
     return "1 worker" if count == 1 else f"{count} workers"
 
 
+def _ends(cluster: Cluster) -> str:
+    return f", ends {clock(cluster.deadline)}" if cluster.deadline else ""
+
+
+def _program(cluster: Cluster) -> str:
+    """The bundled program that shows what the cluster is for."""
+    gpu = any(node.accelerator.value != "none" for node in cluster.workers)
+    named = any(group.family not in ("", "cpu") for group in cluster.spec.groups)
+    return "multinode_ddp_mpi_gpu.py" if gpu or named else "multinode_ddp_mpi.py"
+
+
+def _receipt(lines: Any) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [("part", "item", "count", "hours", "$/h", "$")]
+    for line in lines:
+        known = line.hourly is not None
+        rows.append(
+            (
+                line.part,
+                line.item,
+                str(line.count),
+                f"{line.hours:.3f}",
+                f"{line.hourly:.4f}" if known else "?",
+                f"{line.dollars:.4f}" if known else "?",
+            )
+        )
+    return rows
+
+
 def _mode(cluster: Cluster) -> str:
     reason = f": {cluster.mode_reason}" if cluster.mode_reason else ""
     return f"{cluster.mode}{reason}"
@@ -394,6 +430,10 @@ def _status(found: Any, live: bool) -> dict[str, Any]:
         "dollars_per_hour": found.dollars_per_hour,
         "jobs": [job.id for job in found.jobs],
         "nodes": [
-            {**_node(item.node), **({"live": item.live} if live else {})} for item in found.nodes
+            {
+                **_node(item.node),
+                **({"live": item.live, "deadline": item.deadline} if live else {}),
+            }
+            for item in found.nodes
         ],
     }

@@ -41,7 +41,7 @@ class Created:
 
 
 class Provider(Protocol):
-    """Five verbs. `folder` is the cluster's own, 0700; its `ssh/user.pub` is the key to let in."""
+    """Six verbs. `folder` is the cluster's own, 0700; its `ssh/user.pub` is the key to let in."""
 
     def plan(
         self, spec: ClusterSpec, current: Cluster | None = None, tell: OnEvent = ...
@@ -58,6 +58,10 @@ class Provider(Protocol):
     def ids(self, folder: Path) -> frozenset[str]:
         """The ids of the clusters of `folder`, from what there is of them and without a record: so
         that one whose record was lost or damaged can be destroyed."""
+
+    def extend(self, cluster: Cluster, folder: Path, deadline: float) -> None:
+        """Moves the deadline (seconds since the epoch) wherever it is armed. Raises NodeUnreachable
+        naming the nodes that keep the old one."""
 
     def destroy(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> None:
         """Removes everything from any half-built state; LeftoverError if something stays."""

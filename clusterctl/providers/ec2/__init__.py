@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 
 from clusterctl import assets, catalog, keys, terraform
-from clusterctl.errors import ProviderError, UsageError
-from clusterctl.model import Accelerator, Cluster, ClusterSpec, Node, Role, Runtime
+from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
+from clusterctl.model import Accelerator, Charge, Cluster, ClusterSpec, Node, Role, Runtime
 from clusterctl.providers import Created, OnEvent, ProviderPlan
 from clusterctl.providers.ec2 import failures, hostkeys, preflight, prices, sweep, userdata
 from clusterctl.providers.ec2 import spec as layout
@@ -28,6 +28,7 @@ from clusterctl.providers.ec2.preflight import Survey
 from clusterctl.providers.ec2.spec import LAUNCHER, Machine
 from clusterctl.state.home import write_atomic
 from clusterctl.state.locks import held
+from clusterctl.transport.fold import fold
 
 JOB_PORT = 2222
 """Where the node container's sshd listens, beside the machine's own on 22."""
@@ -107,6 +108,12 @@ class Ec2Provider:
         memory = _recall(folder) or Memory(id=cluster.id, region=api.region, spot=wish.cloud.spot)
         memory.ssh_cidr = _ssh_cidr(wish, memory.ssh_cidr, on_event)
         runner = _terraform(folder, cluster.name, on_event)
+        if cluster.nodes and not runner.resources():
+            raise ProviderError(
+                f"cluster {cluster.name} was adopted: what Terraform knew of it, and its SSH keys,"
+                " are lost",
+                hint=f"it can be watched and taken down: `clusterctl down {cluster.name}`",
+            )
         runner.copy(assets.folder("infra") / "ec2")
         runner.init()
         host_keys = hostkeys.HostKeys(folder)
@@ -134,6 +141,65 @@ class Ec2Provider:
     def ids(self, folder: Path) -> frozenset[str]:
         memory = _recall(folder)
         return frozenset((memory.id,) if memory else ())
+
+    def extend(self, cluster: Cluster, folder: Path, deadline: float) -> None:
+        text = f"{int(deadline)}"
+        command = f"exec sudo -n sh -c 'echo {text} >{_NEXT} && mv {_NEXT} {userdata.DEADLINE}'"
+        host_keys = hostkeys.HostKeys(folder)
+        with host_keys.pool(cluster.nodes) as pool:
+            failed = [r for r in pool.run(command, timeout=EXTEND_TIMEOUT) if not r.ok]
+        if failed:
+            raise NodeUnreachable(
+                f"the old deadline stays on {'; '.join(fold(failed))}",
+                hint="`clusterctl status --live` shows each node's own; try again",
+                transient=True,
+            )
+
+    def regions(self, more: Sequence[str] = ()) -> tuple[str, ...]:
+        """Where to look for clusters: the usual region, and those of `more`."""
+        return tuple(dict.fromkeys((default_region(), *filter(None, more))))
+
+    def find(self, region: str) -> tuple[sweep.Left, ...]:
+        """Everything in a region that carries our tag."""
+        return sweep.find(Api(region))
+
+    def remove(self, cluster_id: str, region: str, on_event: OnEvent) -> None:
+        """Removes a cluster by its tag alone. Raises LeftoverError."""
+        sweep.remove(Api(region), cluster_id, on_event)
+
+    def adopt(
+        self, cluster_id: str, region: str
+    ) -> tuple[tuple[Node, ...], tuple[Charge, ...], float]:
+        """The nodes of a cluster by its tags, what they cost, and since when."""
+        api = Api(region)
+        found = [item for item in api.instances(_tagged(cluster_id)) if item.node]
+        kinds = api.instance_types({item.type for item in found}) if found else {}
+        machines = [
+            Machine(name=item.node, instance_type=item.type, image="cpu", disk=layout.CPU_DISK)
+            for item in found
+        ]
+        spots = {item.type for item in found if item.spot}
+        quotes = prices.quotes(
+            api, kinds, spot=spots, zone=found[0].zone if found else "", tell=lambda line: None
+        )
+        since = min((item.launched for item in found), default=0.0)
+        nodes = tuple(
+            Node(
+                name=item.node,
+                role=Role.LAUNCHER if item.node == LAUNCHER else Role.WORKER,
+                address=item.address if item.node == LAUNCHER else item.private_address,
+                private_address=item.private_address,
+                ssh_port=22,
+                job_port=22,
+                user="ubuntu",
+                root=f"/home/ubuntu/.clusterctl/{cluster_id}",
+                via="" if item.node == LAUNCHER else LAUNCHER,
+                instance_type=item.type,
+                machine=item.id,
+            )
+            for item in sorted(found, key=lambda item: (item.node != LAUNCHER, item.node))
+        )
+        return nodes, prices.charges(machines, quotes, region, since), since
 
     def destroy(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> None:
         memory = _recall(folder)
@@ -232,6 +298,9 @@ class Ec2Provider:
 
 _ACCELERATORS = {"nvidia": Accelerator.NVIDIA, "amd": Accelerator.AMD}
 """What the machine image is for. The facts tell later whether it is there."""
+
+_NEXT = f"{userdata.DEADLINE}.next"
+EXTEND_TIMEOUT = 30.0
 
 _USABLE = ("pending", "running", "stopping", "stopped")
 

@@ -95,7 +95,7 @@ class HostKeys:
         pending = [node for node in nodes if self._boot(node.name).exists()]
         names = [node.name for node in pending]
         if names:
-            with self._pool(nodes) as pool:
+            with self.pool(nodes) as pool:
                 printed = _all(pool.run(_sh(), names, stdin=_step("prepare"), timeout=STEP_TIMEOUT))
                 new = {result.node: result.text.strip() for result in printed}
                 known = self.known
@@ -121,7 +121,7 @@ class HostKeys:
         beside = HostKeys(self._folder)
         beside.known_hosts = self.known_hosts.with_name("known_hosts.new")
         beside.write(nodes, final)
-        with beside._pool(nodes) as pool:
+        with beside.pool(nodes) as pool:
             _all(pool.connect(names, timeout=STEP_TIMEOUT))
         beside.known_hosts.unlink()
 
@@ -132,7 +132,7 @@ class HostKeys:
         tried again for `limit` seconds; a wrong key is not. Raises NodeUnreachable."""
         began = time.monotonic()
         waiting = [node.name for node in nodes]
-        with self._pool(nodes) as pool:
+        with self.pool(nodes) as pool:
             while waiting:
                 failed: list[NodeResult] = []
 
@@ -161,7 +161,7 @@ class HostKeys:
                 if waiting:
                     time.sleep(PAUSE)
 
-    def _pool(self, nodes: Sequence[Node]) -> Pool:
+    def pool(self, nodes: Sequence[Node]) -> Pool:
         return Pool(nodes, identity=self._folder / "ssh" / "user", known_hosts=self.known_hosts)
 
     def _boot(self, name: str) -> Path:
