@@ -34,7 +34,7 @@ def extend(store: Store, name: str, ttl: float, tell: Tell) -> Extended:
         if budget and dollars > budget + 0.005:
             raise UsageError(
                 f"that would cost ${dollars:.2f}, and the cluster's budget is ${budget:.2f}",
-                hint=f"`clusterctl up {name} --budget {dollars + 0.01:.2f}` first, or a shorter --ttl",
+                hint=f"`clusterctl up {name} --budget {dollars + 0.01:.2f}` or a shorter --ttl",
             )
         providers.load(cluster.spec.provider).extend(cluster, store.folder(name), now + ttl)
         cluster = replace(cluster, deadline=now + ttl)

@@ -22,7 +22,7 @@ def reduce_all(store: Store, cluster: Cluster, tell: Tell) -> None:
     said: list[str] = []
 
     def listen(lines: list[Line]) -> None:
-        said.extend(line.text for line in lines)
+        said.extend(line.text.decode(errors="replace") for line in lines)
 
     job = run.run(store, prepared, on_start=lambda job: None, on_lines=listen, tell=tell)
     proof = next((text for text in said if text.startswith("ok:")), "")

@@ -196,7 +196,7 @@ def remove(
         if first is None:
             first = tuple(left for _, _, left in items)
             if first:
-                tell(f"left over: {describe(first)}; removing")
+                tell(f"left over: {describe(first, ids=False)}; removing")
         if not items:
             return first
         why = _remove(api, items)
@@ -259,14 +259,15 @@ def _before(kind: Kind, item: dict[str, Any]) -> Iterator[tuple[str, dict[str, A
         )
 
 
-def describe(left: tuple[Left, ...]) -> str:
-    """`2 instances (i-1, i-2), 1 volume (vol-3)`."""
+def describe(left: tuple[Left, ...], *, ids: bool = True) -> str:
+    """`2 instances (i-1, i-2), 1 volume (vol-3)`; without `ids` only how many."""
     kinds: dict[str, list[str]] = {}
     for item in left:
         kinds.setdefault(item.kind, []).append(item.id)
     return ", ".join(
-        f"{len(ids)} {kind if len(ids) == 1 else _plural(kind)} ({', '.join(ids)})"
-        for kind, ids in kinds.items()
+        f"{len(mine)} {kind if len(mine) == 1 else _plural(kind)}"
+        + (f" ({', '.join(mine)})" if ids else "")
+        for kind, mine in kinds.items()
     )
 
 
