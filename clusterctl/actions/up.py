@@ -64,12 +64,27 @@ Consent = Callable[[str], bool]
 """Asks whether money may be spent; raises UsageError where there is nobody to ask."""
 
 
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """What `up` is going to do about the cluster that there is, or about none."""
+
+    old: Cluster | None
+    spec: ClusterSpec
+    provider: Provider
+    plan: ProviderPlan
+
+
 def plan(store: Store, spec: ClusterSpec, tell: Tell) -> ProviderPlan:
     """What `up` would do."""
     check_name(spec.name)
-    old = _old(store, spec)
-    wish = complete(spec, old, tell)
-    return providers.load(wish.provider).plan(wish, old, tell)
+    return _intend(spec, _old(store, spec), tell).plan
+
+
+def _intend(spec: ClusterSpec, old: Cluster | None, tell: Tell) -> Intent:
+    wish = complete(spec, old)
+    provider = providers.load(wish.provider)
+    plan = provider.plan(wish, old, tell)
+    return Intent(old, plan.spec or wish, provider, plan)
 
 
 def up(store: Store, spec: ClusterSpec, tell: Tell, consent: Consent) -> Up:
@@ -77,9 +92,11 @@ def up(store: Store, spec: ClusterSpec, tell: Tell, consent: Consent) -> Up:
     made by then is in the record, so that `up` goes on there and `down` removes it."""
     check_name(spec.name)
     clock = Clock()
+    with clock.phase("plan"):
+        # Before anything is written: most wishes that cannot be met are found out here.
+        intent = _intend(spec, _old(store, spec), tell)
     with ClusterLock(store.home, spec.name, "up", tell):
-        with clock.phase("plan"):
-            provider, cluster = _record(store, spec, tell, consent)
+        provider, cluster = _record(store, spec, intent, tell, consent)
         folder = store.folder(cluster.name)
         with clock.phase("create"):
             keys.ensure(folder / "ssh" / "user")
@@ -117,14 +134,12 @@ def _old(store: Store, spec: ClusterSpec) -> Cluster | None:
         return None
 
 
-def complete(spec: ClusterSpec, old: Cluster | None, tell: Tell) -> ClusterSpec:
+def complete(spec: ClusterSpec, old: Cluster | None) -> ClusterSpec:
     """The wish, with what it leaves out taken from the cluster there is, else from the defaults.
 
     A group that names no machines means those that the cluster has; a count of 0, as many.
     """
     provider = spec.provider or (old.spec.provider if old else "local")
-    if not spec.provider and not old:
-        tell("no machines are named: a local cluster, on this machine, at no cost")
     if old and old.spec.provider != provider:
         raise RecordError(
             f"cluster {old.name!r} exists, made by provider {old.spec.provider}",
@@ -160,9 +175,10 @@ def complete(spec: ClusterSpec, old: Cluster | None, tell: Tell) -> ClusterSpec:
 
 
 def _record(
-    store: Store, spec: ClusterSpec, tell: Tell, consent: Consent
+    store: Store, spec: ClusterSpec, intent: Intent, tell: Tell, consent: Consent
 ) -> tuple[Provider, Cluster]:
     """The record, written before anything is made; the old one if there is one to resume."""
+    named = bool(spec.provider or intent.old)
     old = _old(store, spec)
     if old is None:
         for stray in strays(store, spec.name):
@@ -172,12 +188,14 @@ def _record(
         tell(f"finishing an earlier `down` of {old.name} first")
         finish_down(store, old, tell)
         old = None
-    spec = complete(spec, old, tell)
-    provider = providers.load(spec.provider)
-    plan = provider.plan(spec, old, tell)
-    spec = plan.spec or spec
+    if old != intent.old:
+        # Another clusterctl was at work in between, or an old cluster had to go first.
+        intent = _intend(spec, old, tell)
+    spec, plan = intent.spec, intent.plan
     if old and spec.workers < len(old.workers):
         _refuse_to_lose_ranks(store, old, {node.name for node in old.workers[spec.workers :]})
+    if not named:
+        tell("no machines are named: a local cluster")
     for line in plan.lines:
         tell(line)
     if plan.question and not consent(plan.question):
@@ -202,7 +220,7 @@ def _record(
         )
     store.save(cluster)
     store.event(cluster.name, "resuming" if old else "creating", workers=spec.workers)
-    return provider, cluster
+    return intent.provider, cluster
 
 
 def _refuse_to_lose_ranks(store: Store, old: Cluster, surplus: set[str]) -> None:

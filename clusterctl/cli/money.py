@@ -53,6 +53,7 @@ def gc(
         list[str] | None, typer.Option(help="Where to look (default: the usual region).")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list.")] = False,
+    cluster: ClusterOption = None,
     yes: Yes = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -72,7 +73,9 @@ def gc(
         )
         console.document({"adopted": taken.name, "id": taken.id, "nodes": len(taken.nodes)})
         return
-    found = action.find(store, region or [])
+    found = tuple(
+        item for item in action.find(store, region or []) if cluster in (None, item.name, item.id)
+    )
     if not found:
         console.note("nothing on EC2 is without a record here")
     rows: list[tuple[str, ...]] = [("cluster", "name", "region", "left")]
