@@ -88,18 +88,20 @@ class ContainerImage:
 
 _AMD_DEVICES = ("--device=/dev/kfd", "--device=/dev/dri", "--group-add", "video")
 CONTAINER_IMAGES = {
-    "launcher": ContainerImage("clusterctl/launcher:1", "/usr/bin/python3", "/usr", "root"),
-    "cpu": ContainerImage("clusterctl/cpu:1", "/opt/venv/bin/python", "/usr", "root"),
+    "launcher": ContainerImage(
+        "clusterctl/launcher:1", "/opt/venv/bin/python", "/opt/venv", "root"
+    ),
+    "cpu": ContainerImage("clusterctl/cpu:1", "/opt/venv/bin/python", "/opt/venv", "root"),
     "nvidia": ContainerImage(
         "clusterctl/nvidia:1",
         "/opt/venv/bin/python",
-        "/usr",
+        "/opt/venv",
         "root",
         cuda="12.4",
         run=("--gpus", "all"),
     ),
     "amd": ContainerImage(
-        "clusterctl/amd:1", "/opt/venv/bin/python", "/usr", "root", run=_AMD_DEVICES
+        "clusterctl/amd:1", "/opt/venv/bin/python", "/opt/venv", "root", run=_AMD_DEVICES
     ),
 }
 
