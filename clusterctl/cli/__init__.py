@@ -13,7 +13,7 @@ import typer
 import typer.main
 
 from clusterctl import __version__, config
-from clusterctl.cli import clusters, jobs, machine, money
+from clusterctl.cli import clusters, images, jobs, machine, money
 from clusterctl.cli import run as run_verbs
 from clusterctl.cli.console import Console, printable, redact, redact_arguments
 from clusterctl.errors import ClusterctlError, RecordError, UsageError
@@ -55,7 +55,7 @@ def app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     application.callback()(_top)
-    for module in (clusters, run_verbs, jobs, money, machine):
+    for module in (clusters, run_verbs, jobs, money, images, machine):
         module.register(application)
     return application
 

@@ -10,6 +10,7 @@ import pytest
 if TYPE_CHECKING:
     from tests.conftest import Need
     from tests.sim.ec2.client import Ec2
+    from tests.sim.engine import Engine
 
 
 @pytest.fixture(scope="session")
@@ -33,3 +34,20 @@ def ec2(need: Need, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ec2]:
         yield simulator
     finally:
         simulator.close()
+
+
+@pytest.fixture(scope="session")
+def engine(need: Need) -> Iterator[Engine]:
+    """A Docker engine, running: the machine's, else one of the tests' own."""
+    from tests.sim import engine
+
+    with engine.running(need) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def node_images(engine: Engine, need: Need) -> dict[str, str]:
+    """The images of `docker/`, built by `clusterctl image build`: name → reference."""
+    from tests.sim.images import build_all
+
+    return build_all(engine, need)
