@@ -114,6 +114,9 @@ class Node:
     slots: int = 1
     accelerator: Accelerator = Accelerator.NONE
     facts: NodeFacts = field(default_factory=NodeFacts)
+    instance_type: str = ""
+    machine: str = ""
+    """What the provider calls it: the instance id on EC2."""
 
     @property
     def here(self) -> bool:
@@ -130,6 +133,35 @@ class NodeGroup:
     instance_type: str = ""
 
 
+class Runtime(str, Enum):
+    """Where ranks run on a node that we made: in a container, or on the machine itself."""
+
+    DOCKER = "docker"
+    HOST = "host"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloudSpec:
+    """What a person asked of a cloud. "" and 0 leave it to us."""
+
+    region: str = ""
+    zones: tuple[str, ...] = ()
+    """To be tried in this order."""
+    launcher_type: str = ""
+    spot: bool = False
+    spot_fallback: bool = False
+    """On-demand where there is no spot capacity."""
+    ami: str = ""
+    """For the workers."""
+    disk: int = 0
+    """GiB, of each worker."""
+    ssh_cidr: str = ""
+    budget: float = 0.0
+    """US dollars; 0: none."""
+    boot_timeout: float = 600.0
+    """Seconds that a machine may take to answer over SSH."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec:
     """What a person asked for."""
@@ -137,6 +169,13 @@ class ClusterSpec:
     name: str
     provider: str
     groups: tuple[NodeGroup, ...]
+    ttl: float = 0.0
+    """Seconds that the cluster may live; 0: the provider's own limit, or none."""
+    runtime: Runtime | None = None
+    """None: the provider's usual one."""
+    image: str = ""
+    """For the node containers; "": the catalog's."""
+    cloud: CloudSpec = field(default_factory=CloudSpec)
 
     @property
     def workers(self) -> int:
@@ -149,6 +188,23 @@ class Phase(str, Enum):
     CREATING = "creating"
     READY = "ready"
     DELETING = "deleting"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Charge:
+    """What one part of one node costs. `hourly` in US dollars, None: unknown.
+
+    `part` is `instance`, `disk` or `address`; `until` None: it still runs. `source` says where the
+    price is from.
+    """
+
+    node: str
+    part: str
+    item: str
+    hourly: float | None
+    source: str
+    since: float
+    until: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +222,8 @@ class Cluster:
     """The nodes are names of one host (loopback): mpirun forks, nothing crosses a network."""
     nodes: tuple[Node, ...] = ()
     deadline: float | None = None
+    """When the nodes end themselves; None: never."""
+    charges: tuple[Charge, ...] = ()
     identity: str | None = None
     """None: nodes let in the cluster's own key. For machines of the user's own: the key file to
     show, or "" for what their ssh_config and agent offer."""

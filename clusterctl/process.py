@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl.model import NodeResult
@@ -96,3 +98,81 @@ def foreground(argv: Sequence[str], *, cwd: Path) -> int:
         return 127
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@dataclass(slots=True)
+class Watched:
+    """How a watched process ended. `error`: it did not within its time, or could not be started."""
+
+    exit_code: int | None
+    error: str = ""
+    interrupted: bool = False
+
+
+def watch(
+    argv: Sequence[str],
+    *,
+    log: Path,
+    on_line: Callable[[bytes], None],
+    on_start: Callable[[int], None],
+    on_interrupt: Callable[[], None],
+    timeout: float,
+    grace: float,
+    cwd: Path,
+    env: Mapping[str, str],
+    pass_fds: Sequence[int] = (),
+) -> Watched:
+    """Runs a process that must not be cut off, and hands on each line that it prints.
+
+    It has a session of its own and prints into `log`: when we die it neither hears the terminal's
+    Ctrl-C nor meets a broken pipe. The first Ctrl-C here, and `timeout` seconds, send it one SIGINT
+    and wait for its end; the second Ctrl-C raises KeyboardInterrupt and leaves it alone. Only when
+    its time is up, and `grace` seconds after it, it is killed.
+    """
+    result = Watched(None)
+    with log.open("wb") as sink:
+        try:
+            process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                cwd=cwd,
+                env=env,
+                pass_fds=pass_fds,
+                start_new_session=True,
+            )
+        except OSError as error:
+            result.error = f"{argv[0]}: {error.strerror}"
+            return result
+    on_start(process.pid)
+    end = time.monotonic() + timeout
+    told = False
+    with log.open("rb") as source:
+        rest = b""
+        while True:
+            try:
+                ended = process.poll() is not None
+                *lines, rest = (rest + source.read()).split(b"\n")
+                for line in lines:
+                    on_line(line)
+                if ended:
+                    break
+                late = time.monotonic() - end
+                if late > grace:
+                    kill_group(process.pid)
+                elif late > 0 and not told:
+                    told = True
+                    result.error = f"{argv[0]} did not end within {timeout:g} s"
+                    process.send_signal(signal.SIGINT)
+                time.sleep(0.05)
+            except KeyboardInterrupt:
+                if result.interrupted:
+                    raise
+                result.interrupted = True
+                if not told:
+                    told = True
+                    process.send_signal(signal.SIGINT)
+                on_interrupt()
+    result.exit_code = process.returncode
+    return result

@@ -14,7 +14,8 @@ What a test needs on the machine
     `need` works in fixtures of every scope. Folders with a conftest.py of their own just use it:
     nothing has to be imported. Helper modules are imported by their full name
     (`from tests.sim import …`): the root of the checkout is on sys.path, test folders are not, and
-    test files in different folders may have the same name.
+    test files in different folders may have the same name. Fixtures of the simulators (`ec2`) are
+    in tests/sim/plugin.py and known everywhere.
 
 The environment of a test
     HOME and CLUSTERCTL_HOME are empty temporary folders, new for each test. All other CLUSTERCTL_*
@@ -36,6 +37,8 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
+
+pytest_plugins = ("tests.sim.plugin",)
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background of a script: what tests start would not hear Ctrl-C either.

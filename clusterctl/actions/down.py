@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from clusterctl import providers
 from clusterctl.actions import Tell, check_name, connected, key_mark, silent
 from clusterctl.errors import ClusterctlError, LeftoverError, RecordError, UsageError, reason
+from clusterctl.insight import cost
 from clusterctl.jobs import control, outputs
 from clusterctl.jobs.follow import Follower, complete
 from clusterctl.jobs.interrupts import Interrupts
@@ -41,6 +42,8 @@ class Down:
     jobs_cancelled: tuple[int, ...]
     unfetched: tuple[tuple[int, int], ...]
     """Jobs with outputs that were never fetched, and how many bytes they were."""
+    receipt: tuple[cost.Line, ...] = ()
+    dollars: float = 0.0
 
 
 def down(
@@ -49,7 +52,7 @@ def down(
     """None when there is nothing of that name, or the person said no. `verb` is `detach` for
     machines that are not ours: there only what we have put on them goes."""
     check_name(name)
-    with ClusterLock(store.home, name, verb):
+    with ClusterLock(store.home, name, verb, tell):
         try:
             cluster = store.cluster(name)
         except RecordError as error:
@@ -66,8 +69,16 @@ def down(
                 return None
             cancelled, unfetched = saved
         finish_down(store, cluster, tell)
-    hours = (time.time() - cluster.created) / 3600
-    return Down(name, len(cluster.nodes), hours, cancelled, unfetched)
+    now = time.time()
+    return Down(
+        name,
+        len(cluster.nodes),
+        (now - cluster.created) / 3600,
+        cancelled,
+        unfetched,
+        cost.receipt(cluster.charges, now),
+        cost.dollars(cluster.charges, now),
+    )
 
 
 def finish_down(store: Store, cluster: Cluster, tell: Tell) -> None:
@@ -81,6 +92,9 @@ def finish_down(store: Store, cluster: Cluster, tell: Tell) -> None:
         let_go(store, cluster, tell)
     else:
         providers.load(cluster.spec.provider).destroy(cluster, store.folder(cluster.name), tell)
+    now = time.time()
+    ended = tuple(replace(item, until=item.until or now) for item in cluster.charges)
+    cluster = replace(cluster, charges=ended)
     for job in _open_jobs(store, cluster):
         with _told(tell):
             store.save_job(replace(job, state=JobState.LOST, reason="its cluster was taken down"))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from clusterctl.insight import cost
 from clusterctl.model import Cluster, Job, Node
 from clusterctl.providers import Queue
+from clusterctl.providers.ec2.userdata import DEADLINE
 from clusterctl.state import Store
 
 
@@ -16,6 +18,8 @@ class NodeStatus:
 
     node: Node
     live: str
+    deadline: float | None = None
+    """The node's own, if it was asked and has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,27 +34,35 @@ class Status:
     dollars: float
     queues: tuple[Queue, ...] = ()
     """Of a batch system that was asked."""
+    unknown_prices: tuple[str, ...] = ()
+    """Items that the two sums leave out."""
 
 
 def status(store: Store, cluster: Cluster, *, live: bool = False) -> Status:
     """From the record alone, unless `live`: then provider and nodes are asked, within deadlines."""
     answers: dict[str, str] = {}
     queues: tuple[Queue, ...] = ()
+    deadlines: dict[str, float] = {}
     if live and cluster.batch:
         answers, queues = _ask_site(store, cluster)
     elif live:
-        answers = _ask(store, cluster)
+        answers, deadlines = _ask(store, cluster)
+    now = time.time()
     jobs = tuple(
         job for job in store.jobs() if job.cluster_id == cluster.id and not job.state.ended
     )
     return Status(
         cluster=cluster,
-        nodes=tuple(NodeStatus(node, answers.get(node.name, "")) for node in cluster.nodes),
+        nodes=tuple(
+            NodeStatus(node, answers.get(node.name, ""), deadlines.get(node.name))
+            for node in cluster.nodes
+        ),
         jobs=jobs,
-        age=time.time() - cluster.created,
-        dollars_per_hour=0.0,
-        dollars=0.0,
+        age=now - cluster.created,
+        dollars_per_hour=cost.per_hour(cluster.charges),
+        dollars=cost.dollars(cluster.charges, now),
         queues=queues,
+        unknown_prices=cost.unknown(cluster.charges),
     )
 
 
@@ -58,7 +70,8 @@ def statuses(store: Store) -> tuple[Status, ...]:
     return tuple(status(store, cluster) for cluster in store.clusters())
 
 
-def _ask(store: Store, cluster: Cluster) -> dict[str, str]:
+def _ask(store: Store, cluster: Cluster) -> tuple[dict[str, str], dict[str, float]]:
+    """What the machines say, and the deadlines that they keep themselves."""
     from clusterctl import providers
     from clusterctl.actions import connected
 
@@ -67,15 +80,20 @@ def _ask(store: Store, cluster: Cluster) -> dict[str, str]:
         told = providers.load(cluster.spec.provider).describe(cluster, store.folder(cluster.name))
     running = [node.name for node in cluster.nodes if told.get(node.name) == "running"]
     with connected(store, cluster) as pool:
-        results = pool.run("exec cat /proc/loadavg", running, timeout=10)
+        command = f"cat /proc/loadavg; cat {DEADLINE} 2>/dev/null; exit 0"
+        results = pool.run(command, running, timeout=10)
+    deadlines: dict[str, float] = {}
     for result in results:
         if result.ok:
-            told[result.node] = f"running, load {result.text.split()[0]}"
+            load, *armed = result.text.splitlines()
+            told[result.node] = f"running, load {load.split()[0]}"
+            if armed and armed[0].isdigit():
+                deadlines[result.node] = float(armed[0])
         else:
             told[result.node] = f"SSH does not answer: {result.error}"
             if cluster.spec.provider not in providers.ATTACHED:
                 told[result.node] = f"machine runs, {told[result.node]}"
-    return told
+    return told, deadlines
 
 
 def _ask_site(store: Store, cluster: Cluster) -> tuple[dict[str, str], tuple[Queue, ...]]:

@@ -5,25 +5,38 @@ from __future__ import annotations
 import secrets
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
-from clusterctl import assets, bootstrap, keys, providers
-from clusterctl.actions import Tell, check_name, connected
+from clusterctl import assets, bootstrap, catalog, keys, providers
+from clusterctl.actions import Tell, check_name, connected, prove
 from clusterctl.actions.down import finish_down, strays
+from clusterctl.bootstrap import steps
 from clusterctl.errors import BootstrapError, NodeUnreachable, RecordError, UsageError
 from clusterctl.jobs import control
-from clusterctl.model import Cluster, ClusterSpec, Node, NodeResult, Phase
-from clusterctl.providers import ProviderPlan
+from clusterctl.model import (
+    CloudSpec,
+    Cluster,
+    ClusterSpec,
+    Node,
+    NodeGroup,
+    NodeResult,
+    Phase,
+    Runtime,
+)
+from clusterctl.providers import Provider, ProviderPlan
 from clusterctl.state import ClusterLock, Store
 from clusterctl.state.home import write_atomic
 from clusterctl.transport.fold import fold
 from clusterctl.transport.pool import Pool
 
-BOOTSTRAP_TIMEOUT = 120.0
+BOOTSTRAP_TIMEOUTS = {"local": 120.0, "ec2": 1800.0}
+"""Seconds, by provider: a fresh machine installs Docker and pulls gigabytes."""
 CONNECT_TIMEOUT = 20.0
 MESH_TIMEOUT = 60.0
+DEFAULT_WORKERS = 2
 
 
 @dataclass(slots=True)
@@ -47,21 +60,43 @@ class Up:
     phases: tuple[tuple[str, float], ...]
 
 
-def plan(spec: ClusterSpec) -> ProviderPlan:
+Consent = Callable[[str], bool]
+"""Asks whether money may be spent; raises UsageError where there is nobody to ask."""
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """What `up` is going to do about the cluster that there is, or about none."""
+
+    old: Cluster | None
+    spec: ClusterSpec
+    provider: Provider
+    plan: ProviderPlan
+
+
+def plan(store: Store, spec: ClusterSpec, tell: Tell) -> ProviderPlan:
     """What `up` would do."""
     check_name(spec.name)
-    return providers.load(spec.provider).plan(spec)
+    return _intend(spec, _old(store, spec), tell).plan
 
 
-def up(store: Store, spec: ClusterSpec, tell: Tell) -> Up:
+def _intend(spec: ClusterSpec, old: Cluster | None, tell: Tell) -> Intent:
+    wish = complete(spec, old)
+    provider = providers.load(wish.provider)
+    plan = provider.plan(wish, old, tell)
+    return Intent(old, plan.spec or wish, provider, plan)
+
+
+def up(store: Store, spec: ClusterSpec, tell: Tell, consent: Consent) -> Up:
     """Creates or resumes. Raises the error of the first thing that cannot be done; what has been
     made by then is in the record, so that `up` goes on there and `down` removes it."""
     check_name(spec.name)
-    provider = providers.load(spec.provider)
     clock = Clock()
-    with ClusterLock(store.home, spec.name, "up"):
-        with clock.phase("plan"):
-            cluster = _record(store, spec, provider.plan(spec), tell)
+    with clock.phase("plan"):
+        # Before anything is written: most wishes that cannot be met are found out here.
+        intent = _intend(spec, _old(store, spec), tell)
+    with ClusterLock(store.home, spec.name, "up", tell):
+        provider, cluster = _record(store, spec, intent, tell, consent)
         folder = store.folder(cluster.name)
         with clock.phase("create"):
             keys.ensure(folder / "ssh" / "user")
@@ -82,18 +117,70 @@ def up(store: Store, spec: ClusterSpec, tell: Tell) -> Up:
                 _check_mesh(pool, cluster)
         cluster = replace(cluster, phase=Phase.READY)
         store.save(cluster)
+        if cluster.spec.provider != "local":
+            with clock.phase("reduce-all"), _unready(store, cluster):
+                prove.reduce_all(store, cluster, tell)
         store.event(cluster.name, "ready", phases=dict(clock.phases))
     return Up(cluster, tuple(clock.phases))
 
 
-def _record(store: Store, spec: ClusterSpec, plan: ProviderPlan, tell: Tell) -> Cluster:
-    """The record, written before anything is made; the old one if there is one to resume."""
+def _old(store: Store, spec: ClusterSpec) -> Cluster | None:
+    """The record of the cluster of that name, if there is one."""
     try:
-        old = store.cluster(spec.name)
+        return store.cluster(spec.name)
     except RecordError:
         if (store.folder(spec.name) / "cluster.json").exists():
             raise
-        old = None
+        return None
+
+
+def complete(spec: ClusterSpec, old: Cluster | None) -> ClusterSpec:
+    """The wish, with what it leaves out taken from the cluster there is, else from the defaults.
+
+    A group that names no machines means those that the cluster has; a count of 0, as many.
+    """
+    provider = spec.provider or (old.spec.provider if old else "local")
+    if old and old.spec.provider != provider:
+        raise RecordError(
+            f"cluster {old.name!r} exists, made by provider {old.spec.provider}",
+            hint=f"`clusterctl down {old.name}` first, or choose another name",
+        )
+    groups = spec.groups
+    first = groups[0]
+    if not (first.family or first.instance_type):
+        kind = "cpu" if provider == "ec2" else ""
+        have = old.spec.groups if old else (NodeGroup(count=DEFAULT_WORKERS, family=kind),)
+        if first.count and len(have) > 1:
+            raise UsageError(
+                f"cluster {spec.name} has {len(have)} kinds of workers: which has --workers?",
+                hint="name them all: --gpu FAMILY:N --cpu TYPE:N",
+            )
+        groups = (replace(have[0], count=first.count),) if first.count else have
+    before = old.spec.cloud if old else CloudSpec()
+    given = {
+        name: value
+        for name in CloudSpec.__dataclass_fields__
+        if (value := getattr(spec.cloud, name)) != getattr(CloudSpec(), name)
+    }
+    usual = Runtime.DOCKER if provider == "ec2" else Runtime.HOST
+    return replace(
+        spec,
+        provider=provider,
+        groups=groups,
+        ttl=spec.ttl or (old.spec.ttl if old else 0.0),
+        runtime=spec.runtime or (old.spec.runtime if old else None) or usual,
+        image=spec.image or (old.spec.image if old else ""),
+        cloud=replace(before, **given),
+    )
+
+
+def _record(
+    store: Store, spec: ClusterSpec, intent: Intent, tell: Tell, consent: Consent
+) -> tuple[Provider, Cluster]:
+    """The record, written before anything is made; the old one if there is one to resume."""
+    named = bool(spec.provider or intent.old)
+    old = _old(store, spec)
+    if old is None:
         for stray in strays(store, spec.name):
             tell(f"{stray.id} has lost its record: it goes first")
             finish_down(store, stray, tell)
@@ -101,22 +188,31 @@ def _record(store: Store, spec: ClusterSpec, plan: ProviderPlan, tell: Tell) -> 
         tell(f"finishing an earlier `down` of {old.name} first")
         finish_down(store, old, tell)
         old = None
-    if old and old.spec.provider != spec.provider:
-        raise RecordError(
-            f"cluster {old.name!r} exists, made by provider {old.spec.provider}",
-            hint=f"`clusterctl down {old.name}` first, or choose another name",
-        )
+    if old != intent.old:
+        # Another clusterctl was at work in between, or an old cluster had to go first.
+        intent = _intend(spec, old, tell)
+    spec, plan = intent.spec, intent.plan
     if old and spec.workers < len(old.workers):
         _refuse_to_lose_ranks(store, old, {node.name for node in old.workers[spec.workers :]})
+    if not named:
+        tell("no machines are named: a local cluster")
     for line in plan.lines:
         tell(line)
+    if plan.question and not consent(plan.question):
+        raise UsageError("you said no: nothing was started", hint="--dry-run only shows the plan")
     base = old or Cluster(
         id=f"{spec.name}-{secrets.token_hex(4)}",
         spec=spec,
         phase=Phase.CREATING,
         created=time.time(),
     )
-    cluster = replace(base, spec=spec, phase=Phase.CREATING)
+    cluster = replace(
+        base,
+        spec=spec,
+        phase=Phase.CREATING,
+        charges=plan.charges,
+        deadline=plan.deadline or base.deadline,
+    )
     if not base.mode:
         # A cluster stays in the mode it was made in, whatever is possible by now.
         cluster = replace(
@@ -124,7 +220,7 @@ def _record(store: Store, spec: ClusterSpec, plan: ProviderPlan, tell: Tell) -> 
         )
     store.save(cluster)
     store.event(cluster.name, "resuming" if old else "creating", workers=spec.workers)
-    return cluster
+    return intent.provider, cluster
 
 
 def _refuse_to_lose_ranks(store: Store, old: Cluster, surplus: set[str]) -> None:
@@ -180,16 +276,18 @@ def _bootstrap(
     store: Store, pool: Pool, cluster: Cluster, host_keys: dict[str, str]
 ) -> tuple[Node, ...]:
     folder = store.folder(cluster.name) / "ssh"
-    mesh = bootstrap.Mesh(
-        key=keys.KeyPair((folder / "mesh").read_text(), (folder / "mesh.pub").read_text().strip()),
-        nodes=cluster.nodes,
-        host_keys=host_keys,
-    )
-    # Local nodes see this machine's files: the Python that runs clusterctl has what programs need.
-    pythons = [sys.executable] if cluster.spec.provider == "local" else []
-    scripts = {node.name: bootstrap.script(node, mesh, pythons=pythons) for node in cluster.nodes}
+    key = keys.KeyPair((folder / "mesh").read_text(), (folder / "mesh.pub").read_text().strip())
+    containers = _containers(cluster, folder, key.public)
+    # Nodes meet each other where jobs run: at the containers' sshd, where there are any.
+    host_keys = {**host_keys, **{name: box.host_key.public for name, box in containers.items()}}
+    mesh = bootstrap.Mesh(key=key, nodes=cluster.nodes, host_keys=host_keys)
+    scripts = {
+        node.name: _script(node, cluster, mesh, containers.get(node.name)) for node in cluster.nodes
+    }
 
-    results = pool.run("exec /bin/sh -s", stdin=scripts, timeout=BOOTSTRAP_TIMEOUT)
+    results = pool.run(
+        "exec /bin/sh -s", stdin=scripts, timeout=BOOTSTRAP_TIMEOUTS[cluster.spec.provider]
+    )
     problems = [
         NodeResult(node=result.node, error=text)
         for result in results
@@ -202,6 +300,54 @@ def _bootstrap(
         )
     pairs = zip(cluster.nodes, results, strict=True)
     return tuple(bootstrap.read(node, result) for node, result in pairs)
+
+
+def _containers(cluster: Cluster, folder: Path, mesh_key: str) -> dict[str, steps.Container]:
+    """What each node's container is made from; none where ranks run on the machine itself."""
+    if cluster.spec.runtime is not Runtime.DOCKER:
+        return {}
+    found = {}
+    for node in cluster.nodes:
+        path = folder / "containers" / node.name
+        public = keys.ensure(path)
+        found[node.name] = steps.Container(
+            image=steps.image(node, cluster.spec.image),
+            host_key=keys.KeyPair(path.read_text(), public),
+            mesh_key=mesh_key,
+            row=catalog.CONTAINER_IMAGES[steps.kind(node)],
+        )
+    return found
+
+
+def _script(
+    node: Node, cluster: Cluster, mesh: bootstrap.Mesh, container: steps.Container | None
+) -> bytes:
+    if cluster.spec.provider == "local":
+        # They see this machine's files: the Python that runs clusterctl has what programs need.
+        return bootstrap.script(node, mesh, pythons=[sys.executable])
+    return bootstrap.script(
+        node,
+        mesh,
+        pythons=steps.pythons(node, container),
+        steps=steps.for_node(
+            node,
+            cluster.spec.runtime or Runtime.HOST,
+            mesh_key=mesh.key.public,
+            container=container,
+        ),
+        files=container.files(node) if container else None,
+        inside=steps.inside(container),
+    )
+
+
+@contextmanager
+def _unready(store: Store, cluster: Cluster) -> Iterator[None]:
+    """A cluster whose ranks do not add up is not ready."""
+    try:
+        yield
+    except BaseException:
+        store.save(replace(cluster, phase=Phase.CREATING))
+        raise
 
 
 def _check_mesh(pool: Pool, cluster: Cluster) -> None:

@@ -79,10 +79,19 @@ REQUIRED = {
 """Commands that running a job takes, with the package that brings each on Debian and Ubuntu."""
 
 
-def script(node: Node, mesh: Mesh, *, pythons: Sequence[str], steps: Sequence[Step] = ()) -> bytes:
-    """The node's script. It holds the mesh's private key: hand it over on stdin, never in argv.
+def script(
+    node: Node,
+    mesh: Mesh,
+    *,
+    pythons: Sequence[str],
+    steps: Sequence[Step] = (),
+    files: Mapping[str, str] | None = None,
+    inside: str = "",
+) -> bytes:
+    """The node's script. It holds private keys: hand it over on stdin, never in argv.
 
-    `pythons` are paths to try before those the node itself knows.
+    `pythons` are paths to try before those the node itself knows; `files` go below the node root
+    before the steps; `inside` is a command line that makes the questions be asked in a container.
     """
     text = assets.render(
         "bootstrap/node.sh.j2",
@@ -97,7 +106,9 @@ def script(node: Node, mesh: Mesh, *, pythons: Sequence[str], steps: Sequence[St
             ),
             "bin/free-port": assets.render("bootstrap/free-port.sh.j2"),
             "bin/mesh-peer": assets.render("bootstrap/mesh-peer.sh.j2", node=node),
+            **(files or {}),
         },
+        inside=inside,
         steps=[(step.name, step.check(node), step.apply(node)) for step in steps],
         questions=facts.questions(pythons),
         marker=facts.MARKER,
@@ -109,6 +120,8 @@ def problem(result: NodeResult) -> str:
     """Why a node is not fit for jobs: the step that failed, or the tools it lacks. "" if it is."""
     if result.error or not result.ok:
         said = result.stderr.decode(errors="replace").strip().splitlines()
+        if said and said[-1].startswith("step "):
+            return ": ".join((said[-1], *said[-2:-1]))
         return result.error or (said[-1] if said else f"exit code {result.exit_code}")
     tools = facts.parse(result.text).tools
     missing = {tool: package for tool, package in REQUIRED.items() if tool not in tools}

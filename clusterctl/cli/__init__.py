@@ -13,7 +13,7 @@ import typer
 import typer.main
 
 from clusterctl import __version__, config
-from clusterctl.cli import attach, clusters, data, jobs, machine
+from clusterctl.cli import attach, clusters, data, images, jobs, machine, money
 from clusterctl.cli import run as run_verbs
 from clusterctl.cli.console import Console, printable, redact, redact_arguments
 from clusterctl.errors import ClusterctlError, RecordError, UsageError
@@ -55,7 +55,7 @@ def app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     application.callback()(_top)
-    for module in (clusters, attach, run_verbs, jobs, data, machine):
+    for module in (clusters, attach, money, images, run_verbs, jobs, data, machine):
         module.register(application)
     return application
 

@@ -8,10 +8,11 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from clusterctl.cli.console import Console, ago, plain, table
+from clusterctl.cli import wish
+from clusterctl.cli.console import Console, ago, clock, plain, table
 from clusterctl.cli.options import ClusterOption, Json, NameArgument, Quiet, Verbose, Yes
 from clusterctl.errors import UsageError
-from clusterctl.model import Cluster, ClusterSpec, NodeGroup
+from clusterctl.model import Cluster
 
 DEFAULT_NAME = "default"
 
@@ -52,8 +53,24 @@ _LEAVE_ARGUMENTS = {"allow_interspersed_args": False}
 def up(
     name: NameArgument = None,
     cluster: ClusterOption = None,
-    provider: Annotated[str, typer.Option(help="Where machines come from: local.")] = "local",
-    workers: Annotated[int, typer.Option(help="How many workers, beside one launcher.")] = 2,
+    provider: wish.Provider = "",
+    gpu: wish.Gpu = None,
+    cpu: wish.Cpu = None,
+    instance_type: wish.InstanceType = "",
+    workers: wish.Workers = None,
+    launcher_type: wish.LauncherType = "",
+    region: wish.Region = "",
+    zones: wish.Zones = "",
+    spot: wish.Spot = False,
+    spot_fallback: wish.SpotFallback = False,
+    image: wish.Image = "",
+    runtime: wish.RuntimeOption = "",
+    ami: wish.Ami = "",
+    disk: wish.Disk = 0,
+    ssh_cidr: wish.SshCidr = "",
+    ttl: wish.Ttl = "",
+    budget: wish.Budget = None,
+    boot_timeout: wish.BootTimeout = "",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only say what would be done.")
     ] = False,
@@ -64,35 +81,55 @@ def up(
 ) -> None:
     """Create a cluster, resume one, or change its number of workers."""
     console = Console.current().set(json=json, quiet=quiet, verbose=verbose)
-    if workers < 1:
-        raise UsageError(f"--workers {workers}: a cluster has at least one", hint="--workers 2")
+    spec = wish.spec(
+        name=_either(name, cluster) or DEFAULT_NAME,
+        named_provider=provider,
+        chosen=wish.groups(gpu or [], cpu or [], instance_type, workers),
+        ttl=ttl,
+        runtime_text=runtime,
+        image=image,
+        launcher_type=launcher_type,
+        region=region,
+        zones=zones,
+        spot=spot,
+        spot_fallback=spot_fallback,
+        ami=ami,
+        disk=disk,
+        ssh_cidr=ssh_cidr,
+        budget=budget,
+        boot_timeout=boot_timeout,
+    )
     from clusterctl import actions
     from clusterctl.actions import up as action
 
-    spec = ClusterSpec(
-        name=_either(name, cluster) or DEFAULT_NAME,
-        provider=provider,
-        groups=(NodeGroup(count=workers),),
-    )
-    plan = action.plan(spec)
+    store = actions.open_store()
     if dry_run:
+        plan = action.plan(store, spec, console.tell)
         console.result("\n".join((f"mode: {plan.mode}", *plan.lines)))
-        console.document({"dry_run": True, "mode": plan.mode, "lines": plan.lines})
+        console.document(
+            {
+                "dry_run": True,
+                "mode": plan.mode,
+                "lines": plan.lines,
+                "charges": plan.charges,
+                "deadline": plan.deadline,
+            }
+        )
         return
     console.after_interrupt = (
         f"what has been made stays: `clusterctl up {spec.name}` goes on, "
         f"`clusterctl down {spec.name}` removes it"
     )
-    store = actions.open_store()
-    made = action.up(store, spec, console.tell)
+    consent = (lambda question: True) if yes else console.consent
+    made = action.up(store, spec, console.tell, consent)
     up_cluster = made.cluster
     console.note(table([(phase, f"{seconds:.2f} s") for phase, seconds in made.phases]))
     alone = store.names() == (up_cluster.name,)
     option, argument = ("", "") if alone else (f"-c {up_cluster.name} ", f" {up_cluster.name}")
     console.note(
         f"cluster {up_cluster.name} is ready: 1 launcher, {_workers(len(up_cluster.workers))}"
-        f" ({up_cluster.mode}). Next:\n"
-        f"  clusterctl run {option}multinode_ddp_mpi.py 1000 1000\n"
+        f" ({up_cluster.mode}){_ends(up_cluster)}. Next:\n"
+        f"  clusterctl run {option}{_program(up_cluster)} 1000 1000\n"
         f"  clusterctl status{argument}\n"
         f"  clusterctl down{argument}"
     )
@@ -102,6 +139,7 @@ def up(
             "id": up_cluster.id,
             "phase": up_cluster.phase,
             "mode": up_cluster.mode,
+            "deadline": up_cluster.deadline,
             "seconds": dict(made.phases),
             "nodes": [_node(node) for node in up_cluster.nodes],
         }
@@ -139,7 +177,10 @@ def down(
         console.note(f"there is no cluster {wanted}: nothing to take down")
         console.document({"cluster": wanted, "existed": False})
         return
-    lived = f": {gone.nodes} nodes, {ago(gone.hours * 3600)}, $0.00 (local)" if gone.nodes else ""
+    cost = f"${gone.dollars:.2f}" if gone.receipt else "$0.00 (local)"
+    lived = f": {gone.nodes} nodes, {ago(gone.hours * 3600)}, {cost}" if gone.nodes else ""
+    if gone.receipt:
+        console.note(table(_receipt(gone.receipt)))
     console.note(f"cluster {gone.name} is gone{lived}")
     console.document(
         {
@@ -147,7 +188,8 @@ def down(
             "existed": True,
             "nodes": gone.nodes,
             "hours": round(gone.hours, 4),
-            "dollars": 0.0,
+            "dollars": gone.dollars,
+            "receipt": [plain(line) for line in gone.receipt],
             "jobs_cancelled": gone.jobs_cancelled,
             "unfetched": [{"job": job, "bytes": size} for job, size in gone.unfetched],
         }
@@ -175,10 +217,13 @@ def status(
     lines = [
         f"{what.name} ({what.id}): {what.phase.value}, provider {what.spec.provider},"
         f" {_mode(what)}, age {ago(found.age)}, ${found.dollars:.2f} so far"
-        f" (${found.dollars_per_hour:.2f}/h)"
+        f" (${found.dollars_per_hour:.2f}/h){_ends(what)}"
     ]
-    head = ("node", "role", "address", "slots", "mpi", "python", *(["live"] if live else []))
-    rows = [head]
+    if found.unknown_prices:
+        lines.append(f"not counted, for nobody says the price: {', '.join(found.unknown_prices)}")
+    head: tuple[str, ...] = ("node", "role", "address", "slots", "mpi", "python")
+    head += ("live", "its deadline") if live else ()
+    rows: list[tuple[str, ...]] = [head]
     for item in found.nodes:
         node = item.node
         mpi, python = node.facts.mpi, node.facts.python
@@ -190,7 +235,7 @@ def status(
                 str(node.slots),
                 f"{mpi.flavour} {mpi.version}" if mpi else "-",
                 python.version if python else "-",
-                *([item.live] if live else []),
+                *([item.live, clock(item.deadline) if item.deadline else "-"] if live else []),
             )
         )
     lines.append(table(rows))
@@ -324,7 +369,7 @@ def _workers(count: int) -> str:
 
 def _queues(queues: Any) -> list[tuple[str, ...]]:
     """Partitions or queues: what is free, of what there is."""
-    rows = [("queue", "nodes free", "slots free", "gpus free", "nodes down")]
+    rows: list[tuple[str, ...]] = [("queue", "nodes free", "slots free", "gpus free", "nodes down")]
     for queue in queues:
         free = [
             f"{queue.free_nodes} of {queue.nodes}",
@@ -332,6 +377,34 @@ def _queues(queues: Any) -> list[tuple[str, ...]]:
             f"{queue.free_gpus} of {queue.gpus}" if queue.gpus else "-",
         ]
         rows.append((queue.name, *free, str(queue.down)))
+    return rows
+
+
+def _ends(cluster: Cluster) -> str:
+    return f", ends {clock(cluster.deadline)}" if cluster.deadline else ""
+
+
+def _program(cluster: Cluster) -> str:
+    """The bundled program that shows what the cluster is for."""
+    gpu = any(node.accelerator.value != "none" for node in cluster.workers)
+    named = any(group.family not in ("", "cpu") for group in cluster.spec.groups)
+    return "multinode_ddp_mpi_gpu.py" if gpu or named else "multinode_ddp_mpi.py"
+
+
+def _receipt(lines: Any) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [("part", "item", "count", "hours", "$/h", "$")]
+    for line in lines:
+        known = line.hourly is not None
+        rows.append(
+            (
+                line.part,
+                line.item,
+                str(line.count),
+                f"{line.hours:.3f}",
+                f"{line.hourly:.4f}" if known else "?",
+                f"{line.dollars:.4f}" if known else "?",
+            )
+        )
     return rows
 
 
@@ -373,6 +446,10 @@ def _status(found: Any, live: bool) -> dict[str, Any]:
         "jobs": [job.id for job in found.jobs],
         **({"queues": [plain(queue) for queue in found.queues]} if live else {}),
         "nodes": [
-            {**_node(item.node), **({"live": item.live} if live else {})} for item in found.nodes
+            {
+                **_node(item.node),
+                **({"live": item.live, "deadline": item.deadline} if live else {}),
+            }
+            for item in found.nodes
         ],
     }

@@ -11,6 +11,8 @@ from dataclasses import asdict, is_dataclass
 from enum import Enum
 from typing import Any
 
+from clusterctl.errors import UsageError
+
 SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 """Names of variables whose values are nobody's business."""
 
@@ -85,6 +87,14 @@ class Console:
         self._stderr(f"{question} [y/N] ", end="")
         return sys.stdin.readline().strip().lower() in ("y", "yes")
 
+    def consent(self, question: str) -> bool:
+        """As `confirm`, for what costs money: where there is nobody to ask, it is UsageError."""
+        if self.json or not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise UsageError(
+                f"{question} There is no terminal to ask on", hint="--yes agrees beforehand"
+            )
+        return self.confirm(question)
+
     def _stderr(self, text: str, end: str = "\n") -> None:
         with contextlib.suppress(OSError):  # nobody reads it, or its disk is full
             sys.stderr.write(text + end)
@@ -142,6 +152,11 @@ def ago(seconds: float) -> str:
     if seconds < 6000:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h" if seconds < 172800 else f"{seconds / 86400:.1f} d"
+
+
+def clock(when: float) -> str:
+    """A moment, in the local time zone: `2026-11-21 13:05:00 UTC`."""
+    return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(when))
 
 
 def table(rows: list[tuple[str, ...]]) -> str:

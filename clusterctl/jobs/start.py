@@ -254,6 +254,9 @@ def _compile_on(node: Node, job: Job, pool: Pool) -> bytes:
         f' c={_q(beside)}; [ -x "$c" ] || c=$(command -v {wrapper} || echo {plain});'
         f' "$c" -O2 -o {target} {source} >&2 && {_not_output(folder, target)} && cat {target}'
     )
+    if node.job_port != node.ssh_port:
+        # The compiler is where the program will run: in the node's container.
+        command = f"exec {_q(node.root)}/bin/clusterctl-ssh {_q(node.name)} {_q(command)}"
     result = pool.transport(node.name).run(command, timeout=COMPILE_TIMEOUT)
     if result.exit_code is None:
         raise trouble(f"compiling {program.source}", result)

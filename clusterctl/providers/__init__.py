@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from clusterctl.errors import UsageError
-from clusterctl.model import Cluster, ClusterSpec, Node
+from clusterctl.model import Charge, Cluster, ClusterSpec, Node
 
 OnEvent = Callable[[str], None]
 """Takes one line of progress for people."""
@@ -23,6 +23,13 @@ class ProviderPlan:
     mode_reason: str
     one_host: bool
     lines: tuple[str, ...]
+    spec: ClusterSpec | None = None
+    """The wish with what was left to the provider filled in; None: as it was."""
+    charges: tuple[Charge, ...] = ()
+    deadline: float | None = None
+    """When the nodes will end themselves, in seconds since the epoch."""
+    question: str = ""
+    """What a person has to agree to before money is spent; "" where none is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +41,13 @@ class Created:
 
 
 class Provider(Protocol):
-    """Five verbs. `folder` is the cluster's own, 0700; its `ssh/user.pub` is the key to let in."""
+    """Six verbs. `folder` is the cluster's own, 0700; its `ssh/user.pub` is the key to let in."""
 
-    def plan(self, spec: ClusterSpec) -> ProviderPlan:
-        """Says what `create` would do. Raises ProviderError where it cannot be done."""
+    def plan(
+        self, spec: ClusterSpec, current: Cluster | None = None, tell: OnEvent = ...
+    ) -> ProviderPlan:
+        """Says what `create` would do; `current` is the record of what there is. Raises
+        ProviderError where it cannot be done."""
 
     def create(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> Created:
         """Makes what is missing, removes what is surplus; safe to repeat after any interruption."""
@@ -49,12 +59,17 @@ class Provider(Protocol):
         """The ids of the clusters of `folder`, from what there is of them and without a record: so
         that one whose record was lost or damaged can be destroyed."""
 
+    def extend(self, cluster: Cluster, folder: Path, deadline: float) -> None:
+        """Moves the deadline (seconds since the epoch) wherever it is armed. Raises NodeUnreachable
+        naming the nodes that keep the old one."""
+
     def destroy(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> None:
         """Removes everything from any half-built state; LeftoverError if something stays."""
 
 
 PROVIDERS: dict[str, str] = {
     "local": "clusterctl.providers.local:LocalProvider",
+    "ec2": "clusterctl.providers.ec2:Ec2Provider",
 }
 
 

@@ -47,6 +47,8 @@ class Direct:
                 "job/launch.sh.j2",
                 id=job.id,
                 root=launcher.root,
+                folder=where[launcher.name],
+                container="" if launcher.job_port == launcher.ssh_port else launcher.name,
                 tag=tag,
                 command=command_line(plan.argv),
             ),

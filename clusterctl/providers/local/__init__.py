@@ -14,7 +14,7 @@ from pathlib import Path
 from clusterctl.errors import LeftoverError, ProviderError
 from clusterctl.model import Cluster, ClusterSpec, Node, Role
 from clusterctl.providers import Created, OnEvent, ProviderPlan
-from clusterctl.providers.local import cleanup, layout, modes, processes, sshd
+from clusterctl.providers.local import cleanup, layout, modes, processes, reaper, sshd
 from clusterctl.providers.local.converge import converge
 from clusterctl.providers.local.loopback import Loopback, drop_privsep
 from clusterctl.providers.local.namespaces import Namespaces, drop_interface
@@ -24,7 +24,9 @@ from clusterctl.providers.local.reach import Endpoint, greet
 class LocalProvider:
     """Implements `clusterctl.providers.Provider`."""
 
-    def plan(self, spec: ClusterSpec) -> ProviderPlan:
+    def plan(
+        self, spec: ClusterSpec, current: Cluster | None = None, tell: OnEvent = lambda line: None
+    ) -> ProviderPlan:
         names = layout.node_names(spec.workers)
         sshd.server()
         mode = modes.choose()
@@ -42,6 +44,7 @@ class LocalProvider:
                 f"each an sshd with {kind} ({mode.name}: {mode.reason})",
                 "no cost",
             ),
+            deadline=_deadline(spec, current),
         )
 
     def create(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> Created:
@@ -56,6 +59,8 @@ class LocalProvider:
             )
             outcome = converge(site, network, names, server)
         kept = len(names) - len(outcome.started)
+        if cluster.deadline:
+            reaper.arm(site, cluster.name, cluster.deadline)
         on_event(
             f"{len(outcome.started)} nodes started in {time.monotonic() - began:.2f} s"
             + (f", {kept} were there" if kept else "")
@@ -95,6 +100,9 @@ class LocalProvider:
             processes.ids(folder)
         )
 
+    def extend(self, cluster: Cluster, folder: Path, deadline: float) -> None:
+        reaper.arm(layout.site(cluster.id, folder), cluster.name, deadline)
+
     def destroy(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> None:
         site = layout.site(cluster.id, folder)
         here = processes.network_of()
@@ -117,6 +125,14 @@ class LocalProvider:
                 hint="end or remove that, then run down again",
             )
         on_event("no process, interface or file is left on this machine")
+
+
+def _deadline(spec: ClusterSpec, current: Cluster | None) -> float | None:
+    """A local cluster has one only where it was asked for."""
+    now = time.time()
+    if current and current.deadline and current.deadline > now:
+        return current.deadline
+    return now + spec.ttl if spec.ttl else None
 
 
 def _remnants(site: layout.Site, networks: set[int]) -> list[str]:

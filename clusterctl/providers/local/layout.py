@@ -15,6 +15,7 @@ MAX_WORKERS = 200
 LAUNCHER = "launcher"
 SWITCH = "switch"
 STARTER = "starter"
+REAPER = "reaper"
 SCRATCH = Path("/tmp")
 """Parent of the nodes' TMPDIR. Fixed and short: a socket's path may have 107 characters."""
 

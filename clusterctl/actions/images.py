@@ -1,0 +1,171 @@
+"""`image build`: a node image from `docker/`, on this machine's engine.
+
+Whatever comes over the network besides the distribution's own packages is fetched here and not in
+the build: a mirror, a certificate authority or a wheel of this machine then serves, and none of
+them ends up in the image. `docker/downloads.json` lists all of it with checksums.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from clusterctl import assets, process
+from clusterctl.errors import ProviderError, UsageError
+
+OnLine = Callable[[str], None]
+
+TAG = "1"
+"""Moves when what an image promises changes: paths, user, entry point."""
+
+_PATIENCE = 3600.0
+_REPOSITORY = re.compile(r"[a-z0-9.-]+(:\d+)?(/[a-z0-9._-]+)*")
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """`reference` is what `--image` takes."""
+
+    reference: str
+    id: str
+    size: int
+    pushed: bool
+
+
+def names() -> tuple[str, ...]:
+    """The images that there is a recipe for."""
+    return tuple(sorted(path.parent.name for path in assets.folder("docker").glob("*/Dockerfile")))
+
+
+def build(name: str, *, push: str = "", base: str = "", on_line: OnLine) -> Built:
+    """Builds the image `name` and pushes it to the repository `push`, if given.
+
+    `base`: an image to build on instead of the pinned one. Raises ProviderError where the engine,
+    a download or a step fails.
+    """
+    if name not in names():
+        close = get_close_matches(name, names(), n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(names())}"
+        raise UsageError(f"there is no recipe for an image {name!r}", hint=hint)
+    if push and not _REPOSITORY.fullmatch(push):
+        raise UsageError(
+            f"--push {push!r} is not a repository", hint="such as registry.example.com/team"
+        )
+    _engine()
+    downloads = json.loads((assets.folder("docker") / "downloads.json").read_text())
+    reference = f"{push or 'clusterctl'}/{name}:{TAG}"
+    with tempfile.TemporaryDirectory(prefix="clusterctl-image-") as scratch:
+        context = Path(scratch, "context")
+        prepare(name, downloads, context, on_line)
+        argv = ["docker", "build", "--network=host", "--tag", reference]
+        argv += ["--build-arg", f"BASE={base or downloads['base']['image']}", str(context)]
+        _watched(argv, Path(scratch), on_line, f"the image {name!r} could not be built")
+        if push:
+            argv = ["docker", "push", reference]
+            _watched(argv, Path(scratch), on_line, f"{reference} could not be pushed")
+    form = "{{.Id}} {{.Size}}"
+    found = process.run(["docker", "image", "inspect", "--format", form, reference], timeout=60)
+    if not found.ok:
+        raise ProviderError(f"the engine does not know {reference}: {_said(found)}")
+    id, size = found.text.split()
+    return Built(reference, id, int(size), bool(push))
+
+
+def prepare(name: str, downloads: dict[str, Any], context: Path, on_line: OnLine) -> None:
+    """Lays out all that the recipe takes: its files, and the wheels with their checksums."""
+    source = assets.folder("docker")
+    shutil.copytree(source / name, context)
+    shutil.copytree(source / "common", context / "common")
+    (context / "requirements.txt").write_text(requirements(name, downloads))
+    on_line("fetching the wheels")
+    wheels = context / "wheels"
+    argv = fetch(context / "requirements.txt", wheels, downloads)
+    result = process.run(argv, timeout=_PATIENCE)
+    if not result.ok:
+        # Only PyTorch's own index has builds for processors alone. It is asked where it has to be.
+        index = downloads["index"]["torch"]
+        result = process.run([*argv, "--extra-index-url", index], timeout=_PATIENCE)
+    if not result.ok:
+        raise ProviderError(
+            f"the wheels for the image {name!r} could not be fetched: {_said(result)}",
+            hint="PIP_INDEX_URL and PIP_FIND_LINKS are heeded; docker/downloads.json says what has"
+            " to be there, with checksums",
+        )
+
+
+def requirements(name: str, downloads: dict[str, Any]) -> str:
+    """What pip installs, and nothing else: exact versions with checksums."""
+    rows = [row for row in downloads["wheels"] if name in row["images"]]
+    lines = [f"{row['name']}=={row['version']} --hash=sha256:{row['sha256']}" for row in rows]
+    return "\n".join([*lines, ""])
+
+
+def fetch(requirements: Path, wheels: Path, downloads: dict[str, Any]) -> list[str]:
+    """pip's command line: for the Python of the image, whatever runs here."""
+    python = downloads["base"]["python"]
+    abi = "cp" + python.replace(".", "")
+    words = [*("--python-version", python), *("--implementation", "cp")]
+    words += [word for name in (abi, "abi3", "none") for word in ("--abi", name)]
+    words += [word for name in downloads["platforms"] for word in ("--platform", name)]
+    return [
+        *(sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "download"),
+        *("--quiet", "--no-deps", "--require-hashes", "--only-binary=:all:"),
+        *words,
+        *("--dest", str(wheels), "--requirement", str(requirements)),
+    ]
+
+
+def _engine() -> None:
+    result = process.run(["docker", "version", "--format", "{{.Server.Version}}"], timeout=60)
+    if result.ok:
+        return
+    if result.error:
+        raise ProviderError(
+            "there is no docker on PATH, which builds images", hint="apt-get install docker.io"
+        )
+    raise ProviderError(
+        f"no Docker engine answers: {_said(result)}",
+        hint="start one (systemctl start docker), or set DOCKER_HOST",
+    )
+
+
+def _watched(argv: Sequence[str], scratch: Path, on_line: OnLine, failure: str) -> None:
+    last: list[str] = []
+
+    def line(data: bytes) -> None:
+        text = data.decode(errors="replace").strip()
+        if text:
+            last.append(text)
+            del last[:-3]
+            on_line(text)
+
+    result = process.watch(
+        argv,
+        log=scratch / "log",
+        on_line=line,
+        on_start=lambda pid: None,
+        on_interrupt=lambda: on_line("stopping the engine's work"),
+        timeout=_PATIENCE,
+        grace=30,
+        cwd=scratch,
+        env=os.environ,
+    )
+    if result.interrupted:
+        raise KeyboardInterrupt
+    if result.exit_code or result.error:
+        raise ProviderError(f"{failure}: {result.error or ' · '.join(last)}")
+
+
+def _said(result: Any) -> str:
+    lines = result.stderr.decode(errors="replace").strip().splitlines()
+    errors = [line for line in lines if line.startswith("ERROR")]
+    return str(result.error or (errors or lines or [f"exit code {result.exit_code}"])[-1])

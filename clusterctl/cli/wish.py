@@ -1,0 +1,171 @@
+"""Which machines a person wants: the options of `up` as a ClusterSpec."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+import typer
+
+from clusterctl.cli.options import duration
+from clusterctl.errors import UsageError
+from clusterctl.model import CloudSpec, ClusterSpec, NodeGroup, Runtime
+
+_EC2 = "EC2"
+
+Provider = Annotated[
+    str,
+    typer.Option(help="Where machines come from: local or ec2. Default: as the options imply."),
+]
+Gpu = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--gpu", metavar="FAMILY[:N]", help="GPU workers: g4dn, g4ad, g5, g6.", rich_help_panel=_EC2
+    ),
+]
+Cpu = Annotated[
+    list[str] | None,
+    typer.Option("--cpu", metavar="TYPE[:N]", help="CPU workers.", rich_help_panel=_EC2),
+]
+InstanceType = Annotated[
+    str, typer.Option(help="Any other type of the workers.", rich_help_panel=_EC2)
+]
+Workers = Annotated[
+    int | None, typer.Option(help="How many workers, beside one launcher (default: 2).")
+]
+LauncherType = Annotated[
+    str, typer.Option(help="Type of the launcher (default: t3.micro).", rich_help_panel=_EC2)
+]
+Region = Annotated[
+    str, typer.Option(help="Default: as AWS's own tools choose it.", rich_help_panel=_EC2)
+]
+Zones = Annotated[
+    str, typer.Option(metavar="A,B", help="Zones to try, in order.", rich_help_panel=_EC2)
+]
+Spot = Annotated[
+    bool, typer.Option("--spot", help="Spot workers: cheaper, may be taken.", rich_help_panel=_EC2)
+]
+SpotFallback = Annotated[
+    bool,
+    typer.Option("--spot-fallback", help="On-demand where there is no spot.", rich_help_panel=_EC2),
+]
+Image = Annotated[str, typer.Option(help="Container image of the nodes.")]
+RuntimeOption = Annotated[
+    str,
+    typer.Option(
+        "--runtime", metavar="docker|host", help="Ranks in a container or on the machine."
+    ),
+]
+Ami = Annotated[str, typer.Option(help="Machine image of the workers.", rich_help_panel=_EC2)]
+Disk = Annotated[int, typer.Option(metavar="GB", help="Disk of each worker.", rich_help_panel=_EC2)]
+SshCidr = Annotated[
+    str,
+    typer.Option(help="Who may reach the launcher (default: you alone).", rich_help_panel=_EC2),
+]
+Ttl = Annotated[str, typer.Option(metavar="TIME", help="Life time (EC2: 8h). 90s, 30m, 8h, 2d.")]
+Budget = Annotated[
+    float | None,
+    typer.Option(metavar="USD", help="Ends before it costs more.", rich_help_panel=_EC2),
+]
+BootTimeout = Annotated[
+    str, typer.Option(metavar="TIME", help="Wait for machines to boot.", rich_help_panel=_EC2)
+]
+
+
+def groups(
+    gpu: list[str], cpu: list[str], instance_type: str, workers: int | None
+) -> tuple[NodeGroup, ...]:
+    """The groups of workers. A count of 0: not said."""
+    if workers is not None and workers < 1:
+        raise UsageError(f"--workers {workers}: a cluster has at least one", hint="--workers 2")
+    named = [("--gpu", text) for text in gpu] + [("--cpu", text) for text in cpu]
+    if instance_type and len(named) > 1:
+        raise UsageError(
+            "--instance-type goes with one kind of workers",
+            hint="give each kind as --cpu TYPE:N, or as --gpu FAMILY:N",
+        )
+    if not named:
+        return (
+            NodeGroup(count=workers or (2 if instance_type else 0), instance_type=instance_type),
+        )
+    found = []
+    for option, text in named:
+        match = re.fullmatch(r"([a-z0-9.-]+)(?::([1-9]\d{0,4}))?", text)
+        if match is None:
+            raise UsageError(
+                f"{option} {text!r} is not NAME or NAME:N", hint=f"for example {option} g4dn:4"
+            )
+        name, number = match[1], int(match[2] or workers or 2)
+        if option == "--gpu":
+            found.append(NodeGroup(count=number, family=name, instance_type=instance_type))
+        else:
+            kind = instance_type or name
+            found.append(NodeGroup(count=number, family="cpu", instance_type=kind))
+    return tuple(found)
+
+
+def runtime(text: str) -> Runtime | None:
+    if text in ("", *(item.value for item in Runtime)):
+        return Runtime(text) if text else None
+    raise UsageError(f"--runtime {text!r} is neither docker nor host", hint="--runtime docker")
+
+
+def provider(named: str, chosen: tuple[NodeGroup, ...]) -> str:
+    """The one that is named, else EC2 where machines are; "" leaves it to the cluster there is."""
+    implied = "ec2" if any(group.family or group.instance_type for group in chosen) else ""
+    if named == "local" and implied:
+        raise UsageError(
+            "--provider local has no machine types to choose from",
+            hint="leave --gpu, --cpu and --instance-type out, or use --provider ec2",
+        )
+    return named or implied
+
+
+def positive(value: float | None, option: str, example: str) -> None:
+    if value is not None and not (0 < value < 1e9):
+        raise UsageError(f"{option} {value:g} is not more than nothing", hint=f"{option} {example}")
+
+
+def spec(
+    *,
+    name: str,
+    named_provider: str,
+    chosen: tuple[NodeGroup, ...],
+    ttl: str,
+    runtime_text: str,
+    image: str,
+    launcher_type: str,
+    region: str,
+    zones: str,
+    spot: bool,
+    spot_fallback: bool,
+    ami: str,
+    disk: int,
+    ssh_cidr: str,
+    budget: float | None,
+    boot_timeout: str,
+) -> ClusterSpec:
+    positive(budget, "--budget", "20")
+    if disk and not 8 <= disk <= 16384:
+        raise UsageError(f"--disk {disk}: 8 to 16384 GB", hint="--disk 100")
+    where = provider(named_provider, chosen)
+    return ClusterSpec(
+        name=name,
+        provider=where,
+        groups=chosen,
+        ttl=duration(ttl, "--ttl") if ttl else 0.0,
+        runtime=runtime(runtime_text),
+        image=image,
+        cloud=CloudSpec(
+            region=region,
+            zones=tuple(zone.strip() for zone in zones.split(",") if zone.strip()),
+            launcher_type=launcher_type,
+            spot=spot,
+            spot_fallback=spot_fallback,
+            ami=ami,
+            disk=disk,
+            ssh_cidr=ssh_cidr,
+            budget=budget or 0.0,
+            **({"boot_timeout": duration(boot_timeout, "--boot-timeout")} if boot_timeout else {}),
+        ),
+    )

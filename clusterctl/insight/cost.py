@@ -1,0 +1,59 @@
+"""Money of a cluster, from the charges in its record. Pure; US dollars, seconds since the epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from clusterctl.model import Charge
+
+MINIMUM = 60.0
+"""Seconds that EC2 bills at least for an instance."""
+
+
+def seconds(charge: Charge, now: float) -> float:
+    """How long it has been running, as it is billed."""
+    end = now if charge.until is None else charge.until
+    return max(MINIMUM, end - charge.since)
+
+
+def dollars(charges: Iterable[Charge], now: float) -> float:
+    """Spent so far, without what has no known price."""
+    return sum((charge.hourly or 0.0) * seconds(charge, now) / 3600 for charge in charges)
+
+
+def per_hour(charges: Iterable[Charge]) -> float:
+    """What runs now costs this much, without what has no known price."""
+    return sum(charge.hourly or 0.0 for charge in charges if charge.until is None)
+
+
+def unknown(charges: Iterable[Charge]) -> tuple[str, ...]:
+    """Items whose price nobody said."""
+    return tuple(dict.fromkeys(charge.item for charge in charges if charge.hourly is None))
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One row of a receipt: equal items folded. `hours` is their sum; `dollars` None: unknown."""
+
+    part: str
+    item: str
+    count: int
+    hours: float
+    hourly: float | None
+    dollars: float | None
+
+
+def receipt(charges: Sequence[Charge], now: float) -> tuple[Line, ...]:
+    """Hours × price by part, in the order in which they were first charged."""
+    groups: dict[tuple[str, str, float | None], list[Charge]] = {}
+    for charge in charges:
+        groups.setdefault((charge.part, charge.item, charge.hourly), []).append(charge)
+    lines = []
+    for (part, item, hourly), mine in groups.items():
+        hours = sum(seconds(charge, now) for charge in mine) / 3600
+        lines.append(
+            Line(part, item, len(mine), hours, hourly, None if hourly is None else hourly * hours)
+        )
+    order = ("instance", "disk", "address")
+    return tuple(sorted(lines, key=lambda line: order.index(line.part)))

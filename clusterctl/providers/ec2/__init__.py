@@ -1,0 +1,473 @@
+"""The EC2 provider: Terraform makes the machines, we make sure that they are paid for on purpose.
+
+Modules: `spec` and `userdata` (pure), `preflight`, `prices`, `hostkeys`, `sweep`, `api` (boto3).
+"""
+
+from __future__ import annotations
+
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from ipaddress import ip_address, ip_network
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from clusterctl import assets, catalog, keys, terraform
+from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
+from clusterctl.model import Accelerator, Charge, Cluster, ClusterSpec, Node, Role, Runtime
+from clusterctl.providers import Created, OnEvent, ProviderPlan
+from clusterctl.providers.ec2 import failures, hostkeys, preflight, prices, sweep, userdata
+from clusterctl.providers.ec2 import spec as layout
+from clusterctl.providers.ec2.api import Api, default_region
+from clusterctl.providers.ec2.failures import CapacityError
+from clusterctl.providers.ec2.preflight import Survey
+from clusterctl.providers.ec2.spec import LAUNCHER, Machine
+from clusterctl.state.home import write_atomic
+from clusterctl.state.locks import held
+from clusterctl.transport.fold import fold
+
+JOB_PORT = 2222
+"""Where the node container's sshd listens, beside the machine's own on 22."""
+
+WHO_AM_I = "https://checkip.amazonaws.com"
+WHO_AM_I_LIMIT = 3.0
+
+
+class Memory(msgspec.Struct, kw_only=True):
+    """What must not be forgotten between two attempts, in the cluster's folder."""
+
+    id: str
+    region: str
+    zone: str = ""
+    ssh_cidr: str = ""
+    spot: bool = False
+
+
+class Ec2Provider:
+    """Implements `clusterctl.providers.Provider`."""
+
+    def __init__(self) -> None:
+        self._surveys: dict[str, tuple[ClusterSpec, Survey]] = {}
+
+    def plan(
+        self, spec: ClusterSpec, current: Cluster | None = None, tell: OnEvent = lambda line: None
+    ) -> ProviderPlan:
+        wish = _resolved(spec, current)
+        binary = terraform.find()
+        api = Api(wish.cloud.region)
+        found, present = _survey(api, wish, current, tell)
+        names = [machine.name for machine in found.machines if machine.name not in present]
+        now = time.time()
+        quotes = prices.quotes(
+            api,
+            [machine.instance_type for machine in found.machines],
+            spot={m.instance_type for m in found.machines if m.name != LAUNCHER}
+            if wish.cloud.spot
+            else (),
+            zone=found.zones[0],
+            tell=tell,
+        )
+        old = current.charges if current else ()
+        fresh = prices.charges(found.machines, quotes, api.region, now)
+        charges = prices.merge(old, fresh, now)
+        deadline = _deadline(wish, current, charges, now)
+        others = f" (then {', '.join(found.zones[1:])})" if len(found.zones) > 1 else ""
+        rate, unknown = prices.hourly(charges)
+        worst = prices.money(rate * (deadline - now) / 3600, 2)
+        known = [charge for charge in charges if charge.until is None]
+        self._surveys[wish.name] = (wish, found)
+        return ProviderPlan(
+            mode="ec2",
+            mode_reason=f"{api.region}{', spot' if wish.cloud.spot else ''}",
+            one_host=False,
+            lines=(
+                f"AWS account {found.account}, {api.region}, zone {found.zones[0]}{others};"
+                f" {binary.name}",
+                *prices.table(found.machines, known, found.zones[0], deadline - now),
+                f"every node ends itself at {_clock(deadline)}, whatever happens to this machine",
+            ),
+            spec=wish,
+            charges=charges,
+            deadline=deadline,
+            question=f"start {len(names)} machines for up to {worst}{' and more' * bool(unknown)}?"
+            if names
+            else "",
+        )
+
+    def create(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> Created:
+        if cluster.name in self._surveys:
+            wish, found = self._surveys[cluster.name]
+        else:
+            wish = _resolved(cluster.spec, cluster)
+            found, _ = _survey(Api(wish.cloud.region), wish, cluster, on_event)
+        api = Api(wish.cloud.region)
+        memory = _recall(folder) or Memory(id=cluster.id, region=api.region, spot=wish.cloud.spot)
+        memory.ssh_cidr = _ssh_cidr(wish, memory.ssh_cidr, on_event)
+        runner = _terraform(folder, cluster.name, on_event)
+        if cluster.nodes and not runner.resources():
+            raise ProviderError(
+                f"cluster {cluster.name} was adopted: what Terraform knew of it, and its SSH keys,"
+                " are lost",
+                hint=f"it can be watched and taken down: `clusterctl down {cluster.name}`",
+            )
+        runner.copy(assets.folder("infra") / "ec2")
+        runner.init()
+        host_keys = hostkeys.HostKeys(folder)
+        made = self._apply(cluster, wish, found, memory, folder, runner, host_keys, on_event)
+        nodes = tuple(_node(row, wish, found, cluster.id) for row in made)
+        host_keys.forget([name for name in host_keys.known if name not in {n.name for n in nodes}])
+        host_keys.write(nodes)
+        host_keys.wait(
+            nodes,
+            limit=wish.cloud.boot_timeout,
+            on_up=lambda name, seconds: on_event(f"{name}: SSH answers after {seconds:.1f} s"),
+        )
+        final = host_keys.rotate(nodes)
+        return Created(nodes=nodes, host_keys=final)
+
+    def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
+        memory = _recall(folder)
+        api = Api(memory.region if memory else cluster.spec.cloud.region or default_region())
+        living = {item.node: item.state for item in api.instances(_tagged(cluster.id))}
+        return {
+            node.name: living.get(node.name, "gone: AWS has no such instance")
+            for node in cluster.nodes
+        }
+
+    def ids(self, folder: Path) -> frozenset[str]:
+        memory = _recall(folder)
+        return frozenset((memory.id,) if memory else ())
+
+    def extend(self, cluster: Cluster, folder: Path, deadline: float) -> None:
+        text = f"{int(deadline)}"
+        command = f"exec sudo -n sh -c 'echo {text} >{_NEXT} && mv {_NEXT} {userdata.DEADLINE}'"
+        host_keys = hostkeys.HostKeys(folder)
+        with host_keys.pool(cluster.nodes) as pool:
+            failed = [r for r in pool.run(command, timeout=EXTEND_TIMEOUT) if not r.ok]
+        if failed:
+            raise NodeUnreachable(
+                f"the old deadline stays on {'; '.join(fold(failed))}",
+                hint="`clusterctl status --live` shows each node's own; try again",
+                transient=True,
+            )
+
+    def regions(self, more: Sequence[str] = ()) -> tuple[str, ...]:
+        """Where to look for clusters: the usual region, and those of `more`."""
+        return tuple(dict.fromkeys((default_region(), *filter(None, more))))
+
+    def find(self, region: str) -> tuple[sweep.Left, ...]:
+        """Everything in a region that carries our tag."""
+        return sweep.find(Api(region))
+
+    def remove(self, cluster_id: str, region: str, on_event: OnEvent) -> None:
+        """Removes a cluster by its tag alone. Raises LeftoverError."""
+        sweep.remove(Api(region), cluster_id, on_event)
+
+    def adopt(
+        self, cluster_id: str, region: str
+    ) -> tuple[tuple[Node, ...], tuple[Charge, ...], float]:
+        """The nodes of a cluster by its tags, what they cost, and since when."""
+        api = Api(region)
+        found = [item for item in api.instances(_tagged(cluster_id)) if item.node]
+        kinds = api.instance_types({item.type for item in found}) if found else {}
+        machines = [
+            Machine(name=item.node, instance_type=item.type, image="cpu", disk=layout.CPU_DISK)
+            for item in found
+        ]
+        spots = {item.type for item in found if item.spot}
+        quotes = prices.quotes(
+            api, kinds, spot=spots, zone=found[0].zone if found else "", tell=lambda line: None
+        )
+        since = min((item.launched for item in found), default=0.0)
+        nodes = tuple(
+            Node(
+                name=item.node,
+                role=Role.LAUNCHER if item.node == LAUNCHER else Role.WORKER,
+                address=item.address if item.node == LAUNCHER else item.private_address,
+                private_address=item.private_address,
+                ssh_port=22,
+                job_port=22,
+                user="ubuntu",
+                root=f"/home/ubuntu/.clusterctl/{cluster_id}",
+                via="" if item.node == LAUNCHER else LAUNCHER,
+                instance_type=item.type,
+                machine=item.id,
+            )
+            for item in sorted(found, key=lambda item: (item.node != LAUNCHER, item.node))
+        )
+        return nodes, prices.charges(machines, quotes, region, since), since
+
+    def destroy(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> None:
+        memory = _recall(folder)
+        api = Api(memory.region if memory else cluster.spec.cloud.region or default_region())
+        self._destroy_known(cluster, folder, on_event)
+        sweep.remove(api, cluster.id, on_event)
+        on_event(
+            f"asked AWS again: nothing tagged {sweep.TAG}={cluster.id} is left in {api.region}"
+        )
+
+    def _destroy_known(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> None:
+        """What Terraform knows of, by Terraform. What it leaves is the sweep's."""
+        try:
+            runner = _terraform(folder, cluster.name, on_event)
+            resources = runner.resources()
+            if not resources:
+                return
+            runner.init()
+            runner.destroy(_reporter(on_event), parallelism=layout.parallelism(len(resources)))
+        except ProviderError as error:
+            on_event(f"{error.message}; removing by tag")
+
+    def _apply(
+        self,
+        cluster: Cluster,
+        wish: ClusterSpec,
+        found: Survey,
+        memory: Memory,
+        folder: Path,
+        runner: terraform.Terraform,
+        host_keys: hostkeys.HostKeys,
+        on_event: OnEvent,
+    ) -> list[dict[str, Any]]:
+        """The node list, from the first zone that has room for the whole cluster."""
+        api = Api(memory.region)
+        public = keys.ensure(folder / "ssh" / "user")
+        settled = bool(cluster.nodes)
+        markets = [memory.spot]
+        if memory.spot and wish.cloud.spot_fallback:
+            markets.append(False)
+        zones = found.zones
+        if memory.zone in zones:
+            # Where an earlier attempt got to: the zones before it had no room.
+            zones = zones[zones.index(memory.zone) :]
+        attempts = [(spot, zone) for spot in markets for zone in zones]
+        for index, (spot, zone) in enumerate(attempts):
+            memory.zone, memory.spot = zone, spot
+            _remember(folder, memory)
+            living = {item.node for item in api.instances(_tagged(cluster.id), states=_USABLE)}
+            user_data = {
+                machine.name: userdata.render(
+                    host_key=host_keys.boot(machine.name, fresh=machine.name not in living),
+                    authorized=public,
+                    deadline=cluster.deadline or time.time() + catalog.DEFAULT_TTL,
+                    root=_root(machine, cluster.id),
+                    spot=spot and machine.name != LAUNCHER,
+                )
+                for machine in found.machines
+                if machine.name not in living or machine.name in host_keys.booting
+            }
+            variables = layout.variables(
+                cluster_id=cluster.id,
+                name=cluster.name,
+                region=api.region,
+                zone=zone,
+                machines=found.machines,
+                amis=found.amis,
+                spot=spot,
+                placement=found.placement,
+                ssh_cidr=memory.ssh_cidr,
+                public_key=public,
+                user_data=user_data,
+            )
+            try:
+                outputs = runner.apply(
+                    variables,
+                    _reporter(on_event),
+                    parallelism=layout.parallelism(len(found.machines)),
+                )
+            except terraform.TerraformError as error:
+                known = failures.from_terraform(item.text for item in error.diagnostics)
+                if not isinstance(known, CapacityError):
+                    raise known or error from error
+                if settled or index + 1 == len(attempts):
+                    raise _no_room(known, zones, settled, memory) from error
+                following = attempts[index + 1]
+                on_event(
+                    f"{zone} has no room{' for spot' if spot else ''} ({known.message}):"
+                    f" the whole cluster moves to {following[1]}"
+                    + ("" if following[0] == spot else ", on-demand")
+                )
+                continue
+            return list(outputs["nodes"])
+        raise ProviderError("there is no zone to try", hint="name some with --zones")
+
+
+_ACCELERATORS = {"nvidia": Accelerator.NVIDIA, "amd": Accelerator.AMD}
+"""What the machine image is for. The facts tell later whether it is there."""
+
+_NEXT = f"{userdata.DEADLINE}.next"
+EXTEND_TIMEOUT = 30.0
+
+_USABLE = ("pending", "running", "stopping", "stopped")
+
+
+def _no_room(
+    known: CapacityError, zones: Sequence[str], settled: bool, memory: Memory
+) -> CapacityError:
+    if settled:
+        return CapacityError(
+            f"{memory.zone} has no room for more: {known.message}",
+            hint="the nodes that run stay as they are: try later, or with fewer --workers",
+        )
+    return CapacityError(
+        f"no zone has room for the whole cluster ({', '.join(zones)} were tried): {known.message}",
+        hint=known.hint + (", or --spot-fallback" if memory.spot else ""),
+    )
+
+
+def _resolved(spec: ClusterSpec, current: Cluster | None) -> ClusterSpec:
+    """The wish with what was left to us filled in. A cluster stays in its region."""
+    before = current.spec.cloud if current else None
+    region = spec.cloud.region or (before.region if before else "") or default_region()
+    if before and before.region and before.region != region:
+        raise UsageError(
+            f"cluster {spec.name} is in {before.region}, not in {region}",
+            hint="leave --region out, or choose another name for another cluster",
+        )
+    for option, text in (("--ssh-cidr", spec.cloud.ssh_cidr),):
+        if text:
+            _network(option, text)
+    return replace(spec, cloud=replace(spec.cloud, region=region))
+
+
+def _network(option: str, text: str) -> str:
+    try:
+        return str(ip_network(text if "/" in text else f"{text}/32", strict=False))
+    except ValueError as error:
+        raise UsageError(
+            f"{option} {text!r} is not a network: {error}", hint="for example 203.0.113.7/32"
+        ) from error
+
+
+def _survey(
+    api: Api, wish: ClusterSpec, current: Cluster | None, tell: OnEvent
+) -> tuple[Survey, dict[str, str]]:
+    """Also which nodes there are, with their types: by AWS, for a record may have been cut off."""
+    found = api.instances(_tagged(current.id), states=_USABLE) if current else []
+    present = {item.node: item.type for item in found if item.node}
+    zone = found[0].zone if found else ""
+    return preflight.survey(api, wish, present, zone, tell), present
+
+
+def _deadline(
+    wish: ClusterSpec, current: Cluster | None, charges: Sequence[Any], now: float
+) -> float:
+    """The one that is armed already, else from --ttl and --budget, whichever is nearer."""
+    if current and current.deadline and current.deadline > now and current.nodes:
+        return current.deadline
+    seconds = wish.ttl or catalog.DEFAULT_TTL
+    if wish.cloud.budget:
+        seconds = min(seconds, prices.affordable(wish.cloud.budget, charges, 0.0))
+    return now + seconds
+
+
+def _clock(when: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(when))
+
+
+def _ssh_cidr(wish: ClusterSpec, remembered: str, tell: OnEvent) -> str:
+    """From where the launcher accepts SSH: what was said, else this machine's public address."""
+    if wish.cloud.ssh_cidr:
+        return _network("--ssh-cidr", wish.cloud.ssh_cidr)
+    try:
+        with urllib.request.urlopen(WHO_AM_I, timeout=WHO_AM_I_LIMIT) as answer:
+            return f"{ip_address(answer.read(100).decode().strip())}/32"
+    except (OSError, ValueError) as error:
+        if remembered:
+            tell(f"{WHO_AM_I} does not answer; SSH stays open to {remembered}")
+            return remembered
+        raise UsageError(
+            f"{WHO_AM_I} does not say what this machine's public address is: {error}",
+            hint="say it: --ssh-cidr 203.0.113.7/32",
+        ) from error
+
+
+def _terraform(folder: Path, name: str, tell: OnEvent) -> terraform.Terraform:
+    """In the cluster's own folder, with the lock of the cluster, which it inherits."""
+    home = folder.parent.parent
+    try:
+        lock = held(home, name)
+    except KeyError:
+        lock = None
+    return terraform.Terraform(
+        folder / "terraform",
+        terraform.find(),
+        cache=home / "terraform-plugins",
+        lock=lock.fileno() if lock else None,
+        on_start=lock.lend if lock else lambda pid, command: None,
+        tell=tell,
+    )
+
+
+def _reporter(tell: OnEvent) -> Callable[[terraform.Event], None]:
+    """Says what happens to each machine, and that the rest is made, in one line each."""
+
+    def report(event: terraform.Event) -> None:
+        if isinstance(event, terraform.Progress):
+            machine = event.address.startswith("aws_instance.")
+            what = event.address.split('"')[1] if machine else event.address
+            words = {
+                ("create", "start"): "starts" if machine else "",
+                ("create", "complete"): f"{event.id} runs" if machine else "made",
+                ("delete", "start"): "ends" if machine else "",
+                ("delete", "complete"): "gone",
+                ("update", "complete"): "changed",
+            }.get((event.action, event.state), "")
+            if event.state == "errored":
+                words = "failed"
+            if words:
+                after = f" after {event.seconds:g} s" if event.state == "complete" else ""
+                tell(f"{what}: {words}{after}")
+
+    return report
+
+
+def _node(row: dict[str, Any], wish: ClusterSpec, found: Survey, cluster_id: str) -> Node:
+    machine = next(item for item in found.machines if item.name == row["name"])
+    launcher = machine.name == LAUNCHER
+    kind = found.types[machine.instance_type]
+    image = catalog.MACHINE_IMAGES[machine.image]
+    return Node(
+        name=machine.name,
+        role=Role.LAUNCHER if launcher else Role.WORKER,
+        address=row["address"] if launcher else row["private_address"],
+        private_address=row["private_address"],
+        ssh_port=22,
+        job_port=JOB_PORT if wish.runtime is Runtime.DOCKER else 22,
+        user=image.user,
+        root=_root(machine, cluster_id),
+        via="" if launcher else LAUNCHER,
+        slots=1 if launcher else kind.gpus or kind.vcpus,
+        accelerator=_ACCELERATORS.get(machine.image, Accelerator.NONE),
+        instance_type=row["instance_type"],
+        machine=row["id"],
+    )
+
+
+def _root(machine: Machine, cluster_id: str) -> str:
+    return f"{catalog.MACHINE_IMAGES[machine.image].home}/.clusterctl/{cluster_id}"
+
+
+def _tagged(cluster_id: str) -> dict[str, Any]:
+    return {"Name": f"tag:{sweep.TAG}", "Values": [cluster_id]}
+
+
+def _memory_file(folder: Path) -> Path:
+    return folder / "ec2" / "memory.json"
+
+
+def _recall(folder: Path) -> Memory | None:
+    try:
+        return msgspec.json.decode(_memory_file(folder).read_bytes(), type=Memory)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _remember(folder: Path, memory: Memory) -> None:
+    path = _memory_file(folder)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_atomic(path, msgspec.json.encode(memory))

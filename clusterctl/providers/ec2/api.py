@@ -1,0 +1,253 @@
+"""What we ask AWS ourselves, beside Terraform. boto3 comes with the first question.
+
+Every call has a time limit; whatever goes wrong becomes a ProviderError that says what to do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from clusterctl.errors import ProviderError
+from clusterctl.providers.ec2 import failures
+
+DEFAULT_REGION = "us-east-1"
+PRICING_REGION = "us-east-1"
+"""The pricing API lives in three regions only, and knows the prices of all."""
+
+
+def default_region() -> str:
+    """As AWS's own tools choose it: the environment, then the profile; else us-east-1."""
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+        if os.environ.get(name):
+            return os.environ[name]
+    import botocore.session
+
+    return botocore.session.get_session().get_config_variable("region") or DEFAULT_REGION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceType:
+    """What EC2 says about a type. `gpu_maker` is empty without GPUs."""
+
+    name: str
+    vcpus: int
+    gpus: int = 0
+    gpu_maker: str = ""
+    clusters: bool = False
+    """Whether it may be in a cluster placement group."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance:
+    """One instance. `node` is the value of its tag; `address` is empty without a public one."""
+
+    id: str
+    node: str
+    type: str
+    state: str
+    zone: str
+    address: str
+    private_address: str
+    launched: float
+    spot: bool = False
+
+
+LIVING = ("pending", "running", "stopping", "stopped", "shutting-down")
+
+
+class Api:
+    """AWS in one region, with the credentials that the environment and ~/.aws give."""
+
+    def __init__(self, region: str) -> None:
+        self.region = region
+
+    @cached_property
+    def _session(self) -> Any:
+        import boto3
+
+        return boto3.session.Session(region_name=self.region)
+
+    def _client(self, service: str, region: str = "") -> Any:
+        from botocore.config import Config
+
+        limits = Config(
+            connect_timeout=5,
+            read_timeout=20,
+            retries={"mode": "standard", "max_attempts": 5},
+            user_agent_extra="clusterctl",
+        )
+        with self._asking(f"talking to {service}"):
+            return self._session.client(service, region_name=region or self.region, config=limits)
+
+    @cached_property
+    def ec2(self) -> Any:
+        return self._client("ec2")
+
+    @contextmanager
+    def _asking(self, doing: str) -> Iterator[None]:
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            yield
+        except ClientError as error:
+            said = error.response.get("Error", {})
+            raise failures.refused(
+                doing, str(said.get("Code", "")), str(said.get("Message", "")), self.region
+            ) from error
+        except BotoCoreError as error:
+            raise failures.not_asked(doing, type(error).__name__, str(error)) from error
+
+    def call(self, action: str, **arguments: Any) -> Any:
+        """One EC2 call, such as `terminate_instances`. Raises ProviderError."""
+        with self._asking(action.replace("_", " ")):
+            return getattr(self.ec2, action)(**arguments)
+
+    def all(self, action: str, key: str, **arguments: Any) -> list[Any]:
+        """All pages of one `describe_…` call."""
+        with self._asking(action.replace("_", " ")):
+            if not self.ec2.can_paginate(action):
+                return list(getattr(self.ec2, action)(**arguments).get(key, ()))
+            pages = self.ec2.get_paginator(action).paginate(**arguments)
+            return [item for page in pages for item in page.get(key, ())]
+
+    def account(self) -> str:
+        """The account that the credentials belong to: the cheapest proof that they work."""
+        client = self._client("sts")
+        with self._asking("checking your AWS credentials"):
+            return str(client.get_caller_identity()["Account"])
+
+    def instance_types(self, names: Iterable[str]) -> dict[str, InstanceType]:
+        """Those of the types that this region has."""
+        wanted = sorted(set(names))
+        found = self.all(
+            "describe_instance_types",
+            "InstanceTypes",
+            Filters=[{"Name": "instance-type", "Values": wanted}],
+        )
+        types = {}
+        for item in found:
+            gpus = item.get("GpuInfo", {}).get("Gpus", ())
+            types[item["InstanceType"]] = InstanceType(
+                name=item["InstanceType"],
+                vcpus=int(item["VCpuInfo"]["DefaultVCpus"]),
+                gpus=sum(int(gpu.get("Count", 1)) for gpu in gpus),
+                gpu_maker=gpus[0].get("Manufacturer", "") if gpus else "",
+                clusters="cluster"
+                in item.get("PlacementGroupInfo", {}).get("SupportedStrategies", ()),
+            )
+        return types
+
+    def zones(self, types: Iterable[str]) -> tuple[str, ...]:
+        """The zones of the region that offer all of these types, by name."""
+        wanted = set(types)
+        offered: dict[str, set[str]] = {}
+        for item in self.all(
+            "describe_instance_type_offerings",
+            "InstanceTypeOfferings",
+            LocationType="availability-zone",
+            Filters=[{"Name": "instance-type", "Values": sorted(wanted)}],
+        ):
+            offered.setdefault(item["Location"], set()).add(item["InstanceType"])
+        return tuple(sorted(zone for zone, has in offered.items() if wanted <= has))
+
+    def image(self, owner: str, name: str) -> str:
+        """The id of the newest available x86-64 image of that owner and name pattern, or ""."""
+        images = self.all(
+            "describe_images",
+            "Images",
+            Owners=[owner],
+            Filters=[
+                {"Name": "name", "Values": [name]},
+                {"Name": "architecture", "Values": ["x86_64"]},
+                {"Name": "state", "Values": ["available"]},
+            ],
+        )
+        newest = max(images, key=lambda image: image.get("CreationDate", ""), default=None)
+        return newest["ImageId"] if newest else ""
+
+    def image_exists(self, image: str) -> bool:
+        try:
+            return bool(self.all("describe_images", "Images", ImageIds=[image]))
+        except ProviderError:
+            return False
+
+    def quota(self, code: str) -> float:
+        """The value of an EC2 quota, in vCPUs."""
+        client = self._client("service-quotas")
+        with self._asking("asking for your EC2 quotas"):
+            answer = client.get_service_quota(ServiceCode="ec2", QuotaCode=code)
+        return float(answer["Quota"]["Value"])
+
+    def instances(self, *filters: dict[str, Any], states: Sequence[str] = LIVING) -> list[Instance]:
+        """Instances that are not gone; a stopping one still counts, and still has a network."""
+        reservations = self.all(
+            "describe_instances",
+            "Reservations",
+            Filters=[*filters, {"Name": "instance-state-name", "Values": list(states)}],
+        )
+        found = []
+        for item in (item for group in reservations for item in group["Instances"]):
+            tags = {tag["Key"]: tag["Value"] for tag in item.get("Tags", ())}
+            launched = item.get("LaunchTime")
+            found.append(
+                Instance(
+                    id=item["InstanceId"],
+                    node=tags.get("clusterctl:node", ""),
+                    type=item.get("InstanceType", ""),
+                    state=item["State"]["Name"],
+                    zone=item.get("Placement", {}).get("AvailabilityZone", ""),
+                    address=item.get("PublicIpAddress", ""),
+                    private_address=item.get("PrivateIpAddress", ""),
+                    launched=launched.timestamp() if launched else 0.0,
+                    spot=item.get("InstanceLifecycle") == "spot",
+                )
+            )
+        return found
+
+    def price(self, instance_type: str) -> float | None:
+        """On-demand Linux in US dollars per hour; None where the price list has no such row."""
+        client = self._client("pricing", PRICING_REGION)
+        fields = {
+            "instanceType": instance_type,
+            "regionCode": self.region,
+            "operatingSystem": "Linux",
+            "preInstalledSw": "NA",
+            "tenancy": "Shared",
+            "capacitystatus": "Used",
+        }
+        with self._asking("asking for prices"):
+            answer = client.get_products(
+                ServiceCode="AmazonEC2",
+                Filters=[
+                    {"Type": "TERM_MATCH", "Field": field, "Value": value}
+                    for field, value in fields.items()
+                ],
+                MaxResults=10,
+            )
+        prices = [
+            float(dimension["pricePerUnit"]["USD"])
+            for text in answer.get("PriceList", ())
+            for term in json.loads(text).get("terms", {}).get("OnDemand", {}).values()
+            for dimension in term["priceDimensions"].values()
+            if "USD" in dimension.get("pricePerUnit", {})
+        ]
+        return max((price for price in prices if price > 0), default=None)
+
+    def spot_price(self, instance_type: str, zone: str) -> float | None:
+        """The spot price of this moment in that zone, in US dollars per hour."""
+        rows = self.all(
+            "describe_spot_price_history",
+            "SpotPriceHistory",
+            InstanceTypes=[instance_type],
+            ProductDescriptions=["Linux/UNIX"],
+            Filters=[{"Name": "availability-zone", "Values": [zone]}] if zone else [],
+            MaxResults=20,
+        )
+        newest = max(rows, key=lambda row: row["Timestamp"], default=None)
+        return float(newest["SpotPrice"]) if newest else None

@@ -1,0 +1,117 @@
+"""What AWS answers, in words that help: one table of error codes. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from clusterctl.errors import ProviderError
+
+
+class CapacityError(ProviderError):
+    """No machines of the wanted kind here and now: another zone may have some."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """`capacity`: worth trying in the next zone. `what` and `hint` are for people."""
+
+    what: str
+    hint: str
+    capacity: bool = False
+
+
+_KEYS = "`aws sts get-caller-identity` tells who you are; `aws configure` or `aws sso login` help"
+_ELSEWHERE = "try --zones, another --region, another --instance-type, or later"
+
+CODES = {
+    "InsufficientInstanceCapacity": Known("no capacity", _ELSEWHERE, capacity=True),
+    "InsufficientHostCapacity": Known("no capacity", _ELSEWHERE, capacity=True),
+    "InsufficientReservedInstanceCapacity": Known("no capacity", _ELSEWHERE, capacity=True),
+    "SpotMaxPriceTooLow": Known("no spot capacity", _ELSEWHERE, capacity=True),
+    "Unsupported": Known("this zone does not offer that", _ELSEWHERE, capacity=True),
+    "MaxSpotInstanceCountExceeded": Known(
+        "your quota of spot vCPUs is used up", "ask for more in the Service Quotas console"
+    ),
+    "VcpuLimitExceeded": Known(
+        "your quota of vCPUs is too small", "ask for more in the Service Quotas console"
+    ),
+    "InstanceLimitExceeded": Known(
+        "your quota of vCPUs is too small", "ask for more in the Service Quotas console"
+    ),
+    "VpcLimitExceeded": Known(
+        "your quota of VPCs in this region is used up",
+        "`clusterctl gc` finds forgotten clusters; else ask for more, or use another --region",
+    ),
+    "ExpiredToken": Known("your AWS credentials have expired", _KEYS),
+    "RequestExpired": Known("your AWS credentials have expired, or the clock is wrong", _KEYS),
+    "ExpiredTokenException": Known("your AWS credentials have expired", _KEYS),
+    "AuthFailure": Known("AWS does not accept your credentials", _KEYS),
+    "InvalidClientTokenId": Known("AWS does not know your credentials", _KEYS),
+    "SignatureDoesNotMatch": Known("your AWS secret key is wrong", _KEYS),
+    "UnrecognizedClientException": Known("AWS does not know your credentials", _KEYS),
+    "UnauthorizedOperation": Known(
+        "your AWS user may not do that", "infra/ec2/policy.json holds all the rights it takes"
+    ),
+    "AccessDenied": Known(
+        "your AWS user may not do that", "infra/ec2/policy.json holds all the rights it takes"
+    ),
+    "AccessDeniedException": Known(
+        "your AWS user may not do that", "infra/ec2/policy.json holds all the rights it takes"
+    ),
+    "OptInRequired": Known(
+        "this region is not enabled for your account", "choose another --region"
+    ),
+    "RequestLimitExceeded": Known("AWS is throttling your account", "try again in a minute"),
+    "Throttling": Known("AWS is throttling your account", "try again in a minute"),
+}
+
+_EXCEPTIONS = {
+    "NoCredentialsError": Known("there are no AWS credentials", _KEYS),
+    "PartialCredentialsError": Known("your AWS credentials are incomplete", _KEYS),
+    "CredentialRetrievalError": Known("your AWS credentials cannot be read", _KEYS),
+    "ProfileNotFound": Known("there is no such AWS profile", "correct AWS_PROFILE"),
+    "TokenRetrievalError": Known("your AWS login has expired", "`aws sso login`"),
+    "SSOTokenLoadError": Known("your AWS login has expired", "`aws sso login`"),
+    "UnauthorizedSSOTokenError": Known("your AWS login has expired", "`aws sso login`"),
+}
+
+
+def refused(doing: str, code: str, message: str, region: str) -> ProviderError:
+    """The error for what AWS said to a call of ours."""
+    known = CODES.get(code)
+    if known is None:
+        return ProviderError(f"{doing} failed in {region}: {code}: {message}", hint="see above")
+    kind = CapacityError if known.capacity else ProviderError
+    return kind(f"{doing}: {known.what} ({code}: {message})", hint=known.hint)
+
+
+def not_asked(doing: str, exception: str, message: str) -> ProviderError:
+    """The error for a call that did not get through."""
+    known = _EXCEPTIONS.get(exception)
+    if known is None:
+        return ProviderError(
+            f"{doing}: AWS did not answer: {message}",
+            hint="check your network and AWS_ENDPOINT_URL, and try again",
+            transient=True,
+        )
+    return ProviderError(f"{doing}: {known.what}", hint=known.hint)
+
+
+def from_terraform(texts: Iterable[str]) -> ProviderError | None:
+    """The first error code that we know in what Terraform said; a capacity error goes first."""
+    found = []
+    for text in texts:
+        flat = " ".join(text.split())
+        for code in re.findall(
+            r"api error (\w+)|\b([A-Z]\w+(?:Exceeded|Capacity|Failure))\b", flat
+        ):
+            name = code[0] or code[1]
+            if name in CODES:
+                known = CODES[name]
+                kind = CapacityError if known.capacity else ProviderError
+                found.append(kind(f"{known.what} ({flat[:300]})", hint=known.hint))
+    return next((item for item in found if isinstance(item, CapacityError)), None) or next(
+        iter(found), None
+    )

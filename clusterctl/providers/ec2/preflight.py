@@ -1,0 +1,166 @@
+"""What can be known in seconds, before anything costs money: tools, credentials, limits, images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from clusterctl import catalog
+from clusterctl.errors import ProviderError, UsageError
+from clusterctl.model import ClusterSpec
+from clusterctl.providers.ec2 import spec as layout
+from clusterctl.providers.ec2.api import Api, InstanceType
+from clusterctl.providers.ec2.spec import LAUNCHER, Machine
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """What AWS has for us. `zones` are to be tried in this order, `amis` are by kind of image."""
+
+    account: str
+    machines: tuple[Machine, ...]
+    types: Mapping[str, InstanceType]
+    zones: tuple[str, ...]
+    amis: Mapping[str, str]
+    placement: bool
+
+
+def survey(
+    api: Api, wish: ClusterSpec, present: Mapping[str, str], zone: str, tell: Tell
+) -> Survey:
+    """`present`: the nodes there are, with their types; `zone`: where they are, "" for nowhere yet.
+
+    Raises ProviderError or UsageError for the first thing that will not work.
+    """
+    account = api.account()
+    types = _types(api, layout.types(wish))
+    makers = {name: kind.gpu_maker for name, kind in types.items()}
+    machines = layout.machines(wish, makers, layout.present(present))
+    _quotas(api, wish, machines, types, present, tell)
+    zones = (zone,) if present and zone else _zones(api, wish)
+    amis = _amis(api, wish, machines)
+    workers = {machine.instance_type for machine in machines if machine.name != LAUNCHER}
+    return Survey(
+        account=account,
+        machines=machines,
+        types=types,
+        zones=zones,
+        amis=amis,
+        placement=wish.workers > 1 and all(types[kind].clusters for kind in workers),
+    )
+
+
+def _types(api: Api, names: Sequence[str]) -> dict[str, InstanceType]:
+    types = api.instance_types(names)
+    for name in names:
+        if name not in types:
+            known = [row.instance_type for row in catalog.FAMILIES.values()]
+            close = get_close_matches(name, known, n=1)
+            raise UsageError(
+                f"EC2 has no instance type {name!r} in {api.region}",
+                hint=f"did you mean {close[0]!r}?" if close else "check the name, or --region",
+            )
+    return types
+
+
+def _quotas(
+    api: Api,
+    wish: ClusterSpec,
+    machines: Sequence[Machine],
+    types: Mapping[str, InstanceType],
+    present: Mapping[str, str],
+    tell: Tell,
+) -> None:
+    """Every quota that the new machines count towards, against what runs in the account."""
+    needed: dict[tuple[str, str], int] = {}
+    for machine in machines:
+        if machine.name in present:
+            continue
+        row = catalog.quota(machine.instance_type)
+        if row is None:
+            continue
+        spot = wish.cloud.spot and machine.name != LAUNCHER
+        name = f"All {row.name} Spot Instance Requests" if spot else _on_demand(row.name)
+        key = (name, row.spot if spot else row.on_demand)
+        needed[key] = needed.get(key, 0) + types[machine.instance_type].vcpus
+    if not needed:
+        return
+    used = _used(api, tell)
+    for (name, code), vcpus in needed.items():
+        try:
+            limit = api.quota(code)
+        except ProviderError as error:
+            tell(f"the quota {name} is not known: {error.message}")
+            continue
+        taken = used.get(code, 0)
+        if taken + vcpus > limit:
+            raise ProviderError(
+                f"the quota {name!r} ({code}) in {api.region} is {limit:g} vCPUs, of which {taken}"
+                f" are in use; this cluster needs {vcpus} vCPUs more",
+                hint="ask for more: aws service-quotas request-service-quota-increase"
+                f" --service-code ec2 --quota-code {code} --desired-value {taken + vcpus}",
+            )
+
+
+def _on_demand(name: str) -> str:
+    return f"Running On-Demand {name} instances"
+
+
+def _used(api: Api, tell: Tell) -> dict[str, int]:
+    """vCPUs of the account's running instances, by quota code."""
+    try:
+        running = api.instances(states=("pending", "running"))
+        kinds = api.instance_types({item.type for item in running}) if running else {}
+    except ProviderError as error:
+        tell(f"what runs in your account is not known: {error.message}")
+        return {}
+    used: dict[str, int] = {}
+    for item in running:
+        row = catalog.quota(item.type)
+        if row and item.type in kinds:
+            code = row.spot if item.spot else row.on_demand
+            used[code] = used.get(code, 0) + kinds[item.type].vcpus
+    return used
+
+
+def _zones(api: Api, wish: ClusterSpec) -> tuple[str, ...]:
+    names = layout.types(wish)
+    offering = api.zones(names)
+    wanted = wish.cloud.zones or offering
+    zones = tuple(zone for zone in wanted if zone in offering)
+    if zones:
+        return zones
+    if not offering:
+        raise ProviderError(
+            f"no zone of {api.region} offers all of {', '.join(names)}",
+            hint="choose another --region or --instance-type",
+        )
+    raise ProviderError(
+        f"{', '.join(wanted)}: no such zone offers all of {', '.join(names)}",
+        hint=f"zones that do: {', '.join(offering)}",
+    )
+
+
+def _amis(api: Api, wish: ClusterSpec, machines: Sequence[Machine]) -> dict[str, str]:
+    kinds = dict.fromkeys(machine.image for machine in machines)
+    if wish.cloud.ami and not api.image_exists(wish.cloud.ami):
+        raise UsageError(
+            f"there is no machine image {wish.cloud.ami!r} in {api.region}",
+            hint="images have another id in every region: correct --ami",
+        )
+    found: dict[str, str] = {}
+    for kind in kinds:
+        row = catalog.MACHINE_IMAGES[kind]
+        if wish.cloud.ami and kind != LAUNCHER:
+            found[kind] = wish.cloud.ami
+        else:
+            found[kind] = api.image(row.owner, row.name)
+        if not found[kind]:
+            raise ProviderError(
+                f"no machine image {row.name!r} of {row.owner} is in {api.region}",
+                hint="choose another --region, or name one with --ami",
+            )
+    return found

@@ -1,0 +1,163 @@
+"""What a cluster costs: live prices where AWS answers, else the dated table, else `?`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from clusterctl import catalog
+from clusterctl.errors import ProviderError, UsageError
+from clusterctl.model import Charge
+from clusterctl.providers.ec2.api import Api
+from clusterctl.providers.ec2.spec import LAUNCHER, Machine
+
+ADDRESS, DISK = "public IPv4", "gp3 GiB-month"
+"""Rows of catalog.PRICES that are no instance types."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quote:
+    """US dollars per hour, None: unknown. `source` is for people."""
+
+    dollars: float | None
+    source: str
+
+
+def fallback(item: str, region: str) -> Quote:
+    """From the dated table; another region than the table's has no price there."""
+    known = catalog.PRICES.get(item)
+    if known is None or region != catalog.PRICE_REGION:
+        return Quote(None, "unknown")
+    return Quote(known.dollars, f"{known.source}, read {known.date}")
+
+
+def quotes(
+    api: Api, types: Iterable[str], *, spot: Iterable[str], zone: str, tell: Callable[[str], None]
+) -> dict[str, Quote]:
+    """A quote per instance type. An API that does not answer costs one line, not the plan."""
+    spots = set(spot)
+    found: dict[str, Quote] = {}
+    silent = ""
+    for kind in dict.fromkeys(types):
+        live: float | None = None
+        source = "AWS spot price" if kind in spots else "AWS price list"
+        if not silent:
+            try:
+                live = api.spot_price(kind, zone) if kind in spots else api.price(kind)
+            except ProviderError as error:
+                silent = error.message
+                tell(f"prices from the package's table: {error.message}")
+        if live is not None:
+            found[kind] = Quote(live, f"{source}, {time.strftime('%Y-%m-%d')}")
+        else:
+            found[kind] = Quote(None, "unknown") if kind in spots else fallback(kind, api.region)
+    return found
+
+
+def charges(
+    machines: Sequence[Machine], quotes: Mapping[str, Quote], region: str, since: float
+) -> tuple[Charge, ...]:
+    """What every part of every machine costs per hour."""
+    gib, address = fallback(DISK, region), fallback(ADDRESS, region)
+    found = []
+    for machine in machines:
+        quote = quotes[machine.instance_type]
+        disk = None if gib.dollars is None else gib.dollars * machine.disk / catalog.HOURS_PER_MONTH
+        for part, item, dollars, source in (
+            ("instance", machine.instance_type, quote.dollars, quote.source),
+            ("disk", f"{machine.disk} GiB gp3", disk, gib.source),
+            ("address", ADDRESS, address.dollars, address.source),
+        ):
+            found.append(
+                Charge(
+                    node=machine.name,
+                    part=part,
+                    item=item,
+                    hourly=dollars,
+                    source=source,
+                    since=since,
+                )
+            )
+    return tuple(found)
+
+
+def merge(old: Sequence[Charge], new: Sequence[Charge], now: float) -> tuple[Charge, ...]:
+    """What has been running stays as it began; what is no longer wanted ends now."""
+    key = {(charge.node, charge.part, charge.item): charge for charge in new}
+    merged = []
+    for charge in old:
+        if charge.until is None and key.pop((charge.node, charge.part, charge.item), None) is None:
+            charge = replace(charge, until=now)
+        merged.append(charge)
+    return (*merged, *key.values())
+
+
+def hourly(charges: Iterable[Charge]) -> tuple[float, tuple[str, ...]]:
+    """Dollars per hour of all that runs, and the items whose price is unknown."""
+    running = [charge for charge in charges if charge.until is None]
+    unknown = dict.fromkeys(charge.item for charge in running if charge.hourly is None)
+    return sum(charge.hourly or 0.0 for charge in running), tuple(unknown)
+
+
+def affordable(budget: float, charges: Iterable[Charge], spent: float) -> float:
+    """Seconds that a budget in US dollars lasts. Raises UsageError where a price is unknown or
+    nothing is left."""
+    rate, unknown = hourly(charges)
+    if unknown:
+        raise UsageError(
+            f"--budget needs every price, and nobody says what {', '.join(unknown)} costs",
+            hint="use --ttl, or an instance type and a region with a known price",
+        )
+    left = budget - spent
+    if left <= 0:
+        raise UsageError(
+            f"--budget ${budget:.2f} is spent: ${spent:.2f} so far",
+            hint="raise it, or take the cluster down",
+        )
+    return left / rate * 3600
+
+
+def money(dollars: float | None, digits: int = 4) -> str:
+    return "?" if dollars is None else f"${dollars:.{digits}f}"
+
+
+def table(
+    machines: Sequence[Machine], charges: Sequence[Charge], zone: str, seconds: float
+) -> tuple[str, ...]:
+    """The plan for people: equal machines folded, dollars per hour by part, and the sum until the
+    deadline."""
+    by_node: dict[str, dict[str, Charge]] = {}
+    for charge in charges:
+        if charge.until is None:
+            by_node.setdefault(charge.node, {})[charge.part] = charge
+    rows: dict[tuple[str, str, str], int] = {}
+    parts: dict[tuple[str, str, str], dict[str, Charge]] = {}
+    for machine in machines:
+        role = LAUNCHER if machine.name == LAUNCHER else "worker"
+        key = (role, machine.instance_type, f"{machine.disk} GiB")
+        rows[key] = rows.get(key, 0) + 1
+        parts[key] = by_node[machine.name]
+    cells: list[tuple[str, ...]] = [
+        ("nodes", "type", "zone", "disk", "instances", "disks", "public IPv4", "$/h")
+    ]
+    for (role, kind, disk), number in rows.items():
+        each = [parts[role, kind, disk][part].hourly for part in ("instance", "disk", "address")]
+        sums = [None if price is None else price * number for price in each]
+        total = None if None in sums else sum(price or 0.0 for price in sums)
+        cells.append((f"{number} {role}", kind, zone, disk, *map(money, sums), money(total)))
+    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in cells
+    ]
+    rate, unknown = hourly(charges)
+    least = "at least " if unknown else ""
+    lines.append(
+        f"{least}{money(rate)}/h, {least}{money(rate * seconds / 3600, 2)} until the deadline"
+        f" in {seconds / 3600:.4g} h; traffic to the internet is extra"
+    )
+    lines += [f"? nobody says what {item} costs here" for item in unknown]
+    sources = dict.fromkeys(c.source for c in charges if c.until is None and c.hourly is not None)
+    lines += [f"prices: {source}" for source in sources]
+    return tuple(lines)

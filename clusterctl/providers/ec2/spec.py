@@ -1,0 +1,161 @@
+"""From a wish to named machines and Terraform's variables. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from clusterctl import catalog
+from clusterctl.errors import UsageError
+from clusterctl.model import ClusterSpec, NodeGroup
+
+LAUNCHER = "launcher"
+MAX_WORKERS = 1000
+PARALLELISM = (10, 64)
+"""Terraform's -parallelism: at least its default, at most what AWS bears without throttling."""
+
+LAUNCHER_DISK = 30
+GPU_DISK, CPU_DISK = 100, 30
+"""GiB, as infra/ec2 has them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """A node to be. `image` is a kind: launcher, cpu, nvidia or amd. `disk` in GiB."""
+
+    name: str
+    instance_type: str
+    image: str
+    disk: int
+
+
+def instance_type(group: NodeGroup) -> str:
+    return group.instance_type or catalog.family(group.family or "cpu").instance_type
+
+
+def launcher_type(spec: ClusterSpec) -> str:
+    return spec.cloud.launcher_type or catalog.LAUNCHER_TYPE
+
+
+def types(spec: ClusterSpec) -> tuple[str, ...]:
+    """Every instance type of the cluster, the launcher's last."""
+    return tuple(dict.fromkeys((*map(instance_type, spec.groups), launcher_type(spec))))
+
+
+def image_kind(group: NodeGroup, gpu_makers: Mapping[str, str]) -> str:
+    """Which machine image a group needs: by its family, else by the maker of its GPUs."""
+    if group.family:
+        return catalog.family(group.family).image
+    kinds = {"nvidia": "nvidia", "amd": "amd"}
+    return kinds.get(gpu_makers.get(group.instance_type, "").lower(), "cpu")
+
+
+def numbers(groups: Sequence[NodeGroup], present: Mapping[int, str]) -> tuple[tuple[int, ...], ...]:
+    """The workers' numbers, per group. `present` are those there are, with their instance types:
+    each keeps its number while its type is wanted, so that growing and shrinking touches no other.
+    """
+    free_of_type: dict[str, list[int]] = {}
+    for number in sorted(present):
+        free_of_type.setdefault(present[number], []).append(number)
+    kept = []
+    for group in groups:
+        mine = free_of_type.get(instance_type(group), [])
+        kept.append(mine[: group.count])
+        free_of_type[instance_type(group)] = mine[group.count :]
+    taken = {number for group in kept for number in group}
+    fresh = (number for number in count(1) if number not in taken)
+    return tuple(
+        (*have, *(next(fresh) for _ in range(group.count - len(have))))
+        for group, have in zip(groups, kept, strict=True)
+    )
+
+
+def machines(
+    spec: ClusterSpec, gpu_makers: Mapping[str, str], present: Mapping[int, str]
+) -> tuple[Machine, ...]:
+    """The launcher, then the workers by number. Raises UsageError for what cannot be."""
+    if not 1 <= spec.workers <= MAX_WORKERS:
+        raise UsageError(
+            f"a cluster on EC2 has 1 to {MAX_WORKERS} workers, not {spec.workers}",
+            hint="choose another number with --workers",
+        )
+    workers = {}
+    for group, own in zip(spec.groups, numbers(spec.groups, present), strict=True):
+        kind = image_kind(group, gpu_makers)
+        disk = spec.cloud.disk or (CPU_DISK if kind == "cpu" else GPU_DISK)
+        for number in own:
+            workers[number] = Machine(
+                name=f"worker-{number}",
+                instance_type=instance_type(group),
+                image=kind,
+                disk=disk,
+            )
+    launcher = Machine(
+        name=LAUNCHER, instance_type=launcher_type(spec), image="launcher", disk=LAUNCHER_DISK
+    )
+    return (launcher, *(workers[number] for number in sorted(workers)))
+
+
+def present(nodes: Mapping[str, str]) -> dict[int, str]:
+    """Worker numbers with instance types, from node names with instance types."""
+    return {
+        int(name.removeprefix("worker-")): kind
+        for name, kind in nodes.items()
+        if name.startswith("worker-")
+    }
+
+
+def cidr(cluster_id: str) -> str:
+    """A /16 of the cluster's own: routes and jump hosts of two clusters cannot be confused."""
+    digest = hashlib.sha256(cluster_id.encode()).digest()
+    return f"10.{64 + digest[0] % 64}.0.0/16"
+
+
+def parallelism(nodes: int) -> int:
+    least, most = PARALLELISM
+    return max(least, min(most, nodes + 8))
+
+
+def variables(
+    *,
+    cluster_id: str,
+    name: str,
+    region: str,
+    zone: str,
+    machines: Sequence[Machine],
+    amis: Mapping[str, str],
+    spot: bool,
+    placement: bool,
+    ssh_cidr: str,
+    public_key: str,
+    user_data: Mapping[str, str],
+) -> dict[str, Any]:
+    """infra/ec2's variables."""
+    groups: dict[tuple[str, str, int], list[int]] = {}
+    for machine in machines:
+        if machine.name != LAUNCHER:
+            key = (machine.instance_type, machine.image, machine.disk)
+            groups.setdefault(key, []).append(int(machine.name.removeprefix("worker-")))
+    disks = {disk for _, _, disk in groups}
+    return {
+        "cluster_id": cluster_id,
+        "cluster_name": name,
+        "region": region,
+        "zone": zone,
+        "groups": [
+            {"instance_type": kind, "image": image, "count": len(own), "numbers": own}
+            for (kind, image, _), own in groups.items()
+        ],
+        "launcher_type": machines[0].instance_type,
+        "amis": dict(amis),
+        "disk": disks.pop() if len(disks) == 1 else 0,
+        "spot": spot,
+        "placement_group": placement,
+        "cidr": cidr(cluster_id),
+        "ssh_cidr": ssh_cidr,
+        "public_key": public_key,
+        "user_data": dict(user_data),
+    }

@@ -1,0 +1,275 @@
+"""Asks the cloud itself what is left of a cluster, by its tag, and removes it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from clusterctl.errors import LeftoverError, ProviderError
+from clusterctl.providers import OnEvent
+from clusterctl.providers.ec2.api import Api
+
+TAG, NAME_TAG, NODE_TAG = "clusterctl:cluster", "clusterctl:name", "clusterctl:node"
+LIMIT = 600.0
+"""Seconds that removing may take: a terminating GPU instance holds its network for minutes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """One thing that exists. `cluster` and `name` are the values of its tags."""
+
+    kind: str
+    id: str
+    cluster: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How to find and remove things of one kind. `id` is the field that names them."""
+
+    name: str
+    action: str
+    key: str
+    id: str
+    remove: str
+    argument: str
+    many: bool = False
+    by_vpc: str = ""
+    """Filter that finds untagged ones in a VPC of ours."""
+    gone: tuple[str, ...] = ()
+    """States in which it is no longer there."""
+
+
+KINDS = (
+    # In the order in which they can be removed.
+    Kind(
+        "spot request",
+        "describe_spot_instance_requests",
+        "SpotInstanceRequests",
+        "SpotInstanceRequestId",
+        "cancel_spot_instance_requests",
+        "SpotInstanceRequestIds",
+        many=True,
+        gone=("cancelled", "closed", "failed"),
+    ),
+    Kind(
+        "instance",
+        "describe_instances",
+        "Reservations",
+        "InstanceId",
+        "terminate_instances",
+        "InstanceIds",
+        many=True,
+        by_vpc="vpc-id",
+        gone=("terminated",),
+    ),
+    Kind("address", "describe_addresses", "Addresses", "AllocationId", "release_address", ""),
+    Kind("volume", "describe_volumes", "Volumes", "VolumeId", "delete_volume", ""),
+    Kind(
+        "network interface",
+        "describe_network_interfaces",
+        "NetworkInterfaces",
+        "NetworkInterfaceId",
+        "delete_network_interface",
+        "",
+        by_vpc="vpc-id",
+    ),
+    Kind(
+        "placement group",
+        "describe_placement_groups",
+        "PlacementGroups",
+        "GroupName",
+        "delete_placement_group",
+        "",
+        gone=("deleted", "deleting"),
+    ),
+    Kind("key pair", "describe_key_pairs", "KeyPairs", "KeyName", "delete_key_pair", ""),
+    Kind(
+        "security group",
+        "describe_security_groups",
+        "SecurityGroups",
+        "GroupId",
+        "delete_security_group",
+        "",
+        by_vpc="vpc-id",
+    ),
+    Kind(
+        "internet gateway",
+        "describe_internet_gateways",
+        "InternetGateways",
+        "InternetGatewayId",
+        "delete_internet_gateway",
+        "",
+        by_vpc="attachment.vpc-id",
+    ),
+    Kind("subnet", "describe_subnets", "Subnets", "SubnetId", "delete_subnet", "", by_vpc="vpc-id"),
+    Kind(
+        "route table",
+        "describe_route_tables",
+        "RouteTables",
+        "RouteTableId",
+        "delete_route_table",
+        "",
+        by_vpc="vpc-id",
+    ),
+    Kind("VPC", "describe_vpcs", "Vpcs", "VpcId", "delete_vpc", ""),
+)
+
+
+def find(api: Api, cluster_id: str = "") -> tuple[Left, ...]:
+    """All that carries the cluster's tag (of all clusters, without an id), and what lies untagged
+    in its VPCs. What goes with its VPC (default group, main route table) is not counted."""
+    return tuple(left for _, _, left in _find(api, cluster_id))
+
+
+def _find(api: Api, cluster_id: str) -> list[tuple[Kind, dict[str, Any], Left]]:
+    by_tag = (
+        {"Name": f"tag:{TAG}", "Values": [cluster_id]}
+        if cluster_id
+        else {"Name": "tag-key", "Values": [TAG]}
+    )
+    vpcs = {
+        item["VpcId"]: _tags(item) for item in api.all("describe_vpcs", "Vpcs", Filters=[by_tag])
+    }
+    found: dict[tuple[str, str], tuple[Kind, dict[str, Any], Left]] = {}
+    for kind in KINDS:
+        searches = [by_tag]
+        if kind.by_vpc and vpcs:
+            searches.append({"Name": kind.by_vpc, "Values": list(vpcs)})
+        for search in searches:
+            for item in _items(api, kind, search):
+                if _goes_by_itself(kind, item) or not item.get(kind.id):
+                    continue
+                tags = _tags(item) or vpcs.get(_vpc(item), {})
+                if TAG not in tags:
+                    tags = vpcs.get(_vpc(item), tags)
+                left = Left(
+                    kind.name, str(item[kind.id]), tags.get(TAG, ""), tags.get(NAME_TAG, "")
+                )
+                found.setdefault((kind.name, left.id), (kind, item, left))
+    return list(found.values())
+
+
+def _items(api: Api, kind: Kind, search: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for item in api.all(kind.action, kind.key, Filters=[search]):
+        for inner in item["Instances"] if kind.key == "Reservations" else (item,):
+            state = inner.get("State", inner.get("Status", ""))
+            if (state["Name"] if isinstance(state, dict) else state) not in kind.gone:
+                yield inner
+
+
+def _tags(item: dict[str, Any]) -> dict[str, str]:
+    return {tag["Key"]: tag["Value"] for tag in item.get("Tags", item.get("TagSet", ()))}
+
+
+def _vpc(item: dict[str, Any]) -> str:
+    attached = item.get("Attachments", ())
+    vpc = item.get("VpcId") or (attached[0].get("VpcId", "") if attached else "")
+    return str(vpc)
+
+
+def _goes_by_itself(kind: Kind, item: dict[str, Any]) -> bool:
+    if kind.name == "security group":
+        return bool(item.get("GroupName") == "default")
+    if kind.name == "route table":
+        return any(link.get("Main") for link in item.get("Associations", ()))
+    if kind.name == "network interface":
+        return bool(item.get("RequesterManaged"))
+    return False
+
+
+def remove(
+    api: Api, cluster_id: str, tell: OnEvent, *, limit: float = LIMIT, pause: float = 2.0
+) -> tuple[Left, ...]:
+    """Removes until a whole search finds nothing; returns what it found at first.
+
+    Raises LeftoverError that names what is still there after `limit` seconds.
+    """
+    first: tuple[Left, ...] | None = None
+    end = time.monotonic() + limit
+    while True:
+        items = _find(api, cluster_id)
+        if first is None:
+            first = tuple(left for _, _, left in items)
+            if first:
+                tell(f"left over: {describe(first, ids=False)}; removing")
+        if not items:
+            return first
+        why = _remove(api, items)
+        if time.monotonic() > end:
+            left = tuple(left for _, _, left in items)
+            raise LeftoverError(
+                f"of cluster {cluster_id} there is still: {describe(left)}"
+                + (f" ({why})" if why else ""),
+                hint="run the same command again, or remove that in the EC2 console",
+            )
+        time.sleep(pause)  # instances end slowly, and hold what they use
+
+
+def _remove(api: Api, items: list[tuple[Kind, dict[str, Any], Left]]) -> str:
+    """One attempt at everything, in order; the last thing that was refused, in words."""
+    why = ""
+    instances = [left for kind, _, left in items if kind.name == "instance"]
+    for kind in KINDS:
+        mine = [(item, left) for owner, item, left in items if owner is kind]
+        if not mine:
+            continue
+        if instances and kind.by_vpc and kind.name != "instance":
+            continue  # refused anyway until they are gone
+        try:
+            if kind.many:
+                api.call(kind.remove, **{kind.argument: [left.id for _, left in mine]})
+                continue
+        except ProviderError as error:
+            why = error.message
+            continue
+        for item, left in mine:
+            try:
+                for step, arguments in _before(kind, item):
+                    with suppress(ProviderError):
+                        api.call(step, **arguments)
+                api.call(kind.remove, **{kind.id: left.id})
+            except ProviderError as error:
+                why = error.message
+    return why
+
+
+def _before(kind: Kind, item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What has to be undone first."""
+    if kind.name == "internet gateway":
+        for link in item.get("Attachments", ()):
+            yield (
+                "detach_internet_gateway",
+                {"InternetGatewayId": item["InternetGatewayId"], "VpcId": link["VpcId"]},
+            )
+    elif kind.name == "route table":
+        for link in item.get("Associations", ()):
+            yield "disassociate_route_table", {"AssociationId": link["RouteTableAssociationId"]}
+    elif kind.name == "address" and item.get("AssociationId"):
+        yield "disassociate_address", {"AssociationId": item["AssociationId"]}
+    elif kind.name == "security group" and item.get("IpPermissions"):
+        # Groups that let each other in hold each other.
+        yield (
+            "revoke_security_group_ingress",
+            {"GroupId": item["GroupId"], "IpPermissions": item["IpPermissions"]},
+        )
+
+
+def describe(left: tuple[Left, ...], *, ids: bool = True) -> str:
+    """`2 instances (i-1, i-2), 1 volume (vol-3)`; without `ids` only how many."""
+    kinds: dict[str, list[str]] = {}
+    for item in left:
+        kinds.setdefault(item.kind, []).append(item.id)
+    return ", ".join(
+        f"{len(mine)} {kind if len(mine) == 1 else _plural(kind)}"
+        + (f" ({', '.join(mine)})" if ids else "")
+        for kind, mine in kinds.items()
+    )
+
+
+def _plural(kind: str) -> str:
+    return f"{kind}es" if kind.endswith("s") else f"{kind}s"

@@ -1,0 +1,54 @@
+"""What a node does at its first boot: cloud-init's configuration, as JSON. Pure.
+
+JSON is YAML, and cannot be badly indented: a private key that is leaves a node without sshd and
+cloud-init's status `done`.
+"""
+
+from __future__ import annotations
+
+import json
+
+from clusterctl import assets
+from clusterctl.keys import KeyPair
+
+AGENT = "/etc/clusterctl/deadline.sh"
+UNIT = "clusterctl-deadline.service"
+DEADLINE = "/var/lib/clusterctl/deadline"
+"""Seconds since the epoch; the agent reads it again every few seconds."""
+
+LIMIT = 16384
+"""Bytes of user data that EC2 takes."""
+
+
+def render(*, host_key: KeyPair, authorized: str, deadline: float, root: str, spot: bool) -> str:
+    """`root`: the node root, where the agent finds jobs; `deadline`: seconds since the epoch."""
+    config = {
+        "disable_root": True,
+        "ssh_pwauth": False,
+        "ssh_deletekeys": True,
+        "ssh_keys": {
+            "ed25519_private": host_key.private,
+            "ed25519_public": host_key.public,
+        },
+        "ssh_authorized_keys": [authorized],
+        "write_files": [
+            {
+                "path": AGENT,
+                "permissions": "0755",
+                "content": assets.render(
+                    "ec2/deadline.sh.j2", root=root, spot=spot, deadline=DEADLINE
+                ),
+            },
+            {"path": DEADLINE, "permissions": "0644", "content": f"{int(deadline)}\n"},
+            {
+                "path": f"/etc/systemd/system/{UNIT}",
+                "permissions": "0644",
+                "content": assets.render("ec2/deadline.service.j2", agent=AGENT),
+            },
+        ],
+        "runcmd": [
+            ["systemctl", "daemon-reload"],
+            ["systemctl", "enable", "--now", UNIT],
+        ],
+    }
+    return "#cloud-config\n" + json.dumps(config)

@@ -1,0 +1,29 @@
+"""Takes a local cluster down at its deadline: a process of this machine, tagged like the nodes.
+
+What ends the cluster's processes ends it too: `down` leaves none behind, `up` starts it anew.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from clusterctl import assets, process
+from clusterctl.providers.local import processes
+from clusterctl.providers.local.layout import REAPER, Site
+from clusterctl.state.home import write_atomic
+
+
+def arm(site: Site, name: str, deadline: float) -> None:
+    """Sets the deadline, in seconds since the epoch, and sees to it that somebody minds it."""
+    path = site.folder / "deadline"
+    write_atomic(path, f"{int(deadline)}\n".encode())
+    if any(found.node == REAPER for found in processes.scan(site)):
+        return
+    script = assets.render("local/reaper.sh.j2", deadline=path, python=sys.executable, cluster=name)
+    home = site.folder.parent.parent
+    process.spawn(
+        ["/bin/sh", "-c", script],
+        log=site.folder / "reaper.log",
+        env={**os.environ, "CLUSTERCTL_NODE": site.tag(REAPER), "CLUSTERCTL_HOME": str(home)},
+    )

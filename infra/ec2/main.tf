@@ -1,0 +1,153 @@
+locals {
+  tags = {
+    "clusterctl:cluster" = var.cluster_id
+    "clusterctl:name"    = var.cluster_name
+  }
+
+  # clusterctl/catalog.py holds the same table; a test compares them.
+  families = {
+    cpu  = { instance_type = "t3.xlarge", image = "cpu" }
+    g4dn = { instance_type = "g4dn.xlarge", image = "nvidia" }
+    g4ad = { instance_type = "g4ad.xlarge", image = "amd" }
+    g5   = { instance_type = "g5.xlarge", image = "nvidia" }
+    g6   = { instance_type = "g6.xlarge", image = "nvidia" }
+  }
+
+  # The numbers of a group's workers: its own, or those that follow the groups before it.
+  numbers = [
+    for index, group in var.groups : length(group.numbers) > 0 ? group.numbers : range(
+      1 + sum(concat([0], [for before in slice(var.groups, 0, index) : before.count])),
+      1 + sum(concat([0], [for before in slice(var.groups, 0, index) : before.count])) + group.count
+    )
+  ]
+
+  workers = merge([
+    for index, group in var.groups : {
+      for number in local.numbers[index] : "worker-${number}" => {
+        role          = "worker"
+        instance_type = coalesce(group.instance_type, try(local.families[group.family].instance_type, "unknown"))
+        image         = coalesce(group.image, try(local.families[group.family].image, "cpu"))
+      }
+    }
+  ]...)
+
+  # Every node by name: removing one leaves the others as they are.
+  nodes = merge(local.workers, {
+    launcher = { role = "launcher", instance_type = var.launcher_type, image = "launcher" }
+  })
+
+  types = toset([for node in local.nodes : node.instance_type])
+
+  images = {
+    ubuntu = {
+      owner = "099720109477" # Canonical
+      name  = "ubuntu/images/hvm-ssd*/ubuntu-jammy-22.04-amd64-server-*"
+    }
+    nvidia = {
+      owner = "amazon"
+      name  = "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 22.04) *"
+    }
+  }
+  image_of = { launcher = "ubuntu", cpu = "ubuntu", amd = "ubuntu", nvidia = "nvidia" }
+  kinds    = toset([for node in local.nodes : node.image])
+  lookups  = toset([for kind in local.kinds : local.image_of[kind] if !contains(keys(var.amis), kind)])
+  amis     = { for kind in local.kinds : kind => try(var.amis[kind], data.aws_ami.this[local.image_of[kind]].id) }
+
+  burstable = anytrue([for node in local.workers : can(regex("^t[0-9]", node.instance_type))])
+  placement = var.placement_group && !local.burstable && length(local.workers) > 1
+
+  # What a node runs at boot where nobody says it: only the end of its life.
+  last_resort = "#cloud-config\n${jsonencode({
+    runcmd = [["shutdown", "-P", "+${floor(var.ttl_hours * 60)}"]]
+  })}"
+}
+
+data "aws_ami" "this" {
+  for_each    = local.lookups
+  most_recent = true
+  owners      = [local.images[each.key].owner]
+
+  filter {
+    name   = "name"
+    values = [local.images[each.key].name]
+  }
+
+  filter {
+    name   = "architecture"
+    values = ["x86_64"]
+  }
+
+  filter {
+    name   = "state"
+    values = ["available"]
+  }
+}
+
+resource "aws_key_pair" "this" {
+  for_each   = toset(var.public_key == "" ? [] : ["user"])
+  key_name   = var.cluster_id
+  public_key = var.public_key
+}
+
+resource "aws_placement_group" "this" {
+  for_each = toset(local.placement ? ["workers"] : [])
+  name     = var.cluster_id
+  strategy = "cluster"
+}
+
+resource "aws_instance" "this" {
+  for_each = local.nodes
+
+  ami                                  = local.amis[each.value.image]
+  instance_type                        = each.value.instance_type
+  subnet_id                            = aws_subnet.this.id
+  associate_public_ip_address          = true
+  vpc_security_group_ids               = each.key == "launcher" ? [aws_security_group.nodes.id, aws_security_group.ssh.id] : [aws_security_group.nodes.id]
+  key_name                             = one([for pair in aws_key_pair.this : pair.key_name])
+  placement_group                      = each.key == "launcher" ? null : one([for group in aws_placement_group.this : group.name])
+  user_data                            = lookup(var.user_data, each.key, local.last_resort)
+  instance_initiated_shutdown_behavior = "terminate"
+  ebs_optimized                        = true
+
+  metadata_options {
+    http_endpoint               = "enabled"
+    http_tokens                 = "required"
+    http_put_response_hop_limit = 1
+  }
+
+  root_block_device {
+    volume_type           = "gp3"
+    volume_size           = each.key == "launcher" ? var.launcher_disk : var.disk != 0 ? var.disk : each.value.image == "cpu" ? 30 : 100
+    encrypted             = true
+    delete_on_termination = true
+    tags                  = merge(local.tags, { Name = "${var.cluster_id}-${each.key}" })
+  }
+
+  dynamic "instance_market_options" {
+    for_each = var.spot && each.key != "launcher" ? ["spot"] : []
+
+    content {
+      market_type = "spot"
+
+      spot_options {
+        spot_instance_type             = "one-time"
+        instance_interruption_behavior = "terminate"
+      }
+    }
+  }
+
+  tags = {
+    Name              = "${var.cluster_id}-${each.key}"
+    "clusterctl:node" = each.key
+  }
+
+  lifecycle {
+    # A node lives with what it was made from: newer images and other deadlines are for new nodes.
+    ignore_changes = [ami, user_data]
+
+    precondition {
+      condition     = each.value.instance_type != "unknown"
+      error_message = "There is no such family: choose one of ${join(", ", keys(local.families))}, or give an instance_type."
+    }
+  }
+}

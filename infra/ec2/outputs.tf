@@ -1,0 +1,17 @@
+output "nodes" {
+  description = "The nodes, the launcher first, then the workers by number."
+  value = [
+    for name in concat(["launcher"], [
+      for number in sort([for worker in keys(local.workers) : format("%06d", trimprefix(worker, "worker-"))]) :
+      "worker-${tonumber(number)}"
+      ]) : {
+      name            = name
+      role            = local.nodes[name].role
+      id              = aws_instance.this[name].id
+      instance_type   = aws_instance.this[name].instance_type
+      zone            = aws_instance.this[name].availability_zone
+      address         = aws_instance.this[name].public_ip
+      private_address = aws_instance.this[name].private_ip
+    }
+  ]
+}

@@ -1,0 +1,49 @@
+# The nodes talk freely among themselves. Rules are inline: as resources of their own they drift.
+resource "aws_security_group" "nodes" {
+  name        = "${var.cluster_id}-nodes"
+  description = "Everything among the nodes, and outwards"
+  vpc_id      = aws_vpc.this.id
+  tags        = { Name = "${var.cluster_id}-nodes" }
+
+  ingress {
+    description = "The nodes of this cluster"
+    from_port   = 0
+    to_port     = 0
+    protocol    = "-1"
+    self        = true
+  }
+
+  egress {
+    description = "Packages and images"
+    from_port   = 0
+    to_port     = 0
+    protocol    = "-1"
+    cidr_blocks = ["0.0.0.0/0"]
+  }
+}
+
+# The one way in from outside: SSH to the launcher, from one address.
+resource "aws_security_group" "ssh" {
+  name        = "${var.cluster_id}-ssh"
+  description = "SSH to the launcher"
+  vpc_id      = aws_vpc.this.id
+  tags        = { Name = "${var.cluster_id}-ssh" }
+
+  dynamic "ingress" {
+    for_each = var.ssh_cidr == "" ? [] : [var.ssh_cidr]
+
+    content {
+      description = "Whoever made the cluster"
+      from_port   = 22
+      to_port     = 22
+      protocol    = "tcp"
+      cidr_blocks = [ingress.value]
+    }
+  }
+}
+
+# A VPC's own default group lets everything out: it is emptied, for nobody uses it.
+resource "aws_default_security_group" "this" {
+  vpc_id = aws_vpc.this.id
+  tags   = { Name = "${var.cluster_id}-unused" }
+}

@@ -1,0 +1,157 @@
+variable "cluster_id" {
+  description = "Unique id: the value of the tag clusterctl:cluster on everything that is made."
+  type        = string
+  default     = "standalone"
+
+  validation {
+    condition     = can(regex("^[a-z][a-z0-9-]{0,49}$", var.cluster_id))
+    error_message = "cluster_id: a-z, 0-9 and dashes, beginning with a letter, at most 50 characters."
+  }
+}
+
+variable "cluster_name" {
+  description = "What people call the cluster: the value of the tag clusterctl:name."
+  type        = string
+  default     = "standalone"
+}
+
+variable "region" {
+  description = "Where everything is made."
+  type        = string
+  default     = "us-east-1"
+}
+
+variable "zone" {
+  description = "The one availability zone of all nodes. Empty: the first that offers every instance type."
+  type        = string
+  default     = ""
+}
+
+variable "groups" {
+  description = <<-EOT
+    Groups of equal workers: a family of the table in main.tf, or an instance type, and how many.
+    `image` names the kind of machine image (cpu, nvidia, amd) where the family does not say it;
+    `numbers` are the numbers of the workers, by default one after the other over all groups.
+  EOT
+  type = list(object({
+    family        = optional(string, "cpu")
+    instance_type = optional(string, "")
+    count         = number
+    image         = optional(string, "")
+    numbers       = optional(list(number), [])
+  }))
+  default = [{ count = 2 }]
+
+  validation {
+    condition     = alltrue([for group in var.groups : group.count >= 1 && group.count == floor(group.count)])
+    error_message = "groups: every group has one worker or more."
+  }
+
+  validation {
+    condition     = alltrue([for group in var.groups : contains([0, group.count], length(group.numbers))])
+    error_message = "groups: numbers, where given, name every worker of the group."
+  }
+
+  validation {
+    condition     = alltrue([for group in var.groups : contains(["", "cpu", "nvidia", "amd"], group.image)])
+    error_message = "groups: image is cpu, nvidia or amd."
+  }
+}
+
+variable "launcher_type" {
+  description = "Instance type of the launcher, which starts jobs and runs no ranks."
+  type        = string
+  default     = "t3.micro"
+}
+
+variable "amis" {
+  description = "Machine images by kind (launcher, cpu, nvidia, amd), instead of those that are looked up."
+  type        = map(string)
+  default     = {}
+
+  validation {
+    condition     = alltrue([for kind in keys(var.amis) : contains(["launcher", "cpu", "nvidia", "amd"], kind)])
+    error_message = "amis: the kinds are launcher, cpu, nvidia and amd."
+  }
+}
+
+variable "disk" {
+  description = "Size of every worker's root volume in GiB. 0: 100 for GPU images, 30 for others."
+  type        = number
+  default     = 0
+
+  validation {
+    condition     = var.disk == 0 || (var.disk >= 8 && var.disk <= 16384)
+    error_message = "disk: 8 to 16384 GiB."
+  }
+}
+
+variable "launcher_disk" {
+  description = "Size of the launcher's root volume in GiB."
+  type        = number
+  default     = 30
+}
+
+variable "spot" {
+  description = "Whether workers are spot instances. The launcher never is: it holds the jobs' records."
+  type        = bool
+  default     = false
+}
+
+variable "placement_group" {
+  description = "Whether workers share a cluster placement group, where their types allow it (burstable ones do not)."
+  type        = bool
+  default     = true
+}
+
+variable "cidr" {
+  description = "Addresses of the VPC: a /16. The nodes' subnet is its first /20."
+  type        = string
+  default     = "10.77.0.0/16"
+
+  validation {
+    condition     = can(cidrsubnet(var.cidr, 4, 0)) && endswith(var.cidr, "/16")
+    error_message = "cidr: an IPv4 network such as 10.77.0.0/16."
+  }
+}
+
+variable "ssh_cidr" {
+  description = "From where the launcher accepts SSH, such as 203.0.113.7/32. Empty: from nowhere outside."
+  type        = string
+  default     = ""
+
+  validation {
+    condition     = var.ssh_cidr == "" || can(cidrhost(var.ssh_cidr, 0))
+    error_message = "ssh_cidr: an address with a prefix, such as 203.0.113.7/32."
+  }
+}
+
+variable "public_key" {
+  description = "An OpenSSH public key to let in. Empty: no key pair is made."
+  type        = string
+  default     = ""
+}
+
+variable "ttl_hours" {
+  description = "Hours after which every node terminates itself, where user_data says nothing else."
+  type        = number
+  default     = 8
+
+  validation {
+    condition     = var.ttl_hours > 0
+    error_message = "ttl_hours: more than nothing."
+  }
+}
+
+variable "user_data" {
+  description = "User data by node name. It counts when a node is made; later changes are ignored."
+  type        = map(string)
+  default     = {}
+  sensitive   = true
+}
+
+variable "max_retries" {
+  description = "How often a request to AWS is tried."
+  type        = number
+  default     = 5
+}

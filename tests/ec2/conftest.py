@@ -1,0 +1,112 @@
+"""clusterctl against the simulated EC2: real Terraform, real hosts, one state home per test."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl import assets
+from tests.e2e.cli import Done
+from tests.sim.ec2.client import Ec2
+
+OUTSIDE = "198.51.100.0/24"
+"""From where the simulated launchers are reached."""
+
+
+class World:
+    """One person's machine beside a cloud: `run` is the command line."""
+
+    def __init__(self, ec2: Ec2, folder: Path) -> None:
+        self.ec2 = ec2
+        self.home = folder / "clusterctl"
+        self.env = {
+            **os.environ,
+            **ec2.env,
+            "HOME": str(folder),
+            "CLUSTERCTL_HOME": str(self.home),
+            "CLUSTERCTL_UP_SSH_CIDR": OUTSIDE,
+            "NO_COLOR": "1",
+        }
+        self._folder = folder
+
+    def start(self, *words: str, **more: Any) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "clusterctl", *words],
+            cwd=self._folder,
+            env=self.env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            **more,
+        )
+
+    def run(self, *words: str, timeout: float = 170) -> Done:
+        process = self.start(*words)
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            out, err = process.communicate()
+            raise AssertionError(f"{words} did not end in {timeout} s:\n{out}\n{err}") from None
+        return Done(words, process.returncode, out, err)
+
+    def ok(self, *words: str, timeout: float = 170) -> Done:
+        done = self.run(*words, timeout=timeout)
+        assert done.code == 0, f"{words}: {done.code}\n{done.out}\n{done.err}\n{self.ec2.failures}"
+        return done
+
+    def until(self, process: subprocess.Popen[str], word: str, seconds: float = 60) -> str:
+        """Reads stderr up to a line with `word`."""
+        said = []
+        assert process.stderr is not None
+        end = time.monotonic() + seconds
+        for line in process.stderr:
+            said.append(line)
+            if word in line or time.monotonic() > end:
+                break
+        assert said and word in said[-1], f"no {word!r} in: {''.join(said)}"
+        return "".join(said)
+
+    def record(self, name: str = "default") -> dict[str, Any]:
+        path = self.home / "clusters" / name / "cluster.json"
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found
+
+    def wait(self, ready: Callable[[], bool], seconds: float, what: str) -> None:
+        end = time.monotonic() + seconds
+        while not ready():
+            assert time.monotonic() < end, f"not within {seconds} s: {what}"
+            time.sleep(0.2)
+
+
+def allowed() -> set[str]:
+    """All that the policy file lets do."""
+    policy = json.loads((assets.folder("infra") / "ec2" / "policy.json").read_text())
+    return {action for rule in policy["Statement"] for action in rule["Action"]}
+
+
+@pytest.fixture
+def world(ec2: Ec2, tmp_path: Path) -> Iterator[World]:
+    """Afterwards nothing may be left in the cloud, and nothing may have been called beyond the
+    policy."""
+    ec2.forget_calls()
+    world = World(ec2, tmp_path)
+    try:
+        yield world
+        assert ec2.left() == []
+        ours = {call for call in ec2.actions if not call.startswith("sim:")}
+        assert ours <= allowed(), "infra/ec2/policy.json does not allow what was done"
+    finally:
+        ec2.clear()
+        ec2.reset()

@@ -1,0 +1,126 @@
+"""A CPU cluster from nothing to nothing, with all that a person does in between."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+
+import pytest
+
+from tests.ec2.conftest import World
+
+pytestmark = [pytest.mark.terraform, pytest.mark.netns, pytest.mark.sshd, pytest.mark.timeout(400)]
+
+CPU = ("up", "--cpu", "t3.xlarge", "--runtime", "host", "--yes")
+
+
+def test_from_nothing_to_nothing(world: World) -> None:
+    dry = world.ok("up", "--cpu", "t3.xlarge:2", "--dry-run")
+    assert "2 worker" in dry.out
+    assert "t3.xlarge" in dry.out
+    assert "$/h" in dry.out
+    assert world.ec2.left() == []
+    assert not world.home.exists()
+
+    up = world.ok(*CPU)
+    assert "reduce-all ok: 2 ranks on 2 hosts, each holds 1" in up.err
+    assert re.search(r"ends \d{4}-\d\d-\d\d", up.err)
+    for phase in ("plan", "create", "bootstrap", "mesh", "reduce-all"):
+        assert re.search(rf"^{phase} +\d+\.\d\d s$", up.err, re.MULTILINE), phase
+    record = world.record()
+    nodes = {node["name"]: node for node in record["nodes"]}
+    assert list(nodes) == ["launcher", "worker-1", "worker-2"]
+    assert nodes["worker-1"]["via"] == "launcher"
+    assert 8 * 3600 - 300 < record["deadline"] - time.time() < 8 * 3600
+
+    # The keys that came by user data have been replaced, and nothing here holds them any more.
+    for name in nodes:
+        machine = world.ec2.machine(name)
+        shown = machine.run("cut", "-d ", "-f1,2", "/etc/ssh/ssh_host_ed25519_key.pub").stdout
+        known = (world.home / "clusters/default/ssh/known_hosts").read_text()
+        assert shown.strip() in known
+        assert known.count(nodes[name]["address"] + " ") == 1
+    assert not list((world.home / "clusters/default/ec2/boot-keys").iterdir())
+
+    # Every node keeps the deadline itself; extend moves it everywhere; SIGTERM comes five minutes
+    # before, and the program saves its work.
+    job = world.ok("run", "--detach", "--json", "multinode_ddp_mpi.py", "100000", "100000")
+    number = job.document()["id"]
+    done = world.ok("extend", "--ttl", "280s")
+    assert "ends" in done.err
+    armed = world.ok("status", "--live", "--json").document()["nodes"]
+    assert {int(node["deadline"]) for node in armed} == {int(world.record()["deadline"])}
+    world.wait(
+        lambda: world.ok("jobs", "--json").document()["jobs"][-1]["state"] != "running",
+        40,
+        "the programs end when they are told to save their work",
+    )
+    saved = world.ok("logs", str(number))
+    assert "snapshot" in saved.out + saved.err, world.ok("jobs", "--json").out
+    world.ok("extend", "--ttl", "4h")
+    status = world.ok("status", "--json").document()
+    assert status["dollars"] > 0
+    assert status["dollars_per_hour"] == pytest.approx(0.3681, abs=0.001)
+
+    down = world.ok("down", "--yes")
+    assert f"job {number} has outputs" in down.err
+    assert "nothing tagged clusterctl:cluster=" in down.err
+    assert re.search(r"instance +t3.xlarge +2 +\d+\.\d{3} +0\.1664", down.err)
+    again = world.ok("down", "--yes")
+    assert "nothing to take down" in again.err
+
+
+def test_a_changed_host_key_is_refused(world: World) -> None:
+    world.ok(*CPU, "--workers", "1")
+    machine = world.ec2.machine("worker-1")
+    before = machine.run("ssh-keygen", "-lf", "/etc/ssh/ssh_host_ed25519_key.pub").stdout.split()[1]
+    machine.run("rm", "/etc/ssh/ssh_host_ed25519_key", "/etc/ssh/ssh_host_ed25519_key.pub")
+    machine.run("ssh-keygen", "-qt", "ed25519", "-N", "", "-f", "/etc/ssh/ssh_host_ed25519_key")
+    after = machine.run("ssh-keygen", "-lf", "/etc/ssh/ssh_host_ed25519_key.pub").stdout.split()[1]
+    up = world.run("up", "--yes")
+    assert up.code == 4
+    assert "worker-1" in up.err
+    assert before in up.err
+    assert after in up.err
+    world.ok("down", "--yes", "--force")
+
+
+def test_what_has_lost_its_record_is_found_and_removed(world: World) -> None:
+    world.ok(*CPU, "--workers", "1", "--ttl", "2h")
+    api = world.ec2.client("ec2")
+    id = world.record()["id"]
+    template = world.ec2.machine("worker-1").id
+    image = api.describe_instances(InstanceIds=[template])["Reservations"][0]["Instances"][0]
+    # An instance with our tag that no Terraform state knows.
+    api.run_instances(
+        ImageId=image["ImageId"],
+        InstanceType="t3.micro",
+        MinCount=1,
+        MaxCount=1,
+        SubnetId=image["SubnetId"],
+        TagSpecifications=[
+            {
+                "ResourceType": "instance",
+                "Tags": [{"Key": "clusterctl:cluster", "Value": id}],
+            }
+        ],
+    )
+    shutil.rmtree(world.home / "clusters")
+    listed = world.ok("gc", "--dry-run", "--json").document()
+    [orphan] = listed["found"]
+    assert orphan["id"] == id
+    assert [left["kind"] for left in orphan["left"]].count("instance") == 3
+    refused = world.run("gc")
+    assert refused.code == 2
+    assert "--yes" in refused.err
+
+    taken = world.ok("gc", "--adopt", "default")
+    assert "on record again" in taken.err
+    assert world.ok("status", "--json").document()["dollars_per_hour"] > 0
+    resumed = world.run("up", "--yes")
+    assert resumed.code == 3
+    assert "adopted" in resumed.err
+    down = world.ok("down", "--yes")
+    assert "left over: 3 instances" in down.err
+    assert world.ok("gc", "--json").document()["found"] == []

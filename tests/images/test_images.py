@@ -1,0 +1,204 @@
+"""The images, really built and run; the base is made from the distribution's packages."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.sim.engine import Engine
+from tests.sim.lab import keypair
+
+pytestmark = [pytest.mark.slow, pytest.mark.sshd, pytest.mark.timeout(900)]
+
+Start = Callable[..., "Container"]
+
+
+class Container:
+    """One that runs, with the way to its sshd."""
+
+    def __init__(self, engine: Engine, id: str, user: str, port: int, folder: Path) -> None:
+        self.engine = engine
+        self.id = id
+        self.user = user
+        self.port = port
+        self.folder = folder
+
+    def run(self, *argv: str) -> str:
+        return self.engine("exec", self.id, *argv)
+
+    def ssh(self, command: str, key: str = "user") -> subprocess.CompletedProcess[str]:
+        known = self.folder / "known_hosts"
+        known.write_text(f"node {(self.folder / 'host.pub').read_text()}")
+        options = {
+            "IdentityFile": str(self.folder / key),
+            "IdentitiesOnly": "yes",
+            "UserKnownHostsFile": str(known),
+            "StrictHostKeyChecking": "yes",
+            "HostKeyAlias": "node",
+            "BatchMode": "yes",
+        }
+        words = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+        argv = ["ssh", "-F", "none", *words, "-p", str(self.port), f"{self.user}@127.0.0.1"]
+        return subprocess.run([*argv, command], capture_output=True, text=True, timeout=60)
+
+    def wait(self) -> None:
+        until = time.monotonic() + 20
+        while (done := self.ssh("true")).returncode:
+            log = self.engine.try_("logs", self.id)
+            assert time.monotonic() < until, f"{done.stderr}\n{log.stderr}"
+            time.sleep(0.1)
+
+
+@pytest.fixture
+def start(
+    engine: Engine, node_images: dict[str, str], tmp_path: Path, need_root: None
+) -> Iterator[Start]:
+    """Starts an image as a person would, on this machine's network."""
+    ids = []
+    keypair(tmp_path / "user")
+    keypair(tmp_path / "host")
+    os.chown(tmp_path / "host", 1000, 1000)  # whoever runs the container has to read it
+    keypair(tmp_path / "stranger")
+
+    def starts(image: str, *options: str, user: str = "root") -> Container:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        words = [
+            *("run", "--detach", "--network=host", "--init"),
+            *("--env", f"AUTHORIZED_KEYS={(tmp_path / 'user.pub').read_text()}"),
+            *("--env", f"SSH_PORT={port}", "--env", "HOST_KEY_FILE=/run/host_key"),
+            *("--volume", f"{tmp_path}/host:/run/host_key:ro"),
+        ]
+        ids.append(engine(*words, *options, node_images[image]))
+        container = Container(engine, ids[-1], user, port, tmp_path)
+        container.wait()
+        return container
+
+    yield starts
+    for id in ids:
+        engine("rm", "--force", "--volumes", id)
+
+
+@pytest.mark.parametrize("image", ["launcher", "cpu"])
+def test_only_the_given_key_lets_in(start: Start, image: str) -> None:
+    container = start(image)
+    assert container.ssh("whoami").stdout == "root\n"
+    assert container.ssh("whoami", key="stranger").returncode == 255
+    # A command over ssh finds what the image's own environment names.
+    assert container.ssh("command -v mpirun python3").stdout.splitlines() == [
+        "/opt/venv/bin/mpirun",
+        "/opt/venv/bin/python3",
+    ]
+    assert container.ssh("mpirun --version").stdout.startswith("mpirun (Open MPI) 5.0.11")
+    assert container.run("sh", "-c", "cat /run/clusterctl/hostfile") == (
+        f"{socket.gethostname()} slots={len(os.sched_getaffinity(0))}"
+    )
+    assert container.run("/bin/sh", "/usr/local/lib/clusterctl/healthcheck.sh") == ""
+    assert container.engine.try_(
+        "exec", container.id, "sh", "-c", "ls /etc/ssh/ssh_host*"
+    ).returncode
+
+
+def test_an_ordinary_user(start: Start) -> None:
+    """sshd runs without root too; root can let in someone else."""
+    container = start("cpu", "--user=mpi", "--env=SLOTS=3", user="mpi")
+    assert container.ssh("id -un").stdout == "mpi\n"
+    assert container.run("sh", "-c", "cat /home/mpi/.container/hostfile").endswith("slots=3")
+    assert container.run("/bin/sh", "/usr/local/lib/clusterctl/healthcheck.sh") == ""
+    other = start("cpu", "--env=SSH_USER=mpi", user="mpi")
+    assert other.ssh("id -un").stdout == "mpi\n"
+    other.user = "root"
+    assert other.ssh("id -un").returncode == 255
+
+
+def test_ranks_run(start: Start) -> None:
+    """Whoever comes over ssh starts ranks with the hostfile that is there."""
+    program = "from mpi4py import MPI; c = MPI.COMM_WORLD; print(c.allreduce(c.rank), c.size)"
+    container = start("cpu", "--user=mpi", user="mpi")
+    flags = "--bind-to none --oversubscribe --mca pml ob1 --mca btl self,sm"
+    words = f"mpirun {flags} --hostfile /home/mpi/.container/hostfile -np 2"
+    done = container.ssh(f"{words} python3 -c {shlex.quote(program)}")
+    assert done.stdout == "1 2\n1 2\n", done.stderr
+
+
+def test_workers_compile_and_train(start: Start) -> None:
+    container = start("cpu", user="root")
+    source = (
+        "#include <mpi.h>\nint main(int n, char **v) "
+        "{ MPI_Init(&n, &v); MPI_Finalize(); return 7; }\n"
+    )
+    for compiler in ("gcc", "g++", "mpicc"):
+        assert container.ssh(f"{compiler} --version").returncode == 0
+    compile = f"printf '%s' {shlex.quote(source)} > /tmp/a.c && mpicc -o /tmp/a /tmp/a.c && /tmp/a"
+    assert container.ssh(compile).returncode == 7
+    code = "import torch; print(torch.__version__, torch.distributed.is_gloo_available())"
+    assert container.ssh(f"python3 -c {shlex.quote(code)}").stdout == "2.13.0+cpu True\n"
+    code = "import torch; print(torch.nn.Linear(2, 1)(torch.zeros(1, 2)).shape)"
+    assert container.ssh(f"python3 -c {shlex.quote(code)}").stdout == "torch.Size([1, 1])\n"
+
+
+def test_the_launcher_is_small(engine: Engine, node_images: dict[str, str]) -> None:
+    sizes = {
+        name: int(engine("image", "inspect", "--format", "{{.Size}}", reference))
+        for name, reference in node_images.items()
+    }
+    base = int(
+        engine("image", "inspect", "--format", "{{.Size}}", "clusterctl-test/debian:bookworm")
+    )
+    assert sizes["launcher"] - base < 200e6
+    assert sizes["cpu"] - base < 1600e6
+
+
+def test_a_failed_build_says_why(engine: Engine, tmp_path: Path) -> None:
+    def build(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "clusterctl", "image", "build", "launcher", *words],
+            env={**os.environ, **engine.environment, **environment},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+
+    nothing = str(tmp_path / "nothing")
+    done = build(DOCKER_HOST=f"unix://{nothing}")
+    assert done.returncode == 3
+    assert "no Docker engine answers" in done.stderr
+    done = build("--base", "clusterctl-test/no-such-image", DOCKER_BUILDKIT="0")
+    assert done.returncode == 3
+    assert "could not be built" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_answer_for_programs(engine: Engine, node_images: dict[str, str]) -> None:
+    base = "clusterctl-test/debian:bookworm"
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "clusterctl",
+            "image",
+            "build",
+            "launcher",
+            "--base",
+            base,
+            "--json",
+        ],
+        env={**os.environ, **engine.environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    answer = json.loads(done.stdout)
+    assert answer["reference"] == node_images["launcher"]
+    assert answer["schema"] == 1
+    assert answer["pushed"] is False

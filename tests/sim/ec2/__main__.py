@@ -1,0 +1,122 @@
+"""The simulator as a process: `python -m tests.sim.ec2 FOLDER`.
+
+Writes FOLDER/port when it answers. Ends when it is told to (SIGTERM, SIGINT) or when its standard
+input does: then whoever started it is gone, and every machine goes too.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from werkzeug.serving import WSGIRequestHandler, make_server
+
+from tests.sim.ec2 import gaps, images, leftovers
+from tests.sim.ec2.faults import Faults
+from tests.sim.ec2.loop import Loop
+from tests.sim.ec2.server import Layer
+
+_TURN = 0.1
+
+
+class _Quiet(WSGIRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_request(self, *args: Any, **kwargs: Any) -> None:
+        """The calls are written down by the layer."""
+
+
+class Control:
+    """What tests may ask for."""
+
+    def __init__(self, layer: Layer, loop: Loop) -> None:
+        self._layer = layer
+        self._loop = loop
+
+    def __call__(self, verb: str, said: dict[str, Any]) -> object:
+        return getattr(self, f"do_{verb}")(**said)
+
+    def do_fault(self, **fault: Any) -> None:
+        if fault["kind"] == "quota":
+            self._layer.world.quotas[fault["code"]] = fault["value"]
+        elif fault["kind"] == "price":
+            self._layer.world.prices[fault["instance_type"]] = fault["value"]
+        else:
+            self._layer.faults.add(fault)
+
+    def do_clear(self) -> None:
+        self._layer.faults.clear()
+        self._layer.world.quotas.clear()
+        self._layer.world.prices.clear()
+
+    def do_calls(self) -> object:
+        return self._layer.calls
+
+    def do_forget(self) -> None:
+        self._layer.calls.clear()
+
+    def do_left(self) -> list[str]:
+        return leftovers.everything(self._layer.world)
+
+    def do_machines(self) -> object:
+        return {"machines": self._loop.state(), "failures": self._loop.failures}
+
+    def do_kind(self, kind: str) -> None:
+        self._loop.kind = kind
+
+    def do_reset(self) -> None:
+        """Forgets everything, whatever it was; machines go with the next turn of the loop."""
+        from moto.ec2.models import ec2_backends
+
+        self.do_clear()
+        for regions in ec2_backends.values():
+            for region in regions.values():
+                region.reset()
+        world = self._layer.world
+        for table in (world.placement_groups, world.spot_requests, world.launched):
+            table.clear()
+        self._layer.calls.clear()
+
+
+def main() -> int:
+    folder = Path(sys.argv[1])
+    images.write(folder / "images.json")
+    os.environ["MOTO_AMIS_PATH"] = str(folder / "images.json")
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+
+    world, faults = gaps.World(), Faults()
+    gaps.install(world)
+    layer = Layer(DomainDispatcherApplication(create_backend_app), world, faults)
+    loop = Loop(folder / "machines", world, faults, prefix="sim")
+    layer.control = Control(layer, loop)
+    server = make_server("127.0.0.1", 0, layer, threaded=True, request_handler=_Quiet)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+
+    over = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: over.set())
+    threading.Thread(target=lambda: (sys.stdin.read(), over.set()), daemon=True).start()
+    fresh = folder / "port.new"
+    fresh.write_text(str(server.port))
+    fresh.replace(folder / "port")
+    try:
+        while not over.is_set():
+            started = time.monotonic()
+            try:
+                loop.turn()
+            except Exception:
+                traceback.print_exc()  # one bad turn, and the next may be good
+            over.wait(max(0.0, _TURN - (time.monotonic() - started)))
+    finally:
+        loop.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

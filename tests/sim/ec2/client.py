@@ -1,0 +1,220 @@
+"""The simulator as the tests see it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+CHECKOUT = Path(__file__).parents[3]
+_PROVIDER = Path("registry.terraform.io/hashicorp/aws")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """`pid` is a process of it, seen from here; `up`: its sshd listens."""
+
+    id: str
+    name: str
+    private: str
+    public: str | None
+    hostname: str
+    pid: int | None
+    up: bool
+    log: str
+
+    def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
+        """Runs something in the machine, as root and behind everybody's back."""
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        enter = ["nsenter", "--target", children[0], "--all", "--"]
+        return subprocess.run([*enter, *argv], capture_output=True, text=True, timeout=60)
+
+
+class Ec2:
+    """A simulated EC2. `env` is all that a program needs to find it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._log = (folder / "simulator.log").open("wb")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.sim.ec2", str(folder)],
+            cwd=CHECKOUT,
+            stdin=subprocess.PIPE,
+            stdout=self._log,
+            stderr=self._log,
+            start_new_session=True,  # Ctrl-C is for the tests: they end it
+        )
+        self._base = f"http://127.0.0.1:{self._port()}"
+        self.env = {
+            "AWS_ENDPOINT_URL": self._base,
+            "AWS_ACCESS_KEY_ID": "AKIASIMULATED",
+            "AWS_SECRET_ACCESS_KEY": "simulated",
+            "AWS_REGION": "us-east-1",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "AWS_CONFIG_FILE": "/dev/null",
+            "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
+            "NO_PROXY": "127.0.0.1",
+            "no_proxy": "127.0.0.1",
+            **terraform_environment(folder),
+        }
+
+    def _port(self) -> str:
+        until = time.monotonic() + 60
+        while not (self._folder / "port").exists():
+            if self._process.poll() is not None or time.monotonic() > until:
+                raise RuntimeError(f"the simulator did not start: {self.log()}")
+            time.sleep(0.05)
+        return (self._folder / "port").read_text()
+
+    def log(self) -> str:
+        return (self._folder / "simulator.log").read_text(errors="replace")[-8000:]
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._log.close()
+
+    def _ask(self, verb: str, **said: Any) -> Any:
+        request = urllib.request.Request(
+            f"{self._base}/_sim/{verb}", json.dumps(said).encode(), method="POST"
+        )
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(request, timeout=60) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as failed:
+            raise RuntimeError(f"{verb}: {failed.read().decode()}") from None
+
+    def client(self, service: str, region: str = "us-east-1") -> Any:
+        """A boto3 client of it."""
+        import boto3
+        from botocore.config import Config
+
+        return boto3.client(
+            cast(Any, service),
+            region_name=region,
+            endpoint_url=self._base,
+            aws_access_key_id=self.env["AWS_ACCESS_KEY_ID"],
+            aws_secret_access_key=self.env["AWS_SECRET_ACCESS_KEY"],
+            config=Config(retries={"total_max_attempts": 1}, proxies={}),
+        )
+
+    def fault(self, kind: str, **how: Any) -> None:
+        """Something goes wrong from now on: the table in `faults.py`."""
+        self._ask("fault", kind=kind, **how)
+
+    def clear(self) -> None:
+        """Nothing goes wrong any more. What went wrong stays so."""
+        self._ask("clear")
+
+    @property
+    def machines(self) -> dict[str, Machine]:
+        """The machines that run, by the id of their instance."""
+        return {id: Machine(**one) for id, one in self._ask("machines")["machines"].items()}
+
+    def machine(self, name: str) -> Machine:
+        """The one of this node name, or Name."""
+        found = [one for one in self.machines.values() if one.name == name]
+        if len(found) != 1:
+            raise LookupError(f"{len(found)} machines are called {name}: {self.failures}")
+        return found[0]
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """Machines that ended otherwise than by being switched off, and what they said."""
+        return dict(self._ask("machines")["failures"])
+
+    def wait(self, count: int, seconds: float = 30) -> dict[str, Machine]:
+        """Until so many machines are up, and no other is there."""
+        until = time.monotonic() + seconds
+        while True:
+            machines = self.machines
+            if len(machines) == count and all(one.up for one in machines.values()):
+                return machines
+            if time.monotonic() > until:
+                raise TimeoutError(f"{machines} {self.failures} {self.log()}")
+            time.sleep(0.05)
+
+    @property
+    def calls(self) -> list[dict[str, Any]]:
+        """All calls of the API since `forget_calls`: `action` is what a policy calls it."""
+        return list(self._ask("calls"))
+
+    @property
+    def actions(self) -> set[str]:
+        return {call["action"] for call in self.calls}
+
+    def forget_calls(self) -> None:
+        self._ask("forget")
+
+    def left(self) -> list[str]:
+        """Whatever exists, tagged or not: one line each. Empty is what `down` has to reach."""
+        return list(self._ask("left"))
+
+    def reset(self) -> None:
+        """A new world, whatever was there."""
+        self._ask("reset")
+        self.wait(0)
+
+    def use(self, kind: str) -> None:
+        """What new instances become: `light` hosts or `full` machines."""
+        self._ask("kind", kind=kind)
+
+
+def terraform_environment(folder: Path) -> dict[str, str]:
+    """Terraform's set-up: the provider from this disk where it is found, and no one's own file."""
+    configuration = folder / "terraformrc"
+    mirror = provider_mirror()
+    if mirror is None:
+        text = "disable_checkpoint = true\n"
+    else:
+        include = f'path = {json.dumps(str(mirror))}\n    include = ["hashicorp/aws"]'
+        direct = 'exclude = ["hashicorp/aws"]'
+        text = (
+            "disable_checkpoint = true\n"
+            f"provider_installation {{\n  filesystem_mirror {{\n    {include}\n  }}\n"
+            f"  direct {{\n    {direct}\n  }}\n}}\n"
+        )
+    configuration.write_text(text)
+    cache = folder / "plugins"
+    cache.mkdir(exist_ok=True)
+    return {
+        "TF_CLI_CONFIG_FILE": str(configuration),
+        "TF_PLUGIN_CACHE_DIR": str(cache),
+        "CHECKPOINT_DISABLE": "1",
+    }
+
+
+def provider_mirror() -> Path | None:
+    """A folder that serves as Terraform's file system mirror, if this machine has one with the
+    provider for AWS in it.
+    """
+    usual = [
+        Path(os.environ["TF_PLUGIN_MIRROR"]) if os.environ.get("TF_PLUGIN_MIRROR") else None,
+        Path.home() / ".terraform.d/plugins",
+        Path("/usr/local/share/terraform/plugins"),
+        Path("/usr/share/terraform/plugins"),
+    ]
+    for place in usual:
+        if place and any((place / _PROVIDER).glob("*/*")):
+            return place
+    # Not `find /`: three levels below the folders where software is put take no time.
+    for top in ("/opt", "/srv", "/usr/local", "/var/lib", "/usr/share", "/usr/lib", "/var/cache"):
+        for depth in ("", "*/", "*/*/"):
+            for found in sorted(Path(top).glob(f"{depth}{_PROVIDER}")):
+                if any(found.glob("*/*")):
+                    return found.parents[2]
+    return None

@@ -1,0 +1,405 @@
+"""What moto's EC2 lacks or gets wrong, and Terraform's provider needs.
+
+Two ways: whole actions are answered here (`ACTIONS`), and the model is amended where moto has
+launched an instance (`install`). What the current request said is at hand in `current`.
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+import ipaddress
+import itertools
+import json
+import random
+import subprocess
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from tests.sim.ec2 import market, wire
+from tests.sim.ec2.wire import Answer, ApiError, Request
+
+ACCOUNT = "123456789012"
+PUBLIC = ipaddress.IPv4Network("198.51.100.0/24")  # TEST-NET-2: nobody's
+
+current = threading.local()
+"""`.request`: what this thread is answering."""
+
+
+@dataclass
+class PlacementGroup:
+    region: str
+    name: str
+    strategy: str
+    id: str = field(default_factory=lambda: f"pg-{uuid.uuid4().hex[:17]}")
+    tags: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class SpotRequest:
+    region: str
+    instance: Any
+    kind: str
+    behavior: str
+    id: str = field(default_factory=lambda: f"sir-{uuid.uuid4().hex[:8]}")
+    cancelled: bool = False
+    tags: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def state(self) -> str:
+        if self.cancelled:
+            return "cancelled"
+        return "closed" if self.instance.state == "terminated" else "active"
+
+
+class World:
+    """All that exists beside moto's own."""
+
+    def __init__(self) -> None:
+        self.placement_groups: dict[str, PlacementGroup] = {}
+        self.spot_requests: dict[str, SpotRequest] = {}
+        self.launched: dict[str, Any] = {}  # client token → reservation
+        self.quotas: dict[str, float] = {}
+        self.prices: dict[str, float | None] = {}
+
+    def owners(self, ids: list[str]) -> list[PlacementGroup | SpotRequest]:
+        """Those of these ids that are ours."""
+        ours: dict[str, PlacementGroup | SpotRequest] = {**self.spot_requests}
+        ours |= {group.id: group for group in self.placement_groups.values()}
+        return [ours[one] for one in ids if one in ours]
+
+
+Action = Callable[[World, Request], Answer | None]
+
+
+def _create_placement_group(world: World, request: Request) -> Answer:
+    name = request.parameters["GroupName"]
+    if name in world.placement_groups:
+        raise ApiError("InvalidPlacementGroup.Duplicate", f"The group '{name}' exists.")
+    strategy = request.parameters.get("Strategy", "cluster")
+    group = PlacementGroup(request.region, name, strategy, tags=request.tags("placement-group"))
+    world.placement_groups[name] = group
+    inner = f"<placementGroup>{_placement_group(group)}</placementGroup>"
+    return wire.xml("CreatePlacementGroup", f"<return>true</return>{inner}")
+
+
+def _placement_group(group: PlacementGroup) -> str:
+    arn = f"arn:aws:ec2:{group.region}:{ACCOUNT}:placement-group/{group.name}"
+    fields = {
+        "groupName": group.name,
+        "groupId": group.id,
+        "groupArn": arn,
+        "strategy": group.strategy,
+        "state": "available",
+    }
+    spread = wire.tag("spreadLevel", "rack") if group.strategy == "spread" else ""
+    return "".join(wire.tag(*one) for one in fields.items()) + spread + wire.tag_set(group.tags)
+
+
+def _describe_placement_groups(world: World, request: Request) -> Answer:
+    names, ids = request.listed("GroupName"), request.listed("GroupId")
+    groups = [one for one in world.placement_groups.values() if one.region == request.region]
+    for name in names:
+        if name not in (one.name for one in groups):
+            message = f"The Placement Group '{name}' is unknown."
+            raise ApiError("InvalidPlacementGroup.Unknown", message)
+    if names or ids:
+        groups = [one for one in groups if one.name in names or one.id in ids]
+    known = {"group-name": "name", "strategy": "strategy", "group-id": "id"}
+    for key, values in request.filters().items():
+        if key == "state":
+            groups = groups if "available" in values else []
+        elif key in known:
+            groups = [one for one in groups if getattr(one, known[key]) in values]
+        else:
+            groups = [one for one in groups if _tag_matches(one.tags, key, values)]
+    found = (_placement_group(one) for one in groups)
+    return wire.xml("DescribePlacementGroups", wire.items("placementGroupSet", found))
+
+
+def _delete_placement_group(world: World, request: Request) -> Answer:
+    name = request.parameters["GroupName"]
+    if name not in world.placement_groups:
+        message = f"The Placement Group '{name}' is unknown."
+        raise ApiError("InvalidPlacementGroup.Unknown", message)
+    if any(
+        one.placement.group_name == name and one.state != "terminated"
+        for one in backend(request.region).all_instances()
+    ):
+        message = f"The placement group '{name}' is in use and may not be deleted."
+        raise ApiError("InvalidPlacementGroup.InUse", message)
+    del world.placement_groups[name]
+    return wire.done("DeletePlacementGroup")
+
+
+def _describe_spot_requests(world: World, request: Request) -> Answer:
+    ids = request.listed("SpotInstanceRequestId")
+    found = [one for one in world.spot_requests.values() if one.region == request.region]
+    for one in ids:
+        if one not in world.spot_requests:
+            message = f"The spot instance request ID '{one}' does not exist"
+            raise ApiError("InvalidSpotInstanceRequestID.NotFound", message)
+    if ids:
+        found = [one for one in found if one.id in ids]
+    for key, values in request.filters().items():
+        if key == "state":
+            found = [one for one in found if one.state in values]
+        elif key == "instance-id":
+            found = [one for one in found if one.instance.id in values]
+        else:
+            found = [one for one in found if _tag_matches(one.tags, key, values)]
+    members = (_spot_request(one) for one in found)
+    return wire.xml("DescribeSpotInstanceRequests", wire.items("spotInstanceRequestSet", members))
+
+
+def _spot_request(one: SpotRequest) -> str:
+    status = wire.tag("code", "fulfilled" if one.state == "active" else "instance-terminated")
+    fields = {
+        "spotInstanceRequestId": one.id,
+        "instanceId": one.instance.id,
+        "state": one.state,
+        "type": one.kind,
+        "instanceInterruptionBehavior": one.behavior,
+        "productDescription": "Linux/UNIX",
+        "launchedAvailabilityZone": one.instance.placement.zone,
+        "spotPrice": "1.0",
+    }
+    texts = "".join(wire.tag(*pair) for pair in fields.items())
+    return f"{texts}<status>{status}</status>{wire.tag_set(one.tags)}"
+
+
+def _cancel_spot_requests(world: World, request: Request) -> Answer:
+    members = []
+    for one in request.listed("SpotInstanceRequestId"):
+        if one not in world.spot_requests:
+            message = f"The spot instance request ID '{one}' does not exist"
+            raise ApiError("InvalidSpotInstanceRequestID.NotFound", message)
+        world.spot_requests[one].cancelled = True
+        members.append(wire.tag("spotInstanceRequestId", one) + wire.tag("state", "cancelled"))
+    return wire.xml("CancelSpotInstanceRequests", wire.items("spotInstanceRequestSet", members))
+
+
+def _spot_prices(world: World, request: Request) -> Answer:
+    """Three tenths of the price on demand, in every zone a little more than in the one before."""
+    kinds = request.listed("InstanceType") or list(market.PRICES)
+    wanted = request.parameters.get("AvailabilityZone")
+    zones = [one.name for one in backend(request.region).describe_availability_zones()]
+    members = []
+    for (number, zone), kind in itertools.product(enumerate(zones), kinds):
+        price = {**market.PRICES, **world.prices}.get(kind)
+        if price is None or wanted not in (None, zone):
+            continue
+        fields = {
+            "instanceType": kind,
+            "productDescription": "Linux/UNIX",
+            "spotPrice": f"{price * (0.30 + 0.01 * number):.6f}",
+            "timestamp": "2026-05-20T00:00:00.000Z",
+            "availabilityZone": zone,
+        }
+        members.append("".join(wire.tag(*one) for one in fields.items()))
+    return wire.xml("DescribeSpotPriceHistory", wire.items("spotPriceHistorySet", members))
+
+
+def _create_tags(world: World, request: Request) -> Answer | None:
+    ours = world.owners(request.listed("ResourceId"))
+    for one in ours:
+        one.tags.update(wire.pairs(request.parameters))
+    return wire.done("CreateTags") if ours else None
+
+
+def _delete_tags(world: World, request: Request) -> Answer | None:
+    ours = world.owners(request.listed("ResourceId"))
+    for one in ours:
+        for name in wire.pairs(request.parameters):
+            one.tags.pop(name, None)
+    return wire.done("DeleteTags") if ours else None
+
+
+def _modify_instance(world: World, request: Request) -> Answer | None:
+    """moto takes the groups away when it is told the shutdown behaviour alone."""
+    behavior = request.parameters.get("InstanceInitiatedShutdownBehavior.Value")
+    if behavior is None:
+        return None
+    instance = backend(request.region).get_instance(request.parameters["InstanceId"])
+    instance.instance_initiated_shutdown_behavior = behavior
+    return wire.done("ModifyInstanceAttribute")
+
+
+def _run_instances(world: World, request: Request) -> Answer | None:
+    """Refuses what EC2 refuses; moto does the rest."""
+    kind = request.parameters.get("InstanceType", "")
+    if len(base64.b64decode(request.parameters.get("UserData", ""))) > 16384:
+        raise ApiError("InvalidParameterValue", "User data is limited to 16384 bytes")
+    name = request.parameters.get("Placement.GroupName")
+    if name:
+        if name not in world.placement_groups:
+            message = f"The Placement Group '{name}' is unknown."
+            raise ApiError("InvalidPlacementGroup.Unknown", message)
+        if world.placement_groups[name].strategy == "cluster" and kind.startswith("t"):
+            message = f"Cluster placement groups are not supported by the '{kind}' instance type."
+            raise ApiError("InvalidParameterCombination", message)
+    _keep_to_quota(world, request, kind)
+    return None
+
+
+def _keep_to_quota(world: World, request: Request, kind: str) -> None:
+    spot = request.parameters.get("InstanceMarketOptions.MarketType") == "spot"
+    code = market.quota_code(kind, spot)
+    limit = world.quotas.get(code, market.QUOTAS[code][1])
+    used = sum(
+        vcpus(one.instance_type)
+        for one in backend(request.region).all_instances()
+        if one.state not in ("terminated", "stopped")
+        and market.quota_code(one.instance_type, one.lifecycle == "spot") == code
+    )
+    more = vcpus(kind) * int(request.parameters.get("MaxCount", 1))
+    if used + more <= limit or request.parameters.get("ClientToken") in world.launched:
+        return
+    if spot:
+        raise ApiError("MaxSpotInstanceCountExceeded", "Max spot instance count exceeded")
+    message = (
+        f"You have requested more vCPU capacity than your current vCPU limit of {limit:.0f} allows "
+        "for the instance bucket that the specified instance type belongs to. Please visit "
+        "http://aws.amazon.com/contact-us/ec2-request to request an adjustment to this limit."
+    )
+    raise ApiError("VcpuLimitExceeded", message)
+
+
+ACTIONS: dict[str, Action] = {
+    "CreatePlacementGroup": _create_placement_group,
+    "DescribePlacementGroups": _describe_placement_groups,
+    "DeletePlacementGroup": _delete_placement_group,
+    "DescribeSpotInstanceRequests": _describe_spot_requests,
+    "CancelSpotInstanceRequests": _cancel_spot_requests,
+    "DescribeSpotPriceHistory": _spot_prices,
+    "CreateTags": _create_tags,
+    "DeleteTags": _delete_tags,
+    "ModifyInstanceAttribute": _modify_instance,
+    "RunInstances": _run_instances,
+}
+"""EC2 actions that are answered here; None leaves the answer to moto."""
+
+
+def _tag_matches(tags: Mapping[str, str], key: str, values: list[str]) -> bool:
+    if key == "tag-key":
+        return any(one in tags for one in values)
+    if not key.startswith("tag:"):
+        raise ApiError("InvalidParameterValue", f"The filter '{key}' is invalid")
+    value = tags.get(key.removeprefix("tag:"))
+    return value is not None and any(fnmatchcase(value, pattern) for pattern in values)
+
+
+def backend(region: str) -> Any:
+    """moto's EC2 of this region."""
+    from moto.ec2.models import ec2_backends
+
+    return ec2_backends[ACCOUNT][region]
+
+
+def regions() -> list[str]:
+    """Those in which anything was ever asked."""
+    from moto.ec2.models import ec2_backends
+
+    return sorted(ec2_backends[ACCOUNT]) if ACCOUNT in ec2_backends else []
+
+
+def vcpus(kind: str) -> int:
+    from moto.ec2.models.instance_types import INSTANCE_TYPES
+
+    return int(INSTANCE_TYPES.get(kind, {}).get("VCpuInfo", {}).get("DefaultVCpus", 0))
+
+
+def public_addresses() -> Iterator[str]:
+    """Addresses of the test network that are not routed on this machine: another simulator may
+    run here.
+    """
+    pool = [str(one) for one in PUBLIC.hosts()][9:]
+    while True:
+        address = random.choice(pool)
+        argv = ["ip", "-4", "-j", "route", "show", "table", "all", "root", str(PUBLIC)]
+        routes = json.loads(subprocess.run(argv, capture_output=True).stdout or "[]")
+        if address not in (one.get("dst") for one in routes) and address not in _in_use():
+            yield address
+
+
+def _in_use() -> set[str | None]:
+    return {eni.public_ip for region in regions() for eni in list(backend(region).enis.values())}
+
+
+def install(world: World) -> None:
+    """Amends moto's models. Once in a process, before the first request."""
+    from moto.ec2.models import elastic_ip_addresses, elastic_network_interfaces
+    from moto.ec2.models.instances import Instance, InstanceBackend
+
+    addresses = public_addresses()
+    lock = threading.Lock()
+
+    def public_address() -> str:
+        with lock:
+            return next(addresses)
+
+    elastic_network_interfaces.random_public_ip = public_address
+    elastic_ip_addresses.random_ip = public_address
+    launch = InstanceBackend.run_instances
+
+    def run_instances(self: Any, *args: Any, **kwargs: Any) -> Any:
+        request: Request | None = getattr(current, "request", None)
+        if request is None or request.action != "RunInstances":
+            return launch(self, *args, **kwargs)
+        token = request.parameters.get("ClientToken")
+        with lock:
+            # Twice the same token is the same launch: what a client that got no answer relies on.
+            if token and token in world.launched:
+                return world.launched[token]
+        reservation = launch(self, *args, **kwargs)
+        for instance in reservation.instances:
+            _amend(world, request, instance)
+        if token:
+            world.launched[token] = reservation
+        return reservation
+
+    InstanceBackend.run_instances = run_instances  # type: ignore[method-assign]
+    terminate = Instance.terminate
+
+    def terminate_once(self: Any) -> Any:
+        """Its interface is gone after the first time, and moto stumbles over that."""
+        if self.state == "terminated":
+            return copy.copy(self.instance_state)
+        return terminate(self)
+
+    Instance.terminate = terminate_once  # type: ignore[method-assign]
+
+
+def _amend(world: World, request: Request, instance: Any) -> None:
+    form = request.parameters
+    instance.placement.group_name = form.get("Placement.GroupName", "")
+    if not instance.security_groups:
+        instance.security_groups = list(instance.nics[0].group_set)
+    # An interface that was made by the launch goes with its instance unless told otherwise.
+    for number, nic in instance.nics.items():
+        said = form.get(f"NetworkInterface.{number + 1}.DeleteOnTermination")
+        given = form.get(f"NetworkInterface.{number + 1}.NetworkInterfaceId")
+        nic.delete_on_termination = said == "true" if said else not given
+    disks = {one.get("DeviceName"): one for one in request.structured("BlockDeviceMapping")}
+    for device, block in instance.get_block_device_mapping:
+        volume = instance.ec2_backend.volumes[block.volume_id]
+        said = disks.get(device, {})
+        if volume.volume_type == "gp3":
+            volume.iops = int(said.get("Ebs.Iops", volume.iops or 3000))
+            volume.throughput = int(said.get("Ebs.Throughput", 125))
+    if form.get("InstanceMarketOptions.MarketType") == "spot":
+        options = "InstanceMarketOptions.SpotOptions"
+        spot = SpotRequest(
+            request.region,
+            instance,
+            form.get(f"{options}.SpotInstanceType", "one-time"),
+            form.get(f"{options}.InstanceInterruptionBehavior", "terminate"),
+            tags=request.tags("spot-instances-request"),
+        )
+        world.spot_requests[spot.id] = spot
+        instance.lifecycle = "spot"
+        instance.spot_instance_request_id = spot.id

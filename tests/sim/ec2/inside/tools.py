@@ -1,0 +1,162 @@
+"""The commands of a light host that talk to its init, by the name that they are called by."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+
+SOCKET = "/run/sim/init.sock"
+SCHEDULED = Path("/run/systemd/shutdown/scheduled")
+
+PACKAGES = {
+    "ca-certificates", "curl", "docker.io", "g++", "gcc", "gnupg", "jq", "libopenmpi-dev", "make",
+    "nvidia-container-toolkit", "openmpi-bin", "python3", "python3-dev", "python3-pip",
+    "python3-venv", "rsync", "git", "numactl", "build-essential",
+}  # fmt: skip
+
+
+def fail(text: str, code: int = 1) -> int:
+    print(text, file=sys.stderr)
+    return code
+
+
+def root_only(what: str) -> None:
+    if os.geteuid() != 0:
+        sys.exit(fail(f"{what}: must be superuser"))
+
+
+def ask(*words: str) -> tuple[int, str]:
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(SOCKET)
+    connection.sendall(json.dumps(words).encode() + b"\n")
+    code, text = json.loads(connection.makefile().readline())
+    return code, text
+
+
+def systemctl(words: list[str]) -> int:
+    quiet = any(one in ("-q", "--quiet") for one in words)
+    now = "--now" in words
+    words = [one for one in words if not one.startswith("-")]
+    if not words:
+        return fail("systemctl: no verb")
+    verb, names = words[0], words[1:]
+    if verb not in ("is-active", "is-enabled", "status", "show", "is-system-running", "list-units"):
+        root_only("systemctl")
+    code, text = ask(verb, *names)
+    if code == 0 and now and verb in ("enable", "disable"):
+        code, text = ask("start" if verb == "enable" else "stop", *names)
+    if text and not (quiet and verb.startswith("is-")):
+        failed = code and not verb.startswith("is-")
+        print(text, file=sys.stderr if failed else sys.stdout)
+    return code
+
+
+def shutdown(words: list[str]) -> int:
+    root_only("shutdown")
+    if "-c" in words:
+        SCHEDULED.unlink(missing_ok=True)
+        return 0
+    mode = "reboot" if "-r" in words or "--reboot" in words else "poweroff"
+    times = [one for one in words if not one.startswith("-")]
+    when = times[0] if times else "+1"
+    if when in ("now", "+0"):
+        code, _ = ask(mode)
+        return code
+    if when.startswith("+") or when.isdigit():
+        if not when.lstrip("+").isdigit():
+            return fail(f"Failed to parse time specification: {when}")
+        at = time.time() + 60 * int(when.lstrip("+"))
+    else:
+        try:
+            hour, minute = (int(one) for one in when.split(":"))
+        except ValueError:
+            return fail(f"Failed to parse time specification: {when}")
+        today = time.localtime()
+        at = time.mktime((*today[:3], hour, minute, 0, 0, 0, -1))
+        at += 86400 if at <= time.time() else 0
+    SCHEDULED.parent.mkdir(parents=True, exist_ok=True)
+    fresh = SCHEDULED.with_suffix(".new")
+    fresh.write_text(f"USEC={int(at * 1e6)}\nWARN_WALL=1\nMODE={mode}\n")
+    fresh.replace(SCHEDULED)
+    print(f"Shutdown scheduled for {time.ctime(at)}, use 'shutdown -c' to cancel.", file=sys.stderr)
+    return 0
+
+
+def end(words: list[str]) -> int:
+    root_only(NAME)
+    code, _ = ask("reboot" if NAME == "reboot" else "poweroff")
+    return code
+
+
+def cloud_init(words: list[str]) -> int:
+    if words[:1] != ["status"]:
+        return fail(f"the simulator's cloud-init knows only `status`, not {words}", 2)
+    done = Path("/run/cloud-init/result.json")
+    while "--wait" in words and not done.exists():
+        time.sleep(0.1)
+    if not done.exists():
+        print("status: running")
+        return 0
+    errors = json.loads(done.read_text())["v1"]["errors"]
+    print("status: error" if errors else "status: done")
+    if "--long" in words:
+        print("\n".join(errors))
+    return 1 if errors else 0
+
+
+def apt_get(words: list[str]) -> int:
+    root_only("E: Could not open lock file /var/lib/dpkg/lock-frontend - apt-get")
+    with Path("/var/log/sim-apt.log").open("a") as log:
+        log.write(json.dumps(words) + "\n")
+    words = [one for one in words if not one.startswith("-") and "=" not in one]
+    if not words:
+        return fail("apt-get: no command")
+    if words[0] in ("update", "clean", "autoremove", "upgrade", "dist-upgrade"):
+        return 0
+    for package in words[1:]:
+        if package not in PACKAGES:
+            return fail(f"E: Unable to locate package {package}", 100)
+    if "docker.io" in words and words[0] == "install":
+        code, text = ask("install-docker")
+        return fail(text) if code else 0
+    return 0
+
+
+def journalctl(words: list[str]) -> int:
+    for number, word in enumerate(words):
+        if word in ("-u", "--unit") and number + 1 < len(words):
+            name = words[number + 1].removesuffix(".service")
+            log = Path(f"/run/sim/log/{name}.service")
+            print(log.read_text() if log.exists() else "-- No entries --", end="")
+    return 0
+
+
+def nothing(words: list[str]) -> int:
+    return 0
+
+
+COMMANDS = {
+    "systemctl": systemctl,
+    "shutdown": shutdown,
+    "poweroff": end,
+    "halt": end,
+    "reboot": end,
+    "cloud-init": cloud_init,
+    "apt-get": apt_get,
+    "apt": apt_get,
+    "journalctl": journalctl,
+    "loginctl": nothing,
+    "iptables": nothing,
+    "modprobe": nothing,
+}
+
+NAME = os.path.basename(sys.argv[0])
+
+if __name__ == "__main__":
+    if NAME not in COMMANDS:
+        sys.exit(fail(f"the simulated machine has no {NAME}", 127))
+    sys.exit(COMMANDS[NAME](sys.argv[1:]))

@@ -1,0 +1,209 @@
+"""The reconcile loop: every running instance of moto's has a machine, and nothing else has one."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.sim.ec2 import gaps, images, imds
+from tests.sim.ec2.faults import Faults, Where
+from tests.sim.ec2.light import LightHost
+from tests.sim.ec2.machines import Machine, Order
+from tests.sim.ec2.network import Vpc, subnet_of
+
+_ALIVE = ("pending", "running")
+
+Build = Callable[[Order], Machine]
+
+
+class Loop:
+    """All state of it belongs to the thread that calls `turn`."""
+
+    def __init__(self, folder: Path, world: gaps.World, faults: Faults, prefix: str) -> None:
+        self.folder = folder
+        self.world = world
+        self.faults = faults
+        self.builders: dict[str, Build] = {"light": LightHost}
+        self.kind = "light"
+        self.failures: dict[str, str] = {}  # instance → why its machine ended
+        self._prefix = prefix
+        self._machines: dict[str, Machine] = {}
+        self._plugged: dict[str, tuple[Vpc, str]] = {}
+        self._vpcs: dict[str, Vpc] = {}
+        self._services: dict[str, imds.Service] = {}
+        self._waits: dict[str, float] = {}  # instance → when it boots
+        self._notices: dict[str, tuple[float, str]] = {}  # instance → its end, by the clock
+        self._ports = 0
+
+    def turn(self) -> None:
+        alive = {one.id: one for one in instances() if one.state in _ALIVE}
+        for id in [one for one in self._machines if one not in alive]:
+            self._remove(id)
+        for instance in alive.values():
+            if instance.id not in self._machines and self._may_boot(instance):
+                self._start(instance)
+        for id, machine in list(self._machines.items()):
+            if id not in self._plugged and machine.pid:
+                self._plug(alive[id], machine)
+            if how := machine.ended():
+                self._ended(alive[id], how)
+        self._notify(alive)
+        for id in [id for id, vpc in self._vpcs.items() if vpc.empty and not self._machines]:
+            self._services.pop(id).shutdown()
+            self._vpcs.pop(id).close()
+
+    def state(self) -> dict[str, Any]:
+        """Instance → its machine, for the tests."""
+        found = {}
+        for id, machine in list(self._machines.items()):
+            order = machine.order
+            found[id] = {
+                "id": id,
+                "name": order.name,
+                "private": order.private,
+                "public": order.public,
+                "hostname": order.hostname,
+                "pid": machine.pid,
+                "up": machine.up and id in self._plugged,
+                "log": str(order.folder),
+            }
+        return found
+
+    def close(self) -> None:
+        for id in list(self._machines):
+            self._remove(id)
+        for service in self._services.values():
+            service.shutdown()
+        for vpc in self._vpcs.values():
+            vpc.close()
+
+    def _may_boot(self, instance: Any) -> bool:
+        where = Where(names=names_of(instance))
+        if instance.id in self.failures or self.faults.take("never_boot", where=where):
+            return False
+        if instance.id not in self._waits:
+            slow = self.faults.take("slow_boot", where=where)
+            self._waits[instance.id] = time.monotonic() + (slow["seconds"] if slow else 0)
+        return time.monotonic() >= self._waits[instance.id]
+
+    def _start(self, instance: Any) -> None:
+        folder = self.folder / instance.id
+        shutil.rmtree(folder, ignore_errors=True)
+        order = Order(
+            id=instance.id,
+            name=tag_of(instance, "clusterctl:node") or tag_of(instance, "Name"),
+            private=instance.private_ip_address,
+            public=instance.public_ip_address,
+            subnet=subnet_of(instance),
+            keys=tuple(keys_of(instance)),
+            user_data=imds.text_of(instance.user_data),
+            docker=images.has_docker(image_of(instance)),
+            folder=folder,
+        )
+        self._machines[instance.id] = self.builders[self.kind](order)
+
+    def _plug(self, instance: Any, machine: Machine) -> None:
+        vpc = self._vpc(instance.vpc_id)
+        self._ports += 1
+        port = f"m{self._ports}"
+        assert machine.pid
+        try:
+            vpc.plug(port, machine.pid, machine.order.subnet, machine.order.public)
+        except OSError as failed:
+            if machine.ended():
+                return
+            raise failed
+        self._plugged[instance.id] = (vpc, port)
+        machine.connected()
+
+    def _vpc(self, id: str) -> Vpc:
+        if id not in self._vpcs:
+            vpc = self._vpcs[id] = Vpc(id, self._prefix)
+            self._services[id] = imds.Service(
+                vpc.listen(80), lambda address: self._asked(id, address)
+            )
+        return self._vpcs[id]
+
+    def _asked(self, vpc: str, address: str) -> imds.Document | None:
+        """What the instance at this address may read. Called by threads of the service."""
+        for instance in instances():
+            here = instance.state in _ALIVE and instance.vpc_id == vpc
+            if here and address in (instance.private_ip_address, instance.public_ip_address):
+                notice = None
+                if instance.id in self._notices:
+                    end = time.gmtime(self._notices[instance.id][0])
+                    when = time.strftime("%Y-%m-%dT%H:%M:%SZ", end)
+                    notice = {"action": self._notices[instance.id][1], "time": when}
+                return imds.document(instance, None, keys_of(instance), notice)
+        return None
+
+    def _notify(self, alive: dict[str, Any]) -> None:
+        for instance in alive.values():
+            where = Where(names=names_of(instance))
+            if instance.id in self._notices:
+                end, action = self._notices[instance.id]
+                if time.time() >= end:
+                    del self._notices[instance.id]
+                    end_of(instance, action, "Server.SpotInstanceTermination")
+            elif notice := self.faults.take("spot_notice", where=where):
+                seconds = notice.get("seconds", 120)
+                self._notices[instance.id] = (time.time() + seconds, "terminate")
+
+    def _ended(self, instance: Any, how: str) -> None:
+        """Switched off from inside: EC2 does what the instance was told to do then."""
+        if how == "poweroff":
+            behavior = instance.instance_initiated_shutdown_behavior
+            end_of(instance, behavior, "Client.InstanceInitiatedShutdown")
+        else:
+            self.failures[instance.id] = how
+            print(f"{instance.id} {how}", file=sys.stderr, flush=True)
+        self._remove(instance.id)
+
+    def _remove(self, id: str) -> None:
+        machine = self._machines.pop(id)
+        machine.kill()
+        self._waits.pop(id, None)
+        if id in self._plugged:
+            vpc, port = self._plugged.pop(id)
+            vpc.unplug(port, machine.order.public)
+
+
+def instances() -> list[Any]:
+    """All of moto's, in all regions."""
+    for _ in range(10):
+        try:
+            return [
+                one for region in gaps.regions() for one in gaps.backend(region).all_instances()
+            ]
+        except RuntimeError:
+            continue  # changed by a request meanwhile
+    return []
+
+
+def end_of(instance: Any, action: str, reason: str) -> None:
+    instance.terminate() if action == "terminate" else instance.stop()
+    instance.state_reason.code = reason
+    instance.state_reason.message = reason
+
+
+def tag_of(instance: Any, key: str) -> str:
+    return str(next((tag["value"] for tag in instance.get_tags() if tag["key"] == key), ""))
+
+
+def names_of(instance: Any) -> frozenset[str]:
+    names = {instance.id, tag_of(instance, "clusterctl:node"), tag_of(instance, "Name")}
+    return frozenset(names - {""})
+
+
+def keys_of(instance: Any) -> list[str]:
+    pair = instance.ec2_backend.key_pairs.get(instance.key_name)
+    return [pair.public_key.strip()] if pair else []
+
+
+def image_of(instance: Any) -> str | None:
+    image = instance.ec2_backend.amis.get(instance.image_id)
+    return image.name if image else None

@@ -1,0 +1,193 @@
+"""Prices and quotas: the two services that moto lacks.
+
+The numbers are made for tests: near the real ones, and recognisable.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tests.sim.ec2.wire import Answer, ApiError, Request, document
+
+PRICES = {
+    "t3.micro": 0.0104,
+    "t3.small": 0.0208,
+    "t3.medium": 0.0416,
+    "t3.large": 0.0832,
+    "t3.xlarge": 0.1664,
+    "c5.xlarge": 0.17,
+    "m5.xlarge": 0.192,
+    "g4dn.xlarge": 0.526,
+    "g4dn.2xlarge": 0.752,
+    "g4dn.12xlarge": 3.912,
+    "g4ad.xlarge": 0.37853,
+    "g4ad.2xlarge": 0.54117,
+    "g5.xlarge": 1.006,
+    "g6.xlarge": 0.8048,
+    "p4d.24xlarge": 21.957642,
+}
+"""USD an hour on demand, Linux, in us-east-1; a tenth more elsewhere."""
+
+GP3 = 0.08  # USD for a GiB and month
+ADDRESS = 0.005  # USD an hour for a public IPv4 address
+
+QUOTAS = {
+    "L-1216C47A": ("Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances", 256.0),
+    "L-DB2E81BA": ("Running On-Demand G and VT instances", 64.0),
+    "L-417A185B": ("Running On-Demand P instances", 0.0),
+    "L-34B43A08": ("All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests", 256.0),
+    "L-3819A6DF": ("All G and VT Spot Instance Requests", 64.0),
+    "L-7212CCBC": ("All P4, P3 and P2 Spot Instance Requests", 0.0),
+}
+"""Code → name and value, in vCPUs."""
+
+_LOCATIONS = {
+    "us-east-1": "US East (N. Virginia)",
+    "us-east-2": "US East (Ohio)",
+    "us-west-2": "US West (Oregon)",
+    "eu-west-1": "EU (Ireland)",
+    "eu-central-1": "EU (Frankfurt)",
+}
+_PREFIXES = {
+    "us-east-2": "USE2-",
+    "us-west-2": "USW2-",
+    "eu-west-1": "EU-",
+    "eu-central-1": "EUC1-",
+}
+
+
+def quota_code(instance_type: str, spot: bool) -> str:
+    """The quota that instances of this type count against."""
+    if instance_type.startswith(("g", "vt")):
+        return "L-3819A6DF" if spot else "L-DB2E81BA"
+    if instance_type.startswith("p"):
+        return "L-7212CCBC" if spot else "L-417A185B"
+    return "L-34B43A08" if spot else "L-1216C47A"
+
+
+def service_quotas(request: Request, changed: Mapping[str, float]) -> Answer | None:
+    def quota(code: str) -> dict[str, Any]:
+        name, value = QUOTAS[code]
+        return {
+            "ServiceCode": "ec2",
+            "ServiceName": "Amazon Elastic Compute Cloud (Amazon EC2)",
+            "QuotaArn": f"arn:aws:servicequotas:{request.region}:123456789012:ec2/{code}",
+            "QuotaCode": code,
+            "QuotaName": name,
+            "Value": changed.get(code, value),
+            "Unit": "None",
+            "Adjustable": True,
+            "GlobalQuota": False,
+        }
+
+    if request.parameters.get("ServiceCode") != "ec2":
+        return None
+    if request.action == "GetServiceQuota":
+        code = str(request.parameters.get("QuotaCode"))
+        if code not in QUOTAS:
+            raise ApiError("NoSuchResourceException", "The request failed because it is unknown")
+        return document({"Quota": quota(code)})
+    if request.action == "ListServiceQuotas":
+        return document({"Quotas": [quota(code) for code in QUOTAS]})
+    return None
+
+
+def pricing(request: Request, changed: Mapping[str, float | None]) -> Answer | None:
+    """GetProducts with TERM_MATCH filters over all that is known, as the real one does it."""
+    if request.action != "GetProducts":
+        return None
+    wanted = request.parameters.get("Filters", [])
+    service = request.parameters.get("ServiceCode")
+    found = [
+        json.dumps(product)
+        for product in _products(changed)
+        if product["serviceCode"] == service
+        and all(_matches(product["product"], one["Field"], one["Value"]) for one in wanted)
+    ]
+    limit = int(request.parameters.get("MaxResults", 100))
+    start = int(request.parameters.get("NextToken") or 0)
+    page: dict[str, Any] = {"FormatVersion": "aws_v1", "PriceList": found[start : start + limit]}
+    if start + limit < len(found):
+        page["NextToken"] = str(start + limit)
+    return document(page)
+
+
+def _matches(product: Mapping[str, Any], name: str, value: str) -> bool:
+    if name == "productFamily":
+        return bool(product["productFamily"] == value)
+    return str(product["attributes"].get(name, "")).lower() == value.lower()
+
+
+def _products(changed: Mapping[str, float | None]) -> Iterator[dict[str, Any]]:
+    for region, location in _LOCATIONS.items():
+        prefix = _PREFIXES.get(region, "")
+        more = 1.0 if region == "us-east-1" else 1.1
+        place = {"regionCode": region, "location": location, "locationType": "AWS Region"}
+        for kind, price in {**PRICES, **changed}.items():
+            if price is None:
+                continue
+            for system, factor in (("Linux", 1.0), ("Windows", 1.35)):
+                attributes = {
+                    **place,
+                    "servicecode": "AmazonEC2",
+                    "instanceType": kind,
+                    "operatingSystem": system,
+                    "tenancy": "Shared",
+                    "preInstalledSw": "NA",
+                    "capacitystatus": "Used",
+                    "marketoption": "OnDemand",
+                    "licenseModel": "No License required",
+                    "operation": "RunInstances" if system == "Linux" else "RunInstances:0002",
+                    "usagetype": f"{prefix}BoxUsage:{kind}",
+                }
+                yield _product(
+                    "AmazonEC2", "Compute Instance", attributes, "Hrs", price * more * factor
+                )
+        disk = {
+            **place,
+            "servicecode": "AmazonEC2",
+            "volumeApiName": "gp3",
+            "volumeType": "General Purpose",
+            "usagetype": f"{prefix}EBS:VolumeUsage.gp3",
+        }
+        yield _product("AmazonEC2", "Storage", disk, "GB-Mo", GP3 * more)
+        address = {
+            **place,
+            "servicecode": "AmazonVPC",
+            "group": "VPCPublicIPv4Address",
+            "groupDescription": "Hourly charge for In-use Public IPv4 Addresses",
+            "usagetype": f"{prefix}PublicIPv4:InUseAddress",
+        }
+        yield _product("AmazonVPC", "VpcPublicIPv4Address", address, "Hrs", ADDRESS)
+
+
+def _product(
+    service: str, family: str, attributes: dict[str, str], unit: str, price: float
+) -> dict[str, Any]:
+    sku = "".join(filter(str.isalnum, attributes["usagetype"])).upper()
+    sku += "".join(filter(str.isupper, attributes.get("operatingSystem", "")))
+    dimension = {
+        "unit": unit,
+        "beginRange": "0",
+        "endRange": "Inf",
+        "rateCode": f"{sku}.JRTCKXETXF.6YS6EN2CT7",
+        "pricePerUnit": {"USD": f"{price:.10f}"},
+        "description": f"${price:g} per {unit}",
+        "appliesTo": [],
+    }
+    offer = {
+        "sku": sku,
+        "offerTermCode": "JRTCKXETXF",
+        "effectiveDate": "2026-05-01T00:00:00Z",
+        "priceDimensions": {f"{sku}.JRTCKXETXF.6YS6EN2CT7": dimension},
+        "termAttributes": {},
+    }
+    return {
+        "product": {"sku": sku, "productFamily": family, "attributes": attributes},
+        "serviceCode": service,
+        "terms": {"OnDemand": {f"{sku}.JRTCKXETXF": offer}},
+        "version": "20260501000000",
+        "publicationDate": "2026-05-01T00:00:00Z",
+    }

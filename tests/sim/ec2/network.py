@@ -1,0 +1,155 @@
+"""The network of a VPC: a namespace with a bridge and a gateway, and machines plugged into it.
+
+This machine reaches public addresses only, each by a route of its own; private ones can be reached
+from inside alone, so that VPCs may have equal addresses. No namespace has a name: each is held by a
+descriptor of this process, and the kernel takes it away with us.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import os
+import socket
+import subprocess
+import threading
+from collections.abc import Callable
+from ipaddress import IPv4Network
+from typing import Any, TypeVar
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_CLONE_NEWNET = 0x40000000
+_HERE, _THERE = "169.254.77.1", "169.254.77.2"  # of the cable between this machine and any VPC
+IMDS = "169.254.169.254"
+
+T = TypeVar("T")
+
+
+def ip(*lines: str, inside: int | None = None, check: bool = True) -> None:
+    """`ip -batch`, in the namespace of this descriptor if one is given."""
+    enter = ["nsenter", f"--net=/proc/{os.getpid()}/fd/{inside}"] if inside is not None else []
+    argv = [*enter, "ip", "-force", "-batch", "-"]
+    done = subprocess.run(argv, input="\n".join(lines).encode(), capture_output=True)
+    if check and done.returncode:
+        raise OSError(f"ip -batch: {done.stderr.decode()}: {lines}")
+
+
+def _in_thread(work: Callable[[], T]) -> T:
+    """In a thread of its own, which may leave this machine's network."""
+    result: list[T] = []
+    error: list[BaseException] = []
+
+    def body() -> None:
+        try:
+            result.append(work())
+        except BaseException as failed:
+            error.append(failed)
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+    if error:
+        raise error[0]
+    return result[0]
+
+
+def _new_namespace() -> int:
+    def work() -> int:
+        if _LIBC.unshare(_CLONE_NEWNET) != 0:
+            raise OSError(ctypes.get_errno(), "unshare")
+        settings = {
+            "ip_forward": "1",
+            "conf/all/rp_filter": "0",
+            "conf/default/rp_filter": "0",
+            "conf/all/send_redirects": "0",
+            "conf/default/send_redirects": "0",
+        }
+        for name, value in settings.items():
+            with open(f"/proc/sys/net/ipv4/{name}", "w") as file:
+                file.write(value)
+        return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+
+    return _in_thread(work)
+
+
+class Vpc:
+    """One VPC, from the first of its machines on."""
+
+    def __init__(self, id: str, prefix: str) -> None:
+        self.id = id
+        digest = hashlib.sha256(f"{prefix}{id}".encode()).hexdigest()[:8]
+        self.cable = f"{prefix}{digest}"  # this machine's end
+        self.namespace = _new_namespace()
+        self._gateways: set[IPv4Network] = set()
+        self._routed: set[str] = set()
+        self._ports: set[str] = set()
+        ip(
+            "link set lo up",
+            "link add br0 type bridge",
+            "link set br0 up",
+            f"address add {IMDS}/32 dev br0",
+            f"link add uplink type veth peer name {self.cable} netns {os.getpid()}",
+            f"address add {_THERE}/32 dev uplink",
+            "link set uplink up",
+            f"route add default via {_HERE} dev uplink onlink",
+            inside=self.namespace,
+        )
+        ip(f"address add {_HERE}/32 dev {self.cable}", f"link set {self.cable} up")
+
+    def plug(self, port: str, pid: int, subnet: IPv4Network, public: str | None) -> None:
+        """A cable to the network of process `pid`, where it is eth0."""
+        lines = [
+            f"link add {port} type veth peer name eth0 netns {pid}",
+            f"link set {port} master br0 up",
+        ]
+        if subnet not in self._gateways:
+            lines.append(f"address add {subnet[1]}/{subnet.prefixlen} dev br0")
+            self._gateways.add(subnet)
+        if public:
+            lines.append(f"route replace {public}/32 dev br0")
+        ip(*lines, inside=self.namespace)
+        self._ports.add(port)
+        if public:
+            ip(f"route replace {public}/32 via {_THERE} dev {self.cable} onlink")
+            self._routed.add(public)
+
+    def unplug(self, port: str, public: str | None) -> None:
+        """Takes the cable away at once; the kernel would do so some time after the machine."""
+        ip(f"link delete {port}", inside=self.namespace, check=False)
+        self._ports.discard(port)
+        if public in self._routed:
+            ip(f"route delete {public}/32 dev {self.cable}", check=False)
+            self._routed.discard(str(public))
+
+    @property
+    def empty(self) -> bool:
+        return not self._ports
+
+    def listen(self, port: int) -> socket.socket:
+        """A listening socket inside, at the address of the metadata service."""
+
+        def work() -> socket.socket:
+            if _LIBC.setns(self.namespace, _CLONE_NEWNET) != 0:
+                raise OSError(ctypes.get_errno(), "setns")
+            listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((IMDS, port))
+            listener.listen(64)
+            return listener
+
+        return _in_thread(work)
+
+    def close(self) -> None:
+        ip(f"link delete {self.cable}", check=False)
+        with contextlib.suppress(OSError):
+            os.close(self.namespace)
+
+
+def gateway(subnet: IPv4Network) -> str:
+    return str(subnet[1])
+
+
+def subnet_of(instance: Any) -> IPv4Network:
+    """Of moto's instance."""
+    return IPv4Network(instance.nics[0].subnet.cidr_block)

@@ -1,0 +1,146 @@
+"""The endpoint: moto's dispatcher behind a layer that adds, breaks and writes down.
+
+POST /_sim/VERB   with a JSON document: the control of the tests (`control.py`)
+anything else     a call of AWS
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tests.sim.ec2 import gaps, market, wire
+from tests.sim.ec2.faults import Faults, Where
+from tests.sim.ec2.wire import Answer, ApiError, Request
+
+Start = Callable[..., Any]
+Control = Callable[[str, dict[str, Any]], object]
+
+_NAMES = {"api.pricing": "pricing", "elasticfilesystem": "efs"}
+"""Names in signatures → names in policies, where they differ."""
+
+
+class Layer:
+    """A WSGI application around moto's."""
+
+    def __init__(self, moto: Callable[..., Iterable[bytes]], world: gaps.World, faults: Faults):
+        self._moto = moto
+        self.world = world
+        self.faults = faults
+        self.control: Control = lambda verb, said: None
+        self.calls: list[dict[str, Any]] = []
+        self._launching = threading.Lock()
+
+    def __call__(self, environ: dict[str, Any], start_response: Start) -> Iterable[bytes]:
+        path = environ.get("PATH_INFO", "")
+        if path.startswith("/_sim/"):
+            return self._controlled(path.removeprefix("/_sim/"), environ, start_response)
+        request = wire.parse(environ)
+        gaps.current.request = request
+        try:
+            self._note(request)
+            answer = self._answer(request)
+            if answer is None:
+                return self._by_moto(request, environ, start_response)
+        except ApiError as failed:
+            answer = wire.error(request.service, failed.code, failed.message, failed.status)
+        except Exception:
+            # The client has to see an answer, and whoever reads the log what was wrong.
+            traceback.print_exc()
+            answer = wire.error(request.service, "InternalError", "see the simulator's log", 500)
+        finally:
+            gaps.current.request = None
+        return _send(answer, start_response)
+
+    def _note(self, request: Request) -> None:
+        service = _NAMES.get(request.service, request.service)
+        call = {"action": f"{service}:{request.action}", "region": request.region}
+        if request.action == "RunInstances":
+            call |= {"type": request.parameters.get("InstanceType"), "zone": zone_of(request)}
+        if request.parameters.get("DryRun") == "true":
+            call["dry_run"] = True
+        self.calls.append(call)
+
+    def _answer(self, request: Request) -> Answer | None:
+        where = where_of(request)
+        if delay := self.faults.take("delay", where=where):
+            time.sleep(delay["seconds"])
+        self.faults.check(request.service, where)
+        if request.service == "pricing":
+            return market.pricing(request, self.world.prices)
+        if request.service == "servicequotas":
+            return market.service_quotas(request, self.world.quotas)
+        if request.service == "ec2" and request.action in gaps.ACTIONS:
+            if request.parameters.get("DryRun") == "true":
+                return None
+            return gaps.ACTIONS[request.action](self.world, request)
+        return None
+
+    def _by_moto(
+        self, request: Request, environ: dict[str, Any], start_response: Start
+    ) -> Iterable[bytes]:
+        seen: list[tuple[Any, ...]] = []
+
+        def remember(*args: Any, **kwargs: Any) -> None:
+            seen.append(args)
+
+        try:
+            if request.action == "RunInstances":
+                # Quota and addresses are looked up and taken in two steps.
+                with self._launching:
+                    body = b"".join(self._moto(environ, remember))
+            else:
+                body = b"".join(self._moto(environ, remember))
+        except NotImplementedError as missing:
+            raise ApiError("InvalidAction", f"the simulator lacks this: {missing}") from None
+        if seen[0][0].startswith(("500", "501")) and b"has not been implemented" in body:
+            raise ApiError("InvalidAction", f"the simulator lacks {request.action}")
+        start_response(*seen[0])
+        return [body]
+
+    def _controlled(
+        self, verb: str, environ: dict[str, Any], start_response: Start
+    ) -> Iterable[bytes]:
+        length = int(environ.get("CONTENT_LENGTH") or 0)
+        said = json.loads(environ["wsgi.input"].read(length) or b"{}")
+        try:
+            answer = wire.document(self.control(verb, said))
+        except Exception:
+            answer = Answer(traceback.format_exc().encode(), 500, "text/plain")
+        return _send(answer, start_response)
+
+
+def where_of(request: Request) -> Where:
+    if request.service != "ec2":
+        return Where(action=request.action)
+    names = {request.parameters.get("InstanceId", ""), *request.listed("InstanceId")}
+    tags = request.tags("instance")
+    names |= {tags.get("clusterctl:node", ""), tags.get("Name", "")}
+    return Where(
+        action=request.action,
+        zone=zone_of(request) if request.action == "RunInstances" else "",
+        instance_type=request.parameters.get("InstanceType", ""),
+        names=frozenset(names - {""}),
+    )
+
+
+def zone_of(request: Request) -> str:
+    """The zone that RunInstances is about: said, or that of the subnet."""
+    form = request.parameters
+    subnet = form.get("SubnetId") or form.get("NetworkInterface.1.SubnetId")
+    if subnet:
+        for one in gaps.backend(request.region).describe_subnets():
+            if one.id == subnet:
+                return str(one.availability_zone)
+    return str(form.get("Placement.AvailabilityZone", ""))
+
+
+def _send(answer: Answer, start_response: Start) -> Iterable[bytes]:
+    status = {200: "200 OK"}.get(answer.status, f"{answer.status} Error")
+    length = str(len(answer.body))
+    start_response(status, [("Content-Type", answer.type), ("Content-Length", length)])
+    return [answer.body]

@@ -1,0 +1,140 @@
+"""Requests to AWS and answers from it, as far as the layer before moto has to understand them."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qsl
+from xml.sax.saxutils import escape
+
+_SCOPE = re.compile(r"Credential=[^/]+/\d+/([^/]+)/([^/]+)/aws4_request")
+
+
+@dataclass(frozen=True)
+class Request:
+    """One call of the API. `parameters` is the flat form of the query protocol (EC2, STS …), or
+    the JSON document of the others.
+    """
+
+    service: str
+    action: str
+    region: str
+    parameters: dict[str, Any] = field(default_factory=dict)
+
+    def listed(self, name: str) -> list[str]:
+        """The values of `name.1`, `name.2` …"""
+        pattern = re.compile(rf"{re.escape(name)}\.(\d+)$")
+        found = [(pattern.match(key), value) for key, value in self.parameters.items()]
+        return [value for _, value in sorted((int(m[1]), value) for m, value in found if m)]
+
+    def structured(self, name: str) -> list[dict[str, str]]:
+        """The members of `name.N.field`, one mapping for each N."""
+        pattern = re.compile(rf"{re.escape(name)}\.(\d+)\.(.+)$")
+        members: dict[int, dict[str, str]] = {}
+        for key, value in self.parameters.items():
+            if match := pattern.match(key):
+                members.setdefault(int(match[1]), {})[match[2]] = value
+        return [members[number] for number in sorted(members)]
+
+    def filters(self) -> dict[str, list[str]]:
+        return {
+            one["Name"]: [value for key, value in one.items() if key.startswith("Value.")]
+            for one in self.structured("Filter")
+        }
+
+    def tags(self, kind: str) -> dict[str, str]:
+        """The tags that a new resource of this kind is to get."""
+        tags: dict[str, str] = {}
+        for one in self.structured("TagSpecification"):
+            if one.get("ResourceType") == kind:
+                tags.update(pairs(one))
+        return tags
+
+
+def pairs(form: Mapping[str, str]) -> dict[str, str]:
+    """`Tag.1.Key=a&Tag.1.Value=b` → {"a": "b"}."""
+    return {
+        value: form.get(f"{key[: -len('.Key')]}.Value", "")
+        for key, value in form.items()
+        if re.fullmatch(r"Tag\.\d+\.Key", key)
+    }
+
+
+def parse(environ: dict[str, Any]) -> Request:
+    """Reads the request and leaves its body readable for moto."""
+    length = int(environ.get("CONTENT_LENGTH") or 0)
+    body = environ["wsgi.input"].read(length) if length else b""
+    environ["wsgi.input"] = io.BytesIO(body)
+    scope = _SCOPE.search(environ.get("HTTP_AUTHORIZATION", ""))
+    region, service = (scope[1], scope[2]) if scope else ("us-east-1", "")
+    if target := environ.get("HTTP_X_AMZ_TARGET", ""):
+        return Request(service, target.rpartition(".")[2], region, json.loads(body or b"{}"))
+    text = body.decode(errors="replace")
+    form = dict(parse_qsl(text or environ.get("QUERY_STRING", ""), keep_blank_values=True))
+    return Request(service, form.get("Action", ""), region, form)
+
+
+@dataclass(frozen=True)
+class Answer:
+    body: bytes
+    status: int = 200
+    type: str = "text/xml;charset=UTF-8"
+
+
+def xml(action: str, inner: str) -> Answer:
+    """A successful answer of EC2. `inner` is XML already."""
+    space = "http://ec2.amazonaws.com/doc/2016-11-15/"
+    text = f"<requestId>{uuid.uuid4()}</requestId>{inner}"
+    return Answer(f'<{action}Response xmlns="{space}">{text}</{action}Response>'.encode())
+
+
+def done(action: str) -> Answer:
+    return xml(action, "<return>true</return>")
+
+
+def document(value: object) -> Answer:
+    return Answer(json.dumps(value).encode(), type="application/x-amz-json-1.1")
+
+
+def error(service: str, code: str, message: str, status: int = 400) -> Answer:
+    """An error in the words of the service's protocol."""
+    if service in ("pricing", "servicequotas", "ssm", "tagging"):
+        text = json.dumps({"__type": code, "message": message})
+        return Answer(text.encode(), status, "application/x-amz-json-1.1")
+    if service in ("sts", "iam"):
+        inner = f"<Error><Type>Sender</Type>{_error(code, message)}</Error>"
+        text = f"<ErrorResponse>{inner}<RequestId>{uuid.uuid4()}</RequestId></ErrorResponse>"
+    else:
+        inner = f"<Errors><Error>{_error(code, message)}</Error></Errors>"
+        text = f"<Response>{inner}<RequestID>{uuid.uuid4()}</RequestID></Response>"
+    return Answer(text.encode(), status)
+
+
+def _error(code: str, message: str) -> str:
+    return f"<Code>{escape(code)}</Code><Message>{escape(message)}</Message>"
+
+
+def tag(name: str, value: object) -> str:
+    return f"<{name}>{escape(str(value))}</{name}>"
+
+
+def tag_set(tags: Mapping[str, str]) -> str:
+    items = (f"<item>{tag('key', k)}{tag('value', v)}</item>" for k, v in tags.items())
+    return f"<tagSet>{''.join(items)}</tagSet>"
+
+
+def items(name: str, members: Iterable[str]) -> str:
+    return f"<{name}>{''.join(f'<item>{member}</item>' for member in members)}</{name}>"
+
+
+class ApiError(Exception):
+    """Becomes the answer to the request that is being handled."""
+
+    def __init__(self, code: str, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.code, self.message, self.status = code, message, status

@@ -1,0 +1,143 @@
+"""A network and instances in the simulated EC2, without Terraform, and SSH to them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tests.sim.ec2.client import Ec2
+
+T = TypeVar("T")
+UBUNTU = "ami-0a0000000000c2202"
+
+
+def keypair(path: Path) -> str:
+    """Makes a key; returns its public half."""
+    argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(path)]
+    subprocess.run(argv, check=True)
+    return path.with_suffix(".pub").read_text().strip()
+
+
+class Lab:
+    def __init__(self, ec2: Ec2, folder: Path) -> None:
+        self.ec2 = ec2
+        self.api = ec2.client("ec2")
+        self.folder = folder
+        self.public_key = keypair(folder / "user")
+        self.known = folder / "known_hosts"
+        self.known.touch()
+        self.vpcs: list[str] = []
+        self.subnet = self.network()
+        self._ids: dict[str, str] = {}
+
+    def network(self, zone: str = "us-east-1a") -> str:
+        """A VPC with one subnet, always with the same addresses."""
+        vpc = self.api.create_vpc(CidrBlock="10.77.0.0/16")["Vpc"]["VpcId"]
+        self.vpcs.append(vpc)
+        answer = self.api.create_subnet(VpcId=vpc, CidrBlock="10.77.0.0/20", AvailabilityZone=zone)
+        return str(answer["Subnet"]["SubnetId"])
+
+    def launch(
+        self,
+        name: str,
+        user_data: dict[str, Any] | None = None,
+        subnet: str | None = None,
+        **more: Any,
+    ) -> str:
+        """An instance that we know the host key of. Returns its id."""
+        key = self.folder / f"host-{name}"
+        public = key.with_suffix(".pub").read_text() if key.exists() else keypair(key)
+        config = {
+            "ssh_keys": {
+                "ed25519_private": key.read_text(),
+                "ed25519_public": public,
+            },
+            "ssh_authorized_keys": [self.public_key],
+            **(user_data or {}),
+        }
+        answer = self.api.run_instances(
+            **{
+                "ImageId": UBUNTU,
+                "InstanceType": "t3.micro",
+                "MinCount": 1,
+                "MaxCount": 1,
+                "UserData": "#cloud-config\n" + json.dumps(config),
+                "NetworkInterfaces": [
+                    {
+                        "DeviceIndex": 0,
+                        "SubnetId": subnet or self.subnet,
+                        "AssociatePublicIpAddress": True,
+                    }
+                ],
+                "TagSpecifications": [
+                    {"ResourceType": "instance", "Tags": [{"Key": "Name", "Value": name}]}
+                ],
+                **more,
+            }
+        )
+        self._ids[name] = answer["Instances"][0]["InstanceId"]
+        self.trust(name, public)
+        return self._ids[name]
+
+    def instance(self, name: str) -> Any:
+        answer = self.api.describe_instances(InstanceIds=[self._ids[name]])
+        return answer["Reservations"][0]["Instances"][0]
+
+    def states(self) -> list[str]:
+        return [self.instance(name)["State"]["Name"] for name in self._ids]
+
+    def trust(self, name: str, public_key: str) -> None:
+        kept = [line for line in self.known.read_text().splitlines() if line.split()[0] != name]
+        self.known.write_text("\n".join([*kept, f"{name} {public_key.strip()}", ""]))
+
+    def try_ssh(
+        self, name: str, command: str, jump: str = "", strict: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        options = {
+            "IdentityFile": str(self.folder / "user"),
+            "IdentitiesOnly": "yes",
+            "UserKnownHostsFile": str(self.known) if strict else "/dev/null",
+            "StrictHostKeyChecking": "yes" if strict else "no",
+            "BatchMode": "yes",
+            "ConnectTimeout": "10",
+            "LogLevel": "ERROR",
+        }
+        words = [word for key, value in options.items() for word in ("-o", f"{key}={value}")]
+        machines = {one.id: one for one in self.ec2.machines.values()}
+        machine = machines.get(self._ids[name])
+        if machine is None:
+            return subprocess.CompletedProcess([], 255, "", "no such machine")
+        address = machine.private if jump else machine.public
+        if jump:
+            way = f"ubuntu@{machines[self._ids[jump]].public}"
+            first = " ".join(["ssh", *words, "-o", f"HostKeyAlias={jump}", "-W", "%h:%p", way])
+            words += ["-o", f"ProxyCommand={first}"]
+        argv = ["ssh", "-F", "none", *words, "-o", f"HostKeyAlias={name}", f"ubuntu@{address}"]
+        return subprocess.run([*argv, command], capture_output=True, text=True, timeout=60)
+
+    def ssh(self, name: str, command: str, jump: str = "", strict: bool = True) -> str:
+        done = self.try_ssh(name, command, jump, strict)
+        said = f"{done.returncode}: {done.stderr}{done.stdout}"
+        assert done.returncode == 0, f"{said}\n{self.ec2.failures}\n{self.ec2.log()}"
+        return done.stdout
+
+    def until(self, ask: Callable[[], T], not_yet: set[Any], seconds: float = 15) -> T:
+        """Asks until the answer is another."""
+        until = time.monotonic() + seconds
+        while (answer := ask()) in not_yet:
+            assert time.monotonic() < until, f"still {answer!r}"
+            time.sleep(0.1)
+        return answer
+
+    def remove(self) -> None:
+        if self._ids:
+            self.api.terminate_instances(InstanceIds=list(self._ids.values()))
+        for vpc in self.vpcs:
+            subnets = self.api.describe_subnets(Filters=[{"Name": "vpc-id", "Values": [vpc]}])
+            for subnet in subnets["Subnets"]:
+                self.api.delete_subnet(SubnetId=subnet["SubnetId"])
+            self.api.delete_vpc(VpcId=vpc)

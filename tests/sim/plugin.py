@@ -1,0 +1,53 @@
+"""Fixtures of the simulators, for every test folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.conftest import Need
+    from tests.sim.ec2.client import Ec2
+    from tests.sim.engine import Engine
+
+
+@pytest.fixture(scope="session")
+def ec2(need: Need, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ec2]:
+    """A simulated EC2 with light hosts, one for all tests of the run.
+
+    Tests are to leave nothing: `ec2.left() == []`. After one that failed, `ec2.reset()`.
+    """
+    from importlib.util import find_spec
+
+    from tests.conftest import require_namespaces, require_sshd
+    from tests.sim.ec2.client import Ec2
+
+    require_namespaces()
+    require_sshd()
+    for program in ("sudo", "setpriv", "nsenter"):
+        need(program)
+    need(bool(find_spec("moto") and find_spec("boto3")), "needs moto[server] and boto3")
+    simulator = Ec2(tmp_path_factory.mktemp("ec2"))
+    try:
+        yield simulator
+    finally:
+        simulator.close()
+
+
+@pytest.fixture(scope="session")
+def engine(need: Need) -> Iterator[Engine]:
+    """A Docker engine, running: the machine's, else one of the tests' own."""
+    from tests.sim import engine
+
+    with engine.running(need) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def node_images(engine: Engine, need: Need) -> dict[str, str]:
+    """The images of `docker/`, built by `clusterctl image build`: name → reference."""
+    from tests.sim.images import build_all
+
+    return build_all(engine, need)

@@ -1,0 +1,191 @@
+"""Light hosts: what a fresh Ubuntu instance does, they do."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.sim.ec2.client import Ec2
+from tests.sim.lab import Lab
+
+pytestmark = [pytest.mark.netns, pytest.mark.sshd]
+
+
+def test_hosts_are_machines(lab: Lab) -> None:
+    started = time.monotonic()
+    lab.launch("one")
+    lab.launch("two")
+    machines = lab.ec2.wait(2)
+    took = time.monotonic() - started
+    one, two = lab.ec2.machine("one"), lab.ec2.machine("two")
+    assert lab.ssh("one", "hostname; whoami; echo ~") == f"{one.hostname}\nubuntu\n/home/ubuntu\n"
+    assert lab.ssh("one", "sudo -n id -u") == "0\n"
+    assert lab.ssh("one", "cat /sys/class/net/docker0/operstate /proc/1/comm") != ""
+    # Private addresses are for the machines alone: the way to them is through another machine.
+    assert lab.ssh("two", "hostname", jump="one") == f"{two.hostname}\n"
+    assert len(machines) == 2
+    assert took < 10
+
+
+def test_what_one_writes_no_other_sees(lab: Lab) -> None:
+    lab.launch("one")
+    lab.launch("two")
+    lab.ec2.wait(2)
+    lab.ssh("one", "echo x | sudo tee /etc/of-one /tmp/of-one /usr/lib/of-one")
+    assert (
+        lab.ssh("two", "ls /etc/of-one /tmp/of-one /usr/lib/of-one 2>&1 | grep -c cannot") == "3\n"
+    )
+    for path in ("/etc/of-one", "/tmp/of-one", "/usr/lib/of-one"):
+        assert not Path(path).exists()
+    assert "of-one" in lab.ssh("one", "ls -A /tmp").split()
+
+
+def test_user_data_is_executed(lab: Lab) -> None:
+    unit = "[Service]\nExecStart=/bin/sh -c 'echo $A > /run/said; sleep 100'\nEnvironment=A=b\n"
+    lab.launch(
+        "one",
+        {
+            "write_files": [
+                {"path": "/etc/deep/file", "content": "text\n", "permissions": "0640"},
+                {"path": "/etc/coded", "content": "Y29kZWQ=", "encoding": "b64"},
+                {"path": "/etc/systemd/system/mine.service", "content": unit},
+            ],
+            "runcmd": [["touch", "/etc/with space"], "systemctl start mine", "echo $((1+1))"],
+        },
+    )
+    lab.ec2.wait(1)
+    assert lab.ssh("one", "cloud-init status --wait") == "status: done\n"
+    assert lab.ssh("one", "sudo stat -c %a /etc/deep/file; cat /etc/coded") == "640\ncoded"
+    assert lab.ssh("one", "cat /run/said; ls '/etc/with space'") == "b\n/etc/with space\n"
+    assert (
+        lab.ssh("one", "systemctl is-active mine ssh nothing; true") == "active\nactive\ninactive\n"
+    )
+    assert lab.ssh("one", "sudo tail -1 /var/log/cloud-init-output.log") == "2\n"
+
+
+def test_a_service_that_dies_comes_back(lab: Lab) -> None:
+    unit = "[Service]\nExecStart=/bin/sleep 1000\nRestart=always\n"
+    unit += "[Install]\nWantedBy=multi-user.target\n"
+    lab.launch(
+        "one",
+        {
+            "write_files": [{"path": "/etc/systemd/system/mine.service", "content": unit}],
+            "runcmd": ["systemctl enable --now mine"],
+        },
+    )
+    lab.ec2.wait(1)
+    lab.ssh("one", "cloud-init status --wait")
+    pid = lab.ssh("one", "systemctl show mine | sed -n s/MainPID=//p").strip()
+    lab.ssh("one", f"sudo kill -9 {pid}")
+    again = lab.until(
+        lambda: lab.ssh("one", "systemctl show mine | sed -n s/MainPID=//p").strip(), {pid, "0"}
+    )
+    assert again != pid
+    lab.ssh("one", "sudo systemctl stop mine")
+    assert lab.ssh("one", "pgrep -c -x sleep; systemctl is-active mine; true") == "0\ninactive\n"
+
+
+def test_host_keys_can_be_switched(lab: Lab) -> None:
+    lab.launch("one")
+    lab.ec2.wait(1)
+    key = "/etc/ssh/ssh_host_ed25519_key"
+    lab.ssh("one", f"sudo ssh-keygen -q -t ed25519 -N '' -f {key}.new")
+    fresh = lab.ssh("one", f"cat {key}.new.pub")
+    # sshd starts anew for each connection: what lies on the disk counts from now on.
+    switch = f"mv {key}.new {key}; mv {key}.new.pub {key}.pub; systemctl reload ssh"
+    lab.ssh("one", f"sudo sh -c '{switch}'")
+    assert lab.try_ssh("one", "true").returncode == 255
+    lab.trust("one", fresh)
+    assert lab.until(lambda: lab.try_ssh("one", "echo known").stdout, {""}) == "known\n"
+
+
+@pytest.mark.parametrize("behavior", ["terminate", "stop"])
+def test_switched_off_from_inside(lab: Lab, behavior: str) -> None:
+    lab.launch("one", InstanceInitiatedShutdownBehavior=behavior)
+    lab.ec2.wait(1)
+    lab.try_ssh("one", "sudo shutdown -P now")
+    lab.ec2.wait(0)
+    assert lab.states() == ["terminated" if behavior == "terminate" else "stopped"]
+
+
+def test_a_planned_end_can_be_seen_and_called_off(lab: Lab) -> None:
+    lab.launch("one", {"runcmd": [["shutdown", "-P", "+480"]]})
+    lab.ec2.wait(1)
+    lab.ssh("one", "cloud-init status --wait")
+    plan = dict(
+        line.split("=") for line in lab.ssh("one", "cat /run/systemd/shutdown/scheduled").split()
+    )
+    assert int(plan["USEC"]) / 1e6 == pytest.approx(time.time() + 480 * 60, abs=60)
+    assert plan["MODE"] == "poweroff"
+    assert lab.try_ssh("one", "shutdown -c").returncode == 1
+    lab.ssh("one", "sudo shutdown -c")
+    assert lab.try_ssh("one", "cat /run/systemd/shutdown/scheduled").returncode == 1
+    # The moment comes sooner when the plan says so.
+    soon = f"USEC={int(time.time() * 1e6)}\\nMODE=poweroff\\n"
+    plan_file = "/run/systemd/shutdown/scheduled"
+    lab.try_ssh("one", f"printf '{soon}' | sudo tee {plan_file}")
+    lab.ec2.wait(0)
+
+
+def test_it_boots_again(lab: Lab) -> None:
+    lab.launch("one", {"runcmd": ["date +%N >> /etc/first"]})
+    lab.ec2.wait(1)
+    lab.ssh("one", "cloud-init status --wait")
+    before = lab.ssh("one", "cat /etc/first")
+    lab.try_ssh("one", "sudo reboot")
+    assert lab.until(lambda: lab.try_ssh("one", "cat /etc/first").stdout, {""}) == before
+
+
+def test_metadata(lab: Lab) -> None:
+    lab.launch("one", MetadataOptions={"HttpTokens": "required"})
+    lab.ec2.wait(1)
+    url = "http://169.254.169.254/latest"
+    script = (
+        f"t=$(curl -sS -X PUT {url}/api/token -H 'X-aws-ec2-metadata-token-ttl-seconds: 60')\n"
+        f'get() {{ curl -sS -o /dev/null -w "%{{http_code}} " -H "X-aws-ec2-metadata-token: $t" '
+        f"{url}/meta-data/$1; }}\n"
+    )
+    (id,) = lab.ec2.machines
+    read = f'curl -sS -H "X-aws-ec2-metadata-token: $t" {url}/meta-data/'
+    assert lab.ssh("one", f"{script}{read}instance-id") == id
+    assert lab.ssh("one", f"curl -sS -o /dev/null -w '%{{http_code}}' {url}/meta-data/") == "401"
+    assert lab.ssh("one", f"{script}get spot/instance-action") == "404 "
+    lab.ec2.fault("spot_notice", node="one", seconds=3, calls=1)
+    ask = lambda: lab.try_ssh("one", f"{script}{read}spot/instance-action").stdout  # noqa: E731
+    notice = lab.until(lambda: "action" in ask() and ask(), {False, ""})
+    assert json.loads(str(notice))["action"] == "terminate"
+    lab.ec2.wait(0)
+    assert lab.states() == ["terminated"]
+
+
+def test_two_networks_with_the_same_addresses(lab: Lab) -> None:
+    other = lab.network()
+    lab.launch("one")
+    lab.launch("two", subnet=other)
+    machines = lab.ec2.wait(2)
+    assert len({one.private for one in machines.values()}) == 1
+    assert lab.ssh("one", "hostname") == lab.ssh("two", "hostname")
+    lab.ssh("one", "sudo touch /run/of-one")
+    assert lab.try_ssh("two", "ls /run/of-one").returncode == 2
+
+
+def test_nothing_of_a_killed_simulator_stays(need_root: None, tmp_path: Path) -> None:
+    simulator = Ec2(tmp_path)
+    try:
+        lab = Lab(simulator, tmp_path)
+        lab.launch("one")
+        (machine,) = simulator.wait(1).values()
+        simulator._process.kill()
+        lab.until(lambda: Path(f"/proc/{machine.pid}").exists(), {True})
+
+        def route() -> str:
+            argv = ["ip", "route", "show", f"{machine.public}/32"]
+            return subprocess.run(argv, capture_output=True, text=True).stdout
+
+        lab.until(lambda: bool(route()), {True})
+    finally:
+        simulator.close()
