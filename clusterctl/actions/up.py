@@ -41,12 +41,15 @@ DEFAULT_WORKERS = 2
 
 @dataclass(slots=True)
 class Clock:
-    """Seconds per phase, in order."""
+    """Seconds per phase, in order; on machines that take their time, each is announced."""
 
+    tell: Tell | None = None
     phases: list[tuple[str, float]] = field(default_factory=list)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
+        if self.tell and self.phases:
+            self.tell(f"{name} (after {self.phases[-1][0]}: {self.phases[-1][1]:.1f} s)")
         began = time.monotonic()
         yield
         self.phases.append((name, round(time.monotonic() - began, 3)))
@@ -95,6 +98,7 @@ def up(store: Store, spec: ClusterSpec, tell: Tell, consent: Consent) -> Up:
     with clock.phase("plan"):
         # Before anything is written: most wishes that cannot be met are found out here.
         intent = _intend(spec, _old(store, spec), tell)
+    clock.tell = None if intent.spec.provider == "local" else tell
     with ClusterLock(store.home, spec.name, "up", tell):
         provider, cluster = _record(store, spec, intent, tell, consent)
         folder = store.folder(cluster.name)

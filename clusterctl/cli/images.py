@@ -7,21 +7,16 @@ from typing import Annotated
 import typer
 
 from clusterctl.cli.console import Console
-from clusterctl.cli.options import Json, Quiet, Verbose
+from clusterctl.cli.options import ClusterOption, Json, Quiet, Verbose
+from clusterctl.errors import UsageError
 
 
 def register(app: typer.Typer) -> None:
-    image = typer.Typer(help="Images that nodes run.", no_args_is_help=True)
-    image.callback()(_group)
-    image.command()(build)
-    app.add_typer(image, name="image")
+    app.command()(image)
 
 
-def _group() -> None:
-    """Images that nodes run."""  # without it, the only verb of a group would become the group
-
-
-def build(
+def image(
+    what: Annotated[str, typer.Argument(metavar="build", help="What to do.")],
     name: Annotated[str, typer.Argument(metavar="NAME", help="launcher or cpu.")],
     push: Annotated[
         str, typer.Option("--push", metavar="REPO", help="Push it there, as REPO/NAME.")
@@ -29,12 +24,15 @@ def build(
     base: Annotated[
         str, typer.Option("--base", metavar="IMAGE", help="Build on this Debian image.")
     ] = "",
+    cluster: ClusterOption = None,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
     """Build a node image from its recipe, on this machine's engine."""
     console = Console.current().set(json=json, quiet=quiet, verbose=verbose)
+    if what != "build":
+        raise UsageError(f"image {what!r} is not a thing to do", hint="clusterctl image build NAME")
     from clusterctl.actions import images
 
     built = images.build(name, push=push, base=base, on_line=console.detail)

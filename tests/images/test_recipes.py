@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl import cli
 from clusterctl.actions import images
 from clusterctl.catalog import NODE_PACKAGES
 from clusterctl.errors import UsageError
@@ -77,3 +78,10 @@ def test_requirements() -> None:
 
 def _steps(recipe: Path) -> list[str]:
     return recipe.read_text().replace("\\\n", " ").splitlines()
+
+
+def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["image", "bild", "cpu"]) == 2
+    assert "image build NAME" in capsys.readouterr().err
+    assert cli.run(["image", "build", "cqu"]) == 2
+    assert "did you mean 'cpu'?" in capsys.readouterr().err
