@@ -95,7 +95,7 @@ def submit_argv(command: str) -> tuple[str, ...]:
     script = (
         'echo "queued $(date +%s.%N)" >>state;'
         f" {command} >native.new 2>submit.err </dev/null ||"
-        ' { s=$?; cat submit.err >&2; [ "$s" -lt 128 ] && exit "$s"; exit 1; };'
+        " { grep -v '^Exiting' submit.err | tr '\\n' ' ' >&2; exit 1; };"
         f' mv native.new native; exec {shlex.join(status_argv(()))} "$(basename "$PWD")"'
     )
     return ("/bin/sh", "-c", script)
@@ -157,7 +157,7 @@ def _gone(job: Job, rest: str, gone: Mapping[str, JobState]) -> Job:
         return job
     state, _, more = rest.partition("|")
     ended = gone.get(state.split()[0] if state.split() else "", JobState.LOST)
-    code, _, reason = more.partition("|")
+    code, reason, when = [*more.split("|"), "", ""][:3]
     why = f"{state}: {reason}" if reason not in ("", "None") else state
     reasons = {
         JobState.LOST: "it left the queue without a word",
@@ -168,6 +168,7 @@ def _gone(job: Job, rest: str, gone: Mapping[str, JobState]) -> Job:
     return replace(
         job,
         state=ended,
+        finished=float(when) if when.isdigit() else None,
         reason=reasons.get(ended, ""),
         program_exit_code=(int(number) or 1) if failed else job.program_exit_code,
     )

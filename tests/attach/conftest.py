@@ -1,4 +1,4 @@
-"""Real batch systems, attached once, and hosts of all kinds, made for each test that breaks them."""
+"""Real batch systems, attached once; hosts of all kinds."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def cli(site: Site, tmp_path: Path) -> Iterator[Cli]:
     yield made
     made.end()
     for number, job in made.jobs().items():
-        if not job["finished"]:
+        if job["state"] in ("queued", "running"):
             made("cancel", number, code=None)
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import time
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -30,7 +33,7 @@ def test_ranks_meet_across_nodes(cli: Cli, site: Site) -> None:
     assert "ok: 4 ranks on 2 hosts, each holds 6 = W(W-1)/2, over mpi" in said
     assert (result["state"], result["exit_code"]) == ("succeeded", 0)
     assert set(result["placement"]) == {"c1", "c2"}
-    assert sorted(sum(result["placement"].values(), [])) == [0, 1, 2, 3]
+    assert sorted(chain(*result["placement"].values())) == [0, 1, 2, 3]
     assert result["survivors"]
     assert not any(result["survivors"].values())
 
@@ -53,7 +56,7 @@ def test_what_every_rank_is_told(cli: Cli, site: Site, program: Program) -> None
     names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT MINE"
     echo = " ".join(f"${name}" for name in names.split())
     done = cli("run", "-e", "MINE=it's $HOME", *site.size(4), program("tell", f'echo "{echo}"'))
-    told = [done.rank(rank)[0].split(" ", 6) for rank in range(4)]
+    told = [done.of(rank)[0].split(" ", 6) for rank in range(4)]
     assert [row[0] for row in told] == list("0123")
     assert sorted(row[1] for row in told) == list("0011")
     assert {(row[2], row[3]) for row in told} == {("4", "2")}
@@ -104,13 +107,16 @@ def test_a_job_that_waited_starts_by_itself(cli: Cli, site: Site, program: Progr
 
 def test_the_timeout_lets_programs_save(cli: Cli, site: Site, program: Program) -> None:
     done = cli("run", "--timeout", "2s", *site.size(2), program("saves", SAVES), code=124)
-    assert done.rank(0) == done.rank(1) == ["started", "saved"]
+    assert done.of(0) == done.of(1) == ["started", "saved"]
 
 
 def test_ctrl_c_cancels(cli: Cli, site: Site, program: Program) -> None:
     running = cli.start("run", *site.size(2), program("long", LONG))
     running.until("started", times=2)
-    running.interrupt()
+    # nsenter itself would die of it; its child is clusterctl.
+    parent = running.process.pid
+    [child] = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    os.kill(int(child), signal.SIGINT)
     assert running.wait().code == 130
     assert {job["state"] for job in cli.jobs().values()} <= {
         "succeeded",
@@ -158,7 +164,7 @@ def test_a_preempted_job_comes_back(slurm: Site, tmp_path: Path) -> None:
     wait_for(lambda: "started" in cli("logs", number).out, 20, "no rank started")
     cli("run", "--partition", "urgent", *slurm.all_slots(), "reduce_all.py")
     done = cli("logs", number, "-f", timeout=90)
-    assert done.rank(0) == ["started", "saved", "resumed in attempt 2"]
+    assert done.of(0) == ["started", "saved", "resumed in attempt 2"]
     assert cli.job(number)["state"] == "succeeded"
 
 
@@ -181,7 +187,7 @@ def test_outputs_come_back_and_go_on(cli: Cli, site: Site, program: Program) -> 
     got = sorted((cli.folder / f"job-{number}").rglob("out-*"))
     assert [path.read_text() for path in got] == ["from 0\n", "from 1\n"]
     done = cli("rerun", "--resume", number)
-    assert sorted(done.rank(0)[:2]) == ["from 0", "from 1"]
+    assert sorted(done.of(0)[:2]) == ["from 0", "from 1"]
 
 
 def test_status_shows_partitions_and_queues(cli: Cli, site: Site) -> None:
@@ -211,7 +217,8 @@ def test_many_jobs_cost_one_question(cli: Cli, site: Site, program: Program) -> 
     path = f"{folder}:{site.login.run('printenv', 'PATH').strip()}"
     for _ in range(2):
         rows = cli("jobs", "--json", env={"PATH": path}).document()["jobs"]
-    states = [row["state"] for row in rows if row["program"] == "./long" and not row["finished"]]
+    open_ = ("queued", "running")
+    states = [row["state"] for row in rows if row["state"] in open_]
     assert sorted(states) == ["queued"] * 4 + ["running"]
     assert (folder / "count").read_text() == "once\n"
 

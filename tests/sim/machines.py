@@ -65,6 +65,7 @@ class Machine:
     folder: Path
     pid: int
     holder: subprocess.Popen[bytes]
+    daemons: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def argv(self, *words: str, cwd: Path | str = "/") -> list[str]:
         """The command line that runs `words` on the host."""
@@ -81,7 +82,7 @@ class Machine:
     def daemon(self, *words: str, env: Mapping[str, str] | None = None) -> None:
         """Starts a process of the host that stays in the foreground; it ends with the host."""
         with (self.folder / f"{Path(words[0]).name}.log").open("ab") as log:
-            subprocess.Popen(
+            started = subprocess.Popen(
                 self.argv(*words),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -89,6 +90,7 @@ class Machine:
                 env={**os.environ, **(env or {})},
                 start_new_session=True,
             )
+        self.daemons.append(started)
 
     @property
     def public_key(self) -> str:
@@ -176,6 +178,8 @@ class Machines:
         for machine in self.hosts.values():
             machine.holder.kill()
             machine.holder.wait()
+            for daemon in machine.daemons:
+                daemon.wait(10)
             if machine.holder.stdin:
                 machine.holder.stdin.close()
         if self._switch:
