@@ -92,7 +92,9 @@ def test_a_zone_without_room_moves_the_whole_cluster(world: World) -> None:
     answer = api.describe_instances(
         Filters=[{"Name": "instance-state-name", "Values": ["running", "pending"]}]
     )
-    zones = [i["Placement"]["AvailabilityZone"] for r in answer["Reservations"] for i in r["Instances"]]
+    zones = [
+        i["Placement"]["AvailabilityZone"] for r in answer["Reservations"] for i in r["Instances"]
+    ]
     assert zones == ["us-east-1b"] * 2
 
     # More nodes where there is no room: those that run stay.
