@@ -55,6 +55,11 @@ present() {
     util-linux) have unshare && have nsenter && have setpriv ;;
     libc6-dev) [ -e /usr/include/stdio.h ] ;;
     docker.io) have dockerd ;;
+    munge) have munged ;;
+    slurm-client) have sbatch ;;
+    gridengine-master) have sge_qmaster ;;
+    gridengine-exec) have sge_execd ;;
+    gridengine-client) have qconf ;;
     openmpi-bin) [ -x /usr/bin/mpirun.openmpi ] ;;
     libopenmpi-dev) [ -x /usr/bin/mpicc.openmpi ] ;;
     python3) find_python any ;;

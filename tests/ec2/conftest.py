@@ -75,7 +75,7 @@ class World:
             said.append(line)
             if word in line or time.monotonic() > end:
                 break
-        assert said and word in said[-1], f"no {word!r} in: {''.join(said)}"
+        assert word in "".join(said[-1:]), f"no {word!r} in: {''.join(said)}"
         return "".join(said)
 
     def record(self, name: str = "default") -> dict[str, Any]:
