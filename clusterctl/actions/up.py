@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from clusterctl.bootstrap import steps
 from clusterctl.errors import BootstrapError, NodeUnreachable, RecordError, UsageError
 from clusterctl.jobs import control
 from clusterctl.model import (
+    Accelerator,
     CloudSpec,
     Cluster,
     ClusterSpec,
@@ -116,6 +117,8 @@ def up(store: Store, spec: ClusterSpec, tell: Tell, consent: Consent) -> Up:
                 _connect(pool, cluster)
             with clock.phase("bootstrap"):
                 nodes = _bootstrap(store, pool, cluster, created.host_keys)
+                for line in _missing_gpus(created.nodes, nodes):
+                    tell(line)
                 cluster = replace(cluster, nodes=nodes)
             with clock.phase("mesh"):
                 _check_mesh(pool, cluster)
@@ -342,6 +345,19 @@ def _script(
         files=container.files(node) if container else None,
         inside=steps.inside(container),
     )
+
+
+def _missing_gpus(promised: Sequence[Node], found: Sequence[Node]) -> tuple[str, ...]:
+    """Machines that were paid for as GPU machines, and where no driver shows any."""
+    results = [
+        NodeResult(
+            node=node.name,
+            error=f"{before.instance_type} has {before.accelerator.value} GPUs, its driver finds none",
+        )
+        for before, node in zip(promised, found, strict=True)
+        if before.accelerator is not Accelerator.NONE and not node.facts.gpus
+    ]
+    return fold(results)
 
 
 @contextmanager

@@ -1,0 +1,84 @@
+"""GPU families as a person writes them, other numbers of workers, and two clusters side by side."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.ec2.conftest import World
+
+pytestmark = [pytest.mark.terraform, pytest.mark.netns, pytest.mark.sshd, pytest.mark.timeout(400)]
+
+HOST = ("--runtime", "host", "--yes")
+
+
+def test_g4ad_and_cpu_side_by_side(world: World) -> None:
+    """Two clusters at once, one of them mixed; each has its own network, keys and record."""
+    first = world.start("up", "amd", "--gpu", "g4ad", *HOST)
+    second = world.start("up", "mixed", "--gpu", "g4dn:1", "--cpu", "t3.xlarge:1", *HOST)
+    for process in (first, second):
+        out, err = process.communicate(timeout=170)
+        assert process.returncode == 0, err
+    assert "no GPU" in err or "finds none" in err
+    api = world.ec2.client("ec2")
+    [group] = api.describe_placement_groups()["PlacementGroups"]
+    assert group["Strategy"] == "cluster"
+    types = {node["name"]: node["instance_type"] for node in world.record("mixed")["nodes"]}
+    assert types == {"launcher": "t3.micro", "worker-1": "g4dn.xlarge", "worker-2": "t3.xlarge"}
+    assert len(world.ok("list", "--json").document()["clusters"]) == 2
+    refused = world.run("run", "-c", "amd", "multinode_ddp_mpi_gpu.py", "2", "1")
+    assert refused.code == 6
+    job = world.ok("run", "-c", "amd", "--allow-cpu", "multinode_ddp_mpi_gpu.py", "2", "1")
+    assert "Epoch 1" in job.out
+    for name in ("amd", "mixed"):
+        world.ok("down", name, "--yes", "--force")
+
+
+def test_eight_workers_three_five(world: World) -> None:
+    world.ok("up", "--cpu", "t3.xlarge:8", *HOST)
+    eight = {node["name"]: node["machine"] for node in world.record()["nodes"]}
+    assert len(eight) == 9
+    world.ok("up", "--workers", "3", *HOST)
+    three = {node["name"]: node["machine"] for node in world.record()["nodes"]}
+    assert three == {name: eight[name] for name in ("launcher", "worker-1", "worker-2", "worker-3")}
+    world.ok("up", "--workers", "5", *HOST)
+    five = {node["name"]: node["machine"] for node in world.record()["nodes"]}
+    assert {name: five[name] for name in three} == three
+    assert list(five)[-2:] == ["worker-4", "worker-5"]
+    assert not {five["worker-4"], five["worker-5"]} & set(eight.values())
+    ended = [charge for charge in world.record()["charges"] if charge["until"] is not None]
+    assert {charge["node"] for charge in ended} == {f"worker-{n}" for n in range(4, 9)}
+    world.ok("down", "--yes", "--force")
+
+
+def test_spot_workers_save_on_notice_and_all_end_at_the_deadline(world: World) -> None:
+    """The client is long gone when the deadline comes."""
+    world.ok("up", "--cpu", "t3.xlarge", "--spot", "--ttl", "1h", *HOST)
+    api = world.ec2.client("ec2")
+    answer = api.describe_instances()
+    kinds = {
+        tag["Value"]: item.get("InstanceLifecycle", "")
+        for reservation in answer["Reservations"]
+        for item in reservation["Instances"]
+        for tag in item["Tags"]
+        if tag["Key"] == "clusterctl:node"
+    }
+    assert kinds == {"launcher": "", "worker-1": "spot", "worker-2": "spot"}
+    job = world.ok("run", "--detach", "--json", "multinode_ddp_mpi.py", "100000", "100000")
+    number = str(job.document()["id"])
+    world.wait(lambda: "Epoch" in world.ok("logs", number).out, 60, "the first epoch")
+    world.ec2.fault("spot_notice", node="worker-2")
+    world.wait(
+        lambda: world.ok("jobs", "--json").document()["jobs"][-1]["state"] != "running",
+        60,
+        "the programs save their work when EC2 wants its machine back",
+    )
+    assert "saved in" in world.ok("logs", number).out
+    world.ok("extend", "--ttl", "8s")
+    began = time.monotonic()
+    world.wait(lambda: not world.ec2.machines, 60, "machines that end themselves")
+    assert time.monotonic() - began > 3
+    status = world.ok("status", "--live", "--json").document()
+    assert {node["live"] for node in status["nodes"]} == {"gone: AWS has no such instance"}
+    world.ok("down", "--yes", "--force")
