@@ -19,6 +19,8 @@ from werkzeug.serving import WSGIRequestHandler, make_server
 
 from tests.sim.ec2 import gaps, images, leftovers
 from tests.sim.ec2.faults import Faults
+from tests.sim.ec2.full import FullMachine
+from tests.sim.ec2.light import LightHost
 from tests.sim.ec2.loop import Loop
 from tests.sim.ec2.server import Layer
 
@@ -67,8 +69,12 @@ class Control:
     def do_machines(self) -> object:
         return {"machines": self._loop.state(), "failures": self._loop.failures}
 
-    def do_kind(self, kind: str) -> None:
-        self._loop.kind = kind
+    def do_light(self) -> None:
+        self._loop.build = LightHost
+
+    def do_full(self, image: str, host: str, registry: int) -> None:
+        self._loop.registry = registry
+        self._loop.build = lambda order: FullMachine(order, image, host)
 
     def do_reset(self) -> None:
         """Forgets everything, whatever it was; machines go with the next turn of the loop."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -9,9 +10,18 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
+
+from tests.sim import registry
+from tests.sim.ec2.full import dockerfile
+
+if TYPE_CHECKING:
+    from tests.conftest import Need
+    from tests.sim.engine import Engine
+    from tests.sim.registry import Registry
 
 CHECKOUT = Path(__file__).parents[3]
 _PROVIDER = Path("registry.terraform.io/hashicorp/aws")
@@ -169,9 +179,19 @@ class Ec2:
         self._ask("reset")
         self.wait(0)
 
-    def use(self, kind: str) -> None:
-        """What new instances become: `light` hosts or `full` machines."""
-        self._ask("kind", kind=kind)
+    @contextlib.contextmanager
+    def full(self, engine: Engine, need: Need) -> Iterator[Registry]:
+        """New instances become full machines meanwhile. Hands out the registry that serves them:
+        what it offers, their engines find as if it were on Docker's own.
+        """
+        image = engine.build("clusterctl-test/machine", dockerfile(engine.base(need)))
+        with registry.running(engine, need, self._folder) as served:
+            host = engine.environment.get("DOCKER_HOST", "")
+            self._ask("full", image=image, host=host, registry=served.port)
+            try:
+                yield served
+            finally:
+                self._ask("light")
 
 
 def terraform_environment(folder: Path) -> dict[str, str]:

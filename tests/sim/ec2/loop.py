@@ -11,6 +11,8 @@ from typing import Any
 
 from tests.sim.ec2 import gaps, images, imds
 from tests.sim.ec2.faults import Faults, Where
+from tests.sim.ec2.forward import forward
+from tests.sim.ec2.full import REGISTRY_PORT, control_groups, sweep
 from tests.sim.ec2.light import LightHost
 from tests.sim.ec2.machines import Machine, Order
 from tests.sim.ec2.network import Vpc, subnet_of
@@ -27,8 +29,8 @@ class Loop:
         self.folder = folder
         self.world = world
         self.faults = faults
-        self.builders: dict[str, Build] = {"light": LightHost}
-        self.kind = "light"
+        self.build: Build = LightHost
+        self.registry = 0  # the port of one on this machine
         self.failures: dict[str, str] = {}  # instance → why its machine ended
         self._prefix = prefix
         self._machines: dict[str, Machine] = {}
@@ -38,6 +40,7 @@ class Loop:
         self._waits: dict[str, float] = {}  # instance → when it boots
         self._notices: dict[str, tuple[float, str]] = {}  # instance → its end, by the clock
         self._ports = 0
+        self._groups = control_groups()
 
     def turn(self) -> None:
         alive = {one.id: one for one in instances() if one.state in _ALIVE}
@@ -80,6 +83,7 @@ class Loop:
             service.shutdown()
         for vpc in self._vpcs.values():
             vpc.close()
+        sweep(self._groups)
 
     def _may_boot(self, instance: Any) -> bool:
         where = Where(names=names_of(instance))
@@ -104,7 +108,7 @@ class Loop:
             docker=images.has_docker(image_of(instance)),
             folder=folder,
         )
-        self._machines[instance.id] = self.builders[self.kind](order)
+        self._machines[instance.id] = self.build(order)
 
     def _plug(self, instance: Any, machine: Machine) -> None:
         vpc = self._vpc(instance.vpc_id)
@@ -126,6 +130,8 @@ class Loop:
             self._services[id] = imds.Service(
                 vpc.listen(80), lambda address: self._asked(id, address)
             )
+            if self.registry:
+                forward(vpc.listen(REGISTRY_PORT), self.registry)
         return self._vpcs[id]
 
     def _asked(self, vpc: str, address: str) -> imds.Document | None:

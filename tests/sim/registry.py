@@ -1,0 +1,77 @@
+"""Debian's registry server, on the loopback, with its blobs in the test cache."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.conftest import Need
+from tests.sim.engine import Engine, cache
+
+
+@dataclass(frozen=True)
+class Registry:
+    port: int
+    engine: Engine
+
+    def serve(self, reference: str, image: str) -> None:
+        """Offers the engine's `image` under a name such as `clusterctl/cpu:1`."""
+        name = f"127.0.0.1:{self.port}/{reference}"
+        self.engine("tag", image, name)
+        try:
+            self.engine("push", "--quiet", name, seconds=600)
+        finally:
+            self.engine("rmi", "--no-prune", name)
+
+
+@contextlib.contextmanager
+def running(engine: Engine, need: Need, folder: Path) -> Iterator[Registry]:
+    """The packaged configuration asks for a password; ours is four settings."""
+    program = need("docker-registry")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    blobs = cache() / "registry"
+    settings = {
+        "version": "0.1",
+        "log": {"level": "warn"},
+        "storage": {"filesystem": {"rootdirectory": str(blobs)}},
+        "http": {"addr": f"127.0.0.1:{port}"},
+    }
+    configuration = folder / "registry.yml"
+    configuration.write_text(json.dumps(settings))  # which is YAML too
+    with (folder / "registry.log").open("wb") as log:
+        process = subprocess.Popen(
+            ["setpriv", "--pdeathsig", "KILL", "--", program, "serve", str(configuration)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        until = time.monotonic() + 20
+        while not _answers(port):
+            said = (folder / "registry.log").read_text()
+            assert process.poll() is None, said
+            assert time.monotonic() < until, said
+            time.sleep(0.05)
+        yield Registry(port, engine)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _answers(port: int) -> bool:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"http://127.0.0.1:{port}/v2/", timeout=2) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
