@@ -99,13 +99,15 @@ def run(arguments: list[str]) -> int:
         }
         wants_help = {"--help", "-h", "--version"} & set(arguments[:1]) or not arguments
         defaults = {} if wants_help else config.defaults(options)
-        outcome = command.main(
-            args=arguments,
-            prog_name="clusterctl",
-            standalone_mode=False,
-            default_map=defaults,
-            auto_envvar_prefix="CLUSTERCTL",
-        )
+        settings: dict[str, Any] = {
+            "default_map": defaults,
+            "auto_envvar_prefix": "CLUSTERCTL",
+        }
+        if "_CLUSTERCTL_COMPLETE" in os.environ:
+            command.main(args=arguments, prog_name="clusterctl", **settings)
+        # Not main(): it would make a silent exit code of Ctrl-C.
+        with command.make_context("clusterctl", list(arguments), **settings) as context:
+            outcome = command.invoke(context)
         return outcome if isinstance(outcome, int) else 0
     except ClusterctlError as error:
         # What a person mistyped needs no log; what went wrong elsewhere does.
