@@ -1,0 +1,162 @@
+# Plans of the module without AWS: `terraform test` in this folder's parent.
+mock_provider "aws" {
+  mock_data "aws_ami" {
+    defaults = { id = "ami-00000000000000000" }
+  }
+
+  mock_data "aws_ec2_instance_type_offerings" {
+    defaults = { locations = ["us-east-1b", "us-east-1a"] }
+  }
+}
+
+run "numbers_of_its_own" {
+  command = plan
+
+  variables {
+    groups = [{ instance_type = "c6i.large", count = 2, numbers = [1, 7] }]
+    amis   = { launcher = "ami-1", cpu = "ami-2" }
+    disk   = 50
+  }
+
+  assert {
+    condition     = toset(keys(aws_instance.this)) == toset(["launcher", "worker-1", "worker-7"])
+    error_message = "Workers keep the numbers they are given."
+  }
+
+  assert {
+    condition     = aws_instance.this["worker-7"].ami == "ami-2" && aws_instance.this["launcher"].ami == "ami-1" && length(data.aws_ami.this) == 0
+    error_message = "Images that are named are not looked up."
+  }
+
+  assert {
+    condition     = aws_instance.this["worker-1"].root_block_device[0].volume_size == 50 && aws_instance.this["launcher"].root_block_device[0].volume_size == 30
+    error_message = "The disk is the workers'."
+  }
+}
+
+run "defaults" {
+  command = apply
+
+  assert {
+    condition     = toset(keys(aws_instance.this)) == toset(["launcher", "worker-1", "worker-2"])
+    error_message = "By default there are a launcher and two workers."
+  }
+
+  assert {
+    condition     = aws_instance.this["launcher"].instance_type == "t3.micro" && aws_instance.this["worker-2"].instance_type == "t3.xlarge"
+    error_message = "The default types are t3.micro and t3.xlarge."
+  }
+
+  assert {
+    condition     = aws_subnet.this.availability_zone == "us-east-1a"
+    error_message = "The zone is the first that offers every type."
+  }
+
+  assert {
+    condition = alltrue([
+      for node in aws_instance.this :
+      node.metadata_options[0].http_tokens == "required" &&
+      node.root_block_device[0].encrypted &&
+      node.root_block_device[0].volume_type == "gp3" &&
+      node.root_block_device[0].tags["clusterctl:cluster"] == "standalone" &&
+      node.instance_initiated_shutdown_behavior == "terminate"
+    ])
+    error_message = "IMDSv2, encrypted tagged gp3, terminate on shutdown."
+  }
+
+  assert {
+    condition     = alltrue([for node in aws_instance.this : strcontains(node.user_data, "+480")])
+    error_message = "Nodes end themselves after eight hours."
+  }
+
+  assert {
+    condition     = length(aws_placement_group.this) == 0
+    error_message = "Burstable types may not be in a cluster placement group."
+  }
+
+  assert {
+    condition     = length(aws_security_group.ssh.ingress) == 0
+    error_message = "Nobody outside may come in unless somebody is named."
+  }
+
+  assert {
+    condition     = length(aws_key_pair.this) == 0
+    error_message = "There is no key to upload."
+  }
+}
+
+run "gpus" {
+  command = apply
+
+  variables {
+    groups     = [{ family = "g4dn", count = 2 }, { family = "g4ad", count = 1 }]
+    ssh_cidr   = "203.0.113.7/32"
+    public_key = "ssh-ed25519 AAAA"
+    spot       = true
+    zone       = "us-east-1c"
+  }
+
+  assert {
+    condition     = aws_instance.this["worker-2"].instance_type == "g4dn.xlarge" && aws_instance.this["worker-3"].instance_type == "g4ad.xlarge"
+    error_message = "Numbers go on over the groups."
+  }
+
+  assert {
+    condition     = aws_instance.this["worker-1"].placement_group == "standalone" && aws_instance.this["launcher"].placement_group != "standalone"
+    error_message = "Workers share a placement group, the launcher stays out."
+  }
+
+  assert {
+    condition     = length(aws_instance.this["worker-1"].instance_market_options) == 1 && length(aws_instance.this["launcher"].instance_market_options) == 0
+    error_message = "Workers are spot instances, the launcher is not."
+  }
+
+  assert {
+    condition     = one(aws_security_group.ssh.ingress).from_port == 22 && one(one(aws_security_group.ssh.ingress).cidr_blocks) == "203.0.113.7/32"
+    error_message = "SSH is open to one address."
+  }
+
+  assert {
+    condition     = length(aws_instance.this["launcher"].vpc_security_group_ids) == 2 && length(aws_instance.this["worker-1"].vpc_security_group_ids) == 1
+    error_message = "The launcher alone is in the group that lets SSH in."
+  }
+
+  assert {
+    condition     = aws_subnet.this.availability_zone == "us-east-1c" && aws_instance.this["worker-1"].root_block_device[0].volume_size == 100
+    error_message = "The zone that was named, and room for GPU images."
+  }
+}
+
+run "an_unknown_family" {
+  command = plan
+
+  variables {
+    groups = [{ family = "g4dm", count = 1 }]
+  }
+
+  expect_failures = [aws_instance.this["worker-1"]]
+}
+
+run "wrong_values" {
+  command = plan
+
+  variables {
+    groups   = [{ count = 0 }]
+    cidr     = "10.0.0.0/24"
+    ssh_cidr = "me"
+    disk     = 1
+  }
+
+  expect_failures = [var.groups, var.cidr, var.ssh_cidr, var.disk]
+}
+
+run "no_zone_has_all" {
+  command = plan
+
+  override_data {
+    target = data.aws_ec2_instance_type_offerings.this
+    values = { locations = [] }
+  }
+
+  expect_failures = [aws_subnet.this]
+}

@@ -1,0 +1,114 @@
+"""infra/ec2 by itself: formatted, valid, tested, scanned, and able to stand alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from clusterctl import assets, catalog
+from tests.conftest import Need, find
+from tests.ec2.conftest import World
+from tests.sim.ec2.client import terraform_environment
+
+MODULE = assets.folder("infra") / "ec2"
+pytestmark = [pytest.mark.terraform, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def module(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy with its provider installed."""
+    folder = tmp_path_factory.mktemp("infra") / "ec2"
+    shutil.copytree(MODULE, folder)
+    done = terraform(folder, "init", "-input=false", "-no-color")
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def terraform(folder: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    binary = find("terraform") or find("tofu")
+    assert binary
+    env = {**os.environ, **terraform_environment(folder.parent), **more}
+    env.pop("AWS_PROFILE", None)
+    argv = [binary, *words]
+    return subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=250)
+
+
+def test_is_formatted() -> None:
+    done = terraform(MODULE.parent / "ec2", "fmt", "-check", "-recursive")
+    assert done.returncode == 0, done.stdout
+
+
+def test_is_valid(module: Path) -> None:
+    done = terraform(module, "validate", "-json")
+    answer = json.loads(done.stdout)
+    assert answer["valid"], answer
+    assert not answer["diagnostics"]
+
+
+def test_its_own_tests_pass(module: Path) -> None:
+    done = terraform(module, "test", "-no-color")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"Success! \d+ passed, 0 failed", done.stdout)
+
+
+def test_every_variable_explains_and_defaults_itself() -> None:
+    text = (MODULE / "variables.tf").read_text()
+    for block in re.findall(r'variable "(\w+)" \{(.*?)\n\}', text, re.DOTALL):
+        for part in ("description", "type", "default"):
+            assert re.search(rf"^  {part}\s+=", block[1], re.MULTILINE), f"{block[0]}: no {part}"
+
+
+def test_the_module_and_the_catalog_agree() -> None:
+    text = (MODULE / "main.tf").read_text()
+    rows = re.findall(
+        r'^    (\w+)\s+= \{ instance_type = "([\w.]+)", image = "(\w+)" \}$', text, re.MULTILINE
+    )
+    assert {name: (kind, image) for name, kind, image in rows} == {
+        row.name: (row.instance_type, row.image) for row in catalog.FAMILIES.values()
+    }
+    for image in catalog.MACHINE_IMAGES.values():
+        assert f'"{image.owner}"' in text
+        assert f'"{image.name}"' in text
+
+
+def test_a_security_scan_finds_nothing_unexplained(module: Path, need: Need) -> None:
+    """Exceptions, each with its reason, are in one file."""
+    checkov = need("checkov")
+    exceptions = MODULE / "checkov.yaml"
+    done = subprocess.run(
+        [checkov, "--directory", str(module), "--config-file", str(exceptions), "--output", "json"],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env={**os.environ, "LOG_LEVEL": "ERROR"},
+    )
+    report = json.loads(done.stdout)
+    failed = {
+        (check["check_id"], check["resource"]) for check in report["results"]["failed_checks"]
+    }
+    assert failed == set()
+    assert report["summary"]["passed"] > 10
+    skipped = re.findall(r"^  - (CKV\w+) *(#.*)?$", exceptions.read_text(), re.MULTILINE)
+    assert skipped
+    assert all(reason for _, reason in skipped)
+
+
+@pytest.mark.netns
+@pytest.mark.sshd
+def test_it_stands_alone(world: World, module: Path) -> None:
+    """`terraform apply` with nothing said makes a cluster, a second plan is empty, destroy ends it."""
+    apply = terraform(module, "apply", "-auto-approve", "-input=false", "-no-color", **world.ec2.env)
+    assert apply.returncode == 0, apply.stderr
+    nodes = json.loads(terraform(module, "output", "-json", "nodes").stdout)
+    assert [node["name"] for node in nodes] == ["launcher", "worker-1", "worker-2"]
+    assert all(node["address"] and node["private_address"] for node in nodes)
+    plan = terraform(module, "plan", "-detailed-exitcode", "-no-color", **world.ec2.env)
+    assert plan.returncode == 0, plan.stdout
+    destroy = terraform(module, "destroy", "-auto-approve", "-no-color", **world.ec2.env)
+    assert destroy.returncode == 0, destroy.stderr
