@@ -158,6 +158,25 @@ environment() {
     printf '%s\n' "${stamp%% *}" "$1" >"$venv/stamp"
 }
 
+# isolated NAME REQUIREMENT: a Python tool whose dependencies do not go together with ours, in an
+# environment of its own; its command is beside our own. Required where CI=true, else only wanted.
+isolated() {
+    local home=$venv/tools/$1
+    if [ ! -x "$home/bin/$1" ] || [ "$(cat "$home/stamp" 2>/dev/null)" != "$2" ]; then
+        step "pip install $2 (in an environment of its own)"
+        if quietly "$python" -m venv --clear "$home" &&
+            quietly "$home/bin/python" -m pip --disable-pip-version-check --no-input install "$2"; then
+            echo "$2" >"$home/stamp"
+        elif [ "${CI:-}" = true ]; then
+            die 3 "$1 could not be installed; the tests need it"
+        else
+            step "going on without: $1"
+            return 0
+        fi
+    fi
+    ln -sfn "../tools/$1/bin/$1" "$venv/bin/$1"
+}
+
 # set_up EXTRAS REQUIRED WANTED: afterwards this machine, $venv and PATH are ready.
 set_up() {
     [ -z "${PYTHON:-}" ] || find_python ||
