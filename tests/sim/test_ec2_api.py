@@ -226,3 +226,14 @@ def test_an_image_is_found_by_its_owner_and_name(lab: Lab) -> None:
     ubuntu = "ubuntu/images/hvm-ssd*/ubuntu-jammy-22.04-amd64-server-*"
     assert names("099720109477", ubuntu)[-1].endswith("server-20260511")
     assert names("amazon", "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 22.04) *")
+
+
+def test_machines_with_amd_gpus(lab: Lab) -> None:
+    (found,) = lab.api.describe_instance_types(InstanceTypes=["g4ad.xlarge"])["InstanceTypes"]
+    assert found["VCpuInfo"]["DefaultVCpus"] == 4
+    assert [gpu["Manufacturer"] for gpu in found["GpuInfo"]["Gpus"]] == ["AMD"]
+    offered = lab.api.describe_instance_type_offerings(
+        LocationType="availability-zone",
+        Filters=[{"Name": "instance-type", "Values": ["g4ad.xlarge"]}],
+    )["InstanceTypeOfferings"]
+    assert [one["Location"] for one in offered] == ["us-east-1a", "us-east-1b"]

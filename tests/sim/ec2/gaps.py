@@ -330,8 +330,34 @@ def _in_use() -> set[str | None]:
     return {eni.public_ip for region in regions() for eni in list(backend(region).enis.values())}
 
 
+_G4AD = {"xlarge": (4, 16), "2xlarge": (8, 32), "4xlarge": (16, 64)}
+"""Size → vCPUs and GiB, with one GPU each."""
+
+
+def _add_types() -> None:
+    """moto's table of instance types has no AMD GPUs: like NVIDIA's of the same size, by another."""
+    from moto.ec2.models import instance_types as types
+
+    for size, (cores, memory) in _G4AD.items():
+        name, like = f"g4ad.{size}", f"g4dn.{size}"
+        row = copy.deepcopy(types.INSTANCE_TYPES[like])
+        row["InstanceType"] = name
+        row["VCpuInfo"] |= {"DefaultVCpus": cores, "DefaultCores": cores // 2}
+        row["MemoryInfo"]["SizeInMiB"] = memory * 1024
+        (gpu,) = row["GpuInfo"]["Gpus"]
+        gpu |= {"Manufacturer": "AMD", "Name": "Radeon Pro V520"}
+        gpu["MemoryInfo"]["SizeInMiB"] = row["GpuInfo"]["TotalGpuMemoryInMiB"] = 8192
+        types.INSTANCE_TYPES[name] = row
+        for by_region in types.INSTANCE_TYPE_OFFERINGS.values():
+            for rows in by_region.values():
+                # Offered in fewer places than the other: in two zones of a region.
+                found = [one for one in rows if one["InstanceType"] == like][:2]
+                rows.extend({**one, "InstanceType": name} for one in found)
+
+
 def install(world: World) -> None:
     """Amends moto's models. Once in a process, before the first request."""
+    _add_types()
     from moto.ec2.models import elastic_ip_addresses, elastic_network_interfaces
     from moto.ec2.models.instances import Instance, InstanceBackend
 
