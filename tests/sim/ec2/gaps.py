@@ -335,7 +335,7 @@ _G4AD = {"xlarge": (4, 16), "2xlarge": (8, 32), "4xlarge": (16, 64)}
 
 
 def _add_types() -> None:
-    """moto's table of instance types has no AMD GPUs: like NVIDIA's of the same size, by another."""
+    """moto's tables know no AMD GPUs: they are like NVIDIA's of the same size."""
     from moto.ec2.models import instance_types as types
 
     for size, (cores, memory) in _G4AD.items():
@@ -348,6 +348,7 @@ def _add_types() -> None:
         gpu |= {"Manufacturer": "AMD", "Name": "Radeon Pro V520"}
         gpu["MemoryInfo"]["SizeInMiB"] = row["GpuInfo"]["TotalGpuMemoryInMiB"] = 8192
         types.INSTANCE_TYPES[name] = row
+        types.InstanceTypeBackend.instance_types.append(types.InstanceType(name))
         for by_region in types.INSTANCE_TYPE_OFFERINGS.values():
             for rows in by_region.values():
                 # Offered in fewer places than the other: in two zones of a region.
