@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -75,34 +76,19 @@ MACHINE_IMAGES = {
 
 @dataclass(frozen=True, slots=True)
 class ContainerImage:
-    """What runs on a node. `cuda` is the CUDA release of the image, "" for none; `run` are the
-    engine's arguments that hand the GPUs in."""
+    """What runs on a node: where it comes from, where its Python and its Open MPI are, and whom its
+    processes belong to where we do not say it."""
 
     reference: str
     python: str
     mpi_prefix: str
     user: str
-    cuda: str = ""
-    run: tuple[str, ...] = ()
 
 
-_AMD_DEVICES = ("--device=/dev/kfd", "--device=/dev/dri", "--group-add", "video")
+_VENV = "/opt/venv"
 CONTAINER_IMAGES = {
-    "launcher": ContainerImage(
-        "clusterctl/launcher:1", "/opt/venv/bin/python", "/opt/venv", "root"
-    ),
-    "cpu": ContainerImage("clusterctl/cpu:1", "/opt/venv/bin/python", "/opt/venv", "root"),
-    "nvidia": ContainerImage(
-        "clusterctl/nvidia:1",
-        "/opt/venv/bin/python",
-        "/opt/venv",
-        "root",
-        cuda="12.4",
-        run=("--gpus", "all"),
-    ),
-    "amd": ContainerImage(
-        "clusterctl/amd:1", "/opt/venv/bin/python", "/opt/venv", "root", run=_AMD_DEVICES
-    ),
+    kind: ContainerImage(f"clusterctl/{kind}:1", f"{_VENV}/bin/python", _VENV, "root")
+    for kind in ("launcher", "cpu", "nvidia", "amd")
 }
 
 DRIVER_FOR_CUDA = {"11": (450, 80), "12": (525, 60), "13": (580, 65)}
@@ -134,7 +120,8 @@ QUOTAS = (
 
 def quota(instance_type: str) -> Quota | None:
     """The limit that an instance type counts towards, as far as we know it."""
-    letters = instance_type[: len(instance_type) - len(instance_type.lstrip("abcdefghimnprtvz"))]
+    found = re.match(r"[a-z]+", instance_type)
+    letters = found[0] if found else ""
     first = "vt" if letters.startswith("vt") else letters[:1]
     if letters.startswith(("inf", "hpc", "dl", "trn", "mac")):
         return None  # families with a limit of their own

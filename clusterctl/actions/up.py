@@ -352,7 +352,7 @@ def _missing_gpus(promised: Sequence[Node], found: Sequence[Node]) -> tuple[str,
     results = [
         NodeResult(
             node=node.name,
-            error=f"{before.instance_type} has {before.accelerator.value} GPUs, its driver finds none",
+            error=f"no {before.accelerator.value} GPU is found, and {before.instance_type} has one",
         )
         for before, node in zip(promised, found, strict=True)
         if before.accelerator is not Accelerator.NONE and not node.facts.gpus

@@ -102,8 +102,10 @@ def test_a_security_scan_finds_nothing_unexplained(module: Path, need: Need) -> 
 @pytest.mark.netns
 @pytest.mark.sshd
 def test_it_stands_alone(world: World, module: Path) -> None:
-    """`terraform apply` with nothing said makes a cluster, a second plan is empty, destroy ends it."""
-    apply = terraform(module, "apply", "-auto-approve", "-input=false", "-no-color", **world.ec2.env)
+    """`terraform apply` with nothing said makes a cluster, a second plan is empty."""
+    apply = terraform(
+        module, "apply", "-auto-approve", "-input=false", "-no-color", **world.ec2.env
+    )
     assert apply.returncode == 0, apply.stderr
     nodes = json.loads(terraform(module, "output", "-json", "nodes").stdout)
     assert [node["name"] for node in nodes] == ["launcher", "worker-1", "worker-2"]

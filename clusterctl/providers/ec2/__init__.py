@@ -249,16 +249,19 @@ class Ec2Provider:
             memory.zone, memory.spot = zone, spot
             _remember(folder, memory)
             living = {item.node for item in api.instances(_tagged(cluster.id), states=_USABLE)}
+            settled_keys = living - host_keys.booting
+            news = [machine.name for machine in found.machines if machine.name not in settled_keys]
+            pairs = host_keys.boot(news, living)
             user_data = {
                 machine.name: userdata.render(
-                    host_key=host_keys.boot(machine.name, fresh=machine.name not in living),
+                    host_key=pairs[machine.name],
                     authorized=public,
                     deadline=cluster.deadline or time.time() + catalog.DEFAULT_TTL,
                     root=_root(machine, cluster.id),
                     spot=spot and machine.name != LAUNCHER,
                 )
                 for machine in found.machines
-                if machine.name not in living or machine.name in host_keys.booting
+                if machine.name in pairs
             }
             variables = layout.variables(
                 cluster_id=cluster.id,
@@ -328,9 +331,8 @@ def _resolved(spec: ClusterSpec, current: Cluster | None) -> ClusterSpec:
             f"cluster {spec.name} is in {before.region}, not in {region}",
             hint="leave --region out, or choose another name for another cluster",
         )
-    for option, text in (("--ssh-cidr", spec.cloud.ssh_cidr),):
-        if text:
-            _network(option, text)
+    if spec.cloud.ssh_cidr:
+        _network("--ssh-cidr", spec.cloud.ssh_cidr)
     return replace(spec, cloud=replace(spec.cloud, region=region))
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from clusterctl import assets, keys
@@ -57,16 +57,22 @@ class HostKeys:
         folder = self._folder / "ec2" / "boot-keys"
         return frozenset(path.stem for path in folder.glob("*.pub"))
 
-    def boot(self, name: str, *, fresh: bool) -> keys.KeyPair:
-        """The pair that node `name` boots with. `fresh`: the machine will be a new one, whatever
-        was known of its namesake is void."""
-        path = self._boot(name)
-        if fresh and name in self.known and self.known[name] != (_public(path),):
-            self._drop_boot(name)
-        public = keys.ensure(path)
-        if fresh:
-            self._save({**self.known, name: (public,)})
-        return keys.KeyPair(path.read_text(), public)
+    def boot(self, names: Sequence[str], living: Collection[str]) -> dict[str, keys.KeyPair]:
+        """The pairs that these nodes boot with. What was known of a namesake of a node that is not
+        `living` is void: its machine will be a new one."""
+        known = self.known
+        pairs = {}
+        for name in names:
+            path = self._boot(name)
+            fresh = name not in living
+            if fresh and name in known and known[name] != (_public(path),):
+                self._drop_boot(name)
+            public = keys.ensure(path)
+            if fresh:
+                known[name] = (public,)
+            pairs[name] = keys.KeyPair(path.read_text(), public)
+        self._save(known)
+        return pairs
 
     def forget(self, names: Sequence[str]) -> None:
         """Drops nodes that are gone."""

@@ -1,0 +1,263 @@
+"""The pure parts of the EC2 provider."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clusterctl import catalog, keys
+from clusterctl.errors import ProviderError, UsageError
+from clusterctl.insight import cost
+from clusterctl.model import Charge, CloudSpec, ClusterSpec, NodeGroup
+from clusterctl.providers.ec2 import failures, prices, spec, userdata
+from clusterctl.providers.ec2.failures import CapacityError
+from clusterctl.providers.ec2.hostkeys import HostKeys
+from clusterctl.providers.ec2.prices import Quote
+
+
+def wish(*groups: NodeGroup, **cloud: object) -> ClusterSpec:
+    return ClusterSpec(
+        name="lab",
+        provider="ec2",
+        groups=groups or (NodeGroup(count=2, family="g4dn"),),
+        cloud=replace(CloudSpec(region="us-east-1"), **cloud),
+    )
+
+
+@pytest.mark.parametrize(
+    ("counts", "present", "numbers"),
+    [
+        ([("g4dn", 2)], {}, [(1, 2)]),
+        ([("g4dn", 3)], dict.fromkeys(range(1, 9), "g4dn.xlarge"), [(1, 2, 3)]),
+        ([("g4dn", 5)], dict.fromkeys((1, 2, 3), "g4dn.xlarge"), [(1, 2, 3, 4, 5)]),
+        # Growing the first group leaves the second alone, and the other way round.
+        (
+            [("g4dn", 2), ("g4ad", 2)],
+            {1: "g4dn.xlarge", 2: "g4ad.xlarge", 3: "g4ad.xlarge"},
+            [(1, 4), (2, 3)],
+        ),
+        # A lost worker's number is taken again; another type is another machine.
+        ([("g4dn", 3)], {1: "g4dn.xlarge", 3: "g4dn.xlarge"}, [(1, 3, 2)]),
+        ([("g5", 1)], {1: "g4dn.xlarge"}, [(1,)]),
+    ],
+)
+def test_workers_keep_their_numbers(
+    counts: list[tuple[str, int]], present: dict[int, str], numbers: list[tuple[int, ...]]
+) -> None:
+    groups = [NodeGroup(count=count, family=family) for family, count in counts]
+    assert list(spec.numbers(groups, present)) == numbers
+
+
+def test_variables_are_those_of_the_module() -> None:
+    found = spec.machines(
+        wish(NodeGroup(count=1, family="cpu"), NodeGroup(count=1, family="g5")), {}, {}
+    )
+    made = spec.variables(
+        cluster_id="lab-1",
+        name="lab",
+        region="us-east-1",
+        zone="us-east-1a",
+        machines=found,
+        amis={"cpu": "ami-1"},
+        spot=False,
+        placement=True,
+        ssh_cidr="203.0.113.7/32",
+        public_key="ssh-ed25519 AAAA",
+        user_data={"worker-1": "x"},
+    )
+    text = (Path(__file__).parents[2] / "infra/ec2/variables.tf").read_text()
+    for name in made:
+        assert f'variable "{name}"' in text
+    assert made["groups"] == [
+        {"instance_type": "t3.xlarge", "image": "cpu", "count": 1, "numbers": [1]},
+        {"instance_type": "g5.xlarge", "image": "nvidia", "count": 1, "numbers": [2]},
+    ]
+
+
+def test_disks_differ_only_where_nobody_said_how_large() -> None:
+    groups = (NodeGroup(count=1, family="cpu"), NodeGroup(count=1, family="g5"))
+    assert [m.disk for m in spec.machines(wish(*groups), {}, {})] == [30, 30, 100]
+    assert [m.disk for m in spec.machines(wish(*groups, disk=50), {}, {})] == [30, 50, 50]
+
+
+def test_a_type_without_family_gets_the_image_of_its_gpus() -> None:
+    kinds = {"p3.2xlarge": "NVIDIA", "c6i.large": ""}
+    groups = [NodeGroup(count=1, instance_type=name) for name in kinds]
+    assert [spec.image_kind(group, kinds) for group in groups] == ["nvidia", "cpu"]
+
+
+@pytest.mark.parametrize("count", [0, 1001])
+def test_impossible_numbers_of_workers_are_refused(count: int) -> None:
+    with pytest.raises(UsageError, match=str(count)):
+        spec.machines(wish(NodeGroup(count=count, family="cpu")), {}, {})
+
+
+def test_clusters_have_networks_of_their_own() -> None:
+    networks = {spec.cidr(f"lab-{number}") for number in range(200)}
+    assert len(networks) > 50
+    assert all(64 <= int(text.split(".")[1]) < 128 for text in networks)
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        ("g4dn.xlarge", "L-DB2E81BA"),
+        ("t3.micro", "L-1216C47A"),
+        ("c6i.large", "L-1216C47A"),
+        ("p3.2xlarge", "L-417A185B"),
+        ("inf2.xlarge", None),
+        ("trn1.2xlarge", None),
+        ("mac1.metal", None),
+        ("hpc6a.48xlarge", None),
+        ("dl1.24xlarge", None),
+        ("u-6tb1.metal", None),
+        ("vt1.3xlarge", "L-DB2E81BA"),
+    ],
+)
+def test_types_count_towards_their_quota(kind: str, code: str | None) -> None:
+    row = catalog.quota(kind)
+    assert (row.on_demand if row else None) == code
+
+
+def test_every_price_says_where_it_is_from() -> None:
+    for item, price in catalog.PRICES.items():
+        assert price.source.startswith("https://"), item
+        assert len(price.date) == 10, item
+    for family in catalog.FAMILIES.values():
+        quote = prices.fallback(family.instance_type, "us-east-1")
+        assert quote.dollars is None or quote.dollars > 0
+    assert prices.fallback("g4dn.xlarge", "eu-west-1").dollars is None
+
+
+def test_packages_are_those_of_the_constraints() -> None:
+    text = (Path(__file__).parents[2] / "constraints.txt").read_text().splitlines()
+    for lines in catalog.NODE_PACKAGES.values():
+        for line in lines:
+            assert line.replace("'", '"') in text
+
+
+def charge(node: str = "worker-1", hourly: float | None = 1.0, **changes: object) -> Charge:
+    made = Charge(
+        node=node, part="instance", item="t3.xlarge", hourly=hourly, source="a list", since=0.0
+    )
+    return replace(made, **changes)
+
+
+def test_what_runs_goes_on_and_what_is_gone_ends() -> None:
+    old = [charge("worker-1"), charge("worker-2"), charge("worker-9", until=5.0)]
+    new = [charge("worker-1", since=100.0, hourly=2.0), charge("worker-3", since=100.0)]
+    merged = {item.node: item for item in prices.merge(old, new, 100.0)}
+    assert merged["worker-1"] == charge("worker-1"), "it was bought at the old price"
+    assert merged["worker-2"].until == 100.0
+    assert merged["worker-9"].until == 5.0
+    assert merged["worker-3"].since == 100.0
+
+
+def test_money_adds_up() -> None:
+    charges = [charge(until=3600.0), charge("worker-2", 2.0), charge("worker-3", None)]
+    assert cost.dollars(charges, 7200.0) == pytest.approx(1.0 + 4.0)
+    assert cost.per_hour(charges) == 2.0
+    assert cost.unknown(charges) == ("t3.xlarge",)
+    assert cost.dollars([charge()], 1.0) == pytest.approx(60 / 3600), "a minute at least"
+    first, second, third = cost.receipt(charges, 7200.0)
+    assert (first.count, first.hours, first.dollars) == (1, 1.0, 1.0)
+    assert (second.hours, second.dollars) == (2.0, 4.0)
+    assert third.dollars is None
+
+
+def test_a_budget_buys_hours() -> None:
+    assert prices.affordable(10.0, [charge(hourly=2.0)], 4.0) == pytest.approx(3 * 3600)
+    with pytest.raises(UsageError, match="nobody says what"):
+        prices.affordable(10.0, [charge(hourly=None)], 0.0)
+    with pytest.raises(UsageError, match="is spent"):
+        prices.affordable(1.0, [charge()], 1.0)
+
+
+def test_the_plan_shows_a_question_mark_where_nobody_knows_the_price() -> None:
+    machines = spec.machines(wish(), {}, {})
+    quotes = {"g4dn.xlarge": Quote(None, "unknown"), "t3.micro": Quote(0.01, "a list")}
+    found = prices.charges(machines, quotes, "us-east-1", 0.0)
+    text = "\n".join(prices.table(machines, found, "us-east-1a", 3600.0))
+    assert "2 worker    g4dn.xlarge" in text
+    assert "?" in text
+    assert "at least" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "said"),
+    [
+        (
+            "creating EC2 Instance: operation error EC2: RunInstances, https response error"
+            " StatusCode: 500, RequestID: 1, api error InsufficientInstanceCapacity: We currently",
+            CapacityError,
+            "no capacity",
+        ),
+        ("api error VcpuLimitExceeded: You have requested", ProviderError, "quota of vCPUs"),
+        ("api error UnauthorizedOperation: You are not", ProviderError, "policy.json"),
+    ],
+)
+def test_what_terraform_quotes_from_aws_is_understood(
+    text: str, kind: type[ProviderError], said: str
+) -> None:
+    error = failures.from_terraform(["something else", text])
+    assert type(error) is kind
+    assert said in error.message + error.hint
+    assert failures.from_terraform(["no such thing"]) is None
+
+
+def test_a_capacity_error_wins() -> None:
+    error = failures.from_terraform(
+        ["api error UnauthorizedOperation: x", "api error InsufficientInstanceCapacity: y"]
+    )
+    assert isinstance(error, CapacityError)
+
+
+def test_user_data_is_small_valid_and_armed() -> None:
+    pair = keys.generate()
+    text = userdata.render(
+        host_key=pair, authorized="ssh-ed25519 A", deadline=1e9 + 0.7, root="/home/u/r", spot=True
+    )
+    assert len(text) < userdata.LIMIT
+    first, body = text.split("\n", 1)
+    assert first == "#cloud-config"
+    config = json.loads(body)
+    assert config["ssh_keys"]["ed25519_private"] == pair.private
+    files = {item["path"]: item["content"] for item in config["write_files"]}
+    assert files[userdata.DEADLINE] == "1000000000\n"
+    script = files[userdata.AGENT]
+    assert "spot/instance-action" in script
+    done = subprocess.run(["sh", "-n"], input=script, text=True, capture_output=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_thousand_nodes_are_planned_in_a_moment(tmp_path: Path) -> None:
+    """Generous here; bench/ec2.py has the figure."""
+    import time
+
+    began = time.perf_counter()
+    machines = spec.machines(wish(NodeGroup(count=1000, family="g4dn")), {}, {})
+    quotes = {"g4dn.xlarge": Quote(0.5, "a list"), "t3.micro": Quote(0.01, "a list")}
+    found = prices.charges(machines, quotes, "us-east-1", 0.0)
+    prices.table(machines, found, "us-east-1a", 3600.0)
+    prices.merge(found, found, 1.0)
+    cost.receipt(found, 10.0)
+    assert time.perf_counter() - began < 0.5
+
+
+def test_host_keys_of_a_new_namesake_are_new(tmp_path: Path) -> None:
+    store = HostKeys(tmp_path)
+    first = store.boot(["worker-1"], living=())["worker-1"]
+    assert store.known == {"worker-1": (first.public,)}
+    assert store.boot(["worker-1"], living=())["worker-1"] == first, "not yet used: still good"
+    assert store.boot(["worker-1"], living=("worker-1",))["worker-1"] == first
+    store._save({"worker-1": ("ssh-ed25519 ROTATED",)})
+    second = store.boot(["worker-1"], living=())["worker-1"]
+    assert second != first
+    assert store.known == {"worker-1": (second.public,)}
+    store.forget(["worker-1"])
+    assert store.known == {}
+    assert not store.booting

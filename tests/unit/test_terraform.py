@@ -1,0 +1,260 @@
+"""Terraform's driver: events, command lines, versions, and what must not happen to a process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl import process, terraform
+from clusterctl.errors import ProviderError
+from clusterctl.terraform import Binary, Diagnostic, Outputs, Planned, Progress, Terraform
+
+
+@pytest.mark.parametrize(
+    ("line", "event"),
+    [
+        ("not json", None),
+        ('{"type":"version"}', None),
+        ("[]", None),
+        (
+            '{"type":"apply_complete","hook":{"resource":{"addr":"aws_vpc.this"},"action":"create",'
+            '"id_value":"vpc-1","elapsed_seconds":3}}',
+            Progress(
+                address="aws_vpc.this", action="create", state="complete", seconds=3.0, id="vpc-1"
+            ),
+        ),
+        (
+            '{"type":"diagnostic","diagnostic":{"severity":"error","summary":"no","detail":"way",'
+            '"address":"aws_vpc.this"}}',
+            Diagnostic(summary="no", detail="way", address="aws_vpc.this"),
+        ),
+        (
+            '{"type":"planned_change","change":{"resource":{"addr":"a.b"},"action":"delete"}}',
+            Planned(address="a.b", action="delete"),
+        ),
+        ('{"type":"outputs","outputs":{"n":{"value":[1]}}}', Outputs(values={"n": [1]})),
+    ],
+)
+def test_events(line: str, event: terraform.Event | None) -> None:
+    assert terraform.parse(line.encode()) == event
+
+
+FAKE = """#!{python}
+import json, os, signal, sys, time
+if sys.argv[1] == "version":
+    print(json.dumps({{"terraform_version": "{version}"}}))
+    sys.exit()
+with open("argv", "a") as file:
+    file.write(json.dumps([sys.argv[1:], dict(os.environ)]) + "\\n")
+{body}
+"""
+
+
+def fake(folder: Path, body: str = "", version: str = "1.11.4", name: str = "terraform") -> Path:
+    path = folder / name
+    path.write_text(FAKE.format(python=sys.executable, version=version, body=body))
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+def runner(folder: Path, body: str, **more: Any) -> Terraform:
+    work = folder / "work"
+    work.mkdir()
+    path = fake(folder, body)
+    return Terraform(work, Binary(str(path), (1, 11, 4)), cache=folder / "cache", **more)
+
+
+def calls(runner: Terraform) -> list[tuple[list[str], dict[str, str]]]:
+    lines = (runner.folder / "argv").read_text().splitlines()
+    return [tuple(json.loads(line)) for line in lines]
+
+
+def test_destroy_is_a_command_that_exists(tmp_path: Path) -> None:
+    """python-terraform's own would add -force, which Terraform refuses."""
+    tool = runner(tmp_path, "")
+    tool.destroy(lambda event: None, parallelism=12)
+    [(argv, env)] = calls(tool)
+    assert argv[0] == "destroy"
+    assert "-force" not in argv
+    assert {"-auto-approve", "-json", "-parallelism=12", "-input=false"} <= set(argv)
+    assert env["TF_IN_AUTOMATION"] == "1"
+
+
+def test_variables_go_by_file_and_the_users_own_settings_stay_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TF_CLI_ARGS_apply", "-destroy")
+    monkeypatch.setenv("TF_VAR_region", "mars-1")
+    monkeypatch.setenv("TF_WORKSPACE", "other")
+    body = 'print(json.dumps({"type": "outputs", "outputs": {"nodes": {"value": [7]}}}))'
+    tool = runner(tmp_path, body)
+    assert tool.apply({"region": "x"}, lambda event: None, parallelism=10) == {"nodes": [7]}
+    [(argv, env)] = calls(tool)
+    assert f"-var-file={terraform.VARIABLES}" in argv
+    assert not {"TF_CLI_ARGS_apply", "TF_VAR_region", "TF_WORKSPACE"} & set(env)
+    path = tool.folder / terraform.VARIABLES
+    assert json.loads(path.read_text()) == {"region": "x"}
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_failure_is_an_error_with_what_terraform_said(tmp_path: Path) -> None:
+    said = {"type": "diagnostic", "diagnostic": {"severity": "error", "summary": "no room"}}
+    tool = runner(tmp_path, f"print({json.dumps(json.dumps(said))}); sys.exit(1)")
+    with pytest.raises(terraform.TerraformError, match="no room") as caught:
+        tool.apply({}, lambda event: None, parallelism=10)
+    assert caught.value.diagnostics == (Diagnostic(summary="no room"),)
+    assert caught.value.exit_code == 3
+    silent = tmp_path / "silent"
+    silent.mkdir()
+    with pytest.raises(terraform.TerraformError, match="exit code 9"):
+        runner(silent, "sys.exit(9)").destroy(lambda event: None, parallelism=10)
+
+
+def test_too_old_and_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ProviderError, match="neither terraform nor tofu") as caught:
+        terraform.find()
+    assert "https://" in caught.value.hint
+    fake(tmp_path, version="0.12.3")
+    with pytest.raises(ProviderError, match=r"0\.12\.3"):
+        terraform.find()
+    fake(tmp_path, version="1.8.0-beta1", name="tofu")
+    assert terraform.find().name == "tofu 1.8.0"
+
+
+def test_the_lock_is_lent_and_the_pid_told(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    told: list[tuple[int, str]] = []
+    tool = runner(
+        tmp_path,
+        f"os.write({write}, b'held')",
+        lock=write,
+        on_start=lambda pid, command: told.append((pid, command)),
+    )
+    tool.apply({}, lambda event: None, parallelism=10)
+    os.close(write)
+    assert os.read(read, 10) == b"held"
+    os.close(read)
+    [(pid, command)] = told
+    assert pid > 0
+    assert command == "terraform apply"
+
+
+def test_state_is_read_without_terraform(tmp_path: Path) -> None:
+    tool = runner(tmp_path, "")
+    assert not tool.has_state
+    state = {
+        "resources": [
+            {"mode": "data", "type": "aws_ami", "name": "x", "instances": [{}]},
+            {"mode": "managed", "type": "aws_vpc", "name": "this", "instances": [{}]},
+            {
+                "mode": "managed",
+                "type": "aws_instance",
+                "name": "this",
+                "instances": [{"index_key": "worker-1"}],
+            },
+        ]
+    }
+    (tool.folder / "terraform.tfstate").write_text(json.dumps(state))
+    assert tool.resources() == ("aws_vpc.this", 'aws_instance.this["worker-1"]')
+
+
+def test_the_module_is_copied_once(tmp_path: Path) -> None:
+    tool = runner(tmp_path, "")
+    module = tmp_path / "module"
+    module.mkdir()
+    (module / "main.tf").write_text("old")
+    tool.copy(module)
+    (module / "main.tf").write_text("new")
+    tool.copy(module)
+    assert (tool.folder / "main.tf").read_text() == "old"
+
+
+WATCH = """
+import sys
+from pathlib import Path
+from clusterctl import process
+folder = Path(sys.argv[1])
+ended = process.watch(
+    ["sh", "-c", sys.argv[2]], log=folder / "log",
+    on_line=lambda line: print(line.decode(), flush=True),
+    on_start=lambda pid: print("pid", pid, flush=True),
+    on_interrupt=lambda: print("told", flush=True), timeout=30, grace=5, cwd=folder, env={"PATH": "/usr/bin:/bin"})
+print("ended", ended.exit_code, ended.interrupted, flush=True)
+"""
+
+
+def watch(folder: Path, script: str) -> subprocess.Popen[str]:
+    root = Path(__file__).parents[2]
+    return subprocess.Popen(
+        [sys.executable, "-c", WATCH, str(folder), script],
+        cwd=root,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def read(started: subprocess.Popen[str]) -> str:
+    assert started.stdout is not None
+    return started.stdout.readline().strip()
+
+
+def test_the_first_ctrl_c_is_handed_on_once_and_waited_for(tmp_path: Path) -> None:
+    on_interrupt = "echo heard; sleep 0.5; echo finished; exit 3"
+    script = f"trap '{on_interrupt}' INT; echo up; while :; do sleep 0.1; done"
+    with watch(tmp_path, script) as started:
+        assert read(started).startswith("pid")
+        assert read(started) == "up"
+        os.killpg(started.pid, signal.SIGINT)  # as the terminal does: to the whole group
+        rest = started.communicate(timeout=20)[0].split("\n")
+    assert rest == ["told", "heard", "finished", "ended 3 True", ""]
+
+
+def test_a_second_ctrl_c_leaves_it_alone_and_its_output_goes_on(tmp_path: Path) -> None:
+    script = "trap '' INT; echo up; sleep 2; echo still here"
+    with watch(tmp_path, script) as started:
+        pid = int(read(started).split()[1])
+        assert read(started) == "up"
+        os.kill(started.pid, signal.SIGINT)
+        assert read(started) == "told"
+        os.kill(started.pid, signal.SIGINT)
+        started.communicate(timeout=10)
+        os.kill(pid, 0)
+    deadline = time.monotonic() + 10
+    while "still here" not in (tmp_path / "log").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_process_that_takes_too_long_is_asked_and_then_killed(tmp_path: Path) -> None:
+    def watched(script: str, grace: float) -> tuple[process.Watched, float]:
+        began = time.monotonic()
+        ended = process.watch(
+            ["sh", "-c", script],
+            log=tmp_path / "log",
+            on_line=lambda line: None,
+            on_start=lambda pid: None,
+            on_interrupt=lambda: None,
+            timeout=0.3,
+            grace=grace,
+            cwd=tmp_path,
+            env={"PATH": "/usr/bin:/bin"},
+        )
+        return ended, time.monotonic() - began
+
+    ended, took = watched("trap 'exit 4' INT; while :; do sleep 0.05; done", 5)
+    assert (ended.exit_code, took < 3) == (4, True)
+    assert "did not end within 0.3 s" in ended.error
+    ended, took = watched("trap '' INT; while :; do sleep 0.05; done", 0.3)
+    assert (ended.exit_code, took < 3) == (-9, True)
