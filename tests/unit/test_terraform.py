@@ -188,7 +188,8 @@ ended = process.watch(
     ["sh", "-c", sys.argv[2]], log=folder / "log",
     on_line=lambda line: print(line.decode(), flush=True),
     on_start=lambda pid: print("pid", pid, flush=True),
-    on_interrupt=lambda: print("told", flush=True), timeout=30, grace=5, cwd=folder, env={"PATH": "/usr/bin:/bin"})
+    on_interrupt=lambda: print("told", flush=True),
+    timeout=30, grace=5, cwd=folder, env={"PATH": "/usr/bin:/bin"})
 print("ended", ended.exit_code, ended.interrupted, flush=True)
 """
 
