@@ -162,6 +162,21 @@ def test_metadata(lab: Lab) -> None:
     assert lab.states() == ["terminated"]
 
 
+def test_names(lab: Lab) -> None:
+    """As in a VPC: both ways, for its own machines; others are unknown, and that is said soon."""
+    lab.launch("one")
+    lab.launch("two")
+    lab.ec2.wait(2)
+    two = lab.ec2.machine("two")
+    started = time.monotonic()
+    assert lab.ssh("one", f"getent hosts {two.hostname}").split()[0] == two.private
+    assert (
+        lab.ssh("one", f"getent hosts {two.private}").split()[1] == f"{two.hostname}.ec2.internal"
+    )
+    assert lab.try_ssh("one", "getent hosts example.com 10.77.0.200").returncode == 2
+    assert time.monotonic() - started < 3
+
+
 def test_two_networks_with_the_same_addresses(lab: Lab) -> None:
     other = lab.network()
     lab.launch("one")

@@ -15,6 +15,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from tests.sim.ec2.dns import RESOLVER
 from tests.sim.ec2.machines import Order
 from tests.sim.ec2.network import IMDS, gateway
 
@@ -157,11 +158,9 @@ class FullMachine:
         lines.append(f"route add default via {gateway(order.subnet)}{source}")
         argv = ["nsenter", f"--net=/proc/{self._pid}/ns/net", "ip", "-force", "-batch", "-"]
         subprocess.run(argv, input="\n".join(lines).encode(), check=True, stderr=self._log)
-        # Names: its own, as the resolver of a VPC knows it; for others it is refused at once.
         files = Path(f"/proc/{self._pid}/root/etc")
-        own = f"{order.private} {order.hostname}.ec2.internal {order.hostname}"
-        (files / "hosts").write_text(f"127.0.0.1 localhost\n::1 ip6-localhost\n{own}\n")
-        (files / "resolv.conf").write_text("nameserver 127.0.0.1\n")
+        (files / "hosts").write_text("127.0.0.1 localhost\n::1 ip6-localhost\n")
+        (files / "resolv.conf").write_text(f"nameserver {RESOLVER}\nsearch ec2.internal\n")
         self._connected = True
 
     @property

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.sim.ec2.dns import RESOLVER
 from tests.sim.ec2.machines import Order
 from tests.sim.ec2.network import gateway
 
@@ -60,6 +61,7 @@ class LightHost:
             "public_address": order.public,
             "prefix": order.subnet.prefixlen,
             "gateway": gateway(order.subnet),
+            "resolver": RESOLVER,
             "public_keys": order.keys,
             "user_data": order.user_data,
             "docker": order.docker,

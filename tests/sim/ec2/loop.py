@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.sim.ec2 import gaps, images, imds
+from tests.sim.ec2 import dns, gaps, images, imds
 from tests.sim.ec2.faults import Faults, Where
 from tests.sim.ec2.forward import forward
 from tests.sim.ec2.full import REGISTRY_PORT, control_groups, sweep
@@ -130,6 +130,7 @@ class Loop:
             self._services[id] = imds.Service(
                 vpc.listen(80), lambda address: self._asked(id, address)
             )
+            dns.serve(vpc.resolver(), lambda address: self._asked(id, address) is not None)
             if self.registry:
                 forward(vpc.listen(REGISTRY_PORT), self.registry)
         return self._vpcs[id]

@@ -18,6 +18,8 @@ from collections.abc import Callable
 from ipaddress import IPv4Network
 from typing import Any, TypeVar
 
+from tests.sim.ec2.dns import RESOLVER
+
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _CLONE_NEWNET = 0x40000000
 _HERE, _THERE = "169.254.77.1", "169.254.77.2"  # of the cable between this machine and any VPC
@@ -89,6 +91,7 @@ class Vpc:
             "link add br0 type bridge",
             "link set br0 up",
             f"address add {IMDS}/32 dev br0",
+            f"address add {RESOLVER}/32 dev br0",
             f"link add uplink type veth peer name {self.cable} netns {os.getpid()}",
             f"address add {_THERE}/32 dev uplink",
             "link set uplink up",
@@ -128,15 +131,22 @@ class Vpc:
 
     def listen(self, port: int) -> socket.socket:
         """A listening socket inside, at the address of the metadata service."""
+        listener = self._socket(socket.SOCK_STREAM, (IMDS, port))
+        listener.listen(64)
+        return listener
 
+    def resolver(self) -> socket.socket:
+        """The socket that questions about names come to."""
+        return self._socket(socket.SOCK_DGRAM, (RESOLVER, 53))
+
+    def _socket(self, kind: int, address: tuple[str, int]) -> socket.socket:
         def work() -> socket.socket:
             if _LIBC.setns(self.namespace, _CLONE_NEWNET) != 0:
                 raise OSError(ctypes.get_errno(), "setns")
-            listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((IMDS, port))
-            listener.listen(64)
-            return listener
+            made = socket.socket(socket.AF_INET, kind)
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.bind(address)
+            return made
 
         return _in_thread(work)
 

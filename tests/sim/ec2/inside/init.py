@@ -130,9 +130,8 @@ def furnish(spec: dict[str, Any]) -> None:
     _users()
     Path("/proc/sys/kernel/hostname").write_text(spec["hostname"])
     write("/etc/hostname", f"{spec['hostname']}\n")
-    own = f"{spec['private_address']} {spec['hostname']}.ec2.internal {spec['hostname']}\n"
-    write("/etc/hosts", f"127.0.0.1 localhost\n::1 ip6-localhost ip6-loopback\n{own}")
-    write("/etc/resolv.conf", "nameserver 127.0.0.1\n")  # refuses at once: there is no name server
+    write("/etc/hosts", "127.0.0.1 localhost\n::1 ip6-localhost ip6-loopback\n")
+    write("/etc/resolv.conf", f"nameserver {spec['resolver']}\nsearch ec2.internal\n")
     sudo = Path("/etc/sudo.conf")
     if sudo.parent.is_dir():
         write(str(sudo), "Set disable_coredump false\n")
