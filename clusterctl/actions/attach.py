@@ -87,7 +87,9 @@ def attach_hosts(store: Store, name: str, machines: Machines, tell: Tell) -> Clu
         _refuse_to_drop(before, cluster, store)
         ssh = store.home.make(store.folder(name)) / "ssh"
         keys.ensure(ssh / "mesh")
-        store.save(cluster)
+        if cluster.phase is Phase.CREATING:
+            # Until they have answered again, the old record knows better where our files are.
+            store.save(cluster)
         try:
             with connected(store, cluster) as pool:
                 cluster = _prepare_hosts(store, cluster, machines, pool, tell)
@@ -161,7 +163,8 @@ def _prepare_hosts(
 def _probe(
     cluster: Cluster, machines: Machines, pool: Pool, tell: Tell
 ) -> tuple[dict[str, Node], list[NodeResult]]:
-    """The nodes with what they have told of themselves, by name, and what is wrong with others."""
+    """The nodes with what they have told of themselves, as far as our folder could be made there,
+    and what is wrong with any."""
     scripts = {
         node.name: assets.render(
             "bootstrap/probe.sh.j2",
@@ -181,11 +184,11 @@ def _probe(
     found: dict[str, Node] = {}
     for node, result in zip(cluster.nodes, results, strict=True):
         why = _unfit(result)
+        if facts.answers(result.text).get("root", "").startswith("/"):
+            found[node.name] = _read(node, result)
         if why:
             wrong.append(NodeResult(node=node.name, error=why))
-            continue
-        found[node.name] = _read(node, result)
-        if lacks := _lacks(found[node.name]):
+        elif lacks := _lacks(found[node.name]):
             tell(f"{node.name}: {lacks}")
     return found, wrong
 

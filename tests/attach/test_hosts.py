@@ -1,0 +1,236 @@
+"""Hosts that people have: what is found out about them, what is said when they cannot be used."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from clusterctl import keys
+from tests.attach.lab import Hosts
+from tests.conftest import Need, require_namespaces, require_sshd
+from tests.e2e.cli import Cli, wait_for
+
+pytestmark = [pytest.mark.netns, pytest.mark.sshd]
+
+NAMES = ("alpha", "beta", "nopython", "noflock", "full", "mute")
+HIDDEN = {"nopython": ["/usr/bin/python3"], "noflock": ["/usr/bin/flock"]}
+
+
+@pytest.fixture(scope="session")
+def hosts(need: Need, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    require_namespaces()
+    require_sshd()
+    need("ss")
+    lab = Hosts.start(tmp_path_factory.mktemp("hosts"), NAMES, HIDDEN)
+    try:
+        yield lab
+    finally:
+        lab.machines.stop()
+
+
+@pytest.fixture
+def cli(hosts: Hosts, tmp_path: Path) -> Iterator[Cli]:
+    """clusterctl for a person who knows all these hosts. No cluster outlives the test."""
+    hosts.know(*NAMES)
+    made = hosts.cli(tmp_path / "project")
+    yield made
+    made.end()
+    hosts.know(*NAMES)
+    for cluster in made.json("list")["clusters"]:
+        made("detach", "--force", cluster["cluster"], code=None)
+    for name in NAMES:
+        assert hosts.traces(name) == []
+
+
+@pytest.mark.mpi
+def test_unlike_hosts_become_a_cluster(hosts: Hosts, cli: Cli) -> None:
+    """Their interfaces, homes and host names differ; the first one does both."""
+    before = {n: (hosts.user_home(n) / ".ssh/authorized_keys").read_text() for n in NAMES}
+    file = hosts.file(cli, "{alpha} slots=2 python={python}", "{beta} python={python} slots=2")
+    made = cli.json("attach", "lab", "--hosts", file)
+    roles = [(node["address"], node["role"]) for node in made["nodes"]]
+    assert roles == [
+        (hosts["alpha"].address, "launcher+worker"),
+        (hosts["beta"].address, "worker"),
+    ]
+    done = cli("run", "reduce_all.py")
+    assert "ok: 2 ranks on 2 hosts" in done.out
+    done = cli("run", "--backend", "gloo", "multinode_ddp_mpi.py", "2", "2")
+    assert "Test accuracy" in done.out
+    fails = cli.script("fails.py", "import os, sys; sys.exit(3 * int(os.environ['RANK']))")
+    done = cli("run", "--json", fails.name, code=3)
+    assert done.documents()[-1]["failure"]["node"] == hosts["beta"].address
+    assert cli("ssh", hosts["beta"].address, "--json", "--", "hostname", code=None)
+    cli("detach", "lab")
+    for name in ("alpha", "beta"):
+        assert hosts.traces(name) == []
+        after = (hosts.user_home(name) / ".ssh/authorized_keys").read_text()
+        assert after.rstrip("\n") == before[name].rstrip("\n")
+
+
+@pytest.mark.mpi
+def test_a_line_says_who_only_launches(hosts: Hosts, cli: Cli) -> None:
+    cli("attach", "lab", "--hosts", hosts.file(cli, "{alpha}", "{beta} role=launcher"))
+    cli.script("who", "#!/bin/sh\nuname -n\n").chmod(0o755)
+    assert cli("run", "who").of(0) == ["alpha"]
+    [launcher] = [node for node in cli.status()["nodes"] if "launcher" in node["role"]]
+    assert launcher["role"] == "launcher"
+    assert launcher["address"] == hosts["beta"].address
+
+
+@pytest.mark.mpi
+def test_no_root_is_needed(hosts: Hosts, cli: Cli) -> None:
+    file = hosts.file(cli, "{alpha}", "{beta}")
+    cli("attach", "lab", "--hosts", file, "--user", "person")
+    cli.script("who", '#!/bin/sh\necho "$(id -un) $(uname -n)"\n').chmod(0o755)
+    done = cli("run", "who")
+    assert done.of(0) + done.of(1) == ["person alpha", "person beta"]
+    cli("detach", "lab")
+    assert hosts.traces("alpha", "person") == hosts.traces("beta", "person") == []
+
+
+@pytest.mark.mpi
+def test_a_cancelled_job_leaves_nothing_on_the_hosts(hosts: Hosts, cli: Cli) -> None:
+    cli("attach", "lab", "--hosts", hosts.file(cli, "{alpha}", "{beta}"))
+    cli.script("long", "#!/bin/sh\necho started; exec sleep 301\n").chmod(0o755)
+    number = cli.detach("long")
+    wait_for(lambda: cli("logs", number).out.count("started") == 2, 20, "no ranks")
+    assert "0 survivors on 2 nodes" in cli("cancel", number).out
+    for name in ("alpha", "beta"):
+        assert "sleep 301" not in hosts[name].run("ps", "ax")
+
+
+def test_attaching_again_repairs(hosts: Hosts, cli: Cli) -> None:
+    file = hosts.file(cli, "{alpha}", "{beta}")
+    first = cli.json("attach", "lab", "--hosts", file)
+    (hosts.user_home("beta") / ".ssh/authorized_keys").write_text("")
+    again = "attach", "lab", "--hosts", file
+    refused = cli(*again, code=4)
+    assert hosts["beta"].address in refused.err
+    public = (hosts.home / ".ssh" / "id_ed25519.pub").read_text()
+    (hosts.user_home("beta") / ".ssh/authorized_keys").write_text(public)
+    assert cli.json(*again)["id"] == first["id"]
+    assert len(hosts.traces("alpha")) == 2
+
+
+def test_a_host_that_left_the_file_is_not_forgotten(hosts: Hosts, cli: Cli) -> None:
+    cli("attach", "lab", "--hosts", hosts.file(cli, "{alpha}", "{beta}"))
+    done = cli("attach", "lab", "--hosts", hosts.file(cli, "{alpha}"), code=7)
+    assert hosts["beta"].address in done.err
+
+
+def test_an_unknown_host_key_is_never_taken(hosts: Hosts, cli: Cli) -> None:
+    hosts.know("alpha")
+    done = cli("attach", "lab", "--hosts", hosts.file(cli, "{alpha}", "{beta}"), code=4)
+    assert hosts["beta"].address in done.err
+    assert re.search(r"host key SHA256:\S+ is not known", done.err)
+    assert "ssh-keyscan" in done.err
+    assert cli.json("list")["clusters"] == []
+    assert hosts.traces("alpha") == []
+
+
+def test_a_changed_host_key_stops_everything(hosts: Hosts, cli: Cli) -> None:
+    cli("attach", "lab", "--hosts", hosts.file(cli, "{alpha}", "{beta}"))
+    known = hosts.home / "state" / "clusters" / "lab" / "ssh" / "known_hosts"
+    good = known.read_text()
+    other = keys.generate().public
+    known.write_text(f"{hosts['alpha'].address} {other}\n{hosts['beta'].address} {other}\n")
+    done = cli("attach", "lab", "--hosts", hosts.file(cli, "{alpha}", "{beta}"), code=4)
+    assert done.err.count("SHA256:") >= 2
+    known.write_text(good)
+
+
+def test_a_key_that_opens_nothing(hosts: Hosts, cli: Cli) -> None:
+    keys.ensure(cli.folder / "stranger")
+    file = hosts.file(cli, "{alpha}", "{beta}")
+    # The person's own keys are shown too, unless ssh_config says otherwise.
+    (hosts.home / ".ssh" / "config").write_text("IdentitiesOnly yes\nIdentityFile none\n")
+    try:
+        done = cli("attach", "lab", "--hosts", file, "--identity", "stranger", code=4)
+    finally:
+        (hosts.home / ".ssh" / "config").unlink()
+    # Equal answers are folded.
+    assert re.search(r"\.\[10-11\]: sshd refused user root with .*stranger", done.err)
+
+
+def test_without_python_only_python_jobs_stop(hosts: Hosts, cli: Cli) -> None:
+    done = cli("attach", "lab", "--hosts", hosts.file(cli, "{nopython}"))
+    assert "no Python: no Python jobs (sudo apt-get install python3)" in done.err
+    cli.script("plain", '#!/bin/sh\necho "rank $RANK"\n').chmod(0o755)
+    assert cli("run", "plain").of(0) == ["rank 0"]
+    done = cli("run", cli.script("train.py", "print(1)").name, code=6)
+    assert f"no Python on {hosts['nopython'].address}" in done.err
+
+
+def test_what_is_missing_is_said_of_every_host(hosts: Hosts, cli: Cli) -> None:
+    home = hosts["full"]
+    home.run("mount", "-t", "tmpfs", "-o", "size=64k,mode=700", "tmpfs", "/srv/root-of-full")
+    try:
+        home.run("mkdir", "/srv/root-of-full/.ssh")
+        public = (hosts.home / ".ssh" / "id_ed25519.pub").read_text().strip()
+        home.run("sh", "-c", f"echo '{public}' >/srv/root-of-full/.ssh/authorized_keys")
+        file = hosts.file(cli, "{alpha}", "{full}", "{noflock}")
+        done = cli("attach", "lab", "--hosts", file, code=5)
+    finally:
+        home.run("umount", "/srv/root-of-full")
+    full, noflock = hosts["full"].address, hosts["noflock"].address
+    assert re.search(rf"{full}: our folder cannot be written .*No space left", done.err)
+    assert f"{noflock}: lacks flock (sudo apt-get install util-linux)" in done.err
+    assert hosts["alpha"].address not in done.err.partition("clusterctl:")[2]
+    assert hosts.traces("alpha") == []
+    assert cli.json("list")["clusters"] == []
+
+
+def test_a_host_that_hangs_is_named_in_time(hosts: Hosts, cli: Cli) -> None:
+    hosts.mute("mute")
+    began = time.monotonic()
+    done = cli("attach", "lab", "--hosts", hosts.file(cli, "{alpha}", "{mute}"), code=4)
+    assert time.monotonic() - began < 40
+    assert f"{hosts['mute'].address}: " in done.err
+    assert "sshd does not answer" in done.err
+
+
+@pytest.mark.mpi
+def test_a_jump_host_of_ssh_config_is_honoured(hosts: Hosts, cli: Cli) -> None:
+    """From here `inside` has no address but the one that only alpha's way leads to."""
+    beta, alpha = hosts["beta"].address, hosts["alpha"].address
+    config = hosts.home / ".ssh" / "config"
+    config.write_text(
+        f"Host inside\n  HostName {beta}\n  ProxyJump gate\n  User root\nHost gate\n"
+        f"  HostName {alpha}\n  User root\n"
+    )
+    try:
+        cli("attach", "lab", "--hosts", cli.script("hosts", "inside\n"))
+        cli.script("who", '#!/bin/sh\necho "$(uname -n)"\n').chmod(0o755)
+        assert cli("run", "who").of(0) == ["beta"]
+        log = (hosts["beta"].folder / "sshd.log").read_text()
+        assert f"publickey for root from {alpha}" in log
+        cli("detach", "lab")
+    finally:
+        config.unlink()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("{alpha} slots=many", "hosts:1"), ("{alpha}\nnode[5:1]", "hosts:2"), ("", "names no hosts")],
+    ids=["number", "range", "empty"],
+)
+def test_a_bad_line_is_named_and_nothing_made(
+    hosts: Hosts, cli: Cli, text: str, words: str
+) -> None:
+    file = hosts.file(cli, text) if text else cli.script("hosts", "")
+    assert words in cli("attach", "lab", "--hosts", file, code=2).err
+    assert cli.json("list")["clusters"] == []
+
+
+def test_one_thing_at_a_time(hosts: Hosts, cli: Cli) -> None:
+    file = hosts.file(cli, "{alpha}")
+    assert "different clusters" in cli("attach", "--hosts", file, "--slurm", code=2).err
+    assert "--hosts FILE" in cli("attach", "lab", code=2).err
+    cli("attach", "lab", "--hosts", file)
+    cli.script("plain", "#!/bin/sh\n:\n").chmod(0o755)
+    assert "no batch system" in cli("run", "--partition", "main", "plain", code=2).err

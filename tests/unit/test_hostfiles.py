@@ -1,0 +1,112 @@
+"""Files that name machines, in the three ways that people write them."""
+
+from __future__ import annotations
+
+import pytest
+
+from clusterctl.errors import UsageError
+from clusterctl.model import Role
+from clusterctl.providers.hosts import Host, nodes, parse
+
+
+def test_our_own_lines() -> None:
+    text = """
+    # the lab
+    gpu1 slots=4 gpu=2 user=ana port=2222
+    bob@10.0.0.2   # of Bob's
+    head.site.org role=launcher python=/opt/py/bin/python
+    """
+    assert parse(text, "hosts") == (
+        Host(name="gpu1", address="gpu1", user="ana", port=2222, slots=4, gpus=2),
+        Host(name="10.0.0.2", address="10.0.0.2", user="bob"),
+        Host(
+            name="head.site.org",
+            address="head.site.org",
+            python="/opt/py/bin/python",
+            launcher=True,
+        ),
+    )
+
+
+def test_an_open_mpi_hostfile() -> None:
+    text = "a slots=2 max_slots=4\nb slots=8 max-slots=8\na slots=1\nc count=3\n"
+    assert [(host.name, host.slots) for host in parse(text, "h")] == [("a", 3), ("b", 8), ("c", 3)]
+
+
+def test_an_inventory() -> None:
+    text = """
+    [all:vars]
+    ansible_user=everyone
+    [launcher]
+    head ansible_host=192.0.2.1
+    [workers]
+    node[08:10] slots=2
+    gpu[a:b] ansible_port=23 ansible_user=root
+    [site:children]
+    workers
+    [site:vars]
+    ansible_port = 2200
+    ansible_ssh_common_args = '-o ProxyJump=x'
+    """
+    found = {host.name: host for host in parse(text, "i")}
+    assert list(found) == ["head", "node08", "node09", "node10", "gpua", "gpub"]
+    assert found["head"] == Host(name="head", address="192.0.2.1", user="everyone", launcher=True)
+    assert (found["node09"].user, found["node09"].port, found["node09"].slots) == (
+        "everyone",
+        2200,
+        2,
+    )
+    assert (found["gpua"].user, found["gpub"].port) == ("root", 23)
+
+
+def test_groups_in_a_circle_end() -> None:
+    text = "[a:children]\nb\n[b:children]\na\n[a:vars]\nuser=x\n[b]\nhost\n"
+    assert parse(text, "i")[0].user == "x"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", ["names no hosts"]),
+        ("# nothing\n", ["names no hosts"]),
+        ("a\nb slots=two\n", ["hosts:2", "two"]),
+        ("a slots=0", ["hosts:1", "'0'"]),
+        ("a slots = 4", ["hosts:1", "blanks"]),
+        ("a port=65536", ["65535"]),
+        ("a role=boss", ["role=launcher"]),
+        ("a colour=red", ["colour", "slots"]),
+        ("-oProxyCommand=x", ["hosts:1"]),
+        ("a user=-x", ["hosts:1"]),
+        ("a;reboot", ["hosts:1"]),
+        ("$(reboot)", ["hosts:1"]),
+        ("a 'b", ["quotation"]),
+        ("fe80::1", ["IPv6"]),
+        ("n[3:1]", ["range"]),
+        ("n[1:99999999]", ["range"]),
+        ("n[1:600]\nm[1:600]", ["1024"]),
+        ("[x:y]\na", ["section"]),
+        ("a python=py", ["absolute"]),
+        ("a role=launcher\nb role=launcher", ["a and b"]),
+        ("a role=launcher", ["nothing is left"]),
+    ],
+)
+def test_a_bad_line_is_named(text: str, words: list[str]) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse(text, "hosts")
+    said = f"{caught.value.message} {caught.value.hint}"
+    assert all(word in said for word in words), said
+    assert caught.value.hint
+
+
+def test_the_first_host_does_both() -> None:
+    made = nodes(parse("a\nb\n", "h"), user="u")
+    assert [(node.name, node.role) for node in made] == [("a", Role.BOTH), ("b", Role.WORKER)]
+    assert {node.user for node in made} == {"u"}
+
+
+def test_a_launcher_comes_first_and_runs_no_ranks() -> None:
+    made = nodes(parse("a slots=2\nb gpu=4 slots=9\nc role=launcher user=v\n", "h"), user="u")
+    assert [node.name for node in made] == ["c", "a", "b"]
+    assert [node.role for node in made] == [Role.LAUNCHER, Role.WORKER, Role.WORKER]
+    assert [node.slots for node in made] == [0, 2, 4]
+    assert [node.user for node in made] == ["v", "u", "u"]
