@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from secrets import token_hex
 
-from clusterctl import launch, schedulers
+from clusterctl import launch, process, schedulers
 from clusterctl.actions import Tell, connected, ready, silent
-from clusterctl.errors import ClusterctlError, LaunchError, RecordError
+from clusterctl.errors import ClusterctlError, LaunchError, RecordError, UsageError
 from clusterctl.jobs import control, stage, start
 from clusterctl.jobs.follow import Follower, Line
 from clusterctl.jobs.interrupts import Interrupts
@@ -199,11 +200,23 @@ def _waits(job: Job, cluster: Cluster) -> str:
     return f"job {job.id} waits: other jobs use the slots (--now skips the queue)"
 
 
-def emit(prepared: Prepared) -> str:
+EMITS = {"direct": "sh", "slurm": "sbatch", "sge": "qsub"}
+"""Which kind of script describes a job, by who starts it."""
+
+
+def emit(prepared: Prepared, kind: str) -> str:
     """The job as a POSIX sh script that needs no clusterctl. Secrets are left for the caller."""
     from clusterctl import __version__, assets
 
     job, cluster, plan = prepared.job, prepared.cluster, prepared.plan
+    if kind != EMITS[job.scheduler]:
+        raise UsageError(
+            f"--emit {kind} does not fit cluster {cluster.name!r} ({cluster.spec.provider})",
+            hint=f"--emit {EMITS[job.scheduler]}",
+        )
+    if cluster.batch:
+        scheduler = schedulers.load_batch(job.scheduler)
+        return scheduler.emit(job, plan, __version__, sorted(prepared.secrets))
     launcher = cluster.launcher
     if plan.agents:
         raise LaunchError("--emit sh describes mpirun alone", hint="leave out --launcher torchrun")
@@ -238,6 +251,34 @@ def emit(prepared: Prepared) -> str:
         reasons=plan.reasons,
         command=" ".join(words),
     )
+
+
+def interactive(store: Store, cluster: Cluster, spec: JobSpec, words: list[str]) -> int:
+    """Hands the terminal to a shell, or to `words`, on nodes that the batch system gives for it.
+    Returns its exit code. Nothing is staged and nothing recorded."""
+    if not ready(cluster).batch:
+        raise UsageError(
+            f"--interactive asks a batch system for nodes; {cluster.name!r} has none",
+            hint=f"`clusterctl ssh -c {cluster.name}` opens a shell on a node",
+        )
+    system = cluster.spec.provider
+    schedulers.check(system, spec)
+    spec = srun.sized(cluster, spec)
+    job = Job(
+        id=0,
+        cluster=cluster.name,
+        cluster_id=cluster.id,
+        spec=spec,
+        scheduler=system,
+        placement=srun.place(spec),
+        stage="",
+        created=time.time(),
+    )
+    argv = schedulers.load_batch(system).interactive_argv(job, words)
+    folder = store.folder(cluster.name) / "ssh"
+    if not cluster.launcher.here:
+        argv = ("ssh", "-t", "-F", "config", cluster.launcher.name, shlex.join(argv))
+    return process.foreground(argv, cwd=folder if argv[0] == "ssh" else Path.cwd())
 
 
 def scheduler_files(prepared: Prepared) -> dict[str, str]:

@@ -15,7 +15,7 @@ from clusterctl.cli.job_output import Printer, announce, finish, reporting
 from clusterctl.cli.options import ClusterOption, JobArgument, JsonLines, Quiet, Verbose, duration
 from clusterctl.cli.variables import Env, EnvFile, environment
 from clusterctl.errors import UsageError
-from clusterctl.model import Job, JobSpec
+from clusterctl.model import Job, JobSpec, Program, ProgramKind
 
 BATCH: dict[str, Any] = {"rich_help_panel": "Batch systems"}
 Native = Annotated[str | None, typer.Option(help="As Slurm's option of that name.", **BATCH)]
@@ -121,6 +121,10 @@ def run(
     emit: Annotated[
         str | None, typer.Option(help="sh, sbatch or qsub: print a script without clusterctl.")
     ] = None,
+    interactive: Annotated[
+        bool,
+        typer.Option("--interactive", help="A shell (or SCRIPT as a command) on nodes.", **BATCH),
+    ] = False,
     environment_module: Annotated[
         list[str] | None,
         typer.Option("--module", metavar="NAME", help="Environment module; repeatable.", **BATCH),
@@ -176,7 +180,7 @@ def run(
         _one_of("--emit", emit, ("sh", "sbatch", "qsub"))
     native = _native(locals())
     words = list(command or [])
-    if module is None and not words:
+    if module is None and not words and not interactive:
         raise UsageError("there is nothing to run", hint="clusterctl run SCRIPT [ARGS…]")
 
     from clusterctl import actions
@@ -184,6 +188,15 @@ def run(
 
     store = actions.open_store()
     chosen = actions.choose(store, cluster)
+    if interactive:
+        shape = JobSpec(
+            program=Program(kind=ProgramKind.BINARY, target="interactive"),
+            ranks=ranks or 0,
+            ranks_per_node=ranks_per_node or 0,
+            nodes=nodes or 0,
+            native=native,
+        )
+        raise typer.Exit(action.interactive(store, chosen, shape, words))
     resolved = action.resolve(words, module, stage)
     variables, secrets = environment(env or [], env_file or [])
     spec = JobSpec(
@@ -212,8 +225,9 @@ def run(
         number = action.next_number(store, dry=False)
         prepared = action.prepare(chosen, spec, resolved, secrets, number=number)
     if emit:
-        console.result(action.emit(prepared))
-        console.document({"emit": emit, "script": action.emit(prepared)})
+        script = action.emit(prepared, emit)
+        console.result(script)
+        console.document({"emit": emit, "script": script})
         return
     if dry_run:
         _print_plan(console, prepared)

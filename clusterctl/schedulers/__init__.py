@@ -37,6 +37,12 @@ class BatchScheduler(Scheduler, Protocol):
     def survey(self) -> str:
         """The script `bin/survey` on the login node: it answers for many jobs at once."""
 
+    def emit(self, job: Job, plan: LaunchPlan, version: str, secrets: Sequence[str]) -> str:
+        """A batch script that needs no clusterctl. `secrets` are names, set by who hands it in."""
+
+    def interactive_argv(self, job: Job, words: Sequence[str]) -> tuple[str, ...]:
+        """What gives a terminal on the nodes that the job asks for: a shell, or `words`."""
+
     def survey_argv(self, jobs: Sequence[Job]) -> tuple[str, ...]:
         """Runs in the folder of any of them; `parse_status` finds each job's part."""
 

@@ -11,6 +11,7 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from hashlib import sha256
 
 from clusterctl import assets
 from clusterctl.errors import UsageError
@@ -78,6 +79,40 @@ def script(
         grace=GRACE,
         timers=timers,
         retries=job.spec.retries,
+        modules=job.spec.modules,
+        path=plan.path,
+        launcher=job.spec.launcher,
+    )
+
+
+def emit(
+    job: Job,
+    plan: LaunchPlan,
+    *,
+    system: str,
+    directives: Sequence[str],
+    submit: str,
+    version: str,
+    secrets: Sequence[str],
+) -> str:
+    """A script to hand in by hand: no state, no clean-up, no second attempt."""
+    what = job.spec.program
+    text = "\0".join((what.target, *what.args, *job.spec.env.values()))
+    return assets.render(
+        "batch/emit.sh.j2",
+        system=system,
+        directives=directives,
+        submit=submit,
+        title=" ".join((what.target, *what.args)),
+        version=version,
+        secrets=secrets,
+        # An argument may hold any line, also one that would end the text that it stands in.
+        delimiter=f"END_{sha256(text.encode(errors='surrogateescape')).hexdigest()[:16]}",
+        env=sorted(plan.env.items()),
+        working=what.folder,
+        program=next(iter(plan.programs.values())),
+        agent=assets.render(f"{system}/agent.sh.j2"),
+        ranks=job.ranks,
         modules=job.spec.modules,
         path=plan.path,
         launcher=job.spec.launcher,

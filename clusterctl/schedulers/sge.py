@@ -80,6 +80,25 @@ class Sge:
     def cancel_argv(self, job: Job) -> tuple[str, ...]:
         return batch.cancel_argv("qdel")
 
+    def emit(self, job: Job, plan: LaunchPlan, version: str, secrets: Sequence[str]) -> str:
+        ours = ("-o ", "-notify", "-r ")
+        lines = [line for line in directives(job) if not line.startswith(ours)]
+        lines += [f"-v {','.join(secrets)}"] if secrets else []
+        return batch.emit(
+            job,
+            plan,
+            system="sge",
+            directives=[f"#$ {line}" for line in lines],
+            submit="qsub",
+            version=version,
+            secrets=secrets,
+        )
+
+    def interactive_argv(self, job: Job, words: Sequence[str]) -> tuple[str, ...]:
+        ours = ("-o ", "-notify", "-r ", "-j ", "-S ", "-cwd", "-m ", "-M ")
+        lines = [line for line in directives(job) if not line.startswith(ours)]
+        return ("qrsh", "-now", "no", *(word for line in lines for word in line.split()), *words)
+
     def survey(self) -> str:
         return assets.render("sge/survey.sh.j2", age=batch.QUEUE_AGE)
 

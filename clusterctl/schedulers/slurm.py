@@ -93,6 +93,25 @@ class Slurm:
     def cancel_argv(self, job: Job) -> tuple[str, ...]:
         return batch.cancel_argv("scancel")
 
+    def emit(self, job: Job, plan: LaunchPlan, version: str, secrets: Sequence[str]) -> str:
+        ours = ("--output=", "--open-mode=", "--signal=", "--no-requeue", "--requeue")
+        lines = [line for line in directives(job) if not line.startswith(ours)]
+        return batch.emit(
+            job,
+            plan,
+            system="slurm",
+            directives=[f"#SBATCH {line}" for line in lines],
+            submit="sbatch",
+            version=version,
+            secrets=secrets,
+        )
+
+    def interactive_argv(self, job: Job, words: Sequence[str]) -> tuple[str, ...]:
+        spec = job.spec
+        options = [f"--{k}={v}" if v else f"--{k}" for k, v in spec.native.items()]
+        command = tuple(words) or ("/bin/sh", "-c", 'exec "${SHELL:-/bin/sh}" -l')
+        return ("srun", "--pty", *size(spec), *options, *command)
+
     def survey(self) -> str:
         return assets.render("slurm/survey.sh.j2", age=batch.QUEUE_AGE)
 

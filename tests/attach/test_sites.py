@@ -286,3 +286,43 @@ def _processes(site: Site, command: str) -> list[str]:
 def _native(cli: Cli, site: Site, number: int) -> str:
     record = json.loads((site.home / "jobs" / str(number) / "job.json").read_text())
     return str(record["native_id"])
+
+
+def test_the_emitted_script_needs_no_clusterctl(cli: Cli, site: Site, program: Program) -> None:
+    name = program("tell", 'echo "rank $RANK of $WORLD_SIZE: $1 $MINE $MY_TOKEN, at $MASTER_ADDR"')
+    emit, submit = {"slurm": ("sbatch", "sbatch"), "sge": ("qsub", "qsub")}[site.system]
+    words = ["--emit", emit, "-e", "MINE=it's", "-e", "MY_TOKEN=secret", *site.size(2)]
+    script = cli("run", *words, name, "a 'b' $HOME").out
+    assert "secret" not in script.replace("MY_TOKEN", "")
+    assert "site-" not in script.partition("prepare()")[0].replace("clusterctl/site", "")
+    path = cli.script("job", script)
+    waits = {"slurm": "--wait", "sge": "-sync y"}[site.system]
+    site.login.run(
+        "sh",
+        "-c",
+        f"cd {cli.folder} && MY_TOKEN=token {submit} {waits} {path.name}",
+        timeout=60,
+    )
+    wait_for(lambda: "rank 1 of 2" in _all_text(cli.folder), 10, "the script ran")
+    said = _all_text(cli.folder)
+    for rank in (0, 1):
+        assert f"rank {rank} of 2: a 'b' $HOME it's token, at 10." in said
+    assert not list(cli.folder.glob(".job-*"))
+
+
+def _all_text(folder: Path) -> str:
+    """What the batch system has put beside the script."""
+    found = [*folder.glob("slurm-*.out"), *folder.glob("tell-*.o*")]
+    return "".join(path.read_text() for path in found)
+
+
+def test_a_script_of_another_kind_is_refused(cli: Cli, site: Site) -> None:
+    other = {"slurm": "qsub", "sge": "sbatch"}[site.system]
+    for kind in ("sh", other):
+        assert "--emit" in cli("run", "--emit", kind, "reduce_all.py", code=2).err
+
+
+def test_a_terminal_on_the_nodes(cli: Cli, site: Site) -> None:
+    size = {"slurm": ["--nodes", "1"], "sge": ["-pe", "mpi", "2"]}[site.system]
+    done = cli("run", "--interactive", *size, "uname", "-n", code=None)
+    assert done.out.split()[-1:] in (["c1"], ["c2"]), done
