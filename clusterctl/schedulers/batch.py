@@ -178,12 +178,22 @@ def parse_status(
         if word == "queue":
             word, _, reason = rest.partition("|")
             state, why = in_queue(word)
-            job = job if job.state.ended else replace(job, state=state, reason=why or reason)
+            job = _waiting(job, state, why or reason)
         elif word == "gone":
             job = _gone(job, rest, gone)
         else:
             job = direct.apply(job, line)
     return job
+
+
+def _waiting(job: Job, state: JobState, reason: str) -> Job:
+    """The job after the queue's word for it. It runs when its script says so: before that there
+    may be a prolog, or a node that has yet to wake up."""
+    if job.state.ended:
+        return job
+    if state is JobState.RUNNING and job.started is None:
+        return replace(job, state=JobState.QUEUED, reason="starting")
+    return replace(job, state=state, reason="" if reason == "None" else reason)
 
 
 def _gone(job: Job, rest: str, gone: Mapping[str, JobState]) -> Job:

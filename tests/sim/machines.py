@@ -156,6 +156,16 @@ class Machines:
             booted = machine.folder / "booted"
             until(booted.exists, 10, f"{machine.name} did not boot: {machine.folder}/boot.log")
 
+    def shared_home(self) -> Path:
+        """A passwd file that gives root, on all hosts, the home `root` in our folder."""
+        home = self.folder / "root"
+        home.mkdir(exist_ok=True)
+        lines = Path("/etc/passwd").read_text().splitlines()
+        text = [line for line in lines if not line.startswith("root:")]
+        path = self.folder / "passwd"
+        path.write_text("\n".join([*text, f"root:x:0:0::{home}:/bin/sh"]) + "\n")
+        return path
+
     def sshd(self, name: str, environment: str = "") -> None:
         """Starts the host's SSH server; who may enter says `~/.ssh/authorized_keys` there."""
         machine = self.hosts[name]

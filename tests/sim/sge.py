@@ -90,6 +90,7 @@ class Sge:
             (cell, str(_ROOT / "default")),
             (spool, "/var/spool/gridengine"),
             (self.folder / "configuration", str(_SHARE / "default-configuration")),
+            (self.machines.shared_home(), "/etc/passwd"),
         ]
         self.machines.ready(dict.fromkeys(self.machines.hosts, mounts))
         login = self.login

@@ -91,7 +91,8 @@ class Slurm:
         # The nodes share /tmp, where all of them would make the same folder for PMIx.
         (etc / "mpi.conf").write_text("PMIxCliTmpDirBase=/run\n")
         (etc / "slurm.conf").write_text(_CONF.format(folder=self.folder, nodes=nodes))
-        self.machines.ready({n: [(etc, "/etc/slurm")] for n in self.machines.hosts})
+        mounts = [(etc, "/etc/slurm"), (self.machines.shared_home(), "/etc/passwd")]
+        self.machines.ready(dict.fromkeys(self.machines.hosts, mounts))
         for machine in self.machines.hosts.values():
             self._munge(machine)
         self.login.daemon(require("slurmctld"), "-D", "-c")

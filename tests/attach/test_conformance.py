@@ -1,0 +1,146 @@
+"""The same jobs on every kind of cluster end in the same record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.attach.conftest import Site
+from tests.attach.lab import Hosts
+from tests.conftest import require_namespaces
+from tests.e2e.cli import Cli
+
+
+@dataclass
+class Place:
+    """Somewhere to run two ranks on two nodes."""
+
+    cli: Cli
+    size: list[str]
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    folder = tmp_path_factory.mktemp("local")
+    cli = Cli(folder / "state", folder)
+    cli("up", "here")
+    yield Place(cli, [])
+    cli("down", "here")
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    require_namespaces()
+    lab = Hosts.start(tmp_path_factory.mktemp("conforming"), ["alpha", "beta"], {})
+    try:
+        cli = lab.cli(tmp_path_factory.mktemp("project"))
+        cli("attach", "lab", "--hosts", lab.file(cli, "{alpha}", "{beta}"))
+        yield Place(cli, [])
+        cli("detach", "lab")
+    finally:
+        lab.machines.stop()
+
+
+@pytest.fixture(scope="module")
+def slurm_place(slurm: Site, tmp_path_factory: pytest.TempPathFactory) -> Place:
+    return Place(slurm.cli(tmp_path_factory.mktemp("conforming")), slurm.size(2))
+
+
+@pytest.fixture(scope="module")
+def sge_place(sge: Site, tmp_path_factory: pytest.TempPathFactory) -> Place:
+    return Place(sge.cli(tmp_path_factory.mktemp("conforming")), sge.size(2))
+
+
+PLACES = [
+    pytest.param("local", marks=[pytest.mark.mpi, pytest.mark.netns]),
+    pytest.param("hosts", marks=[pytest.mark.mpi, pytest.mark.netns, pytest.mark.sshd]),
+    pytest.param("slurm_place", marks=pytest.mark.slurm, id="slurm"),
+    pytest.param("sge_place", marks=[pytest.mark.mpi, pytest.mark.sge], id="sge"),
+]
+
+
+@pytest.fixture(params=PLACES)
+def place(request: pytest.FixtureRequest) -> Place:
+    found: Place = request.getfixturevalue(request.param)
+    return found
+
+
+PROGRAMS = {
+    "good": 'echo "rank $RANK of $WORLD_SIZE"; echo made >"out-$RANK"',
+    "bad": '[ "$RANK" = 1 ] && exit 7; exec sleep 300',
+    "late": "exec sleep 300",
+}
+
+SAME = {
+    "args": ["a b"],
+    "ranks": 2,
+    "reason": "",
+    "rerun_of": None,
+    "env": {"MINE": "x"},
+    "secrets": {"MY_TOKEN": "***"},
+}
+
+Expected = dict[str, Any]
+CASES: dict[str, tuple[list[str], int, Expected]] = {
+    "good": (
+        [],
+        0,
+        {"state": "succeeded", "program_exit_code": 0, "failure": None, "attempt": 1},
+    ),
+    "bad": (
+        ["--retries", "1"],
+        7,
+        {"state": "failed", "program_exit_code": 7, "attempt": 2},
+    ),
+    "late": (
+        ["--timeout", "2s"],
+        124,
+        {"state": "timeout", "program_exit_code": None, "failure": None, "attempt": 1},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_record_is_the_same(place: Place, name: str) -> None:
+    options, code, expected = CASES[name]
+    path = place.cli.script(name, f"#!/bin/sh\n{PROGRAMS[name]}\n")
+    path.chmod(0o755)
+    words = ["-e", "MINE=x", "-e", "MY_TOKEN=y", *options, *place.size, name, "a b"]
+    done = place.cli("run", "--json", *words, code=code, timeout=90)
+    *lines, result = done.documents()
+    assert {key: result[key] for key in SAME} == SAME
+    assert {key: result[key] for key in expected} == expected
+    assert (result["exit_code"], result["program"]) == (code, f"./{name}")
+    assert result["created"] <= result["finished"]
+    assert result["started"] <= result["finished"]
+    assert result["seconds"] > 0
+    assert len(result["placement"]) == 2
+    assert sorted(result["placement"].values()) == [[0], [1]]
+    assert not any(result["survivors"].values())
+    if name == "bad":
+        failure = result["failure"]
+        assert (failure["rank"], failure["exit_code"]) == (1, 7)
+        assert result["placement"][failure["node"]] == [1]
+    if name == "good":
+        assert sorted(line["line"] for line in lines) == ["rank 0 of 2", "rank 1 of 2"]
+        _outputs_come_back(place, result["id"])
+
+
+def _outputs_come_back(place: Place, number: int) -> None:
+    got = place.cli.json("fetch", number)
+    assert sorted(Path(item["path"]).name for item in got["files"]) == ["out-0", "out-1"]
+
+
+def test_a_cancelled_record_is_the_same(place: Place) -> None:
+    place.cli.script("long", "#!/bin/sh\nexec sleep 300\n").chmod(0o755)
+    number = place.cli.detach(*place.size, "long")
+    place.cli.until_state(number, "running")
+    place.cli("cancel", number)
+    job = place.cli.job(number)
+    assert (job["state"], job["program_exit_code"], job["failure"]) == ("cancelled", None, None)
+    assert job["started"] <= job["finished"]
+    assert not any(job["survivors"].values())
