@@ -204,7 +204,7 @@ EMITS = {"direct": "sh", "slurm": "sbatch", "sge": "qsub"}
 """Which kind of script describes a job, by who starts it."""
 
 
-def emit(prepared: Prepared, kind: str) -> str:
+def emit(prepared: Prepared, kind: str = "sh") -> str:
     """The job as a POSIX sh script that needs no clusterctl. Secrets are left for the caller."""
     from clusterctl import __version__, assets
 

@@ -1,0 +1,358 @@
+"""Batch systems without one: heads of scripts, surveys as values, sizes, sites' answers."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl import assets, schedulers
+from clusterctl.errors import UsageError
+from clusterctl.launch import srun
+from clusterctl.model import Cluster, Job, JobSpec, JobState, Placement, Role
+from clusterctl.providers import Queue, sge, slurm
+from clusterctl.schedulers import sge as sge_scheduler
+from clusterctl.schedulers import slurm as slurm_scheduler
+from tests.unit.making import cluster, job, node, request, spec
+
+
+def site(system: str) -> Cluster:
+    login = node("login", "10.0.0.9", role=Role.LOGIN)
+    return cluster(login, provider=system)
+
+
+def batch_job(system: str, **changes: Any) -> Job:
+    what = srun.sized(site(system), spec(**{"launcher": "auto", **changes}))
+    made = job(None, spec(), scheduler=system, native_id="4711")
+    return replace(made, spec=what, placement=srun.place(what), cluster_id="lab-1a2b")
+
+
+# ------------------------------------------------------------------------------------- directives
+
+
+def test_every_line_of_the_seed() -> None:
+    """The #SBATCH lines of access-multi-gpu's README, by Slurm's own names."""
+    made = batch_job(
+        "slurm",
+        nodes=2,
+        ranks_per_node=2,
+        native={
+            "job-name": "job_name",
+            "partition": "cluster_partition_name",
+            "gpus-per-node": "2",
+            "cpus-per-task": "8",
+            "account": "your-account-name",
+            "time": "12:00:00",
+            "mail-user": "your_email@bu.edu",
+            "mail-type": "BEGIN,END",
+            "constraint": "scratch&a100",
+            "gpu-bind": "closest",
+            "mem": "0",
+        },
+    )
+    assert slurm_scheduler.directives(made) == [
+        "--job-name=job_name",
+        "--output=batch.out",
+        "--open-mode=append",
+        "--nodes=2",
+        "--ntasks-per-node=2",
+        "--partition=cluster_partition_name",
+        "--gpus-per-node=2",
+        "--cpus-per-task=8",
+        "--account=your-account-name",
+        "--time=12:00:00",
+        "--mail-user=your_email@bu.edu",
+        "--mail-type=BEGIN,END",
+        "--constraint=scratch&a100",
+        "--gpu-bind=closest",
+        "--mem=0",
+        "--no-requeue",
+        "--signal=B:USR1@60",
+    ]
+
+
+def test_what_the_other_seed_asks_of_grid_engine() -> None:
+    native = {"pe": "mpi 4", "l": "h_vmem=15G", "queue": "all.q", "project": "p"}
+    made = batch_job("sge", native={**native, "mail-type": "BEGIN,END", "time": "1:00:00"})
+    assert made.ranks == 4
+    lines = sge_scheduler.directives(made)
+    for line in ("-pe mpi 4", "-l h_vmem=15G", "-q all.q", "-P p", "-m be", "-l h_rt=3600"):
+        assert line in lines
+    assert "kill -USR1 $$" in _script(made)
+    assert "sleep 3540" in _script(made)
+
+
+def _script(made: Job) -> str:
+    where = site(made.scheduler)
+    plan = srun.plan(replace(request(), spec=made.spec, cluster=where, placement=made.placement))
+    return schedulers.load(made.scheduler).script(made, where, plan)["job.sh"]
+
+
+@pytest.mark.parametrize(
+    ("system", "native", "word"),
+    [
+        ("slurm", {"partition": "a\n#SBATCH --uid=0"}, "--partition"),
+        ("slurm", {"account": "$(id)"}, "--account"),
+        ("slurm", {"pe": "mpi 4"}, "--pe"),
+        ("sge", {"partition": "main"}, "--partition"),
+        ("sge", {"l": "a=1 -q other"}, "-l"),
+        ("sge", {"time": "30"}, "HOURS:MINUTES:SECONDS"),
+        ("sge", {"mail-type": "SOMETIMES"}, "SOMETIMES"),
+        ("direct", {"partition": "main"}, "--partition"),
+    ],
+)
+def test_an_option_that_cannot_be(system: str, native: dict[str, str], word: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        schedulers.check(system, spec(native=native))
+    assert word in caught.value.message
+    assert caught.value.hint
+
+
+# ------------------------------------------------------------------------------------------ sizes
+
+
+@pytest.mark.parametrize(
+    ("changes", "size", "ranks"),
+    [
+        ({}, ["--nodes=1", "--ntasks-per-node=1"], 1),
+        ({"nodes": 2}, ["--nodes=2", "--ntasks-per-node=1"], 2),
+        ({"nodes": 2, "ranks_per_node": 4}, ["--nodes=2", "--ntasks-per-node=4"], 8),
+        ({"ranks": 6}, ["--ntasks=6"], 6),
+        ({"ranks": 3, "nodes": 2}, ["--nodes=2", "--ntasks=3"], 3),
+        ({"ranks": 8, "ranks_per_node": 4}, ["--nodes=2", "--ntasks-per-node=4"], 8),
+        (
+            {"nodes": 2, "native": {"gpus-per-node": "a100:4"}},
+            ["--nodes=2", "--ntasks-per-node=4"],
+            8,
+        ),
+    ],
+    ids=str,
+)
+def test_sizes(changes: dict[str, Any], size: list[str], ranks: int) -> None:
+    made = batch_job("slurm", **changes)
+    assert slurm_scheduler.size(made.spec) == size
+    assert made.ranks == ranks
+
+
+@pytest.mark.parametrize(
+    ("system", "changes"),
+    [
+        ("slurm", {"ranks": 1, "nodes": 2}),
+        ("slurm", {"ranks": 5, "ranks_per_node": 2}),
+        ("slurm", {"ranks": 5, "ranks_per_node": 2, "nodes": 2}),
+        ("sge", {"ranks": 5, "native": {"pe": "mpi 4"}}),
+        ("sge", {"nodes": 2}),
+    ],
+)
+def test_sizes_that_contradict(system: str, changes: dict[str, Any]) -> None:
+    with pytest.raises(UsageError) as caught:
+        srun.sized(site(system), JobSpec(program=spec().program, **changes))
+    assert caught.value.hint
+
+
+# ----------------------------------------------------------------------------------------- status
+
+RAN = "queued 100.5\nrunning 110.0 1\nplaced 110.1 c1:2,c2:1,\n"
+
+
+def status(system: str, text: str, number: int = 7) -> Job:
+    made = replace(batch_job(system, nodes=0), state=JobState.QUEUED)
+    return schedulers.load(system).parse_status(made, f"@@job {number} 99\n{text}")
+
+
+def test_a_running_job_has_its_nodes() -> None:
+    found = status("slurm", RAN)
+    assert (found.state, found.started, found.native_id) == (JobState.RUNNING, 110.0, "99")
+    assert found.placement == (
+        Placement(node="c1", first=0, count=2),
+        Placement(node="c2", first=2, count=1),
+    )
+
+
+@pytest.mark.parametrize(
+    ("system", "line", "state", "reason"),
+    [
+        ("slurm", "queue PENDING|Resources", JobState.QUEUED, "Resources"),
+        ("slurm", "queue PENDING|None", JobState.QUEUED, ""),
+        ("slurm", "queue CONFIGURING|None", JobState.QUEUED, ""),
+        ("slurm", "queue RUNNING|None", JobState.QUEUED, "starting"),
+        ("slurm", "gone CANCELLED|0:0|None|130", JobState.CANCELLED, ""),
+        ("slurm", "gone CANCELLED by 1000|0:0||130", JobState.CANCELLED, ""),
+        ("slurm", "gone TIMEOUT|0:15|TimeLimit|130", JobState.TIMEOUT, ""),
+        ("slurm", "gone UNKNOWN|||130", JobState.LOST, "it left the queue without a word"),
+        (
+            "slurm",
+            "gone NODE_FAIL|1:0|None|130",
+            JobState.FAILED,
+            "the batch system ended it (NODE_FAIL)",
+        ),
+        ("sge", "queue qw|", JobState.QUEUED, "waiting"),
+        ("sge", "queue hqw|", JobState.QUEUED, "held"),
+        (
+            "sge",
+            "queue Eqw|",
+            JobState.QUEUED,
+            "in error (Eqw): `qstat -j` on the login node says why",
+        ),
+        ("sge", "gone CANCELLED|||130", JobState.CANCELLED, ""),
+        ("sge", "gone UNKNOWN|||130", JobState.LOST, "it left the queue without a word"),
+    ],
+)
+def test_what_the_queue_says(system: str, line: str, state: JobState, reason: str) -> None:
+    found = status(system, f"queued 100.5\n{line}\n")
+    assert (found.state, found.reason) == (state, reason)
+    assert found.finished == (130.0 if state.ended else None)
+
+
+def test_a_requeued_job_waits_again() -> None:
+    found = status("slurm", f"{RAN}stopped 120\nqueue PENDING|BeginTime\n")
+    assert (found.state, found.reason) == (JobState.QUEUED, "BeginTime")
+    again = status("slurm", f"{RAN}stopped 120\nrunning 130 2\nqueue RUNNING|None\n")
+    assert (again.state, again.attempt, again.started) == (JobState.RUNNING, 2, 110.0)
+
+
+def test_the_exit_file_wins_over_the_queue() -> None:
+    ended = "ended 120 state=failed started=2 survivors=c1:0, code=3 rank=1 node=c2\n"
+    found = status("slurm", f"{RAN}{ended}gone COMPLETED|0:0|None|130\n")
+    assert (found.state, found.program_exit_code, found.finished) == (JobState.FAILED, 3, 120.0)
+    assert found.failure
+    assert (found.failure.rank, found.failure.node) == (1, "c2")
+
+
+def test_a_job_finds_its_own_part_of_a_survey() -> None:
+    text = f"{RAN}@@job 8 100\nqueued 1\nqueue PENDING|Priority\n"
+    assert status("slurm", text).state is JobState.RUNNING
+    assert status("slurm", text, number=70).state is JobState.QUEUED
+
+
+# ----------------------------------------------------------------------------- the survey, by fakes
+
+SQUEUE = """#!/bin/sh
+echo asked >>"$FAKE/asked"
+[ ! -e "$FAKE/down" ] || { echo 'Unable to contact slurm controller' >&2; exit 1; }
+cat "$FAKE/queue"
+"""
+SCONTROL = """#!/bin/sh
+grep "^JobId=$4 " "$FAKE/known" || exit 1
+"""
+
+
+@pytest.fixture
+def login(tmp_path: Path) -> Path:
+    """A login node's folder with three jobs, and commands that act on files."""
+    fake = tmp_path / "fake"
+    fake.mkdir()
+    for name, text in (("squeue", SQUEUE), ("scontrol", SCONTROL)):
+        (fake / name).write_text(text)
+        (fake / name).chmod(0o755)
+    root = tmp_path / "two words"
+    (root / "bin").mkdir(parents=True)
+    (root / "bin" / "survey").write_text(assets.render("slurm/survey.sh.j2", age=5))
+    for number in (1, 2, 3):
+        folder = root / "jobs" / str(number)
+        folder.mkdir(parents=True)
+        (folder / "native").write_text(f"{number}0;cluster\n")
+        (folder / "state").write_text("queued 100\n")
+        for path in folder.iterdir():
+            _age(path, 60)
+    (fake / "queue").write_text("10|PENDING|Priority\n30|RUNNING|None\n")
+    (fake / "known").write_text(
+        "JobId=20 JobName=x JobState=OUT_OF_MEMORY Reason=None ExitCode=0:125\n"
+    )
+    return root
+
+
+def _age(path: Path, seconds: float) -> None:
+    import os
+    import time
+
+    when = time.time() - seconds
+    os.utime(path, (when, when))
+
+
+def survey(root: Path) -> dict[int, Job]:
+    fake = root.parent / "fake"
+    done = subprocess.run(
+        ["/bin/sh", "../../bin/survey", "1", "2", "3"],
+        cwd=root / "jobs" / "1",
+        env={"PATH": f"{fake}:/usr/bin:/bin", "FAKE": str(fake)},
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+    assert done.stderr == ""
+    scheduler = schedulers.load("slurm")
+    jobs = (replace(batch_job("slurm"), id=number) for number in (1, 2, 3))
+    return {one.id: scheduler.parse_status(one, done.stdout) for one in jobs}
+
+
+def test_one_question_for_all_jobs_and_everybody(login: Path) -> None:
+    for _ in range(3):
+        found = survey(login)
+        assert [found[n].state for n in (1, 2, 3)] == [
+            JobState.QUEUED,
+            JobState.FAILED,
+            JobState.QUEUED,
+        ]
+    assert found[1].reason == "Priority"
+    assert "OUT_OF_MEMORY" in found[2].reason
+    assert (login.parent / "fake" / "asked").read_text() == "asked\n"
+    _age(login / "queue", 6)
+    survey(login)
+    assert (login.parent / "fake" / "asked").read_text() == "asked\nasked\n"
+
+
+def test_a_queue_that_does_not_answer_ends_no_job(login: Path) -> None:
+    (login.parent / "fake" / "down").touch()
+    assert {one.state for one in survey(login).values()} == {JobState.QUEUED}
+
+
+def test_an_old_answer_says_nothing_of_a_newer_job(login: Path) -> None:
+    survey(login)
+    (login / "jobs" / "2" / "state").write_text("queued 100\nrunning 200 1\n")
+    _age(login / "queue", 2)
+    assert survey(login)[2].state is JobState.RUNNING
+
+
+# ------------------------------------------------------------------------------------------ sites
+
+
+def test_partitions() -> None:
+    text = (
+        "main|idle|2|0/8/0/8|(null)|gpu:0|\nmain|mix|1|2/2/0/4|(null)|gpu:0|\n"
+        "gpu|alloc|1|64/0/0/64|gpu:a100:4(S:0-1)|gpu:a100:3(IDX:0-2)|\n"
+        "gpu|down*|1|0/0/64/64|gpu:a100:4(S:0-1)|gpu:a100:0(IDX:N/A)|\nnonsense\n"
+    )
+    assert slurm.SlurmSite().queues(text) == (
+        Queue(name="main", nodes=3, free_nodes=2, slots=12, free_slots=10),
+        Queue(name="gpu", nodes=2, slots=128, gpus=8, free_gpus=1, down=1),
+    )
+
+
+def test_mpi_plugins_are_read_in_old_and_new_wording() -> None:
+    new = (
+        "MPI plugin types are...\n\tnone\n\tpmix\nspecific pmix plugin versions available: pmix_v4"
+    )
+    old = "srun: MPI types are...\nsrun: pmix\nsrun: none\n"
+    for said, expected in ((new, "yes"), (old, "yes"), ("MPI plugin types are...\n\tpmi2", "")):
+        assert slurm.SlurmSite().traits({"mpi_plugins": said})["pmix"] == expected
+
+
+def test_queues() -> None:
+    row = (
+        "<Queue-List><name>{}</name><slots_used>{}</slots_used><slots_total>4</slots_total>"
+        "<state>{}</state>{}</Queue-List>"
+    )
+    gpu = '<resource name="gpu" type="hc">2.000000</resource>'
+    rows = [("all.q@a", 0, "", gpu), ("all.q@b", 3, "", ""), ("all.q@c", 0, "au", gpu)]
+    text = "".join(row.format(*values) for values in rows)
+    found = sge.SgeSite().queues(f"<job_info><queue_info>{text}</queue_info></job_info>")
+    assert found == (
+        Queue(
+            name="all.q", nodes=3, free_nodes=1, slots=12, free_slots=5, gpus=4, free_gpus=2, down=1
+        ),
+    )
+    assert sge.SgeSite().queues("error: commlib") == ()
