@@ -325,6 +325,10 @@ class JobSpec:
     """A virtual environment there, or an image that ranks run in."""
 
 
+UNPLACED = "(queue)"
+"""Stands for the nodes of a job that waits in the queue of a batch system."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
     """Which ranks run on which node: `first` … `first + count - 1`, in hostfile order."""

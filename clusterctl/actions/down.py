@@ -19,7 +19,7 @@ from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.stage import human
 from clusterctl.model import Cluster, ClusterSpec, Job, JobState, NodeResult, Phase, Role
 from clusterctl.state import ClusterLock, Store
-from clusterctl.transport.fold import fold
+from clusterctl.transport.fold import fold, ranges
 from clusterctl.transport.pool import Pool
 
 SAVE_LIMIT = 60.0
@@ -81,15 +81,16 @@ def down(
     )
 
 
-def finish_down(store: Store, cluster: Cluster, tell: Tell) -> None:
+def finish_down(store: Store, cluster: Cluster, tell: Tell, *, force: bool = False) -> None:
     """The part that is safe to repeat: destroy, then let the record go. Machines go also where
-    nothing can be written: a full disk must not keep them."""
+    nothing can be written: a full disk must not keep them. `force` also lets go of machines that
+    are not ours and do not answer."""
     cluster = replace(cluster, phase=Phase.DELETING)
     with _told(tell):
         store.save(cluster)
     store.event(cluster.name, "deleting")
     if cluster.spec.provider in providers.ATTACHED:
-        let_go(store, cluster, tell)
+        let_go(store, cluster, tell, force=force)
     else:
         providers.load(cluster.spec.provider).destroy(cluster, store.folder(cluster.name), tell)
     now = time.time()
@@ -145,9 +146,9 @@ def _told(tell: Tell) -> Iterator[None]:
         tell(f"{error.message}; going on without")
 
 
-def let_go(store: Store, cluster: Cluster, tell: Tell) -> None:
+def let_go(store: Store, cluster: Cluster, tell: Tell, *, force: bool = False) -> None:
     """Removes our folder and our key from machines that are not ours. LeftoverError names those
-    that did not answer: they still have both."""
+    that did not answer: they still have both. With `force` that is only said."""
     mark = shlex.quote(key_mark(cluster))
 
     def clean(name: str) -> NodeResult:
@@ -164,12 +165,17 @@ def let_go(store: Store, cluster: Cluster, tell: Tell) -> None:
 
     with connected(store, cluster) as pool:
         failed = [result for result in pool.each(clean) if not result.ok]
-    if failed:
+    left = f"our folder and key are still there: {'; '.join(fold(failed))}"
+    if failed and not force:
         raise LeftoverError(
-            f"our files are still there: {'; '.join(fold(failed))}",
-            hint=f"`clusterctl detach {cluster.name}` again when they answer",
+            left,
+            hint=f"`clusterctl detach {cluster.name}` again when they answer, or with --force",
         )
-    tell(f"our files are gone from {', '.join(node.name for node in cluster.nodes)}")
+    if failed:
+        tell(left)
+    silent_ones = {result.node for result in failed}
+    if cleaned := [node.name for node in cluster.nodes if node.name not in silent_ones]:
+        tell(f"our files are gone from {ranges(cleaned)}")
 
 
 def _open_jobs(store: Store, cluster: Cluster) -> list[Job]:

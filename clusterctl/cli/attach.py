@@ -115,7 +115,7 @@ def detach(
     name: NameArgument = None,
     cluster: ClusterOption = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Do not save logs first, do not ask.")
+        bool, typer.Option("--force", help="Do not save or ask; leave hosts that do not answer.")
     ] = False,
     yes: Yes = False,
     json: Json = False,

@@ -15,7 +15,7 @@ from typing import Any
 
 from clusterctl.cli.console import Console, ago, plain
 from clusterctl.errors import ClusterctlError
-from clusterctl.model import Job, JobState
+from clusterctl.model import UNPLACED, Job, JobState
 
 EXIT_TIMEOUT = 124
 """As coreutils' timeout(1)."""
@@ -65,9 +65,11 @@ def announce(console: Console, job: Job, detach: bool) -> None:
     where = ", ".join(
         f"{place.count} on {place.node}" if place.count > 1 else place.node
         for place in job.placement
+        if place.node != UNPLACED
     )
     plural = "rank" if job.ranks == 1 else "ranks"
-    console.tell(f"job {job.id}: {job.ranks} {plural} ({where}), {job.state.value}")
+    places = f" ({where})" if where else ""
+    console.tell(f"job {job.id}: {job.ranks} {plural}{places}, {job.state.value}")
     if detach:
         console.note(f"follow it with `clusterctl logs {job.id} -f`")
         console.document({"id": job.id, "cluster": job.cluster, "state": job.state})

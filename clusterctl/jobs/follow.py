@@ -37,6 +37,9 @@ GLANCE = 0.5
 SUSPICION = 5.0
 """Seconds of silence after which we ask whether the supervisor is still there."""
 
+LONGEST = 60.0
+"""The longest such silence with a batch system, whose queue is asked less and less often."""
+
 _RANK_FILE = re.compile(r"out/(?:rank|(?P<agent>agent))-(?P<number>\d+)\.(?P<stream>out|err)")
 
 
@@ -126,6 +129,7 @@ class Follower:
         pause = FASTEST
         drained = False
         heard = time.monotonic()
+        patience = SUSPICION
         while True:
             self._interrupts.check()
             ended = self.job.state.ended
@@ -133,6 +137,7 @@ class Follower:
                 yield lines
             if self._moved:
                 pause, drained, heard = FASTEST, False, time.monotonic()
+                patience = SUSPICION
                 continue
             if ended or not until_ended:
                 # Nothing new since the end was seen: nothing can come any more.
@@ -140,8 +145,9 @@ class Follower:
                     break
                 drained = True
                 continue
-            if time.monotonic() - heard > SUSPICION:
+            if time.monotonic() - heard > patience:
                 heard = time.monotonic()
+                patience = min(patience * 1.5, LONGEST) if self._cluster.batch else SUSPICION
                 self.job = control.refresh(self.job, self._cluster, self._pool)
             time.sleep(pause)
             pause = min(pause * 1.5, SLOWEST)

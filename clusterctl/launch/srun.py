@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from clusterctl.errors import LaunchError, UsageError
 from clusterctl.launch import Request
-from clusterctl.model import Cluster, JobSpec, LaunchPlan, Placement, ProgramKind, Reason
+from clusterctl.model import UNPLACED, Cluster, JobSpec, LaunchPlan, Placement, ProgramKind, Reason
 
 LAUNCHERS = ("auto", "mpirun", "srun")
-ANYWHERE = "(queue)"
-"""Stands for the nodes of a job that waits."""
 
 _CONTAINER = (
     'exec "$(command -v apptainer || command -v singularity || echo apptainer)" exec'
@@ -51,16 +49,17 @@ def sized(cluster: Cluster, spec: JobSpec) -> JobSpec:
 def place(spec: JobSpec) -> tuple[Placement, ...]:
     """Where the ranks of a sized spec are before the queue has spoken."""
     count = spec.ranks or spec.nodes * spec.ranks_per_node
-    return (Placement(node=ANYWHERE, first=0, count=count),)
+    return (Placement(node=UNPLACED, first=0, count=count),)
 
 
 def plan(request: Request) -> LaunchPlan:
     """What the login node's job folder needs. Raises LaunchError without a Python for a script."""
     spec, login = request.spec, request.cluster.launcher
-    if spec.launcher not in LAUNCHERS:
+    alone = request.cluster.spec.provider == "sge" and spec.launcher == "srun"
+    if spec.launcher not in LAUNCHERS or alone:
         raise UsageError(
-            f"--launcher {spec.launcher} does not work in a batch job",
-            hint=f"choose one of: {', '.join(LAUNCHERS)}",
+            f"--launcher {spec.launcher} does not work in a job of {request.cluster.spec.provider}",
+            hint="leave it out, or choose mpirun" + ("" if alone else " or srun"),
         )
     if spec.program.kind is ProgramKind.SOURCE:
         raise UsageError(

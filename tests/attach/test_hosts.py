@@ -16,8 +16,12 @@ from tests.e2e.cli import Cli, wait_for
 
 pytestmark = [pytest.mark.netns, pytest.mark.sshd]
 
-NAMES = ("alpha", "beta", "nopython", "noflock", "full", "mute")
-HIDDEN = {"nopython": ["/usr/bin/python3"], "noflock": ["/usr/bin/flock"]}
+NAMES = ("alpha", "beta", "nopython", "noflock", "full", "mute", "bare")
+HIDDEN = {
+    "nopython": ["/usr/bin/python3"],
+    "noflock": ["/usr/bin/flock"],
+    "bare": ["/usr/bin/flock"],
+}
 
 
 @pytest.fixture(scope="session")
@@ -185,6 +189,7 @@ def test_what_is_missing_is_said_of_every_host(hosts: Hosts, cli: Cli) -> None:
     assert cli.json("list")["clusters"] == []
 
 
+@pytest.mark.slow
 def test_a_host_that_hangs_is_named_in_time(hosts: Hosts, cli: Cli) -> None:
     hosts.mute("mute")
     began = time.monotonic()
@@ -192,6 +197,38 @@ def test_a_host_that_hangs_is_named_in_time(hosts: Hosts, cli: Cli) -> None:
     assert time.monotonic() - began < 40
     assert f"{hosts['mute'].address}: " in done.err
     assert "sshd does not answer" in done.err
+
+
+def test_detach_names_who_does_not_answer(hosts: Hosts, cli: Cli) -> None:
+    cli("attach", "lab", "--hosts", hosts.file(cli, "{alpha}", "{beta}"))
+    record = hosts.home / "state" / "clusters" / "lab" / "cluster.json"
+    text = record.read_text()
+    record.write_text(text.replace(hosts["beta"].address, "10.0.0.256"))
+    done = cli("detach", "lab", code=9)
+    assert "our folder and key are still there: 10.0.0.256" in done.err
+    assert hosts.traces("alpha") == []
+    record.write_text(text)
+    cli("detach", "lab")
+    assert hosts.traces("beta") == []
+
+
+def test_bootstrap_installs_what_is_missing(hosts: Hosts, cli: Cli) -> None:
+    """The host's apt-get is one of ours: it brings flock back and notes what it was asked."""
+    bare = hosts["bare"]
+    log = bare.folder / "apt.log"
+    fake = bare.folder / "apt-get"
+    fake.write_text(
+        f'#!/bin/sh\necho "$@" >>{log}\ncase "$*" in *util-linux*) umount /usr/bin/flock; esac\n'
+    )
+    fake.chmod(0o755)
+    bare.run("mount", "--bind", str(fake), "/usr/bin/apt-get")
+    file = hosts.file(cli, "{bare}")
+    assert "--bootstrap" in cli("attach", "lab", "--hosts", file, code=5).err
+    assert not log.exists()
+    cli("attach", "lab", "--hosts", file, "--bootstrap")
+    [line] = log.read_text().splitlines()
+    assert "install" in line
+    assert "util-linux" in line
 
 
 @pytest.mark.mpi

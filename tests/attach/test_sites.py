@@ -38,6 +38,7 @@ def test_ranks_meet_across_nodes(cli: Cli, site: Site) -> None:
     assert not any(result["survivors"].values())
 
 
+@pytest.mark.slow
 def test_training_over_gloo_meets_on_the_right_device(cli: Cli, site: Site) -> None:
     done = cli("run", *site.size(2), "--backend", "gloo", "multinode_ddp_mpi.py", "2", "2")
     assert "Backend: gloo" in done.out
@@ -147,6 +148,7 @@ def test_a_time_limit_requeues_and_the_program_goes_on(
     assert (result["state"], result["attempt"]) == ("succeeded", 2)
 
 
+@pytest.mark.slow
 def test_without_requeue_a_time_limit_is_the_end(cli: Cli, site: Site, program: Program) -> None:
     limit = ["--time", "00:01:02"] if site.system == "sge" else ["--time", "1"]
     done = cli(
@@ -168,6 +170,7 @@ def test_a_preempted_job_comes_back(slurm: Site, tmp_path: Path) -> None:
     assert cli.job(number)["state"] == "succeeded"
 
 
+@pytest.mark.slow
 def test_a_job_ended_by_others_is_not_taken_for_running(
     cli: Cli, site: Site, program: Program
 ) -> None:
@@ -236,6 +239,7 @@ def test_a_refusal_of_the_queue_is_passed_on(cli: Cli, site: Site) -> None:
         ["--partition", "x\n#SBATCH --uid=0"],
         ["-pe", "mpi", "2", "--nodes", "2"],
         ["--launcher", "torchrun"],
+        ["hello.c"],
     ],
     ids=ascii,
 )

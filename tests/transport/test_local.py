@@ -1,0 +1,93 @@
+"""This machine as a node: the same promises without a network."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from clusterctl.model import Node, Role
+from clusterctl.transport.local import LocalTransport
+from clusterctl.transport.pool import Pool
+
+
+@pytest.fixture
+def here() -> LocalTransport:
+    return LocalTransport(node())
+
+
+def node() -> Node:
+    return Node(
+        name="login",
+        role=Role.LOGIN,
+        address="",
+        private_address="",
+        ssh_port=0,
+        job_port=0,
+        user="",
+        root="/tmp",
+    )
+
+
+def test_a_command_with_input_and_exit_code(here: LocalTransport) -> None:
+    result = here.run("cat; echo bad >&2; exit 3", stdin=b"in\0put", timeout=10)
+    assert (result.node, result.exit_code) == ("login", 3)
+    assert (result.stdout, result.stderr) == (b"in\0put", b"bad\n")
+
+
+def test_a_signal_is_an_exit_code_as_in_a_shell(here: LocalTransport) -> None:
+    assert here.run("kill -KILL $$", timeout=10).exit_code == 137
+
+
+def test_time_is_limited(here: LocalTransport) -> None:
+    began = time.monotonic()
+    result = here.run("sleep 60", timeout=0.3)
+    assert result.exit_code is None
+    assert "0.3 s" in result.error
+    assert time.monotonic() - began < 5
+
+
+def test_a_channel_talks_until_it_is_closed(here: LocalTransport) -> None:
+    channel = here.open('while read -r word; do echo "got $word"; done; echo end')
+    for word in (b"a", b"b"):
+        channel.send(word + b"\n", 5)
+        assert channel.receive(5) == b"got " + word + b"\n"
+    with pytest.raises(TimeoutError):
+        channel.receive(0.1)
+    channel.close()
+
+
+def test_a_channel_that_ends_says_so(here: LocalTransport) -> None:
+    channel = here.open("echo bye")
+    assert channel.receive(5) == b"bye\n"
+    assert channel.receive(5) == b""
+    channel.close()
+
+
+def test_closing_ends_the_command_and_its_children(here: LocalTransport, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    channel = here.open(f"(sleep 0.5; touch {mark}) & echo on; wait")
+    assert channel.receive(5) == b"on\n"
+    channel.close()
+    time.sleep(0.8)
+    assert not mark.exists()
+
+
+def test_files_and_folders_are_copied(here: LocalTransport, tmp_path: Path) -> None:
+    (tmp_path / "a" / "sub").mkdir(parents=True)
+    (tmp_path / "a" / "sub" / "file").write_text("x")
+    assert here.put(tmp_path / "a", str(tmp_path / "new" / "b"), timeout=10).ok
+    assert here.get(str(tmp_path / "new" / "b" / "sub" / "file"), tmp_path / "c", timeout=10).ok
+    assert (tmp_path / "c").read_text() == "x"
+    missing = here.get(str(tmp_path / "nothing"), tmp_path / "d", timeout=10)
+    assert not missing.ok
+    assert "nothing" in missing.error
+    assert not (tmp_path / "d").exists()
+
+
+def test_a_pool_takes_a_node_without_an_address_for_this_machine(tmp_path: Path) -> None:
+    with Pool([node()], identity=None, known_hosts=tmp_path / "none") as pool:
+        [result] = pool.run("uname -n", timeout=10)
+        assert pool.connect(timeout=1)[0].ok
+    assert result.ok
