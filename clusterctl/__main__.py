@@ -1,14 +1,15 @@
 """Where the command and `python -m clusterctl` begin."""
 
+import os
 import signal
 
 
 def main() -> None:
-    """Ctrl-C while Python still loads our modules ends us without a traceback, as it would a
-    program that has no such phase; a shell that ignores SIGINT for us keeps doing so."""
+    """Ctrl-C while Python still loads our modules ends us without a traceback: nothing has been
+    begun. A shell that ignores SIGINT for us keeps doing so."""
     listening = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if listening:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
     from clusterctl import cli
 
     if listening:
