@@ -53,8 +53,8 @@ def parse() -> argparse.Namespace:
         "--hidden",
         type=int,
         nargs="+",
-        default=[64, 400, 6667],
-        help="hidden width; parameters = 75 x width + 10 (default 64 400 6667: 5 k, 30 k, 0.5 M)",
+        default=[64, 400, 6667, 26667],
+        help="hidden width; parameters = 75 x width + 10 (default: 5 k, 30 k, 0.5 M, 2 M)",
     )
     parser.add_argument("--seconds", type=float, default=0.4, help="per variant and round")
     parser.add_argument("--rounds", type=int, default=7)

@@ -15,7 +15,8 @@ _BAR = 30  # characters
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(data)
+    # The words after `index` are its program's, options too.
+    app.command(context_settings={"ignore_unknown_options": True})(data)
 
 
 def data(
@@ -70,6 +71,9 @@ def data(
         console.result(table(rows))
         console.document({"data": list(found)})
         return
+    for word in rest:
+        if word.startswith("-"):
+            raise UsageError(f"there is no option {word}", hint="`clusterctl data --help` explains")
     if not rest:
         raise UsageError(f"data {what} needs a name", hint="`data list` shows the names")
     if name is not None and (what == "get" or len(rest) > 1):

@@ -54,12 +54,13 @@ def test_what_cannot_be_copied_is_said(cli: Cli) -> None:
     assert "not on this machine" in cli("data", "push", "cifar10", code=2).err
     assert "is not a folder" in cli("data", "push", "./nothing", code=2).err
     assert "needs a name" in cli("data", "get", code=2).err
+    assert "no option --mirorr" in cli("data", "get", "mnist", "--mirorr", "x", code=2).err
     said = cli("data", "get", "mnist", "--mirror", "http://127.0.0.1:9", code=3).err
     assert "cannot be downloaded" in said
 
 
 def test_image_folders_are_indexed(cli: Cli) -> None:
     making.image_folders(cli.folder / "pets")
-    done = cli("data", "index", "pets/train", "pets/val")
+    done = cli("data", "index", "pets/train", "pets/val", "--out_filename", "pets.yaml")
     assert "3 classes, 24 training, 9 validation images" in done.out
-    assert (Path(cli.folder) / "dataset.yaml").exists()
+    assert (Path(cli.folder) / "pets.yaml").exists()

@@ -344,3 +344,15 @@ def test_the_seeds_flags_have_their_types_and_defaults() -> None:
     ):
         with pytest.raises(UsageError):
             parse(words)
+
+
+def test_the_readme_names_programs_and_tests_that_exist() -> None:
+    root = WORKLOADS.parent
+    table = (root / "README.md").read_text().partition("<!-- seeds -->")[2].partition("<!--")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[3:]]
+    programs = {row[1].strip("`") for row in rows if len(row) == 5}
+    suffixes = (".py", ".c", ".cpp")
+    assert programs == {path.name for path in WORKLOADS.iterdir() if path.suffix in suffixes}
+    for row in rows:
+        for name in re.findall(r"`(test_\w+\.py)`", row[-1] if row else ""):
+            assert (root / "tests" / "workloads" / name).exists(), name

@@ -7,8 +7,10 @@ anew in each epoch (`DistributedSampler.set_epoch`), and each rank tests its par
 
 from __future__ import annotations
 
+import itertools
 import time
 from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -66,20 +68,12 @@ def _train(session: Session, options: Namespace, dataset: data.Dataset) -> None:
         # Dropout: another one on each rank, and the same again with the same seed.
         torch.manual_seed(data.mix(options.seed, epoch * ranks.world + ranks.rank))
         started = time.perf_counter()
-        rows = 0
         batches = data.batches(
             dataset.train, options.batch_size, ranks.rank, ranks.world, options.seed, epoch
         )
-        for step, (inputs, targets) in enumerate(batches):
-            optimizer.zero_grad()
-            loss = torch.nn.functional.nll_loss(parallel(inputs), targets)
-            loss.backward()
-            optimizer.step()
-            rows += len(inputs)
-            if step % options.log_interval == 0:
-                put(f"{tag} Epoch {epoch} | Step {step} | Loss: {loss.item():.6g}")
-            if options.dry_run:
-                break
+        if options.dry_run:
+            batches = itertools.islice(batches, 1)
+        rows = train_epoch(parallel, optimizer, batches, f"{tag} Epoch {epoch}", options)
         schedule.step()
         speed = session.communicator.sum([rows / (time.perf_counter() - started)])[0]
         test_loss, accuracy = metrics.score(session, model, dataset, options.test_batch_size)
@@ -90,3 +84,23 @@ def _train(session: Session, options: Namespace, dataset: data.Dataset) -> None:
             )
     if options.save_model and ranks.rank == 0:
         snapshots.write(_MODEL, model.state_dict())
+
+
+def train_epoch(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batches: Iterator[data.Batch],
+    title: str,
+    options: Namespace,
+) -> int:
+    """One step per batch, the loss of each `log_interval`-th printed; returns the rows seen."""
+    rows = 0
+    for step, (inputs, targets) in enumerate(batches):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.nll_loss(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        rows += len(inputs)
+        if step % options.log_interval == 0:
+            put(f"{title} | Step {step} | Loss: {loss.item():.6g}")
+    return rows

@@ -1,0 +1,119 @@
+"""An all-reduce as the programs make it, against gloo's and against a bare mpi4py loop, in one run.
+
+    mpirun -np 2 python bench/allreduce.py --out bench/results/allreduce.json
+
+The three take turns in short rounds; a round counts with its slowest rank, the median of the rounds
+is reported, and ratios are medians of the rounds' ratios. Compare ratios, not machines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "workloads"))
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from trainlib import mpi
+from trainlib.program import run_program
+from trainlib.ranks import discover
+from trainlib.session import Session
+
+SIZES = (8, 1 << 10, 1 << 16, 1 << 20, 1 << 23)
+
+#: Ours over gloo up to 64 KiB, and a bare loop's speed that ours has to reach above.
+LIMITS = {"of_gloo": 0.1, "of_bare": 0.95}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="All-reduce: ours, gloo, bare mpi4py.")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=0.05, help="per variant and round")
+    parser.add_argument("--out", type=Path, help="also write the JSON here")
+    options = parser.parse_args()
+    ranks = discover()
+    torch.set_num_threads(1)
+    with Session(ranks) as session:
+        session.open("mpi")  # gloo has set this up, and is there to be measured
+        comm = mpi.running().COMM_WORLD  # type: ignore[union-attr]
+        rows = [measure(session, comm, size, options) for size in SIZES]
+    if ranks.rank == 0:
+        report(rows, ranks.world, options.out)
+    return 0
+
+
+def measure(session: Session, comm: Any, size: int, options: argparse.Namespace) -> dict[str, Any]:
+
+    tensor, other, array = torch.zeros(size // 4), torch.zeros(size // 4), np.zeros(size // 4, "f")
+    in_place = sys.modules["mpi4py.MPI"].IN_PLACE
+    variants: dict[str, Callable[[], object]] = {
+        "ours": lambda: session.reduce(tensor, average=False),
+        "gloo": lambda: dist.all_reduce(other),
+        "bare": lambda: comm.Allreduce(in_place, array),
+    }
+
+    def seconds(variant: str, count: int) -> float:
+        call = variants[variant]
+        session.communicator.barrier()
+        started = time.perf_counter_ns()
+        for _ in range(count):
+            call()
+        return session.communicator.maximum(time.perf_counter_ns() - started) / 1e9 / count
+
+    counts = {}
+    for variant in variants:
+        fastest = min(seconds(variant, 4) for _ in range(4))
+        counts[variant] = max(4, min(5000, int(options.seconds / fastest)))
+    rounds: dict[str, list[float]] = {variant: [] for variant in variants}
+    for _ in range(options.rounds):
+        for variant in variants:
+            rounds[variant].append(seconds(variant, counts[variant]) * 1e6)
+
+    def ratio(one: str, other: str) -> float:
+        pairs = zip(rounds[one], rounds[other], strict=True)
+        return round(statistics.median(a / b for a, b in pairs), 4)
+
+    return {
+        "bytes": size,
+        "us": {name: round(statistics.median(values), 2) for name, values in rounds.items()},
+        "ours_to_gloo": ratio("ours", "gloo"),
+        "speed_of_bare": ratio("bare", "ours"),
+    }
+
+
+def report(rows: list[dict[str, Any]], world: int, out: Path | None) -> None:
+    from mpi4py import MPI
+
+    text = json.dumps(
+        {
+            "schema": 1,
+            "benchmark": "allreduce",
+            "limits": LIMITS,
+            "ranks": world,
+            "hosts": 1,
+            "cores": os.cpu_count(),
+            "torch": torch.__version__,
+            "mpi": MPI.Get_library_version().split(",")[0],
+            "python": platform.python_version(),
+            "sizes": rows,
+        },
+        indent=2,
+    )
+    print(text, flush=True)
+    if out is not None:
+        out.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    run_program(main)
