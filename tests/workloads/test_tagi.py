@@ -13,6 +13,7 @@ from torch.nn import functional
 from tests.workloads.running import WORKLOADS, Programs
 from trainlib.tagi import layers, models
 from trainlib.tagi.output import HierarchicalSoftmax, innovation
+from trainlib.tagi.parallel import DDPConfig, DDPSequential
 
 DRAWS = 100_000
 
@@ -189,6 +190,17 @@ def test_updates_are_capped_by_the_deviation() -> None:
     parameter.step(layers.cap(1))
     assert parameter.var.tolist()[3] == pytest.approx(1e-5), "a negative variance starts again"
     assert [layers.cap(rows) for rows in (1, 2, 255, 256)] == [0.1, 2.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize(("average", "part"), [(False, 2.0), (True, 0.1)])
+def test_the_cap_of_a_sum_is_that_of_all_rows(average: bool, part: float) -> None:
+    """One row on each of two ranks make an update of two rows, 20 times as tight as of one."""
+    layer = layers.Linear(1, 1, bias=False)
+    model = DDPSequential(layer, DDPConfig(0, 2, lambda tensor, mean: None), average=average)
+    before, limit = layer.weight.mean.clone(), layer.weight.var.sqrt() / part
+    layer.weight.delta_mean.fill_(1e3)
+    model.step(1)
+    assert torch.allclose(layer.weight.mean - before, limit)
 
 
 def test_classes_are_paths_in_a_tree() -> None:

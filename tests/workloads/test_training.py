@@ -121,6 +121,36 @@ def test_a_residual_network_resumes_bit_equal(programs: Programs) -> None:
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
 
 
+BUFFERS = """
+import torch
+from trainlib import data, options, trainer
+from trainlib.ranks import discover
+from trainlib.session import Session
+
+chosen = options.parse("", "1 1 --model resnet18 --lr 0.01 --batch-size 8".split(), gpu=False)
+with Session(discover()) as session:
+    session.open("auto")
+    torch.manual_seed(0)
+    images = data.synthetic_images(0, 8, 48, 8)
+    training = trainer.Trainer(session, chosen, trainer.CPU, images)
+    training.train()
+    own = torch.cat([b.flatten() for b in training.model.buffers() if b.is_floating_point()])
+    mean = own.clone()
+    session.reduce(mean, average=True)
+    assert (own - 0).abs().max() > 0.1
+    assert torch.allclose(own, mean, atol=1e-7), "ranks hold different statistics"
+    print("equal", session.ranks.rank, flush=True)
+"""
+
+
+def test_batch_norms_statistics_are_those_of_all_ranks(programs: Programs) -> None:
+    script = programs.folder / "buffers.py"
+    script.write_text(BUFFERS)
+    programs.extra = {"PYTHONPATH": str(WORKLOADS)}
+    ended = programs.mpirun(2, script)
+    assert (ended.code, ended.lines("equal")) == (0, ["equal 0", "equal 1"]), ended
+
+
 def test_the_cnn_learns_mnist_and_says_how_fast(programs: Programs) -> None:
     making.mnist(programs.folder / "data" / "mnist")
     programs.extra = {"CLUSTERCTL_DATA": str(programs.folder / "data")}
