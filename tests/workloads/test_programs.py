@@ -171,7 +171,7 @@ def test_one_failing_rank_ends_all(programs: Programs, backend: str, code: int) 
     started = time.monotonic()
     ended = programs.mpirun(2, script, backend)
     assert ended.code == code, ended
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < 40, "they waited for the rank that was left"
     assert ("ValueError: a bug" in ended.err) == (backend == "gloo")
 
 

@@ -1,0 +1,159 @@
+"""ResNet-50 on one GPU: the program's own step against a hand-tuned loop in one file, in one run.
+
+    python bench/gpu.py --out bench/results/gpu.json
+
+bf16, synthetic images of 224 x 224 pixels that lie on the GPU, channels last. The program's step is
+that of `multinode_ddp_mpi_gpu.py --model resnet50 --dataset synthetic --image-size 224 --precision
+bf16`, with and without --compile; the loop by hand comes plain, compiled, and as a CUDA graph. The
+best of each counts. Without a GPU, --smoke only shows that everything runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "workloads"))
+
+import torch
+from torch.nn import functional
+
+from trainlib import data, models, trainer
+
+LIMIT = 0.95
+Steps = Callable[[int], None]
+"""Makes that many steps."""
+
+
+def network(device: torch.device, size: int) -> torch.nn.Module:
+    torch.manual_seed(0)
+    model = models.resnet(50, (3, size, size), 10).to(device)
+    return model.to(memory_format=torch.channels_last)
+
+
+def program(dataset: data.Dataset, batch: int, size: int, compiled: bool) -> Steps:
+    """What the trainer does with a model, an optimizer and batches."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = network(device, size)
+    optimizer = trainer.sgd(model.parameters(), lr=0.01)
+    stepper: Any = torch.compile(model) if compiled else model
+    recipe = trainer.Recipe(precision="bf16")
+    rows = len(dataset.train)
+
+    def steps(count: int) -> None:
+        numbers = torch.arange(count * batch) % rows
+        batches = dataset.train.select(numbers, batch)
+        trainer.train_epoch(stepper, optimizer, functional.cross_entropy, batches, recipe)
+
+    return steps
+
+
+def by_hand(dataset: data.Dataset, batch: int, size: int, how: str) -> Steps:
+    """`plain`, `compiled` or `graph`: one batch, normalised beforehand, again and again."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    inputs, targets = next(dataset.train.select(torch.arange(batch), batch))
+    inputs = inputs.to(memory_format=torch.channels_last)
+    model = network(device, size)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
+    stepper: Any = torch.compile(model) if how == "compiled" else model
+
+    def one() -> None:
+        optimizer.zero_grad(set_to_none=how != "graph")
+        with torch.autocast(device.type, torch.bfloat16):
+            loss = functional.cross_entropy(stepper(inputs), targets)
+        loss.backward()
+        optimizer.step()
+
+    if how == "graph":
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                one()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            one()
+        one = graph.replay
+
+    def steps(count: int) -> None:
+        for _ in range(count):
+            one()
+
+    return steps
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="ResNet-50 on one GPU, ours and by hand.")
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--smoke", action="store_true", help="small, on whatever there is")
+    parser.add_argument("--out", type=Path, help="also write the JSON here")
+    options = parser.parse_args()
+    gpu = torch.cuda.is_available()
+    if not gpu and not options.smoke:
+        sys.exit("gpu.py: error: no GPU is visible; --smoke only shows that it runs")
+    size, rows = (224, 1024) if not options.smoke else (32, 16)
+    if options.smoke:
+        options.batch, options.steps, options.rounds = 8, 1, 1
+    torch.backends.cudnn.benchmark = True
+    device = torch.device("cuda" if gpu else "cpu")
+    dataset = data.synthetic_images(0, size, rows, 8).to(device)
+    variants: dict[str, Steps] = {
+        "program": program(dataset, options.batch, size, False),
+        "by hand": by_hand(dataset, options.batch, size, "plain"),
+    }
+    if gpu:
+        variants |= {
+            "program --compile": program(dataset, options.batch, size, True),
+            "by hand, compiled": by_hand(dataset, options.batch, size, "compiled"),
+            "by hand, CUDA graph": by_hand(dataset, options.batch, size, "graph"),
+        }
+
+    def speed(steps: Steps) -> float:
+        started = time.perf_counter()
+        steps(options.steps)
+        if gpu:
+            torch.cuda.synchronize()
+        return options.steps * options.batch / (time.perf_counter() - started)
+
+    for steps in variants.values():
+        steps(3)  # compiles, chooses kernels
+    rounds: dict[str, list[float]] = {name: [] for name in variants}
+    for _ in range(options.rounds):
+        for name, steps in variants.items():
+            rounds[name].append(speed(steps))
+    found = {name: round(statistics.median(values), 1) for name, values in rounds.items()}
+    best = {
+        whose: max(value for name, value in found.items() if name.startswith(whose))
+        for whose in ("program", "by hand")
+    }
+    text = json.dumps(
+        {
+            "schema": 1,
+            "benchmark": "gpu",
+            "device": torch.cuda.get_device_name() if gpu else "cpu",
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "batch": options.batch,
+            "samples_per_s": found,
+            "ratio": round(best["program"] / best["by hand"], 3),
+            "limit": LIMIT,
+        },
+        indent=2,
+    )
+    print(text)
+    if options.out is not None:
+        options.out.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
