@@ -131,13 +131,15 @@ def copy(
         raise UsageError(
             f"{name!r} cannot name a data set", hint="use letters, digits, dots and dashes: --name"
         )
-    names = [node.name for node in cluster.workers]
+    # The nodes of a batch system see the login node's folders.
+    nodes = cluster.workers or (cluster.launcher,)
+    names = [node.name for node in nodes]
     with connected(store, cluster) as pool:
         away = silent(pool, names, tell)
         if away:
             node, why = next(iter(away.items()))
             raise NodeUnreachable(f"{node} does not answer: {why}", hint="`status --live` looks")
-        roots = {node.name: f"{node.root}/data" for node in cluster.workers}
+        roots = {node.name: f"{node.root}/data" for node in nodes}
         marks = {node: shlex.quote(f"{root}/.{name}.complete") for node, root in roots.items()}
         if mark:
             found = pool.run({n: f"cat {path} 2>&1" for n, path in marks.items()}, timeout=30)
