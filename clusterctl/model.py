@@ -235,6 +235,13 @@ class Cluster:
         return self.spec.name
 
     @property
+    def repair(self) -> str:
+        """The command that looks at the nodes anew, after something was installed on them."""
+        if self.identity is None:
+            return f"clusterctl up {self.name}"
+        return f"clusterctl attach {self.name} --{self.spec.provider} …"
+
+    @property
     def batch(self) -> bool:
         """Jobs are handed to a batch system; which nodes run them is its business."""
         return any(node.role is Role.LOGIN for node in self.nodes)

@@ -436,7 +436,7 @@ def _survey_site(
             hint="is it a login node of the cluster? On Debian: apt-get install "
             + " ".join(sorted(set(missing.values()))),
         )
-    traits = site.traits(answers)
+    traits = {**site.traits(answers), "home": answers["home"].strip()}
     node = replace(
         node,
         root=answers["root"].strip(),

@@ -112,7 +112,8 @@ def check(program: Program, cluster: Cluster, nodes: tuple[str, ...]) -> None:
             if lacks and python:
                 raise LaunchError(
                     f"{python.executable} on {name} lacks {', '.join(lacks)}",
-                    hint="on the node: pip install 'clusterctl[workloads]', then `clusterctl up`",
+                    hint="on the node: pip install 'clusterctl[workloads]', then"
+                    f" `{cluster.repair}`",
                 )
 
 

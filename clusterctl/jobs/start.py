@@ -49,7 +49,8 @@ def node_files(job: Job, cluster: Cluster, plan: LaunchPlan, secrets: Mapping[st
             **job.spec.env,
             **secrets,
         }
-        if node.python.startswith("/"):
+        spec = job.spec
+        if node.python.startswith("/") and not (spec.venv or spec.modules or spec.container):
             # Programs expect the tools of their Python (torchrun, pip) beside it.
             variables["PATH"] = (
                 variables.get("PATH", "") or f"{node.python.rpartition('/')[0]}:$PATH"
@@ -179,7 +180,7 @@ def trouble(doing: str, result: NodeResult) -> ClusterctlError:
     if result.exit_code is None:
         return NodeUnreachable(
             f"{doing}: {result.node}: {result.error}",
-            hint="`clusterctl status --live` asks the nodes; `clusterctl up` repairs them",
+            hint="`clusterctl status --live` asks the nodes; `up` or `attach` repairs them",
             transient=True,
         )
     detail = said[-1] if said else f"exit code {result.exit_code}"
@@ -243,7 +244,7 @@ def _compile_on(node: Node, job: Job, pool: Pool) -> bytes:
         package = "gcc libc6-dev" if suffix == ".c" else "g++"
         raise LaunchError(
             f"no {plain} on {node.name} to compile {program.source}",
-            hint=f"on the node: apt-get install {package}, then `clusterctl up`",
+            hint=f"on the node: apt-get install {package}, then `clusterctl up` or `attach`",
         )
     beside = f"{node.mpi_prefix}/bin/{wrapper}"
     # A name may begin with a dash.

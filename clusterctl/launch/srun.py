@@ -114,7 +114,7 @@ def python(request: Request) -> str:
     found on the login node."""
     spec, login = request.spec, request.cluster.launcher
     if spec.venv:
-        return f"{spec.venv.rstrip('/')}/bin/python"
+        return f"{_venv(request)}/bin/python"
     if spec.modules or spec.container:
         return "python3"
     if not login.python:
@@ -125,11 +125,17 @@ def python(request: Request) -> str:
     return login.python
 
 
+def _venv(request: Request) -> str:
+    """Its folder; a `~` is the home on the login node."""
+    folder, home = request.spec.venv.rstrip("/"), request.cluster.traits.get("home", "")
+    return f"{home}{folder[1:]}" if home and folder[:2] in ("~", "~/") else folder
+
+
 def _path(request: Request) -> str:
     """Where the mpirun is that belongs to the ranks' Python."""
     spec, login = request.spec, request.cluster.launcher
     if spec.venv:
-        return f"{spec.venv.rstrip('/')}/bin"
+        return f"{_venv(request)}/bin"
     if spec.modules or spec.container or not login.mpi_prefix:
         return ""
     return f"{login.mpi_prefix}/bin"

@@ -34,7 +34,7 @@ def remote(site: Site, tmp_path: Path) -> Iterator[Cli]:
     cli.end()
     for cluster in cli.json("list")["clusters"]:
         cli("detach", "--force", cluster["cluster"])
-    assert list((site.lab.folder / "root" / ".clusterctl").iterdir()) == []
+    assert list((site.lab.folder / "root").glob(".clusterctl/*")) == []
 
 
 def test_jobs_go_over_ssh(remote: Cli, site: Site) -> None:

@@ -158,6 +158,24 @@ def test_without_requeue_a_time_limit_is_the_end(cli: Cli, site: Site, program: 
 
 
 @pytest.mark.slurm
+def test_modules_are_loaded_on_the_nodes(slurm: Site, tmp_path: Path) -> None:
+    cli = slurm.cli(tmp_path / "project")
+    tool = cli.script("mods/good/bin/tool", '#!/bin/sh\necho "tool for $RANK"\n')
+    tool.chmod(0o755)
+    cli.script(
+        "init/sh",
+        'module() { [ "$1" = load ] && [ -d "$MODULESHOME/mods/$2" ] &&'
+        " PATH=$MODULESHOME/mods/$2/bin:$PATH && export PATH; }\n",
+    )
+    cli.script("uses", "#!/bin/sh\nexec tool\n").chmod(0o755)
+    env = {"MODULESHOME": str(cli.folder)}
+    done = cli("run", "--module", "good", *slurm.size(2), "uses", env=env)
+    assert done.of(0) + done.of(1) == ["tool for 0", "tool for 1"]
+    done = cli("run", "--module", "bad", *slurm.size(2), "uses", env=env, code=6)
+    assert "the module bad cannot be loaded" in done.err
+
+
+@pytest.mark.slurm
 def test_a_preempted_job_comes_back(slurm: Site, tmp_path: Path) -> None:
     cli = slurm.cli(tmp_path / "project")
     cli.script("saves", f"#!/bin/sh\n{SAVES}").chmod(0o755)

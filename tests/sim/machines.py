@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from secrets import token_hex
 
 from clusterctl import keys
 from tests.conftest import find
@@ -29,6 +30,9 @@ ip link set "$device" up
 mount -t tmpfs tmpfs /dev/shm
 mount -t tmpfs -o mode=755 tmpfs /run
 mkdir /run/sshd
+# A copy: a file that this machine replaces, by installing a package, loses what is mounted on it.
+cp -a /etc "$folder/etc"
+mount --bind "$folder/etc" /etc
 while read -r source target; do mount --bind "$source" "$target"; done <"$folder/mounts"
 : >"$folder/booted"
 while :; do sleep 3600 & wait $!; done
@@ -112,7 +116,7 @@ class Machines:
         self._net = _free_network()
         self._switch = subprocess.Popen(["unshare", "--net", "sleep", "infinity"])
         _in_own_network(self._switch.pid)
-        self._cable = f"sim{os.getpid() % 100000}{random.randrange(100)}"[:15]
+        self._cable = f"sim-{token_hex(4)}"
         ip("link", "add", "br0", "type", "bridge", inside=self._switch.pid)
         ip("link", "set", "br0", "up", inside=self._switch.pid)
         self._plug(self._cable, os.getpid(), "up0")
