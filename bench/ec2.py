@@ -1,0 +1,267 @@
+"""What clusterctl adds to Terraform on EC2, and what it saves against an ansible playbook.
+
+    python bench/ec2.py [--out bench/results/ec2.json]
+
+Against the simulated EC2 of tests/sim: real Terraform, real AWS provider, real SSH. Needs root,
+terraform and the extra `dev`; `ansible-playbook` on PATH, or $ANSIBLE_PLAYBOOK, for the comparison.
+About five minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from clusterctl import assets  # noqa: E402
+from clusterctl.insight import cost  # noqa: E402
+from clusterctl.model import Cluster, ClusterSpec, NodeGroup, Phase, Role  # noqa: E402
+from clusterctl.providers.ec2 import prices, spec  # noqa: E402
+from clusterctl.providers.ec2.prices import Quote  # noqa: E402
+from clusterctl.state import Home, Store  # noqa: E402
+from tests.sim.ec2.client import Ec2  # noqa: E402
+
+WORKERS = 8
+PLAYBOOK = """
+- hosts: all
+  gather_facts: false
+  tasks:
+    - command: systemctl disable --now unattended-upgrades.service
+      become: true
+      ignore_errors: true
+    - file: {path: "~/.ansible-made/bin", state: directory, mode: "0700"}
+    - lineinfile: {path: ~/.ssh/authorized_keys, line: "{{ mesh }}"}
+    - copy: {content: "{{ item }}", dest: "~/.ansible-made/bin/{{ item }}", mode: "0700"}
+      loop: [mesh, mesh.pub, config, known_hosts, agent, free-port]
+    - command: python3 -c "import torch.version, mpi4py"
+    - setup: {gather_subset: [hardware, network]}
+"""
+"""The steps of the bootstrap that these nodes need, as one would write them."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """`value` in `unit`; `limit` is an upper one unless `least`."""
+
+    what: str
+    value: float
+    unit: str
+    limit: float
+    against: str
+    least: bool = False
+
+    @property
+    def ok(self) -> bool:
+        return self.value >= self.limit if self.least else self.value <= self.limit
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results" / "ec2.json")
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        rows = [*thousand(folder / "records")]
+        cloud = folder / "cloud"
+        cloud.mkdir()
+        ec2 = Ec2(cloud)
+        try:
+            rows += until_ssh(ec2, folder, options.rounds)
+            rows += bootstrap(ec2, folder)
+        finally:
+            ec2.close()
+    version = platform.python_version()
+    result = {
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {version}",
+        "date": time.strftime("%Y-%m-%d"),
+        "rows": [{**asdict(row), "ok": row.ok} for row in rows],
+    }
+    options.out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    for row in rows:
+        mark = "" if row.ok else "   OVER ITS LIMIT"
+        print(f"{row.what}: {row.value:.3g} {row.unit} (limit {row.limit:g}, {row.against}){mark}")
+    return 0 if all(row.ok for row in rows) else 1
+
+
+def thousand(folder: Path) -> list[Row]:
+    """Plan, table, record and money of 1,000 workers; no process, no network."""
+    wish = ClusterSpec(name="big", provider="ec2", groups=(NodeGroup(count=1000, family="g4dn"),))
+    quotes = {"g4dn.xlarge": Quote(0.526, "a list"), "t3.micro": Quote(0.0104, "a list")}
+
+    def planned() -> None:
+        machines = spec.machines(wish, {}, {})
+        charges = prices.charges(machines, quotes, "us-east-1", 0.0)
+        prices.table(machines, charges, "us-east-1a", 8 * 3600)
+
+    machines = spec.machines(wish, {}, {})
+    charges = prices.charges(machines, quotes, "us-east-1", 0.0)
+    from tests.unit.making import node
+
+    nodes = tuple(
+        replace(
+            node(machine.name, f"10.64.{index // 250}.{index % 250 + 1}"),
+            role=Role.LAUNCHER if index == 0 else Role.WORKER,
+        )
+        for index, machine in enumerate(machines)
+    )
+    cluster = Cluster(
+        id="big-1", spec=wish, phase=Phase.READY, created=0.0, nodes=nodes, charges=charges
+    )
+    store = Store(Home(folder))
+
+    def recorded() -> None:
+        store.save(cluster)
+        found = store.cluster("big")
+        cost.dollars(found.charges, 1e4)
+        cost.receipt(found.charges, 1e4)
+
+    return [
+        Row("plan and table of 1,000 workers", 1000 * best(planned), "ms", 50, "absolute"),
+        Row("record and money of 1,000 workers", 1000 * best(recorded), "ms", 50, "absolute"),
+    ]
+
+
+def best(action: Callable[[], None], rounds: int = 9) -> float:
+    """The least of some seconds: whatever else the machine does only adds."""
+    seconds = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        action()
+        seconds.append(time.perf_counter() - began)
+    return min(seconds)
+
+
+def environment(ec2: Ec2, folder: Path) -> dict[str, str]:
+    return {
+        **os.environ,
+        **ec2.env,
+        "HOME": str(folder),
+        "CLUSTERCTL_HOME": str(folder / "state"),
+        "CLUSTERCTL_UP_SSH_CIDR": "198.51.100.0/24",
+        "PYTHONPATH": str(ROOT),
+    }
+
+
+def ctl(ec2: Ec2, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "clusterctl", *words]
+    done = subprocess.run(argv, env=environment(ec2, folder), capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{words}: {done.stderr}")
+    return done
+
+
+def until_ssh(ec2: Ec2, folder: Path, rounds: int) -> list[Row]:
+    """`up` from its start until all nodes answer over SSH, against `terraform init` and `apply` of
+    the same variables until the launcher's port is open. The two take turns."""
+    ours, raw = [], []
+    for number in range(rounds):
+        home = folder / f"round-{number}"
+        home.mkdir()
+        done = ctl(ec2, home, "up", "--cpu", "t3.xlarge:2", "--runtime", "host", "--yes")
+        answers = re.findall(r"^ *([\d.]+) s  [\w-]+: SSH answers", done.stderr, re.MULTILINE)
+        ours.append(max(map(float, answers)))
+        made = home / "state/clusters/default/terraform"
+        variables = json.loads((made / "cluster.tfvars.json").read_text())
+        ctl(ec2, home, "down", "--yes", "--force")
+        raw.append(terraform(ec2, home, variables))
+    added = statistics.median(ours) - statistics.median(raw)
+    return [
+        Row("terraform init and apply until SSH", statistics.median(raw), "s", 600, "itself"),
+        Row("up until SSH, added", added, "s", 0.5, "- terraform init and apply"),
+    ]
+
+
+def terraform(ec2: Ec2, home: Path, variables: dict[str, object]) -> float:
+    folder = home / "raw"
+    shutil.copytree(assets.folder("infra") / "ec2", folder)
+    (folder / "x.auto.tfvars.json").write_text(json.dumps({**variables, "cluster_id": "raw"}))
+    env = environment(ec2, home)
+
+    def run(*words: str) -> str:
+        argv = ["terraform", *words]
+        done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(done.stderr)
+        return done.stdout
+
+    began = time.monotonic()
+    run("init", "-input=false")
+    run("apply", "-auto-approve", "-input=false", "-parallelism=11")
+    nodes = json.loads(run("output", "-json", "nodes"))
+    while True:
+        try:
+            socket.create_connection((nodes[0]["address"], 22), timeout=5).close()
+            break
+        except OSError:
+            time.sleep(0.05)
+    took = time.monotonic() - began
+    run("destroy", "-auto-approve", "-input=false")
+    return took
+
+
+def bootstrap(ec2: Ec2, folder: Path) -> list[Row]:
+    """Eight prepared workers and the launcher once more, against a playbook over the same SSH."""
+    home = folder / "eight"
+    home.mkdir()
+    wish = ("up", "--cpu", f"t3.xlarge:{WORKERS}", "--runtime", "host", "--yes", "--json")
+    ctl(ec2, home, *wish)
+    ours = statistics.median(
+        json.loads(ctl(ec2, home, *wish).stdout)["seconds"]["bootstrap"] for _ in range(3)
+    )
+    rows = [Row(f"bootstrap of {WORKERS} prepared workers", ours, "s", 2, "absolute")]
+    tool = os.environ.get("ANSIBLE_PLAYBOOK") or shutil.which("ansible-playbook")
+    if tool:
+        theirs = ansible(tool, home)
+        rows.append(
+            Row("the same by ansible", theirs / ours, "x", 20, "÷ our bootstrap", least=True)
+        )
+    ctl(ec2, home, "down", "--yes", "--force")
+    return rows
+
+
+def ansible(tool: str, home: Path) -> float:
+    """Its second run, when everything is there already; connections persist as it likes them."""
+    ssh = home / "state/clusters/default/ssh"
+    names = ["launcher", *(f"worker-{number}" for number in range(1, WORKERS + 1))]
+    (home / "inventory").write_text("".join(f"{name}\n" for name in names))
+    (home / "playbook.yml").write_text(PLAYBOOK)
+    env = {
+        **os.environ,
+        "HOME": str(home),
+        "ANSIBLE_SSH_ARGS": "-F config -o ControlMaster=auto -o ControlPersist=60s",
+        "ANSIBLE_PIPELINING": "True",
+        "ANSIBLE_FORKS": "32",
+        "ANSIBLE_SSH_CONTROL_PATH_DIR": "/tmp/.bench-ansible",
+    }
+    mesh = (ssh / "mesh.pub").read_text().strip()
+    argv = [tool, "-i", str(home / "inventory"), "-e", json.dumps({"mesh": mesh})]
+    took = 0.0
+    for _ in range(2):
+        began = time.monotonic()
+        done = subprocess.run(
+            [*argv, str(home / "playbook.yml")], cwd=ssh, env=env, capture_output=True, text=True
+        )
+        took = time.monotonic() - began
+        if done.returncode:
+            raise SystemExit(done.stdout[-3000:])
+    return took
+
+
+if __name__ == "__main__":
+    sys.exit(main())
