@@ -60,7 +60,8 @@ def test_user_data_is_executed(lab: Lab) -> None:
     lab.ec2.wait(1)
     assert lab.ssh("one", "cloud-init status --wait") == "status: done\n"
     assert lab.ssh("one", "sudo stat -c %a /etc/deep/file; cat /etc/coded") == "640\ncoded"
-    assert lab.ssh("one", "cat /run/said; ls '/etc/with space'") == "b\n/etc/with space\n"
+    assert lab.until(lambda: lab.try_ssh("one", "cat /run/said").stdout, {""}) == "b\n"
+    assert lab.ssh("one", "ls '/etc/with space'") == "/etc/with space\n"
     assert (
         lab.ssh("one", "systemctl is-active mine ssh nothing; true") == "active\nactive\ninactive\n"
     )
@@ -154,7 +155,7 @@ def test_metadata(lab: Lab) -> None:
     assert lab.ssh("one", f"{script}{read}instance-id") == id
     assert lab.ssh("one", f"curl -sS -o /dev/null -w '%{{http_code}}' {url}/meta-data/") == "401"
     assert lab.ssh("one", f"{script}get spot/instance-action") == "404 "
-    lab.ec2.fault("spot_notice", node="one", seconds=3, calls=1)
+    lab.ec2.fault("spot_notice", node="one", seconds=6, calls=1)
     ask = lambda: lab.try_ssh("one", f"{script}{read}spot/instance-action").stdout  # noqa: E731
     notice = lab.until(lambda: "action" in ask() and ask(), {False, ""})
     assert json.loads(str(notice))["action"] == "terminate"
@@ -174,7 +175,7 @@ def test_names(lab: Lab) -> None:
         lab.ssh("one", f"getent hosts {two.private}").split()[1] == f"{two.hostname}.ec2.internal"
     )
     assert lab.try_ssh("one", "getent hosts example.com 10.77.0.200").returncode == 2
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 8
 
 
 def test_two_networks_with_the_same_addresses(lab: Lab) -> None:

@@ -114,16 +114,13 @@ class LightHost:
 
 
 def _interpreter() -> list[Path]:
-    """This Python with its packages: what has to be seen where all else is hidden."""
-    found = {
-        Path(sys.prefix),
-        Path(sys.base_prefix),
-        Path(os.path.realpath(sys.executable)).parents[1],
-    }
-    system = {Path("/"), Path("/usr"), Path("/usr/local")}
-    return sorted(
-        {path.resolve() for path in found} | found - system - {Path("/usr").resolve()} - system
-    )
+    """This Python with its packages: what has to be seen where all else is hidden. One that lies
+    with the system's own programs is seen anyway, and must not be covered by itself.
+    """
+    real = Path(os.path.realpath(sys.executable)).parents[1]
+    found = {Path(sys.prefix), Path(sys.base_prefix), real}
+    found |= {path.resolve() for path in found}
+    return sorted(found - {Path("/"), Path("/usr"), Path("/usr/local")})
 
 
 def _hidden(kept: list[Path]) -> list[str]:

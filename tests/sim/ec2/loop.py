@@ -213,4 +213,4 @@ def keys_of(instance: Any) -> list[str]:
 
 def image_of(instance: Any) -> str | None:
     image = instance.ec2_backend.amis.get(instance.image_id)
-    return image.name if image else None
+    return str(image.name) if image else None

@@ -58,7 +58,7 @@ class Layer:
 
     def _note(self, request: Request) -> None:
         service = _NAMES.get(request.service, request.service)
-        call = {"action": f"{service}:{request.action}", "region": request.region}
+        call: dict[str, Any] = {"action": f"{service}:{request.action}", "region": request.region}
         if request.action == "RunInstances":
             call |= {"type": request.parameters.get("InstanceType"), "zone": zone_of(request)}
         if request.parameters.get("DryRun") == "true":
