@@ -77,18 +77,26 @@ MACHINE_IMAGES = {
 @dataclass(frozen=True, slots=True)
 class ContainerImage:
     """What runs on a node: where it comes from, where its Python and its Open MPI are, and whom its
-    processes belong to where we do not say it."""
+    processes belong to where we do not say it. `fallback` is a public image for --image where ours
+    cannot be built; it is not ours (docs/images.md)."""
 
     reference: str
     python: str
     mpi_prefix: str
     user: str
+    fallback: str
 
 
 _VENV = "/opt/venv"
+_PUBLIC = {
+    "launcher": "rafalsiwek/opmpi_ucx_simple:1.0_pytorch_2.5.1",
+    "cpu": "rafalsiwek/opmpi_ucx_simple:1.0_pytorch_2.5.1",
+    "nvidia": "rafalsiwek/g4dn_distributed_ml:1.0_pytorch_2.5.1",
+    "amd": "rafalsiwek/g4ad_distributed_ml:1.0_pytorch_2.5.1",
+}
 CONTAINER_IMAGES = {
-    kind: ContainerImage(f"clusterctl/{kind}:1", f"{_VENV}/bin/python", _VENV, "root")
-    for kind in ("launcher", "cpu", "nvidia", "amd")
+    kind: ContainerImage(f"clusterctl/{kind}:1", f"{_VENV}/bin/python", _VENV, "root", fallback)
+    for kind, fallback in _PUBLIC.items()
 }
 
 DRIVER_FOR_CUDA = {"11": (450, 80), "12": (525, 60), "13": (580, 65)}

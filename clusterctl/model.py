@@ -84,6 +84,15 @@ class NodeFacts:
     gpus: tuple[str, ...] = ()
     driver: str = ""
     mpi: Mpi | None = None
+    mpi_components: tuple[str, ...] = ()
+    """What Open MPI was built with, as `framework:component`. Asked, like the next three, only
+    where there is a GPU or an RDMA device."""
+    ucx: tuple[str, ...] = ()
+    """What UCX can use, as `transport/device`."""
+    fabrics: tuple[str, ...] = ()
+    """Providers of libfabric."""
+    nccl_net: str = ""
+    """The plug-in through which NCCL uses libfabric."""
     python: Python | None = None
     tools: dict[str, str] = field(default_factory=dict)
     """Commands found on the node: name to absolute path."""

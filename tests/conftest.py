@@ -148,6 +148,9 @@ MACHINES = ("attach", "docker", "ec2", "images", "sim")
 """Folders whose tests start engines, simulators or batch systems: expensive, and there is one
 firewall and one set of bridges for all of them."""
 
+MACHINE_ROWS = ("[docker]", "[ec2]")
+"""Ends of the names of contract tests that start the same things."""
+
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
@@ -158,7 +161,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     class ByCost(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             path = nodeid.partition("::")[0]
-            return "machines" if path.split("/")[1] in MACHINES else path
+            costly = path.split("/")[1] in MACHINES or nodeid.endswith(MACHINE_ROWS)
+            return "machines" if costly else path
 
     return ByCost(config, log)
 

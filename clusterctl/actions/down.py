@@ -44,6 +44,7 @@ class Down:
     """Jobs with outputs that were never fetched, and how many bytes they were."""
     receipt: tuple[cost.Line, ...] = ()
     dollars: float = 0.0
+    provider: str = ""
 
 
 def down(
@@ -78,6 +79,7 @@ def down(
         unfetched,
         cost.receipt(cluster.charges, now),
         cost.dollars(cluster.charges, now),
+        cluster.spec.provider,
     )
 
 

@@ -33,7 +33,7 @@ from clusterctl.state.home import write_atomic
 from clusterctl.transport.fold import fold
 from clusterctl.transport.pool import Pool
 
-BOOTSTRAP_TIMEOUTS = {"local": 120.0, "ec2": 1800.0}
+BOOTSTRAP_TIMEOUTS = {"local": 120.0, "docker": 120.0, "ec2": 1800.0}
 """Seconds, by provider: a fresh machine installs Docker and pulls gigabytes."""
 CONNECT_TIMEOUT = 20.0
 MESH_TIMEOUT = 60.0
@@ -177,6 +177,7 @@ def complete(spec: ClusterSpec, old: Cluster | None) -> ClusterSpec:
         ttl=spec.ttl or (old.spec.ttl if old else 0.0),
         runtime=spec.runtime or (old.spec.runtime if old else None) or usual,
         image=spec.image or (old.spec.image if old else ""),
+        gpus=spec.gpus or (old.spec.gpus if old else ()),
         cloud=replace(before, **given),
     )
 
@@ -332,6 +333,9 @@ def _script(
     if cluster.spec.provider == "local":
         # They see this machine's files: the Python that runs clusterctl has what programs need.
         return bootstrap.script(node, mesh, pythons=[sys.executable])
+    if cluster.spec.provider == "docker":
+        # The node is its image: nothing to install.
+        return bootstrap.script(node, mesh, pythons=[catalog.CONTAINER_IMAGES["cpu"].python])
     return bootstrap.script(
         node,
         mesh,

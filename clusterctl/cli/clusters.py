@@ -64,6 +64,7 @@ def up(
     spot: wish.Spot = False,
     spot_fallback: wish.SpotFallback = False,
     image: wish.Image = "",
+    gpus: wish.Gpus = "",
     runtime: wish.RuntimeOption = "",
     ami: wish.Ami = "",
     disk: wish.Disk = 0,
@@ -88,6 +89,7 @@ def up(
         ttl=ttl,
         runtime_text=runtime,
         image=image,
+        gpus=gpus,
         launcher_type=launcher_type,
         region=region,
         zones=zones,
@@ -177,7 +179,7 @@ def down(
         console.note(f"there is no cluster {wanted}: nothing to take down")
         console.document({"cluster": wanted, "existed": False})
         return
-    cost = f"${gone.dollars:.2f}" if gone.receipt else "$0.00 (local)"
+    cost = f"${gone.dollars:.2f}" if gone.receipt else f"$0.00 ({gone.provider})"
     lived = f": {gone.nodes} nodes, {ago(gone.hours * 3600)}, {cost}" if gone.nodes else ""
     if gone.receipt:
         console.note(table(_receipt(gone.receipt)))

@@ -15,7 +15,7 @@ _EC2 = "EC2"
 
 Provider = Annotated[
     str,
-    typer.Option(help="Where machines come from: local or ec2. Default: as the options imply."),
+    typer.Option(help="Where machines come from: local, docker, ec2. Default: as options imply."),
 ]
 Gpu = Annotated[
     list[str] | None,
@@ -48,6 +48,10 @@ Spot = Annotated[
 SpotFallback = Annotated[
     bool,
     typer.Option("--spot-fallback", help="On-demand where there is no spot.", rich_help_panel=_EC2),
+]
+Gpus = Annotated[
+    str,
+    typer.Option("--gpus", metavar="0,1|all", help="This machine's GPUs for the workers (docker)."),
 ]
 Image = Annotated[str, typer.Option(help="Container image of the nodes.")]
 RuntimeOption = Annotated[
@@ -113,12 +117,27 @@ def runtime(text: str) -> Runtime | None:
 def provider(named: str, chosen: tuple[NodeGroup, ...]) -> str:
     """The one that is named, else EC2 where machines are; "" leaves it to the cluster there is."""
     implied = "ec2" if any(group.family or group.instance_type for group in chosen) else ""
-    if named == "local" and implied:
+    if named in ("local", "docker") and implied:
         raise UsageError(
-            "--provider local has no machine types to choose from",
+            f"--provider {named} has no machine types to choose from",
             hint="leave --gpu, --cpu and --instance-type out, or use --provider ec2",
         )
     return named or implied
+
+
+def indices(text: str, where: str) -> tuple[str, ...]:
+    """The GPUs of --gpus, which only containers can be given one by one."""
+    if not text:
+        return ()
+    if where != "docker":
+        raise UsageError(
+            f"--gpus hands this machine's GPUs to containers, not to {where} nodes",
+            hint="use --provider docker",
+        )
+    found = tuple(part.strip() for part in text.split(","))
+    if found != ("all",) and not all(re.fullmatch(r"\d{1,3}", part) for part in found):
+        raise UsageError(f"--gpus {text!r} is neither all nor numbers", hint="--gpus 0,1")
+    return found
 
 
 def positive(value: float | None, option: str, example: str) -> None:
@@ -134,6 +153,7 @@ def spec(
     ttl: str,
     runtime_text: str,
     image: str,
+    gpus: str,
     launcher_type: str,
     region: str,
     zones: str,
@@ -148,7 +168,7 @@ def spec(
     positive(budget, "--budget", "20")
     if disk and not 8 <= disk <= 16384:
         raise UsageError(f"--disk {disk}: 8 to 16384 GB", hint="--disk 100")
-    where = provider(named_provider, chosen)
+    where = provider(named_provider, chosen) or ("docker" if gpus else "")
     return ClusterSpec(
         name=name,
         provider=where,
@@ -156,6 +176,7 @@ def spec(
         ttl=duration(ttl, "--ttl") if ttl else 0.0,
         runtime=runtime(runtime_text),
         image=image,
+        gpus=indices(gpus, where),
         cloud=CloudSpec(
             region=region,
             zones=tuple(zone.strip() for zone in zones.split(",") if zone.strip()),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from clusterctl.launch import Request
-from clusterctl.launch.placement import shares_machine
+from clusterctl.launch.placement import shares_processor
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ def bind(request: Request) -> Binding:
     its cache. Open MPI's daemons each start at core 0, so nodes that share a processor would share
     that core."""
     spec, cluster = request.spec, request.cluster
-    if shares_machine(cluster):
+    if shares_processor(cluster, request.placement):
         return Binding(0, "the nodes share one processor")
     if spec.launcher == "torchrun":
         return Binding(0, "one torchrun per node: all its cores are its own")

@@ -47,6 +47,13 @@ def shares_machine(cluster: Cluster) -> bool:
     return cluster.spec.provider == "local"
 
 
+def shares_processor(cluster: Cluster, placement: Sequence[Placement]) -> bool:
+    """Two of the nodes are one machine, by its boot id: containers, or local nodes."""
+    boots = [cluster.node(place.node).facts.boot_id for place in placement]
+    known = [boot for boot in boots if boot]
+    return shares_machine(cluster) or len(set(known)) < len(known)
+
+
 def oversubscribed(cluster: Cluster, placement: Sequence[Placement]) -> bool:
     return any(place.count > cluster.node(place.node).slots for place in placement)
 

@@ -69,6 +69,7 @@ class Provider(Protocol):
 
 PROVIDERS: dict[str, str] = {
     "local": "clusterctl.providers.local:LocalProvider",
+    "docker": "clusterctl.providers.docker:DockerProvider",
     "ec2": "clusterctl.providers.ec2:Ec2Provider",
 }
 

@@ -21,12 +21,17 @@ from clusterctl.providers import Created
 from clusterctl.transport.known_hosts import host_name
 from clusterctl.transport.ssh import SshTransport
 
+COSTLY = [pytest.mark.slow, pytest.mark.timeout(900)]
 MODES: dict[str, list[Any]] = {
     "local": [
         pytest.param(("local", "namespaces"), marks=pytest.mark.netns, id="local-namespaces"),
         pytest.param(("local", "loopback"), marks=pytest.mark.sshd, id="local-loopback"),
     ],
-    "docker": [pytest.param(("docker", ""), marks=pytest.mark.docker, id="docker")],
+    "docker": [
+        pytest.param(
+            ("docker", ""), marks=[pytest.mark.slow, pytest.mark.timeout(900)], id="docker"
+        )
+    ],
     "ec2": [
         pytest.param(
             ("ec2", ""),
@@ -110,7 +115,11 @@ def machines(
 ) -> Iterator[Machines]:
     provider, mode = request.param
     cloud = request.getfixturevalue("ec2") if provider == "ec2" else None
-    for name, value in cloud.env.items() if cloud else ():
+    environment = cloud.env if cloud else {}
+    if provider == "docker":
+        request.getfixturevalue("node_images")
+        environment = request.getfixturevalue("engine").environment
+    for name, value in environment.items():
         monkeypatch.setenv(name, value)
     folder = tmp_path / "clusters" / "contract"
     keys.ensure(folder / "ssh" / "user")

@@ -12,7 +12,8 @@ import pytest
 
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import NodeResult
-from clusterctl.providers.local import layout, modes, namespaces, sshd, subnets
+from clusterctl.providers import subnets
+from clusterctl.providers.local import layout, modes, namespaces, sshd
 from clusterctl.providers.local.sshd import Server
 
 

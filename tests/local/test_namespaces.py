@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import LeftoverError
-from clusterctl.providers.local import processes, subnets
+from clusterctl.providers import subnets
+from clusterctl.providers.local import processes
 from clusterctl.providers.local.sshd import endpoint
 from tests.local.conftest import MakeLab
 from tests.local.lab import Lab, drive

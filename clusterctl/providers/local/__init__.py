@@ -18,7 +18,7 @@ from clusterctl.providers.local import cleanup, layout, modes, processes, reaper
 from clusterctl.providers.local.converge import converge
 from clusterctl.providers.local.loopback import Loopback, drop_privsep
 from clusterctl.providers.local.namespaces import Namespaces, drop_interface
-from clusterctl.providers.local.reach import Endpoint, greet
+from clusterctl.providers.reach import Endpoint, greet
 
 
 class LocalProvider:

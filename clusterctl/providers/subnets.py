@@ -77,7 +77,8 @@ def claim(
                 return subnet
     raise ProviderError(
         f"every /24 of {POOL} overlaps with an address or a route of this machine",
-        hint="set CLUSTERCTL_LOCAL_MODE=loopback, or remove one: ip -4 route show table all",
+        hint="remove one (ip -4 route show table all); CLUSTERCTL_LOCAL_MODE=loopback, for local"
+        " nodes, needs none",
     )
 
 

@@ -1,0 +1,206 @@
+"""What a cluster in containers consists of: pure functions from the wish to argv."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Network
+from pathlib import Path
+
+from clusterctl import catalog
+from clusterctl.errors import ProviderError, UsageError
+from clusterctl.model import Accelerator, ClusterSpec
+from clusterctl.providers import subnets
+from clusterctl.providers.docker import engine
+
+LAUNCHER = "launcher"
+MAX_WORKERS = 200
+"""A cluster gets a /24."""
+
+PORT = 22
+"""Each container has an address of its own, so sshd may have its usual port."""
+
+ENTRY = "/usr/local/lib/clusterctl"
+ETC = "/etc/clusterctl"
+
+SHARED_MEMORY = "8g"
+"""Upper limit of /dev/shm, where ranks of one node and data loaders meet; Docker's is 64 MiB. Not
+`--ipc=host`: that would also show nodes each other's segments, which no two machines do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Something an engine may refuse, and what it costs to go on without."""
+
+    name: str
+    argv: tuple[str, ...]
+    cost: str
+
+
+ASKS = (
+    Ask(
+        "unlimited locked memory",
+        ("--ulimit", "memlock=-1"),
+        "RDMA and EFA cannot register large buffers, so MPI and NCCL stay with TCP",
+    ),
+    Ask(
+        "the capability IPC_LOCK",
+        ("--cap-add", "IPC_LOCK"),
+        "pinned memory stays within the limit of locked memory: no RDMA, slower copies to GPUs",
+    ),
+    Ask(
+        "the capability SYS_PTRACE",
+        ("--cap-add", "SYS_PTRACE"),
+        "ranks of one node copy large messages twice (no CMA), and stacks of hung ranks cannot be"
+        " read",
+    ),
+    Ask(
+        "the capability SYS_NICE",
+        ("--cap-add", "SYS_NICE"),
+        "memory is not bound to the socket or the GPU beside it",
+    ),
+)
+INFINIBAND = Ask("the RDMA devices", ("--device", "/dev/infiniband"), "no RDMA: MPI stays with TCP")
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """One node to be: its index decides its address."""
+
+    name: str
+    index: int
+    image: str
+    gpus: tuple[str, ...] = ()
+    vendor: Accelerator = Accelerator.NONE
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The engine's arguments that hand exactly these GPUs in."""
+        if not self.gpus:
+            return ()
+        if self.vendor is Accelerator.NVIDIA:
+            return ("--gpus", f'"device={",".join(self.gpus)}"')
+        nodes = (f"/dev/dri/renderD{128 + int(gpu)}" for gpu in self.gpus)
+        words = [word for path in ("/dev/kfd", *nodes) for word in ("--device", path)]
+        return (*words, "--group-add", "video")
+
+
+def vendor(devices: Path = Path("/dev")) -> Accelerator:
+    """Whose GPUs this machine has, by the device files of the drivers."""
+    if (devices / "nvidiactl").exists():
+        return Accelerator.NVIDIA
+    return Accelerator.AMD if (devices / "kfd").exists() else Accelerator.NONE
+
+
+def indices(maker: Accelerator, devices: Path = Path("/dev")) -> tuple[str, ...]:
+    """All GPUs of this machine, as the engine's arguments call them."""
+    if maker is Accelerator.NVIDIA:
+        found = [path.name.removeprefix("nvidia") for path in devices.glob("nvidia[0-9]*")]
+    else:
+        renders = [path.name.removeprefix("renderD") for path in devices.glob("dri/renderD*")]
+        found = [str(int(name) - 128) for name in renders if name.isdigit()]
+    return tuple(sorted((name for name in found if name.isdigit()), key=int))
+
+
+def machines(spec: ClusterSpec, devices: Path = Path("/dev")) -> tuple[Machine, ...]:
+    """The launcher and its workers. GPUs are dealt out evenly, neighbours together.
+
+    Raises UsageError where the numbers cannot be met, ProviderError where this machine lacks them.
+    """
+    if any(group.instance_type or group.family not in ("", "cpu") for group in spec.groups):
+        raise UsageError(
+            "--provider docker has no machine types to choose from",
+            hint="leave --gpu, --cpu and --instance-type out; --gpus 0,1 hands in this machine's"
+            " GPUs",
+        )
+    count = spec.workers
+    if not 1 <= count <= MAX_WORKERS:
+        raise UsageError(
+            f"a cluster in containers has 1 to {MAX_WORKERS} workers, not {count}",
+            hint="choose another number with --workers",
+        )
+    maker, gpus = _gpus(spec, devices)
+    if gpus and len(gpus) < count:
+        raise UsageError(
+            f"{len(gpus)} GPUs do not go round {count} workers",
+            hint=f"--workers {len(gpus)}, or more --gpus",
+        )
+    kind = {Accelerator.NVIDIA: "nvidia", Accelerator.AMD: "amd"}.get(maker, "cpu")
+    images = catalog.CONTAINER_IMAGES
+    share, rest = divmod(len(gpus), count)
+    made = [Machine(LAUNCHER, 0, spec.image or images["launcher"].reference)]
+    first = 0
+    for number in range(1, count + 1):
+        last = first + share + (number <= rest)
+        image = spec.image or images[kind].reference
+        made.append(Machine(f"worker-{number}", number, image, gpus[first:last], maker))
+        first = last
+    return tuple(made)
+
+
+def _gpus(spec: ClusterSpec, devices: Path) -> tuple[Accelerator, tuple[str, ...]]:
+    if not spec.gpus:
+        return Accelerator.NONE, ()
+    maker = vendor(devices)
+    there = indices(maker, devices)
+    if not there:
+        raise ProviderError(
+            "this machine has no GPU that a container could get",
+            hint="no /dev/nvidiactl and no /dev/kfd: is the driver loaded? Or leave --gpus out",
+        )
+    wanted = there if spec.gpus == ("all",) else spec.gpus
+    strange = [gpu for gpu in wanted if gpu not in there]
+    if strange or len(set(wanted)) < len(wanted):
+        raise UsageError(
+            f"--gpus {','.join(wanted)}: this machine has {', '.join(there)}",
+            hint="name each once, or --gpus all",
+        )
+    return maker, wanted
+
+
+def asks(devices: Path = Path("/dev")) -> tuple[Ask, ...]:
+    """What workers are to get beyond the engine's usual."""
+    return (*ASKS, INFINIBAND) if (devices / "infiniband").exists() else ASKS
+
+
+def digest(machine: Machine, address: str, keys: Sequence[str]) -> str:
+    """Changes when the container has to be made anew. What an engine refuses is not part of it."""
+    parts = (machine.image, *machine.gpus, address, *keys)
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def container(cluster: str, machine: Machine) -> str:
+    """Its name, which has to be unique on the engine."""
+    return f"{cluster}-{machine.name}"
+
+
+def create_argv(
+    machine: Machine,
+    *,
+    cluster: str,
+    labels: Mapping[str, str],
+    subnet: IPv4Network,
+    granted: Sequence[Ask],
+) -> list[str]:
+    """`docker create …`. Neither keys nor paths of this machine are in it."""
+    words = [
+        *("create", "--name", container(cluster, machine), "--hostname", machine.name),
+        *("--network", cluster, "--network-alias", machine.name),
+        *("--ip", subnets.address(subnet, machine.index)),
+        *("--init", "--restart", "unless-stopped", "--user", "root"),
+        *("--shm-size", SHARED_MEMORY),
+    ]
+    for name, value in {**labels, engine.NODE: machine.name}.items():
+        words += ["--label", f"{name}={value}"]
+    for ask in granted:
+        words += ask.argv
+    words += machine.devices
+    environment = {"SSH_PORT": str(PORT), "SSH_USER": "root", "HOST_KEY_FILE": f"{ETC}/host_key"}
+    if machine.gpus:
+        environment["SLOTS"] = str(len(machine.gpus))
+    for name, value in environment.items():
+        words += ["--env", f"{name}={value}"]
+    health = f"/bin/sh {ENTRY}/healthcheck.sh"
+    words += ["--health-cmd", health, "--health-interval", "30s"]
+    return [*words, "--entrypoint", "/bin/sh", machine.image, f"{ENTRY}/entrypoint.sh"]

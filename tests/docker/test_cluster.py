@@ -1,0 +1,156 @@
+"""`up --provider docker`, through the command line, on a real engine with the real images."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.sim.engine import Engine
+
+pytestmark = [pytest.mark.slow, pytest.mark.sshd, pytest.mark.timeout(900)]
+
+Clusterctl = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("state")
+
+
+@pytest.fixture(scope="module")
+def clusterctl(engine: Engine, node_images: dict[str, str], home: Path) -> Iterator[Clusterctl]:
+    """The command, with a state home for the whole module; its cluster is down at the end."""
+
+    def run(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "clusterctl", *words],
+            env={**os.environ, **engine.environment, "CLUSTERCTL_HOME": str(home)},
+            cwd=home.parent,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    yield run
+    run("down", "--force")
+
+
+@pytest.fixture(scope="module")
+def cluster(clusterctl: Clusterctl) -> str:
+    """The id of a cluster of three containers."""
+    found = json.loads(clusterctl("up", "--provider", "docker", "--json").stdout)
+    assert [node["name"] for node in found["nodes"]] == ["launcher", "worker-1", "worker-2"]
+    return str(found["id"])
+
+
+def labelled(engine: Engine, id: str) -> list[str]:
+    label = f"label=clusterctl.cluster={id}"
+    return [
+        *engine("ps", "-aq", "--filter", label).split(),
+        *engine("network", "ls", "-q", "--filter", label).split(),
+        *engine("volume", "ls", "-q", "--filter", label).split(),
+    ]
+
+
+def test_it_trains(clusterctl: Clusterctl, cluster: str) -> None:
+    assert "ok: 2 ranks on 2 hosts, each holds 1" in clusterctl("run", "reduce_all.py").stdout
+    said = clusterctl("run", "--backend", "gloo", "multinode_ddp_mpi.py", "3", "1").stdout
+    assert "[0] [Rank0] Epoch 2 |" in said
+    assert "[1] [Rank1] Epoch 2 |" in said
+    assert "Test accuracy: 0.9" in said
+
+
+def test_what_the_engine_shows_of_a_node(engine: Engine, cluster: str) -> None:
+    (row,) = json.loads(engine("inspect", f"{cluster}-worker-1"))
+    assert row["HostConfig"]["Init"] is True
+    assert row["HostConfig"]["Privileged"] is False
+    assert row["HostConfig"]["RestartPolicy"]["Name"] == "unless-stopped"
+    assert row["HostConfig"]["ShmSize"] == 8 << 30
+    assert "PRIVATE" not in json.dumps(row)
+    assert engine("exec", f"{cluster}-worker-1", "ps", "-o", "comm=", "-p", "1").strip() in (
+        "docker-init",
+        "tini",
+    )
+
+
+def test_up_again_keeps_nodes_and_revives_what_stands_still(
+    clusterctl: Clusterctl, engine: Engine, cluster: str
+) -> None:
+    names = [f"{cluster}-{node}" for node in ("launcher", "worker-1", "worker-2")]
+    before = [engine("inspect", "-f", "{{.Id}}", name) for name in names]
+    clusterctl("ssh", "worker-2", "--", "sh", "-c", "echo kept >/root/mark")
+    engine("stop", "-t", "0", names[2])
+    assert "exited: exit code" in clusterctl("status", "--live").stdout
+    engine("rm", "-f", names[1])
+    assert "gone: there is no such container" in clusterctl("status", "--live").stdout
+    said = clusterctl("up").stderr
+    assert "1 containers started" in said
+    assert "2 were there" in said
+    after = [engine("inspect", "-f", "{{.Id}}", name) for name in names]
+    assert [one == other for one, other in zip(before, after, strict=True)] == [True, False, True]
+    assert clusterctl("ssh", "worker-2", "--", "cat", "/root/mark").stdout == "kept\n"
+
+
+def test_workers_come_and_go(clusterctl: Clusterctl, engine: Engine, cluster: str) -> None:
+    found = json.loads(clusterctl("up", "--workers", "1", "--json").stdout)
+    assert [node["name"] for node in found["nodes"]] == ["launcher", "worker-1"]
+    assert len(labelled(engine, cluster)) == 3  # with the network
+    clusterctl("up", "--workers", "2")
+
+
+def test_a_lost_record_is_found_by_its_labels(
+    clusterctl: Clusterctl, engine: Engine, cluster: str, home: Path
+) -> None:
+    """Also where the whole folder is gone."""
+    assert labelled(engine, cluster)
+    shutil.rmtree(home / "clusters" / "default")
+    said = clusterctl("down").stderr
+    assert f"found {cluster} by its tags" in said
+    assert labelled(engine, cluster) == []
+
+
+def test_down_proves_that_nothing_is_left(clusterctl: Clusterctl, engine: Engine) -> None:
+    id = json.loads(clusterctl("up", "--provider", "docker", "--workers", "1", "--json").stdout)[
+        "id"
+    ]
+    engine("volume", "create", "--label", f"clusterctl.cluster={id}", f"{id}-more")
+    assert f"has the label clusterctl.cluster={id}" in clusterctl("down").stderr
+    assert labelled(engine, id) == []
+
+
+def test_what_cannot_be_removed_is_named(clusterctl: Clusterctl, engine: Engine) -> None:
+    """A stranger's container in our network keeps it: exit 9 with its name, then down works."""
+    id = json.loads(clusterctl("up", "--provider", "docker", "--workers", "1", "--json").stdout)[
+        "id"
+    ]
+    stranger = engine(
+        *("run", "-d", "--network", id, "--entrypoint", "/bin/sleep", "clusterctl/cpu:1", "600")
+    )
+    try:
+        assert f"network {id}" in clusterctl("down", code=9).stderr
+    finally:
+        engine("rm", "-f", stranger)
+    clusterctl("down")
+    assert labelled(engine, id) == []
+
+
+def test_refused_capabilities_cost_a_warning(
+    clusterctl: Clusterctl, engine: Engine, tmp_path: Path
+) -> None:
+    """Where the engine gives less, the cluster comes up all the same, and each loss is said."""
+    refused = engine.try_(
+        *("run", "--rm", "--network=none", "--ulimit", "memlock=-1", "--entrypoint", "/bin/true"),
+        "clusterctl/cpu:1",
+    )
+    said = clusterctl("up", "--provider", "docker", "--workers", "1").stderr
+    assert ("refuses unlimited locked memory" in said) == (refused.returncode != 0)
+    assert "is ready: 1 launcher, 1 worker (containers)" in said

@@ -1,0 +1,298 @@
+"""The Docker provider without an engine: who gets which GPU, argv, texts, and engines that fail."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+import time
+from ipaddress import IPv4Network
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl import cli, providers
+from clusterctl.errors import ProviderError, UsageError
+from clusterctl.model import Accelerator, ClusterSpec, NodeGroup, NodeResult, Runtime
+from clusterctl.providers.docker import archive, engine, layout
+
+SUBNET = IPv4Network("198.18.5.0/24")
+
+
+def spec(workers: int = 2, **changes: Any) -> ClusterSpec:
+    group = changes.pop("group", NodeGroup(count=workers))
+    return ClusterSpec(name="lab", provider="docker", groups=(group,), **changes)
+
+
+def devices(folder: Path, *names: str) -> Path:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    return folder
+
+
+FOUR_NVIDIA = ("nvidiactl", "nvidia-uvm", "nvidia0", "nvidia1", "nvidia2", "nvidia3")
+TWO_AMD = ("kfd", "dri/card0", "dri/renderD128", "dri/renderD129")
+
+
+@pytest.mark.parametrize(
+    ("present", "gpus", "workers", "shares"),
+    [
+        ((), (), 2, [(), ()]),
+        (FOUR_NVIDIA, (), 2, [(), ()]),  # nobody asked for them
+        (FOUR_NVIDIA, ("0", "1"), 2, [("0",), ("1",)]),
+        (FOUR_NVIDIA, ("0", "1"), 1, [("0", "1")]),  # one node with slots=2
+        (FOUR_NVIDIA, ("3", "1", "0"), 2, [("3", "1"), ("0",)]),
+        (FOUR_NVIDIA, ("all",), 2, [("0", "1"), ("2", "3")]),
+        (TWO_AMD, ("all",), 2, [("0",), ("1",)]),
+    ],
+)
+def test_gpus_are_dealt_out(
+    present: tuple[str, ...],
+    gpus: tuple[str, ...],
+    workers: int,
+    shares: list[tuple[str, ...]],
+    tmp_path: Path,
+) -> None:
+    made = layout.machines(spec(workers, gpus=gpus), devices(tmp_path, *present))
+    assert [machine.gpus for machine in made] == [(), *shares]
+    assert [machine.name for machine in made] == [
+        "launcher",
+        *(f"worker-{number + 1}" for number in range(workers)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("present", "changes", "error", "words"),
+    [
+        (FOUR_NVIDIA, {"gpus": ("4",)}, UsageError, "0, 1, 2, 3"),
+        (FOUR_NVIDIA, {"gpus": ("0", "0")}, UsageError, "0, 1, 2, 3"),
+        (FOUR_NVIDIA, {"gpus": ("0",)}, UsageError, "1 GPUs do not go round 2 workers"),
+        ((), {"gpus": ("0",)}, ProviderError, "no GPU"),
+        (("kfd",), {"gpus": ("all",)}, ProviderError, "no GPU"),
+        ((), {"workers": 0}, UsageError, "not 0"),
+        ((), {"workers": 10**6}, UsageError, "1 to 200 workers"),
+        ((), {"group": NodeGroup(count=2, family="g4dn")}, UsageError, "machine types"),
+    ],
+)
+def test_what_cannot_be_met(
+    present: tuple[str, ...],
+    changes: dict[str, Any],
+    error: type[Exception],
+    words: str,
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(error, match=words) as caught:
+        layout.machines(spec(**changes), devices(tmp_path, *present))
+    assert getattr(caught.value, "hint", "")
+
+
+def test_images_follow_the_gpus(tmp_path: Path) -> None:
+    def images(*present: str, **changes: Any) -> list[str]:
+        folder = devices(tmp_path / str(len(present)), *present)
+        return [machine.image for machine in layout.machines(spec(1, **changes), folder)]
+
+    assert images() == ["clusterctl/launcher:1", "clusterctl/cpu:1"]
+    assert images(*FOUR_NVIDIA, gpus=("all",))[1] == "clusterctl/nvidia:1"
+    assert images(*TWO_AMD, gpus=("all",))[1] == "clusterctl/amd:1"
+    assert images(image="mine:7") == ["mine:7", "mine:7"]
+
+
+def create(machine: layout.Machine, granted: tuple[layout.Ask, ...] = layout.ASKS) -> list[str]:
+    labels = {engine.CLUSTER: "lab-1a2b", engine.FOLDER: "/x y", engine.DIGEST: "d"}
+    return layout.create_argv(
+        machine, cluster="lab-1a2b", labels=labels, subnet=SUBNET, granted=granted
+    )
+
+
+def test_create_argv() -> None:
+    two = layout.Machine("worker-1", 1, "img:1", ("0", "2"), Accelerator.NVIDIA)
+    argv = create(two)
+    text = " ".join(argv)
+    for words in (
+        "create --name lab-1a2b-worker-1 --hostname worker-1 --network lab-1a2b",
+        "--ip 198.18.5.2",
+        "--init --restart unless-stopped",
+        "--shm-size 8g",
+        "--label clusterctl.cluster=lab-1a2b",
+        "--label clusterctl.node=worker-1",
+        "--ulimit memlock=-1 --cap-add IPC_LOCK --cap-add SYS_PTRACE --cap-add SYS_NICE",
+        '--gpus "device=0,2"',
+        "--env SLOTS=2",
+        "--entrypoint /bin/sh img:1 /usr/local/lib/clusterctl/entrypoint.sh",
+    ):
+        assert words in text, words
+    assert "clusterctl.folder=/x y" in argv
+    for never in ("--privileged", "--network=host", "--volume", "--publish", "SYS_ADMIN"):
+        assert never not in text
+    plain = " ".join(create(layout.Machine("worker-1", 1, "img:1"), granted=()))
+    assert "--ulimit" not in plain
+    assert "--cap-add" not in plain
+    assert "--gpus" not in plain
+    amd = " ".join(create(layout.Machine("worker-1", 1, "img:1", ("1",), Accelerator.AMD)))
+    assert "--device /dev/kfd --device /dev/dri/renderD129 --group-add video" in amd
+
+
+def test_the_digest_follows_what_makes_a_container() -> None:
+    one = layout.Machine("worker-1", 1, "img:1")
+    same = layout.digest(one, "198.18.5.2", ["host", "user"])
+    assert same == layout.digest(one, "198.18.5.2", ["host", "user"])
+    others = [
+        layout.digest(layout.Machine("worker-1", 1, "img:2"), "198.18.5.2", ["host", "user"]),
+        layout.digest(layout.Machine("worker-1", 1, "img:1", ("0",)), "198.18.5.2", ["host"]),
+        layout.digest(one, "198.18.6.2", ["host", "user"]),
+        layout.digest(one, "198.18.5.2", ["host", "other"]),
+    ]
+    assert len({same, *others}) == 5
+
+
+def test_rdma_devices_are_asked_for_where_there_are_any(tmp_path: Path) -> None:
+    assert layout.asks(tmp_path) == layout.ASKS
+    assert layout.asks(devices(tmp_path, "infiniband/uverbs0"))[-1] is layout.INFINIBAND
+
+
+def test_what_is_copied_in() -> None:
+    data = archive({"/etc/clusterctl/host_key": ("secret", 0o600), "/usr/x": ("x", 0o755)})
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        rows = {row.name: (row.mode, row.uid, row.isdir()) for row in tar}
+    assert rows == {
+        "etc/clusterctl": (0o755, 0, True),
+        "usr": (0o755, 0, True),
+        "etc/clusterctl/host_key": (0o600, 0, False),
+        "usr/x": (0o755, 0, False),
+    }
+
+
+def test_an_inspected_container() -> None:
+    row = {
+        "Id": "abc",
+        "Name": "/lab-worker-1",
+        "Config": {"Labels": {engine.NODE: "worker-1", engine.DIGEST: "d"}},
+        "State": {"Status": "exited", "ExitCode": 137},
+        "NetworkSettings": {"Networks": {"lab": {"IPAddress": ""}, "more": {"IPAddress": "10.1"}}},
+    }
+    found = engine.parse(row)
+    assert (found.name, found.node, found.state) == ("lab-worker-1", "worker-1", "exited")
+    assert (found.exit_code, found.address, found.digest) == (137, "10.1", "d")
+    row["Config"], row["NetworkSettings"] = {"Labels": None}, {}
+    assert engine.parse(row).node == ""
+
+
+@pytest.mark.parametrize(
+    ("stderr", "expected"),
+    [
+        (
+            "docker: Error response from daemon: OCI runtime create failed: not permitted.\n\n"
+            "Run 'docker run --help' for more information\n",
+            "OCI runtime create failed: not permitted.",
+        ),
+        (
+            "Error response from daemon: no such thing\nError: failed to start containers: 12ab\n",
+            "no such thing",
+        ),
+        ("Unable to find image\n\nSee 'docker run --help'.\n", "Unable to find image"),
+        ("", "exit code 125"),
+    ],
+)
+def test_the_reason_of_a_failure(stderr: str, expected: str) -> None:
+    assert engine.said(NodeResult(node="", exit_code=125, stderr=stderr.encode())) == expected
+
+
+# ------------------------------------------------------------------------------ engines that fail
+
+
+@pytest.fixture
+def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A `docker` on PATH that is a script: to be written."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for tool in ("sh", "sleep", "ip", "cat"):
+        for place in ("/bin", "/usr/bin", "/sbin", "/usr/sbin"):
+            if (Path(place) / tool).exists() and not (folder / tool).exists():
+                (folder / tool).symlink_to(Path(place) / tool)
+    monkeypatch.setenv("PATH", str(folder))
+    return folder / "docker"
+
+
+def write(docker: Path, text: str) -> None:
+    docker.write_text(f"#!/bin/sh\n{text}\n")
+    docker.chmod(0o755)
+
+
+def test_no_docker(docker: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["up", "--provider", "docker"]) == 3
+    said = capsys.readouterr().err
+    assert "there is no docker on PATH" in said
+    assert "apt-get install docker.io" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Cannot connect to the Docker daemon at unix:///x. Is it running?", "systemctl start"),
+        ("permission denied while trying to connect to the Docker daemon", "usermod -aG docker"),
+    ],
+)
+def test_no_engine(docker: Path, text: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    write(docker, f"echo '{text}' >&2; exit 1")
+    assert cli.run(["up", "--provider", "docker"]) == 3
+    assert words in capsys.readouterr().err
+
+
+def test_an_engine_that_hangs(docker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(docker, "exec sleep 60")
+    monkeypatch.setattr(engine, "GREETING", 0.3)
+    began = time.monotonic()
+    with pytest.raises(ProviderError, match="does not answer within"):
+        engine.require()
+    assert engine.clusters(Path("/x")) == frozenset()
+    assert time.monotonic() - began < 5
+
+
+def test_no_image(docker: Path) -> None:
+    write(docker, '[ "$1" = version ] && echo 20.10 && exit 0; echo "No such image" >&2; exit 1')
+    with pytest.raises(ProviderError, match="clusterctl/launcher:1, clusterctl/cpu:1") as caught:
+        providers.load("docker").plan(spec())
+    assert "clusterctl image build launcher && clusterctl image build cpu" in caught.value.hint
+    plan = providers.load("docker").plan(spec(image="mine/own:2"))
+    assert "to be pulled: mine/own:2" in " ".join(plan.lines)
+
+
+def test_wishes_that_mean_nothing_here(docker: Path) -> None:
+    write(docker, "exit 0")
+    with pytest.raises(UsageError, match="containers already"):
+        providers.load("docker").plan(spec(runtime=Runtime.DOCKER))
+    with pytest.raises(UsageError, match="no deadline"):
+        providers.load("docker").plan(spec(ttl=60.0))
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--gpus", "0,x", "--provider", "docker"], "--gpus 0,1"),
+        (["--gpus", "0", "--provider", "local"], "--provider docker"),
+        (["--gpus", "0", "--gpu", "g4dn"], "--provider docker"),
+        (["--gpu", "g4dn", "--provider", "docker"], "machine types"),
+    ],
+)
+def test_options_that_contradict(
+    words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["up", *words]) == 2
+    assert expected in capsys.readouterr().err
+
+
+def test_unused_labels_are_found(docker: Path) -> None:
+    write(docker, 'case "$1" in ps) echo lab-1;; network) echo lab-1; echo lab-2;; esac')
+    assert engine.clusters(Path("/x")) == {"lab-1", "lab-2"}
+
+
+def test_subnets_of_all_networks(docker: Path) -> None:
+    rows = [
+        {"IPAM": {"Config": [{"Subnet": "172.17.0.0/16"}, {"Subnet": "fd00::/64"}]}},
+        {"IPAM": {"Config": None}},
+    ]
+    write(docker, f"case $2 in ls) echo a;; inspect) echo '{json.dumps(rows)}';; esac")
+    assert engine.subnets() == (IPv4Network("172.17.0.0/16"),)
