@@ -184,6 +184,8 @@ class ClusterSpec:
     """None: the provider's usual one."""
     image: str = ""
     """For the node containers; "": the catalog's."""
+    gpus: tuple[str, ...] = ()
+    """Indices of this machine's GPUs that node containers get; ("all",): all of them."""
     cloud: CloudSpec = field(default_factory=CloudSpec)
 
     @property

@@ -158,6 +158,41 @@ def mpi(text: str) -> Mapping[str, Any]:
     return {}
 
 
+FAST = "{ [ -d /sys/class/infiniband ] || [ -e /dev/nvidiactl ] || [ -e /dev/kfd ]; }"
+"""Only such a machine is asked what MPI, UCX and libfabric can do: for any other the answer is TCP,
+and `ompi_info` alone would cost every node of a local cluster a tenth of a second."""
+
+
+def components(text: str) -> Mapping[str, Any]:
+    """`ompi_info --parsable`: `mca:pml:ucx:version:"component:5.0.8"`, three lines of each."""
+    found = re.findall(r"^mca:([a-z]+):([a-z0-9_]+):version:", text, flags=re.MULTILINE)
+    return {"mpi_components": tuple(dict.fromkeys(":".join(pair) for pair in found))}
+
+
+def ucx(text: str) -> Mapping[str, Any]:
+    """`ucx_info -d`: a `Transport:` line, then the `Device:` that it works on."""
+    found, transport = [], ""
+    for line in text.splitlines():
+        if match := re.match(r"#\s+(Transport|Device): (\S+)", line):
+            if match[1] == "Transport":
+                transport = match[2]
+            elif transport:
+                found.append(f"{transport}/{match[2]}")
+    return {"ucx": tuple(dict.fromkeys(found))}
+
+
+def fabrics(text: str) -> Mapping[str, Any]:
+    """`fi_info`: `provider: efa` at the beginning of a line, once per endpoint."""
+    found = re.findall(r"^provider: (\S+)$", text, flags=re.MULTILINE)
+    return {"fabrics": tuple(dict.fromkeys(found))}
+
+
+def nccl_net(text: str) -> Mapping[str, Any]:
+    """`ldconfig -p`: what NCCL will find when it looks for its plug-in."""
+    found = re.search(r"^\s*libnccl-net(?:-ofi)?\.so\b.* => (\S+)$", text, flags=re.MULTILINE)
+    return {"nccl_net": found[1] if found else ""}
+
+
 def tools(text: str) -> Mapping[str, Any]:
     """`name path` lines."""
     pairs = (line.partition(" ") for line in text.splitlines() if " " in line)
@@ -201,6 +236,28 @@ def facts(pythons: Sequence[str]) -> dict[str, Fact]:
             ' m=${p%/*}/mpirun; [ -n "$p" ] && [ -x "$m" ] && [ "$m" != "$last" ] &&'
             ' echo "$m" && "$m" --version | head -n 3; last=$m; done',
             mpi,
+        ),
+        "components": Fact(
+            f"{FAST} && for p in {asked}"
+            ' "$(command -v python3)" "$(command -v mpirun)"; do d=${p%/*}; [ -n "$p" ] &&'
+            ' [ -x "$d/ompi_info" ] && timeout 20 "$d/ompi_info" --parsable |'
+            " grep -E '^mca:(pml|mtl|btl|coll|accelerator):' && break; done",
+            components,
+        ),
+        "ucx": Fact(
+            f"{FAST} && for p in {asked}"
+            ' "$(command -v python3)" "$(command -v mpirun)" "$(command -v ucx_info)"; do'
+            ' d=${p%/*}; [ -n "$p" ] && [ -x "$d/ucx_info" ] &&'
+            " timeout 20 \"$d/ucx_info\" -d | grep -E '^# +(Transport|Device):' && break; done",
+            ucx,
+        ),
+        "fabrics": Fact(
+            f'{FAST} && for p in "$(command -v fi_info)" /opt/amazon/efa/bin/fi_info; do'
+            ' [ -x "$p" ] && timeout 20 "$p" | grep "^provider:" && break; done',
+            fabrics,
+        ),
+        "nccl_net": Fact(
+            f"{FAST} && PATH=$PATH:/sbin:/usr/sbin ldconfig -p | grep libnccl-net", nccl_net
         ),
         "tools": Fact(
             f'for t in {" ".join(TOOLS)}; do p=$(command -v "$t") && echo "$t $p"; done',

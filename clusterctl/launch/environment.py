@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from clusterctl.launch import Request
 from clusterctl.launch.binding import bind
 from clusterctl.launch.interconnect import Interconnect
+from clusterctl.launch.transport import Row
 from clusterctl.model import Node, ProgramKind, Reason
 
 
 def environment(
-    request: Request, network: Interconnect
+    request: Request, network: Interconnect, more: Sequence[Row] = ()
 ) -> tuple[dict[str, str], tuple[Reason, ...]]:
-    """Variables that are the same on all nodes, with reasons. The user's own come last and win."""
+    """Variables that are the same on all nodes, with reasons: ours, those of the transport
+    (`more`), and the user's own, which come last and win."""
     first = request.cluster.node(request.placement[0].node)
     rows: list[tuple[str, str, str]] = [
         ("PYTHONUNBUFFERED", "1", "output appears while the program runs"),
@@ -27,6 +31,7 @@ def environment(
         rows.append(("CLUSTERCTL_BACKEND", request.spec.backend, "--backend"))
     if request.spec.allow_cpu:
         rows.append(("CLUSTERCTL_ALLOW_CPU", "1", "--allow-cpu"))
+    rows += more
     env = {name: value for name, value, _ in rows}
     env.update(request.spec.env)
     return env, tuple(Reason(item=f"{name}={env[name]}", why=why) for name, _, why in rows)

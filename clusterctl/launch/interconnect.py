@@ -7,7 +7,7 @@ NCCL, RCCL and Gloo take device names, which are therefore set per node by the r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import IPv4Interface, IPv4Network
 
 from clusterctl.errors import LaunchError
@@ -23,6 +23,8 @@ class Interconnect:
     devices: dict[str, str]
     reason: str
     alone: bool = True
+    ucx_devices: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """RDMA devices that UCX is to use beside the node's device, by node."""
 
     def node_env(self) -> dict[str, dict[str, str]]:
         """Variables per node for the libraries that take device names.
@@ -35,7 +37,7 @@ class Interconnect:
                 "GLOO_SOCKET_IFNAME": device,
                 "TP_SOCKET_IFNAME": device,
                 "NCCL_SOCKET_IFNAME": f"={device}",
-                "UCX_NET_DEVICES": device,
+                "UCX_NET_DEVICES": ",".join((*self.ucx_devices.get(node, ()), device)),
             }
             for node, device in self.devices.items()
         }

@@ -6,20 +6,19 @@ Open MPI 5 hands its runtime's own parameters to PRRTE (`--prtemca`), Open MPI 4
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from clusterctl.errors import LaunchError
-from clusterctl.launch import Request, interconnect
+from clusterctl.launch import Request, interconnect, transport
 from clusterctl.launch.binding import bind
 from clusterctl.launch.environment import environment, program
 from clusterctl.launch.interconnect import Interconnect
 from clusterctl.launch.placement import oversubscribed
+from clusterctl.launch.transport import Flag, Transport
 from clusterctl.model import LaunchPlan, Mpi, Node, Reason
 
 AGENT = "clusterctl-ssh"
 """mpirun splits its agent at blanks, so it is given a bare name that PATH resolves."""
-
-Flag = tuple[tuple[str, ...], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +65,12 @@ def plan_mpirun(request: Request, *, per_node: bool) -> LaunchPlan:
     mpi = common_mpi(involved)
     network = interconnect.loopback(nodes) if cluster.one_host else interconnect.solve(involved)
     counts = {place.node: 1 if per_node else place.count for place in request.placement}
-    flags = _flags(request, mpi, network, counts)
-    env, reasons = environment(request, network)
-    notes = []
+    carrier = transport.choose(request.spec, nodes)
+    if not cluster.one_host:
+        network = replace(network, ucx_devices=carrier.ucx_devices)
+    flags = _flags(request, mpi, network, counts, carrier)
+    env, reasons = environment(request, network, carrier.env)
+    notes = list(carrier.notes)
     if oversubscribed(cluster, request.placement):
         notes.append("oversubscribed: more ranks than slots, they share the processor")
     if cluster.one_host:
@@ -143,7 +145,13 @@ def common_mpi(nodes: list[Node]) -> Mpi:
     return launcher
 
 
-def _flags(request: Request, mpi: Mpi, network: Interconnect, counts: dict[str, int]) -> list[Flag]:
+def _flags(
+    request: Request,
+    mpi: Mpi,
+    network: Interconnect,
+    counts: dict[str, int],
+    carrier: Transport,
+) -> list[Flag]:
     words = GENERATIONS[mpi.major]
     cluster = request.cluster
     total = sum(counts.values())
@@ -181,7 +189,7 @@ def _flags(request: Request, mpi: Mpi, network: Interconnect, counts: dict[str, 
                 "shared memory within a node, TCP between nodes",
             ),
         ]
-    flags.append((("--mca", "pml", "ob1"), "the engine that drives these transports"))
+    flags += carrier.flags
     flags.append(
         (("-x", "MASTER_PORT=$MASTER_PORT"), "a port that is free on the first worker at the start")
     )

@@ -94,7 +94,7 @@ def ask(name: str, path: Path, *pythons: str, system: str = ":/usr/bin:/bin") ->
         ["/bin/sh", "-c", f"last=''\n{{ {command}; }} 2>/dev/null"],
         capture_output=True,
         text=True,
-        env={"PATH": f"{path}{system}"},
+        env={"PATH": f"{path}{system}", "HOME": str(path)},
         timeout=30,
     )
     return facts.parse(f"@@fact {name}\n{done.stdout}@@fact end\n")
@@ -169,3 +169,31 @@ def test_a_device_with_an_ipv6_address_is_not_alone() -> None:
             {"family": "inet6", "local": "fd00::1", "prefixlen": 64, "scope": "global"}]}]"""
     found = facts.interfaces(text)["interfaces"]
     assert [(item.device, item.alone) for item in found] == [("eth0", True), ("eth1", False)]
+
+
+OMPI_INFO = 'mca:pml:ucx:version:"mca:2.1.0"\nmca:pml:ucx:version:"component:5.0.8"\nother:x:1'
+UCX_INFO = "# Memory domain: t\n#      Transport: tcp\n#         Device: eth0\n#  Type: network"
+
+
+def test_what_the_transport_can_do_is_asked_beside_the_mpirun_that_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only where there is a GPU or an RDMA device: elsewhere the answer would change nothing."""
+    monkeypatch.setattr(facts, "FAST", "false")
+    beside = tmp_path / "my venv" / "bin"
+    python = fake(beside, "python", "")
+    fake(beside, "ompi_info", OMPI_INFO)
+    fake(beside, "ucx_info", UCX_INFO)
+    fake(tmp_path / "system", "fi_info", "provider: efa\n    fabric: EFA-1")
+    assert ask("components", tmp_path / "system", str(python)) == NodeFacts()
+    monkeypatch.setattr(facts, "FAST", "true")
+    assert ask("components", tmp_path / "system", str(python)).mpi_components == ("pml:ucx",)
+    assert ask("ucx", tmp_path / "system", str(python)).ucx == ("tcp/eth0",)
+    assert ask("fabrics", tmp_path / "system").fabrics == ("efa",)
+
+
+def test_the_real_ompi_info(need: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(facts, "FAST", "true")
+    folder = Path(need("ompi_info")).parent
+    found = ask("components", folder).mpi_components
+    assert {"pml:ob1", "btl:tcp", "btl:self"} <= set(found)
