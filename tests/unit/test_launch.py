@@ -11,8 +11,10 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 from dataclasses import replace
 from ipaddress import IPv4Address
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,8 @@ from clusterctl import launch
 from clusterctl.bootstrap.facts import interfaces
 from clusterctl.errors import ClusterctlError, LaunchError, UsageError
 from clusterctl.launch import Request
-from clusterctl.model import LaunchPlan, Mpi, ProgramKind, Python
+from clusterctl.launch.transport import ENGINES
+from clusterctl.model import Accelerator, LaunchPlan, Mpi, ProgramKind, Python
 from clusterctl.schedulers.direct import command_line
 from tests.unit.making import cluster, node, program, request, spec
 
@@ -31,7 +34,11 @@ CASES = sorted((Path(__file__).resolve().parents[1] / "cases" / "launch").glob("
 
 def build(given: dict[str, Any]) -> Request:
     common = given.get("all", {})
-    nodes = [node(**{**common, **row}) for row in given["nodes"]]
+    rows = [{**common, **row} for row in given["nodes"]]
+    for row in rows:
+        if "accelerator" in row:
+            row["accelerator"] = Accelerator(row["accelerator"])
+    nodes = [node(**row) for row in rows]
     wanted = dict(given.get("job", {}))
     if "program" in wanted:
         row = wanted["program"]
@@ -259,6 +266,36 @@ def test_a_network_is_needed() -> None:
         launch.load("mpirun").plan(request(where))
 
 
+def given(name: str) -> dict[str, Any]:
+    case = Path(__file__).resolve().parents[1] / "cases" / "launch" / f"{name}.json"
+    return dict(json.loads(case.read_text())["given"])
+
+
+def test_nccl_across_vendors_is_refused() -> None:
+    what = given("transport-mixed-vendors")
+    what["job"] = {"backend": "nccl"}
+    with pytest.raises(LaunchError, match="AMD and NVIDIA") as caught:
+        launch.load("mpirun").plan(build(what))
+    assert "--backend mpi" in caught.value.hint
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+def test_no_flag_that_some_open_mpi_does_not_know(path: Path) -> None:
+    """A component is named only where every node of the job was built with it, and the variables
+    for AMD appear only beside an AMD GPU."""
+    request = build(json.loads(path.read_text())["given"])
+    plan = launch.load(request.spec.launcher).plan(request)
+    workers = [request.cluster.node(place.node) for place in request.placement]
+    given = dict(pairwise(plan.argv))
+    named = {f"{kind}:{given[kind]}" for kind in ("pml", "mtl") if kind in given}
+    if "coll_ucc_enable" in given:
+        named.add("coll:ucc")
+    for worker in workers:
+        assert named - {"pml:ob1"} <= set(worker.facts.mpi_components), worker.name
+    amd = any(item.facts.gpus and item.accelerator is Accelerator.AMD for item in workers)
+    assert "UCX_ROCM_COPY_D2H_THRESH" not in plan.env or amd
+
+
 # ------------------------------------------------------------------------------- the real mpirun
 
 
@@ -402,3 +439,50 @@ def test_daemons_find_their_network_on_devices_with_more_addresses(
     names = ("prte_if_include", "oob_tcp_if_include")
     flag = next(index for index, word in enumerate(plan.argv) if word in names)
     assert plan.argv[flag + 1] == value
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("major", [4, 5])
+def test_the_real_open_mpi_knows_the_parameters(major: int, need: Any) -> None:
+    """Those of components that it was built with; UCC's are in builds of our own alone."""
+    prefix, _ = mpirun_of(major, need)
+    argv = [f"{prefix}/bin/ompi_info", "--all", "--parsable"]
+    text = subprocess.run(argv, capture_output=True, text=True, timeout=60).stdout
+    built = set(re.findall(r"^mca:(\w+:\w+):version:", text, re.MULTILINE))
+    known = set(re.findall(r":param:(\w+):", text)) | set(re.findall(r":synonym:name:(\w+)", text))
+    for engine in ENGINES:
+        words = [word for flag, _ in engine.flags for word in flag]
+        given = dict(pairwise(words))
+        needed = {f"{kind}:{given[kind]}" for kind in ("pml", "mtl") if kind in given}
+        assert needed <= built, engine.name
+        assert {words[i] for i in range(1, len(words), 3)} <= known, engine.name
+
+
+@pytest.mark.mpi
+def test_ranks_talk_over_ucx_where_there_is_no_rdma(need: Any, tmp_path: Path) -> None:
+    """With the flags of the engine for GPU memory, which needs no GPU to start."""
+    (engine,) = [row for row in ENGINES if "GPU" in row.name]
+    words = [word for flag, _ in engine.flags for word in flag]
+    code = "from mpi4py import MPI; c = MPI.COMM_WORLD; print(c.allreduce(c.rank + 1))"
+    sink = tmp_path / "out"
+    argv = [
+        need("mpirun"),
+        "--allow-run-as-root",
+        "--oversubscribe",
+        "--bind-to",
+        "none",
+        "-np",
+        "2",
+    ]
+    with sink.open("w") as out:
+        done = subprocess.run(
+            [*argv, *words, sys.executable, "-c", code],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=100,
+        )
+    assert done.returncode == 0, done.stderr
+    # UCX prints its own warnings there, on machines that are short of shared memory
+    assert [line for line in sink.read_text().splitlines() if line == "3"] == ["3", "3"]
