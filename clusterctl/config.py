@@ -61,11 +61,28 @@ def defaults(verbs: Verbs) -> dict[str, dict[str, Any]]:
 
     Raises UsageError naming the file for a key that no verb has, and for a value of the wrong kind.
     """
+    _check_variables(verbs)
     merged: dict[str, dict[str, Any]] = {verb: {} for verb in verbs}
     for path in files():
         for verb, values in _settings(path, verbs).items():
             merged[verb].update(values)
     return {verb: values for verb, values in merged.items() if values}
+
+
+def _check_variables(verbs: Verbs) -> None:
+    """A variable CLUSTERCTL_VERB_OPTION that no verb has is a mistake like a key of the file."""
+    known = {
+        f"CLUSTERCTL_{verb.upper()}_{option.upper()}"
+        for verb, options in verbs.items()
+        for option in options
+    }
+    for name in os.environ:
+        if name not in known and name.startswith(tuple(f"CLUSTERCTL_{v.upper()}_" for v in verbs)):
+            close = get_close_matches(name, known, n=1)
+            raise UsageError(
+                f"no verb has an option for the variable {name}",
+                hint=f"did you mean {close[0]}?" if close else "unset it",
+            )
 
 
 def _settings(path: Path, verbs: Verbs) -> dict[str, dict[str, Any]]:

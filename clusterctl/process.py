@@ -85,19 +85,21 @@ def kill_group(pid: int) -> None:
 
 
 def foreground(argv: Sequence[str], *, cwd: Path) -> int:
-    """Runs `argv` on our own terminal and waits for it; Ctrl-C there is the program's business."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Runs `argv` on our own terminal and waits for it; Ctrl-C there is the program's business, and
+    a signal that ends us ends it too."""
+    before = {signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN)}
     try:
-        return subprocess.run(
-            argv,
-            check=False,
-            cwd=cwd,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        ).returncode
+        with subprocess.Popen(
+            argv, cwd=cwd, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
+        ) as program:
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                before[number] = signal.signal(number, lambda got, _: program.send_signal(got))
+            return program.wait()
     except FileNotFoundError:
         return 127
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from secrets import token_hex
@@ -43,11 +43,18 @@ class Prepared:
         return command_line(self.plan.argv)
 
 
-def resolve(words: list[str], module: str | None, chosen: Path | None) -> Resolved:
-    """SCRIPT and ARGS, or a module and ARGS, as a program with the tree that it comes in."""
+def resolve(
+    words: list[str], module: str | None, chosen: Path | None, without: Sequence[Path] = ()
+) -> Resolved:
+    """SCRIPT and ARGS, or a module and ARGS, as a program with the tree that it comes in, less the
+    files `without`, whose secrets travel another way."""
     if module is not None:
-        return resolve_module(module, tuple(words), chosen=chosen)
-    return resolve_script(words[0], tuple(words[1:]), chosen=chosen)
+        found = resolve_module(module, tuple(words), chosen=chosen)
+    else:
+        found = resolve_script(words[0], tuple(words[1:]), chosen=chosen)
+    secret = {path.resolve() for path in without}
+    files = tuple(name for name in found.tree.files if (found.tree.root / name) not in secret)
+    return replace(found, tree=replace(found.tree, files=files))
 
 
 def prepare(
@@ -105,11 +112,13 @@ def ship(
     """As `submit`, for a tree whose archive the state home has."""
     job, cluster = prepared.job, prepared.cluster
     store.save_job(job)
+    staging = False
     try:
         # Staging may take its time, a node that does not answer may not.
         for name, why in silent(pool, start.involved(job, cluster), tell).items():
             raise start.trouble(f"staging job {job.id}", NodeResult(node=name, error=why))
         files = start.node_files(job, cluster, prepared.plan, prepared.secrets)
+        staging = True
         port = start.put(job, cluster, files, pool, store.home, carry=carry)
         with Interrupts():
             job = start.start(job, cluster, pool, port)
@@ -118,7 +127,9 @@ def ship(
         ended = replace(job, state=JobState.FAILED, finished=time.time(), reason=reason)
         if isinstance(error, KeyboardInterrupt):
             # The supervisor may have started in this very moment.
-            ended = replace(control.cancel(job, cluster, pool), reason=reason)
+            ended = replace(_stop(job, cluster, pool, tell), reason=reason)
+        elif staging:
+            control.forget(job, cluster, pool)
         store.save_job(ended)
         raise
     store.save_job(job)
@@ -174,10 +185,8 @@ def attend(
                 job = follower.job
                 store.save_job(job)
     except KeyboardInterrupt:
-        tell(f"stopping job {job.id} on all nodes")
-        job = control.cancel(job, cluster, pool)
+        job = _stop(job, cluster, pool, tell)
         store.save_job(job)
-        tell(f"job {job.id} is cancelled: {control.survivors_text(job.survivors)}")
         raise
     if job.state is JobState.FAILED and job.program_exit_code is None:
         said = control.messages(job, cluster, pool)
@@ -190,6 +199,18 @@ def attend(
             f"job {job.id} was lost: {job.reason}",
             hint="the launcher may have restarted; `clusterctl status --live` asks it",
         )
+    return job
+
+
+def _stop(job: Job, cluster: Cluster, pool: Pool, tell: Tell) -> Job:
+    """What Ctrl-C means for a job. A second one leaves the rest to the job's own supervisor."""
+    tell(f"stopping job {job.id} on all nodes")
+    try:
+        job = control.cancel(job, cluster, pool)
+    except KeyboardInterrupt:
+        tell(f"job {job.id} is still being stopped; `clusterctl cancel {job.id}` makes sure")
+        raise
+    tell(f"job {job.id} is {job.state.value}: {control.survivors_text(job.survivors)}")
     return job
 
 

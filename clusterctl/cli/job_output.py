@@ -91,7 +91,12 @@ def finish(console: Console, job: Job) -> int:
         console.tell(f"job {job.id} failed after {took(job)}: {how}")
         result = code or 1
     elif job.state is JobState.TIMEOUT:
-        console.tell(f"job {job.id} was ended after its --timeout of {job.spec.timeout:g} s")
+        from clusterctl.actions.jobs import survivors_text
+
+        left = survivors_text(job)
+        console.tell(
+            f"job {job.id} was ended after its --timeout of {job.spec.timeout:g} s: {left}"
+        )
         result = EXIT_TIMEOUT
     else:
         console.tell(f"job {job.id} was {how}")
@@ -127,6 +132,8 @@ def reporting(console: Console, latest: Callable[[], Job | None]) -> Iterator[No
         raise
     except (ClusterctlError, KeyboardInterrupt) as error:
         job = latest()
+        if job and isinstance(error, ClusterctlError):
+            _goes_on(console, job)
         if job:
             _result(console, job, getattr(error, "exit_code", EXIT_CANCELLED))
         raise

@@ -13,6 +13,7 @@ import typer
 from clusterctl.cli.console import Console, plain, printable, table
 from clusterctl.cli.job_output import Printer, document, finish, took
 from clusterctl.cli.options import ClusterOption, JobArgument, Json, JsonLines, Quiet, Verbose
+from clusterctl.model import JobState
 
 
 def register(app: typer.Typer) -> None:
@@ -81,11 +82,14 @@ def logs(
         for lines in action.logs(store, job, cluster, follow=follow, rank=rank):
             printer(lines)
     except KeyboardInterrupt:
-        ended = store.job(job).state.ended
-        console.note(f"\ndetached from job {job}" + ("" if ended else "; it goes on"))
+        goes_on = "" if store.job(job).state.ended else "; it goes on"
+        console.note(f"\ndetached from job {job}{goes_on}")
         raise typer.Exit(130) from None
-    if follow:
-        finish(console, store.job(job))
+    ended = store.job(job)
+    if follow or (json and ended.state.ended):
+        finish(console, ended)
+    else:
+        console.document({**document(ended), "exit_code": None})
 
 
 def cancel(
@@ -102,7 +106,8 @@ def cancel(
 
     ended = action.cancel(actions.open_store(), job, cluster, console.tell)
     left = {name: count for name, count in ended.survivors.items() if count}
-    console.result(f"job {job} is {ended.state.value}: {action.survivors_text(ended)}")
+    was = "is" if ended.state is JobState.CANCELLED else "had ended by itself,"
+    console.result(f"job {job} {was} {ended.state.value}: {action.survivors_text(ended)}")
     console.document({"job": document(ended)})
     if left:
         raise typer.Exit(4)

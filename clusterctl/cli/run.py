@@ -197,7 +197,7 @@ def run(
             native=native,
         )
         raise typer.Exit(action.interactive(store, chosen, shape, words))
-    resolved = action.resolve(words, module, stage)
+    resolved = action.resolve(words, module, stage, without=env_file or [])
     variables, secrets = environment(env or [], env_file or [])
     spec = JobSpec(
         program=resolved.program,

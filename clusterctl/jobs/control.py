@@ -73,6 +73,16 @@ def sweep(job: Job, cluster: Cluster, pool: Pool, *, end: bool) -> dict[str, int
     return {result.node: _survivors(result) for result in pool.each(look, involved(job, cluster))}
 
 
+def forget(job: Job, cluster: Cluster, pool: Pool) -> None:
+    """Removes the secrets of a job that was staged and will not start, where a node answers."""
+
+    def remove(name: str) -> NodeResult:
+        path = f"{cluster.node(name).root}/jobs/{job.id}/env"
+        return pool.transport(name).run(f"rm -f {shlex.quote(path)}", timeout=ASK_TIMEOUT)
+
+    pool.each(remove, involved(job, cluster))
+
+
 def messages(job: Job, cluster: Cluster, pool: Pool) -> str:
     """What the launcher itself said (mpirun's stderr): the cause when no rank was started."""
     ours = ("mpirun.err", "mpirun.out", "supervise.log")

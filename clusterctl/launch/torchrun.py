@@ -17,6 +17,11 @@ class Torchrun:
     """Ranks see torchrun's variables; `--no-python` lets it start our rank wrapper."""
 
     def plan(self, request: Request) -> LaunchPlan:
+        if request.spec.backend == "mpi":
+            raise LaunchError(
+                "--backend mpi needs ranks that MPI has started, and torchrun starts its own",
+                hint="leave out --launcher torchrun, or use --backend gloo or nccl",
+            )
         nodes = {place.node: request.cluster.node(place.node) for place in request.placement}
         for node in nodes.values():
             _need_torch(node)

@@ -160,16 +160,26 @@ def _apply(job: Job, line: str) -> Job:
         program_exit_code=int(values["code"]) if ran else None,
         failure=failure,
         survivors=left,
-        reason=_reason(left, started=bool(ran)) if state is JobState.FAILED else "",
+        reason=_reason(left, values.get("mpirun", "") if ran else None, failure)
+        if state is JobState.FAILED
+        else "",
     )
 
 
-def _reason(survivors: dict[str, int], *, started: bool) -> str:
-    """Why a job failed, where that is not the exit code of a rank."""
+def _reason(survivors: dict[str, int], mpirun: str | None, failure: RankFailure | None) -> str:
+    """Why a job failed, where that is not the exit code of a rank. `mpirun`: its exit code; None:
+    no rank was started."""
     silent = [name for name, count in survivors.items() if count < 0]
     if silent:
         return f"lost {', '.join(silent)}: no answer when the job ended"
-    return "" if started else "no rank was started"
+    if mpirun is None:
+        return "no rank was started"
+    if failure is None and mpirun not in ("", "0"):
+        return (
+            f"mpirun on the launcher ended with {mpirun} while no rank had failed: "
+            "it or one of its daemons was lost"
+        )
+    return ""
 
 
 def command_line(argv: tuple[str, ...]) -> str:

@@ -144,3 +144,14 @@ def test_rerun_asks_for_secrets_that_are_not_kept(cli: Cli) -> None:
     again = cli("rerun", done.job, "--env", "A_TOKEN", env={"A_TOKEN": VALUE})
     assert again.of(0) == [str(len(VALUE))]
     forgotten(cli.home)
+
+
+def test_a_job_that_cannot_start_leaves_no_secret(cli: Cli) -> None:
+    """Neither in its environment file on the nodes, nor in the tree, where the file lay."""
+    secrets = cli.script("app.env", f"APP_SETTING={VALUE}\n")
+    cli.script("bad.c", "int main(void) { return }\n")
+    cli("run", "--env-file", secrets, "bad.c", code=6)
+    secrets.unlink()
+    forgotten(cli.home)
+    for node in cli.status()["nodes"]:
+        assert holding(Path(node["root"])) == []

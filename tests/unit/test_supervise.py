@@ -178,6 +178,16 @@ def test_the_first_rank_that_failed_is_named(site: Site) -> None:
     assert set(job.survivors.values()) == {0}
 
 
+def test_ranks_that_were_only_told_to_end_are_not_blamed(site: Site) -> None:
+    """mpirun or a daemon was lost: the ranks that die of the clean-up did nothing wrong."""
+    polite = "trap 'exit 143' TERM; while :; do sleep 0.1; done"
+    lost = "rank 0 & rank 1 & sleep 1; exit 137"
+    job = site.ended(site.submit(1, polite, lost))
+    assert (job.state, job.failure) == (JobState.FAILED, None), site.story(job)
+    assert job.program_exit_code == 137
+    assert "mpirun on the launcher ended with 137" in job.reason
+
+
 def test_nothing_was_started(site: Site) -> None:
     job = site.ended(site.submit(1, "true", "echo no such host >&2; exit 213"))
     assert (job.state, job.program_exit_code) == (JobState.FAILED, None)

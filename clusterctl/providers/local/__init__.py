@@ -62,7 +62,8 @@ class LocalProvider:
         if cluster.deadline:
             reaper.arm(site, cluster.name, cluster.deadline)
         on_event(
-            f"{len(outcome.started)} nodes started in {time.monotonic() - began:.2f} s"
+            f"{len(outcome.started)} {'node' if len(outcome.started) == 1 else 'nodes'} started"
+            f" in {time.monotonic() - began:.2f} s"
             + (f", {kept} were there" if kept else "")
             + (f", removed: {', '.join(outcome.removed)}" if outcome.removed else "")
         )
