@@ -6,7 +6,7 @@ import pytest
 
 from tests.workloads.running import WORKLOADS, Programs
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.slow]
 
 MPI_SGD = """
 import copy, torch

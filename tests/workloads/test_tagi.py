@@ -315,6 +315,7 @@ with Session(discover()) as session:
 
 
 @pytest.mark.mpi
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["mpi", "gloo"])
 def test_the_sum_over_two_ranks_is_one_process_with_all_rows(
     programs: Programs, backend: str
