@@ -150,3 +150,21 @@ def test_variables_over_files_and_flags_over_variables(
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["env"].get("CLUSTERCTL_BACKEND") == expected
+
+
+@pytest.mark.usefixtures("project")
+@pytest.mark.parametrize(
+    ("name", "close"),
+    [
+        ("CLUSTERCTL_RUN_BAKEND", "CLUSTERCTL_RUN_BACKEND"),
+        ("CLUSTERCTL_UP_QQQQQQQQQQQQQQQQQQ", "unset"),
+    ],
+)
+def test_a_variable_that_no_verb_has(
+    name: str, close: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "mpi")
+    with pytest.raises(UsageError) as caught:
+        config.defaults(VERBS)
+    assert name in caught.value.message
+    assert close in caught.value.hint

@@ -577,3 +577,24 @@ def test_an_emitted_script_runs_without_us(args: list[str], tmp_path: Path) -> N
     done = run()
     assert done.returncode != 0
     assert "TOKEN" in done.stderr
+
+
+@pytest.mark.parametrize("tag", ["", "lab-1/7;"])
+def test_ssh_between_nodes_brings_its_own_path(tag: str, tmp_path: Path) -> None:
+    """Open MPI 4's daemons start ssh by name, also in a script of `--emit sh`, which has no tag."""
+    root = tmp_path / "root"
+    (root / "ssh").mkdir(parents=True)
+    (tmp_path / "ssh").write_text('#!/bin/sh\nprintf "%s" "$4"\n')
+    (tmp_path / "ssh").chmod(0o755)
+    where = node("worker-1", root="/far/root", mpi_prefix="/far/mpi")
+    script = assets.render("bootstrap/agent.sh.j2", root=str(root), nodes=[where])
+    done = subprocess.run(
+        ["/bin/sh", "-c", script, "agent", "worker-1", "command", "word"],
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "CLUSTERCTL_JOB": tag},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "PATH=/far/root/bin:/far/mpi/bin:$PATH" in done.stdout.replace("'", "")
+    assert done.stdout.endswith("command word")
+    assert ("CLUSTERCTL_JOB" in done.stdout) == bool(tag)
