@@ -20,20 +20,26 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tests.conftest import Need
+if TYPE_CHECKING:
+    from tests.conftest import Need
 
 SUITE = "bookworm"
 INCLUDED = "ca-certificates"
 
 _GIVEN = {name: os.environ.get(name) for name in ("CLUSTERCTL_TEST_CACHE", "XDG_CACHE_HOME")}
-"""Read at import: tests see neither."""
+"""Read at import, by the plug-in: tests see neither."""
+
+
+def home() -> Path:
+    """Of the person who runs the tests; $HOME is a test's own."""
+    return Path(pwd.getpwuid(os.geteuid()).pw_dir)
 
 
 def cache() -> Path:
     """What outlives a run: $CLUSTERCTL_TEST_CACHE, else a folder in the user's cache."""
-    home = Path(pwd.getpwuid(os.geteuid()).pw_dir)
-    usual = Path(_GIVEN["XDG_CACHE_HOME"] or home / ".cache") / "clusterctl-tests"
+    usual = Path(_GIVEN["XDG_CACHE_HOME"] or home() / ".cache") / "clusterctl-tests"
     folder = Path(_GIVEN["CLUSTERCTL_TEST_CACHE"] or usual)
     folder.mkdir(parents=True, exist_ok=True)
     return folder

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.sim import engine as engines
+
 if TYPE_CHECKING:
     from tests.conftest import Need
     from tests.sim.ec2.client import Ec2
@@ -39,9 +41,7 @@ def ec2(need: Need, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ec2]:
 @pytest.fixture(scope="session")
 def engine(need: Need) -> Iterator[Engine]:
     """A Docker engine, running: the machine's, else one of the tests' own."""
-    from tests.sim import engine
-
-    with engine.running(need) as found:
+    with engines.running(need) as found:
         yield found
 
 

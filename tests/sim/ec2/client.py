@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tests.sim import registry
 from tests.sim.ec2.full import dockerfile
+from tests.sim.engine import cache, home
 
 if TYPE_CHECKING:
     from tests.conftest import Need
@@ -209,11 +210,12 @@ def terraform_environment(folder: Path) -> dict[str, str]:
             f"  direct {{\n    {direct}\n  }}\n}}\n"
         )
     configuration.write_text(text)
-    cache = folder / "plugins"
-    cache.mkdir(exist_ok=True)
+    # A download of 700 MB is kept; from a mirror Terraform makes links.
+    plugins = folder / "plugins" if mirror else cache() / "terraform"
+    plugins.mkdir(exist_ok=True)
     return {
         "TF_CLI_CONFIG_FILE": str(configuration),
-        "TF_PLUGIN_CACHE_DIR": str(cache),
+        "TF_PLUGIN_CACHE_DIR": str(plugins),
         "CHECKPOINT_DISABLE": "1",
     }
 
@@ -224,7 +226,7 @@ def provider_mirror() -> Path | None:
     """
     usual = [
         Path(os.environ["TF_PLUGIN_MIRROR"]) if os.environ.get("TF_PLUGIN_MIRROR") else None,
-        Path.home() / ".terraform.d/plugins",
+        home() / ".terraform.d/plugins",
         Path("/usr/local/share/terraform/plugins"),
         Path("/usr/share/terraform/plugins"),
     ]
