@@ -214,15 +214,18 @@ class Terraform:
         self._tell = tell
 
     @property
-    def has_state(self) -> bool:
-        """Whether Terraform knows of any resource here."""
-        return bool(self.resources())
+    def state(self) -> str:
+        """The state file as it is; "" without one. What Terraform knows of is named in it."""
+        try:
+            return (self.folder / "terraform.tfstate").read_text()
+        except OSError:
+            return ""
 
     def resources(self) -> tuple[str, ...]:
         """Addresses of the managed resources in the state file."""
         try:
-            state = json.loads((self.folder / "terraform.tfstate").read_bytes())
-        except (OSError, ValueError):
+            state = json.loads(self.state or "{}")
+        except ValueError:
             return ()
         return tuple(
             f"{item['type']}.{item['name']}"

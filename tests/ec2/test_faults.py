@@ -144,9 +144,11 @@ def test_ctrl_c_lets_terraform_finish_its_step(world: World) -> None:
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert "terraform finishes what it has begun" in err
-    state = (world.home / "clusters/default/terraform/terraform.tfstate").read_text()
-    for machine in world.ec2.machines.values():
-        assert machine.id in state, "what was made is not in Terraform's state"
     assert "`clusterctl down default` removes it" in err
-    world.ok("down", "--yes")
     assert out == ""
+    # Cut short, the provider may not know what it has made: that is removed, and made again.
+    up = world.ok(*CPU)
+    assert "reduce-all ok" in up.err
+    names = sorted(machine.name for machine in world.ec2.machines.values())
+    assert names == ["launcher", "worker-1"]
+    world.ok("down", "--yes", "--force")

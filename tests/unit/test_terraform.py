@@ -151,7 +151,7 @@ def test_the_lock_is_lent_and_the_pid_told(tmp_path: Path) -> None:
 
 def test_state_is_read_without_terraform(tmp_path: Path) -> None:
     tool = runner(tmp_path, "")
-    assert not tool.has_state
+    assert tool.resources() == ()
     state = {
         "resources": [
             {"mode": "data", "type": "aws_ami", "name": "x", "instances": [{}]},

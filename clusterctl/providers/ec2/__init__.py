@@ -105,6 +105,7 @@ class Ec2Provider:
             wish = _resolved(cluster.spec, cluster)
             found, _ = _survey(Api(wish.cloud.region), wish, cluster, on_event)
         api = Api(wish.cloud.region)
+        resumed = _recall(folder) is not None
         memory = _recall(folder) or Memory(id=cluster.id, region=api.region, spot=wish.cloud.spot)
         memory.ssh_cidr = _ssh_cidr(wish, memory.ssh_cidr, on_event)
         runner = _terraform(folder, cluster.name, on_event)
@@ -116,6 +117,9 @@ class Ec2Provider:
             )
         runner.copy(assets.folder("infra") / "ec2")
         runner.init()
+        if resumed:
+            # What was being made when Terraform was stopped may exist without its knowing.
+            sweep.remove(api, cluster.id, on_event, keep=runner.state)
         host_keys = hostkeys.HostKeys(folder)
         made = self._apply(cluster, wish, found, memory, folder, runner, host_keys, on_event)
         nodes = tuple(_node(row, wish, found, cluster.id) for row in made)

@@ -183,16 +183,23 @@ def _goes_by_itself(kind: Kind, item: dict[str, Any]) -> bool:
 
 
 def remove(
-    api: Api, cluster_id: str, tell: OnEvent, *, limit: float = LIMIT, pause: float = 2.0
+    api: Api,
+    cluster_id: str,
+    tell: OnEvent,
+    *,
+    keep: str = "",
+    limit: float = LIMIT,
+    pause: float = 2.0,
 ) -> tuple[Left, ...]:
-    """Removes until a whole search finds nothing; returns what it found at first.
+    """Removes until a whole search finds nothing; returns what it found at first. What is named in
+    the text `keep` stays.
 
     Raises LeftoverError that names what is still there after `limit` seconds.
     """
     first: tuple[Left, ...] | None = None
     end = time.monotonic() + limit
     while True:
-        items = _find(api, cluster_id)
+        items = [item for item in _find(api, cluster_id) if item[2].id not in keep]
         if first is None:
             first = tuple(left for _, _, left in items)
             if first:
