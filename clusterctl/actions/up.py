@@ -343,6 +343,7 @@ def _script(
         steps=steps.for_node(
             node,
             cluster.spec.runtime or Runtime.HOST,
+            nodes=cluster.nodes,
             mesh_key=mesh.key.public,
             container=container,
         ),

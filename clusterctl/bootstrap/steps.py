@@ -77,10 +77,18 @@ def image(node: Node, wanted: str) -> str:
 
 
 def for_node(
-    node: Node, runtime: Runtime, *, mesh_key: str, container: Container | None
+    node: Node,
+    runtime: Runtime,
+    *,
+    nodes: Sequence[Node],
+    mesh_key: str,
+    container: Container | None,
 ) -> tuple[Step, ...]:
-    """`container` is needed for Runtime.DOCKER."""
-    found: list[Step] = [Template("upgrades", "no surprise upgrades", {})]
+    """`nodes` are all of the cluster; `container` is needed for Runtime.DOCKER."""
+    found: list[Step] = [
+        Template("upgrades", "no surprise upgrades", {}),
+        Template("hosts", "the nodes by name", {"block": hosts(nodes)}),
+    ]
     if runtime is Runtime.HOST or container is None:
         return (
             *found,
@@ -107,6 +115,12 @@ def for_node(
     if node.accelerator is Accelerator.NVIDIA:
         found.append(Template("versions", "driver and image fit together", values))
     return tuple(found)
+
+
+def hosts(nodes: Sequence[Node]) -> str:
+    """Our part of /etc/hosts."""
+    lines = (f"{node.private_address} {node.name}" for node in nodes)
+    return "\n".join(("# clusterctl begin", *lines, "# clusterctl end"))
 
 
 def pins(node: Node) -> Sequence[str]:

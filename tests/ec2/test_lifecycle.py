@@ -34,6 +34,10 @@ def test_from_nothing_to_nothing(world: World) -> None:
     assert nodes["worker-1"]["via"] == "launcher"
     assert 8 * 3600 - 300 < record["deadline"] - time.time() < 8 * 3600
 
+    hosts = world.ec2.machine("worker-1").run("cat", "/etc/hosts").stdout
+    for name in nodes:
+        assert f"{nodes[name]['private_address']} {name}\n" in hosts
+
     # The keys that came by user data have been replaced, and nothing here holds them any more.
     for name in nodes:
         machine = world.ec2.machine(name)

@@ -1,0 +1,80 @@
+"""The three commands exactly as the README has them, in a terminal, on full machines: systemd,
+cloud-init, an engine in each, and the node containers."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import shlex
+import sys
+import time
+
+import pytest
+
+from tests.conftest import Need
+from tests.ec2.conftest import World
+from tests.sim.engine import Engine
+
+pytestmark = [
+    pytest.mark.terraform,
+    pytest.mark.netns,
+    pytest.mark.sshd,
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+]
+
+
+def in_terminal(world: World, command: str, answers: dict[str, str], seconds: float) -> str:
+    """Types a command line; answers the questions that come. Returns what the terminal shows."""
+    pid, fd = pty.fork()
+    if pid == 0:
+        words = shlex.split(command)
+        os.chdir(world.env["HOME"])
+        os.execve(sys.executable, [sys.executable, "-m", *words], world.env)
+    shown = ""
+    waiting = dict(answers)
+    end = time.monotonic() + seconds
+    while True:
+        assert time.monotonic() < end, shown
+        if not select.select([fd], [], [], 1)[0]:
+            continue
+        try:
+            data = os.read(fd, 65536)
+        except OSError:  # the other side has closed the terminal
+            break
+        if not data:
+            break
+        shown += data.decode(errors="replace")
+        for question, answer in list(waiting.items()):
+            if question in shown:
+                os.write(fd, f"{answer}\n".encode())
+                del waiting[question]
+    os.close(fd)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0, shown
+    assert not waiting, f"it never asked {waiting}:\n{shown}"
+    return shown
+
+
+def test_the_three_commands(
+    world: World, engine: Engine, need: Need, node_images: dict[str, str]
+) -> None:
+    with world.ec2.full(engine, need) as registry:
+        registry.serve("clusterctl/nvidia:1", node_images["cpu"])
+        registry.serve("clusterctl/launcher:1", node_images["launcher"])
+        up = in_terminal(world, "clusterctl up --gpu g4dn", {"machines for up to $": "y"}, 400)
+        assert "2 worker    g4dn.xlarge" in up
+        assert "reduce-all ok: 2 ranks on 2 hosts, each holds 1 = W(W-1)/2" in up
+        assert "clusterctl run multinode_ddp_mpi_gpu.py 1000 1000" in up
+        record = world.record()
+        assert {node["job_port"] for node in record["nodes"]} == {2222}
+        assert {node["python"] for node in record["nodes"]} == {"/opt/venv/bin/python"}
+        command = "clusterctl run --allow-cpu multinode_ddp_mpi_gpu.py 30 30"
+        job = in_terminal(world, command, {}, 200)
+        assert "Epoch 29" in job
+        assert "succeeded" in job
+        down = in_terminal(world, "clusterctl down", {"lose these outputs": "y"}, 120)
+        assert "nothing tagged clusterctl:cluster=" in down
+        assert "is gone: 3 nodes" in down
+        world.ec2.wait(0, seconds=60)
