@@ -49,8 +49,8 @@ def test_full_machines(lab: Lab, engine: Engine, need: Need) -> None:
         )
         said = lab.ssh("one", f"sudo docker run --rm {flags} clusterctl/test:1 cat /etc/hostname")
         assert said == f"{one.hostname}\n"
-        lab.ssh("one", f"sudo docker run --detach --name=c {flags} clusterctl/test:1 sleep 100")
-        assert lab.ssh("one", "sudo docker exec -i -u 1:1 c id -u") == "1\n"
+        lab.ssh("one", f"sudo docker run --detach --name=job {flags} clusterctl/test:1 sleep 100")
+        assert lab.ssh("one", "sudo docker exec -i -u 1:1 job id -u") == "1\n"
         print(f"container after {time.monotonic() - started:.1f} s")
         plan = "sudo shutdown -P +480; sudo cat /run/systemd/shutdown/scheduled"
         assert "MODE=poweroff" in lab.ssh("one", plan)

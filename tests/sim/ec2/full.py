@@ -7,6 +7,7 @@ the network of the VPC hands on to a registry of the tests.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -90,8 +91,6 @@ FILES = {
 
 def dockerfile(base: str) -> str:
     """The recipe of the machines' image, complete in one text."""
-    import base64
-
     words = []
     for path, text in FILES.items():
         packed = base64.b64encode(text.encode()).decode()
