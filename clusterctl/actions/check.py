@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
-from clusterctl import process, providers
+from clusterctl import process, providers, terraform
 from clusterctl.errors import ClusterctlError
 from clusterctl.model import ClusterSpec, NodeGroup
 from clusterctl.state import Store
@@ -44,7 +44,7 @@ def _tools() -> list[Finding]:
             found.append(Finding("ok", name, path))
         else:
             found.append(Finding(level, name, f"not found; needed for {purpose}", hint))
-    return [*found, _mpirun()]
+    return [*found, _mpirun(), _terraform()]
 
 
 def _mpirun() -> Finding:
@@ -56,6 +56,15 @@ def _mpirun() -> Finding:
     result = process.run([path, "--version"], timeout=20)
     said = result.text.splitlines()
     return Finding("ok", "mpirun", f"{path}: {said[0] if said else result.error}")
+
+
+def _terraform() -> Finding:
+    try:
+        binary = terraform.find()
+    except ClusterctlError as error:
+        text = f"{error.message}; needed for clusters on EC2"
+        return Finding("warning", "terraform", text, error.hint)
+    return Finding("ok", "terraform", f"{binary.path}: {binary.name}")
 
 
 def _packages() -> list[Finding]:
