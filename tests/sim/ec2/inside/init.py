@@ -119,10 +119,11 @@ def _replace(path: Path) -> None:
 def write(path: str, text: str, mode: int = 0o644) -> None:
     file = Path(path)
     file.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(FileNotFoundError):
-        file.unlink()
-    file.write_text(text)
-    file.chmod(mode)
+    # In one step: someone may be waiting for this file to appear.
+    fresh = file.with_name(f".{file.name}.new")
+    fresh.write_text(text)
+    fresh.chmod(mode)
+    fresh.replace(file)
 
 
 def furnish(spec: dict[str, Any]) -> None:
