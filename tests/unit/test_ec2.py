@@ -13,10 +13,12 @@ from clusterctl import catalog, keys
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.insight import cost
 from clusterctl.model import Charge, CloudSpec, ClusterSpec, NodeGroup
-from clusterctl.providers.ec2 import failures, prices, spec, userdata
+from clusterctl.providers.ec2 import failures, known_to, prices, spec, userdata
 from clusterctl.providers.ec2.failures import CapacityError
 from clusterctl.providers.ec2.hostkeys import HostKeys
 from clusterctl.providers.ec2.prices import Quote
+from clusterctl.providers.ec2.sweep import Left
+from clusterctl.terraform import Binary, Terraform
 
 
 def wish(*groups: NodeGroup, **cloud: object) -> ClusterSpec:
@@ -261,3 +263,32 @@ def test_host_keys_of_a_new_namesake_are_new(tmp_path: Path) -> None:
     store.forget(["worker-1"])
     assert store.known == {}
     assert not store.booting
+
+
+def test_what_terraform_has_not_noted_is_told_apart(tmp_path: Path) -> None:
+    """Names of ours are the cluster's id, which every tag in the state holds."""
+    state = {
+        "resources": [
+            {
+                "mode": "managed",
+                "type": "aws_instance",
+                "name": "this",
+                "instances": [
+                    {"index_key": "launcher", "attributes": {"id": "i-1", "tags": {"c": "lab-1"}}}
+                ],
+            }
+        ]
+    }
+    runner = Terraform(tmp_path, Binary("terraform", (1, 11, 4)), cache=tmp_path)
+    assert not known_to(runner)(Left("instance", "i-1"))
+    (tmp_path / "terraform.tfstate").write_text(json.dumps(state))
+    known = known_to(runner)
+    assert known(Left("instance", "i-1"))
+    assert not known(Left("instance", "i-2"))
+    assert not known(Left("key pair", "lab-1"))
+    assert not known(Left("placement group", "lab-1"))
+    state["resources"].append(
+        {"mode": "managed", "type": "aws_key_pair", "name": "this", "instances": [{}]}
+    )
+    (tmp_path / "terraform.tfstate").write_text(json.dumps(state))
+    assert known_to(runner)(Left("key pair", "lab-1"))

@@ -119,7 +119,7 @@ class Ec2Provider:
         runner.init()
         if resumed:
             # What was being made when Terraform was stopped may exist without its knowing.
-            sweep.remove(api, cluster.id, on_event, keep=runner.state)
+            sweep.remove(api, cluster.id, on_event, keep=known_to(runner))
         host_keys = hostkeys.HostKeys(folder)
         made = self._apply(cluster, wish, found, memory, folder, runner, host_keys, on_event)
         nodes = tuple(_node(row, wish, found, cluster.id) for row in made)
@@ -310,6 +310,19 @@ _NEXT = f"{userdata.DEADLINE}.next"
 EXTEND_TIMEOUT = 30.0
 
 _USABLE = ("pending", "running", "stopping", "stopped")
+
+
+_NAMED_BY_US = {"key pair": "aws_key_pair", "placement group": "aws_placement_group"}
+"""Their names are the cluster's id, which is all over the state: their type tells."""
+
+
+def known_to(runner: terraform.Terraform) -> Callable[[sweep.Left], bool]:
+    """Whether Terraform's state speaks of a thing."""
+    state = runner.state
+    types = {address.partition(".")[0] for address in runner.resources()}
+    return lambda left: (
+        _NAMED_BY_US[left.kind] in types if left.kind in _NAMED_BY_US else left.id in state
+    )
 
 
 def _no_room(

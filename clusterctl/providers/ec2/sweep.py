@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -187,19 +187,19 @@ def remove(
     cluster_id: str,
     tell: OnEvent,
     *,
-    keep: str = "",
+    keep: Callable[[Left], bool] = lambda left: False,
     limit: float = LIMIT,
     pause: float = 2.0,
 ) -> tuple[Left, ...]:
-    """Removes until a whole search finds nothing; returns what it found at first. What is named in
-    the text `keep` stays.
+    """Removes until a whole search finds nothing; returns what it found at first. What `keep`
+    says yes to stays.
 
     Raises LeftoverError that names what is still there after `limit` seconds.
     """
     first: tuple[Left, ...] | None = None
     end = time.monotonic() + limit
     while True:
-        items = [item for item in _find(api, cluster_id) if item[2].id not in keep]
+        items = [item for item in _find(api, cluster_id) if not keep(item[2])]
         if first is None:
             first = tuple(left for _, _, left in items)
             if first:
