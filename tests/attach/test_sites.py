@@ -16,7 +16,7 @@ from tests.e2e.cli import Cli, wait_for
 
 SAVES = """
 [ ! -e "saved-$RANK" ] || { echo "resumed in attempt $CLUSTERCTL_ATTEMPT"; exit 0; }
-trap 'echo x >"saved-$RANK"; echo saved; kill $!; exit 143' TERM
+trap 'echo x >"saved-$RANK"; echo saved; kill $! 2>/dev/null; exit 143' TERM
 echo started
 sleep 300 &
 wait
