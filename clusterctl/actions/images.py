@@ -7,20 +7,23 @@ them ends up in the image. `docker/downloads.json` lists all of it with checksum
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import shutil
 import sys
 import tempfile
+import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from clusterctl import assets, process
-from clusterctl.errors import ProviderError, UsageError
+from clusterctl import assets, catalog, process
+from clusterctl.errors import ProviderError, UsageError, reason
+from clusterctl.providers.docker import engine
 
 OnLine = Callable[[str], None]
 
@@ -28,6 +31,7 @@ TAG = "1"
 """Moves when what an image promises changes: paths, user, entry point."""
 
 _PATIENCE = 3600.0
+_INDEX = "--extra-index-url"
 _REPOSITORY = re.compile(r"[a-z0-9.-]+(:\d+)?(/[a-z0-9._-]+)*")
 
 
@@ -60,14 +64,17 @@ def build(name: str, *, push: str = "", base: str = "", on_line: OnLine) -> Buil
         raise UsageError(
             f"--push {push!r} is not a repository", hint="such as registry.example.com/team"
         )
-    _engine()
     downloads = json.loads((assets.folder("docker") / "downloads.json").read_text())
+    _complete(name, downloads)
+    engine.require()
     reference = f"{push or 'clusterctl'}/{name}:{TAG}"
     with tempfile.TemporaryDirectory(prefix="clusterctl-image-") as scratch:
         context = Path(scratch, "context")
         prepare(name, downloads, context, on_line)
         argv = ["docker", "build", "--network=host", "--tag", reference]
-        argv += ["--build-arg", f"BASE={base or downloads['base']['image']}", str(context)]
+        for key, value in arguments(name, downloads, base).items():
+            argv += ["--build-arg", f"{key}={value}"]
+        argv.append(str(context))
         _watched(argv, Path(scratch), on_line, f"the image {name!r} could not be built")
         if push:
             argv = ["docker", "push", reference]
@@ -78,6 +85,37 @@ def build(name: str, *, push: str = "", base: str = "", on_line: OnLine) -> Buil
         raise ProviderError(f"the engine does not know {reference}: {_said(found)}")
     id, size = found.text.split()
     return Built(reference, id, int(size), bool(push))
+
+
+def arguments(name: str, downloads: dict[str, Any], base: str = "") -> dict[str, str]:
+    """The recipe's build arguments. Device code is built for every family that gets this image."""
+    found = {"BASE": base or downloads["base"]["image"]}
+    if name in downloads["toolkit"]:
+        found["TOOLKIT"] = downloads["toolkit"][name]
+    arches = [
+        row.arch.removeprefix("sm_") for row in catalog.FAMILIES.values() if row.image == name
+    ]
+    if any(arches):
+        found["ARCHES"] = " ".join(arches)
+    return found
+
+
+def _complete(name: str, downloads: dict[str, Any]) -> None:
+    """Raises ProviderError for what the image takes and has no checksum: it could be anything."""
+    rows = [row for kind in ("wheels", "sources") for row in downloads[kind]]
+    unknown = [
+        f"{row['name']} {row['version']}"
+        for row in rows
+        if name in row["images"] and not row["sha256"]
+    ]
+    if unknown:
+        where = downloads["index"].get(name, "PyPI")
+        raise ProviderError(
+            f"the image {name!r} is not built: docker/downloads.json has no checksum for"
+            f" {', '.join(unknown)}",
+            hint=f"fetch them from {where}, look at them, and write down what `sha256sum` says;"
+            " docs/images.md tells why they are missing",
+        )
 
 
 def prepare(name: str, downloads: dict[str, Any], context: Path, on_line: OnLine) -> None:
@@ -91,15 +129,54 @@ def prepare(name: str, downloads: dict[str, Any], context: Path, on_line: OnLine
     argv = fetch(context / "requirements.txt", wheels, downloads)
     result = process.run(argv, timeout=_PATIENCE)
     if not result.ok:
-        # Only PyTorch's own index has builds for processors alone. It is asked where it has to be.
-        index = downloads["index"]["torch"]
-        result = process.run([*argv, "--extra-index-url", index], timeout=_PATIENCE)
+        # Only PyTorch's own index has builds for processors alone, and AMD's those for its GPUs.
+        # They are asked where they have to be.
+        more = [word for row in [downloads["index"].get(name)] if row for word in (_INDEX, row)]
+        result = process.run([*argv, *more], timeout=_PATIENCE)
     if not result.ok:
         raise ProviderError(
             f"the wheels for the image {name!r} could not be fetched: {_said(result)}",
             hint="PIP_INDEX_URL and PIP_FIND_LINKS are heeded; docker/downloads.json says what has"
             " to be there, with checksums",
         )
+    wanted = [row for row in downloads["sources"] if name in row["images"]]
+    if wanted:
+        sources(wanted, context / "sources", on_line)
+
+
+def sources(rows: Sequence[dict[str, Any]], folder: Path, on_line: OnLine) -> None:
+    """Downloads archives, with the proxies of this machine, and writes the list that the build
+    verifies once more. Raises ProviderError for one that is not what it was."""
+    folder.mkdir()
+    lines = []
+    for row in rows:
+        on_line(f"fetching {row['name']} {row['version']}")
+        target = folder / f"{row['name']}-{row['version']}.tar.{row['url'].rpartition('.')[2]}"
+        found = _download(row["url"], target)
+        if found != row["sha256"]:
+            raise ProviderError(
+                f"{row['url']} is not what it was: SHA-256 {found}, expected {row['sha256']}",
+                hint="somebody has changed it on the way or at its source; do not build from it",
+            )
+        lines.append(f"{found}  {target.name}\n")
+    (folder / "SHA256SUMS").write_text("".join(lines))
+
+
+def _download(url: str, target: Path) -> str:
+    """The SHA-256 of what was fetched."""
+    digest = hashlib.sha256()
+    try:
+        with urllib.request.urlopen(url, timeout=60) as source, target.open("wb") as sink:
+            while block := source.read(1 << 20):
+                digest.update(block)
+                sink.write(block)
+    except OSError as error:
+        raise ProviderError(
+            f"{url} could not be fetched: {reason(error)}",
+            hint="https_proxy is heeded",
+            transient=True,
+        ) from None
+    return digest.hexdigest()
 
 
 def requirements(name: str, downloads: dict[str, Any]) -> str:
@@ -122,20 +199,6 @@ def fetch(requirements: Path, wheels: Path, downloads: dict[str, Any]) -> list[s
         *words,
         *("--dest", str(wheels), "--requirement", str(requirements)),
     ]
-
-
-def _engine() -> None:
-    result = process.run(["docker", "version", "--format", "{{.Server.Version}}"], timeout=60)
-    if result.ok:
-        return
-    if result.error:
-        raise ProviderError(
-            "there is no docker on PATH, which builds images", hint="apt-get install docker.io"
-        )
-    raise ProviderError(
-        f"no Docker engine answers: {_said(result)}",
-        hint="start one (systemctl start docker), or set DOCKER_HOST",
-    )
 
 
 def _watched(argv: Sequence[str], scratch: Path, on_line: OnLine, failure: str) -> None:

@@ -17,7 +17,7 @@ def register(app: typer.Typer) -> None:
 
 def image(
     what: Annotated[str, typer.Argument(metavar="build", help="What to do.")],
-    name: Annotated[str, typer.Argument(metavar="NAME", help="launcher or cpu.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="launcher, cpu, nvidia or amd.")],
     push: Annotated[
         str, typer.Option("--push", metavar="REPO", help="Push it there, as REPO/NAME.")
     ] = "",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,8 @@ import pytest
 from clusterctl import cli
 from clusterctl.actions import images
 from clusterctl.catalog import NODE_PACKAGES
-from clusterctl.errors import UsageError
+from clusterctl.errors import ProviderError, UsageError
+from tests.conftest import Need
 
 DOCKER = Path(__file__).parents[2] / "docker"
 DOWNLOADS = json.loads((DOCKER / "downloads.json").read_text())
@@ -52,17 +55,29 @@ def test_no_keys_in_the_image(recipe: Path) -> None:
 
 
 def test_checksums() -> None:
-    for row in DOWNLOADS["wheels"]:
-        assert re.fullmatch(r"[0-9a-f]{64}", row["sha256"]), row
+    """Of everything; where one is not known, the image is not built."""
+    rows = [*DOWNLOADS["wheels"], *DOWNLOADS["sources"]]
+    for row in rows:
+        assert re.fullmatch(r"[0-9a-f]{64}|", row["sha256"]), row
         assert row["version"][0].isdigit(), row
-    assert len({row["name"] for row in DOWNLOADS["wheels"]}) == len(DOWNLOADS["wheels"])
+        assert set(row["images"]) <= set(images.names()), row
+        if {"launcher", "cpu"} & set(row["images"]):
+            assert row["sha256"], row
+    named = [(row["name"], image) for row in rows for image in row["images"]]
+    assert len(set(named)) == len(named)
+    for row in DOWNLOADS["sources"]:
+        assert row["url"].startswith("https://"), row
+        assert row["version"] in row["url"], row
+        assert row["sha256"], row
+        assert row["checked"].startswith("https://"), row
 
 
 def test_versions_are_those_of_the_tests() -> None:
     """constraints.txt and what nodes get with --runtime host say the same."""
     constraints = (DOCKER.parent / "constraints.txt").read_text().lower().replace("_", "-")
     pins = [pin.partition(" ;")[0] for pins in NODE_PACKAGES.values() for pin in pins]
-    listed = {row["name"]: row["version"].partition("+")[0] for row in DOWNLOADS["wheels"]}
+    rows = [row for row in DOWNLOADS["wheels"] if "cpu" in row["images"]]
+    listed = {row["name"]: row["version"].partition("+")[0] for row in rows}
     for name, version in listed.items():
         assert f"{name}=={version}" in constraints
     for pin in pins:
@@ -78,6 +93,82 @@ def test_requirements() -> None:
 
 def _steps(recipe: Path) -> list[str]:
     return recipe.read_text().replace("\\\n", " ").splitlines()
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.parent.name)
+def test_lint(recipe: Path, need: Need) -> None:
+    """DL3008 asks for versions of the distribution's packages: they are signed, and their old
+    versions vanish from mirrors."""
+    argv = [need("hadolint"), "--no-color", "--ignore", "DL3008", str(recipe)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.parent.name)
+def test_every_argument_is_set_and_used(recipe: Path) -> None:
+    """The matrix: what each image is built with, against what its recipe takes."""
+    expected = {
+        "launcher": {"BASE"},
+        "cpu": {"BASE"},
+        "nvidia": {"BASE", "TOOLKIT", "ARCHES"},
+        "amd": {"BASE", "ARCHES"},
+    }
+    name, text = recipe.parent.name, recipe.read_text()
+    given = images.arguments(name, DOWNLOADS)
+    declared = dict(re.findall(r'^ARG (\w+)="?([^"\n]*)"?$', text, re.MULTILINE))
+    assert set(given) == set(declared) == expected[name]
+    assert declared == given  # a build by hand is the same build
+    for argument in declared:
+        assert re.search(rf"\$\{{?{argument}\b", text), argument
+    assert images.arguments(name, DOWNLOADS, "other:1")["BASE"] == "other:1"
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.parent.name)
+def test_stages(recipe: Path) -> None:
+    """What comes from a stage was built in one, and the result is made from the bare base."""
+    text = recipe.read_text()
+    named = re.findall(r"^FROM \S+ AS (\w+)$", text, re.MULTILINE)
+    assert len(set(named)) == len(named)
+    assert set(re.findall(r"COPY --from=(\w+)", text)) <= set(named)
+    *_, last = re.split(r"^FROM ", text, flags=re.MULTILINE)
+    assert last.startswith("${BASE}\n")
+    assert "-dev " not in last.replace("libc6-dev", "")
+    for row in DOWNLOADS["sources"]:
+        if recipe.parent.name in row["images"]:
+            assert f"/sources/{row['name']}" in text
+    if "COPY sources" in text:
+        assert "sha256sum --check SHA256SUMS" in text
+
+
+def test_what_has_no_checksum_is_not_built(capsys: pytest.CaptureFixture[str]) -> None:
+    """Before an engine is asked for anything."""
+    for name, missing in (("nvidia", "nvidia-nccl-cu13 2.29.7"), ("amd", "torch 2.10.0+rocm")):
+        assert cli.run(["image", "build", name]) == 3
+        said = capsys.readouterr().err
+        assert "no checksum for" in said
+        assert missing in said
+        assert "sha256sum" in said
+
+
+def test_sources_are_verified(tmp_path: Path) -> None:
+    archive = tmp_path / "ucx-1.0.tar.gz"
+    archive.write_bytes(b"source")
+    row = {
+        "name": "ucx",
+        "version": "1.0",
+        "url": archive.as_uri(),
+        "sha256": hashlib.sha256(b"source").hexdigest(),
+    }
+    images.sources([row], tmp_path / "good", print)
+    assert (tmp_path / "good" / "ucx-1.0.tar.gz").read_bytes() == b"source"
+    done = subprocess.run(["sha256sum", "--check", "SHA256SUMS"], cwd=tmp_path / "good")
+    assert done.returncode == 0
+    archive.write_bytes(b"sauce")
+    with pytest.raises(ProviderError, match="is not what it was"):
+        images.sources([row], tmp_path / "bad", print)
+    archive.unlink()
+    with pytest.raises(ProviderError, match="could not be fetched"):
+        images.sources([row], tmp_path / "none", print)
 
 
 def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
