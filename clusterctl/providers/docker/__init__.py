@@ -19,7 +19,7 @@ from pathlib import Path
 
 from clusterctl import assets, catalog, keys, process
 from clusterctl.errors import ClusterctlError, LeftoverError, ProviderError, UsageError
-from clusterctl.model import Cluster, ClusterSpec, Node, Role, Runtime
+from clusterctl.model import Accelerator, Cluster, ClusterSpec, Node, Role, Runtime
 from clusterctl.providers import Created, OnEvent, ProviderPlan, subnets
 from clusterctl.providers.docker import engine, layout
 from clusterctl.providers.docker.engine import Container
@@ -58,7 +58,7 @@ class DockerProvider:
             for machine in machines
             if machine.gpus
         ]
-        workers = [machine.name for machine in machines[1:]]
+        workers = layout.names(spec.workers)[1:]
         span = workers[0] if len(workers) == 1 else f"{workers[0]} to {workers[-1]}"
         return ProviderPlan(
             mode=MODE,
@@ -110,7 +110,7 @@ class DockerProvider:
         )
 
     def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
-        names = [machine.name for machine in layout.machines(cluster.spec)]
+        names = layout.names(cluster.spec.workers)
         try:
             engine.require()
             found = {item.node: item for item in engine.containers(cluster.id)}
@@ -152,6 +152,7 @@ class DockerProvider:
         on_event(f"asked the engine again: no container, network or volume has the label {label}")
 
 
+_TOOLKIT = "NVIDIA GPUs need the NVIDIA container toolkit on this machine: docs/docker.md"
 _LET_IN = ("user.pub", "mesh.pub")
 
 
@@ -221,7 +222,9 @@ def _keep_healthy(
     fit = {item.node: item for item in found if digests.get(item.node) == item.digest}
     for item in list(fit.values()):
         revive = "unpause" if item.state == "paused" else "start"
-        if item.state != "running" and not engine.call(revive, item.id).ok:
+        if item.state == "created":
+            del fit[item.node]  # we were interrupted before it had its keys
+        elif item.state != "running" and not engine.call(revive, item.id).ok:
             del fit[item.node]
     answers = _wait({name: addresses[name] for name in fit}, START_LIMIT / 3)
     kept = {name for name, trouble in answers.items() if not trouble}
@@ -298,7 +301,8 @@ def _make(
             **_furniture(),
         }
         engine.need("cp", "-", f"{id}:/", what=what, stdin=archive(files))
-        engine.need("start", id, what=f"{machine.name} could not be started")
+        hint = _TOOLKIT if machine.vendor is Accelerator.NVIDIA and machine.gpus else ""
+        engine.need("start", id, what=f"{machine.name} could not be started", hint=hint)
 
     _each(make, machines)
 

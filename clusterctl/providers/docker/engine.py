@@ -64,11 +64,13 @@ def said(result: NodeResult) -> str:
     return result.error or (daemon or own or [f"exit code {result.exit_code}"])[-1]
 
 
-def need(*words: str, what: str, timeout: float = PATIENCE, stdin: bytes = b"") -> str:
+def need(
+    *words: str, what: str, timeout: float = PATIENCE, stdin: bytes = b"", hint: str = ""
+) -> str:
     """The same, or ProviderError: `what` could not be done, and why."""
     result = call(*words, timeout=timeout, stdin=stdin)
     if not result.ok:
-        raise ProviderError(f"{what}: {said(result)}")
+        raise ProviderError(f"{what}: {said(result)}", hint=hint)
     return result.text
 
 

@@ -86,6 +86,11 @@ class Machine:
         return (*words, "--group-add", "video")
 
 
+def names(workers: int) -> list[str]:
+    """The launcher and its workers, in the order of their addresses."""
+    return [LAUNCHER, *(f"worker-{number}" for number in range(1, workers + 1))]
+
+
 def vendor(devices: Path = Path("/dev")) -> Accelerator:
     """Whose GPUs this machine has, by the device files of the drivers."""
     if (devices / "nvidiactl").exists():
@@ -129,12 +134,13 @@ def machines(spec: ClusterSpec, devices: Path = Path("/dev")) -> tuple[Machine, 
     kind = {Accelerator.NVIDIA: "nvidia", Accelerator.AMD: "amd"}.get(maker, "cpu")
     images = catalog.CONTAINER_IMAGES
     share, rest = divmod(len(gpus), count)
-    made = [Machine(LAUNCHER, 0, spec.image or images["launcher"].reference)]
+    launcher, *workers = names(count)
+    made = [Machine(launcher, 0, spec.image or images["launcher"].reference)]
     first = 0
-    for number in range(1, count + 1):
+    for number, name in enumerate(workers, 1):
         last = first + share + (number <= rest)
         image = spec.image or images[kind].reference
-        made.append(Machine(f"worker-{number}", number, image, gpus[first:last], maker))
+        made.append(Machine(name, number, image, gpus[first:last], maker))
         first = last
     return tuple(made)
 
