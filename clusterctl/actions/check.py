@@ -26,8 +26,8 @@ class Finding:
 
 
 def check(store: Store) -> tuple[Finding, ...]:
-    """Tools, Python packages, the state home, and which kind of local cluster is possible."""
-    return (*_tools(), *_packages(), _home(store), _local())
+    """Tools, Python packages, the state home, and which clusters this machine can hold."""
+    return (*_tools(), *_packages(), _home(store), *(_cluster(*row) for row in _CLUSTERS))
 
 
 def _tools() -> list[Finding]:
@@ -89,11 +89,15 @@ def _home(store: Store) -> Finding:
     return Finding("ok", "state", f"{path}: {free / 1e9:.0f} GB free")
 
 
-def _local() -> Finding:
-    spec = ClusterSpec(name="check", provider="local", groups=(NodeGroup(count=2),))
+_CLUSTERS = (("local", "local clusters", "error"), ("docker", "containers", "warning"))
+"""Providers that need this machine alone, and what it means where one cannot be used."""
+
+
+def _cluster(provider: str, subject: str, level: str) -> Finding:
+    spec = ClusterSpec(name="check", provider=provider, groups=(NodeGroup(count=2),))
     try:
-        plan = providers.load("local").plan(spec)
+        plan = providers.load(provider).plan(spec)
     except ClusterctlError as error:
-        return Finding("error", "local clusters", error.message, error.hint)
+        return Finding(level, subject, error.message, error.hint)
     text = plan.mode + (f" ({plan.mode_reason})" if plan.mode_reason else "")
-    return Finding("ok", "local clusters", text)
+    return Finding("ok", subject, text)
