@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -116,6 +117,17 @@ def test_a_lost_record_is_found_by_its_labels(
     said = clusterctl("down").stderr
     assert f"found {cluster} by its tags" in said
     assert labelled(engine, cluster) == []
+
+
+def test_the_lines_of_the_guide(clusterctl: Clusterctl) -> None:
+    """As they stand in docs/docker.md, with fewer epochs; the images are there already."""
+    guide = (Path(__file__).parents[2] / "docs" / "docker.md").read_text()
+    lines = [line.strip() for line in guide.splitlines() if line.startswith("    clusterctl ")]
+    commands = [shlex.split(part)[1:] for line in lines for part in line.split("&&")]
+    assert commands[:2] == [["image", "build", "launcher"], ["image", "build", "cpu"]]
+    assert commands[-1] == ["down"]
+    for words in commands[2:]:
+        clusterctl(*("3" if word == "1000" else word for word in words))
 
 
 def test_down_proves_that_nothing_is_left(clusterctl: Clusterctl, engine: Engine) -> None:
