@@ -53,6 +53,7 @@ def test_a_gpu_program_refuses_a_cpu_unless_allowed(cli: Cli) -> None:
         pytest.skip("this machine has a GPU")
     refused = cli("run", "multinode_ddp_mpi_gpu.py", 2, 1, code=6, timeout=90)
     assert "--allow-cpu" in refused.err
+    assert len([line for line in refused.err.splitlines() if line.startswith("[")]) == 1
     allowed = cli("run", "--allow-cpu", "multinode_ddp_mpi_gpu.py", 2, 1, timeout=90)
     assert "accuracy" in allowed.out
 

@@ -305,6 +305,8 @@ def test_what_cannot_be_placed_is_refused(cli: Cli) -> None:
     cli("run", "--ranks", 3, "--ranks-per-node", 2, "who.py", code=2)
     cli("run", "--ranks", 0, "who.py", code=2)
     cli("run", "--launcher", "torchrun", "--ranks", 3, "who.py", code=6)
+    said = cli("run", "--launcher", "torchrun", "--backend", "mpi", "who.py", code=6)
+    assert "torchrun starts its own" in said.err
     assert "did you mean" in cli("run", "--backend", "glo", "who.py", code=2).err
     assert "did you mean" in cli("run", "--launcher", "mpirn", "who.py", code=2).err
     assert "did you mean" in cli("run", "multinode_ddp_mpi", code=2).err

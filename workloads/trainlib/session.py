@@ -235,8 +235,25 @@ class Session(contextlib.AbstractContextManager["Session"]):
         # It may be gone by then, and the store with it.
         with contextlib.suppress(PeerLost):
             self.exchange("said")
+            self._leave_last()
         agreed.said = True
         raise agreed
+
+    def _leave_last(self) -> None:
+        """Rank 0 holds the store: one that leaves while others still read takes their connection
+        away, and torch fills the output with frames instead of the one line that matters."""
+        if self._store is None:
+            return
+        self._rounds += 1
+        keys = [f"trainlib/{self._rounds}/{rank}" for rank in range(self.ranks.world)]
+        try:
+            self._store.set(keys[self.ranks.rank], "read")
+            if self.ranks.rank == 0:
+                self._store.wait(keys, timedelta(seconds=5))
+        except RuntimeError as error:
+            raise PeerLost(
+                "a rank left early", "look for the first error of another rank"
+            ) from error
 
     def on_rank0(self, action: Callable[[], bytes]) -> bytes:
         """What rank 0's `action` returns, on every rank.
