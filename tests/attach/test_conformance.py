@@ -13,6 +13,7 @@ from tests.attach.conftest import Site
 from tests.attach.lab import Hosts
 from tests.conftest import require_namespaces
 from tests.e2e.cli import Cli
+from tests.sim.engine import Engine
 
 
 @dataclass
@@ -55,9 +56,23 @@ def sge_place(sge: Site, tmp_path_factory: pytest.TempPathFactory) -> Place:
     return Place(sge.cli(tmp_path_factory.mktemp("conforming")), sge.size(2))
 
 
+@pytest.fixture(scope="module")
+def containers(
+    engine: Engine, node_images: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Place]:
+    folder = tmp_path_factory.mktemp("containers")
+    cli = Cli(folder / "state", folder, env=engine.environment)
+    cli("up", "boxes", "--provider", "docker", timeout=300)
+    yield Place(cli, [])
+    cli("down", "boxes", timeout=120)
+
+
 PLACES = [
     pytest.param("local", marks=[pytest.mark.mpi, pytest.mark.netns]),
     pytest.param("hosts", marks=[pytest.mark.mpi, pytest.mark.netns, pytest.mark.sshd]),
+    pytest.param(
+        "containers", marks=[pytest.mark.sshd, pytest.mark.slow, pytest.mark.timeout(900)]
+    ),
     pytest.param("slurm_place", marks=pytest.mark.slurm, id="slurm"),
     pytest.param("sge_place", marks=[pytest.mark.mpi, pytest.mark.sge], id="sge"),
 ]

@@ -39,6 +39,14 @@ def test_ranks_meet_across_nodes(cli: Cli, site: Site) -> None:
 
 
 @pytest.mark.slow
+def test_a_master_averages_what_workers_train(cli: Cli, site: Site) -> None:
+    """Point-to-point messages between nodes, by mpi4py."""
+    words = ["train_parameter_averaging.py", "--dataset", "digits", "--nepochs", "2"]
+    done = cli("run", *site.size(3), *words)
+    assert "Validation loss" in done.out
+
+
+@pytest.mark.slow
 def test_training_over_gloo_meets_on_the_right_device(cli: Cli, site: Site) -> None:
     done = cli("run", *site.size(2), "--backend", "gloo", "multinode_ddp_mpi.py", "2", "2")
     assert "Backend: gloo" in done.out
