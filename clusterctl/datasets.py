@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl.errors import ProviderError, UsageError
+from clusterctl.transport.diagnosis import Failure
+from clusterctl.transport.unpack import unpack
 
 CHUNK = 1 << 18
 """Bytes."""
@@ -244,9 +246,8 @@ def _place(dataset: Dataset, files: Sequence[Path], scratch: Path, target: Path)
         for path in files:
             try:
                 with tarfile.open(path) as archive:
-                    # "data": no absolute names, no links that lead outside, no devices.
-                    archive.extractall(scratch, filter="data")
-            except (tarfile.TarError, EOFError) as error:
+                    unpack(archive, scratch)
+            except (tarfile.TarError, EOFError, Failure) as error:
                 raise ProviderError(f"{path.name} cannot be unpacked: {error}") from error
         inner = [entry for entry in scratch.iterdir() if entry.is_dir()]
         source = inner[0] if len(inner) == 1 else scratch

@@ -381,7 +381,8 @@ def test_json_of_the_other_job_verbs(cli: Cli) -> None:
     row = cli.until_state(number, "succeeded")
     assert row["program_exit_code"] == 0
     assert row["seconds"] >= 0
-    lines = cli("logs", number, "--json").documents()
+    *lines, result = cli("logs", number, "--json").documents()
+    assert (result["schema"], result["id"], result["exit_code"]) == (1, number, 0)
     assert sorted(line["rank"] for line in lines) == [0, 1]
     assert {(line["stream"], line["line"]) for line in lines} == {("stdout", "1")}
     fetched = cli.json("fetch", number)

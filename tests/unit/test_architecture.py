@@ -34,9 +34,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "bootstrap": FOUNDATION | EDGE | TALK,
     "launch": FOUNDATION,  # pure: from values to text and argv
     "schedulers": FOUNDATION,  # pure
+    "datasets": FOUNDATION | {"transport"},  # its unpacking
     "transport": FOUNDATION | EDGE,
     "terraform": FOUNDATION | EDGE,
-    "datasets": FOUNDATION,
     "process": FOUNDATION,
     "state": FOUNDATION | {"events"},
     "events": FOUNDATION,

@@ -120,8 +120,8 @@ def listening(places: Mapping[str, Place], holders: Mapping[str, Holder]) -> dic
 
 def last_words(log: Path) -> str:
     """The last line that a holder wrote, which usually says why it ended."""
-    with suppress(OSError):
-        lines = log.read_text(errors="replace").strip().splitlines()
+    with suppress(OSError, ValueError):
+        _, *lines = log.read_text(errors="replace").strip().splitlines()  # the first is its tag
         if lines:
             return lines[-1]
     return "it ended without a word"

@@ -94,22 +94,19 @@ def scan(site: Site) -> list[Process]:
 
 def ids(folder: Path) -> set[str]:
     """The ids of the clusters that have a process writing to a log below `folder`/nodes, for when
-    no record says it. `unknown` stands for one whose processes have all overwritten their tag.
+    no record says it. A log begins with the node's tag, and can be read here though it is deleted.
     """
     logs = f"{folder.resolve() / 'nodes'}/"
     found: set[str] = set()
-    nameless = False
     for pid in pids():
         with suppress(OSError):
-            if not os.readlink(_PROC / str(pid) / "fd" / "2").startswith(logs):
-                continue
-            environment = b"\0" + (_PROC / str(pid) / "environ").read_bytes()
-            tag = environment.partition(b"\0CLUSTERCTL_NODE=")[2].partition(b"/")[0]
-            if tag:
-                found.add(os.fsdecode(tag))
-            else:
-                nameless = True
-    return found or ({"unknown"} if nameless else set())
+            log = _PROC / str(pid) / "fd" / "2"
+            if os.readlink(log).startswith(logs):
+                with log.open("rb") as file:
+                    id, slash, _ = file.readline(200).partition(b"/")
+                if slash:
+                    found.add(os.fsdecode(id))
+    return found
 
 
 def end(site: Site, doomed: Callable[[Process], bool], *, seconds: float) -> list[Process]:
