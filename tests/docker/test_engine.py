@@ -7,8 +7,10 @@ afterwards, and its firewall rules taken back.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,12 +35,14 @@ def engine(tmp_path: Path, need: Need) -> Iterator[str]:
         return
     dockerd = need("dockerd")
     had_bridge = Path("/sys/class/net/docker0").exists()
+    short = Path(tempfile.mkdtemp(prefix="engine-", dir="/tmp"))
     log = (tmp_path / "dockerd.log").open("wb")
     process = subprocess.Popen(
         [
             dockerd,
-            *("--data-root", str(tmp_path / "data"), "--exec-root", str(tmp_path / "exec")),
-            *("--pidfile", str(tmp_path / "pid"), "-H", f"unix://{tmp_path}/sock"),
+            # The path of a socket has at most 107 characters.
+            *("--data-root", str(tmp_path / "data"), "--exec-root", str(short / "exec")),
+            *("--pidfile", str(tmp_path / "pid"), "-H", f"unix://{short}/sock"),
         ],
         stdout=log,
         stderr=log,
@@ -46,7 +50,7 @@ def engine(tmp_path: Path, need: Need) -> Iterator[str]:
     )
     try:
         deadline = time.monotonic() + 60
-        while not (tmp_path / "sock").exists() or not Path("/sys/class/net/docker0").exists():
+        while not (short / "sock").exists() or not Path("/sys/class/net/docker0").exists():
             text = (tmp_path / "dockerd.log").read_text()[-2000:]
             assert process.poll() is None, text
             assert time.monotonic() < deadline, text
@@ -61,6 +65,7 @@ def engine(tmp_path: Path, need: Need) -> Iterator[str]:
         if not had_bridge:
             subprocess.run(["ip", "link", "del", "docker0"], check=False)
         subprocess.run([f"{iptables}-restore"], input=before, check=True)
+        shutil.rmtree(short, ignore_errors=True)
 
 
 def test_a_cluster_works_beside_a_docker_engine(engine: str, tmp_path: Path) -> None:

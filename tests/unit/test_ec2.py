@@ -6,6 +6,7 @@ import json
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from clusterctl import catalog, keys
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.insight import cost
 from clusterctl.model import Charge, CloudSpec, ClusterSpec, NodeGroup
-from clusterctl.providers.ec2 import failures, known_to, prices, spec, userdata
+from clusterctl.providers.ec2 import failures, known_to, prices, spec, sweep, userdata
 from clusterctl.providers.ec2.failures import CapacityError
 from clusterctl.providers.ec2.hostkeys import HostKeys
 from clusterctl.providers.ec2.prices import Quote
@@ -292,3 +293,23 @@ def test_what_terraform_has_not_noted_is_told_apart(tmp_path: Path) -> None:
     )
     (tmp_path / "terraform.tfstate").write_text(json.dumps(state))
     assert known_to(runner)(Left("key pair", "lab-1"))
+
+
+def test_the_parts_of_a_kept_instance_stay_with_it() -> None:
+    """Terraform may have been stopped between the two: a disk in use cannot be removed anyway."""
+    kinds = {kind.name: kind for kind in sweep.KINDS}
+
+    def thing(kind: str, id: str, **item: Any) -> sweep.Found:
+        return kinds[kind], item, Left(kind, id)
+
+    found = [
+        thing("instance", "i-1"),
+        thing("instance", "i-2"),
+        thing("volume", "vol-1", Attachments=[{"InstanceId": "i-1"}]),
+        thing("volume", "vol-2", Attachments=[{"InstanceId": "i-2"}]),
+        thing("volume", "vol-3", Attachments=[]),
+        thing("network interface", "eni-1", Attachment={"InstanceId": "i-1"}),
+        thing("network interface", "eni-2", Attachment={"InstanceId": "i-2"}),
+    ]
+    left = sweep._without(found, lambda left: left.id == "i-1")
+    assert [item.id for _, _, item in left] == ["i-2", "vol-2", "vol-3", "eni-2"]

@@ -192,14 +192,14 @@ def remove(
     pause: float = 2.0,
 ) -> tuple[Left, ...]:
     """Removes until a whole search finds nothing; returns what it found at first. What `keep`
-    says yes to stays.
+    says yes to stays, and what is attached to it.
 
     Raises LeftoverError that names what is still there after `limit` seconds.
     """
     first: tuple[Left, ...] | None = None
     end = time.monotonic() + limit
     while True:
-        items = [item for item in _find(api, cluster_id) if not keep(item[2])]
+        items = _without(_find(api, cluster_id), keep)
         if first is None:
             first = tuple(left for _, _, left in items)
             if first:
@@ -215,6 +215,26 @@ def remove(
                 hint="run the same command again, or remove that in the EC2 console",
             )
         time.sleep(pause)  # instances end slowly, and hold what they use
+
+
+Found = tuple[Kind, dict[str, Any], Left]
+
+
+def _without(found: list[Found], keep: Callable[[Left], bool]) -> list[Found]:
+    """What is not to be kept. A disk or an interface stays with its instance: Terraform may have
+    been stopped when it knew of the instance, but not yet of its parts."""
+    kept = {left.id for kind, _, left in found if kind.name == "instance" and keep(left)}
+    return [
+        (kind, item, left)
+        for kind, item, left in found
+        if not keep(left) and _holder(item) not in kept
+    ]
+
+
+def _holder(item: dict[str, Any]) -> str:
+    """The instance that a disk or an interface is attached to."""
+    attached = item.get("Attachments") or [item.get("Attachment") or {}]
+    return str(attached[0].get("InstanceId", ""))
 
 
 def _remove(api: Api, items: list[tuple[Kind, dict[str, Any], Left]]) -> str:
