@@ -56,6 +56,7 @@ present() {
     libc6-dev) [ -e /usr/include/stdio.h ] ;;
     docker.io) have dockerd ;;
     munge) have munged ;;
+    xz-utils) have xz ;;
     slurm-client) have sbatch ;;
     gridengine-master) have sge_qmaster ;;
     gridengine-exec) have sge_execd ;;
