@@ -177,7 +177,7 @@ def connected_to_start(store: Store) -> float:
     with actions.connected(store, cluster) as pool:
         pool.connect(timeout=20)
         connected = time.time()
-        job = run_action.submit(store, prepared, pool)
+        job = run_action.submit(store, prepared, pool, lambda text: None)
         run_action.attend(
             store, job, cluster, pool, on_lines=lambda lines: None, tell=lambda text: None
         )

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from clusterctl.insight import cost
 from clusterctl.model import Cluster, Job, Node
 from clusterctl.providers import Queue
-from clusterctl.providers.ec2.userdata import DEADLINE
 from clusterctl.state import Store
 
 
@@ -74,6 +73,7 @@ def _ask(store: Store, cluster: Cluster) -> tuple[dict[str, str], dict[str, floa
     """What the machines say, and the deadlines that they keep themselves."""
     from clusterctl import providers
     from clusterctl.actions import connected
+    from clusterctl.providers.ec2.userdata import DEADLINE
 
     told = dict.fromkeys((node.name for node in cluster.nodes), "running")
     if cluster.spec.provider not in providers.ATTACHED:

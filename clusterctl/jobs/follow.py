@@ -150,7 +150,7 @@ class Follower:
                 patience = min(patience * 1.5, LONGEST) if self._cluster.batch else SUSPICION
                 self.job = control.refresh(self.job, self._cluster, self._pool)
             time.sleep(pause)
-            pause = min(pause * 1.5, SLOWEST)
+            pause = min(pause * 1.25, SLOWEST)
         if rest := self._rest():
             yield rest
         if self.job.state.ended and self._keep:
