@@ -152,6 +152,17 @@ MACHINE_ROWS = ("[docker]", "[ec2]")
 """Ends of the names of contract tests that start the same things."""
 
 
+def costly(nodeid: str) -> bool:
+    path = nodeid.partition("::")[0]
+    return path.split("/")[1] in MACHINES or nodeid.endswith(MACHINE_ROWS)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """`scripts/test.sh --fast` starts no engine, simulator or batch system."""
+    if costly(item.nodeid):
+        item.add_marker("slow")
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     """What `pytest -n` keeps in one process, so that costly fixtures are made once: all tests of
@@ -160,9 +171,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
     class ByCost(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            path = nodeid.partition("::")[0]
-            costly = path.split("/")[1] in MACHINES or nodeid.endswith(MACHINE_ROWS)
-            return "machines" if costly else path
+            return "machines" if costly(nodeid) else nodeid.partition("::")[0]
 
     return ByCost(config, log)
 
