@@ -103,7 +103,7 @@ class Engine:
                     f"--include={INCLUDED}",
                     SUITE,
                     root,
-                    mirror,
+                    *([mirror] if mirror else []),
                 ]
                 done = subprocess.run(argv, capture_output=True, text=True, timeout=900)
                 assert done.returncode == 0, f"{done.stdout[-2000:]}{done.stderr[-2000:]}"
@@ -121,8 +121,9 @@ def _text(data: bytes) -> str:
 
 def _tidy(root: Path, mirror: str) -> None:
     """What Docker's own Debian images do too: no documentation, no services at installation."""
-    sources = [f"deb {mirror} {SUITE} main", f"deb {mirror} {SUITE}-updates main"]
-    (root / "etc/apt/sources.list").write_text("\n".join([*sources, ""]))
+    if mirror:
+        sources = [f"deb {mirror} {SUITE} main", f"deb {mirror} {SUITE}-updates main"]
+        (root / "etc/apt/sources.list").write_text("\n".join([*sources, ""]))
     policy = root / "usr/sbin/policy-rc.d"
     policy.write_text("#!/bin/sh\nexit 101\n")
     policy.chmod(0o755)
@@ -134,7 +135,8 @@ def _tidy(root: Path, mirror: str) -> None:
 
 
 def debian_mirror() -> str:
-    """The one that this machine's own packages come from, if it is a Debian."""
+    """The one that this machine's own packages come from, if it is a Debian; else nothing, which
+    means debootstrap's own choice."""
     files = [Path("/etc/apt/sources.list"), *Path("/etc/apt/sources.list.d").glob("*")]
     for file in files:
         if file.is_file():
@@ -142,7 +144,7 @@ def debian_mirror() -> str:
                 found = re.search(r"(https?://\S+/debian)/?(\s|$)", line)
                 if found and not line.lstrip().startswith("#"):
                     return found[1]
-    return "http://deb.debian.org/debian"
+    return ""
 
 
 def proxies() -> list[str]:
