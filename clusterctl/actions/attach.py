@@ -452,16 +452,18 @@ def _survey_site(
 
 def _shared(pool: Pool, node: Node, site: providers.Site, tell: Tell) -> str:
     """`yes`, or why it is not known. UsageError where a compute node does not see the folder."""
-    command = site.shared_command(node.root, FREE_NODE)
+    look = ("sh", "-c", 'cat "$1/.shared" 2>/dev/null || echo unseen', "sh", node.root)
+    command = site.node_command(look, FREE_NODE)
     result = pool.transport(node.name).run(command, timeout=FREE_NODE + 20.0)
-    if result.ok and result.text.strip().endswith("shared"):
+    answer = result.text.split()[-1:] if result.ok else []
+    if answer == ["shared"]:
         return "yes"
-    said = _last(result)
-    if "No such file" in said:
+    if answer == ["unseen"]:
         raise UsageError(
             f"the compute nodes do not see {node.root}",
             hint="--workdir names a folder that login and compute nodes share",
         )
+    said = _last(result)
     tell(f"whether compute nodes see {node.root} could not be checked now: {said}")
     return said
 

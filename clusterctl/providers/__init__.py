@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -103,8 +103,8 @@ class Site(Protocol):
     def traits(self, answers: Mapping[str, str]) -> dict[str, str]:
         """What the answers say, as it is kept in the cluster's record."""
 
-    def shared_command(self, root: str, seconds: int) -> str:
-        """Prints `shared` if a compute node sees the folder `root`, asking for one at once."""
+    def node_command(self, words: Sequence[str], seconds: int) -> str:
+        """Runs `words` on a compute node, if one is free within so many seconds."""
 
     def status_command(self) -> str: ...
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 from xml.etree import ElementTree
 
@@ -40,10 +40,9 @@ class SgeSite:
             "pes": " ".join(answers.get("pes", "").split()),
         }
 
-    def shared_command(self, root: str, seconds: int) -> str:
-        """Reads a file of ours on a compute node, if one is free now."""
-        read = shlex.quote(shlex.join(["cat", f"{root}/.shared"]))
-        return f"timeout {seconds} qrsh -now y -l h_rt=60 -N cctl-check {read} </dev/null"
+    def node_command(self, words: Sequence[str], seconds: int) -> str:
+        command = shlex.quote(shlex.join(words))
+        return f"timeout {seconds} qrsh -now y -l h_rt=60 -N cctl-check {command} </dev/null"
 
     def status_command(self) -> str:
         return "qstat -f -F -xml"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from clusterctl.providers import Queue
@@ -39,12 +39,10 @@ class SlurmSite:
             "sacct": "yes" if answers.get("sacct", "").strip() else "",
         }
 
-    def shared_command(self, root: str, seconds: int) -> str:
-        """Reads a file of ours on a compute node, if one is free within so many seconds."""
-        read = shlex.join(["cat", f"{root}/.shared"])
+    def node_command(self, words: Sequence[str], seconds: int) -> str:
         return (
             f"srun --immediate={seconds} --nodes=1 --ntasks=1 --time=1 --job-name=clusterctl-check"
-            f" {read} </dev/null"
+            f" {shlex.join(words)} </dev/null"
         )
 
     def status_command(self) -> str:

@@ -89,13 +89,16 @@ def site(request: pytest.FixtureRequest) -> Site:
 
 @pytest.fixture
 def cli(site: Site, tmp_path: Path) -> Iterator[Cli]:
-    """clusterctl for the site, in an empty folder. No job goes on after the test."""
+    """clusterctl for the site, in an empty folder. No other job or cluster outlives the test."""
     made = site.cli(tmp_path / "project")
     yield made
     made.end()
     for number, job in made.jobs().items():
         if job["state"] in ("queued", "running"):
             made("cancel", number, code=None)
+    for cluster in made.json("list")["clusters"]:
+        if cluster["cluster"] != "site":
+            made("detach", cluster["cluster"], code=None)
 
 
 Program = Callable[[str, str], str]

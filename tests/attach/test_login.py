@@ -41,7 +41,7 @@ def test_jobs_go_over_ssh(remote: Cli, site: Site) -> None:
     made = remote.json("attach", "far", f"--{site.system}", "cluster")
     [login] = made["nodes"]
     assert (login["role"], login["address"]) == ("login", "cluster")
-    done = remote("run", *site.size(2), "--venv", sys.prefix, "reduce_all.py")
+    done = remote("run", *site.size(2), "--venv", sys.prefix, "reduce_all.py", "--no-table")
     assert "ok: 2 ranks on 2 hosts" in done.out
     remote.script("fail", '#!/bin/sh\n[ "$RANK" = 1 ] && exit 9; exec sleep 302\n').chmod(0o755)
     remote("run", *site.size(2), "fail", code=9)

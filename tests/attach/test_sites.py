@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.attach.conftest import Program, Site
+from tests.attach.conftest import SITES, Program, Site
 from tests.e2e.cli import Cli, wait_for
 
 SAVES = """
@@ -25,9 +25,11 @@ wait
 
 LONG = "echo started; exec sleep 300"
 
+ON_SLURM = pytest.mark.parametrize("site", SITES[:1], indirect=True)
+
 
 def test_ranks_meet_across_nodes(cli: Cli, site: Site) -> None:
-    done = cli("run", "--json", *site.size(4), "reduce_all.py")
+    done = cli("run", "--json", *site.size(4), "reduce_all.py", "--max-bytes", "65536")
     *lines, result = done.documents()
     said = [line["line"] for line in lines if line["rank"] == 0 and line["stream"] == "stdout"]
     assert "ok: 4 ranks on 2 hosts, each holds 6 = W(W-1)/2, over mpi" in said
@@ -54,10 +56,9 @@ def test_training_over_gloo_meets_on_the_right_device(cli: Cli, site: Site) -> N
 
 
 @pytest.mark.parametrize("launcher", ["mpirun", "srun"])
-@pytest.mark.slurm
-def test_both_launchers_of_slurm(slurm: Site, tmp_path: Path, launcher: str) -> None:
-    cli = slurm.cli(tmp_path / "project")
-    done = cli("run", "--launcher", launcher, *slurm.size(4), "reduce_all.py")
+@ON_SLURM
+def test_both_launchers_of_slurm(cli: Cli, site: Site, launcher: str) -> None:
+    done = cli("run", "--launcher", launcher, *site.size(4), "reduce_all.py", "--no-table")
     assert "ok: 4 ranks on 2 hosts" in done.out
 
 
@@ -115,7 +116,7 @@ def test_a_job_that_waited_starts_by_itself(cli: Cli, site: Site, program: Progr
 
 
 def test_the_timeout_lets_programs_save(cli: Cli, site: Site, program: Program) -> None:
-    done = cli("run", "--timeout", "2s", *site.size(2), program("saves", SAVES), code=124)
+    done = cli("run", "--timeout", "6s", *site.size(2), program("saves", SAVES), code=124)
     assert done.of(0) == done.of(1) == ["started", "saved"]
 
 
@@ -165,9 +166,8 @@ def test_without_requeue_a_time_limit_is_the_end(cli: Cli, site: Site, program: 
     assert done.documents()[-1]["state"] == "timeout"
 
 
-@pytest.mark.slurm
-def test_modules_are_loaded_on_the_nodes(slurm: Site, tmp_path: Path) -> None:
-    cli = slurm.cli(tmp_path / "project")
+@ON_SLURM
+def test_modules_are_loaded_on_the_nodes(cli: Cli, site: Site) -> None:
     tool = cli.script("mods/good/bin/tool", '#!/bin/sh\necho "tool for $RANK"\n')
     tool.chmod(0o755)
     cli.script(
@@ -177,20 +177,18 @@ def test_modules_are_loaded_on_the_nodes(slurm: Site, tmp_path: Path) -> None:
     )
     cli.script("uses", "#!/bin/sh\nexec tool\n").chmod(0o755)
     env = {"MODULESHOME": str(cli.folder)}
-    done = cli("run", "--module", "good", *slurm.size(2), "uses", env=env)
+    done = cli("run", "--module", "good", *site.size(2), "uses", env=env)
     assert done.of(0) + done.of(1) == ["tool for 0", "tool for 1"]
-    done = cli("run", "--module", "bad", *slurm.size(2), "uses", env=env, code=6)
+    done = cli("run", "--module", "bad", *site.size(2), "uses", env=env, code=6)
     assert "the module bad cannot be loaded" in done.err
 
 
-@pytest.mark.slurm
-def test_a_preempted_job_comes_back(slurm: Site, tmp_path: Path) -> None:
-    cli = slurm.cli(tmp_path / "project")
-    cli.script("saves", f"#!/bin/sh\n{SAVES}").chmod(0o755)
-    number = cli.detach("--requeue", *slurm.all_slots(), "saves")
-    cli.until_state(number, "running")
-    wait_for(lambda: "started" in cli("logs", number).out, 20, "no rank started")
-    cli("run", "--partition", "urgent", *slurm.all_slots(), "reduce_all.py")
+@ON_SLURM
+def test_a_preempted_job_comes_back(cli: Cli, site: Site, program: Program) -> None:
+    number = cli.detach("--requeue", *site.all_slots(), program("saves", SAVES))
+    # A rank that had not begun has nothing to go on from.
+    wait_for(lambda: cli("logs", number).out.count("started") == 8, 60, "not every rank started")
+    cli("run", "--partition", "urgent", *site.all_slots(), program("urgent", "echo now"))
     done = cli("logs", number, "-f", timeout=90)
     assert done.of(0) == ["started", "saved", "resumed in attempt 2"]
     assert cli.job(number)["state"] == "succeeded"
