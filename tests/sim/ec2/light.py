@@ -1,6 +1,6 @@
 """Light hosts: a machine made of namespaces, up in a fifth of a second.
 
-Its process 1 is `inside/init.py`, in a process namespace of its own: when that ends, the kernel
+Its process 1 is `inside/light`, in a process namespace of its own: when that ends, the kernel
 ends every process of the host, and all its changes to files lie on a tmpfs of its mount namespace.
 """
 
@@ -40,7 +40,7 @@ class LightHost:
         self._log = (order.folder / "console.log").open("wb")
         python = os.path.realpath(sys.executable)
         self._process = subprocess.Popen(
-            [*_UNSHARE, python, "-IS", str(_INSIDE / "init.py"), str(spec)],
+            [*_UNSHARE, python, "-IS", str(_INSIDE / "light"), str(spec)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -66,7 +66,7 @@ class LightHost:
             "user_data": order.user_data,
             "docker": order.docker,
             "python": os.path.realpath(sys.executable),
-            "tools": str(_INSIDE / "tools.py"),
+            "tools": str(_INSIDE / "light" / "tools.py"),
             "hidden": _hidden(kept),
             "kept": [str(path) for path in kept],
             "commands": _commands(),
