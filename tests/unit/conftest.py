@@ -1,0 +1,38 @@
+"""A command line to call, and a cluster on record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clusterctl.actions import open_store
+from clusterctl.cli import run
+from clusterctl.cli.console import Console
+from tests.unit.calling import Call, Said
+from tests.unit.making import cluster
+
+
+@pytest.fixture
+def call(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> Call:
+    """One command line in this process, from a folder with a script."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    (folder / "train.py").touch()
+    monkeypatch.chdir(folder)
+
+    def one(*arguments: str) -> Said:
+        monkeypatch.setattr(Console, "_instance", None)
+        code = run(list(arguments))
+        out, err = capfd.readouterr()
+        return Said(code, out, err)
+
+    return one
+
+
+@pytest.fixture
+def lab() -> None:
+    """A ready cluster in the records; its machines are not there, and nobody asks them."""
+    open_store().save(cluster())

@@ -1,0 +1,185 @@
+"""Every input can be wrong: one clear line, the right exit code, nothing changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clusterctl.actions import open_store
+from clusterctl.model import Phase
+from tests.unit.calling import Call, judge, state
+from tests.unit.making import cluster
+
+BAD: list[tuple[str, int, str, str]] = [
+    # command line (| separates words), exit code, what is wrong, what to do
+    ("rnu", 2, "rnu", "run"),
+    ("statsu", 2, "statsu", "status"),
+    ("frobnicate", 2, "frobnicate", "--help"),
+    ("--frobnicate", 2, "--frobnicate", "--help"),
+    ("up|--wrokers|3", 2, "--wrokers", "--workers"),
+    ("up|--workers|0", 2, "--workers 0", "--workers"),
+    ("up|--workers|-1", 2, "--workers -1", "--workers"),
+    ("up|--workers|two", 2, "two", "--help"),
+    ("up|--workers|100000", 2, "100000", ""),
+    ("up|--provider|locla", 2, "locla", "local"),
+    ("up|Upper", 2, "Upper", "a-z"),
+    ("up|a;rm -rf b", 2, "a;rm -rf b", "a-z"),
+    ("up|../../etc", 2, "../../etc", "a-z"),
+    ("up|" + "x" * 31, 2, "x" * 31, "30"),
+    ("up|9lives", 2, "9lives", "a-z"),
+    ("up|--dry-run|", 2, "''", "name"),  # somebody's "$NAME" was empty
+    ("down|", 2, "''", "name"),
+    ("status|", 2, "''", "name"),
+    ("up|a|b", 2, "b", "--help"),
+    ("down|A_B", 2, "A_B", "a-z"),
+    ("status", 7, "no cluster", "clusterctl up"),
+    ("status|nope", 7, "nope", "clusterctl up"),
+    ("status|-c|nope", 7, "nope", "clusterctl up"),
+    ("ssh", 7, "no cluster", "clusterctl up"),
+    ("cp|a|b", 7, "no cluster", "clusterctl up"),
+    ("cp|a", 2, "target", "--help"),
+    ("run", 2, "nothing to run", "SCRIPT"),
+    ("run|train.py", 7, "no cluster", "clusterctl up"),
+    ("run|--ranks|0|train.py", 2, "--ranks", "--help"),
+    ("run|--ranks|many|train.py", 2, "many", "--help"),
+    ("run|--retries|-1|train.py", 2, "--retries", "--help"),
+    ("run|--backend|nccll|train.py", 2, "nccll", "nccl"),
+    ("run|--launcher|mpiexec|train.py", 2, "mpiexec", "mpirun"),
+    ("run|--emit|bat|train.py", 2, "bat", "sbatch"),
+    ("run|--partitions|gpu|train.py", 2, "--partitions", "--help"),
+    ("run|--env", 2, "--env", "--help"),
+    ("logs", 2, "JOB", "--help"),
+    ("logs|first", 2, "first", "--help"),
+    ("logs|99", 7, "99", "clusterctl jobs"),
+    ("logs|99|--rank|-1", 2, "--rank", "--help"),
+    ("cancel|99", 7, "99", "clusterctl jobs"),
+    ("fetch|99", 7, "99", "clusterctl jobs"),
+    ("rerun|99", 7, "99", "clusterctl jobs"),
+    ("jobs|--what", 2, "--what", "--help"),
+    ("list|extra", 2, "extra", "--help"),
+    ("check|extra", 2, "extra", "--help"),
+]
+BAD_WITH_A_CLUSTER: list[tuple[str, int, str, str]] = [
+    ("run|nope.py", 2, "nope.py", "bundled"),
+    ("run|multinode_ddp_mpy.py", 2, "multinode_ddp_mpy.py", "multinode_ddp_mpi.py"),
+    ("run|.", 2, "folder", "script"),
+    ("run|--stage|nowhere|train.py", 2, "nowhere", "folder"),
+    ("run|--stage|/|train.py", 2, "whole file system", "--stage"),
+    ("run|--ranks|99|train.py", 6, "99 ranks", "--ranks"),
+    ("run|--nodes|9|train.py", 6, "--nodes 9", "--workers 9"),
+    ("run|--ranks|3|--ranks-per-node|2|train.py", 2, "--ranks 3", ""),
+    ("run|--timeout|soon|train.py", 2, "soon", "30m"),
+    ("run|--timeout|-5|train.py", 2, "-5", "30m"),
+    ("run|--timeout|0|train.py", 2, "0", "30m"),
+    ("run|--dry-run|--timeout||train.py", 2, "''", "30m"),
+    ("run|--env|1X=2|train.py", 2, "1X", ""),
+    ("run|--env|UNSET_HERE|train.py", 2, "UNSET_HERE", "UNSET_HERE=VALUE"),
+    ("run|--env-file|nowhere|train.py", 2, "nowhere", "file"),
+    ("run|-c|nope|train.py", 7, "nope", "lab"),
+    ("run|--launcher|torchrun|--ranks|3|train.py", 6, "torchrun", "--ranks-per-node"),
+    ("ssh|worker-9|--|true", 7, "worker-9", "worker-1"),
+    ("ssh|--timeout|0|worker-1", 2, "--timeout", "--help"),
+    ("cp|a|b", 2, "", "NODE:"),
+    ("cp|worker-1:a|worker-2:b", 2, "", ""),
+    ("cp|nowhere|worker-1:b", 2, "nowhere", ""),
+    ("cp|worker-9:a|b", 7, "worker-9", "worker-1"),
+    ("status|-c|nope", 7, "nope", "lab"),
+    ("down|nope", 7, "nope", "lab"),
+]
+
+
+@pytest.mark.parametrize(("line", "code", "what", "hint"), BAD, ids=[row[0] for row in BAD])
+def test_bad_input(line: str, code: int, what: str, hint: str, call: Call) -> None:
+    judge(call(*line.split("|")), code, what, hint)
+    assert state() == []
+
+
+@pytest.mark.usefixtures("lab")
+@pytest.mark.parametrize(
+    ("line", "code", "what", "hint"),
+    BAD_WITH_A_CLUSTER,
+    ids=[row[0] for row in BAD_WITH_A_CLUSTER],
+)
+def test_bad_input_with_a_cluster(line: str, code: int, what: str, hint: str, call: Call) -> None:
+    before = [name for name in state() if "lock" not in name]
+    judge(call(*line.split("|")), code, what, hint)
+    after = [name for name in state() if "lock" not in name and name != "clusterctl.log"]
+    assert after == before
+    assert open_store().cluster("lab") == cluster()
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("status|--json", 7),
+        ("run|--json", 2),
+        ("up|--json|--workers|0", 2),
+        ("up|--json|Upper", 2),
+        ("ssh|--json|worker-1", 7),
+        ("logs|--json|99", 7),
+        # found by the parser, before a verb has begun
+        ("logs|first|--json", 2),
+        ("up|--workers|two|--json", 2),
+        ("status|--json|--frobnicate", 2),
+        ("cp|a|--json", 2),
+    ],
+)
+def test_errors_are_json_too(line: str, code: int, call: Call) -> None:
+    said = call(*line.split("|"))
+    assert said.code == code
+    document = said.document
+    assert document["schema"] == 1
+    assert document["error"]["code"] == code
+    assert document["error"]["message"] in said.err
+    assert document["error"]["hint"]
+
+
+def test_several_clusters(call: Call) -> None:
+    store = open_store()
+    for name in ("one", "two"):
+        store.save(cluster(name=name))
+    said = call("status")
+    judge(said, 2, "one, two", "--cluster")
+
+
+def test_a_cluster_that_is_not_ready(call: Call) -> None:
+    open_store().save(cluster(phase=Phase.CREATING))
+    judge(call("run", "train.py"), 7, "creating", "clusterctl up lab")
+
+
+@pytest.mark.usefixtures("lab")
+def test_a_damaged_record(call: Call) -> None:
+    path = open_store().folder("lab") / "cluster.json"
+    path.write_text("{")
+    for verb in (["status"], ["run", "train.py"], ["ssh"], ["up", "lab"]):
+        judge(call(*verb), 7, str(path), "clusterctl down lab")
+        assert path.read_text() == "{"
+
+
+@pytest.mark.parametrize(
+    "line", ["up", "down", "status", "jobs", "list", "run|train.py", "check"], ids=str
+)
+def test_a_home_that_cannot_be_written(line: str, call: Call, tmp_path: Path) -> None:
+    """Verbs that only read find nothing there; the others say one line."""
+    (tmp_path / "file").touch()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CLUSTERCTL_HOME", str(tmp_path / "file" / "state"))
+        said = call(*line.split("|"))
+    assert "Traceback" not in said.err
+    assert said.code in ({2} if line in ("up", "down") else {0, 2, 3, 7}), said
+
+
+def test_a_mistake_in_the_settings(call: Call) -> None:
+    Path("clusterctl.toml").write_text('[run]\nbakend = "mpi"\n')
+    judge(call("status"), 2, "clusterctl.toml", "run.backend")
+    assert call("--help").code == call("--version").code == 0
+
+
+@pytest.mark.parametrize("text", ["[run]\nranks = 'many'", "[up]\nworkers = 'two'", "json = 3"])
+def test_a_wrong_kind_of_value_in_the_settings(text: str, call: Call) -> None:
+    Path("clusterctl.toml").write_text(text)
+    for line in (["run", "train.py"], ["up", "--dry-run"]):
+        said = call(*line)
+        assert said.code in (0, 2, 3, 7)
+        assert "Traceback" not in said.err

@@ -1,0 +1,104 @@
+"""What is logged and what is not: secrets, arguments, bugs, interrupts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from clusterctl.cli.console import redact, redact_arguments
+from tests.unit.calling import ROOT
+
+
+@pytest.mark.parametrize(
+    ("word", "shown"),
+    [
+        ("API_TOKEN=hunter2", "API_TOKEN=***"),
+        ("--env=AWS_SECRET_ACCESS_KEY=hunter2", "--env=AWS_SECRET_ACCESS_KEY=***"),
+        ("my_password=hunter2", "my_password=***"),
+        ("API_TOKEN=correct horse hunter2", "API_TOKEN=***"),
+        ("API_TOKEN='a b' hunter2", "API_TOKEN=***"),
+        ("PLAIN=value", "PLAIN=value"),
+        ("train.py", "train.py"),
+    ],
+)
+def test_arguments_in_the_log(word: str, shown: str) -> None:
+    assert redact_arguments([word, "next"]) == [shown, "next"]
+
+
+def test_redacting_text() -> None:
+    text = redact("ran with DB_PASSWORD=hunter2, OPEN=1\nTOKEN=hunter2\n")
+    assert "hunter2" not in text
+    assert "OPEN=1" in text
+
+
+BUG = """
+import sys
+from clusterctl.actions import show
+from clusterctl.cli import run
+def boom(*_, **__):
+    raise ZeroDivisionError("MY_TOKEN=hunter2 exploded")
+show.statuses = boom
+sys.exit(run(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"], ["--verbose"], ["--quiet"]], ids=str)
+def test_a_bug(flags: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BUG, "list", *flags],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    log = Path(os.environ["CLUSTERCTL_HOME"]) / "clusterctl.log"
+    assert str(log) in done.stderr
+    assert ("Traceback" in done.stderr) == ("--verbose" in flags)
+    assert "ZeroDivisionError" in log.read_text()
+    assert "Traceback" in log.read_text()
+    assert "hunter2" not in log.read_text()
+    assert log.stat().st_mode & 0o077 == 0
+    if "--json" in flags:
+        assert json.loads(done.stdout)["error"]["code"] == 1
+    else:
+        assert done.stdout == ""
+
+
+def test_a_bug_without_a_place_for_the_log() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BUG, "list"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "CLUSTERCTL_HOME": "/dev/null/nowhere"},
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert "--verbose" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_ctrl_c() -> None:
+    code = BUG.replace('ZeroDivisionError("MY_TOKEN=hunter2 exploded")', "KeyboardInterrupt")
+    done = subprocess.run(
+        [sys.executable, "-c", code, "list"], capture_output=True, text=True, cwd=ROOT, timeout=60
+    )
+    assert done.returncode == 130
+    assert "Traceback" not in done.stderr
+
+
+def test_a_reader_that_has_gone() -> None:
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"{sys.executable} -m clusterctl run --help | head -n 1"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=60,
+    )
+    assert "Traceback" not in done.stderr

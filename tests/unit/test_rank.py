@@ -1,0 +1,223 @@
+"""The wrapper of a rank, run here as the launchers run it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl import assets
+from tests.unit.scripts import WEIRD, sweep, until
+
+HOSTNAME = os.uname().nodename
+OMPI = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
+}
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "none",
+    "RANK": "1",
+    "LOCAL_RANK": "0",
+    "WORLD_SIZE": "2",
+    "LOCAL_WORLD_SIZE": "1",
+    # torchrun was itself started by mpirun, as one process per node
+    "OMPI_COMM_WORLD_RANK": "0",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+    "OMPI_COMM_WORLD_SIZE": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
+}
+SLURM = {
+    "SLURM_PROCID": "1",
+    "SLURM_LOCALID": "0",
+    "SLURM_NTASKS": "2",
+    "SLURM_NTASKS_PER_NODE": "1",
+}
+
+
+class Rank:
+    """A job's folder with its rank wrapper, on a node that is this machine."""
+
+    def __init__(self, folder: Path, script: str, env: dict[str, str], **values: Any) -> None:
+        self.folder = folder
+        (folder / "work" / "sub dir").mkdir(parents=True)
+        (folder / "env").write_text(assets.render("job/env.j2", variables=sorted(env.items())))
+        text = assets.render(
+            "job/rank.sh.j2",
+            grace=1,
+            **{
+                "id": 7,
+                "node": "worker-1",
+                "folder": folder,
+                "hostname": HOSTNAME,
+                "working": "sub dir",
+                "program": ("/bin/sh", "-c", script, "name", *values.pop("args", ())),
+                "agent": "",
+                "line_buffered": False,
+                **values,
+            },
+        )
+        (folder / "rank.sh").write_text(text)
+
+    def start(self, launcher: dict[str, str], **more: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            ["/bin/sh", self.folder / "rank.sh"],
+            cwd="/",
+            env={"PATH": os.environ["PATH"], "HOME": "/", **launcher, **more},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    def run(self, launcher: dict[str, str], **more: str) -> tuple[int, str]:
+        process = self.start(launcher, **more)
+        out, err = process.communicate(timeout=30)
+        assert out == b""
+        return process.returncode, err.decode()
+
+    def said(self, number: int, stream: str) -> str:
+        return (self.folder / "out" / f"rank-{number}.{stream}").read_text()
+
+
+@pytest.mark.parametrize("launcher", [OMPI, TORCHRUN, SLURM], ids=["ompi", "torchrun", "slurm"])
+@pytest.mark.parametrize("name", WEIRD, ids=ascii)
+def test_a_rank_finds_itself(launcher: dict[str, str], name: str, tmp_path: Path) -> None:
+    script = 'printf "%s\\n" "$RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE" "$PWD" "$MINE" "$@"'
+    rank = Rank(tmp_path / name / "7", script, {"MINE": name}, args=(name, "", "b c"))
+    assert rank.run(launcher) == (0, "")
+    folder = (tmp_path / name / "7" / "work" / "sub dir").resolve()
+    assert rank.said(1, "out") == f"1 0 2 1\n{folder}\n{name}\n{name}\n\nb c\n"
+    assert rank.said(1, "err") == ""
+    code, when, attempt = rank.said(1, "exit").split()
+    assert (code, attempt) == ("0", "1")
+    assert float(when) > 1e9
+
+
+def test_what_the_user_sets_wins_but_not_who_we_are(tmp_path: Path) -> None:
+    env = {"OMP_NUM_THREADS": "3", "RANK": "9", "WORLD_SIZE": "99", "LOCAL_RANK": "9"}
+    rank = Rank(tmp_path / "7", 'echo "$OMP_NUM_THREADS $RANK $WORLD_SIZE $LOCAL_RANK"', env)
+    assert rank.run(OMPI, OMP_NUM_THREADS="1")[0] == 0
+    assert rank.said(1, "out") == "3 1 2 0\n"
+
+
+@pytest.mark.parametrize("code", [1, 3, 126, 255])
+def test_exit_code(code: int, tmp_path: Path) -> None:
+    rank = Rank(tmp_path / "7", f"echo bad >&2; exit {code}", {})
+    assert rank.run(OMPI, CLUSTERCTL_ATTEMPT="2")[0] == code
+    assert rank.said(1, "exit").split()[::2] == [str(code), "2"]
+    assert rank.said(1, "err") == "bad\n"
+    assert not list((tmp_path / "7" / "out").glob("*.new"))
+
+
+def test_killed_by_a_signal(tmp_path: Path) -> None:
+    rank = Rank(tmp_path / "7", "kill -SEGV $$", {})
+    assert rank.run(OMPI)[0] == 128 + signal.SIGSEGV
+    assert rank.said(1, "exit").split()[0] == str(128 + signal.SIGSEGV)
+
+
+def test_no_such_program(tmp_path: Path) -> None:
+    rank = Rank(tmp_path / "7", "", {}, program=("/nowhere/python", "x.py"))
+    assert rank.run(OMPI)[0] == 127
+    assert "/nowhere/python" in rank.said(1, "err")
+    assert rank.said(1, "exit").split()[0] == "127"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_signals_are_forwarded(number: signal.Signals, tmp_path: Path) -> None:
+    """The program gets SIGTERM, may take its time, and its own exit code counts."""
+    trap = "trap 'echo saving; sleep 0.2; echo saved; exit 42' TERM"
+    script = f"{trap}; echo up; while :; do sleep 0.05; done"
+    rank = Rank(tmp_path / "7", script, {})
+    process = rank.start(OMPI)
+    out = rank.folder / "out" / "rank-1.out"
+    until(lambda: out.exists() and out.read_text() == "up\n")
+    process.send_signal(number)
+    process.communicate(timeout=20)
+    assert process.returncode == 42
+    assert out.read_text() == "up\nsaving\nsaved\n"
+    assert rank.said(1, "exit").split()[0] == "42"
+
+
+def test_output_is_there_while_the_program_runs(tmp_path: Path) -> None:
+    rank = Rank(tmp_path / "7", "echo now; read -r x; sleep 60", {})
+    process = rank.start(OMPI)
+    out = rank.folder / "out" / "rank-1.out"
+    until(lambda: out.exists() and out.read_text() == "now\n")
+    pid = int(rank.said(1, "pid"))
+    assert os.readlink(f"/proc/{pid}/fd/0") == "/dev/null"
+    process.terminate()
+    process.communicate(timeout=20)
+
+
+def test_a_second_attempt_adds_to_the_output(tmp_path: Path) -> None:
+    rank = Rank(tmp_path / "7", 'echo "$CLUSTERCTL_ATTEMPT"; exit 1', {})
+    for attempt in ("1", "2"):
+        assert rank.run(OMPI, CLUSTERCTL_ATTEMPT=attempt)[0] == 1
+    assert rank.said(1, "out") == "1\n2\n"
+    assert rank.said(1, "exit").split()[2] == "2"
+
+
+def test_an_old_exit_is_not_taken_for_a_new_one(tmp_path: Path) -> None:
+    rank = Rank(tmp_path / "7", "sleep 60", {})
+    (rank.folder / "out").mkdir()
+    (rank.folder / "out" / "rank-1.exit").write_text("0 1 1\n")
+    process = rank.start(OMPI)
+    until((rank.folder / "out" / "rank-1.pid").exists)
+    assert not (rank.folder / "out" / "rank-1.exit").exists()
+    process.terminate()
+    process.communicate(timeout=20)
+
+
+def test_the_wrong_machine_is_refused(tmp_path: Path) -> None:
+    rank = Rank(tmp_path / "7", "echo no", {}, hostname="another")
+    code, err = rank.run(OMPI)
+    assert code == 6
+    assert all(word in err for word in ("rank 1", "worker-1", HOSTNAME))
+    assert not (tmp_path / "7" / "out").exists()
+
+
+def test_nobody_gave_a_rank(tmp_path: Path) -> None:
+    code, err = Rank(tmp_path / "7", "echo no", {}).run({})
+    assert code == 6
+    assert "no launcher" in err
+
+
+def test_a_folder_that_is_gone(tmp_path: Path) -> None:
+    rank = Rank(tmp_path / "7", "echo no", {}, working="nowhere")
+    code, err = rank.run(OMPI)
+    assert code == 6
+    assert "nowhere" in err
+
+
+def test_the_agent_starts_the_ranks(tmp_path: Path) -> None:
+    """Under torchrun the wrapper runs twice: as one process per node, then as each rank."""
+    torchrun = tmp_path / "torch run"
+    torchrun.write_text(
+        '#!/bin/sh\necho "agent $MINE $*"\nTORCHELASTIC_RUN_ID=x RANK=5 LOCAL_RANK=1 WORLD_SIZE=8'
+        "\nLOCAL_WORLD_SIZE=2\nexport TORCHELASTIC_RUN_ID RANK LOCAL_RANK WORLD_SIZE"
+        ' LOCAL_WORLD_SIZE\nwhile [ "$1" != /bin/sh ]; do shift; done\nexec "$@"\n'
+    )
+    torchrun.chmod(0o755)
+    agent = f"'{torchrun}' --node-rank \"$OMPI_COMM_WORLD_RANK\" --no-python"
+    rank = Rank(tmp_path / "7", 'echo "rank $RANK of $WORLD_SIZE"', {"MINE": "x"}, agent=agent)
+    assert rank.run(OMPI)[0] == 0
+    assert rank.said(5, "out") == "rank 5 of 8\n"
+    said = (rank.folder / "out" / "agent-1.out").read_text()
+    assert said == f"agent x --node-rank 1 --no-python /bin/sh {rank.folder}/rank.sh\n"
+
+
+def test_a_c_program_shows_its_lines_at_once(need: Callable[[str], str], tmp_path: Path) -> None:
+    need("stdbuf")
+    script = "{ echo now; sleep 60; } | exec tr a-z A-Z"  # tr buffers by the block
+    rank = Rank(tmp_path / "7", script, {}, line_buffered=True)
+    process = rank.start({**OMPI, "CLUSTERCTL_JOB": "templates;"})
+    out = rank.folder / "out" / "rank-1.out"
+    until(lambda: out.exists() and out.read_text() == "NOW\n")
+    sweep(tmp_path, "templates;", "end", "0")
+    process.communicate(timeout=20)

@@ -1,0 +1,81 @@
+"""The script that finds and ends a job's processes on a node, run here."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.unit.scripts import sweep
+
+
+@pytest.fixture
+def tagged() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Starts processes that carry a job's tag."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(tag: str, script: str) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", f"{script}\necho; while :; do sleep 0.05; done"],
+            env={**os.environ, "CLUSTERCTL_JOB": tag},
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert process.stdout is not None
+        process.stdout.readline()  # it has come as far as its loop
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def test_sweep_finds_the_jobs_own_processes(
+    tagged: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    tag = f"lab-{os.getpid()}/1;"
+    assert sweep(tmp_path, tag, "look") == ["survivors 0"]
+    mine = tagged(tag, "")
+    other = tagged(tag.replace("/1;", "/11;"), "")
+    count = int(sweep(tmp_path, tag, "look")[0].split()[1])
+    assert count in (1, 2)  # the shell, and the sleep it may be in
+    assert sweep(tmp_path, tag, "end", "2") == ["survivors 0"]
+    assert mine.wait(timeout=10) == -signal.SIGTERM
+    assert other.poll() is None
+
+
+@pytest.mark.parametrize(
+    "obstacle", ["trap '' TERM", "kill -STOP $$ &"], ids=["ignores SIGTERM", "stopped"]
+)
+def test_sweep_ends_what_resists(
+    obstacle: str, tagged: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    tag = f"lab-{os.getpid()}/2;"
+    process = tagged(tag, obstacle)
+    assert sweep(tmp_path, tag, "end", "0")[0] == "survivors 0"
+    assert process.wait(timeout=10) < 0
+
+
+@pytest.mark.parametrize("verb", ["look", "end", "again"])
+def test_sweep_tells_what_ranks_left(verb: str, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "env").touch()
+    for name, text in (
+        ("rank-0.pid", "12\n"),
+        ("rank-11.pid", "13\n"),
+        ("rank-11.exit", "3 1700000000.5 2\n"),
+        ("rank-2.exit.new", "9 9 9\n"),
+        ("rank-0.out", "survivors 7\n"),
+    ):
+        (tmp_path / "out" / name).write_text(text)
+    lines = sweep(tmp_path, "lab-none/3;", *([verb] if verb == "look" else [verb, "0"]))
+    assert lines == ["survivors 0", "started 0", "started 11", "exit 11 3 1700000000.5 2"]
+    assert (tmp_path / "env").exists() == (verb != "end")  # the secrets go last
