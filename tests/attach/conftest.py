@@ -12,6 +12,7 @@ import pytest
 
 from tests.conftest import Need, require_namespaces
 from tests.e2e.cli import Cli
+from tests.sim.batch import Batch
 from tests.sim.machines import Machine
 from tests.sim.sge import Sge
 from tests.sim.slurm import Slurm
@@ -22,7 +23,7 @@ class Site:
     """A batch system with the cluster `site` attached to it, driven from its login node."""
 
     system: str
-    lab: Slurm | Sge
+    lab: Batch
     home: Path
     python: str
 
@@ -53,7 +54,7 @@ def on_host(machine: Machine, folder: Path) -> str:
     return str(path)
 
 
-def _site(system: str, kind: type[Slurm] | type[Sge], folder: Path) -> Iterator[Site]:
+def _site(system: str, kind: type[Batch], folder: Path) -> Iterator[Site]:
     require_namespaces()
     lab = kind.start(folder)
     try:

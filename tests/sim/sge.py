@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
 from tests.conftest import require
-from tests.sim.machines import Machine, Machines, until
+from tests.sim.batch import NODES, Batch
+from tests.sim.machines import until
 
-PROGRAMS = ("sge_qmaster", "sge_execd", "qsub", "qrsh", "qconf", "ip", "unshare", "sshd", "ss")
-NODES = ("c1", "c2")
 SLOTS = 4
 """Per node, whatever this machine has."""
 
@@ -48,30 +46,10 @@ qsort_args         NONE
 """
 
 
-@dataclass
-class Sge:
-    """`login` runs the qmaster and takes jobs, `c1` and `c2` run them. The parallel environments
-    are `mpi` (round robin) and `fill`; the queue is `main.q`."""
+class Sge(Batch):
+    """`mpi` (round robin) and `fill` are the parallel environments, `main.q` is the queue."""
 
-    machines: Machines
-    folder: Path
-
-    @property
-    def login(self) -> Machine:
-        return self.machines.hosts["login"]
-
-    @classmethod
-    def start(cls, folder: Path) -> Sge:
-        for program in PROGRAMS:
-            require(program)
-        machines = Machines(folder)
-        lab = cls(machines, folder)
-        try:
-            lab._start()
-        except BaseException:
-            machines.stop()
-            raise
-        return lab
+    programs = ("sge_qmaster", "sge_execd", "qsub", "qrsh", "qconf", "ip", "unshare", "sshd", "ss")
 
     def _start(self) -> None:
         cell, spool = self.folder / "cell", self.folder / "spool"
@@ -153,5 +131,5 @@ class Sge:
         return len(rows) == len(NODES) and all(len(row) == 5 for row in rows)
 
     def stop(self) -> None:
-        self.machines.stop()
+        super().stop()
         shutil.rmtree(self.folder / "spool", ignore_errors=True)

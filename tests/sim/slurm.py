@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from pathlib import Path
 
 from tests.conftest import find, require
-from tests.sim.machines import Machine, Machines, until
+from tests.sim.batch import NODES, Batch
+from tests.sim.machines import Machine, until
 
-PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "ip", "unshare", "sshd", "ps", "ss")
-NODES = ("c1", "c2")
 CPUS = 4
 """Per node, whatever this machine has."""
 
@@ -36,6 +33,8 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 KillWait=8
 MinJobAge=300
+# A busy test machine answers late; a node that did not would be left out for minutes.
+MessageTimeout=60
 ReturnToService=2
 SlurmdParameters=config_overrides
 StateSaveLocation={folder}/state
@@ -52,29 +51,21 @@ PartitionName=urgent Nodes=c[1-2] MaxTime=INFINITE PriorityTier=10 PreemptMode=o
 """
 
 
-@dataclass
-class Slurm:
-    """`login` runs the controller and takes jobs, `c1` and `c2` run them."""
+class Slurm(Batch):
+    """Partitions `main` and, before it, `urgent`."""
 
-    machines: Machines
-    folder: Path
-
-    @property
-    def login(self) -> Machine:
-        return self.machines.hosts["login"]
-
-    @classmethod
-    def start(cls, folder: Path) -> Slurm:
-        for program in PROGRAMS:
-            require(program)
-        machines = Machines(folder)
-        lab = cls(machines, folder)
-        try:
-            lab._start()
-        except BaseException:
-            machines.stop()
-            raise
-        return lab
+    programs = (
+        "munged",
+        "slurmctld",
+        "slurmd",
+        "sbatch",
+        "srun",
+        "ip",
+        "unshare",
+        "sshd",
+        "ps",
+        "ss",
+    )
 
     def _start(self) -> None:
         etc = self.folder / "slurm"
@@ -122,6 +113,3 @@ class Slurm:
     def _idle(self) -> bool:
         said = self.login.run("sinfo", "-h", "-N", "-p", "main", "-o", "%T", check=False)
         return said.split() == ["idle"] * len(NODES)
-
-    def stop(self) -> None:
-        self.machines.stop()

@@ -1,0 +1,8 @@
+"""`attach`: clusters that exist already. Nothing is made, nothing is taken down."""
+
+from __future__ import annotations
+
+from clusterctl.actions.attach.hosts import Machines, attach_hosts
+from clusterctl.actions.attach.site import Login, attach_site
+
+__all__ = ["Login", "Machines", "attach_hosts", "attach_site"]

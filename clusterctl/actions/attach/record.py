@@ -1,0 +1,58 @@
+"""What attaching hosts and attaching a batch system have in common."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from clusterctl import assets, providers
+from clusterctl.errors import RecordError
+from clusterctl.model import Cluster, ClusterSpec, NodeGroup, NodeResult, Phase
+from clusterctl.state import Store
+from clusterctl.state.home import write_atomic
+
+CONNECT_TIMEOUT = 20.0
+ASK_TIMEOUT = 120.0
+
+
+def new_record(store: Store, name: str, provider: str, count: int, identity: str) -> Cluster:
+    """The record to attach to: a new one, or the one that an earlier `attach` has made."""
+    try:
+        old = store.cluster(name)
+    except RecordError:
+        if (store.folder(name) / "cluster.json").exists():
+            raise
+        old = None
+    if old and old.spec.provider != provider:
+        verb = "detach" if old.spec.provider in providers.ATTACHED else "down"
+        raise RecordError(
+            f"cluster {name!r} exists ({old.spec.provider})",
+            hint=f"`clusterctl {verb} {name}` first, or choose another name",
+        )
+    spec = ClusterSpec(name=name, provider=provider, groups=(NodeGroup(count=count),))
+    if old:
+        return replace(old, spec=spec, identity=identity)
+    return Cluster(
+        id=f"{name}-{secrets.token_hex(4)}",
+        spec=spec,
+        phase=Phase.CREATING,
+        created=time.time(),
+        mode="attached",
+        identity=identity,
+    )
+
+
+def write_config(store: Store, cluster: Cluster) -> None:
+    """An ssh_config for `clusterctl ssh`: the user's own, with our names on top."""
+    path = store.folder(cluster.name) / "ssh" / "config"
+    text = assets.render(
+        "client/attached_config.j2", cluster=cluster, home=str(Path.home() / ".ssh")
+    )
+    write_atomic(path, text.encode())
+
+
+def last_line(result: NodeResult) -> str:
+    said = (result.stderr or result.stdout).decode(errors="replace").strip().splitlines()
+    return result.error or (said[-1] if said else f"exit code {result.exit_code}")

@@ -1,0 +1,159 @@
+"""A batch system, through its login node."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+
+from clusterctl import assets, providers, schedulers
+from clusterctl.actions import Tell, check_name, connected
+from clusterctl.actions.attach.record import (
+    ASK_TIMEOUT,
+    CONNECT_TIMEOUT,
+    last_line,
+    new_record,
+    write_config,
+)
+from clusterctl.bootstrap import facts
+from clusterctl.errors import BootstrapError, NodeUnreachable, UsageError
+from clusterctl.model import Cluster, Node, Phase, Role
+from clusterctl.state import ClusterLock, Store
+from clusterctl.transport.pool import Pool
+
+FREE_NODE = 20
+"""Seconds to wait for a free node that looks whether it sees our folder."""
+
+_NEEDED = {
+    "flock": "util-linux",
+    "tar": "tar",
+    "stat": "coreutils",
+    "awk": "mawk",
+}
+"""Commands that handing in a job takes on a login node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Login:
+    """Where the batch system's commands are: `host` "" is this machine; `identity` "" leaves the
+    key to ssh_config and agent, `user` "" the name."""
+
+    system: str
+    host: str = ""
+    user: str = ""
+    identity: str = ""
+    workdir: str = ""
+    """The folder that login and compute nodes share; "": `.clusterctl` in the home there."""
+
+
+def attach_site(store: Store, name: str, login: Login, tell: Tell) -> Cluster:
+    """Makes a batch system known. Doing it again looks at it anew and keeps its jobs.
+
+    Raises NodeUnreachable, BootstrapError for missing commands, UsageError where the folder is not
+    shared.
+    """
+    check_name(name)
+    site = providers.load_site(login.system)
+    with ClusterLock(store.home, name, "attach"):
+        cluster = new_record(store, name, login.system, 1, login.identity)
+        user, _, host = login.host.rpartition("@")
+        node = Node(
+            name="login",
+            role=Role.LOGIN,
+            address=host,
+            private_address=host,
+            ssh_port=0,
+            job_port=0,
+            user=login.user or user,
+            root="",
+        )
+        cluster = replace(cluster, nodes=(node,))
+        (store.home.make(store.folder(name)) / "ssh").mkdir(mode=0o700, exist_ok=True)
+        store.save(cluster)
+        try:
+            with connected(store, cluster) as pool:
+                cluster = _survey_site(store, cluster, site, login, pool, tell)
+        except BaseException:
+            if cluster.phase is Phase.CREATING:
+                store.retire(cluster)
+            raise
+        cluster = replace(cluster, phase=Phase.READY)
+        store.save(cluster)
+        write_config(store, cluster)
+        store.event(name, "attached", system=login.system, version=cluster.traits["version"])
+    return cluster
+
+
+def _survey_site(
+    store: Store, cluster: Cluster, site: providers.Site, login: Login, pool: Pool, tell: Tell
+) -> Cluster:
+    node = cluster.launcher
+    _connect(pool, cluster)
+    script = assets.render(
+        "batch/attach.sh.j2",
+        name=cluster.name,
+        id=cluster.id,
+        workdir=login.workdir,
+        files={
+            "bin/survey": schedulers.load_batch(site.name).survey(),
+            "bin/free-port": assets.render("bootstrap/free-port.sh.j2"),
+        },
+        questions={**facts.questions([sys.executable] if node.here else []), **site.questions()},
+        marker=facts.MARKER,
+    )
+    where = node.address or "this machine"
+    result = pool.transport(node.name).run(
+        "exec /bin/sh -s", stdin=script.encode(), timeout=ASK_TIMEOUT
+    )
+    if result.exit_code is None:
+        raise NodeUnreachable(f"{where}: {result.error}", hint="try again", transient=True)
+    if not result.ok:
+        raise BootstrapError(
+            f"{where} could not be made ready: {last_line(result)}",
+            hint="--workdir names a folder that can be written there",
+        )
+    answers = facts.answers(result.text)
+    found = facts.parse(result.text)
+    missing = {tool: package for tool, package in site.required.items() if tool not in found.tools}
+    missing |= {tool: package for tool, package in _NEEDED.items() if tool not in found.tools}
+    if missing:
+        raise BootstrapError(
+            f"{where} lacks {', '.join(missing)}",
+            hint="is it a login node of the cluster? On Debian: apt-get install "
+            + " ".join(sorted(set(missing.values()))),
+        )
+    traits = {**site.traits(answers), "home": answers["home"].strip()}
+    node = replace(
+        node,
+        root=answers["root"].strip(),
+        user=answers["user"].strip(),
+        facts=found,
+        python=found.python.executable if found.python else "",
+        mpi_prefix=found.mpi.prefix if found.mpi else "",
+        slots=sum(queue.slots for queue in site.queues(answers.get("queues", ""))) or 1,
+    )
+    traits["shared"] = _shared(pool, node, site, tell)
+    return replace(cluster, nodes=(node,), traits=traits, mode_reason=traits["version"])
+
+
+def _shared(pool: Pool, node: Node, site: providers.Site, tell: Tell) -> str:
+    """`yes`, or why it is not known. UsageError where a compute node does not see the folder."""
+    look = ("sh", "-c", 'cat "$1/.shared" 2>/dev/null || echo unseen', "sh", node.root)
+    command = site.node_command(look, FREE_NODE)
+    result = pool.transport(node.name).run(command, timeout=FREE_NODE + 20.0)
+    answer = result.text.split()[-1:] if result.ok else []
+    if answer == ["shared"]:
+        return "yes"
+    if answer == ["unseen"]:
+        raise UsageError(
+            f"the compute nodes do not see {node.root}",
+            hint="--workdir names a folder that login and compute nodes share",
+        )
+    said = last_line(result)
+    tell(f"whether compute nodes see {node.root} could not be checked now: {said}")
+    return said
+
+
+def _connect(pool: Pool, cluster: Cluster) -> None:
+    for node in cluster.nodes:
+        if not node.here:
+            pool.transport(node.name).connect(CONNECT_TIMEOUT)
