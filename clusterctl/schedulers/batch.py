@@ -2,7 +2,7 @@
 
 The script writes the same `state` file as our own supervisor does; the queue is asked for what the
 file cannot say: that a job still waits, and how it ended when nobody was left to write that down.
-`survey` (on the login node, templates/*/survey.sh.j2) prints both.
+`survey` (on the login node, templates/batch/survey.sh.j2) prints both.
 """
 
 from __future__ import annotations
@@ -117,6 +117,11 @@ def emit(
         path=plan.path,
         launcher=job.spec.launcher,
     )
+
+
+def survey(system: str) -> str:
+    """The script that says what is known about jobs, with one question to the queue."""
+    return assets.render("batch/survey.sh.j2", system=system, age=QUEUE_AGE)
 
 
 def status_argv(jobs: Sequence[int]) -> tuple[str, ...]:

@@ -100,7 +100,7 @@ class Sge:
         return ("qrsh", "-now", "no", *(word for line in lines for word in line.split()), *words)
 
     def survey(self) -> str:
-        return assets.render("sge/survey.sh.j2", age=batch.QUEUE_AGE)
+        return batch.survey("sge")
 
     def survey_argv(self, jobs: Sequence[Job]) -> tuple[str, ...]:
         return batch.status_argv([job.id for job in jobs])

@@ -113,7 +113,7 @@ class Slurm:
         return ("srun", "--pty", *size(spec), *options, *command)
 
     def survey(self) -> str:
-        return assets.render("slurm/survey.sh.j2", age=batch.QUEUE_AGE)
+        return batch.survey("slurm")
 
     def survey_argv(self, jobs: Sequence[Job]) -> tuple[str, ...]:
         return batch.status_argv([job.id for job in jobs])

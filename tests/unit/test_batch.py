@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
+import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from clusterctl import assets, schedulers
+from clusterctl import schedulers
 from clusterctl.errors import UsageError
 from clusterctl.launch import srun
 from clusterctl.model import Cluster, Job, JobSpec, JobState, Placement, Role
@@ -250,7 +254,7 @@ def login(tmp_path: Path) -> Path:
         (fake / name).chmod(0o755)
     root = tmp_path / "two words"
     (root / "bin").mkdir(parents=True)
-    (root / "bin" / "survey").write_text(assets.render("slurm/survey.sh.j2", age=5))
+    (root / "bin" / "survey").write_text(schedulers.load_batch("slurm").survey())
     for number in (1, 2, 3):
         folder = root / "jobs" / str(number)
         folder.mkdir(parents=True)
@@ -266,17 +270,14 @@ def login(tmp_path: Path) -> Path:
 
 
 def _age(path: Path, seconds: float) -> None:
-    import os
-    import time
-
     when = time.time() - seconds
     os.utime(path, (when, when))
 
 
-def survey(root: Path) -> dict[int, Job]:
+def survey(root: Path, numbers: Sequence[int] = (1, 2, 3)) -> dict[int, Job]:
     fake = root.parent / "fake"
     done = subprocess.run(
-        ["/bin/sh", "../../bin/survey", "1", "2", "3"],
+        ["/bin/sh", "../../bin/survey", *map(str, numbers)],
         cwd=root / "jobs" / "1",
         env={"PATH": f"{fake}:/usr/bin:/bin", "FAKE": str(fake)},
         capture_output=True,
@@ -285,7 +286,7 @@ def survey(root: Path) -> dict[int, Job]:
     )
     assert done.stderr == ""
     scheduler = schedulers.load("slurm")
-    jobs = (replace(batch_job("slurm"), id=number) for number in (1, 2, 3))
+    jobs = (replace(batch_job("slurm"), id=number) for number in numbers)
     return {one.id: scheduler.parse_status(one, done.stdout) for one in jobs}
 
 
@@ -303,6 +304,29 @@ def test_one_question_for_all_jobs_and_everybody(login: Path) -> None:
     _age(login / "queue", 6)
     survey(login)
     assert (login.parent / "fake" / "asked").read_text() == "asked\nasked\n"
+
+
+def test_a_thousand_jobs_start_no_more_programs_than_three(login: Path) -> None:
+    fake = login.parent / "fake"
+    for name in ("awk", "cat", "cut", "date", "dirname", "flock", "grep", "sed", "stat", "tail"):
+        counted = f'#!/bin/sh\necho {name} >>"$FAKE/started"\nexec {shutil.which(name)} "$@"\n'
+        (fake / name).write_text(counted)
+        (fake / name).chmod(0o755)
+    many = range(1, 1001)
+    for number in many[3:]:
+        shutil.copytree(login / "jobs" / "3", login / "jobs" / str(number))
+        (login / "jobs" / str(number) / "native").write_text(f"{number}0\n")
+    (fake / "queue").write_text("".join(f"{number}0|RUNNING|None\n" for number in many))
+    (login / "jobs" / "3" / "state").write_text("queued 100\nrunning 101 1")
+    started = []
+    for numbers in (many[:3], many):
+        (login / "queue").unlink(missing_ok=True)
+        found = survey(login, numbers)
+        assert {one.state for one in found.values()} == {JobState.QUEUED, JobState.RUNNING}
+        started.append((fake / "started").read_text())
+        (fake / "started").unlink()
+    assert started[0] == started[1]
+    assert (fake / "asked").read_text() == "asked\n" * 2
 
 
 def test_a_queue_that_does_not_answer_ends_no_job(login: Path) -> None:
