@@ -306,6 +306,13 @@ def test_one_question_for_all_jobs_and_everybody(login: Path) -> None:
     assert (login.parent / "fake" / "asked").read_text() == "asked\nasked\n"
 
 
+def test_the_secrets_of_a_job_that_is_gone_go_too(login: Path) -> None:
+    for number in (1, 2, 3):
+        (login / "jobs" / str(number) / "env").write_text("MY_TOKEN=x\n")
+    survey(login)
+    assert [path.parent.name for path in sorted(login.glob("jobs/*/env"))] == ["1", "3"]
+
+
 def test_a_thousand_jobs_start_no_more_programs_than_three(login: Path) -> None:
     fake = login.parent / "fake"
     for name in ("awk", "cat", "cut", "date", "dirname", "flock", "grep", "sed", "stat", "tail"):
