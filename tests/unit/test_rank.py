@@ -73,6 +73,8 @@ class Rank:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            # Under nohup it is ignored, and no shell can change that for itself.
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
         )
 
     def run(self, launcher: dict[str, str], **more: str) -> tuple[int, str]:

@@ -221,6 +221,8 @@ def ip(*lines: str) -> None:
 
 def network(spec: dict[str, Any]) -> None:
     private = f"{spec['private_address']}/{spec['prefix']}"
+    # The address may have been another machine's a moment ago: its neighbours are told.
+    Path("/proc/sys/net/ipv4/conf/all/arp_notify").write_text("1\n")
     lines = ["link set lo up", f"address add {private} broadcast + dev eth0", "link set eth0 up"]
     if spec["public_address"]:
         public = spec["public_address"]
