@@ -13,6 +13,8 @@ from tests.attach.conftest import Site
 from tests.attach.lab import Hosts
 from tests.conftest import require_namespaces
 from tests.e2e.cli import Cli
+from tests.ec2.conftest import OUTSIDE
+from tests.sim.ec2.client import Ec2
 from tests.sim.engine import Engine
 
 
@@ -67,12 +69,25 @@ def containers(
     cli("down", "boxes", timeout=120)
 
 
+@pytest.fixture(scope="module")
+def instances(ec2: Ec2, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    folder = tmp_path_factory.mktemp("instances")
+    env = {**ec2.env, "HOME": str(folder), "CLUSTERCTL_UP_SSH_CIDR": OUTSIDE}
+    (folder / "project").mkdir()
+    cli = Cli(folder / "state", folder / "project", env=env)
+    cli("up", "cloud", "--cpu", "t3.xlarge:2", "--runtime", "host", "--yes", timeout=300)
+    yield Place(cli, ["--nodes", "2", "--ranks-per-node", "1"])
+    cli("down", "cloud", "--yes", timeout=180)
+    assert ec2.left() == []
+
+
 PLACES = [
     pytest.param("local", marks=[pytest.mark.mpi, pytest.mark.netns]),
     pytest.param("hosts", marks=[pytest.mark.mpi, pytest.mark.netns, pytest.mark.sshd]),
     pytest.param(
         "containers", marks=[pytest.mark.sshd, pytest.mark.slow, pytest.mark.timeout(900)]
     ),
+    pytest.param("instances", marks=[pytest.mark.terraform, pytest.mark.timeout(600)], id="ec2"),
     pytest.param("slurm_place", marks=pytest.mark.slurm, id="slurm"),
     pytest.param("sge_place", marks=[pytest.mark.mpi, pytest.mark.sge], id="sge"),
 ]
