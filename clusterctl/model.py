@@ -299,6 +299,10 @@ class ProgramKind(str, Enum):
     BINARY = "binary"
 
 
+COMPILERS = {".c": ("mpicc", "cc"), ".cc": ("mpicxx", "c++"), ".cpp": ("mpicxx", "c++")}
+"""By the ending of a source file: the wrapper that an MPI brings, and what does without one."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     """What every rank runs: a path inside the staged tree, or a module name, and its arguments."""
@@ -311,6 +315,11 @@ class Program:
     """Working directory of the ranks, relative to the staged tree."""
     source: str = ""
     """For ProgramKind.SOURCE: the file that is compiled to `target`, relative to `folder`."""
+
+    @property
+    def compilers(self) -> tuple[str, str]:
+        """For ProgramKind.SOURCE: a row of COMPILERS."""
+        return COMPILERS[self.source[self.source.rindex(".") :]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

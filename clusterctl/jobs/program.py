@@ -8,9 +8,7 @@ from pathlib import Path
 
 from clusterctl.errors import LaunchError, UsageError
 from clusterctl.jobs import stage
-from clusterctl.model import Cluster, Program, ProgramKind
-
-SOURCES = {".c": "mpicc", ".cc": "mpicxx", ".cpp": "mpicxx"}
+from clusterctl.model import COMPILERS, Cluster, Program, ProgramKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +126,7 @@ def _folder(tree: stage.Tree, wanted: Path) -> str:
 def _kind(path: Path) -> ProgramKind:
     if path.suffix == ".py":
         return ProgramKind.PYTHON
-    if path.suffix in SOURCES:
+    if path.suffix in COMPILERS:
         return ProgramKind.SOURCE
     if os.access(path, os.X_OK):
         return ProgramKind.BINARY
@@ -143,7 +141,9 @@ def _suggest(script: str) -> str:
 
     from clusterctl import assets
 
-    names = [p.name for p in assets.folder("workloads").glob("*") if p.suffix in {".py", *SOURCES}]
+    names = [
+        p.name for p in assets.folder("workloads").glob("*") if p.suffix in {".py", *COMPILERS}
+    ]
     close = get_close_matches(Path(script).name, names, n=1)
     if close:
         return f"did you mean the bundled {close[0]}?"

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from clusterctl import assets, schedulers
 from clusterctl.errors import ClusterctlError, LaunchError, NodeUnreachable
 from clusterctl.jobs import stage
-from clusterctl.jobs.program import SOURCES
 from clusterctl.model import Cluster, Job, LaunchPlan, Node, NodeResult, ProgramKind
 from clusterctl.schedulers.direct import GRACE
 from clusterctl.state import Home
@@ -211,9 +210,10 @@ def _carry(node: Node, job: int) -> str:
 
 
 def _compile(job: Job, cluster: Cluster, pool: Pool) -> None:
-    """Compiles a source file once per architecture, on the first worker of each, and copies it."""
+    """Compiles a source file once per architecture, on the first worker of each, and copies it.
+    A batch job does so itself, where it runs and with the modules that it loads."""
     program = job.spec.program
-    if program.kind is not ProgramKind.SOURCE:
+    if program.kind is not ProgramKind.SOURCE or cluster.batch:
         return
     groups: dict[str, list[Node]] = {}
     for name in ranked(job, cluster):
@@ -236,12 +236,10 @@ def _compile(job: Job, cluster: Cluster, pool: Pool) -> None:
 
 def _compile_on(node: Node, job: Job, pool: Pool) -> bytes:
     program = job.spec.program
-    suffix = "." + program.source.rpartition(".")[2]
-    wrapper = SOURCES[suffix]
-    plain = "cc" if suffix == ".c" else "c++"
+    wrapper, plain = program.compilers
     tools = node.facts.tools
     if plain not in tools:
-        package = "gcc libc6-dev" if suffix == ".c" else "g++"
+        package = "gcc libc6-dev" if plain == "cc" else "g++"
         raise LaunchError(
             f"no {plain} on {node.name} to compile {program.source}",
             hint=f"on the node: apt-get install {package}, then `clusterctl up` or `attach`",

@@ -12,10 +12,13 @@ from clusterctl.model import UNPLACED, Cluster, JobSpec, LaunchPlan, Placement, 
 
 LAUNCHERS = ("auto", "mpirun", "srun")
 
-_CONTAINER = (
-    'exec "$(command -v apptainer || command -v singularity || echo apptainer)" exec'
-    ' --bind "$PWD" --pwd "$PWD" "$@"'
-)
+_CONTAINER = """\
+set -- --bind "$PWD" --pwd "$PWD" "$@"
+[ -z "${CLUSTERCTL_DATA-}" ] || set -- --bind "$CLUSTERCTL_DATA" "$@"
+[ ! -e /dev/nvidiactl ] || set -- --nv "$@"
+[ ! -e /dev/kfd ] || set -- --rocm "$@"
+exec "$(command -v apptainer || command -v singularity || echo apptainer)" exec "$@"
+"""
 
 
 def sized(cluster: Cluster, spec: JobSpec) -> JobSpec:
@@ -60,11 +63,6 @@ def plan(request: Request) -> LaunchPlan:
         raise UsageError(
             f"--launcher {spec.launcher} does not work in a job of {request.cluster.spec.provider}",
             hint="leave it out, or choose mpirun" + ("" if alone else " or srun"),
-        )
-    if spec.program.kind is ProgramKind.SOURCE:
-        raise UsageError(
-            f"{spec.program.source} would have to be compiled on the login node",
-            hint=f"compile it there and run the binary: mpicc -O2 -o {spec.program.target} …",
         )
     rows: list[tuple[str, str, str]] = [
         ("PYTHONUNBUFFERED", "1", "output appears while the program runs"),

@@ -15,7 +15,7 @@ from hashlib import sha256
 
 from clusterctl import assets
 from clusterctl.errors import UsageError
-from clusterctl.model import Cluster, Job, JobState, LaunchPlan
+from clusterctl.model import Cluster, Job, JobState, LaunchPlan, ProgramKind
 from clusterctl.schedulers import direct
 
 GRACE = direct.GRACE
@@ -82,7 +82,22 @@ def script(
         modules=job.spec.modules,
         path=plan.path,
         launcher=job.spec.launcher,
+        **_source(job, "work"),
     )
+
+
+def _source(job: Job, tree: str) -> dict[str, object]:
+    """What the script has to compile before it starts ranks; `tree` is where the files lie, as
+    the script sees it."""
+    what = job.spec.program
+    if what.kind is not ProgramKind.SOURCE:
+        return {"source": ""}
+    return {
+        "source": what.source,
+        "target": what.target,
+        "compilers": what.compilers,
+        "tree": f"{tree}/{what.folder}",
+    }
 
 
 def emit(
@@ -116,6 +131,7 @@ def emit(
         modules=job.spec.modules,
         path=plan.path,
         launcher=job.spec.launcher,
+        **_source(job, ".."),
     )
 
 

@@ -75,6 +75,50 @@ def test_what_every_rank_is_told(cli: Cli, site: Site, program: Program) -> None
     assert {row[6] for row in told} == {"it's $HOME"}
 
 
+def test_a_source_file_is_compiled_in_the_job(cli: Cli, site: Site) -> None:
+    done = cli("run", *site.size(2), "hello.c")
+    assert "ok: 2 of 2 ranks answered" in done.of(0)
+    assert cli.json("fetch", max(cli.jobs()))["files"] == []
+    cli.script("broken.c", "int main(void) { return wrong; }\n")
+    done = cli("run", *site.size(2), "broken.c", code=6)
+    assert "wrong" in done.err
+
+
+APPTAINER = """#!/bin/sh
+# Does what the real one does with these options, but for the image's own files.
+[ "$1" = exec ] || exit 2
+shift
+while :; do
+    case $1 in
+    --bind) [ -e "$2" ] || exit 255; shift 2 ;;
+    --pwd) cd "$2" || exit 255; shift 2 ;;
+    --nv | --rocm) shift ;;
+    -*) echo "FATAL: unknown flag $1" >&2; exit 255 ;;
+    *) break ;;
+    esac
+done
+[ -f "$1" ] || { echo "FATAL: could not open image $1: no such file" >&2; exit 255; }
+APPTAINER_CONTAINER=$1
+export APPTAINER_CONTAINER
+shift
+exec "$@"
+"""
+
+
+@ON_SLURM
+def test_ranks_in_a_container(cli: Cli, site: Site, program: Program) -> None:
+    cli.script("mods/apptainer/bin/apptainer", APPTAINER).chmod(0o755)
+    _modules(cli)
+    image = cli.script("image.sif", "")
+    name = program("tell", 'echo "$RANK in $APPTAINER_CONTAINER: $1"')
+    env = {"MODULESHOME": str(cli.folder)}
+    words = ["--module", "apptainer", *site.size(2), "--container"]
+    done = cli("run", *words, image, name, "a b", env=env)
+    assert done.of(0) + done.of(1) == [f"{rank} in {image}: a b" for rank in (0, 1)]
+    done = cli("run", *words, "absent.sif", name, env=env, code=255)
+    assert "could not open image" in done.err
+
+
 def test_the_exit_code_and_the_rank_that_failed_first(
     cli: Cli, site: Site, program: Program
 ) -> None:
@@ -169,17 +213,22 @@ def test_without_requeue_a_time_limit_is_the_end(cli: Cli, site: Site, program: 
 def test_modules_are_loaded_on_the_nodes(cli: Cli, site: Site) -> None:
     tool = cli.script("mods/good/bin/tool", '#!/bin/sh\necho "tool for $RANK"\n')
     tool.chmod(0o755)
-    cli.script(
-        "init/sh",
-        'module() { [ "$1" = load ] && [ -d "$MODULESHOME/mods/$2" ] &&'
-        " PATH=$MODULESHOME/mods/$2/bin:$PATH && export PATH; }\n",
-    )
+    _modules(cli)
     cli.script("uses", "#!/bin/sh\nexec tool\n").chmod(0o755)
     env = {"MODULESHOME": str(cli.folder)}
     done = cli("run", "--module", "good", *site.size(2), "uses", env=env)
     assert done.of(0) + done.of(1) == ["tool for 0", "tool for 1"]
     done = cli("run", "--module", "bad", *site.size(2), "uses", env=env, code=6)
     assert "the module bad cannot be loaded" in done.err
+
+
+def _modules(cli: Cli) -> None:
+    """Environment modules: a folder of commands each, below `mods`."""
+    cli.script(
+        "init/sh",
+        'module() { [ "$1" = load ] && [ -d "$MODULESHOME/mods/$2" ] &&'
+        " PATH=$MODULESHOME/mods/$2/bin:$PATH && export PATH; }\n",
+    )
 
 
 @ON_SLURM
@@ -262,7 +311,6 @@ def test_a_refusal_of_the_queue_is_passed_on(cli: Cli, site: Site) -> None:
         ["--partition", "x\n#SBATCH --uid=0"],
         ["-pe", "mpi", "2", "--nodes", "2"],
         ["--launcher", "torchrun"],
-        ["hello.c"],
     ],
     ids=ascii,
 )
