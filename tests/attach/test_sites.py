@@ -273,6 +273,19 @@ def test_status_shows_partitions_and_queues(cli: Cli, site: Site) -> None:
     assert queue in cli("status", "--live").out
 
 
+@ON_SLURM
+def test_gpus_are_asked_for_and_counted(cli: Cli, site: Site, program: Program) -> None:
+    name = program("tell", 'echo "$RANK: $LOCAL_RANK of $CUDA_VISIBLE_DEVICES"; sleep 3')
+    running = cli.start("run", "--nodes", "2", "--gpus-per-node", "t4:2", name)
+    running.until(": ", times=4)
+    [row] = [row for row in cli.json("status", "--live")["queues"] if row["name"] == "main"]
+    assert (row["gpus"], row["free_gpus"]) == (4, 0)
+    lines = sorted(line.partition("] ")[2] for line in running.wait().out.splitlines())
+    assert lines == ["0: 0 of 0,1", "1: 1 of 0,1", "2: 0 of 0,1", "3: 1 of 0,1"]
+    done = cli("run", "--nodes", "1", "--gpus-per-node", "3", name, code=6)
+    assert "node configuration is not available" in done.err
+
+
 def test_many_jobs_cost_one_question(cli: Cli, site: Site, program: Program) -> None:
     """The queue's commands are replaced by ones that count their calls."""
     first = cli.detach(*site.all_slots(), program("long", LONG))

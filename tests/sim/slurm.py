@@ -10,6 +10,8 @@ from tests.sim.machines import Machine, until
 
 CPUS = 4
 """Per node, whatever this machine has."""
+GPUS = ("/dev/null", "/dev/zero")
+"""Devices of a node that Slurm counts and hands out. It only looks that they are devices."""
 
 _CONF = """
 ClusterName=sim
@@ -27,6 +29,7 @@ SelectTypeParameters=CR_CPU
 SchedulerType=sched/backfill
 SchedulerParameters=bf_interval=1,batch_sched_delay=1,sched_interval=2
 SwitchType=switch/none
+GresTypes=gpu
 MpiDefault=none
 JobRequeue=1
 PreemptType=preempt/partition_prio
@@ -76,11 +79,13 @@ class Slurm(Batch):
         key.write_bytes(os.urandom(128))
         self.machines.start(["login", *NODES])
         nodes = "".join(
-            f"NodeName={n} NodeAddr={self.machines.hosts[n].address} CPUs={CPUS} RealMemory=2000\n"
+            f"NodeName={n} NodeAddr={self.machines.hosts[n].address} CPUs={CPUS} RealMemory=2000"
+            f" Gres=gpu:t4:{len(GPUS)}\n"
             for n in NODES
         )
         # The nodes share /tmp, where all of them would make the same folder for PMIx.
         (etc / "mpi.conf").write_text("PMIxCliTmpDirBase=/run\n")
+        (etc / "gres.conf").write_text(f"Name=gpu Type=t4 File={','.join(GPUS)}\n")
         (etc / "slurm.conf").write_text(_CONF.format(folder=self.folder, nodes=nodes))
         mounts = [(etc, "/etc/slurm"), (self.machines.shared_home(), "/etc/passwd")]
         self.machines.ready(dict.fromkeys(self.machines.hosts, mounts))
