@@ -306,6 +306,18 @@ def test_one_question_for_all_jobs_and_everybody(login: Path) -> None:
     assert (login.parent / "fake" / "asked").read_text() == "asked\nasked\n"
 
 
+def test_accounting_knows_what_the_controller_has_forgotten(login: Path) -> None:
+    fake = login.parent / "fake"
+    (fake / "known").write_text("")
+    assert survey(login)[2].state is JobState.LOST
+    (fake / "sacct").write_text(
+        '#!/bin/sh\n[ "$*" = "-X -n -P -o State,ExitCode,Reason -j 20" ] || exit 1\n'
+        "echo 'CANCELLED by 1000|0:15|None'\n"
+    )
+    (fake / "sacct").chmod(0o755)
+    assert survey(login)[2].state is JobState.CANCELLED
+
+
 def test_the_secrets_of_a_job_that_is_gone_go_too(login: Path) -> None:
     for number in (1, 2, 3):
         (login / "jobs" / str(number) / "env").write_text("MY_TOKEN=x\n")
