@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
+from typing import ClassVar
 
 from clusterctl import assets
 from clusterctl.errors import UsageError
@@ -44,126 +46,159 @@ def job_name(job: Job) -> str:
     return f"{plain[:20]}-{job.id}"
 
 
-def script(
-    job: Job,
-    cluster: Cluster,
-    plan: LaunchPlan,
-    *,
-    system: str,
-    directives: Sequence[str],
-    signals: Sequence[tuple[str, str]],
-    warn_after: float = 0.0,
-    requeue_code: int = 0,
-) -> str:
-    """The batch script. `directives` are whole lines of its head; `signals` are the warnings that
-    the system sends to it, and what each means: `checkpoint` or `stopped`. Where the system does
-    not warn of its time limit, the script does so itself, `warn_after` seconds."""
-    root = cluster.launcher.root
-    timers = []
-    if job.spec.timeout:
-        timers.append((f"{job.spec.timeout:g}", "echo timeout >stop && kill -TERM $$"))
-    if warn_after:
-        timers.append((f"{warn_after:g}", "kill -USR1 $$"))
-    return assets.render(
-        "batch/job.sh.j2",
-        system=system,
-        directives=directives,
-        signals=signals,
-        requeue="requeue" in job.spec.native,
-        requeue_code=requeue_code,
-        id=job.id,
-        tag=f"{cluster.id}/{job.id};",
-        folder=f"{root}/jobs/{job.id}",
-        root=root,
-        ranks=job.ranks,
-        grace=GRACE,
-        timers=timers,
-        retries=job.spec.retries,
-        modules=job.spec.modules,
-        path=plan.path,
-        launcher=job.spec.launcher,
-        **_source(job, "work"),
-    )
+class Batch(ABC):
+    """What all batch systems do alike. Commands run in the job's folder on the login node."""
+
+    system: ClassVar[str]
+    prefix: ClassVar[str]
+    """What a directive begins with, in the head of a script."""
+    submit: ClassVar[str]
+    """The command that takes a script, and `receipt`, its options that make it print the number."""
+    receipt: ClassVar[str]
+    end: ClassVar[str]
+    """The command that takes the number of a job to end."""
+    gone: ClassVar[Mapping[str, JobState]]
+    """Ways to have left the queue; one that is not there is taken for lost."""
+    signals: ClassVar[Sequence[tuple[str, str]]]
+    """The warnings that the script gets, and what each means: `checkpoint` or `stopped`."""
+    requeue_code: ClassVar[int] = 0
+    """The exit code with which a script asks to be run again."""
+    ours: ClassVar[tuple[str, ...]]
+    """Beginnings of the directives that serve our job folder: no use in an emitted script."""
+
+    @abstractmethod
+    def directives(self, job: Job) -> list[str]:
+        """Lines of the head, without `prefix`. Paths are relative to the job's folder."""
+
+    @abstractmethod
+    def in_queue(self, state: str) -> tuple[JobState, str]:
+        """The queue's word for a state, and why the job waits if the word says that."""
+
+    def warn_after(self, job: Job) -> float:
+        """Seconds until the script warns itself of its time limit, where the system does not; 0:
+        never."""
+        return 0.0
+
+    def script(self, job: Job, cluster: Cluster, plan: LaunchPlan) -> dict[str, str]:
+        root = cluster.launcher.root
+        timers = []
+        if job.spec.timeout:
+            timers.append((f"{job.spec.timeout:g}", "echo timeout >stop && kill -TERM $$"))
+        if warn_after := self.warn_after(job):
+            timers.append((f"{warn_after:g}", "kill -USR1 $$"))
+        text = assets.render(
+            "batch/job.sh.j2",
+            directives=[f"{self.prefix} {line}" for line in self.directives(job)],
+            signals=self.signals,
+            requeue="requeue" in job.spec.native,
+            requeue_code=self.requeue_code,
+            id=job.id,
+            tag=f"{cluster.id}/{job.id};",
+            folder=f"{root}/jobs/{job.id}",
+            root=root,
+            grace=GRACE,
+            timers=timers,
+            retries=job.spec.retries,
+            **self._start(job, plan, "work"),
+        )
+        return {"job.sh": text, "clusterctl-agent": assets.render(f"{self.system}/agent.sh.j2")}
+
+    def emit(self, job: Job, plan: LaunchPlan, version: str, secrets: Sequence[str]) -> str:
+        """A script to hand in by hand: no state, no clean-up, no second attempt."""
+        what = job.spec.program
+        text = "\0".join((what.target, *what.args, *job.spec.env.values()))
+        lines = [line for line in self.directives(job) if not line.startswith(self.ours)]
+        return assets.render(
+            "batch/emit.sh.j2",
+            directives=[f"{self.prefix} {line}" for line in (*lines, *self.pass_on(secrets))],
+            submit=self.submit,
+            title=" ".join((what.target, *what.args)),
+            version=version,
+            secrets=secrets,
+            # An argument may hold any line, also one that would end the text that it stands in.
+            delimiter=f"END_{sha256(text.encode(errors='surrogateescape')).hexdigest()[:16]}",
+            env=sorted(plan.env.items()),
+            working=what.folder,
+            program=next(iter(plan.programs.values())),
+            agent=assets.render(f"{self.system}/agent.sh.j2"),
+            **self._start(job, plan, ".."),
+        )
+
+    def pass_on(self, secrets: Sequence[str]) -> list[str]:
+        """Directives that hand these variables on from whoever hands the script in."""
+        return []
+
+    def _start(self, job: Job, plan: LaunchPlan, tree: str) -> dict[str, object]:
+        """What batch/start.sh.j2 needs; `tree` is where the script sees the program's files."""
+        spec, what = job.spec, job.spec.program
+        source = what.kind is ProgramKind.SOURCE
+        return {
+            "system": self.system,
+            "ranks": job.ranks,
+            "modules": spec.modules,
+            "path": plan.path,
+            "launcher": spec.launcher,
+            "source": what.source,
+            "target": what.target,
+            "compilers": what.compilers if source else (),
+            "tree": f"{tree}/{what.folder}",
+        }
+
+    def survey(self) -> str:
+        return assets.render("batch/survey.sh.j2", system=self.system, age=QUEUE_AGE)
+
+    def survey_argv(self, jobs: Sequence[Job]) -> tuple[str, ...]:
+        return _survey_argv(job.id for job in jobs)
+
+    def submit_argv(self, job: Job) -> tuple[str, ...]:
+        """The job is on record as queued before the queue has it: nothing comes too late. `native`
+        is what the command prints, or, where it fails, gone."""
+        script = (
+            'echo "queued $(date +%s.%N)" >>state;'
+            f" {self.submit} {self.receipt} job.sh >native.new 2>submit.err </dev/null ||"
+            " { grep -v '^Exiting' submit.err | tr '\\n' ' ' >&2; exit 1; };"
+            f' mv native.new native; exec {shlex.join(_survey_argv(()))} "$(basename "$PWD")"'
+        )
+        return ("/bin/sh", "-c", script)
+
+    def parse_submit(self, text: str) -> str:
+        """The number alone, or `number;cluster`."""
+        return text.strip().partition(";")[0]
+
+    def status_argv(self, job: Job) -> tuple[str, ...]:
+        return _survey_argv((job.id,))
+
+    def parse_status(self, job: Job, text: str) -> Job:
+        """The job after a survey. An answer that means nothing changes nothing."""
+        native, lines = sections(text).get(job.id, ("", []))
+        if job.state.ended:
+            return job
+        if native:
+            job = replace(job, native_id=native)
+        for line in lines:
+            word, _, rest = line.partition(" ")
+            if word == "queue":
+                word, _, reason = rest.partition("|")
+                state, why = self.in_queue(word)
+                job = _waiting(job, state, why or reason)
+            elif word == "gone":
+                job = _gone(job, rest, self.gone)
+            else:
+                job = direct.apply(job, line)
+        return job
+
+    def cancel_argv(self, job: Job) -> tuple[str, ...]:
+        """What the queue said before is void."""
+        script = (
+            "echo cancelled >stop; rm -f ../../queue; n=$(cat native 2>/dev/null); n=${n%%;*};"
+            f' [ -z "$n" ] || {self.end} "$n" 2>&1; :'
+        )
+        return ("/bin/sh", "-c", script)
 
 
-def _source(job: Job, tree: str) -> dict[str, object]:
-    """What the script has to compile before it starts ranks; `tree` is where the files lie, as
-    the script sees it."""
-    what = job.spec.program
-    if what.kind is not ProgramKind.SOURCE:
-        return {"source": ""}
-    return {
-        "source": what.source,
-        "target": what.target,
-        "compilers": what.compilers,
-        "tree": f"{tree}/{what.folder}",
-    }
-
-
-def emit(
-    job: Job,
-    plan: LaunchPlan,
-    *,
-    system: str,
-    directives: Sequence[str],
-    submit: str,
-    version: str,
-    secrets: Sequence[str],
-) -> str:
-    """A script to hand in by hand: no state, no clean-up, no second attempt."""
-    what = job.spec.program
-    text = "\0".join((what.target, *what.args, *job.spec.env.values()))
-    return assets.render(
-        "batch/emit.sh.j2",
-        system=system,
-        directives=directives,
-        submit=submit,
-        title=" ".join((what.target, *what.args)),
-        version=version,
-        secrets=secrets,
-        # An argument may hold any line, also one that would end the text that it stands in.
-        delimiter=f"END_{sha256(text.encode(errors='surrogateescape')).hexdigest()[:16]}",
-        env=sorted(plan.env.items()),
-        working=what.folder,
-        program=next(iter(plan.programs.values())),
-        agent=assets.render(f"{system}/agent.sh.j2"),
-        ranks=job.ranks,
-        modules=job.spec.modules,
-        path=plan.path,
-        launcher=job.spec.launcher,
-        **_source(job, ".."),
-    )
-
-
-def survey(system: str) -> str:
-    """The script that says what is known about jobs, with one question to the queue."""
-    return assets.render("batch/survey.sh.j2", system=system, age=QUEUE_AGE)
-
-
-def status_argv(jobs: Sequence[int]) -> tuple[str, ...]:
+def _survey_argv(jobs: Iterable[int]) -> tuple[str, ...]:
     """Runs in the folder of one of the jobs."""
     return ("/bin/sh", "../../bin/survey", *map(str, jobs))
-
-
-def submit_argv(command: str) -> tuple[str, ...]:
-    """The job is on record as queued before the queue has it: nothing comes too late. `native` is
-    what the command prints, or, where it fails, gone."""
-    script = (
-        'echo "queued $(date +%s.%N)" >>state;'
-        f" {command} >native.new 2>submit.err </dev/null ||"
-        " { grep -v '^Exiting' submit.err | tr '\\n' ' ' >&2; exit 1; };"
-        f' mv native.new native; exec {shlex.join(status_argv(()))} "$(basename "$PWD")"'
-    )
-    return ("/bin/sh", "-c", script)
-
-
-def cancel_argv(command: str) -> tuple[str, ...]:
-    """`command` gets the batch system's number of the job. What the queue said before is void."""
-    script = (
-        "echo cancelled >stop; rm -f ../../queue; n=$(cat native 2>/dev/null); n=${n%%;*};"
-        f' [ -z "$n" ] || {command} "$n" 2>&1; :'
-    )
-    return ("/bin/sh", "-c", script)
 
 
 def sections(text: str) -> dict[int, tuple[str, list[str]]]:
@@ -178,33 +213,6 @@ def sections(text: str) -> dict[int, tuple[str, list[str]]]:
         else:
             lines.append(line)
     return found
-
-
-def parse_status(
-    job: Job,
-    text: str,
-    in_queue: Callable[[str], tuple[JobState, str]],
-    gone: Mapping[str, JobState],
-) -> Job:
-    """The job after a survey. An answer that means nothing changes nothing. `in_queue` reads the
-    queue's word for a state, and why the job waits if the word says that; a way to be `gone` that
-    the table does not have is taken for lost."""
-    native, lines = sections(text).get(job.id, ("", []))
-    if job.state.ended:
-        return job
-    if native:
-        job = replace(job, native_id=native)
-    for line in lines:
-        word, _, rest = line.partition(" ")
-        if word == "queue":
-            word, _, reason = rest.partition("|")
-            state, why = in_queue(word)
-            job = _waiting(job, state, why or reason)
-        elif word == "gone":
-            job = _gone(job, rest, gone)
-        else:
-            job = direct.apply(job, line)
-    return job
 
 
 def _waiting(job: Job, state: JobState, reason: str) -> Job:

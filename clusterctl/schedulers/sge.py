@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from clusterctl import assets
 from clusterctl.errors import UsageError
-from clusterctl.model import Cluster, Job, JobSpec, JobState, LaunchPlan
+from clusterctl.model import Job, JobSpec, JobState
 from clusterctl.schedulers import batch
 
 OPTIONS = {
@@ -46,73 +45,40 @@ REQUEUE_CODE = 99
 """A job that exits with it is put back into the queue (`man sge_conf`, FORBID_RESCHEDULE)."""
 
 
-class Sge:
-    """Commands run in the job's folder on the login node."""
+class Sge(batch.Batch):
+    system = "sge"
+    prefix = "#$"
+    submit, receipt = "qsub", "-terse"
+    end = "qdel"
+    gone = GONE
+    # -notify: USR2 comes before the end, whether by qdel or by a limit. A suspension is announced
+    # by USR1, which is then taken for the end: better saved once too often.
+    signals = (("USR1", "checkpoint"), ("USR2", "stopped"), ("TERM", "stopped"))
+    requeue_code = REQUEUE_CODE
+    ours = ("-o ", "-notify", "-r ")
 
-    def script(self, job: Job, cluster: Cluster, plan: LaunchPlan) -> dict[str, str]:
-        text = batch.script(
-            job,
-            cluster,
-            plan,
-            system="sge",
-            directives=[f"#$ {line}" for line in directives(job)],
-            # -notify: USR2 comes before the end, whether by qdel or by a limit. A suspension is
-            # announced by USR1, which is then taken for the end: better saved once too often.
-            signals=(("USR1", "checkpoint"), ("USR2", "stopped"), ("TERM", "stopped")),
-            warn_after=max(1, time_limit(job.spec) - batch.LEAD) if time_limit(job.spec) else 0,
-            requeue_code=REQUEUE_CODE,
-        )
-        return {"job.sh": text, "clusterctl-agent": assets.render("sge/agent.sh.j2")}
+    def directives(self, job: Job) -> list[str]:
+        return directives(job)
 
-    def submit_argv(self, job: Job) -> tuple[str, ...]:
-        return batch.submit_argv("qsub -terse job.sh")
+    def in_queue(self, state: str) -> tuple[JobState, str]:
+        """qstat's letters: `q` waits (`h` held, `E` in error), all else is some kind of running."""
+        if "E" in state:
+            return JobState.QUEUED, f"in error ({state}): `qstat -j` on the login node says why"
+        if "q" in state:
+            return JobState.QUEUED, "held" if "h" in state else "waiting"
+        return JobState.RUNNING, ""
 
-    def parse_submit(self, text: str) -> str:
-        """`-terse` prints the number alone."""
-        return text.strip()
+    def warn_after(self, job: Job) -> float:
+        limit = time_limit(job.spec)
+        return max(1, limit - batch.LEAD) if limit else 0
 
-    def status_argv(self, job: Job) -> tuple[str, ...]:
-        return batch.status_argv((job.id,))
-
-    def parse_status(self, job: Job, text: str) -> Job:
-        return batch.parse_status(job, text, in_queue, GONE)
-
-    def cancel_argv(self, job: Job) -> tuple[str, ...]:
-        return batch.cancel_argv("qdel")
-
-    def emit(self, job: Job, plan: LaunchPlan, version: str, secrets: Sequence[str]) -> str:
-        ours = ("-o ", "-notify", "-r ")
-        lines = [line for line in directives(job) if not line.startswith(ours)]
-        lines += [f"-v {','.join(secrets)}"] if secrets else []
-        return batch.emit(
-            job,
-            plan,
-            system="sge",
-            directives=[f"#$ {line}" for line in lines],
-            submit="qsub",
-            version=version,
-            secrets=secrets,
-        )
+    def pass_on(self, secrets: Sequence[str]) -> list[str]:
+        return [f"-v {','.join(secrets)}"] if secrets else []
 
     def interactive_argv(self, job: Job, words: Sequence[str]) -> tuple[str, ...]:
-        ours = ("-o ", "-notify", "-r ", "-j ", "-S ", "-cwd", "-m ", "-M ")
+        ours = (*self.ours, "-j ", "-S ", "-cwd", "-m ", "-M ")
         lines = [line for line in directives(job) if not line.startswith(ours)]
         return ("qrsh", "-now", "no", *(word for line in lines for word in line.split()), *words)
-
-    def survey(self) -> str:
-        return batch.survey("sge")
-
-    def survey_argv(self, jobs: Sequence[Job]) -> tuple[str, ...]:
-        return batch.status_argv([job.id for job in jobs])
-
-
-def in_queue(state: str) -> tuple[JobState, str]:
-    """qstat's letters: `q` waits (`h` held, `E` in error), all else is some kind of running."""
-    if "E" in state:
-        return JobState.QUEUED, f"in error ({state}): `qstat -j` on the login node says why"
-    if "q" in state:
-        return JobState.QUEUED, "held" if "h" in state else "waiting"
-    return JobState.RUNNING, ""
 
 
 def directives(job: Job) -> list[str]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from clusterctl import assets
 from clusterctl.errors import UsageError
-from clusterctl.model import Cluster, Job, JobSpec, JobState, LaunchPlan
+from clusterctl.model import Job, JobSpec, JobState
 from clusterctl.schedulers import batch
 
 OPTIONS = (
@@ -63,65 +62,27 @@ GONE: dict[str, JobState] = {
 }
 
 
-class Slurm:
-    """Commands run in the job's folder on the login node."""
+class Slurm(batch.Batch):
+    system = "slurm"
+    prefix = "#SBATCH"
+    submit, receipt = "sbatch", "--parsable"
+    end = "scancel"
+    gone = GONE
+    signals = (("USR1", "checkpoint"), ("TERM", "stopped"))
+    ours = ("--output=", "--open-mode=", "--signal=", "--no-requeue", "--requeue")
 
-    def script(self, job: Job, cluster: Cluster, plan: LaunchPlan) -> dict[str, str]:
-        text = batch.script(
-            job,
-            cluster,
-            plan,
-            system="slurm",
-            directives=[f"#SBATCH {line}" for line in directives(job)],
-            signals=(("USR1", "checkpoint"), ("TERM", "stopped")),
-        )
-        return {"job.sh": text, "clusterctl-agent": assets.render("slurm/agent.sh.j2")}
+    def directives(self, job: Job) -> list[str]:
+        return directives(job)
 
-    def submit_argv(self, job: Job) -> tuple[str, ...]:
-        return batch.submit_argv("sbatch --parsable job.sh")
-
-    def parse_submit(self, text: str) -> str:
-        """`--parsable` prints `number` or `number;cluster`."""
-        return text.strip().partition(";")[0]
-
-    def status_argv(self, job: Job) -> tuple[str, ...]:
-        return batch.status_argv((job.id,))
-
-    def parse_status(self, job: Job, text: str) -> Job:
-        return batch.parse_status(job, text, in_queue, GONE)
-
-    def cancel_argv(self, job: Job) -> tuple[str, ...]:
-        return batch.cancel_argv("scancel")
-
-    def emit(self, job: Job, plan: LaunchPlan, version: str, secrets: Sequence[str]) -> str:
-        ours = ("--output=", "--open-mode=", "--signal=", "--no-requeue", "--requeue")
-        lines = [line for line in directives(job) if not line.startswith(ours)]
-        return batch.emit(
-            job,
-            plan,
-            system="slurm",
-            directives=[f"#SBATCH {line}" for line in lines],
-            submit="sbatch",
-            version=version,
-            secrets=secrets,
-        )
+    def in_queue(self, state: str) -> tuple[JobState, str]:
+        """Its reason comes beside it."""
+        return QUEUE.get(state, JobState.RUNNING), ""
 
     def interactive_argv(self, job: Job, words: Sequence[str]) -> tuple[str, ...]:
         spec = job.spec
         options = [f"--{k}={v}" if v else f"--{k}" for k, v in spec.native.items()]
         command = tuple(words) or ("/bin/sh", "-c", 'exec "${SHELL:-/bin/sh}" -l')
         return ("srun", "--pty", *size(spec), *options, *command)
-
-    def survey(self) -> str:
-        return batch.survey("slurm")
-
-    def survey_argv(self, jobs: Sequence[Job]) -> tuple[str, ...]:
-        return batch.status_argv([job.id for job in jobs])
-
-
-def in_queue(state: str) -> tuple[JobState, str]:
-    """squeue's word for a state; its reason comes beside it."""
-    return QUEUE.get(state, JobState.RUNNING), ""
 
 
 def directives(job: Job) -> list[str]:
