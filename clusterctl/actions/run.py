@@ -246,16 +246,19 @@ def emit(prepared: Prepared, kind: str = "sh") -> str:
         '"$scratch/hostfile"' if word == "hostfile" else command_line((word,))
         for word in plan.argv[:wrapper]
     ]
+    what = job.spec.program
+    compiling = (what.compilers[0], "-O2", "-o", what.target, what.source) if what.source else ()
     return assets.render(
         "job/emit.sh.j2",
-        title=" ".join((job.spec.program.target, *job.spec.program.args)),
+        compile=command_line(compiling).replace("\n", " "),
+        title=" ".join((what.target, *what.args)),
         version=__version__,
         launcher=launcher.name,
         user=launcher.user,
         address=launcher.address,
         root=launcher.root,
         hostfile=plan.files["hostfile"],
-        working=job.spec.program.folder,
+        working=what.folder,
         env=sorted({**plan.env, **job.spec.env}.items()),
         nodes=[
             {

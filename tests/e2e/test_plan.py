@@ -121,6 +121,12 @@ def test_an_emitted_script_asks_for_its_secrets(cli: Cli) -> None:
     assert cli("ssh", "launcher", "--", line).out.split() == ["5", "5"]
 
 
+def test_an_emitted_script_says_how_to_compile_its_program(cli: Cli) -> None:
+    script = cli("run", "--emit", "sh", "hello.c").out
+    [line] = [line for line in script.splitlines() if "compiled" in line]
+    assert line.endswith(": mpicc -O2 -o ./hello hello.c")
+
+
 def test_a_bundled_program_is_emitted_too(cli: Cli) -> None:
     """With the folder of the bundled programs as FOLDER."""
     workloads = str(ROOT / "workloads")
