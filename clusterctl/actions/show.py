@@ -73,14 +73,14 @@ def _ask(store: Store, cluster: Cluster) -> tuple[dict[str, str], dict[str, floa
     """What the machines say, and the deadlines that they keep themselves."""
     from clusterctl import providers
     from clusterctl.actions import connected
-    from clusterctl.providers.ec2.userdata import DEADLINE
+    from clusterctl.providers.deadlines import FILE
 
     told = dict.fromkeys((node.name for node in cluster.nodes), "running")
     if cluster.spec.provider not in providers.ATTACHED:
         told = providers.load(cluster.spec.provider).describe(cluster, store.folder(cluster.name))
     running = [node.name for node in cluster.nodes if told.get(node.name) == "running"]
     with connected(store, cluster) as pool:
-        command = f"cat /proc/loadavg; cat {DEADLINE} 2>/dev/null; exit 0"
+        command = f"cat /proc/loadavg; cat {FILE} 2>/dev/null; exit 0"
         results = pool.run(command, running, timeout=10)
     deadlines: dict[str, float] = {}
     for result in results:

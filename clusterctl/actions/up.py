@@ -219,7 +219,7 @@ def _record(
         spec=spec,
         phase=Phase.CREATING,
         charges=plan.charges,
-        deadline=plan.deadline or base.deadline,
+        deadline=plan.deadline,
     )
     if not base.mode:
         # A cluster stays in the mode it was made in, whatever is possible by now.

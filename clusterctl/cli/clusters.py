@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Annotated, Any
 
 import typer
@@ -383,7 +384,10 @@ def _queues(queues: Any) -> list[tuple[str, ...]]:
 
 
 def _ends(cluster: Cluster) -> str:
-    return f", ends {clock(cluster.deadline)}" if cluster.deadline else ""
+    if not cluster.deadline:
+        return ""
+    word = "ends" if cluster.deadline > time.time() else "ended"
+    return f", {word} {clock(cluster.deadline)}"
 
 
 def _program(cluster: Cluster) -> str:

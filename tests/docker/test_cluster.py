@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -106,6 +107,49 @@ def test_workers_come_and_go(clusterctl: Clusterctl, engine: Engine, cluster: st
     assert [node["name"] for node in found["nodes"]] == ["launcher", "worker-1"]
     assert len(labelled(engine, cluster)) == 3  # with the network
     clusterctl("up", "--workers", "2")
+
+
+SAVES = """#!/bin/sh
+trap 'echo saved >saved; exit 0' TERM
+while :; do sleep 0.2; done
+"""
+
+
+def test_it_ends_itself_at_its_time(
+    clusterctl: Clusterctl, engine: Engine, cluster: str, home: Path
+) -> None:
+    """No clusterctl runs then. Ranks get SIGTERM before, and what they saved is there again."""
+    names = [f"{cluster}-{node}" for node in ("launcher", "worker-1", "worker-2")]
+
+    def states() -> set[str]:
+        form = "{{.State.Status}} {{.State.ExitCode}} {{.HostConfig.RestartPolicy.Name}}"
+        return set(engine("inspect", "-f", form, *names).splitlines())
+
+    program = home.parent / "save" / "saves.sh"
+    program.parent.mkdir()
+    program.write_text(SAVES)
+    program.chmod(0o755)
+    clusterctl("up", "--ttl", "1h")
+    assert states() == {"running 0 on-failure"}
+    clusterctl("run", "--detach", str(program))
+    ended = time.time() + 30
+    clusterctl("extend", "--ttl", "30s")  # three seconds of them are for saving
+    first = json.loads(clusterctl("status", "--live", "--json").stdout)
+    assert {node["deadline"] for node in first["nodes"]} == {float(int(first["deadline"]))}
+    until = time.monotonic() + 200
+    while states() != {"exited 0 on-failure"}:
+        assert time.monotonic() < until, states()
+        time.sleep(0.5)
+    assert time.time() >= ended - 1
+    said = clusterctl("status", "--live").stdout
+    assert ", ended 2" in said
+    assert said.count("has ended itself at its deadline") == 3
+    assert "3 were there" in clusterctl("up").stderr  # for another hour
+    assert states() == {"running 0 on-failure"}
+    assert json.loads(clusterctl("status", "--json").stdout)["deadline"] > time.time() + 3000
+    for worker in ("worker-1", "worker-2"):
+        saved = clusterctl("ssh", worker, "--", "find", "/root", "-name", "saved").stdout
+        assert saved.strip().endswith("saved")
 
 
 def test_a_lost_record_is_found_by_its_labels(

@@ -71,6 +71,12 @@ def test_gpus_are_dealt_out(
         (FOUR_NVIDIA, {"gpus": ("0",)}, UsageError, "1 GPUs do not go round 2 workers"),
         ((), {"gpus": ("0",)}, ProviderError, "no GPU"),
         (("kfd",), {"gpus": ("all",)}, ProviderError, "no GPU"),
+        (
+            FOUR_NVIDIA,
+            {"gpus": ("0", "1", "2"), "workers": 4},
+            UsageError,
+            "3 GPUs do not go round",
+        ),
         ((), {"workers": 0}, UsageError, "not 0"),
         ((), {"workers": 10**6}, UsageError, "1 to 200 workers"),
         ((), {"group": NodeGroup(count=2, family="g4dn")}, UsageError, "machine types"),
@@ -99,10 +105,19 @@ def test_images_follow_the_gpus(tmp_path: Path) -> None:
     assert images(image="mine:7") == ["mine:7", "mine:7"]
 
 
-def create(machine: layout.Machine, granted: tuple[layout.Ask, ...] = layout.ASKS) -> list[str]:
+def create(
+    machine: layout.Machine,
+    granted: tuple[layout.Ask, ...] = layout.ASKS,
+    deadline: float | None = None,
+) -> list[str]:
     labels = {engine.CLUSTER: "lab-1a2b", engine.FOLDER: "/x y", engine.DIGEST: "d"}
     return layout.create_argv(
-        machine, cluster="lab-1a2b", labels=labels, subnet=SUBNET, granted=granted
+        machine,
+        cluster="lab-1a2b",
+        labels=labels,
+        subnet=SUBNET,
+        granted=granted,
+        restart=layout.restart(deadline),
     )
 
 
@@ -120,7 +135,8 @@ def test_create_argv() -> None:
         "--ulimit memlock=-1 --cap-add IPC_LOCK --cap-add SYS_PTRACE --cap-add SYS_NICE",
         '--gpus "device=0,2"',
         "--env SLOTS=2",
-        "--entrypoint /bin/sh img:1 /usr/local/lib/clusterctl/entrypoint.sh",
+        "--entrypoint /bin/sh img:1 -c",
+        "exec /bin/sh /usr/local/lib/clusterctl/entrypoint.sh",
     ):
         assert words in text, words
     assert "clusterctl.folder=/x y" in argv
@@ -130,6 +146,8 @@ def test_create_argv() -> None:
     assert "--ulimit" not in plain
     assert "--cap-add" not in plain
     assert "--gpus" not in plain
+    mortal = " ".join(create(layout.Machine("worker-1", 1, "img:1"), deadline=1e9))
+    assert "--restart on-failure" in mortal  # it ends with 0, and stays down
     amd = " ".join(create(layout.Machine("worker-1", 1, "img:1", ("1",), Accelerator.AMD)))
     assert "--device /dev/kfd --device /dev/dri/renderD129 --group-add video" in amd
 
@@ -264,8 +282,6 @@ def test_wishes_that_mean_nothing_here(docker: Path) -> None:
     write(docker, "exit 0")
     with pytest.raises(UsageError, match="containers already"):
         providers.load("docker").plan(spec(runtime=Runtime.DOCKER))
-    with pytest.raises(UsageError, match="no deadline"):
-        providers.load("docker").plan(spec(ttl=60.0))
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from clusterctl import catalog, keys
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.insight import cost
 from clusterctl.model import Charge, CloudSpec, ClusterSpec, NodeGroup
+from clusterctl.providers import deadlines
 from clusterctl.providers.ec2 import failures, known_to, prices, spec, sweep, userdata
 from clusterctl.providers.ec2.failures import CapacityError
 from clusterctl.providers.ec2.hostkeys import HostKeys
@@ -230,7 +231,7 @@ def test_user_data_is_small_valid_and_armed() -> None:
     config = json.loads(body)
     assert config["ssh_keys"]["ed25519_private"] == pair.private
     files = {item["path"]: item["content"] for item in config["write_files"]}
-    assert files[userdata.DEADLINE] == "1000000000\n"
+    assert files[deadlines.FILE] == "1000000000\n"
     script = files[userdata.AGENT]
     assert "spot/instance-action" in script
     done = subprocess.run(["sh", "-n"], input=script, text=True, capture_output=True)

@@ -18,9 +18,15 @@ from ipaddress import IPv4Network
 from pathlib import Path
 
 from clusterctl import assets, catalog, keys, process
-from clusterctl.errors import ClusterctlError, LeftoverError, ProviderError, UsageError
+from clusterctl.errors import (
+    ClusterctlError,
+    LeftoverError,
+    NodeUnreachable,
+    ProviderError,
+    UsageError,
+)
 from clusterctl.model import Accelerator, Cluster, ClusterSpec, Node, Role, Runtime
-from clusterctl.providers import Created, OnEvent, ProviderPlan, subnets
+from clusterctl.providers import Created, OnEvent, ProviderPlan, deadlines, subnets
 from clusterctl.providers.docker import engine, layout
 from clusterctl.providers.docker.engine import Container
 from clusterctl.providers.docker.layout import Ask, Machine
@@ -40,11 +46,6 @@ class DockerProvider:
         self, spec: ClusterSpec, current: Cluster | None = None, tell: OnEvent = lambda line: None
     ) -> ProviderPlan:
         machines = layout.machines(spec)
-        if spec.ttl:
-            raise UsageError(
-                "a cluster in containers has no deadline: it costs nothing",
-                hint="leave --ttl out; `clusterctl down` ends it",
-            )
         if spec.runtime is Runtime.DOCKER:
             raise UsageError(
                 "--provider docker: its nodes are containers already",
@@ -70,6 +71,7 @@ class DockerProvider:
                 *shares,
                 "no cost",
             ),
+            deadline=deadlines.asked(spec, current),
         )
 
     def create(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> Created:
@@ -92,6 +94,9 @@ class DockerProvider:
             )
             for machine in machines
         }
+        # Before one that stands still is started: the deadline that it has may have passed.
+        refused = _arm(cluster.id, cluster.deadline, cluster.spec.ttl)
+        engine.remove(("rm", "--force", "--volumes"), [item.id for item in refused])
         kept, removed = _keep_healthy(cluster.id, digests, addresses)
         missing = [machine for machine in machines if machine.name not in kept]
         if missing:
@@ -116,7 +121,8 @@ class DockerProvider:
             found = {item.node: item for item in engine.containers(cluster.id)}
         except ProviderError as error:
             return dict.fromkeys(names, f"unknown: {error.message}")
-        troubles = {name: _trouble(found.get(name)) for name in names}
+        over = bool(cluster.deadline and cluster.deadline <= time.time())
+        troubles = {name: _trouble(found.get(name), over) for name in names}
         endpoints = {
             name: (found[name].address, layout.PORT) for name in names if not troubles[name]
         }
@@ -127,10 +133,12 @@ class DockerProvider:
         return engine.clusters(folder)
 
     def extend(self, cluster: Cluster, folder: Path, deadline: float) -> None:
-        raise UsageError(
-            f"cluster {cluster.name} has no deadline to move: containers cost nothing",
-            hint=f"`clusterctl down {cluster.name}` ends it",
-        )
+        engine.require()
+        if refused := _arm(cluster.id, deadline):
+            whys = sorted(f"{item.node}: {why}" for item, why in refused.items())
+            raise NodeUnreachable(
+                f"the old deadline stays on {'; '.join(whys)}", hint="try again", transient=True
+            )
 
     def destroy(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> None:
         engine.require()
@@ -205,12 +213,32 @@ def _labels(cluster: Cluster, folder: Path) -> dict[str, str]:
     return {engine.CLUSTER: cluster.id, engine.FOLDER: str(folder)}
 
 
-def _trouble(found: Container | None) -> str:
+def _trouble(found: Container | None, over: bool) -> str:
+    """`over`: its deadline has passed."""
     if found is None:
         return "gone: there is no such container"
     if found.state == "running":
         return "" if found.address else "cut off: it has left the cluster's network"
+    if over and found.state == "exited" and not found.exit_code:
+        return "has ended itself at its deadline"
     return f"{found.state}: exit code {found.exit_code}, see docker logs {found.name}"
+
+
+def _arm(cluster: str, deadline: float | None, life: float = 0.0) -> dict[Container, str]:
+    """Gives the containers that are there their deadline; those that cannot get it, and why."""
+    data = archive({deadlines.FILE: (deadlines.content(deadline, life), 0o644)})
+    refused: dict[Container, str] = {}
+
+    def arm(item: Container) -> None:
+        copied = engine.call("cp", "-", f"{item.id}:/", stdin=data)
+        policy = engine.call("update", "--restart", layout.restart(deadline), item.id)
+        for result in (copied, policy):
+            if not result.ok:
+                refused[item] = engine.said(result)
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        list(pool.map(arm, engine.containers(cluster)))
+    return refused
 
 
 def _keep_healthy(
@@ -291,6 +319,7 @@ def _make(
             labels={**_labels(cluster, folder), engine.DIGEST: digests[machine.name]},
             subnet=subnet,
             granted=() if machine.name == layout.LAUNCHER else granted,
+            restart=layout.restart(cluster.deadline),
         )
         what = f"{machine.name} could not be made"
         id = engine.need(*argv, what=what).strip()
@@ -298,7 +327,7 @@ def _make(
         files = {
             f"{layout.ETC}/host_key": (private, 0o600),
             f"{layout.ETC}/authorized_keys": ("".join(f"{k}\n" for k in authorized), 0o644),
-            **_furniture(),
+            **_furniture(cluster),
         }
         engine.need("cp", "-", f"{id}:/", what=what, stdin=archive(files))
         hint = _TOOLKIT if machine.vendor is Accelerator.NVIDIA and machine.gpus else ""
@@ -307,12 +336,16 @@ def _make(
     _each(make, machines)
 
 
-def _furniture() -> dict[str, tuple[str, int]]:
-    """The entry point and its sshd's settings: this release's, whatever the image brings."""
+def _furniture(cluster: Cluster) -> dict[str, tuple[str, int]]:
+    """The entry point, its sshd's settings and the agent that minds the deadline: this release's,
+    whatever the image brings."""
     common = assets.folder("docker") / "common"
     found = {f"{layout.ETC}/sshd_config": ((common / "sshd_config").read_text(), 0o644)}
     for name in ("entrypoint.sh", "healthcheck.sh"):
         found[f"{layout.ENTRY}/{name}"] = ((common / name).read_text(), 0o755)
+    agent = deadlines.agent(root=layout.root(cluster.id), end=layout.END)
+    found[layout.AGENT] = (agent, 0o755)
+    found[deadlines.FILE] = (deadlines.content(cluster.deadline, cluster.spec.ttl), 0o644)
     return found
 
 
@@ -382,7 +415,7 @@ def _node(cluster: Cluster, machine: Machine, address: str) -> Node:
         ssh_port=layout.PORT,
         job_port=layout.PORT,
         user="root",
-        root=f"/root/.clusterctl/{cluster.id}",
+        root=layout.root(cluster.id),
         slots=1 if launcher else len(machine.gpus) or max(1, cores),
         machine=layout.container(cluster.id, machine),
     )

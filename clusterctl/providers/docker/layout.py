@@ -24,6 +24,11 @@ PORT = 22
 ENTRY = "/usr/local/lib/clusterctl"
 ETC = "/etc/clusterctl"
 
+AGENT = f"{ENTRY}/deadline.sh"
+START = f"/bin/sh {AGENT} & exec /bin/sh {ENTRY}/entrypoint.sh"
+END = "kill -TERM 1"
+"""What the agent does at the deadline. `--init` hands it on to sshd, which ends with 0."""
+
 SHARED_MEMORY = "8g"
 """Upper limit of /dev/shm, where ranks of one node and data loaders meet; Docker's is 64 MiB. Not
 `--ipc=host`: that would also show nodes each other's segments, which no two machines do."""
@@ -176,6 +181,16 @@ def digest(machine: Machine, address: str, keys: Sequence[str]) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
+def root(cluster: str) -> str:
+    """The node root, in every container."""
+    return f"/root/.clusterctl/{cluster}"
+
+
+def restart(deadline: float | None) -> str:
+    """The engine's policy: whoever ends at a deadline, with exit code 0, has to stay down."""
+    return "on-failure" if deadline else "unless-stopped"
+
+
 def container(cluster: str, machine: Machine) -> str:
     """Its name, which has to be unique on the engine."""
     return f"{cluster}-{machine.name}"
@@ -188,13 +203,14 @@ def create_argv(
     labels: Mapping[str, str],
     subnet: IPv4Network,
     granted: Sequence[Ask],
+    restart: str,
 ) -> list[str]:
     """`docker create …`. Neither keys nor paths of this machine are in it."""
     words = [
         *("create", "--name", container(cluster, machine), "--hostname", machine.name),
         *("--network", cluster, "--network-alias", machine.name),
         *("--ip", subnets.address(subnet, machine.index)),
-        *("--init", "--restart", "unless-stopped", "--user", "root"),
+        *("--init", "--restart", restart, "--user", "root"),
         *("--shm-size", SHARED_MEMORY),
     ]
     for name, value in {**labels, engine.NODE: machine.name}.items():
@@ -209,4 +225,4 @@ def create_argv(
         words += ["--env", f"{name}={value}"]
     health = f"/bin/sh {ENTRY}/healthcheck.sh"
     words += ["--health-cmd", health, "--health-interval", "30s"]
-    return [*words, "--entrypoint", "/bin/sh", machine.image, f"{ENTRY}/entrypoint.sh"]
+    return [*words, "--entrypoint", "/bin/sh", machine.image, "-c", START]

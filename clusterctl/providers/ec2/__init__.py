@@ -19,7 +19,7 @@ import msgspec
 from clusterctl import assets, catalog, keys, terraform
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
 from clusterctl.model import Accelerator, Charge, Cluster, ClusterSpec, Node, Role, Runtime
-from clusterctl.providers import Created, OnEvent, ProviderPlan
+from clusterctl.providers import Created, OnEvent, ProviderPlan, deadlines
 from clusterctl.providers.ec2 import failures, hostkeys, preflight, prices, sweep, userdata
 from clusterctl.providers.ec2 import spec as layout
 from clusterctl.providers.ec2.api import Api, default_region
@@ -148,7 +148,7 @@ class Ec2Provider:
 
     def extend(self, cluster: Cluster, folder: Path, deadline: float) -> None:
         text = f"{int(deadline)}"
-        command = f"exec sudo -n sh -c 'echo {text} >{_NEXT} && mv {_NEXT} {userdata.DEADLINE}'"
+        command = f"exec sudo -n sh -c 'echo {text} >{_NEXT} && mv {_NEXT} {deadlines.FILE}'"
         host_keys = hostkeys.HostKeys(folder)
         with host_keys.pool(cluster.nodes) as pool:
             failed = [r for r in pool.run(command, timeout=EXTEND_TIMEOUT) if not r.ok]
@@ -306,7 +306,7 @@ class Ec2Provider:
 _ACCELERATORS = {"nvidia": Accelerator.NVIDIA, "amd": Accelerator.AMD}
 """What the machine image is for. The facts tell later whether it is there."""
 
-_NEXT = f"{userdata.DEADLINE}.next"
+_NEXT = f"{deadlines.FILE}.next"
 EXTEND_TIMEOUT = 30.0
 
 _USABLE = ("pending", "running", "stopping", "stopped")

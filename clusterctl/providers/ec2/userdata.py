@@ -10,11 +10,11 @@ import json
 
 from clusterctl import assets
 from clusterctl.keys import KeyPair
+from clusterctl.providers import deadlines
 
 AGENT = "/etc/clusterctl/deadline.sh"
 UNIT = "clusterctl-deadline.service"
-DEADLINE = "/var/lib/clusterctl/deadline"
-"""Seconds since the epoch; the agent reads it again every few seconds."""
+END = "shutdown -P now || poweroff -f"
 
 LIMIT = 16384
 """Bytes of user data that EC2 takes."""
@@ -35,11 +35,9 @@ def render(*, host_key: KeyPair, authorized: str, deadline: float, root: str, sp
             {
                 "path": AGENT,
                 "permissions": "0755",
-                "content": assets.render(
-                    "ec2/deadline.sh.j2", root=root, spot=spot, deadline=DEADLINE
-                ),
+                "content": deadlines.agent(root=root, end=END, spot=spot),
             },
-            {"path": DEADLINE, "permissions": "0644", "content": f"{int(deadline)}\n"},
+            {"path": deadlines.FILE, "permissions": "0644", "content": f"{int(deadline)}\n"},
             {
                 "path": f"/etc/systemd/system/{UNIT}",
                 "permissions": "0644",

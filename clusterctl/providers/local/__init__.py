@@ -13,7 +13,7 @@ from pathlib import Path
 
 from clusterctl.errors import LeftoverError, ProviderError
 from clusterctl.model import Cluster, ClusterSpec, Node, Role
-from clusterctl.providers import Created, OnEvent, ProviderPlan
+from clusterctl.providers import Created, OnEvent, ProviderPlan, deadlines
 from clusterctl.providers.local import cleanup, layout, modes, processes, reaper, sshd
 from clusterctl.providers.local.converge import converge
 from clusterctl.providers.local.loopback import Loopback, drop_privsep
@@ -44,7 +44,7 @@ class LocalProvider:
                 f"each an sshd with {kind} ({mode.name}: {mode.reason})",
                 "no cost",
             ),
-            deadline=_deadline(spec, current),
+            deadline=deadlines.asked(spec, current),
         )
 
     def create(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> Created:
@@ -126,14 +126,6 @@ class LocalProvider:
                 hint="end or remove that, then run down again",
             )
         on_event("no process, interface or file is left on this machine")
-
-
-def _deadline(spec: ClusterSpec, current: Cluster | None) -> float | None:
-    """A local cluster has one only where it was asked for."""
-    now = time.time()
-    if current and current.deadline and current.deadline > now:
-        return current.deadline
-    return now + spec.ttl if spec.ttl else None
 
 
 def _remnants(site: layout.Site, networks: set[int]) -> list[str]:

@@ -1,0 +1,41 @@
+"""When a cluster ends, and the agent on each node that sees to it.
+
+The agent reads a file again every few seconds, so that `extend` only has to replace that file.
+"""
+
+from __future__ import annotations
+
+import time
+
+from clusterctl import assets
+from clusterctl.model import Cluster, ClusterSpec
+
+FILE = "/var/lib/clusterctl/deadline"
+"""On nodes that end themselves. The first line is the time, in seconds since the epoch."""
+
+WARNING = 300
+"""Seconds before the deadline when ranks get SIGTERM; a tenth of a shorter life."""
+
+
+def asked(spec: ClusterSpec, current: Cluster | None) -> float | None:
+    """For nodes that cost nothing: the one that is armed, else from --ttl, else none."""
+    now = time.time()
+    if current and current.deadline and current.deadline > now:
+        return current.deadline
+    return now + spec.ttl if spec.ttl else None
+
+
+def content(deadline: float | None, life: float = 0.0) -> str:
+    """What FILE says, for nodes that are to live `life` seconds. Empty: no deadline."""
+    if deadline is None:
+        return ""
+    seconds = life or deadline - time.time()
+    return f"{int(deadline)}\n{max(0, min(WARNING, int(seconds / 10)))}\n"
+
+
+def agent(*, root: str, end: str, spot: bool = False) -> str:
+    """A script that stays, warns the jobs below the node root `root`, and then does `end` (sh).
+
+    `spot`: it also looks for EC2's notice that a spot instance is taken back.
+    """
+    return assets.render("node/deadline.sh.j2", root=root, end=end, spot=spot, deadline=FILE)

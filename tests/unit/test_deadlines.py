@@ -1,0 +1,86 @@
+"""The deadline of a node: the file that says it, and the agent that keeps it."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clusterctl.model import Cluster, ClusterSpec, NodeGroup, Phase
+from clusterctl.providers import deadlines
+
+SPEC = ClusterSpec(name="lab", provider="docker", groups=(NodeGroup(count=1),))
+
+
+def test_what_the_file_says() -> None:
+    """A time, and five minutes of warning: less where the whole life is short."""
+    assert deadlines.content(None) == ""
+    assert deadlines.content(1000.9, 8 * 3600) == "1000\n300\n"
+    assert deadlines.content(1000.0, 600) == "1000\n60\n"
+    soon = time.time() + 100
+    assert deadlines.content(soon).splitlines()[1] in ("9", "10")
+
+
+def test_the_one_that_is_armed_stays() -> None:
+    now = time.time()
+    cluster = Cluster(id="lab-1", spec=SPEC, phase=Phase.READY, created=now, deadline=now + 50)
+    wish = replace(SPEC, ttl=1000.0)
+    assert deadlines.asked(SPEC, None) is None
+    assert deadlines.asked(SPEC, cluster) == now + 50
+    assert deadlines.asked(wish, cluster) == now + 50
+    assert now + 1000 <= (deadlines.asked(wish, replace(cluster, deadline=now - 1)) or 0)
+
+
+Agent = Callable[[], "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
+    """Starts the agent of a node with one job; what it does ends up in `tmp_path`/story."""
+    monkeypatch.setattr(deadlines, "FILE", str(tmp_path / "deadline"))
+    story = tmp_path / "story"
+    sweep = tmp_path / "root" / "jobs" / "1" / "sweep.sh"
+    sweep.parent.mkdir(parents=True)
+    sweep.write_text(f'echo "$@" >>{story}\n')
+    script = deadlines.agent(root=str(tmp_path / "root"), end=f"echo end >>{story}; exit 0")
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start() -> subprocess.Popen[bytes]:
+        started.append(subprocess.Popen(["sh", "-c", script], start_new_session=True))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def test_it_warns_and_then_ends(agent: Agent, tmp_path: Path) -> None:
+    at = int(time.time()) + 3
+    (tmp_path / "deadline").write_text(f"{at}\n2\n")
+    assert agent().wait(60) == 0
+    assert time.time() >= at
+    assert (tmp_path / "story").read_text() == "ask 1\nend\n"
+
+
+def test_it_follows_the_file(agent: Agent, tmp_path: Path) -> None:
+    """Which may be half-written, or without the seconds that it warns ahead."""
+    file, story = tmp_path / "deadline", tmp_path / "story"
+    file.write_text("17x\n")
+    process = agent()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(1)
+    file.write_text(f"{int(time.time()) + 200}\n")
+    until = time.monotonic() + 60
+    while not story.exists():
+        assert process.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    file.write_text("17\n")
+    assert process.wait(60) == 0
+    assert story.read_text() == "ask 240\nend\n"
