@@ -18,7 +18,7 @@ else
 fi
 mkdir -p "$state"
 user=${SSH_USER:-$(id -un)}
-entry=$(getent passwd "$user") || { echo "there is no user $user in this image" >&2; exit 1; }
+getent passwd "$user" >/dev/null || { echo "there is no user $user in this image" >&2; exit 1; }
 if [ "$(id -u)" != 0 ] && [ "$(id -un)" != "$user" ]; then
     echo "only root can let in someone else: $user" >&2
     exit 1
@@ -46,7 +46,7 @@ fi
 
 gpus=$(nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU') || gpus=0
 if [ "$gpus" = 0 ] && [ -e /dev/kfd ]; then
-    gpus=$(ls /dev/dri 2>/dev/null | grep -c '^renderD') || gpus=0
+    gpus=$(find /dev/dri -name 'renderD*' 2>/dev/null | wc -l)
 fi
 [ "$gpus" != 0 ] || gpus=$(nproc)
 echo "$(hostname) slots=${SLOTS:-$gpus}" >"$state/hostfile"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from tests.conftest import Need
 DOCKER = Path(__file__).parents[2] / "docker"
 DOWNLOADS = json.loads((DOCKER / "downloads.json").read_text())
 RECIPES = sorted(DOCKER.glob("*/Dockerfile"))
+COMMON = {path.name: path.read_text() for path in sorted((DOCKER / "common").iterdir())}
 
 
 def test_each_recipe_can_be_named() -> None:
@@ -39,19 +41,27 @@ def test_the_classic_builder_can_build_it(recipe: Path) -> None:
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.parent.name)
 def test_nothing_is_downloaded_but_packages(recipe: Path) -> None:
-    text = recipe.read_text()
-    assert not re.search(r"\b(curl|wget|git clone|ADD https?)\b", text)
-    assert "http" not in text
-    assert f"BASE={DOWNLOADS['base']['image']}" in text
-    assert "--require-hashes" in text
-    assert "--no-index" in text
+    recipe_text = recipe.read_text()
+    for text in (recipe_text, *COMMON.values()):
+        assert not re.search(r"\b(curl|wget|git clone|ADD https?)\b", text)
+        assert "http" not in text
+    assert f"BASE={DOWNLOADS['base']['image']}" in recipe_text
+    assert "pip " not in recipe_text
+    assert "RUN sh /build/venv.sh\n" in recipe_text
+    (install,) = [step for step in _steps(COMMON["venv.sh"]) if "pip " in step]
+    assert "--require-hashes" in install
+    assert "--no-index" in install
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.parent.name)
 def test_no_keys_in_the_image(recipe: Path) -> None:
-    install = next(line for line in _steps(recipe) if "openssh-server" in line)
-    assert "rm -rf /var/lib/apt/lists/* /etc/ssh/ssh_host_*" in install
-    assert "ssh-keygen" not in recipe.read_text()
+    *_, last = re.split(r"^FROM ", recipe.read_text(), flags=re.MULTILINE)
+    assert "openssh-server" not in recipe.read_text()
+    assert "RUN sh /usr/local/lib/clusterctl/node.sh" in last
+    steps = _steps(COMMON["node.sh"])
+    install = next(number for number, step in enumerate(steps) if "openssh-server" in step)
+    assert steps[install + 1] == "rm -rf /var/lib/apt/lists/* /etc/ssh/ssh_host_*"
+    assert "ssh-keygen" not in recipe.read_text() + "".join(steps)
 
 
 def test_checksums() -> None:
@@ -91,8 +101,25 @@ def test_requirements() -> None:
     assert "torch==2.13.0+cpu --hash" in images.requirements("cpu", DOWNLOADS)
 
 
-def _steps(recipe: Path) -> list[str]:
-    return recipe.read_text().replace("\\\n", " ").splitlines()
+def _steps(text: str) -> list[str]:
+    return text.replace("\\\n", " ").splitlines()
+
+
+@pytest.mark.parametrize("name", [name for name in COMMON if name.endswith(".sh")])
+def test_scripts_please_shellcheck(name: str) -> None:
+    if not shutil.which("shellcheck"):
+        pytest.skip("needs shellcheck")
+    done = subprocess.run(
+        ["shellcheck", "-s", "sh", str(DOCKER / "common" / name)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("name", [name for name in COMMON if name.endswith(".sh")])
+def test_scripts_stop_at_the_first_failure(name: str) -> None:
+    """A build must not go on, nor an entry point, after a step that failed."""
+    first = next(line for line in COMMON[name].splitlines() if not line.startswith("#"))
+    assert first == "set -eu"
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.parent.name)
@@ -137,7 +164,11 @@ def test_stages(recipe: Path) -> None:
         if recipe.parent.name in row["images"]:
             assert f"/sources/{row['name']}" in text
     if "COPY sources" in text:
-        assert "sha256sum --check SHA256SUMS" in text
+        assert text.index("RUN sh /build/unpack.sh") < text.index("/sources/ucx")
+        steps = COMMON["unpack.sh"].splitlines()
+        assert steps.index("sha256sum --check SHA256SUMS") < steps.index(
+            "for archive in *.tar.*; do"
+        )
 
 
 def test_what_has_no_checksum_is_not_built(capsys: pytest.CaptureFixture[str]) -> None:
