@@ -67,12 +67,14 @@ def build(name: str, *, push: str = "", base: str = "", on_line: OnLine) -> Buil
     downloads = json.loads((assets.folder("docker") / "downloads.json").read_text())
     _complete(name, downloads)
     engine.require()
+    given = arguments(name, downloads, base)
+    _pull(name, given, on_line)
     reference = f"{push or 'clusterctl'}/{name}:{TAG}"
     with tempfile.TemporaryDirectory(prefix="clusterctl-image-") as scratch:
         context = Path(scratch, "context")
         prepare(name, downloads, context, on_line)
         argv = ["docker", "build", "--network=host", "--tag", reference]
-        for key, value in arguments(name, downloads, base).items():
+        for key, value in given.items():
             argv += ["--build-arg", f"{key}={value}"]
         argv.append(str(context))
         _watched(argv, Path(scratch), on_line, f"the image {name!r} could not be built")
@@ -116,6 +118,17 @@ def _complete(name: str, downloads: dict[str, Any]) -> None:
             hint=f"fetch them from {where}, look at them, and write down what `sha256sum` says;"
             " docs/images.md tells why they are missing",
         )
+
+
+def _pull(name: str, given: dict[str, str], on_line: OnLine) -> None:
+    """The images that it is built on, before gigabytes of wheels are fetched for nothing."""
+    other = f"`clusterctl image build {name} --base IMAGE` builds it on another Debian 12"
+    for argument, hint in (("BASE", other), ("TOOLKIT", "")):
+        reference = given.get(argument)
+        if reference and not engine.has_image(reference):
+            on_line(f"pulling {reference}")
+            what = f"the image {name!r} is built on {reference}, which could not be pulled"
+            engine.need("pull", "--quiet", reference, what=what, timeout=_PATIENCE, hint=hint)
 
 
 def prepare(name: str, downloads: dict[str, Any], context: Path, on_line: OnLine) -> None:
@@ -192,13 +205,21 @@ def fetch(requirements: Path, wheels: Path, downloads: dict[str, Any]) -> list[s
     abi = "cp" + python.replace(".", "")
     words = [*("--python-version", python), *("--implementation", "cp")]
     words += [word for name in (abi, "abi3", "none") for word in ("--abi", name)]
-    words += [word for name in downloads["platforms"] for word in ("--platform", name)]
+    words += [word for name in _platforms(downloads) for word in ("--platform", name)]
     return [
         *(sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "download"),
         *("--quiet", "--no-deps", "--require-hashes", "--only-binary=:all:"),
         *words,
         *("--dest", str(wheels), "--requirement", str(requirements)),
     ]
+
+
+def _platforms(downloads: dict[str, Any]) -> list[str]:
+    """Whatever the C library of the base image runs, newest first: pip takes these names literally,
+    and does not know that a younger one includes the older."""
+    newest = int(downloads["base"]["glibc"].rpartition(".")[2])
+    modern = [f"manylinux_2_{minor}_x86_64" for minor in range(newest, 4, -1)]
+    return [*modern, *(f"manylinux{year}_x86_64" for year in ("2014", "2010", "1")), "any"]
 
 
 def _watched(argv: Sequence[str], scratch: Path, on_line: OnLine, failure: str) -> None:

@@ -8,17 +8,21 @@ import shlex
 import socket
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import Need
+from tests.sim import registry
 from tests.sim.engine import Engine
 from tests.sim.lab import keypair
 
 pytestmark = [pytest.mark.slow, pytest.mark.sshd, pytest.mark.timeout(900)]
 
+BASE = "clusterctl-test/debian:bookworm"
 Start = Callable[..., "Container"]
 
 
@@ -89,6 +93,17 @@ def start(
         engine("rm", "--force", "--volumes", id)
 
 
+def build(engine: Engine, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`clusterctl image build launcher WORDS`."""
+    return subprocess.run(
+        [sys.executable, "-m", "clusterctl", "image", "build", "launcher", *words],
+        env={**os.environ, **engine.environment, **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
 @pytest.mark.parametrize("image", ["launcher", "cpu"])
 def test_only_the_given_key_lets_in(start: Start, image: str) -> None:
     container = start(image)
@@ -152,52 +167,58 @@ def test_the_launcher_is_small(engine: Engine, node_images: dict[str, str]) -> N
         name: int(engine("image", "inspect", "--format", "{{.Size}}", reference))
         for name, reference in node_images.items()
     }
-    base = int(
-        engine("image", "inspect", "--format", "{{.Size}}", "clusterctl-test/debian:bookworm")
-    )
+    base = int(engine("image", "inspect", "--format", "{{.Size}}", BASE))
     assert sizes["launcher"] - base < 200e6
     assert sizes["cpu"] - base < 1600e6
 
 
 def test_a_failed_build_says_why(engine: Engine, tmp_path: Path) -> None:
-    def build(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "clusterctl", "image", "build", "launcher", *words],
-            env={**os.environ, **engine.environment, **environment},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-
     nothing = str(tmp_path / "nothing")
-    done = build(DOCKER_HOST=f"unix://{nothing}")
+    done = build(engine, DOCKER_HOST=f"unix://{nothing}")
     assert done.returncode == 3
     assert "no Docker engine answers" in done.stderr
-    done = build("--base", "clusterctl-test/no-such-image", DOCKER_BUILDKIT="0")
+    done = build(engine, "--base", "127.0.0.1:9/no-such-image:1")
+    assert done.returncode == 3
+    assert "is built on 127.0.0.1:9/no-such-image:1, which could not be pulled" in done.stderr
+    assert "fetching" not in done.stderr
+    empty = tmp_path / "empty.tar"
+    with tarfile.open(empty, "w"):
+        pass
+    engine("import", str(empty), "clusterctl-test/empty:1")
+    done = build(engine, "--base", "clusterctl-test/empty:1", DOCKER_BUILDKIT="0")
+    engine("rmi", "clusterctl-test/empty:1")
     assert done.returncode == 3
     assert "could not be built" in done.stderr
     assert "Traceback" not in done.stderr
 
 
+def test_a_base_by_digest_and_a_push(
+    engine: Engine, node_images: dict[str, str], need: Need, tmp_path: Path
+) -> None:
+    with registry.running(engine, need, tmp_path) as served:
+        host = f"127.0.0.1:{served.port}"
+        served.serve("debian:12", BASE)
+        engine("pull", "--quiet", f"{host}/debian:12")
+        names = ("image", "inspect", "--format", "{{json .RepoDigests}}", f"{host}/debian:12")
+        (base,) = [name for name in json.loads(engine(*names)) if name.startswith(host)]
+        assert base.startswith(f"{host}/debian@sha256:")
+        engine("rmi", "--no-prune", f"{host}/debian:12")
+        done = build(engine, "--json", "--base", base, "--push", f"{host}/team")
+        assert done.returncode == 0, done.stderr
+        answer = json.loads(done.stdout)
+        assert answer["reference"] == f"{host}/team/launcher:1"
+        assert answer["pushed"] is True
+        engine("rmi", "--no-prune", answer["reference"])
+        engine("pull", "--quiet", answer["reference"])
+        engine("rmi", "--no-prune", answer["reference"])
+        engine("rmi", "--no-prune", base)
+        done = build(engine, "--base", base[:-64] + "0" * 64)
+        assert done.returncode == 3
+        assert "could not be pulled" in done.stderr
+
+
 def test_the_answer_for_programs(engine: Engine, node_images: dict[str, str]) -> None:
-    base = "clusterctl-test/debian:bookworm"
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "clusterctl",
-            "image",
-            "build",
-            "launcher",
-            "--base",
-            base,
-            "--json",
-        ],
-        env={**os.environ, **engine.environment},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = build(engine, "--base", BASE, "--json")
     answer = json.loads(done.stdout)
     assert answer["reference"] == node_images["launcher"]
     assert answer["schema"] == 1
