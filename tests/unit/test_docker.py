@@ -15,7 +15,7 @@ import pytest
 from clusterctl import cli, providers
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import Accelerator, ClusterSpec, NodeGroup, NodeResult, Runtime
-from clusterctl.providers.docker import archive, engine, layout
+from clusterctl.providers.docker import _granted, archive, engine, layout
 
 SUBNET = IPv4Network("198.18.5.0/24")
 
@@ -298,6 +298,25 @@ def test_options_that_contradict(
 ) -> None:
     assert cli.run(["up", *words]) == 2
     assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("ask", [*layout.ASKS, layout.INFINIBAND], ids=lambda ask: ask.name)
+def test_each_refusal_costs_a_warning_and_no_other_ask(
+    docker: Path, ask: layout.Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are asked for together first, then one by one; the launcher's are never asked for."""
+    everything = (*layout.ASKS, layout.INFINIBAND)
+    monkeypatch.setattr(layout, "asks", lambda: everything)
+    daemon = "docker: Error response from daemon: OCI: not permitted: unknown."
+    refuse = f"echo '{daemon}' >&2; exit 125"
+    write(docker, f'case "$*" in *"{" ".join(ask.argv)}"*) {refuse};; *--cap-add*) exit 0;; esac')
+    said: list[str] = []
+    launcher, worker = layout.Machine("launcher", 0, "img"), layout.Machine("worker-1", 1, "img")
+    granted = _granted("lab-1", [launcher, worker], said.append)
+    assert granted == tuple(item for item in everything if item is not ask)
+    assert said == [f"warning: the engine refuses {ask.name} (not permitted): {ask.cost}"]
+    assert _granted("lab-1", [launcher], said.append) == ()
+    assert len(said) == 1
 
 
 def test_unused_labels_are_found(docker: Path) -> None:

@@ -297,7 +297,9 @@ def _refusal(cluster: str, image: str, wanted: Iterable[Ask]) -> str:
         *("run", "--rm", "--network", "none", "--label", f"{engine.CLUSTER}={cluster}", *words),
         *("--entrypoint", "/bin/true", image),
     )
-    return "" if result.ok else engine.said(result).removesuffix(": unknown").split(": ")[-1]
+    if result.ok:
+        return ""
+    return engine.said(result).removesuffix(".").removesuffix(": unknown").split(": ")[-1]
 
 
 def _make(
