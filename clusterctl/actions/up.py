@@ -101,6 +101,9 @@ def up(store: Store, spec: ClusterSpec, tell: Tell, consent: Consent) -> Up:
         intent = _intend(spec, _old(store, spec), tell)
     clock.tell = None if intent.spec.provider == "local" else tell
     with ClusterLock(store.home, spec.name, "up", tell):
+        if intent.plan.recipes:
+            with clock.phase("images"):
+                _build(intent.plan.recipes, tell)
         provider, cluster = _record(store, spec, intent, tell, consent)
         folder = store.folder(cluster.name)
         with clock.phase("create"):
@@ -129,6 +132,14 @@ def up(store: Store, spec: ClusterSpec, tell: Tell, consent: Consent) -> Up:
                 prove.reduce_all(store, cluster, tell)
         store.event(cluster.name, "ready", phases=dict(clock.phases))
     return Up(cluster, tuple(clock.phases))
+
+
+def _build(recipes: Sequence[str], tell: Tell) -> None:
+    from clusterctl.actions import images
+
+    for name in recipes:
+        tell(f"building the image {name}, once on this engine: a minute or two")
+        images.build(name, on_line=lambda line: None)
 
 
 def _old(store: Store, spec: ClusterSpec) -> Cluster | None:

@@ -28,6 +28,8 @@ class ProviderPlan:
     charges: tuple[Charge, ...] = ()
     deadline: float | None = None
     """When the nodes will end themselves, in seconds since the epoch."""
+    recipes: tuple[str, ...] = ()
+    """Images that `image build` has to make first, as there is no registry to pull them from."""
     question: str = ""
     """What a person has to agree to before money is spent; "" where none is."""
 

@@ -14,10 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import require
 from tests.sim.engine import Engine
 
 pytestmark = [pytest.mark.slow, pytest.mark.sshd, pytest.mark.timeout(900)]
 
+ROOT = Path(__file__).parents[2]
 Clusterctl = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -163,15 +165,37 @@ def test_a_lost_record_is_found_by_its_labels(
     assert labelled(engine, cluster) == []
 
 
-def test_the_lines_of_the_guide(clusterctl: Clusterctl) -> None:
-    """As they stand in docs/docker.md, with fewer epochs; the images are there already."""
-    guide = (Path(__file__).parents[2] / "docs" / "docker.md").read_text()
+@pytest.fixture
+def bare(engine: Engine, node_images: dict[str, str]) -> Iterator[None]:
+    """The engine without our images, but with the one that they are built on. Their layers stay."""
+    pinned = json.loads((ROOT / "docker" / "downloads.json").read_text())["base"]["image"]
+    had = engine.has(pinned)
+    if not had:
+        engine("tag", engine.base(require), pinned)
+    for reference in node_images.values():
+        engine("tag", reference, f"{reference}-kept")
+        engine("rmi", reference)
+    yield
+    for reference in node_images.values():
+        engine("tag", f"{reference}-kept", reference)
+        engine("rmi", f"{reference}-kept")
+    if not had:
+        engine("rmi", pinned)
+
+
+def test_the_lines_of_the_guide(clusterctl: Clusterctl, bare: None) -> None:
+    """As they stand in docs/docker.md, with fewer epochs, on an engine that has nothing of ours."""
+    guide = (ROOT / "docs" / "docker.md").read_text()
     lines = [line.strip() for line in guide.splitlines() if line.startswith("    clusterctl ")]
     commands = [shlex.split(part)[1:] for line in lines for part in line.split("&&")]
-    assert commands[:2] == [["image", "build", "launcher"], ["image", "build", "cpu"]]
+    assert commands[0] == ["up", "--provider", "docker"]
     assert commands[-1] == ["down"]
-    for words in commands[2:]:
-        clusterctl(*("3" if word == "1000" else word for word in words))
+    said = [
+        clusterctl(*("3" if word == "1000" else word for word in words)).stderr
+        for words in commands
+    ]
+    assert "building the image launcher" in said[0]
+    assert "building the image cpu" in said[0]
 
 
 def test_down_proves_that_nothing_is_left(clusterctl: Clusterctl, engine: Engine) -> None:

@@ -269,13 +269,20 @@ def test_an_engine_that_hangs(docker: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert time.monotonic() - began < 5
 
 
-def test_no_image(docker: Path) -> None:
+def test_images_that_are_not_here(docker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ours are built, quick ones without a question; others are pulled."""
     write(docker, '[ "$1" = version ] && echo 20.10 && exit 0; echo "No such image" >&2; exit 1')
-    with pytest.raises(ProviderError, match="clusterctl/launcher:1, clusterctl/cpu:1") as caught:
-        providers.load("docker").plan(spec())
-    assert "clusterctl image build launcher && clusterctl image build cpu" in caught.value.hint
+    plan = providers.load("docker").plan(spec())
+    assert plan.recipes == ("launcher", "cpu")
+    assert "to be built, once: launcher, cpu" in plan.lines
     plan = providers.load("docker").plan(spec(image="mine/own:2"))
-    assert "to be pulled: mine/own:2" in " ".join(plan.lines)
+    assert plan.recipes == ()
+    assert "to be pulled: mine/own:2" in plan.lines
+    monkeypatch.setattr(layout, "vendor", lambda *_: Accelerator.NVIDIA)
+    monkeypatch.setattr(layout, "indices", lambda *_: ("0", "1"))
+    with pytest.raises(ProviderError, match="no image clusterctl/nvidia:1") as caught:
+        providers.load("docker").plan(spec(gpus=("all",)))
+    assert caught.value.hint.startswith("clusterctl image build nvidia (or --image ")
 
 
 def test_wishes_that_mean_nothing_here(docker: Path) -> None:

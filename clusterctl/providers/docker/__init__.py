@@ -36,6 +36,8 @@ MODE = "containers"
 START_LIMIT = 30.0
 """Seconds until a started container's sshd has to greet."""
 PULL_LIMIT = 3600.0
+QUICK = {"launcher", "cpu"}
+"""Images that take minutes to build, from a few hundred megabytes."""
 _AT_ONCE = 8
 
 
@@ -52,8 +54,9 @@ class DockerProvider:
                 hint="leave --runtime out; --image chooses what they are made from",
             )
         version = engine.require()
-        to_pull = _images(machines)
-        pulled = f" (to be pulled: {', '.join(to_pull)})" if to_pull else ""
+        to_pull, recipes = _absent(machines)
+        todo = [f"to be pulled: {', '.join(to_pull)}"] if to_pull else []
+        todo += [f"to be built, once: {', '.join(recipes)}"] if recipes else []
         shares = [
             f"{machine.name} has GPU {', '.join(machine.gpus)}"
             for machine in machines
@@ -67,17 +70,19 @@ class DockerProvider:
             one_host=False,
             lines=(
                 f"{len(machines)} containers on this machine's engine: launcher, {span}",
-                f"image {machines[-1].image}, launcher {machines[0].image}{pulled}",
+                f"image {machines[-1].image}, launcher {machines[0].image}",
+                *todo,
                 *shares,
                 "no cost",
             ),
             deadline=deadlines.asked(spec, current),
+            recipes=recipes,
         )
 
     def create(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> Created:
         machines = layout.machines(cluster.spec)
         engine.require()
-        for reference in _images(machines):
+        for reference in _absent(machines)[0]:
             on_event(f"pulling {reference}")
             what = f"the image {reference} could not be pulled"
             engine.need("pull", "--quiet", reference, what=what, timeout=PULL_LIMIT)
@@ -164,24 +169,23 @@ _TOOLKIT = "NVIDIA GPUs need the NVIDIA container toolkit on this machine: docs/
 _LET_IN = ("user.pub", "mesh.pub")
 
 
-def _images(machines: Iterable[Machine]) -> tuple[str, ...]:
-    """Images of the user's own that have to be pulled. Raises ProviderError where one of ours,
-    which no registry has, is not here."""
+def _absent(machines: Iterable[Machine]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Images that this engine lacks: references to pull, and recipes of ours to build. Raises
+    ProviderError for those of ours that nobody wants to be built unasked."""
     ours = {row.reference: kind for kind, row in catalog.CONTAINER_IMAGES.items()}
     absent = [
         reference
         for reference in dict.fromkeys(machine.image for machine in machines)
         if not engine.has_image(reference)
     ]
-    recipes = [ours[reference] for reference in absent if reference in ours]
-    if recipes:
-        public = catalog.CONTAINER_IMAGES[recipes[-1]].fallback
-        commands = " && ".join(f"clusterctl image build {kind}" for kind in recipes)
+    recipes = tuple(ours[reference] for reference in absent if reference in ours)
+    for kind in set(recipes) - QUICK:
+        public = catalog.CONTAINER_IMAGES[kind].fallback
         raise ProviderError(
-            f"the engine has no image {', '.join(ref for ref in absent if ref in ours)}",
-            hint=commands + (f" (or --image {public})" if public else ""),
+            f"the engine has no image {catalog.CONTAINER_IMAGES[kind].reference}",
+            hint=f"clusterctl image build {kind}" + (f" (or --image {public})" if public else ""),
         )
-    return tuple(absent)
+    return tuple(reference for reference in absent if reference not in ours), recipes
 
 
 def _network(cluster: Cluster, folder: Path) -> IPv4Network:
