@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar
 
 # Of torch's C++ warnings none is for the person who starts a program ("the hostname of the client
 # socket cannot be retrieved", retries of a connect that then works); read when torch is loaded.
@@ -32,15 +32,15 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 import torch
 import torch.distributed as dist
 
-from trainlib import backends, meeting, mpi
+from trainlib import backends, collectives, hooks, meeting, mpi
 from trainlib.errors import PeerLost, StartError, Stopped, UsageError, WorkloadError
 from trainlib.program import say
 from trainlib.ranks import Ranks
 
 T = TypeVar("T")
 
-# GradBucket, PrefixStore and rendezvous are public by torch's documentation, but not marked as
-# exported, and type checkers see them or not depending on what else they have read.
+# PrefixStore and rendezvous are public by torch's documentation, but not marked as exported, and
+# type checkers see them or not depending on what else they have read.
 _dist: Any = dist
 
 #: Seconds in which all ranks have to arrive: machines may load torch from a slow disk.
@@ -65,86 +65,6 @@ _PEER_LOST = (
 )
 
 
-class Communicator(Protocol):
-    """Small collectives beside the gradients; none of them is called per step."""
-
-    def sum(self, values: list[float]) -> list[float]: ...
-    def maximum(self, value: int) -> int: ...
-    def broadcast(self, payload: bytes) -> bytes: ...
-    def barrier(self) -> None: ...
-
-
-class _Alone:
-    """A world of one rank."""
-
-    def sum(self, values: list[float]) -> list[float]:
-        return values
-
-    def maximum(self, value: int) -> int:
-        return value
-
-    def broadcast(self, payload: bytes) -> bytes:
-        return payload
-
-    def barrier(self) -> None:
-        return None
-
-
-class _OverTorch:
-    """Over torch.distributed's default group, with tensors where that group wants them."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def sum(self, values: list[float]) -> list[float]:
-        tensor = torch.tensor(values, dtype=torch.float64, device=self._device)
-        dist.all_reduce(tensor)
-        return [float(value) for value in tensor.tolist()]
-
-    def maximum(self, value: int) -> int:
-        tensor = torch.tensor([value], device=self._device)
-        dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
-        return int(tensor.item())
-
-    def broadcast(self, payload: bytes) -> bytes:
-        size = torch.tensor([len(payload)], device=self._device)
-        dist.broadcast(size, 0)
-        content = torch.zeros(int(size.item()), dtype=torch.uint8)
-        if dist.get_rank() == 0 and payload:
-            content = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
-        content = content.to(self._device)
-        if content.numel():
-            dist.broadcast(content, 0)
-        return content.cpu().numpy().tobytes()
-
-    def barrier(self) -> None:
-        self.maximum(0)
-
-
-class _OverMpi:
-    """Over mpi4py."""
-
-    def __init__(self, module: Any) -> None:
-        self._mpi = module
-        self._comm = module.COMM_WORLD
-
-    def sum(self, values: list[float]) -> list[float]:
-        # Not the pickled allreduce: it would add Python lists, that is, join them.
-        tensor = torch.tensor(values, dtype=torch.float64)
-        self._comm.Allreduce(self._mpi.IN_PLACE, tensor.numpy())
-        return [float(value) for value in tensor.tolist()]
-
-    def maximum(self, value: int) -> int:
-        return int(self._comm.allreduce(value, op=self._mpi.MAX))
-
-    def broadcast(self, payload: bytes) -> bytes:
-        received: bytes = self._comm.bcast(payload, root=0)
-        return received
-
-    def barrier(self) -> None:
-        self._comm.Barrier()
-
-
 class Session(contextlib.AbstractContextManager["Session"]):
     """The group of all ranks; use it as a context manager, which also ends it.
 
@@ -164,7 +84,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         self.device = torch.device("cpu")
         self.backend = "none"
         self.description = "one rank, nothing to exchange"
-        self.communicator: Communicator = _Alone()
+        self.communicator: collectives.Communicator = collectives.Alone()
         self._averager: mpi.Averager | None = None
         self._rounds = 0
         self._alone = ranks.world == 1
@@ -316,12 +236,13 @@ class Session(contextlib.AbstractContextManager["Session"]):
                 f"set {variable} on each host to the interface that leads to the others (here it "
                 f"is {os.environ.get(variable, 'not set')})",
             ) from error
-        self.communicator = _OverTorch(self.device if name == "nccl" else torch.device("cpu"))
+        device = self.device if name == "nccl" else torch.device("cpu")
+        self.communicator = collectives.OverTorch(device)
         self.description = "TCP"
         if name == "nccl":
             self.description = "RCCL" if capability.vendor == "amd" else "NCCL"
         if name == "mpi":
-            self.communicator = _OverMpi(module)
+            self.communicator = collectives.OverMpi(module)
             self._averager = self._mpi_averager(module, capability.vendor)
             buffers = "device" if self._averager.device_pointers else "host"
             self.description = f"mpi4py hook, {buffers} buffers"
@@ -362,9 +283,9 @@ class Session(contextlib.AbstractContextManager["Session"]):
         wrapped = wrap(model, **options)
         half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(compress)
         if hook and self._averager is not None:
-            wrapped.register_comm_hook((self._averager, half), _mpi_hook)
+            wrapped.register_comm_hook((self._averager, half), hooks.over_mpi)
         elif half is not None:
-            wrapped.register_comm_hook(half, _compress_hook)
+            wrapped.register_comm_hook(half, hooks.compressed)
         return wrapped
 
     def reduce(self, tensor: torch.Tensor, *, average: bool) -> None:
@@ -421,7 +342,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
             todo = "start the program with mpirun or srun --mpi=pmix"
             raise StartError(error.what, todo, everywhere=True) from error
         self.backend, self.description = "mpi", "mpi4py"
-        self.communicator = _OverMpi(self.mpi)
+        self.communicator = collectives.OverMpi(self.mpi)
         self._averager = self._mpi_averager(self.mpi, "")
 
     def _mpi_averager(self, module: Any, vendor: str) -> mpi.Averager:
@@ -443,7 +364,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
                 f"started rank {self.ranks.rank} of {self.ranks.world}",
                 "use the mpirun of the MPI that torch was built with, or pass --backend gloo",
             )
-        self.communicator = _OverTorch(torch.device("cpu"))
+        self.communicator = collectives.OverTorch(torch.device("cpu"))
         self.description = "torch's own MPI"
 
     def _abandon(self, error: BaseException | None) -> None:
@@ -513,49 +434,3 @@ def _agreed_port(ranks: Ranks) -> int | None:
         return None
     port: int = world.bcast(meeting.free_port() if ranks.rank == 0 else 0, root=0)
     return port
-
-
-def _mpi_hook(
-    state: tuple[mpi.Averager, torch.dtype | None], bucket: Any
-) -> torch.futures.Future[torch.Tensor]:
-    """DDP communication hook: the mean over ranks, there when the hook returns.
-
-    Waiting here costs the overlap with the rest of backward(), and saves what an asynchronous
-    call costs more on small models: a thread that fights for the interpreter lock.
-    """
-    averager, half = state
-    gradients = bucket.buffer()
-    if half is None:
-        averager.reduce(gradients)
-    else:
-        averager.reduce_compressed(gradients, half)
-    devices: list[int | str | torch.device] | None = None
-    if gradients.is_cuda:
-        devices = [gradients.device]
-    future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
-    future.set_result(gradients)
-    return future
-
-
-def _compress_hook(half: torch.dtype, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-    """DDP communication hook: the mean over ranks in half precision, over torch's group.
-
-    torch's own hook for bfloat16 refuses every backend but NCCL.
-    """
-    gradients = bucket.buffer()
-    narrow = gradients.div(dist.get_world_size()).to(half)
-
-    def widen(done: torch.futures.Future[Any]) -> torch.Tensor:
-        gradients.copy_(done.value()[0])
-        return cast(torch.Tensor, gradients)
-
-    future = dist.all_reduce(narrow, async_op=True).get_future()
-    return cast("torch.futures.Future[torch.Tensor]", future.then(widen))
-
-
-# register_comm_hook compares annotations with the types themselves, and those of this file are
-# text (PEP 563).
-for _hook in (_mpi_hook, _compress_hook):
-    _hook.__annotations__.update(
-        {"bucket": _dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}
-    )
