@@ -4,8 +4,9 @@
     torchrun --nproc-per-node 2 multinode_ddp_mpi.py 1000 1000
     srun --mpi=pmix -n 2 python multinode_ddp_mpi.py 1000 1000
 
-The first number is the epochs to train, the second the epochs between two snapshots. The method
-is described in `trainlib.trainer`.
+The first number is the epochs to train, the second the epochs between two snapshots, as in the
+program of that name of RafalSiwek/distributed-mlops-overview. The method is PyTorch's
+DistributedDataParallel (Li et al., VLDB 2020), described in `trainlib.trainer`.
 """
 
 from __future__ import annotations

@@ -5,8 +5,9 @@
     torchrun --nproc-per-node 2 train_tagi.py --dataset mnist
 
 Digits take a small network, MNIST a convolutional one, CIFAR-10 a ResNet-18. The method is
-described in `trainlib.tagi`. With --average (cuTAGI's default) the ranks' updates are averaged,
-with --sum they add up to those of one process that sees the rows of all ranks.
+Tractable Approximate Gaussian Inference (Goulet, Nguyen and Amiri, JMLR 22, 2021) as cuTAGI of
+lhnguyen102 computes it, described in `trainlib.tagi`. With --average (cuTAGI's default) the ranks'
+updates are averaged, with --sum they add up to those of one process with the rows of all ranks.
 """
 
 from __future__ import annotations
