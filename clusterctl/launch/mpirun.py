@@ -20,6 +20,11 @@ from clusterctl.model import LaunchPlan, Mpi, Node, Reason
 AGENT = "clusterctl-ssh"
 """mpirun splits its agent at blanks, so it is given a bare name that PATH resolves."""
 
+AT_ONCE = 132 * 1024
+"""Bytes that ranks of one node send without asking first: 128 KiB and MPI's own words. By default
+(4 KiB) the receiver is asked, and copies by a system call: all-reduces of 16 to 256 KiB then take
+twice the time (5.0.11, 4.1.4)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Generation:
@@ -189,6 +194,14 @@ def _flags(
                 "shared memory within a node, TCP between nodes",
             ),
         ]
+    if carrier.engine == "TCP" and max(counts.values()) > 1:
+        limit = f"btl_{words.shared_memory}_eager_limit"
+        flags.append(
+            (
+                ("--mca", limit, str(AT_ONCE)),
+                "ranks of one node: up to 128 KiB without asking first",
+            )
+        )
     flags += carrier.flags
     flags.append(
         (("-x", "MASTER_PORT=$MASTER_PORT"), "a port that is free on the first worker at the start")
