@@ -264,7 +264,7 @@ def emit(prepared: Prepared, kind: str = "sh") -> str:
             {
                 "name": item.node,
                 "ranks": "|".join(map(str, item.ranks)),
-                "env": sorted(plan.node_env[item.node].items()),
+                "env": sorted(_node_env(prepared, item.node).items()),
                 "program": plan.programs[item.node],
             }
             for item in job.placement
@@ -275,6 +275,13 @@ def emit(prepared: Prepared, kind: str = "sh") -> str:
         reasons=plan.reasons,
         command=" ".join(words),
     )
+
+
+def _node_env(prepared: Prepared, node: str) -> dict[str, str]:
+    """What is the node's own in an emitted script. What the user sets wins, as in a job."""
+    data = {"CLUSTERCTL_DATA": f"{prepared.cluster.node(node).root}/data"}
+    own = {**data, **prepared.plan.node_env[node]}
+    return {name: value for name, value in own.items() if name not in prepared.job.spec.env}
 
 
 def interactive(store: Store, cluster: Cluster, spec: JobSpec, words: list[str]) -> int:

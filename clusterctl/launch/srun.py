@@ -14,7 +14,8 @@ LAUNCHERS = ("auto", "mpirun", "srun")
 
 _CONTAINER = """\
 set -- --bind "$PWD" --pwd "$PWD" "$@"
-[ -z "${CLUSTERCTL_DATA-}" ] || set -- --bind "$CLUSTERCTL_DATA" "$@"
+# A bind of what is not there would end the job.
+[ ! -d "${CLUSTERCTL_DATA-}" ] || set -- --bind "$CLUSTERCTL_DATA" "$@"
 [ ! -e /dev/nvidiactl ] || set -- --nv "$@"
 [ ! -e /dev/kfd ] || set -- --rocm "$@"
 exec "$(command -v apptainer || command -v singularity || echo apptainer)" exec "$@"

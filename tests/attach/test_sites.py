@@ -119,6 +119,17 @@ def test_ranks_in_a_container(cli: Cli, site: Site, program: Program) -> None:
     assert "could not open image" in done.err
 
 
+def test_pushed_data_are_found_by_every_rank(cli: Cli, site: Site, program: Program) -> None:
+    """Once, through the login node, whose disk the nodes share."""
+    (cli.folder / "mine").mkdir()
+    (cli.folder / "mine" / "a b.txt").write_text("here\n")
+    assert len(cli.json("data", "push", "mine", "--name", "tiny")["data"][0]["pushed"]) == 1
+    done = cli("run", *site.size(4), program("read", 'cat "$CLUSTERCTL_DATA/tiny/a b.txt"'))
+    assert [done.of(rank) for rank in range(4)] == [["here"]] * 4
+    missing = cli("run", *site.size(2), "train_mnist_ddp.py", "--epochs", 1, code=2)
+    assert "clusterctl data get mnist" in missing.err
+
+
 def test_the_exit_code_and_the_rank_that_failed_first(
     cli: Cli, site: Site, program: Program
 ) -> None:

@@ -76,15 +76,18 @@ def test_an_emitted_script_runs_on_the_launcher_without_clusterctl(cli: Cli, ran
         "sub/env.py",
         "import json, os, sys\n"
         "print(json.dumps([os.environ['RANK'], os.environ['WORLD_SIZE'], sys.argv[1:],"
-        " os.environ['ODD'], os.environ['MASTER_ADDR']]), flush=True)",
+        " os.environ['ODD'], os.environ['MASTER_ADDR'], os.environ['CLUSTERCTL_DATA'],"
+        " os.environ['GLOO_SOCKET_IFNAME']]), flush=True)",
     )
     arguments = ["two words", "it's", "$HOME", "", "`id`", "{{ 1 }}"]
-    options = ("--ranks", ranks, "--env", "ODD=a 'b' $c", "sub/env.py", *arguments)
+    mine = ("--env", "ODD=a 'b' $c", "--env", "GLOO_SOCKET_IFNAME=mine0")
+    options = ("--ranks", ranks, *mine, "sub/env.py", *arguments)
     found = [json.loads(line) for line in emitted(cli, "sub", *options)]
     assert [row[0] for row in found] == [str(rank) for rank in range(ranks)]
     assert all(row[1:4] == [str(ranks), arguments, "a 'b' $c"] for row in found)
     same = cli("run", *options)
     assert json.loads(same.of(0)[0]) == found[0]
+    assert {row[6] for row in found} == {"mine0"}
     script = cli.json("run", "--emit", "sh", *options)["script"]
     assert script.startswith("#!/bin/sh\n")
 

@@ -20,7 +20,7 @@ from clusterctl.model import Cluster, Job, JobSpec, JobState, Placement, Role
 from clusterctl.providers import Queue, sge, slurm
 from clusterctl.schedulers import sge as sge_scheduler
 from clusterctl.schedulers import slurm as slurm_scheduler
-from tests.unit.making import cluster, job, node, request, spec
+from tests.unit.making import cluster, job, node, program, request, spec
 
 
 def site(system: str) -> Cluster:
@@ -32,6 +32,26 @@ def batch_job(system: str, **changes: Any) -> Job:
     what = srun.sized(site(system), spec(**{"launcher": "auto", **changes}))
     made = job(None, spec(), scheduler=system, native_id="4711")
     return replace(made, spec=what, placement=srun.place(what), cluster_id="lab-1a2b")
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_container_sees_the_folder_for_data_sets(tmp_path: Path, there: bool) -> None:
+    """Apptainer shows a program its home and the working directory, and no other folders."""
+    fake = tmp_path / "bin" / "apptainer"
+    fake.parent.mkdir()
+    fake.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    fake.chmod(0o755)
+    data = tmp_path / "root" / "data sets"
+    if there:
+        data.mkdir(parents=True)
+    what = spec(container="image.sif", launcher="auto", program=program("a b"))
+    argv = srun.program(request(site("slurm"), what))
+    env = {"PATH": f"{fake.parent}:/usr/bin:/bin", "CLUSTERCTL_DATA": str(data)}
+    done = subprocess.run(argv, env=env, cwd=tmp_path, capture_output=True, text=True, check=True)
+    bound = ["--bind", str(data)] if there else []
+    place = ["--bind", str(tmp_path), "--pwd", str(tmp_path)]
+    assert done.stdout.splitlines()[: 5 + len(bound)] == ["exec", *place, *bound]
+    assert done.stdout.splitlines()[5 + len(bound) :] == ["image.sif", *argv[5:]]
 
 
 # ------------------------------------------------------------------------------------- directives

@@ -36,7 +36,11 @@ def folder(name: str, given: Path | None) -> Path:
     root = os.environ.get(VARIABLE, "")
     todo = f"run `clusterctl data get {name}` once, or give the folder with --data"
     if not root:
-        raise UsageError(f"{VARIABLE} is not set: nobody says where {name} is", todo)
+        raise UsageError(
+            f"{VARIABLE} is not set: nobody says where {name} is",
+            f"start it by `clusterctl run` after `clusterctl data get {name}`, or give the folder "
+            "with --data",
+        )
     path = Path(root) / name
     if not path.is_dir():
         raise UsageError(f"the data set {name} is missing: there is no {path}", todo)
