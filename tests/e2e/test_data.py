@@ -59,6 +59,18 @@ def test_what_cannot_be_copied_is_said(cli: Cli) -> None:
     assert "cannot be downloaded" in said
 
 
+@pytest.mark.mpi
+def test_an_index_travels_with_its_images(cli: Cli) -> None:
+    """The README's lines: index, push, train from what was pushed."""
+    making.image_folders(cli.folder / "cats")
+    words = ["train_imagenette.py", "--yml-in", "cats/dataset.yaml", "--net-name", "resnet18"]
+    words += ["--patch-size", "16", "--batch-size", "6", "--epochs", "1"]
+    assert "clusterctl data push" in cli("run", *words, code=2).err
+    cli("data", "index", "cats/train", "cats/val", "--out_filename", "cats/dataset.yaml")
+    cli("data", "push", "cats")
+    assert any("Validation loss" in line for line in cli("run", *words).of(0))
+
+
 def test_image_folders_are_indexed(cli: Cli) -> None:
     making.image_folders(cli.folder / "pets")
     done = cli("data", "index", "pets/train", "pets/val", "--out_filename", "pets.yaml")

@@ -212,7 +212,7 @@ def test_a_wrong_index_or_folder_is_one_line(tmp_path: Path, programs: Programs)
         path.write_text(text)
         with pytest.raises(UsageError, match=says):
             folders.read_index(path)
-    with pytest.raises(UsageError, match=r"missing\.yaml cannot be read.*make_dataset_yaml"):
+    with pytest.raises(UsageError, match=r"missing\.yaml cannot be read.*data index.*data push"):
         folders.read_index(tmp_path / "missing.yaml")
 
 

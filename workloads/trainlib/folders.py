@@ -135,7 +135,8 @@ def read_index(path: Path) -> Index:
     except OSError as error:
         raise UsageError(
             f"the index {path} cannot be read ({error.strerror})",
-            "make one with make_dataset_yaml.py",
+            "make one in the images' folder with `clusterctl data index`, and bring both to the "
+            "nodes with `clusterctl data push`",
         ) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         reason = str(error).splitlines()[0]

@@ -226,7 +226,13 @@ def parse_imagenette(arguments: Sequence[str] | None = None) -> argparse.Namespa
     parser = Parser(description="Image folders with the MPI SGD optimizer.", allow_abbrev=False)
     _add_mpi_sgd(parser, epochs=10, batch_size=32, lr=1e-3)
     add = parser.add_argument
-    add("--yml-in", type=file_path, required=True, metavar="PATH", help="the data set's YAML")
+    add(
+        "--yml-in",
+        type=file_path,
+        required=True,
+        metavar="PATH",
+        help="the data set's YAML, here or in $CLUSTERCTL_DATA",
+    )
     add("--net-name", choices=("resnet50", "vgg16", "resnet18"), default="resnet50")
     add("--patch-size", type=positive, default=224, metavar="N", help="pixels (default 224)")
     add("--augs-on", action="store_true", help="change the training images at random")

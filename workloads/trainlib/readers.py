@@ -47,6 +47,16 @@ def folder(name: str, given: Path | None) -> Path:
     return path
 
 
+def pushed(path: Path) -> Path:
+    """`path`, or, where there is nothing, the place below $CLUSTERCTL_DATA of that name.
+
+    A file beside a data set comes to the nodes with `clusterctl data push`.
+    """
+    root = os.environ.get(VARIABLE, "")
+    below = Path(root) / path
+    return below if root and not path.exists() and below.exists() else path
+
+
 def mnist(path: Path, part: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Images (N, 1, 28, 28) and labels (N,), both uint8, of `part`: `train` or `t10k`.
 

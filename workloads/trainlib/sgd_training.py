@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from trainlib import data, folders, images, metrics, models, snapshots
+from trainlib import data, folders, images, metrics, models, readers, snapshots
 from trainlib.errors import UsageError, WorkloadError
 from trainlib.mpi_sgd import MpiSGD
 from trainlib.program import put
@@ -88,7 +88,7 @@ def _from_yaml(options: Namespace) -> data.Dataset:
     if options.dropout is not None and options.dropout >= 1:
         raise UsageError(f"--dropout {options.dropout:g} drops everything", "give less than 1")
     snapshots.check_place(options.out_dir / "history.json", "--out-dir")
-    path: Path = options.yml_in
+    path = readers.pushed(options.yml_in)
     index = folders.read_index(path)
     train, validation = (
         images.from_index(path, index, part, options.patch_size)
