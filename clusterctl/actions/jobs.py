@@ -218,4 +218,4 @@ def _again(
 
 def survivors_text(job: Job) -> str:
     """How many processes of the job are left, for people."""
-    return control.survivors_text(job.survivors)
+    return control.survivors_text(job)

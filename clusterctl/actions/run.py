@@ -210,7 +210,7 @@ def _stop(job: Job, cluster: Cluster, pool: Pool, tell: Tell) -> Job:
     except KeyboardInterrupt:
         tell(f"job {job.id} is still being stopped; `clusterctl cancel {job.id}` makes sure")
         raise
-    tell(f"job {job.id} is {job.state.value}: {control.survivors_text(job.survivors)}")
+    tell(f"job {job.id} is {job.state.value}: {control.survivors_text(job)}")
     return job
 
 

@@ -93,10 +93,10 @@ def finish(console: Console, job: Job) -> int:
     elif job.state is JobState.TIMEOUT:
         from clusterctl.actions.jobs import survivors_text
 
-        left = survivors_text(job)
-        console.tell(
-            f"job {job.id} was ended after its --timeout of {job.spec.timeout:g} s: {left}"
-        )
+        limit = f"--timeout of {job.spec.timeout:g} s"
+        if not job.spec.timeout:
+            limit = "time limit in the queue"
+        console.tell(f"job {job.id} was ended after its {limit}: {survivors_text(job)}")
         result = EXIT_TIMEOUT
     else:
         console.tell(f"job {job.id} was {how}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from clusterctl import schedulers
@@ -16,6 +16,8 @@ from clusterctl.transport.pool import Pool
 ASK_TIMEOUT = 20.0
 END_TIMEOUT = GRACE + 4.0
 """Seconds that the supervisor has to end everything itself, before we do."""
+BATCH_TIMEOUT = 2 * GRACE + 20.0
+"""The same for a batch job's script, which has to see our word first, and asks all nodes."""
 
 
 def refresh(job: Job, cluster: Cluster, pool: Pool) -> Job:
@@ -47,15 +49,26 @@ def cancel(job: Job, cluster: Cluster, pool: Pool) -> Job:
     result = _on_launcher(job, cluster, pool, scheduler.cancel_argv(job))
     if result.exit_code is None:
         raise trouble(f"cancelling job {job.id}", result)
-    deadline = time.monotonic() + END_TIMEOUT
+    job = _ended(job, cluster, pool, BATCH_TIMEOUT if cluster.batch else END_TIMEOUT)
+    if cluster.batch and not job.state.ended:
+        argv = schedulers.load_batch(job.scheduler).end_argv(job)
+        _on_launcher(job, cluster, pool, argv)
+        job = _ended(job, cluster, pool, END_TIMEOUT)
+    survivors = sweep(job, cluster, pool, end=True)
+    if job.state in (JobState.LOST, JobState.RUNNING, JobState.QUEUED):
+        job = replace(job, state=JobState.CANCELLED, finished=time.time(), reason="")
+    # Of a batch job's nodes its own script knows; we see the login node alone.
+    return job if cluster.batch else replace(job, survivors=survivors)
+
+
+def _ended(job: Job, cluster: Cluster, pool: Pool, seconds: float) -> Job:
+    """The job as soon as it has ended, or as it is when its time is up."""
+    deadline = time.monotonic() + seconds
     job = refresh(job, cluster, pool)
     while not job.state.ended and time.monotonic() < deadline:
         time.sleep(0.5 if cluster.batch else 0.1)
         job = refresh(job, cluster, pool)
-    survivors = sweep(job, cluster, pool, end=True)
-    if job.state in (JobState.LOST, JobState.RUNNING, JobState.QUEUED):
-        job = replace(job, state=JobState.CANCELLED, finished=time.time(), reason="")
-    return replace(job, survivors=survivors)
+    return job
 
 
 def sweep(job: Job, cluster: Cluster, pool: Pool, *, end: bool) -> dict[str, int]:
@@ -93,11 +106,14 @@ def messages(job: Job, cluster: Cluster, pool: Pool) -> str:
     return result.text.strip()
 
 
-def survivors_text(survivors: Mapping[str, int]) -> str:
+def survivors_text(job: Job) -> str:
     """`0 survivors on 3 nodes`, or the nodes that have some, or did not answer."""
-    left = {name: count for name, count in survivors.items() if count}
+    if not job.survivors:
+        return "the batch system ended it" if job.started else "it had not started"
+    left = {name: count for name, count in job.survivors.items() if count}
     if not left:
-        return f"0 survivors on {len(survivors)} nodes"
+        one = len(job.survivors) == 1
+        return "0 survivors on 1 node" if one else f"0 survivors on {len(job.survivors)} nodes"
     return ", ".join(
         f"{name} did not answer" if count < 0 else f"{count} survivors on {name}"
         for name, count in left.items()

@@ -37,6 +37,9 @@ class BatchScheduler(Scheduler, Protocol):
     def survey(self) -> str:
         """The script `bin/survey` on the login node: it answers for many jobs at once."""
 
+    def end_argv(self, job: Job) -> tuple[str, ...]:
+        """Takes the job from the queue, where `cancel_argv` was not enough."""
+
     def emit(self, job: Job, plan: LaunchPlan, version: str, secrets: Sequence[str]) -> str:
         """A batch script that needs no clusterctl. `secrets` are names, set by who hands it in."""
 

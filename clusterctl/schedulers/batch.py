@@ -58,7 +58,8 @@ class Batch(ABC):
     end: ClassVar[str]
     """The command that takes the number of a job to end."""
     gone: ClassVar[Mapping[str, JobState]]
-    """Ways to have left the queue; one that is not there is taken for lost."""
+    """Ways to have left the queue; one that is not there is taken for lost. Success is not one:
+    a script whose ranks all ended well has written that down before it ended."""
     signals: ClassVar[Sequence[tuple[str, str]]]
     """The warnings that the script gets, and what each means: `checkpoint` or `stopped`."""
     requeue_code: ClassVar[int] = 0
@@ -83,7 +84,7 @@ class Batch(ABC):
         root = cluster.launcher.root
         timers = []
         if job.spec.timeout:
-            timers.append((f"{job.spec.timeout:g}", "echo timeout >stop && kill -TERM $$"))
+            timers.append((f"{job.spec.timeout:g}", "echo timeout >stop"))
         if warn_after := self.warn_after(job):
             timers.append((f"{warn_after:g}", "kill -USR1 $$"))
         text = assets.render(
@@ -175,6 +176,7 @@ class Batch(ABC):
             return job
         if native:
             job = replace(job, native_id=native)
+        stopped = any(line.startswith("stopped ") for line in lines)
         for line in lines:
             word, _, rest = line.partition(" ")
             if word == "queue":
@@ -182,18 +184,26 @@ class Batch(ABC):
                 state, why = self.in_queue(word)
                 job = _waiting(job, state, why or reason)
             elif word == "gone":
-                job = _gone(job, rest, self.gone)
+                job = _gone(job, rest, self.gone, stopped)
             else:
                 job = direct.apply(job, line)
         return job
 
     def cancel_argv(self, job: Job) -> tuple[str, ...]:
+        """Leaves word for the script, which ends its ranks with grace and counts what is left of
+        them; a job whose script does not run is taken from the queue at once."""
+        running = "case $(tail -n 1 state 2>/dev/null) in running*|placed*) exit 0 ;; esac"
+        return ("/bin/sh", "-c", f"echo cancelled >stop; {running}; {self._end()}")
+
+    def end_argv(self, job: Job) -> tuple[str, ...]:
+        return ("/bin/sh", "-c", self._end())
+
+    def _end(self) -> str:
         """What the queue said before is void."""
-        script = (
-            "echo cancelled >stop; rm -f ../../queue; n=$(cat native 2>/dev/null); n=${n%%;*};"
+        return (
+            "rm -f ../../queue; n=$(cat native 2>/dev/null); n=${n%%;*};"
             f' [ -z "$n" ] || {self.end} "$n" 2>&1; :'
         )
-        return ("/bin/sh", "-c", script)
 
 
 def _survey_argv(jobs: Iterable[int]) -> tuple[str, ...]:
@@ -225,13 +235,25 @@ def _waiting(job: Job, state: JobState, reason: str) -> Job:
     return replace(job, state=state, reason="" if reason == "None" else reason)
 
 
-def _gone(job: Job, rest: str, gone: Mapping[str, JobState]) -> Job:
-    """The job has left the queue and has not written down how it ended."""
+_SAYS_LITTLE = ("COMPLETED", "FAILED", "UNKNOWN")
+"""What a batch system may say of a job that was taken from the queue while it ran."""
+_TIME_IS_UP = "enforced h_rt"
+"""Grid Engine's reason for ending a job at its limit."""
+
+
+def _gone(job: Job, rest: str, gone: Mapping[str, JobState], stopped: bool) -> Job:
+    """The job has left the queue and has not written down how it ended. With `stopped` its script
+    was told to end, as is done to a job that somebody takes from the queue."""
     if job.state.ended:
         return job
     state, _, more = rest.partition("|")
-    ended = gone.get(state.split()[0] if state.split() else "", JobState.LOST)
+    word = state.partition(" ")[0]
+    ended = gone.get(word, JobState.LOST)
     code, reason, when = [*more.split("|"), "", ""][:3]
+    if _TIME_IS_UP in reason:
+        ended = JobState.TIMEOUT
+    elif stopped and word in _SAYS_LITTLE:
+        ended = JobState.CANCELLED
     why = f"{state}: {reason}" if reason not in ("", "None") else state
     reasons = {
         JobState.LOST: "it left the queue without a word",

@@ -36,7 +36,6 @@ INSTEAD = {
 MAIL = {"BEGIN": "b", "END": "e", "FAIL": "a", "ALL": "bea", "NONE": "n"}
 
 GONE: dict[str, JobState] = {
-    "COMPLETED": JobState.SUCCEEDED,
     "CANCELLED": JobState.CANCELLED,
     "FAILED": JobState.FAILED,
 }

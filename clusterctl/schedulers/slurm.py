@@ -48,7 +48,6 @@ QUEUE: dict[str, JobState] = {
 """Every other state of a job that squeue lists is some kind of running."""
 
 GONE: dict[str, JobState] = {
-    "COMPLETED": JobState.SUCCEEDED,
     "CANCELLED": JobState.CANCELLED,
     "TIMEOUT": JobState.TIMEOUT,
     "DEADLINE": JobState.TIMEOUT,

@@ -174,6 +174,25 @@ def test_the_timeout_lets_programs_save(cli: Cli, site: Site, program: Program) 
     assert done.of(0) == done.of(1) == ["started", "saved"]
 
 
+STUBBORN = "trap '' TERM INT USR1 USR2; echo started; while :; do sleep 1; done"
+
+
+def test_a_timeout_ends_what_ignores_it(cli: Cli, site: Site, program: Program) -> None:
+    name = program("stubborn", STUBBORN)
+    done = cli("run", "--json", "--timeout", "2s", *site.size(2), name, code=124, timeout=90)
+    assert done.documents()[-1]["survivors"] == {"c1": 0, "c2": 0}
+
+
+def test_cancelling_ends_what_ignores_it(cli: Cli, site: Site, program: Program) -> None:
+    """It is looked for on the nodes of the job."""
+    number = cli.detach(*site.size(2), program("stubborn", STUBBORN))
+    wait_for(lambda: cli("logs", number).out.count("started") == 2, 60, "not every rank started")
+    assert "0 survivors on 2 nodes" in cli("cancel", number, timeout=90).out
+    job = cli.job(number)
+    assert (job["state"], job["survivors"]) == ("cancelled", {"c1": 0, "c2": 0})
+    assert not _processes(site, "/bin/sh ./stubborn")
+
+
 def test_ctrl_c_cancels(cli: Cli, site: Site, program: Program) -> None:
     running = cli.start("run", *site.size(2), program("long", LONG))
     running.until("started", times=2)
@@ -243,8 +262,11 @@ def _modules(cli: Cli) -> None:
 
 
 @ON_SLURM
-def test_a_preempted_job_comes_back(cli: Cli, site: Site, program: Program) -> None:
-    number = cli.detach("--requeue", *site.all_slots(), program("saves", SAVES))
+@pytest.mark.parametrize("code", [143, 0], ids=["exits-143", "exits-0"])
+def test_a_preempted_job_comes_back(cli: Cli, site: Site, program: Program, code: int) -> None:
+    """However its program says that it has saved."""
+    saves = SAVES.replace("exit 143", f"exit {code}")
+    number = cli.detach("--requeue", *site.all_slots(), program("saves", saves))
     # A rank that had not begun has nothing to go on from.
     wait_for(lambda: cli("logs", number).out.count("started") == 8, 60, "not every rank started")
     cli("run", "--partition", "urgent", *site.all_slots(), program("urgent", "echo now"))
@@ -260,9 +282,8 @@ def test_a_job_ended_by_others_is_not_taken_for_running(
     number = cli.detach(*site.size(2), program("long", LONG))
     cli.until_state(number, "running")
     native = _native(cli, site, number)
-    site.login.run(*(["scancel", native] if site.system == "slurm" else ["qdel", native]))
-    ended = {"slurm": ("cancelled",), "sge": ("failed", "lost")}[site.system]
-    cli.until_state(number, *ended, seconds=60)
+    site.login.run(*(["scancel", native] if site.system == "slurm" else ["qdel", "-f", native]))
+    cli.until_state(number, "cancelled", "lost", seconds=60)
 
 
 def test_outputs_come_back_and_go_on(cli: Cli, site: Site, program: Program) -> None:

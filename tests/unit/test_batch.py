@@ -106,7 +106,7 @@ def test_what_the_other_seed_asks_of_grid_engine() -> None:
     for line in ("-pe mpi 4", "-l h_vmem=15G", "-q all.q", "-P p", "-m be", "-l h_rt=3600"):
         assert line in lines
     assert "kill -USR1 $$" in _script(made)
-    assert "sleep 3540" in _script(made)
+    assert "later 3540 " in _script(made)
 
 
 def _script(made: Job) -> str:
@@ -223,6 +223,17 @@ def test_a_running_job_has_its_nodes() -> None:
         ),
         ("sge", "gone CANCELLED|||130", JobState.CANCELLED, ""),
         ("sge", "gone UNKNOWN|||130", JobState.LOST, "it left the queue without a word"),
+        # `qdel -f` leaves an account of a job that never ran.
+        ("sge", "gone COMPLETED|0||130", JobState.LOST, "it left the queue without a word"),
+        ("sge", "gone FAILED|137|37 : qmaster enforced h_rt limit|130", JobState.TIMEOUT, ""),
+        ("sge", "stopped 120\ngone COMPLETED|0||130", JobState.CANCELLED, ""),
+        ("sge", "stopped 120\ngone FAILED|143|100 : after job|130", JobState.CANCELLED, ""),
+        (
+            "slurm",
+            "stopped 120\ngone NODE_FAIL|1:0|None|130",
+            JobState.FAILED,
+            "the batch system ended it (NODE_FAIL)",
+        ),
     ],
 )
 def test_what_the_queue_says(system: str, line: str, state: JobState, reason: str) -> None:
