@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
+from pathlib import Path
 
 import pytest
 
@@ -29,6 +31,38 @@ def test_a_cluster_goes_at_its_time(make_cli: MakeCli) -> None:
         assert time.monotonic() < deadline, "it outlives its deadline"
         time.sleep(0.2)
     assert traces.left() == []
+
+
+SAVES = """#!/bin/sh
+trap 'echo saved at $(date +%s); exit 0' TERM
+while :; do sleep 0.1; done
+"""
+
+
+@pytest.mark.slow
+def test_ranks_are_told_before(make_cli: MakeCli, tmp_path: Path) -> None:
+    """Once, and all of them."""
+    program = tmp_path / "save" / "saves.sh"
+    program.parent.mkdir()
+    program.write_text(SAVES)
+    program.chmod(0o755)
+    cli = make_cli()
+    cli("up", "--workers", "2")
+    job = cli.json("run", "--detach", str(program))["id"]
+    until = time.monotonic() + 30
+    while "running" not in cli("jobs").out:
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    cli("extend", "--ttl", "40s")
+    at = cli.json("status")["deadline"]
+    until = time.monotonic() + 100
+    while cli.json("list")["clusters"]:
+        assert time.monotonic() < until, "it outlives its deadline"
+        time.sleep(0.2)
+    said = cli("logs", str(job)).out
+    moments = [int(found) for found in re.findall(r"saved at (\d+)", said)]
+    assert len(moments) == 2, said
+    assert max(moments) < int(at)
 
 
 def test_down_leaves_nobody_waiting(make_cli: MakeCli) -> None:

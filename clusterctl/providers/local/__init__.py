@@ -60,7 +60,7 @@ class LocalProvider:
             outcome = converge(site, network, names, server)
         kept = len(names) - len(outcome.started)
         if cluster.deadline:
-            reaper.arm(site, cluster.name, cluster.deadline)
+            reaper.arm(site, cluster.name, cluster.deadline, cluster.spec.ttl)
         on_event(
             f"{len(outcome.started)} {'node' if len(outcome.started) == 1 else 'nodes'} started"
             f" in {time.monotonic() - began:.2f} s"

@@ -9,18 +9,26 @@ import os
 import sys
 
 from clusterctl import assets, process
+from clusterctl.providers import deadlines
 from clusterctl.providers.local import processes
 from clusterctl.providers.local.layout import REAPER, Site
 from clusterctl.state.home import write_atomic
 
 
-def arm(site: Site, name: str, deadline: float) -> None:
-    """Sets the deadline, in seconds since the epoch, and sees to it that somebody minds it."""
+def arm(site: Site, name: str, deadline: float, life: float = 0.0) -> None:
+    """Sets the deadline, in seconds since the epoch, for a cluster that is to live `life` seconds,
+    and sees to it that somebody minds it."""
     path = site.folder / "deadline"
-    write_atomic(path, f"{int(deadline)}\n".encode())
+    write_atomic(path, deadlines.content(deadline, life).encode())
     if any(found.node == REAPER for found in processes.scan(site)):
         return
-    script = assets.render("local/reaper.sh.j2", deadline=path, python=sys.executable, cluster=name)
+    script = assets.render(
+        "local/reaper.sh.j2",
+        deadline=path,
+        nodes=site.nodes,
+        python=sys.executable,
+        cluster=name,
+    )
     home = site.folder.parent.parent
     process.spawn(
         ["/bin/sh", "-c", script],
