@@ -12,6 +12,8 @@ from pathlib import Path
 
 from clusterctl.model import NodeResult
 
+Spawned = subprocess.Popen[bytes]
+
 
 def run(
     argv: Sequence[str],
@@ -62,7 +64,8 @@ def spawn(
     stdin: int = subprocess.DEVNULL,
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
-) -> subprocess.Popen[bytes]:
+    pass_fds: Sequence[int] = (),
+) -> Spawned:
     """Starts a process that outlives us, in a session of its own, with all its output in `log`."""
     with log.open("ab") as sink:
         return subprocess.Popen(
@@ -72,8 +75,18 @@ def spawn(
             stderr=sink,
             cwd=cwd,
             env=env,
+            pass_fds=pass_fds,
             start_new_session=True,
         )
+
+
+def finish(started: Spawned, limit: float) -> None:
+    """Waits `limit` seconds for what `spawn` has started, then kills its process group."""
+    try:
+        started.wait(limit)
+    except subprocess.TimeoutExpired:
+        kill_group(started.pid)
+        started.wait()
 
 
 def kill_group(pid: int) -> None:

@@ -7,7 +7,9 @@ dropped in 0.15 (see docs/adr).
 
 from __future__ import annotations
 
+import atexit
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -15,6 +17,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,9 @@ LOG = "terraform.jsonl"
 VERSION_TIMEOUT = 30.0
 INIT_TIMEOUT = 900.0  # a first init downloads 700 MB
 APPLY_TIMEOUT = 2700.0
+SHOWN = 12
+"""Things that are listed when Terraform is left alone."""
+
 GRACE = 300.0
 """Seconds that Terraform gets to finish its step when its time is up."""
 
@@ -145,14 +151,11 @@ def find() -> Binary:
         path = shutil.which(name)
         if path is None:
             continue
-        result = process.run(
-            [path, "version", "-json"], timeout=VERSION_TIMEOUT, env=_environment()
-        )
-        numbers = re.search(r'"terraform_version":\s*"(\d+)\.(\d+)\.(\d+)', result.text)
-        if numbers is None:
+        version = _version(path)
+        if version is None:
             found.append(f"{path} does not say its version")
             continue
-        binary = Binary(path, (int(numbers[1]), int(numbers[2]), int(numbers[3])))
+        binary = Binary(path, version)
         if binary.version >= OLDEST:
             return binary
         found.append(f"{path} is {binary.name}")
@@ -165,6 +168,14 @@ def find() -> Binary:
     )
 
 
+@cache
+def _version(path: str) -> tuple[int, int, int] | None:
+    """What that program says, asked once in our life; None where it makes no sense."""
+    result = process.run([path, "version", "-json"], timeout=VERSION_TIMEOUT, env=_environment())
+    numbers = re.search(r'"terraform_version":\s*"(\d+)\.(\d+)\.(\d+)', result.text)
+    return (int(numbers[1]), int(numbers[2]), int(numbers[3])) if numbers else None
+
+
 def _environment(**more: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not _FOREIGN.fullmatch(name)}
     return {**kept, "TF_IN_AUTOMATION": "1", "TF_INPUT": "0", "CHECKPOINT_DISABLE": "1", **more}
@@ -175,6 +186,8 @@ class _Listener:
     """Sorts what Terraform says while it runs."""
 
     on_event: Callable[[Event], None]
+    existing: dict[str, str]
+    """What there is, by address: its id, or what happens to it."""
     diagnostics: list[Diagnostic] = field(default_factory=list)
     outputs: dict[str, Any] = field(default_factory=dict)
     prose: list[str] = field(default_factory=list)
@@ -189,7 +202,25 @@ class _Listener:
             self.diagnostics.append(event)
         if isinstance(event, Outputs):
             self.outputs.update(event.values)
+        if isinstance(event, Progress):
+            self._keep_up(event)
         self.on_event(event)
+
+    def _keep_up(self, event: Progress) -> None:
+        if event.action == "create" and event.state in ("start", "complete"):
+            made = event.state == "complete"
+            self.existing[event.address] = event.id if made else "being made"
+        elif event.action == "delete" and event.state == "complete":
+            self.existing.pop(event.address, None)
+
+    def left(self) -> Iterator[str]:
+        """A short list of what there is, machines first: they cost most."""
+        machines = [item for item in self.existing if item.startswith("aws_instance.")]
+        others = [item for item in self.existing if item not in machines]
+        for address in (*machines, *others)[:SHOWN]:
+            yield f"{address}: {self.existing[address]}"
+        if len(self.existing) > SHOWN:
+            yield f"and {len(self.existing) - SHOWN} more"
 
 
 class Terraform:
@@ -223,17 +254,23 @@ class Terraform:
 
     def resources(self) -> tuple[str, ...]:
         """Addresses of the managed resources in the state file."""
+        return tuple(self._resources())
+
+    def _resources(self) -> dict[str, str]:
+        """The same with their ids."""
         try:
             state = json.loads(self.state or "{}")
         except ValueError:
-            return ()
-        return tuple(
+            return {}
+        return {
             f"{item['type']}.{item['name']}"
-            + (f"[{json.dumps(instance['index_key'])}]" if "index_key" in instance else "")
+            + (f"[{json.dumps(instance['index_key'])}]" if "index_key" in instance else ""): str(
+                instance.get("attributes", {}).get("id", "")
+            )
             for item in state.get("resources", ())
             if item.get("mode") == "managed"
             for instance in item.get("instances", ())
-        )
+        }
 
     def copy(self, module: Path) -> None:
         """Fills the folder with the module, once: `down` uses what `up` used, after an upgrade."""
@@ -243,25 +280,17 @@ class Terraform:
             if not target.exists():
                 write_atomic(target, source.read_bytes())
 
-    def init(self) -> None:
-        """Installs the providers, from one cache for all clusters. Nothing if that was done."""
+    def init(self, begun: Seed | None = None) -> None:
+        """Gives the folder its providers, from the seed of its module: `begun`, if it is that one.
+        Nothing if that was done."""
         done = self.folder / ".terraform" / "clusterctl-ready"
         if done.exists():
             return
-        with self._caching():
-            result = process.run(
-                self._argv("init", no_color=_flag()),
-                timeout=INIT_TIMEOUT,
-                cwd=self.folder,
-                env=self._environment(),
-            )
-        if not result.ok:
-            said = result.error or result.stderr.decode(errors="replace").strip() or result.text
-            raise TerraformError(
-                f"{self.binary.name} init failed: {_first_line(said)}",
-                hint="the AWS provider comes from registry.terraform.io, or from a mirror that"
-                " your terraform configuration names",
-            )
+        seed = Seed(self.folder, self.binary, self._cache)
+        if begun and begun.folder == seed.folder:
+            seed = begun
+        seed.make()
+        seed.copy(self.folder)
         done.touch()
 
     def apply(
@@ -285,9 +314,23 @@ class Terraform:
     def _change(
         self, command: str, on_event: Callable[[Event], None], parallelism: int
     ) -> _Listener:
-        listener = _Listener(on_event)
+        listener = _Listener(on_event, self._resources())
+        try:
+            return self._watched(command, listener, parallelism)
+        except Interrupted:
+            raise
+        except KeyboardInterrupt:
+            self._tell(f"{self.binary.name} {command} goes on alone. There is by now:")
+            for line in listener.left():
+                self._tell(f"  {line}")
+            raise
+
+    def _watched(self, command: str, listener: _Listener, parallelism: int) -> _Listener:
+        """KeyboardInterrupt is a second Ctrl-C, Interrupted the first."""
         ended = process.watch(
-            self._argv(
+            _command(
+                self.folder,
+                self.binary,
                 command,
                 auto_approve=_flag(),
                 json=_flag(),
@@ -318,27 +361,125 @@ class Terraform:
             )
         return listener
 
-    def _argv(self, command: str, **options: Any) -> list[str]:
-        from python_terraform import Terraform as Builder
-
-        builder = Builder(working_dir=str(self.folder), terraform_bin_path=self.binary.path)
-        argv: list[str] = builder.generate_cmd_string(command, input=False, **options)
-        return argv
-
     def _environment(self) -> dict[str, str]:
-        return _environment(
-            TF_PLUGIN_CACHE_DIR=os.environ.get("TF_PLUGIN_CACHE_DIR") or str(self._cache),
-            # A folder's first init would download again what the cache has.
-            TF_PLUGIN_CACHE_MAY_BREAK_DEPENDENCY_LOCK_FILE="1",
-        )
+        return _with_plugins(self._cache)
+
+
+class Seed:
+    """A folder where `terraform init` was run for a module, once for all clusters: they take over
+    what it has installed. `cache` holds the providers themselves."""
+
+    def __init__(self, module: Path, binary: Binary, cache: Path) -> None:
+        self._sources = sorted(module.glob("*.tf"))
+        self._binary = binary
+        self._cache = cache
+        digest = hashlib.sha256(binary.name.encode())
+        for source in self._sources:
+            digest.update(b"\0" + source.name.encode() + b"\0" + source.read_bytes())
+        self.folder = cache.with_name("terraform-seeds") / digest.hexdigest()[:16]
+        self._begun: process.Spawned | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether `init` has come to its end, and what it installed is still there."""
+        installed = [Path(name) for name in self._installed()]
+        whole = (self.folder / _LOCK_FILE).exists() and bool(installed)
+        return whole and all(path.exists() for path in installed)
+
+    def begin(self) -> None:
+        """Starts `init` and returns at once. It ends with us, if nobody waits for it by then."""
+        with self._locked(wait=False) as lock:
+            if lock is None or self.ready:
+                return
+            self._fill()
+            # It inherits the lock: whoever comes while it works waits for it, also when we die.
+            self._begun = process.spawn(
+                self._argv(),
+                log=self.folder / "init.log",
+                cwd=self.folder,
+                env=_with_plugins(self._cache),
+                pass_fds=(lock,),
+            )
+        atexit.register(self._finish, 0.0)
+
+    def make(self) -> None:
+        """Sees to it that the seed is ready; waits for what was begun. Raises TerraformError."""
+        self._finish(INIT_TIMEOUT)
+        with self._locked(wait=True):
+            if self.ready:
+                return
+            self._fill()
+            result = process.run(
+                self._argv(),
+                timeout=INIT_TIMEOUT,
+                cwd=self.folder,
+                env=_with_plugins(self._cache),
+            )
+        if not result.ok:
+            said = result.error or result.stderr.decode(errors="replace").strip() or result.text
+            raise TerraformError(
+                f"{self._binary.name} init failed: {_first_line(said)}",
+                hint="the AWS provider comes from registry.terraform.io, or from a mirror that"
+                " your terraform configuration names",
+            )
+
+    def copy(self, folder: Path) -> None:
+        """Installs in `folder` what is installed here: links to the cache, and the lock file."""
+        for name in self._installed():
+            target = folder / Path(name).relative_to(self.folder)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if not target.exists():
+                target.unlink(missing_ok=True)
+                target.symlink_to(os.path.realpath(name))
+        write_atomic(folder / _LOCK_FILE, (self.folder / _LOCK_FILE).read_bytes())
+
+    def _installed(self) -> list[str]:
+        """Paths of the packages: `.terraform/providers/HOST/NAMESPACE/TYPE/VERSION/OS_ARCH`."""
+        return [str(path) for path in self.folder.glob(".terraform/providers/*/*/*/*/*")]
+
+    def _fill(self) -> None:
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for source in self._sources:
+            write_atomic(self.folder / source.name, source.read_bytes())
+
+    def _argv(self) -> list[str]:
+        return _command(self.folder, self._binary, "init", no_color=_flag())
+
+    def _finish(self, limit: float) -> None:
+        begun, self._begun = self._begun, None
+        if begun:
+            process.finish(begun, limit)
 
     @contextmanager
-    def _caching(self) -> Iterator[None]:
-        """The cache takes one init at a time."""
+    def _locked(self, *, wait: bool) -> Iterator[int | None]:
+        """The cache takes one init at a time. Yields None where one is at it and we do not wait."""
         self._cache.mkdir(mode=0o700, parents=True, exist_ok=True)
         with (self._cache / ".lock").open("ab") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError:
+                yield None
+                return
+            yield lock.fileno()
+
+
+_LOCK_FILE = ".terraform.lock.hcl"
+
+
+def _with_plugins(cache: Path) -> dict[str, str]:
+    return _environment(
+        TF_PLUGIN_CACHE_DIR=os.environ.get("TF_PLUGIN_CACHE_DIR") or str(cache),
+        # A folder's first init would download again what the cache has.
+        TF_PLUGIN_CACHE_MAY_BREAK_DEPENDENCY_LOCK_FILE="1",
+    )
+
+
+def _command(folder: Path, binary: Binary, command: str, **options: Any) -> list[str]:
+    from python_terraform import Terraform as Builder
+
+    builder = Builder(working_dir=str(folder), terraform_bin_path=binary.path)
+    argv: list[str] = builder.generate_cmd_string(command, input=False, **options)
+    return argv
 
 
 def _flag() -> Any:

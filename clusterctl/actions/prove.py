@@ -7,13 +7,14 @@ from clusterctl.errors import BootstrapError
 from clusterctl.jobs.follow import Line
 from clusterctl.model import Cluster, JobSpec, JobState
 from clusterctl.state import Store
+from clusterctl.transport.pool import Pool
 
 PROGRAM = "reduce_all.py"
 TIMEOUT = 120.0
 """Seconds that the ranks may take: they sum four numbers."""
 
 
-def reduce_all(store: Store, cluster: Cluster, tell: Tell) -> None:
+def reduce_all(store: Store, cluster: Cluster, pool: Pool, tell: Tell) -> None:
     """Every rank has to hold W(W-1)/2. Raises BootstrapError with what the ranks said."""
     resolved = run.resolve([PROGRAM], None, None)
     spec = JobSpec(program=resolved.program, allow_cpu=True, now=True, timeout=TIMEOUT)
@@ -24,7 +25,7 @@ def reduce_all(store: Store, cluster: Cluster, tell: Tell) -> None:
     def listen(lines: list[Line]) -> None:
         said.extend(line.text.decode(errors="replace") for line in lines)
 
-    job = run.run(store, prepared, on_start=lambda job: None, on_lines=listen, tell=tell)
+    job = run.run(store, prepared, on_start=lambda job: None, on_lines=listen, tell=tell, pool=pool)
     proof = next((text for text in said if text.startswith("ok:")), "")
     if job.state is not JobState.SUCCEEDED or not proof:
         raise BootstrapError(

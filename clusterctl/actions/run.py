@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from secrets import token_hex
@@ -146,12 +147,14 @@ def run(
     tell: Tell,
     detach: bool = False,
     carry: start.Carry | None = None,
+    pool: Pool | None = None,
 ) -> Job:
-    """Runs the job and returns it as it ended (or as it started, with `detach`).
+    """Runs the job and returns it as it ended (or as it started, with `detach`). `pool` is left
+    open; without one, connections are made for this job alone.
 
     KeyboardInterrupt ends the job on all nodes before it is raised again.
     """
-    with connected(store, prepared.cluster) as pool:
+    with nullcontext(pool) if pool else connected(store, prepared.cluster) as pool:
         if prepared.job.stage:
             job = ship(store, prepared, pool, tell, carry=carry)
         else:

@@ -14,6 +14,7 @@ from clusterctl import assets, bootstrap, catalog, keys, providers
 from clusterctl.actions import Tell, check_name, connected, prove
 from clusterctl.actions.down import finish_down, strays
 from clusterctl.bootstrap import steps
+from clusterctl.bootstrap.progress import Progress
 from clusterctl.errors import BootstrapError, NodeUnreachable, RecordError, UsageError
 from clusterctl.jobs import control
 from clusterctl.model import (
@@ -84,10 +85,12 @@ def plan(store: Store, spec: ClusterSpec, tell: Tell) -> ProviderPlan:
     return _intend(spec, _old(store, spec), tell).plan
 
 
-def _intend(spec: ClusterSpec, old: Cluster | None, tell: Tell) -> Intent:
+def _intend(
+    spec: ClusterSpec, old: Cluster | None, tell: Tell, ahead: Path | None = None
+) -> Intent:
     wish = complete(spec, old)
     provider = providers.load(wish.provider)
-    plan = provider.plan(wish, old, tell)
+    plan = provider.plan(wish, old, tell, ahead=ahead)
     return Intent(old, plan.spec or wish, provider, plan)
 
 
@@ -98,7 +101,7 @@ def up(store: Store, spec: ClusterSpec, tell: Tell, consent: Consent) -> Up:
     clock = Clock()
     with clock.phase("plan"):
         # Before anything is written: most wishes that cannot be met are found out here.
-        intent = _intend(spec, _old(store, spec), tell)
+        intent = _intend(spec, _old(store, spec), tell, store.home.path)
     clock.tell = None if intent.spec.provider == "local" else tell
     with ClusterLock(store.home, spec.name, "up", tell):
         if intent.plan.recipes:
@@ -115,21 +118,23 @@ def up(store: Store, spec: ClusterSpec, tell: Tell, consent: Consent) -> Up:
                 tell(f"{name} has another host key than before; the provider vouches for it")
             store.save(cluster)
         store.event(cluster.name, "created", nodes=len(cluster.nodes))
-        with connected(store, cluster) as pool:
+        with created.pool or connected(store, cluster) as pool:
             with clock.phase("connect"):
                 _connect(pool, cluster)
             with clock.phase("bootstrap"):
-                nodes = _bootstrap(store, pool, cluster, created.host_keys)
+                nodes = _bootstrap(store, pool, cluster, created.host_keys, tell)
                 for line in _missing_gpus(created.nodes, nodes):
                     tell(line)
                 cluster = replace(cluster, nodes=nodes)
             with clock.phase("mesh"):
                 _check_mesh(pool, cluster)
-        cluster = replace(cluster, phase=Phase.READY)
+            store.save(cluster)
+            cluster = replace(cluster, phase=Phase.READY)
+            if cluster.spec.provider != "local":
+                # Ranks that do not add up, or that nobody waited for, make no cluster ready.
+                with clock.phase("reduce-all"):
+                    prove.reduce_all(store, cluster, pool, tell)
         store.save(cluster)
-        if cluster.spec.provider != "local":
-            with clock.phase("reduce-all"), _unready(store, cluster):
-                prove.reduce_all(store, cluster, tell)
         store.event(cluster.name, "ready", phases=dict(clock.phases))
     return Up(cluster, tuple(clock.phases))
 
@@ -209,7 +214,7 @@ def _record(
         old = None
     if old != intent.old:
         # Another clusterctl was at work in between, or an old cluster had to go first.
-        intent = _intend(spec, old, tell)
+        intent = _intend(spec, old, tell, store.home.path)
     spec, plan = intent.spec, intent.plan
     if old and spec.workers < len(old.workers):
         _refuse_to_lose_ranks(store, old, {node.name for node in old.workers[spec.workers :]})
@@ -292,7 +297,7 @@ def _connect(pool: Pool, cluster: Cluster) -> None:
 
 
 def _bootstrap(
-    store: Store, pool: Pool, cluster: Cluster, host_keys: dict[str, str]
+    store: Store, pool: Pool, cluster: Cluster, host_keys: dict[str, str], tell: Tell
 ) -> tuple[Node, ...]:
     folder = store.folder(cluster.name) / "ssh"
     key = keys.KeyPair((folder / "mesh").read_text(), (folder / "mesh.pub").read_text().strip())
@@ -304,9 +309,13 @@ def _bootstrap(
         node.name: _script(node, cluster, mesh, containers.get(node.name)) for node in cluster.nodes
     }
 
-    results = pool.run(
-        "exec /bin/sh -s", stdin=scripts, timeout=BOOTSTRAP_TIMEOUTS[cluster.spec.provider]
-    )
+    with Progress(tell) as progress:
+        results = pool.run(
+            "exec /bin/sh -s",
+            stdin=scripts,
+            timeout=BOOTSTRAP_TIMEOUTS[cluster.spec.provider],
+            heard=progress.hear,
+        )
     problems = [
         NodeResult(node=result.node, error=text)
         for result in results
@@ -374,16 +383,6 @@ def _missing_gpus(promised: Sequence[Node], found: Sequence[Node]) -> tuple[str,
         if before.accelerator is not Accelerator.NONE and not node.facts.gpus
     ]
     return fold(results)
-
-
-@contextmanager
-def _unready(store: Store, cluster: Cluster) -> Iterator[None]:
-    """A cluster whose ranks do not add up is not ready."""
-    try:
-        yield
-    except BaseException:
-        store.save(replace(cluster, phase=Phase.CREATING))
-        raise
 
 
 def _check_mesh(pool: Pool, cluster: Cluster) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from clusterctl import assets
-from clusterctl.bootstrap import facts
+from clusterctl.bootstrap import facts, progress
 from clusterctl.keys import KeyPair
 from clusterctl.model import Accelerator, Node, NodeResult
 
@@ -109,7 +109,8 @@ def script(
             **(files or {}),
         },
         inside=inside,
-        steps=[(step.name, step.check(node), step.apply(node)) for step in steps],
+        steps=[(step.name, step.check(node), step.apply(node), step.describe()) for step in steps],
+        step_marker=progress.MARKER,
         questions=facts.questions(pythons),
         marker=facts.MARKER,
     )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Protocol, cast
 
 from clusterctl.errors import UsageError
 from clusterctl.model import Charge, Cluster, ClusterSpec, Node
+from clusterctl.transport.pool import Pool
 
 OnEvent = Callable[[str], None]
 """Takes one line of progress for people."""
@@ -36,20 +37,31 @@ class ProviderPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Created:
-    """The nodes of a cluster with their public host keys (`ssh-ed25519 AAAA…`), by node name."""
+    """The nodes of a cluster with their public host keys (`ssh-ed25519 AAAA…`), by node name.
+
+    `pool` holds the connections that making them took, where it took any: the caller goes on with
+    them, and closes them.
+    """
 
     nodes: tuple[Node, ...]
     host_keys: dict[str, str]
+    pool: Pool | None = field(default=None, compare=False)
 
 
 class Provider(Protocol):
     """Six verbs. `folder` is the cluster's own, 0700; its `ssh/user.pub` is the key to let in."""
 
     def plan(
-        self, spec: ClusterSpec, current: Cluster | None = None, tell: OnEvent = ...
+        self,
+        spec: ClusterSpec,
+        current: Cluster | None = None,
+        tell: OnEvent = ...,
+        *,
+        ahead: Path | None = None,
     ) -> ProviderPlan:
-        """Says what `create` would do; `current` is the record of what there is. Raises
-        ProviderError where it cannot be done."""
+        """Says what `create` would do; `current` is the record of what there is. `ahead` is the
+        state home where `create` is to follow: what is slow, costs nothing and serves every cluster
+        may be begun there. Raises ProviderError where it cannot be done."""
 
     def create(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> Created:
         """Makes what is missing, removes what is surplus; safe to repeat after any interruption."""

@@ -5,10 +5,14 @@ Importing this package loads neither paramiko nor fabric: `ssh` does, at the fir
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 from clusterctl.model import NodeResult
+
+Heard = Callable[[bytes], None]
+"""Listens to a command's stdout from another thread. It must be quick."""
 
 
 class Channel(Protocol):
@@ -38,8 +42,11 @@ class Transport(Protocol):
     def connect(self, timeout: float) -> None:
         """Does nothing when connected already."""
 
-    def run(self, command: str, *, stdin: bytes = b"", timeout: float) -> NodeResult:
-        """Runs `command` (POSIX sh, whatever the login shell is) and waits for it.
+    def run(
+        self, command: str, *, stdin: bytes = b"", timeout: float, heard: Heard | None = None
+    ) -> NodeResult:
+        """Runs `command` (POSIX sh, whatever the login shell is) and waits for it. `heard` gets its
+        stdout as it comes, piece by piece, beside the result.
 
         A command that a signal ended has the exit code 128 + signal, as in a shell. It has ended
         when it has exited and all copies of its stdout are closed: give a background process

@@ -13,6 +13,7 @@ from secrets import token_hex
 
 from clusterctl import process
 from clusterctl.model import Node, NodeResult
+from clusterctl.transport import Heard
 
 
 class LocalTransport:
@@ -24,10 +25,14 @@ class LocalTransport:
     def connect(self, timeout: float) -> None:
         return None
 
-    def run(self, command: str, *, stdin: bytes = b"", timeout: float) -> NodeResult:
+    def run(
+        self, command: str, *, stdin: bytes = b"", timeout: float, heard: Heard | None = None
+    ) -> NodeResult:
         started = time.monotonic()
         argv = ["/bin/sh", "-c", command]
         result = process.run(argv, timeout=timeout, stdin=stdin, cwd=Path.home())
+        if heard:
+            heard(result.stdout)
         code = result.exit_code
         return replace(
             result,

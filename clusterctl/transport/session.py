@@ -12,6 +12,7 @@ from typing import Any
 import paramiko
 from paramiko.common import cMSG_CHANNEL_REQUEST
 
+from clusterctl.transport import Heard
 from clusterctl.transport.deadline import WATCHDOG, Deadline
 from clusterctl.transport.diagnosis import Failure
 from clusterctl.transport.shell import posix
@@ -35,14 +36,18 @@ class Collector:
     """Takes the place of a channel's buffer: keeps what paramiko's thread feeds it.
 
     Nothing has to drain it, so that the caller can send all its stdin first and wait afterwards.
+    `heard` is called with each piece as it comes, in paramiko's thread: it must be quick.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, heard: Heard | None = None) -> None:
         self._chunks: list[bytes] = []
+        self._heard = heard
         self.ended = threading.Event()
 
     def feed(self, data: bytes) -> None:
         self._chunks.append(data)
+        if self._heard:
+            self._heard(data)
 
     def close(self) -> None:
         self.ended.set()
@@ -57,11 +62,20 @@ class Collector:
 class Session:
     """A command that runs. As a context manager it closes the channel and waits for nothing.
 
-    With `collect`, `output` hands out what the command wrote; else `receive` streams its stdout,
-    and the end of stderr is kept. Raises Failure, TimeoutError, ConnectionError.
+    With `collect`, `output` hands out what the command wrote, and `heard` gets its stdout as it
+    comes; else `receive` streams its stdout, and the end of stderr is kept. Raises Failure,
+    TimeoutError, ConnectionError.
     """
 
-    def __init__(self, link: Link, command: str, deadline: Deadline, *, collect: bool) -> None:
+    def __init__(
+        self,
+        link: Link,
+        command: str,
+        deadline: Deadline,
+        *,
+        collect: bool,
+        heard: Heard | None = None,
+    ) -> None:
         self._link = link
         self._stderr = b""
         self._closed = False
@@ -72,7 +86,7 @@ class Session:
                 self._channel = self._open(deadline, COLLECT_LIMIT if collect else STREAM_WINDOW)
                 if collect:
                     # Nothing arrives before the command is asked for.
-                    self._channel.in_buffer = Collector()
+                    self._channel.in_buffer = Collector(heard)
                     self._channel.in_stderr_buffer = Collector()
                 self._start(command)
         except BaseException:

@@ -10,11 +10,13 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.errors import ClusterctlError
 from clusterctl.model import Node, NodeResult
+from clusterctl.transport import Heard
 from clusterctl.transport.deadline import Deadline
 from clusterctl.transport.diagnosis import (
     FAILURES,
@@ -32,6 +34,12 @@ if TYPE_CHECKING:
 CONNECT_LIMIT = 10.0
 """Seconds that a connection which is opened in passing may take, whatever the command may take: a
 node that hangs is named before anybody wonders. `connect` has its own limit."""
+
+
+def warm() -> None:
+    """Loads paramiko and fabric in the background: the first connection need not wait for it."""
+    module = "clusterctl.transport.connect"
+    threading.Thread(target=import_module, args=(module,), daemon=True, name="warm").start()
 
 
 class SshTransport:
@@ -72,17 +80,21 @@ class SshTransport:
         key: Any = link.get_remote_server_key()
         return f"{key.get_name()} {key.get_base64()}"
 
-    def session(self, command: str, deadline: Deadline, *, collect: bool) -> Session:
+    def session(
+        self, command: str, deadline: Deadline, *, collect: bool, heard: Heard | None = None
+    ) -> Session:
         """Connects if need be and starts `command`. For this package; raises FAILURES."""
         link = self._link(Deadline(min(deadline.left, CONNECT_LIMIT)))
         from clusterctl.transport.session import Session
 
-        return Session(link, command, deadline, collect=collect)
+        return Session(link, command, deadline, collect=collect, heard=heard)
 
-    def run(self, command: str, *, stdin: bytes = b"", timeout: float) -> NodeResult:
+    def run(
+        self, command: str, *, stdin: bytes = b"", timeout: float, heard: Heard | None = None
+    ) -> NodeResult:
         def collect(deadline: Deadline) -> NodeResult:
             name = self.node.name
-            with self.session(command, deadline, collect=True) as session:
+            with self.session(command, deadline, collect=True, heard=heard) as session:
                 try:
                     if stdin:
                         # A command need not read its input.

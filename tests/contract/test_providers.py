@@ -76,6 +76,8 @@ class Machines:
     def create(self, workers: int) -> tuple[Cluster, Created]:
         where = self.cluster(workers)
         made = providers.load(self.provider).create(where, self.folder, self.said.append)
+        if made.pool:
+            made.pool.close()
         return replace(where, nodes=made.nodes), made
 
     def describe(self, where: Cluster) -> dict[str, str]:

@@ -106,6 +106,36 @@ def test_a_zone_without_room_moves_the_whole_cluster(world: World) -> None:
     world.ok("down", "--yes", "--force")
 
 
+def test_faults_of_aws_that_pass_are_ridden_out(world: World) -> None:
+    """Those that we ask for ourselves, and those that Terraform asks for."""
+    for action in ("DescribeInstanceTypes", "CreateVpc", "RunInstances", "DescribeInstances"):
+        world.ec2.fault("status500", action=action, calls=1)
+    world.ok(*CPU)
+    assert len(world.ec2.machines) == 2
+    for action in ("TerminateInstances", "DeleteVpc", "DescribeVolumes"):
+        world.ec2.fault("status500", action=action, calls=1)
+    world.ok("down", "--yes", "--force")
+
+
+def test_faults_of_aws_that_stay_end_in_one_line(world: World) -> None:
+    world.ec2.fault("status500")
+    up = world.run(*CPU)
+    assert up.code == 3
+    assert "AWS itself has a fault (InternalError: " in up.err
+    assert not (world.home / "clusters").exists()
+    world.ec2.clear()
+
+    world.ec2.fault("status500", action="RunInstances")
+    up = world.run(*CPU)
+    assert up.code == 3
+    [said] = [line for line in up.err.splitlines() if line.startswith("clusterctl: ")]
+    assert "AWS itself has a fault" in said
+    assert "RunInstances" in said
+    assert "health.aws.amazon.com" in up.err
+    assert not world.ec2.machines
+    world.ok("down", "--yes")
+
+
 def test_a_node_that_never_boots_is_named(world: World) -> None:
     world.ec2.fault("never_boot", node="worker-1")
     up = world.run(*CPU, "--boot-timeout", "6s")
@@ -118,11 +148,16 @@ def test_a_node_that_never_boots_is_named(world: World) -> None:
 
 def test_killed_in_every_phase_it_goes_on(world: World) -> None:
     """Also with an orphaned terraform: the next `up` names it and waits."""
-    for word in ("worker-1: starts", "SSH answers", "bootstrap (after", "mesh (after"):
+    phases = ("bootstrap (after", "mesh (after", "reduce-all (after")
+    jobs = world.home / "jobs"
+    for word in ("worker-1: starts", "SSH answers", *phases):
         process = world.start(*CPU, "--verbose")
         before = world.until(process, word, 100)
+        if word.startswith("reduce-all"):
+            world.wait(lambda: any(jobs.glob("*/job.json")), 60, "a job that reduces")
         os.kill(process.pid, signal.SIGKILL)
         process.communicate()
+        assert world.record()["phase"] == "creating", "nobody has seen the ranks add up"
         if word == "SSH answers":
             # The one before was killed under a working terraform.
             assert re.search(r"waiting for terraform apply \(pid \d+\), left behind by", before)
@@ -135,6 +170,25 @@ def test_killed_in_every_phase_it_goes_on(world: World) -> None:
     process.communicate()
     down = world.ok("down", "--yes")
     assert "waiting for terraform destroy" in down.err
+
+
+def test_a_second_ctrl_c_says_what_is_left(world: World) -> None:
+    process = world.start(*CPU)
+    world.until(process, "worker-1: starts", 60)
+    os.kill(process.pid, signal.SIGINT)
+    world.until(process, "terraform finishes what it has begun", 20)
+    os.kill(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 130, err
+    assert re.search(r"terraform [\d.]+ apply goes on alone. There is by now:$", err, re.MULTILINE)
+    assert re.search(
+        r'^ +[\d.]+ s +aws_instance.this\["worker-1"\]: (being made|i-\w+)$', err, re.M
+    )
+    [vpc] = re.findall(r"aws_vpc.this: (vpc-\w+)$", err, re.MULTILINE)
+    assert any(vpc in line for line in world.ec2.left())
+    assert "`clusterctl down default` removes it" in err
+    # Terraform may still be at work: `down` waits for it, and leaves nothing.
+    world.ok("down", "--yes")
 
 
 def test_ctrl_c_lets_terraform_finish_its_step(world: World) -> None:

@@ -26,6 +26,8 @@ def test_from_nothing_to_nothing(world: World) -> None:
     up = world.ok(*CPU)
     assert "reduce-all ok: 2 ranks on 2 hosts, each holds 1" in up.err
     assert re.search(r"ends \d{4}-\d\d-\d\d", up.err)
+    for step in ("the nodes by name", "done"):
+        assert re.search(rf"^ *[\d.]+ s  \S*worker\S*: {step}$", up.err, re.MULTILINE), step
     for phase in ("plan", "create", "bootstrap", "mesh", "reduce-all"):
         assert re.search(rf"^{phase} +\d+\.\d\d s$", up.err, re.MULTILINE), phase
     record = world.record()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from tests.conftest import Need
     from tests.sim.ec2.client import Ec2
     from tests.sim.engine import Engine
+    from tests.sim.lab import Lab
 
 
 @pytest.fixture(scope="session")
@@ -36,6 +38,21 @@ def ec2(need: Need, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ec2]:
         yield simulator
     finally:
         simulator.close()
+
+
+@pytest.fixture
+def lab(ec2: Ec2, tmp_path: Path) -> Iterator[Lab]:
+    """A network in the simulated EC2; nothing may be left when the test's own things are gone."""
+    from tests.sim.lab import Lab
+
+    lab = Lab(ec2, tmp_path)
+    try:
+        yield lab
+        ec2.clear()
+        lab.remove()
+        assert ec2.left() == []
+    finally:
+        ec2.reset()
 
 
 @pytest.fixture(scope="session")

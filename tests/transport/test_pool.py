@@ -65,6 +65,25 @@ def test_a_command_and_an_input_for_each(make_pool: Callable[..., Pool], nodes: 
     assert pool.run("true", [], timeout=10) == ()
 
 
+def test_what_commands_print_is_heard_as_it_comes(
+    make_pool: Callable[..., Pool], nodes: list[Node], tmp_path: Path
+) -> None:
+    """Each command goes on only after its first line was heard here."""
+    said: dict[str, bytes] = {}
+
+    def hear(node: str, data: bytes) -> None:
+        said[node] = said.get(node, b"") + data
+        (tmp_path / node).touch()
+
+    commands = {
+        node.name: f"echo first; until [ -e {tmp_path / node.name} ]; do sleep 0.1; done; echo last"
+        for node in nodes
+    }
+    results = make_pool(nodes).run(commands, timeout=30, heard=hear)
+    assert [result.text for result in results] == ["first\nlast\n"] * len(nodes)
+    assert said == {node.name: b"first\nlast\n" for node in nodes}
+
+
 def test_one_node_that_hangs(
     make_pool: Callable[..., Pool],
     nodes: list[Node],

@@ -179,6 +179,124 @@ def test_the_module_is_copied_once(tmp_path: Path) -> None:
     assert (tool.folder / "main.tf").read_text() == "old"
 
 
+INIT = """
+place = os.path.join(".terraform", "providers", "h", "ns", "aws", "5.1.0", "linux_amd64")
+os.makedirs(os.path.dirname(place))
+os.symlink(os.environ["TF_PLUGIN_CACHE_DIR"], place)
+{pause}
+open(".terraform.lock.hcl", "w").write("locked")
+"""
+
+
+def seeded(folder: Path, name: str, **changes: str) -> Terraform:
+    """A cluster's folder with a module of one file."""
+    work = folder / name
+    work.mkdir()
+    (work / "main.tf").write_text(changes.get("module", "# a module"))
+    path = str(folder / "terraform")
+    return Terraform(work, Binary(path, (1, 11, 4)), cache=folder / "cache")
+
+
+def inits(folder: Path) -> int:
+    return sum(
+        path.read_text().count('["init"') for path in (folder / "terraform-seeds").glob("*/argv")
+    )
+
+
+def test_one_init_serves_all_clusters_of_a_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TF_PLUGIN_CACHE_DIR", raising=False)
+    fake(tmp_path, INIT.format(pause=""))
+    for name in ("one", "two"):
+        tool = seeded(tmp_path, name)
+        tool.init()
+        tool.init()
+        assert (tool.folder / ".terraform.lock.hcl").read_text() == "locked"
+        [link] = (tool.folder / ".terraform/providers").glob("*/*/*/*/*")
+        assert link.readlink() == tmp_path / "cache"
+    assert inits(tmp_path) == 1
+    seeded(tmp_path, "three", module="# another").init()
+    assert inits(tmp_path) == 2
+
+
+def test_what_was_thrown_away_is_installed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TF_PLUGIN_CACHE_DIR", str(tmp_path / "plugins"))
+    again = 'import shutil; shutil.rmtree(".terraform", True)\n'
+    fake(tmp_path, again + INIT.format(pause=""))
+    (tmp_path / "plugins").mkdir()
+    seeded(tmp_path, "one").init()
+    (tmp_path / "plugins").rmdir()
+    tool = seeded(tmp_path, "two")
+    tool.init()
+    assert inits(tmp_path) == 2
+
+
+def test_an_init_that_was_begun_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TF_PLUGIN_CACHE_DIR", raising=False)
+    fake(tmp_path, INIT.format(pause="time.sleep(0.5)"))
+    tool = seeded(tmp_path, "one")
+    seed = terraform.Seed(tool.folder, tool.binary, tmp_path / "cache")
+    seed.begin()
+    seeded(tmp_path, "another").init()  # of another clusterctl, say: the lock tells
+    assert seed.ready
+    tool.init(seed)
+    assert inits(tmp_path) == 1
+
+
+BEGIN = """
+import sys
+from pathlib import Path
+from clusterctl.terraform import Binary, Seed
+folder = Path(sys.argv[1])
+seed = Seed(folder / "work", Binary(str(folder / "terraform"), (1, 11, 4)), folder / "cache")
+seed.begin()
+while not list(folder.glob("terraform-seeds/*/pid")):
+    pass
+"""
+
+
+def test_an_init_that_nobody_waits_for_ends_with_us(tmp_path: Path) -> None:
+    """A wish that cannot be met, or a no: what was begun ahead must not go on downloading."""
+    fake(
+        tmp_path,
+        'open("new", "w").write(str(os.getpid())); os.rename("new", "pid"); time.sleep(60)',
+    )
+    (tmp_path / "work").mkdir()
+    root = Path(__file__).parents[2]
+    subprocess.run([sys.executable, "-c", BEGIN, str(tmp_path)], cwd=root, check=True, timeout=30)
+    [pid] = (tmp_path / "terraform-seeds").glob("*/pid")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
+
+
+def test_a_failing_init_says_why(tmp_path: Path) -> None:
+    fake(tmp_path, 'sys.stderr.write("Error: no such registry\\n"); sys.exit(1)')
+    with pytest.raises(terraform.TerraformError, match="init failed: Error: no such registry"):
+        seeded(tmp_path, "one").init()
+
+
+def test_what_is_left_is_a_short_list(tmp_path: Path) -> None:
+    listener = terraform._Listener(lambda event: None, {"aws_vpc.old": "vpc-0"})
+
+    def event(kind: str, address: str, action: str, id: str = "") -> bytes:
+        hook = {"resource": {"addr": address}, "action": action, "id_value": id}
+        return json.dumps({"type": kind, "hook": hook}).encode()
+
+    listener(event("apply_start", "aws_vpc.this", "create"))
+    listener(event("apply_complete", "aws_vpc.this", "create", "vpc-1"))
+    listener(event("apply_start", "aws_instance.this", "create"))
+    listener(event("apply_complete", "aws_vpc.old", "delete"))
+    assert list(listener.left()) == ["aws_instance.this: being made", "aws_vpc.this: vpc-1"]
+    for number in range(20):
+        listener(event("apply_complete", f"aws_eip.n{number}", "create", f"eip-{number}"))
+    assert list(listener.left())[-1] == "and 10 more"
+
+
 WATCH = """
 import sys
 from pathlib import Path

@@ -45,7 +45,12 @@ class DockerProvider:
     """Implements `clusterctl.providers.Provider`."""
 
     def plan(
-        self, spec: ClusterSpec, current: Cluster | None = None, tell: OnEvent = lambda line: None
+        self,
+        spec: ClusterSpec,
+        current: Cluster | None = None,
+        tell: OnEvent = lambda line: None,
+        *,
+        ahead: Path | None = None,
     ) -> ProviderPlan:
         machines = layout.machines(spec)
         if spec.runtime is Runtime.DOCKER:

@@ -6,58 +6,67 @@ Modules: `spec` and `userdata` (pure), `preflight`, `prices`, `hostkeys`, `sweep
 from __future__ import annotations
 
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from ipaddress import ip_address, ip_network
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from clusterctl import assets, catalog, keys, terraform
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
 from clusterctl.model import Accelerator, Charge, Cluster, ClusterSpec, Node, Role, Runtime
 from clusterctl.providers import Created, OnEvent, ProviderPlan, deadlines
-from clusterctl.providers.ec2 import failures, hostkeys, preflight, prices, sweep, userdata
+from clusterctl.providers.ec2 import access, failures, hostkeys, preflight, prices, sweep, userdata
 from clusterctl.providers.ec2 import spec as layout
-from clusterctl.providers.ec2.api import Api, default_region
+from clusterctl.providers.ec2.api import Api, Later, default_region
 from clusterctl.providers.ec2.failures import CapacityError
+from clusterctl.providers.ec2.memory import Memory, recall, remember
 from clusterctl.providers.ec2.preflight import Survey
 from clusterctl.providers.ec2.spec import LAUNCHER, Machine
-from clusterctl.state.home import write_atomic
+from clusterctl.state import Home
 from clusterctl.state.locks import held
 from clusterctl.transport.fold import fold
+from clusterctl.transport.ssh import warm
 
 JOB_PORT = 2222
 """Where the node container's sshd listens, beside the machine's own on 22."""
 
-WHO_AM_I = "https://checkip.amazonaws.com"
-WHO_AM_I_LIMIT = 3.0
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """What goes on beside the preflight."""
+
+    seed: terraform.Seed
+    address: Later[str]
+    """This machine's, as the internet sees it; "" where nobody has to know."""
 
 
-class Memory(msgspec.Struct, kw_only=True):
-    """What must not be forgotten between two attempts, in the cluster's folder."""
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """What is known when `create` begins."""
 
-    id: str
-    region: str
-    zone: str = ""
-    ssh_cidr: str = ""
-    spot: bool = False
+    wish: ClusterSpec
+    found: Survey
+    api: Api
+    begun: _Begun
 
 
 class Ec2Provider:
     """Implements `clusterctl.providers.Provider`."""
 
     def __init__(self) -> None:
-        self._surveys: dict[str, tuple[ClusterSpec, Survey]] = {}
+        self._planned: dict[str, _Planned] = {}
 
     def plan(
-        self, spec: ClusterSpec, current: Cluster | None = None, tell: OnEvent = lambda line: None
+        self,
+        spec: ClusterSpec,
+        current: Cluster | None = None,
+        tell: OnEvent = lambda line: None,
+        *,
+        ahead: Path | None = None,
     ) -> ProviderPlan:
         wish = _resolved(spec, current)
         binary = terraform.find()
+        begun = _begin(Home(ahead), binary, wish) if ahead else None
         api = Api(wish.cloud.region)
         found, present = _survey(api, wish, current, tell)
         names = [machine.name for machine in found.machines if machine.name not in present]
@@ -79,7 +88,8 @@ class Ec2Provider:
         rate, unknown = prices.hourly(charges)
         worst = prices.money(rate * (deadline - now) / 3600, 2)
         known = [charge for charge in charges if charge.until is None]
-        self._surveys[wish.name] = (wish, found)
+        if begun:
+            self._planned[wish.name] = _Planned(wish, found, api, begun)
         return ProviderPlan(
             mode="ec2",
             mode_reason=f"{api.region}{', spot' if wish.cloud.spot else ''}",
@@ -99,15 +109,13 @@ class Ec2Provider:
         )
 
     def create(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> Created:
-        if cluster.name in self._surveys:
-            wish, found = self._surveys[cluster.name]
-        else:
-            wish = _resolved(cluster.spec, cluster)
-            found, _ = _survey(Api(wish.cloud.region), wish, cluster, on_event)
-        api = Api(wish.cloud.region)
-        resumed = _recall(folder) is not None
-        memory = _recall(folder) or Memory(id=cluster.id, region=api.region, spot=wish.cloud.spot)
-        memory.ssh_cidr = _ssh_cidr(wish, memory.ssh_cidr, on_event)
+        planned = self._planned.get(cluster.name) or _replan(cluster, folder, on_event)
+        wish, found, api = planned.wish, planned.found, planned.api
+        resumed = recall(folder) is not None
+        memory = recall(folder) or Memory(id=cluster.id, region=api.region, spot=wish.cloud.spot)
+        memory.ssh_cidr = access.ssh_cidr(
+            wish.cloud.ssh_cidr, memory.ssh_cidr, planned.begun.address.get, on_event
+        )
         runner = _terraform(folder, cluster.name, on_event)
         if cluster.nodes and not runner.resources():
             raise ProviderError(
@@ -115,26 +123,25 @@ class Ec2Provider:
                 " are lost",
                 hint=f"it can be watched and taken down: `clusterctl down {cluster.name}`",
             )
-        runner.copy(assets.folder("infra") / "ec2")
-        runner.init()
+        runner.copy(_module())
+        runner.init(planned.begun.seed)
         if resumed:
             # What was being made when Terraform was stopped may exist without its knowing.
             sweep.remove(api, cluster.id, on_event, keep=known_to(runner))
         host_keys = hostkeys.HostKeys(folder)
-        made = self._apply(cluster, wish, found, memory, folder, runner, host_keys, on_event)
+        warm()
+        made = self._apply(cluster, planned, memory, folder, runner, host_keys, on_event)
         nodes = tuple(_node(row, wish, found, cluster.id) for row in made)
         host_keys.forget([name for name in host_keys.known if name not in {n.name for n in nodes}])
-        host_keys.write(nodes)
-        host_keys.wait(
+        final, pool = host_keys.settle(
             nodes,
             limit=wish.cloud.boot_timeout,
             on_up=lambda name, seconds: on_event(f"{name}: SSH answers after {seconds:.1f} s"),
         )
-        final = host_keys.rotate(nodes)
-        return Created(nodes=nodes, host_keys=final)
+        return Created(nodes=nodes, host_keys=final, pool=pool)
 
     def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
-        memory = _recall(folder)
+        memory = recall(folder)
         api = Api(memory.region if memory else cluster.spec.cloud.region or default_region())
         living = {item.node: item.state for item in api.instances(_tagged(cluster.id))}
         return {
@@ -143,7 +150,7 @@ class Ec2Provider:
         }
 
     def ids(self, folder: Path) -> frozenset[str]:
-        memory = _recall(folder)
+        memory = recall(folder)
         return frozenset((memory.id,) if memory else ())
 
     def extend(self, cluster: Cluster, folder: Path, deadline: float) -> None:
@@ -206,7 +213,7 @@ class Ec2Provider:
         return nodes, prices.charges(machines, quotes, region, since), since
 
     def destroy(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> None:
-        memory = _recall(folder)
+        memory = recall(folder)
         api = Api(memory.region if memory else cluster.spec.cloud.region or default_region())
         self._destroy_known(cluster, folder, on_event)
         sweep.remove(api, cluster.id, on_event)
@@ -229,8 +236,7 @@ class Ec2Provider:
     def _apply(
         self,
         cluster: Cluster,
-        wish: ClusterSpec,
-        found: Survey,
+        planned: _Planned,
         memory: Memory,
         folder: Path,
         runner: terraform.Terraform,
@@ -238,7 +244,7 @@ class Ec2Provider:
         on_event: OnEvent,
     ) -> list[dict[str, Any]]:
         """The node list, from the first zone that has room for the whole cluster."""
-        api = Api(memory.region)
+        wish, found, api = planned.wish, planned.found, planned.api
         public = keys.ensure(folder / "ssh" / "user")
         settled = bool(cluster.nodes)
         markets = [memory.spot]
@@ -251,7 +257,7 @@ class Ec2Provider:
         attempts = [(spot, zone) for spot in markets for zone in zones]
         for index, (spot, zone) in enumerate(attempts):
             memory.zone, memory.spot = zone, spot
-            _remember(folder, memory)
+            remember(folder, memory)
             living = {item.node for item in api.instances(_tagged(cluster.id), states=_USABLE)}
             settled_keys = living - host_keys.booting
             news = [machine.name for machine in found.machines if machine.name not in settled_keys]
@@ -349,17 +355,31 @@ def _resolved(spec: ClusterSpec, current: Cluster | None) -> ClusterSpec:
             hint="leave --region out, or choose another name for another cluster",
         )
     if spec.cloud.ssh_cidr:
-        _network("--ssh-cidr", spec.cloud.ssh_cidr)
+        access.network("--ssh-cidr", spec.cloud.ssh_cidr)
     return replace(spec, cloud=replace(spec.cloud, region=region))
 
 
-def _network(option: str, text: str) -> str:
-    try:
-        return str(ip_network(text if "/" in text else f"{text}/32", strict=False))
-    except ValueError as error:
-        raise UsageError(
-            f"{option} {text!r} is not a network: {error}", hint="for example 203.0.113.7/32"
-        ) from error
+def _module() -> Path:
+    return assets.folder("infra") / "ec2"
+
+
+def _plugins(home: Path) -> Path:
+    return home / "terraform-plugins"
+
+
+def _begin(home: Home, binary: terraform.Binary, wish: ClusterSpec) -> _Begun:
+    """Lets Terraform fetch its provider while AWS is asked whether there is anything to make."""
+    seed = terraform.Seed(_module(), binary, home.make(_plugins(home.path)))
+    seed.begin()
+    return _Begun(seed, Later(lambda: "" if wish.cloud.ssh_cidr else access.my_address()))
+
+
+def _replan(cluster: Cluster, folder: Path, tell: OnEvent) -> _Planned:
+    wish = _resolved(cluster.spec, cluster)
+    begun = _begin(Home(folder.parent.parent), terraform.find(), wish)
+    api = Api(wish.cloud.region)
+    found, _ = _survey(api, wish, cluster, tell)
+    return _Planned(wish, found, api, begun)
 
 
 def _survey(
@@ -388,23 +408,6 @@ def _clock(when: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(when))
 
 
-def _ssh_cidr(wish: ClusterSpec, remembered: str, tell: OnEvent) -> str:
-    """From where the launcher accepts SSH: what was said, else this machine's public address."""
-    if wish.cloud.ssh_cidr:
-        return _network("--ssh-cidr", wish.cloud.ssh_cidr)
-    try:
-        with urllib.request.urlopen(WHO_AM_I, timeout=WHO_AM_I_LIMIT) as answer:
-            return f"{ip_address(answer.read(100).decode().strip())}/32"
-    except (OSError, ValueError) as error:
-        if remembered:
-            tell(f"{WHO_AM_I} does not answer; SSH stays open to {remembered}")
-            return remembered
-        raise UsageError(
-            f"{WHO_AM_I} does not say what this machine's public address is: {error}",
-            hint="say it: --ssh-cidr 203.0.113.7/32",
-        ) from error
-
-
 def _terraform(folder: Path, name: str, tell: OnEvent) -> terraform.Terraform:
     """In the cluster's own folder, with the lock of the cluster, which it inherits."""
     home = folder.parent.parent
@@ -415,7 +418,7 @@ def _terraform(folder: Path, name: str, tell: OnEvent) -> terraform.Terraform:
     return terraform.Terraform(
         folder / "terraform",
         terraform.find(),
-        cache=home / "terraform-plugins",
+        cache=_plugins(home),
         lock=lock.fileno() if lock else None,
         on_start=lock.lend if lock else lambda pid, command: None,
         tell=tell,
@@ -473,20 +476,3 @@ def _root(machine: Machine, cluster_id: str) -> str:
 
 def _tagged(cluster_id: str) -> dict[str, Any]:
     return {"Name": f"tag:{sweep.TAG}", "Values": [cluster_id]}
-
-
-def _memory_file(folder: Path) -> Path:
-    return folder / "ec2" / "memory.json"
-
-
-def _recall(folder: Path) -> Memory | None:
-    try:
-        return msgspec.json.decode(_memory_file(folder).read_bytes(), type=Memory)
-    except (OSError, msgspec.DecodeError):
-        return None
-
-
-def _remember(folder: Path, memory: Memory) -> None:
-    path = _memory_file(folder)
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_atomic(path, msgspec.json.encode(memory))

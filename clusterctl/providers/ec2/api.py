@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from clusterctl.errors import ProviderError
 from clusterctl.providers.ec2 import failures
@@ -61,31 +61,71 @@ class Instance:
 LIVING = ("pending", "running", "stopping", "stopped", "shutting-down")
 
 
+T = TypeVar("T")
+
+
+class Later(Generic[T]):
+    """An answer that is asked for in the background: most of a question to AWS is waiting."""
+
+    def __init__(self, ask: Callable[[], T]) -> None:
+        self._ask = ask
+        self._answer: list[T] = []
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True, name="ask")
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._answer.append(self._ask())
+        except BaseException as error:
+            self._error = error
+
+    def get(self, timeout: float | None = None) -> T:
+        """The answer, or what asking raised. TimeoutError after `timeout` seconds."""
+        self._thread.join(timeout)
+        if self._error is not None:
+            raise self._error
+        if not self._answer:
+            raise TimeoutError
+        return self._answer[0]
+
+
 class Api:
-    """AWS in one region, with the credentials that the environment and ~/.aws give."""
+    """AWS in one region, with the credentials that the environment and ~/.aws give. Safe to use
+    from many threads. `hurried`: one attempt of a few seconds for each question."""
 
-    def __init__(self, region: str) -> None:
+    def __init__(self, region: str, *, hurried: bool = False) -> None:
         self.region = region
-
-    @cached_property
-    def _session(self) -> Any:
-        import boto3
-
-        return boto3.session.Session(region_name=self.region)
+        self._hurried = hurried
+        self._session: Any = None
+        self._clients: dict[tuple[str, str], Any] = {}
+        self._making = threading.Lock()
 
     def _client(self, service: str, region: str = "") -> Any:
+        """Made once: that takes longer than many an answer."""
+        key = service, region or self.region
+        # A session may make clients for one thread at a time.
+        with self._making, self._asking(f"talking to {service}"):
+            if key not in self._clients:
+                self._clients[key] = self._make(*key)
+            return self._clients[key]
+
+    def _make(self, service: str, region: str) -> Any:
+        import boto3
         from botocore.config import Config
 
+        if self._session is None:
+            self._session = boto3.session.Session(region_name=self.region)
         limits = Config(
-            connect_timeout=5,
-            read_timeout=20,
-            retries={"mode": "standard", "max_attempts": 5},
+            connect_timeout=3 if self._hurried else 5,
+            read_timeout=8 if self._hurried else 20,
+            retries={"mode": "standard", "total_max_attempts": 1 if self._hurried else 5},
+            max_pool_connections=16,
             user_agent_extra="clusterctl",
         )
-        with self._asking(f"talking to {service}"):
-            return self._session.client(service, region_name=region or self.region, config=limits)
+        return self._session.client(service, region_name=region, config=limits)
 
-    @cached_property
+    @property
     def ec2(self) -> Any:
         return self._client("ec2")
 

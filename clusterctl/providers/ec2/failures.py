@@ -24,6 +24,7 @@ class Known:
 
 _KEYS = "`aws sts get-caller-identity` tells who you are; `aws configure` or `aws sso login` help"
 _ELSEWHERE = "try --zones, another --region, another --instance-type, or later"
+_LATER = "try again in some minutes; https://health.aws.amazon.com/health/status tells more"
 
 CODES = {
     "InsufficientInstanceCapacity": Known("no capacity", _ELSEWHERE, capacity=True),
@@ -64,6 +65,10 @@ CODES = {
         "this region is not enabled for your account", "choose another --region"
     ),
     "RequestLimitExceeded": Known("AWS is throttling your account", "try again in a minute"),
+    "InternalError": Known("AWS itself has a fault", _LATER),
+    "InternalFailure": Known("AWS itself has a fault", _LATER),
+    "ServiceUnavailable": Known("AWS itself has a fault", _LATER),
+    "Unavailable": Known("AWS itself has a fault", _LATER),
     "Throttling": Known("AWS is throttling your account", "try again in a minute"),
 }
 

@@ -8,6 +8,8 @@ connection. The order of the steps keeps every node reachable after a kill betwe
     2. known_hosts takes both, in one atomic write
     3. the node's sshd switches
     4. a new connection proves the new key; then known_hosts forgets the old one
+
+What follows (bootstrap, mesh, the first job) goes over that new connection.
 """
 
 from __future__ import annotations
@@ -24,11 +26,14 @@ from clusterctl.state.home import write_atomic
 from clusterctl.transport.fold import fold
 from clusterctl.transport.known_hosts import host_name
 from clusterctl.transport.pool import Pool
+from clusterctl.transport.ssh import SshTransport
 
 STEP_TIMEOUT = 60.0
 ATTEMPT = 10.0
-PAUSE = 0.3
-"""Seconds that one attempt to connect may take, and between two."""
+"""Seconds that one attempt to connect may take."""
+
+PAUSES = (0.02, 0.5)
+"""Seconds between two attempts, at first and later: an sshd that reloads is back in no time."""
 
 Known = dict[str, tuple[str, ...]]
 """By node: the public keys that it may show, the newest last."""
@@ -80,11 +85,9 @@ class HostKeys:
             self._drop_boot(name)
         self._save({name: known for name, known in self.known.items() if name not in names})
 
-    def write(
-        self, nodes: Sequence[Node], known: Mapping[str, Sequence[str]] | None = None
-    ) -> None:
+    def write(self, nodes: Sequence[Node]) -> None:
         """known_hosts for these nodes, where they are now."""
-        known = self.known if known is None else known
+        known = self.known
         lines = [
             f"{host_name(node.address, node.ssh_port)} {key}\n"
             for node in nodes
@@ -93,79 +96,105 @@ class HostKeys:
         self.known_hosts.parent.mkdir(mode=0o700, exist_ok=True)
         write_atomic(self.known_hosts, "".join(lines).encode())
 
-    def rotate(self, nodes: Sequence[Node]) -> dict[str, str]:
-        """Steps 1 to 4 for nodes that boot with keys of ours; returns every node's final key.
-
-        Nodes that have been through are not asked. Raises NodeUnreachable naming those that fail.
-        """
-        pending = [node for node in nodes if self._boot(node.name).exists()]
-        names = [node.name for node in pending]
-        if names:
-            with self.pool(nodes) as pool:
-                printed = _all(pool.run(_sh(), names, stdin=_step("prepare"), timeout=STEP_TIMEOUT))
-                new = {result.node: result.text.strip() for result in printed}
-                known = self.known
-                both = {
-                    name: tuple(dict.fromkeys((*known.get(name, ()), key)))
-                    for name, key in new.items()
-                }
-                self._save({**known, **both})
-                self.write(nodes)
-                _all(pool.run(_sh(), names, stdin=_step("switch"), timeout=STEP_TIMEOUT))
-            final = {**self.known, **{name: (key,) for name, key in new.items()}}
-            self._prove(nodes, names, final)
-            self._save(final)
-            self.write(nodes)
-            for name in names:
-                self._drop_boot(name)
-        return {node.name: self.known[node.name][-1] for node in nodes}
-
-    def _prove(
-        self, nodes: Sequence[Node], names: Sequence[str], final: Mapping[str, Sequence[str]]
-    ) -> None:
-        """Connects with the new keys alone, in a file beside the one that counts."""
-        beside = HostKeys(self._folder)
-        beside.known_hosts = self.known_hosts.with_name("known_hosts.new")
-        beside.write(nodes, final)
-        with beside.pool(nodes) as pool:
-            _all(pool.connect(names, timeout=STEP_TIMEOUT))
-        beside.known_hosts.unlink()
-
-    def wait(
+    def settle(
         self, nodes: Sequence[Node], *, limit: float, on_up: Callable[[str, float], None]
+    ) -> tuple[dict[str, str], Pool]:
+        """Waits up to `limit` seconds until all nodes answer, takes those that boot with keys of
+        ours through steps 1 to 4, and returns every node's final key with connections that were
+        verified by it: the caller closes them. Raises NodeUnreachable naming the nodes that fail.
+        """
+        self.write(nodes)
+        pool = self.pool(nodes)
+        try:
+            self._wait(pool, [node.name for node in nodes], limit, on_up)
+            self._rotate(pool, nodes)
+        except BaseException:
+            pool.close()
+            raise
+        return {node.name: self.known[node.name][-1] for node in nodes}, pool
+
+    def _rotate(self, pool: Pool, nodes: Sequence[Node]) -> None:
+        """Nodes that have been through are not asked, and keep their connections."""
+        names = [node.name for node in nodes if self._boot(node.name).exists()]
+        if not names:
+            return
+        printed = _all(pool.run(_sh(), names, stdin=_step("prepare"), timeout=STEP_TIMEOUT))
+        new = {result.node: result.text.strip() for result in printed}
+        known = self.known
+        both = {
+            name: tuple(dict.fromkeys((*known.get(name, ()), key))) for name, key in new.items()
+        }
+        self._save({**known, **both})
+        self.write(nodes)
+        _all(pool.run(_sh(), names, stdin=_step("switch"), timeout=STEP_TIMEOUT))
+        self._prove(pool, new)
+        self._save({**self.known, **{name: (key,) for name, key in new.items()}})
+        self.write(nodes)
+        for name in names:
+            self._drop_boot(name)
+
+    def _prove(self, pool: Pool, new: Mapping[str, str]) -> None:
+        """Connects anew; nodes have to show the new key. The launcher's connection, which carries
+        the others, is the first of them and the last to go."""
+        for name in reversed(list(new)):
+            pool.transport(name).close()
+        _all(self._connect(pool, list(new), STEP_TIMEOUT, lambda name, seconds: None))
+
+        def shown(name: str) -> NodeResult:
+            transport = pool.transport(name)
+            assert isinstance(transport, SshTransport)
+            if transport.host_key() == new[name]:
+                return NodeResult(node=name, exit_code=0)
+            return NodeResult(node=name, error="sshd still shows the key that it was made with")
+
+        _all(pool.each(shown, list(new)))
+
+    def _wait(
+        self,
+        pool: Pool,
+        names: Sequence[str],
+        limit: float,
+        on_up: Callable[[str, float], None],
     ) -> None:
-        """Until every node answers over SSH with a key that we know. What may pass by itself is
-        tried again for `limit` seconds; a wrong key is not. Raises NodeUnreachable."""
+        failed = self._connect(pool, names, limit, on_up)
+        final = [result for result in failed if _is_final(result)]
+        if failed:
+            raise NodeUnreachable(
+                "; ".join(fold(final or failed))
+                + ("" if final else f" (waited {limit:g} s for the machine to boot)"),
+                hint="`clusterctl up` tries again, `clusterctl down` removes the cluster",
+                transient=not final,
+            )
+
+    def _connect(
+        self,
+        pool: Pool,
+        names: Sequence[str],
+        limit: float,
+        on_up: Callable[[str, float], None],
+    ) -> list[NodeResult]:
+        """What may pass by itself (a machine that boots, an sshd that starts anew) is tried again
+        for `limit` seconds; a wrong key is not. Returns the nodes that cannot be connected to."""
         began = time.monotonic()
-        waiting = [node.name for node in nodes]
-        with self.pool(nodes) as pool:
-            while waiting:
-                failed: list[NodeResult] = []
 
-                def attempt(name: str) -> NodeResult:
-                    try:
-                        pool.transport(name).connect(ATTEMPT)
-                    except ClusterctlError as error:
-                        if not error.transient:
-                            raise
-                        return NodeResult(node=name, error=getattr(error, "what", error.message))
-                    on_up(name, time.monotonic() - began)
-                    return NodeResult(node=name, exit_code=0)
+        def attempt(name: str) -> NodeResult:
+            try:
+                pool.transport(name).connect(ATTEMPT)
+            except ClusterctlError as error:
+                if not error.transient:
+                    raise
+                return NodeResult(node=name, error=getattr(error, "what", error.message))
+            on_up(name, time.monotonic() - began)
+            return NodeResult(node=name, exit_code=0)
 
-                results = pool.each(attempt, waiting)
-                failed = [result for result in results if not result.ok]
-                waiting = [result.node for result in failed]
-                late = time.monotonic() - began > limit
-                final = [result for result in failed if _is_final(result)]
-                if failed and (late or final):
-                    raise NodeUnreachable(
-                        "; ".join(fold(final or failed))
-                        + ("" if final else f" (waited {limit:g} s for the machine to boot)"),
-                        hint="`clusterctl up` tries again, `clusterctl down` removes the cluster",
-                        transient=not final,
-                    )
-                if waiting:
-                    time.sleep(PAUSE)
+        pause = PAUSES[0]
+        while True:
+            failed = [result for result in pool.each(attempt, names) if not result.ok]
+            if not failed or any(map(_is_final, failed)) or time.monotonic() - began > limit:
+                return failed
+            names = [result.node for result in failed]
+            time.sleep(pause)
+            pause = min(2 * pause, PAUSES[1])
 
     def pool(self, nodes: Sequence[Node]) -> Pool:
         return Pool(nodes, identity=self._folder / "ssh" / "user", known_hosts=self.known_hosts)

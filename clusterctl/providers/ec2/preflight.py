@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 
 from clusterctl import catalog
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import ClusterSpec
 from clusterctl.providers.ec2 import spec as layout
-from clusterctl.providers.ec2.api import Api, InstanceType
+from clusterctl.providers.ec2.api import Api, Instance, InstanceType, Later
 from clusterctl.providers.ec2.spec import LAUNCHER, Machine
 
 Tell = Callable[[str], None]
@@ -35,20 +36,25 @@ def survey(
 
     Raises ProviderError or UsageError for the first thing that will not work.
     """
-    account = api.account()
-    types = _types(api, layout.types(wish))
+    names = layout.types(wish)
+    # Asked at the same time; what is wrong is said in the order in which it matters.
+    account = Later(api.account)
+    known = Later(lambda: _types(api, names))
+    running = Later(lambda: api.instances(states=("pending", "running")))
+    zones = Later(lambda: (zone,) if present and zone else _zones(api, wish))
+    by_account = account.get()
+    types = known.get()
     makers = {name: kind.gpu_maker for name, kind in types.items()}
     machines = layout.machines(wish, makers, layout.present(present))
-    _quotas(api, wish, machines, types, present, tell)
-    zones = (zone,) if present and zone else _zones(api, wish)
-    amis = _amis(api, wish, machines)
+    amis = Later(lambda: _amis(api, wish, machines))
+    _quotas(api, wish, machines, types, present, running, tell)
     workers = {machine.instance_type for machine in machines if machine.name != LAUNCHER}
     return Survey(
-        account=account,
+        account=by_account,
         machines=machines,
         types=types,
-        zones=zones,
-        amis=amis,
+        zones=zones.get(),
+        amis=amis.get(),
         placement=wish.workers > 1 and all(types[kind].clusters for kind in workers),
     )
 
@@ -72,6 +78,7 @@ def _quotas(
     machines: Sequence[Machine],
     types: Mapping[str, InstanceType],
     present: Mapping[str, str],
+    running: Later[list[Instance]],
     tell: Tell,
 ) -> None:
     """Every quota that the new machines count towards, against what runs in the account."""
@@ -88,42 +95,53 @@ def _quotas(
         needed[key] = needed.get(key, 0) + types[machine.instance_type].vcpus
     if not needed:
         return
-    used = _used(api, tell)
+    limits = {code: Later(partial(api.quota, code)) for _, code in needed}
+    taken_by_code = _used(api, running, tell)
     for (name, code), vcpus in needed.items():
         try:
-            limit = api.quota(code)
+            limit = limits[code].get()
         except ProviderError as error:
             tell(f"the quota {name} is not known: {error.message}")
             continue
-        taken = used.get(code, 0)
+        taken = taken_by_code.get(code, 0)
         if taken + vcpus > limit:
             raise ProviderError(
                 f"the quota {name!r} ({code}) in {api.region} is {limit:g} vCPUs, of which {taken}"
                 f" are in use; this cluster needs {vcpus} vCPUs more",
-                hint="ask for more: aws service-quotas request-service-quota-increase"
-                f" --service-code ec2 --quota-code {code} --desired-value {taken + vcpus}",
+                hint=ask_for_more(code, taken + vcpus),
             )
+
+
+def ask_for_more(code: str, vcpus: int) -> str:
+    """The command that asks AWS for a larger quota."""
+    return (
+        "ask for more: aws service-quotas request-service-quota-increase"
+        f" --service-code ec2 --quota-code {code} --desired-value {vcpus}"
+    )
 
 
 def _on_demand(name: str) -> str:
     return f"Running On-Demand {name} instances"
 
 
-def _used(api: Api, tell: Tell) -> dict[str, int]:
-    """vCPUs of the account's running instances, by quota code."""
+def _used(api: Api, running: Later[list[Instance]], tell: Tell) -> dict[str, int]:
     try:
-        running = api.instances(states=("pending", "running"))
-        kinds = api.instance_types({item.type for item in running}) if running else {}
+        return used(api, running.get())
     except ProviderError as error:
         tell(f"what runs in your account is not known: {error.message}")
         return {}
-    used: dict[str, int] = {}
+
+
+def used(api: Api, running: Sequence[Instance]) -> dict[str, int]:
+    """vCPUs of these instances, by quota code."""
+    kinds = api.instance_types({item.type for item in running}) if running else {}
+    vcpus: dict[str, int] = {}
     for item in running:
         row = catalog.quota(item.type)
         if row and item.type in kinds:
             code = row.spot if item.spot else row.on_demand
-            used[code] = used.get(code, 0) + kinds[item.type].vcpus
-    return used
+            vcpus[code] = vcpus.get(code, 0) + kinds[item.type].vcpus
+    return vcpus
 
 
 def _zones(api: Api, wish: ClusterSpec) -> tuple[str, ...]:
@@ -152,12 +170,14 @@ def _amis(api: Api, wish: ClusterSpec, machines: Sequence[Machine]) -> dict[str,
             hint="images have another id in every region: correct --ami",
         )
     found: dict[str, str] = {}
+    same: dict[catalog.MachineImage, str] = {}
     for kind in kinds:
         row = catalog.MACHINE_IMAGES[kind]
         if wish.cloud.ami and kind != LAUNCHER:
             found[kind] = wish.cloud.ami
         else:
-            found[kind] = api.image(row.owner, row.name)
+            found[kind] = same.get(row) or api.image(row.owner, row.name)
+            same[row] = found[kind]
         if not found[kind]:
             raise ProviderError(
                 f"no machine image {row.name!r} of {row.owner} is in {api.region}",

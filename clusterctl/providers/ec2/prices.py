@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from clusterctl import catalog
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import Charge
-from clusterctl.providers.ec2.api import Api
+from clusterctl.providers.ec2.api import Api, Later
 from clusterctl.providers.ec2.spec import LAUNCHER, Machine
 
 ADDRESS, DISK = "public IPv4", "gp3 GiB-month"
@@ -38,16 +39,22 @@ def quotes(
     """A quote per instance type. An API that does not answer costs one line, not the plan."""
     spots = set(spot)
     found: dict[str, Quote] = {}
-    silent = ""
-    for kind in dict.fromkeys(types):
+    told = False
+    asked = {
+        kind: Later(
+            partial(api.spot_price, kind, zone) if kind in spots else partial(api.price, kind)
+        )
+        for kind in dict.fromkeys(types)
+    }
+    for kind, answer in asked.items():
         live: float | None = None
         source = "AWS spot price" if kind in spots else "AWS price list"
-        if not silent:
-            try:
-                live = api.spot_price(kind, zone) if kind in spots else api.price(kind)
-            except ProviderError as error:
-                silent = error.message
+        try:
+            live = answer.get()
+        except ProviderError as error:
+            if not told:
                 tell(f"prices from the package's table: {error.message}")
+            told = True
         if live is not None:
             found[kind] = Quote(live, f"{source}, {time.strftime('%Y-%m-%d')}")
         else:

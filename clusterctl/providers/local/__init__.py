@@ -25,7 +25,12 @@ class LocalProvider:
     """Implements `clusterctl.providers.Provider`."""
 
     def plan(
-        self, spec: ClusterSpec, current: Cluster | None = None, tell: OnEvent = lambda line: None
+        self,
+        spec: ClusterSpec,
+        current: Cluster | None = None,
+        tell: OnEvent = lambda line: None,
+        *,
+        ahead: Path | None = None,
     ) -> ProviderPlan:
         names = layout.node_names(spec.workers)
         sshd.server()

@@ -181,6 +181,7 @@ UsePAM no
 KbdInteractiveAuthentication no
 PasswordAuthentication no
 PrintMotd no
+LogLevel VERBOSE
 X11Forwarding yes
 SetEnv PATH={PATH}
 AcceptEnv LANG LC_*
@@ -194,7 +195,7 @@ SSH_UNIT = """\
 Description=OpenBSD Secure Shell server
 [Service]
 ExecStartPre=/usr/sbin/sshd -t
-ExecStart=/usr/sbin/sshd -D
+ExecStart=/usr/sbin/sshd -D -E /var/log/auth.log
 ExecReload=/usr/sbin/sshd -t
 ExecReload=/bin/kill -HUP $MAINPID
 Restart=on-failure

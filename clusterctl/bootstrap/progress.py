@@ -1,0 +1,72 @@
+"""Which node is at which step, while it happens: the scripts' own words, equal ones in one line."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+
+from clusterctl.bootstrap import facts
+from clusterctl.transport.fold import ranges
+
+MARKER = "@@step"
+"""A script prints it with what the node is about to get."""
+
+DONE = "done"
+PAUSE = 0.5
+"""Seconds between two looks: what many nodes begin in between is one line."""
+
+
+class Progress:
+    """A context manager. `hear` takes what the nodes print, from any thread; `tell` gets lines such
+    as `worker-[1-8]: Docker`. A node that has all it needs already is not spoken of."""
+
+    def __init__(self, tell: Callable[[str], None], pause: float = PAUSE) -> None:
+        self._tell = tell
+        self._pause = pause
+        self._rest: dict[str, bytes] = {}
+        self._busy: set[str] = set()
+        self._news: dict[str, list[str]] = {}
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="progress")
+
+    def hear(self, node: str, data: bytes) -> None:
+        with self._lock:
+            *lines, self._rest[node] = (self._rest.get(node, b"") + data).split(b"\n")
+            for line in lines:
+                self._read(node, line.decode(errors="replace"))
+
+    def _read(self, node: str, line: str) -> None:
+        marker, _, what = line.partition(" ")
+        if marker == MARKER:
+            self._busy.add(node)
+            self._news.setdefault(what, []).append(node)
+        elif marker == facts.MARKER and node in self._busy:
+            # The questions come when all steps are behind it.
+            self._busy.remove(node)
+            self._news.setdefault(DONE, []).append(node)
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._pause):
+            self._flush()
+
+    def _flush(self) -> None:
+        with self._lock:
+            news, self._news = self._news, {}
+        for what, nodes in news.items():
+            self._tell(f"{ranges(nodes)}: {what}")
+
+    def __enter__(self) -> Progress:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+        self._flush()

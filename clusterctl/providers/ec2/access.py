@@ -1,0 +1,48 @@
+"""From where the launcher accepts SSH: what was said, else this machine's public address alone."""
+
+from __future__ import annotations
+
+import urllib.request
+from collections.abc import Callable
+from ipaddress import ip_address, ip_network
+
+from clusterctl.errors import UsageError
+
+WHO_AM_I = "https://checkip.amazonaws.com"
+LIMIT = 3.0
+"""Seconds that asking for our address may take."""
+
+
+def network(option: str, text: str) -> str:
+    """As AWS wants it: `203.0.113.7` is `203.0.113.7/32`. UsageError names the option."""
+    try:
+        return str(ip_network(text if "/" in text else f"{text}/32", strict=False))
+    except ValueError as error:
+        raise UsageError(
+            f"{option} {text!r} is not a network: {error}", hint="for example 203.0.113.7/32"
+        ) from error
+
+
+def my_address() -> str:
+    """This machine's public address. OSError, ValueError."""
+    with urllib.request.urlopen(WHO_AM_I, timeout=LIMIT) as answer:
+        return str(ip_address(answer.read(100).decode().strip()))
+
+
+def ssh_cidr(
+    said: str, remembered: str, ask: Callable[[], str], tell: Callable[[str], None]
+) -> str:
+    """`said` with --ssh-cidr, else what `ask` answers, else what was `remembered`: "" for nothing.
+    Raises UsageError where nobody knows."""
+    if said:
+        return network("--ssh-cidr", said)
+    try:
+        return f"{ask()}/32"
+    except (OSError, ValueError) as error:
+        if remembered:
+            tell(f"{WHO_AM_I} does not answer; SSH stays open to {remembered}")
+            return remembered
+        raise UsageError(
+            f"{WHO_AM_I} does not say what this machine's public address is: {error}",
+            hint="say it: --ssh-cidr 203.0.113.7/32",
+        ) from error

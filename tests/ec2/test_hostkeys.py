@@ -1,0 +1,171 @@
+"""The host keys' way from user data to the node's own: cut off between any two steps, the next
+attempt still connects, and never believes a key that it does not know."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from clusterctl import keys
+from clusterctl.errors import NodeUnreachable
+from clusterctl.model import Node, Role
+from clusterctl.providers.ec2 import hostkeys
+from clusterctl.providers.ec2.hostkeys import HostKeys
+from tests.sim.lab import Lab
+
+pytestmark = [pytest.mark.netns, pytest.mark.sshd, pytest.mark.timeout(300)]
+
+SECONDS = 30.0
+
+CLIENT = """
+import json, os, signal, sys
+from pathlib import Path
+import msgspec
+from clusterctl.model import Node
+from clusterctl.providers.ec2.hostkeys import HostKeys
+from clusterctl.transport.pool import Pool
+
+folder, dies = Path(sys.argv[1]), int(sys.argv[3])
+node = msgspec.json.decode(sys.argv[2], type=Node)
+done = []
+
+def counted(owner, name):
+    step = getattr(owner, name)
+    def counting(self, *args, **named):
+        result = step(self, *args, **named)
+        done.append(name)
+        if len(done) == dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+    setattr(owner, name, counting)
+
+for owner, name in ((HostKeys, "write"), (HostKeys, "_wait"), (HostKeys, "_save"), (Pool, "run"),
+                    (HostKeys, "_prove"), (HostKeys, "_drop_boot")):
+    counted(owner, name)
+_, pool = HostKeys(folder).settle([node], limit=30, on_up=lambda name, seconds: None)
+pool.close()
+print(" ".join(done))
+"""
+"""Settles the key of one node, and dies by SIGKILL when so many of the single steps are done."""
+
+STEPS = ["write", "_wait", "run", "_save", "write", "run", "_prove", "_save", "write", "_drop_boot"]
+
+
+class Booted:
+    """A machine that shows a key which we have made, as `up` boots it."""
+
+    def __init__(self, lab: Lab, folder: Path, name: str) -> None:
+        self.name = name
+        self.folder = folder / name
+        self.lab = lab
+        user = keys.ensure(self.folder / "ssh" / "user")
+        pair = self.keys.boot([name], living=())[name]
+        self.first = pair.public
+        said = {"ed25519_private": pair.private, "ed25519_public": pair.public}
+        lab.launch(name, {"ssh_keys": said, "ssh_authorized_keys": [user]})
+
+    @property
+    def keys(self) -> HostKeys:
+        return HostKeys(self.folder)
+
+    @property
+    def node(self) -> Node:
+        machine = self.lab.ec2.machine(self.name)
+        assert machine.public
+        return Node(
+            name=self.name,
+            role=Role.LAUNCHER,
+            address=machine.public,
+            private_address=machine.private,
+            ssh_port=22,
+            job_port=22,
+            user="ubuntu",
+            root="/home/ubuntu/r",
+        )
+
+    def own(self) -> set[str]:
+        """The keys that the machine has made itself: the one to be, and the one in use."""
+        script = "cat /etc/clusterctl/next_host_key.pub /etc/ssh/ssh_host_ed25519_key.pub"
+        said = self.lab.ec2.machine(self.name).run("sh", "-c", f"{script} 2>/dev/null").stdout
+        return {" ".join(line.split()[:2]) for line in said.splitlines()} - {self.first}
+
+    def settle(self) -> None:
+        """The next attempt, and what has to be true after it."""
+        node = self.node
+        if self.keys.known_hosts.exists():
+            trusted = {
+                line.split(" ", 1)[1] for line in self.keys.known_hosts.read_text().splitlines()
+            }
+            assert trusted <= {self.first} | self.own()
+        final, pool = self.keys.settle([node], limit=SECONDS, on_up=lambda name, seconds: None)
+        with pool:
+            assert pool.run("true", timeout=SECONDS)[0].ok
+        assert {final[self.name]} == self.own()
+        assert self.keys.known == {self.name: (final[self.name],)}
+        assert self.keys.known_hosts.read_text() == f"{node.address} {final[self.name]}\n"
+        assert not self.keys.booting
+
+
+def booted(lab: Lab, count: int) -> list[Booted]:
+    made = [Booted(lab, lab.folder / "states", f"node-{number}") for number in range(count)]
+    lab.ec2.wait(count, 60)
+    return made
+
+
+def client(one: Booted, dies: int) -> subprocess.CompletedProcess[str]:
+    import msgspec
+
+    node = msgspec.json.encode(one.node).decode()
+    argv = [sys.executable, "-c", CLIENT, str(one.folder), node, str(dies)]
+    root = Path(__file__).parents[2]
+    return subprocess.run(argv, capture_output=True, text=True, cwd=root, timeout=60)
+
+
+def test_a_client_killed_after_any_step_goes_on(lab: Lab) -> None:
+    whole, *others = booted(lab, len(STEPS) + 1)
+    done = client(whole, 0)
+    assert done.stdout.split() == STEPS, done.stderr
+    whole.settle()
+    for dies, one in enumerate(others, 1):
+        assert client(one, dies).returncode == -9
+        one.settle()
+
+
+@pytest.mark.parametrize("step", ["prepare", "switch"])
+def test_a_node_cut_off_after_any_line_goes_on(lab: Lab, step: str) -> None:
+    """The node's shell dies in the middle of a step: a lost connection, a full disk, a reboot."""
+    lines = hostkeys._step(step).decode().splitlines()
+    places = [index for index, line in enumerate(lines) if line and not line.startswith("#")]
+    for place, one in zip(places, booted(lab, len(places)), strict=True):
+        node = one.node
+        one.keys.write([node])
+        with one.keys.pool([node]) as pool:
+            if step == "switch":
+                [prepared] = pool.run(
+                    hostkeys._sh(), stdin=hostkeys._step("prepare"), timeout=SECONDS
+                )
+                one.keys._save({one.name: (one.first, prepared.text.strip())})
+                one.keys.write([node])
+            cut = "\n".join([*lines[:place], "kill -9 $$", *lines[place:]])
+            pool.run(hostkeys._sh(), stdin=cut.encode(), timeout=SECONDS)
+        one.settle()
+
+
+def changed(one: Booted) -> None:
+    """Another machine answers at its address."""
+    machine = one.lab.ec2.machine(one.name)
+    path = "/etc/ssh/ssh_host_ed25519_key"
+    machine.run("rm", path, f"{path}.pub")
+    machine.run("ssh-keygen", "-qt", "ed25519", "-N", "", "-f", path)
+
+
+def test_nothing_is_trusted_on_first_use_at_any_step(lab: Lab) -> None:
+    """Before the first connection, with both keys known, and at the end."""
+    for dies, one in zip((1, 5, 0), booted(lab, 3), strict=True):
+        client(one, dies)
+        changed(one)
+        with pytest.raises(NodeUnreachable, match="host key has changed"):
+            one.keys.settle([one.node], limit=SECONDS, on_up=lambda name, seconds: None)

@@ -1,0 +1,37 @@
+"""What people see of a bootstrap while it goes on."""
+
+from __future__ import annotations
+
+from clusterctl.bootstrap.progress import Progress
+
+
+def test_equal_steps_of_many_nodes_are_one_line() -> None:
+    told: list[str] = []
+    with Progress(told.append, pause=60) as progress:
+        for name in ("launcher", "worker-1", "worker-2"):
+            progress.hear(name, b"@@step the nodes by name\n")
+        progress.hear("worker-1", b"@@step the image ")
+        progress.hear("worker-2", b"@@fact hostname\nip-10-0-0-2\n@@fact arch\nx86_64\n")
+        progress.hear("worker-1", b"a/b:1\n@@st")
+    assert told == [
+        "launcher,worker-[1-2]: the nodes by name",
+        "worker-2: done",
+        "worker-1: the image a/b:1",
+    ]
+
+
+def test_a_node_that_has_all_it_needs_is_not_spoken_of() -> None:
+    told: list[str] = []
+    with Progress(told.append, pause=60) as progress:
+        progress.hear("worker-1", b"@@fact hostname\nip-10-0-0-1\n@@fact end\n")
+    assert told == []
+
+
+def test_it_is_told_before_all_is_over() -> None:
+    """A pull of gigabytes is named while it goes on."""
+    import threading
+
+    told = threading.Event()
+    with Progress(lambda line: told.set()) as progress:
+        progress.hear("worker-1", b"@@step Docker\n")
+        assert told.wait(20)
