@@ -4,30 +4,23 @@ from __future__ import annotations
 
 import shutil
 import sys
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 from clusterctl import process, providers, terraform
 from clusterctl.errors import ClusterctlError
 from clusterctl.model import ClusterSpec, NodeGroup
+from clusterctl.providers import Finding
+from clusterctl.providers.ec2 import checkup
 from clusterctl.state import Store
 
 SPACE = 1_000_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """`level`: `ok`, `warning` (something is less good) or `error` (something will not work)."""
-
-    level: str
-    subject: str
-    text: str
-    hint: str = ""
-
-
 def check(store: Store) -> tuple[Finding, ...]:
-    """Tools, Python packages, the state home, and which clusters this machine can hold."""
-    return (*_tools(), *_packages(), _home(store), *(_cluster(*row) for row in _CLUSTERS))
+    """Tools, Python packages, the state home, which clusters this machine can hold, and whether EC2
+    would let us make some."""
+    here = (*_tools(), *_packages(), _home(store), *(_cluster(*row) for row in _CLUSTERS))
+    return (*here, *checkup.findings())
 
 
 def _tools() -> list[Finding]:

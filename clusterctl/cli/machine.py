@@ -18,7 +18,7 @@ def check(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """What this machine offers: tools, packages, state home, local clusters."""
+    """What this machine offers: tools, packages, state home, clusters here and on EC2."""
     console = Console.current().set(json=json, quiet=quiet, verbose=verbose)
     from clusterctl import actions
     from clusterctl.actions import check as action

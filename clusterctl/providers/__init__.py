@@ -88,6 +88,17 @@ PROVIDERS: dict[str, str] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One row of `check`. `level`: `ok`, `warning` (something is less good) or `error` (something
+    will not work)."""
+
+    level: str
+    subject: str
+    text: str
+    hint: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queue:
     """A partition of Slurm or a queue of Grid Engine, as it is now."""

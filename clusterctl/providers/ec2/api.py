@@ -22,13 +22,19 @@ PRICING_REGION = "us-east-1"
 
 
 def default_region() -> str:
-    """As AWS's own tools choose it: the environment, then the profile; else us-east-1."""
+    """As AWS's own tools choose it: the environment, then the profile; else us-east-1. Raises
+    ProviderError for a configuration that makes no sense."""
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
         if os.environ.get(name):
             return os.environ[name]
     import botocore.session
+    from botocore.exceptions import BotoCoreError
 
-    return botocore.session.get_session().get_config_variable("region") or DEFAULT_REGION
+    try:
+        return botocore.session.get_session().get_config_variable("region") or DEFAULT_REGION
+    except BotoCoreError as error:
+        doing = "reading your AWS configuration"
+        raise failures.not_asked(doing, type(error).__name__, str(error)) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,140 @@
+"""`check` for EC2: what `up` would look at, as rows for people. Nothing is made.
+
+Every question has one short attempt, and all of them together a deadline: without a network this
+is told, not waited for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TypeVar
+
+from clusterctl import catalog
+from clusterctl.errors import ProviderError
+from clusterctl.providers import Finding
+from clusterctl.providers.ec2 import preflight
+from clusterctl.providers.ec2.api import Api, InstanceType, Later, default_region
+
+LIMIT = 12.0
+"""Seconds for everything together."""
+
+WORKERS = 2
+"""As many as `up` makes where nobody says it."""
+
+T = TypeVar("T")
+
+
+class _Asked:
+    """Answers by the deadline; what goes wrong is a finding."""
+
+    def __init__(self, subject: str, end: float) -> None:
+        self._subject = subject
+        self._end = end
+        self.wrong: Finding | None = None
+
+    def get(self, later: Later[T]) -> T | None:
+        try:
+            return later.get(max(0.1, self._end - time.monotonic()))
+        except ProviderError as error:
+            self.wrong = Finding("warning", self._subject, error.message, error.hint)
+        except TimeoutError:
+            self.wrong = Finding(
+                "warning",
+                self._subject,
+                f"AWS did not answer within {LIMIT:g} s",
+                "check your network, your proxy and AWS_ENDPOINT_URL",
+            )
+        return None
+
+
+def findings() -> tuple[Finding, ...]:
+    """Credentials; then every quota, and for every family its zones and its machine image."""
+    end = time.monotonic() + LIMIT
+    asked = _Asked("AWS", end)
+    region = asked.get(Later(default_region))
+    api = Api(region or "", hurried=True)
+    account = asked.get(Later(api.account)) if region else None
+    if account is None:
+        assert asked.wrong
+        return (_needed(asked.wrong),)
+    names = {row.instance_type for row in catalog.FAMILIES.values()} | {catalog.LAUNCHER_TYPE}
+    types = Later(partial(api.instance_types, names))
+    used = Later(lambda: preflight.used(api, api.instances(states=("pending", "running"))))
+    rows: list[Callable[[], Finding]] = []
+    for quota in catalog.QUOTAS:
+        if any(catalog.quota(name) == quota for name in names):
+            limit = Later(partial(api.quota, quota.on_demand))
+            rows.append(partial(_quota, api, quota, limit, types, used, end))
+    for family in catalog.FAMILIES.values():
+        zones = Later(partial(api.zones, (family.instance_type, catalog.LAUNCHER_TYPE)))
+        image = catalog.MACHINE_IMAGES[family.image]
+        found = Later(partial(api.image, image.owner, image.name))
+        rows.append(partial(_family, api, family, zones, found, end))
+    return (Finding("ok", "AWS", f"account {account}, {api.region}"), *(row() for row in rows))
+
+
+def _needed(finding: Finding) -> Finding:
+    text = f"{finding.text}; needed for clusters on EC2"
+    return Finding(finding.level, finding.subject, text, finding.hint)
+
+
+def _quota(
+    api: Api,
+    quota: catalog.Quota,
+    limit: Later[float],
+    types: Later[dict[str, InstanceType]],
+    used: Later[dict[str, int]],
+    end: float,
+) -> Finding:
+    """Whether the largest of the default clusters that count towards it would fit."""
+    subject = f"quota {quota.name.partition(' (')[0]}"
+    asked = _Asked(subject, end)
+    vcpus, known, running = asked.get(limit), asked.get(types), asked.get(used)
+    if vcpus is None or known is None or running is None:
+        assert asked.wrong
+        return asked.wrong
+    taken = running.get(quota.on_demand, 0)
+    command, needs = max(_wishes(quota, known), key=lambda wish: wish[1], default=("", 0))
+    text = f"{vcpus:g} vCPUs in {api.region}, {taken} in use"
+    if taken + needs <= vcpus:
+        return Finding("ok", subject, text)
+    hint = preflight.ask_for_more(quota.on_demand, taken + needs)
+    return Finding("warning", subject, f"{text}; `{command}` takes {needs}", hint)
+
+
+def _wishes(quota: catalog.Quota, known: dict[str, InstanceType]) -> Iterable[tuple[str, int]]:
+    """What a person would type, and the vCPUs that it counts towards this quota."""
+    for family in catalog.FAMILIES.values():
+        option = f"--cpu {family.instance_type}" if family.name == "cpu" else f"--gpu {family.name}"
+        counted = [
+            number * known[name].vcpus
+            for name, number in ((family.instance_type, WORKERS), (catalog.LAUNCHER_TYPE, 1))
+            if name in known and catalog.quota(name) == quota
+        ]
+        yield f"clusterctl up {option}", sum(counted)
+
+
+def _family(
+    api: Api,
+    family: catalog.Family,
+    zones: Later[tuple[str, ...]],
+    image: Later[str],
+    end: float,
+) -> Finding:
+    subject = f"EC2 {family.name}"
+    asked = _Asked(subject, end)
+    offering, ami = asked.get(zones), asked.get(image)
+    if offering is None or ami is None:
+        assert asked.wrong
+        return asked.wrong
+    if not offering:
+        text = f"no zone of {api.region} offers {family.instance_type}"
+        return Finding("warning", subject, text, "choose another --region or --instance-type")
+    where = f"{family.instance_type} in {', '.join(offering)}"
+    if not ami:
+        row = catalog.MACHINE_IMAGES[family.image]
+        text = f"{where}, but no machine image {row.name!r} of {row.owner}"
+        return Finding("warning", subject, text, "name one with --ami, or choose another --region")
+    return Finding("ok", subject, f"{where}; image {ami}")

@@ -1,0 +1,71 @@
+"""`check` says what EC2 would say to `up`, and makes nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.ec2.conftest import World
+
+pytestmark = [pytest.mark.netns, pytest.mark.sshd]
+
+
+def rows(world: World) -> dict[str, dict[str, Any]]:
+    found = world.run("check", "--json", timeout=100).document()["findings"]
+    return {row["subject"]: row for row in found}
+
+
+def test_credentials_quotas_zones_and_images(world: World) -> None:
+    found = rows(world)
+    assert found["AWS"]["level"] == "ok"
+    assert "account 123456789012, us-east-1" in found["AWS"]["text"]
+    assert found["quota G and VT"]["level"] == "ok"
+    assert "0 in use" in found["quota G and VT"]["text"]
+    assert found["quota Standard"]["level"] == "ok"
+    assert "quota P" not in found, "no family of ours counts towards it"
+    for family, kind in {"cpu": "t3.xlarge", "g4dn": "g4dn.xlarge", "g4ad": "g4ad.xlarge"}.items():
+        row = found[f"EC2 {family}"]
+        assert row["level"] == "ok"
+        assert f"{kind} in us-east-1a" in row["text"]
+        assert "image ami-" in row["text"]
+    assert world.ec2.left() == []
+    assert not (world.home / "clusters").exists()
+
+
+def test_a_small_quota_comes_with_the_command_that_asks_for_more(world: World) -> None:
+    world.ec2.fault("quota", code="L-DB2E81BA", value=4)
+    row = rows(world)["quota G and VT"]
+    assert row["level"] == "warning"
+    assert row["text"].startswith("4 vCPUs in us-east-1, 0 in use; `clusterctl up --gpu g4dn`")
+    assert "--quota-code L-DB2E81BA --desired-value 8" in row["hint"]
+
+
+def test_expired_credentials_are_one_row(world: World) -> None:
+    world.ec2.fault("expired")
+    found = rows(world)
+    assert "have expired" in found["AWS"]["text"]
+    assert "aws sso login" in found["AWS"]["hint"]
+    assert not [subject for subject in found if subject.startswith(("quota", "EC2"))]
+
+
+def test_a_profile_that_is_not_there_is_named(world: World) -> None:
+    """The region would come from it, the credentials too."""
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+        del world.env[name]
+    world.env["AWS_PROFILE"] = "nobody"
+    row = rows(world)["AWS"]
+    assert "there is no such AWS profile" in row["text"]
+    assert "AWS_PROFILE" in row["hint"]
+    up = world.run("up", "--gpu", "g4dn", "--yes", timeout=60)
+    assert up.code == 3, up.err
+    assert "there is no such AWS profile" in up.err
+
+
+def test_silence_is_told_and_not_waited_for(world: World) -> None:
+    """One service that hangs does not hide what the others say."""
+    world.ec2.fault("delay", action="GetServiceQuota", seconds=40)
+    found = rows(world)
+    assert found["quota Standard"]["level"] == "warning"
+    assert "AWS did not answer" in found["quota Standard"]["text"]
+    assert found["EC2 g4dn"]["level"] == "ok"
