@@ -164,6 +164,8 @@ class CloudSpec:
     """For the workers."""
     disk: int = 0
     """GiB, of each worker."""
+    efa: bool = False
+    """Elastic Fabric Adapters for the workers."""
     ssh_cidr: str = ""
     budget: float = 0.0
     """US dollars; 0: none."""

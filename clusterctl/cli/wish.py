@@ -62,6 +62,12 @@ RuntimeOption = Annotated[
 ]
 Ami = Annotated[str, typer.Option(help="Machine image of the workers.", rich_help_panel=_EC2)]
 Disk = Annotated[int, typer.Option(metavar="GB", help="Disk of each worker.", rich_help_panel=_EC2)]
+Efa = Annotated[
+    bool,
+    typer.Option(
+        "--efa", help="Elastic Fabric Adapters, on types with them.", rich_help_panel=_EC2
+    ),
+]
 SshCidr = Annotated[
     str,
     typer.Option(help="Who may reach the launcher (default: you alone).", rich_help_panel=_EC2),
@@ -161,6 +167,7 @@ def spec(
     spot_fallback: bool,
     ami: str,
     disk: int,
+    efa: bool,
     ssh_cidr: str,
     budget: float | None,
     boot_timeout: str,
@@ -185,6 +192,7 @@ def spec(
             spot_fallback=spot_fallback,
             ami=ami,
             disk=disk,
+            efa=efa,
             ssh_cidr=ssh_cidr,
             budget=budget or 0.0,
             **({"boot_timeout": duration(boot_timeout, "--boot-timeout")} if boot_timeout else {}),

@@ -56,6 +56,9 @@ locals {
   burstable = anytrue([for node in local.workers : can(regex("^t[0-9]", node.instance_type))])
   placement = var.placement_group && !local.burstable && length(local.workers) > 1
 
+  # The nodes whose network interface is an EFA, from the launch template.
+  efa = var.efa ? keys(local.workers) : []
+
   # What a node runs at boot where nobody says it: only the end of its life.
   last_resort = "#cloud-config\n${jsonencode({
     runcmd = [["shutdown", "-P", "+${floor(var.ttl_hours * 60)}"]]
@@ -95,14 +98,35 @@ resource "aws_placement_group" "this" {
   strategy = "cluster"
 }
 
+# An instance of its own cannot say what kind its network interface is to be; a template can.
+resource "aws_launch_template" "efa" {
+  for_each = toset(var.efa ? ["workers"] : [])
+  name     = var.cluster_id
+
+  network_interfaces {
+    device_index                = 0
+    interface_type              = "efa"
+    subnet_id                   = aws_subnet.this.id
+    security_groups             = [aws_security_group.nodes.id]
+    associate_public_ip_address = true
+    delete_on_termination       = true
+  }
+
+  metadata_options {
+    http_endpoint               = "enabled"
+    http_tokens                 = "required"
+    http_put_response_hop_limit = 1
+  }
+}
+
 resource "aws_instance" "this" {
   for_each = local.nodes
 
   ami                                  = local.amis[each.value.image]
   instance_type                        = each.value.instance_type
-  subnet_id                            = aws_subnet.this.id
-  associate_public_ip_address          = true
-  vpc_security_group_ids               = each.key == "launcher" ? [aws_security_group.nodes.id, aws_security_group.ssh.id] : [aws_security_group.nodes.id]
+  subnet_id                            = contains(local.efa, each.key) ? null : aws_subnet.this.id
+  associate_public_ip_address          = contains(local.efa, each.key) ? null : true
+  vpc_security_group_ids               = each.key == "launcher" ? [aws_security_group.nodes.id, aws_security_group.ssh.id] : contains(local.efa, each.key) ? null : [aws_security_group.nodes.id]
   key_name                             = one([for pair in aws_key_pair.this : pair.key_name])
   placement_group                      = each.key == "launcher" ? null : one([for group in aws_placement_group.this : group.name])
   user_data                            = lookup(var.user_data, each.key, local.last_resort)
@@ -121,6 +145,15 @@ resource "aws_instance" "this" {
     encrypted             = true
     delete_on_termination = true
     tags                  = merge(local.tags, { Name = "${var.cluster_id}-${each.key}" })
+  }
+
+  dynamic "launch_template" {
+    for_each = contains(local.efa, each.key) ? values(aws_launch_template.efa) : []
+
+    content {
+      id      = launch_template.value.id
+      version = launch_template.value.latest_version
+    }
   }
 
   dynamic "instance_market_options" {

@@ -20,6 +20,19 @@ resource "aws_security_group" "nodes" {
     protocol    = "-1"
     cidr_blocks = ["0.0.0.0/0"]
   }
+
+  # What EFA sends is no IP: a rule about addresses does not let it out.
+  dynamic "egress" {
+    for_each = var.efa ? ["efa"] : []
+
+    content {
+      description = "EFA among the nodes of this cluster"
+      from_port   = 0
+      to_port     = 0
+      protocol    = "-1"
+      self        = true
+    }
+  }
 }
 
 # The one way in from outside: SSH to the launcher, from one address.

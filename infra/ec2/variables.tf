@@ -104,6 +104,12 @@ variable "placement_group" {
   default     = true
 }
 
+variable "efa" {
+  description = "Whether workers have Elastic Fabric Adapters, which only some types do: the others fail to start."
+  type        = bool
+  default     = false
+}
+
 variable "cidr" {
   description = "Addresses of the VPC: a /16. The nodes' subnet is its first /20."
   type        = string

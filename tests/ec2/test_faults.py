@@ -37,6 +37,8 @@ def test_a_quota_that_is_too_small_is_named_in_vcpus(world: World) -> None:
         (("--gpu", "g4dn", "--budget", "0"), 2, "--budget"),
         (("--gpu", "g4dn", "--workers", "0"), 2, "at least one"),
         (("--cpu", "t3.xlarge:2000"), 2, "1 to 1000 workers"),
+        (("--gpu", "g4dn", "--efa"), 2, "types that have one: g4dn.12xlarge"),
+        (("--gpu", "g4dn", "--efa"), 2, "--efa: g4dn.xlarge has no Elastic Fabric Adapter"),
     ],
 )
 def test_wishes_that_cannot_be_met_cost_nothing(

@@ -69,6 +69,7 @@ def test_variables_are_those_of_the_module() -> None:
         amis={"cpu": "ami-1"},
         spot=False,
         placement=True,
+        efa=True,
         ssh_cidr="203.0.113.7/32",
         public_key="ssh-ed25519 AAAA",
         user_data={"worker-1": "x"},

@@ -282,6 +282,7 @@ class Ec2Provider:
                 amis=found.amis,
                 spot=spot,
                 placement=found.placement,
+                efa=wish.cloud.efa,
                 ssh_cidr=memory.ssh_cidr,
                 public_key=public,
                 user_data=user_data,

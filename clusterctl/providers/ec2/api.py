@@ -47,6 +47,8 @@ class InstanceType:
     gpu_maker: str = ""
     clusters: bool = False
     """Whether it may be in a cluster placement group."""
+    efa: bool = False
+    """Whether it has an Elastic Fabric Adapter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,8 +188,21 @@ class Api:
                 gpu_maker=gpus[0].get("Manufacturer", "") if gpus else "",
                 clusters="cluster"
                 in item.get("PlacementGroupInfo", {}).get("SupportedStrategies", ()),
+                efa=bool(item.get("NetworkInfo", {}).get("EfaSupported")),
             )
         return types
+
+    def with_efa(self, families: Iterable[str]) -> tuple[str, ...]:
+        """The types of these families (`g5`, `c6i`) that have an Elastic Fabric Adapter."""
+        found = self.all(
+            "describe_instance_types",
+            "InstanceTypes",
+            Filters=[
+                {"Name": "instance-type", "Values": [f"{family}.*" for family in families]},
+                {"Name": "network-info.efa-supported", "Values": ["true"]},
+            ],
+        )
+        return tuple(sorted(str(item["InstanceType"]) for item in found))
 
     def zones(self, types: Iterable[str]) -> tuple[str, ...]:
         """The zones of the region that offer all of these types, by name."""

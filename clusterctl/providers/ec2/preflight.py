@@ -46,6 +46,7 @@ def survey(
     types = known.get()
     makers = {name: kind.gpu_maker for name, kind in types.items()}
     machines = layout.machines(wish, makers, layout.present(present))
+    _efa(api, wish, types)
     amis = Later(lambda: _amis(api, wish, machines))
     _quotas(api, wish, machines, types, present, running, tell)
     workers = {machine.instance_type for machine in machines if machine.name != LAUNCHER}
@@ -70,6 +71,20 @@ def _types(api: Api, names: Sequence[str]) -> dict[str, InstanceType]:
                 hint=f"did you mean {close[0]!r}?" if close else "check the name, or --region",
             )
     return types
+
+
+def _efa(api: Api, wish: ClusterSpec, types: Mapping[str, InstanceType]) -> None:
+    """--efa is for types that have it, all of them: one without would leave the others waiting."""
+    workers = sorted({layout.instance_type(group) for group in wish.groups})
+    lacking = [name for name in workers if not types[name].efa]
+    if not wish.cloud.efa or not lacking:
+        return
+    families = sorted({name.partition(".")[0] for name in lacking})
+    others = ", ".join(api.with_efa(families)) or f"none of {', '.join(families)}"
+    raise UsageError(
+        f"--efa: {', '.join(lacking)} has no Elastic Fabric Adapter",
+        hint=f"types that have one: {others}; choose with --instance-type, or leave --efa out",
+    )
 
 
 def _quotas(

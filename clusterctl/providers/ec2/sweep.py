@@ -79,6 +79,14 @@ KINDS = (
         by_vpc="vpc-id",
     ),
     Kind(
+        "launch template",
+        "describe_launch_templates",
+        "LaunchTemplates",
+        "LaunchTemplateId",
+        "delete_launch_template",
+        "",
+    ),
+    Kind(
         "placement group",
         "describe_placement_groups",
         "PlacementGroups",

@@ -4,6 +4,10 @@ mock_provider "aws" {
     defaults = { id = "ami-00000000000000000" }
   }
 
+  mock_resource "aws_launch_template" {
+    defaults = { id = "lt-00000000000000000", latest_version = 1 }
+  }
+
   mock_data "aws_ec2_instance_type_offerings" {
     defaults = { locations = ["us-east-1b", "us-east-1a"] }
   }
@@ -124,6 +128,48 @@ run "gpus" {
   assert {
     condition     = aws_subnet.this.availability_zone == "us-east-1c" && aws_instance.this["worker-1"].root_block_device[0].volume_size == 100
     error_message = "The zone that was named, and room for GPU images."
+  }
+}
+
+run "efa" {
+  command = apply
+
+  variables {
+    groups = [{ instance_type = "g5.8xlarge", image = "nvidia", count = 2 }]
+    efa    = true
+  }
+
+  assert {
+    condition     = one(aws_launch_template.efa["workers"].network_interfaces).interface_type == "efa"
+    error_message = "The workers' network interface is an EFA."
+  }
+
+  assert {
+    condition     = one(aws_instance.this["worker-2"].launch_template).id == aws_launch_template.efa["workers"].id && length(aws_instance.this["launcher"].launch_template) == 0
+    error_message = "Workers are made from the template, the launcher is not."
+  }
+
+  assert {
+    condition     = length([for rule in aws_security_group.nodes.egress : rule if coalesce(rule.self, false)]) == 1 && one(aws_security_group.nodes.ingress).self
+    error_message = "EFA's traffic may leave and enter within the group."
+  }
+
+  assert {
+    condition     = aws_instance.this["worker-1"].placement_group == "standalone"
+    error_message = "EFA is fast within a placement group."
+  }
+}
+
+run "no_efa_unless_wanted" {
+  command = apply
+
+  variables {
+    groups = [{ instance_type = "g5.8xlarge", image = "nvidia", count = 1 }]
+  }
+
+  assert {
+    condition     = length(aws_launch_template.efa) == 0 && length(aws_security_group.nodes.egress) == 1
+    error_message = "EFA has to be asked for."
   }
 }
 
