@@ -1,19 +1,25 @@
 """An all-reduce as the programs make it, against gloo's and against a bare mpi4py loop, in one run.
 
-    mpirun -np 2 python bench/allreduce.py --out bench/results/allreduce.json
+    clusterctl run --nodes 1 --ranks-per-node 2 bench/allreduce.py   # one host: shared memory
+    clusterctl run bench/allreduce.py                                # two nodes: TCP
 
-The three take turns in short rounds, and each call is timed by itself: the figure is the median
-call of the slowest rank. A mean would tell of the machine's other processes: MPI's ranks wait by
-spinning, and one that has to wait for a core makes a call a thousand times slower. Compare ratios,
-not machines.
+Figures: bench/results/allreduce.json and bench/results/allreduce_nodes.json (`--out`).
+
+The three take turns in short rounds, each time in another order, in memory of the same kind (NumPy
+asks for huge pages, torch does not), and each call is timed by itself. The figure is the first
+decile of the slowest rank, a call that nothing interrupts: a mean, and on a busy machine a median,
+tells of the machine's other processes, since MPI's ranks wait by spinning, and one that has to wait
+for a core makes a call a thousand times slower. Compare ratios, not machines.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
+import socket
 import statistics
 import sys
 import time
@@ -23,7 +29,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "workloads"))
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -40,7 +45,7 @@ LIMITS = {"of_gloo": 0.1, "of_bare": 0.95}
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="All-reduce: ours, gloo, bare mpi4py.")
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=24)
     parser.add_argument("--seconds", type=float, default=0.02, help="per variant and round")
     parser.add_argument("--out", type=Path, help="also write the JSON here")
     options = parser.parse_args()
@@ -50,14 +55,16 @@ def main() -> int:
         session.open("mpi")  # gloo has set this up, and is there to be measured
         comm = mpi.running().COMM_WORLD  # type: ignore[union-attr]
         rows = [measure(session, comm, size, options) for size in SIZES]
+        hosts = set(session.exchange(socket.gethostname()))
     if ranks.rank == 0:
-        report(rows, ranks.world, options.out)
+        report(rows, ranks.world, len(hosts), options.out)
     return 0
 
 
 def measure(session: Session, comm: Any, size: int, options: argparse.Namespace) -> dict[str, Any]:
-
-    tensor, other, array = torch.zeros(size // 4), torch.zeros(size // 4), np.zeros(size // 4, "f")
+    """Microseconds of each variant for a message of `size` bytes, and their ratios."""
+    tensor, other, third = (torch.zeros(size // 4) for _ in range(3))
+    array = third.numpy()
     in_place = sys.modules["mpi4py.MPI"].IN_PLACE
     variants: dict[str, Callable[[], object]] = {
         "ours": lambda: session.reduce(tensor, average=False),
@@ -80,11 +87,12 @@ def measure(session: Session, comm: Any, size: int, options: argparse.Namespace)
         usual = session.communicator.maximum(int(statistics.median(calls(variant, 9))))
         counts[variant] = max(5, min(2000, int(options.seconds * 1e9 / usual)))
     took: dict[str, list[int]] = {variant: [] for variant in variants}
-    for _ in range(options.rounds):
-        for variant in variants:
+    orders = itertools.cycle(itertools.permutations(variants))
+    for order in itertools.islice(orders, options.rounds):
+        for variant in order:
             took[variant] += calls(variant, counts[variant])
     us = {
-        name: session.communicator.maximum(int(statistics.median(values))) / 1e3
+        name: session.communicator.maximum(int(statistics.quantiles(values, n=10)[0])) / 1e3
         for name, values in took.items()
     }
     return {
@@ -95,7 +103,7 @@ def measure(session: Session, comm: Any, size: int, options: argparse.Namespace)
     }
 
 
-def report(rows: list[dict[str, Any]], world: int, out: Path | None) -> None:
+def report(rows: list[dict[str, Any]], world: int, hosts: int, out: Path | None) -> None:
     from mpi4py import MPI
 
     text = json.dumps(
@@ -104,8 +112,9 @@ def report(rows: list[dict[str, Any]], world: int, out: Path | None) -> None:
             "benchmark": "allreduce",
             "limits": LIMITS,
             "ranks": world,
-            "hosts": 1,
+            "hosts": hosts,
             "cores": os.cpu_count(),
+            "mpi_btl": os.environ.get("OMPI_MCA_btl", "default"),  # noqa: SIM112
             "torch": torch.__version__,
             "mpi": MPI.Get_library_version().split(",")[0],
             "python": platform.python_version(),
