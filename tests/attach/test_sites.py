@@ -59,6 +59,7 @@ def test_training_over_gloo_meets_on_the_right_device(cli: Cli, site: Site) -> N
 def test_both_launchers_of_slurm(cli: Cli, site: Site, launcher: str) -> None:
     done = cli("run", "--launcher", launcher, *site.size(4), "reduce_all.py", "--no-table")
     assert "ok: 4 ranks on 2 hosts" in done.out
+    assert "Sorry" not in done.out + done.err
 
 
 def test_what_every_rank_is_told(cli: Cli, site: Site, program: Program) -> None:
