@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
 
-from clusterctl import providers
+from clusterctl import bootstrap, providers
 from clusterctl.actions import Tell, check_name, connected, key_mark, silent
 from clusterctl.errors import ClusterctlError, LeftoverError, RecordError, UsageError, reason
 from clusterctl.insight import cost
@@ -151,19 +152,12 @@ def _told(tell: Tell) -> Iterator[None]:
 def let_go(store: Store, cluster: Cluster, tell: Tell, *, force: bool = False) -> None:
     """Removes our folder and our key from machines that are not ours. LeftoverError names those
     that did not answer: they still have both. With `force` that is only said."""
-    mark = shlex.quote(key_mark(cluster))
 
     def clean(name: str) -> NodeResult:
-        root = cluster.node(name).root
-        # Only a folder that has the cluster's id as its name can be ours.
-        steps = [f"rm -rf {shlex.quote(root)}"] if root.rpartition("/")[2] == cluster.id else []
+        steps = _removal(cluster.node(name).root, cluster.id)
         if not cluster.batch:
-            steps.append(
-                f'k="$HOME/.ssh/authorized_keys"; if grep -qsF {mark} "$k"; then umask 077;'
-                f' grep -vF {mark} "$k" >"$k.clusterctl"; cat "$k.clusterctl" >"$k";'
-                ' rm -f "$k.clusterctl"; fi'
-            )
-        return pool.transport(name).run("; ".join([*steps, ":"]), timeout=CLEAN_LIMIT)
+            steps.append(bootstrap.shut_out(key_mark(cluster)))
+        return pool.transport(name).run("\n".join([*steps, ":"]), timeout=CLEAN_LIMIT)
 
     with connected(store, cluster) as pool:
         failed = [result for result in pool.each(clean) if not result.ok]
@@ -178,6 +172,19 @@ def let_go(store: Store, cluster: Cluster, tell: Tell, *, force: bool = False) -
     silent_ones = {result.node for result in failed}
     if cleaned := [node.name for node in cluster.nodes if node.name not in silent_ones]:
         tell(f"our files are gone from {ranges(cleaned)}")
+
+
+def _removal(root: str, id: str) -> list[str]:
+    """sh that removes our folder. Only one that has the cluster's id as its name, or lies in such a
+    one, can be ours; that one may hold the folders of hosts that share it, and goes with the last.
+    """
+    path = PurePosixPath(root)
+    if id not in (path.name, path.parent.name):
+        return []
+    steps = [f"rm -rf {shlex.quote(root)}"]
+    if path.name != id:
+        steps.append(f"rmdir {shlex.quote(str(path.parent))} 2>/dev/null")
+    return steps
 
 
 def _open_jobs(store: Store, cluster: Cluster) -> list[Job]:

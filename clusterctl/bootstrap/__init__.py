@@ -43,12 +43,7 @@ class LetIn:
         return f'grep -qxF {shlex.quote(self._line)} "$HOME/.ssh/authorized_keys"'
 
     def apply(self, node: Node) -> str:
-        # A last line without its end would swallow ours.
-        return (
-            'k="$HOME/.ssh/authorized_keys"; mkdir -p "$HOME/.ssh"; [ ! -s "$k" ] ||'
-            ' [ -z "$(tail -c 1 "$k")" ] || echo >>"$k";'
-            f' echo {shlex.quote(self._line)} >>"$k"'
-        )
+        return assets.render("bootstrap/authorized.sh.j2", mark=self.mark, line=self._line)
 
     def describe(self) -> str:
         return "lets in the cluster's own key, for commands alone"
@@ -57,6 +52,13 @@ class LetIn:
     def _line(self) -> str:
         kind, key = self.public.split()[:2]
         return f"restrict {kind} {key} {self.mark}"
+
+
+def shut_out(mark: str) -> str:
+    """sh that takes back what LetIn has done under that mark; other lines stay."""
+    text = assets.render("bootstrap/authorized.sh.j2", mark=mark, line="")
+    file = '"$HOME/.ssh/authorized_keys"'
+    return f"if grep -qsF {shlex.quote(mark)} {file}; then (\n{text}\n); fi"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,9 @@ DEVICES = {"alpha": "eth0", "beta": "ens5"}
 PERSON = 54321
 """User id of somebody who is not root on these hosts."""
 
+STUDENT = 54322
+"""User id of somebody who has one home for all hosts."""
+
 
 @dataclass
 class Hosts:
@@ -63,20 +66,37 @@ class Hosts:
         lines += [
             f"root:x:0:0::/srv/root-of-{name}:/bin/sh",
             f"person:x:{PERSON}:{PERSON}::/srv/person-of-{name}:/bin/sh",
+            f"student:x:{STUDENT}:{STUDENT}::/srv/student:/bin/sh",
         ]
         (folder / "passwd").write_text("\n".join(lines) + "\n")
         (folder / "nothing").touch(mode=0o644)
-        mounts = [(folder / "passwd", "/etc/passwd"), (homes, "/srv")]
+        (homes / "student").mkdir()
+        mounts = [
+            (folder / "passwd", "/etc/passwd"),
+            (homes, "/srv"),
+            (self._shared_home(public), "/srv/student"),
+        ]
         for program in hidden.get(name, ()):
             path = os.path.realpath(find(program) or f"/usr/bin/{program}")
             mounts.append((folder / "nothing", path))
         return mounts
+
+    def _shared_home(self, public: str) -> Path:
+        home = self.machines.folder / "student"
+        if not home.exists():
+            (home / ".ssh").mkdir(parents=True)
+            (home / ".ssh" / "authorized_keys").write_text(f"# mine\n{public}")
+            for path in (home, home / ".ssh", home / ".ssh" / "authorized_keys"):
+                os.chown(path, STUDENT, STUDENT)
+        return home
 
     def __getitem__(self, name: str) -> Machine:
         return self.machines.hosts[name]
 
     def user_home(self, name: str, user: str = "root") -> Path:
         """The user's home on that host, as seen from here."""
+        if user == "student":
+            return self.machines.folder / user
         return self[name].folder / "srv" / f"{user}-of-{name}"
 
     def know(self, *names: str) -> None:

@@ -98,6 +98,34 @@ def test_no_root_is_needed(hosts: Hosts, cli: Cli) -> None:
 
 
 @pytest.mark.mpi
+def test_hosts_may_share_a_home(hosts: Hosts, cli: Cli) -> None:
+    """As on NFS: the same folder, the same authorized_keys, seen by both and written at once."""
+    before = (hosts.user_home("alpha", "student") / ".ssh/authorized_keys").read_text()
+    file = hosts.file(cli, "{alpha} slots=2", "{beta} slots=2")
+    made = cli.json("attach", "lab", "--hosts", file, "--user", "student")
+    assert len({node["root"] for node in made["nodes"]}) == 2
+    text = '#!/bin/sh\necho "rank $RANK on $(uname -n)"\necho "$RANK" >"made-$RANK"\n'
+    cli.script("who", text).chmod(0o755)
+    done = cli("run", "--ranks", "4", "who")
+    said = [done.of(rank) for rank in range(4)]
+    names = ["alpha", "alpha", "beta", "beta"]
+    assert said == [[f"rank {rank} on {name}"] for rank, name in enumerate(names)]
+    cli("fetch", max(cli.jobs()), "--to", "brought")
+    brought = [path.name for path in (cli.folder / "brought").rglob("made-*")]
+    assert sorted(brought) == ["made-0", "made-1", "made-2", "made-3"]
+    cli("attach", "lab", "--hosts", file, "--user", "student")
+    mine = [line for line in hosts.traces("alpha", "student") if line.startswith("restrict")]
+    assert len(mine) == 1
+    cli("detach", "lab")
+    assert hosts.traces("alpha", "student") == []
+    after = (hosts.user_home("alpha", "student") / ".ssh/authorized_keys").read_text()
+    assert after.rstrip("\n") == before.rstrip("\n")
+    assert [path.name for path in hosts.user_home("alpha", "student").glob(".ssh/*")] == [
+        "authorized_keys"
+    ]
+
+
+@pytest.mark.mpi
 def test_a_cancelled_job_leaves_nothing_on_the_hosts(hosts: Hosts, cli: Cli) -> None:
     cli("attach", "lab", "--hosts", hosts.file(cli, "{alpha}", "{beta}"))
     cli.script("long", "#!/bin/sh\necho started; exec sleep 301\n").chmod(0o755)

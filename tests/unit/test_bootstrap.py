@@ -148,6 +148,32 @@ def test_a_step_that_fails_is_named(key: keys.KeyPair, tmp_path: Path) -> None:
     assert "it's broken" in bootstrap.problem(result)
 
 
+def test_hosts_with_one_home_let_the_key_in_once(key: keys.KeyPair, tmp_path: Path) -> None:
+    """All at once, for two clusters; what else is in the file stays, and how it is protected."""
+    file = tmp_path / ".ssh" / "authorized_keys"
+    file.parent.mkdir()
+    file.write_text("# mine\nssh-ed25519 AAAA me")  # people's last lines may lack their end
+    file.chmod(0o644)
+    steps = [bootstrap.LetIn(key.public, f"clusterctl:{name}") for name in ("one", "two")]
+    scripts = [step.apply(node("a")) for step in steps for _ in range(6)]
+
+    def all_at_once(texts: list[str]) -> None:
+        going = [
+            subprocess.Popen(["/bin/sh", "-c", text], env={**os.environ, "HOME": str(tmp_path)})
+            for text in texts
+        ]
+        assert [program.wait(60) for program in going] == [0] * len(texts)
+
+    all_at_once(scripts)
+    lines = file.read_text().splitlines()
+    assert lines[:2] == ["# mine", "ssh-ed25519 AAAA me"]
+    assert sorted(line.split()[-1] for line in lines[2:]) == ["clusterctl:one", "clusterctl:two"]
+    assert file.stat().st_mode & 0o777 == 0o644
+    all_at_once([bootstrap.shut_out("clusterctl:one")] * 6)
+    assert file.read_text().splitlines() == [line for line in lines if "clusterctl:one" not in line]
+    assert list(file.parent.iterdir()) == [file]
+
+
 def test_no_place_to_write_is_named(key: keys.KeyPair, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     worker = node("worker-1", root=str(tmp_path / "file" / "root"))
