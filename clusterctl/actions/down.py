@@ -70,7 +70,7 @@ def down(
             if saved is None:
                 return None
             cancelled, unfetched = saved
-        finish_down(store, cluster, tell)
+        finish_down(store, cluster, tell, force=force)
     now = time.time()
     return Down(
         name,

@@ -240,6 +240,21 @@ def test_detach_names_who_does_not_answer(hosts: Hosts, cli: Cli) -> None:
     assert hosts.traces("beta") == []
 
 
+def test_detach_by_force_leaves_who_does_not_answer(hosts: Hosts, cli: Cli) -> None:
+    cli("attach", "lab", "--hosts", hosts.file(cli, "{alpha}", "{beta}"))
+    record = hosts.home / "state" / "clusters" / "lab" / "cluster.json"
+    text = record.read_text()
+    record.write_text(text.replace(hosts["beta"].address, "10.0.0.256"))
+    cli("detach", "lab", code=9)
+    assert "still there: 10.0.0.256" in cli("detach", "lab", "--force").err
+    assert cli.json("list")["clusters"] == []
+    assert hosts.traces("alpha") == []
+    assert len(hosts.traces("beta")) == 2
+    record.parent.mkdir(exist_ok=True)
+    record.write_text(text)
+    cli("detach", "--force", "lab")
+
+
 def test_bootstrap_installs_what_is_missing(hosts: Hosts, cli: Cli) -> None:
     """The host's apt-get is one of ours: it brings flock back and notes what it was asked."""
     bare = hosts["bare"]
