@@ -28,8 +28,12 @@ SAVE_LIMIT = 60.0
 
 CLEAN_LIMIT = 60.0
 
+_ACT = {"down": "take the cluster down", "detach": "remove our files from its machines"}
+"""What a verb does, in its questions."""
+
 Ask = Callable[[str], bool]
-"""Asks a yes-or-no question; always yes where there is nobody to ask."""
+"""Asks a yes-or-no question. Where there is nobody to ask, the answer is yes; for machines of
+people's own it is UsageError: nothing there is lost unasked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,7 @@ def down(
         cancelled: tuple[int, ...] = ()
         unfetched: tuple[tuple[int, int], ...] = ()
         if cluster.phase is Phase.READY and not force:
-            saved = _save(store, cluster, tell, ask)
+            saved = _save(store, cluster, tell, ask, _ACT[verb])
             if saved is None:
                 return None
             cancelled, unfetched = saved
@@ -99,9 +103,10 @@ def finish_down(store: Store, cluster: Cluster, tell: Tell, *, force: bool = Fal
     now = time.time()
     ended = tuple(replace(item, until=item.until or now) for item in cluster.charges)
     cluster = replace(cluster, charges=ended)
+    how = "detached" if cluster.spec.provider in providers.ATTACHED else "taken down"
     for job in _open_jobs(store, cluster):
         with _told(tell):
-            store.save_job(replace(job, state=JobState.LOST, reason="its cluster was taken down"))
+            store.save_job(replace(job, state=JobState.LOST, reason=f"its cluster was {how}"))
     store.event(cluster.name, "deleted")
     with _told(tell):
         store.retire(cluster)
@@ -192,7 +197,7 @@ def _open_jobs(store: Store, cluster: Cluster) -> list[Job]:
 
 
 def _save(
-    store: Store, cluster: Cluster, tell: Tell, ask: Ask
+    store: Store, cluster: Cluster, tell: Tell, ask: Ask, act: str
 ) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]] | None:
     """Ends running jobs, copies logs, sums up what was never fetched. Nodes that do not answer
     lose their part, and it is said; they never stop us."""
@@ -213,7 +218,7 @@ def _save(
         cluster = replace(cluster, nodes=tuple(n for n in cluster.nodes if n.name not in away))
         if all(node.role is Role.WORKER for node in cluster.nodes):
             lost = [job for job in jobs if not job.state.ended or not job.fetched]
-            question = f"take the cluster down and lose what jobs {_numbers(lost)} made?"
+            question = f"{act} and lose what jobs {_numbers(lost)} made?"
             return None if lost and not ask(question) else ((), ())
         try:
             jobs = _current(store, jobs, cluster, pool)
@@ -225,7 +230,7 @@ def _save(
             return None
         for number, size in unfetched:
             tell(f"job {number} has outputs that were never fetched: {human(size)}")
-        if unfetched and not ask("take the cluster down and lose these outputs?"):
+        if unfetched and not ask(f"{act} and lose these outputs?"):
             return None
         for job in running:
             try:
