@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from clusterctl import providers
 from clusterctl.errors import RecordError, UsageError
 from clusterctl.model import NAME_PATTERN, Cluster, Phase
 from clusterctl.state import Store, home
@@ -57,9 +58,22 @@ def only_name(store: Store) -> str:
 def ready(cluster: Cluster) -> Cluster:
     """The cluster, if jobs can run on it."""
     if cluster.phase is not Phase.READY:
+        end = "down" if cluster.spec.provider not in providers.ATTACHED else "detach"
         raise RecordError(
             f"cluster {cluster.name!r} is {cluster.phase.value}, not ready",
-            hint=f"`clusterctl up {cluster.name}` resumes, `down {cluster.name}` removes",
+            hint=f"`{cluster.repair}` resumes, `clusterctl {end} {cluster.name}` removes",
+        )
+    return cluster
+
+
+def made_by_us(cluster: Cluster) -> Cluster:
+    """The cluster, if its machines are clusterctl's; UsageError for those that were attached."""
+    if cluster.spec.provider in providers.ATTACHED:
+        raise UsageError(
+            f"cluster {cluster.name!r} was attached: its machines have no size and no deadline of"
+            " ours",
+            hint=f"`{cluster.repair}` looks at them again,"
+            f" `clusterctl detach {cluster.name}` lets them go",
         )
     return cluster
 

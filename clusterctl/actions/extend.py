@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, replace
 
 from clusterctl import providers
-from clusterctl.actions import Tell
+from clusterctl.actions import Tell, made_by_us
 from clusterctl.errors import UsageError
 from clusterctl.insight import cost
 from clusterctl.model import Cluster
@@ -26,7 +26,7 @@ def extend(store: Store, name: str, ttl: float, tell: Tell) -> Extended:
     """The cluster ends `ttl` seconds from now. Raises NodeUnreachable naming the nodes that keep
     their old deadline, and UsageError where a budget does not last that long."""
     with ClusterLock(store.home, name, "extend", tell):
-        cluster = store.cluster(name)
+        cluster = made_by_us(store.cluster(name))
         now = time.time()
         rate = cost.per_hour(cluster.charges)
         dollars = cost.dollars(cluster.charges, now) + rate * ttl / 3600

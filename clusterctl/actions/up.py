@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from clusterctl import assets, bootstrap, catalog, keys, providers
-from clusterctl.actions import Tell, check_name, connected, prove
+from clusterctl.actions import Tell, check_name, connected, made_by_us, prove
 from clusterctl.actions.down import finish_down, strays
 from clusterctl.bootstrap import steps
 from clusterctl.bootstrap.progress import Progress
@@ -148,13 +148,14 @@ def _build(recipes: Sequence[str], tell: Tell) -> None:
 
 
 def _old(store: Store, spec: ClusterSpec) -> Cluster | None:
-    """The record of the cluster of that name, if there is one."""
+    """The record of the cluster of that name, if there is one; UsageError for an attached one."""
     try:
-        return store.cluster(spec.name)
+        old = store.cluster(spec.name)
     except RecordError:
         if (store.folder(spec.name) / "cluster.json").exists():
             raise
         return None
+    return made_by_us(old)
 
 
 def complete(spec: ClusterSpec, old: Cluster | None) -> ClusterSpec:

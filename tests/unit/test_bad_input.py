@@ -148,6 +148,22 @@ def test_a_cluster_that_is_not_ready(call: Call) -> None:
     judge(call("run", "train.py"), 7, "creating", "clusterctl up lab")
 
 
+@pytest.mark.parametrize(
+    "line", ["up|lab|--workers|3", "up|lab|--provider|docker", "extend|--ttl|4h"]
+)
+@pytest.mark.parametrize("provider", ["hosts", "slurm", "sge"])
+def test_what_means_nothing_for_an_attached_cluster(provider: str, line: str, call: Call) -> None:
+    open_store().save(cluster(provider=provider, identity=""))
+    said = call(*line.split("|"))
+    judge(said, 2, "'lab' was attached", "clusterctl detach lab")
+    assert f"clusterctl attach lab --{provider}" in said.err
+
+
+def test_an_attached_cluster_that_is_not_ready(call: Call) -> None:
+    open_store().save(cluster(provider="hosts", identity="", phase=Phase.DELETING))
+    judge(call("run", "train.py"), 7, "deleting", "clusterctl detach lab")
+
+
 @pytest.mark.usefixtures("lab")
 def test_a_damaged_record(call: Call) -> None:
     path = open_store().folder("lab") / "cluster.json"
