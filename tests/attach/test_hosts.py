@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -196,6 +197,32 @@ def test_without_python_only_python_jobs_stop(hosts: Hosts, cli: Cli) -> None:
     assert cli("run", "plain").of(0) == ["rank 0"]
     done = cli("run", cli.script("train.py", "print(1)").name, code=6)
     assert f"no Python on {hosts['nopython'].address}" in done.err
+
+
+def test_a_python_of_the_file_is_that_one(hosts: Hosts, cli: Cli) -> None:
+    """Not another that happens to be on PATH, or to have more packages."""
+    done = cli("attach", "lab", "--hosts", hosts.file(cli, "{alpha} python=/nope"), code=5)
+    assert "python=/nope, and that is no Python there" in done.err
+    bare = cli.script("bare-python", f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    bare.chmod(0o755)
+    done = cli("attach", "lab", "--hosts", hosts.file(cli, f"{{alpha}} python={bare}"))
+    assert re.search(r"lacks torch, mpi4py, numpy: no bundled programs .* python=/", done.err)
+
+
+@pytest.mark.mpi
+def test_different_mpis_are_said_at_once(hosts: Hosts, cli: Cli) -> None:
+    other = cli.folder / "bin"
+    other.mkdir()
+    for name, text in (
+        ("mpirun", "#!/bin/sh\necho 'mpirun (Open MPI) 3.1.9'\n"),
+        ("python3", f'#!/bin/sh\nexec {sys.executable} "$@"\n'),
+    ):
+        (other / name).write_text(text)
+        (other / name).chmod(0o755)
+    file = hosts.file(cli, "{alpha}", f"{{beta}} python={other}/python3")
+    done = cli("attach", "lab", "--hosts", file)
+    assert "the nodes have different MPI versions" in done.err
+    assert "openmpi 3.1.9" in done.err
 
 
 def test_what_is_missing_is_said_of_every_host(hosts: Hosts, cli: Cli) -> None:

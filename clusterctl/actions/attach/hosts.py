@@ -21,11 +21,13 @@ from clusterctl.bootstrap import facts
 from clusterctl.errors import (
     BootstrapError,
     ClusterctlError,
+    LaunchError,
     NodeUnreachable,
     RecordError,
     UsageError,
 )
 from clusterctl.launch import interconnect
+from clusterctl.launch.mpirun import common_mpi
 from clusterctl.model import Accelerator, Cluster, Node, NodeResult, Phase
 from clusterctl.providers import hosts
 from clusterctl.state import ClusterLock, Store
@@ -38,6 +40,9 @@ INSTALL_TIMEOUT = 900.0
 MESH_TIMEOUT = 60.0
 WANTED = {"mpirun": "openmpi-bin", "python3": "python3"}
 """Commands that most jobs take, with Debian's packages; a host may do without."""
+
+BUNDLED = ("torch", "mpi4py", "numpy")
+"""Packages that the bundled programs take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +123,8 @@ def _prepare_hosts(
     store.save(cluster)
     hint = "" if machines.sudo else "; --bootstrap installs packages with sudo"
     _all_well("not every host can be used", wrong, BootstrapError, f"correct that{hint}")
+    if different := _different_mpi(cluster.nodes):
+        tell(different)
     cluster = replace(cluster, nodes=_meeting(cluster.nodes))
     store.save(cluster)
     mesh = bootstrap.Mesh(
@@ -151,7 +158,7 @@ def _probe(
             workdir=machines.workdir,
             sudo=machines.sudo,
             packages={**bootstrap.REQUIRED, **WANTED},
-            questions=facts.questions(_first(node.python)),
+            questions=facts.questions(_first(node.python), only=bool(node.python)),
             marker=facts.MARKER,
         ).encode()
         for node in cluster.nodes
@@ -159,15 +166,18 @@ def _probe(
     limit = INSTALL_TIMEOUT if machines.sudo else ASK_TIMEOUT
     results = pool.run("exec /bin/sh -s", stdin=scripts, timeout=limit)
     wrong: list[NodeResult] = []
+    lacking: list[NodeResult] = []
     found: dict[str, Node] = {}
     for node, result in zip(cluster.nodes, results, strict=True):
-        why = _unfit(result)
+        why = _unfit(node, result)
         if facts.answers(result.text).get("root", "").startswith("/"):
             found[node.name] = _read(node, result)
         if why:
             wrong.append(NodeResult(node=node.name, error=why))
         elif lacks := _lacks(found[node.name]):
-            tell(f"{node.name}: {lacks}")
+            lacking.append(NodeResult(node=node.name, error=lacks))
+    for line in fold(lacking):
+        tell(line)
     return found, wrong
 
 
@@ -175,7 +185,7 @@ def _first(python: str) -> list[str]:
     return [python] if python else []
 
 
-def _unfit(result: NodeResult) -> str:
+def _unfit(node: Node, result: NodeResult) -> str:
     """Why no job can run there; "" if one can."""
     if result.error or not result.ok:
         return result.error or last_line(result)
@@ -191,8 +201,10 @@ def _unfit(result: NodeResult) -> str:
     access = answers.get("keys", "").strip()
     if access != "ok":
         reasons.append(f"~/.ssh/authorized_keys cannot be written ({access})")
-    tools = facts.parse(result.text).tools
-    missing = {tool: pack for tool, pack in bootstrap.REQUIRED.items() if tool not in tools}
+    told = facts.parse(result.text)
+    if node.python and told.python is None:
+        reasons.append(f"the file says python={node.python}, and that is no Python there")
+    missing = {tool: pack for tool, pack in bootstrap.REQUIRED.items() if tool not in told.tools}
     if missing:
         packages = " ".join(sorted(set(missing.values())))
         reasons.append(f"lacks {', '.join(missing)} (sudo apt-get install {packages})")
@@ -206,11 +218,32 @@ def _lacks(node: Node) -> str:
         missing.append("no mpirun: no job of several hosts (sudo apt-get install openmpi-bin)")
     if not node.python:
         missing.append("no Python: no Python jobs (sudo apt-get install python3)")
+    elif without := [name for name in BUNDLED if name not in _packages(node)]:
+        missing.append(
+            f"{node.python} lacks {', '.join(without)}: no bundled programs"
+            " (pip install 'clusterctl[workloads]' there, or name a Python that has them:"
+            " python=/… in the file)"
+        )
     if node.slots and node.facts.gpus and node.slots > len(node.facts.gpus):
         missing.append(
             f"the file says {node.slots} slots, the host has {len(node.facts.gpus)} GPUs"
         )
     return "; ".join(missing)
+
+
+def _packages(node: Node) -> Mapping[str, str]:
+    return node.facts.python.packages if node.facts.python else {}
+
+
+def _different_mpi(nodes: tuple[Node, ...]) -> str:
+    """What stands in the way of jobs of several hosts, where each host by itself is well."""
+    able = [node for node in nodes if node.facts.mpi]
+    try:
+        if able:
+            common_mpi(able)
+    except LaunchError as error:
+        return f"{error.message}: {error.hint}"
+    return ""
 
 
 def _read(node: Node, result: NodeResult) -> Node:
@@ -226,7 +259,7 @@ def _read(node: Node, result: NodeResult) -> Node:
         user=answers["user"].strip(),
         root=answers["root"].strip(),
         facts=found,
-        python=found.python.executable if found.python else "",
+        python=node.python or (found.python.executable if found.python else ""),
         mpi_prefix=found.mpi.prefix if found.mpi else "",
         accelerator=found.accelerator if gpus else Accelerator.NONE,
         slots=node.slots or gpus or found.cores,
