@@ -12,7 +12,13 @@ from secrets import token_hex
 
 from clusterctl import launch, process, schedulers
 from clusterctl.actions import Tell, connected, ready, silent
-from clusterctl.errors import ClusterctlError, LaunchError, RecordError, UsageError
+from clusterctl.errors import (
+    ClusterctlError,
+    LaunchError,
+    NodeUnreachable,
+    RecordError,
+    UsageError,
+)
 from clusterctl.jobs import control, stage, start
 from clusterctl.jobs.follow import Follower, Line
 from clusterctl.jobs.interrupts import Interrupts
@@ -196,6 +202,12 @@ def attend(
         raise LaunchError(
             f"job {job.id} could not be started: no rank ran" + (f"\n{said}" if said else ""),
             hint="`clusterctl run --dry-run …` shows the command and why each flag is there",
+        )
+    if job.state is JobState.FAILED and not cluster.batch and not job.failure and job.reason:
+        # No rank failed, so there is no exit code of the program's to pass on.
+        raise NodeUnreachable(
+            f"job {job.id} failed: {job.reason}",
+            hint="`clusterctl status --live` asks the nodes",
         )
     if job.state is JobState.LOST:
         raise LaunchError(

@@ -137,6 +137,20 @@ def test_a_cancelled_job_leaves_nothing_on_the_hosts(hosts: Hosts, cli: Cli) -> 
         assert "sleep 301" not in hosts[name].run("ps", "ax")
 
 
+@pytest.mark.mpi
+def test_a_lost_host_is_no_bug_of_ours(hosts: Hosts, cli: Cli) -> None:
+    """Nor does it look like an exit code of the program, which had none."""
+    cli("attach", "lab", "--hosts", hosts.file(cli, "{alpha}", "{beta}"))
+    cli.script("long", "#!/bin/sh\necho started; exec sleep 303\n").chmod(0o755)
+    running = cli.start("run", "long")
+    running.until("started", times=2)
+    hosts["beta"].run("pkill", "-KILL", "-x", "orted|prted")
+    done = running.wait()
+    assert done.code == 4, done
+    assert "no rank had failed" in done.err
+    assert "status --live" in done.err
+
+
 def test_attaching_again_repairs(hosts: Hosts, cli: Cli) -> None:
     file = hosts.file(cli, "{alpha}", "{beta}")
     first = cli.json("attach", "lab", "--hosts", file)
