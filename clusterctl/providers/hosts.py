@@ -115,11 +115,14 @@ def _read(
     variables: dict[str, dict[str, str]] = {}
     parents: dict[str, set[str]] = {}
     section, kind = "", ""
-    for number, raw in enumerate(text.splitlines(), 1):
+    # Windows editors begin a file with this mark.
+    for number, raw in enumerate(text.removeprefix("\ufeff").splitlines(), 1):
         where = f"{source}:{number}"
         words = _words(raw, where)
         if not words:
             continue
+        if words[0] == "---" or words[0].endswith(":"):
+            raise _wrong(where, raw, "this looks like YAML: give the inventory in INI form")
         if words[0].startswith("[") and words[-1].endswith("]"):
             section, _, kind = " ".join(words).strip("[]").strip().partition(":")
             if kind not in ("", "vars", "children"):

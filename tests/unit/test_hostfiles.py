@@ -33,6 +33,10 @@ def test_an_open_mpi_hostfile() -> None:
     assert [(host.name, host.slots) for host in parse(text, "h")] == [("a", 3), ("b", 8), ("c", 3)]
 
 
+def test_a_mark_of_windows_editors_is_no_part_of_a_name() -> None:
+    assert parse("\ufeffa slots=2\n", "hosts") == (Host(name="a", address="a", slots=2),)
+
+
 def test_an_inventory() -> None:
     text = """
     [all:vars]
@@ -81,6 +85,9 @@ def test_groups_in_a_circle_end() -> None:
         ("$(reboot)", ["hosts:1"]),
         ("a 'b", ["quotation"]),
         ("fe80::1", ["IPv6"]),
+        ("---\nall:\n", ["hosts:1", "YAML", "INI"]),
+        ("all:\n  hosts:\n    a:\n", ["hosts:1", "YAML", "INI"]),
+        ("all: {hosts: {a: }}", ["hosts:1", "YAML", "INI"]),
         ("n[3:1]", ["range"]),
         ("n[1:99999999]", ["range"]),
         ("n[1:600]\nm[1:600]", ["1024"]),
