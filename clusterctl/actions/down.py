@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import PurePosixPath
 
 from clusterctl import bootstrap, providers
 from clusterctl.actions import Tell, check_name, connected, key_mark, silent
@@ -159,7 +157,7 @@ def let_go(store: Store, cluster: Cluster, tell: Tell, *, force: bool = False) -
     that did not answer: they still have both. With `force` that is only said."""
 
     def clean(name: str) -> NodeResult:
-        steps = _removal(cluster.node(name).root, cluster.id)
+        steps = [bootstrap.removal(cluster.node(name).root, cluster.id)]
         if not cluster.batch:
             steps.append(bootstrap.shut_out(key_mark(cluster)))
         return pool.transport(name).run("\n".join([*steps, ":"]), timeout=CLEAN_LIMIT)
@@ -177,19 +175,6 @@ def let_go(store: Store, cluster: Cluster, tell: Tell, *, force: bool = False) -
     silent_ones = {result.node for result in failed}
     if cleaned := [node.name for node in cluster.nodes if node.name not in silent_ones]:
         tell(f"our files are gone from {ranges(cleaned)}")
-
-
-def _removal(root: str, id: str) -> list[str]:
-    """sh that removes our folder. Only one that has the cluster's id as its name, or lies in such a
-    one, can be ours; that one may hold the folders of hosts that share it, and goes with the last.
-    """
-    path = PurePosixPath(root)
-    if id not in (path.name, path.parent.name):
-        return []
-    steps = [f"rm -rf {shlex.quote(root)}"]
-    if path.name != id:
-        steps.append(f"rmdir {shlex.quote(str(path.parent))} 2>/dev/null")
-    return steps
 
 
 def _open_jobs(store: Store, cluster: Cluster) -> list[Job]:

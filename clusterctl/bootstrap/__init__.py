@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
 from typing import Protocol
 
 from clusterctl import assets
@@ -59,6 +60,16 @@ def shut_out(mark: str) -> str:
     text = assets.render("bootstrap/authorized.sh.j2", mark=mark, line="")
     file = '"$HOME/.ssh/authorized_keys"'
     return f"if grep -qsF {shlex.quote(mark)} {file}; then (\n{text}\n); fi"
+
+
+def removal(root: str, id: str) -> str:
+    """sh that removes a node root, and what was made for it. "" where it cannot be ours: only a
+    folder with the cluster's id as its name is, or one in such a folder."""
+    path = PurePosixPath(root)
+    own = next((folder for folder in (path, path.parent) if folder.name == id), None)
+    if own is None:
+        return ""
+    return assets.render("bootstrap/remove.sh.j2", root=root, own=str(own), workdir=str(own.parent))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

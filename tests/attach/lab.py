@@ -117,7 +117,7 @@ class Hosts:
     def traces(self, name: str, user: str = "root") -> list[str]:
         """What of ours is in the user's home there."""
         home = self.user_home(name, user)
-        found = [str(path) for path in home.glob(".clusterctl/*")]
+        found = [str(path) for path in home.glob(".clusterctl")]
         text = (home / ".ssh" / "authorized_keys").read_text()
         return found + [line for line in text.splitlines() if "clusterctl" in line]
 

@@ -268,6 +268,23 @@ def test_a_host_that_hangs_is_named_in_time(hosts: Hosts, cli: Cli) -> None:
     assert "sshd does not answer" in done.err
 
 
+def test_detach_removes_the_folders_that_attach_made(hosts: Hosts, cli: Cli) -> None:
+    """And no other, were it empty; nor one that another cluster uses too."""
+    home = hosts.user_home("alpha")
+    (home / "there").mkdir()
+    file = hosts.file(cli, "{alpha}")
+    for name in ("one", "two"):
+        cli("attach", name, "--hosts", file, "--workdir", "there/new/deep")
+    cli("detach", "one")
+    [left] = (home / "there" / "new" / "deep").glob("[a-z]*")
+    assert left.name.startswith("two-")
+    cli("detach", "two")
+    assert list((home / "there").iterdir()) == []
+    cli("attach", "lab", "--hosts", file, "--workdir", "there")
+    cli("detach", "lab")
+    assert list((home / "there").iterdir()) == []
+
+
 def test_detach_names_who_does_not_answer(hosts: Hosts, cli: Cli) -> None:
     cli("attach", "lab", "--hosts", hosts.file(cli, "{alpha}", "{beta}"))
     record = hosts.home / "state" / "clusters" / "lab" / "cluster.json"
