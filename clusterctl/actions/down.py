@@ -72,6 +72,8 @@ def down(
             if saved is None:
                 return None
             cancelled, unfetched = saved
+        elif right == "detach":
+            cancelled = _end(store, cluster, tell)
         finish_down(store, cluster, tell, force=force)
     now = time.time()
     return Down(
@@ -229,6 +231,28 @@ def _save(
                 break
             save_logs(store, job, cluster, pool, tell)
     return tuple(cancelled), tuple(unfetched)
+
+
+def _end(store: Store, cluster: Cluster, tell: Tell) -> tuple[int, ...]:
+    """Ends open jobs unasked, as far as nodes answer: on machines that are not ours they would go
+    on after us. Returns those that were ended."""
+    jobs = _open_jobs(store, cluster)
+    if not jobs:
+        return ()
+    ended: list[int] = []
+    with connected(store, cluster) as pool:
+        away = silent(pool, [node.name for node in cluster.nodes], tell)
+        here = replace(cluster, nodes=tuple(n for n in cluster.nodes if n.name not in away))
+        for job in jobs:
+            try:
+                if cluster.launcher.name in away:
+                    control.sweep(job, cluster, pool, end=True)
+                else:
+                    store.save_job(control.cancel(job, here, pool))
+                    ended.append(job.id)
+            except (ClusterctlError, OSError) as error:
+                tell(f"job {job.id} could not be ended cleanly: {reason(error)}")
+    return tuple(ended)
 
 
 def save_logs(store: Store, job: Job, cluster: Cluster, pool: Pool, tell: Tell) -> None:

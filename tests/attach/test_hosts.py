@@ -319,6 +319,18 @@ def test_detach_loses_nothing_unasked(hosts: Hosts, cli: Cli) -> None:
     assert hosts.traces("alpha") == hosts.traces("beta") == []
 
 
+@pytest.mark.mpi
+def test_detach_by_force_leaves_no_job_behind(hosts: Hosts, cli: Cli) -> None:
+    cli("attach", "lab", "--hosts", hosts.file(cli, "{alpha}", "{beta}"))
+    cli.script("long", "#!/bin/sh\necho started; exec sleep 304\n").chmod(0o755)
+    number = cli.detach("long")
+    wait_for(lambda: cli("logs", number).out.count("started") == 2, 20, "no ranks")
+    assert cli.json("detach", "--force", "lab")["jobs_cancelled"] == [number]
+    for name in ("alpha", "beta"):
+        going = hosts[name].run("ps", "ax")
+        assert not re.search("sleep 304|supervise|mpirun|orted|prted", going), going
+
+
 def test_detach_by_force_leaves_who_does_not_answer(hosts: Hosts, cli: Cli) -> None:
     cli("attach", "lab", "--hosts", hosts.file(cli, "{alpha}", "{beta}"))
     record = hosts.home / "state" / "clusters" / "lab" / "cluster.json"
