@@ -15,8 +15,9 @@ from clusterctl.jobs.follow import Follower, Line, complete, stored
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.stage import Tree
 from clusterctl.jobs.start import Carry, involved
-from clusterctl.model import Cluster, Job, JobSpec, Phase
+from clusterctl.model import Cluster, Job, JobSpec, JobState, Phase
 from clusterctl.state import Store
+from clusterctl.transport.pool import Pool
 
 
 def jobs(store: Store, name: str | None, tell: Tell) -> tuple[Job, ...]:
@@ -30,7 +31,9 @@ def jobs(store: Store, name: str | None, tell: Tell) -> tuple[Job, ...]:
             store.cluster(name)  # no jobs of a cluster that is not there: a mistyped name
     fresh: dict[int, Job] = {}
     for cluster in store.clusters():
-        going = [job for job in found if job.cluster_id == cluster.id and not job.state.ended]
+        mine = [job for job in found if job.cluster_id == cluster.id and not job.state.ended]
+        # Nobody but the clusterctl that hands a job in knows of it yet.
+        going = [job for job in mine if store.is_handed_in(job.id)]
         if not going or cluster.phase is not Phase.READY:
             continue
         try:
@@ -88,9 +91,18 @@ def logs(
     if cluster is None or complete(folder) or cluster.phase is not Phase.READY:
         yield from stored(folder)
         return
+    with connected(store, cluster) as pool:
+        job = _handed_in(store, job, cluster, pool)
+        if not _never_came(job):
+            yield from _followed(store, job, cluster, pool, follow=follow)
+
+
+def _followed(
+    store: Store, job: Job, cluster: Cluster, pool: Pool, *, follow: bool
+) -> Iterator[list[Line]]:
+    folder = store.job_folder(job.id)
     with (
         Interrupts() as interrupts,
-        connected(store, cluster) as pool,
         Follower(job, cluster, pool, folder, interrupts) as follower,
     ):
         try:
@@ -98,12 +110,32 @@ def logs(
         except NodeUnreachable as error:
             if (now := cluster_of(store, job)) is None or now.phase is Phase.DELETING:
                 raise RecordError(
-                    f"cluster {job.cluster} was taken down, and job {number} with it",
-                    hint=f"`clusterctl logs {number}` has what was saved",
+                    f"cluster {job.cluster} was taken down, and job {job.id} with it",
+                    hint=f"`clusterctl logs {job.id}` has what was saved",
                 ) from error
             raise
         finally:
             store.save_job(follower.job)
+
+
+def _handed_in(store: Store, job: Job, cluster: Cluster, pool: Pool) -> Job:
+    """The job; where its record says nothing of the queue's yet, as the login node knows it.
+    RecordError while another clusterctl is still handing it in."""
+    if not store.is_handed_in(job.id):
+        raise RecordError(
+            f"job {job.id} is still being handed in by another clusterctl",
+            hint="try again when that has said so, or end it there with Ctrl-C",
+            transient=True,
+        )
+    if cluster.batch and not job.native_id and not job.state.ended:
+        job = control.refresh(job, cluster, pool)
+        store.save_job(job)
+    return job
+
+
+def _never_came(job: Job) -> bool:
+    """Whether the queue has never known the job: there is nothing of it to read or to end."""
+    return job.state is JobState.LOST and job.scheduler != "direct" and not job.native_id
 
 
 def cancel(store: Store, number: int, where: str | None, tell: Tell) -> Job:
@@ -115,6 +147,9 @@ def cancel(store: Store, number: int, where: str | None, tell: Tell) -> Job:
     with connected(store, cluster) as pool:
         for name, why in silent(pool, involved(job, cluster), tell).items():
             tell(f"{name} does not answer: {why}")
+        job = _handed_in(store, job, cluster, pool)
+        if _never_came(job):
+            return job
         job = control.cancel(job, cluster, pool)
     store.save_job(job)
     return job

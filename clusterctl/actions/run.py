@@ -117,6 +117,13 @@ def ship(
     store: Store, prepared: Prepared, pool: Pool, tell: Tell, *, carry: start.Carry | None
 ) -> Job:
     """As `submit`, for a tree whose archive the state home has."""
+    with store.handing_in(prepared.job.id):
+        return _ship(store, prepared, pool, tell, carry=carry)
+
+
+def _ship(
+    store: Store, prepared: Prepared, pool: Pool, tell: Tell, *, carry: start.Carry | None
+) -> Job:
     job, cluster = prepared.job, prepared.cluster
     store.save_job(job)
     staging = False

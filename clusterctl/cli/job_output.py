@@ -99,7 +99,8 @@ def finish(console: Console, job: Job) -> int:
         console.tell(f"job {job.id} was ended after its {limit}: {survivors_text(job)}")
         result = EXIT_TIMEOUT
     else:
-        console.tell(f"job {job.id} was {how}")
+        why = f": {job.reason}" if job.reason else ""
+        console.tell(f"job {job.id} was {how}{why}")
         result = EXIT_CANCELLED
     _result(console, job, result)
     return result
@@ -173,6 +174,7 @@ def document(job: Job) -> dict[str, Any]:
         "cluster": job.cluster,
         "cluster_id": job.cluster_id,
         "state": job.state.value,
+        "native_id": job.native_id,
         "program": job.spec.program.target,
         "args": list(job.spec.program.args),
         "ranks": job.ranks,

@@ -107,7 +107,9 @@ def cancel(
     ended = action.cancel(actions.open_store(), job, cluster, console.tell)
     left = {name: count for name, count in ended.survivors.items() if count}
     was = "is" if ended.state is JobState.CANCELLED else "had ended by itself,"
-    console.result(f"job {job} {was} {ended.state.value}: {action.survivors_text(ended)}")
+    counted = ended.survivors or not ended.reason
+    how = action.survivors_text(ended) if counted else ended.reason
+    console.result(f"job {job} {was} {ended.state.value}: {how}")
     console.document({"job": document(ended)})
     if left:
         raise typer.Exit(4)

@@ -14,6 +14,8 @@ from clusterctl.schedulers.direct import GRACE
 from clusterctl.transport.pool import Pool
 
 ASK_TIMEOUT = 20.0
+SURVEY_TIMEOUT = 45.0
+"""As long as a silent queue may take to be given up, twice, and then some."""
 END_TIMEOUT = GRACE + 4.0
 """Seconds that the supervisor has to end everything itself, before we do."""
 BATCH_TIMEOUT = 2 * GRACE + 20.0
@@ -22,6 +24,9 @@ BATCH_TIMEOUT = 2 * GRACE + 20.0
 
 def refresh(job: Job, cluster: Cluster, pool: Pool) -> Job:
     """The job as the launcher knows it now. Unchanged if the launcher does not answer."""
+    if cluster.batch:
+        (job,) = refresh_all((job,), cluster, pool)
+        return job
     result = _on_launcher(job, cluster, pool, schedulers.load(job.scheduler).status_argv(job))
     if result.error or not result.stdout:
         return job
@@ -33,7 +38,11 @@ def refresh_all(jobs: Sequence[Job], cluster: Cluster, pool: Pool) -> tuple[Job,
     if not cluster.batch or not jobs:
         return tuple(refresh(job, cluster, pool) for job in jobs)
     scheduler = schedulers.load_batch(cluster.spec.provider)
-    result = _on_launcher(jobs[0], cluster, pool, scheduler.survey_argv(jobs))
+    # Not in a job's folder: there may be none, where its client died.
+    command = (
+        f"cd {shlex.quote(cluster.launcher.root)} && {shlex.join(scheduler.survey_argv(jobs))}"
+    )
+    result = pool.transport(cluster.launcher.name).run(command, timeout=SURVEY_TIMEOUT)
     if result.error or not result.stdout:
         return tuple(jobs)
     return tuple(scheduler.parse_status(job, result.text) for job in jobs)

@@ -128,7 +128,7 @@ def put(
         steps = [
             "umask 077",
             f"mkdir -p {_q(folder)}/out {_q(folder)}/work",
-            f"cd {_q(folder)}",
+            f"cd {_q(folder)} || exit",
             # Ownership is ours whoever packed it; the umask must not narrow the modes.
             "umask 022; tar -xof - ; s=$?; [ $s = 0 ] || exit $s",
         ]

@@ -47,7 +47,7 @@ class BatchScheduler(Scheduler, Protocol):
         """What gives a terminal on the nodes that the job asks for: a shell, or `words`."""
 
     def survey_argv(self, jobs: Sequence[Job]) -> tuple[str, ...]:
-        """Runs in the folder of any of them; `parse_status` finds each job's part."""
+        """Runs in the cluster's folder on the login node; `parse_status` finds each job's part."""
 
 
 SCHEDULERS: dict[str, str] = {

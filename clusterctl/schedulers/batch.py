@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from typing import ClassVar
@@ -22,9 +22,16 @@ from clusterctl.schedulers import direct
 
 GRACE = direct.GRACE
 QUEUE_AGE = 5
-"""Seconds for which an answer of the queue is good for everybody."""
+"""Seconds for which an answer of the queue is good for everybody, or its silence."""
+ANSWER_LIMIT = 12
+"""Seconds that the queue has to answer a question: Slurm's own limit is 10."""
+HAND_IN = 120
+"""Seconds that it has to take a job."""
 LEAD = 60
 """Seconds between the warning and the time limit."""
+
+NEVER_HANDED_IN = "the clusterctl that staged it ended before the queue had it"
+"""Why a job is lost of which the queue has never known."""
 
 _SAFE = re.compile(r"[\w.,:@%+=/\[\]&|*()!^~-]+", re.ASCII)
 
@@ -146,10 +153,16 @@ class Batch(ABC):
         }
 
     def survey(self) -> str:
-        return assets.render("batch/survey.sh.j2", system=self.system, age=QUEUE_AGE)
+        return assets.render(
+            "batch/survey.sh.j2",
+            system=self.system,
+            age=QUEUE_AGE,
+            limit=ANSWER_LIMIT,
+            patience=HAND_IN,
+        )
 
     def survey_argv(self, jobs: Sequence[Job]) -> tuple[str, ...]:
-        return _survey_argv(job.id for job in jobs)
+        return ("/bin/sh", "bin/survey", *(str(job.id) for job in jobs))
 
     def submit_argv(self, job: Job) -> tuple[str, ...]:
         """The job is on record as queued before the queue has it: nothing comes too late. `native`
@@ -158,7 +171,7 @@ class Batch(ABC):
             'echo "queued $(date +%s.%N)" >>state;'
             f" {self.submit} {self.receipt} job.sh >native.new 2>submit.err </dev/null ||"
             " { grep -v '^Exiting' submit.err | tr '\\n' ' ' >&2; exit 1; };"
-            f' mv native.new native; exec {shlex.join(_survey_argv(()))} "$(basename "$PWD")"'
+            f" mv native.new native; exec {shlex.join(self.status_argv(job))}"
         )
         return ("/bin/sh", "-c", script)
 
@@ -167,7 +180,7 @@ class Batch(ABC):
         return text.strip().partition(";")[0]
 
     def status_argv(self, job: Job) -> tuple[str, ...]:
-        return _survey_argv((job.id,))
+        return ("/bin/sh", "../../bin/survey", str(job.id))
 
     def parse_status(self, job: Job, text: str) -> Job:
         """The job after a survey. An answer that means nothing changes nothing."""
@@ -183,6 +196,10 @@ class Batch(ABC):
                 word, _, reason = rest.partition("|")
                 state, why = self.in_queue(word)
                 job = _waiting(job, state, why or reason)
+            elif word == "unsubmitted" and rest.isdigit():
+                job = replace(
+                    job, state=JobState.LOST, finished=float(rest), reason=NEVER_HANDED_IN
+                )
             elif word == "gone":
                 job = _gone(job, rest, self.gone, stopped)
             else:
@@ -204,11 +221,6 @@ class Batch(ABC):
             "rm -f ../../queue; n=$(cat native 2>/dev/null); n=${n%%;*};"
             f' [ -z "$n" ] || {self.end} "$n" 2>&1; :'
         )
-
-
-def _survey_argv(jobs: Iterable[int]) -> tuple[str, ...]:
-    """Runs in the folder of one of the jobs."""
-    return ("/bin/sh", "../../bin/survey", *map(str, jobs))
 
 
 def sections(text: str) -> dict[int, tuple[str, list[str]]]:

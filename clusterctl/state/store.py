@@ -6,7 +6,7 @@ import fcntl
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -116,6 +116,29 @@ class Store:
     def save_job(self, job: Job) -> None:
         folder = self.home.make(self.job_folder(job.id))
         write_atomic(folder / "job.json", _encode(job))
+
+    @contextmanager
+    def handing_in(self, number: int) -> Iterator[None]:
+        """Open while this process stages a job and hands it in. The kernel closes it should the
+        process die."""
+        path = self.home.make(self.job_folder(number)) / ".handing-in"
+        with writing(path):
+            file = path.open("ab")
+        with file:
+            with suppress(OSError):  # some shared disks have no locks
+                fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def is_handed_in(self, number: int) -> bool:
+        """Whether no living process is just staging the job or handing it in."""
+        try:
+            with (self.job_folder(number) / ".handing-in").open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass
+        return True
 
     def next_job_id(self) -> int:
         """A number that no job of this state home has had: the counter only ever grows. Should it

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.attach.conftest import SITES, Program, Site
-from tests.e2e.cli import Cli, wait_for
+from tests.e2e.cli import Cli, Running, wait_for
 
 SAVES = """
 [ ! -e "saved-$RANK" ] || { echo "resumed in attempt $CLUSTERCTL_ATTEMPT"; exit 0; }
@@ -285,6 +285,66 @@ def test_a_job_ended_by_others_is_not_taken_for_running(
     native = _native(cli, site, number)
     site.login.run(*(["scancel", native] if site.system == "slurm" else ["qdel", "-f", native]))
     cli.until_state(number, "cancelled", "lost", seconds=60)
+
+
+def _in_the_way(cli: Cli, site: Site, command: str) -> tuple[dict[str, str], Path, Path]:
+    """A PATH on which `command` waits, and two files: one comes when it is called, the other makes
+    it go on."""
+    folder = cli.folder / f"slow-{command}"
+    folder.mkdir()
+    called, go = folder / "called", folder / "go"
+    real = site.login.run("sh", "-c", f"command -v {command}").strip()
+    (folder / command).write_text(
+        f'#!/bin/sh\n: >"{called}"\nuntil [ -e "{go}" ]; do sleep 0.1; done\nexec {real} "$@"\n'
+    )
+    (folder / command).chmod(0o755)
+    path = site.login.run("printenv", "PATH").strip()
+    return {"PATH": f"{folder}:{path}"}, called, go
+
+
+def _kill(running: Running) -> None:
+    """`kill -9` of clusterctl itself: what we started is nsenter, its parent."""
+    parent = running.process.pid
+    [child] = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    os.kill(int(child), signal.SIGKILL)
+    running.wait()
+
+
+def test_a_client_that_dies_before_the_submit_leaves_a_lost_job(
+    cli: Cli, site: Site, program: Program
+) -> None:
+    other = cli.detach(*site.size(2), program("quick", "echo $RANK"))
+    slow, called, go = _in_the_way(cli, site, "mkdir")
+    running = cli.start("run", *site.size(2), "quick", env=slow)
+    try:
+        wait_for(called.exists, 30, "it stages the job")
+        number = max(cli.jobs())
+        assert cli.job(number)["state"] == "queued"
+        assert "still being handed in" in cli("logs", number, "-f", code=7).err
+        _kill(running)
+        job = cli.job(number)
+        assert (job["state"], job["native_id"]) == ("lost", "")
+        assert "ended before the queue had it" in job["reason"]
+        assert "ended before the queue had it" in cli("logs", number, "-f").err
+        assert "ended before the queue had it" in cli("cancel", number).out
+        cli.until_state(other, "succeeded")
+    finally:
+        go.touch()
+
+
+def test_a_submit_outlives_its_client(cli: Cli, site: Site, program: Program) -> None:
+    name = program("quick", "echo $RANK")
+    slow, called, go = _in_the_way(cli, site, {"slurm": "sbatch", "sge": "qsub"}[site.system])
+    running = cli.start("run", *site.size(2), name, env=slow)
+    try:
+        wait_for(called.exists, 30, "it hands the job in")
+        number = max(cli.jobs())
+        _kill(running)
+        assert cli.job(number)["state"] == "queued"
+        go.touch()
+        cli.until_state(number, "succeeded")
+    finally:
+        go.touch()
 
 
 def test_outputs_come_back_and_go_on(cli: Cli, site: Site, program: Program) -> None:

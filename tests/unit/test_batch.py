@@ -18,6 +18,7 @@ from clusterctl.errors import UsageError
 from clusterctl.launch import srun
 from clusterctl.model import Cluster, Job, JobSpec, JobState, Placement, Role
 from clusterctl.providers import Queue, sge, slurm
+from clusterctl.schedulers import batch
 from clusterctl.schedulers import sge as sge_scheduler
 from clusterctl.schedulers import slurm as slurm_scheduler
 from tests.unit.making import cluster, job, node, program, request, spec
@@ -271,7 +272,10 @@ echo asked >>"$FAKE/asked"
 cat "$FAKE/queue"
 """
 SCONTROL = """#!/bin/sh
-grep "^JobId=$4 " "$FAKE/known" || exit 1
+[ ! -e "$FAKE/deaf" ] || { echo 'Unable to contact slurm controller' >&2; exit 1; }
+grep "^JobId=$4 " "$FAKE/known" && exit
+echo 'slurm_load_jobs error: Invalid job id specified' >&2
+exit 1
 """
 
 
@@ -308,8 +312,8 @@ def _age(path: Path, seconds: float) -> None:
 def survey(root: Path, numbers: Sequence[int] = (1, 2, 3)) -> dict[int, Job]:
     fake = root.parent / "fake"
     done = subprocess.run(
-        ["/bin/sh", "../../bin/survey", *map(str, numbers)],
-        cwd=root / "jobs" / "1",
+        ["/bin/sh", "bin/survey", *map(str, numbers)],
+        cwd=root,
         env={"PATH": f"{fake}:/usr/bin:/bin", "FAKE": str(fake)},
         capture_output=True,
         text=True,
@@ -317,7 +321,7 @@ def survey(root: Path, numbers: Sequence[int] = (1, 2, 3)) -> dict[int, Job]:
     )
     assert done.stderr == ""
     scheduler = schedulers.load("slurm")
-    jobs = (replace(batch_job("slurm"), id=number) for number in numbers)
+    jobs = (replace(batch_job("slurm"), id=number, native_id="") for number in numbers)
     return {one.id: scheduler.parse_status(one, done.stdout) for one in jobs}
 
 
@@ -387,8 +391,67 @@ def test_a_queue_that_does_not_answer_ends_no_job(login: Path) -> None:
 def test_an_old_answer_says_nothing_of_a_newer_job(login: Path) -> None:
     survey(login)
     (login / "jobs" / "2" / "state").write_text("queued 100\nrunning 200 1\n")
-    _age(login / "queue", 2)
+    _age(login / "queue.asked", 2)
     assert survey(login)[2].state is JobState.RUNNING
+
+
+def test_what_came_while_the_queue_answered_is_not_gone(login: Path) -> None:
+    """Its submit was slow: `state` is older than the answer, the number is not."""
+    (login / "jobs" / "2" / "native").write_text("20\n")
+    survey(login)
+    _age(login / "queue.asked", 2)
+    assert survey(login)[2].state is JobState.QUEUED
+
+
+@pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETING"])
+def test_a_job_that_the_controller_still_has_is_not_gone(login: Path, state: str) -> None:
+    fake = login.parent / "fake"
+    (fake / "known").write_text(f"JobId=20 JobName=x JobState={state} Reason=None ExitCode=0:0\n")
+    assert survey(login)[2].state is JobState.QUEUED
+
+
+def test_a_controller_that_falls_silent_ends_no_job(login: Path) -> None:
+    (login.parent / "fake" / "deaf").touch()
+    assert survey(login)[2].state is JobState.QUEUED
+    assert (login / "jobs" / "2" / "state").is_file()
+
+
+def test_a_job_that_was_never_handed_in_is_lost(login: Path) -> None:
+    """Whether its client died before there was a folder, before the submit, or in it."""
+    jobs = login / "jobs"
+    shutil.rmtree(jobs / "1")
+    for number in (2, 3):
+        (jobs / str(number) / "native").unlink()
+        (jobs / str(number) / "env").write_text("MY_TOKEN=x\n")
+    (jobs / "3" / "state").unlink()
+    _age(jobs / "3", 25)
+    found = survey(login)
+    assert (found[1].state, found[1].reason) == (JobState.LOST, batch.NEVER_HANDED_IN)
+    assert found[1].finished is not None
+    # These two may still come: the submit outlives its client.
+    assert (found[2].state, found[3].state) == (JobState.QUEUED, JobState.QUEUED)
+    _age(jobs / "2" / "state", batch.HAND_IN + 31)
+    _age(jobs / "3", 31)
+    found = survey(login)
+    assert {found[number].state for number in (1, 2, 3)} == {JobState.LOST}
+    assert not list(jobs.glob("*/env"))
+    assert not (jobs / "1").exists()
+
+
+def test_a_job_that_runs_before_its_number_is_known_is_not_lost(login: Path) -> None:
+    (login / "jobs" / "2" / "native").unlink()
+    (login / "jobs" / "2" / "state").write_text("queued 100\nrunning 200 1\n")
+    _age(login / "jobs" / "2" / "state", 1000)
+    assert survey(login)[2].state is JobState.RUNNING
+
+
+def test_one_broken_job_does_not_hide_the_others(login: Path) -> None:
+    shutil.rmtree(login / "jobs" / "1")
+    assert [survey(login)[n].state for n in (1, 2, 3)] == [
+        JobState.LOST,
+        JobState.FAILED,
+        JobState.QUEUED,
+    ]
 
 
 # ------------------------------------------------------------------------------------------ sites
