@@ -38,7 +38,8 @@ def jobs(store: Store, name: str | None, tell: Tell) -> tuple[Job, ...]:
             continue
         try:
             with connected(store, cluster) as pool:
-                for job, new in zip(going, control.refresh_all(going, cluster, pool), strict=True):
+                asked = control.refresh_all(going, cluster, pool, tell)
+                for job, new in zip(going, asked, strict=True):
                     fresh[job.id] = new
                     if new != job:
                         store.save_job(new)

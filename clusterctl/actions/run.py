@@ -135,7 +135,7 @@ def _ship(
         staging = True
         port = start.put(job, cluster, files, pool, store.home, carry=carry)
         with Interrupts():
-            job = start.start(job, cluster, pool, port)
+            job = start.start(job, cluster, pool, port, tell)
     except BaseException as error:
         reason = error.message if isinstance(error, ClusterctlError) else "interrupted"
         ended = replace(job, state=JobState.FAILED, finished=time.time(), reason=reason)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from clusterctl import schedulers
 from clusterctl.jobs.start import involved, trouble
 from clusterctl.model import Cluster, Job, JobState, NodeResult
+from clusterctl.schedulers import batch
 from clusterctl.schedulers.direct import GRACE
 from clusterctl.transport.pool import Pool
 
@@ -33,8 +34,14 @@ def refresh(job: Job, cluster: Cluster, pool: Pool) -> Job:
     return schedulers.load(job.scheduler).parse_status(job, result.text)
 
 
-def refresh_all(jobs: Sequence[Job], cluster: Cluster, pool: Pool) -> tuple[Job, ...]:
-    """All these jobs of one cluster; a batch system is asked once for all of them."""
+def refresh_all(
+    jobs: Sequence[Job],
+    cluster: Cluster,
+    pool: Pool,
+    tell: Callable[[str], None] = lambda text: None,
+) -> tuple[Job, ...]:
+    """All these jobs of one cluster; a batch system is asked once for all of them, and where it
+    does not answer, that is said."""
     if not cluster.batch or not jobs:
         return tuple(refresh(job, cluster, pool) for job in jobs)
     scheduler = schedulers.load_batch(cluster.spec.provider)
@@ -44,7 +51,10 @@ def refresh_all(jobs: Sequence[Job], cluster: Cluster, pool: Pool) -> tuple[Job,
     )
     result = pool.transport(cluster.launcher.name).run(command, timeout=SURVEY_TIMEOUT)
     if result.error or not result.stdout:
+        tell(f"{result.node} does not answer: the jobs of {cluster.name} are as last seen")
         return tuple(jobs)
+    if silence := batch.silence(result.text):
+        tell(f"{cluster.name}: {silence}")
     return tuple(scheduler.parse_status(job, result.text) for job in jobs)
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from clusterctl import assets, schedulers
 from clusterctl.errors import ClusterctlError, LaunchError, NodeUnreachable
 from clusterctl.jobs import stage
 from clusterctl.model import Cluster, Job, LaunchPlan, Node, NodeResult, ProgramKind
+from clusterctl.schedulers import batch
 from clusterctl.schedulers.direct import GRACE
 from clusterctl.state import Home
 from clusterctl.transport.pool import Pool
@@ -17,6 +19,8 @@ from clusterctl.transport.pool import Pool
 STAGE_TIMEOUT = 600.0
 COMPILE_TIMEOUT = 600.0
 START_TIMEOUT = 60.0
+PATIENCE = 5.0
+"""Seconds after which a person wants to know what the hand-in waits for."""
 LARGE = 8_000_000
 """Archives above this are sent as a file of their own, so that they are not held once per node."""
 
@@ -159,15 +163,28 @@ def put(
     return next(result.text.strip() for result in results if result.node == first)
 
 
-def start(job: Job, cluster: Cluster, pool: Pool, port: str) -> Job:
-    """Starts the supervisor; returns the job in the state that it wrote first."""
+def start(job: Job, cluster: Cluster, pool: Pool, port: str, tell: Callable[[str], None]) -> Job:
+    """Starts the supervisor, or hands the job in; returns the job in the state that was written
+    first. A batch system that takes its time is waited for, and that is said."""
     scheduler = schedulers.load(job.scheduler)
     launcher = cluster.launcher
     command = (
         f"cd {_q(launcher.root)}/jobs/{job.id} && echo {_q(port)} >port &&"
         f" {shlex.join(scheduler.submit_argv(job))}"
     )
-    result = pool.transport(launcher.name).run(command, timeout=START_TIMEOUT)
+    limit = START_TIMEOUT + (batch.HAND_IN if cluster.batch else 0)
+    slow = threading.Timer(
+        PATIENCE,
+        tell,
+        [f"the queue does not answer yet; it gets {batch.HAND_IN} s (Ctrl-C twice gives up)"],
+    )
+    slow.daemon = True
+    if cluster.batch:
+        slow.start()
+    try:
+        result = pool.transport(launcher.name).run(command, timeout=limit)
+    finally:
+        slow.cancel()
     if not result.ok:
         raise trouble(f"starting job {job.id}", result)
     return scheduler.parse_status(job, result.text)

@@ -64,6 +64,8 @@ class Batch(ABC):
     receipt: ClassVar[str]
     end: ClassVar[str]
     """The command that takes the number of a job to end."""
+    down: ClassVar[str]
+    """What it says, as a pattern of grep -E, when it could not even ask the queue."""
     gone: ClassVar[Mapping[str, JobState]]
     """Ways to have left the queue; one that is not there is taken for lost. Success is not one:
     a script whose ranks all ended well has written that down before it ended."""
@@ -165,13 +167,15 @@ class Batch(ABC):
         return ("/bin/sh", "bin/survey", *(str(job.id) for job in jobs))
 
     def submit_argv(self, job: Job) -> tuple[str, ...]:
-        """The job is on record as queued before the queue has it: nothing comes too late. `native`
-        is what the command prints, or, where it fails, gone."""
-        script = (
-            'echo "queued $(date +%s.%N)" >>state;'
-            f" {self.submit} {self.receipt} job.sh >native.new 2>submit.err </dev/null ||"
-            " { grep -v '^Exiting' submit.err | tr '\\n' ' ' >&2; exit 1; };"
-            f" mv native.new native; exec {shlex.join(self.status_argv(job))}"
+        script = assets.render(
+            "batch/submit.sh.j2",
+            submit=self.submit,
+            receipt=self.receipt,
+            end=self.end,
+            down=self.down,
+            name=job.spec.native.get("job-name", job_name(job)),
+            patience=HAND_IN,
+            status=shlex.join(self.status_argv(job)),
         )
         return ("/bin/sh", "-c", script)
 
@@ -235,6 +239,17 @@ def sections(text: str) -> dict[int, tuple[str, list[str]]]:
         else:
             lines.append(line)
     return found
+
+
+def silence(text: str) -> str:
+    """What a survey says of a queue that does not answer, for people; "" of one that does."""
+    match = re.match(r"@@silent (\d*)\|(.*)", text)
+    if match is None:
+        return ""
+    said = match[2].strip()
+    why = f" ({said})" if said else ""
+    age = f"what it said {match[1]} s ago counts" if match[1] else "it has never answered"
+    return f"the queue does not answer{why}: {age}"
 
 
 def _waiting(job: Job, state: JobState, reason: str) -> Job:

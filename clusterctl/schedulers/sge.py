@@ -49,6 +49,7 @@ class Sge(batch.Batch):
     prefix = "#$"
     submit, receipt = "qsub", "-terse"
     end = "qdel"
+    down = "Connection refused|got (select|send) error"
     gone = GONE
     # -notify: USR2 comes before the end, whether by qdel or by a limit. A suspension is announced
     # by USR1, which is then taken for the end: better saved once too often.

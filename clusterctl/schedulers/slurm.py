@@ -66,6 +66,7 @@ class Slurm(batch.Batch):
     prefix = "#SBATCH"
     submit, receipt = "sbatch", "--parsable"
     end = "scancel"
+    down = "connect failure"
     gone = GONE
     signals = (("USR1", "checkpoint"), ("TERM", "stopped"))
     ours = ("--output=", "--open-mode=", "--signal=", "--no-requeue", "--requeue")

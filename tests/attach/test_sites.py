@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
@@ -345,6 +346,43 @@ def test_a_submit_outlives_its_client(cli: Cli, site: Site, program: Program) ->
         cli.until_state(number, "succeeded")
     finally:
         go.touch()
+
+
+def test_a_queue_that_is_silent_for_a_while_loses_no_job(
+    cli: Cli, site: Site, program: Program
+) -> None:
+    first = cli.detach(*site.size(2), program("long", LONG))
+    wait_for(lambda: "started" in cli("logs", first).out, 30, "the first job runs")
+    [daemon] = _daemons(site)
+    # nsenter stops with its child.
+    parent = int(Path(f"/proc/{daemon}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(daemon, signal.SIGSTOP)
+    try:
+        running = cli.start("run", *site.size(2), program("quick", "echo $RANK"))
+        running.until("the queue does not answer yet")
+        wait_for(lambda: "the queue does not answer" in cli("jobs").err, 60, "`jobs` says so")
+        states = {number: job["state"] for number, job in cli.jobs().items()}
+        assert (states[first], states[max(states)]) == ("running", "queued")
+    finally:
+        for pid in (parent, daemon):
+            os.kill(pid, signal.SIGCONT)
+    done = running.wait(120)
+    assert done.code == 0
+    assert sorted(done.of(0) + done.of(1)) == ["0", "1"]
+    wait_for(lambda: "the queue" not in cli("jobs").err, 60, "it answers again")
+
+
+def _daemons(site: Site) -> list[int]:
+    """The process that is this site's queue, and no other site's."""
+    name = {"slurm": "slurmctld", "sge": "sge_qmaster"}[site.system]
+    here = os.readlink(f"/proc/{site.login.pid}/ns/net")
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            comm = (path / "comm").read_text().strip()
+            if comm == name and os.readlink(path / "ns" / "net") == here:
+                found.append(int(path.name))
+    return found
 
 
 def test_outputs_come_back_and_go_on(cli: Cli, site: Site, program: Program) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -310,6 +311,13 @@ def _age(path: Path, seconds: float) -> None:
 
 
 def survey(root: Path, numbers: Sequence[int] = (1, 2, 3)) -> dict[int, Job]:
+    text = answer(root, numbers)
+    scheduler = schedulers.load("slurm")
+    jobs = (replace(batch_job("slurm"), id=number, native_id="") for number in numbers)
+    return {one.id: scheduler.parse_status(one, text) for one in jobs}
+
+
+def answer(root: Path, numbers: Sequence[int] = (1, 2, 3)) -> str:
     fake = root.parent / "fake"
     done = subprocess.run(
         ["/bin/sh", "bin/survey", *map(str, numbers)],
@@ -320,9 +328,7 @@ def survey(root: Path, numbers: Sequence[int] = (1, 2, 3)) -> dict[int, Job]:
         timeout=20,
     )
     assert done.stderr == ""
-    scheduler = schedulers.load("slurm")
-    jobs = (replace(batch_job("slurm"), id=number, native_id="") for number in numbers)
-    return {one.id: scheduler.parse_status(one, done.stdout) for one in jobs}
+    return done.stdout
 
 
 def test_one_question_for_all_jobs_and_everybody(login: Path) -> None:
@@ -393,6 +399,96 @@ def test_an_old_answer_says_nothing_of_a_newer_job(login: Path) -> None:
     (login / "jobs" / "2" / "state").write_text("queued 100\nrunning 200 1\n")
     _age(login / "queue.asked", 2)
     assert survey(login)[2].state is JobState.RUNNING
+
+
+@pytest.mark.parametrize(
+    ("ago", "said"),
+    [
+        (40, "what it said 40 s ago counts"),
+        (None, "it has never answered"),
+    ],
+)
+def test_a_silent_queue_is_told_and_asked_once(login: Path, ago: int | None, said: str) -> None:
+    if ago:
+        survey(login)
+        _age(login / "queue", ago)
+        (login.parent / "fake" / "asked").unlink()
+    (login.parent / "fake" / "down").touch()
+    (login / "jobs" / "3" / "state").write_text("queued 100\nrunning 101 1\n")
+    for _ in range(2):
+        assert survey(login)[3].state is JobState.RUNNING
+    assert (login.parent / "fake" / "asked").read_text() == "asked\n"
+    text = answer(login)
+    why = "(Unable to contact slurm controller)"
+    assert re.sub("4[0-9] s", "40 s", batch.silence(text)) == (
+        f"the queue does not answer {why}: {said}"
+    )
+    (login.parent / "fake" / "down").unlink()
+    _age(login / "queue.silent", 10)
+    assert batch.silence(answer(login)) == ""
+
+
+SBATCH = """#!/bin/sh
+echo asked >>"$FAKE/submits"
+if [ -e "$FAKE/refused" ]; then
+    rm "$FAKE/refused"
+    echo 'sbatch: error: Unable to contact slurm controller (connect failure)' >&2
+    exit 1
+fi
+[ ! -e "$FAKE/wrong" ] || { echo 'sbatch: error: invalid partition specified: x' >&2; exit 1; }
+[ ! -e "$FAKE/hangs" ] || sleep 60
+[ ! -e "$FAKE/cancels" ] || echo cancelled >stop
+echo '77;cluster'
+"""
+
+
+def submit(login: Path, *behaviours: str) -> subprocess.CompletedProcess[str]:
+    fake = login.parent / "fake"
+    for name, text in (("sbatch", SBATCH), ("scancel", '#!/bin/sh\necho "$@" >"$FAKE/ended"\n')):
+        (fake / name).write_text(text)
+        (fake / name).chmod(0o755)
+    for name in behaviours:
+        (fake / name).touch()
+    folder = login / "jobs" / "1"
+    (folder / "native").unlink()
+    return subprocess.run(
+        schedulers.load("slurm").submit_argv(replace(batch_job("slurm"), id=1)),
+        cwd=folder,
+        env={"PATH": f"{fake}:/usr/bin:/bin", "FAKE": str(fake)},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+
+
+def test_a_queue_that_is_down_for_a_moment_gets_the_job(login: Path) -> None:
+    done = submit(login, "refused")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "@@job 1 77\n" in done.stdout
+    assert (login.parent / "fake" / "submits").read_text() == "asked\n" * 2
+
+
+def test_a_queue_that_hangs_is_given_up_in_time(
+    login: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch, "HAND_IN", 1)
+    done = submit(login, "hangs")
+    assert done.returncode != 0
+    assert "no answer from the queue in 1 s" in done.stderr
+    assert batch.job_name(replace(batch_job("slurm"), id=1)) in done.stderr
+    assert not (login / "jobs" / "1" / "native").exists()
+
+
+def test_what_the_queue_refuses_is_not_handed_in_again(login: Path) -> None:
+    done = submit(login, "wrong")
+    assert done.returncode != 0
+    assert done.stderr == "sbatch: error: invalid partition specified: x "
+    assert (login.parent / "fake" / "submits").read_text() == "asked\n"
+
+
+def test_a_job_that_was_cancelled_while_it_was_handed_in_is_ended(login: Path) -> None:
+    assert submit(login, "cancels").returncode == 0
+    assert (login.parent / "fake" / "ended").read_text() == "77\n"
 
 
 def test_what_came_while_the_queue_answered_is_not_gone(login: Path) -> None:
