@@ -78,10 +78,16 @@ def alive(store: Store, job: Job) -> Cluster:
 
 
 def logs(
-    store: Store, number: int, where: str | None, *, follow: bool, rank: int | None = None
+    store: Store,
+    number: int,
+    where: str | None,
+    tell: Tell,
+    *,
+    follow: bool,
+    rank: int | None = None,
 ) -> Iterator[list[Line]]:
     """The job's output: to its end with `follow`, else as far as it is. `rank` has to be one of
-    the job's, and is not filtered for."""
+    the job's, and is not filtered for. `tell` hears why a job waits."""
     job = of_cluster(store, number, where)
     if rank is not None and rank >= job.ranks:
         raise UsageError(
@@ -95,16 +101,16 @@ def logs(
     with connected(store, cluster) as pool:
         job = _handed_in(store, job, cluster, pool)
         if not _never_came(job):
-            yield from _followed(store, job, cluster, pool, follow=follow)
+            yield from _followed(store, job, cluster, pool, tell, follow=follow)
 
 
 def _followed(
-    store: Store, job: Job, cluster: Cluster, pool: Pool, *, follow: bool
+    store: Store, job: Job, cluster: Cluster, pool: Pool, tell: Tell, *, follow: bool
 ) -> Iterator[list[Line]]:
     folder = store.job_folder(job.id)
     with (
         Interrupts() as interrupts,
-        Follower(job, cluster, pool, folder, interrupts) as follower,
+        Follower(job, cluster, pool, folder, interrupts, tell) as follower,
     ):
         try:
             yield from follower.batches(until_ended=follow)

@@ -183,12 +183,10 @@ def attend(
 ) -> Job:
     """Follows the job to its end; Ctrl-C cancels it."""
     try:
-        if job.state is JobState.QUEUED:
-            tell(_waits(job, cluster))
         folder = store.job_folder(job.id)
         with (
             Interrupts() as interrupts,
-            Follower(job, cluster, pool, folder, interrupts) as follower,
+            Follower(job, cluster, pool, folder, interrupts, tell) as follower,
         ):
             try:
                 attempt = 1
@@ -234,13 +232,6 @@ def _stop(job: Job, cluster: Cluster, pool: Pool, tell: Tell) -> Job:
         raise
     tell(f"job {job.id} is {job.state.value}: {control.survivors_text(job)}")
     return job
-
-
-def _waits(job: Job, cluster: Cluster) -> str:
-    if cluster.batch:
-        why = f": {job.reason}" if job.reason else ""
-        return f"job {job.id} ({cluster.spec.provider} {job.native_id}) is in the queue{why}"
-    return f"job {job.id} waits: other jobs use the slots (--now skips the queue)"
 
 
 EMITS = {"direct": "sh", "slurm": "sbatch", "sge": "qsub"}

@@ -69,10 +69,18 @@ def announce(console: Console, job: Job, detach: bool) -> None:
     )
     plural = "rank" if job.ranks == 1 else "ranks"
     places = f" ({where})" if where else ""
-    console.tell(f"job {job.id}: {job.ranks} {plural}{places}, {job.state.value}")
+    native = f" ({job.scheduler} {job.native_id})" if job.native_id else ""
+    console.tell(f"job {job.id}: {job.ranks} {plural}{places}, {job.state.value}{native}")
     if detach:
         console.note(f"follow it with `clusterctl logs {job.id} -f`")
-        console.document({"id": job.id, "cluster": job.cluster, "state": job.state})
+        console.document(
+            {
+                "id": job.id,
+                "cluster": job.cluster,
+                "state": job.state,
+                "native_id": job.native_id,
+            }
+        )
 
 
 def finish(console: Console, job: Job) -> int:

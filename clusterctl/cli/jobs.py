@@ -13,7 +13,7 @@ import typer
 from clusterctl.cli.console import Console, plain, printable, table
 from clusterctl.cli.job_output import Printer, document, finish, took
 from clusterctl.cli.options import ClusterOption, JobArgument, Json, JsonLines, Quiet, Verbose
-from clusterctl.model import JobState
+from clusterctl.model import Job, JobState
 
 
 def register(app: typer.Typer) -> None:
@@ -33,15 +33,18 @@ def jobs(
     from clusterctl.actions import jobs as action
 
     found = action.jobs(actions.open_store(), cluster, console.note)
-    rows: list[tuple[str, ...]] = [
-        ("job", "cluster", "state", "exit", "ranks", "started", "took", "program")
-    ]
+    batch = any(job.native_id for job in found)
+    waiting = any(_waits_for(job) for job in found)
+    head = ["job", "cluster", *["queue's id"] * batch, "state", *["waits for"] * waiting]
+    rows: list[tuple[str, ...]] = [(*head, "exit", "ranks", "started", "took", "program")]
     for job in found:
         rows.append(
             (
                 str(job.id),
                 job.cluster,
+                *[job.native_id or "-"] * batch,
                 job.state.value,
+                *[_waits_for(job) or "-"] * waiting,
                 "-" if job.program_exit_code is None else str(job.program_exit_code),
                 str(job.ranks),
                 time.strftime("%m-%d %H:%M", time.localtime(job.started or job.created)),
@@ -56,9 +59,18 @@ def jobs(
     console.document({"jobs": [document(job) for job in found]})
 
 
+def _waits_for(job: Job) -> str:
+    """What the queue says of a job that is in it, in one cell."""
+    return _cell(job.reason) if job.state is JobState.QUEUED else ""
+
+
 def _shown(words: Iterable[str]) -> str:
     """A command line in one cell of a table: nothing in it can reach the terminal as a command."""
-    text = printable(shlex.join(words))
+    return _cell(shlex.join(words))
+
+
+def _cell(text: str) -> str:
+    text = printable(text)
     return text if len(text) <= 60 else f"{text[:59]}…"
 
 
@@ -79,7 +91,7 @@ def logs(
     printer = Printer(console, only=rank)
     store = actions.open_store()
     try:
-        for lines in action.logs(store, job, cluster, follow=follow, rank=rank):
+        for lines in action.logs(store, job, cluster, console.tell, follow=follow, rank=rank):
             printer(lines)
     except KeyboardInterrupt:
         goes_on = "" if store.job(job).state.ended else "; it goes on"

@@ -11,7 +11,7 @@ import fcntl
 import re
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from io import BufferedWriter
 from pathlib import Path
@@ -22,7 +22,7 @@ from clusterctl.errors import NodeUnreachable
 from clusterctl.jobs import control
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.start import involved
-from clusterctl.model import Cluster, Job
+from clusterctl.model import Cluster, Job, JobState
 from clusterctl.schedulers import direct
 from clusterctl.transport import Channel
 from clusterctl.transport.pool import Pool
@@ -73,13 +73,20 @@ class _Watch:
 
 
 class Follower:
-    """Iterate over `batches()`; `job` is always the job as its state file last described it.
+    """Iterate over `batches()`; `job` is always the job as its state file last described it. `tell`
+    hears why it waits, and hears it again when that changes.
 
     Raises NodeUnreachable when a node stops answering: the job goes on without us.
     """
 
     def __init__(
-        self, job: Job, cluster: Cluster, pool: Pool, folder: Path, interrupts: Interrupts
+        self,
+        job: Job,
+        cluster: Cluster,
+        pool: Pool,
+        folder: Path,
+        interrupts: Interrupts,
+        tell: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.job = job
         self._cluster = cluster
@@ -89,6 +96,8 @@ class Follower:
         self._file: BufferedWriter | None = None
         self._watches: list[_Watch] = []
         self._interrupts = interrupts
+        self._tell = tell
+        self._told = ""
         self._keep = False
         self._moved = False
 
@@ -126,6 +135,8 @@ class Follower:
         `until_ended` false, when all that is there has been read. `replay` starts with what the
         state home has."""
         yield from self._remembered(replay)
+        if until_ended:
+            self._say()
         pause = FASTEST
         drained = False
         heard = time.monotonic()
@@ -149,12 +160,19 @@ class Follower:
                 heard = time.monotonic()
                 patience = min(patience * 1.5, LONGEST) if self._cluster.batch else SUSPICION
                 self.job = control.refresh(self.job, self._cluster, self._pool)
+                self._say()
             time.sleep(pause)
             pause = min(pause * 1.25, SLOWEST)
         if rest := self._rest():
             yield rest
         if self.job.state.ended and self._keep:
             (self._folder / ".complete").touch()
+
+    def _say(self) -> None:
+        text = waits(self.job, self._cluster) if self.job.state is JobState.QUEUED else ""
+        if text and text != self._told:
+            self._tell(text)
+        self._told = text
 
     def _remembered(self, replay: bool) -> Iterator[list[Line]]:
         for watch in self._watches:
@@ -273,6 +291,14 @@ class Follower:
 def _split(node: str, file: _File, data: bytes) -> list[Line]:
     *whole, file.partial = (file.partial + data).split(b"\n")
     return [Line(file.rank, node, file.stream, text) for text in whole]
+
+
+def waits(job: Job, cluster: Cluster) -> str:
+    """For people: that a job waits, and for what."""
+    if cluster.batch:
+        why = f": {job.reason}" if job.reason else ""
+        return f"job {job.id} ({cluster.spec.provider} {job.native_id}) is in the queue{why}"
+    return f"job {job.id} waits: other jobs use the slots (--now skips the queue)"
 
 
 def stored(folder: Path) -> Iterator[list[Line]]:

@@ -81,8 +81,8 @@ class Batch(ABC):
         """Lines of the head, without `prefix`. Paths are relative to the job's folder."""
 
     @abstractmethod
-    def in_queue(self, state: str) -> tuple[JobState, str]:
-        """The queue's word for a state, and why the job waits if the word says that."""
+    def in_queue(self, state: str, reason: str) -> tuple[JobState, str]:
+        """From the queue's words for a state and its reason: the state, and why the job waits."""
 
     def warn_after(self, job: Job) -> float:
         """Seconds until the script warns itself of its time limit, where the system does not; 0:
@@ -198,8 +198,7 @@ class Batch(ABC):
             word, _, rest = line.partition(" ")
             if word == "queue":
                 word, _, reason = rest.partition("|")
-                state, why = self.in_queue(word)
-                job = _waiting(job, state, why or reason)
+                job = _waiting(job, *self.in_queue(word, reason))
             elif word == "unsubmitted" and rest.isdigit():
                 job = replace(
                     job, state=JobState.LOST, finished=float(rest), reason=NEVER_HANDED_IN

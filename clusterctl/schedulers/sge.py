@@ -60,7 +60,7 @@ class Sge(batch.Batch):
     def directives(self, job: Job) -> list[str]:
         return directives(job)
 
-    def in_queue(self, state: str) -> tuple[JobState, str]:
+    def in_queue(self, state: str, reason: str) -> tuple[JobState, str]:
         """qstat's letters: `q` waits (`h` held, `E` in error), all else is some kind of running."""
         if "E" in state:
             return JobState.QUEUED, f"in error ({state}): `qstat -j` on the login node says why"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from clusterctl.errors import UsageError
@@ -47,6 +48,15 @@ QUEUE: dict[str, JobState] = {
 }
 """Every other state of a job that squeue lists is some kind of running."""
 
+HOPELESS = re.compile(
+    r"BadConstraints|PartitionConfig|PartitionTimeLimit|Invalid(Account|QOS)|MaxMemPerLimit"
+    r"|(Account|QOS)NotAllowed|DependencyNeverSatisfied|ReservationDeleted"
+    r"|(Assoc|QOS)Max\w+Per(Job|Node)(Limit)?"
+)
+"""Reasons for which a job waits that no free node will end.
+https://slurm.schedmd.com/job_reason_codes.html"""
+HELD = re.compile("JobHeld(Admin|User)|JobHoldMaxRequeue")
+
 GONE: dict[str, JobState] = {
     "CANCELLED": JobState.CANCELLED,
     "TIMEOUT": JobState.TIMEOUT,
@@ -74,9 +84,12 @@ class Slurm(batch.Batch):
     def directives(self, job: Job) -> list[str]:
         return directives(job)
 
-    def in_queue(self, state: str) -> tuple[JobState, str]:
-        """Its reason comes beside it."""
-        return QUEUE.get(state, JobState.RUNNING), ""
+    def in_queue(self, state: str, reason: str) -> tuple[JobState, str]:
+        if HOPELESS.fullmatch(reason):
+            reason += " (waiting does not help: cancel it and ask for something else)"
+        elif HELD.fullmatch(reason):
+            reason += " (held: `scontrol release` on the login node lets it go)"
+        return QUEUE.get(state, JobState.RUNNING), reason
 
     def interactive_argv(self, job: Job, words: Sequence[str]) -> tuple[str, ...]:
         spec = job.spec

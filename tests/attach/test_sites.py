@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from contextlib import suppress
@@ -159,6 +160,30 @@ def test_a_job_waits_is_cancelled_and_leaves_nothing(
     cli("cancel", first)
     assert cli.job(first)["state"] == "cancelled"
     wait_for(lambda: not _processes(site, "sleep 300"), 20, "ranks outlived their job")
+
+
+def test_people_see_the_queues_number_and_its_reason(
+    cli: Cli, site: Site, program: Program
+) -> None:
+    started = cli("run", "--detach", "--json", *site.all_slots(), program("long", LONG))
+    first = started.document()
+    native = _native(cli, site, first["id"])
+    assert native
+    assert first["native_id"] == native
+    assert f"({site.system} {native})" in started.err
+    cli.until_state(first["id"], "running")
+    second = cli.detach(*site.all_slots(), "long")
+    third = cli.start("run", *site.all_slots(), "long")
+    fourth = cli.start("logs", second, "-f")
+    reason = {"slurm": r"(Resources|Priority)", "sge": "waiting"}[site.system]
+    for running in (third, fourth):
+        running.until("is in the queue:")
+        assert re.search(rf"\({site.system} \d+\) is in the queue: {reason}\n", running.err)
+    table = cli("jobs").out.splitlines()
+    assert table[0].split("  ")[:1] == ["job"]
+    [row] = [line for line in table if line.split()[0] == str(second)]
+    assert re.search(rf" {_native(cli, site, second)} +queued +{reason} ", row)
+    assert cli.job(second)["native_id"] == _native(cli, site, second)
 
 
 def test_a_job_that_waited_starts_by_itself(cli: Cli, site: Site, program: Program) -> None:

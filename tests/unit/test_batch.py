@@ -203,6 +203,26 @@ def test_a_running_job_has_its_nodes() -> None:
     [
         ("slurm", "queue PENDING|Resources", JobState.QUEUED, "Resources"),
         ("slurm", "queue PENDING|None", JobState.QUEUED, ""),
+        (
+            "slurm",
+            "queue PENDING|PartitionConfig",
+            JobState.QUEUED,
+            "PartitionConfig (waiting does not help: cancel it and ask for something else)",
+        ),
+        (
+            "slurm",
+            "queue PENDING|QOSMaxWallDurationPerJobLimit",
+            JobState.QUEUED,
+            "QOSMaxWallDurationPerJobLimit"
+            " (waiting does not help: cancel it and ask for something else)",
+        ),
+        ("slurm", "queue PENDING|QOSMaxCpuPerUserLimit", JobState.QUEUED, "QOSMaxCpuPerUserLimit"),
+        (
+            "slurm",
+            "queue PENDING|JobHeldUser",
+            JobState.QUEUED,
+            "JobHeldUser (held: `scontrol release` on the login node lets it go)",
+        ),
         ("slurm", "queue CONFIGURING|None", JobState.QUEUED, ""),
         ("slurm", "queue RUNNING|None", JobState.QUEUED, "starting"),
         ("slurm", "gone CANCELLED|0:0|None|130", JobState.CANCELLED, ""),
