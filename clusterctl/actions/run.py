@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from secrets import token_hex
 
-from clusterctl import launch, process, schedulers
+from clusterctl import assets, launch, process, schedulers
 from clusterctl.actions import Tell, connected, ready, silent
 from clusterctl.errors import (
     ClusterctlError,
@@ -26,7 +26,7 @@ from clusterctl.jobs.program import Resolved, check, resolve_module
 from clusterctl.jobs.program import resolve as resolve_script
 from clusterctl.launch import srun
 from clusterctl.launch.placement import place
-from clusterctl.model import Cluster, Job, JobSpec, JobState, LaunchPlan, NodeResult
+from clusterctl.model import Cluster, Job, JobSpec, JobState, LaunchPlan, NodeResult, ProgramKind
 from clusterctl.schedulers.direct import command_line
 from clusterctl.state import Store
 from clusterctl.transport.pool import Pool
@@ -240,7 +240,7 @@ EMITS = {"direct": "sh", "slurm": "sbatch", "sge": "qsub"}
 
 def emit(prepared: Prepared, kind: str = "sh") -> str:
     """The job as a POSIX sh script that needs no clusterctl. Secrets are left for the caller."""
-    from clusterctl import __version__, assets
+    from clusterctl import __version__
 
     job, cluster, plan = prepared.job, prepared.cluster, prepared.plan
     if kind != EMITS[job.scheduler]:
@@ -250,7 +250,7 @@ def emit(prepared: Prepared, kind: str = "sh") -> str:
         )
     if cluster.batch:
         scheduler = schedulers.load_batch(job.scheduler)
-        return scheduler.emit(job, plan, __version__, sorted(prepared.secrets))
+        return scheduler.emit(job, plan, __version__, sorted(prepared.secrets), beside(prepared))
     launcher = cluster.launcher
     if plan.agents:
         raise LaunchError("--emit sh describes mpirun alone", hint="leave out --launcher torchrun")
@@ -264,6 +264,7 @@ def emit(prepared: Prepared, kind: str = "sh") -> str:
     return assets.render(
         "job/emit.sh.j2",
         compile=command_line(compiling).replace("\n", " "),
+        beside=beside(prepared),
         title=" ".join((what.target, *what.args)),
         version=__version__,
         launcher=launcher.name,
@@ -288,6 +289,18 @@ def emit(prepared: Prepared, kind: str = "sh") -> str:
         reasons=plan.reasons,
         command=" ".join(words),
     )
+
+
+def beside(prepared: Prepared) -> str:
+    """The command that copies here what an emitted script does not hold of a bundled program; ""
+    where the program is the user's own."""
+    what = prepared.job.spec.program
+    if not what.bundled:
+        return ""
+    library = ("trainlib", "data") if what.kind is ProgramKind.PYTHON else ()
+    names = (what.source or what.target, *library)
+    root = assets.folder("workloads")
+    return shlex.join(("cp", "-r", *(str(root / name) for name in names), "."))
 
 
 def _node_env(prepared: Prepared, node: str) -> dict[str, str]:

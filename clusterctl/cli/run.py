@@ -227,6 +227,8 @@ def run(
     if emit:
         script = action.emit(prepared, emit)
         console.result(script)
+        if copying := action.beside(prepared):
+            console.note(f"the script expects the program beside it: {copying}")
         console.document({"emit": emit, "script": script})
         return
     if dry_run:

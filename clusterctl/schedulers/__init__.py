@@ -40,8 +40,11 @@ class BatchScheduler(Scheduler, Protocol):
     def end_argv(self, job: Job) -> tuple[str, ...]:
         """Takes the job from the queue, where `cancel_argv` was not enough."""
 
-    def emit(self, job: Job, plan: LaunchPlan, version: str, secrets: Sequence[str]) -> str:
-        """A batch script that needs no clusterctl. `secrets` are names, set by who hands it in."""
+    def emit(
+        self, job: Job, plan: LaunchPlan, version: str, secrets: Sequence[str], beside: str
+    ) -> str:
+        """A batch script that needs no clusterctl. `secrets` are names, set by who hands it in;
+        `beside` is the command that copies the program there, "" where it is there."""
 
     def interactive_argv(self, job: Job, words: Sequence[str]) -> tuple[str, ...]:
         """What gives a terminal on the nodes that the job asks for: a shell, or `words`."""

@@ -113,7 +113,9 @@ class Batch(ABC):
         )
         return {"job.sh": text, "clusterctl-agent": assets.render(f"{self.system}/agent.sh.j2")}
 
-    def emit(self, job: Job, plan: LaunchPlan, version: str, secrets: Sequence[str]) -> str:
+    def emit(
+        self, job: Job, plan: LaunchPlan, version: str, secrets: Sequence[str], beside: str
+    ) -> str:
         """A script to hand in by hand: no state, no clean-up, no second attempt."""
         what = job.spec.program
         text = "\0".join((what.target, *what.args, *job.spec.env.values()))
@@ -122,6 +124,7 @@ class Batch(ABC):
             "batch/emit.sh.j2",
             directives=[f"{self.prefix} {line}" for line in (*lines, *self.pass_on(secrets))],
             submit=self.submit,
+            beside=beside,
             title=" ".join((what.target, *what.args)),
             version=version,
             secrets=secrets,

@@ -554,6 +554,23 @@ def test_the_emitted_script_needs_no_clusterctl(cli: Cli, site: Site, program: P
     assert not list(cli.folder.glob(".job-*"))
 
 
+def test_an_emitted_script_says_how_to_get_a_bundled_program(cli: Cli, site: Site) -> None:
+    emit, submit = {"slurm": ("sbatch", "sbatch --wait"), "sge": ("qsub", "qsub -sync y")}[
+        site.system
+    ]
+    done = cli("run", "--emit", emit, *site.size(2), "reduce_all.py", "--no-table")
+    head, [copying] = (
+        [line.partition(": ")[2] for line in text.splitlines() if "cp -r" in line]
+        for text in (done.out, done.err)
+    )
+    assert head == [copying]
+    cli.script("job", done.out)
+    site.login.run("sh", "-c", f"cd {cli.folder} && {copying} && {submit} job", timeout=60)
+    found = [*cli.folder.glob("slurm-*.out"), *cli.folder.glob("reduce_all-*.o*")]
+    wait_for(lambda: "ok: 2 ranks" in "".join(p.read_text() for p in found), 10, "it ran")
+    assert "cp -r" not in cli("run", "--emit", emit, cli.script("mine.py", "pass\n")).err
+
+
 def _all_text(folder: Path) -> str:
     """What the batch system has put beside the script."""
     found = [*folder.glob("slurm-*.out"), *folder.glob("tell-*.o*")]
