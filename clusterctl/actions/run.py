@@ -194,7 +194,7 @@ def attend(
                     on_lines(lines)
                     if follower.job.attempt > attempt:
                         attempt = follower.job.attempt
-                        tell(f"job {job.id} failed; attempt {attempt} of {job.spec.retries + 1}")
+                        tell(attempt_text(follower.job))
             finally:
                 job = follower.job
                 store.save_job(job)
@@ -220,6 +220,14 @@ def attend(
             hint="the launcher may have restarted; `clusterctl status --live` asks it",
         )
     return job
+
+
+def attempt_text(job: Job) -> str:
+    """That a job has begun again: it failed, or the batch system may have put it back."""
+    tries = job.spec.retries + 1
+    if job.attempt > tries or "requeue" in job.spec.native:
+        return f"job {job.id} runs again: attempt {job.attempt}"
+    return f"job {job.id} failed; attempt {job.attempt} of {tries}"
 
 
 def _stop(job: Job, cluster: Cluster, pool: Pool, tell: Tell) -> Job:

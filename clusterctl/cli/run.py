@@ -49,6 +49,9 @@ NATIVE = (
 )
 """Parameters of `run` that go to the batch system as they are."""
 
+SLURM_SHORT = {"-N": "--nodes", "-p": "--partition", "-t": "--time"}
+"""Short options of sbatch that we do not have, and what to write."""
+
 Detach = Annotated[bool, typer.Option("--detach", "-d", help="Start it and return.")]
 
 
@@ -73,6 +76,8 @@ class RunCommand(TyperCommand):
                 break
             if word == "--" or not word.startswith("-"):
                 break
+            if word[:2] in SLURM_SHORT and word not in takes_value:
+                raise UsageError(f"there is no option {word[:2]}", hint=SLURM_SHORT[word[:2]])
             index += 1 + takes_value.get(word, 0)
         return super().parse_args(ctx, args)
 
@@ -187,6 +192,10 @@ def run(
     from clusterctl.actions import run as action
 
     store = actions.open_store()
+    if cluster is not None and cluster.isdigit():
+        raise UsageError(
+            f"-c {cluster}: -c names a cluster", hint=f"Slurm's -c: --cpus-per-task {cluster}"
+        )
     chosen = actions.choose(store, cluster)
     if interactive:
         shape = JobSpec(
@@ -197,7 +206,12 @@ def run(
             native=native,
         )
         raise typer.Exit(action.interactive(store, chosen, shape, words))
-    resolved = action.resolve(words, module, stage, without=env_file or [])
+    try:
+        resolved = action.resolve(words, module, stage, without=env_file or [])
+    except UsageError as error:
+        if chosen.batch and quiet and words and "no script" in error.message:
+            error.hint = f"-q is --quiet; for a queue: --queue {shlex.quote(words[0])}"
+        raise
     variables, secrets = environment(env or [], env_file or [])
     spec = JobSpec(
         program=resolved.program,

@@ -66,6 +66,11 @@ def check(name: str, spec: JobSpec) -> None:
     cast(Callable[[JobSpec], None], module.check)(spec)
 
 
+def written(name: str) -> str:
+    """An option of `run` for a batch system, as a person writes it."""
+    return f"-{name}" if name in ("pe", "l") else f"--{name}"
+
+
 def load_batch(name: str) -> BatchScheduler:
     """As `load`, for a batch system."""
     return cast(BatchScheduler, load(name))

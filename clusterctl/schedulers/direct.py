@@ -16,6 +16,7 @@ from dataclasses import replace
 from clusterctl import assets
 from clusterctl.errors import UsageError
 from clusterctl.model import Cluster, Job, JobSpec, JobState, LaunchPlan, Placement, RankFailure
+from clusterctl.schedulers import written
 
 GRACE = 5
 """Seconds that programs have between SIGTERM and SIGKILL: all has to be gone within ten."""
@@ -106,7 +107,7 @@ class Direct:
 
 def check(spec: JobSpec) -> None:
     """Raises UsageError for an option that only batch systems have."""
-    words = [f"--{name}" for name in spec.native]
+    words = [written(name) for name in spec.native]
     words += ["--module"] * bool(spec.modules) + ["--venv"] * bool(spec.venv)
     words += ["--container"] * bool(spec.container)
     if words:

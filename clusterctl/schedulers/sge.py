@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from clusterctl.errors import UsageError
 from clusterctl.model import Job, JobSpec, JobState
-from clusterctl.schedulers import batch
+from clusterctl.schedulers import batch, written
 
 OPTIONS = {
     "pe": "-pe",
@@ -148,13 +148,17 @@ def check(spec: JobSpec) -> None:
     for name in spec.native:
         if name not in OPTIONS:
             raise UsageError(
-                f"--{name} means nothing to Grid Engine",
+                f"{written(name)} means nothing to Grid Engine",
                 hint=INSTEAD.get(name, "`clusterctl run --help` lists its options"),
             )
     if "time" in spec.native:
         seconds(spec.native["time"])
     if "mail-type" in spec.native:
         mail(spec.native["mail-type"])
+    for item in spec.native["l"].split(",") if "l" in spec.native else ():
+        name, _, text = item.partition("=")
+        if not (name and text):
+            raise UsageError(f"-l {item}: it has no value", hint="-l h_vmem=15G, -l exclusive=TRUE")
     for name in ("l", "queue", "project", "account", "mail-user", "job-name"):
         if name in spec.native:
             batch.value(OPTIONS[name], spec.native[name])

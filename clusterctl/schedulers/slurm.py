@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from clusterctl.errors import UsageError
 from clusterctl.model import Job, JobSpec, JobState
-from clusterctl.schedulers import batch
+from clusterctl.schedulers import batch, written
 
 OPTIONS = (
     "account",
@@ -36,6 +36,9 @@ OPTIONS = (
 )
 """What `run` passes on, under Slurm's own names."""
 FLAGS = ("exclusive", "requeue")
+
+TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|-1|infinite|unlimited", re.I | re.A)
+"""What --time takes: https://slurm.schedmd.com/sbatch.html#OPT_time"""
 
 QUEUE: dict[str, JobState] = {
     "PENDING": JobState.QUEUED,
@@ -132,7 +135,14 @@ def check(spec: JobSpec) -> None:
     for name, text in spec.native.items():
         if name not in OPTIONS:
             raise UsageError(
-                f"--{name} means nothing to Slurm", hint="`clusterctl run --help` lists its options"
+                f"{written(name)} means nothing to Slurm",
+                hint="`clusterctl run --help` lists its options",
             )
         if text:
             batch.value(f"--{name}", text)
+    limit = spec.native.get("time", "")
+    if limit and not TIME.fullmatch(limit):
+        raise UsageError(
+            f"--time {limit!r} is no time limit of Slurm's",
+            hint="minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS, for example --time 12:00:00",
+        )

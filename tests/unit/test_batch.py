@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 from clusterctl import schedulers
+from clusterctl.actions import open_store
+from clusterctl.actions.run import attempt_text
 from clusterctl.errors import UsageError
 from clusterctl.launch import srun
 from clusterctl.model import Cluster, Job, JobSpec, JobState, Placement, Role
@@ -22,6 +24,7 @@ from clusterctl.providers import Queue, sge, slurm
 from clusterctl.schedulers import batch
 from clusterctl.schedulers import sge as sge_scheduler
 from clusterctl.schedulers import slurm as slurm_scheduler
+from tests.unit.calling import Call
 from tests.unit.making import cluster, job, node, program, request, spec
 
 
@@ -122,7 +125,13 @@ def _script(made: Job) -> str:
     [
         ("slurm", {"partition": "a\n#SBATCH --uid=0"}, "--partition"),
         ("slurm", {"account": "$(id)"}, "--account"),
-        ("slurm", {"pe": "mpi 4"}, "--pe"),
+        ("slurm", {"pe": "mpi 4"}, "-pe means nothing to Slurm"),
+        ("slurm", {"l": "a=1"}, "-l means nothing to Slurm"),
+        ("slurm", {"time": "banana"}, "--time 'banana'"),
+        ("slurm", {"time": "1:2:3:4"}, "--time '1:2:3:4'"),
+        ("sge", {"l": "h_vmem"}, "-l h_vmem: it has no value"),
+        ("sge", {"l": "gpu=1,h_vmem="}, "-l h_vmem=: it has no value"),
+        ("direct", {"pe": "mpi 4"}, "-pe means nothing on this cluster"),
         ("sge", {"partition": "main"}, "--partition"),
         ("sge", {"l": "a=1 -q other"}, "-l"),
         ("sge", {"time": "30"}, "HOURS:MINUTES:SECONDS"),
@@ -134,7 +143,57 @@ def test_an_option_that_cannot_be(system: str, native: dict[str, str], word: str
     with pytest.raises(UsageError) as caught:
         schedulers.check(system, spec(native=native))
     assert word in caught.value.message
+    assert "---" not in caught.value.message
+    assert "--pe" not in caught.value.message
+    assert "--l " not in caught.value.message
     assert caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["30", "30:00", "12:00:00", "2-0", "2-12:30", "UNLIMITED"])
+def test_every_way_to_write_a_time_limit_of_slurm(text: str) -> None:
+    schedulers.check("slurm", spec(native={"time": text}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "attempt", "said"),
+    [
+        ({"retries": 2}, 2, "job 7 failed; attempt 2 of 3"),
+        ({}, 2, "job 7 runs again: attempt 2"),
+        (
+            {"retries": 2, "native": {"requeue": ""}},
+            2,
+            "job 7 runs again: attempt 2",
+        ),
+    ],
+)
+def test_why_a_job_begins_again(changes: dict[str, Any], attempt: int, said: str) -> None:
+    assert attempt_text(replace(batch_job("slurm", **changes), attempt=attempt)) == said
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["-N", "2", "train.py"], "--nodes"),
+        (["-p", "main", "train.py"], "--partition"),
+        (["-t30", "train.py"], "--time"),
+        (["-c", "2", "train.py"], "--cpus-per-task 2"),
+        (["-q", "main.q", "train.py"], "--queue main.q"),
+    ],
+    ids=str,
+)
+def test_short_options_of_a_batch_system(call: Call, words: list[str], hint: str) -> None:
+    store = open_store()
+    store.save(site("slurm"))
+    said = call("run", *words)
+    assert said.code == 2
+    assert hint in said.err.partition("→")[2]
+    assert not store.jobs()
+
+
+def test_options_that_begin_as_theirs_stay_ours(call: Call) -> None:
+    store = open_store()
+    store.save(site("sge"))
+    assert call("run", "--dry-run", "-pe", "mpi", "2", "train.py", "-N", "2").code == 0
 
 
 # ------------------------------------------------------------------------------------------ sizes
