@@ -30,8 +30,7 @@ _ACT = {"down": "take the cluster down", "detach": "remove our files from its ma
 """What a verb does, in its questions."""
 
 Ask = Callable[[str], bool]
-"""Asks a yes-or-no question. Where there is nobody to ask, the answer is yes; for machines of
-people's own it is UsageError: nothing there is lost unasked."""
+"""Asks a yes-or-no question; always yes where there is nobody to ask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +218,8 @@ def _save(
             tell(f"job {number} has outputs that were never fetched: {human(size)}")
         if unfetched and not ask(f"{act} and lose these outputs?"):
             return None
+        if running:
+            tell(f"job {_numbers(running)} is ended")
         for job in running:
             try:
                 store.save_job(control.cancel(job, cluster, pool))

@@ -129,7 +129,7 @@ def detach(
 
     store = actions.open_store()
     wanted = name or cluster or actions.choose(store, None).name
-    ask = (lambda question: True) if yes or force else console.consent
+    ask = (lambda question: True) if yes or force else console.confirm
     gone = action.down(store, wanted, console.tell, ask, force=force, verb="detach")
     if gone is None:
         console.note(f"cluster {wanted} stays as it is")

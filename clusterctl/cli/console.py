@@ -88,8 +88,7 @@ class Console:
         return sys.stdin.readline().strip().lower() in ("y", "yes")
 
     def consent(self, question: str) -> bool:
-        """As `confirm`, for what costs money, or jobs and outputs on people's own machines: where
-        there is nobody to ask, it is UsageError."""
+        """As `confirm`, for what costs money: where there is nobody to ask, it is UsageError."""
         if self.json or not (sys.stdin.isatty() and sys.stderr.isatty()):
             raise UsageError(
                 f"{question} There is no terminal to ask on", hint="-y (--yes) agrees beforehand"

@@ -108,10 +108,13 @@ def check(program: Program, cluster: Cluster, nodes: tuple[str, ...]) -> None:
             python = cluster.node(name).facts.python
             lacks = [p for p in ("torch", "mpi4py", "numpy") if python and p not in python.packages]
             if lacks and python:
+                other = ", or name another Python in the file (python=/…)"
+                hint = "on the node: pip install 'clusterctl[workloads]'"
                 raise LaunchError(
                     f"{python.executable} on {name} lacks {', '.join(lacks)}",
-                    hint="on the node: pip install 'clusterctl[workloads]', then"
-                    f" `{cluster.repair}`",
+                    hint=hint
+                    + (other if cluster.spec.provider == "hosts" else "")
+                    + f", then `{cluster.repair}`",
                 )
 
 

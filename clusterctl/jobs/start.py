@@ -199,8 +199,9 @@ def trouble(doing: str, result: NodeResult) -> ClusterctlError:
             hint="`clusterctl status --live` asks the nodes; `up` or `attach` repairs them",
             transient=True,
         )
-    detail = said[-1] if said else f"exit code {result.exit_code}"
-    full = any("No space left" in line for line in said)
+    no_space = [line for line in said if "No space left" in line]
+    full = bool(no_space)
+    detail = (no_space or said or [f"exit code {result.exit_code}"])[-1]
     return LaunchError(
         f"{doing} failed on {result.node}: {detail}",
         hint="free space there: `clusterctl ssh NODE -- df -h`" if full else "--verbose shows more",

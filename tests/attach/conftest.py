@@ -99,7 +99,7 @@ def cli(site: Site, tmp_path: Path) -> Iterator[Cli]:
             made("cancel", number, code=None)
     for cluster in made.json("list")["clusters"]:
         if cluster["cluster"] != "site":
-            made("detach", "-y", cluster["cluster"], code=None)
+            made("detach", cluster["cluster"], code=None)
 
 
 Program = Callable[[str, str], str]

@@ -43,7 +43,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         cli = lab.cli(tmp_path_factory.mktemp("project"))
         cli("attach", "lab", "--hosts", lab.file(cli, "{alpha}", "{beta}"))
         yield Place(cli, [])
-        cli("detach", "-y", "lab")
+        cli("detach", "lab")
     finally:
         lab.machines.stop()
 

@@ -70,7 +70,7 @@ def test_unlike_hosts_become_a_cluster(hosts: Hosts, cli: Cli) -> None:
     done = cli("run", "--json", fails.name, code=3)
     assert done.documents()[-1]["failure"]["node"] == hosts["beta"].address
     assert cli("ssh", hosts["beta"].address, "--json", "--", "hostname", code=None)
-    cli("detach", "-y", "lab")
+    cli("detach", "lab")
     for name in ("alpha", "beta"):
         assert hosts.traces(name) == []
         after = (hosts.user_home(name) / ".ssh/authorized_keys").read_text()
@@ -299,23 +299,18 @@ def test_detach_names_who_does_not_answer(hosts: Hosts, cli: Cli) -> None:
 
 
 @pytest.mark.mpi
-def test_detach_loses_nothing_unasked(hosts: Hosts, cli: Cli) -> None:
-    """Without a terminal there is nobody to ask: neither a job nor an output goes."""
+def test_detach_says_what_goes_with_it(hosts: Hosts, cli: Cli) -> None:
+    """Without a terminal there is nobody to ask."""
     cli("attach", "lab", "--hosts", hosts.file(cli, "{alpha}", "{beta}"))
     cli.script("long", "#!/bin/sh\necho started; exec sleep 302\n").chmod(0o755)
-    number = cli.detach("long")
-    cli.until_state(number, "running")
-    refused = cli("detach", "lab", code=2)
-    assert f"job {number} is still running; end it?" in refused.err
-    assert "-y" in refused.err
-    assert cli.job(number)["state"] == "running"
-    cli("cancel", number)
     cli.script("makes", "#!/bin/sh\necho 1 >made\n").chmod(0o755)
     cli("run", "makes")
-    refused = cli("detach", "lab", code=2)
-    assert "never fetched" in refused.err
-    assert "remove our files from its machines and lose these outputs?" in refused.err
-    cli("detach", "-y", "lab")
+    number = cli.detach("long")
+    cli.until_state(number, "running")
+    said = cli("detach", "lab").err
+    assert f"job {number} is ended" in said
+    assert "never fetched" in said
+    assert cli.job(number)["state"] == "cancelled"
     assert hosts.traces("alpha") == hosts.traces("beta") == []
 
 
