@@ -1,0 +1,301 @@
+"""What is asked of a queue on the login node, and handed in there, with commands that are fakes."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clusterctl import schedulers
+from clusterctl.model import Job, JobState
+from clusterctl.schedulers import batch
+from tests.unit.test_batch import batch_job
+
+SQUEUE = """#!/bin/sh
+echo asked >>"$FAKE/asked"
+[ ! -e "$FAKE/down" ] || { echo 'Unable to contact slurm controller' >&2; exit 1; }
+cat "$FAKE/queue"
+"""
+SCONTROL = """#!/bin/sh
+[ ! -e "$FAKE/deaf" ] || { echo 'Unable to contact slurm controller' >&2; exit 1; }
+grep "^JobId=$4 " "$FAKE/known" && exit
+echo 'slurm_load_jobs error: Invalid job id specified' >&2
+exit 1
+"""
+
+
+@pytest.fixture
+def login(tmp_path: Path) -> Path:
+    """A login node's folder with three jobs, and commands that act on files."""
+    fake = tmp_path / "fake"
+    fake.mkdir()
+    for name, text in (("squeue", SQUEUE), ("scontrol", SCONTROL)):
+        (fake / name).write_text(text)
+        (fake / name).chmod(0o755)
+    root = tmp_path / "two words"
+    (root / "bin").mkdir(parents=True)
+    (root / "bin" / "survey").write_text(schedulers.load_batch("slurm").survey())
+    for number in (1, 2, 3):
+        folder = root / "jobs" / str(number)
+        folder.mkdir(parents=True)
+        (folder / "native").write_text(f"{number}0;cluster\n")
+        (folder / "state").write_text("queued 100\n")
+        for path in folder.iterdir():
+            _age(path, 60)
+    (fake / "queue").write_text("10|PENDING|Priority\n30|RUNNING|None\n")
+    (fake / "known").write_text(
+        "JobId=20 JobName=x JobState=OUT_OF_MEMORY Reason=None ExitCode=0:125\n"
+    )
+    return root
+
+
+def _age(path: Path, seconds: float) -> None:
+    when = time.time() - seconds
+    os.utime(path, (when, when))
+
+
+def survey(root: Path, numbers: Sequence[int] = (1, 2, 3)) -> dict[int, Job]:
+    text = answer(root, numbers)
+    scheduler = schedulers.load("slurm")
+    jobs = (replace(batch_job("slurm"), id=number, native_id="") for number in numbers)
+    return {one.id: scheduler.parse_status(one, text) for one in jobs}
+
+
+def answer(root: Path, numbers: Sequence[int] = (1, 2, 3)) -> str:
+    fake = root.parent / "fake"
+    done = subprocess.run(
+        ["/bin/sh", "bin/survey", *map(str, numbers)],
+        cwd=root,
+        env={"PATH": f"{fake}:/usr/bin:/bin", "FAKE": str(fake)},
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+    assert done.stderr == ""
+    return done.stdout
+
+
+def test_one_question_for_all_jobs_and_everybody(login: Path) -> None:
+    for _ in range(3):
+        found = survey(login)
+        assert [found[n].state for n in (1, 2, 3)] == [
+            JobState.QUEUED,
+            JobState.FAILED,
+            JobState.QUEUED,
+        ]
+    assert found[1].reason == "Priority"
+    assert "OUT_OF_MEMORY" in found[2].reason
+    assert (login.parent / "fake" / "asked").read_text() == "asked\n"
+    _age(login / "queue", 6)
+    survey(login)
+    assert (login.parent / "fake" / "asked").read_text() == "asked\nasked\n"
+
+
+def test_accounting_knows_what_the_controller_has_forgotten(login: Path) -> None:
+    fake = login.parent / "fake"
+    (fake / "known").write_text("")
+    assert survey(login)[2].state is JobState.LOST
+    (fake / "sacct").write_text(
+        '#!/bin/sh\n[ "$*" = "-X -n -P -o State,ExitCode,Reason -j 20" ] || exit 1\n'
+        "echo 'CANCELLED by 1000|0:15|None'\n"
+    )
+    (fake / "sacct").chmod(0o755)
+    assert survey(login)[2].state is JobState.CANCELLED
+
+
+def test_the_secrets_of_a_job_that_is_gone_go_too(login: Path) -> None:
+    for number in (1, 2, 3):
+        (login / "jobs" / str(number) / "env").write_text("MY_TOKEN=x\n")
+    survey(login)
+    assert [path.parent.name for path in sorted(login.glob("jobs/*/env"))] == ["1", "3"]
+
+
+def test_a_thousand_jobs_start_no_more_programs_than_three(login: Path) -> None:
+    fake = login.parent / "fake"
+    for name in ("awk", "cat", "cut", "date", "dirname", "flock", "grep", "sed", "stat", "tail"):
+        counted = f'#!/bin/sh\necho {name} >>"$FAKE/started"\nexec {shutil.which(name)} "$@"\n'
+        (fake / name).write_text(counted)
+        (fake / name).chmod(0o755)
+    many = range(1, 1001)
+    for number in many[3:]:
+        shutil.copytree(login / "jobs" / "3", login / "jobs" / str(number))
+        (login / "jobs" / str(number) / "native").write_text(f"{number}0\n")
+    (fake / "queue").write_text("".join(f"{number}0|RUNNING|None\n" for number in many))
+    (login / "jobs" / "3" / "state").write_text("queued 100\nrunning 101 1")
+    started = []
+    for numbers in (many[:3], many):
+        (login / "queue").unlink(missing_ok=True)
+        found = survey(login, numbers)
+        assert {one.state for one in found.values()} == {JobState.QUEUED, JobState.RUNNING}
+        started.append((fake / "started").read_text())
+        (fake / "started").unlink()
+    assert started[0] == started[1]
+    assert (fake / "asked").read_text() == "asked\n" * 2
+
+
+def test_a_queue_that_does_not_answer_ends_no_job(login: Path) -> None:
+    (login.parent / "fake" / "down").touch()
+    assert {one.state for one in survey(login).values()} == {JobState.QUEUED}
+
+
+def test_an_old_answer_says_nothing_of_a_newer_job(login: Path) -> None:
+    survey(login)
+    (login / "jobs" / "2" / "state").write_text("queued 100\nrunning 200 1\n")
+    _age(login / "queue.asked", 2)
+    assert survey(login)[2].state is JobState.RUNNING
+
+
+@pytest.mark.parametrize(
+    ("ago", "said"),
+    [
+        (40, "what it said 40 s ago counts"),
+        (None, "it has never answered"),
+    ],
+)
+def test_a_silent_queue_is_told_and_asked_once(login: Path, ago: int | None, said: str) -> None:
+    if ago:
+        survey(login)
+        _age(login / "queue", ago)
+        (login.parent / "fake" / "asked").unlink()
+    (login.parent / "fake" / "down").touch()
+    (login / "jobs" / "3" / "state").write_text("queued 100\nrunning 101 1\n")
+    for _ in range(2):
+        assert survey(login)[3].state is JobState.RUNNING
+    assert (login.parent / "fake" / "asked").read_text() == "asked\n"
+    text = answer(login)
+    why = "(Unable to contact slurm controller)"
+    assert re.sub("4[0-9] s", "40 s", batch.silence(text)) == (
+        f"the queue does not answer {why}: {said}"
+    )
+    (login.parent / "fake" / "down").unlink()
+    _age(login / "queue.silent", 10)
+    assert batch.silence(answer(login)) == ""
+
+
+SBATCH = """#!/bin/sh
+echo asked >>"$FAKE/submits"
+if [ -e "$FAKE/refused" ]; then
+    rm "$FAKE/refused"
+    echo 'sbatch: error: Unable to contact slurm controller (connect failure)' >&2
+    exit 1
+fi
+[ ! -e "$FAKE/wrong" ] || { echo 'sbatch: error: invalid partition specified: x' >&2; exit 1; }
+[ ! -e "$FAKE/hangs" ] || sleep 60
+[ ! -e "$FAKE/cancels" ] || echo cancelled >stop
+echo '77;cluster'
+"""
+
+
+def submit(login: Path, *behaviours: str) -> subprocess.CompletedProcess[str]:
+    fake = login.parent / "fake"
+    for name, text in (("sbatch", SBATCH), ("scancel", '#!/bin/sh\necho "$@" >"$FAKE/ended"\n')):
+        (fake / name).write_text(text)
+        (fake / name).chmod(0o755)
+    for name in behaviours:
+        (fake / name).touch()
+    folder = login / "jobs" / "1"
+    (folder / "native").unlink()
+    return subprocess.run(
+        schedulers.load("slurm").submit_argv(replace(batch_job("slurm"), id=1)),
+        cwd=folder,
+        env={"PATH": f"{fake}:/usr/bin:/bin", "FAKE": str(fake)},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+
+
+def test_a_queue_that_is_down_for_a_moment_gets_the_job(login: Path) -> None:
+    done = submit(login, "refused")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "@@job 1 77\n" in done.stdout
+    assert (login.parent / "fake" / "submits").read_text() == "asked\n" * 2
+
+
+def test_a_queue_that_hangs_is_given_up_in_time(
+    login: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch, "HAND_IN", 1)
+    done = submit(login, "hangs")
+    assert done.returncode != 0
+    assert "no answer from the queue in 1 s" in done.stderr
+    assert batch.job_name(replace(batch_job("slurm"), id=1)) in done.stderr
+    assert not (login / "jobs" / "1" / "native").exists()
+
+
+def test_what_the_queue_refuses_is_not_handed_in_again(login: Path) -> None:
+    done = submit(login, "wrong")
+    assert done.returncode != 0
+    assert done.stderr == "sbatch: error: invalid partition specified: x "
+    assert (login.parent / "fake" / "submits").read_text() == "asked\n"
+
+
+def test_a_job_that_was_cancelled_while_it_was_handed_in_is_ended(login: Path) -> None:
+    assert submit(login, "cancels").returncode == 0
+    assert (login.parent / "fake" / "ended").read_text() == "77\n"
+
+
+def test_what_came_while_the_queue_answered_is_not_gone(login: Path) -> None:
+    """Its submit was slow: `state` is older than the answer, the number is not."""
+    (login / "jobs" / "2" / "native").write_text("20\n")
+    survey(login)
+    _age(login / "queue.asked", 2)
+    assert survey(login)[2].state is JobState.QUEUED
+
+
+@pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETING"])
+def test_a_job_that_the_controller_still_has_is_not_gone(login: Path, state: str) -> None:
+    fake = login.parent / "fake"
+    (fake / "known").write_text(f"JobId=20 JobName=x JobState={state} Reason=None ExitCode=0:0\n")
+    assert survey(login)[2].state is JobState.QUEUED
+
+
+def test_a_controller_that_falls_silent_ends_no_job(login: Path) -> None:
+    (login.parent / "fake" / "deaf").touch()
+    assert survey(login)[2].state is JobState.QUEUED
+    assert (login / "jobs" / "2" / "state").is_file()
+
+
+def test_a_job_that_was_never_handed_in_is_lost(login: Path) -> None:
+    """Whether its client died before there was a folder, before the submit, or in it."""
+    jobs = login / "jobs"
+    shutil.rmtree(jobs / "1")
+    for number in (2, 3):
+        (jobs / str(number) / "native").unlink()
+        (jobs / str(number) / "env").write_text("MY_TOKEN=x\n")
+    (jobs / "3" / "state").unlink()
+    _age(jobs / "3", 25)
+    found = survey(login)
+    assert (found[1].state, found[1].reason) == (JobState.LOST, batch.NEVER_HANDED_IN)
+    assert found[1].finished is not None
+    # These two may still come: the submit outlives its client.
+    assert (found[2].state, found[3].state) == (JobState.QUEUED, JobState.QUEUED)
+    _age(jobs / "2" / "state", batch.HAND_IN + 31)
+    _age(jobs / "3", 31)
+    found = survey(login)
+    assert {found[number].state for number in (1, 2, 3)} == {JobState.LOST}
+    assert not list(jobs.glob("*/env"))
+    assert not (jobs / "1").exists()
+
+
+def test_a_job_that_runs_before_its_number_is_known_is_not_lost(login: Path) -> None:
+    (login / "jobs" / "2" / "native").unlink()
+    (login / "jobs" / "2" / "state").write_text("queued 100\nrunning 200 1\n")
+    _age(login / "jobs" / "2" / "state", 1000)
+    assert survey(login)[2].state is JobState.RUNNING
+
+
+def test_one_broken_job_does_not_hide_the_others(login: Path) -> None:
+    shutil.rmtree(login / "jobs" / "1")
+    assert [survey(login)[n].state for n in (1, 2, 3)] == [
+        JobState.LOST,
+        JobState.FAILED,
+        JobState.QUEUED,
+    ]
