@@ -192,6 +192,9 @@ def attend(
                 attempt = 1
                 for lines in follower.batches():
                     on_lines(lines)
+                    if follower.job.state is not job.state:
+                        job = follower.job
+                        store.save_job(job)
                     if follower.job.attempt > attempt:
                         attempt = follower.job.attempt
                         tell(attempt_text(follower.job))

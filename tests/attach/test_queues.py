@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -71,6 +72,14 @@ def test_a_submit_outlives_its_client(cli: Cli, site: Site, program: Program) ->
         cli.until_state(number, "succeeded")
     finally:
         go.touch()
+
+
+def test_a_job_that_streams_is_on_record_as_running(cli: Cli, site: Site, program: Program) -> None:
+    """For those who cannot ask: the login node may be away."""
+    running = cli.start("run", *site.size(2), program("long", LONG))
+    running.until("started")
+    path = site.home / "jobs" / str(running.now().job) / "job.json"
+    wait_for(lambda: json.loads(path.read_text())["state"] == "running", 20, "it is on record")
 
 
 def test_a_queue_that_is_silent_for_a_while_loses_no_job(
