@@ -134,15 +134,15 @@ def _handed_in(store: Store, job: Job, cluster: Cluster, pool: Pool) -> Job:
             hint="try again when that has said so, or end it there with Ctrl-C",
             transient=True,
         )
-    if cluster.batch and not job.native_id and not job.state.ended:
+    if job.state is JobState.QUEUED and not job.native_id:
         job = control.refresh(job, cluster, pool)
         store.save_job(job)
     return job
 
 
 def _never_came(job: Job) -> bool:
-    """Whether the queue has never known the job: there is nothing of it to read or to end."""
-    return job.state is JobState.LOST and job.scheduler != "direct" and not job.native_id
+    """Whether the job never reached its cluster: there is nothing of it to read or to end."""
+    return job.state is JobState.LOST and job.started is None and not job.native_id
 
 
 def cancel(store: Store, number: int, where: str | None, tell: Tell) -> Job:

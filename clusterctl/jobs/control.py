@@ -28,10 +28,16 @@ def refresh(job: Job, cluster: Cluster, pool: Pool) -> Job:
     if cluster.batch:
         (job,) = refresh_all((job,), cluster, pool)
         return job
-    result = _on_launcher(job, cluster, pool, schedulers.load(job.scheduler).status_argv(job))
+    scheduler = schedulers.load(job.scheduler)
+    # There may be no folder, where its client died.
+    command = (
+        f"cd {_folder(job, cluster)} 2>/dev/null || {{ echo absent 0; exit; }};"
+        f" {shlex.join(scheduler.status_argv(job))}"
+    )
+    result = pool.transport(cluster.launcher.name).run(command, timeout=ASK_TIMEOUT)
     if result.error or not result.stdout:
         return job
-    return schedulers.load(job.scheduler).parse_status(job, result.text)
+    return scheduler.parse_status(job, result.text)
 
 
 def refresh_all(
@@ -147,6 +153,9 @@ def _survivors(result: NodeResult) -> int:
 
 
 def _on_launcher(job: Job, cluster: Cluster, pool: Pool, argv: tuple[str, ...]) -> NodeResult:
-    folder = f"{cluster.launcher.root}/jobs/{job.id}"
-    command = f"cd {shlex.quote(folder)} && {shlex.join(argv)}"
+    command = f"cd {_folder(job, cluster)} && {shlex.join(argv)}"
     return pool.transport(cluster.launcher.name).run(command, timeout=ASK_TIMEOUT)
+
+
+def _folder(job: Job, cluster: Cluster) -> str:
+    return shlex.quote(f"{cluster.launcher.root}/jobs/{job.id}")

@@ -141,6 +141,11 @@ def _apply(job: Job, line: str) -> Job:
         return replace(job, placement=_placed(rest[0]) or job.placement)
     if word == "dead":
         return replace(job, state=JobState.LOST, reason="its supervisor on the launcher is gone")
+    if word == "absent":
+        # A running job that loses its folder may still be running.
+        lost = job.state is JobState.QUEUED
+        reason = "its clusterctl ended before it was handed in"
+        return replace(job, state=JobState.LOST, reason=reason) if lost else job
     values = dict(item.split("=", 1) for item in rest if "=" in item)
     left = _survivors(values.get("survivors", ""))
     if word == "swept":

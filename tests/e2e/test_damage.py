@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -51,6 +52,24 @@ def test_up_after_a_lost_record_leaves_nothing_of_the_old_nodes(own: Cli) -> Non
     assert "lost its record" in own("up", "--workers", 1).err
     again = {str(folder) for folder in old.folders}
     assert [what for what in old.left() if what not in again] == []
+
+
+def test_a_job_that_never_reached_its_cluster_is_lost(own: Cli) -> None:
+    """Its clusterctl was killed before: only the record is there."""
+    own("up", "--workers", 1)
+    own.script("trivial.py", TRIVIAL)
+    first = own("run", "trivial.py").job
+    jobs = own.home / "jobs"
+    for number, verb in ((2, "jobs"), (3, "logs"), (4, "cancel")):
+        (jobs / str(number)).mkdir(mode=0o700)
+        found = json.loads((jobs / str(first) / "job.json").read_text())
+        found.update(id=number, state="queued", started=None, finished=None, fetched=False)
+        found.update(program_exit_code=None, survivors={})
+        (jobs / str(number) / "job.json").write_text(json.dumps(found))
+        own(verb, *([] if verb == "jobs" else [number]), code=None, timeout=20)
+        job = own.job(number)
+        assert (job["state"], job["started"]) == ("lost", None)
+        assert "before it was handed in" in job["reason"]
 
 
 @pytest.mark.slow
