@@ -202,12 +202,7 @@ def test_ctrl_c_cancels(cli: Cli, site: Site, program: Program) -> None:
     [child] = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
     os.kill(int(child), signal.SIGINT)
     assert running.wait().code == 130
-    assert {job["state"] for job in cli.jobs().values()} <= {
-        "succeeded",
-        "failed",
-        "cancelled",
-        "timeout",
-    }
+    assert cli.job(max(cli.jobs()))["state"] == "cancelled"
     wait_for(lambda: not _processes(site, "sleep 300"), 20, "ranks outlived their job")
 
 
@@ -263,6 +258,7 @@ def _modules(cli: Cli) -> None:
 
 
 @ON_SLURM
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("code", [143, 0], ids=["exits-143", "exits-0"])
 def test_a_preempted_job_comes_back(cli: Cli, site: Site, program: Program, code: int) -> None:
     """However its program says that it has saved."""
@@ -271,7 +267,8 @@ def test_a_preempted_job_comes_back(cli: Cli, site: Site, program: Program, code
     # A rank that had not begun has nothing to go on from.
     wait_for(lambda: cli("logs", number).out.count("started") == 8, 60, "not every rank started")
     cli("run", "--partition", "urgent", *site.all_slots(), program("urgent", "echo now"))
-    done = cli("logs", number, "-f", timeout=90)
+    # Slurm may keep a job that it has put back for two minutes.
+    done = cli("logs", number, "-f", timeout=240)
     assert done.of(0) == ["started", "saved", "resumed in attempt 2"]
     assert cli.job(number)["state"] == "succeeded"
 
