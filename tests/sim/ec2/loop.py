@@ -6,6 +6,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,8 @@ class Loop:
         port = f"m{self._ports}"
         assert machine.pid
         try:
-            vpc.plug(port, machine.pid, machine.order.subnet, machine.order.public)
+            private = IPv4Address(machine.order.private)
+            vpc.plug(port, machine.pid, machine.order.subnet, private, machine.order.public)
         except OSError as failed:
             if machine.ended():
                 return

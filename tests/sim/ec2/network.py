@@ -15,7 +15,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable
-from ipaddress import IPv4Network
+from ipaddress import IPv4Address, IPv4Network
 from typing import Any, TypeVar
 
 from tests.sim.ec2.dns import RESOLVER
@@ -100,10 +100,14 @@ class Vpc:
         )
         ip(f"address add {_HERE}/32 dev {self.cable}", f"link set {self.cable} up")
 
-    def plug(self, port: str, pid: int, subnet: IPv4Network, public: str | None) -> None:
+    def plug(
+        self, port: str, pid: int, subnet: IPv4Network, private: IPv4Address, public: str | None
+    ) -> None:
         """A cable to the network of process `pid`, where it is eth0."""
+        # Neighbours remember who had a private address before; a VPC's do not.
+        ethernet = ":".join(f"{byte:02x}" for byte in b"\2\0" + private.packed)
         lines = [
-            f"link add {port} type veth peer name eth0 netns {pid}",
+            f"link add {port} type veth peer name eth0 address {ethernet} netns {pid}",
             f"link set {port} master br0 up",
         ]
         if subnet not in self._gateways:
