@@ -306,6 +306,36 @@ def test_one_ctrl_c_is_enough_and_leaves_nothing(programs: Programs, pets: list[
     assert processes_with(mark) == []
 
 
+LATE = """
+import os
+import signal
+from trainlib.errors import Stopped
+from trainlib.program import run_program
+from trainlib.signals import StopRequest
+
+def main():
+    try:
+        with StopRequest():
+            raise Stopped(signal.SIGTERM)  # as the ranks agreed, by the signal of another one
+    finally:
+        os.kill(os.getpid(), signal.SIGTERM)
+        print("left with the others", flush=True)
+
+run_program(main)
+"""
+
+
+def test_a_rank_that_leaves_with_the_others_survives_its_own_late_signal(
+    programs: Programs,
+) -> None:
+    """Its death before MPI_Finalize would keep the others there, until their clock runs out."""
+    script = programs.folder / "late.py"
+    script.write_text(LATE)
+    programs.extra = {"PYTHONPATH": str(WORKLOADS)}
+    ended = programs.alone(script)
+    assert (ended.code, ended.out) == (128 + signal.SIGTERM, "left with the others\n")
+
+
 # ------------------------------------------------------------------------- the all-reduce table
 
 HEAD = ["bytes", "latency", "us", "algbw", "GB/s", "busbw", "GB/s"]

@@ -9,6 +9,8 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
+from trainlib.errors import Stopped
+
 #: Seconds between the signal and the end, if the end of the epoch is further away than that or
 #: another rank is already gone and a collective waits for it.
 GRACE_S = 5.0
@@ -18,7 +20,9 @@ class StopRequest(contextlib.AbstractContextManager["StopRequest"]):
     """Turns the first SIGTERM or SIGINT into a number to look at, `signum` (0 before).
 
     A second signal, or `GRACE_S`, ends the process at once with 128 + signum. Outside of the
-    context signals do what they did before; leaving it without an error stops that clock.
+    context signals do what they did before; leaving it without an error stops that clock. Leaving
+    it by `Stopped` keeps both: the ranks agreed to end, and the signal that told another rank so
+    may reach this one only now, when dying of it would leave the others alone in MPI_Finalize.
     """
 
     def __init__(self) -> None:
@@ -37,6 +41,8 @@ class StopRequest(contextlib.AbstractContextManager["StopRequest"]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if isinstance(error, Stopped):
+            return
         for number, handler in self._before.items():
             signal.signal(number, handler)
         if self._timer is not None and error is None:
