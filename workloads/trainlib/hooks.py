@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -20,15 +21,16 @@ _dist: Any = dist
 def over_mpi(
     state: tuple[mpi.Averager, torch.dtype | None], bucket: Any
 ) -> torch.futures.Future[torch.Tensor]:
-    """DDP communication hook: the mean over ranks, there when the hook returns.
+    """DDP communication hook: the sum over ranks, there when the hook returns.
 
-    Waiting here costs the overlap with the rest of backward(), and saves what an asynchronous
-    call costs more on small models: a thread that fights for the interpreter lock.
+    It is the mean if the module has `shared` for a forward hook. Waiting here costs the overlap
+    with the rest of backward(), and saves what an asynchronous call costs more on small models: a
+    thread that fights for the interpreter lock.
     """
     averager, half = state
     gradients = bucket.buffer()
     if half is None:
-        averager.reduce(gradients)
+        averager.reduce(gradients, average=False)
     else:
         averager.reduce_compressed(gradients, half)
     devices: list[int | str | torch.device] | None = None
@@ -37,6 +39,21 @@ def over_mpi(
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
     future.set_result(gradients)
     return future
+
+
+def shared(world: int) -> Callable[[torch.nn.Module, Any, torch.Tensor], None]:
+    """Forward hook: makes backward() leave this rank's share of the mean over `world` ranks.
+
+    Dividing the few numbers that enter backward() divides all gradients; dividing the buckets
+    would be one more pass over as many numbers as the model has.
+    """
+    share = 1 / world
+
+    def hook(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> None:
+        if output.requires_grad:
+            output.register_hook(lambda gradient: gradient * share)
+
+    return hook
 
 
 def compressed(half: torch.dtype, bucket: Any) -> torch.futures.Future[torch.Tensor]:

@@ -171,8 +171,8 @@ class Averager:
             tensor.div_(self._world)
 
     def reduce_compressed(self, tensor: torch.Tensor, half: torch.dtype) -> None:
-        """The mean over the ranks, sent and added up in `half` precision (2 bytes a number)."""
-        narrow = tensor.div(self._world).to(device="cpu", dtype=half)
+        """The sum over the ranks, sent and added up in `half` precision (2 bytes a number)."""
+        narrow = tensor.to(device="cpu", dtype=half)
         if half not in self._sums:
             self._sums[half] = self._mpi.Op.Create(_adder(half), commute=True)
         size = narrow.numel() * narrow.element_size()

@@ -65,6 +65,10 @@ _PEER_LOST = (
 )
 
 
+_BUCKET_MB = 25
+"""torch's own default, which it keeps to from the first bucket on if it is said."""
+
+
 class Session(contextlib.AbstractContextManager["Session"]):
     """The group of all ranks; use it as a context manager, which also ends it.
 
@@ -257,6 +261,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
     ) -> torch.nn.Module:
         """The model wrapped so that backward() leaves mean gradients on all ranks.
 
+        It has to return one tensor, and the loss to depend on the parameters through it alone.
         Parameters and buffers are rank 0's afterwards. Buffers are not sent at every step.
 
         Args:
@@ -280,10 +285,14 @@ class Session(contextlib.AbstractContextManager["Session"]):
         }
         if self.device.type == "cuda":
             options["device_ids"] = [self.device.index]
+        if hook and self._averager is not None:
+            # The hook waits: a small first bucket, there for the sake of overlap, is one more wait.
+            options["bucket_cap_mb"] = _BUCKET_MB
         wrapped = wrap(model, **options)
         half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(compress)
         if hook and self._averager is not None:
             wrapped.register_comm_hook((self._averager, half), hooks.over_mpi)
+            wrapped.register_forward_hook(hooks.shared(self.ranks.world))
         elif half is not None:
             wrapped.register_comm_hook(half, hooks.compressed)
         return wrapped
