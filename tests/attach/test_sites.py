@@ -18,10 +18,12 @@ SAVES = """
 [ ! -e "saved-$RANK" ] || { echo "resumed in attempt $CLUSTERCTL_ATTEMPT"; exit 0; }
 trap 'echo x >"saved-$RANK"; echo saved; kill $! 2>/dev/null; exit 143' TERM
 echo started
-sleep 300 &
-wait
+while :; do sleep 300 & wait; done
 """
-"""A program that saves when it is warned, and goes on from there the next time."""
+"""A program that saves when it is warned, and goes on from there the next time.
+
+Its sleep may be warned first, and must not be the end of it.
+"""
 
 LONG = "echo started; exec sleep 300"
 
