@@ -94,8 +94,10 @@ def cli(site: Site, tmp_path: Path) -> Iterator[Cli]:
     made = site.cli(tmp_path / "project")
     yield made
     made.end()
-    for number, job in made.jobs().items():
-        if job["state"] in ("queued", "running"):
+    states = {number: job["state"] for number, job in made.jobs().items()}
+    # Those that wait first, or each would start as the one before it ends.
+    for state in ("queued", "running"):
+        for number in (number for number, found in states.items() if found == state):
             made("cancel", number, code=None)
     for cluster in made.json("list")["clusters"]:
         if cluster["cluster"] != "site":

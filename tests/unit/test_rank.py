@@ -50,8 +50,8 @@ class Rank:
         (folder / "env").write_text(assets.render("job/env.j2", variables=sorted(env.items())))
         text = assets.render(
             "job/rank.sh.j2",
-            grace=1,
             **{
+                "grace": 1,
                 "id": 7,
                 "node": "worker-1",
                 "folder": folder,
@@ -144,6 +144,23 @@ def test_signals_are_forwarded(number: signal.Signals, tmp_path: Path) -> None:
     assert process.returncode == 42
     assert out.read_text() == "up\nsaving\nsaved\n"
     assert rank.said(1, "exit").split()[0] == "42"
+
+
+def test_in_a_batch_job_a_warned_rank_stays_until_all_have_ended(tmp_path: Path) -> None:
+    """The first rank to end would take those with it that are still saving."""
+    script = "trap 'kill $!; exit 42' TERM; echo up; sleep 60 & wait"
+    rank = Rank(tmp_path / "7", script, {}, hostname="", grace=60)
+    process = rank.start(SLURM)
+    out = rank.folder / "out"
+    until(lambda: (out / "rank-1.out").exists() and rank.said(1, "out") == "up\n")
+    process.terminate()
+    until((out / "rank-1.exit").exists)
+    process.terminate()  # batch systems do that
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(timeout=1)
+    (out / "rank-0.exit").write_text("143 1 1\n")
+    process.communicate(timeout=20)
+    assert process.returncode == 42
 
 
 def test_output_is_there_while_the_program_runs(tmp_path: Path) -> None:
