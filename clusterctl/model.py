@@ -7,6 +7,7 @@ IPv4 in dotted form. Paths that live on a node are `str`, paths on this machine 
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -218,6 +219,14 @@ class Charge:
     source: str
     since: float
     until: float | None = None
+
+    def seconds(self, now: float) -> float:
+        """How long it is billed until `now`: EC2 bills a minute of an instance at least."""
+        return max(60.0, (now if self.until is None else self.until) - self.since)
+
+    def dollars(self, now: float) -> float:
+        """What it has cost until `now`; 0 where the price is unknown."""
+        return (self.hourly or 0.0) * self.seconds(now) / 3600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -461,3 +470,8 @@ class NodeResult:
     @property
     def text(self) -> str:
         return self.stdout.decode(errors="replace")
+
+
+def clock(when: float) -> str:
+    """A moment (seconds since the epoch) in local time: `2026-11-21 13:05:00 UTC`."""
+    return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(when))

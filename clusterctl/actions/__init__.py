@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from clusterctl import providers
 from clusterctl.errors import RecordError, UsageError
-from clusterctl.model import NAME_PATTERN, Cluster, Phase
+from clusterctl.model import NAME_PATTERN, Cluster, Phase, clock
 from clusterctl.state import Store, home
 from clusterctl.transport.pool import Pool
 from clusterctl.transport.ssh import CONNECT_LIMIT
@@ -57,6 +58,11 @@ def only_name(store: Store) -> str:
 
 def ready(cluster: Cluster) -> Cluster:
     """The cluster, if jobs can run on it."""
+    if cluster.deadline and cluster.deadline < time.time():
+        raise RecordError(
+            f"cluster {cluster.name!r} ended itself at {clock(cluster.deadline)}, its deadline",
+            hint=f"`clusterctl down {cluster.name}` closes it, and `clusterctl up` makes another",
+        )
     if cluster.phase is not Phase.READY:
         end = "down" if cluster.spec.provider not in providers.ATTACHED else "detach"
         raise RecordError(

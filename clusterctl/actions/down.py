@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from clusterctl import bootstrap, providers
 from clusterctl.actions import Tell, check_name, connected, key_mark, silent
@@ -16,7 +17,17 @@ from clusterctl.jobs import control, outputs
 from clusterctl.jobs.follow import Follower, complete
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.stage import human
-from clusterctl.model import Cluster, ClusterSpec, Job, JobState, NodeResult, Phase, Role
+from clusterctl.model import (
+    Charge,
+    Cluster,
+    ClusterSpec,
+    Job,
+    JobState,
+    NodeResult,
+    Phase,
+    Role,
+    clock,
+)
 from clusterctl.state import ClusterLock, Store
 from clusterctl.transport.fold import fold, ranges
 from clusterctl.transport.pool import Pool
@@ -64,16 +75,18 @@ def down(
         if verb != right:
             how = "was attached" if right == "detach" else "was made by clusterctl"
             raise UsageError(f"cluster {name!r} {how}", hint=f"clusterctl {right} {name}")
+        if cluster.charges:
+            _allowed(store, cluster, tell)
         cancelled: tuple[int, ...] = ()
         unfetched: tuple[tuple[int, int], ...] = ()
-        if cluster.phase is Phase.READY and not force:
+        if cluster.nodes and cluster.phase is not Phase.DELETING and not force:
             saved = _save(store, cluster, tell, ask, _ACT[verb])
             if saved is None:
                 return None
             cancelled, unfetched = saved
         elif right == "detach":
             cancelled = _end(store, cluster, tell)
-        finish_down(store, cluster, tell, force=force)
+        cluster = finish_down(store, cluster, tell, force=force)
     now = time.time()
     return Down(
         name,
@@ -87,8 +100,9 @@ def down(
     )
 
 
-def finish_down(store: Store, cluster: Cluster, tell: Tell, *, force: bool = False) -> None:
-    """The part that is safe to repeat: destroy, then let the record go. Machines go also where
+def finish_down(store: Store, cluster: Cluster, tell: Tell, *, force: bool = False) -> Cluster:
+    """The part that is safe to repeat: destroy, then let the record go. Returns what it was at
+    the end. Machines go also where
     nothing can be written: a full disk must not keep them. `force` also lets go of machines that
     are not ours and do not answer."""
     cluster = replace(cluster, phase=Phase.DELETING)
@@ -98,7 +112,10 @@ def finish_down(store: Store, cluster: Cluster, tell: Tell, *, force: bool = Fal
     if cluster.spec.provider in providers.ATTACHED:
         let_go(store, cluster, tell, force=force)
     else:
-        providers.load(cluster.spec.provider).destroy(cluster, store.folder(cluster.name), tell)
+        provider, folder = providers.load(cluster.spec.provider), store.folder(cluster.name)
+        if cluster.charges:
+            cluster = replace(cluster, charges=_made(provider, cluster, folder))
+        provider.destroy(cluster, folder, tell)
     now = time.time()
     ended = tuple(replace(item, until=item.until or now) for item in cluster.charges)
     cluster = replace(cluster, charges=ended)
@@ -109,6 +126,29 @@ def finish_down(store: Store, cluster: Cluster, tell: Tell, *, force: bool = Fal
     store.event(cluster.name, "deleted")
     with _told(tell):
         store.retire(cluster)
+    return cluster
+
+
+def _allowed(store: Store, cluster: Cluster, tell: Tell) -> None:
+    """Raises the provider's error where it does not let us in: before a job is ended for a cluster
+    that would then stay."""
+    try:
+        providers.load(cluster.spec.provider).billed(cluster, store.folder(cluster.name))
+    except ClusterctlError:
+        end = f" until {clock(cluster.deadline)}" if cluster.deadline else ""
+        tell(
+            f"nothing was ended: the machines go on at ${cost.per_hour(cluster.charges):.2f}/h{end}"
+        )
+        raise
+
+
+def _made(provider: providers.Provider, cluster: Cluster, folder: Path) -> tuple[Charge, ...]:
+    """The charges of machines that there are, or were: an `up` that broke off has planned more."""
+    try:
+        there = provider.billed(cluster, folder)
+    except ClusterctlError:
+        return cluster.charges
+    return cost.made(cluster.charges, there | {node.name for node in cluster.nodes})
 
 
 def strays(store: Store, name: str) -> tuple[Cluster, ...]:

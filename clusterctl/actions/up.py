@@ -15,7 +15,14 @@ from clusterctl.actions import Tell, check_name, connected, made_by_us, prove
 from clusterctl.actions.down import finish_down, strays
 from clusterctl.bootstrap import steps
 from clusterctl.bootstrap.progress import Progress
-from clusterctl.errors import BootstrapError, NodeUnreachable, RecordError, UsageError
+from clusterctl.errors import (
+    BootstrapError,
+    ClusterctlError,
+    NodeUnreachable,
+    RecordError,
+    UsageError,
+)
+from clusterctl.insight import cost
 from clusterctl.jobs import control
 from clusterctl.model import (
     Accelerator,
@@ -112,8 +119,17 @@ def up(store: Store, spec: ClusterSpec, tell: Tell, consent: Consent) -> Up:
         with clock.phase("create"):
             keys.ensure(folder / "ssh" / "user")
             keys.ensure(folder / "ssh" / "mesh")
-            created = provider.create(cluster, folder, tell)
-            cluster = replace(cluster, nodes=created.nodes)
+            try:
+                created = provider.create(cluster, folder, tell)
+            except ClusterctlError:
+                _take_stock(store, provider, cluster, intent.old, tell)
+                raise
+            cluster = replace(
+                cluster,
+                nodes=created.nodes,
+                charges=cluster.charges if created.charges is None else created.charges,
+                mode_reason=created.mode_reason or cluster.mode_reason,
+            )
             for name in _write_ssh(store, cluster, created.host_keys):
                 tell(f"{name} has another host key than before; the provider vouches for it")
             store.save(cluster)
@@ -217,8 +233,8 @@ def _record(
         # Another clusterctl was at work in between, or an old cluster had to go first.
         intent = _intend(spec, old, tell, store.home.path)
     spec, plan = intent.spec, intent.plan
-    if old and spec.workers < len(old.workers):
-        _refuse_to_lose_ranks(store, old, {node.name for node in old.workers[spec.workers :]})
+    if old and (surplus := _surplus(old, plan, spec.workers)):
+        _refuse_to_lose_ranks(store, old, surplus)
     if not named:
         tell("no machines are named: a local cluster")
     for line in plan.lines:
@@ -246,6 +262,38 @@ def _record(
     store.save(cluster)
     store.event(cluster.name, "resuming" if old else "creating", workers=spec.workers)
     return intent.provider, cluster
+
+
+def _surplus(old: Cluster, plan: ProviderPlan, wanted: int) -> set[str]:
+    """The workers that there are and that the plan does without."""
+    kept = plan.nodes or [node.name for node in old.workers[:wanted]]
+    return {node.name for node in old.workers} - set(kept)
+
+
+def _take_stock(
+    store: Store, provider: Provider, cluster: Cluster, old: Cluster | None, tell: Tell
+) -> None:
+    """After an `up` that broke off: the record keeps what really costs money, and a cluster that
+    was ready and has lost and gained nothing is ready."""
+    if not cluster.charges:
+        return
+    try:
+        names = provider.billed(cluster, store.folder(cluster.name))
+    except ClusterctlError:
+        return
+    before = {node.name for node in old.nodes} if old else set()
+    charges = cost.made(cluster.charges, names | before)
+    if old and old.phase is Phase.READY and names == before:
+        store.save(old)
+        tell(f"cluster {old.name} is as it was, and ready")
+        return
+    store.save(replace(cluster, charges=charges))
+    if names:
+        tell(
+            f"{len(names)} {'machine runs' if len(names) == 1 else 'machines run'},"
+            f" ${cost.per_hour(charges):.2f}/h: `clusterctl up {cluster.name}` goes on,"
+            f" `clusterctl down {cluster.name}` removes {'it' if len(names) == 1 else 'them'}"
+        )
 
 
 def _refuse_to_lose_ranks(store: Store, old: Cluster, surplus: set[str]) -> None:

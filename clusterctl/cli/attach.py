@@ -9,7 +9,15 @@ import typer
 from typer.core import TyperCommand
 
 from clusterctl.cli.console import Console, ago, plain
-from clusterctl.cli.options import ClusterOption, Json, NameArgument, Quiet, Verbose, Yes
+from clusterctl.cli.options import (
+    ClusterOption,
+    Json,
+    NameArgument,
+    NewNameArgument,
+    Quiet,
+    Verbose,
+    Yes,
+)
 from clusterctl.errors import UsageError
 
 DEFAULT_NAME = "default"
@@ -34,7 +42,7 @@ def register(app: typer.Typer) -> None:
 
 
 def attach(
-    name: NameArgument = None,
+    name: NewNameArgument = None,
     cluster: ClusterOption = None,
     hosts: Annotated[
         Path | None, typer.Option(metavar="FILE", help="SSH hosts: HOST [slots=N] … per line.")

@@ -10,10 +10,18 @@ import typer
 from typer.core import TyperCommand
 
 from clusterctl.cli import wish
-from clusterctl.cli.console import Console, ago, clock, plain, table
-from clusterctl.cli.options import ClusterOption, Json, NameArgument, Quiet, Verbose, Yes
+from clusterctl.cli.console import Console, ago, plain, table
+from clusterctl.cli.options import (
+    ClusterOption,
+    Json,
+    NameArgument,
+    NewNameArgument,
+    Quiet,
+    Verbose,
+    Yes,
+)
 from clusterctl.errors import UsageError
-from clusterctl.model import Cluster
+from clusterctl.model import Cluster, clock
 
 DEFAULT_NAME = "default"
 
@@ -52,7 +60,7 @@ _LEAVE_ARGUMENTS = {"allow_interspersed_args": False}
 
 
 def up(
-    name: NameArgument = None,
+    name: NewNameArgument = None,
     cluster: ClusterOption = None,
     provider: wish.Provider = "",
     gpu: wish.Gpu = None,

@@ -154,11 +154,6 @@ def ago(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h" if seconds < 172800 else f"{seconds / 86400:.1f} d"
 
 
-def clock(when: float) -> str:
-    """A moment, in the local time zone: `2026-11-21 13:05:00 UTC`."""
-    return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(when))
-
-
 def table(rows: list[tuple[str, ...]]) -> str:
     """Columns as wide as their widest cell, two blanks apart."""
     widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]

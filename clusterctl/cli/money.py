@@ -6,9 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
-from clusterctl.cli.console import Console, clock, table
+from clusterctl.cli.console import Console, table
 from clusterctl.cli.options import ClusterOption, Json, NameArgument, Quiet, Verbose, Yes, duration
 from clusterctl.errors import UsageError
+from clusterctl.model import clock
 
 
 def register(app: typer.Typer) -> None:

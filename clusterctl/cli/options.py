@@ -16,6 +16,9 @@ ClusterOption = Annotated[
 NameArgument = Annotated[
     str | None, typer.Argument(metavar="[NAME]", help="Which cluster (default: the only one).")
 ]
+NewNameArgument = Annotated[
+    str | None, typer.Argument(metavar="[NAME]", help='What it is called (default: "default").')
+]
 JobArgument = Annotated[int, typer.Argument(metavar="JOB", help="The job's number.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 JsonLines = Annotated[

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from clusterctl.model import Charge
 
-MINIMUM = 60.0
-"""Seconds that EC2 bills at least for an instance."""
-
-
-def seconds(charge: Charge, now: float) -> float:
-    """How long it has been running, as it is billed."""
-    end = now if charge.until is None else charge.until
-    return max(MINIMUM, end - charge.since)
-
 
 def dollars(charges: Iterable[Charge], now: float) -> float:
     """Spent so far, without what has no known price."""
-    return sum((charge.hourly or 0.0) * seconds(charge, now) / 3600 for charge in charges)
+    return sum(charge.dollars(now) for charge in charges)
 
 
 def per_hour(charges: Iterable[Charge]) -> float:
     """What runs now costs this much, without what has no known price."""
     return sum(charge.hourly or 0.0 for charge in charges if charge.until is None)
+
+
+def made(charges: Iterable[Charge], nodes: Collection[str]) -> tuple[Charge, ...]:
+    """Without what was planned for machines that were never made. `nodes`: those that were."""
+    return tuple(item for item in charges if item.until is not None or item.node in nodes)
 
 
 def unknown(charges: Iterable[Charge]) -> tuple[str, ...]:
@@ -51,7 +47,7 @@ def receipt(charges: Sequence[Charge], now: float) -> tuple[Line, ...]:
         groups.setdefault((charge.part, charge.item, charge.hourly), []).append(charge)
     lines = []
     for (part, item, hourly), mine in groups.items():
-        hours = sum(seconds(charge, now) for charge in mine) / 3600
+        hours = sum(charge.seconds(now) for charge in mine) / 3600
         lines.append(
             Line(part, item, len(mine), hours, hourly, None if hourly is None else hourly * hours)
         )

@@ -31,6 +31,8 @@ class ProviderPlan:
     """When the nodes will end themselves, in seconds since the epoch."""
     recipes: tuple[str, ...] = ()
     """Images that `image build` has to make first, as there is no registry to pull them from."""
+    nodes: tuple[str, ...] = ()
+    """The names of all nodes there will be; () where the provider numbers its workers from 1."""
     question: str = ""
     """What a person has to agree to before money is spent; "" where none is."""
 
@@ -46,10 +48,13 @@ class Created:
     nodes: tuple[Node, ...]
     host_keys: dict[str, str]
     pool: Pool | None = field(default=None, compare=False)
+    charges: tuple[Charge, ...] | None = None
+    """What they cost, where that has come to be other than planned."""
+    mode_reason: str = ""
 
 
 class Provider(Protocol):
-    """Six verbs. `folder` is the cluster's own, 0700; its `ssh/user.pub` is the key to let in."""
+    """Seven verbs. `folder` is the cluster's own, 0700; its `ssh/user.pub` is the key to let in."""
 
     def plan(
         self,
@@ -68,6 +73,9 @@ class Provider(Protocol):
 
     def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
         """Node name → `running` or what is wrong, from the machines and not from the record."""
+
+    def billed(self, cluster: Cluster, folder: Path) -> frozenset[str]:
+        """The names of the machines that cost money now, from whoever bills them."""
 
     def ids(self, folder: Path) -> frozenset[str]:
         """The ids of the clusters of `folder`, from what there is of them and without a record: so

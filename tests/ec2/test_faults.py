@@ -99,13 +99,60 @@ def test_a_zone_without_room_moves_the_whole_cluster(world: World) -> None:
     ]
     assert zones == ["us-east-1b"] * 2
 
-    # More nodes where there is no room: those that run stay.
+    # Other machines in their place, another end, less money: nothing of that happens to them.
+    running = {node["machine"] for node in world.record()["nodes"]}
+    for words, said in (
+        (("--gpu", "g4dn"), "worker-1 of cluster default is a t3.xlarge, not a g4dn.xlarge"),
+        (("--ttl", "30m"), "`up` does not change that"),
+        (("--budget", "0.01"), "more than --budget 0.01"),
+    ):
+        refused = world.run("up", *words, "--yes")
+        assert (refused.code, said in refused.err) == (2, True), refused.err
+    assert set(world.ec2.machines) == running
+
+    # More nodes where there is no room: those that run stay, and are as ready as before.
+    world.ok("run", "--", "echo", "kept")
+    number = world.ok("jobs", "--json").document()["jobs"][-1]["id"]
+    before = world.ok("status", "--json").document()["dollars_per_hour"]
     world.ec2.fault("ice", zone="us-east-1b")
     more = world.run("up", "--workers", "2", "--yes")
     assert more.code == 3
     assert "us-east-1b has no room for more" in more.err
+    assert "cluster default is as it was, and ready" in more.err
     assert len(world.ec2.machines) == 2
-    world.ok("down", "--yes", "--force")
+    status = world.ok("status", "--json").document()
+    assert (status["phase"], status["dollars_per_hour"]) == ("ready", before)
+
+    # Who may not remove it ends nothing on it, and hears what it goes on costing.
+    world.ec2.fault("expired")
+    kept = world.run("down", "--yes")
+    assert kept.code == 3
+    assert f"the machines go on at ${before:.2f}/h until" in kept.err
+    world.ec2.clear()
+    world.ok("down", "--yes")
+    assert "kept" in world.ok("logs", str(number)).out
+
+
+def test_no_room_for_spot_anywhere_leaves_what_it_says(world: World) -> None:
+    spot = (*CPU, "--zones", "us-east-1a", "--spot")
+    world.ec2.fault("ice", instance_type="t3.xlarge")
+    up = world.run(*spot)
+    assert up.code == 3
+    assert "no zone has room for the whole cluster (us-east-1a were tried)" in up.err
+    assert "1 machine runs" in up.err
+    assert {charge["node"] for charge in world.record()["charges"]} == {"launcher"}
+
+    # What was cut off goes on, here on demand; that is what it costs from now on.
+    world.ec2.clear()
+    world.ec2.fault("ice", instance_type="t3.xlarge", calls=5)
+    up = world.ok(*spot, "--spot-fallback")
+    assert "moves to us-east-1a, on-demand" in up.err
+    rates = {c["item"]: c["hourly"] for c in world.record()["charges"] if c["part"] == "instance"}
+    on_demand = world.ok("up", "other", *CPU[1:], "--dry-run", "--json").document()["charges"]
+    assert rates == {c["item"]: c["hourly"] for c in on_demand if c["part"] == "instance"}
+    assert "spot" not in world.record()["mode_reason"]
+    down = world.ok("down", "--yes", "--json").document()
+    assert {line["item"] for line in down["receipt"]} >= {"t3.micro", "t3.xlarge"}
 
 
 def test_faults_of_aws_that_pass_are_ridden_out(world: World) -> None:

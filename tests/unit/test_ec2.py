@@ -73,6 +73,7 @@ def test_variables_are_those_of_the_module() -> None:
         ssh_cidr="203.0.113.7/32",
         public_key="ssh-ed25519 AAAA",
         user_data={"worker-1": "x"},
+        hours=0.5,
     )
     text = (Path(__file__).parents[2] / "infra/ec2/variables.tf").read_text()
     for name in made:

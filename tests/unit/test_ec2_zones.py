@@ -83,3 +83,13 @@ def test_spot_becomes_on_demand_only_where_that_was_said(tmp_path: Path) -> None
 def test_a_zone_that_had_no_room_is_not_tried_again(tmp_path: Path) -> None:
     memory = Memory(id="lab-1", region="us-east-1", zone="us-east-1b")
     assert attempts(tmp_path, {("us-east-1b", False)}, memory) == [("us-east-1b", False)]
+
+
+def test_another_day_all_zones_are_tried_again(tmp_path: Path) -> None:
+    memory = Memory(id="lab-1", region="us-east-1", spot=True)
+    with pytest.raises(CapacityError):
+        attempts(tmp_path, set(), memory, spot=True, spot_fallback=True)
+    kept = recall(tmp_path)
+    assert kept
+    tried = attempts(tmp_path, {("us-east-1a", True)}, kept, spot=True, spot_fallback=True)
+    assert tried == [("us-east-1a", True)]

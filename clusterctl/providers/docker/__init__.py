@@ -124,6 +124,9 @@ class DockerProvider:
             host_keys=host_keys,
         )
 
+    def billed(self, cluster: Cluster, folder: Path) -> frozenset[str]:
+        return frozenset()
+
     def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
         names = layout.names(cluster.spec.workers)
         try:

@@ -12,12 +12,21 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl import assets, catalog, keys, terraform
-from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
-from clusterctl.model import Accelerator, Charge, Cluster, ClusterSpec, Node, Role, Runtime
+from clusterctl.errors import NodeUnreachable, ProviderError
+from clusterctl.model import Accelerator, Charge, Cluster, ClusterSpec, Node, Role, Runtime, clock
 from clusterctl.providers import Created, OnEvent, ProviderPlan, deadlines
-from clusterctl.providers.ec2 import access, failures, hostkeys, preflight, prices, sweep, userdata
+from clusterctl.providers.ec2 import (
+    access,
+    agreement,
+    failures,
+    hostkeys,
+    preflight,
+    prices,
+    sweep,
+    userdata,
+)
 from clusterctl.providers.ec2 import spec as layout
-from clusterctl.providers.ec2.api import Api, Later, default_region
+from clusterctl.providers.ec2.api import Api, Instance, Later, default_region
 from clusterctl.providers.ec2.failures import CapacityError
 from clusterctl.providers.ec2.memory import Memory, recall, remember
 from clusterctl.providers.ec2.preflight import Survey
@@ -64,43 +73,44 @@ class Ec2Provider:
         *,
         ahead: Path | None = None,
     ) -> ProviderPlan:
-        wish = _resolved(spec, current)
+        wish = agreement.resolved(spec, current)
         binary = terraform.find()
         begun = _begin(Home(ahead), binary, wish) if ahead else None
         api = Api(wish.cloud.region)
-        found, present = _survey(api, wish, current, tell)
+        found, instances = _survey(api, wish, current, tell)
+        present = _types(instances)
+        agreement.keep(wish, current, found.machines, present)
         names = [machine.name for machine in found.machines if machine.name not in present]
         now = time.time()
-        quotes = prices.quotes(
-            api,
-            [machine.instance_type for machine in found.machines],
-            spot={m.instance_type for m in found.machines if m.name != LAUNCHER}
-            if wish.cloud.spot
-            else (),
-            zone=found.zones[0],
-            tell=tell,
-        )
+        spot = wish.cloud.spot and not _fell_back(instances)
+        quotes = _quotes(api, found, spot, tell)
         old = current.charges if current else ()
-        fresh = prices.charges(found.machines, quotes, api.region, now)
-        charges = prices.merge(old, fresh, now)
-        deadline = _deadline(wish, current, charges, now)
+        charges = prices.merge(old, prices.charges(found.machines, quotes, api.region, now), now)
+        dear = charges
+        if spot and wish.cloud.spot_fallback:
+            # What it may come to: the budget has to last for that too.
+            quotes = _quotes(api, found, False, tell)
+            most = prices.charges(found.machines, quotes, api.region, now)
+            dear = prices.merge(old, most, now)
+        deadline = agreement.deadline(wish, current, present, dear, now)
         others = f" (then {', '.join(found.zones[1:])})" if len(found.zones) > 1 else ""
-        rate, unknown = prices.hourly(charges)
+        rate, unknown = prices.hourly(dear)
         worst = prices.money(rate * (deadline - now) / 3600, 2)
         known = [charge for charge in charges if charge.until is None]
         if begun:
             self._planned[wish.name] = _Planned(wish, found, api, begun)
         return ProviderPlan(
             mode="ec2",
-            mode_reason=f"{api.region}{', spot' if wish.cloud.spot else ''}",
+            mode_reason=_mode(api.region, spot),
             one_host=False,
             lines=(
                 f"AWS account {found.account}, {api.region}, zone {found.zones[0]}{others};"
                 f" {binary.name}",
                 *prices.table(found.machines, known, found.zones[0], deadline - now),
-                f"every node ends itself at {_clock(deadline)}, whatever happens to this machine",
+                f"every node ends itself at {clock(deadline)}, whatever happens to this machine",
             ),
             spec=wish,
+            nodes=tuple(machine.name for machine in found.machines),
             charges=charges,
             deadline=deadline,
             question=f"start {len(names)} machines for up to {worst}{' and more' * bool(unknown)}?"
@@ -138,7 +148,17 @@ class Ec2Provider:
             limit=wish.cloud.boot_timeout,
             on_up=lambda name, seconds: on_event(f"{name}: SSH answers after {seconds:.1f} s"),
         )
-        return Created(nodes=nodes, host_keys=final, pool=pool)
+        charges, reason = cluster.charges, cluster.mode_reason
+        if not memory.spot and reason == _mode(api.region, spot=True):
+            reason = _mode(api.region, spot=False)
+            charges = prices.requoted(charges, _quotes(api, found, False, on_event))
+        return Created(nodes=nodes, host_keys=final, pool=pool, charges=charges, mode_reason=reason)
+
+    def billed(self, cluster: Cluster, folder: Path) -> frozenset[str]:
+        memory = recall(folder)
+        api = Api(memory.region if memory else cluster.spec.cloud.region or default_region())
+        found = api.instances(_tagged(cluster.id), states=_USABLE)
+        return frozenset(item.node for item in found if item.node)
 
     def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
         memory = recall(folder)
@@ -258,6 +278,7 @@ class Ec2Provider:
         for index, (spot, zone) in enumerate(attempts):
             memory.zone, memory.spot = zone, spot
             remember(folder, memory)
+            deadline = cluster.deadline or time.time() + catalog.DEFAULT_TTL
             living = {item.node for item in api.instances(_tagged(cluster.id), states=_USABLE)}
             settled_keys = living - host_keys.booting
             news = [machine.name for machine in found.machines if machine.name not in settled_keys]
@@ -266,7 +287,7 @@ class Ec2Provider:
                 machine.name: userdata.render(
                     host_key=pairs[machine.name],
                     authorized=public,
-                    deadline=cluster.deadline or time.time() + catalog.DEFAULT_TTL,
+                    deadline=deadline,
                     root=_root(machine, cluster.id),
                     spot=spot and machine.name != LAUNCHER,
                 )
@@ -286,6 +307,8 @@ class Ec2Provider:
                 ssh_cidr=memory.ssh_cidr,
                 public_key=public,
                 user_data=user_data,
+                # Whole minutes, so that asking again plans no change; and never nothing.
+                hours=max(1, round((deadline - time.time()) / 60)) / 60,
             )
             try:
                 outputs = runner.apply(
@@ -298,7 +321,12 @@ class Ec2Provider:
                 if not isinstance(known, CapacityError):
                     raise known or error from error
                 if settled or index + 1 == len(attempts):
-                    raise _no_room(known, zones, settled, memory) from error
+                    no_room = _no_room(known, zones, settled, memory)
+                    if not settled:
+                        # The next `up` finds another day, and begins anew.
+                        memory.zone, memory.spot = "", wish.cloud.spot
+                        remember(folder, memory)
+                    raise no_room from error
                 following = attempts[index + 1]
                 on_event(
                     f"{zone} has no room{' for spot' if spot else ''} ({known.message}):"
@@ -346,20 +374,6 @@ def _no_room(
     )
 
 
-def _resolved(spec: ClusterSpec, current: Cluster | None) -> ClusterSpec:
-    """The wish with what was left to us filled in. A cluster stays in its region."""
-    before = current.spec.cloud if current else None
-    region = spec.cloud.region or (before.region if before else "") or default_region()
-    if before and before.region and before.region != region:
-        raise UsageError(
-            f"cluster {spec.name} is in {before.region}, not in {region}",
-            hint="leave --region out, or choose another name for another cluster",
-        )
-    if spec.cloud.ssh_cidr:
-        access.network("--ssh-cidr", spec.cloud.ssh_cidr)
-    return replace(spec, cloud=replace(spec.cloud, region=region))
-
-
 def _module() -> Path:
     return assets.folder("infra") / "ec2"
 
@@ -376,7 +390,7 @@ def _begin(home: Home, binary: terraform.Binary, wish: ClusterSpec) -> _Begun:
 
 
 def _replan(cluster: Cluster, folder: Path, tell: OnEvent) -> _Planned:
-    wish = _resolved(cluster.spec, cluster)
+    wish = agreement.resolved(cluster.spec, cluster)
     begun = _begin(Home(folder.parent.parent), terraform.find(), wish)
     api = Api(wish.cloud.region)
     found, _ = _survey(api, wish, cluster, tell)
@@ -385,28 +399,42 @@ def _replan(cluster: Cluster, folder: Path, tell: OnEvent) -> _Planned:
 
 def _survey(
     api: Api, wish: ClusterSpec, current: Cluster | None, tell: OnEvent
-) -> tuple[Survey, dict[str, str]]:
-    """Also which nodes there are, with their types: by AWS, for a record may have been cut off."""
-    found = api.instances(_tagged(current.id), states=_USABLE) if current else []
-    present = {item.node: item.type for item in found if item.node}
-    zone = found[0].zone if found else ""
-    return preflight.survey(api, wish, present, zone, tell), present
+) -> tuple[Survey, list[Instance]]:
+    """Also the machines there are: by AWS, for a record may have been cut off."""
+    instances = api.instances(_tagged(current.id), states=_USABLE) if current else []
+    instances = [item for item in instances if item.node]
+    zone = instances[0].zone if instances else ""
+    settled = bool(current and current.nodes)
+    found = preflight.survey(api, wish, _types(instances), zone if settled else "", tell)
+    if zone in found.zones:
+        # An `up` that was cut off goes on there, and may still leave for where there is room.
+        others = (other for other in found.zones if other != zone)
+        found = replace(found, zones=(zone, *others))
+    return found, instances
 
 
-def _deadline(
-    wish: ClusterSpec, current: Cluster | None, charges: Sequence[Any], now: float
-) -> float:
-    """The one that is armed already, else from --ttl and --budget, whichever is nearer."""
-    if current and current.deadline and current.deadline > now and current.nodes:
-        return current.deadline
-    seconds = wish.ttl or catalog.DEFAULT_TTL
-    if wish.cloud.budget:
-        seconds = min(seconds, prices.affordable(wish.cloud.budget, charges, 0.0))
-    return now + seconds
+def _types(instances: Sequence[Instance]) -> dict[str, str]:
+    return {item.node: item.type for item in instances}
 
 
-def _clock(when: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(when))
+def _fell_back(instances: Sequence[Instance]) -> bool:
+    """Whether workers are on-demand that were wished for as spot instances."""
+    return any(not item.spot for item in instances if item.node != LAUNCHER)
+
+
+def _quotes(api: Api, found: Survey, spot: bool, tell: OnEvent) -> dict[str, prices.Quote]:
+    machines = found.machines
+    return prices.quotes(
+        api,
+        [machine.instance_type for machine in machines],
+        spot={m.instance_type for m in machines if m.name != LAUNCHER} if spot else (),
+        zone=found.zones[0],
+        tell=tell,
+    )
+
+
+def _mode(region: str, spot: bool) -> str:
+    return f"{region}{', spot' if spot else ''}"
 
 
 def _terraform(folder: Path, name: str, tell: OnEvent) -> terraform.Terraform:

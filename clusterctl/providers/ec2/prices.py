@@ -100,6 +100,16 @@ def merge(old: Sequence[Charge], new: Sequence[Charge], now: float) -> tuple[Cha
     return (*merged, *key.values())
 
 
+def requoted(charges: Sequence[Charge], quotes: Mapping[str, Quote]) -> tuple[Charge, ...]:
+    """The instances that run at other prices, from their beginning."""
+    return tuple(
+        replace(charge, hourly=quotes[charge.item].dollars, source=quotes[charge.item].source)
+        if charge.part == "instance" and charge.until is None and charge.item in quotes
+        else charge
+        for charge in charges
+    )
+
+
 def hourly(charges: Iterable[Charge]) -> tuple[float, tuple[str, ...]]:
     """Dollars per hour of all that runs, and the items whose price is unknown."""
     running = [charge for charge in charges if charge.until is None]

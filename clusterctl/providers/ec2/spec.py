@@ -133,8 +133,9 @@ def variables(
     ssh_cidr: str,
     public_key: str,
     user_data: Mapping[str, str],
+    hours: float,
 ) -> dict[str, Any]:
-    """infra/ec2's variables."""
+    """infra/ec2's variables. `hours` is how long a machine may live that has no user data."""
     groups: dict[tuple[str, str, int], list[int]] = {}
     for machine in machines:
         if machine.name != LAUNCHER:
@@ -160,4 +161,5 @@ def variables(
         "ssh_cidr": ssh_cidr,
         "public_key": public_key,
         "user_data": dict(user_data),
+        "ttl_hours": hours,
     }

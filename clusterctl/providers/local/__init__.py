@@ -80,6 +80,9 @@ class LocalProvider:
             host_keys=outcome.host_keys,
         )
 
+    def billed(self, cluster: Cluster, folder: Path) -> frozenset[str]:
+        return frozenset()
+
     def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
         site = layout.site(cluster.id, folder)
         names = layout.node_names(cluster.spec.workers)

@@ -1,0 +1,107 @@
+"""What a further `up` may change about a cluster whose machines run: how many there are.
+
+Machines that run are never replaced, and their deadline is moved by `extend` alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from clusterctl import catalog
+from clusterctl.errors import UsageError
+from clusterctl.model import Charge, Cluster, ClusterSpec, clock
+from clusterctl.providers.ec2 import access, prices
+from clusterctl.providers.ec2.api import default_region
+from clusterctl.providers.ec2.spec import Machine
+
+_FIXED = {"disk": "--disk", "spot": "--spot", "efa": "--efa"}
+"""What EC2 or Terraform would make other machines for."""
+
+
+def resolved(spec: ClusterSpec, current: Cluster | None) -> ClusterSpec:
+    """The wish with what was left to us filled in. A cluster stays in its region."""
+    before = current.spec.cloud if current else None
+    region = spec.cloud.region or (before.region if before else "") or default_region()
+    if before and before.region and before.region != region:
+        raise UsageError(
+            f"cluster {spec.name} is in {before.region}, not in {region}",
+            hint=f"leave --region out, or `clusterctl down {spec.name}` first, or choose another"
+            " name",
+        )
+    if spec.cloud.ssh_cidr:
+        access.network("--ssh-cidr", spec.cloud.ssh_cidr)
+    return replace(spec, cloud=replace(spec.cloud, region=region))
+
+
+def keep(
+    wish: ClusterSpec,
+    current: Cluster | None,
+    machines: Sequence[Machine],
+    present: Mapping[str, str],
+) -> None:
+    """`present`: the nodes there are, with their types. Raises UsageError where the wish would
+    replace one of them: what runs on it would be lost, and a new one would cost other money."""
+    if current is None or not present:
+        return
+    hint = f"`clusterctl down {wish.name}` first, or choose another name for another cluster"
+    for machine in machines:
+        kind = present.get(machine.name, machine.instance_type)
+        if kind != machine.instance_type:
+            raise UsageError(
+                f"{machine.name} of cluster {wish.name} is a {kind}, not a {machine.instance_type}",
+                hint=hint,
+            )
+    for field, flag in _FIXED.items():
+        if getattr(wish.cloud, field) != getattr(current.spec.cloud, field):
+            raise UsageError(
+                f"the machines of cluster {wish.name} run, and {flag} cannot change under them",
+                hint=hint,
+            )
+
+
+def deadline(
+    wish: ClusterSpec,
+    current: Cluster | None,
+    present: Mapping[str, str],
+    charges: Sequence[Charge],
+    now: float,
+) -> float:
+    """When every node ends itself: as the machines that run have it from their first minute, else
+    from --ttl and --budget, whichever is nearer.
+
+    Raises UsageError where another one is asked for, or a budget does not last until then.
+    """
+    if current and present and current.deadline and current.deadline > now:
+        armed = current.deadline
+        if wish.ttl != current.spec.ttl:
+            raise UsageError(
+                f"the machines of cluster {wish.name} end at {clock(armed)}, and `up` does not"
+                " change that",
+                hint=f"leave --ttl out; `clusterctl extend {wish.name} --ttl …` moves the end",
+            )
+        changed = wish.cloud.budget != current.spec.cloud.budget
+        if wish.cloud.budget and (changed or _more(charges, present)):
+            _lasts(wish, charges, armed, now)
+        return armed
+    seconds = wish.ttl or catalog.DEFAULT_TTL
+    if wish.cloud.budget:
+        seconds = min(seconds, prices.affordable(wish.cloud.budget, charges, 0.0))
+    return now + seconds
+
+
+def _more(charges: Sequence[Charge], present: Mapping[str, str]) -> bool:
+    return any(charge.until is None and charge.node not in present for charge in charges)
+
+
+def _lasts(wish: ClusterSpec, charges: Sequence[Charge], armed: float, now: float) -> None:
+    budget, spent = wish.cloud.budget, sum(charge.dollars(now) for charge in charges)
+    # Raises where a price is unknown or nothing is left.
+    seconds = prices.affordable(budget, charges, spent)
+    total = spent + prices.hourly(charges)[0] * (armed - now) / 3600
+    if total > budget + 0.005:
+        raise UsageError(
+            f"until {clock(armed)} that costs ${total:.2f}, more than --budget {budget:.2f}",
+            hint=f"--budget {total + 0.01:.2f}, fewer --workers, or first an earlier end:"
+            f" `clusterctl extend {wish.name} --ttl {int(seconds / 60)}m`",
+        )

@@ -1,0 +1,110 @@
+"""What a further `up` may change about machines that run, and what the record says they cost."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from clusterctl.errors import UsageError
+from clusterctl.insight import cost
+from clusterctl.model import Charge, CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
+from clusterctl.providers.ec2 import agreement, prices, spec
+from clusterctl.providers.ec2.prices import Quote
+
+NOW = time.time()
+HOUR = 3600.0
+PRESENT = {"launcher": "t3.micro", "worker-1": "t3.xlarge"}
+
+
+def wish(count: int = 1, kind: str = "t3.xlarge", ttl: float = 0.0, **cloud: object) -> ClusterSpec:
+    return ClusterSpec(
+        name="lab",
+        provider="ec2",
+        groups=(NodeGroup(count=count, instance_type=kind),),
+        ttl=ttl,
+        cloud=replace(CloudSpec(region="us-east-1"), **cloud),
+    )
+
+
+def cluster(made: ClusterSpec) -> Cluster:
+    return Cluster(
+        id="lab-1", spec=made, phase=Phase.READY, created=NOW - HOUR, deadline=NOW + 7 * HOUR
+    )
+
+
+def charge(node: str, hourly: float | None = 1.0, **changes: object) -> Charge:
+    made = Charge(node=node, part="instance", item="x", hourly=hourly, source="", since=NOW - HOUR)
+    return replace(made, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (wish(kind="g4dn.xlarge"), "worker-1 of cluster lab is a t3.xlarge, not a g4dn.xlarge"),
+        (wish(launcher_type="t3.small"), "launcher of cluster lab is a t3.micro, not a t3.small"),
+        (wish(disk=60), "--disk cannot change"),
+        (wish(spot=True), "--spot cannot change"),
+        (wish(efa=True), "--efa cannot change"),
+    ],
+)
+def test_machines_that_run_are_never_replaced(changed: ClusterSpec, said: str) -> None:
+    machines = spec.machines(changed, {}, spec.present(PRESENT))
+    with pytest.raises(UsageError, match=said) as caught:
+        agreement.keep(changed, cluster(wish()), machines, PRESENT)
+    assert "clusterctl down lab" in caught.value.hint
+    agreement.keep(changed, cluster(wish()), machines, {})
+
+
+def test_workers_come_and_go() -> None:
+    for count in (1, 3):
+        machines = spec.machines(wish(count), {}, spec.present(PRESENT))
+        agreement.keep(wish(count), cluster(wish()), machines, PRESENT)
+
+
+def test_a_deadline_that_is_armed_stays() -> None:
+    armed = NOW + 7 * HOUR
+    running = [charge("worker-1")]
+    for old in (cluster(wish(ttl=8 * HOUR)), cluster(wish(ttl=8 * HOUR, budget=8.0))):
+        assert agreement.deadline(old.spec, old, PRESENT, running, NOW) == armed
+    with pytest.raises(UsageError, match="`up` does not change that") as caught:
+        agreement.deadline(wish(ttl=1800), cluster(wish()), PRESENT, running, NOW)
+    assert "clusterctl extend lab --ttl" in caught.value.hint
+    # Nothing runs: nothing is armed.
+    assert agreement.deadline(wish(ttl=1800), cluster(wish()), {}, running, NOW) == NOW + 1800
+
+
+@pytest.mark.parametrize(
+    ("charges", "budget"),
+    [
+        ([charge("worker-1"), charge("worker-2", since=NOW)], 8.0),  # one more, the same budget
+        ([charge("worker-1")], 7.0),  # a smaller one
+    ],
+)
+def test_a_budget_holds_for_what_is_added(charges: list[Charge], budget: float) -> None:
+    old = cluster(wish(budget=8.0))
+    with pytest.raises(UsageError, match=rf"more than --budget {budget:.2f}") as caught:
+        agreement.deadline(wish(budget=budget), old, PRESENT, charges, NOW)
+    assert "clusterctl extend lab --ttl" in caught.value.hint
+
+
+def test_a_larger_budget_is_taken() -> None:
+    charges = [charge("worker-1"), charge("worker-2", since=NOW)]
+    old = cluster(wish(budget=8.0))
+    assert agreement.deadline(wish(budget=15.1), old, PRESENT, charges, NOW) == old.deadline
+
+
+def test_what_was_never_made_costs_nothing() -> None:
+    ended = charge("worker-3", until=NOW)
+    charges = (charge("launcher"), charge("worker-1"), charge("worker-2"), ended)
+    assert cost.made(charges, {"launcher", "worker-1"}) == (*charges[:2], ended)
+
+
+def test_a_move_to_on_demand_changes_the_price_of_instances_alone() -> None:
+    disk = charge("worker-1", 0.1, part="disk")
+    found = prices.requoted(
+        [charge("worker-1"), disk, charge("launcher", item="y")], {"x": Quote(3.0, "list")}
+    )
+    assert [item.hourly for item in found] == [3.0, 0.1, 1.0]
+    assert found[0].source == "list"
