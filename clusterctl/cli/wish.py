@@ -12,6 +12,8 @@ from clusterctl.errors import UsageError
 from clusterctl.model import CloudSpec, ClusterSpec, NodeGroup, Runtime
 
 _EC2 = "EC2"
+MAX_BUDGET = 1_000_000
+"""US dollars."""
 
 Provider = Annotated[
     str,
@@ -146,11 +148,6 @@ def indices(text: str, where: str) -> tuple[str, ...]:
     return found
 
 
-def positive(value: float | None, option: str, example: str) -> None:
-    if value is not None and not (0 < value < 1e9):
-        raise UsageError(f"{option} {value:g} is not more than nothing", hint=f"{option} {example}")
-
-
 def spec(
     *,
     name: str,
@@ -172,7 +169,11 @@ def spec(
     budget: float | None,
     boot_timeout: str,
 ) -> ClusterSpec:
-    positive(budget, "--budget", "20")
+    if budget is not None and not 0 < budget <= MAX_BUDGET:
+        raise UsageError(
+            f"--budget {budget:,.12g}: more than 0, at most {MAX_BUDGET:,} US dollars",
+            hint="--budget 20",
+        )
     if disk and not 8 <= disk <= 16384:
         raise UsageError(f"--disk {disk}: 8 to 16384 GB", hint="--disk 100")
     where = provider(named_provider, chosen) or ("docker" if gpus else "")
