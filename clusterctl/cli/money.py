@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from clusterctl.cli.console import Console, table
-from clusterctl.cli.options import ClusterOption, Json, NameArgument, Quiet, Verbose, Yes, duration
+from clusterctl.cli.options import ClusterOption, Json, NameArgument, Quiet, Verbose, Yes, life_time
 from clusterctl.errors import UsageError
 from clusterctl.model import clock
 
@@ -31,7 +31,7 @@ def extend(
     console = Console.current().set(json=json, quiet=quiet, verbose=verbose)
     if not ttl:
         raise UsageError("extend needs --ttl", hint="clusterctl extend --ttl 4h")
-    seconds = duration(ttl, "--ttl")
+    seconds = life_time(ttl)
     from clusterctl import actions
     from clusterctl.actions import extend as action
 

@@ -30,6 +30,9 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
+MAX_TTL = 30 * 86400.0
+"""Seconds. A cluster that nobody has looked at for so long is a forgotten one."""
+
 
 def duration(text: str, option: str) -> float:
     """Seconds in `90`, `90s`, `30m`, `8h`, `1d` or a sum such as `1h30m`."""
@@ -39,4 +42,21 @@ def duration(text: str, option: str) -> float:
     seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
     if seconds <= 0:
         raise UsageError(f"{option} {text!r} is no time at all", hint="for example 90s, 30m or 8h")
+    return seconds
+
+
+def life_time(text: str) -> float:
+    """Seconds in a --ttl, which needs a unit: 8 seconds instead of 8 hours would cost a cluster."""
+    seconds = duration(text, "--ttl")
+    if text[-1] not in "smhd":
+        bare = not set(text) & set("smhd")
+        raise UsageError(
+            f"--ttl {text!r} ends without a unit",
+            hint=f"did you mean {text}h or {text}m?" if bare else "for example 1h30m",
+        )
+    if seconds > MAX_TTL:
+        raise UsageError(
+            f"--ttl {text!r} is more than {MAX_TTL / 86400:g} days",
+            hint="`clusterctl extend --ttl` moves the deadline whenever you need longer",
+        )
     return seconds

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from clusterctl.cli.options import duration
+from clusterctl.cli.options import duration, life_time
 from clusterctl.errors import UsageError
 from clusterctl.model import CloudSpec, ClusterSpec, NodeGroup, Runtime
 
@@ -181,7 +181,7 @@ def spec(
         name=name,
         provider=where,
         groups=chosen,
-        ttl=duration(ttl, "--ttl") if ttl else 0.0,
+        ttl=life_time(ttl) if ttl else 0.0,
         runtime=runtime(runtime_text),
         image=image,
         gpus=indices(gpus, where),

@@ -32,6 +32,9 @@ BAD: list[tuple[str, int, str, str]] = [
     ),
     ("up|--dry-run|--budget|inf", 2, "--budget inf: more than 0, at most 1,000,000", "20"),
     ("up|--dry-run|--budget|nan", 2, "--budget nan: more than 0, at most 1,000,000", "20"),
+    ("up|--dry-run|--ttl|8", 2, "--ttl '8' ends without a unit", "8h or 8m"),
+    ("up|--dry-run|--ttl|1h30", 2, "--ttl '1h30' ends without a unit", "1h30m"),
+    ("up|--dry-run|--ttl|31d", 2, "--ttl '31d' is more than 30 days", "clusterctl extend --ttl"),
     ("up|Upper", 2, "Upper", "a-z"),
     ("up|a;rm -rf b", 2, "a;rm -rf b", "a-z"),
     ("up|../../etc", 2, "../../etc", "a-z"),
@@ -94,6 +97,8 @@ BAD_WITH_A_CLUSTER: list[tuple[str, int, str, str]] = [
     ("cp|nowhere|worker-1:b", 2, "nowhere", ""),
     ("cp|worker-9:a|b", 7, "worker-9", "worker-1"),
     ("status|-c|nope", 7, "nope", "lab"),
+    ("extend|--ttl|8", 2, "--ttl '8' ends without a unit", "8h or 8m"),
+    ("extend|--ttl|721h", 2, "--ttl '721h' is more than 30 days", "clusterctl extend --ttl"),
     ("down|nope", 7, "nope", "lab"),
 ]
 
