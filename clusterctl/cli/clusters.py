@@ -60,6 +60,7 @@ _LEAVE_ARGUMENTS = {"allow_interspersed_args": False}
 
 
 def up(
+    context: typer.Context,
     name: NewNameArgument = None,
     cluster: ClusterOption = None,
     provider: wish.Provider = "",
@@ -92,10 +93,13 @@ def up(
 ) -> None:
     """Create a cluster, resume one, or change its number of workers."""
     console = Console.current().set(json=json, quiet=quiet, verbose=verbose)
+    typed = _typed(context)
     spec = wish.spec(
         name=_either(name, cluster) or DEFAULT_NAME,
         named_provider=provider,
-        chosen=wish.groups(gpu or [], cpu or [], instance_type, workers),
+        chosen=wish.groups(
+            gpu or [], cpu or [], instance_type, workers, typed="--workers" in typed
+        ),
         ttl=ttl,
         runtime_text=runtime,
         image=image,
@@ -111,6 +115,7 @@ def up(
         ssh_cidr=ssh_cidr,
         budget=budget,
         boot_timeout=boot_timeout,
+        typed=typed,
     )
     from clusterctl import actions
     from clusterctl.actions import up as action
@@ -364,6 +369,16 @@ def cp(
     store = actions.open_store()
     reach.copy(store, actions.choose(store, cluster), source, target, timeout)
     console.document({"source": source, "target": target})
+
+
+def _typed(context: typer.Context) -> frozenset[str]:
+    """The options that the command line has, and not the settings or the environment."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return frozenset(
+        f"--{name.replace('_', '-')}"
+        for name, source in sources.items()
+        if source and source.name == "COMMANDLINE"
+    )
 
 
 def _either(name: str | None, option: str | None) -> str | None:

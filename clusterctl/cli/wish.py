@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Annotated
 
 import typer
@@ -85,9 +86,10 @@ BootTimeout = Annotated[
 
 
 def groups(
-    gpu: list[str], cpu: list[str], instance_type: str, workers: int | None
+    gpu: list[str], cpu: list[str], instance_type: str, workers: int | None, *, typed: bool
 ) -> tuple[NodeGroup, ...]:
-    """The groups of workers. A count of 0: not said."""
+    """The groups of workers. A count of 0: not said. `typed`: the number of workers is from this
+    command line; where the settings say it, counts of the groups go first."""
     if workers is not None and workers < 1:
         raise UsageError(f"--workers {workers}: a cluster has at least one", hint="--workers 2")
     named = [("--gpu", text) for text in gpu] + [("--cpu", text) for text in cpu]
@@ -99,6 +101,13 @@ def groups(
     if not named:
         return (
             NodeGroup(count=workers or (2 if instance_type else 0), instance_type=instance_type),
+        )
+    counted = any(":" in text for _, text in named)
+    if workers is not None and typed and (counted or len(named) > 1):
+        of = "groups that say their own" if counted else f"{len(named)} groups"
+        each = " ".join(f"{option} {text.partition(':')[0]}:N" for option, text in named)
+        raise UsageError(
+            f"--workers {workers} does not go with {of}", hint=f"write the numbers as {each}"
         )
     found = []
     for option, text in named:
@@ -168,7 +177,9 @@ def spec(
     ssh_cidr: str,
     budget: float | None,
     boot_timeout: str,
+    typed: Collection[str],
 ) -> ClusterSpec:
+    """The wish. `typed`: the options of this command line, beside what the settings say."""
     if budget is not None and not 0 < budget <= MAX_BUDGET:
         raise UsageError(
             f"--budget {budget:,.12g}: more than 0, at most {MAX_BUDGET:,} US dollars",
@@ -177,6 +188,12 @@ def spec(
     if disk and not 8 <= disk <= 16384:
         raise UsageError(f"--disk {disk}: 8 to 16384 GB", hint="--disk 100")
     where = provider(named_provider, chosen) or ("docker" if gpus else "")
+    market = [option for option in ("--spot", "--spot-fallback") if option in typed]
+    if market and where in ("local", "docker"):
+        raise UsageError(
+            f"{market[0]} is for machines of EC2, not for {where} nodes",
+            hint="leave it out, or use --provider ec2",
+        )
     return ClusterSpec(
         name=name,
         provider=where,
