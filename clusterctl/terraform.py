@@ -352,8 +352,8 @@ class Terraform:
         if ended.interrupted:
             raise Interrupted
         if ended.error or ended.exit_code != 0:
-            said = [item.text for item in listener.diagnostics] or listener.prose
-            why = ended.error or (said[0] if said else f"exit code {ended.exit_code}")
+            said = [item.text for item in listener.diagnostics[:1]] or listener.prose
+            why = ended.error or "\n".join(said) or f"exit code {ended.exit_code}"
             raise TerraformError(
                 f"{self.binary.name} {command} failed: {_first_line(why)}",
                 hint=f"all that it said is in {self.folder / LOG}",
@@ -419,8 +419,7 @@ class Seed:
             said = result.error or result.stderr.decode(errors="replace").strip() or result.text
             raise TerraformError(
                 f"{self._binary.name} init failed: {_first_line(said)}",
-                hint="the AWS provider comes from registry.terraform.io, or from a mirror that"
-                " your terraform configuration names",
+                hint=_init_hint(said),
             )
 
     def copy(self, folder: Path) -> None:
@@ -489,5 +488,18 @@ def _flag() -> Any:
 
 
 def _first_line(text: str) -> str:
+    """What is wrong. A line that only announces it (`…:`) brings the first error along."""
     lines = [line.strip("╷│╵ ") for line in text.splitlines()]
-    return next((line for line in lines if line), "it said nothing")
+    first, *rest = list(filter(None, lines)) or ["it said nothing"]
+    errors = [line for line in rest if line.startswith("Error:")] or rest
+    return " ".join((first, *errors[:1])) if first.endswith(":") else first
+
+
+def _init_hint(said: str) -> str:
+    own = os.environ.get("TF_CLI_CONFIG_FILE")
+    if own and "CLI configuration" in said:
+        return f"correct that file, or unset TF_CLI_CONFIG_FILE, which is {own}"
+    return (
+        "the AWS provider comes from registry.terraform.io, or from a mirror that your terraform"
+        " configuration names"
+    )

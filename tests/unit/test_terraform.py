@@ -280,6 +280,30 @@ def test_a_failing_init_says_why(tmp_path: Path) -> None:
         seeded(tmp_path, "one").init()
 
 
+BROKEN = """There are some problems with the CLI configuration:
+╷
+│ Warning: something else
+│ Error: Error parsing /home/me/rc: At 2:1: key 'oops'
+"""
+
+
+def test_a_broken_cli_configuration_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TF_CLI_CONFIG_FILE", "/home/me/rc")
+    fake(tmp_path, f"sys.stderr.write({BROKEN!r}); sys.exit(1)")
+    with pytest.raises(terraform.TerraformError) as caught:
+        seeded(tmp_path, "one").init()
+    assert caught.value.message.endswith(
+        "the CLI configuration: Error: Error parsing /home/me/rc: At 2:1: key 'oops'"
+    )
+    assert "TF_CLI_CONFIG_FILE, which is /home/me/rc" in caught.value.hint
+    (tmp_path / "later").mkdir()
+    later = runner(tmp_path / "later", f"sys.stderr.write({BROKEN!r}); sys.exit(1)")
+    with pytest.raises(terraform.TerraformError, match="configuration: Error: Error parsing"):
+        later.destroy(print, parallelism=10)
+
+
 def test_what_is_left_is_a_short_list(tmp_path: Path) -> None:
     listener = terraform._Listener(lambda event: None, {"aws_vpc.old": "vpc-0"})
 
