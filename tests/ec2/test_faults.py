@@ -191,7 +191,7 @@ def test_a_node_that_never_boots_is_named(world: World) -> None:
     assert up.code == 4
     assert "worker-1: " in up.err
     assert "waited 6 s for the machine to boot" in up.err
-    assert "`clusterctl down` removes the cluster" in up.err
+    assert "`clusterctl down default` removes the cluster" in up.err
     world.ok("down", "--yes")
 
 

@@ -40,7 +40,7 @@ Known = dict[str, tuple[str, ...]]
 
 
 class HostKeys:
-    """The host keys of a cluster's nodes, in its folder."""
+    """The host keys of a cluster's nodes, in its folder, which has its name."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -118,7 +118,7 @@ class HostKeys:
         names = [node.name for node in nodes if self._boot(node.name).exists()]
         if not names:
             return
-        printed = _all(pool.run(_sh(), names, stdin=_step("prepare"), timeout=STEP_TIMEOUT))
+        printed = self._all(pool.run(_sh(), names, stdin=_step("prepare"), timeout=STEP_TIMEOUT))
         new = {result.node: result.text.strip() for result in printed}
         known = self.known
         both = {
@@ -126,7 +126,7 @@ class HostKeys:
         }
         self._save({**known, **both})
         self.write(nodes)
-        _all(pool.run(_sh(), names, stdin=_step("switch"), timeout=STEP_TIMEOUT))
+        self._all(pool.run(_sh(), names, stdin=_step("switch"), timeout=STEP_TIMEOUT))
         self._prove(pool, new)
         self._save({**self.known, **{name: (key,) for name, key in new.items()}})
         self.write(nodes)
@@ -138,7 +138,7 @@ class HostKeys:
         the others, is the first of them and the last to go."""
         for name in reversed(list(new)):
             pool.transport(name).close()
-        _all(self._connect(pool, list(new), STEP_TIMEOUT, lambda name, seconds: None))
+        self._all(self._connect(pool, list(new), STEP_TIMEOUT, lambda name, seconds: None))
 
         def shown(name: str) -> NodeResult:
             transport = pool.transport(name)
@@ -147,7 +147,7 @@ class HostKeys:
                 return NodeResult(node=name, exit_code=0)
             return NodeResult(node=name, error="sshd still shows the key that it was made with")
 
-        _all(pool.each(shown, list(new)))
+        self._all(pool.each(shown, list(new)))
 
     def _wait(
         self,
@@ -162,7 +162,8 @@ class HostKeys:
             raise NodeUnreachable(
                 "; ".join(fold(final or failed))
                 + ("" if final else f" (waited {limit:g} s for the machine to boot)"),
-                hint="`clusterctl up` tries again, `clusterctl down` removes the cluster",
+                hint=f"`clusterctl up {self._folder.name}` tries again,"
+                f" `clusterctl down {self._folder.name}` removes the cluster",
                 transient=not final,
             )
 
@@ -195,6 +196,16 @@ class HostKeys:
             names = [result.node for result in failed]
             time.sleep(pause)
             pause = min(2 * pause, PAUSES[1])
+
+    def _all(self, results: Sequence[NodeResult]) -> Sequence[NodeResult]:
+        failed = [result for result in results if not result.ok]
+        if failed:
+            raise NodeUnreachable(
+                f"the host keys cannot be renewed: {'; '.join(fold(failed))}",
+                hint=f"`clusterctl up {self._folder.name}` goes on where it stopped",
+                transient=True,
+            )
+        return results
 
     def pool(self, nodes: Sequence[Node]) -> Pool:
         return Pool(nodes, identity=self._folder / "ssh" / "user", known_hosts=self.known_hosts)
@@ -230,14 +241,3 @@ def _step(name: str) -> bytes:
 
 def _is_final(result: NodeResult) -> bool:
     return "host key" in result.error
-
-
-def _all(results: Sequence[NodeResult]) -> Sequence[NodeResult]:
-    failed = [result for result in results if not result.ok]
-    if failed:
-        raise NodeUnreachable(
-            f"the host keys cannot be renewed: {'; '.join(fold(failed))}",
-            hint="`clusterctl up` goes on where it stopped",
-            transient=True,
-        )
-    return results
