@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from clusterctl import keys
-from clusterctl.errors import NodeUnreachable
+from clusterctl.errors import NodeUnreachable, ProviderError
 from clusterctl.model import Node, NodeResult, Role
+from clusterctl.providers.ec2 import api, sweep
+from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.hostkeys import HostKeys
 
 
@@ -32,3 +36,20 @@ def test_a_node_that_does_not_answer_names_the_cluster_to_try_again(tmp_path: Pa
     with pytest.raises(NodeUnreachable, match="worker-1: no sudo") as caught:
         HostKeys(folder)._all([NodeResult(node="worker-1", error="no sudo")])
     assert "`clusterctl up red` goes on" in caught.value.hint
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("ask", [Api.account, sweep.find])
+def test_an_endpoint_that_is_silent_is_told_soon(
+    ask: Callable[[Api], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The usual patience would take a minute and more, without a word."""
+    monkeypatch.setattr(api, "FIRST", (0.2, 0.2, 2))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "nobody")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(ProviderError, match="credentials: AWS did not answer") as caught:
+            ask(Api("us-east-1"))
+    assert caught.value.transient
+    assert "AWS_ENDPOINT_URL" in caught.value.hint

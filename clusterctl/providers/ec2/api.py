@@ -20,6 +20,10 @@ DEFAULT_REGION = "us-east-1"
 PRICING_REGION = "us-east-1"
 """The pricing API lives in three regions only, and knows the prices of all."""
 
+USUAL, FIRST, HURRIED = (5.0, 20.0, 5), (3.0, 4.0, 3), (3.0, 8.0, 1)
+"""Seconds to connect and to answer, and attempts. Who we are is asked first: where nobody answers,
+that is known within a quarter of a minute."""
+
 
 def default_region() -> str:
     """As AWS's own tools choose it: the environment, then the profile; else us-east-1. Raises
@@ -124,10 +128,12 @@ class Api:
 
         if self._session is None:
             self._session = boto3.session.Session(region_name=self.region)
+        usual = FIRST if service == "sts" else USUAL
+        connect, read, attempts = HURRIED if self._hurried else usual
         limits = Config(
-            connect_timeout=3 if self._hurried else 5,
-            read_timeout=8 if self._hurried else 20,
-            retries={"mode": "standard", "total_max_attempts": 1 if self._hurried else 5},
+            connect_timeout=connect,
+            read_timeout=read,
+            retries={"mode": "standard", "total_max_attempts": attempts},
             max_pool_connections=16,
             user_agent_extra="clusterctl",
         )

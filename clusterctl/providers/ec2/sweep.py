@@ -131,6 +131,7 @@ KINDS = (
 def find(api: Api, cluster_id: str = "") -> tuple[Left, ...]:
     """All that carries the cluster's tag (of all clusters, without an id), and what lies untagged
     in its VPCs. What goes with its VPC (default group, main route table) is not counted."""
+    api.account()  # says soon where nobody answers, and before anything else who is not known
     return tuple(left for _, _, left in _find(api, cluster_id))
 
 
