@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 
 from clusterctl import keys
-from clusterctl.errors import NodeUnreachable, ProviderError
-from clusterctl.model import Node, NodeResult, Role
-from clusterctl.providers.ec2 import api, sweep
+from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
+from clusterctl.model import CloudSpec, ClusterSpec, Node, NodeGroup, NodeResult, Role
+from clusterctl.providers.ec2 import api, preflight, sweep
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.hostkeys import HostKeys
+
+
+class Offering(Api):
+    """A region with two zones that offer everything."""
+
+    def zones(self, types: Iterable[str]) -> tuple[str, ...]:
+        return ("us-east-1a", "us-east-1b")
 
 
 def test_a_node_that_does_not_answer_names_the_cluster_to_try_again(tmp_path: Path) -> None:
@@ -53,3 +60,18 @@ def test_an_endpoint_that_is_silent_is_told_soon(
             ask(Api("us-east-1"))
     assert caught.value.transient
     assert "AWS_ENDPOINT_URL" in caught.value.hint
+
+
+@pytest.mark.parametrize("zones", [("us-west-2a",), ("us-east-1a", "us-west-2a")])
+def test_a_zone_of_another_region_is_a_mistake_of_the_command_line(zones: tuple[str, ...]) -> None:
+    wish = ClusterSpec(
+        name="lab",
+        provider="ec2",
+        groups=(NodeGroup(count=1, family="cpu"),),
+        cloud=CloudSpec(region="us-east-1", zones=zones),
+    )
+    with pytest.raises(
+        UsageError, match=r"^--zones us-west-2a: the region is us-east-1$"
+    ) as caught:
+        preflight._zones(Offering("us-east-1"), wish)
+    assert "t3.micro: us-east-1a, us-east-1b;" in caught.value.hint

@@ -160,21 +160,28 @@ def used(api: Api, running: Sequence[Instance]) -> dict[str, int]:
 
 
 def _zones(api: Api, wish: ClusterSpec) -> tuple[str, ...]:
-    names = layout.types(wish)
-    offering = api.zones(names)
-    wanted = wish.cloud.zones or offering
-    zones = tuple(zone for zone in wanted if zone in offering)
-    if zones:
-        return zones
+    names = ", ".join(layout.types(wish))
+    offering = api.zones(layout.types(wish))
     if not offering:
         raise ProviderError(
-            f"no zone of {api.region} offers all of {', '.join(names)}",
+            f"no zone of {api.region} offers all of {names}",
             hint="choose another --region or --instance-type",
         )
-    raise ProviderError(
-        f"{', '.join(wanted)}: no such zone offers all of {', '.join(names)}",
-        hint=f"zones that do: {', '.join(offering)}",
-    )
+    wanted = wish.cloud.zones or offering
+    elsewhere = [zone for zone in wanted if not zone.startswith(api.region)]
+    if elsewhere:
+        raise UsageError(
+            f"--zones {','.join(elsewhere)}: the region is {api.region}",
+            hint=f"zones there that offer all of {names}: {', '.join(offering)};"
+            " or name another --region",
+        )
+    zones = tuple(zone for zone in wanted if zone in offering)
+    if not zones:
+        raise ProviderError(
+            f"{', '.join(wanted)}: no such zone offers all of {names}",
+            hint=f"zones that do: {', '.join(offering)}",
+        )
+    return zones
 
 
 def _amis(api: Api, wish: ClusterSpec, machines: Sequence[Machine]) -> dict[str, str]:
