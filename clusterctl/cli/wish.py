@@ -113,8 +113,9 @@ def groups(
     for option, text in named:
         match = re.fullmatch(r"([a-z0-9.-]+)(?::([1-9]\d{0,4}))?", text)
         if match is None:
+            example = {"--gpu": "g4dn:4", "--cpu": "t3.xlarge:4"}[option]
             raise UsageError(
-                f"{option} {text!r} is not NAME or NAME:N", hint=f"for example {option} g4dn:4"
+                f"{option} {text!r} is not NAME or NAME:N", hint=f"for example {option} {example}"
             )
         name, number = match[1], int(match[2] or workers or 2)
         if option == "--gpu":

@@ -42,6 +42,8 @@ BAD: list[tuple[str, int, str, str]] = [
         "--workers 3 does not go with 2 groups",
         "as --gpu g5:N --cpu t3.large:N",
     ),
+    ("up|--dry-run|--cpu|", 2, "--cpu '' is not NAME", "--cpu t3.xlarge:4"),
+    ("up|--dry-run|--gpu|:2", 2, "--gpu ':2' is not NAME", "--gpu g4dn:4"),
     ("up|--dry-run|--provider|local|--spot", 2, "--spot is for machines of EC2", "ec2"),
     ("up|--dry-run|--provider|docker|--spot-fallback", 2, "--spot-fallback", "leave it out"),
     ("up|Upper", 2, "Upper", "a-z"),

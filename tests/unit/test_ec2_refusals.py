@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,15 +13,28 @@ from clusterctl import keys
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
 from clusterctl.model import CloudSpec, ClusterSpec, Node, NodeGroup, NodeResult, Role
 from clusterctl.providers.ec2 import api, preflight, sweep
-from clusterctl.providers.ec2.api import Api
+from clusterctl.providers.ec2.api import Api, InstanceType
 from clusterctl.providers.ec2.hostkeys import HostKeys
 
 
 class Offering(Api):
-    """A region with two zones that offer everything."""
+    """A region with two zones, and with two types."""
+
+    def instance_types(self, names: Iterable[str]) -> dict[str, InstanceType]:
+        known = ("t3.micro", "t3.xlarge")
+        return {name: InstanceType(name=name, vcpus=2) for name in known if name in set(names)}
 
     def zones(self, types: Iterable[str]) -> tuple[str, ...]:
         return ("us-east-1a", "us-east-1b")
+
+
+def wanted(group: NodeGroup, **cloud: Any) -> ClusterSpec:
+    return ClusterSpec(
+        name="lab",
+        provider="ec2",
+        groups=(group,),
+        cloud=CloudSpec(region="us-east-1", **cloud),
+    )
 
 
 def test_a_node_that_does_not_answer_names_the_cluster_to_try_again(tmp_path: Path) -> None:
@@ -64,14 +78,33 @@ def test_an_endpoint_that_is_silent_is_told_soon(
 
 @pytest.mark.parametrize("zones", [("us-west-2a",), ("us-east-1a", "us-west-2a")])
 def test_a_zone_of_another_region_is_a_mistake_of_the_command_line(zones: tuple[str, ...]) -> None:
-    wish = ClusterSpec(
-        name="lab",
-        provider="ec2",
-        groups=(NodeGroup(count=1, family="cpu"),),
-        cloud=CloudSpec(region="us-east-1", zones=zones),
-    )
+    wish = wanted(NodeGroup(count=1, family="cpu"), zones=zones)
     with pytest.raises(
         UsageError, match=r"^--zones us-west-2a: the region is us-east-1$"
     ) as caught:
         preflight._zones(Offering("us-east-1"), wish)
     assert "t3.micro: us-east-1a, us-east-1b;" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "hint"),
+    [
+        ("cpu", "t3.xlarg", "did you mean 't3.xlarge'?"),
+        ("cpu", "g4dn.xlarg", "did you mean 't3.xlarge'?"),
+        ("cpu", "nosuch.large", "check the name, or --region"),
+        ("", "g4dn.xlarg", "did you mean 'g4dn.xlarge'?"),
+        ("g5", "g5.xlarg", "did you mean 'g5.xlarge'?"),
+    ],
+)
+def test_whoever_wants_no_gpu_is_not_offered_one(family: str, kind: str, hint: str) -> None:
+    wish = wanted(NodeGroup(count=1, family=family, instance_type=kind))
+    with pytest.raises(UsageError, match=f"no instance type '{kind}'") as caught:
+        preflight._types(Offering("us-east-1"), wish)
+    assert caught.value.hint == hint
+
+
+def test_a_launcher_is_a_small_machine() -> None:
+    wish = wanted(NodeGroup(count=1, family="cpu"), launcher_type="t3.micr")
+    with pytest.raises(UsageError) as caught:
+        preflight._types(Offering("us-east-1"), wish)
+    assert caught.value.hint == "did you mean 't3.micro'?"

@@ -36,10 +36,9 @@ def survey(
 
     Raises ProviderError or UsageError for the first thing that will not work.
     """
-    names = layout.types(wish)
     # Asked at the same time; what is wrong is said in the order in which it matters.
     account = Later(api.account)
-    known = Later(lambda: _types(api, names))
+    known = Later(lambda: _types(api, wish))
     running = Later(lambda: api.instances(states=("pending", "running")))
     zones = Later(lambda: (zone,) if present and zone else _zones(api, wish))
     by_account = account.get()
@@ -60,12 +59,16 @@ def survey(
     )
 
 
-def _types(api: Api, names: Sequence[str]) -> dict[str, InstanceType]:
+def _types(api: Api, wish: ClusterSpec) -> dict[str, InstanceType]:
+    names = layout.types(wish)
     types = api.instance_types(names)
+    with_gpu = {group.instance_type for group in wish.groups if group.family != "cpu"}
     for name in names:
         if name not in types:
-            known = [row.instance_type for row in catalog.FAMILIES.values()]
-            close = get_close_matches(name, known, n=1)
+            # Whoever wants no GPU is not offered one.
+            families = catalog.FAMILIES if name in with_gpu else ("cpu",)
+            usual = [catalog.FAMILIES[family].instance_type for family in families]
+            close = get_close_matches(name, [*usual, catalog.LAUNCHER_TYPE], n=1)
             raise UsageError(
                 f"EC2 has no instance type {name!r} in {api.region}",
                 hint=f"did you mean {close[0]!r}?" if close else "check the name, or --region",
