@@ -8,7 +8,7 @@ from pathlib import Path
 
 from clusterctl import process
 from clusterctl.actions import connected
-from clusterctl.errors import RecordError, UsageError
+from clusterctl.errors import NodeUnreachable, RecordError, UsageError
 from clusterctl.model import Cluster, Node, NodeResult
 from clusterctl.state import Store
 from clusterctl.transport.pool import Pool
@@ -52,8 +52,9 @@ def shell(store: Store, cluster: Cluster, name: str | None, words: list[str]) ->
     ssh says 255 when it gets no connection, and programs may say so too: then we try ourselves,
     which raises the NodeUnreachable that says why.
     """
-    folder = store.folder(cluster.name) / "ssh"
-    code = process.foreground(ssh_argv(cluster, name, words), cwd=folder)
+    argv = ssh_argv(cluster, name, words)
+    _check_keys(store, cluster)
+    code = process.foreground(argv, cwd=store.folder(cluster.name) / "ssh")
     if code == SSH_FAILED:
         with connected(store, cluster) as pool:
             pool.transport(name or cluster.launcher.name).connect(CONNECT_TIMEOUT)
@@ -65,6 +66,7 @@ def execute(
 ) -> NodeResult:
     """The command's result as data, for --json."""
     node = node_of(cluster, name or cluster.launcher.name)
+    _check_keys(store, cluster)
     with connected(store, cluster) as pool:
         return pool.transport(node.name).run(_at_home(words), timeout=timeout)
 
@@ -80,6 +82,8 @@ def copy(store: Store, cluster: Cluster, source: str, target: str, timeout: floa
         raise wrong
     if remote_target and not Path(source).exists():
         raise UsageError(f"there is no {source!r} here", hint="check the path")
+    if remote_source or remote_target:
+        _check_keys(store, cluster)
     with connected(store, cluster) as pool:
         for remote in (remote_source, remote_target):
             if remote:
@@ -104,6 +108,17 @@ def copy(store: Store, cluster: Cluster, source: str, target: str, timeout: floa
         said = result.error or result.stderr.decode(errors="replace").strip()
         raise UsageError(
             f"copying to or from {node} failed: {said}", hint="check path, rights and free space"
+        )
+
+
+def _check_keys(store: Store, cluster: Cluster) -> None:
+    """Raises NodeUnreachable for a cluster that was found again by its tags alone."""
+    ours = cluster.identity is None
+    if ours and not (store.folder(cluster.name) / "ssh" / "config").exists():
+        raise NodeUnreachable(
+            f"the SSH keys of cluster {cluster.name!r} are lost: its nodes let nobody in",
+            hint=f"`clusterctl status {cluster.name}` watches it,"
+            f" `clusterctl down {cluster.name}` removes it",
         )
 
 

@@ -168,6 +168,19 @@ def test_several_clusters(call: Call) -> None:
     judge(said, 2, "one, two", "--cluster")
 
 
+@pytest.mark.parametrize(
+    "line", ["ssh", "ssh|worker-1|--|hostname", "ssh|--json|--|true", "cp|train.py|worker-1:"]
+)
+def test_a_cluster_whose_keys_are_lost(line: str, call: Call) -> None:
+    """As `gc --adopt` finds it: machines by their tags, and nothing else."""
+    open_store().save(cluster(phase=Phase.CREATING, mode_reason="us-east-1, adopted"))
+    said = call(*line.split("|"))
+    assert said.code == 4
+    assert "the SSH keys of cluster 'lab' are lost" in said.err
+    assert "clusterctl down lab" in said.err
+    assert "Traceback" not in said.err
+
+
 def test_a_cluster_that_is_not_ready(call: Call) -> None:
     open_store().save(cluster(phase=Phase.CREATING))
     judge(call("run", "train.py"), 7, "creating", "clusterctl up lab")
