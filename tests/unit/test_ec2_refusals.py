@@ -12,7 +12,7 @@ import pytest
 from clusterctl import keys
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
 from clusterctl.model import CloudSpec, ClusterSpec, Node, NodeGroup, NodeResult, Role
-from clusterctl.providers.ec2 import api, preflight, sweep
+from clusterctl.providers.ec2 import access, api, preflight, sweep
 from clusterctl.providers.ec2.api import Api, InstanceType
 from clusterctl.providers.ec2.hostkeys import HostKeys
 
@@ -108,3 +108,13 @@ def test_a_launcher_is_a_small_machine() -> None:
     with pytest.raises(UsageError) as caught:
         preflight._types(Offering("us-east-1"), wish)
     assert caught.value.hint == "did you mean 't3.micro'?"
+
+
+@pytest.mark.parametrize(
+    ("said", "warned"), [("0.0.0.0/0", 1), ("10.0.0.1/0", 1), ("10.0.0.0/8", 0), ("203.0.113.7", 0)]
+)
+def test_a_door_that_is_open_to_everybody_is_said_once(said: str, warned: int) -> None:
+    told: list[str] = []
+    access.ssh_cidr(said, "", lambda: "203.0.113.7", told.append)
+    assert [line for line in told if "open to the whole internet (0.0.0.0/0)" in line] == told
+    assert len(told) == warned

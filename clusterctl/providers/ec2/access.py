@@ -9,6 +9,7 @@ from ipaddress import ip_address, ip_network
 from clusterctl.errors import UsageError
 
 WHO_AM_I = "https://checkip.amazonaws.com"
+ANYBODY = "0.0.0.0/0"
 LIMIT = 3.0
 """Seconds that asking for our address may take."""
 
@@ -35,7 +36,12 @@ def ssh_cidr(
     """`said` with --ssh-cidr, else what `ask` answers, else what was `remembered`: "" for nothing.
     Raises UsageError where nobody knows."""
     if said:
-        return network("--ssh-cidr", said)
+        wanted = network("--ssh-cidr", said)
+        if wanted == ANYBODY:
+            tell(
+                f"the launcher's SSH is open to the whole internet ({ANYBODY}); it takes keys only"
+            )
+        return wanted
     try:
         return f"{ask()}/32"
     except (OSError, ValueError) as error:
