@@ -13,12 +13,24 @@ from clusterctl import keys
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
 from clusterctl.model import CloudSpec, ClusterSpec, Node, NodeGroup, NodeResult, Role
 from clusterctl.providers.ec2 import access, api, preflight, sweep
-from clusterctl.providers.ec2.api import Api, InstanceType
+from clusterctl.providers.ec2.api import Api, Instance, InstanceType
 from clusterctl.providers.ec2.hostkeys import HostKeys
 
 
 class Offering(Api):
-    """A region with two zones, and with two types."""
+    """An empty account in a region with two zones and two types."""
+
+    def account(self) -> str:
+        return "123456789012"
+
+    def instances(self, *filters: Any, **more: Any) -> list[Instance]:
+        return []
+
+    def image(self, owner: str, name: str) -> str:
+        return "ami-1"
+
+    def quota(self, code: str) -> float:
+        return 100.0
 
     def instance_types(self, names: Iterable[str]) -> dict[str, InstanceType]:
         known = ("t3.micro", "t3.xlarge")
@@ -118,3 +130,12 @@ def test_a_door_that_is_open_to_everybody_is_said_once(said: str, warned: int) -
     access.ssh_cidr(said, "", lambda: "203.0.113.7", told.append)
     assert [line for line in told if "open to the whole internet (0.0.0.0/0)" in line] == told
     assert len(told) == warned
+
+
+@pytest.mark.parametrize("spot", [True, False])
+def test_a_fallback_from_nothing_is_said_before_it_costs(spot: bool) -> None:
+    told: list[str] = []
+    wish = wanted(NodeGroup(count=1, family="cpu"), spot=spot, spot_fallback=True)
+    preflight.survey(Offering("us-east-1"), wish, {}, "", told.append)
+    line = "--spot-fallback does nothing without --spot: the workers are on-demand"
+    assert told == ([] if spot else [line])

@@ -36,6 +36,8 @@ def survey(
 
     Raises ProviderError or UsageError for the first thing that will not work.
     """
+    if wish.cloud.spot_fallback and not wish.cloud.spot:
+        tell("--spot-fallback does nothing without --spot: the workers are on-demand")
     # Asked at the same time; what is wrong is said in the order in which it matters.
     account = Later(api.account)
     known = Later(lambda: _types(api, wish))
