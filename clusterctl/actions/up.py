@@ -445,6 +445,6 @@ def _check_mesh(pool: Pool, cluster: Cluster) -> None:
     if failures:
         raise NodeUnreachable(
             f"the nodes do not all reach each other: {'; '.join(failures)}",
-            hint="look for a firewall between them, then run `clusterctl up` again",
+            hint=f"look for a firewall between them, then run `clusterctl up {cluster.name}` again",
             transient=True,
         )

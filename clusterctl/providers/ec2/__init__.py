@@ -97,6 +97,7 @@ class Ec2Provider:
         rate, unknown = prices.hourly(dear)
         worst = prices.money(rate * (deadline - now) / 3600, 2)
         known = [charge for charge in charges if charge.until is None]
+        many = "1 machine" if len(names) == 1 else f"{len(names)} machines"
         if begun:
             self._planned[wish.name] = _Planned(wish, found, api, begun)
         return ProviderPlan(
@@ -113,7 +114,7 @@ class Ec2Provider:
             nodes=tuple(machine.name for machine in found.machines),
             charges=charges,
             deadline=deadline,
-            question=f"start {len(names)} machines for up to {worst}{' and more' * bool(unknown)}?"
+            question=f"start {many} for up to {worst}{' and more' * bool(unknown)}?"
             if names
             else "",
         )

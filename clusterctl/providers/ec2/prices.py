@@ -139,6 +139,9 @@ def money(dollars: float | None, digits: int = 4) -> str:
     return "?" if dollars is None else f"${dollars:.{digits}f}"
 
 
+_PARTS = {"instance": "instances", "disk": "disks", "address": "public IPv4"}
+
+
 def table(
     machines: Sequence[Machine], charges: Sequence[Charge], zone: str, seconds: float
 ) -> tuple[str, ...]:
@@ -155,11 +158,9 @@ def table(
         key = (role, machine.instance_type, f"{machine.disk} GiB")
         rows[key] = rows.get(key, 0) + 1
         parts[key] = by_node[machine.name]
-    cells: list[tuple[str, ...]] = [
-        ("nodes", "type", "zone", "disk", "instances", "disks", "public IPv4", "$/h")
-    ]
+    cells: list[tuple[str, ...]] = [("nodes", "type", "zone", "disk", *_PARTS.values(), "$/h")]
     for (role, kind, disk), number in rows.items():
-        each = [parts[role, kind, disk][part].hourly for part in ("instance", "disk", "address")]
+        each = [parts[role, kind, disk][part].hourly for part in _PARTS]
         sums = [None if price is None else price * number for price in each]
         total = None if None in sums else sum(price or 0.0 for price in sums)
         cells.append((f"{number} {role}", kind, zone, disk, *map(money, sums), money(total)))
@@ -172,9 +173,12 @@ def table(
     least = "at least " if unknown else ""
     lines.append(
         f"{least}{money(rate)}/h, {least}{money(rate * seconds / 3600, 2)} until the deadline"
-        f" in {seconds / 3600:.4g} h; traffic to the internet is extra"
+        f" in {seconds / 3600:,.1f} h; traffic to the internet is extra"
     )
     lines += [f"? nobody says what {item} costs here" for item in unknown]
-    sources = dict.fromkeys(c.source for c in charges if c.until is None and c.hourly is not None)
-    lines += [f"prices: {source}" for source in sources]
+    sources: dict[str, dict[str, None]] = {}
+    for charge in charges:
+        if charge.until is None and charge.hourly is not None:
+            sources.setdefault(charge.source, {})[_PARTS[charge.part]] = None
+    lines += [f"prices of {', '.join(parts)}: {source}" for source, parts in sources.items()]
     return tuple(lines)
