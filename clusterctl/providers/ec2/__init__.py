@@ -1,6 +1,7 @@
 """The EC2 provider: Terraform makes the machines, we make sure that they are paid for on purpose.
 
-Modules: `spec` and `userdata` (pure), `preflight`, `prices`, `hostkeys`, `sweep`, `api` (boto3).
+Modules: `spec`, `userdata` and `agreement` (pure), `preflight`, `prices`, `hostkeys`, `report`,
+`sweep`, `api` (boto3).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from clusterctl.providers.ec2.api import Api, Instance, Later, default_region
 from clusterctl.providers.ec2.failures import CapacityError
 from clusterctl.providers.ec2.memory import Memory, recall, remember
 from clusterctl.providers.ec2.preflight import Survey
+from clusterctl.providers.ec2.report import reporter
 from clusterctl.providers.ec2.spec import LAUNCHER, Machine
 from clusterctl.state import Home
 from clusterctl.state.locks import held
@@ -250,7 +252,7 @@ class Ec2Provider:
             if not resources:
                 return
             runner.init()
-            runner.destroy(_reporter(on_event), parallelism=layout.parallelism(len(resources)))
+            runner.destroy(reporter(on_event), parallelism=layout.parallelism(len(resources)))
         except ProviderError as error:
             on_event(f"{error.message}; removing by tag")
 
@@ -314,7 +316,7 @@ class Ec2Provider:
             try:
                 outputs = runner.apply(
                     variables,
-                    _reporter(on_event),
+                    reporter(on_event),
                     parallelism=layout.parallelism(len(found.machines)),
                 )
             except terraform.TerraformError as error:
@@ -453,29 +455,6 @@ def _terraform(folder: Path, name: str, tell: OnEvent) -> terraform.Terraform:
         on_start=lock.lend if lock else lambda pid, command: None,
         tell=tell,
     )
-
-
-def _reporter(tell: OnEvent) -> Callable[[terraform.Event], None]:
-    """Says what happens to each machine, and that the rest is made, in one line each."""
-
-    def report(event: terraform.Event) -> None:
-        if isinstance(event, terraform.Progress):
-            machine = event.address.startswith("aws_instance.")
-            what = event.address.split('"')[1] if machine else event.address
-            words = {
-                ("create", "start"): "starts" if machine else "",
-                ("create", "complete"): f"{event.id} runs" if machine else "made",
-                ("delete", "start"): "ends" if machine else "",
-                ("delete", "complete"): "gone",
-                ("update", "complete"): "changed",
-            }.get((event.action, event.state), "")
-            if event.state == "errored":
-                words = "failed"
-            if words:
-                after = f" after {event.seconds:g} s" if event.state == "complete" else ""
-                tell(f"{what}: {words}{after}")
-
-    return report
 
 
 def _node(row: dict[str, Any], wish: ClusterSpec, found: Survey, cluster_id: str) -> Node:
