@@ -101,10 +101,11 @@ def down(
 
 
 def finish_down(store: Store, cluster: Cluster, tell: Tell, *, force: bool = False) -> Cluster:
-    """The part that is safe to repeat: destroy, then let the record go. Returns what it was at
-    the end. Machines go also where
-    nothing can be written: a full disk must not keep them. `force` also lets go of machines that
-    are not ours and do not answer."""
+    """The part that is safe to repeat: destroy, then let the record go; returns its last state.
+
+    Machines go also where nothing can be written: a full disk must not keep them. `force` also lets
+    go of machines that are not ours and do not answer.
+    """
     cluster = replace(cluster, phase=Phase.DELETING)
     with _told(tell):
         store.save(cluster)
