@@ -61,8 +61,8 @@ def ready(cluster: Cluster) -> Cluster:
     if cluster.deadline and cluster.deadline < time.time():
         raise RecordError(
             f"cluster {cluster.name!r} ended itself at {clock(cluster.deadline)}, its deadline",
-            hint=f"`clusterctl down {cluster.name}` closes it, `clusterctl up {cluster.name}` makes it"
-            " anew",
+            hint=f"`clusterctl down {cluster.name}` closes it,"
+            f" `clusterctl up {cluster.name}` makes it anew",
         )
     if cluster.phase is not Phase.READY:
         end = "down" if cluster.spec.provider not in providers.ATTACHED else "detach"
