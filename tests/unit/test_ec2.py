@@ -99,7 +99,7 @@ def test_a_type_without_family_gets_the_image_of_its_gpus() -> None:
 @pytest.mark.parametrize("count", [0, 1001])
 def test_impossible_numbers_of_workers_are_refused(count: int) -> None:
     with pytest.raises(UsageError, match=str(count)):
-        spec.machines(wish(NodeGroup(count=count, family="cpu")), {}, {})
+        spec.check(wish(NodeGroup(count=count, family="cpu")))
 
 
 def test_clusters_have_networks_of_their_own() -> None:

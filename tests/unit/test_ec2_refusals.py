@@ -12,7 +12,7 @@ import pytest
 from clusterctl import keys
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
 from clusterctl.model import CloudSpec, ClusterSpec, Node, NodeGroup, NodeResult, Role
-from clusterctl.providers.ec2 import access, api, preflight, sweep
+from clusterctl.providers.ec2 import Ec2Provider, access, api, preflight, sweep
 from clusterctl.providers.ec2.api import Api, Instance, InstanceType
 from clusterctl.providers.ec2.hostkeys import HostKeys
 
@@ -113,6 +113,13 @@ def test_whoever_wants_no_gpu_is_not_offered_one(family: str, kind: str, hint: s
     with pytest.raises(UsageError, match=f"no instance type '{kind}'") as caught:
         preflight._types(Offering("us-east-1"), wish)
     assert caught.value.hint == hint
+
+
+def test_a_mistyped_family_is_told_before_aws_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clusterctl.providers.ec2.Api", lambda region: pytest.fail("asked AWS"))
+    with pytest.raises(UsageError, match="no GPU family 'g4d'") as caught:
+        Ec2Provider().plan(wanted(NodeGroup(count=2, family="g4d")))
+    assert caught.value.hint == "did you mean 'g4dn'?"
 
 
 def test_a_launcher_is_a_small_machine() -> None:

@@ -13,14 +13,16 @@ from clusterctl.errors import UsageError
 from clusterctl.model import Charge, Cluster, ClusterSpec, clock
 from clusterctl.providers.ec2 import access, prices
 from clusterctl.providers.ec2.api import default_region
-from clusterctl.providers.ec2.spec import Machine
+from clusterctl.providers.ec2.spec import Machine, check
 
 _FIXED = {"disk": "--disk", "spot": "--spot", "efa": "--efa"}
 """What EC2 or Terraform would make other machines for."""
 
 
 def resolved(spec: ClusterSpec, current: Cluster | None) -> ClusterSpec:
-    """The wish with what was left to us filled in. A cluster stays in its region."""
+    """The wish with what was left to us filled in. A cluster stays in its region. Raises UsageError
+    for what is wrong whatever AWS says."""
+    check(spec)
     before = current.spec.cloud if current else None
     region = spec.cloud.region or (before.region if before else "") or default_region()
     if before and before.region and before.region != region:

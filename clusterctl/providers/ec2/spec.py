@@ -40,6 +40,18 @@ def launcher_type(spec: ClusterSpec) -> str:
     return spec.cloud.launcher_type or catalog.LAUNCHER_TYPE
 
 
+def check(spec: ClusterSpec) -> None:
+    """What is wrong before AWS is asked: raises UsageError for the number of workers, and for a
+    family that there is not."""
+    if not 1 <= spec.workers <= MAX_WORKERS:
+        raise UsageError(
+            f"a cluster on EC2 has 1 to {MAX_WORKERS} workers, not {spec.workers}",
+            hint="choose another number with --workers",
+        )
+    for group in spec.groups:
+        instance_type(group)
+
+
 def types(spec: ClusterSpec) -> tuple[str, ...]:
     """Every instance type of the cluster, the launcher's last."""
     return tuple(dict.fromkeys((*map(instance_type, spec.groups), launcher_type(spec))))
@@ -76,12 +88,7 @@ def numbers(groups: Sequence[NodeGroup], present: Mapping[int, str]) -> tuple[tu
 def machines(
     spec: ClusterSpec, gpu_makers: Mapping[str, str], present: Mapping[int, str]
 ) -> tuple[Machine, ...]:
-    """The launcher, then the workers by number. Raises UsageError for what cannot be."""
-    if not 1 <= spec.workers <= MAX_WORKERS:
-        raise UsageError(
-            f"a cluster on EC2 has 1 to {MAX_WORKERS} workers, not {spec.workers}",
-            hint="choose another number with --workers",
-        )
+    """The launcher, then the workers by number."""
     workers = {}
     for group, own in zip(spec.groups, numbers(spec.groups, present), strict=True):
         kind = image_kind(group, gpu_makers)
