@@ -102,6 +102,7 @@ def test_the_same_seed_repeats_and_a_finished_run_trains_nothing(programs: Progr
 
 
 GRADIENTS = """
+import sys
 import torch
 from trainlib import data, models
 from trainlib.ranks import discover
@@ -111,9 +112,9 @@ with Session(discover()) as session:
     session.open("mpi")
     rank, world = session.ranks.rank, session.ranks.world
     torch.manual_seed(0)
-    bare = models.mlp(64, 10)
+    bare = models.mlp(64, 10, int(sys.argv[1]))
     # Other weights on the other ranks: wrapping has to hand out rank 0's.
-    mine = models.mlp(64, 10)
+    mine = models.mlp(64, 10, int(sys.argv[1]))
     if rank == 0:
         mine.load_state_dict(bare.state_dict())
     model = session.data_parallel(mine)
@@ -140,12 +141,79 @@ with Session(discover()) as session:
 
 
 @pytest.mark.mpi
-def test_the_hook_gives_the_gradient_of_the_union_batch(programs: Programs) -> None:
+@pytest.mark.parametrize("width", [64, 5000], ids=["in-a-bucket", "where-it-lies"])
+def test_the_hook_gives_the_gradient_of_the_union_batch(programs: Programs, width: int) -> None:
     script = programs.folder / "gradients.py"
     script.write_text(GRADIENTS)
     programs.extra = {"PYTHONPATH": str(WORKLOADS)}
-    ended = programs.mpirun(4, script)
+    ended = programs.mpirun(4, script, width)
     assert (ended.code, ended.lines("equal")) == (0, [f"equal {rank}" for rank in range(4)]), ended
+
+
+LARGE = """
+import copy, torch
+from torch import nn
+from trainlib.ranks import discover
+from trainlib.session import Session
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.root = nn.Parameter(torch.randn(600, 600))
+        self.tied = nn.Linear(600, 600, bias=False)
+        self.alike = nn.Linear(600, 600, bias=False)
+        self.alike.weight = self.tied.weight
+        self.frozen = nn.Linear(600, 600).requires_grad_(False)
+        self.one = nn.Linear(600, 600)
+        self.other = nn.Linear(600, 600)
+
+    def forward(self, x, both=True):
+        x = self.frozen(self.alike(self.tied(x @ self.root)).tanh())
+        return self.one(x) + self.other(x) if both else self.one(x)
+
+def gradients(model, run, rows, both=True):
+    model.zero_grad()
+    run(rows, both).square().mean().backward()
+    return [parameter.grad for parameter in model.parameters() if parameter.requires_grad]
+
+with Session(discover()) as session:
+    session.open("mpi")
+    rank = session.ranks.rank
+    torch.manual_seed(0)
+    whole, rows = Net(), torch.randn(8, 600)
+    alone = nn.Sequential(nn.Linear(600, 600, bias=False))
+    mine = whole
+    # A copy brings along what DDP was told to leave out before.
+    for static, hook in ((True, True), (True, False), (False, True)):
+        mine = copy.deepcopy(mine)
+        if rank:
+            nn.init.zeros_(mine.other.weight)
+        parallel = session.data_parallel(mine, static_graph=static, hook=hook)
+        for _ in range(2):
+            expected = gradients(whole, whole, rows)
+            found = gradients(mine, parallel, rows[4 * rank : 4 * rank + 4])
+            for one, other in zip(expected, found, strict=True):
+                assert torch.allclose(one, other, rtol=1e-4, atol=1e-7), (static, hook)
+    run = session.data_parallel(alone)
+    expected = gradients(alone, lambda x, _: alone(x), rows)[0].clone()
+    found = gradients(alone, lambda x, _: run(x), rows[4 * rank : 4 * rank + 4])[0]
+    assert torch.allclose(expected, found, rtol=1e-4, atol=1e-7)
+    print("equal", rank, flush=True)
+    gradients(mine, parallel, rows, both=False)
+    gradients(mine, parallel, rows)
+"""
+
+
+@pytest.mark.mpi
+def test_a_step_without_a_large_gradient_is_refused(programs: Programs) -> None:
+    """Tied, frozen and single parameters of any size are averaged as they should before that."""
+    script = programs.folder / "large.py"
+    script.write_text(LARGE)
+    programs.extra = {"PYTHONPATH": str(WORKLOADS)}
+    ended = programs.mpirun(2, script)
+    assert ended.lines("equal") == ["equal 0", "equal 1"], ended
+    assert ended.code != 0
+    assert "the last step left 1 of the model's large parameters out" in ended.err
 
 
 FAILS = """

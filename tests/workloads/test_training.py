@@ -50,7 +50,7 @@ with Session(discover()) as session:
     rank, world = session.ranks.rank, session.ranks.world
     digits = data.digits().train
     torch.manual_seed(0)
-    start = models.mlp(64, 10)
+    start = models.mlp(64, 10, 5000)
 
     def batches(size, of, by):
         rows = torch.arange(100)[of::by]

@@ -131,6 +131,10 @@ def takes_device_pointers(vendor: str, env: Mapping[str, str] | None = None) -> 
     return False
 
 
+_REMEMBERED = 256
+"""Tensors; more tells of memory that is never the same."""
+
+
 class Averager:
     """Replaces a tensor on every rank by its mean, or sum, over the ranks, in place.
 
@@ -144,8 +148,9 @@ class Averager:
         self._comm = mpi.COMM_WORLD
         self._world: int = mpi.COMM_WORLD.Get_size()
         self.device_pointers = device_pointers
-        # DDP hands over the same few bucket buffers at every step: what MPI wants to know about
-        # each is worked out once. An equal key means the same bytes, whoever owns them now.
+        # DDP hands over the same few buckets at every step, and malloc the same memory for large
+        # gradients: what MPI wants to know about each is worked out once. An equal key means the
+        # same bytes, whoever owns them now.
         self._messages: dict[tuple[int, int, torch.dtype], list[Any] | None] = {}
         self._staging: dict[tuple[int, torch.dtype], torch.Tensor] = {}
         self._sums: dict[torch.dtype, Any] = {}
@@ -159,6 +164,8 @@ class Averager:
         try:
             message = self._messages[key]
         except KeyError:
+            if len(self._messages) > _REMEMBERED:
+                self._messages.clear()
             message = self._messages[key] = self._message(tensor)
         if message is None:
             # MPI knows no half precision or bfloat16, and a sum in them would lose digits.

@@ -285,14 +285,22 @@ class Session(contextlib.AbstractContextManager["Session"]):
         }
         if self.device.type == "cuda":
             options["device_ids"] = [self.device.index]
-        if hook and self._averager is not None:
+        averager = self._averager if hook else None
+        if averager is not None:
             # The hook waits: a small first bucket, there for the sake of overlap, is one more wait.
             options["bucket_cap_mb"] = _BUCKET_MB
+        # A GPU copies faster than it gives MPI a buffer.
+        on_cpu = self.device.type == "cpu"
+        apart = hooks.set_apart(model, wanted=averager is not None and on_cpu)
         wrapped = wrap(model, **options)
         half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(compress)
-        if hook and self._averager is not None:
-            wrapped.register_comm_hook((self._averager, half), hooks.over_mpi)
+        if averager is not None:
+            wrapped.register_comm_hook((averager, half), hooks.over_mpi)
             wrapped.register_forward_hook(hooks.shared(self.ranks.world))
+            for parameter in apart:
+                dist.broadcast(parameter.data, 0)
+            if apart:
+                hooks.InPlace(averager, half, wrapped, apart)
         elif half is not None:
             wrapped.register_comm_hook(half, hooks.compressed)
         return wrapped
