@@ -1,17 +1,22 @@
 """Time of one training step: without communication, over gloo, over the MPI hook, in one run.
 
-    mpirun -np 2 --hostfile HOSTS python bench/step_time.py --out bench/results/step_time.json
+    clusterctl run --nodes 1 --ranks-per-node 2 bench/step_time.py   # one host: shared memory
+    clusterctl run bench/step_time.py                                # two nodes: TCP
+
+Figures: bench/results/step_time.json and bench/results/step_time_nodes.json (bench/local.py).
 
 The step is the one of `workloads/multinode_ddp_mpi.py` (its loop, optimizer and loss; batch 32 of
 64 features). The three variants take turns in short rounds, so that a change of the machine's load
-meets all of them; a round counts with its slowest rank, and the median of the rounds is reported.
-Rank 0 prints one JSON document. Compare ratios, not machines.
+meets all of them; a round counts with its slowest rank. Reported is the median of the rounds, and
+for what is added that of the differences within a round. Rank 0 prints one JSON document. Compare
+ratios, not machines.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import operator
 import os
 import platform
 import socket
@@ -56,8 +61,8 @@ def parse() -> argparse.Namespace:
         default=[64, 400, 6667, 26667],
         help="hidden width; parameters = 75 x width + 10 (default: 5 k, 30 k, 0.5 M, 2 M)",
     )
-    parser.add_argument("--seconds", type=float, default=0.4, help="per variant and round")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=0.25, help="per variant and round")
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--out", type=Path, help="also write the JSON here")
     return parser.parse_args()
 
@@ -91,14 +96,17 @@ def measure(session: Session, hidden: int, options: argparse.Namespace) -> dict[
         for variant in VARIANTS:
             rounds[variant].append(steps(variant, counts[variant]) / counts[variant] * 1e3)
     ms = {variant: statistics.median(values) for variant, values in rounds.items()}
-    added_mpi, added_gloo = ms["mpi"] - ms["none"], ms["gloo"] - ms["none"]
+    added = {
+        variant: statistics.median(map(operator.sub, rounds[variant], rounds["none"]))
+        for variant in ("gloo", "mpi")
+    }
     return {
         "hidden": hidden,
         "parameters": sum(p.numel() for p in models.mlp(FEATURES, CLASSES, hidden).parameters()),
         "ms_per_step": {name: round(value, 4) for name, value in ms.items()},
         "rounds_ms": {name: [round(v, 4) for v in values] for name, values in rounds.items()},
         "mpi_to_gloo": round(ms["mpi"] / ms["gloo"], 3),
-        "mpi_added_to_gloo_added": round(added_mpi / added_gloo, 3) if added_gloo > 0 else None,
+        "mpi_added_to_gloo_added": round(added["mpi"] / added["gloo"], 3),
     }
 
 
