@@ -17,6 +17,7 @@ import pytest
 from clusterctl import process, terraform
 from clusterctl.errors import ProviderError
 from clusterctl.terraform import Binary, Diagnostic, Outputs, Planned, Progress, Terraform
+from clusterctl.terraform.folder import Listener
 
 
 @pytest.mark.parametrize(
@@ -305,7 +306,7 @@ def test_a_broken_cli_configuration_is_named(
 
 
 def test_what_is_left_is_a_short_list(tmp_path: Path) -> None:
-    listener = terraform._Listener(lambda event: None, {"aws_vpc.old": "vpc-0"})
+    listener = Listener(lambda event: None, {"aws_vpc.old": "vpc-0"})
 
     def event(kind: str, address: str, action: str, id: str = "") -> bytes:
         hook = {"resource": {"addr": address}, "action": action, "id_value": id}

@@ -1,0 +1,35 @@
+"""Drives the terraform or tofu binary: its JSON events in, typed results out.
+
+python-terraform builds the command lines. Its own runner is left alone: it has no time limit,
+cannot stream, shares our terminal's Ctrl-C, and its `destroy` adds `-force`, which Terraform
+dropped in 0.15 (see docs/adr).
+"""
+
+from clusterctl.terraform.binary import Binary, find
+from clusterctl.terraform.events import (
+    Diagnostic,
+    Event,
+    Outputs,
+    Planned,
+    Progress,
+    TerraformError,
+    parse,
+)
+from clusterctl.terraform.folder import VARIABLES, Interrupted, Terraform
+from clusterctl.terraform.seed import Seed
+
+__all__ = [
+    "VARIABLES",
+    "Binary",
+    "Diagnostic",
+    "Event",
+    "Interrupted",
+    "Outputs",
+    "Planned",
+    "Progress",
+    "Seed",
+    "Terraform",
+    "TerraformError",
+    "find",
+    "parse",
+]

@@ -1,0 +1,95 @@
+"""The terraform or tofu program: which one, its environment, its command lines."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from clusterctl import process
+from clusterctl.errors import ProviderError
+
+OLDEST = (1, 5, 0)
+BINARIES = ("terraform", "tofu")
+VERSION_TIMEOUT = 30.0
+GET = "https://developer.hashicorp.com/terraform/install or https://opentofu.org/docs/intro/install"
+
+_FOREIGN = re.compile(r"TF_(CLI_ARGS.*|VAR_.*|WORKSPACE|DATA_DIR|INPUT|LOG.*)")
+"""Variables of the user's that would change what our commands mean."""
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    """`version` as its three numbers."""
+
+    path: str
+    version: tuple[int, int, int]
+
+    @property
+    def name(self) -> str:
+        return f"{Path(self.path).name} {'.'.join(map(str, self.version))}"
+
+
+def find() -> Binary:
+    """The first of terraform and tofu on PATH that is new enough, or ProviderError."""
+    found = []
+    for name in BINARIES:
+        path = shutil.which(name)
+        if path is None:
+            continue
+        version = _version(path)
+        if version is None:
+            found.append(f"{path} does not say its version")
+            continue
+        binary = Binary(path, version)
+        if binary.version >= OLDEST:
+            return binary
+        found.append(f"{path} is {binary.name}")
+    oldest = ".".join(map(str, OLDEST))
+    raise ProviderError(
+        f"terraform {oldest} or newer (or tofu) is needed: {'; '.join(found)}"
+        if found
+        else "neither terraform nor tofu is on PATH",
+        hint=f"get it: {GET}",
+    )
+
+
+@cache
+def _version(path: str) -> tuple[int, int, int] | None:
+    """What that program says, asked once in our life; None where it makes no sense."""
+    result = process.run([path, "version", "-json"], timeout=VERSION_TIMEOUT, env=_environment())
+    numbers = re.search(r'"terraform_version":\s*"(\d+)\.(\d+)\.(\d+)', result.text)
+    return (int(numbers[1]), int(numbers[2]), int(numbers[3])) if numbers else None
+
+
+def _environment(**more: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not _FOREIGN.fullmatch(name)}
+    return {**kept, "TF_IN_AUTOMATION": "1", "TF_INPUT": "0", "CHECKPOINT_DISABLE": "1", **more}
+
+
+def with_plugins(cache: Path) -> dict[str, str]:
+    """The environment of every command: nothing that changes what it means, and one cache."""
+    return _environment(
+        TF_PLUGIN_CACHE_DIR=os.environ.get("TF_PLUGIN_CACHE_DIR") or str(cache),
+        # A folder's first init would download again what the cache has.
+        TF_PLUGIN_CACHE_MAY_BREAK_DEPENDENCY_LOCK_FILE="1",
+    )
+
+
+def command_line(folder: Path, binary: Binary, command: str, **options: Any) -> list[str]:
+    """Options as python-terraform names them: underscores, and `flag()` where there is no value."""
+    from python_terraform import Terraform as Builder
+
+    builder = Builder(working_dir=str(folder), terraform_bin_path=binary.path)
+    argv: list[str] = builder.generate_cmd_string(command, input=False, **options)
+    return argv
+
+
+def flag() -> Any:
+    from python_terraform import IsFlagged
+
+    return IsFlagged

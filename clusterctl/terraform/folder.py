@@ -1,0 +1,218 @@
+"""One cluster's working folder: apply, destroy, and what is known of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from clusterctl import process
+from clusterctl.state.home import write_atomic
+from clusterctl.terraform.binary import Binary, command_line, flag, with_plugins
+from clusterctl.terraform.events import (
+    Diagnostic,
+    Event,
+    Outputs,
+    Progress,
+    TerraformError,
+    first_line,
+    parse,
+)
+from clusterctl.terraform.seed import Seed
+
+VARIABLES = "cluster.tfvars.json"
+LOG = "terraform.jsonl"
+
+APPLY_TIMEOUT = 2700.0
+SHOWN = 12
+"""Things that are listed when Terraform is left alone."""
+
+GRACE = 300.0
+"""Seconds that Terraform gets to finish its step when its time is up."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C came, and Terraform has finished its step: what there is, is in its state."""
+
+
+@dataclass(slots=True)
+class Listener:
+    """Sorts what Terraform says while it runs."""
+
+    on_event: Callable[[Event], None]
+    existing: dict[str, str]
+    """What there is, by address: its id, or what happens to it."""
+    diagnostics: list[Diagnostic] = field(default_factory=list)
+    outputs: dict[str, Any] = field(default_factory=dict)
+    prose: list[str] = field(default_factory=list)
+
+    def __call__(self, line: bytes) -> None:
+        event = parse(line)
+        if event is None:
+            if line.strip() and not line.startswith(b"{"):
+                self.prose.append(line.decode(errors="replace"))
+            return
+        if isinstance(event, Diagnostic) and event.severity == "error":
+            self.diagnostics.append(event)
+        if isinstance(event, Outputs):
+            self.outputs.update(event.values)
+        if isinstance(event, Progress):
+            self._keep_up(event)
+        self.on_event(event)
+
+    def _keep_up(self, event: Progress) -> None:
+        if event.action == "create" and event.state in ("start", "complete"):
+            made = event.state == "complete"
+            self.existing[event.address] = event.id if made else "being made"
+        elif event.action == "delete" and event.state == "complete":
+            self.existing.pop(event.address, None)
+
+    def left(self) -> Iterator[str]:
+        """A short list of what there is, machines first: they cost most."""
+        machines = [item for item in self.existing if item.startswith("aws_instance.")]
+        others = [item for item in self.existing if item not in machines]
+        for address in (*machines, *others)[:SHOWN]:
+            yield f"{address}: {self.existing[address]}"
+        if len(self.existing) > SHOWN:
+            yield f"and {len(self.existing) - SHOWN} more"
+
+
+class Terraform:
+    """One working folder. `lock` is the descriptor of the cluster's lock: Terraform inherits it, so
+    that it is still held while an orphan works. `on_start` hears Terraform's pid and command."""
+
+    def __init__(
+        self,
+        folder: Path,
+        binary: Binary,
+        *,
+        cache: Path,
+        lock: int | None = None,
+        on_start: Callable[[int, str], None] = lambda pid, command: None,
+        tell: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.folder = folder
+        self.binary = binary
+        self._cache = cache
+        self._lock = lock
+        self._on_start = on_start
+        self._tell = tell
+
+    @property
+    def state(self) -> str:
+        """The state file as it is; "" without one. What Terraform knows of is named in it."""
+        try:
+            return (self.folder / "terraform.tfstate").read_text()
+        except OSError:
+            return ""
+
+    def resources(self) -> tuple[str, ...]:
+        """Addresses of the managed resources in the state file."""
+        return tuple(self._resources())
+
+    def _resources(self) -> dict[str, str]:
+        """The same with their ids."""
+        try:
+            state = json.loads(self.state or "{}")
+        except ValueError:
+            return {}
+        return {
+            f"{item['type']}.{item['name']}"
+            + (f"[{json.dumps(instance['index_key'])}]" if "index_key" in instance else ""): str(
+                instance.get("attributes", {}).get("id", "")
+            )
+            for item in state.get("resources", ())
+            if item.get("mode") == "managed"
+            for instance in item.get("instances", ())
+        }
+
+    def copy(self, module: Path) -> None:
+        """Fills the folder with the module, once: `down` uses what `up` used, after an upgrade."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for source in sorted(module.glob("*.tf")):
+            target = self.folder / source.name
+            if not target.exists():
+                write_atomic(target, source.read_bytes())
+
+    def init(self, begun: Seed | None = None) -> None:
+        """Gives the folder its providers, from the seed of its module: `begun`, if it is that one.
+        Nothing if that was done."""
+        done = self.folder / ".terraform" / "clusterctl-ready"
+        if done.exists():
+            return
+        seed = Seed(self.folder, self.binary, self._cache)
+        if begun and begun.folder == seed.folder:
+            seed = begun
+        seed.make()
+        seed.copy(self.folder)
+        done.touch()
+
+    def apply(
+        self,
+        variables: Mapping[str, Any],
+        on_event: Callable[[Event], None],
+        *,
+        parallelism: int,
+    ) -> dict[str, Any]:
+        """Makes the machines be as the variables say; returns the outputs.
+
+        Raises TerraformError, and Interrupted after Ctrl-C when Terraform has finished its step.
+        """
+        write_atomic(self.folder / VARIABLES, json.dumps(variables, indent=1).encode())
+        return self._change("apply", on_event, parallelism).outputs
+
+    def destroy(self, on_event: Callable[[Event], None], *, parallelism: int) -> None:
+        """Removes all that the state knows of. Raises as `apply` does."""
+        self._change("destroy", on_event, parallelism)
+
+    def _change(
+        self, command: str, on_event: Callable[[Event], None], parallelism: int
+    ) -> Listener:
+        listener = Listener(on_event, self._resources())
+        try:
+            return self._watched(command, listener, parallelism)
+        except Interrupted:
+            raise
+        except KeyboardInterrupt:
+            self._tell(f"{self.binary.name} {command} goes on alone. There is by now:")
+            for line in listener.left():
+                self._tell(f"  {line}")
+            raise
+
+    def _watched(self, command: str, listener: Listener, parallelism: int) -> Listener:
+        """KeyboardInterrupt is a second Ctrl-C, Interrupted the first."""
+        ended = process.watch(
+            command_line(
+                self.folder,
+                self.binary,
+                command,
+                auto_approve=flag(),
+                json=flag(),
+                parallelism=parallelism,
+                var_file=VARIABLES,
+            ),
+            log=self.folder / LOG,
+            on_line=listener,
+            on_start=lambda pid: self._on_start(pid, f"{Path(self.binary.path).name} {command}"),
+            on_interrupt=lambda: self._tell(
+                "Ctrl-C: terraform finishes what it has begun; once more leaves it alone"
+            ),
+            timeout=APPLY_TIMEOUT,
+            grace=GRACE,
+            cwd=self.folder,
+            env=with_plugins(self._cache),
+            pass_fds=() if self._lock is None else (self._lock,),
+        )
+        if ended.interrupted:
+            raise Interrupted
+        if ended.error or ended.exit_code != 0:
+            said = [item.text for item in listener.diagnostics[:1]] or listener.prose
+            why = ended.error or "\n".join(said) or f"exit code {ended.exit_code}"
+            raise TerraformError(
+                f"{self.binary.name} {command} failed: {first_line(why)}",
+                hint=f"all that it said is in {self.folder / LOG}",
+                diagnostics=tuple(listener.diagnostics),
+            )
+        return listener
