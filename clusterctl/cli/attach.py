@@ -10,6 +10,7 @@ from typer.core import TyperCommand
 
 from clusterctl.cli.console import Console, ago, plain
 from clusterctl.cli.options import (
+    DEFAULT_NAME,
     ClusterOption,
     Json,
     NameArgument,
@@ -19,8 +20,6 @@ from clusterctl.cli.options import (
     Yes,
 )
 from clusterctl.errors import UsageError
-
-DEFAULT_NAME = "default"
 
 
 class AttachCommand(TyperCommand):

@@ -12,6 +12,7 @@ from typer.core import TyperCommand
 from clusterctl.cli import wish
 from clusterctl.cli.console import Console, ago, plain, table
 from clusterctl.cli.options import (
+    DEFAULT_NAME,
     ClusterOption,
     Json,
     NameArgument,
@@ -22,8 +23,6 @@ from clusterctl.cli.options import (
 )
 from clusterctl.errors import UsageError
 from clusterctl.model import Cluster, clock
-
-DEFAULT_NAME = "default"
 
 
 class SshCommand(TyperCommand):

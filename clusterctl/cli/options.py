@@ -16,8 +16,10 @@ ClusterOption = Annotated[
 NameArgument = Annotated[
     str | None, typer.Argument(metavar="[NAME]", help="Which cluster (default: the only one).")
 ]
+DEFAULT_NAME = "default"
 NewNameArgument = Annotated[
-    str | None, typer.Argument(metavar="[NAME]", help='What it is called (default: "default").')
+    str | None,
+    typer.Argument(metavar="[NAME]", help=f'What it is called (default: "{DEFAULT_NAME}").'),
 ]
 JobArgument = Annotated[int, typer.Argument(metavar="JOB", help="The job's number.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
