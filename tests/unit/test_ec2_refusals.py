@@ -11,7 +11,17 @@ import pytest
 
 from clusterctl import keys
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
-from clusterctl.model import CloudSpec, ClusterSpec, Node, NodeGroup, NodeResult, Role
+from clusterctl.model import (
+    CloudSpec,
+    Cluster,
+    ClusterSpec,
+    Node,
+    NodeGroup,
+    NodeResult,
+    Phase,
+    Role,
+)
+from clusterctl.providers import ec2
 from clusterctl.providers.ec2 import Ec2Provider, access, api, preflight, sweep
 from clusterctl.providers.ec2.api import Api, Instance, InstanceType
 from clusterctl.providers.ec2.hostkeys import HostKeys
@@ -71,8 +81,15 @@ def test_a_node_that_does_not_answer_names_the_cluster_to_try_again(tmp_path: Pa
     assert "`clusterctl up red` goes on" in caught.value.hint
 
 
+def go_on(api: Api) -> object:
+    """A further `up`."""
+    wish = wanted(NodeGroup(count=1, family="cpu"))
+    current = Cluster(id="lab-1", spec=wish, phase=Phase.CREATING, created=0.0)
+    return ec2._survey(api, wish, current, print)
+
+
 @pytest.mark.timeout(30)
-@pytest.mark.parametrize("ask", [Api.account, sweep.find])
+@pytest.mark.parametrize("ask", [Api.account, sweep.find, go_on])
 def test_an_endpoint_that_is_silent_is_told_soon(
     ask: Callable[[Api], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -404,6 +404,9 @@ def _survey(
     api: Api, wish: ClusterSpec, current: Cluster | None, tell: OnEvent
 ) -> tuple[Survey, list[Instance]]:
     """Also the machines there are: by AWS, for a record may have been cut off."""
+    if current:
+        # It tells soonest that nobody answers; the survey asks it again, beside other questions.
+        api.account()
     instances = api.instances(_tagged(current.id), states=_USABLE) if current else []
     instances = [item for item in instances if item.node]
     zone = instances[0].zone if instances else ""
