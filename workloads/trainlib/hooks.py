@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -25,9 +26,8 @@ def over_mpi(
 ) -> torch.futures.Future[torch.Tensor]:
     """DDP communication hook: the sum over ranks, there when the hook returns.
 
-    It is the mean if the module has `shared` for a forward hook. Waiting here costs the overlap
-    with the rest of backward(), and saves what an asynchronous call costs more on small models: a
-    thread that fights for the interpreter lock.
+    Waiting here costs the overlap with the rest of backward(), and saves what an asynchronous call
+    costs more on small models: a thread that fights for the interpreter lock.
     """
     averager, half = state
     gradients = bucket.buffer()
@@ -53,11 +53,11 @@ _LARGE = 1 << 20
 
 
 def set_apart(model: torch.nn.Module, *, wanted: bool) -> list[torch.nn.Parameter]:
-    """Make DDP leave out the parameters with large gradients, for `InPlace`; returns them.
+    """Make DDP leave out the parameters with large gradients, for `OverMpi`; returns them.
 
-    Not those of the model itself, which DDP cannot leave out, nor one with several names; and DDP
-    wants to keep at least one. Call it also where none is `wanted`: torch keeps with the model
-    what was said of it before.
+    Not those of the model itself, which DDP cannot leave out, nor one with several names, nor one
+    with gaps in memory; and DDP wants to keep at least one. Call it also where none is `wanted`:
+    torch keeps with the model what was said of it before.
     """
     wrap = torch.nn.parallel.DistributedDataParallel
     # Not a promise of torch's: without it, all gradients go through buckets.
@@ -76,6 +76,7 @@ def set_apart(model: torch.nn.Module, *, wanted: bool) -> list[torch.nn.Paramete
         if wanted
         and parameter.numel() * parameter.element_size() >= _LARGE
         and names[id(parameter)] == 1
+        and parameter.is_contiguous()
         and "." in name
     }
     if len(found) == len(named) > 0:
@@ -84,60 +85,73 @@ def set_apart(model: torch.nn.Module, *, wanted: bool) -> list[torch.nn.Paramete
     return list(found.values())
 
 
-class InPlace:
-    """All-reduces large gradients where they lie; DDP would copy each into a bucket first.
+class OverMpi:
+    """Makes backward() through `parallel` leave the mean over the ranks, carried by MPI.
 
-    It does so when the last of them is there, in one order on all ranks, however autograd came to
-    them. The sum, as `over_mpi`.
+    Every rank's part is divided where backward() begins: dividing those few numbers divides all
+    gradients, while dividing these would be one more pass over as many numbers as the model has.
+    DDP's buckets are summed by `over_mpi`, the gradients that were `set_apart` where they lie, when
+    backward() ends and nothing else needs them.
+
+    Args:
+        half: Carry the sums in that precision.
+        apart: In the same order on all ranks.
+
+    Raises:
+        UsageError: In backward(), for a parameter of `apart` that had no part in the step. DDP
+            refuses it for its own: the ranks would part unnoticed.
     """
 
     def __init__(
         self,
         averager: mpi.Averager,
-        half: torch.dtype | None,
+        world: int,
         parallel: torch.nn.parallel.DistributedDataParallel,
-        parameters: Sequence[torch.nn.Parameter],
+        apart: Sequence[torch.nn.Parameter],
+        half: torch.dtype | None = None,
     ) -> None:
-        self._averager, self._half, self._parallel = averager, half, parallel
-        self._parameters = parameters
-        self._missing = len(parameters)
-        for parameter in parameters:
-            parameter.register_post_accumulate_grad_hook(self._arrived)
-        parallel.register_forward_pre_hook(self._check)
+        self._averager, self._half, self._share = averager, half, 1 / world
+        self._apart = apart
+        self._trained = [each for each in parallel.module.parameters() if each.requires_grad]
+        self._summed = False  # what the gradients hold is already the mean
+        self._queued = False
+        parallel.register_comm_hook((averager, half), over_mpi)
+        parallel.register_forward_hook(self._forward)
 
-    def _arrived(self, parameter: torch.Tensor) -> None:
-        self._missing -= 1
-        if self._missing:
-            return
-        self._missing = len(self._parameters)
-        # What no_sync() switches off; it is decided in forward().
-        if self._parallel.require_forward_param_sync:
-            for each in self._parameters:
-                assert each.grad is not None
-                _reduce(self._averager, each.grad, self._half)
-
-    def _check(self, module: torch.nn.Module, inputs: Any) -> None:
-        """As DDP refuses it for its own parameters: the ranks would part unnoticed."""
-        if self._missing < len(self._parameters):
-            raise UsageError(
-                f"the last step left {self._missing} of the model's large parameters out",
-                "use every parameter in every step, or freeze it (requires_grad_(False))",
-            )
-
-
-def shared(world: int) -> Callable[[torch.nn.Module, Any, torch.Tensor], None]:
-    """Forward hook: makes backward() leave this rank's share of the mean over `world` ranks.
-
-    Dividing the few numbers that enter backward() divides all gradients; dividing the buckets
-    would be one more pass over as many numbers as the model has.
-    """
-    share = 1 / world
-
-    def hook(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> None:
+    def _forward(self, module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> None:
+        self._queued = False  # also after a backward() that raised
         if output.requires_grad:
-            output.register_hook(lambda gradient: gradient * share)
+            # As DDP, which looks here whether no_sync() is in force.
+            output.register_hook(partial(self._begin, bool(module.require_backward_grad_sync)))
 
-    return hook
+    def _begin(self, synchronize: bool, gradient: torch.Tensor) -> torch.Tensor:
+        if self._summed:
+            # Gradients that were not cleared are added to, and then summed again with the rest.
+            self._summed = False
+            for parameter in self._trained:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(self._share)
+        if synchronize and not self._queued:
+            self._queued = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._end)
+        return gradient * self._share
+
+    def _end(self) -> None:
+        self._queued = False
+        self._summed = True
+        missing = sum(parameter.grad is None for parameter in self._apart)
+        if missing:
+            raise UsageError(
+                f"a step left {missing} of the model's large parameters out",
+                "use every parameter in every step, or freeze it before data_parallel()",
+            )
+        done = set()
+        for parameter in self._apart:
+            gradients = cast(torch.Tensor, parameter.grad)
+            # Parameters that are only added to each other share one gradient.
+            if gradients.data_ptr() not in done:
+                done.add(gradients.data_ptr())
+                _reduce(self._averager, gradients, self._half)
 
 
 def compressed(half: torch.dtype, bucket: Any) -> torch.futures.Future[torch.Tensor]:

@@ -295,15 +295,22 @@ class Session(contextlib.AbstractContextManager["Session"]):
         wrapped = wrap(model, **options)
         half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(compress)
         if averager is not None:
-            wrapped.register_comm_hook((averager, half), hooks.over_mpi)
-            wrapped.register_forward_hook(hooks.shared(self.ranks.world))
+            self._same([tuple(parameter.shape) for parameter in apart])
             for parameter in apart:
                 dist.broadcast(parameter.data, 0)
-            if apart:
-                hooks.InPlace(averager, half, wrapped, apart)
+            hooks.OverMpi(averager, self.ranks.world, wrapped, apart, half)
         elif half is not None:
             wrapped.register_comm_hook(half, hooks.compressed)
         return wrapped
+
+    def _same(self, shapes: list[tuple[int, ...]]) -> None:
+        """As DDP looks whether the ranks have the same model."""
+        if len(set(self.exchange(str(shapes)))) > 1:
+            raise UsageError(
+                f"the ranks have different models: one has large parameters of {shapes}",
+                "build the same model on all ranks, whatever data each has",
+                everywhere=True,
+            )
 
     def reduce(self, tensor: torch.Tensor, *, average: bool) -> None:
         """Replace the contiguous tensor on every rank by the sum over the ranks, or the mean."""

@@ -355,6 +355,9 @@ class Trainer:
             if self.recipe.scaler and "scaler" in snapshot.optimizer:
                 self.recipe.scaler.load_state_dict(snapshot.optimizer.pop("scaler"))
             self.optimizer.load_state_dict(snapshot.optimizer)
+            # The snapshot's own would win, and another --lr be announced for nothing.
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.options.lr
         except (RuntimeError, ValueError, KeyError, TypeError) as error:
             raise UsageError(
                 f"the snapshot {self.options.snapshot} does not fit this model",
