@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -53,6 +55,11 @@ IMAGES = "train-images-idx3-ubyte.gz"
             "29 train images and 30 labels",
             id="too few",
         ),
+        pytest.param(
+            lambda b: gzip.compress(making.idx(making.pictures(0, 28, 28)[0])),
+            "0 train images and 30 labels",
+            id="none",
+        ),
         pytest.param(None, "is missing", id="missing"),
     ],
 )
@@ -66,6 +73,17 @@ def test_a_damaged_mnist_file_gives_one_clear_line(tmp_path: Path, damage, says:
         data.load("mnist", 0, folder=tmp_path)
     assert "clusterctl data get mnist" in caught.value.line
     assert "\n" not in caught.value.line
+
+
+@pytest.mark.parametrize(
+    ("labels", "says"), [(np.full(30, 26), "holds the label 26"), (np.zeros(0), "has no train")]
+)
+def test_letters_under_mnists_names_are_refused(tmp_path: Path, labels: Any, says: str) -> None:
+    making.mnist(tmp_path, len(labels), 20)
+    content = gzip.compress(making.idx(labels.astype(np.uint8)))
+    (tmp_path / "train-labels-idx1-ubyte.gz").write_bytes(content)
+    with pytest.raises(UsageError, match=says):
+        data.load("mnist", 0, folder=tmp_path)
 
 
 def test_cifar10(tmp_path: Path) -> None:

@@ -243,8 +243,12 @@ def batches(
 
 
 def mix(seed: int, stream: int) -> int:
-    """A seed for each (seed, stream) that no other pair has; both are below 2**31."""
-    return (seed << 31) + stream
+    """A seed for each (seed, stream).
+
+    A hash, because torch's generator for processors takes no more than 32 bits of it, the lowest.
+    """
+    digest = hashlib.sha256(f"{seed} {stream}".encode()).digest()
+    return int.from_bytes(digest[:4], "big")
 
 
 def _find(file: str) -> Path:

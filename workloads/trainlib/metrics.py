@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
 
-from trainlib.data import Dataset
+from trainlib.data import Batch, Dataset
 from trainlib.session import Session
 
 #: Numbers in the inputs of one forward pass while testing.
@@ -23,10 +24,9 @@ def evaluate(session: Session, model: torch.nn.Module, data: Dataset) -> str:
         model: The bare model, not its data-parallel wrapper, which would try to synchronise.
     """
     ranks = session.ranks
-    rows = torch.arange(ranks.rank, len(data.test), ranks.world)
     total = torch.zeros((), dtype=torch.float64, device=session.device)
     model.eval()
-    for inputs, wanted in data.test.select(rows, batch_rows(data)):
+    for inputs, wanted in part_of_test(data, ranks.rank, ranks.world):
         output = model(inputs)
         if data.classes:
             total += (output.argmax(dim=1) == wanted).sum()
@@ -53,8 +53,7 @@ def score(
     rank, world = (session.ranks.rank, session.ranks.world) if session else (0, 1)
     totals: torch.Tensor | None = None
     model.eval()
-    rows = torch.arange(rank, len(data.test), world)
-    for inputs, wanted in data.test.select(rows, batch_size or batch_rows(data)):
+    for inputs, wanted in part_of_test(data, rank, world, batch_size):
         output = model(inputs)
         loss = torch.nn.functional.cross_entropy(output, wanted, reduction="sum")
         part = torch.stack([loss.double(), (output.argmax(dim=1) == wanted).sum().double()])
@@ -64,6 +63,15 @@ def score(
     if session is not None:
         sums = session.communicator.sum(sums)
     return sums[0] / len(data.test), sums[1] / len(data.test)
+
+
+def part_of_test(
+    data: Dataset, rank: int, world: int, batch_size: int | None = None
+) -> Iterable[Batch]:
+    """This rank's part of the test split, every world-th row; nothing for the last ranks where
+    there are fewer rows than ranks."""
+    rows = torch.arange(len(data.test))[rank::world]
+    return data.test.select(rows, batch_size or batch_rows(data)) if len(rows) else ()
 
 
 def batch_rows(data: Dataset) -> int:

@@ -61,7 +61,8 @@ def mnist(path: Path, part: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Images (N, 1, 28, 28) and labels (N,), both uint8, of `part`: `train` or `t10k`.
 
     Raises:
-        UsageError: See `idx`; or the numbers of images and labels differ.
+        UsageError: See `idx`; or the numbers of images and labels differ, there are none, or the
+            labels are others than 0 to 9.
     """
     images = idx(path / f"{part}-images-idx3-ubyte", 3)
     labels = idx(path / f"{part}-labels-idx1-ubyte", 1)
@@ -69,6 +70,10 @@ def mnist(path: Path, part: str) -> tuple[torch.Tensor, torch.Tensor]:
         raise UsageError(
             f"{path} has {len(images)} {part} images and {len(labels)} labels", _again("mnist")
         )
+    if not len(labels):
+        raise UsageError(f"{path} has no {part} images", _again("mnist"))
+    if labels.max() > 9:
+        raise UsageError(f"{path} holds the label {labels.max()}: it is not MNIST", _again("mnist"))
     return images.unsqueeze(1), labels
 
 

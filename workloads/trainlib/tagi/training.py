@@ -137,10 +137,9 @@ def evaluate(
 ) -> int:
     """How many rows of the whole test split are right; each rank looks at its part."""
     ranks = session.ranks
-    rows = torch.arange(ranks.rank, len(dataset.test), ranks.world)
     correct = torch.zeros((), dtype=torch.int64, device=session.device)
     model.train(False)
-    for inputs, labels in dataset.test.select(rows, metrics.batch_rows(dataset)):
+    for inputs, labels in metrics.part_of_test(dataset, ranks.rank, ranks.world):
         chances = softmax.probabilities(*model.forward(inputs))
         correct += (chances.argmax(dim=1) == labels).sum()
     model.train()
