@@ -78,9 +78,10 @@ with Session(discover(), over_mpi=True) as session:
     mean()
     assert off(own, copies[rank]) < 1e-6
     before = copy.deepcopy(own)
-    # A closure, a parameter that is in no loss, and the state of a snapshot.
+    # A closure, parameters that are in no loss or frozen, and the state of a snapshot.
     extra = torch.nn.Parameter(torch.ones(3))
-    optimizer = MpiSGD([*own.parameters(), extra], lr=0.1)
+    frozen = torch.nn.Parameter(torch.ones(3), requires_grad=False)
+    optimizer = MpiSGD([*own.parameters(), extra, frozen], lr=0.1, weight_decay=0.1)
 
     def closure():
         optimizer.zero_grad()
@@ -89,9 +90,17 @@ with Session(discover(), over_mpi=True) as session:
         return loss
 
     assert optimizer.step(closure).item() > 0
-    assert extra.tolist() == [1.0] * 3
+    assert torch.allclose(extra, torch.full((3,), 0.99))
+    assert frozen.tolist() == [1.0] * 3
     assert off(before, own) > 0
     optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.grad_scale = torch.ones(1)  # as torch.amp.GradScaler does it
+    try:
+        optimizer.step()
+    except ValueError as error:
+        assert "GradScaler" in str(error)
+    else:
+        raise AssertionError("a rank's own overflow would have become everybody's")
     try:
         MpiSGD(own.parameters(), sync_iterations=0)
     except ValueError:

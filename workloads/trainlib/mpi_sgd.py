@@ -13,7 +13,7 @@ After the SGD MPI of deephealthproject's EDDL (promort_pipeline, branch sgd_mpi)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -42,13 +42,14 @@ class MpiSGD(torch.optim.SGD):
         device_pointers: Give MPI the addresses of GPU memory, None asks the MPI library whether it
             takes them (CUDA-aware, ROCm-aware). Else messages go through host memory.
 
-    The other arguments are those of torch.optim.SGD. A parameter without a gradient counts as one
-    with a gradient of zeros if there are several ranks.
+    The other arguments are those of torch.optim.SGD. With `sync_iterations` 1 and several ranks, a
+    trained parameter without a gradient counts as one with a gradient of zeros.
 
     Raises:
         StartError: MPI cannot be used: no mpi4py, or neither mpirun nor srun --mpi=pmix started
             the several ranks.
-        ValueError: An argument is out of range.
+        ValueError: An argument is out of range, or `step` is called by a GradScaler: it skips steps
+            by what one rank sees. bfloat16 needs none.
     """
 
     def __init__(
@@ -112,6 +113,8 @@ class MpiSGD(torch.optim.SGD):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self._averager is not None and getattr(self, "grad_scale", None) is not None:
+            raise ValueError("MpiSGD averages over ranks what a GradScaler has scaled for one")
         self.steps += 1
         if self._averager is not None and self.sync_iterations == 1:
             self._average_gradients(self._averager)
@@ -126,14 +129,17 @@ class MpiSGD(torch.optim.SGD):
             self._average_weights()
 
     def _average_gradients(self, averager: mpi.Averager) -> None:
-        tensors = self._tensors()
-        for tensor in tensors:
+        views, gradients = [], []
+        for view, tensor in zip(self._views, self._tensors(), strict=True):
+            if not tensor.requires_grad:
+                continue  # frozen: with a gradient, even of zeros, it would decay
             if tensor.grad is None:
                 tensor.grad = torch.zeros_like(tensor)
-        gradients = [cast(torch.Tensor, tensor.grad) for tensor in tensors]
-        _copy(self._views, gradients)
+            views.append(view)
+            gradients.append(tensor.grad)
+        _copy(views, gradients)
         averager.reduce(self._flat)
-        _copy(gradients, self._views)
+        _copy(gradients, views)
 
     def _average_weights(self) -> None:
         if self._averager is None:
