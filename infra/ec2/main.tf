@@ -27,13 +27,14 @@ locals {
         role          = "worker"
         instance_type = coalesce(group.instance_type, try(local.families[group.family].instance_type, "unknown"))
         image         = coalesce(group.image, try(local.families[group.family].image, "cpu"))
+        placement     = group.placement
       }
     }
   ]...)
 
   # Every node by name: removing one leaves the others as they are.
   nodes = merge(local.workers, {
-    launcher = { role = "launcher", instance_type = var.launcher_type, image = "launcher" }
+    launcher = { role = "launcher", instance_type = var.launcher_type, image = "launcher", placement = false }
   })
 
   types = toset([for node in local.nodes : node.instance_type])
@@ -53,8 +54,12 @@ locals {
   lookups  = toset([for kind in local.kinds : local.image_of[kind] if !contains(keys(var.amis), kind)])
   amis     = { for kind in local.kinds : kind => try(var.amis[kind], data.aws_ami.this[local.image_of[kind]].id) }
 
-  burstable = anytrue([for node in local.workers : can(regex("^t[0-9]", node.instance_type))])
-  placement = var.placement_group && !local.burstable && length(local.workers) > 1
+  # The nodes of the placement group. Also a worker that is alone is in it, since it may be joined by
+  # others, and whoever runs cannot move.
+  placement = [
+    for name, node in local.nodes : name
+    if var.placement_group && node.placement && !can(regex("^t[0-9]", node.instance_type))
+  ]
 
   # The nodes whose network interface is an EFA, from the launch template.
   efa = var.efa ? keys(local.workers) : []
@@ -93,7 +98,7 @@ resource "aws_key_pair" "this" {
 }
 
 resource "aws_placement_group" "this" {
-  for_each = toset(local.placement ? ["workers"] : [])
+  for_each = toset(length(local.placement) > 0 ? ["workers"] : [])
   name     = var.cluster_id
   strategy = "cluster"
 }
@@ -128,7 +133,7 @@ resource "aws_instance" "this" {
   associate_public_ip_address          = contains(local.efa, each.key) ? null : true
   vpc_security_group_ids               = each.key == "launcher" ? [aws_security_group.nodes.id, aws_security_group.ssh.id] : contains(local.efa, each.key) ? null : [aws_security_group.nodes.id]
   key_name                             = one([for pair in aws_key_pair.this : pair.key_name])
-  placement_group                      = each.key == "launcher" ? null : one([for group in aws_placement_group.this : group.name])
+  placement_group                      = contains(local.placement, each.key) ? one([for group in aws_placement_group.this : group.name]) : null
   user_data                            = lookup(var.user_data, each.key, local.last_resort)
   instance_initiated_shutdown_behavior = "terminate"
   ebs_optimized                        = true
@@ -175,8 +180,9 @@ resource "aws_instance" "this" {
   }
 
   lifecycle {
-    # A node lives with what it was made from: newer images and other deadlines are for new nodes.
-    ignore_changes = [ami, user_data]
+    # A node lives with what it was made from, and where: newer images, other deadlines and a group
+    # that came later are for new nodes.
+    ignore_changes = [ami, user_data, placement_group]
 
     precondition {
       condition     = each.value.instance_type != "unknown"

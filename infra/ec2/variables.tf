@@ -31,7 +31,8 @@ variable "groups" {
   description = <<-EOT
     Groups of equal workers: a family of the table in main.tf, or an instance type, and how many.
     `image` names the kind of machine image (cpu, nvidia, amd) where the family does not say it;
-    `numbers` are the numbers of the workers, by default one after the other over all groups.
+    `numbers` are the numbers of the workers, by default one after the other over all groups;
+    `placement` is whether the type may be in a cluster placement group.
   EOT
   type = list(object({
     family        = optional(string, "cpu")
@@ -39,6 +40,7 @@ variable "groups" {
     count         = number
     image         = optional(string, "")
     numbers       = optional(list(number), [])
+    placement     = optional(bool, true)
   }))
   default = [{ count = 2 }]
 

@@ -22,10 +22,16 @@ def test_g4ad_and_cpu_side_by_side(world: World) -> None:
         assert process.returncode == 0, err
         assert "GPU is found" in err
     api = world.ec2.client("ec2")
-    [group] = api.describe_placement_groups()["PlacementGroups"]
-    assert group["Strategy"] == "cluster"
+    groups = api.describe_placement_groups()["PlacementGroups"]
+    assert [group["Strategy"] for group in groups] == ["cluster", "cluster"]
     types = {node["name"]: node["instance_type"] for node in world.record("mixed")["nodes"]}
     assert types == {"launcher": "t3.micro", "worker-1": "g4dn.xlarge", "worker-2": "t3.xlarge"}
+    few = {node["name"]: node["machine"] for node in world.record("mixed")["nodes"]}
+    world.ok("up", "mixed", "--gpu", "g4dn:2", "--cpu", "t3.xlarge:1", *HOST)
+    more = {node["name"]: node["machine"] for node in world.record("mixed")["nodes"]}
+    assert more == {**few, "worker-3": more.get("worker-3")}, "who runs stays"
+    world.ok("up", "mixed", "--gpu", "g4dn:1", "--cpu", "t3.xlarge:1", *HOST)
+    assert {node["name"]: node["machine"] for node in world.record("mixed")["nodes"]} == few
     assert len(world.ok("list", "--json").document()["clusters"]) == 2
     refused = world.run("run", "-c", "amd", "multinode_ddp_mpi_gpu.py", "2", "1")
     assert refused.code == 6

@@ -68,7 +68,7 @@ def test_variables_are_those_of_the_module() -> None:
         machines=found,
         amis={"cpu": "ami-1"},
         spot=False,
-        placement=True,
+        placement={"g5.xlarge"},
         efa=True,
         ssh_cidr="203.0.113.7/32",
         public_key="ssh-ed25519 AAAA",
@@ -79,8 +79,20 @@ def test_variables_are_those_of_the_module() -> None:
     for name in made:
         assert f'variable "{name}"' in text
     assert made["groups"] == [
-        {"instance_type": "t3.xlarge", "image": "cpu", "count": 1, "numbers": [1]},
-        {"instance_type": "g5.xlarge", "image": "nvidia", "count": 1, "numbers": [2]},
+        {
+            "instance_type": "t3.xlarge",
+            "image": "cpu",
+            "count": 1,
+            "numbers": [1],
+            "placement": False,
+        },
+        {
+            "instance_type": "g5.xlarge",
+            "image": "nvidia",
+            "count": 1,
+            "numbers": [2],
+            "placement": True,
+        },
     ]
 
 

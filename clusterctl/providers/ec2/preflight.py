@@ -19,14 +19,15 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """What AWS has for us. `zones` are to be tried in this order, `amis` are by kind of image."""
+    """What AWS has for us. `zones` are to be tried in this order, `amis` are by kind of image,
+    `placement` are the types that may be in a cluster placement group."""
 
     account: str
     machines: tuple[Machine, ...]
     types: Mapping[str, InstanceType]
     zones: tuple[str, ...]
     amis: Mapping[str, str]
-    placement: bool
+    placement: frozenset[str]
 
 
 def survey(
@@ -50,14 +51,13 @@ def survey(
     _efa(api, wish, types)
     amis = Later(lambda: _amis(api, wish, machines))
     _quotas(api, wish, machines, types, present, running, tell)
-    workers = {machine.instance_type for machine in machines if machine.name != LAUNCHER}
     return Survey(
         account=by_account,
         machines=machines,
         types=types,
         zones=zones.get(),
         amis=amis.get(),
-        placement=wish.workers > 1 and all(types[kind].clusters for kind in workers),
+        placement=frozenset(name for name, kind in types.items() if kind.clusters),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -135,14 +135,15 @@ def variables(
     machines: Sequence[Machine],
     amis: Mapping[str, str],
     spot: bool,
-    placement: bool,
+    placement: Container[str],
     efa: bool,
     ssh_cidr: str,
     public_key: str,
     user_data: Mapping[str, str],
     hours: float,
 ) -> dict[str, Any]:
-    """infra/ec2's variables. `hours` is how long a machine may live that has no user data."""
+    """infra/ec2's variables. `placement`: the types that may be in a cluster placement group;
+    `hours` is how long a machine may live that has no user data."""
     groups: dict[tuple[str, str, int], list[int]] = {}
     for machine in machines:
         if machine.name != LAUNCHER:
@@ -155,14 +156,19 @@ def variables(
         "region": region,
         "zone": zone,
         "groups": [
-            {"instance_type": kind, "image": image, "count": len(own), "numbers": own}
+            {
+                "instance_type": kind,
+                "image": image,
+                "count": len(own),
+                "numbers": own,
+                "placement": kind in placement,
+            }
             for (kind, image, _), own in groups.items()
         ],
         "launcher_type": machines[0].instance_type,
         "amis": dict(amis),
         "disk": disks.pop() if len(disks) == 1 else 0,
         "spot": spot,
-        "placement_group": placement,
         "efa": efa,
         "cidr": cidr(cluster_id),
         "ssh_cidr": ssh_cidr,
