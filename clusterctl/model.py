@@ -249,6 +249,8 @@ class Cluster:
     identity: str | None = None
     """None: nodes let in the cluster's own key. For machines of the user's own: the key file to
     show, or "" for what their ssh_config and agent offer."""
+    account: str = ""
+    """AWS's number of the account that the nodes are in."""
     traits: dict[str, str] = field(default_factory=dict)
     """What a batch system has told of itself when it was attached."""
 

@@ -98,6 +98,7 @@ def adopt(store: Store, name: str, regions: Iterable[str], tell: Tell) -> Cluste
             mode_reason=f"{orphan.region}, adopted",
             nodes=nodes,
             charges=charges,
+            account=provider.account(orphan.region),
         )
         store.save(cluster)
         store.event(name, "adopted", id=orphan.id)

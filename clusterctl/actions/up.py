@@ -253,6 +253,7 @@ def _record(
         phase=Phase.CREATING,
         charges=plan.charges,
         deadline=plan.deadline,
+        account=plan.account,
     )
     if not base.mode:
         # A cluster stays in the mode it was made in, whatever is possible by now.

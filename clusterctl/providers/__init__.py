@@ -33,6 +33,8 @@ class ProviderPlan:
     """Images that `image build` has to make first, as there is no registry to pull them from."""
     nodes: tuple[str, ...] = ()
     """The names of all nodes there will be; () where the provider numbers its workers from 1."""
+    account: str = ""
+    """Whose the nodes will be, by its number; "" where nobody is billed."""
     question: str = ""
     """What a person has to agree to before money is spent; "" where none is."""
 

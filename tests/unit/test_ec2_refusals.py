@@ -132,6 +132,33 @@ def test_whoever_wants_no_gpu_is_not_offered_one(family: str, kind: str, hint: s
     assert caught.value.hint == hint
 
 
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda current, folder: ec2._survey(Offering("us-east-1"), current.spec, current, print),
+        lambda current, folder: Ec2Provider().billed(current, folder),
+        lambda current, folder: Ec2Provider().destroy(current, folder, print),
+        lambda current, folder: Ec2Provider().describe(current, folder),
+    ],
+    ids=["up", "billed", "down", "status"],
+)
+def test_credentials_of_another_account_find_nothing_that_counts(
+    ask: Callable[[Cluster, Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`down` would take nothing found for nothing left."""
+    monkeypatch.setattr(ec2, "Api", Offering)
+    current = Cluster(
+        id="lab-1",
+        spec=wanted(NodeGroup(count=1, family="cpu")),
+        phase=Phase.READY,
+        created=0.0,
+        account="210987654321",
+    )
+    with pytest.raises(ProviderError, match="in the AWS account 210987654321, and") as caught:
+        ask(current, tmp_path)
+    assert "AWS_PROFILE" in caught.value.hint
+
+
 def test_a_mistyped_family_is_told_before_aws_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("clusterctl.providers.ec2.Api", lambda region: pytest.fail("asked AWS"))
     with pytest.raises(UsageError, match="no GPU family 'g4d'") as caught:

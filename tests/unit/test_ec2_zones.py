@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from clusterctl.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
+from clusterctl.model import CloudSpec, Cluster, ClusterSpec, Node, NodeGroup, Phase, Role
 from clusterctl.providers.ec2 import Ec2Provider, _Begun, _Planned, spec
 from clusterctl.providers.ec2.api import Api, Instance
 from clusterctl.providers.ec2.failures import CapacityError
@@ -21,13 +21,41 @@ ZONES = ("us-east-1a", "us-east-1b")
 FULL = Diagnostic(summary="api error InsufficientInstanceCapacity: none left")
 
 
-class Empty:
-    """An account without machines."""
+class Account:
+    """An account with these nodes of the cluster."""
 
     region = "us-east-1"
 
+    def __init__(self, nodes: Sequence[str]) -> None:
+        self.nodes = nodes
+
     def instances(self, *filters: Any, **more: Any) -> list[Instance]:
-        return []
+        return [
+            Instance(
+                id=f"i-{name}",
+                node=name,
+                type="t3.micro",
+                state="running",
+                zone=ZONES[1],
+                address="",
+                private_address="",
+                launched=0.0,
+            )
+            for name in self.nodes
+        ]
+
+
+def node(name: str) -> Node:
+    return Node(
+        name=name,
+        role=Role.WORKER,
+        address="",
+        private_address="",
+        ssh_port=22,
+        job_port=22,
+        user="ubuntu",
+        root="",
+    )
 
 
 class Runner:
@@ -47,7 +75,12 @@ class Runner:
 
 
 def attempts(
-    folder: Path, room: set[tuple[str, bool]], memory: Memory, **cloud: Any
+    folder: Path,
+    room: set[tuple[str, bool]],
+    memory: Memory,
+    running: Sequence[str] = (),
+    nodes: Sequence[str] = (),
+    **cloud: Any,
 ) -> list[tuple[str, bool]]:
     wish = ClusterSpec(
         name="lab",
@@ -55,10 +88,18 @@ def attempts(
         groups=(NodeGroup(count=1, family="cpu"),),
         cloud=CloudSpec(region="us-east-1", **cloud),
     )
-    cluster = Cluster(id="lab-1", spec=wish, phase=Phase.CREATING, created=0.0)
+    cluster = Cluster(
+        id="lab-1",
+        spec=wish,
+        phase=Phase.CREATING,
+        created=0.0,
+        nodes=tuple(map(node, nodes)),
+    )
     machines = spec.machines(wish, {}, {})
-    found = Survey(account="1", machines=machines, types={}, zones=ZONES, amis={}, placement=False)
-    planned = _Planned(wish, found, cast(Api, Empty()), cast(_Begun, None))
+    found = Survey(
+        account="1", machines=machines, types={}, zones=ZONES, amis={}, placement=frozenset()
+    )
+    planned = _Planned(wish, found, cast(Api, Account(running)), cast(_Begun, None))
     runner = Runner(room)
     terraform = cast(Terraform, runner)
     keys = HostKeys(folder)
@@ -81,8 +122,20 @@ def test_spot_becomes_on_demand_only_where_that_was_said(tmp_path: Path) -> None
 
 
 def test_a_zone_that_had_no_room_is_not_tried_again(tmp_path: Path) -> None:
+    """Once machines have been made in another."""
     memory = Memory(id="lab-1", region="us-east-1", zone="us-east-1b")
-    assert attempts(tmp_path, {("us-east-1b", False)}, memory) == [("us-east-1b", False)]
+    tried = attempts(tmp_path, {("us-east-1b", False)}, memory, running=["launcher"])
+    assert tried == [("us-east-1b", False)]
+
+
+@pytest.mark.parametrize("nodes", [(), ("launcher", "worker-1")], ids=["never made", "all ended"])
+def test_where_nothing_runs_what_was_tried_before_does_not_count(
+    tmp_path: Path, nodes: Sequence[str]
+) -> None:
+    """An earlier `up` without --spot, or one that fell back, must not make dear machines now."""
+    memory = Memory(id="lab-1", region="us-east-1", zone="us-east-1b", spot=False)
+    tried = attempts(tmp_path, {("us-east-1b", True)}, memory, nodes=nodes, spot=True)
+    assert tried == [("us-east-1a", True), ("us-east-1b", True)]
 
 
 def test_another_day_all_zones_are_tried_again(tmp_path: Path) -> None:

@@ -116,6 +116,7 @@ class Ec2Provider:
             nodes=tuple(machine.name for machine in found.machines),
             charges=charges,
             deadline=deadline,
+            account=found.account,
             question=f"start {many} for up to {worst}{' and more' * bool(unknown)}?"
             if names
             else "",
@@ -125,7 +126,7 @@ class Ec2Provider:
         planned = self._planned.get(cluster.name) or _replan(cluster, folder, on_event)
         wish, found, api = planned.wish, planned.found, planned.api
         resumed = recall(folder) is not None
-        memory = recall(folder) or Memory(id=cluster.id, region=api.region, spot=wish.cloud.spot)
+        memory = recall(folder) or Memory(id=cluster.id, region=api.region)
         memory.ssh_cidr = access.ssh_cidr(
             wish.cloud.ssh_cidr, memory.ssh_cidr, planned.begun.address.get, on_event
         )
@@ -151,21 +152,19 @@ class Ec2Provider:
             limit=wish.cloud.boot_timeout,
             on_up=lambda name, seconds: on_event(f"{name}: SSH answers after {seconds:.1f} s"),
         )
-        charges, reason = cluster.charges, cluster.mode_reason
-        if not memory.spot and reason == _mode(api.region, spot=True):
-            reason = _mode(api.region, spot=False)
+        charges = cluster.charges
+        if wish.cloud.spot and not memory.spot:
             charges = prices.requoted(charges, _quotes(api, found, False, on_event))
+        reason = _mode(api.region, memory.spot)
         return Created(nodes=nodes, host_keys=final, pool=pool, charges=charges, mode_reason=reason)
 
     def billed(self, cluster: Cluster, folder: Path) -> frozenset[str]:
-        memory = recall(folder)
-        api = Api(memory.region if memory else cluster.spec.cloud.region or default_region())
+        api = _api(cluster, folder)
         found = api.instances(_tagged(cluster.id), states=_USABLE)
         return frozenset(item.node for item in found if item.node)
 
     def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
-        memory = recall(folder)
-        api = Api(memory.region if memory else cluster.spec.cloud.region or default_region())
+        api = _api(cluster, folder)
         living = {item.node: item.state for item in api.instances(_tagged(cluster.id))}
         return {
             node.name: living.get(node.name, "gone: AWS has no such instance")
@@ -200,6 +199,10 @@ class Ec2Provider:
     def remove(self, cluster_id: str, region: str, on_event: OnEvent) -> None:
         """Removes a cluster by its tag alone. Raises LeftoverError."""
         sweep.remove(Api(region), cluster_id, on_event)
+
+    def account(self, region: str) -> str:
+        """Whose the credentials are."""
+        return Api(region).account()
 
     def adopt(
         self, cluster_id: str, region: str
@@ -236,8 +239,7 @@ class Ec2Provider:
         return nodes, prices.charges(machines, quotes, region, since), since
 
     def destroy(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> None:
-        memory = recall(folder)
-        api = Api(memory.region if memory else cluster.spec.cloud.region or default_region())
+        api = _api(cluster, folder)
         self._destroy_known(cluster, folder, on_event)
         sweep.remove(api, cluster.id, on_event)
         on_event(
@@ -269,7 +271,11 @@ class Ec2Provider:
         """The node list, from the first zone that has room for the whole cluster."""
         wish, found, api = planned.wish, planned.found, planned.api
         public = keys.ensure(folder / "ssh" / "user")
-        settled = bool(cluster.nodes)
+        running = api.instances(_tagged(cluster.id), states=_USABLE)
+        settled = bool({item.node for item in running} & {node.name for node in cluster.nodes})
+        if not running:
+            # What an earlier attempt came to says nothing about today.
+            memory.zone, memory.spot = "", wish.cloud.spot
         markets = [memory.spot]
         if memory.spot and wish.cloud.spot_fallback:
             markets.append(False)
@@ -400,13 +406,21 @@ def _replan(cluster: Cluster, folder: Path, tell: OnEvent) -> _Planned:
     return _Planned(wish, found, api, begun)
 
 
+def _api(cluster: Cluster, folder: Path) -> Api:
+    """Where the cluster is, and in its account."""
+    memory = recall(folder)
+    api = Api(memory.region if memory else cluster.spec.cloud.region or default_region())
+    agreement.account(cluster, api.account())
+    return api
+
+
 def _survey(
     api: Api, wish: ClusterSpec, current: Cluster | None, tell: OnEvent
 ) -> tuple[Survey, list[Instance]]:
     """Also the machines there are: by AWS, for a record may have been cut off."""
     if current:
         # It tells soonest that nobody answers; the survey asks it again, beside other questions.
-        api.account()
+        agreement.account(current, api.account())
     instances = api.instances(_tagged(current.id), states=_USABLE) if current else []
     instances = [item for item in instances if item.node]
     zone = instances[0].zone if instances else ""

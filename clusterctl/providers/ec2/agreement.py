@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from clusterctl import catalog
-from clusterctl.errors import UsageError
+from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import Charge, Cluster, ClusterSpec, clock
 from clusterctl.providers.ec2 import access, prices
 from clusterctl.providers.ec2.api import default_region
@@ -34,6 +34,18 @@ def resolved(spec: ClusterSpec, current: Cluster | None) -> ClusterSpec:
     if spec.cloud.ssh_cidr:
         access.network("--ssh-cidr", spec.cloud.ssh_cidr)
     return replace(spec, cloud=replace(spec.cloud, region=region))
+
+
+def account(cluster: Cluster, number: str) -> None:
+    """Raises ProviderError where the credentials are for another account than the cluster's: there
+    nothing would be found of it, and that be taken for nothing left."""
+    if cluster.account not in ("", number):
+        raise ProviderError(
+            f"cluster {cluster.name} is in the AWS account {cluster.account}, and the credentials"
+            f" are for {number}",
+            hint="set AWS_PROFILE to what it was at `up`; `aws sts get-caller-identity` tells who"
+            " you are",
+        )
 
 
 def keep(
