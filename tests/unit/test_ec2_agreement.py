@@ -12,6 +12,7 @@ from clusterctl.insight import cost
 from clusterctl.model import Charge, CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
 from clusterctl.providers.ec2 import agreement, prices, spec
 from clusterctl.providers.ec2.prices import Quote
+from tests.unit.making import node
 
 NOW = time.time()
 HOUR = 3600.0
@@ -73,6 +74,21 @@ def test_a_deadline_that_is_armed_stays() -> None:
     assert "clusterctl extend lab --ttl" in caught.value.hint
     # Nothing runs: nothing is armed.
     assert agreement.deadline(wish(ttl=1800), cluster(wish()), {}, running, NOW) == NOW + 1800
+
+
+@pytest.mark.parametrize(
+    ("nodes", "hint"),
+    [
+        (("launcher", "worker-1"), "`clusterctl extend lab --ttl …` keeps them, `clusterctl down"),
+        (("launcher",), "`clusterctl down lab` removes them"),  # one cannot be told
+    ],
+)
+def test_machines_beyond_their_deadline_get_no_other(nodes: tuple[str, ...], hint: str) -> None:
+    """They have the one on record, or one that nobody knows."""
+    old = replace(cluster(wish()), deadline=NOW - HOUR, nodes=tuple(map(node, nodes)))
+    with pytest.raises(UsageError, match=r"were to end at .*, and still run") as caught:
+        agreement.deadline(wish(), old, PRESENT, [charge("worker-1")], NOW)
+    assert caught.value.hint.startswith(hint)
 
 
 @pytest.mark.parametrize(

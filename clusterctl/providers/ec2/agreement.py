@@ -84,10 +84,13 @@ def deadline(
     """When every node ends itself: as the machines that run have it from their first minute, else
     from --ttl and --budget, whichever is nearer.
 
-    Raises UsageError where another one is asked for, or a budget does not last until then.
+    Raises UsageError where another one is asked for, a budget does not last until then, or they
+    run beyond it.
     """
-    if current and present and current.deadline and current.deadline > now:
+    if current and present and current.deadline:
         armed = current.deadline
+        if armed <= now:
+            raise _beyond(current, present, armed)
         if wish.ttl != current.spec.ttl:
             raise UsageError(
                 f"the machines of cluster {wish.name} end at {clock(armed)}, and `up` does not"
@@ -102,6 +105,16 @@ def deadline(
     if wish.cloud.budget:
         seconds = min(seconds, prices.affordable(wish.cloud.budget, charges, 0.0))
     return now + seconds
+
+
+def _beyond(current: Cluster, present: Mapping[str, str], armed: float) -> UsageError:
+    """`extend` needs nodes on record; what is none yet can only go."""
+    name, known = current.name, all(map(current.has, present))
+    return UsageError(
+        f"the machines of cluster {name} were to end at {clock(armed)}, and still run",
+        hint=(f"`clusterctl extend {name} --ttl …` keeps them, " if known else "")
+        + f"`clusterctl down {name}` removes them",
+    )
 
 
 def _more(charges: Sequence[Charge], present: Mapping[str, str]) -> bool:
