@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from clusterctl import providers
 from clusterctl.actions import Tell, made_by_us
 from clusterctl.errors import UsageError
 from clusterctl.insight import cost
-from clusterctl.model import Cluster
+from clusterctl.model import Cluster, Phase
+from clusterctl.providers import Provider
 from clusterctl.state import ClusterLock, Store
+from clusterctl.transport.fold import ranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +28,12 @@ class Extended:
 def extend(store: Store, name: str, ttl: float, tell: Tell) -> Extended:
     """The cluster ends `ttl` seconds from now. Raises NodeUnreachable naming the nodes that keep
     their old deadline, with the later one on record, and UsageError where a budget does not last
-    that long."""
+    that long or machines run that are no nodes yet."""
     with ClusterLock(store.home, name, "extend", tell):
         cluster = made_by_us(store.cluster(name))
         provider = providers.load(cluster.spec.provider)
         now = time.time()
+        _whole(provider, cluster, store.folder(name), now)
         rate = cost.per_hour(cluster.charges)
         dollars = cost.dollars(cluster.charges, now) + rate * ttl / 3600
         budget = cluster.spec.cloud.budget
@@ -46,3 +50,24 @@ def extend(store: Store, name: str, ttl: float, tell: Tell) -> Extended:
         store.save(cluster)
         store.event(name, "extended", deadline=round(now + ttl))
     return Extended(cluster, now + ttl, dollars)
+
+
+def _whole(provider: Provider, cluster: Cluster, folder: Path, now: float) -> None:
+    """Raises UsageError unless all machines are nodes that can be told: the others would keep the
+    old deadline, and nobody would know. The record of a ready cluster is sure of them, until its
+    deadline; then whoever bills them is asked."""
+    name, first = cluster.name, f"`clusterctl up {cluster.name}` completes it first"
+    if not cluster.nodes:
+        raise UsageError(f"cluster {name} has no nodes yet", hint=first)
+    over = cluster.deadline is not None and cluster.deadline <= now
+    if not cluster.charges or (cluster.phase is Phase.READY and not over):
+        return
+    there = provider.billed(cluster, folder)
+    if not there:
+        raise UsageError(
+            f"no machine of cluster {name} runs any more",
+            hint=f"`clusterctl up {name}` makes it anew, `clusterctl down {name}` closes it",
+        )
+    if strangers := sorted(node for node in there if not cluster.has(node)):
+        are = "is no node" if len(strangers) == 1 else "are no nodes"
+        raise UsageError(f"{ranges(strangers)} of cluster {name} {are} yet", hint=first)

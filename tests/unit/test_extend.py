@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from clusterctl import providers
 from clusterctl.actions import open_store
 from clusterctl.actions.extend import extend
-from clusterctl.errors import NodeUnreachable
-from clusterctl.model import Cluster
+from clusterctl.errors import NodeUnreachable, UsageError
+from clusterctl.model import Charge, Cluster, Phase
 from clusterctl.state import Store
 from tests.unit.making import cluster
 
 HOUR = 3600.0
+NODES = frozenset(("launcher", "worker-1", "worker-2"))
 
 
 @dataclass
 class Machines:
-    """A provider. `noted`: what the record said when its machines were told."""
+    """A provider whose `billed` machines run. `noted`: what the record said when they were told."""
 
     store: Store
+    names: Iterable[str] = NODES
     silent: bool = False
     noted: list[float | None] = field(default_factory=list)
+
+    def billed(self, cluster: Cluster, folder: Path) -> frozenset[str]:
+        return frozenset(self.names)
 
     def extend(self, cluster: Cluster, folder: Path, deadline: float) -> None:
         self.noted.append(self.store.cluster(cluster.name).deadline)
@@ -40,10 +47,14 @@ def machines(monkeypatch: pytest.MonkeyPatch) -> Machines:
     return made
 
 
-def on_record(store: Store, ends_in: float | None) -> float | None:
+def on_record(store: Store, ends_in: float | None, **changes: Any) -> float | None:
     """The deadline of the cluster that is now on record."""
+    charges = [
+        Charge(node=name, part="instance", item="t", hourly=1.0, source="", since=time.time())
+        for name in NODES
+    ]
     end = None if ends_in is None else time.time() + ends_in
-    store.save(cluster(deadline=end))
+    store.save(cluster(deadline=end, charges=tuple(charges), **changes))
     return end
 
 
@@ -74,3 +85,48 @@ def test_what_has_no_end_may_keep_none(machines: Machines) -> None:
     with pytest.raises(NodeUnreachable):
         extend(machines.store, "lab", HOUR, print)
     assert machines.store.cluster("lab").deadline is None
+
+
+@pytest.mark.parametrize(
+    ("billed", "changes", "said"),
+    [
+        (NODES, {"nodes": ()}, "cluster lab has no nodes yet"),
+        ((), {"nodes": ()}, "cluster lab has no nodes yet"),
+        ((*NODES, "worker-3"), {}, "worker-3 of cluster lab is no node yet"),
+        ((*NODES, "worker-3", "worker-4"), {}, r"worker-\[3-4\] of cluster lab are no nodes yet"),
+    ],
+)
+def test_machines_that_cannot_be_told_come_first(
+    billed: Iterable[str], changes: dict[str, Any], said: str, machines: Machines
+) -> None:
+    """They would keep the old deadline, and nobody would know."""
+    machines.names = billed
+    end = on_record(machines.store, HOUR, phase=Phase.CREATING, **changes)
+    with pytest.raises(UsageError, match=said) as caught:
+        extend(machines.store, "lab", 4 * HOUR, print)
+    assert caught.value.hint == "`clusterctl up lab` completes it first"
+    assert machines.noted == []
+    assert machines.store.cluster("lab").deadline == end
+
+
+def test_a_cluster_that_has_ended_is_not_extended(machines: Machines) -> None:
+    machines.names = ()
+    end = on_record(machines.store, -HOUR)
+    with pytest.raises(UsageError, match="no machine of cluster lab runs any more") as caught:
+        extend(machines.store, "lab", HOUR, print)
+    assert "clusterctl up lab" in caught.value.hint
+    assert machines.store.cluster("lab").deadline == end
+
+
+def test_machines_that_outlive_their_deadline_get_another(machines: Machines) -> None:
+    on_record(machines.store, -HOUR)
+    done = extend(machines.store, "lab", HOUR, print)
+    assert machines.store.cluster("lab").deadline == done.deadline > time.time()
+
+
+def test_a_ready_cluster_is_extended_by_ssh_alone(machines: Machines) -> None:
+    """Also when credentials have expired, or AWS is silent."""
+    machines.names = ()
+    on_record(machines.store, HOUR)
+    extend(machines.store, "lab", 4 * HOUR, print)
+    assert len(machines.noted) == 1
