@@ -128,6 +128,7 @@ def test_what_has_lost_its_record_is_found_and_removed(world: World) -> None:
     resumed = world.run("up", "--yes")
     assert resumed.code == 3
     assert "adopted" in resumed.err
+    assert world.record()["deadline"] is None, "an end that no machine has"
     down = world.ok("down", "--yes")
     assert "left over: 3 instances" in down.err
     assert world.ok("gc", "--json").document()["found"] == []

@@ -181,6 +181,17 @@ def test_a_cluster_whose_keys_are_lost(line: str, call: Call) -> None:
     assert "Traceback" not in said.err
 
 
+@pytest.mark.parametrize("option", ["--yes", "--dry-run"])
+def test_a_cluster_of_which_only_the_tags_are_left(option: str, call: Call) -> None:
+    """`up` would record an end that no machine has, before it found that it cannot go on."""
+    open_store().save(cluster(phase=Phase.CREATING, mode_reason="us-east-1, adopted"))
+    before, there = open_store().cluster("lab"), state()
+    said = call("up", "lab", option)
+    judge(said, 3, "cluster lab was adopted", "clusterctl down lab")
+    assert open_store().cluster("lab") == before
+    assert set(state()) - set(there) <= {"clusterctl.log"}
+
+
 def test_a_cluster_that_is_not_ready(call: Call) -> None:
     open_store().save(cluster(phase=Phase.CREATING))
     judge(call("run", "train.py"), 7, "creating", "clusterctl up lab")

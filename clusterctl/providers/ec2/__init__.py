@@ -75,6 +75,7 @@ class Ec2Provider:
         *,
         ahead: Path | None = None,
     ) -> ProviderPlan:
+        agreement.on_record(current)
         wish = agreement.resolved(spec, current)
         binary = terraform.find()
         begun = _begin(Home(ahead), binary, wish) if ahead else None

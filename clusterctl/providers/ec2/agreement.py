@@ -19,6 +19,17 @@ _FIXED = {"disk": "--disk", "spot": "--spot", "efa": "--efa"}
 """What EC2 or Terraform would make other machines for."""
 
 
+def on_record(current: Cluster | None) -> None:
+    """Raises ProviderError for a cluster that was adopted: its tags tell neither when its machines
+    end nor what Terraform knows of them, so that none can be added or left out."""
+    if current and current.deadline is None:
+        raise ProviderError(
+            f"cluster {current.name} was adopted: when its machines end, and what Terraform knew of"
+            " them, is not on record",
+            hint=f"it can be watched and taken down: `clusterctl down {current.name}`",
+        )
+
+
 def resolved(spec: ClusterSpec, current: Cluster | None) -> ClusterSpec:
     """The wish with what was left to us filled in. A cluster stays in its region. Raises UsageError
     for what is wrong whatever AWS says."""
