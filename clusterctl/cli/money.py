@@ -85,8 +85,8 @@ def gc(
         console.result(table(rows))
     removed: list[str] = []
     for item in [] if dry_run else found:
-        if yes or console.consent(f"remove {item.text}?"):
-            action.remove(item, console.tell)
+        agreed = yes or console.consent(f"remove {item.text}?")
+        if agreed and action.remove(store, item, console.tell):
             removed.append(item.id)
     console.document(
         {

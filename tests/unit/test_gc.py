@@ -1,0 +1,106 @@
+"""`gc` removes what nothing here knows of, and only that. No AWS."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from clusterctl.actions import open_store
+from clusterctl.cli.console import Console
+from clusterctl.providers.ec2 import Ec2Provider
+from clusterctl.providers.ec2.memory import Memory, remember
+from clusterctl.providers.ec2.sweep import Left
+from clusterctl.state import ClusterLock
+from tests.unit.calling import Call
+from tests.unit.making import cluster
+
+
+@dataclass
+class Account:
+    """One instance that carries the tag of cluster lab, until it is removed. `meanwhile` happens
+    while AWS is asked."""
+
+    name: str = "lab"
+    meanwhile: Callable[[], None] = lambda: None
+    removed: list[str] = field(default_factory=list)
+
+    def find(self, region: str) -> tuple[Left, ...]:
+        self.meanwhile()
+        return (Left("instance", "i-1", cluster().id, self.name),)
+
+
+@pytest.fixture
+def account(monkeypatch: pytest.MonkeyPatch) -> Account:
+    made = Account()
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    monkeypatch.setattr(Ec2Provider, "find", lambda self, region: made.find(region))
+    monkeypatch.setattr(
+        Ec2Provider, "remove", lambda self, id, region, tell: made.removed.append(id)
+    )
+    return made
+
+
+def another_up() -> None:
+    """Of another terminal: a record comes before everything that is made."""
+    open_store().save(cluster())
+
+
+@pytest.mark.parametrize("name", ["lab", "", "../../lab"])
+def test_what_nothing_here_knows_of_goes(name: str, account: Account, call: Call) -> None:
+    account.name = name
+    said = call("gc", "--yes", "--json")
+    assert said.document["removed"] == account.removed == [cluster().id]
+    assert not list(open_store().home.path.parent.glob("lab*")), "a tag is no path"
+
+
+@pytest.mark.parametrize(
+    "damage", [Path.unlink, lambda path: path.write_text("{")], ids=["gone", "damaged"]
+)
+def test_a_cluster_without_a_record_that_can_be_read_stays(
+    damage: Callable[[Path], object], account: Account, call: Call
+) -> None:
+    """`down` knows it still, by what the provider keeps."""
+    another_up()
+    folder = open_store().folder("lab")
+    remember(folder, Memory(id=cluster().id, region="us-east-1"))
+    damage(folder / "cluster.json")
+    said = call("gc", "--yes", "--json")
+    assert said.document["found"] == said.document["removed"] == account.removed == []
+
+
+def test_a_cluster_that_comes_while_aws_is_asked_stays(account: Account, call: Call) -> None:
+    account.meanwhile = another_up
+    said = call("gc", "--yes", "--json")
+    assert said.document["found"] == said.document["removed"] == account.removed == []
+
+
+def test_a_cluster_that_comes_before_the_answer_stays(
+    account: Account, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Console, "consent", lambda self, question: another_up() or True)
+    said = call("gc", "--json")
+    assert [item["id"] for item in said.document["found"]] == [cluster().id]
+    assert said.document["removed"] == account.removed == []
+    assert f"{cluster().id} has a record here by now: it stays" in said.err
+
+
+def test_a_cluster_that_another_works_on_stays(account: Account, call: Call) -> None:
+    with ClusterLock(open_store().home, "lab", "gc"):
+        said = call("gc", "--yes", "--quiet")
+    assert said.code == 7
+    assert "'lab' is locked by another clusterctl" in said.err
+    assert account.removed == []
+
+
+def test_machines_whose_record_alone_is_gone_can_be_taken_back(
+    account: Account, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remember(open_store().folder("lab"), Memory(id=cluster().id, region="us-east-1"))
+    monkeypatch.setattr(Ec2Provider, "adopt", lambda self, id, region: (cluster().nodes, (), 0.0))
+    monkeypatch.setattr(Ec2Provider, "account", lambda self, region: "123456789012")
+    assert call("gc", "--adopt", "lab").code == 0
+    found = open_store().cluster("lab")
+    assert (found.id, found.account) == (cluster().id, "123456789012")
