@@ -1,4 +1,5 @@
-"""`image build`: a node image from `docker/`, on this machine's engine.
+"""`image build`: a node image from `docker/`, on this machine's engine. `image lock`: the checksums
+that its list lacks.
 
 Whatever comes over the network besides the distribution's own packages is fetched here and not in
 the build: a mirror, a certificate authority or a wheel of this machine then serves, and none of
@@ -56,15 +57,12 @@ def build(name: str, *, push: str = "", base: str = "", on_line: OnLine) -> Buil
     `base`: an image to build on instead of the pinned one. Raises ProviderError where the engine,
     a download or a step fails.
     """
-    if name not in names():
-        close = get_close_matches(name, names(), n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(names())}"
-        raise UsageError(f"there is no recipe for an image {name!r}", hint=hint)
+    _known(name)
     if push and not _REPOSITORY.fullmatch(push):
         raise UsageError(
             f"--push {push!r} is not a repository", hint="such as registry.example.com/team"
         )
-    downloads = json.loads((assets.folder("docker") / "downloads.json").read_text())
+    downloads = json.loads(_list().read_text())
     _complete(name, downloads)
     engine.require()
     given = arguments(name, downloads, base)
@@ -87,6 +85,59 @@ def build(name: str, *, push: str = "", base: str = "", on_line: OnLine) -> Buil
         raise ProviderError(f"the engine does not know {reference}: {_said(found)}")
     id, size = found.text.split()
     return Built(reference, id, int(size), bool(push))
+
+
+def lock(name: str, *, on_line: OnLine) -> dict[str, str]:
+    """Fetches the wheels of the image `name` that have no checksum, and writes down what they have:
+    their SHA-256 by name and version.
+
+    Raises ProviderError where one cannot be fetched, or the list not be written.
+    """
+    _known(name)
+    downloads = json.loads(_list().read_text())
+    rows = [row for row in downloads["wheels"] if name in row["images"] and not row["sha256"]]
+    found = {}
+    with tempfile.TemporaryDirectory(prefix="clusterctl-image-") as scratch:
+        for row in rows:
+            what = f"{row['name']} {row['version']}"
+            on_line(f"fetching {what}")
+            wanted, wheels = Path(scratch, "requirements.txt"), Path(scratch, row["name"])
+            wanted.write_text(f"{row['name']}=={row['version']}\n")
+            _fetched(name, fetch(wanted, wheels, downloads, hashes=False), downloads)
+            (wheel,) = wheels.iterdir()
+            row["sha256"] = found[what] = _sha256(wheel)
+            # Gigabytes each.
+            wheel.unlink()
+    if not found:
+        return found
+    try:
+        _list().write_text(json.dumps(downloads, indent=2, ensure_ascii=False) + "\n")
+    except OSError as error:
+        lines = ", ".join(f"{what}: {digest}" for what, digest in found.items())
+        raise ProviderError(
+            f"{_list()} could not be written: {reason(error)}",
+            hint=f"write there: {lines}",
+        ) from None
+    return found
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as content:
+        while block := content.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _known(name: str) -> None:
+    if name not in names():
+        close = get_close_matches(name, names(), n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(names())}"
+        raise UsageError(f"there is no recipe for an image {name!r}", hint=hint)
+
+
+def _list() -> Path:
+    return assets.folder("docker") / "downloads.json"
 
 
 def arguments(name: str, downloads: dict[str, Any], base: str = "") -> dict[str, str]:
@@ -115,20 +166,32 @@ def _complete(name: str, downloads: dict[str, Any]) -> None:
         raise ProviderError(
             f"the image {name!r} is not built: docker/downloads.json has no checksum for"
             f" {', '.join(unknown)}",
-            hint=f"fetch them from {where}, look at them, and write down what `sha256sum` says;"
-            " docs/images.md tells why they are missing",
+            hint=f"`clusterctl image lock {name}` fetches them from {where} and writes down what"
+            " they have; docs/images.md tells why they are missing",
         )
 
 
 def _pull(name: str, given: dict[str, str], on_line: OnLine) -> None:
-    """The images that it is built on, before gigabytes of wheels are fetched for nothing."""
+    """The images that it is built on, before gigabytes of wheels are fetched for nothing.
+
+    Where a pinned one cannot be had, one of the same tag that was put on this engine will do; the
+    argument then says so.
+    """
     other = f"`clusterctl image build {name} --base IMAGE` builds it on another Debian 12"
     for argument, hint in (("BASE", other), ("TOOLKIT", "")):
-        reference = given.get(argument)
-        if reference and not engine.has_image(reference):
-            on_line(f"pulling {reference}")
-            what = f"the image {name!r} is built on {reference}, which could not be pulled"
+        reference = given.get(argument, "")
+        if not reference or engine.has_image(reference):
+            continue
+        on_line(f"pulling {reference}")
+        what = f"the image {name!r} is built on {reference}, which could not be pulled"
+        try:
             engine.need("pull", "--quiet", reference, what=what, timeout=_PATIENCE, hint=hint)
+        except ProviderError:
+            here, _, digest = reference.partition("@")
+            if not digest or not engine.has_image(here):
+                raise
+            on_line(f"it could not be pulled: {here} is on this engine, and is taken as it is")
+            given[argument] = here
 
 
 def prepare(name: str, downloads: dict[str, Any], context: Path, on_line: OnLine) -> None:
@@ -139,7 +202,14 @@ def prepare(name: str, downloads: dict[str, Any], context: Path, on_line: OnLine
     (context / "requirements.txt").write_text(requirements(name, downloads))
     on_line("fetching the wheels")
     wheels = context / "wheels"
-    argv = fetch(context / "requirements.txt", wheels, downloads)
+    _fetched(name, fetch(context / "requirements.txt", wheels, downloads), downloads)
+    wanted = [row for row in downloads["sources"] if name in row["images"]]
+    if wanted:
+        sources(wanted, context / "sources", on_line)
+
+
+def _fetched(name: str, argv: Sequence[str], downloads: dict[str, Any]) -> None:
+    """Runs pip's command line, and raises ProviderError where it fails."""
     result = process.run(argv, timeout=_PATIENCE)
     if not result.ok:
         # Only PyTorch's own index has builds for processors alone, and AMD's those for its GPUs.
@@ -152,9 +222,6 @@ def prepare(name: str, downloads: dict[str, Any], context: Path, on_line: OnLine
             hint="PIP_INDEX_URL and PIP_FIND_LINKS are heeded; docker/downloads.json says what has"
             " to be there, with checksums",
         )
-    wanted = [row for row in downloads["sources"] if name in row["images"]]
-    if wanted:
-        sources(wanted, context / "sources", on_line)
 
 
 def sources(rows: Sequence[dict[str, Any]], folder: Path, on_line: OnLine) -> None:
@@ -199,7 +266,9 @@ def requirements(name: str, downloads: dict[str, Any]) -> str:
     return "\n".join([*lines, ""])
 
 
-def fetch(requirements: Path, wheels: Path, downloads: dict[str, Any]) -> list[str]:
+def fetch(
+    requirements: Path, wheels: Path, downloads: dict[str, Any], *, hashes: bool = True
+) -> list[str]:
     """pip's command line: for the Python of the image, whatever runs here."""
     python = downloads["base"]["python"]
     abi = "cp" + python.replace(".", "")
@@ -208,7 +277,8 @@ def fetch(requirements: Path, wheels: Path, downloads: dict[str, Any]) -> list[s
     words += [word for name in _platforms(downloads) for word in ("--platform", name)]
     return [
         *(sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "download"),
-        *("--quiet", "--no-deps", "--require-hashes", "--only-binary=:all:"),
+        *("--quiet", "--no-deps", "--only-binary=:all:"),
+        *(["--require-hashes"] if hashes else []),
         *words,
         *("--dest", str(wheels), "--requirement", str(requirements)),
     ]

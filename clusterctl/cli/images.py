@@ -1,4 +1,4 @@
-"""Verbs about images: image build."""
+"""Verbs about images: image build, image lock."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def register(app: typer.Typer) -> None:
 
 
 def image(
-    what: Annotated[str, typer.Argument(metavar="build", help="What to do.")],
+    what: Annotated[str, typer.Argument(metavar="build|lock", help="What to do.")],
     name: Annotated[str, typer.Argument(metavar="NAME", help="launcher, cpu, nvidia or amd.")],
     push: Annotated[
         str, typer.Option("--push", metavar="REPO", help="Push it there, as REPO/NAME.")
@@ -29,12 +29,32 @@ def image(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Build a node image from its recipe, on this machine's engine."""
+    """Build a node image from its recipe, on this machine's engine.
+
+    `lock` fetches what docker/downloads.json has no checksum for, and writes it there.
+    """
     console = Console.current().set(json=json, quiet=quiet, verbose=verbose)
-    if what != "build":
-        raise UsageError(f"image {what!r} is not a thing to do", hint="clusterctl image build NAME")
+    if what not in ("build", "lock"):
+        raise UsageError(
+            f"image {what!r} is not a thing to do",
+            hint="clusterctl image build NAME, or clusterctl image lock NAME",
+        )
     from clusterctl.actions import images
 
+    if what == "lock":
+        if push or base:
+            raise UsageError("--push and --base go with `image build`", hint="leave them out")
+        found = images.lock(name, on_line=console.detail)
+        for wheel, digest in found.items():
+            console.result(f"{digest}  {wheel}")
+        console.note(
+            f"{len(found)} checksums written: what this machine was given, so compare them with a"
+            " second source before you trust them"
+            if found
+            else f"the image {name!r} lacks no checksum"
+        )
+        console.document({"checksums": found})
+        return
     built = images.build(name, push=push, base=base, on_line=console.detail)
     console.result(built.reference)
     done = "built and pushed" if built.pushed else "built"

@@ -170,6 +170,7 @@ def bare(engine: Engine, node_images: dict[str, str]) -> Iterator[None]:
     """The engine without our images, but with the one that they are built on. Their layers stay."""
     pinned = json.loads((ROOT / "docker" / "downloads.json").read_text())["base"]["image"]
     had = engine.has(pinned)
+    pinned = pinned.partition("@")[0]
     if not had:
         engine("tag", engine.base(require), pinned)
     for reference in node_images.values():

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import subprocess
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,8 @@ def test_checksums() -> None:
         assert set(row["images"]) <= set(images.names()), row
         if {"launcher", "cpu", "nvidia"} & set(row["images"]):
             assert row["sha256"], row
+    for image in (DOWNLOADS["base"]["image"], *DOWNLOADS["toolkit"].values()):
+        assert re.fullmatch(r"[a-z/]+:[\w.-]+@sha256:[0-9a-f]{64}", image), image
     named = [(row["name"], image) for row in rows for image in row["images"]]
     assert len(set(named)) == len(named)
     for row in DOWNLOADS["sources"]:
@@ -177,7 +180,48 @@ def test_what_has_no_checksum_is_not_built(capsys: pytest.CaptureFixture[str]) -
     said = capsys.readouterr().err
     assert "no checksum for" in said
     assert "torch 2.10.0+rocm" in said
-    assert "sha256sum" in said
+    assert "clusterctl image lock amd" in said
+
+
+def test_missing_checksums_are_fetched_and_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipes = tmp_path / "docker"
+    shutil.copytree(DOCKER, recipes)
+    monkeypatch.setattr(images.assets, "folder", lambda name: tmp_path / name)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "links"))
+    (tmp_path / "links").mkdir()
+    wheels = {}
+    for row in DOWNLOADS["wheels"]:
+        if not row["sha256"]:
+            stem = f"{row['name'].replace('-', '_')}-{row['version']}"
+            wheels[row["name"]] = wheel = tmp_path / "links" / f"{stem}-py3-none-any.whl"
+            with zipfile.ZipFile(wheel, "w") as archive:
+                meta = f"Metadata-Version: 2.1\nName: {row['name']}\nVersion: {row['version']}\n"
+                archive.writestr(f"{stem}.dist-info/METADATA", meta)
+                archive.writestr(f"{stem}.dist-info/WHEEL", "Wheel-Version: 1.0\n")
+    assert wheels
+    before = (recipes / "downloads.json").read_text()
+    away = wheels["triton"].rename(tmp_path / wheels["triton"].name)
+    assert cli.run(["image", "lock", "amd"]) == 3
+    assert "triton" in capsys.readouterr().err
+    assert (recipes / "downloads.json").read_text() == before, "half a list is worse than none"
+    away.rename(wheels["triton"])
+    assert cli.run(["image", "lock", "amd", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    rows = json.loads((recipes / "downloads.json").read_text())["wheels"]
+    for old, new in zip(DOWNLOADS["wheels"], rows, strict=True):
+        if old["sha256"]:
+            assert old == new
+            continue
+        digest = hashlib.sha256(wheels[new["name"]].read_bytes()).hexdigest()
+        assert new == {**old, "sha256": digest}
+        assert document["checksums"][f"{new['name']} {new['version']}"] == digest
+    assert cli.run(["image", "lock", "amd"]) == 0
+    assert "lacks no checksum" in capsys.readouterr().err
+    assert cli.run(["image", "lock", "amd", "--base", "debian"]) == 2
+    assert cli.run(["image", "lock", "cqu"]) == 2
 
 
 def test_wheels_of_every_age_are_asked_for() -> None:
