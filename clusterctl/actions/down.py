@@ -149,7 +149,7 @@ def _made(provider: providers.Provider, cluster: Cluster, folder: Path) -> tuple
         there = provider.billed(cluster, folder)
     except ClusterctlError:
         return cluster.charges
-    return cost.made(cluster.charges, there | {node.name for node in cluster.nodes})
+    return cost.made(cluster.charges, there.keys() | {node.name for node in cluster.nodes})
 
 
 def strays(store: Store, name: str) -> tuple[Cluster, ...]:

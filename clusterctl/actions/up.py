@@ -279,21 +279,23 @@ def _take_stock(
     if not cluster.charges:
         return
     try:
-        names = provider.billed(cluster, store.folder(cluster.name))
+        there = provider.billed(cluster, store.folder(cluster.name))
     except ClusterctlError:
         return
-    before = {node.name for node in old.nodes} if old else set()
-    charges = cost.made(cluster.charges, names | before)
-    if old and old.phase is Phase.READY and names == before:
+    before = {node.name: node.machine for node in old.nodes} if old else {}
+    charges = cost.made(cluster.charges, there.keys() | before.keys())
+    # By machine and deadline, not by name: new ones are called as those in whose place they are.
+    same = old and (there, cluster.deadline) == (before, old.deadline)
+    if old and old.phase is Phase.READY and same:
         store.save(old)
         tell(f"cluster {old.name} is as it was, and ready")
         return
     store.save(replace(cluster, charges=charges))
-    if names:
+    if there:
         tell(
-            f"{len(names)} {'machine runs' if len(names) == 1 else 'machines run'},"
+            f"{len(there)} {'machine runs' if len(there) == 1 else 'machines run'},"
             f" ${cost.per_hour(charges):.2f}/h: `clusterctl up {cluster.name}` goes on,"
-            f" `clusterctl down {cluster.name}` removes {'it' if len(names) == 1 else 'them'}"
+            f" `clusterctl down {cluster.name}` removes {'it' if len(there) == 1 else 'them'}"
         )
 
 

@@ -76,8 +76,9 @@ class Provider(Protocol):
     def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
         """Node name → `running` or what is wrong, from the machines and not from the record."""
 
-    def billed(self, cluster: Cluster, folder: Path) -> frozenset[str]:
-        """The names of the machines that cost money now, from whoever bills them."""
+    def billed(self, cluster: Cluster, folder: Path) -> Mapping[str, str]:
+        """The nodes that cost money now, with what the provider calls their machines (as in
+        `Node.machine`), from whoever bills them."""
 
     def ids(self, folder: Path) -> frozenset[str]:
         """The ids of the clusters of `folder`, from what there is of them and without a record: so

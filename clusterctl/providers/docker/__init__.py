@@ -124,8 +124,8 @@ class DockerProvider:
             host_keys=host_keys,
         )
 
-    def billed(self, cluster: Cluster, folder: Path) -> frozenset[str]:
-        return frozenset()
+    def billed(self, cluster: Cluster, folder: Path) -> dict[str, str]:
+        return {}
 
     def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
         names = layout.names(cluster.spec.workers)

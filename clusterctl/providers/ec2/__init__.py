@@ -159,10 +159,10 @@ class Ec2Provider:
         reason = _mode(api.region, memory.spot)
         return Created(nodes=nodes, host_keys=final, pool=pool, charges=charges, mode_reason=reason)
 
-    def billed(self, cluster: Cluster, folder: Path) -> frozenset[str]:
+    def billed(self, cluster: Cluster, folder: Path) -> dict[str, str]:
         api = _api(cluster, folder)
         found = api.instances(_tagged(cluster.id), states=_USABLE)
-        return frozenset(item.node for item in found if item.node)
+        return {item.node: item.id for item in found if item.node}
 
     def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
         api = _api(cluster, folder)

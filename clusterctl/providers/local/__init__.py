@@ -80,8 +80,8 @@ class LocalProvider:
             host_keys=outcome.host_keys,
         )
 
-    def billed(self, cluster: Cluster, folder: Path) -> frozenset[str]:
-        return frozenset()
+    def billed(self, cluster: Cluster, folder: Path) -> dict[str, str]:
+        return {}
 
     def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
         site = layout.site(cluster.id, folder)

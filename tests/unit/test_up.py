@@ -1,0 +1,82 @@
+"""What `up` writes down when it breaks off, without machines."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from clusterctl.actions import open_store, up
+from clusterctl.model import Charge, Cluster, Phase
+from clusterctl.providers import Provider
+from tests.unit.making import cluster, node
+
+NOW = time.time()
+HOUR = 3600.0
+
+
+class Bills:
+    """A provider that bills these machines: their names with their ids."""
+
+    def __init__(self, **machines: str) -> None:
+        self.machines = {name.replace("_", "-"): id for name, id in machines.items()}
+
+    def billed(self, cluster: Cluster, folder: Path) -> dict[str, str]:
+        return self.machines
+
+
+def charge(name: str, **changes: object) -> Charge:
+    made = Charge(node=name, part="instance", item="x", hourly=1.0, source="", since=NOW - HOUR)
+    return replace(made, **changes)
+
+
+def lab(**changes: object) -> Cluster:
+    """A ready cluster on EC2: a launcher and a worker, an hour old, with seven to go."""
+    made = cluster(
+        node("launcher", "10.0.0.10", machine="i-1"),
+        node("worker-1", "10.0.0.11", machine="i-2"),
+        charges=(charge("launcher"), charge("worker-1")),
+        deadline=NOW + 7 * HOUR,
+    )
+    return replace(made, **changes)
+
+
+def broken_off(old: Cluster, bills: Bills, **planned: object) -> tuple[Cluster, str]:
+    """The record after an `up` that broke off, and what was said."""
+    store, told = open_store(), list[str]()
+    tried = replace(old, phase=Phase.CREATING, **planned)
+    store.save(tried)
+    up._take_stock(store, cast(Provider, bills), tried, old, told.append)
+    return store.cluster(old.name), "\n".join(told)
+
+
+def test_a_cluster_that_has_lost_and_gained_nothing_is_ready() -> None:
+    old = lab()
+    found, told = broken_off(
+        old,
+        Bills(launcher="i-1", worker_1="i-2"),
+        charges=(*old.charges, charge("worker-2", since=NOW)),
+    )
+    assert found == old
+    assert told == "cluster lab is as it was, and ready"
+
+
+@pytest.mark.parametrize(
+    ("machines", "hours"),
+    [
+        (("i-1", "i-3"), 7),  # a spot worker, made again
+        (("i-4", "i-5"), 8),  # all of them, after their end
+        (("i-1", "i-2"), 8),
+    ],
+)
+def test_new_machines_of_old_names_are_no_old_cluster(
+    machines: tuple[str, str], hours: int
+) -> None:
+    armed = NOW + hours * HOUR
+    bills = Bills(launcher=machines[0], worker_1=machines[1])
+    found, told = broken_off(lab(), bills, deadline=armed)
+    assert (found.phase, found.deadline) == (Phase.CREATING, armed)
+    assert told.startswith("2 machines run, $2.00/h: `clusterctl up lab` goes on")
