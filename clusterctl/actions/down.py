@@ -249,7 +249,7 @@ def _save(
             return None if lost and not ask(question) else ((), ())
         try:
             jobs = _current(store, jobs, cluster, pool)
-            unfetched = _unfetched(jobs, cluster, pool, deadline)
+            unfetched = never_fetched(jobs, cluster, pool, deadline)
         except (ClusterctlError, OSError) as error:
             tell(f"not everything can be saved: {reason(error)}")
         running = [job for job in jobs if not job.state.ended]
@@ -322,9 +322,11 @@ def _current(store: Store, jobs: list[Job], cluster: Cluster, pool: Pool) -> lis
     return [fresh.get(job.id, job) for job in jobs]
 
 
-def _unfetched(
+def never_fetched(
     jobs: list[Job], cluster: Cluster, pool: Pool, deadline: float
 ) -> list[tuple[int, int]]:
+    """Jobs with outputs on these nodes that were never fetched, and how many bytes they are; as far
+    as that is known by the deadline, a time of the monotonic clock."""
     found = []
     for job in jobs:
         if job.fetched or time.monotonic() > deadline:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from clusterctl import assets, bootstrap, catalog, keys, providers
-from clusterctl.actions import Tell, check_name, connected, made_by_us, prove
+from clusterctl.actions import Tell, check_name, connected, made_by_us, prove, shrink
 from clusterctl.actions.down import finish_down, strays
 from clusterctl.bootstrap import steps
 from clusterctl.bootstrap.progress import Progress
@@ -23,7 +23,6 @@ from clusterctl.errors import (
     UsageError,
 )
 from clusterctl.insight import cost
-from clusterctl.jobs import control
 from clusterctl.model import (
     Accelerator,
     CloudSpec,
@@ -38,7 +37,7 @@ from clusterctl.model import (
 from clusterctl.providers import Provider, ProviderPlan
 from clusterctl.state import ClusterLock, Store
 from clusterctl.state.home import write_atomic
-from clusterctl.transport.fold import fold
+from clusterctl.transport.fold import fold, ranges
 from clusterctl.transport.pool import Pool
 
 BOOTSTRAP_TIMEOUTS = {"local": 120.0, "docker": 120.0, "ec2": 1800.0}
@@ -73,7 +72,8 @@ class Up:
 
 
 Consent = Callable[[str], bool]
-"""Asks whether money may be spent; raises UsageError where there is nobody to ask."""
+"""Asks whether money may be spent, and workers may go; raises UsageError where there is nobody to
+ask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +84,8 @@ class Intent:
     spec: ClusterSpec
     provider: Provider
     plan: ProviderPlan
+    surplus: tuple[str, ...]
+    """The workers that there are and that will go."""
 
 
 def plan(store: Store, spec: ClusterSpec, tell: Tell) -> ProviderPlan:
@@ -98,7 +100,10 @@ def _intend(
     wish = complete(spec, old)
     provider = providers.load(wish.provider)
     plan = provider.plan(wish, old, tell, ahead=ahead)
-    return Intent(old, plan.spec or wish, provider, plan)
+    surplus = shrink.surplus(old, plan, wish.workers) if old else ()
+    if surplus:
+        plan = replace(plan, lines=(*plan.lines, f"to be removed: {ranges(surplus)}"))
+    return Intent(old, plan.spec or wish, provider, plan, surplus)
 
 
 def up(store: Store, spec: ClusterSpec, tell: Tell, consent: Consent) -> Up:
@@ -233,12 +238,12 @@ def _record(
         # Another clusterctl was at work in between, or an old cluster had to go first.
         intent = _intend(spec, old, tell, store.home.path)
     spec, plan = intent.spec, intent.plan
-    if old and (surplus := _surplus(old, plan, spec.workers)):
-        _refuse_to_lose_ranks(store, old, surplus)
     if not named:
         tell("no machines are named: a local cluster")
     for line in plan.lines:
         tell(line)
+    if old and intent.surplus:
+        shrink.agree(store, old, intent.surplus, tell, consent)
     if plan.question and not consent(plan.question):
         raise UsageError("you said no: nothing was started", hint="--dry-run only shows the plan")
     base = old or Cluster(
@@ -263,12 +268,6 @@ def _record(
     store.save(cluster)
     store.event(cluster.name, "resuming" if old else "creating", workers=spec.workers)
     return intent.provider, cluster
-
-
-def _surplus(old: Cluster, plan: ProviderPlan, wanted: int) -> set[str]:
-    """The workers that there are and that the plan does without."""
-    kept = plan.nodes or [node.name for node in old.workers[:wanted]]
-    return {node.name for node in old.workers} - set(kept)
 
 
 def _take_stock(
@@ -297,22 +296,6 @@ def _take_stock(
             f" ${cost.per_hour(charges):.2f}/h: `clusterctl up {cluster.name}` goes on,"
             f" `clusterctl down {cluster.name}` removes {'it' if len(there) == 1 else 'them'}"
         )
-
-
-def _refuse_to_lose_ranks(store: Store, old: Cluster, surplus: set[str]) -> None:
-    """Fewer workers must not mean a job that dies without a word."""
-    for job in store.jobs():
-        if job.cluster_id != old.id or job.state.ended:
-            continue
-        with connected(store, old) as pool:
-            job = control.refresh(job, old, pool)
-        store.save_job(job)
-        hit = sorted(surplus & {place.node for place in job.placement})
-        if hit and not job.state.ended:
-            raise UsageError(
-                f"job {job.id} has ranks on {', '.join(hit)}, which would be removed",
-                hint=f"wait for it, or `clusterctl cancel {job.id}` first",
-            )
 
 
 def _write_ssh(store: Store, cluster: Cluster, host_keys: dict[str, str]) -> list[str]:

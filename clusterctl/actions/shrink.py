@@ -1,0 +1,81 @@
+"""Fewer workers: what goes with them is said, and asked, before they do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+
+from clusterctl.actions import Tell, connected, silent
+from clusterctl.actions.down import SAVE_LIMIT, never_fetched, save_logs
+from clusterctl.errors import UsageError
+from clusterctl.jobs import control
+from clusterctl.jobs.stage import human
+from clusterctl.model import Cluster, Job
+from clusterctl.providers import ProviderPlan
+from clusterctl.state import Store
+from clusterctl.transport.fold import ranges
+
+
+def surplus(old: Cluster, plan: ProviderPlan, wanted: int) -> tuple[str, ...]:
+    """The workers that there are and that the plan does without. `wanted`: how many there will be,
+    where the plan names none."""
+    kept = plan.nodes or [node.name for node in old.workers[:wanted]]
+    return tuple(node.name for node in old.workers if node.name not in kept)
+
+
+def agree(
+    store: Store, old: Cluster, names: Sequence[str], tell: Tell, consent: Callable[[str], bool]
+) -> None:
+    """Has a person agree to the removal of these workers, where they cost money or something on
+    them would be lost, and saves their logs. Raises UsageError where a job runs there, or where the
+    person said no."""
+    jobs = [_ended(store, old, job, names) for job in _jobs(store, old, names)]
+    if not jobs:
+        _ask(names, bool(old.charges), consent)
+        return
+    used = [name for name in names if any(name == p.node for job in jobs for p in job.placement)]
+    with connected(store, old) as pool:
+        away = silent(pool, used, tell)
+        for name, why in away.items():
+            tell(f"what is on {name} cannot be saved: {why}")
+        here = replace(old, nodes=tuple(n for n in old.nodes if n.name not in away))
+        going = replace(here, nodes=tuple(n for n in here.nodes if n.name in names))
+        lost = never_fetched(jobs, going, pool, time.monotonic() + SAVE_LIMIT)
+        for number, size in lost:
+            tell(f"job {number} has outputs there that were never fetched: {human(size)}")
+        _ask(names, bool(old.charges or away or lost), consent)
+        for job in jobs:
+            save_logs(store, job, here, pool, tell)
+
+
+def _ask(names: Sequence[str], matters: bool, consent: Callable[[str], bool]) -> None:
+    if matters and not consent(f"remove {ranges(names)}?"):
+        raise UsageError("you said no: nothing was removed", hint="--dry-run only shows the plan")
+
+
+def _jobs(store: Store, cluster: Cluster, names: Collection[str]) -> list[Job]:
+    """The jobs that have, or will have, ranks on these nodes."""
+    return [
+        job
+        for job in store.jobs()
+        if job.cluster_id == cluster.id
+        and (job.started or not job.state.ended)
+        and not {place.node for place in job.placement}.isdisjoint(names)
+    ]
+
+
+def _ended(store: Store, cluster: Cluster, job: Job, names: Collection[str]) -> Job:
+    """The job, if it has ended: fewer workers must not mean one that dies without a word."""
+    if job.state.ended:
+        return job
+    with connected(store, cluster) as pool:
+        job = control.refresh(job, cluster, pool)
+    store.save_job(job)
+    if not job.state.ended:
+        hit = sorted({place.node for place in job.placement} & set(names))
+        raise UsageError(
+            f"job {job.id} has ranks on {', '.join(hit)}, which would be removed",
+            hint=f"wait for it, or `clusterctl cancel {job.id}` first",
+        )
+    return job
