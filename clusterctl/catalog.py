@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from clusterctl.errors import UsageError
-from clusterctl.model import Accelerator
+from clusterctl.model import Accelerator, NodeGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,11 @@ def family(name: str) -> Family:
         if close
         else f"choose one of {', '.join(FAMILIES)}, or any type with --instance-type",
     )
+
+
+def instance_type(group: NodeGroup) -> str:
+    """The type of its machines on EC2; UsageError for a family that there is not."""
+    return group.instance_type or family(group.family or "cpu").instance_type
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,7 +182,8 @@ def _old(store: Store, spec: ClusterSpec) -> Cluster | None:
 def complete(spec: ClusterSpec, old: Cluster | None) -> ClusterSpec:
     """The wish, with what it leaves out taken from the cluster there is, else from the defaults.
 
-    A group that names no machines means those that the cluster has; a count of 0, as many.
+    A group that names no machines means those that the cluster has; a count of 0, as many as it
+    has of that type.
     """
     provider = spec.provider or (old.spec.provider if old else "local")
     if old and old.spec.provider != provider:
@@ -201,6 +202,7 @@ def complete(spec: ClusterSpec, old: Cluster | None) -> ClusterSpec:
                 hint="name them all: --gpu FAMILY:N --cpu TYPE:N",
             )
         groups = (replace(have[0], count=first.count),) if first.count else have
+    groups = tuple(_counted(group, old) for group in groups)
     before = old.spec.cloud if old else CloudSpec()
     given = {
         name: value
@@ -218,6 +220,14 @@ def complete(spec: ClusterSpec, old: Cluster | None) -> ClusterSpec:
         gpus=spec.gpus or (old.spec.gpus if old else ()),
         cloud=replace(before, **given),
     )
+
+
+def _counted(group: NodeGroup, old: Cluster | None) -> NodeGroup:
+    if group.count:
+        return group
+    kind = catalog.instance_type(group)
+    have = [g.count for g in (old.spec.groups if old else ()) if catalog.instance_type(g) == kind]
+    return replace(group, count=have[0] if have else DEFAULT_WORKERS)
 
 
 def _record(

@@ -99,9 +99,7 @@ def groups(
             hint="give each kind as --cpu TYPE:N, or as --gpu FAMILY:N",
         )
     if not named:
-        return (
-            NodeGroup(count=workers or (2 if instance_type else 0), instance_type=instance_type),
-        )
+        return (NodeGroup(count=workers or 0, instance_type=instance_type),)
     counted = any(":" in text for _, text in named)
     if workers is not None and typed and (counted or len(named) > 1):
         of = "groups that say their own" if counted else f"{len(named)} groups"
@@ -117,7 +115,7 @@ def groups(
             raise UsageError(
                 f"{option} {text!r} is not NAME or NAME:N", hint=f"for example {option} {example}"
             )
-        name, number = match[1], int(match[2] or workers or 2)
+        name, number = match[1], int(match[2] or workers or 0)
         if option == "--gpu":
             found.append(NodeGroup(count=number, family=name, instance_type=instance_type))
         else:

@@ -1,4 +1,4 @@
-"""What `up` writes down when it breaks off, without machines."""
+"""What `up` makes of a wish, and what it writes down when it breaks off, without machines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from clusterctl.actions import open_store, up
-from clusterctl.model import Charge, Cluster, Phase
+from clusterctl.model import Charge, Cluster, NodeGroup, Phase
 from clusterctl.providers import Provider
 from tests.unit.making import cluster, node
 
@@ -80,3 +80,30 @@ def test_new_machines_of_old_names_are_no_old_cluster(
     found, told = broken_off(lab(), bills, deadline=armed)
     assert (found.phase, found.deadline) == (Phase.CREATING, armed)
     assert told.startswith("2 machines run, $2.00/h: `clusterctl up lab` goes on")
+
+
+G4DN, LARGE = NodeGroup(count=8, family="g4dn"), NodeGroup(count=3, instance_type="c6i.large")
+
+
+@pytest.mark.parametrize(
+    ("wished", "expected"),
+    [
+        ([NodeGroup(count=0, family="g4dn")], [8]),
+        ([NodeGroup(count=0, instance_type="g4dn.xlarge")], [8]),  # that is the family's
+        ([NodeGroup(count=0, family="cpu", instance_type="c6i.large")], [3]),
+        (
+            [NodeGroup(count=1, family="g4dn"), NodeGroup(count=0, instance_type="c6i.large")],
+            [1, 3],
+        ),
+        ([NodeGroup(count=0, family="g5")], [2]),
+    ],
+)
+def test_a_group_without_a_number_has_as_many_as_there_are(
+    wished: list[NodeGroup], expected: list[int]
+) -> None:
+    old = lab()
+    old = replace(old, spec=replace(old.spec, groups=(G4DN, LARGE)))
+    spec = replace(old.spec, groups=tuple(wished))
+    assert [group.count for group in up.complete(spec, old).groups] == expected
+    fresh = [group.count or 2 for group in wished]
+    assert [group.count for group in up.complete(spec, None).groups] == fresh

@@ -50,6 +50,14 @@ def test_counts_of_the_command_line_go_before_the_settings(
     assert [counts(spec) for spec in wishes] == [expected]
 
 
+@pytest.mark.parametrize("line", ["--gpu g4dn", "--cpu c6i.large", "--instance-type c6i.large"])
+def test_a_count_that_nobody_says_is_left_open(
+    line: str, call: Call, wishes: list[ClusterSpec]
+) -> None:
+    call("up", "--dry-run", *line.split())
+    assert [counts(spec) for spec in wishes] == [[0]]
+
+
 def test_spot_in_the_settings_is_for_ec2_alone(
     call: Call, wishes: list[ClusterSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -80,7 +80,7 @@ def _types(api: Api, wish: ClusterSpec) -> dict[str, InstanceType]:
 
 def _efa(api: Api, wish: ClusterSpec, types: Mapping[str, InstanceType]) -> None:
     """--efa is for types that have it, all of them: one without would leave the others waiting."""
-    workers = sorted({layout.instance_type(group) for group in wish.groups})
+    workers = sorted({catalog.instance_type(group) for group in wish.groups})
     lacking = [name for name in workers if not types[name].efa]
     if not wish.cloud.efa or not lacking:
         return

@@ -32,10 +32,6 @@ class Machine:
     disk: int
 
 
-def instance_type(group: NodeGroup) -> str:
-    return group.instance_type or catalog.family(group.family or "cpu").instance_type
-
-
 def launcher_type(spec: ClusterSpec) -> str:
     return spec.cloud.launcher_type or catalog.LAUNCHER_TYPE
 
@@ -49,12 +45,12 @@ def check(spec: ClusterSpec) -> None:
             hint="choose another number with --workers",
         )
     for group in spec.groups:
-        instance_type(group)
+        catalog.instance_type(group)
 
 
 def types(spec: ClusterSpec) -> tuple[str, ...]:
     """Every instance type of the cluster, the launcher's last."""
-    return tuple(dict.fromkeys((*map(instance_type, spec.groups), launcher_type(spec))))
+    return tuple(dict.fromkeys((*map(catalog.instance_type, spec.groups), launcher_type(spec))))
 
 
 def image_kind(group: NodeGroup, gpu_makers: Mapping[str, str]) -> str:
@@ -74,9 +70,9 @@ def numbers(groups: Sequence[NodeGroup], present: Mapping[int, str]) -> tuple[tu
         free_of_type.setdefault(present[number], []).append(number)
     kept = []
     for group in groups:
-        mine = free_of_type.get(instance_type(group), [])
+        mine = free_of_type.get(catalog.instance_type(group), [])
         kept.append(mine[: group.count])
-        free_of_type[instance_type(group)] = mine[group.count :]
+        free_of_type[catalog.instance_type(group)] = mine[group.count :]
     taken = {number for group in kept for number in group}
     fresh = (number for number in count(1) if number not in taken)
     return tuple(
@@ -96,7 +92,7 @@ def machines(
         for number in own:
             workers[number] = Machine(
                 name=f"worker-{number}",
-                instance_type=instance_type(group),
+                instance_type=catalog.instance_type(group),
                 image=kind,
                 disk=disk,
             )
