@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 NAME_PATTERN = re.compile(r"[a-z][a-z0-9-]{0,29}")
@@ -227,6 +227,10 @@ class Charge:
     def dollars(self, now: float) -> float:
         """What it has cost until `now`; 0 where the price is unknown."""
         return (self.hourly or 0.0) * self.seconds(now) / 3600
+
+    def ended(self, when: float) -> Charge:
+        """The same, as one that has ended then if it had not before."""
+        return self if self.until is not None else replace(self, until=max(self.since, when))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

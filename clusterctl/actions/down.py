@@ -28,6 +28,7 @@ from clusterctl.model import (
     Role,
     clock,
 )
+from clusterctl.providers import billing
 from clusterctl.state import ClusterLock, Store
 from clusterctl.transport.fold import fold, ranges
 from clusterctl.transport.pool import Pool
@@ -118,8 +119,7 @@ def finish_down(store: Store, cluster: Cluster, tell: Tell, *, force: bool = Fal
             cluster = replace(cluster, charges=_made(provider, cluster, folder))
         provider.destroy(cluster, folder, tell)
     now = time.time()
-    ended = tuple(replace(item, until=item.until or now) for item in cluster.charges)
-    cluster = replace(cluster, charges=ended)
+    cluster = replace(cluster, charges=tuple(item.ended(now) for item in cluster.charges))
     how = "detached" if cluster.spec.provider in providers.ATTACHED else "taken down"
     for job in _open_jobs(store, cluster):
         with _told(tell):
@@ -144,12 +144,19 @@ def _allowed(store: Store, cluster: Cluster, tell: Tell) -> None:
 
 
 def _made(provider: providers.Provider, cluster: Cluster, folder: Path) -> tuple[Charge, ...]:
-    """The charges of machines that there are, or were: an `up` that broke off has planned more."""
+    """The charges of machines that there are, or were: an `up` that broke off has planned more, and
+    those that are gone cost no more."""
     try:
         there = provider.billed(cluster, folder)
     except ClusterctlError:
         return cluster.charges
-    return cost.made(cluster.charges, there.keys() | {node.name for node in cluster.nodes})
+    return billing.settled(
+        cluster.charges,
+        living=there,
+        made={node.name for node in cluster.nodes},
+        deadline=cluster.deadline,
+        now=time.time(),
+    )
 
 
 def strays(store: Store, name: str) -> tuple[Cluster, ...]:

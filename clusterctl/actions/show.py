@@ -47,6 +47,10 @@ def status(store: Store, cluster: Cluster, *, live: bool = False) -> Status:
     elif live:
         answers, deadlines = _ask(store, cluster)
     now = time.time()
+    charges = cluster.charges
+    if cluster.deadline and cluster.deadline < now:
+        # The nodes have ended themselves: nobody is asked.
+        charges = tuple(item.ended(cluster.deadline) for item in charges)
     jobs = tuple(
         job for job in store.jobs() if job.cluster_id == cluster.id and not job.state.ended
     )
@@ -58,8 +62,8 @@ def status(store: Store, cluster: Cluster, *, live: bool = False) -> Status:
         ),
         jobs=jobs,
         age=now - cluster.created,
-        dollars_per_hour=cost.per_hour(cluster.charges),
-        dollars=cost.dollars(cluster.charges, now),
+        dollars_per_hour=cost.per_hour(charges),
+        dollars=cost.dollars(charges, now),
         queues=queues,
         unknown_prices=cost.unknown(cluster.charges),
     )

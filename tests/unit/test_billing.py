@@ -1,0 +1,78 @@
+"""What machines have cost that ended, or were never made, without anybody having been told."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clusterctl import providers
+from clusterctl.actions import open_store, show
+from clusterctl.actions.down import finish_down
+from clusterctl.insight import cost
+from clusterctl.model import Charge, Cluster
+from tests.unit.making import cluster
+
+NOW = time.time()
+HOUR = 3600.0
+
+
+def charge(name: str, **changes: object) -> Charge:
+    """A dollar an hour, for three days."""
+    made = Charge(
+        node=name, part="instance", item="x", hourly=1.0, source="", since=NOW - 72 * HOUR
+    )
+    return replace(made, **changes)
+
+
+def forgotten(**changes: object) -> Cluster:
+    """A cluster that was made three days ago, for eight hours."""
+    made = cluster(
+        charges=tuple(map(charge, ("launcher", "worker-1", "worker-2"))), deadline=NOW - 64 * HOUR
+    )
+    return replace(made, **changes)
+
+
+class Ends:
+    """A provider that bills these nodes, and takes everything down."""
+
+    def __init__(self, *living: str) -> None:
+        self.living = living
+
+    def billed(self, cluster: Cluster, folder: Path) -> dict[str, str]:
+        return dict.fromkeys(self.living, "i-1")
+
+    def destroy(self, cluster: Cluster, *more: object) -> None:
+        pass
+
+
+def receipt(
+    monkeypatch: pytest.MonkeyPatch, old: Cluster, *living: str
+) -> tuple[tuple[int, float], ...]:
+    """How many machines were paid for how many hours, as `down` has it."""
+    monkeypatch.setattr(providers, "load", lambda name: Ends(*living))
+    store = open_store()
+    store.save(old)
+    ended = finish_down(store, old, print)
+    lines = cost.receipt(ended.charges, NOW + 999 * HOUR)
+    return tuple((line.count, round(line.hours, 1)) for line in lines)
+
+
+def test_status_asks_nobody_and_ends_the_bill_at_the_deadline() -> None:
+    found = show.status(open_store(), forgotten())
+    assert (found.dollars, found.dollars_per_hour) == (pytest.approx(3 * 8), 0.0)
+    found = show.status(open_store(), forgotten(deadline=NOW + HOUR))
+    assert (found.dollars, found.dollars_per_hour) == (pytest.approx(3 * 72, abs=0.1), 3.0)
+
+
+def test_machines_that_ended_themselves_are_paid_until_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert receipt(monkeypatch, forgotten()) == ((3, 24.0),)
+    # One has outlived its deadline: it is paid until it goes.
+    assert receipt(monkeypatch, forgotten(), "worker-1") == ((3, 8.0 + 72.0 + 8.0),)
+    # Those that went before their deadline: nobody knows when.
+    early = forgotten(deadline=NOW + 8 * HOUR)
+    assert receipt(monkeypatch, early, "launcher") == ((3, 3 * 72.0),)
