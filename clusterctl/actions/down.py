@@ -150,13 +150,8 @@ def _made(provider: providers.Provider, cluster: Cluster, folder: Path) -> tuple
         there = provider.billed(cluster, folder)
     except ClusterctlError:
         return cluster.charges
-    return billing.settled(
-        cluster.charges,
-        living=there,
-        made={node.name for node in cluster.nodes},
-        deadline=cluster.deadline,
-        now=time.time(),
-    )
+    made = {node.name for node in cluster.nodes}
+    return billing.settled(cluster, living=there, made=made, now=time.time())
 
 
 def strays(store: Store, name: str) -> tuple[Cluster, ...]:

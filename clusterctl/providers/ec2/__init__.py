@@ -15,7 +15,7 @@ from typing import Any
 from clusterctl import assets, catalog, keys, terraform
 from clusterctl.errors import NodeUnreachable, ProviderError
 from clusterctl.model import Accelerator, Charge, Cluster, ClusterSpec, Node, Role, Runtime, clock
-from clusterctl.providers import Created, OnEvent, ProviderPlan, deadlines
+from clusterctl.providers import Created, OnEvent, ProviderPlan, billing, deadlines
 from clusterctl.providers.ec2 import (
     access,
     agreement,
@@ -87,7 +87,10 @@ class Ec2Provider:
         now = time.time()
         spot = wish.cloud.spot and not _fell_back(instances)
         quotes = _quotes(api, found, spot, tell)
-        old = current.charges if current else ()
+        old: tuple[Charge, ...] = ()
+        if current:
+            made = {node.name for node in current.nodes}
+            old = billing.settled(current, living=present, made=made, now=now)
         charges = prices.merge(old, prices.charges(found.machines, quotes, api.region, now), now)
         dear = charges
         if spot and wish.cloud.spot_fallback:

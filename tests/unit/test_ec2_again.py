@@ -1,0 +1,129 @@
+"""What a repeated `up` plans to pay, by an AWS that is not there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from clusterctl.model import Charge, CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
+from clusterctl.providers import ProviderPlan, ec2
+from clusterctl.providers.ec2 import Ec2Provider
+from clusterctl.providers.ec2.api import Api, Instance, InstanceType
+from clusterctl.terraform import Binary
+from tests.unit.making import node
+
+HOUR, DAY = 3600.0, 86400.0
+
+
+class Market(Api):
+    """A type costs a dollar an hour, ten times as much on demand. `living` are its machines."""
+
+    living: tuple[str, ...] = ()
+
+    def account(self) -> str:
+        return "123456789012"
+
+    def instances(self, *filters: Any, **more: Any) -> list[Instance]:
+        return [
+            Instance(
+                id=f"i-{name}",
+                node=name,
+                type="t3.micro" if name == "launcher" else "t3.xlarge",
+                state="running",
+                zone="us-east-1a",
+                address="",
+                private_address="",
+                launched=0.0,
+                spot=name != "launcher",
+            )
+            for name in (self.living if filters else ())
+        ]
+
+    def image(self, owner: str, name: str) -> str:
+        return "ami-1"
+
+    def quota(self, code: str) -> float:
+        return 100.0
+
+    def instance_types(self, names: Iterable[str]) -> dict[str, InstanceType]:
+        return {name: InstanceType(name=name, vcpus=2) for name in names}
+
+    def zones(self, types: Iterable[str]) -> tuple[str, ...]:
+        return ("us-east-1a",)
+
+    def price(self, instance_type: str) -> float:
+        return 10.0
+
+    def spot_price(self, instance_type: str, zone: str) -> float:
+        return 1.0
+
+
+@pytest.fixture(autouse=True)
+def market(monkeypatch: pytest.MonkeyPatch) -> type[Market]:
+    class Fresh(Market):
+        pass
+
+    monkeypatch.setattr(ec2, "Api", Fresh)
+    monkeypatch.setattr("clusterctl.terraform.find", lambda: Binary("terraform", (1, 11, 4)))
+    return Fresh
+
+
+def wish(**cloud: Any) -> ClusterSpec:
+    cloud = {"region": "us-east-1", "spot": True, **cloud}
+    groups = (NodeGroup(count=1, family="cpu"),)
+    return ClusterSpec(name="lab", provider="ec2", groups=groups, cloud=CloudSpec(**cloud))
+
+
+def attempted(plan: ProviderPlan, *nodes: str, ago: float) -> Cluster:
+    """The record of an `up` that had this plan so many seconds ago, and made these nodes."""
+    assert plan.spec
+    assert plan.deadline
+    return Cluster(
+        id="lab-1",
+        spec=plan.spec,
+        phase=Phase.CREATING,
+        created=time.time() - ago,
+        nodes=tuple(map(node, nodes)),
+        deadline=plan.deadline - ago,
+        charges=tuple(replace(item, since=item.since - ago) for item in plan.charges),
+    )
+
+
+def instances(charges: Iterable[Charge], name: str) -> list[Charge]:
+    return [item for item in charges if (item.node, item.part) == (name, "instance")]
+
+
+def test_what_an_earlier_attempt_never_made_is_not_paid() -> None:
+    provider = Ec2Provider()
+    current = attempted(provider.plan(wish()), ago=3 * DAY)
+    [charge] = instances(provider.plan(wish(), current).charges, "worker-1")
+    assert charge.until is None
+    assert charge.since == pytest.approx(time.time(), abs=60)
+
+
+def test_what_ended_itself_is_paid_until_then_and_what_is_made_anew_from_now(
+    market: type[Market],
+) -> None:
+    provider = Ec2Provider()
+    current = attempted(provider.plan(wish()), "launcher", "worker-1", ago=3 * DAY)
+    ended, going = instances(provider.plan(wish(), current).charges, "worker-1")
+    assert (ended.until, going.until) == (current.deadline, None)
+    assert going.since == pytest.approx(time.time(), abs=60)
+    market.living = ("launcher", "worker-1")
+    assert provider.plan(wish(), current).charges == current.charges, "they live: nothing is new"
+
+
+def test_a_budget_lasts_on_demand_also_at_the_second_attempt() -> None:
+    """Nothing was made: all of it may come to cost what it costs on demand."""
+    provider = Ec2Provider()
+    want = wish(spot_fallback=True, budget=20.0)
+    first = provider.plan(want)
+    again = provider.plan(want, attempted(first, ago=60))
+    assert first.deadline
+    assert again.deadline
+    assert first.deadline - time.time() == pytest.approx(HOUR, abs=120)
+    assert again.deadline - time.time() == pytest.approx(HOUR, abs=120)
