@@ -34,7 +34,7 @@ from clusterctl.model import (
     Phase,
     Runtime,
 )
-from clusterctl.providers import Provider, ProviderPlan
+from clusterctl.providers import Provider, ProviderPlan, billing
 from clusterctl.state import ClusterLock, Store
 from clusterctl.state.home import write_atomic
 from clusterctl.transport.fold import fold, ranges
@@ -292,7 +292,10 @@ def _take_stock(
     except ClusterctlError:
         return
     before = {node.name: node.machine for node in old.nodes} if old else {}
-    charges = cost.made(cluster.charges, there.keys() | before.keys())
+    # What ran when it was planned; the rest of the plan may never have been made.
+    past = set(old.charges) if old else set()
+    ran = {item.node for item in past.intersection(cluster.charges) if item.until is None}
+    charges = billing.settled(cluster, living=there, made=ran, now=time.time())
     # By machine and deadline, not by name: new ones are called as those in whose place they are.
     same = old and (there, cluster.deadline) == (before, old.deadline)
     if old and old.phase is Phase.READY and same:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from clusterctl.model import Charge
@@ -16,11 +16,6 @@ def dollars(charges: Iterable[Charge], now: float) -> float:
 def per_hour(charges: Iterable[Charge]) -> float:
     """What runs now costs this much, without what has no known price."""
     return sum(charge.hourly or 0.0 for charge in charges if charge.until is None)
-
-
-def made(charges: Iterable[Charge], nodes: Collection[str]) -> tuple[Charge, ...]:
-    """Without what was planned for machines that were never made. `nodes`: those that were."""
-    return tuple(item for item in charges if item.until is not None or item.node in nodes)
 
 
 def unknown(charges: Iterable[Charge]) -> tuple[str, ...]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from clusterctl.model import Charge, Cluster
 
@@ -16,6 +17,20 @@ def settled(
     gone = min(now, cluster.deadline or now)
     return tuple(
         item if item.node in living else item.ended(gone)
-        for item in cluster.charges
+        for item in _going_on(cluster.charges, living)
         if item.until is not None or item.node in living or item.node in made
+    )
+
+
+def _going_on(charges: Sequence[Charge], living: Collection[str]) -> tuple[Charge, ...]:
+    """A machine that lives is paid for, though its end was planned: what ended last goes on."""
+    paid = {item.node for item in charges if item.until is None}
+    last: dict[str, float] = {}
+    for item in charges:
+        last[item.node] = max(last.get(item.node, 0.0), item.until or 0.0)
+    return tuple(
+        replace(item, until=None)
+        if item.node in living and item.node not in paid and item.until == last[item.node]
+        else item
+        for item in charges
     )

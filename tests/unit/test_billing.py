@@ -76,3 +76,10 @@ def test_machines_that_ended_themselves_are_paid_until_then(
     # Those that went before their deadline: nobody knows when.
     early = forgotten(deadline=NOW + 8 * HOUR)
     assert receipt(monkeypatch, early, "launcher") == ((3, 3 * 72.0),)
+
+
+def test_what_was_never_made_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = forgotten().nodes[:2]
+    assert receipt(monkeypatch, forgotten(nodes=made)) == ((2, 16.0),)
+    assert receipt(monkeypatch, forgotten(nodes=()), "launcher") == ((1, 72.0),)
+    assert receipt(monkeypatch, forgotten(nodes=())) == ()

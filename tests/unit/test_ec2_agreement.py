@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from clusterctl.errors import UsageError
-from clusterctl.insight import cost
 from clusterctl.model import Charge, CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
 from clusterctl.providers.ec2 import agreement, prices, spec
 from clusterctl.providers.ec2.prices import Quote
@@ -109,12 +108,6 @@ def test_a_larger_budget_is_taken() -> None:
     charges = [charge("worker-1"), charge("worker-2", since=NOW)]
     old = cluster(wish(budget=8.0))
     assert agreement.deadline(wish(budget=15.1), old, PRESENT, charges, NOW) == old.deadline
-
-
-def test_what_was_never_made_costs_nothing() -> None:
-    ended = charge("worker-3", until=NOW)
-    charges = (charge("launcher"), charge("worker-1"), charge("worker-2"), ended)
-    assert cost.made(charges, {"launcher", "worker-1"}) == (*charges[:2], ended)
 
 
 def test_a_move_to_on_demand_changes_the_price_of_instances_alone() -> None:

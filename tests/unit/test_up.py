@@ -107,3 +107,38 @@ def test_a_group_without_a_number_has_as_many_as_there_are(
     assert [group.count for group in up.complete(spec, old).groups] == expected
     fresh = [group.count or 2 for group in wished]
     assert [group.count for group in up.complete(spec, None).groups] == fresh
+
+
+def test_a_worker_that_was_to_go_and_runs_is_paid_on() -> None:
+    old = lab()
+    planned = (charge("launcher"), charge("worker-1", until=NOW))
+    found, told = broken_off(old, Bills(launcher="i-1", worker_1="i-2"), charges=planned)
+    assert found == old
+    found, told = broken_off(
+        lab(phase=Phase.CREATING), Bills(launcher="i-1", worker_1="i-2"), charges=planned
+    )
+    assert found.charges == old.charges
+    assert told.startswith("2 machines run, $2.00/h")
+    # It is paid once: not in the place of the one before it, and not for what went earlier.
+    before = (charge("worker-1", since=NOW - 9 * HOUR, until=NOW - 5 * HOUR), *planned)
+    again = (*before, charge("worker-1", since=NOW))
+    for charges, expected in ((before, (before[0], *old.charges)), (again, again)):
+        found, _ = broken_off(
+            lab(phase=Phase.CREATING), Bills(launcher="i-1", worker_1="i-3"), charges=charges
+        )
+        assert found.charges == expected
+
+
+def test_what_a_broken_off_up_has_not_made_costs_nothing() -> None:
+    """And what went while it was at work costs no more."""
+    old = lab()
+    planned = (*old.charges, charge("worker-2", since=NOW))
+    found, _ = broken_off(old, Bills(launcher="i-1"), charges=planned)
+    assert [item.node for item in found.charges] == ["launcher", "worker-1"]
+    assert found.charges[0].until is None
+    assert found.charges[1].until == pytest.approx(time.time(), abs=60)
+    # Gone before: the plan has ended it, and the one in its place was not made either.
+    gone = charge("worker-1", until=NOW)
+    planned = (charge("launcher"), gone, charge("worker-1", since=NOW))
+    found, _ = broken_off(old, Bills(launcher="i-1"), charges=planned)
+    assert found.charges == planned[:2]
