@@ -150,7 +150,7 @@ def _made(provider: providers.Provider, cluster: Cluster, folder: Path) -> tuple
         there = provider.billed(cluster, folder)
     except ClusterctlError:
         return cluster.charges
-    made = {node.name for node in cluster.nodes}
+    made = {node.name for node in cluster.nodes} | provider.made(folder)
     return billing.settled(cluster, living=there, made=made, now=time.time())
 
 

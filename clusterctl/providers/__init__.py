@@ -56,7 +56,7 @@ class Created:
 
 
 class Provider(Protocol):
-    """Seven verbs. `folder` is the cluster's own, 0700; its `ssh/user.pub` is the key to let in."""
+    """Eight verbs. `folder` is the cluster's own, 0700; its `ssh/user.pub` is the key to let in."""
 
     def plan(
         self,
@@ -79,6 +79,10 @@ class Provider(Protocol):
     def billed(self, cluster: Cluster, folder: Path) -> Mapping[str, str]:
         """The nodes that cost money now, with what the provider calls their machines (as in
         `Node.machine`), from whoever bills them."""
+
+    def made(self, folder: Path) -> frozenset[str]:
+        """The nodes that cost money and that `folder` knows to have been made, whether or not they
+        live: also those of a `create` that failed, which no record has."""
 
     def ids(self, folder: Path) -> frozenset[str]:
         """The ids of the clusters of `folder`, from what there is of them and without a record: so

@@ -15,7 +15,7 @@ from clusterctl.terraform.events import (
     TerraformError,
     parse,
 )
-from clusterctl.terraform.folder import VARIABLES, Interrupted, Terraform
+from clusterctl.terraform.folder import VARIABLES, Interrupted, Terraform, resources
 from clusterctl.terraform.seed import Seed
 
 __all__ = [
@@ -32,4 +32,5 @@ __all__ = [
     "TerraformError",
     "find",
     "parse",
+    "resources",
 ]

@@ -79,6 +79,30 @@ class Listener:
             yield f"and {len(self.existing) - SHOWN} more"
 
 
+def _state(folder: Path) -> str:
+    try:
+        return (folder / "terraform.tfstate").read_text()
+    except OSError:
+        return ""
+
+
+def resources(folder: Path) -> dict[str, str]:
+    """Addresses of the managed resources in a folder's state file, with their ids."""
+    try:
+        state = json.loads(_state(folder) or "{}")
+    except ValueError:
+        return {}
+    return {
+        f"{item['type']}.{item['name']}"
+        + (f"[{json.dumps(instance['index_key'])}]" if "index_key" in instance else ""): str(
+            instance.get("attributes", {}).get("id", "")
+        )
+        for item in state.get("resources", ())
+        if item.get("mode") == "managed"
+        for instance in item.get("instances", ())
+    }
+
+
 class Terraform:
     """One working folder. `lock` is the descriptor of the cluster's lock: Terraform inherits it, so
     that it is still held while an orphan works. `on_start` hears Terraform's pid and command."""
@@ -103,30 +127,11 @@ class Terraform:
     @property
     def state(self) -> str:
         """The state file as it is; "" without one. What Terraform knows of is named in it."""
-        try:
-            return (self.folder / "terraform.tfstate").read_text()
-        except OSError:
-            return ""
+        return _state(self.folder)
 
     def resources(self) -> tuple[str, ...]:
         """Addresses of the managed resources in the state file."""
-        return tuple(self._resources())
-
-    def _resources(self) -> dict[str, str]:
-        """The same with their ids."""
-        try:
-            state = json.loads(self.state or "{}")
-        except ValueError:
-            return {}
-        return {
-            f"{item['type']}.{item['name']}"
-            + (f"[{json.dumps(instance['index_key'])}]" if "index_key" in instance else ""): str(
-                instance.get("attributes", {}).get("id", "")
-            )
-            for item in state.get("resources", ())
-            if item.get("mode") == "managed"
-            for instance in item.get("instances", ())
-        }
+        return tuple(resources(self.folder))
 
     def copy(self, module: Path) -> None:
         """Fills the folder with the module, once: `down` uses what `up` used, after an upgrade."""
@@ -170,7 +175,7 @@ class Terraform:
     def _change(
         self, command: str, on_event: Callable[[Event], None], parallelism: int
     ) -> Listener:
-        listener = Listener(on_event, self._resources())
+        listener = Listener(on_event, resources(self.folder))
         try:
             return self._watched(command, listener, parallelism)
         except Interrupted:

@@ -38,21 +38,25 @@ def forgotten(**changes: object) -> Cluster:
 class Ends:
     """A provider that bills these nodes, and takes everything down."""
 
-    def __init__(self, *living: str) -> None:
+    def __init__(self, *living: str, noted: frozenset[str] = frozenset()) -> None:
         self.living = living
+        self.noted = noted
 
     def billed(self, cluster: Cluster, folder: Path) -> dict[str, str]:
         return dict.fromkeys(self.living, "i-1")
+
+    def made(self, folder: Path) -> frozenset[str]:
+        return self.noted
 
     def destroy(self, cluster: Cluster, *more: object) -> None:
         pass
 
 
 def receipt(
-    monkeypatch: pytest.MonkeyPatch, old: Cluster, *living: str
+    monkeypatch: pytest.MonkeyPatch, old: Cluster, *living: str, noted: frozenset[str] = frozenset()
 ) -> tuple[tuple[int, float], ...]:
     """How many machines were paid for how many hours, as `down` has it."""
-    monkeypatch.setattr(providers, "load", lambda name: Ends(*living))
+    monkeypatch.setattr(providers, "load", lambda name: Ends(*living, noted=noted))
     store = open_store()
     store.save(old)
     ended = finish_down(store, old, print)
@@ -83,3 +87,9 @@ def test_what_was_never_made_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     assert receipt(monkeypatch, forgotten(nodes=made)) == ((2, 16.0),)
     assert receipt(monkeypatch, forgotten(nodes=()), "launcher") == ((1, 72.0),)
     assert receipt(monkeypatch, forgotten(nodes=())) == ()
+
+
+def test_machines_that_an_up_has_no_record_of_are_paid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It failed while they booted: the provider knows of them, who ended themselves since."""
+    noted = frozenset({"launcher", "worker-1"})
+    assert receipt(monkeypatch, forgotten(nodes=()), noted=noted) == ((2, 16.0),)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from clusterctl.model import Charge, CloudSpec, Cluster, ClusterSpec, NodeGroup,
 from clusterctl.providers import ProviderPlan, ec2
 from clusterctl.providers.ec2 import Ec2Provider
 from clusterctl.providers.ec2.api import Api, Instance, InstanceType
+from clusterctl.state import Home
 from clusterctl.terraform import Binary
 from tests.unit.making import node
 
@@ -68,6 +71,7 @@ def market(monkeypatch: pytest.MonkeyPatch) -> type[Market]:
         pass
 
     monkeypatch.setattr(ec2, "Api", Fresh)
+    monkeypatch.setattr(ec2, "_begin", lambda home, binary, wish: object())
     monkeypatch.setattr("clusterctl.terraform.find", lambda: Binary("terraform", (1, 11, 4)))
     return Fresh
 
@@ -115,6 +119,30 @@ def test_what_ended_itself_is_paid_until_then_and_what_is_made_anew_from_now(
     assert going.since == pytest.approx(time.time(), abs=60)
     market.living = ("launcher", "worker-1")
     assert provider.plan(wish(), current).charges == current.charges, "they live: nothing is new"
+
+
+def test_machines_that_only_terraform_knows_of_were_made(tmp_path: Path) -> None:
+    """An `up` made them and failed while they booted: its record has no nodes."""
+    provider = Ec2Provider()
+    folder = Home(tmp_path).clusters / "lab"
+    assert provider.made(folder) == frozenset()
+    (folder / "terraform").mkdir(parents=True)
+    resources = [
+        {
+            "mode": "managed",
+            "type": "aws_instance",
+            "name": "this",
+            "instances": [{"index_key": "worker-1", "attributes": {"id": "i-1"}}],
+        },
+        {"mode": "managed", "type": "aws_vpc", "name": "this", "instances": [{}]},
+    ]
+    text = json.dumps({"resources": resources})
+    (folder / "terraform" / "terraform.tfstate").write_text(text)
+    assert provider.made(folder) == {"worker-1"}
+    current = attempted(provider.plan(wish()), ago=3 * DAY)
+    charges = provider.plan(wish(), current, ahead=tmp_path).charges
+    assert [item.until for item in instances(charges, "worker-1")] == [current.deadline, None]
+    assert [item.until for item in instances(charges, "launcher")] == [None]
 
 
 def test_a_budget_lasts_on_demand_also_at_the_second_attempt() -> None:

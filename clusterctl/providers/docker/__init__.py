@@ -127,6 +127,9 @@ class DockerProvider:
     def billed(self, cluster: Cluster, folder: Path) -> dict[str, str]:
         return {}
 
+    def made(self, folder: Path) -> frozenset[str]:
+        return frozenset()
+
     def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
         names = layout.names(cluster.spec.workers)
         try:

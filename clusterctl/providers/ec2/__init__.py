@@ -23,6 +23,7 @@ from clusterctl.providers.ec2 import (
     hostkeys,
     preflight,
     prices,
+    report,
     sweep,
     userdata,
 )
@@ -31,7 +32,6 @@ from clusterctl.providers.ec2.api import Api, Instance, Later, default_region
 from clusterctl.providers.ec2.failures import CapacityError
 from clusterctl.providers.ec2.memory import Memory, recall, remember
 from clusterctl.providers.ec2.preflight import Survey
-from clusterctl.providers.ec2.report import reporter
 from clusterctl.providers.ec2.spec import LAUNCHER, Machine
 from clusterctl.state import Home
 from clusterctl.state.locks import held
@@ -90,6 +90,8 @@ class Ec2Provider:
         old: tuple[Charge, ...] = ()
         if current:
             made = {node.name for node in current.nodes}
+            if ahead:
+                made |= self.made(Home(ahead).clusters / wish.name)
             old = billing.settled(current, living=present, made=made, now=now)
         charges = prices.merge(old, prices.charges(found.machines, quotes, api.region, now), now)
         dear = charges
@@ -166,6 +168,9 @@ class Ec2Provider:
         api = _api(cluster, folder)
         found = api.instances(_tagged(cluster.id), states=_USABLE)
         return {item.node: item.id for item in found if item.node}
+
+    def made(self, folder: Path) -> frozenset[str]:
+        return frozenset(filter(None, map(report.node, terraform.resources(folder / "terraform"))))
 
     def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
         api = _api(cluster, folder)
@@ -258,7 +263,9 @@ class Ec2Provider:
             if not resources:
                 return
             runner.init()
-            runner.destroy(reporter(on_event), parallelism=layout.parallelism(len(resources)))
+            runner.destroy(
+                report.reporter(on_event), parallelism=layout.parallelism(len(resources))
+            )
         except ProviderError as error:
             on_event(f"{error.message}; removing by tag")
 
@@ -326,7 +333,7 @@ class Ec2Provider:
             try:
                 outputs = runner.apply(
                     variables,
-                    reporter(on_event),
+                    report.reporter(on_event),
                     parallelism=layout.parallelism(len(found.machines)),
                 )
             except terraform.TerraformError as error:

@@ -7,13 +7,18 @@ from collections.abc import Callable
 from clusterctl import terraform
 
 
+def node(address: str) -> str:
+    """Whose machine that is, by Terraform's address of it; "" for what is no machine."""
+    return address.split('"')[1] if address.startswith("aws_instance.") else ""
+
+
 def reporter(tell: Callable[[str], None]) -> Callable[[terraform.Event], None]:
     """Says what happens to each machine, and that the rest is made, in one line each."""
 
     def report(event: terraform.Event) -> None:
         if isinstance(event, terraform.Progress):
-            machine = event.address.startswith("aws_instance.")
-            what = event.address.split('"')[1] if machine else event.address
+            machine = node(event.address)
+            what = machine or event.address
             words = {
                 ("create", "start"): "starts" if machine else "",
                 ("create", "complete"): f"{event.id} runs" if machine else "made",

@@ -83,6 +83,9 @@ class LocalProvider:
     def billed(self, cluster: Cluster, folder: Path) -> dict[str, str]:
         return {}
 
+    def made(self, folder: Path) -> frozenset[str]:
+        return frozenset()
+
     def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
         site = layout.site(cluster.id, folder)
         names = layout.node_names(cluster.spec.workers)
