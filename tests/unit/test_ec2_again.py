@@ -117,6 +117,7 @@ def test_what_ended_itself_is_paid_until_then_and_what_is_made_anew_from_now(
     ended, going = instances(provider.plan(wish(), current).charges, "worker-1")
     assert (ended.until, going.until) == (current.deadline, None)
     assert going.since == pytest.approx(time.time(), abs=60)
+    current = attempted(provider.plan(wish()), "launcher", "worker-1", ago=DAY / 12)
     market.living = ("launcher", "worker-1")
     assert provider.plan(wish(), current).charges == current.charges, "they live: nothing is new"
 
