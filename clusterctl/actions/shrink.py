@@ -27,12 +27,11 @@ def surplus(old: Cluster, plan: ProviderPlan, wanted: int) -> tuple[str, ...]:
 def agree(
     store: Store, old: Cluster, names: Sequence[str], tell: Tell, consent: Callable[[str], bool]
 ) -> None:
-    """Has a person agree to the removal of these workers, where they cost money or something on
-    them would be lost, and saves their logs. Raises UsageError where a job runs there, or where the
-    person said no."""
+    """Has a person agree to the removal of workers that cost money, names what is lost with them,
+    and saves their logs. Raises UsageError where a job runs there, or where the person said no."""
     jobs = [_ended(store, old, job, names) for job in _jobs(store, old, names)]
     if not jobs:
-        _ask(names, bool(old.charges), consent)
+        _ask(old, names, consent)
         return
     used = [name for name in names if any(name == p.node for job in jobs for p in job.placement)]
     with connected(store, old) as pool:
@@ -44,13 +43,13 @@ def agree(
         lost = never_fetched(jobs, going, pool, time.monotonic() + SAVE_LIMIT)
         for number, size in lost:
             tell(f"job {number} has outputs there that were never fetched: {human(size)}")
-        _ask(names, bool(old.charges or away or lost), consent)
+        _ask(old, names, consent)
         for job in jobs:
             save_logs(store, job, here, pool, tell)
 
 
-def _ask(names: Sequence[str], matters: bool, consent: Callable[[str], bool]) -> None:
-    if matters and not consent(f"remove {ranges(names)}?"):
+def _ask(old: Cluster, names: Sequence[str], consent: Callable[[str], bool]) -> None:
+    if old.charges and not consent(f"remove {ranges(names)}?"):
         raise UsageError("you said no: nothing was removed", hint="--dry-run only shows the plan")
 
 
