@@ -69,15 +69,15 @@ def adopt(store: Store, name: str, regions: Iterable[str], tell: Tell) -> Cluste
         )
     orphan = found[0]
     name = orphan.name or name
+    check_name(name)  # a tag may say anything
     with ClusterLock(store.home, name, "gc", tell):
         if name in store.names() and (store.folder(name) / "cluster.json").exists():
             raise RecordError(
                 f"there is another cluster {name!r} here", hint=f"`clusterctl down {name}` first"
             )
-        provider = Ec2Provider()
-        nodes, charges, created = provider.adopt(orphan.id, orphan.region)
+        there = Ec2Provider().adopt(orphan.id, orphan.region)
         types: dict[str, int] = {}
-        for node in nodes:
+        for node in there.nodes:
             if node.name.startswith("worker-"):
                 types[node.instance_type] = types.get(node.instance_type, 0) + 1
         spec = ClusterSpec(
@@ -92,12 +92,12 @@ def adopt(store: Store, name: str, regions: Iterable[str], tell: Tell) -> Cluste
             id=orphan.id,
             spec=spec,
             phase=Phase.CREATING,
-            created=created or time.time(),
+            created=there.since or time.time(),
             mode="ec2",
             mode_reason=f"{orphan.region}, adopted",
-            nodes=nodes,
-            charges=charges,
-            account=provider.account(orphan.region),
+            nodes=there.nodes,
+            charges=there.charges,
+            account=there.account,
         )
         store.save(cluster)
         store.event(name, "adopted", id=orphan.id)

@@ -11,6 +11,7 @@ import pytest
 from clusterctl.actions import open_store
 from clusterctl.cli.console import Console
 from clusterctl.providers.ec2 import Ec2Provider
+from clusterctl.providers.ec2.adoption import Adopted
 from clusterctl.providers.ec2.memory import Memory, remember
 from clusterctl.providers.ec2.sweep import Left
 from clusterctl.state import ClusterLock
@@ -99,8 +100,15 @@ def test_machines_whose_record_alone_is_gone_can_be_taken_back(
     account: Account, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remember(open_store().folder("lab"), Memory(id=cluster().id, region="us-east-1"))
-    monkeypatch.setattr(Ec2Provider, "adopt", lambda self, id, region: (cluster().nodes, (), 0.0))
-    monkeypatch.setattr(Ec2Provider, "account", lambda self, region: "123456789012")
+    there = Adopted(nodes=cluster().nodes, charges=(), since=0.0, account="123456789012")
+    monkeypatch.setattr(Ec2Provider, "adopt", lambda self, id, region: there)
     assert call("gc", "--adopt", "lab").code == 0
     found = open_store().cluster("lab")
     assert (found.id, found.account) == (cluster().id, "123456789012")
+
+
+def test_a_tag_is_no_path(account: Account, call: Call) -> None:
+    account.name = "../../lab"
+    said = call("gc", "--adopt", cluster().id)
+    assert said.code == 2
+    assert not open_store().names()

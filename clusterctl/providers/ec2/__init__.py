@@ -1,7 +1,7 @@
 """The EC2 provider: Terraform makes the machines, we make sure that they are paid for on purpose.
 
 Modules: `spec`, `userdata` and `agreement` (pure), `preflight`, `prices`, `hostkeys`, `report`,
-`sweep`, `api` (boto3).
+`sweep`, `adoption`, `api` (boto3).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from clusterctl.model import Accelerator, Charge, Cluster, ClusterSpec, Node, Ro
 from clusterctl.providers import Created, OnEvent, ProviderPlan, billing, deadlines
 from clusterctl.providers.ec2 import (
     access,
+    adoption,
     agreement,
     failures,
     hostkeys,
@@ -166,7 +167,7 @@ class Ec2Provider:
 
     def billed(self, cluster: Cluster, folder: Path) -> dict[str, str]:
         api = _api(cluster, folder)
-        found = api.instances(_tagged(cluster.id), states=_USABLE)
+        found = api.instances(sweep.tagged(cluster.id), states=_USABLE)
         return {item.node: item.id for item in found if item.node}
 
     def made(self, folder: Path) -> frozenset[str]:
@@ -174,7 +175,7 @@ class Ec2Provider:
 
     def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
         api = _api(cluster, folder)
-        living = {item.node: item.state for item in api.instances(_tagged(cluster.id))}
+        living = {item.node: item.state for item in api.instances(sweep.tagged(cluster.id))}
         return {
             node.name: living.get(node.name, "gone: AWS has no such instance")
             for node in cluster.nodes
@@ -209,43 +210,9 @@ class Ec2Provider:
         """Removes a cluster by its tag alone. Raises LeftoverError."""
         sweep.remove(Api(region), cluster_id, on_event)
 
-    def account(self, region: str) -> str:
-        """Whose the credentials are."""
-        return Api(region).account()
-
-    def adopt(
-        self, cluster_id: str, region: str
-    ) -> tuple[tuple[Node, ...], tuple[Charge, ...], float]:
-        """The nodes of a cluster by its tags, what they cost, and since when."""
-        api = Api(region)
-        found = [item for item in api.instances(_tagged(cluster_id)) if item.node]
-        kinds = api.instance_types({item.type for item in found}) if found else {}
-        machines = [
-            Machine(name=item.node, instance_type=item.type, image="cpu", disk=layout.CPU_DISK)
-            for item in found
-        ]
-        spots = {item.type for item in found if item.spot}
-        quotes = prices.quotes(
-            api, kinds, spot=spots, zone=found[0].zone if found else "", tell=lambda line: None
-        )
-        since = min((item.launched for item in found), default=0.0)
-        nodes = tuple(
-            Node(
-                name=item.node,
-                role=Role.LAUNCHER if item.node == LAUNCHER else Role.WORKER,
-                address=item.address if item.node == LAUNCHER else item.private_address,
-                private_address=item.private_address,
-                ssh_port=22,
-                job_port=22,
-                user="ubuntu",
-                root=f"/home/ubuntu/.clusterctl/{cluster_id}",
-                via="" if item.node == LAUNCHER else LAUNCHER,
-                instance_type=item.type,
-                machine=item.id,
-            )
-            for item in sorted(found, key=lambda item: (item.node != LAUNCHER, item.node))
-        )
-        return nodes, prices.charges(machines, quotes, region, since), since
+    def adopt(self, cluster_id: str, region: str) -> adoption.Adopted:
+        """What can be known of a cluster by its tags alone."""
+        return adoption.adopt(Api(region), cluster_id)
 
     def destroy(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> None:
         api = _api(cluster, folder)
@@ -282,7 +249,7 @@ class Ec2Provider:
         """The node list, from the first zone that has room for the whole cluster."""
         wish, found, api = planned.wish, planned.found, planned.api
         public = keys.ensure(folder / "ssh" / "user")
-        running = api.instances(_tagged(cluster.id), states=_USABLE)
+        running = api.instances(sweep.tagged(cluster.id), states=_USABLE)
         settled = bool({item.node for item in running} & {node.name for node in cluster.nodes})
         if not running:
             # What an earlier attempt came to says nothing about today.
@@ -299,7 +266,7 @@ class Ec2Provider:
             memory.zone, memory.spot = zone, spot
             remember(folder, memory)
             deadline = cluster.deadline or time.time() + catalog.DEFAULT_TTL
-            living = {item.node for item in api.instances(_tagged(cluster.id), states=_USABLE)}
+            living = {item.node for item in api.instances(sweep.tagged(cluster.id), states=_USABLE)}
             settled_keys = living - host_keys.booting
             news = [machine.name for machine in found.machines if machine.name not in settled_keys]
             pairs = host_keys.boot(news, living)
@@ -432,7 +399,7 @@ def _survey(
     if current:
         # It tells soonest that nobody answers; the survey asks it again, beside other questions.
         agreement.account(current, api.account())
-    instances = api.instances(_tagged(current.id), states=_USABLE) if current else []
+    instances = api.instances(sweep.tagged(current.id), states=_USABLE) if current else []
     instances = [item for item in instances if item.node]
     zone = instances[0].zone if instances else ""
     settled = bool(current and current.nodes)
@@ -509,7 +476,3 @@ def _node(row: dict[str, Any], wish: ClusterSpec, found: Survey, cluster_id: str
 
 def _root(machine: Machine, cluster_id: str) -> str:
     return f"{catalog.MACHINE_IMAGES[machine.image].home}/.clusterctl/{cluster_id}"
-
-
-def _tagged(cluster_id: str) -> dict[str, Any]:
-    return {"Name": f"tag:{sweep.TAG}", "Values": [cluster_id]}

@@ -17,6 +17,11 @@ LIMIT = 600.0
 """Seconds that removing may take: a terminating GPU instance holds its network for minutes."""
 
 
+def tagged(cluster_id: str) -> dict[str, Any]:
+    """The filter for what belongs to that cluster."""
+    return {"Name": f"tag:{TAG}", "Values": [cluster_id]}
+
+
 @dataclass(frozen=True, slots=True)
 class Left:
     """One thing that exists. `cluster` and `name` are the values of its tags."""
@@ -136,11 +141,7 @@ def find(api: Api, cluster_id: str = "") -> tuple[Left, ...]:
 
 
 def _find(api: Api, cluster_id: str) -> list[tuple[Kind, dict[str, Any], Left]]:
-    by_tag = (
-        {"Name": f"tag:{TAG}", "Values": [cluster_id]}
-        if cluster_id
-        else {"Name": "tag-key", "Values": [TAG]}
-    )
+    by_tag = tagged(cluster_id) if cluster_id else {"Name": "tag-key", "Values": [TAG]}
     vpcs = {
         item["VpcId"]: _tags(item) for item in api.all("describe_vpcs", "Vpcs", Filters=[by_tag])
     }
