@@ -175,6 +175,16 @@ class Harmful:
         return (os.mkdir, ("executed",))
 
 
+def test_a_snapshot_with_a_turned_bit_is_refused(tmp_path: Path) -> None:
+    """torch would load other weights without a word."""
+    path = tmp_path / "a.pt"
+    snapshots.save(path, Snapshot(1, {"w": torch.ones(1000)}, {}, {"model": "m"}, {}))
+    content = bytearray(path.read_bytes())
+    content[content.index(torch.ones(4).numpy().tobytes()) + 2000] ^= 1
+    with pytest.raises(UsageError, match="damaged"):
+        snapshots.parse(bytes(content), path, {"model": "m"})
+
+
 def test_a_snapshot_cannot_run_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "snapshot.pt"

@@ -83,6 +83,53 @@ def test_a_resumed_training_ends_bit_equal(programs: Programs, ranks: int, backe
     assert_equal_states(state(programs.folder / "whole.pt"), state(programs.folder / "parts.pt"))
 
 
+SAVES = """
+import sys
+from trainlib import options, snapshots, trainer
+
+trainer._UNSAVED_S = float(sys.argv[1])
+snapshots.save = lambda path, snapshot: print("saved after", snapshot.epochs)
+trainer.run(options.parse("", ["3", "100", "--batch-size", "100"], gpu=False), trainer.CPU)
+"""
+
+
+@pytest.mark.parametrize(("seconds", "saved"), [(0, ["1", "2", "3"]), (1000, ["3"])])
+def test_long_epochs_are_saved_as_they_end(
+    programs: Programs, seconds: int, saved: list[str]
+) -> None:
+    """Whoever is killed within the next one has lost no other."""
+    script = programs.folder / "saves.py"
+    script.write_text(SAVES)
+    programs.extra = {"PYTHONPATH": str(WORKLOADS)}
+    ended = programs.alone(script, seconds)
+    assert [line.split()[-1] for line in ended.lines("saved after")] == saved, ended
+
+
+ALONE = """
+import sys
+import torch
+from trainlib.mpi_sgd import MpiSGD
+from trainlib.ranks import discover
+
+optimizer = MpiSGD([torch.nn.Parameter(torch.ones(3))])
+for step in range(5):
+    if step == 3 and discover().rank == 1:
+        raise ValueError("a batch of another shape")
+    optimizer.step()
+"""
+
+
+@pytest.mark.mpi
+def test_a_rank_that_raises_ends_the_others(programs: Programs) -> None:
+    """In a script of its own: MPI_Finalize would wait for ever."""
+    script = programs.folder / "own.py"
+    script.write_text(ALONE)
+    programs.extra = {"PYTHONPATH": str(WORKLOADS)}
+    ended = programs.mpirun(2, script)
+    assert ended.code == 1
+    assert "ValueError: a batch of another shape" in ended.err
+
+
 def test_a_resumed_training_takes_the_new_learning_rate(programs: Programs) -> None:
     common = ["--batch-size", 100, "--snapshot", "a.pt"]
     assert programs.alone(CPU, 1, 1, *common, "--lr", 0.1).code == 0

@@ -120,6 +120,9 @@ def test_programs_look_in_the_nodes_data_folder(
         data.load("mnist", 0)
     making.mnist(tmp_path / "mnist")
     assert len(data.load("mnist", 0).train) == 200
+    assert len(data.load("mnist", 0, folder=Path("mnist")).train) == 200, "as `data push` names it"
+    with pytest.raises(UsageError, match="digits has no --data"):
+        data.load("digits", 0, folder=tmp_path)
 
 
 def test_image_folders(tmp_path: Path) -> None:

@@ -121,8 +121,10 @@ def load(
         images: Whether synthetic data are to be images.
 
     Raises:
-        UsageError: There is no such data set, or its files are missing or damaged.
+        UsageError: There is no such data set, its files are missing or damaged, or it has none.
     """
+    if folder is not None and name in ("digits", "synthetic"):
+        raise UsageError(f"{name} has no --data", "name the --dataset that is there")
     if name == "digits":
         return digits()
     if name == "synthetic":

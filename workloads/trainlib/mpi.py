@@ -10,6 +10,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Mapping
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from trainlib.errors import StartError
@@ -89,7 +90,23 @@ def start(ranks: Ranks) -> Any:
         )
     if mpi.Query_thread() < mpi.THREAD_SERIALIZED:
         raise StartError("this MPI library cannot be called from threads", "pass --backend gloo")
+    if size > 1:
+        _end_all_with_one(mpi)
     return mpi
+
+
+def _end_all_with_one(mpi: Any) -> None:
+    """A rank that an exception ends would wait for the others in MPI_Finalize, and they for it."""
+    usual = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        usual(kind, error, trace)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if running() is not None:
+            mpi.COMM_WORLD.Abort(1)
+
+    sys.excepthook = hook
 
 
 def finish() -> None:

@@ -30,6 +30,7 @@ def folder(name: str, given: Path | None) -> Path:
         UsageError: Neither is there.
     """
     if given is not None:
+        given = pushed(given)
         if not given.is_dir():
             raise UsageError(f"the data folder {given} does not exist", "give another --data")
         return given

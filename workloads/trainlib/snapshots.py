@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,10 @@ def parse(content: bytes, path: Path, identity: dict[str, str]) -> Snapshot:
         UsageError: The content is damaged, no snapshot, or of a training with another identity.
     """
     try:
+        # torch does not look at the checksums that its files have.
+        damaged = zipfile.ZipFile(io.BytesIO(content)).testzip()
+        if damaged:
+            raise ValueError(f"{damaged} has another checksum")
         fields = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         if fields.pop("format") != FORMAT:
             raise ValueError("another format")

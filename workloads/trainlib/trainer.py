@@ -40,6 +40,9 @@ class Kind:
     elapsed: str
 
 
+_UNSAVED_S = 2.0
+"""Seconds of finished epochs that may be lost where a rank has to end within an epoch."""
+
 CPU = Kind(False, "Rank", "Elapsed time: {:.4f} seconds")
 GPU = Kind(True, "GPU", "Training took {:.4f} s")
 
@@ -193,6 +196,7 @@ class Trainer:
         self.kind = kind
         self.tag = f"[{kind.rank}{session.ranks.rank}]"
         self.epochs_done = 0
+        self._saved = time.monotonic()
         self.rows = 0
         self.loss_of: Loss = (
             torch.nn.functional.cross_entropy if dataset.classes else torch.nn.functional.mse_loss
@@ -284,6 +288,8 @@ class Trainer:
         # that left alone would leave the others waiting in a collective.
         signum = self.session.communicator.maximum(stop.signum)
         due = self.epochs_done % options.save_every == 0
+        # Whoever is told to stop has seconds, and this may be the last epoch that ends in time.
+        due = due or time.monotonic() - self._saved > _UNSAVED_S
         if due or signum or self.epochs_done == options.total_epochs:
             self._save()
         if signum and self.epochs_done < options.total_epochs:
@@ -366,6 +372,7 @@ class Trainer:
         self.epochs_done = snapshot.epochs
 
     def _save(self) -> None:
+        self._saved = time.monotonic()
         if self.session.ranks.rank == 0:
             optimizer = self.optimizer.state_dict()
             if self.recipe.scaler:
