@@ -19,6 +19,12 @@ NOW = time.time()
 HOUR = 3600.0
 
 
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stands still: minutes may pass before a test has its turn."""
+    monkeypatch.setattr(time, "time", lambda: NOW)
+
+
 def charge(name: str, **changes: object) -> Charge:
     """A dollar an hour, for three days."""
     made = Charge(
