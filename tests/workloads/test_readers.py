@@ -121,7 +121,7 @@ def test_programs_look_in_the_nodes_data_folder(
     making.mnist(tmp_path / "mnist")
     assert len(data.load("mnist", 0).train) == 200
     assert len(data.load("mnist", 0, folder=Path("mnist")).train) == 200, "as `data push` names it"
-    with pytest.raises(UsageError, match="digits has no --data"):
+    with pytest.raises(UsageError, match="--data is not for digits"):
         data.load("digits", 0, folder=tmp_path)
 
 

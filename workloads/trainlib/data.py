@@ -124,7 +124,10 @@ def load(
         UsageError: There is no such data set, its files are missing or damaged, or it has none.
     """
     if folder is not None and name in ("digits", "synthetic"):
-        raise UsageError(f"{name} has no --data", "name the --dataset that is there")
+        raise UsageError(
+            f"--data is not for {name}, which needs no files",
+            "name what is there with --dataset mnist, cifar10 or imagefolder",
+        )
     if name == "digits":
         return digits()
     if name == "synthetic":

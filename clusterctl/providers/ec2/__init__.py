@@ -266,7 +266,7 @@ class Ec2Provider:
             memory.zone, memory.spot = zone, spot
             remember(folder, memory)
             deadline = cluster.deadline or time.time() + catalog.DEFAULT_TTL
-            living = {item.node for item in api.instances(sweep.tagged(cluster.id), states=_USABLE)}
+            living = {item.node for item in running}
             settled_keys = living - host_keys.booting
             news = [machine.name for machine in found.machines if machine.name not in settled_keys]
             pairs = host_keys.boot(news, living)
@@ -320,6 +320,7 @@ class Ec2Provider:
                     f" the whole cluster moves to {following[1]}"
                     + ("" if following[0] == spot else ", on-demand")
                 )
+                running = api.instances(sweep.tagged(cluster.id), states=_USABLE)
                 continue
             return list(outputs["nodes"])
         raise ProviderError("there is no zone to try", hint="name some with --zones")
