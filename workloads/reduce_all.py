@@ -25,7 +25,7 @@ from typing import Any
 from trainlib import mpi, reduction
 from trainlib.backends import NAMES, preset
 from trainlib.errors import StartError, WorkloadError
-from trainlib.options import Parser, positive
+from trainlib.options import Parser, at_least
 from trainlib.program import put, run_program
 from trainlib.ranks import Ranks, discover
 
@@ -38,7 +38,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--backend", choices=NAMES, default=preset(), help="default auto")
     parser.add_argument(
         "--max-bytes",
-        type=positive,
+        type=at_least(8),
         default=2 << 20,
         metavar="N",
         help="of the largest message in the table (default 2097152)",

@@ -227,6 +227,14 @@ def test_what_terraform_quotes_from_aws_is_understood(
     assert failures.from_terraform(["no such thing"]) is None
 
 
+def test_what_is_there_without_terraforms_knowing_is_told_from_other_failures() -> None:
+    repeated = "aws_security_group.ssh: api error InvalidPermission.Duplicate: the rule"
+    assert failures.repeated(["something else", repeated])
+    assert failures.repeated(["api error RouteAlreadyExists: a route"])
+    assert not failures.repeated(["api error InvalidPermission.Malformed: no"])
+    assert not failures.repeated(["a rule of that name is a Duplicate"])
+
+
 def test_a_capacity_error_wins() -> None:
     error = failures.from_terraform(
         ["api error UnauthorizedOperation: x", "api error InsufficientInstanceCapacity: y"]

@@ -357,6 +357,9 @@ def test_wrong_arguments_are_one_line_and_exit_2(programs: Programs) -> None:
     assert (ended.code, ended.out) == (2, "")
     assert re.fullmatch(rf"{CPU}: error: .*save_every.*'often'.*; see --help\n", ended.err)
     assert list(programs.folder.glob("snapshot*")) == []
+    ended = programs.alone("reduce_all.py", "--max-bytes", 7)
+    assert (ended.code, ended.out) == (2, "")
+    assert "--max-bytes: 7 is less than 8" in ended.err
 
 
 def test_without_a_gpu_the_gpu_program_says_so(programs: Programs) -> None:

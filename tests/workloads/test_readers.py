@@ -226,15 +226,38 @@ def test_a_wrong_index_or_folder_is_one_line(tmp_path: Path, programs: Programs)
     path = tmp_path / "index.yaml"
     for text, says in (
         ("{", "is no YAML"),
-        ("name: x", "is no index"),
-        ("classes: [a]\nimages: [{location: x, label: b}]\nsplit: {}", "is no index"),
-        ("classes: [a]\nimages: []\nsplit: {training: [0]}", "is no index"),
+        ("just words", "classes, images and split are not in it"),
+        ("name: x", "`classes` is missing, or no list"),
+        ("classes: [a]\nimages: {}\nsplit: {}", "`images` is missing, or no list"),
+        ("classes: [a]\nimages: [x.png]\nsplit: {}", "image 0 has no `location` or no `label`"),
+        (
+            "classes: [a]\nimages: [{location: x, label: b}]\nsplit: {}",
+            "the label of image 0, 'b', is no class",
+        ),
+        ("classes: [a]\nimages: []\nsplit: {training: 1}", "`training` of `split` is no list"),
+        ("classes: [a]\nimages: []\nsplit: {training: [0]}", "names image 0, and there are 0"),
+        ("classes: [a]\nimages: []\nsplit: {training: [x]}", "names image 'x', and there are 0"),
     ):
         path.write_text(text)
         with pytest.raises(UsageError, match=says):
             folders.read_index(path)
     with pytest.raises(UsageError, match=r"missing\.yaml cannot be read.*data index.*data push"):
         folders.read_index(tmp_path / "missing.yaml")
+
+
+def test_images_that_an_index_names_and_nobody_brought_are_told_at_the_start(
+    tmp_path: Path,
+) -> None:
+    making.image_folders(tmp_path / "pets")
+    parts = {"training": tmp_path / "pets" / "train", "validation": tmp_path / "pets" / "val"}
+    found = folders.index("pets", "", parts, tmp_path)
+    gone = sorted((tmp_path / "pets" / "train" / making.CLASSES[1]).iterdir())
+    gone[0].unlink()
+    gone[2].unlink()
+    path = tmp_path / "pets.yaml"
+    assert len(images.from_index(path, found, "validation", 16)) == 9
+    with pytest.raises(UsageError, match=rf"2 of 24 images for training .*{gone[0].name}.* push"):
+        images.from_index(path, found, "training", 16)
 
 
 @pytest.mark.parametrize(
@@ -258,5 +281,8 @@ def test_networks_have_the_published_numbers_of_parameters(
 def test_image_networks_refuse_rows_that_are_no_images() -> None:
     with pytest.raises(UsageError, match="needs images"):
         models.build("cnn", (20,), None, 1)
+    with pytest.raises(UsageError, match=r"images of 5x9 are too small .* --image-size of 6"):
+        models.build("cnn", (3, 5, 9), (3, 5, 9), 10)
+    assert models.build("cnn", (3, 6, 6), (3, 6, 6), 10)(torch.zeros(2, 3, 6, 6)).shape == (2, 10)
     assert models.build("cnn", (64,), (1, 8, 8), 10)(torch.zeros(2, 64)).shape == (2, 10)
     assert models.build("mlp", (3, 4, 4), (3, 4, 4), 10)(torch.zeros(2, 3, 4, 4)).shape == (2, 10)

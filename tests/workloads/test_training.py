@@ -174,6 +174,31 @@ def test_what_cannot_be_is_refused_once(programs: Programs) -> None:
         assert says in ended.err
 
 
+@pytest.mark.parametrize(
+    ("program", "arguments"),
+    [
+        (DDP, [9, 9, "--lr", "1e15"]),
+        ("train_mnist_ddp.py", ["--dataset", "digits", "--lr", "1e15"]),
+        ("train_sgd_mpi.py", ["--dataset", "digits", "--lr", "1e15"]),
+        ("train_parameter_averaging.py", ["--dataset", "digits", "--lr", "1e15"]),
+        ("train_tagi.py", ["--gain", "1e15"]),
+    ],
+)
+def test_a_training_that_diverges_ends_and_says_so(
+    programs: Programs, program: str, arguments: list[object]
+) -> None:
+    snapshot = programs.folder / "snapshot.pt"
+    if program == DDP:
+        assert programs.mpirun(2, DDP, 1, 1).code == 0
+    before = snapshot.read_bytes() if snapshot.exists() else b""
+    ended = programs.mpirun(2, program, *arguments)
+    assert ended.code == 1, ended
+    assert ended.err.count("the training has diverged: in epoch ") == 1
+    assert re.search(r"try an? --(lr below 1e\+15|sigma-v above 0.3)", ended.err)
+    assert "Test accuracy: " not in ended.out.splitlines()[-1]
+    assert (snapshot.read_bytes() if snapshot.exists() else b"") == before, "the good one stays"
+
+
 # --------------------------------------------------------------------------- the programs of seeds
 
 

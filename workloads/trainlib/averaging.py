@@ -11,6 +11,7 @@ worker forgets its momentum between epochs, and goes over all rows unless they a
 
 from __future__ import annotations
 
+import math
 import time
 from argparse import Namespace
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 
 from trainlib import data, metrics, models
-from trainlib.errors import StartError
+from trainlib.errors import Diverged, StartError
 from trainlib.program import put
 from trainlib.ranks import Ranks, discover
 from trainlib.session import Session
@@ -83,6 +84,9 @@ def master(
         fill(model, trained.double().mean(dim=0).float())
         loss, rows = losses[:, 0].mean().item(), losses[:, 1].sum().item()
         validation, accuracy = metrics.score(None, model, dataset)
+        if not math.isfinite(loss + validation):
+            # The workers wait for the next weights and hear nothing of it.
+            raise Diverged(epoch, f"try an --lr below {options.lr:g}", everywhere=False)
         speed = rows / (time.perf_counter() - started)
         put(
             f"Epoch {epoch} | Loss: {loss:.6g} | Validation loss: {validation:.6g} | "

@@ -46,6 +46,17 @@ class PeerLost(WorkloadError):
     """A collective failed because another rank is gone; that rank has the message that matters."""
 
 
+class Diverged(WorkloadError):
+    """The loss is no finite number any more, and no later step can mend that."""
+
+    def __init__(self, epoch: int, todo: str, *, everywhere: bool = True) -> None:
+        super().__init__(
+            f"the training has diverged: in epoch {epoch} the loss is no finite number",
+            todo,
+            everywhere=everywhere,
+        )
+
+
 class Stopped(Exception):
     """All ranks agreed to stop because of a signal; the exit code is 128 + its number."""
 

@@ -6,6 +6,7 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from trainlib.errors import StartError, UsageError, WorkloadError
 
@@ -142,18 +143,37 @@ def read_index(path: Path) -> Index:
         reason = str(error).splitlines()[0]
         raise UsageError(f"{path} is no YAML ({reason})", "make it anew") from error
     try:
-        classes = tuple(str(label) for label in content["classes"])
-        images = tuple((str(row["location"]), str(row["label"])) for row in content["images"])
-        split = {part: tuple(numbers) for part, numbers in content["split"].items()}
-        for _, label in images:
-            classes.index(label)
-        for numbers in split.values():
-            for number in numbers:
-                images[number]
-        name, description = (str(content.get(key) or "") for key in ("name", "description"))
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        return _index_of(content)
+    except ValueError as error:
         raise UsageError(
-            f"{path} is no index of images (name, classes, images, split): {error!r}",
-            "make one with make_dataset_yaml.py",
+            f"{path} is no index of images: {error}", "make one with make_dataset_yaml.py"
         ) from error
-    return Index(name, description, classes, images, split)
+
+
+def _index_of(content: Any) -> Index:
+    """Raises ValueError that says what is wrong."""
+    if not isinstance(content, dict):
+        raise ValueError("name, classes, images and split are not in it")
+    for key, kind in (("classes", list), ("images", list), ("split", dict)):
+        if not isinstance(content.get(key), kind):
+            raise ValueError(f"`{key}` is missing, or no {'list' if kind is list else 'mapping'}")
+    classes = tuple(str(label) for label in content["classes"])
+    images = []
+    for number, row in enumerate(content["images"]):
+        if not isinstance(row, dict) or not {"location", "label"} <= row.keys():
+            raise ValueError(f"image {number} has no `location` or no `label`")
+        images.append((str(row["location"]), str(row["label"])))
+        if images[-1][1] not in classes:
+            raise ValueError(f"the label of image {number}, {images[-1][1]!r}, is no class")
+    split = {}
+    for part, numbers in content["split"].items():
+        if not isinstance(numbers, list):
+            raise ValueError(f"`{part}` of `split` is no list")
+        for number in numbers:
+            if type(number) is not int or not 0 <= number < len(images):
+                raise ValueError(
+                    f"`{part}` of `split` names image {number!r}, and there are {len(images)}"
+                )
+        split[str(part)] = tuple(numbers)
+    name, description = (str(content.get(key) or "") for key in ("name", "description"))
+    return Index(name, description, classes, tuple(images), split)

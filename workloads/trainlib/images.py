@@ -112,6 +112,17 @@ def read(path: Path, size: int) -> torch.Tensor:
         ) from error
 
 
+def _missing(files: Sequence[Path]) -> list[Path]:
+    """Those that are not there. Folders are listed, which is far quicker than asking for each."""
+    listed: dict[Path, set[str]] = {}
+    for folder in {file.parent for file in files}:
+        try:
+            listed[folder] = set(os.listdir(folder))
+        except OSError:
+            listed[folder] = set()
+    return [file for file in files if file.name not in listed[file.parent]]
+
+
 def _pillow() -> Any:
     try:
         import PIL.Image
@@ -148,7 +159,7 @@ def from_index(path: Path, found: Index, part: str, size: int) -> ImageFiles:
     """The images of one part of an index, which lies at `path`.
 
     Raises:
-        UsageError: The index has no such part.
+        UsageError: The index has no such part, or names images that are not there.
     """
     numbers: Sequence[int] = found.split.get(part, ())
     if not numbers:
@@ -156,4 +167,11 @@ def from_index(path: Path, found: Index, part: str, size: int) -> ImageFiles:
     codes = {label: code for code, label in enumerate(found.classes)}
     chosen = [found.images[number] for number in numbers]
     files = tuple(path.parent / location for location, _ in chosen)
+    missing = _missing(files)
+    if missing:
+        raise UsageError(
+            f"{len(missing)} of {len(files)} images for {part} in {path} are missing,"
+            f" {missing[0]} the first",
+            "bring them there (`clusterctl data push FOLDER`), or make the index anew",
+        )
     return ImageFiles(files, tuple(codes[label] for _, label in chosen), size)

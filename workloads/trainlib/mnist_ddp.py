@@ -8,6 +8,7 @@ anew in each epoch (`DistributedSampler.set_epoch`), and each rank tests its par
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from argparse import Namespace
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from pathlib import Path
 import torch
 
 from trainlib import data, metrics, models, snapshots
+from trainlib.errors import Diverged
 from trainlib.program import put
 from trainlib.ranks import discover
 from trainlib.session import Session
@@ -77,6 +79,8 @@ def _train(session: Session, options: Namespace, dataset: data.Dataset) -> None:
         schedule.step()
         speed = session.communicator.sum([rows / (time.perf_counter() - started)])[0]
         test_loss, accuracy = metrics.score(session, model, dataset, options.test_batch_size)
+        if not math.isfinite(test_loss):
+            raise Diverged(epoch, f"try an --lr below {options.lr:g}")
         if ranks.rank == 0:
             put(
                 f"{tag} Epoch {epoch} | Test loss: {test_loss:.6g} | Test accuracy: "

@@ -21,6 +21,9 @@ NAMES = ("mlp", "cnn", "resnet18", "resnet50")
 #: the stem for ImageNet would leave nothing of a small image.
 _LARGE = 64
 
+#: What two 3x3 convolutions and a pooling leave one pixel of.
+_SMALLEST = 6
+
 Shape = tuple[int, ...]
 
 
@@ -37,7 +40,7 @@ def build(name: str, sample: Shape, image: Shape | None, outputs: int) -> nn.Mod
         image: What a row of features is as an image, None if it is none.
 
     Raises:
-        UsageError: An image network for samples that are no images.
+        UsageError: An image network for samples that are no images, or too small ones.
     """
     if name == "mlp":
         network = mlp(math.prod(sample), outputs)
@@ -62,6 +65,11 @@ def mnist_cnn(image: Shape, outputs: int) -> nn.Module:
     bu-rcs/access-multi-gpu. For MNIST the flat layer has 9,216 inputs.
     """
     channels, height, width = image
+    if min(height, width) < _SMALLEST:
+        raise UsageError(
+            f"images of {height}x{width} are too small for this network",
+            f"give an --image-size of {_SMALLEST} or more, or another --model",
+        )
     flat = 64 * ((height - 4) // 2) * ((width - 4) // 2)
     return nn.Sequential(
         nn.Conv2d(channels, 32, 3),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -316,6 +316,16 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def at_least(smallest: int) -> Callable[[str], int]:
+    def whole(text: str) -> int:
+        value = positive(text)
+        if value < smallest:
+            raise argparse.ArgumentTypeError(f"{value} is less than {smallest}")
+        return value
+
+    return whole
+
+
 def positive_float(text: str) -> float:
     value = number(text)
     if value == 0:
@@ -324,13 +334,13 @@ def positive_float(text: str) -> float:
 
 
 def number(text: str) -> float:
-    """A finite number of 0 or more."""
+    """A number of 0 or more, whose square float32 can hold."""
     try:
         value = float(text)
     except ValueError:
         value = -1.0
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 0 or more")
+    if not 0 <= value <= 1e18:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1e18")
     return value
 
 

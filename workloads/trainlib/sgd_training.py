@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from trainlib import data, folders, images, metrics, models, readers, snapshots
-from trainlib.errors import UsageError, WorkloadError
+from trainlib.errors import Diverged, UsageError, WorkloadError
 from trainlib.mpi_sgd import MpiSGD
 from trainlib.program import put
 from trainlib.ranks import Ranks, discover
@@ -173,6 +173,8 @@ class _Training:
         best, since = math.inf, 0
         for epoch in range(self.options.epochs):
             row = self._epoch(epoch)
+            if not math.isfinite(row["loss"] + row["validation_loss"]):
+                raise Diverged(epoch, f"try an --lr below {self.options.lr:g}")
             self.history.append(row)
             better = row["validation_loss"] < best
             best, since = (row["validation_loss"], 0) if better else (best, since + 1)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import signal
 import time
@@ -20,7 +21,7 @@ from typing import Any
 import torch
 
 from trainlib import data, metrics, models, snapshots
-from trainlib.errors import Stopped, UsageError
+from trainlib.errors import Diverged, Stopped, UsageError
 from trainlib.options import Options
 from trainlib.program import put
 from trainlib.ranks import Ranks, discover
@@ -42,6 +43,9 @@ class Kind:
 
 _UNSAVED_S = 2.0
 """Seconds of finished epochs that may be lost where a rank has to end within an epoch."""
+
+_DIVERGED = 1 << 10
+"""More than any signal's number."""
 
 CPU = Kind(False, "Rank", "Elapsed time: {:.4f} seconds")
 GPU = Kind(True, "GPU", "Training took {:.4f} s")
@@ -284,9 +288,16 @@ class Trainer:
             f"Epoch {epoch} | Batchsize: {min(options.batch_size, rows)} | Steps: {steps} | "
             f"Loss: {loss.item():.6g}"
         )
+        # The scaler leaves steps out whose gradients overflow: their losses may be infinite.
+        sound = math.isfinite(loss.item()) or self.recipe.scaler is not None
         # A signal reaches the ranks at different moments, but they can only stop together: one
         # that left alone would leave the others waiting in a collective.
-        signum = self.session.communicator.maximum(stop.signum)
+        signum = self.session.communicator.maximum(stop.signum if sound else _DIVERGED)
+        if signum == _DIVERGED:
+            raise Diverged(
+                epoch,
+                f"try an --lr below {options.lr:g}; {options.snapshot} is as it was before",
+            )
         due = self.epochs_done % options.save_every == 0
         # Whoever is told to stop has seconds, and this may be the last epoch that ends in time.
         due = due or time.monotonic() - self._saved > _UNSAVED_S

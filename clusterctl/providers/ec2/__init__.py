@@ -298,11 +298,7 @@ class Ec2Provider:
                 hours=max(1, round((deadline - time.time()) / 60)) / 60,
             )
             try:
-                outputs = runner.apply(
-                    variables,
-                    report.reporter(on_event),
-                    parallelism=layout.parallelism(len(found.machines)),
-                )
+                outputs = _applied(runner, variables, api, cluster.id, on_event)
             except terraform.TerraformError as error:
                 known = failures.from_terraform(item.text for item in error.diagnostics)
                 if not isinstance(known, CapacityError):
@@ -324,6 +320,32 @@ class Ec2Provider:
                 continue
             return list(outputs["nodes"])
         raise ProviderError("there is no zone to try", hint="name some with --zones")
+
+
+def _applied(
+    runner: terraform.Terraform,
+    variables: dict[str, Any],
+    api: Api,
+    cluster_id: str,
+    on_event: OnEvent,
+) -> dict[str, Any]:
+    """The outputs. Raises TerraformError."""
+
+    def apply() -> dict[str, Any]:
+        return runner.apply(
+            variables,
+            report.reporter(on_event),
+            parallelism=layout.parallelism(len(variables["user_data"])),
+        )
+
+    try:
+        return apply()
+    except terraform.TerraformError as error:
+        if not failures.repeated(item.text for item in error.diagnostics):
+            raise
+        on_event("an answer of AWS got lost: what Terraform does not know of is made anew")
+    sweep.remove(api, cluster_id, on_event, keep=known_to(runner))
+    return apply()
 
 
 _ACCELERATORS = {"nvidia": Accelerator.NVIDIA, "amd": Accelerator.AMD}

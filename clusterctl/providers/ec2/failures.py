@@ -83,6 +83,20 @@ _EXCEPTIONS = {
 }
 
 
+_REPEATED = frozenset(
+    {
+        "InvalidGroup.Duplicate",
+        "InvalidKeyPair.Duplicate",
+        "InvalidPermission.Duplicate",
+        "InvalidPermission.NotFound",
+        "InvalidPlacementGroup.Duplicate",
+        "Resource.AlreadyAssociated",
+        "RouteAlreadyExists",
+    }
+)
+"""What a call is told that was done before: AWS's SDK asks again where an answer got lost."""
+
+
 def refused(doing: str, code: str, message: str, region: str) -> ProviderError:
     """The error for what AWS said to a call of ours."""
     known = CODES.get(code)
@@ -102,6 +116,13 @@ def not_asked(doing: str, exception: str, message: str) -> ProviderError:
             transient=True,
         )
     return ProviderError(f"{doing}: {known.what}", hint=known.hint)
+
+
+def repeated(texts: Iterable[str]) -> bool:
+    """Whether Terraform failed over a call of its own whose answer had got lost: the thing is
+    there, and Terraform does not know."""
+    said = " ".join(" ".join(texts).split())
+    return not _REPEATED.isdisjoint(re.findall(r"api error ([\w.]+\w)", said))
 
 
 def from_terraform(texts: Iterable[str]) -> ProviderError | None:

@@ -46,6 +46,7 @@ class Layer:
             answer = self._answer(request)
             if answer is None:
                 return self._by_moto(request, environ, start_response)
+            self._lose(request)
         except ApiError as failed:
             answer = wire.error(request.service, failed.code, failed.message, failed.status)
         except Exception:
@@ -99,8 +100,13 @@ class Layer:
             raise ApiError("InvalidAction", f"the simulator lacks this: {missing}") from None
         if seen[0][0].startswith(("500", "501")) and b"has not been implemented" in body:
             raise ApiError("InvalidAction", f"the simulator lacks {request.action}")
+        self._lose(request)
         start_response(*seen[0])
         return [body]
+
+    def _lose(self, request: Request) -> None:
+        if self.faults.take("lost", where=where_of(request)):
+            raise ApiError("Unavailable", "The server is overloaded and can't answer.", 503)
 
     def _controlled(
         self, verb: str, environ: dict[str, Any], start_response: Start

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from argparse import Namespace
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from trainlib import augment, data, metrics
+from trainlib.errors import Diverged
 from trainlib.program import put
 from trainlib.ranks import discover
 from trainlib.session import Session
@@ -93,6 +95,8 @@ def train(session: Session, options: Namespace, dataset: data.Dataset) -> DDPSeq
         rows, loss = _epoch(session, options, dataset, model, softmax, epoch)
         seconds = time.perf_counter() - started
         total, loss, speed = session.communicator.sum([rows, loss, rows / seconds])
+        if not math.isfinite(loss):
+            raise Diverged(epoch, f"try a --sigma-v above {options.sigma_v:g}, or a smaller --gain")
         correct = evaluate(session, dataset, bare, softmax)
         if ranks.rank == 0:
             put(
