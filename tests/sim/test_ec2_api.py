@@ -213,6 +213,39 @@ def test_the_same_launch_twice_is_one(lab: Lab) -> None:
     lab.ec2.wait(1)
 
 
+def test_a_call_that_an_sdk_repeats_is_done_once(lab: Lab) -> None:
+    """Unless its answer is to be lost: then it is done, and may be done again."""
+
+    def same(request: Any, **_: object) -> None:
+        request.headers["amz-sdk-invocation-id"] = "once"
+
+    def groups() -> list[str]:
+        of_vpc = [{"Name": "vpc-id", "Values": [vpc]}]
+        found = lab.api.describe_security_groups(Filters=of_vpc)["SecurityGroups"]
+        return sorted(one["GroupName"] for one in found)
+
+    def create(name: str) -> str:
+        made = lab.api.create_security_group(GroupName=name, Description=name, VpcId=vpc)
+        return str(made["GroupId"])
+
+    subnet = lab.network()
+    vpc = lab.api.describe_subnets(SubnetIds=[subnet])["Subnets"][0]["VpcId"]
+    lab.api.meta.events.register("before-send.ec2.CreateSecurityGroup", same)
+    first = create("one")
+    assert create("one") == first
+    lab.api.meta.events.unregister("before-send.ec2.CreateSecurityGroup", same)
+    lab.ec2.fault("lost", action="CreateSecurityGroup", calls=1)
+    assert refused(lab.api.create_security_group, GroupName="two", Description="d", VpcId=vpc) == (
+        "Unavailable",
+        503,
+    )
+    assert groups() == ["default", "one", "two"]
+    assert refused(lab.api.create_security_group, GroupName="two", Description="d", VpcId=vpc) == (
+        "InvalidGroup.Duplicate",
+        400,
+    )
+
+
 def test_what_it_lacks_is_said_at_once(lab: Lab) -> None:
     assert refused(lab.api.describe_ipam_pools) == ("InvalidAction", 400)
 

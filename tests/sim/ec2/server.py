@@ -18,6 +18,10 @@ from tests.sim.ec2.faults import Faults, Where
 from tests.sim.ec2.wire import Answer, ApiError, Request
 
 Start = Callable[..., Any]
+Given = tuple[tuple[Any, ...], bytes]
+"""What `start_response` is called with, and the body."""
+
+_KEPT = 256
 Control = Callable[[str, dict[str, Any]], object]
 
 _NAMES = {"api.pricing": "pricing", "elasticfilesystem": "efs"}
@@ -34,19 +38,33 @@ class Layer:
         self.control: Control = lambda verb, said: None
         self.calls: list[dict[str, Any]] = []
         self._launching = threading.Lock()
+        self._given: dict[str, Given] = {}
 
     def __call__(self, environ: dict[str, Any], start_response: Start) -> Iterable[bytes]:
         path = environ.get("PATH_INFO", "")
         if path.startswith("/_sim/"):
             return self._controlled(path.removeprefix("/_sim/"), environ, start_response)
-        request = wire.parse(environ)
+        # Go's SDK may close a connection whose answer comes while it is still about to finish the
+        # request (smithy-go closes the body that net/http then reads), and asks again. From AWS
+        # answers take too long for that.
+        invocation = environ.get("HTTP_AMZ_SDK_INVOCATION_ID", "")
+        given = self._given.get(invocation) or self._give(wire.parse(environ), environ)
+        if invocation and given[0][0].startswith("200"):
+            self._given[invocation] = given
+            for old in list(self._given)[:-_KEPT]:
+                self._given.pop(old, None)
+        start_response(*given[0])
+        return [given[1]]
+
+    def _give(self, request: Request, environ: dict[str, Any]) -> Given:
         gaps.current.request = request
         try:
             self._note(request)
             answer = self._answer(request)
-            if answer is None:
-                return self._by_moto(request, environ, start_response)
-            self._lose(request)
+            given = self._by_moto(request, environ) if answer is None else _plain(answer)
+            if self.faults.take("lost", where=where_of(request)):
+                raise ApiError("Unavailable", "The server is overloaded and can't answer.", 503)
+            return given
         except ApiError as failed:
             answer = wire.error(request.service, failed.code, failed.message, failed.status)
         except Exception:
@@ -55,7 +73,7 @@ class Layer:
             answer = wire.error(request.service, "InternalError", "see the simulator's log", 500)
         finally:
             gaps.current.request = None
-        return _send(answer, start_response)
+        return _plain(answer)
 
     def _note(self, request: Request) -> None:
         service = _NAMES.get(request.service, request.service)
@@ -81,9 +99,7 @@ class Layer:
             return gaps.ACTIONS[request.action](self.world, request)
         return None
 
-    def _by_moto(
-        self, request: Request, environ: dict[str, Any], start_response: Start
-    ) -> Iterable[bytes]:
+    def _by_moto(self, request: Request, environ: dict[str, Any]) -> Given:
         seen: list[tuple[Any, ...]] = []
 
         def remember(*args: Any, **kwargs: Any) -> None:
@@ -100,13 +116,7 @@ class Layer:
             raise ApiError("InvalidAction", f"the simulator lacks this: {missing}") from None
         if seen[0][0].startswith(("500", "501")) and b"has not been implemented" in body:
             raise ApiError("InvalidAction", f"the simulator lacks {request.action}")
-        self._lose(request)
-        start_response(*seen[0])
-        return [body]
-
-    def _lose(self, request: Request) -> None:
-        if self.faults.take("lost", where=where_of(request)):
-            raise ApiError("Unavailable", "The server is overloaded and can't answer.", 503)
+        return seen[0], body
 
     def _controlled(
         self, verb: str, environ: dict[str, Any], start_response: Start
@@ -117,7 +127,9 @@ class Layer:
             answer = wire.document(self.control(verb, said))
         except Exception:
             answer = Answer(traceback.format_exc().encode(), 500, "text/plain")
-        return _send(answer, start_response)
+        start, body = _plain(answer)
+        start_response(*start)
+        return [body]
 
 
 def where_of(request: Request) -> Where:
@@ -145,8 +157,7 @@ def zone_of(request: Request) -> str:
     return str(form.get("Placement.AvailabilityZone", ""))
 
 
-def _send(answer: Answer, start_response: Start) -> Iterable[bytes]:
+def _plain(answer: Answer) -> Given:
     status = {200: "200 OK"}.get(answer.status, f"{answer.status} Error")
     length = str(len(answer.body))
-    start_response(status, [("Content-Type", answer.type), ("Content-Length", length)])
-    return [answer.body]
+    return (status, [("Content-Type", answer.type), ("Content-Length", length)]), answer.body
