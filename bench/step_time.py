@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "workloads"))
 
 import torch
 
-from trainlib import models, trainer
+from trainlib import models, optimizers, trainer
 from trainlib.program import run_program
 from trainlib.ranks import discover
 from trainlib.session import Session
@@ -75,7 +75,7 @@ def measure(session: Session, hidden: int, options: argparse.Namespace) -> dict[
     steppers = {}
     for variant in VARIANTS:
         model = models.mlp(FEATURES, CLASSES, hidden)
-        optimizer = trainer.sgd(model.parameters(), lr=0.01)
+        optimizer = optimizers.sgd(model.parameters(), lr=0.01)
         if variant != "none":
             model = session.data_parallel(model, hook=variant == "mpi")
         steppers[variant] = (model, optimizer)

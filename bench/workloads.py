@@ -33,7 +33,7 @@ import torch
 from PIL import Image
 from torch.nn import functional
 
-from trainlib import averaging, data, images, mnist_ddp, models, trainer
+from trainlib import averaging, data, images, mnist_ddp, models, optimizers, trainer
 from trainlib.mpi_sgd import MpiSGD
 from trainlib.ranks import Ranks
 from trainlib.session import Session
@@ -86,7 +86,7 @@ def ddp(name: str) -> tuple[Epoch, Epoch]:
         return models.build(name, dataset.train.shape, dataset.image, 10)
 
     mine, other = build(), build()
-    optimizer = trainer.sgd(mine.parameters(), lr=0.01)
+    optimizer = optimizers.sgd(mine.parameters(), lr=0.01)
 
     def epoch() -> int:
         batches = data.batches(dataset.train, 32, 0, 1, 0, 0)

@@ -104,6 +104,10 @@ CONTAINER_IMAGES = {
     for kind, fallback in _PUBLIC.items()
 }
 
+MORE_ARCHES = {"nvidia": ("80", "90", "100")}
+"""What device code is built for besides the families': A100, H100 and B200, which come with
+--instance-type and with hosts of one's own."""
+
 DRIVER_FOR_CUDA = {"11": (450, 80), "12": (525, 60), "13": (580, 65)}
 """The oldest NVIDIA driver for each CUDA major release on Linux, by minor version compatibility:
 https://docs.nvidia.com/deploy/cuda-compatibility/"""
@@ -205,9 +209,13 @@ NODE_PACKAGES = {
 }
 """What ranks need with --runtime host; a test compares it with constraints.txt."""
 
+ROCM = "rocm7.2"
+"""What the PyTorch of NODE_PACKAGES is built with for AMD:
+https://github.com/pytorch/pytorch/blob/main/RELEASE.md"""
+
 TORCH_INDEX = {
     "cpu": "https://download.pytorch.org/whl/cpu",
     "nvidia": "",  # PyPI's own wheels are for NVIDIA
-    "amd": "https://download.pytorch.org/whl/rocm6.4",
+    "amd": f"https://download.pytorch.org/whl/{ROCM}",
 }
 """Package index that has torch for the accelerator, beside PyPI."""

@@ -2,7 +2,7 @@
 
     mpirun -np 2 python train_mnist_ddp.py
     torchrun --nproc-per-node 2 train_mnist_ddp.py --epochs 2
-    srun -n 4 --gpus-per-task 1 python train_mnist_ddp.py --save-model
+    srun --kill-on-bad-exit=1 -n 4 --gpus-per-task 1 python train_mnist_ddp.py --save-model
 
 The method is described in `trainlib.mnist_ddp`; network and defaults are those of pytorch/examples.
 """

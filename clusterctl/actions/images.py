@@ -149,6 +149,7 @@ def arguments(name: str, downloads: dict[str, Any], base: str = "") -> dict[str,
         row.arch.removeprefix("sm_") for row in catalog.FAMILIES.values() if row.image == name
     ]
     if any(arches):
+        arches += [arch for arch in catalog.MORE_ARCHES.get(name, ()) if arch not in arches]
         found["ARCHES"] = " ".join(arches)
     return found
 

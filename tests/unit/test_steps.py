@@ -40,6 +40,13 @@ def chosen(of: Node, runtime: Runtime) -> tuple[bootstrap.Step, ...]:
     )
 
 
+def test_pip_is_asked_for_the_pytorch_of_the_accelerator() -> None:
+    """Else it takes PyPI's for NVIDIA where the other index has not this version."""
+    assert f"torch==2.13.0+{catalog.ROCM}" in steps.pins(machine(Accelerator.AMD))
+    assert catalog.TORCH_INDEX["amd"].endswith(f"/{catalog.ROCM}")
+    assert "torch==2.13.0" in steps.pins(machine(Accelerator.NVIDIA))
+
+
 @pytest.mark.parametrize(
     ("runtime", "accelerator", "names"),
     [

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import pytest
 
-from trainlib import data, options
+from trainlib import backends, data, options
 from trainlib.backends import Capability, choose, gpu_count
 from trainlib.errors import StartError, UsageError
 
@@ -66,6 +67,33 @@ def test_asked_for_and_possible() -> None:
 
 def test_capabilities_survive_the_exchange() -> None:
     assert Capability.from_json(AMD.to_json()) == AMD
+
+
+@pytest.mark.parametrize(
+    ("name", "shown", "numbers", "left"),
+    [
+        ("CUDA_VISIBLE_DEVICES", None, [2, 0], "2,0"),
+        ("CUDA_VISIBLE_DEVICES", "5,7", [1], "7"),
+        ("HIP_VISIBLE_DEVICES", "GPU-a,GPU-b", [1, 0], "GPU-b,GPU-a"),
+    ],
+)
+def test_gpus_are_chosen_among_those_that_the_launcher_shows(
+    monkeypatch: pytest.MonkeyPatch, name: str, shown: str | None, numbers: list[int], left: str
+) -> None:
+    for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv(name, shown or "")
+    backends.mask_gpus(numbers)
+    assert os.environ[name] == left
+    if shown:
+        with pytest.raises(UsageError, match=rf"--gpu 9: {name}={left} shows"):
+            backends.mask_gpus([9])
+
+
+def test_ranks_that_leave_gpus_to_a_slower_library_hear_why() -> None:
+    assert backends.passed_over([GPU, GPU2]) == ""
+    assert backends.passed_over([CPU, CPU]) == ""
+    assert "share one GPU" in backends.passed_over([GPU, GPU])
 
 
 def test_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,7 +158,8 @@ def test_augmentation_follows_its_seeds_and_keeps_the_range(tmp_path: Path) -> N
     batch = torch.rand(3, 3, 16, 16)
 
     def changed(seed: int) -> torch.Tensor:
-        return augment.images(batch, [torch.Generator().manual_seed(seed + n) for n in range(3)])
+        drawn = [torch.Generator().manual_seed(seed + n) for n in range(3)]
+        return torch.stack([augment.image(*pair) for pair in zip(batch, drawn, strict=True)])
 
     one = changed(0)
     assert one.shape == batch.shape
@@ -178,6 +179,18 @@ def test_augmentation_follows_its_seeds_and_keeps_the_range(tmp_path: Path) -> N
     assert moved.shape == batch.shape
     assert not torch.equal(moved, batch)
     assert torch.isin(moved[moved != 0], batch).all(), "pixels were made up"
+
+
+@pytest.mark.parametrize("mean", [0.0, 0.3, 10.0])
+def test_the_noise_has_the_probabilities_of_poisson(mean: float) -> None:
+    shape = torch.Size([1_000_000])
+    drawn = augment.poisson(mean, shape, torch.Generator().manual_seed(0))
+    part = drawn.bincount(minlength=30)[:30] / len(drawn)
+    counts = torch.arange(30.0)
+    expected = torch.exp(torch.distributions.Poisson(mean).log_prob(counts))
+    # Five deviations of a count, and of the mean, which hold for every seed but one in a million.
+    assert ((part - expected).abs() <= 5 * (expected / len(drawn)).sqrt() + 1e-9).all()
+    assert abs(drawn.double().mean() - mean) <= 5 * (mean / len(drawn)) ** 0.5
 
 
 def test_a_rotation_by_a_quarter_turns_the_image() -> None:

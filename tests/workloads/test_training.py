@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,9 @@ import torch
 
 from tests.workloads import making
 from tests.workloads.running import WORKLOADS, Ended, Programs
+from trainlib import optimizers
 from trainlib.errors import UsageError
+from trainlib.mpi_sgd import MpiSGD
 
 pytestmark = [pytest.mark.slow, pytest.mark.mpi]
 
@@ -40,7 +44,7 @@ def without_speed(ended: Ended) -> list[str]:
 
 STEPS = """
 import copy, sys, torch
-from trainlib import data, models, trainer
+from trainlib import data, models, optimizers, trainer
 from trainlib.ranks import discover
 from trainlib.session import Session
 
@@ -65,7 +69,7 @@ with Session(discover()) as session:
         parallel = session.data_parallel(
             model, static_graph=recipe is None or recipe.accumulate == 1, compress=compress
         )
-        optimizer = trainer.sgd(model.parameters(), lr=0.1)
+        optimizer = optimizers.sgd(model.parameters(), lr=0.1)
         mean, steps, rows = trainer.train_epoch(
             parallel, optimizer, loss_of, batches(size, rank, world), recipe
         )
@@ -92,6 +96,57 @@ with Session(discover()) as session:
     assert tensor.tolist() == [world * (world + 1) / 2] * 3
     print("equal", rank, flush=True)
 """
+
+
+@pytest.fixture
+def memory_that_nobody_wrote_is_nan() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    assert torch.empty(3).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("make", [optimizers.sgd, partial(MpiSGD, momentum=0.9)])
+def test_a_first_step_that_the_scaler_leaves_out_is_no_step(
+    make: Any, memory_that_nobody_wrote_is_nan: None
+) -> None:
+    weights = [torch.nn.Parameter(torch.full((50_000,), 1.0)) for _ in range(2)]
+    optimizer = make(weights[:1], lr=0.1)
+    plain = torch.optim.SGD(weights[1:], lr=0.1, momentum=0.9)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    weights[0].grad = torch.full_like(weights[0], torch.inf)
+    scaler.scale(torch.zeros(()))
+    scaler.step(optimizer)
+    scaler.update()
+    for _ in range(3):
+        weights[0].grad = torch.full_like(weights[0], 2.0 * scaler.get_scale())
+        weights[1].grad = torch.full_like(weights[1], 2.0)
+        scaler.step(optimizer)
+        scaler.update()
+        plain.step()
+    assert torch.allclose(*weights)
+
+
+def test_a_snapshot_of_a_gpu_goes_on_where_images_lie_otherwise() -> None:
+    torch.manual_seed(0)
+    convolutions = [torch.nn.Conv2d(3, 8, 3) for _ in range(2)]
+    convolutions[0].load_state_dict(convolutions[1].state_dict())
+    convolutions[1].to(memory_format=torch.channels_last)  # as the trainer does on a GPU
+    made = [optimizers.sgd(one.parameters(), lr=0.1) for one in convolutions]
+    gradient = torch.randn(8, 3, 3, 3)
+
+    def steps(count: int) -> None:
+        for one, optimizer in zip(convolutions, made, strict=True):
+            for _ in range(count):
+                one.weight.grad = torch.empty_like(one.weight).copy_(gradient)
+                optimizer.step()
+
+    steps(1)
+    states = [optimizer.state_dict() for optimizer in made]
+    for optimizer, state in zip(made, reversed(states), strict=True):
+        optimizers.load(optimizer, state)
+    steps(2)
+    assert torch.allclose(convolutions[0].weight, convolutions[1].weight, atol=1e-6)
 
 
 @pytest.mark.parametrize("backend", ["mpi", "gloo"])
@@ -161,6 +216,19 @@ def test_the_cnn_learns_mnist_and_says_how_fast(programs: Programs) -> None:
     total = re.search(r"Total: ([0-9.]+) samples/s on 2 ranks", ended.out)
     assert total
     assert float(total[1]) == pytest.approx(sum(speeds), rel=0.01)
+
+
+def test_compile_learns_and_says_what_it_lacks(programs: Programs) -> None:
+    plain = programs.alone(DDP, 2, 2, "--snapshot", "plain.pt")
+    ended = programs.alone(DDP, 2, 2, "--compile")
+    assert ended.code == 0, ended.err
+    assert losses(ended) == pytest.approx(losses(plain), rel=1e-3)
+    programs.extra = {"CXX": "/bin/false", "TORCHINDUCTOR_CACHE_DIR": str(programs.folder)}
+    ended = programs.mpirun(2, DDP, 1, 1, "--compile")
+    assert ended.code == 6
+    assert ended.err.count(f"{DDP}: error: torch.compile does not work here (") == 1
+    assert "/bin/false" in ended.err
+    assert "install g++ and Python's headers" in ended.err
 
 
 def test_what_cannot_be_is_refused_once(programs: Programs) -> None:
@@ -282,7 +350,7 @@ def test_imagenette_learns_saves_and_stops_early(programs: Programs, pets: list[
     again = programs.mpirun(2, "train_imagenette.py", *arguments)
     assert without_speed(again) == without_speed(ended)
     # A step that is too large to learn from: no better loss for an epoch ends it.
-    arguments = [*pets, "--epochs", 30, "--patience", 1, "--lr", 30]
+    arguments = [*pets, "--epochs", 30, "--patience", 1, "--lr", 3]
     ended = programs.mpirun(2, "train_imagenette.py", *arguments)
     assert ended.code == 0, ended.err
     assert ended.lines("Stopped: no better validation loss for 1 epochs")
@@ -348,6 +416,41 @@ def main():
 
 run_program(main)
 """
+
+
+BLOCKED = """
+import ctypes, sys
+from trainlib import signals
+signals.GRACE_S = float(sys.argv[1])
+lock, threads = ctypes.create_string_buffer(64), ctypes.CDLL(None)
+with signals.StopRequest():
+    threads.pthread_mutex_lock(lock)
+    print("locked", flush=True)
+    threads.pthread_mutex_lock(lock)
+"""
+
+
+@pytest.mark.parametrize(("grace", "signals"), [(0.2, 1), (600, 2)])
+def test_a_rank_that_waits_for_ever_in_a_library_ends_all_the_same(
+    programs: Programs, grace: float, signals: int
+) -> None:
+    """Python runs no signal handler then: the main thread stays in the library."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", BLOCKED, str(grace)],
+        env={**programs.environment(), "PYTHONPATH": str(WORKLOADS)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "locked\n"
+        for _ in range(signals):
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.2)  # else the kernel makes one of two
+        assert process.wait(30) == 143
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_a_rank_that_leaves_with_the_others_survives_its_own_late_signal(

@@ -74,7 +74,8 @@ def probe(ranks: Ranks, wanted: str, device: torch.device) -> Capability:
     """What this rank can use; MPI is looked for only if `wanted` could mean it."""
     import torch.distributed as dist
 
-    native = dist.is_mpi_available()
+    # On GPUs only if it was built CUDA-aware, which cannot be asked: mpi4py goes through the host.
+    native = dist.is_mpi_available() and device.type == "cpu"
     problem = "not asked for"
     if wanted in ("auto", "mpi"):
         problem = mpi.launch_problem(ranks) or ("" if native else mpi.import_problem())
@@ -117,6 +118,11 @@ def choose(wanted: str, capabilities: Sequence[Capability]) -> str:
     )
 
 
+def passed_over(capabilities: Sequence[Capability]) -> str:
+    """Why ranks with GPUs do not talk over NCCL, "" if they do or have none."""
+    return _nccl_problem(capabilities) if capabilities[0].device == "cuda" else ""
+
+
 def pick_device(ranks: Ranks, everyone_has_gpus: bool) -> torch.device:
     """This rank's GPU if all ranks have one, else the CPU."""
     import torch
@@ -148,6 +154,27 @@ def gpu_count(allow_cpu: bool, env: Mapping[str, str] | None = None) -> int:
     return count
 
 
+def mask_gpus(numbers: Sequence[int]) -> None:
+    """Show torch these GPUs alone, before it looks: of those that the launcher shows this rank.
+
+    Raises:
+        UsageError: There is no such GPU.
+    """
+    for name in ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
+        shown = os.environ.get(name)
+        if shown:
+            own = shown.split(",")
+            break
+    else:
+        name, own = "CUDA_VISIBLE_DEVICES", [str(number) for number in range(max(numbers) + 1)]
+    if not all(0 <= number < len(own) for number in numbers):
+        raise UsageError(
+            f"--gpu {' '.join(map(str, numbers))}: {name}={','.join(own)} shows {len(own)} GPUs",
+            f"give numbers from 0 to {len(own) - 1}",
+        )
+    os.environ[name] = ",".join(own[number] for number in numbers)
+
+
 def vendor(device: torch.device) -> str:
     """Of the GPU that this torch is built for: `nvidia`, `amd`, or "" on CPU."""
     import torch
@@ -169,7 +196,7 @@ def _gpu_identity(device: torch.device) -> str:
 
     properties = torch.cuda.get_device_properties(device)
     uuid = str(getattr(properties, "uuid", ""))
-    if uuid.strip("0-"):
+    if len(uuid.replace("-", "").strip("0")) > 8:  # some of AMD's have one for all: 0, or "XX"
         return uuid
     names = ("pci_domain_id", "pci_bus_id", "pci_device_id")
     address = [str(getattr(properties, name, device.index)) for name in names]

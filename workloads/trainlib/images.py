@@ -21,6 +21,7 @@ from trainlib import augment
 from trainlib.data import IMAGENET_SCALE, Batch
 from trainlib.errors import StartError, UsageError, WorkloadError
 from trainlib.folders import Index, class_folders
+from trainlib.ranks import discover
 
 #: Batches that are decoded ahead of the one in use.
 _AHEAD = 2
@@ -56,8 +57,8 @@ class ImageFiles:
 
     def select(self, rows: torch.Tensor, batch_size: int) -> Iterator[Batch]:
         numbers = [chunk.tolist() for chunk in rows.split(batch_size)]
-        workers = max(1, len(os.sched_getaffinity(0)) // 2)
-        with ThreadPoolExecutor(workers) as pool:
+        scale = [torch.tensor(one, device=self.device).view(-1, 1, 1) for one in IMAGENET_SCALE]
+        with ThreadPoolExecutor(self._threads()) as pool:
             waiting: deque[tuple[list[Any], list[int]]] = deque()
             try:
                 for index in range(len(numbers) + _AHEAD):
@@ -66,22 +67,36 @@ class ImageFiles:
                         waiting.append(([pool.submit(self._image, row) for row in chunk], chunk))
                     if index >= _AHEAD:
                         futures, chunk = waiting.popleft()
-                        yield self._batch([future.result() for future in futures], chunk)
+                        yield self._batch([future.result() for future in futures], chunk, *scale)
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
 
-    def _image(self, row: int) -> torch.Tensor:
-        return read(self.paths[row], self.size)
+    def _threads(self) -> int:
+        """Half of this rank's cores; all of them where a GPU does the rest."""
+        cores = (os.cpu_count() or 1) // discover().local_world
+        cores = min(cores, len(os.sched_getaffinity(0)))
+        return max(1, cores if self.device.type == "cuda" else cores // 2)
 
-    def _batch(self, images: list[torch.Tensor], rows: list[int]) -> Batch:
-        batch = torch.stack(images).to(self.device, non_blocking=True).float() / 255
-        if self.seeds:
-            batch = augment.images(batch, [self._generator(row) for row in rows])
-        mean, deviation = (
-            torch.tensor(values, device=self.device).view(-1, 1, 1) for values in IMAGENET_SCALE
-        )
-        targets = torch.tensor([self.labels[row] for row in rows], device=self.device)
-        return (batch - mean) / deviation, targets
+    def _image(self, row: int) -> torch.Tensor:
+        """Bytes; changed at random, numbers from 0 to 1."""
+        image = read(self.paths[row], self.size)
+        return augment.image(image / 255, self._generator(row)) if self.seeds else image
+
+    def _batch(
+        self,
+        images: list[torch.Tensor],
+        rows: list[int],
+        mean: torch.Tensor,
+        deviation: torch.Tensor,
+    ) -> Batch:
+        pixels = torch.stack(images)
+        targets = torch.tensor([self.labels[row] for row in rows])
+        if self.device.type == "cuda":
+            # From elsewhere a copy would wait until the GPU has nothing else to do.
+            pixels, targets = pixels.pin_memory(), targets.pin_memory()
+        pixels = pixels.to(self.device, non_blocking=True)
+        inputs = pixels if self.seeds else pixels / 255
+        return (inputs - mean) / deviation, targets.to(self.device, non_blocking=True)
 
     def _generator(self, row: int) -> torch.Generator:
         state = np.random.SeedSequence((*self.seeds, row)).generate_state(1, np.uint64)

@@ -77,6 +77,8 @@ def _train(session: Session, options: Namespace, dataset: data.Dataset) -> None:
             batches = itertools.islice(batches, 1)
         rows = train_epoch(parallel, optimizer, batches, f"{tag} Epoch {epoch}", options)
         schedule.step()
+        if session.device.type == "cuda":
+            torch.cuda.synchronize()  # what was only begun counts, too
         speed = session.communicator.sum([rows / (time.perf_counter() - started)])[0]
         test_loss, accuracy = metrics.score(session, model, dataset, options.test_batch_size)
         if not math.isfinite(test_loss):

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from trainlib import backends, mpi
+from trainlib import backends, mpi, optimizers
 from trainlib.ranks import discover
 
 
@@ -75,6 +75,8 @@ class MpiSGD(torch.optim.SGD):
             nesterov=nesterov,
             **options,
         )
+        if momentum > 0:
+            optimizers.begin_momentum(self)
         self.sync_iterations = sync_iterations
         self.steps = 0
         self._averager: mpi.Averager | None = None

@@ -34,7 +34,7 @@ import torch.distributed as dist
 
 from trainlib import backends, collectives, hooks, meeting, mpi
 from trainlib.errors import PeerLost, StartError, Stopped, UsageError, WorkloadError
-from trainlib.program import say
+from trainlib.program import put, say
 from trainlib.ranks import Ranks
 
 T = TypeVar("T")
@@ -207,7 +207,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
             StartError: On all ranks, if it is not possible.
         """
         capability = backends.probe(self.ranks, wanted, self.device)
-        name = self._choose(wanted, capability)
+        name, passed_over = self._choose(wanted, capability)
         module = None
         if name == "mpi" and not self._alone and not capability.mpi_native:
             # MPI_Init waits for all ranks, so it is called only now that all of them can; what
@@ -216,10 +216,12 @@ class Session(contextlib.AbstractContextManager["Session"]):
                 module = mpi.start(self.ranks)
             except StartError as error:
                 capability = replace(capability, mpi_problem=error.what)
-            name = self._choose(wanted, capability)
+            name, passed_over = self._choose(wanted, capability)
         self.backend = name
         if self._alone:
             return
+        if passed_over and wanted == "auto" and name != "nccl" and self.ranks.rank == 0:
+            put(f"Note: over {name}, which GPUs are slower with than NCCL: {passed_over}")
         if name == "mpi" and capability.mpi_native:
             self._open_native_mpi()
             return
@@ -373,10 +375,12 @@ class Session(contextlib.AbstractContextManager["Session"]):
         pointers = self.device.type == "cuda" and mpi.takes_device_pointers(vendor)
         return mpi.Averager(module, device_pointers=pointers)
 
-    def _choose(self, wanted: str, own: backends.Capability) -> str:
+    def _choose(self, wanted: str, own: backends.Capability) -> tuple[str, str]:
+        """The backend, and why it is not NCCL."""
         texts = self.exchange(own.to_json())
         capabilities = [backends.Capability.from_json(text) for text in texts]
-        return self.agree(lambda: backends.choose(wanted, capabilities))
+        name = self.agree(lambda: backends.choose(wanted, capabilities))
+        return name, backends.passed_over(capabilities)
 
     def _open_native_mpi(self) -> None:
         # The rank and size that this backend takes are MPI's own; given ones are ignored.

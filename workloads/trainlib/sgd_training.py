@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from argparse import Namespace
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from typing import Any
 
 import torch
 
-from trainlib import data, folders, images, metrics, models, readers, snapshots
+from trainlib import backends, data, folders, images, metrics, models, readers, snapshots
 from trainlib.errors import Diverged, UsageError, WorkloadError
 from trainlib.mpi_sgd import MpiSGD
 from trainlib.program import put
@@ -57,8 +56,8 @@ def run_imagenette(options: Namespace) -> int:
         StartError: No MPI, no Pillow, or no GPU where one is asked for.
         WorkloadError: See its other subclasses.
     """
-    if options.gpu:  # before torch looks at the GPUs
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, options.gpu))
+    if options.gpu:
+        backends.mask_gpus(options.gpu)
     ranks = discover()
     torch.set_num_threads(threads(ranks))
     with Session(ranks, over_mpi=True) as session:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import threading
 from types import FrameType, TracebackType
 from typing import Any
@@ -28,11 +29,17 @@ class StopRequest(contextlib.AbstractContextManager["StopRequest"]):
     def __init__(self) -> None:
         self.signum = 0
         self._before: dict[int, Any] = {}
-        self._timer: threading.Timer | None = None
+        self._wake_before = -1
+        # Signals come through a socket, for a thread: Python runs no handler while the main thread
+        # is inside of a collective, or waits for a GPU.
+        self._far, self._near = socket.socketpair()
 
     def __enter__(self) -> StopRequest:
+        self._near.setblocking(False)
         for number in (signal.SIGTERM, signal.SIGINT):
             self._before[number] = signal.signal(number, self._note)
+        self._wake_before = signal.set_wakeup_fd(self._near.fileno(), warn_on_full_buffer=False)
+        threading.Thread(target=self._watch, daemon=True).start()
         return self
 
     def __exit__(
@@ -43,16 +50,31 @@ class StopRequest(contextlib.AbstractContextManager["StopRequest"]):
     ) -> None:
         if isinstance(error, Stopped):
             return
+        signal.set_wakeup_fd(self._wake_before)
         for number, handler in self._before.items():
             signal.signal(number, handler)
-        if self._timer is not None and error is None:
-            self._timer.cancel()
+        if error is None:
+            self._near.close()
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
-        if self.signum:
-            os._exit(128 + signum)
+        self.signum = self.signum or signum
+
+    def _watch(self) -> None:
+        signum = self._next()
+        if not signum:
+            return
         self.signum = signum
-        # A thread: Python runs no signal handler while the main thread is inside a collective.
-        self._timer = threading.Timer(GRACE_S, os._exit, (128 + signum,))
-        self._timer.daemon = True
-        self._timer.start()
+        self._far.settimeout(GRACE_S)
+        try:
+            signum = self._next()
+        except TimeoutError:
+            os._exit(128 + signum)
+        if signum:
+            os._exit(128 + signum)
+
+    def _next(self) -> int:
+        """The next signal that is ours; 0 if nothing is left to wait for."""
+        while said := self._far.recv(1):
+            if said[0] in self._before:
+                return said[0]
+        return 0

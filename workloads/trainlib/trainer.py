@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from trainlib import data, metrics, models, snapshots
-from trainlib.errors import Diverged, Stopped, UsageError
+from trainlib import data, metrics, models, optimizers, snapshots
+from trainlib.errors import Diverged, StartError, Stopped, UsageError
 from trainlib.options import Options
 from trainlib.program import put
 from trainlib.ranks import Ranks, discover
@@ -43,6 +43,9 @@ class Kind:
 
 _UNSAVED_S = 2.0
 """Seconds of finished epochs that may be lost where a rank has to end within an epoch."""
+
+_SAVING = 20
+"""At most one part in this many of the time goes into saving that nobody asked for."""
 
 _DIVERGED = 1 << 10
 """More than any signal's number."""
@@ -66,6 +69,8 @@ def run(options: Options, kind: Kind) -> int:
         if kind.gpu:
             session.use_gpus(allow_cpu=options.allow_cpu)
         session.agree(lambda: _check_precision(options, session.device))
+        if options.compile:
+            session.agree(lambda: _check_compiler(session.device))
         session.open(options.backend)
         Trainer(session, options, kind, dataset.to(session.device)).train()
     return 0
@@ -86,6 +91,24 @@ def _load(options: Options, ranks: Ranks) -> data.Dataset:
 def _check_precision(options: Options, device: torch.device) -> None:
     if options.precision == "fp16" and device.type != "cuda":
         raise UsageError("--precision fp16 needs a GPU", "pass --precision bf16 or fp32")
+
+
+def _check_compiler(device: torch.device) -> None:
+    """Finds out before ranks wait for each other in a collective."""
+    try:
+        torch.compile(lambda x: x.sin() + 1)(torch.zeros(8, device=device))
+    except RuntimeError as error:
+        lines = [line.strip() for line in str(error).splitlines()]
+        said = next((line for line in lines if "error:" in line or "Compiler" in line), lines[0])
+        raise StartError(
+            f"torch.compile does not work here ({said})",
+            "install g++ and Python's headers (python3-dev), or leave --compile out",
+        ) from error
+
+
+def emulates_bf16(device: torch.device) -> bool:
+    """Whether this is a GPU without bf16 units, such as g4dn's T4: autocast works there, slowly."""
+    return device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def threads(ranks: Ranks) -> int:
@@ -201,6 +224,7 @@ class Trainer:
         self.tag = f"[{kind.rank}{session.ranks.rank}]"
         self.epochs_done = 0
         self._saved = time.monotonic()
+        self._save_s = 0.0
         self.rows = 0
         self.loss_of: Loss = (
             torch.nn.functional.cross_entropy if dataset.classes else torch.nn.functional.mse_loss
@@ -215,9 +239,11 @@ class Trainer:
             # cuDNN tries its kernels once and keeps the fastest: on GPUs a run does not repeat bit
             # for bit anyway, since additions into one place come in any order.
             torch.backends.cudnn.benchmark = True
-            # Tensor cores take images with the channels last; otherwise cuDNN converts each time.
-            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.optimizer = sgd(self.model.parameters(), lr=options.lr)
+            if not torch.version.hip or os.environ.get("PYTORCH_MIOPEN_SUGGEST_NHWC") == "1":
+                # Tensor cores take images with the channels last; otherwise cuDNN converts each
+                # time. MIOpen is handed what it wants by PyTorch, the other order unless told.
+                self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.optimizer = optimizers.sgd(self.model.parameters(), lr=options.lr)
         scaler = torch.amp.GradScaler("cuda") if options.precision == "fp16" else None
         self.recipe = Recipe(options.precision, options.accumulate, scaler)
         self.identity = {
@@ -248,6 +274,10 @@ class Trainer:
                 f"Data: {self.dataset.name} ({len(self.dataset.train)} + "
                 f"{len(self.dataset.test)} rows) | Seed: {options.seed}"
             )
+            if options.precision == "bf16" and emulates_bf16(self.session.device):
+                self._print(
+                    "Note: this GPU computes bf16 more slowly than fp32; --precision fp16 is fast"
+                )
         if self.epochs_done >= options.total_epochs:
             if lead:
                 self._print(
@@ -255,7 +285,11 @@ class Trainer:
                     "already finished, nothing to train"
                 )
         else:
-            network: Any = torch.compile(self.model) if options.compile else self.model
+            # Batches have two sizes, the last of an epoch its own: kernels for each are faster than
+            # those for any size.
+            network: Any = (
+                torch.compile(self.model, dynamic=False) if options.compile else self.model
+            )
             parallel = self.session.data_parallel(
                 network, static_graph=options.accumulate == 1, compress=options.compress
             )
@@ -288,8 +322,10 @@ class Trainer:
             f"Epoch {epoch} | Batchsize: {min(options.batch_size, rows)} | Steps: {steps} | "
             f"Loss: {loss.item():.6g}"
         )
-        # The scaler leaves steps out whose gradients overflow: their losses may be infinite.
-        sound = math.isfinite(loss.item()) or self.recipe.scaler is not None
+        # The scaler leaves steps out whose gradients overflow, and then halves its factor: their
+        # losses may be infinite, until nothing is left to halve.
+        scaler = self.recipe.scaler
+        sound = math.isfinite(loss.item()) or (scaler is not None and scaler.get_scale() >= 1)
         # A signal reaches the ranks at different moments, but they can only stop together: one
         # that left alone would leave the others waiting in a collective.
         signum = self.session.communicator.maximum(stop.signum if sound else _DIVERGED)
@@ -300,7 +336,8 @@ class Trainer:
             )
         due = self.epochs_done % options.save_every == 0
         # Whoever is told to stop has seconds, and this may be the last epoch that ends in time.
-        due = due or time.monotonic() - self._saved > _UNSAVED_S
+        unsaved = time.monotonic() - self._saved
+        due = due or unsaved > max(_UNSAVED_S, _SAVING * self._save_s)
         if due or signum or self.epochs_done == options.total_epochs:
             self._save()
         if signum and self.epochs_done < options.total_epochs:
@@ -326,8 +363,9 @@ class Trainer:
         with new buckets, add up exactly as one that was never interrupted.
         """
         buffers = {name: value.clone() for name, value in self.model.named_buffers()}
-        first = torch.arange(min(2, len(self.dataset.train)))
-        inputs, targets = next(iter(self.dataset.train.select(first, 2)))
+        # As many rows as a step has: what is compiled or measured for that size is done, too.
+        rows = min(self.options.batch_size, len(self.dataset.train) // self.session.ranks.world)
+        inputs, targets = next(iter(self.dataset.train.select(torch.arange(rows), rows)))
         devices = [self.session.device] if self.session.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
             for _ in range(2):
@@ -371,7 +409,7 @@ class Trainer:
             self.model.load_state_dict(snapshot.model)
             if self.recipe.scaler and "scaler" in snapshot.optimizer:
                 self.recipe.scaler.load_state_dict(snapshot.optimizer.pop("scaler"))
-            self.optimizer.load_state_dict(snapshot.optimizer)
+            optimizers.load(self.optimizer, snapshot.optimizer)
             # The snapshot's own would win, and another --lr be announced for nothing.
             for group in self.optimizer.param_groups:
                 group["lr"] = self.options.lr
@@ -383,7 +421,7 @@ class Trainer:
         self.epochs_done = snapshot.epochs
 
     def _save(self) -> None:
-        self._saved = time.monotonic()
+        started = time.monotonic()
         if self.session.ranks.rank == 0:
             optimizer = self.optimizer.state_dict()
             if self.recipe.scaler:
@@ -398,12 +436,8 @@ class Trainer:
                     self.setting,
                 ),
             )
+        self._saved = time.monotonic()
+        self._save_s = self._saved - started
 
     def _print(self, text: str) -> None:
         put(f"{self.tag} {text}")
-
-
-def sgd(parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
-    """SGD with momentum 0.9, one kernel for all parameters."""
-    options: dict[str, Any] = {"momentum": 0.9, "fused": True}
-    return torch.optim.SGD(parameters, lr=lr, **options)

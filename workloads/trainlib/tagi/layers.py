@@ -260,7 +260,7 @@ class BatchNorm2d(Layer):
         if not self.training:
             return self.running_mean, self.running_var
         axes = [axis for axis in range(mean.dim()) if axis != 1]
-        count = mean.new_tensor([mean.numel() // mean.shape[1]])
+        count = mean.new_full((1,), mean.numel() // mean.shape[1])
         total = torch.cat([mean.sum(axes), count])
         if self.sum_over_ranks:
             self.sum_over_ranks(total)

@@ -51,6 +51,8 @@ def run(options: Namespace) -> int:
     for name, value in vars(preset).items():
         if getattr(options, name) is None:
             setattr(options, name, value)
+    # Convolutions on GPUs may round to ten bits unless told: few, for moments.
+    torch.backends.cudnn.allow_tf32 = False
     with Session(ranks) as session, torch.inference_mode():
         dataset = session.agree(lambda: _load(options, session))
         if not options.cpu:
@@ -143,7 +145,8 @@ def evaluate(
     ranks = session.ranks
     correct = torch.zeros((), dtype=torch.int64, device=session.device)
     model.train(False)
-    for inputs, labels in metrics.part_of_test(dataset, ranks.rank, ranks.world):
+    rows = metrics.batch_rows(dataset, session.device)
+    for inputs, labels in metrics.part_of_test(dataset, ranks.rank, ranks.world, rows):
         chances = softmax.probabilities(*model.forward(inputs))
         correct += (chances.argmax(dim=1) == labels).sum()
     model.train()
