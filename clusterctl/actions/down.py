@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,6 +35,9 @@ from clusterctl.transport.pool import Pool
 
 SAVE_LIMIT = 60.0
 """Seconds that saving records and logs may take before the machines go regardless."""
+
+NAMED = 5
+"""Jobs that are named one by one."""
 
 CLEAN_LIMIT = 60.0
 
@@ -257,8 +260,8 @@ def _save(
         running = [job for job in jobs if not job.state.ended]
         if running and not ask(f"job {_numbers(running)} is still running; end it?"):
             return None
-        for number, size in unfetched:
-            tell(f"job {number} has outputs that were never fetched: {human(size)}")
+        for line in loss(unfetched):
+            tell(line)
         if unfetched and not ask(f"{act} and lose these outputs?"):
             return None
         if running:
@@ -275,6 +278,17 @@ def _save(
                 break
             save_logs(store, job, cluster, pool, tell)
     return tuple(cancelled), tuple(unfetched)
+
+
+def loss(unfetched: Sequence[tuple[int, int]]) -> list[str]:
+    """What would be lost of these jobs (number, bytes): the largest by name, the others summed."""
+    named = sorted(sorted(unfetched, key=lambda job: job[1])[-NAMED:])
+    lines = [f"job {n} has outputs that were never fetched: {human(size)}" for n, size in named]
+    others = [size for number, size in unfetched if (number, size) not in named]
+    if others:
+        many = "1 more job" if len(others) == 1 else f"{len(others)} more jobs"
+        lines.append(f"{many} with smaller ones: {human(sum(others))} together")
+    return lines
 
 
 def _end(store: Store, cluster: Cluster, tell: Tell) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ import pytest
 
 from clusterctl import providers
 from clusterctl.actions import open_store, show
-from clusterctl.actions.down import finish_down
+from clusterctl.actions.down import finish_down, loss
 from clusterctl.insight import cost
 from clusterctl.model import Charge, Cluster
 from tests.unit.making import cluster
@@ -99,3 +99,15 @@ def test_machines_that_an_up_has_no_record_of_are_paid(monkeypatch: pytest.Monke
     """It failed while they booted: the provider knows of them, who ended themselves since."""
     noted = frozenset({"launcher", "worker-1"})
     assert receipt(monkeypatch, forgotten(nodes=()), noted=noted) == ((2, 16.0),)
+
+
+def test_many_jobs_with_outputs_take_few_lines() -> None:
+    assert loss([]) == []
+    few = loss([(3, 2_000_000), (1, 10)])
+    assert few == [
+        "job 1 has outputs that were never fetched: 10 B",
+        "job 3 has outputs that were never fetched: 2.0 MB",
+    ]
+    many = loss([(number, number * 1000) for number in range(1, 21)])
+    assert [line.split()[1] for line in many[:-1]] == ["16", "17", "18", "19", "20"]
+    assert many[-1] == "15 more jobs with smaller ones: 120.0 kB together"
