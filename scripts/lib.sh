@@ -65,9 +65,13 @@ present() {
     libopenmpi-dev) [ -x /usr/bin/mpicc.openmpi ] ;;
     python3) find_python any ;;
     python3-venv) find_python ;;
+    python3-dev) [ -e "$(headers)/Python.h" ] ;;
     *) have "$1" ;;
     esac
 }
+
+# headers: the folder of the header files of the Python that we use.
+headers() { find_python any && "$python" -c 'import sysconfig; print(sysconfig.get_path("include"))'; }
 
 # find_python [any]: sets `python` to $PYTHON, else to the first Python 3.10 or newer on PATH that
 # can make virtual environments (`any`: whether it can or not).
