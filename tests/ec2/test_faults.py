@@ -168,10 +168,11 @@ def test_faults_of_aws_that_pass_are_ridden_out(world: World) -> None:
 
 def test_what_aws_did_but_did_not_tell_is_made_good(world: World) -> None:
     """AWS's SDK asks again, and is told that the thing is there: of whom, Terraform cannot know."""
-    for action in ("CreateVpc", "ImportKeyPair", "AuthorizeSecurityGroupIngress", "RunInstances"):
+    twice = ("CreateVpc", "ImportKeyPair", "AuthorizeSecurityGroupIngress", "RunInstances")
+    for action in (*twice, "AssociateRouteTable"):
         world.ec2.fault("lost", action=action, calls=1)
     up = world.ok(*CPU)
-    assert "an answer of AWS got lost" in up.err
+    assert "AWS has something already that Terraform does not know of" in up.err
     assert len(world.ec2.machines) == 2
     world.ok("run", "hello.c")
     world.ok("down", "--yes", "--force")

@@ -37,6 +37,7 @@ class Programs:
     folder: Path
     need: Any
     extra: dict[str, str] = field(default_factory=dict)
+    seconds: float = 60
 
     def environment(self) -> dict[str, str]:
         env = {
@@ -75,7 +76,7 @@ class Programs:
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
-                timeout=60,
+                timeout=self.seconds,
                 check=False,
             )
         return Ended(done.returncode, out.read_text(), err.read_text())

@@ -82,12 +82,20 @@ def test_gpus_are_chosen_among_those_that_the_launcher_shows(
 ) -> None:
     for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setenv(name, shown or "")
-    backends.mask_gpus(numbers)
+    if shown is not None:
+        monkeypatch.setenv(name, shown)
+    assert backends.mask_gpus(()) is None
+    assert os.environ.get(name) == shown, "none named: all that are shown"
+    assert backends.mask_gpus(numbers) is None
     assert os.environ[name] == left
-    if shown:
-        with pytest.raises(UsageError, match=rf"--gpu 9: {name}={left} shows"):
-            backends.mask_gpus([9])
+    for missing in (9, -1):
+        error = backends.mask_gpus([missing])
+        assert error is not None
+        assert f"--gpu {missing}: {name}={left} shows" in error.line
+    monkeypatch.setenv(name, "")
+    error = backends.mask_gpus([0])
+    assert error is not None
+    assert "shows 0 GPUs" in error.line
 
 
 def test_ranks_that_leave_gpus_to_a_slower_library_hear_why() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from tests.workloads.running import WORKLOADS, Programs
+from trainlib.mpi_sgd import MpiSGD
 
 pytestmark = [pytest.mark.mpi, pytest.mark.slow]
 
@@ -154,6 +156,21 @@ with Session(discover(), over_mpi=True) as session:
         assert off < 1e-6 < 1e-2 < moved, (off, moved)
         print("equal", shard, flush=True)
 """
+
+
+def test_mpi_sgd_may_be_made_before_the_model_moves_and_be_resumed() -> None:
+    model = torch.nn.Linear(3, 2)
+    optimizer = MpiSGD(model.parameters(), lr=0.1, momentum=0.9)
+    model.double()  # as .to("cuda") would
+    weight = model.weight.detach().clone()
+    for _ in range(2):
+        model.weight.grad = torch.ones_like(model.weight)
+        optimizer.step()
+    assert torch.allclose(model.weight, weight - 0.1 - 0.19)
+    resumed = MpiSGD(model.parameters(), lr=0.1, momentum=0.9)
+    resumed.load_state_dict(optimizer.state_dict())
+    resumed.step()
+    assert torch.allclose(model.weight, weight - 0.1 - 0.19 - 0.271)
 
 
 def test_parameter_averaging_is_the_mean_of_independent_copies(programs: Programs) -> None:

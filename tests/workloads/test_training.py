@@ -219,11 +219,16 @@ def test_the_cnn_learns_mnist_and_says_how_fast(programs: Programs) -> None:
 
 
 def test_compile_learns_and_says_what_it_lacks(programs: Programs) -> None:
+    programs.seconds = 240  # on two busy cores, with nothing in the cache
+    programs.extra = {"TORCHINDUCTOR_CACHE_DIR": str(programs.folder / "cache")}
     plain = programs.alone(DDP, 2, 2, "--snapshot", "plain.pt")
     ended = programs.alone(DDP, 2, 2, "--compile")
     assert ended.code == 0, ended.err
     assert losses(ended) == pytest.approx(losses(plain), rel=1e-3)
-    programs.extra = {"CXX": "/bin/false", "TORCHINDUCTOR_CACHE_DIR": str(programs.folder)}
+    programs.extra = {
+        "CXX": "/bin/false",
+        "TORCHINDUCTOR_CACHE_DIR": str(programs.folder / "other"),
+    }
     ended = programs.mpirun(2, DDP, 1, 1, "--compile")
     assert ended.code == 6
     assert ended.err.count(f"{DDP}: error: torch.compile does not work here (") == 1
@@ -246,6 +251,7 @@ def test_what_cannot_be_is_refused_once(programs: Programs) -> None:
     ("program", "arguments"),
     [
         (DDP, [9, 9, "--lr", "1e15"]),
+        (DDP, [3, 3, "--lr", "1e15", "--batch-size", 2000]),  # the last loss is finite yet
         ("train_mnist_ddp.py", ["--dataset", "digits", "--lr", "1e15"]),
         ("train_sgd_mpi.py", ["--dataset", "digits", "--lr", "1e15"]),
         ("train_parameter_averaging.py", ["--dataset", "digits", "--lr", "1e15"]),
@@ -255,16 +261,16 @@ def test_what_cannot_be_is_refused_once(programs: Programs) -> None:
 def test_a_training_that_diverges_ends_and_says_so(
     programs: Programs, program: str, arguments: list[object]
 ) -> None:
-    snapshot = programs.folder / "snapshot.pt"
     if program == DDP:
         assert programs.mpirun(2, DDP, 1, 1).code == 0
-    before = snapshot.read_bytes() if snapshot.exists() else b""
     ended = programs.mpirun(2, program, *arguments)
     assert ended.code == 1, ended
-    assert ended.err.count("the training has diverged: in epoch ") == 1
+    assert ended.err.count("the training has diverged: after epoch ") == 1
     assert re.search(r"try an? --(lr below 1e\+15|sigma-v above 0.3)", ended.err)
     assert "Test accuracy: " not in ended.out.splitlines()[-1]
-    assert (snapshot.read_bytes() if snapshot.exists() else b"") == before, "the good one stays"
+    if program == DDP:
+        kept = torch.load(programs.folder / "snapshot.pt", weights_only=True)
+        assert all(weight.isfinite().all() for weight in kept["model"].values())
 
 
 # --------------------------------------------------------------------------- the programs of seeds
@@ -446,7 +452,7 @@ def test_a_rank_that_waits_for_ever_in_a_library_ends_all_the_same(
         assert process.stdout.readline() == "locked\n"
         for _ in range(signals):
             process.send_signal(signal.SIGTERM)
-            time.sleep(0.2)  # else the kernel makes one of two
+            time.sleep(0.5)  # sooner it is an echo of the same
         assert process.wait(30) == 143
     finally:
         process.kill()

@@ -154,25 +154,26 @@ def gpu_count(allow_cpu: bool, env: Mapping[str, str] | None = None) -> int:
     return count
 
 
-def mask_gpus(numbers: Sequence[int]) -> None:
-    """Show torch these GPUs alone, before it looks: of those that the launcher shows this rank.
+def mask_gpus(numbers: Sequence[int]) -> UsageError | None:
+    """Shows torch these GPUs alone, before it looks: of those that the launcher shows this rank.
 
-    Raises:
-        UsageError: There is no such GPU.
+    Returned, not raised, is that one is not there: MPI, which the ranks agree over, may look too.
     """
-    for name in ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
-        shown = os.environ.get(name)
-        if shown:
-            own = shown.split(",")
-            break
-    else:
-        name, own = "CUDA_VISIBLE_DEVICES", [str(number) for number in range(max(numbers) + 1)]
+    names = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+    name = next((name for name in names if name in os.environ), names[1])
+    shown = os.environ.get(name)
+    own = [one for one in shown.split(",") if one] if shown is not None else None
+    if own is None:
+        own = [str(number) for number in range(max(numbers, default=-1) + 1)]
     if not all(0 <= number < len(own) for number in numbers):
-        raise UsageError(
-            f"--gpu {' '.join(map(str, numbers))}: {name}={','.join(own)} shows {len(own)} GPUs",
-            f"give numbers from 0 to {len(own) - 1}",
+        wanted = " ".join(map(str, numbers))
+        return UsageError(
+            f"--gpu {wanted}: {name}={shown or ''} shows {len(own)} GPUs",
+            "give numbers from 0 on, of those that the launcher shows",
         )
-    os.environ[name] = ",".join(own[number] for number in numbers)
+    if numbers:
+        os.environ[name] = ",".join(own[number] for number in numbers)
+    return None
 
 
 def vendor(device: torch.device) -> str:

@@ -47,11 +47,11 @@ class PeerLost(WorkloadError):
 
 
 class Diverged(WorkloadError):
-    """The loss is no finite number any more, and no later step can mend that."""
+    """Loss or weights are no finite numbers any more, and no later step can mend that."""
 
     def __init__(self, epoch: int, todo: str, *, everywhere: bool = True) -> None:
         super().__init__(
-            f"the training has diverged: in epoch {epoch} the loss is no finite number",
+            f"the training has diverged: after epoch {epoch} its numbers are not finite",
             todo,
             everywhere=everywhere,
         )

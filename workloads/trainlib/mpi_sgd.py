@@ -75,8 +75,6 @@ class MpiSGD(torch.optim.SGD):
             nesterov=nesterov,
             **options,
         )
-        if momentum > 0:
-            optimizers.begin_momentum(self)
         self.sync_iterations = sync_iterations
         self.steps = 0
         self._averager: mpi.Averager | None = None
@@ -117,6 +115,8 @@ class MpiSGD(torch.optim.SGD):
                 loss = closure()
         if self._averager is not None and getattr(self, "grad_scale", None) is not None:
             raise ValueError("MpiSGD averages over ranks what a GradScaler has scaled for one")
+        if self.steps == 0:  # not before: the model may yet move to a GPU
+            optimizers.begin_momentum(self)
         self.steps += 1
         if self._averager is not None and self.sync_iterations == 1:
             self._average_gradients(self._averager)

@@ -18,14 +18,17 @@ def sgd(parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.Opti
 
 
 def begin_momentum(optimizer: torch.optim.SGD) -> None:
-    """Momentum 0 for all parameters, which makes the same first step.
+    """Momentum 0 for all parameters that have none, which makes the same first step.
 
     The fused kernel would find memory of any content where a GradScaler leaves out the first step
     (torch 2.13: `_fused_sgd` makes the buffers with `empty_like`, the kernel returns early).
     """
     for group in optimizer.param_groups:
-        for parameter in filter(lambda one: one.requires_grad, group["params"]):
-            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        moving = [one for one in group["params"] if group["momentum"] and one.requires_grad]
+        for parameter in moving:
+            state = optimizer.state[parameter]
+            if state.get("momentum_buffer") is None:
+                state["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def load(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:

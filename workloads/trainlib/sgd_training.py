@@ -56,11 +56,11 @@ def run_imagenette(options: Namespace) -> int:
         StartError: No MPI, no Pillow, or no GPU where one is asked for.
         WorkloadError: See its other subclasses.
     """
-    if options.gpu:
-        backends.mask_gpus(options.gpu)
     ranks = discover()
+    missing = backends.mask_gpus(options.gpu or ())
     torch.set_num_threads(threads(ranks))
     with Session(ranks, over_mpi=True) as session:
+        session.agree(lambda: _refuse(missing))
         dataset = session.agree(lambda: _check_rows(_from_yaml(options), ranks))
         if options.gpu is not None:
             session.use_gpus(allow_cpu=False)
@@ -76,6 +76,11 @@ def run_imagenette(options: Namespace) -> int:
             training.weights_path = options.out_dir / "weights.pt"
         training.run()
     return 0
+
+
+def _refuse(error: UsageError | None) -> None:
+    if error:
+        raise error
 
 
 def _check_rows(dataset: data.Dataset, ranks: Ranks) -> data.Dataset:

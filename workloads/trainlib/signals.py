@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -15,6 +16,10 @@ from trainlib.errors import Stopped
 #: Seconds between the signal and the end, if the end of the epoch is further away than that or
 #: another rank is already gone and a collective waits for it.
 GRACE_S = 5.0
+
+#: Seconds in which a repeated signal is the same one: launchers pass on what the terminal has sent
+#: to their ranks as well.
+ECHO_S = 0.2
 
 
 class StopRequest(contextlib.AbstractContextManager["StopRequest"]):
@@ -40,6 +45,7 @@ class StopRequest(contextlib.AbstractContextManager["StopRequest"]):
             self._before[number] = signal.signal(number, self._note)
         self._wake_before = signal.set_wakeup_fd(self._near.fileno(), warn_on_full_buffer=False)
         threading.Thread(target=self._watch, daemon=True).start()
+        os.register_at_fork(after_in_child=self._leave_to_parent)
         return self
 
     def __exit__(
@@ -56,6 +62,11 @@ class StopRequest(contextlib.AbstractContextManager["StopRequest"]):
         if error is None:
             self._near.close()
 
+    def _leave_to_parent(self) -> None:
+        """A forked child has the same socket, and what ends it is no signal to us."""
+        if self._near.fileno() >= 0:
+            signal.set_wakeup_fd(-1)
+
     def _note(self, signum: int, frame: FrameType | None) -> None:
         self.signum = self.signum or signum
 
@@ -64,16 +75,22 @@ class StopRequest(contextlib.AbstractContextManager["StopRequest"]):
         if not signum:
             return
         self.signum = signum
-        self._far.settimeout(GRACE_S)
-        try:
-            signum = self._next()
-        except TimeoutError:
-            os._exit(128 + signum)
-        if signum:
-            os._exit(128 + signum)
+        begun = time.monotonic()
+        while (left := begun + GRACE_S - time.monotonic()) > 0:
+            self._far.settimeout(left)
+            try:
+                again = self._next()
+            except TimeoutError:
+                break
+            if not again:
+                return
+            if time.monotonic() > begun + ECHO_S:
+                signum = again
+                break
+        os._exit(128 + signum)
 
     def _next(self) -> int:
-        """The next signal that is ours; 0 if nothing is left to wait for."""
+        """The next signal that is ours; 0 when the context was left."""
         while said := self._far.recv(1):
             if said[0] in self._before:
                 return said[0]

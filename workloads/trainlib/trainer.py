@@ -13,6 +13,7 @@ import itertools
 import math
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -97,8 +98,8 @@ def _check_compiler(device: torch.device) -> None:
     """Finds out before ranks wait for each other in a collective."""
     try:
         torch.compile(lambda x: x.sin() + 1)(torch.zeros(8, device=device))
-    except RuntimeError as error:
-        lines = [line.strip() for line in str(error).splitlines()]
+    except (RuntimeError, OSError, subprocess.SubprocessError) as error:
+        lines = [line.strip() for line in str(error).splitlines()] or [type(error).__name__]
         said = next((line for line in lines if "error:" in line or "Compiler" in line), lines[0])
         raise StartError(
             f"torch.compile does not work here ({said})",
@@ -322,10 +323,7 @@ class Trainer:
             f"Epoch {epoch} | Batchsize: {min(options.batch_size, rows)} | Steps: {steps} | "
             f"Loss: {loss.item():.6g}"
         )
-        # The scaler leaves steps out whose gradients overflow, and then halves its factor: their
-        # losses may be infinite, until nothing is left to halve.
-        scaler = self.recipe.scaler
-        sound = math.isfinite(loss.item()) or (scaler is not None and scaler.get_scale() >= 1)
+        sound = self._sound(loss.item())
         # A signal reaches the ranks at different moments, but they can only stop together: one
         # that left alone would leave the others waiting in a collective.
         signum = self.session.communicator.maximum(stop.signum if sound else _DIVERGED)
@@ -345,6 +343,16 @@ class Trainer:
                 name = signal.Signals(signum).name
                 self._print(f"{name}: stopped after epoch {epoch}, saved in {options.snapshot}")
             raise Stopped(signum)
+
+    def _sound(self, loss: float) -> bool:
+        """Whether loss and weights are finite; the loss is from before the last step."""
+        # The scaler leaves steps out whose gradients overflow, and then halves its factor: their
+        # losses may be infinite, until nothing is left to halve.
+        scaler = self.recipe.scaler
+        if not math.isfinite(loss) and (scaler is None or scaler.get_scale() < 1):
+            return False
+        norms = torch._foreach_norm([one.detach() for one in self.model.parameters()])
+        return bool(torch.stack(norms).isfinite().all())
 
     def _throughput(self, own: float) -> None:
         """Samples per second of this rank, and on rank 0 of all."""

@@ -148,7 +148,7 @@ class Ec2Provider:
         runner.init(planned.begun.seed)
         if resumed:
             # What was being made when Terraform was stopped may exist without its knowing.
-            sweep.remove(api, cluster.id, on_event, keep=known_to(runner))
+            _remove_unknown(api, cluster.id, runner, on_event)
         host_keys = hostkeys.HostKeys(folder)
         warm()
         made = self._apply(cluster, planned, memory, folder, runner, host_keys, on_event)
@@ -341,11 +341,26 @@ def _applied(
     try:
         return apply()
     except terraform.TerraformError as error:
-        if not failures.repeated(item.text for item in error.diagnostics):
+        said = [item.text for item in error.diagnostics]
+        if isinstance(failures.from_terraform(said), CapacityError) or not failures.repeated(said):
             raise
-        on_event("an answer of AWS got lost: what Terraform does not know of is made anew")
-    sweep.remove(api, cluster_id, on_event, keep=known_to(runner))
+        on_event("AWS has something already that Terraform does not know of: that is made anew")
+    _remove_unknown(api, cluster_id, runner, on_event)
     return apply()
+
+
+def _remove_unknown(
+    api: Api, cluster_id: str, runner: terraform.Terraform, on_event: OnEvent
+) -> None:
+    """Removes what the cluster has without Terraform's knowing. Raises LeftoverError."""
+    sweep.remove(api, cluster_id, on_event, keep=known_to(runner))
+    state = runner.state
+    tables = api.all("describe_route_tables", "RouteTables", Filters=[sweep.tagged(cluster_id)])
+    # Associations have no tags of their own.
+    for link in (link for table in tables for link in table.get("Associations", ())):
+        name = link["RouteTableAssociationId"]
+        if not link.get("Main") and name not in state:
+            api.call("disassociate_route_table", AssociationId=name)
 
 
 _ACCELERATORS = {"nvidia": Accelerator.NVIDIA, "amd": Accelerator.AMD}

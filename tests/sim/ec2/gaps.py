@@ -269,7 +269,19 @@ def _keep_to_quota(world: World, request: Request, kind: str) -> None:
     raise ApiError("VcpuLimitExceeded", message)
 
 
+def _associate_route_table(world: World, request: Request) -> None:
+    subnet = request.parameters.get("SubnetId")
+    for table in backend(request.region).describe_route_tables():
+        if subnet and subnet in table._associations.values():
+            raise ApiError(
+                "Resource.AlreadyAssociated",
+                f"the specified association for route table {request.parameters['RouteTableId']}"
+                " conflicts with an existing association",
+            )
+
+
 ACTIONS: dict[str, Action] = {
+    "AssociateRouteTable": _associate_route_table,
     "CreatePlacementGroup": _create_placement_group,
     "DescribePlacementGroups": _describe_placement_groups,
     "DeletePlacementGroup": _delete_placement_group,

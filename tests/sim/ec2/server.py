@@ -18,11 +18,12 @@ from tests.sim.ec2.faults import Faults, Where
 from tests.sim.ec2.wire import Answer, ApiError, Request
 
 Start = Callable[..., Any]
+Control = Callable[[str, dict[str, Any]], object]
 Given = tuple[tuple[Any, ...], bytes]
 """What `start_response` is called with, and the body."""
 
 _KEPT = 256
-Control = Callable[[str, dict[str, Any]], object]
+"""Answers that are kept for those who ask again."""
 
 _NAMES = {"api.pricing": "pricing", "elasticfilesystem": "efs"}
 """Names in signatures → names in policies, where they differ."""
@@ -48,7 +49,8 @@ class Layer:
         # request (smithy-go closes the body that net/http then reads), and asks again. From AWS
         # answers take too long for that.
         invocation = environ.get("HTTP_AMZ_SDK_INVOCATION_ID", "")
-        given = self._given.get(invocation) or self._give(wire.parse(environ), environ)
+        request = wire.parse(environ)  # reads to the end
+        given = self._given.get(invocation) or self._give(request, environ)
         if invocation and given[0][0].startswith("200"):
             self._given[invocation] = given
             for old in list(self._given)[:-_KEPT]:

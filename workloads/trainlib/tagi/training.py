@@ -145,7 +145,8 @@ def evaluate(
     ranks = session.ranks
     correct = torch.zeros((), dtype=torch.int64, device=session.device)
     model.train(False)
-    rows = metrics.batch_rows(dataset, session.device)
+    # Fewer than a GPU could have: each layer keeps its moments and Jacobians, also while testing.
+    rows = metrics.batch_rows(dataset, torch.device("cpu"))
     for inputs, labels in metrics.part_of_test(dataset, ranks.rank, ranks.world, rows):
         chances = softmax.probabilities(*model.forward(inputs))
         correct += (chances.argmax(dim=1) == labels).sum()
