@@ -15,10 +15,11 @@ from clusterctl.errors import ProviderError, UsageError
 from clusterctl.insight import cost
 from clusterctl.model import Charge, CloudSpec, ClusterSpec, NodeGroup
 from clusterctl.providers import deadlines
-from clusterctl.providers.ec2 import failures, known_to, prices, spec, sweep, userdata
+from clusterctl.providers.ec2 import failures, prices, spec, sweep, userdata
 from clusterctl.providers.ec2.failures import CapacityError
 from clusterctl.providers.ec2.hostkeys import HostKeys
 from clusterctl.providers.ec2.prices import Quote
+from clusterctl.providers.ec2.reconcile import known_to
 from clusterctl.providers.ec2.sweep import Left
 from clusterctl.terraform import Binary, Terraform
 

@@ -1,13 +1,13 @@
 """The EC2 provider: Terraform makes the machines, we make sure that they are paid for on purpose.
 
 Modules: `spec`, `userdata` and `agreement` (pure), `preflight`, `prices`, `hostkeys`, `report`,
-`sweep`, `adoption`, `api` (boto3).
+`reconcile`, `sweep`, `adoption`, `api` (boto3).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from clusterctl.providers.ec2 import (
     hostkeys,
     preflight,
     prices,
+    reconcile,
     report,
     sweep,
     userdata,
@@ -148,7 +149,7 @@ class Ec2Provider:
         runner.init(planned.begun.seed)
         if resumed:
             # What was being made when Terraform was stopped may exist without its knowing.
-            _remove_unknown(api, cluster.id, runner, on_event)
+            reconcile.remove_unknown(api, cluster.id, runner, on_event)
         host_keys = hostkeys.HostKeys(folder)
         warm()
         made = self._apply(cluster, planned, memory, folder, runner, host_keys, on_event)
@@ -298,7 +299,7 @@ class Ec2Provider:
                 hours=max(1, round((deadline - time.time()) / 60)) / 60,
             )
             try:
-                outputs = _applied(runner, variables, api, cluster.id, on_event)
+                outputs = reconcile.apply(runner, variables, api, cluster.id, on_event)
             except terraform.TerraformError as error:
                 known = failures.from_terraform(item.text for item in error.diagnostics)
                 if not isinstance(known, CapacityError):
@@ -322,47 +323,6 @@ class Ec2Provider:
         raise ProviderError("there is no zone to try", hint="name some with --zones")
 
 
-def _applied(
-    runner: terraform.Terraform,
-    variables: dict[str, Any],
-    api: Api,
-    cluster_id: str,
-    on_event: OnEvent,
-) -> dict[str, Any]:
-    """The outputs. Raises TerraformError."""
-
-    def apply() -> dict[str, Any]:
-        return runner.apply(
-            variables,
-            report.reporter(on_event),
-            parallelism=layout.parallelism(len(variables["user_data"])),
-        )
-
-    try:
-        return apply()
-    except terraform.TerraformError as error:
-        said = [item.text for item in error.diagnostics]
-        if isinstance(failures.from_terraform(said), CapacityError) or not failures.repeated(said):
-            raise
-        on_event("AWS has something already that Terraform does not know of: that is made anew")
-    _remove_unknown(api, cluster_id, runner, on_event)
-    return apply()
-
-
-def _remove_unknown(
-    api: Api, cluster_id: str, runner: terraform.Terraform, on_event: OnEvent
-) -> None:
-    """Removes what the cluster has without Terraform's knowing. Raises LeftoverError."""
-    sweep.remove(api, cluster_id, on_event, keep=known_to(runner))
-    state = runner.state
-    tables = api.all("describe_route_tables", "RouteTables", Filters=[sweep.tagged(cluster_id)])
-    # Associations have no tags of their own.
-    for link in (link for table in tables for link in table.get("Associations", ())):
-        name = link["RouteTableAssociationId"]
-        if not link.get("Main") and name not in state:
-            api.call("disassociate_route_table", AssociationId=name)
-
-
 _ACCELERATORS = {"nvidia": Accelerator.NVIDIA, "amd": Accelerator.AMD}
 """What the machine image is for. The facts tell later whether it is there."""
 
@@ -370,19 +330,6 @@ _NEXT = f"{deadlines.FILE}.next"
 EXTEND_TIMEOUT = 30.0
 
 _USABLE = ("pending", "running", "stopping", "stopped")
-
-
-_NAMED_BY_US = {"key pair": "aws_key_pair", "placement group": "aws_placement_group"}
-"""Their names are the cluster's id, which is all over the state: their type tells."""
-
-
-def known_to(runner: terraform.Terraform) -> Callable[[sweep.Left], bool]:
-    """Whether Terraform's state speaks of a thing."""
-    state = runner.state
-    types = {address.partition(".")[0] for address in runner.resources()}
-    return lambda left: (
-        _NAMED_BY_US[left.kind] in types if left.kind in _NAMED_BY_US else left.id in state
-    )
 
 
 def _no_room(
