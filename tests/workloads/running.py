@@ -48,6 +48,13 @@ class Programs:
         path = str(Path(sys.prefix) / "bin") + os.pathsep + env.get("PATH", "")
         return {**env, "PATH": path, "OMP_NUM_THREADS": "1", **self.extra}
 
+    def script(self, name: str, text: str) -> Path:
+        """A script of one's own, which can import the shared modules."""
+        path = self.folder / name
+        path.write_text(text)
+        self.extra = {**self.extra, "PYTHONPATH": str(WORKLOADS)}
+        return path
+
     def alone(self, script: str | Path, *arguments: object) -> Ended:
         return self._run([sys.executable, WORKLOADS / script, *arguments])
 

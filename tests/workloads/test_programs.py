@@ -98,9 +98,7 @@ def test_long_epochs_are_saved_as_they_end(
     programs: Programs, seconds: int, saved: list[str]
 ) -> None:
     """Whoever is killed within the next one has lost no other."""
-    script = programs.folder / "saves.py"
-    script.write_text(SAVES)
-    programs.extra = {"PYTHONPATH": str(WORKLOADS)}
+    script = programs.script("saves.py", SAVES)
     ended = programs.alone(script, seconds)
     assert [line.split()[-1] for line in ended.lines("saved after")] == saved, ended
 
@@ -122,9 +120,7 @@ for step in range(5):
 @pytest.mark.mpi
 def test_a_rank_that_raises_ends_the_others(programs: Programs) -> None:
     """In a script of its own: MPI_Finalize would wait for ever."""
-    script = programs.folder / "own.py"
-    script.write_text(ALONE)
-    programs.extra = {"PYTHONPATH": str(WORKLOADS)}
+    script = programs.script("own.py", ALONE)
     ended = programs.mpirun(2, script)
     assert ended.code == 1
     assert "ValueError: a batch of another shape" in ended.err
@@ -201,9 +197,7 @@ with Session(discover()) as session:
 @pytest.mark.mpi
 @pytest.mark.parametrize("width", [64, 5000], ids=["in-a-bucket", "where-it-lies"])
 def test_the_hook_gives_the_gradient_of_the_union_batch(programs: Programs, width: int) -> None:
-    script = programs.folder / "gradients.py"
-    script.write_text(GRADIENTS)
-    programs.extra = {"PYTHONPATH": str(WORKLOADS)}
+    script = programs.script("gradients.py", GRADIENTS)
     ended = programs.mpirun(4, script, width)
     assert (ended.code, ended.lines("equal")) == (0, [f"equal {rank}" for rank in range(4)]), ended
 
@@ -288,9 +282,7 @@ with Session(discover()) as session:
 @pytest.mark.mpi
 def test_a_step_without_a_large_gradient_is_refused(programs: Programs) -> None:
     """Tied, frozen and single parameters of any size are averaged as they should before that."""
-    script = programs.folder / "large.py"
-    script.write_text(LARGE)
-    programs.extra = {"PYTHONPATH": str(WORKLOADS)}
+    script = programs.script("large.py", LARGE)
     ended = programs.mpirun(2, script)
     assert ended.lines("equal") == ["equal 0", "equal 1"], ended
     assert ended.code != 0
@@ -314,9 +306,7 @@ with Session(discover()) as session:
 @pytest.mark.mpi
 @pytest.mark.parametrize(("backend", "code"), [("mpi", 9), ("gloo", 1)])
 def test_one_failing_rank_ends_all(programs: Programs, backend: str, code: int) -> None:
-    script = programs.folder / "fails.py"
-    script.write_text(FAILS)
-    programs.extra = {"PYTHONPATH": str(WORKLOADS)}
+    script = programs.script("fails.py", FAILS)
     started = time.monotonic()
     ended = programs.mpirun(2, script, backend)
     assert ended.code == code, ended
@@ -425,9 +415,7 @@ def test_reduce_all_fails_if_a_sum_is_wrong(programs: Programs) -> None:
     # A rank that contributes something else than its rank stands for a broken network.
     wrong = (WORKLOADS / "reduce_all.py").read_text()
     wrong = wrong.replace("[float(ranks.rank)]", "[float(ranks.rank) + (ranks.rank == 1)]")
-    script = programs.folder / "reduce_all.py"
-    script.write_text(wrong)
-    programs.extra = {"PYTHONPATH": str(WORKLOADS)}
+    script = programs.script("reduce_all.py", wrong)
     ended = programs.mpirun(2, script)
     assert ended.code == 1
     assert "the sum over 2 ranks is not 1 on rank 0 on " in ended.err

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.workloads.running import WORKLOADS, Programs
+from tests.workloads.running import Programs
 from trainlib.mpi_sgd import MpiSGD
 
 pytestmark = [pytest.mark.mpi, pytest.mark.slow]
@@ -112,9 +112,7 @@ with Session(discover(), over_mpi=True) as session:
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_mpi_sgd_is_what_it_says(programs: Programs, ranks: int) -> None:
-    script = programs.folder / "sgd.py"
-    script.write_text(MPI_SGD)
-    programs.extra = {"PYTHONPATH": str(WORKLOADS)}
+    script = programs.script("sgd.py", MPI_SGD)
     ended = programs.mpirun(ranks, script)
     expected = [f"equal {rank}" for rank in range(ranks)]
     assert (ended.code, ended.lines("equal")) == (0, expected), ended
@@ -174,8 +172,6 @@ def test_mpi_sgd_may_be_made_before_the_model_moves_and_be_resumed() -> None:
 
 
 def test_parameter_averaging_is_the_mean_of_independent_copies(programs: Programs) -> None:
-    script = programs.folder / "averaging.py"
-    script.write_text(AVERAGING)
-    programs.extra = {"PYTHONPATH": str(WORKLOADS)}
+    script = programs.script("averaging.py", AVERAGING)
     ended = programs.mpirun(3, script)
     assert (ended.code, ended.lines("equal")) == (0, ["equal False", "equal True"]), ended

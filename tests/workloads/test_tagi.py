@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from tests.workloads import making
-from tests.workloads.running import WORKLOADS, Programs
+from tests.workloads.running import Programs
 from trainlib import data
 from trainlib.tagi import layers, models
 from trainlib.tagi.output import HierarchicalSoftmax, innovation
@@ -320,9 +320,7 @@ with Session(discover()) as session:
 def test_the_sum_over_two_ranks_is_one_process_with_all_rows(
     programs: Programs, backend: str
 ) -> None:
-    script = programs.folder / "parallel.py"
-    script.write_text(PARALLEL)
-    programs.extra = {"PYTHONPATH": str(WORKLOADS)}
+    script = programs.script("parallel.py", PARALLEL)
     ended = programs.mpirun(2, script, backend)
     assert (ended.code, ended.lines("equal")) == (0, ["equal 0", "equal 1"]), ended
 

@@ -9,8 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +17,7 @@ import torch
 
 from tests.workloads import making
 from tests.workloads.running import WORKLOADS, Ended, Programs
-from trainlib import optimizers
 from trainlib.errors import UsageError
-from trainlib.mpi_sgd import MpiSGD
 
 pytestmark = [pytest.mark.slow, pytest.mark.mpi]
 
@@ -98,62 +94,9 @@ with Session(discover()) as session:
 """
 
 
-@pytest.fixture
-def memory_that_nobody_wrote_is_nan() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True)
-    assert torch.empty(3).isnan().all()
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
-@pytest.mark.parametrize("make", [optimizers.sgd, partial(MpiSGD, momentum=0.9)])
-def test_a_first_step_that_the_scaler_leaves_out_is_no_step(
-    make: Any, memory_that_nobody_wrote_is_nan: None
-) -> None:
-    weights = [torch.nn.Parameter(torch.full((50_000,), 1.0)) for _ in range(2)]
-    optimizer = make(weights[:1], lr=0.1)
-    plain = torch.optim.SGD(weights[1:], lr=0.1, momentum=0.9)
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    weights[0].grad = torch.full_like(weights[0], torch.inf)
-    scaler.scale(torch.zeros(()))
-    scaler.step(optimizer)
-    scaler.update()
-    for _ in range(3):
-        weights[0].grad = torch.full_like(weights[0], 2.0 * scaler.get_scale())
-        weights[1].grad = torch.full_like(weights[1], 2.0)
-        scaler.step(optimizer)
-        scaler.update()
-        plain.step()
-    assert torch.allclose(*weights)
-
-
-def test_a_snapshot_of_a_gpu_goes_on_where_images_lie_otherwise() -> None:
-    torch.manual_seed(0)
-    convolutions = [torch.nn.Conv2d(3, 8, 3) for _ in range(2)]
-    convolutions[0].load_state_dict(convolutions[1].state_dict())
-    convolutions[1].to(memory_format=torch.channels_last)  # as the trainer does on a GPU
-    made = [optimizers.sgd(one.parameters(), lr=0.1) for one in convolutions]
-    gradient = torch.randn(8, 3, 3, 3)
-
-    def steps(count: int) -> None:
-        for one, optimizer in zip(convolutions, made, strict=True):
-            for _ in range(count):
-                one.weight.grad = torch.empty_like(one.weight).copy_(gradient)
-                optimizer.step()
-
-    steps(1)
-    states = [optimizer.state_dict() for optimizer in made]
-    for optimizer, state in zip(made, reversed(states), strict=True):
-        optimizers.load(optimizer, state)
-    steps(2)
-    assert torch.allclose(convolutions[0].weight, convolutions[1].weight, atol=1e-6)
-
-
 @pytest.mark.parametrize("backend", ["mpi", "gloo"])
 def test_accumulation_compression_and_precision(programs: Programs, backend: str) -> None:
-    script = programs.folder / "steps.py"
-    script.write_text(STEPS)
-    programs.extra = {"PYTHONPATH": str(WORKLOADS)}
+    script = programs.script("steps.py", STEPS)
     ended = programs.mpirun(2, script, backend)
     assert (ended.code, ended.lines("equal")) == (0, ["equal 0", "equal 1"]), ended
 
@@ -199,9 +142,7 @@ with Session(discover()) as session:
 
 
 def test_batch_norms_statistics_are_those_of_all_ranks(programs: Programs) -> None:
-    script = programs.folder / "buffers.py"
-    script.write_text(BUFFERS)
-    programs.extra = {"PYTHONPATH": str(WORKLOADS)}
+    script = programs.script("buffers.py", BUFFERS)
     ended = programs.mpirun(2, script)
     assert (ended.code, ended.lines("equal")) == (0, ["equal 0", "equal 1"]), ended
 
@@ -403,71 +344,6 @@ def test_one_ctrl_c_is_enough_and_leaves_nothing(programs: Programs, pets: list[
     while processes_with(mark) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert processes_with(mark) == []
-
-
-LATE = """
-import os
-import signal
-from trainlib.errors import Stopped
-from trainlib.program import run_program
-from trainlib.signals import StopRequest
-
-def main():
-    try:
-        with StopRequest():
-            raise Stopped(signal.SIGTERM)  # as the ranks agreed, by the signal of another one
-    finally:
-        os.kill(os.getpid(), signal.SIGTERM)
-        print("left with the others", flush=True)
-
-run_program(main)
-"""
-
-
-BLOCKED = """
-import ctypes, sys
-from trainlib import signals
-signals.GRACE_S = float(sys.argv[1])
-lock, threads = ctypes.create_string_buffer(64), ctypes.CDLL(None)
-with signals.StopRequest():
-    threads.pthread_mutex_lock(lock)
-    print("locked", flush=True)
-    threads.pthread_mutex_lock(lock)
-"""
-
-
-@pytest.mark.parametrize(("grace", "signals"), [(0.2, 1), (600, 2)])
-def test_a_rank_that_waits_for_ever_in_a_library_ends_all_the_same(
-    programs: Programs, grace: float, signals: int
-) -> None:
-    """Python runs no signal handler then: the main thread stays in the library."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", BLOCKED, str(grace)],
-        env={**programs.environment(), "PYTHONPATH": str(WORKLOADS)},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "locked\n"
-        for _ in range(signals):
-            process.send_signal(signal.SIGTERM)
-            time.sleep(0.5)  # sooner it is an echo of the same
-        assert process.wait(30) == 143
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def test_a_rank_that_leaves_with_the_others_survives_its_own_late_signal(
-    programs: Programs,
-) -> None:
-    """Its death before MPI_Finalize would keep the others there, until their clock runs out."""
-    script = programs.folder / "late.py"
-    script.write_text(LATE)
-    programs.extra = {"PYTHONPATH": str(WORKLOADS)}
-    ended = programs.alone(script)
-    assert (ended.code, ended.out) == (128 + signal.SIGTERM, "left with the others\n")
 
 
 # ------------------------------------------------------------------------- the all-reduce table
