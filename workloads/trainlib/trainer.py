@@ -330,7 +330,7 @@ class Trainer:
         if signum == _DIVERGED:
             raise Diverged(
                 epoch,
-                f"try an --lr below {options.lr:g}; {options.snapshot} is as it was before",
+                f"try an --lr below {options.lr:g}; this epoch is not in {options.snapshot}",
             )
         due = self.epochs_done % options.save_every == 0
         # Whoever is told to stop has seconds, and this may be the last epoch that ends in time.
