@@ -48,7 +48,9 @@ TOOLS = (
 )
 
 _ABOUT_PYTHON = """
-import json, sys
+import sys
+sys.path = [folder for folder in sys.path if folder]  # no module of the current folder's
+import json
 from importlib.metadata import distributions
 wanted = set(sys.argv[1:])
 found = {d.name.lower(): d.version for d in distributions() if d.name and d.name.lower() in wanted}

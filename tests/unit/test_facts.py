@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,18 @@ def test_this_machine_answers(tmp_path: Path) -> None:
     assert 1 <= found.cores <= (os.cpu_count() or 1)
     assert found.memory > 100
     assert found.tools["awk"].startswith("/")
+
+
+def test_a_module_in_the_current_folder_is_not_run(tmp_path: Path) -> None:
+    """The home folder there may have a `json.py`."""
+    (tmp_path / "json.py").write_text("raise SystemExit('not this one')\n")
+    question = facts.questions([sys.executable], only=True)["python"]
+    done = subprocess.run(
+        ["sh", "-c", question], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    found = facts.parse(f"@@fact python\n{done.stdout}@@fact end\n").python
+    assert found is not None, done.stderr
+    assert found.executable == sys.executable
 
 
 def test_a_device_with_an_ipv6_address_is_not_alone() -> None:
