@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import site
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +15,20 @@ from pathlib import Path
 from clusterctl.model import NodeResult
 
 Spawned = subprocess.Popen[bytes]
+
+
+def ourselves(*words: str) -> list[str]:
+    """The command line that runs `clusterctl WORDS` in a process of its own.
+
+    Its Python is isolated: neither the current folder nor PYTHONPATH can put other modules in the
+    place of ours, of our libraries' or of the standard library's. What Python then no longer looks
+    for (a checkout, the user's own site-packages) comes last in its path.
+    """
+    folders = [str(Path(__file__).resolve().parents[1])]
+    if site.ENABLE_USER_SITE:
+        folders.append(site.getusersitepackages())
+    code = f"import sys; sys.path += {folders!a}; from clusterctl.__main__ import main; main()"
+    return [sys.executable, "-I", "-c", code, *words]
 
 
 def run(

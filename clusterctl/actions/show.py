@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 
 from clusterctl.insight import cost
-from clusterctl.model import Cluster, Job, Node
+from clusterctl.model import Cluster, Job, Node, Phase
 from clusterctl.providers import Queue
 from clusterctl.state import Store
 
@@ -35,6 +35,8 @@ class Status:
     """Of a batch system that was asked."""
     unknown_prices: tuple[str, ...] = ()
     """Items that the two sums leave out."""
+    warnings: tuple[str, ...] = ()
+    """What is wrong with the cluster and what to do, one line each."""
 
 
 def status(store: Store, cluster: Cluster, *, live: bool = False) -> Status:
@@ -66,7 +68,23 @@ def status(store: Store, cluster: Cluster, *, live: bool = False) -> Status:
         dollars=cost.dollars(charges, now),
         queues=queues,
         unknown_prices=cost.unknown(cluster.charges),
+        warnings=_warnings(store, cluster, now),
     )
+
+
+def _warnings(store: Store, cluster: Cluster, now: float) -> tuple[str, ...]:
+    from clusterctl import providers
+
+    if not cluster.deadline or cluster.phase is not Phase.READY:
+        return ()
+    trouble = providers.load(cluster.spec.provider).deadline_trouble(
+        cluster, store.folder(cluster.name)
+    )
+    if not trouble:
+        return ()
+    over = cluster.deadline <= now
+    advice = f"down {cluster.name}` removes it" if over else f"up {cluster.name}` starts it again"
+    return (f"{trouble}: `clusterctl {advice}",)
 
 
 def statuses(store: Store) -> tuple[Status, ...]:

@@ -238,6 +238,7 @@ def status(
     ]
     if found.unknown_prices:
         lines.append(f"not counted, for nobody says the price: {', '.join(found.unknown_prices)}")
+    lines += [f"warning: {line}" for line in found.warnings]
     head: tuple[str, ...] = ("node", "role", "address", "slots", "mpi", "python")
     head += ("live", "its deadline") if live else ()
     rows: list[tuple[str, ...]] = [head]
@@ -473,6 +474,7 @@ def _status(found: Any, live: bool) -> dict[str, Any]:
         "deadline": what.deadline,
         "dollars": found.dollars,
         "dollars_per_hour": found.dollars_per_hour,
+        "warnings": found.warnings,
         "jobs": [job.id for job in found.jobs],
         **({"queues": [plain(queue) for queue in found.queues]} if live else {}),
         "nodes": [

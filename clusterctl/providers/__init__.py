@@ -56,7 +56,7 @@ class Created:
 
 
 class Provider(Protocol):
-    """Eight verbs. `folder` is the cluster's own, 0700; its `ssh/user.pub` is the key to let in."""
+    """Nine verbs. `folder` is the cluster's own, 0700; its `ssh/user.pub` is the key to let in."""
 
     def plan(
         self,
@@ -91,6 +91,10 @@ class Provider(Protocol):
     def extend(self, cluster: Cluster, folder: Path, deadline: float) -> None:
         """Moves the deadline (seconds since the epoch) wherever it is armed. Raises NodeUnreachable
         naming the nodes that keep the old one."""
+
+    def deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
+        """Why the cluster would outlive its deadline, as far as this machine alone can tell; ""
+        where nothing speaks against it. Asks no node."""
 
     def destroy(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> None:
         """Removes everything from any half-built state; LeftoverError if something stays."""

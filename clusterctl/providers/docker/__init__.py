@@ -156,6 +156,9 @@ class DockerProvider:
                 f"the old deadline stays on {'; '.join(whys)}", hint="try again", transient=True
             )
 
+    def deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
+        return ""  # each node keeps its own deadline
+
     def destroy(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> None:
         engine.require()
         label = f"{engine.CLUSTER}={cluster.id}"

@@ -115,6 +115,11 @@ class LocalProvider:
     def extend(self, cluster: Cluster, folder: Path, deadline: float) -> None:
         reaper.arm(layout.site(cluster.id, folder), cluster.name, deadline)
 
+    def deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
+        if not cluster.deadline or reaper.runs(layout.site(cluster.id, folder)):
+            return ""
+        return "the process that takes it down at its deadline is not running"
+
     def destroy(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> None:
         site = layout.site(cluster.id, folder)
         here = processes.network_of()

@@ -6,7 +6,7 @@ What ends the cluster's processes ends it too: `down` leaves none behind, `up` s
 from __future__ import annotations
 
 import os
-import sys
+from pathlib import Path
 
 from clusterctl import assets, process
 from clusterctl.providers import deadlines
@@ -20,18 +20,24 @@ def arm(site: Site, name: str, deadline: float, life: float = 0.0) -> None:
     and sees to it that somebody minds it."""
     path = site.folder / "deadline"
     write_atomic(path, deadlines.content(deadline, life).encode())
-    if any(found.node == REAPER for found in processes.scan(site)):
+    if runs(site):
         return
     script = assets.render(
         "local/reaper.sh.j2",
         deadline=path,
         nodes=site.nodes,
-        python=sys.executable,
-        cluster=name,
+        down=process.ourselves("down", name, "--yes"),
     )
     home = site.folder.parent.parent
+    # A shell that is gone at once starts it: it is nobody's child, and no zombie when it ends.
     process.spawn(
-        ["/bin/sh", "-c", script],
+        ["/bin/sh", "-c", '/bin/sh -c "$1" &', "reaper", script],
         log=site.folder / "reaper.log",
+        cwd=Path("/"),
         env={**os.environ, "CLUSTERCTL_NODE": site.tag(REAPER), "CLUSTERCTL_HOME": str(home)},
-    )
+    ).wait()
+
+
+def runs(site: Site) -> bool:
+    """Whether the process that waits for the deadline is there."""
+    return any(found.node == REAPER for found in processes.scan(site))

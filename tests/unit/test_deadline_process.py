@@ -1,0 +1,84 @@
+"""The process that takes a local cluster down at its deadline."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clusterctl import providers
+from clusterctl.actions import open_store, show
+from clusterctl.model import Cluster, ClusterSpec, NodeGroup, Phase
+from clusterctl.providers.local import processes
+from clusterctl.providers.local.layout import Site, site
+
+HOUR = 3600.0
+
+
+@pytest.fixture
+def lab() -> Iterator[tuple[Cluster, Site]]:
+    """A local cluster without nodes, on record; none of its processes outlives the test."""
+    store = open_store()
+    spec = ClusterSpec(name="lab", provider="local", groups=(NodeGroup(count=1),))
+    now = time.time()
+    cluster = Cluster(
+        id=f"lab-{time.monotonic_ns():x}",
+        spec=spec,
+        phase=Phase.READY,
+        created=now,
+        deadline=now + HOUR,
+    )
+    store.save(cluster)
+    place = site(cluster.id, store.folder("lab"))
+    yield cluster, place
+    assert processes.end(place, lambda process: True, seconds=5) == []
+
+
+def arm(cluster: Cluster, place: Site, deadline: float) -> None:
+    providers.load("local").extend(cluster, place.folder, deadline)
+
+
+def test_it_runs_nothing_from_the_folder_of_up(
+    lab: tuple[Cluster, Site], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody else's `clusterctl` there would run as the user of the cluster, often root; a
+    `random.py`, there or on PYTHONPATH, would end it before it has taken the cluster down."""
+    cluster, place = lab
+    ran = tmp_path / "ran"
+    folder = tmp_path / "project"
+    (folder / "clusterctl").mkdir(parents=True)
+    program = f"open({str(ran)!r}, 'a').write(__name__)\nraise SystemExit(1)\n"
+    for name in ("clusterctl/__init__.py", "clusterctl/__main__.py", "random.py", "site.py"):
+        (folder / name).write_text(program)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    arm(cluster, place, time.time() - 1)
+    until = time.monotonic() + 60
+    while open_store().names():
+        assert time.monotonic() < until, (place.folder / "reaper.log").read_text()
+        assert not ran.exists()
+        time.sleep(0.05)
+    assert not ran.exists()
+
+
+def test_status_says_when_it_is_gone(lab: tuple[Cluster, Site]) -> None:
+    cluster, place = lab
+    store = open_store()
+    arm(cluster, place, time.time() + HOUR)
+    assert show.status(store, cluster).warnings == ()
+    for process in processes.scan(place):
+        os.kill(process.pid, signal.SIGKILL)
+    until = time.monotonic() + 30
+    while processes.scan(place):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    (said,) = show.status(store, cluster).warnings
+    assert "is not running: `clusterctl up lab` starts it again" in said
+    (said,) = show.status(store, replace(cluster, deadline=time.time() - 1)).warnings
+    assert "`clusterctl down lab` removes it" in said
+    assert show.status(store, replace(cluster, deadline=None)).warnings == ()
