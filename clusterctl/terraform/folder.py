@@ -79,28 +79,37 @@ class Listener:
             yield f"and {len(self.existing) - SHOWN} more"
 
 
+def _state_file(folder: Path) -> Path:
+    return folder / "terraform.tfstate"
+
+
 def _state(folder: Path) -> str:
     try:
-        return (folder / "terraform.tfstate").read_text()
+        return _state_file(folder).read_text(errors="replace")
     except OSError:
         return ""
 
 
 def resources(folder: Path) -> dict[str, str]:
-    """Addresses of the managed resources in a folder's state file, with their ids."""
+    """Addresses of the managed resources in a folder's state file, with their ids. An empty file is
+    what a Terraform leaves that was killed in its first plan. Raises TerraformError for one that is
+    damaged."""
     try:
         state = json.loads(_state(folder) or "{}")
-    except ValueError:
-        return {}
-    return {
-        f"{item['type']}.{item['name']}"
-        + (f"[{json.dumps(instance['index_key'])}]" if "index_key" in instance else ""): str(
-            instance.get("attributes", {}).get("id", "")
-        )
-        for item in state.get("resources", ())
-        if item.get("mode") == "managed"
-        for instance in item.get("instances", ())
-    }
+        return {
+            f"{item['type']}.{item['name']}"
+            + (f"[{json.dumps(instance['index_key'])}]" if "index_key" in instance else ""): str(
+                instance.get("attributes", {}).get("id", "")
+            )
+            for item in state.get("resources", ())
+            if item.get("mode") == "managed"
+            for instance in item.get("instances", ())
+        }
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise TerraformError(
+            f"the Terraform state {_state_file(folder)} is damaged: {error}",
+            hint="`clusterctl down` finds the cluster by its tags and removes it without this file",
+        ) from error
 
 
 class Terraform:
@@ -130,7 +139,7 @@ class Terraform:
         return _state(self.folder)
 
     def resources(self) -> tuple[str, ...]:
-        """Addresses of the managed resources in the state file."""
+        """Addresses of the managed resources in the state file. Raises TerraformError."""
         return tuple(resources(self.folder))
 
     def copy(self, module: Path) -> None:
@@ -190,7 +199,6 @@ class Terraform:
         """KeyboardInterrupt is a second Ctrl-C, Interrupted the first."""
         ended = process.watch(
             command_line(
-                self.folder,
                 self.binary,
                 command,
                 auto_approve=flag(),

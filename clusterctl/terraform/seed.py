@@ -96,7 +96,7 @@ class Seed:
             write_atomic(self.folder / source.name, source.read_bytes())
 
     def _argv(self) -> list[str]:
-        return command_line(self.folder, self._binary, "init", no_color=flag())
+        return command_line(self._binary, "init", no_color=flag())
 
     def _finish(self, limit: float) -> None:
         begun, self._begun = self._begun, None

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from clusterctl.errors import ProviderError
 from clusterctl.model import Charge, CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
 from clusterctl.providers import ProviderPlan, ec2
 from clusterctl.providers.ec2 import Ec2Provider
@@ -144,6 +145,31 @@ def test_machines_that_only_terraform_knows_of_were_made(tmp_path: Path) -> None
     charges = provider.plan(wish(), current, ahead=tmp_path).charges
     assert [item.until for item in instances(charges, "worker-1")] == [current.deadline, None]
     assert [item.until for item in instances(charges, "launcher")] == [None]
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        (None, "the Terraform state of cluster lab is lost"),
+        ("", "the Terraform state of cluster lab is lost"),
+        ('{"version": 4, "resou', r"the Terraform state \S+/terraform\.tfstate is damaged"),
+    ],
+)
+def test_a_cluster_whose_state_is_lost_is_not_called_adopted(
+    state: str | None, said: str, tmp_path: Path
+) -> None:
+    """`up` stops before it asks AWS anything; `down` works without the state."""
+    provider = Ec2Provider()
+    current = attempted(provider.plan(wish()), "launcher", "worker-1", ago=60)
+    folder = Home(tmp_path).clusters / "lab"
+    (folder / "terraform").mkdir(parents=True)
+    if state is not None:
+        (folder / "terraform" / "terraform.tfstate").write_text(state)
+    with pytest.raises(ProviderError, match=said) as caught:
+        provider.create(current, folder, print)
+    assert "adopted" not in caught.value.message
+    assert "clusterctl down" in caught.value.hint
+    assert provider.made(folder) == frozenset()
 
 
 def test_a_budget_lasts_on_demand_also_at_the_second_attempt() -> None:

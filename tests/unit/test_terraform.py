@@ -402,3 +402,34 @@ def test_a_process_that_takes_too_long_is_asked_and_then_killed(tmp_path: Path) 
     assert "did not end within 0.3 s" in ended.error
     ended, took = watched("trap '' INT; while :; do sleep 0.05; done", 0.3)
     assert (ended.exit_code, took < 3) == (-9, True)
+
+
+STATE = {"version": 4, "resources": [{"mode": "managed", "type": "aws_vpc", "name": "this"}]}
+
+
+def test_a_terraform_that_was_killed_in_its_first_plan_is_run_again(tmp_path: Path) -> None:
+    """It leaves an empty state file, which Terraform itself takes for none."""
+    tool = runner(tmp_path, "")
+    (tool.folder / "terraform.tfstate").touch()
+    assert tool.resources() == ()
+    tool.apply({}, lambda event: None, parallelism=10)
+    tool.destroy(lambda event: None, parallelism=10)
+    assert [argv[0] for argv, _ in calls(tool)] == ["apply", "destroy"]
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        json.dumps(STATE)[:-9],
+        "[]",
+        '{"resources": [7]}',
+        '{"resources": [{"mode": "managed", "instances": [{}]}]}',
+    ],
+)
+def test_a_damaged_state_is_not_taken_for_an_empty_one(tmp_path: Path, damaged: str) -> None:
+    tool = runner(tmp_path, "")
+    (tool.folder / "terraform.tfstate").write_text(damaged)
+    with pytest.raises(terraform.TerraformError, match=r"terraform\.tfstate is damaged") as caught:
+        tool.resources()
+    assert caught.value.exit_code == 3
+    assert "clusterctl down" in caught.value.hint

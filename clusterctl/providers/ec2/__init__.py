@@ -131,6 +131,14 @@ class Ec2Provider:
         )
 
     def create(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> Created:
+        runner = _terraform(folder, cluster.name, on_event)
+        if not runner.resources() and cluster.nodes:
+            raise ProviderError(
+                f"the Terraform state of cluster {cluster.name} is lost: its folder"
+                f" {runner.folder} holds none",
+                hint=f"`clusterctl down {cluster.name}` finds the cluster by its tags and removes"
+                " it without the state",
+            )
         planned = self._planned.get(cluster.name) or _replan(cluster, folder, on_event)
         wish, found, api = planned.wish, planned.found, planned.api
         resumed = recall(folder) is not None
@@ -138,13 +146,6 @@ class Ec2Provider:
         memory.ssh_cidr = access.ssh_cidr(
             wish.cloud.ssh_cidr, memory.ssh_cidr, planned.begun.address.get, on_event
         )
-        runner = _terraform(folder, cluster.name, on_event)
-        if cluster.nodes and not runner.resources():
-            raise ProviderError(
-                f"cluster {cluster.name} was adopted: what Terraform knew of it, and its SSH keys,"
-                " are lost",
-                hint=f"it can be watched and taken down: `clusterctl down {cluster.name}`",
-            )
         runner.copy(_module())
         runner.init(planned.begun.seed)
         if resumed:
@@ -172,7 +173,11 @@ class Ec2Provider:
         return {item.node: item.id for item in found if item.node}
 
     def made(self, folder: Path) -> frozenset[str]:
-        return frozenset(filter(None, map(report.node, terraform.resources(folder / "terraform"))))
+        try:
+            known = terraform.resources(folder / "terraform")
+        except terraform.TerraformError:
+            return frozenset()  # the nodes on record are all that is known
+        return frozenset(filter(None, map(report.node, known)))
 
     def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
         api = _api(cluster, folder)
