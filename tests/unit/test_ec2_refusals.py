@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,7 @@ from clusterctl.model import (
     Role,
 )
 from clusterctl.providers import ec2
-from clusterctl.providers.ec2 import Ec2Provider, access, api, preflight, sweep
+from clusterctl.providers.ec2 import Ec2Provider, access, api, failures, preflight, sweep
 from clusterctl.providers.ec2.api import Api, Instance, InstanceType
 from clusterctl.providers.ec2.hostkeys import HostKeys
 
@@ -190,3 +193,95 @@ def test_a_fallback_from_nothing_is_said_before_it_costs(spot: bool) -> None:
     preflight.survey(Offering("us-east-1"), wish, {}, "", told.append)
     line = "--spot-fallback does nothing without --spot: the workers are on-demand"
     assert told == ([] if spot else [line])
+
+
+@contextmanager
+def answering(bodies: Iterator[bytes]) -> Iterator[str]:
+    """An endpoint that has one answer after the other, whatever is asked."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            body = next(bodies)
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+UNREADABLE = (
+    b"<html><body><form>Welcome to our network<br></form></body></html>",
+    b"",
+    b'{"Quota": [], "PriceList": ["<html>"]}',
+)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        Api.account,
+        lambda api: api.quota("L-1216C47A"),
+        lambda api: api.price("t3.xlarge"),
+        lambda api: api.instances(),
+        go_on,
+    ],
+    ids=["account", "quota", "price", "instances", "up"],
+)
+def test_an_answer_that_is_not_from_aws_is_no_bug_of_ours(
+    ask: Callable[[Api], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The login page of a hotel's network, say."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "nobody")
+    with answering(iter(UNREADABLE)) as address:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+        api = Api("us-east-1")
+        for _ in UNREADABLE:
+            with pytest.raises(ProviderError, match="cannot be read") as caught:
+                ask(api)
+            assert caught.value.exit_code == 3
+            assert "AWS_ENDPOINT_URL" in caught.value.hint
+
+
+def test_an_endpoint_that_is_no_address_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "nowhere")
+    with pytest.raises(ProviderError, match="Invalid endpoint: nowhere"):
+        Api("us-east-1").account()
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (
+            "AuthFailure.ServiceLinkedRoleCreationNotPermitted",
+            "no service-linked role for spot instances",
+        ),
+        ("AuthFailure.Whatever", "AWS does not accept your credentials"),
+        ("UnauthorizedOperation", "your AWS user may not do that"),
+    ],
+)
+def test_codes_with_dots_are_understood(code: str, said: str) -> None:
+    """From AWS to us, and as Terraform quotes it."""
+    asked = failures.refused("starting instances", code, "The provided credentials", "us-east-1")
+    quoted = failures.from_terraform([f"RunInstances, api error {code}: The provided credentials"])
+    assert quoted
+    assert said in asked.message
+    assert said in quoted.message
+
+
+def test_the_role_for_spot_instances_says_how_to_make_it() -> None:
+    code = "AuthFailure.ServiceLinkedRoleCreationNotPermitted"
+    error = failures.refused("starting instances", code, "", "us-east-1")
+    assert "create-service-linked-role --aws-service-name spot.amazonaws.com" in error.hint

@@ -137,7 +137,10 @@ class Api:
             max_pool_connections=16,
             user_agent_extra="clusterctl",
         )
-        return self._session.client(service, region_name=region, config=limits)
+        try:
+            return self._session.client(service, region_name=region, config=limits)
+        except ValueError as error:  # an AWS_ENDPOINT_URL that is none
+            raise failures.not_asked(f"talking to {service}", "ValueError", str(error)) from error
 
     @property
     def ec2(self) -> Any:
@@ -145,7 +148,9 @@ class Api:
 
     @contextmanager
     def _asking(self, doing: str) -> Iterator[None]:
+        """Around a question and the reading of its answer."""
         from botocore.exceptions import BotoCoreError, ClientError
+        from botocore.parsers import ResponseParserError
 
         try:
             yield
@@ -156,6 +161,8 @@ class Api:
             ) from error
         except BotoCoreError as error:
             raise failures.not_asked(doing, type(error).__name__, str(error)) from error
+        except (ResponseParserError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise failures.unreadable(doing, f"{type(error).__name__}: {error}") from error
 
     def call(self, action: str, **arguments: Any) -> Any:
         """One EC2 call, such as `terminate_instances`. Raises ProviderError."""
@@ -184,19 +191,8 @@ class Api:
             "InstanceTypes",
             Filters=[{"Name": "instance-type", "Values": wanted}],
         )
-        types = {}
-        for item in found:
-            gpus = item.get("GpuInfo", {}).get("Gpus", ())
-            types[item["InstanceType"]] = InstanceType(
-                name=item["InstanceType"],
-                vcpus=int(item["VCpuInfo"]["DefaultVCpus"]),
-                gpus=sum(int(gpu.get("Count", 1)) for gpu in gpus),
-                gpu_maker=gpus[0].get("Manufacturer", "") if gpus else "",
-                clusters="cluster"
-                in item.get("PlacementGroupInfo", {}).get("SupportedStrategies", ()),
-                efa=bool(item.get("NetworkInfo", {}).get("EfaSupported")),
-            )
-        return types
+        with self._asking("describe instance types"):
+            return {item["InstanceType"]: _instance_type(item) for item in found}
 
     def with_efa(self, families: Iterable[str]) -> tuple[str, ...]:
         """The types of these families (`g5`, `c6i`) that have an Elastic Fabric Adapter."""
@@ -214,13 +210,15 @@ class Api:
         """The zones of the region that offer all of these types, by name."""
         wanted = set(types)
         offered: dict[str, set[str]] = {}
-        for item in self.all(
+        found = self.all(
             "describe_instance_type_offerings",
             "InstanceTypeOfferings",
             LocationType="availability-zone",
             Filters=[{"Name": "instance-type", "Values": sorted(wanted)}],
-        ):
-            offered.setdefault(item["Location"], set()).add(item["InstanceType"])
+        )
+        with self._asking("describe instance type offerings"):
+            for item in found:
+                offered.setdefault(item["Location"], set()).add(item["InstanceType"])
         return tuple(sorted(zone for zone, has in offered.items() if wanted <= has))
 
     def image(self, owner: str, name: str) -> str:
@@ -249,7 +247,7 @@ class Api:
         client = self._client("service-quotas")
         with self._asking("asking for your EC2 quotas"):
             answer = client.get_service_quota(ServiceCode="ec2", QuotaCode=code)
-        return float(answer["Quota"]["Value"])
+            return float(answer["Quota"]["Value"])
 
     def instances(self, *filters: dict[str, Any], states: Sequence[str] = LIVING) -> list[Instance]:
         """Instances that are not gone; a stopping one still counts, and still has a network."""
@@ -258,24 +256,8 @@ class Api:
             "Reservations",
             Filters=[*filters, {"Name": "instance-state-name", "Values": list(states)}],
         )
-        found = []
-        for item in (item for group in reservations for item in group["Instances"]):
-            tags = {tag["Key"]: tag["Value"] for tag in item.get("Tags", ())}
-            launched = item.get("LaunchTime")
-            found.append(
-                Instance(
-                    id=item["InstanceId"],
-                    node=tags.get("clusterctl:node", ""),
-                    type=item.get("InstanceType", ""),
-                    state=item["State"]["Name"],
-                    zone=item.get("Placement", {}).get("AvailabilityZone", ""),
-                    address=item.get("PublicIpAddress", ""),
-                    private_address=item.get("PrivateIpAddress", ""),
-                    launched=launched.timestamp() if launched else 0.0,
-                    spot=item.get("InstanceLifecycle") == "spot",
-                )
-            )
-        return found
+        with self._asking("describe instances"):
+            return [_instance(item) for group in reservations for item in group["Instances"]]
 
     def price(self, instance_type: str) -> float | None:
         """On-demand Linux in US dollars per hour; None where the price list has no such row."""
@@ -297,13 +279,13 @@ class Api:
                 ],
                 MaxResults=10,
             )
-        prices = [
-            float(dimension["pricePerUnit"]["USD"])
-            for text in answer.get("PriceList", ())
-            for term in json.loads(text).get("terms", {}).get("OnDemand", {}).values()
-            for dimension in term["priceDimensions"].values()
-            if "USD" in dimension.get("pricePerUnit", {})
-        ]
+            prices = [
+                float(dimension["pricePerUnit"]["USD"])
+                for text in answer["PriceList"]
+                for term in json.loads(text).get("terms", {}).get("OnDemand", {}).values()
+                for dimension in term["priceDimensions"].values()
+                if "USD" in dimension.get("pricePerUnit", {})
+            ]
         return max((price for price in prices if price > 0), default=None)
 
     def spot_price(self, instance_type: str, zone: str) -> float | None:
@@ -316,5 +298,34 @@ class Api:
             Filters=[{"Name": "availability-zone", "Values": [zone]}] if zone else [],
             MaxResults=20,
         )
-        newest = max(rows, key=lambda row: row["Timestamp"], default=None)
-        return float(newest["SpotPrice"]) if newest else None
+        with self._asking("describe spot price history"):
+            newest = max(rows, key=lambda row: row["Timestamp"], default=None)
+            return float(newest["SpotPrice"]) if newest else None
+
+
+def _instance_type(item: dict[str, Any]) -> InstanceType:
+    gpus = item.get("GpuInfo", {}).get("Gpus", ())
+    return InstanceType(
+        name=item["InstanceType"],
+        vcpus=int(item["VCpuInfo"]["DefaultVCpus"]),
+        gpus=sum(int(gpu.get("Count", 1)) for gpu in gpus),
+        gpu_maker=gpus[0].get("Manufacturer", "") if gpus else "",
+        clusters="cluster" in item.get("PlacementGroupInfo", {}).get("SupportedStrategies", ()),
+        efa=bool(item.get("NetworkInfo", {}).get("EfaSupported")),
+    )
+
+
+def _instance(item: dict[str, Any]) -> Instance:
+    tags = {tag["Key"]: tag["Value"] for tag in item.get("Tags", ())}
+    launched = item.get("LaunchTime")
+    return Instance(
+        id=item["InstanceId"],
+        node=tags.get("clusterctl:node", ""),
+        type=item.get("InstanceType", ""),
+        state=item["State"]["Name"],
+        zone=item.get("Placement", {}).get("AvailabilityZone", ""),
+        address=item.get("PublicIpAddress", ""),
+        private_address=item.get("PrivateIpAddress", ""),
+        launched=launched.timestamp() if launched else 0.0,
+        spot=item.get("InstanceLifecycle") == "spot",
+    )

@@ -48,6 +48,11 @@ CODES = {
     "ExpiredToken": Known("your AWS credentials have expired", _KEYS),
     "RequestExpired": Known("your AWS credentials have expired, or the clock is wrong", _KEYS),
     "ExpiredTokenException": Known("your AWS credentials have expired", _KEYS),
+    "AuthFailure.ServiceLinkedRoleCreationNotPermitted": Known(
+        "your account has no service-linked role for spot instances yet, and you may not create it",
+        "let an administrator run it once: `aws iam create-service-linked-role --aws-service-name"
+        " spot.amazonaws.com`; or add the right from infra/ec2/policy.json",
+    ),
     "AuthFailure": Known("AWS does not accept your credentials", _KEYS),
     "InvalidClientTokenId": Known("AWS does not know your credentials", _KEYS),
     "SignatureDoesNotMatch": Known("your AWS secret key is wrong", _KEYS),
@@ -99,11 +104,25 @@ _REPEATED = frozenset(
 
 def refused(doing: str, code: str, message: str, region: str) -> ProviderError:
     """The error for what AWS said to a call of ours."""
-    known = CODES.get(code)
+    known = _known(code)
     if known is None:
         return ProviderError(f"{doing} failed in {region}: {code}: {message}", hint="see above")
     kind = CapacityError if known.capacity else ProviderError
     return kind(f"{doing}: {known.what} ({code}: {message})", hint=known.hint)
+
+
+def _known(code: str) -> Known | None:
+    """The row of a code such as `AuthFailure.Detail`: its own, else that of what it begins with."""
+    return CODES.get(code) or CODES.get(code.partition(".")[0])
+
+
+def unreadable(doing: str, what: str) -> ProviderError:
+    """The error for an answer that is not what AWS sends, such as the login page of a network."""
+    return ProviderError(
+        f"{doing}: the answer cannot be read ({what}), so it is probably not from AWS",
+        hint="check your network, your proxy and AWS_ENDPOINT_URL, and try again",
+        transient=True,
+    )
 
 
 def not_asked(doing: str, exception: str, message: str) -> ProviderError:
@@ -131,11 +150,10 @@ def from_terraform(texts: Iterable[str]) -> ProviderError | None:
     for text in texts:
         flat = " ".join(text.split())
         for code in re.findall(
-            r"api error (\w+)|\b([A-Z]\w+(?:Exceeded|Capacity|Failure))\b", flat
+            r"api error ([\w.]*\w)|\b([A-Z]\w+(?:Exceeded|Capacity|Failure))\b", flat
         ):
-            name = code[0] or code[1]
-            if name in CODES:
-                known = CODES[name]
+            known = _known(code[0] or code[1])
+            if known:
                 kind = CapacityError if known.capacity else ProviderError
                 found.append(kind(f"{known.what} ({flat[:300]})", hint=known.hint))
     return next((item for item in found if isinstance(item, CapacityError)), None) or next(
