@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from clusterctl import providers
 from clusterctl.actions import Tell, made_by_us
 from clusterctl.errors import UsageError
 from clusterctl.insight import cost
-from clusterctl.model import Cluster, Phase
+from clusterctl.model import Cluster, Job, Phase, clock
 from clusterctl.providers import Provider
 from clusterctl.state import ClusterLock, Store
 from clusterctl.transport.fold import ranges
@@ -25,10 +26,14 @@ class Extended:
     dollars: float
 
 
-def extend(store: Store, name: str, ttl: float, tell: Tell) -> Extended:
+Consent = Callable[[str], bool]
+"""Asks whether what runs may end sooner; raises UsageError where there is nobody to ask."""
+
+
+def extend(store: Store, name: str, ttl: float, tell: Tell, consent: Consent) -> Extended:
     """The cluster ends `ttl` seconds from now. Raises NodeUnreachable naming the nodes that keep
     their old deadline, with the later one on record, and UsageError where a budget does not last
-    that long or machines run that are no nodes yet."""
+    that long, machines run that are no nodes yet, or an end that comes sooner is not agreed to."""
     with ClusterLock(store.home, name, "extend", tell):
         cluster = made_by_us(store.cluster(name))
         provider = providers.load(cluster.spec.provider)
@@ -42,6 +47,11 @@ def extend(store: Store, name: str, ttl: float, tell: Tell) -> Extended:
                 f"that would cost ${dollars:.2f}, and the cluster's budget is ${budget:.2f}",
                 hint=f"`clusterctl up {name} --budget {dollars + 0.01:.2f}` or a shorter --ttl",
             )
+        question = _sooner(store, cluster, now + ttl, now)
+        if question and not consent(question):
+            raise UsageError(
+                f"aborted; the deadline of cluster {name} stays as it is", hint="choose a later end"
+            )
         if cluster.deadline is not None:
             # Some nodes may get the new one and others not: the record says what may still cost.
             store.save(replace(cluster, deadline=max(cluster.deadline, now + ttl)))
@@ -50,6 +60,32 @@ def extend(store: Store, name: str, ttl: float, tell: Tell) -> Extended:
         store.save(cluster)
         store.event(name, "extended", deadline=round(now + ttl))
     return Extended(cluster, now + ttl, dollars)
+
+
+def _sooner(store: Store, cluster: Cluster, end: float, now: float) -> str:
+    """What to ask where something would end sooner than it does now; "" for nothing."""
+    before = cluster.deadline
+    if before is not None and (before <= now or before <= end):
+        return ""  # it is over, or only gets longer
+    running = [
+        str(job.id)
+        for job in store.jobs()
+        if job.cluster_id == cluster.id and not job.state.ended and not _done_by(job, end)
+    ]
+    if before is None and not running:
+        return ""
+    jobs = f"job {', '.join(running)} {'is' if len(running) == 1 else 'are'} running"
+    instead = f"at {clock(end)}" + (f" instead of {clock(before)}" if before else "")
+    return (
+        f"cluster {cluster.name} would end {instead}"
+        + f", and {jobs}" * bool(running)
+        + "; move the deadline?"
+    )
+
+
+def _done_by(job: Job, end: float) -> bool:
+    """Whether the job's own time limit ends it before."""
+    return bool(job.spec.timeout and job.started and job.started + job.spec.timeout <= end)
 
 
 def _whole(provider: Provider, cluster: Cluster, folder: Path, now: float) -> None:

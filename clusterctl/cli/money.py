@@ -23,11 +23,12 @@ def extend(
         str, typer.Option("--ttl", metavar="TIME", help="From now on: 30m, 8h, 2d.")
     ] = "",
     cluster: ClusterOption = None,
+    yes: Yes = False,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Move the deadline of a cluster, on all its nodes."""
+    """Move the deadline of a cluster, on all its nodes. An earlier end needs your consent."""
     console = Console.current().set(json=json, quiet=quiet, verbose=verbose)
     if not ttl:
         raise UsageError("extend needs --ttl", hint="clusterctl extend --ttl 4h")
@@ -37,7 +38,8 @@ def extend(
 
     store = actions.open_store()
     chosen = actions.choose(store, name or cluster)
-    done = action.extend(store, chosen.name, seconds, console.tell)
+    consent = (lambda question: True) if yes else console.consent
+    done = action.extend(store, chosen.name, seconds, console.tell, consent)
     console.note(
         f"cluster {done.cluster.name} ends at {clock(done.deadline)}; ${done.dollars:.2f} by then"
     )

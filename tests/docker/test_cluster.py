@@ -135,7 +135,7 @@ def test_it_ends_itself_at_its_time(
     assert states() == {"running 0 on-failure"}
     clusterctl("run", "--detach", str(program))
     ended = time.time() + 30
-    clusterctl("extend", "--ttl", "30s")  # three seconds of them are for saving
+    clusterctl("extend", "--ttl", "30s", "--yes")  # three seconds of them are for saving
     first = json.loads(clusterctl("status", "--live", "--json").stdout)
     assert {node["deadline"] for node in first["nodes"]} == {float(int(first["deadline"]))}
     until = time.monotonic() + 200

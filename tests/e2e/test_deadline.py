@@ -25,7 +25,7 @@ def test_a_cluster_goes_at_its_time(make_cli: MakeCli) -> None:
     # Up again does not move it, extend does; both find the same process waiting.
     cli("up", "--workers", "1")
     assert cli.json("status")["deadline"] == first
-    cli("extend", "--ttl", "2s")
+    cli("extend", "--ttl", "2s", "--yes")
     deadline = time.monotonic() + 30
     while cli.json("list")["clusters"]:
         assert time.monotonic() < deadline, "it outlives its deadline"
@@ -53,7 +53,7 @@ def test_ranks_are_told_before(make_cli: MakeCli, tmp_path: Path) -> None:
     while "running" not in cli("jobs").out:
         assert time.monotonic() < until
         time.sleep(0.1)
-    cli("extend", "--ttl", "40s")
+    cli("extend", "--ttl", "40s", "--yes")
     at = cli.json("status")["deadline"]
     until = time.monotonic() + 100
     while cli.json("list")["clusters"]:

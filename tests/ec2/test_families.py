@@ -81,7 +81,7 @@ def test_spot_workers_save_on_notice_and_all_end_at_the_deadline(world: World) -
         "the programs save their work when EC2 wants its machine back",
     )
     assert "saved in" in world.ok("logs", number).out
-    world.ok("extend", "--ttl", "8s")
+    world.ok("extend", "--ttl", "8s", "--yes")
     began = time.monotonic()
     world.wait(lambda: not world.ec2.machines, 60, "machines that end themselves")
     assert time.monotonic() - began > 3

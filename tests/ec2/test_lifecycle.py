@@ -54,7 +54,7 @@ def test_from_nothing_to_nothing(world: World) -> None:
     job = world.ok("run", "--detach", "--json", "multinode_ddp_mpi.py", "100000", "100000")
     number = job.document()["id"]
     world.wait(lambda: "Epoch" in world.ok("logs", str(number)).out, 60, "the first epoch")
-    done = world.ok("extend", "--ttl", "280s")
+    done = world.ok("extend", "--ttl", "280s", "--yes")
     assert "ends" in done.err
     armed = world.ok("status", "--live", "--json").document()["nodes"]
     assert {int(node["deadline"]) for node in armed} == {int(world.record()["deadline"])}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,22 @@ from clusterctl import providers
 from clusterctl.actions import open_store
 from clusterctl.actions.extend import extend
 from clusterctl.errors import NodeUnreachable, UsageError
-from clusterctl.model import Charge, Cluster, Phase
+from clusterctl.model import Charge, CloudSpec, Cluster, JobState, Phase, clock
 from clusterctl.state import Store
-from tests.unit.making import cluster
+from tests.unit.calling import Call
+from tests.unit.making import cluster, job, spec
 
 HOUR = 3600.0
+
+
+def agreed(question: str) -> bool:
+    return True
+
+
+def unasked(question: str) -> bool:
+    raise AssertionError(question)
+
+
 NODES = frozenset(("launcher", "worker-1", "worker-2"))
 
 
@@ -58,13 +70,20 @@ def on_record(store: Store, ends_in: float | None, **changes: Any) -> float | No
     return end
 
 
+def on_budget(dollars: float) -> Cluster:
+    """Ready, with an hour to go."""
+    on_record(open_store(), HOUR)
+    made = open_store().cluster("lab")
+    return replace(made, spec=replace(made.spec, cloud=CloudSpec(budget=dollars)))
+
+
 @pytest.mark.parametrize("ttl", [HOUR, 4 * HOUR])
 def test_whoever_did_not_answer_the_later_end_is_on_record(machines: Machines, ttl: float) -> None:
     """Some nodes have the new one, others the old: any of them may cost until then."""
     end = on_record(machines.store, 2 * HOUR)
     machines.silent = True
     with pytest.raises(NodeUnreachable):
-        extend(machines.store, "lab", ttl, print)
+        extend(machines.store, "lab", ttl, print, agreed)
     kept = machines.store.cluster("lab").deadline
     assert kept == pytest.approx(max(end or 0.0, time.time() + ttl), abs=60)
 
@@ -73,7 +92,7 @@ def test_whoever_did_not_answer_the_later_end_is_on_record(machines: Machines, t
 def test_the_record_is_not_behind_while_nodes_are_told(machines: Machines, ttl: float) -> None:
     """We may be killed right then."""
     end = on_record(machines.store, 2 * HOUR)
-    done = extend(machines.store, "lab", ttl, print)
+    done = extend(machines.store, "lab", ttl, print, agreed)
     assert machines.noted == [max(end or 0.0, done.deadline)]
     assert machines.store.cluster("lab").deadline == done.deadline
 
@@ -83,7 +102,7 @@ def test_what_has_no_end_may_keep_none(machines: Machines) -> None:
     on_record(machines.store, None)
     machines.silent = True
     with pytest.raises(NodeUnreachable):
-        extend(machines.store, "lab", HOUR, print)
+        extend(machines.store, "lab", HOUR, print, agreed)
     assert machines.store.cluster("lab").deadline is None
 
 
@@ -103,7 +122,7 @@ def test_machines_that_cannot_be_told_come_first(
     machines.names = billed
     end = on_record(machines.store, HOUR, phase=Phase.CREATING, **changes)
     with pytest.raises(UsageError, match=said) as caught:
-        extend(machines.store, "lab", 4 * HOUR, print)
+        extend(machines.store, "lab", 4 * HOUR, print, agreed)
     assert caught.value.hint == "`clusterctl up lab` completes it first"
     assert machines.noted == []
     assert machines.store.cluster("lab").deadline == end
@@ -113,14 +132,14 @@ def test_a_cluster_that_has_ended_is_not_extended(machines: Machines) -> None:
     machines.names = ()
     end = on_record(machines.store, -HOUR)
     with pytest.raises(UsageError, match="no machine of cluster lab runs any more") as caught:
-        extend(machines.store, "lab", HOUR, print)
+        extend(machines.store, "lab", HOUR, print, agreed)
     assert "clusterctl up lab" in caught.value.hint
     assert machines.store.cluster("lab").deadline == end
 
 
 def test_machines_that_outlive_their_deadline_get_another(machines: Machines) -> None:
     on_record(machines.store, -HOUR)
-    done = extend(machines.store, "lab", HOUR, print)
+    done = extend(machines.store, "lab", HOUR, print, agreed)
     assert machines.store.cluster("lab").deadline == done.deadline > time.time()
 
 
@@ -128,5 +147,74 @@ def test_a_ready_cluster_is_extended_by_ssh_alone(machines: Machines) -> None:
     """Also when credentials have expired, or AWS is silent."""
     machines.names = ()
     on_record(machines.store, HOUR)
-    extend(machines.store, "lab", 4 * HOUR, print)
+    extend(machines.store, "lab", 4 * HOUR, print, unasked)
     assert len(machines.noted) == 1
+
+
+def running(store: Store, number: int, **changes: Any) -> None:
+    store.save_job(job(cluster(), state=JobState.RUNNING, id=number, **changes))
+
+
+def test_an_earlier_end_is_asked_for(machines: Machines) -> None:
+    """`--ttl 30m` on a cluster that has hours to go may be meant as "30 minutes more"."""
+    end = on_record(machines.store, 8 * HOUR)
+    asked: list[str] = []
+    with pytest.raises(UsageError, match="the deadline of cluster lab stays as it is"):
+        extend(machines.store, "lab", HOUR / 2, print, lambda text: bool(asked.append(text)))
+    [question] = asked
+    assert f"instead of {clock(end or 0.0)}" in question
+    assert "job" not in question
+    assert machines.noted == []
+    assert machines.store.cluster("lab").deadline == end
+    extend(machines.store, "lab", HOUR / 2, print, agreed)
+    assert len(machines.noted) == 1
+
+
+def test_jobs_that_would_be_cut_off_are_named(machines: Machines) -> None:
+    """Those that end by themselves before are not, nor those of another cluster."""
+    store = machines.store
+    on_record(store, None)
+    extend(store, "lab", HOUR, print, unasked)
+    on_record(store, None)
+    now = time.time()
+    running(store, 1)
+    running(store, 2, started=now, what=spec(timeout=HOUR / 2))
+    running(store, 3, started=now, what=spec(timeout=2 * HOUR))
+    running(store, 4, cluster_id="other-1")
+    store.save_job(job(cluster(), state=JobState.SUCCEEDED, id=5))
+    asked: list[str] = []
+    with pytest.raises(UsageError):
+        extend(store, "lab", HOUR, print, lambda text: bool(asked.append(text)))
+    [question] = asked
+    assert ", and job 1, 3 are running; move the deadline?" in question
+
+
+def test_a_later_end_asks_nothing_whatever_runs(machines: Machines) -> None:
+    on_record(machines.store, HOUR)
+    running(machines.store, 1)
+    extend(machines.store, "lab", 4 * HOUR, print, unasked)
+    on_record(machines.store, -HOUR)
+    extend(machines.store, "lab", HOUR, print, unasked)
+
+
+def test_without_a_terminal_an_earlier_end_needs_yes(machines: Machines, call: Call) -> None:
+    end = on_record(machines.store, 8 * HOUR)
+    said = call("extend", "lab", "--ttl", "30m")
+    assert said.code == 2
+    assert "-y (--yes) agrees beforehand" in said.err
+    assert machines.store.cluster("lab").deadline == end
+    assert call("extend", "lab", "--ttl", "30m", "--yes").code == 0
+    assert len(machines.noted) == 1
+
+
+def test_a_budget_is_the_limit(machines: Machines) -> None:
+    """Three machines at a dollar an hour, and $10: three hours are paid for, four are not."""
+    machines.store.save(on_budget(10.0))
+    with pytest.raises(
+        UsageError, match=r"would cost \$12\.\d\d, and .* budget is \$10\.00"
+    ) as why:
+        extend(machines.store, "lab", 4 * HOUR, print, unasked)
+    assert re.search(r"`clusterctl up lab --budget 12\.\d\d` or a shorter --ttl", why.value.hint)
+    assert machines.noted == []
+    done = extend(machines.store, "lab", 3 * HOUR, print, unasked)
+    assert done.dollars == pytest.approx(9.0, abs=0.1)
