@@ -29,12 +29,33 @@ class Orphan:
         return f"{self.id} ({self.name or 'no name'}) in {self.region}: {describe(self.left)}"
 
 
-def find(store: Store, regions: Iterable[str] = ()) -> tuple[Orphan, ...]:
-    """Every cluster with our tag that nothing here knows of. Its owner may be another machine of
-    yours, or a colleague: nothing is removed without being asked for."""
-    found = _tagged(store, regions)
+@dataclass(frozen=True, slots=True)
+class Found:
+    """`orphans`: clusters with our tag that nothing here knows of. `overdue`: those with a record
+    here whose deadline is over and whose instances have not ended."""
+
+    regions: tuple[str, ...]
+    orphans: tuple[Orphan, ...]
+    overdue: tuple[Orphan, ...]
+
+
+def find(store: Store, regions: Iterable[str] = ()) -> Found:
+    """An orphan's owner may be another machine of yours, or a colleague: nothing is removed without
+    being asked for."""
+    regions = _regions(store, regions)
+    tagged = _tagged(regions)
     known = _known(store)
-    return tuple(item for item in found if item.id not in known)
+    now = time.time()
+    over = {item.id for item in store.clusters() if item.deadline and item.deadline < now}
+    return Found(
+        regions,
+        tuple(item for item in tagged if item.id not in known),
+        tuple(
+            item
+            for item in tagged
+            if item.id in over and any(left.kind == "instance" for left in item.left)
+        ),
+    )
 
 
 def remove(store: Store, orphan: Orphan, tell: Tell) -> bool:
@@ -54,12 +75,13 @@ def adopt(store: Store, name: str, regions: Iterable[str], tell: Tell) -> Cluste
     """Gives the cluster of that name (or id) a record again. Raises RecordError where there is
     none or the name is taken, UsageError where there are several."""
     check_name(name)
-    found = [item for item in _tagged(store, regions) if name in (item.name, item.id)]
+    regions = _regions(store, regions)
+    found = [item for item in _tagged(regions) if name in (item.name, item.id)]
     recorded = _recorded(store)
     found = [item for item in found if item.id not in recorded]
     if not found:
         raise RecordError(
-            f"no cluster {name!r} without a record is found by its tags",
+            f"no cluster {name!r} without a record is found by its tags in {', '.join(regions)}",
             hint="`clusterctl gc` lists those that are; --region looks elsewhere",
         )
     if len(found) > 1:
@@ -104,14 +126,18 @@ def adopt(store: Store, name: str, regions: Iterable[str], tell: Tell) -> Cluste
     return cluster
 
 
-def _tagged(store: Store, regions: Iterable[str]) -> list[Orphan]:
-    """Every cluster with our tag, known or not."""
-    provider = Ec2Provider()
-    chosen = tuple(dict.fromkeys(regions)) or provider.regions(
+def _regions(store: Store, regions: Iterable[str]) -> tuple[str, ...]:
+    """Those that were named, else the usual one and those of the clusters on record."""
+    return tuple(dict.fromkeys(regions)) or Ec2Provider().regions(
         [cluster.spec.cloud.region for cluster in store.clusters()]
     )
+
+
+def _tagged(regions: Iterable[str]) -> list[Orphan]:
+    """Every cluster with our tag, known or not."""
+    provider = Ec2Provider()
     found = []
-    for region in chosen:
+    for region in regions:
         groups: dict[str, list[Left]] = {}
         for left in provider.find(region):
             groups.setdefault(left.cluster, []).append(left)

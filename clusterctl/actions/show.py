@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from clusterctl.errors import ClusterctlError, reason
 from clusterctl.insight import cost
-from clusterctl.model import Cluster, Job, Node, Phase
-from clusterctl.providers import Queue
+from clusterctl.model import Charge, Cluster, Job, Node, Phase
+from clusterctl.providers import Queue, billing
 from clusterctl.state import Store
+from clusterctl.transport.fold import ranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,9 @@ class Status:
 
 
 def status(store: Store, cluster: Cluster, *, live: bool = False) -> Status:
-    """From the record alone, unless `live`: then provider and nodes are asked, within deadlines."""
+    """From the record alone, unless `live`: then provider and nodes are asked, within deadlines.
+    When the deadline is over, whoever bills the cluster is asked in any case: its machines should
+    have ended themselves, and the record cannot tell whether they did."""
     answers: dict[str, str] = {}
     queues: tuple[Queue, ...] = ()
     deadlines: dict[str, float] = {}
@@ -49,10 +54,10 @@ def status(store: Store, cluster: Cluster, *, live: bool = False) -> Status:
     elif live:
         answers, deadlines = _ask(store, cluster)
     now = time.time()
-    charges = cluster.charges
-    if cluster.deadline and cluster.deadline < now:
-        # The nodes have ended themselves: nobody is asked.
-        charges = tuple(item.ended(cluster.deadline) for item in charges)
+    charges: Sequence[Charge] = cluster.charges
+    overdue: tuple[str, ...] = ()
+    if _outlived(cluster, now):
+        charges, overdue = _overdue(store, cluster, now)
     jobs = tuple(
         job for job in store.jobs() if job.cluster_id == cluster.id and not job.state.ended
     )
@@ -68,7 +73,7 @@ def status(store: Store, cluster: Cluster, *, live: bool = False) -> Status:
         dollars=cost.dollars(charges, now),
         queues=queues,
         unknown_prices=cost.unknown(cluster.charges),
-        warnings=_warnings(store, cluster, now),
+        warnings=(*_warnings(store, cluster, now), *overdue),
     )
 
 
@@ -87,8 +92,50 @@ def _warnings(store: Store, cluster: Cluster, now: float) -> tuple[str, ...]:
     return (f"{trouble}: `clusterctl {advice}",)
 
 
+def _outlived(cluster: Cluster, now: float) -> bool:
+    """Whether it costs money and its deadline is over."""
+    return bool(cluster.charges and cluster.deadline and cluster.deadline < now)
+
+
+def _overdue(
+    store: Store, cluster: Cluster, now: float
+) -> tuple[Sequence[Charge], tuple[str, ...]]:
+    """The charges of what really runs after the deadline, and a warning where something does or
+    where that is not known."""
+    from clusterctl import providers
+
+    provider, folder = providers.load(cluster.spec.provider), store.folder(cluster.name)
+    remove = f"`clusterctl down {cluster.name}` removes it"
+    try:
+        there = provider.billed(cluster, folder)
+    except ClusterctlError as error:
+        return cluster.charges, (
+            f"the deadline of cluster {cluster.name} is over, and whether its machines still run is"
+            f" unknown ({reason(error)}); the costs assume that they do: {remove}",
+        )
+    made = {node.name for node in cluster.nodes} | provider.made(folder)
+    charges = billing.settled(cluster, living=there, made=made, now=now)
+    if not there:
+        return charges, ()
+    many = "1 machine still runs" if len(there) == 1 else f"{len(there)} machines still run"
+    return charges, (
+        f"the deadline of cluster {cluster.name} is over, but {many}"
+        f" ({ranges(sorted(there))}), ${cost.per_hour(charges):.2f}/h: {remove}",
+    )
+
+
+ASKED_AT_ONCE = 16
+
+
 def statuses(store: Store) -> tuple[Status, ...]:
-    return tuple(status(store, cluster) for cluster in store.clusters())
+    """Of all clusters. AWS is asked about several at the same time."""
+    clusters, now = store.clusters(), time.time()
+    if not any(_outlived(cluster, now) for cluster in clusters):
+        return tuple(status(store, cluster) for cluster in clusters)
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
+        return tuple(pool.map(lambda cluster: status(store, cluster), clusters))
 
 
 def _ask(store: Store, cluster: Cluster) -> tuple[dict[str, str], dict[str, float]]:

@@ -310,6 +310,8 @@ def list_(
                 )
             )
         console.result(table(rows))
+        for line in (line for item in found for line in item.warnings):
+            console.note(f"warning: {line}")
     console.document({"clusters": [_status(item, False) for item in found], "damage": damage})
 
 

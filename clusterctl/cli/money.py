@@ -76,15 +76,21 @@ def gc(
         )
         console.document({"adopted": taken.name, "id": taken.id, "nodes": len(taken.nodes)})
         return
-    found = tuple(
-        item for item in action.find(store, region or []) if cluster in (None, item.name, item.id)
-    )
+    search = action.find(store, region or [])
+    looked = f"looked in {', '.join(search.regions)}; --region looks elsewhere"
+    for item in search.overdue:
+        console.note(
+            f"cluster {item.text}: its deadline is over, but its machines still run."
+            f" `clusterctl down {item.name or item.id}` removes it"
+        )
+    found = tuple(item for item in search.orphans if cluster in (None, item.name, item.id))
     if not found:
-        console.note("nothing on EC2 is without a record here")
+        console.note(f"no cluster on EC2 without a record here ({looked})")
     rows: list[tuple[str, ...]] = [("cluster", "name", "region", "left")]
     rows += [(item.id, item.name, item.region, _kinds(item)) for item in found]
     if found:
         console.result(table(rows))
+        console.note(looked)
     removed: list[str] = []
     for item in [] if dry_run else found:
         agreed = yes or console.consent(f"remove {item.text}?")
@@ -102,6 +108,8 @@ def gc(
                 for i in found
             ],
             "removed": removed,
+            "overdue": [item.id for item in search.overdue],
+            "regions": search.regions,
         }
     )
 

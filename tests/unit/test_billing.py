@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +12,10 @@ import pytest
 from clusterctl import providers
 from clusterctl.actions import open_store, show
 from clusterctl.actions.down import finish_down, loss
+from clusterctl.errors import ProviderError
 from clusterctl.insight import cost
 from clusterctl.model import Charge, Cluster
+from tests.unit.calling import Call
 from tests.unit.making import cluster
 
 NOW = time.time()
@@ -44,12 +47,20 @@ def forgotten(**changes: object) -> Cluster:
 class Ends:
     """A provider that bills these nodes, and takes everything down."""
 
-    def __init__(self, *living: str, noted: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self, *living: str, noted: frozenset[str] = frozenset(), away: bool = False
+    ) -> None:
         self.living = living
         self.noted = noted
+        self.away = away
 
     def billed(self, cluster: Cluster, folder: Path) -> dict[str, str]:
+        if self.away:
+            raise ProviderError("asking for instances: AWS did not answer")
         return dict.fromkeys(self.living, "i-1")
+
+    def deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
+        return ""
 
     def made(self, folder: Path) -> frozenset[str]:
         return self.noted
@@ -70,11 +81,52 @@ def receipt(
     return tuple((line.count, round(line.hours, 1)) for line in lines)
 
 
-def test_status_asks_nobody_and_ends_the_bill_at_the_deadline() -> None:
-    found = show.status(open_store(), forgotten())
-    assert (found.dollars, found.dollars_per_hour) == (pytest.approx(3 * 8), 0.0)
-    found = show.status(open_store(), forgotten(deadline=NOW + HOUR))
-    assert (found.dollars, found.dollars_per_hour) == (pytest.approx(3 * 72, abs=0.1), 3.0)
+def shown(
+    monkeypatch: pytest.MonkeyPatch, provider: Ends, **changes: object
+) -> tuple[float, float, str]:
+    """What `status` says: money so far and per hour, and its warnings."""
+    monkeypatch.setattr(providers, "load", lambda name: provider)
+    found = show.status(open_store(), forgotten(**changes))
+    return round(found.dollars), found.dollars_per_hour, "".join(found.warnings)
+
+
+def test_status_asks_nobody_before_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shown(monkeypatch, Ends(away=True), deadline=NOW + HOUR) == (3 * 72, 3.0, "")
+
+
+def test_machines_that_ended_at_the_deadline_cost_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shown(monkeypatch, Ends()) == (3 * 8, 0.0, "")
+
+
+def test_machines_that_outlive_the_deadline_are_named_and_paid(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who bills them is asked: the record would say that they cost nothing."""
+    dollars, rate, said = shown(monkeypatch, Ends("worker-1", "worker-2"))
+    assert (dollars, rate) == (2 * 72 + 8, 2.0)
+    assert "2 machines still run (worker-[1-2]), $2.00/h: `clusterctl down lab` removes it" in said
+
+
+def test_a_bill_that_cannot_be_asked_for_is_not_shown_as_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dollars, rate, said = shown(monkeypatch, Ends(away=True))
+    assert (dollars, rate) == (3 * 72, 3.0)
+    assert "still run is unknown (asking for instances: AWS did not answer)" in said
+
+
+def test_list_warns_of_machines_that_outlive_the_deadline(
+    monkeypatch: pytest.MonkeyPatch, call: Call
+) -> None:
+    monkeypatch.setattr(providers, "load", lambda name: Ends("worker-1"))
+    for name in ("lab", "hall"):
+        open_store().save(forgotten(spec=cluster(name=name).spec))
+    said = call("list")
+    assert "1.00" in said.out
+    assert re.findall(r"cluster (\w+) is over, but 1 machine still runs", said.err) == [
+        "hall",
+        "lab",
+    ]
 
 
 def test_machines_that_ended_themselves_are_paid_until_then(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -112,3 +113,29 @@ def test_a_tag_is_no_path(account: Account, call: Call) -> None:
     said = call("gc", "--adopt", cluster().id)
     assert said.code == 2
     assert not open_store().names()
+
+
+def test_the_regions_where_it_looked_are_named(account: Account, call: Call) -> None:
+    """ "Nothing is left" is true of a region, not of an account."""
+    spec = cluster().spec
+    elsewhere = replace(spec, cloud=replace(spec.cloud, region="eu-west-1"))
+    open_store().save(cluster(spec=elsewhere))
+    said = call("gc", "--dry-run")
+    assert "no cluster on EC2 without a record here (looked in us-east-1, eu-west-1;" in said.err
+    said = call("gc", "--dry-run", "--json", "--region", "ap-south-1")
+    assert said.document["regions"] == ["ap-south-1"]
+    said = call("gc", "--adopt", "nobody")
+    assert said.code == 7
+    assert "found by its tags in us-east-1, eu-west-1" in said.err
+
+
+@pytest.mark.parametrize(("ago", "warned"), [(60.0, True), (-60.0, False)])
+def test_a_cluster_that_outlives_its_deadline_is_not_passed_over(
+    ago: float, warned: bool, account: Account, call: Call
+) -> None:
+    """It has a record, so that it is no orphan, and its machines should have ended themselves."""
+    open_store().save(cluster(deadline=time.time() - ago))
+    said = call("gc", "--yes")
+    text = "in us-east-1: 1 instance (i-1): its deadline is over, but its machines still run"
+    assert (text in said.err) is warned
+    assert account.removed == []
