@@ -81,6 +81,9 @@ class Mesh:
     host_keys: Mapping[str, str]
 
 
+MESH_MARK = "@@mesh"
+"""Begins the lines of a mesh check that are answers: start files of shells print lines, too."""
+
 REQUIRED = {
     "flock": "util-linux",
     "setsid": "util-linux",
@@ -118,7 +121,7 @@ def script(
                 "bootstrap/agent.sh.j2", root=node.root, nodes=mesh.nodes
             ),
             "bin/free-port": assets.render("bootstrap/free-port.sh.j2"),
-            "bin/mesh-peer": assets.render("bootstrap/mesh-peer.sh.j2", node=node),
+            "bin/mesh-peer": assets.render("bootstrap/mesh-peer.sh.j2", node=node, mark=MESH_MARK),
             **(files or {}),
         },
         inside=inside,
@@ -166,15 +169,17 @@ def mesh_script(launcher: Node, workers: Sequence[Node]) -> str:
         "bootstrap/mesh.sh.j2",
         launcher=launcher,
         pairs=list(zip(workers, following, strict=True)),
+        mark=MESH_MARK,
     )
 
 
 def mesh_failures(text: str) -> tuple[str, ...]:
-    """The edges that do not work, for people, from what `mesh_script` printed."""
+    """The edges that do not work, for people, from what `mesh_script` printed. Only lines with the
+    mark count."""
     failed = []
     for line in text.splitlines():
-        word, *rest = line.split(" ")
-        if word == "broken" and len(rest) >= 2:
+        mark, word, *rest = [*line.split(" "), ""]
+        if (mark, word) == (MESH_MARK, "broken") and len(rest) >= 3:
             source, target, *why = rest
-            failed.append(f"{source} → {target}: {' '.join(why) or 'no answer'}")
+            failed.append(f"{source} → {target}: {' '.join(why).strip() or 'no answer'}")
     return tuple(failed)

@@ -23,6 +23,10 @@ COLLECT_LIMIT = 1 << 30
 STREAM_WINDOW = 16 << 20
 """Bytes on the way before we read them: 160 MB/s at a round trip of 100 ms."""
 STDERR_LIMIT = 64 << 10
+PRELUDE_LIMIT = 64 << 10
+
+START = b"@@clusterctl-start\n"
+"""The line after which a command's output begins."""
 
 GRACE = 0.5
 """Seconds after a deadline at which a call that is stuck in a socket is cut loose."""
@@ -32,28 +36,56 @@ PATIENCE = 3.0
 """Seconds for which we ask again when sshd refuses a session."""
 
 
+class Prelude:
+    """What a login shell's start files print before our command runs. They are the user's own, and
+    may print anything; the command's output begins after the line START.
+
+    `text` is what has come so far (or the end of it), and empty once the command has begun.
+    """
+
+    def __init__(self) -> None:
+        self.text = b""
+        self._over = False
+
+    def strip(self, data: bytes) -> bytes:
+        """What of `data` is the command's."""
+        if self._over:
+            return data
+        _, found, after = (self.text + data).partition(START)
+        self._over = bool(found)
+        self.text = b"" if found else (self.text + data)[-PRELUDE_LIMIT:]
+        return after
+
+
 class Collector:
     """Takes the place of a channel's buffer: keeps what paramiko's thread feeds it.
 
     Nothing has to drain it, so that the caller can send all its stdin first and wait afterwards.
     `heard` is called with each piece as it comes, in paramiko's thread: it must be quick.
+    `prelude` is what is left out at the beginning.
     """
 
-    def __init__(self, heard: Heard | None = None) -> None:
+    def __init__(self, heard: Heard | None = None, prelude: Prelude | None = None) -> None:
         self._chunks: list[bytes] = []
         self._heard = heard
+        self._prelude = prelude
+        self._fed = 0
         self.ended = threading.Event()
 
     def feed(self, data: bytes) -> None:
+        self._fed += len(data)
+        if self._prelude:
+            data = self._prelude.strip(data)
         self._chunks.append(data)
-        if self._heard:
+        if self._heard and data:
             self._heard(data)
 
     def close(self) -> None:
         self.ended.set()
 
     def __len__(self) -> int:
-        return sum(map(len, self._chunks))
+        """Bytes of the channel's window that are used up."""
+        return self._fed
 
     def __bytes__(self) -> bytes:
         return b"".join(self._chunks)
@@ -78,6 +110,7 @@ class Session:
     ) -> None:
         self._link = link
         self._stderr = b""
+        self._prelude = Prelude()
         self._closed = False
         if not link.sessions.acquire(timeout=deadline.left):
             raise Failure("too many commands run on this connection at the same time")
@@ -86,7 +119,7 @@ class Session:
                 self._channel = self._open(deadline, COLLECT_LIMIT if collect else STREAM_WINDOW)
                 if collect:
                     # Nothing arrives before the command is asked for.
-                    self._channel.in_buffer = Collector(heard)
+                    self._channel.in_buffer = Collector(heard, self._prelude)
                     self._channel.in_stderr_buffer = Collector()
                 self._start(command)
         except BaseException:
@@ -121,7 +154,7 @@ class Session:
         message.add_int(channel.remote_chanid)
         message.add_string("exec")
         message.add_boolean(True)
-        message.add_string(posix(command))
+        message.add_string(posix(f"echo {START.decode().strip()}; {command}"))
         self._guarded_send(message)
 
     def _guarded_send(self, message: Any) -> None:
@@ -181,7 +214,8 @@ class Session:
                     raise ConnectionResetError("the connection was lost") from error
                 if not data and not self._channel.eof_received:
                     self._fail_if_lost(None)
-                return data
+                if not data or (data := self._prelude.strip(data)):
+                    return data
 
     def _keep_stderr(self) -> None:
         try:
@@ -212,9 +246,10 @@ class Session:
         return self._channel.in_buffer, self._channel.in_stderr_buffer
 
     def output(self) -> tuple[bytes, bytes]:
-        """What has arrived so far on stdout and stderr, with `collect`."""
+        """What has arrived so far on stdout and stderr, with `collect`. A login shell that has not
+        come to the command has said why."""
         out, err = self._buffers
-        return bytes(out), bytes(err)
+        return bytes(out) or self._prelude.text, bytes(err)
 
     def errors(self) -> bytes:
         """What a streamed command has written to stderr, or the end of it."""

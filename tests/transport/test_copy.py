@@ -301,6 +301,7 @@ HOSTILE = """\
 import io, os, re, sys, tarfile
 mark = re.search(r"clusterctl-[0-9a-f]{16}", os.environ["SSH_ORIGINAL_COMMAND"]).group()
 print("Welcome to this node!", flush=True)
+print("@@clusterctl-start", flush=True)
 print(mark, os.environ.get("HEADER", "folder"), flush=True)
 with tarfile.open(fileobj=sys.stdout.buffer, mode="w|") as tar:
     link = tarfile.TarInfo("out")

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -38,6 +39,31 @@ def test_exit_code_and_both_outputs(transport: SshTransport) -> None:
 def test_the_shell_is_posix_whatever_the_login_shell(transport: SshTransport) -> None:
     assert transport.run('echo "$0"', timeout=10).text == "/bin/sh\n"
     assert transport.run("echo 'a\nb' \\\\ !", timeout=10).text == "a\nb \\ !\n"
+
+
+@pytest.mark.parametrize("noise", ["echo Welcome to the lab", "printf 'no newline at its end: '"])
+def test_what_a_login_shell_prints_first_is_no_output(
+    noise: str, start_sshd: Callable[..., Sshd], home: Path
+) -> None:
+    """As a `.bashrc` does, which bash reads under sshd for commands too."""
+    (home / "start").write_text(f"{noise}\necho a warning >&2\n")
+    loud = f'ForceCommand . {home}/start; eval "$SSH_ORIGINAL_COMMAND"\n'
+    with closing(start_sshd(extra=loud).transport()) as transport:
+        result = transport.run("echo out; cat", stdin=b"in", timeout=10)
+        assert (result.exit_code, result.stdout) == (0, b"out\nin")
+        told: list[bytes] = []
+        transport.run("echo progress", timeout=10, heard=told.append)
+        assert b"".join(told) == b"progress\n"
+        with closing(transport.open("cat")) as channel:
+            channel.send(b"echo", 10)
+            assert channel.receive(10) == b"echo"
+
+
+def test_a_login_shell_that_runs_no_command_says_why(start_sshd: Callable[..., Sshd]) -> None:
+    refuses = "ForceCommand echo This account is currently not available.; exit 1\n"
+    with closing(start_sshd(extra=refuses).transport()) as transport:
+        result = transport.run("echo out", timeout=10)
+    assert (result.exit_code, result.text) == (1, "This account is currently not available.\n")
 
 
 def test_no_delayed_acknowledgement(sshd: Sshd) -> None:

@@ -212,25 +212,25 @@ def test_gpus_become_slots() -> None:
 @pytest.mark.parametrize(
     ("text", "failures"),
     [
-        ("ok launcher worker-1\nok worker-1 worker-2\n", []),
+        ("@@mesh ok launcher worker-1\n@@mesh ok worker-1 worker-2\n", []),
         ("", []),
         (
-            "ok a b\nbroken worker-1 launcher Connection refused\n",
+            "@@mesh ok a b\n@@mesh broken worker-1 launcher Connection refused\n",
             ["worker-1 → launcher: Connection refused"],
         ),
-        ("broken worker-1 launcher \n", ["worker-1 → launcher: no answer"]),
-        ("broken worker-1 launcher\n", ["worker-1 → launcher: no answer"]),
-        ("broken a b x\nbroken c d y z\n", ["a → b: x", "c → d: y z"]),
-        ("Warning: something broken here\n", []),
+        ("@@mesh broken worker-1 launcher \n", ["worker-1 → launcher: no answer"]),
+        ("@@mesh broken worker-1 launcher\n", ["worker-1 → launcher: no answer"]),
+        ("@@mesh broken a b x\n@@mesh broken c d y z\n", ["a → b: x", "c → d: y z"]),
+        ("Warning: something broken here\nbroken is the printer on floor 2\n", []),
     ],
 )
 def test_mesh_failures(text: str, failures: list[str]) -> None:
     assert list(bootstrap.mesh_failures(text)) == failures
 
 
-@pytest.mark.parametrize("text", ["broken", "broken ", "broken worker-1", "broken  "])
+@pytest.mark.parametrize("text", ["broken", "broken ", "broken worker-1", "broken  ", ""])
 def test_a_torn_line_is_a_failure_and_no_exception(text: str) -> None:
-    assert len(bootstrap.mesh_failures(f"{text}\n")) <= 1
+    assert len(bootstrap.mesh_failures(f"@@mesh {text}\n")) <= 1
 
 
 FAKE_SSH = """\
@@ -244,6 +244,8 @@ if grep -qx "$host" "$DEAD" 2>/dev/null; then
     echo "ssh: connect to host $host port 22: Connection refused" >&2
     exit 255
 fi
+printf "$SAYS"
+printf "$COMPLAINS" >&2
 exec /bin/sh -c "$*"
 """
 
@@ -255,7 +257,9 @@ def lab(
     """Bootstraps a launcher and workers in folders with weird names, and checks their mesh, with an
     ssh that never leaves this machine: (edges that were used, failures)."""
 
-    def check(workers: int, dead: list[str]) -> tuple[list[str], list[str]]:
+    def check(
+        workers: int, dead: list[str], says: str = "", complains: str = ""
+    ) -> tuple[list[str], list[str]]:
         names = ["launcher", *(f"worker-{n + 1}" for n in range(workers))]
         nodes = [
             node(name, f"10.0.0.{10 + n}", root=str(tmp_path / 'it\'s a "$HOME"' / name))
@@ -274,6 +278,8 @@ def lab(
             path=f"{folder}:",
             HOSTS=str(tmp_path / "hosts"),
             DEAD=str(tmp_path / "dead"),
+            SAYS=says,
+            COMPLAINS=complains,
         )
         assert done.returncode == 0, done.stderr
         assert b"syntax" not in done.stderr.lower()
@@ -300,6 +306,27 @@ def test_mesh_names_a_worker_that_nobody_reaches(
         "worker-1 → worker-2",
     ]
     assert all("Connection refused" in line for line in failures)
+
+
+@pytest.mark.parametrize("dead", [[], ["worker-2"]], ids=["well", "broken"])
+@pytest.mark.parametrize(
+    ("says", "complains"),
+    [
+        ("Welcome to the lab!\nok so far\nbroken is the printer\n", "stdin: is not a tty\n"),
+        ("no newline at the end: ", "Warning: Permanently added 'worker-1' (ED25519).\n"),
+    ],
+    ids=["lines", "no newline"],
+)
+def test_what_a_shell_or_sshd_prints_is_no_answer_of_the_mesh(
+    says: str,
+    complains: str,
+    dead: list[str],
+    lab: Callable[..., tuple[list[str], list[str]]],
+) -> None:
+    _, failures = lab(2, dead, says, complains)
+    refused = "ssh: connect to host worker-2 port 22: Connection refused"
+    broken = [f"{name} → worker-2: {refused}" for name in ("launcher", "worker-1")]
+    assert failures == (broken if dead else [])
 
 
 def test_mesh_names_workers_that_cannot_call_back(
