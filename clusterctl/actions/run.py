@@ -267,7 +267,7 @@ def emit(prepared: Prepared, kind: str = "sh") -> str:
         raise LaunchError("--emit sh describes mpirun alone", hint="leave out --launcher torchrun")
     wrapper = next(index for index, word in enumerate(plan.argv) if word == "/bin/sh")
     words = [
-        '"$scratch/hostfile"' if word == "hostfile" else command_line((word,))
+        '"$cctl_scratch/hostfile"' if word == "hostfile" else command_line((word,))
         for word in plan.argv[:wrapper]
     ]
     what = job.spec.program

@@ -23,6 +23,8 @@ EnvFile = Annotated[
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 OURS = ("CLUSTERCTL_JOB", "CLUSTERCTL_NODE", "CLUSTERCTL_RANK", "CLUSTERCTL_ATTEMPT")
 """Variables by which processes of a job and of a node are found again."""
+RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "CLUSTERCTL_WORLD_SIZE")
+"""Variables that say to each rank which one it is, and how many there are."""
 _NAMES = "a name has letters, digits and _, and does not begin with a digit"
 
 
@@ -59,6 +61,11 @@ def environment(pairs: list[str], files: list[Path]) -> tuple[dict[str, str], di
             raise UsageError(f"the value of {name} is not UTF-8", hint="pass it through a file")
         if name in OURS:
             raise UsageError(f"{name} is clusterctl's own", hint="choose another name")
+        if name in RANKS:
+            raise UsageError(
+                f"{name} cannot be set: every rank gets its own",
+                hint="leave it out; --ranks and --ranks-per-node choose how many ranks there are",
+            )
     return variables, secrets
 
 

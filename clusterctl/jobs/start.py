@@ -209,12 +209,11 @@ def trouble(doing: str, result: NodeResult) -> ClusterctlError:
 
 
 def _environment(variables: Mapping[str, str]) -> str:
-    path = variables.get("PATH", "")
-    plain = [(name, value) for name, value in sorted(variables.items()) if name != "PATH"]
-    text = assets.render("job/env.j2", variables=plain)
-    if path.endswith(":$PATH"):
-        return f'{text}export PATH={_q(path.removesuffix(":$PATH"))}:"$PATH"\n'
-    return f"{text}export PATH={_q(path)}\n" if path else text
+    rows = dict(variables)
+    path = ""
+    if rows.get("PATH", "").endswith(":$PATH"):
+        path = rows.pop("PATH").removesuffix(":$PATH")
+    return assets.render("job/env.j2", variables=sorted(rows.items()), path=path)
 
 
 def _carry(node: Node, job: int) -> str:

@@ -119,8 +119,8 @@ def rank_command(request: Request) -> tuple[str, ...]:
     cases = []
     for index, place in enumerate(request.placement):
         ranks = [index] if per_node else place.ranks
-        cases.append(f"{'|'.join(map(str, ranks))}) d={_quote(folders[place.node])};;")
-    script = f'case $OMPI_COMM_WORLD_RANK in {" ".join(cases)} esac; exec /bin/sh "$d/rank.sh"'
+        cases.append(f"{'|'.join(map(str, ranks))}) set -- {_quote(folders[place.node])};;")
+    script = f'case $OMPI_COMM_WORLD_RANK in {" ".join(cases)} esac; exec /bin/sh "$1/rank.sh"'
     return ("/bin/sh", "-c", script)
 
 

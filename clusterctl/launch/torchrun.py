@@ -5,6 +5,8 @@ https://docs.pytorch.org/docs/stable/elastic/run.html (static rendezvous: node r
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Mapping
 from dataclasses import replace
 
 from clusterctl.errors import LaunchError
@@ -34,7 +36,7 @@ class Torchrun:
         base = plan_mpirun(request, per_node=True)
         return replace(
             base,
-            agents={name: agent(request, node) for name, node in nodes.items()},
+            agents={name: agent(request, node, base.env) for name, node in nodes.items()},
             reasons=(
                 *base.reasons,
                 Reason(
@@ -44,10 +46,9 @@ class Torchrun:
         )
 
 
-def agent(request: Request, node: Node) -> str:
-    """The sh line that turns one process per node into torchrun. The rank wrapper evaluates it."""
-    import shlex
-
+def agent(request: Request, node: Node, env: Mapping[str, str]) -> str:
+    """The sh line that turns one process per node into torchrun. The rank wrapper evaluates it,
+    before the job's variables `env` are set."""
     count = next(place.count for place in request.placement if place.node == node.name)
     fixed = [
         node.python,
@@ -58,9 +59,10 @@ def agent(request: Request, node: Node) -> str:
         "--nproc-per-node",
         str(count),
     ]
+    port = shlex.quote(env["MASTER_PORT"]) if "MASTER_PORT" in env else '"$MASTER_PORT"'
     late = (
-        '--node-rank "$OMPI_COMM_WORLD_RANK" --master-addr "$MASTER_ADDR"'
-        ' --master-port "$MASTER_PORT" --no-python'
+        f'--node-rank "$OMPI_COMM_WORLD_RANK" --master-addr {shlex.quote(env["MASTER_ADDR"])}'
+        f" --master-port {port} --no-python"
     )
     return f"{shlex.join(fixed)} {late}"
 

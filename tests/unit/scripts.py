@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,51 @@ from clusterctl import assets
 
 WEIRD = ["plain", "two words", "it's", 'a "b" $HOME `id` \\', "-dash", "line\nbreak", "ü; exit 3"]
 """Arguments and names that a shell would read otherwise."""
+
+
+PLAIN = (
+    *("rank", "world", "local", "local_world", "job", "attempt", "code", "child", "out", "answer"),
+    *("caught", "watcher", "told", "quarters", "agent", "device", "sleeper", "name", "value"),
+    *("host", "node", "ranks", "reason", "timers", "CLUSTERCTL_DATA", "MASTER_PORT"),
+)
+HOSTILE = {
+    **{name: f"the user's {name}" for name in PLAIN},
+    "OMPI_COMM_WORLD_RANK": "16",
+    "SLURM_PROCID": "16",
+    "TORCHELASTIC_RUN_ID": "mine",
+    "PATH": "/nowhere",
+    "IFS": "0123456789/",
+    "ENV": "/nowhere/env",
+    "BASH_ENV": "/nowhere/env",
+    "LC_ALL": "xx_YY.UTF-8",
+    "LANG": "tlh",
+    "POSIXLY_CORRECT": "1",
+    "PWD": "/nowhere",
+    "PPID": "1",
+    "UID": "12",
+    "OPTIND": "abc",
+    "LINENO": "none",
+    "RANDOM": "4",
+    "SECONDS": "x",
+    "SHELLOPTS": "xtrace:noexec",
+    "PS4": "$(exit 9)",
+    "HOME": "/nowhere",
+    "CDPATH": "/",
+    "TMPDIR": "/nowhere",
+    "exec": "1",
+    "sh": "2",
+    "_": "underscore",
+}
+"""Names that the shell, a launcher or a script of ours could have a use for."""
+
+SEES = (sys.executable, "-c", "open('seen', 'wb').write(open('/proc/self/environ', 'rb').read())")
+"""A program that notes the environment that it has."""
+
+
+def seen_by_program(folder: Path) -> dict[str, str]:
+    """What SEES noted in that folder."""
+    rows = (folder / "seen").read_bytes().split(b"\0")
+    return dict(row.decode().split("=", 1) for row in rows if row)
 
 
 def until(condition: Callable[[], Any]) -> Any:

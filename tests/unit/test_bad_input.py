@@ -97,6 +97,8 @@ BAD_WITH_A_CLUSTER: list[tuple[str, int, str, str]] = [
     ("run|--timeout|0|train.py", 2, "0", "30m"),
     ("run|--dry-run|--timeout||train.py", 2, "''", "30m"),
     ("run|--env|1X=2|train.py", 2, "1X", ""),
+    ("run|--env|RANK=3|train.py", 2, "RANK cannot be set", "--ranks"),
+    ("run|--env|CLUSTERCTL_WORLD_SIZE=3|train.py", 2, "CLUSTERCTL_WORLD_SIZE", "--ranks"),
     ("run|--env|UNSET_HERE|train.py", 2, "UNSET_HERE", "UNSET_HERE=VALUE"),
     ("run|--env-file|nowhere|train.py", 2, "nowhere", "file"),
     ("run|-c|nope|train.py", 7, "nope", "lab"),

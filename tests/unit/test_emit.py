@@ -13,18 +13,24 @@ from clusterctl.actions.run import Prepared, emit
 from clusterctl.jobs.stage import Tree
 from clusterctl.model import LaunchPlan, ProgramKind
 from tests.unit.making import cluster, job, node, program, request, spec
-from tests.unit.scripts import WEIRD
+from tests.unit.scripts import HOSTILE, PLAIN, SEES, WEIRD, seen_by_program
 
 
-def emitted(root: Path, *args: str, secrets: dict[str, str] | None = None) -> str:
+def emitted(
+    root: Path,
+    *args: str,
+    secrets: dict[str, str] | None = None,
+    env: dict[str, str] | None = None,
+    target: str = "./program",
+) -> str:
     where = cluster(
         node("launcher", "10.0.0.10", root=str(root), mpi_prefix=str(root)),
         node("worker-1", root=str(root), mpi_prefix=str(root)),
     )
     what = spec(
-        program=program(*args, kind=ProgramKind.BINARY, target="./program"),
+        program=program(*args, kind=ProgramKind.BINARY, target=target),
         ranks=2,
-        env={"MINE": "it's\n$HOME"},
+        env=env or {"MINE": "it's\n$HOME"},
     )
     plan: LaunchPlan = launch.load("mpirun").plan(request(where, what))
     return emit(
@@ -38,14 +44,8 @@ def emitted(root: Path, *args: str, secrets: dict[str, str] | None = None) -> st
     )
 
 
-@pytest.mark.parametrize(
-    "args",
-    [*([word] for word in WEIRD if "\n" not in word), ["\ntouch PWNED\n#"]],
-    ids=lambda args: ascii(args[0]),
-)
-def test_an_emitted_script_runs_without_us(args: list[str], tmp_path: Path) -> None:
-    """With an mpirun that starts two ranks here. Arguments reach the program as they are, and
-    nothing else: an argument with a newline must not become a line of the script."""
+def with_mpirun(tmp_path: Path) -> Path:
+    """A node's root with an mpirun that starts two ranks here."""
     root = tmp_path / "root"
     (root / "bin").mkdir(parents=True)
     mpirun = root / "bin" / "mpirun"
@@ -56,6 +56,18 @@ def test_an_emitted_script_runs_without_us(args: list[str], tmp_path: Path) -> N
     )
     mpirun.chmod(0o755)
     (root / "bin" / "free-port").write_text("echo 29000\n")
+    return root
+
+
+@pytest.mark.parametrize(
+    "args",
+    [*([word] for word in WEIRD if "\n" not in word), ["\ntouch PWNED\n#"]],
+    ids=lambda args: ascii(args[0]),
+)
+def test_an_emitted_script_runs_without_us(args: list[str], tmp_path: Path) -> None:
+    """Arguments reach the program as they are, and
+    nothing else: an argument with a newline must not become a line of the script."""
+    root = with_mpirun(tmp_path)
     folder = tmp_path / "my program"
     folder.mkdir()
     show = '#!/bin/sh\nprintf "%s\\n" "$RANK/$WORLD_SIZE" "$MINE" "$TOKEN" "$@"\n'
@@ -83,6 +95,22 @@ def test_an_emitted_script_runs_without_us(args: list[str], tmp_path: Path) -> N
     done = run()
     assert done.returncode != 0
     assert "TOKEN" in done.stderr
+
+
+def test_an_emitted_script_hands_on_any_variable(tmp_path: Path) -> None:
+    root = with_mpirun(tmp_path)
+    target, *args = SEES
+    script = tmp_path / "script.sh"
+    script.write_text(emitted(root, *args, target=target, env=HOSTILE))
+    for mine in ({}, dict.fromkeys(PLAIN, "inherited")):
+        subprocess.run(
+            ["/bin/sh", script, tmp_path],
+            env={"PATH": os.environ["PATH"], "HOME": "/root", **mine},
+            check=True,
+        )
+        seen = seen_by_program(tmp_path)
+        assert {name: seen.get(name) for name in HOSTILE} == HOSTILE
+        assert (seen["RANK"], seen["WORLD_SIZE"]) == ("1", "2")
 
 
 @pytest.mark.parametrize("tag", ["", "lab-1/7;"])

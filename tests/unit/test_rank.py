@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from clusterctl import assets
-from tests.unit.scripts import WEIRD, sweep, until
+from tests.unit.scripts import HOSTILE, PLAIN, SEES, WEIRD, seen_by_program, sweep, until
 
 HOSTNAME = os.uname().nodename
 OMPI = {
@@ -44,10 +44,16 @@ SLURM = {
 class Rank:
     """A job's folder with its rank wrapper, on a node that is this machine."""
 
+    shell: str | Path = "/bin/sh"
+    words: tuple[str, ...] = ()
+    """What a torchrun agent says to the wrapper that it starts."""
+
     def __init__(self, folder: Path, script: str, env: dict[str, str], **values: Any) -> None:
         self.folder = folder
         (folder / "work" / "sub dir").mkdir(parents=True)
-        (folder / "env").write_text(assets.render("job/env.j2", variables=sorted(env.items())))
+        (folder / "env").write_text(
+            assets.render("job/env.j2", variables=sorted(env.items()), path="")
+        )
         text = assets.render(
             "job/rank.sh.j2",
             **{
@@ -67,7 +73,7 @@ class Rank:
 
     def start(self, launcher: dict[str, str], **more: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            ["/bin/sh", self.folder / "rank.sh"],
+            [self.shell, self.folder / "rank.sh", *self.words],
             cwd="/",
             env={"PATH": os.environ["PATH"], "HOME": "/", **launcher, **more},
             stdin=subprocess.PIPE,
@@ -91,7 +97,9 @@ class Rank:
 @pytest.mark.parametrize("name", WEIRD, ids=ascii)
 def test_a_rank_finds_itself(launcher: dict[str, str], name: str, tmp_path: Path) -> None:
     script = 'printf "%s\\n" "$RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE" "$PWD" "$MINE" "$@"'
-    rank = Rank(tmp_path / name / "7", script, {"MINE": name}, args=(name, "", "b c"))
+    agent = "no" if launcher is TORCHRUN else ""
+    rank = Rank(tmp_path / name / "7", script, {"MINE": name}, args=(name, "", "b c"), agent=agent)
+    rank.words = ("ranks", os.environ["PATH"]) if agent else ()
     assert rank.run(launcher) == (0, "")
     folder = (tmp_path / name / "7" / "work" / "sub dir").resolve()
     assert rank.said(1, "out") == f"1 0 2 1\n{folder}\n{name}\n{name}\n\nb c\n"
@@ -101,11 +109,63 @@ def test_a_rank_finds_itself(launcher: dict[str, str], name: str, tmp_path: Path
     assert float(when) > 1e9
 
 
-def test_what_the_user_sets_wins_but_not_who_we_are(tmp_path: Path) -> None:
-    env = {"OMP_NUM_THREADS": "3", "RANK": "9", "WORLD_SIZE": "99", "LOCAL_RANK": "9"}
-    rank = Rank(tmp_path / "7", 'echo "$OMP_NUM_THREADS $RANK $WORLD_SIZE $LOCAL_RANK"', env)
+def test_what_the_user_sets_wins_over_what_the_launcher_sets(tmp_path: Path) -> None:
+    rank = Rank(tmp_path / "7", 'echo "$OMP_NUM_THREADS"', {"OMP_NUM_THREADS": "3"})
     assert rank.run(OMPI, OMP_NUM_THREADS="1")[0] == 0
-    assert rank.said(1, "out") == "3 1 2 0\n"
+    assert rank.said(1, "out") == "3\n"
+
+
+@pytest.fixture
+def shells(need: Callable[[str], str], tmp_path: Path) -> list[Path | str]:
+    """This machine's sh, and bash as sh, which it is elsewhere."""
+    bash = tmp_path / "bash" / "sh"
+    bash.parent.mkdir()
+    bash.symlink_to(need("bash"))
+    return ["/bin/sh", bash]
+
+
+@pytest.mark.parametrize("launcher", [OMPI, TORCHRUN, SLURM], ids=["ompi", "torchrun", "slurm"])
+def test_no_variable_of_the_users_changes_what_the_wrapper_does(
+    launcher: dict[str, str], shells: list[Path | str], tmp_path: Path
+) -> None:
+    """Each of them reaches the program as it is, and the rank keeps its number, output and exit."""
+    for shell in shells:
+        folder = tmp_path / str(shell).strip("/").replace("/", "-") / "7"
+        rank = Rank(folder, "", HOSTILE, program=SEES, agent="no" if launcher is TORCHRUN else "")
+        text = (folder / "rank.sh").read_text()
+        (folder / "rank.sh").write_text(text.replace("/bin/sh", str(shell)))
+        rank.shell = shell
+        # An agent has the user's variables, but for those that would hurt its shell.
+        inherited = {} if launcher is OMPI else {name: HOSTILE[name] for name in PLAIN}
+        rank.words = ("ranks", os.environ["PATH"]) if launcher is TORCHRUN else ()
+        path = HOSTILE["PATH"] if launcher is TORCHRUN else os.environ["PATH"]
+        more = {**inherited, "PATH": path, "LC_ALL": "C", "CLUSTERCTL_ATTEMPT": "4"}
+        more = {name: value for name, value in more.items() if name not in launcher}
+        assert rank.run(launcher, **more) == (0, "")
+        seen = seen_by_program(folder / "work" / "sub dir")
+        assert {name: seen.get(name) for name in HOSTILE} == HOSTILE
+        assert (seen["RANK"], seen["WORLD_SIZE"], seen["LOCAL_RANK"]) == ("1", "2", "0")
+        assert rank.said(1, "exit").split()[::2] == ["0", "4"]
+        assert rank.said(1, "err") == ""
+
+
+def test_a_wrapper_in_a_batch_job_leaves_inherited_variables_alone(
+    shells: list[Path | str], tmp_path: Path
+) -> None:
+    """Batch systems hand on the environment of whoever submits, functions of bash among it."""
+    functions = {
+        f"BASH_FUNC_{name}%%": "() { echo hijacked >&2; exit 9; }"
+        for name in ("cd", "kill", "wait", "date", "mv", "mkdir", "env", "[", "printf")
+    }
+    for shell in shells:
+        folder = tmp_path / str(shell).strip("/").replace("/", "-") / "7"
+        rank = Rank(folder, "", {}, program=SEES, hostname="")
+        rank.shell = shell
+        plain = {name: HOSTILE[name] for name in PLAIN}
+        assert rank.run(SLURM, **plain, **functions) == (0, "")
+        seen = seen_by_program(folder / "work" / "sub dir")
+        assert {name: seen.get(name) for name in plain} == plain
+        assert rank.said(1, "exit").split()[0] == "0"
 
 
 @pytest.mark.parametrize("code", [1, 3, 126, 255])
@@ -228,7 +288,8 @@ def test_the_agent_starts_the_ranks(tmp_path: Path) -> None:
     assert rank.run(OMPI)[0] == 0
     assert rank.said(5, "out") == "rank 5 of 8\n"
     said = (rank.folder / "out" / "agent-1.out").read_text()
-    assert said == f"agent x --node-rank 1 --no-python /bin/sh {rank.folder}/rank.sh\n"
+    words = f"/bin/sh {rank.folder}/rank.sh ranks {os.environ['PATH']}"
+    assert said == f"agent x --node-rank 1 --no-python {words}\n"
 
 
 def test_a_c_program_shows_its_lines_at_once(need: Callable[[str], str], tmp_path: Path) -> None:

@@ -45,9 +45,11 @@ def test_free_port_avoids_what_is_used(tmp_path: Path) -> None:
     "value", [*WEIRD, "", "a\n\nb\n", "\\n", "%s", "$(id)", "*", "~", "\t"], ids=ascii
 )
 def test_environment_file(value: str) -> None:
-    text = assets.render("job/env.j2", variables=[("MINE", value), ("NEXT", "1")])
-    script = f'{text}printf "%s|%s" "$MINE" "$NEXT"'
-    done = subprocess.run(["/bin/sh", "-c", script], capture_output=True, check=True)
+    text = assets.render("job/env.j2", variables=[("MINE", value), ("NEXT", "1")], path="")
+    show = ("/bin/sh", "-c", 'printf "%s|%s" "$MINE" "$NEXT"')
+    done = subprocess.run(
+        ["/bin/sh", "-c", text, "env", "rank", *show], capture_output=True, check=True
+    )
     assert done.stdout.decode() == f"{value}|1"
 
 
