@@ -71,9 +71,9 @@ def remove(store: Store, orphan: Orphan, tell: Tell) -> bool:
     return True
 
 
-def adopt(store: Store, name: str, regions: Iterable[str], tell: Tell) -> Cluster:
-    """Gives the cluster of that name (or id) a record again. Raises RecordError where there is
-    none or the name is taken, UsageError where there are several."""
+def adoptable(store: Store, name: str, regions: Iterable[str]) -> Orphan:
+    """The cluster of that name (or id) that has no record. Raises RecordError where there is none
+    or the name is taken, UsageError where there are several."""
     check_name(name)
     regions = _regions(store, regions)
     found = [item for item in _tagged(regions) if name in (item.name, item.id)]
@@ -89,14 +89,23 @@ def adopt(store: Store, name: str, regions: Iterable[str], tell: Tell) -> Cluste
             f"several clusters are called {name!r}: {', '.join(item.id for item in found)}",
             hint="name one by its id",
         )
-    orphan = found[0]
-    name = orphan.name or name
-    check_name(name)  # a tag may say anything
+    orphan = replace(found[0], name=found[0].name or name)
+    _free(store, check_name(orphan.name))  # a tag may say anything
+    return orphan
+
+
+def _free(store: Store, name: str) -> None:
+    if name in store.names() and (store.folder(name) / "cluster.json").exists():
+        raise RecordError(
+            f"there is another cluster {name!r} here", hint=f"`clusterctl down {name}` first"
+        )
+
+
+def adopt(store: Store, orphan: Orphan, tell: Tell) -> Cluster:
+    """Gives the cluster a record again. Raises RecordError where its name is taken by now."""
+    name = orphan.name
     with ClusterLock(store.home, name, "gc", tell):
-        if name in store.names() and (store.folder(name) / "cluster.json").exists():
-            raise RecordError(
-                f"there is another cluster {name!r} here", hint=f"`clusterctl down {name}` first"
-            )
+        _free(store, name)
         there = Ec2Provider().adopt(orphan.id, orphan.region)
         types: dict[str, int] = {}
         for node in there.nodes:

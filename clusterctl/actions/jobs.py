@@ -189,10 +189,20 @@ def fetch(store: Store, number: int, where: str | None, target: Path | None) -> 
     return Fetched(number, folder, found, left_out)
 
 
+@dataclass(frozen=True, slots=True)
+class Variables:
+    """What a rerun is given: `plain` may be recorded, `secrets` may not; `files` held some of
+    these."""
+
+    plain: Mapping[str, str]
+    secrets: Mapping[str, str]
+    files: tuple[str, ...] = ()
+
+
 def rerun(
     store: Store,
     number: int,
-    secrets: Mapping[str, str],
+    given: Variables,
     *,
     resume: bool,
     where: str | None,
@@ -226,13 +236,14 @@ def rerun(
             f"job {number} was never staged: there is nothing to run again",
             hint="use `clusterctl run`",
         )
+    spec, secrets = _with(old.spec, given)
     missing = [name for name in old.spec.secret_names if name not in secrets]
     if missing:
         raise RecordError(
             f"job {number} used secrets that are not kept: {', '.join(missing)}",
             hint="give them again with --env NAME=VALUE or --env-file",
         )
-    prepared = _again(store, old, cluster, old.spec, secrets)
+    prepared = _again(store, old, cluster, spec, secrets)
     return run(
         store,
         prepared,
@@ -242,6 +253,16 @@ def rerun(
         detach=detach,
         carry=Carry(job=old.id) if resume else None,
     )
+
+
+def _with(spec: JobSpec, given: Variables) -> tuple[JobSpec, dict[str, str]]:
+    """The spec with these variables, and the values of its secrets. What was a secret stays one,
+    however it is given this time."""
+    plain = {name: value for name, value in given.plain.items() if name not in spec.secret_names}
+    secrets = {**given.secrets, **{n: v for n, v in given.plain.items() if n not in plain}}
+    env = {name: value for name, value in {**spec.env, **plain}.items() if name not in secrets}
+    names = tuple(sorted({*spec.secret_names, *secrets}))
+    return replace(spec, env=env, secret_names=names, env_files=given.files), secrets
 
 
 def _again(

@@ -321,9 +321,21 @@ def _node_env(prepared: Prepared, node: str) -> dict[str, str]:
     return {name: value for name, value in own.items() if name not in prepared.job.spec.env}
 
 
-def interactive(store: Store, cluster: Cluster, spec: JobSpec, words: list[str]) -> int:
-    """Hands the terminal to a shell, or to `words`, on nodes that the batch system gives for it.
-    Returns its exit code. Nothing is staged and nothing recorded."""
+@dataclass(frozen=True, slots=True)
+class Terminal:
+    """A command that takes over this terminal, and the folder that it starts in."""
+
+    argv: tuple[str, ...]
+    folder: Path
+
+    def open(self) -> int:
+        """Hands the terminal over; returns the command's exit code."""
+        return process.foreground(self.argv, cwd=self.folder)
+
+
+def interactive(store: Store, cluster: Cluster, spec: JobSpec, words: list[str]) -> Terminal:
+    """A shell, or `words`, on nodes that the batch system gives for it. Nothing is staged and
+    nothing recorded."""
     if not ready(cluster).batch:
         raise UsageError(
             f"--interactive asks a batch system for nodes; {cluster.name!r} has none",
@@ -343,10 +355,10 @@ def interactive(store: Store, cluster: Cluster, spec: JobSpec, words: list[str])
         created=time.time(),
     )
     argv = schedulers.load_batch(system).interactive_argv(job, words)
-    folder = store.folder(cluster.name) / "ssh"
-    if not cluster.launcher.here:
-        argv = ("ssh", "-t", "-F", "config", cluster.launcher.name, shlex.join(argv))
-    return process.foreground(argv, cwd=folder if argv[0] == "ssh" else Path.cwd())
+    if cluster.launcher.here:
+        return Terminal(argv, Path.cwd())
+    argv = ("ssh", "-t", "-F", "config", cluster.launcher.name, shlex.join(argv))
+    return Terminal(argv, store.folder(cluster.name) / "ssh")
 
 
 def scheduler_files(prepared: Prepared) -> dict[str, str]:

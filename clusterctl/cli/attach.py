@@ -18,6 +18,7 @@ from clusterctl.cli.options import (
     Quiet,
     Verbose,
     Yes,
+    either,
 )
 from clusterctl.errors import UsageError
 
@@ -41,6 +42,7 @@ def register(app: typer.Typer) -> None:
 
 
 def attach(
+    context: typer.Context,
     name: NewNameArgument = None,
     cluster: ClusterOption = None,
     hosts: Annotated[
@@ -84,7 +86,7 @@ def attach(
 
     store = actions.open_store()
     key = str(identity.absolute()) if identity else ""
-    wanted = name or cluster or DEFAULT_NAME
+    wanted = either(context, name, cluster) or DEFAULT_NAME
     if hosts is not None:
         machines = action.Machines(
             file=hosts, user=user, identity=key, workdir=workdir, sudo=bootstrap
@@ -119,6 +121,7 @@ def attach(
 
 
 def detach(
+    context: typer.Context,
     name: NameArgument = None,
     cluster: ClusterOption = None,
     force: Annotated[
@@ -135,7 +138,7 @@ def detach(
     from clusterctl.actions import down as action
 
     store = actions.open_store()
-    wanted = name or cluster or actions.choose(store, None).name
+    wanted = either(context, name, cluster) or actions.only_name(store)
     ask = (lambda question: True) if yes or force else console.confirm
     gone = action.down(store, wanted, console.tell, ask, force=force, verb="detach")
     if gone is None:

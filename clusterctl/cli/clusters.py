@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from typing import Annotated, Any
 
@@ -20,6 +19,7 @@ from clusterctl.cli.options import (
     Quiet,
     Verbose,
     Yes,
+    either,
 )
 from clusterctl.errors import UsageError
 from clusterctl.model import Cluster, clock
@@ -94,7 +94,7 @@ def up(
     console = Console.current().set(json=json, quiet=quiet, verbose=verbose)
     typed = _typed(context)
     spec = wish.spec(
-        name=_either(name, cluster) or DEFAULT_NAME,
+        name=either(context, name, cluster) or DEFAULT_NAME,
         named_provider=provider,
         chosen=wish.groups(
             gpu or [], cpu or [], instance_type, workers, typed="--workers" in typed
@@ -164,6 +164,7 @@ def up(
 
 
 def down(
+    context: typer.Context,
     name: NameArgument = None,
     cluster: ClusterOption = None,
     force: Annotated[
@@ -180,7 +181,7 @@ def down(
     from clusterctl.actions import down as action
 
     store = actions.open_store()
-    wanted = _either(name, cluster)
+    wanted = either(context, name, cluster)
     if wanted is None:
         wanted = actions.only_name(store) if store.names() else DEFAULT_NAME
     ask = (lambda question: True) if yes or force else console.confirm
@@ -214,6 +215,7 @@ def down(
 
 
 def status(
+    context: typer.Context,
     name: NameArgument = None,
     cluster: ClusterOption = None,
     live: Annotated[
@@ -229,7 +231,7 @@ def status(
     from clusterctl.actions import show
 
     store = actions.open_store()
-    found = show.status(store, actions.choose(store, _either(name, cluster)), live=live)
+    found = show.status(store, actions.choose(store, either(context, name, cluster)), live=live)
     what = found.cluster
     lines = [
         f"{what.name} ({what.id}): {what.phase.value}, provider {what.spec.provider},"
@@ -284,9 +286,9 @@ def list_(
     from clusterctl.actions import show
 
     store = actions.open_store()
-    found = show.statuses(store)
     if cluster is not None:
-        found = tuple(item for item in found if item.cluster.name == cluster)
+        actions.choose(store, cluster)
+    found = tuple(item for item in show.statuses(store) if cluster in (None, item.cluster.name))
     damage = store.damage()
     for line in damage:
         console.note(line)
@@ -381,16 +383,6 @@ def _typed(context: typer.Context) -> frozenset[str]:
         for name, source in sources.items()
         if source and source.name == "COMMANDLINE"
     )
-
-
-def _either(name: str | None, option: str | None) -> str | None:
-    """The cluster's name as the argument or as --cluster says it."""
-    for given in (name, option):
-        if given == "":
-            raise UsageError("'' is not a cluster name", hint="leave it out, or name one")
-    if name and option and name != option != os.environ.get("CLUSTERCTL_CLUSTER"):
-        raise UsageError(f"both {name!r} and --cluster {option!r} are named", hint="name one")
-    return name or option
 
 
 def _workers(count: int) -> str:

@@ -7,7 +7,16 @@ from typing import Annotated, Any
 import typer
 
 from clusterctl.cli.console import Console, table
-from clusterctl.cli.options import ClusterOption, Json, NameArgument, Quiet, Verbose, Yes, life_time
+from clusterctl.cli.options import (
+    ClusterOption,
+    Json,
+    NameArgument,
+    Quiet,
+    Verbose,
+    Yes,
+    either,
+    life_time,
+)
 from clusterctl.errors import UsageError
 from clusterctl.model import clock
 
@@ -18,6 +27,7 @@ def register(app: typer.Typer) -> None:
 
 
 def extend(
+    context: typer.Context,
     name: NameArgument = None,
     ttl: Annotated[
         str, typer.Option("--ttl", metavar="TIME", help="From now on: 30m, 8h, 2d.")
@@ -37,7 +47,7 @@ def extend(
     from clusterctl.actions import extend as action
 
     store = actions.open_store()
-    chosen = actions.choose(store, name or cluster)
+    chosen = actions.choose(store, either(context, name, cluster))
     consent = (lambda question: True) if yes else console.consent
     done = action.extend(store, chosen.name, seconds, console.tell, consent)
     console.note(
@@ -69,7 +79,12 @@ def gc(
 
     store = actions.open_store()
     if adopt:
-        taken = action.adopt(store, adopt, region or [], console.tell)
+        orphan = action.adoptable(store, adopt, region or [])
+        if dry_run:
+            console.result(f"would be on record again: {orphan.text}")
+            console.document({"dry_run": True, "adopted": orphan.name, "id": orphan.id})
+            return
+        taken = action.adopt(store, orphan, console.tell)
         console.note(
             f"cluster {taken.name} is on record again: {len(taken.nodes)} nodes."
             f" `clusterctl status {taken.name}` watches it, `down {taken.name}` removes it"

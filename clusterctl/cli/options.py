@@ -30,6 +30,20 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="More detail on stderr.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
+
+def either(context: typer.Context, name: str | None, option: str | None) -> str | None:
+    """The cluster's name as the argument or as --cluster says it. UsageError where this command
+    line has both; a name in the settings or the environment gives way to the argument."""
+    for given in (name, option):
+        if given == "":
+            raise UsageError("'' is not a cluster name", hint="leave it out, or name one")
+    source = context.get_parameter_source("cluster")
+    typed = source is not None and source.name == "COMMANDLINE"
+    if name and option and name != option and typed:
+        raise UsageError(f"both {name!r} and --cluster {option!r} are named", hint="name one")
+    return name or option
+
+
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 MAX_TTL = 30 * 86400.0

@@ -205,7 +205,12 @@ def run(
             nodes=nodes or 0,
             native=native,
         )
-        raise typer.Exit(action.interactive(store, chosen, shape, words))
+        terminal = action.interactive(store, chosen, shape, words)
+        if not dry_run:
+            raise typer.Exit(terminal.open())
+        console.result(shlex.join(terminal.argv))
+        console.document({"dry_run": True, "argv": terminal.argv})
+        return
     try:
         resolved = action.resolve(words, module, stage, without=env_file or [])
     except UsageError as error:
@@ -286,6 +291,8 @@ def rerun(
     stored = [Path(name) for name in store.job(job).spec.env_files]
     files = [*(path for path in stored if path.is_file()), *(env_file or [])]
     variables, secrets = environment(env or [], files)
+    kept = dict.fromkeys(str(path.absolute()) for path in (*stored, *(env_file or [])))
+    given = action.Variables(variables, secrets, tuple(kept))
     number = 0
 
     def on_start(started: Job) -> None:
@@ -297,7 +304,7 @@ def rerun(
         ended = action.rerun(
             store,
             job,
-            {**variables, **secrets},
+            given,
             resume=resume,
             where=cluster,
             on_start=on_start,

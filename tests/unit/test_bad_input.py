@@ -110,6 +110,18 @@ BAD_WITH_A_CLUSTER: list[tuple[str, int, str, str]] = [
     ("cp|nowhere|worker-1:b", 2, "nowhere", ""),
     ("cp|worker-9:a|b", 7, "worker-9", "worker-1"),
     ("status|-c|nope", 7, "nope", "lab"),
+    ("list|-c|nope", 7, "nope", "lab"),
+    ("up|lab|-c|other", 2, "both 'lab' and --cluster 'other' are named", "name one"),
+    ("down|lab|-c|other", 2, "both 'lab' and --cluster 'other' are named", "name one"),
+    ("status|lab|-c|other", 2, "both 'lab' and --cluster 'other' are named", "name one"),
+    ("detach|lab|-c|other", 2, "both 'lab' and --cluster 'other' are named", "name one"),
+    ("extend|lab|-c|other|--ttl|4h", 2, "both 'lab' and --cluster 'other' are named", "name one"),
+    (
+        "attach|lab|-c|other|--hosts|train.py",
+        2,
+        "both 'lab' and --cluster 'other' are named",
+        "name one",
+    ),
     ("extend|--ttl|8", 2, "--ttl '8' ends without a unit", "8h or 8m"),
     ("extend|--ttl|721h", 2, "--ttl '721h' is more than 30 days", "clusterctl extend --ttl"),
     ("down|nope", 7, "nope", "lab"),
@@ -250,3 +262,17 @@ def test_a_wrong_kind_of_value_in_the_settings(text: str, call: Call) -> None:
         said = call(*line)
         assert said.code in (0, 2, 3, 7)
         assert "Traceback" not in said.err
+
+
+@pytest.mark.parametrize("where", ["file", "variable"])
+def test_a_name_on_the_command_line_goes_before_one_in_the_settings(
+    where: str, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "two"):
+        open_store().save(cluster(name=name))
+    if where == "file":
+        Path("clusterctl.toml").write_text('cluster = "one"\n')
+    else:
+        monkeypatch.setenv("CLUSTERCTL_CLUSTER", "one")
+    assert call("status", "--json").document["cluster"] == "one"
+    assert call("status", "two", "--json").document["cluster"] == "two"

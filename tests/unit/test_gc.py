@@ -139,3 +139,18 @@ def test_a_cluster_that_outlives_its_deadline_is_not_passed_over(
     text = "in us-east-1: 1 instance (i-1): its deadline is over, but its machines still run"
     assert (text in said.err) is warned
     assert account.removed == []
+
+
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_a_dry_run_takes_nothing_back(
+    more: list[str], account: Account, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def adopted(*words: object) -> Adopted:
+        raise AssertionError("a dry run asks for no machines")
+
+    monkeypatch.setattr(Ec2Provider, "adopt", adopted)
+    said = call("gc", "--adopt", "lab", "--dry-run", *more)
+    assert said.code == 0, said
+    assert cluster().id in said.out
+    assert not open_store().names()
+    assert call("gc", "--adopt", "other", "--dry-run").code == 7

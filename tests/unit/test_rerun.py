@@ -1,0 +1,91 @@
+"""`rerun` starts a job again as it was, but for what is said anew, and records what it started."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit import batch_here
+from tests.unit.calling import Call
+
+Rows = Callable[[], list[dict[str, Any]]]
+
+
+@pytest.fixture
+def jobs(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rows:
+    """Slurm on this machine, with job 1 in its queue; returns the records of all jobs."""
+    batch_here.install("slurm", tmp_path / "slurm", monkeypatch)
+    attached = call("attach", "--slurm", "--workdir", str(tmp_path / "work"))
+    assert attached.code == 0, attached
+    Path("mine.env").write_text("OLD=hunter-old\n")
+    Path("more.env").write_text("NEW=hunter-new\n")
+    words = ["-e", "MODE=short", "-e", "KEPT=as it was", "--env-file", "mine.env", "train.py"]
+    started = call("run", "--detach", *words)
+    assert started.code == 0, started
+    return lambda: call("jobs", "--json").document["jobs"]
+
+
+def variables(work: Path, number: int) -> str:
+    """What the ranks of that job get, as it lies on the login node."""
+    [path] = work.glob(f"*/jobs/{number}/env")
+    return path.read_text()
+
+
+def test_the_record_has_the_variables_that_the_job_got(
+    jobs: Rows, call: Call, tmp_path: Path
+) -> None:
+    again = call("rerun", "--detach", "1", "-e", "MODE=long", "-e", "MY_TOKEN=hunter-token")
+    assert again.code == 0, again
+    first, second = jobs()
+    assert first["env"] == {"MODE": "short", "KEPT": "as it was"}
+    assert second["env"] == {"MODE": "long", "KEPT": "as it was"}
+    assert set(second["secrets"]) == {"OLD", "MY_TOKEN"}
+    given = variables(tmp_path / "work", 2)
+    assert "MODE=long" in given
+    assert "MODE=short" not in given
+    assert "hunter-token" in given
+    assert "hunter" not in "".join(path.read_text() for path in records())
+
+
+def test_the_next_rerun_has_them_too(jobs: Rows, call: Call, tmp_path: Path) -> None:
+    words = ["-e", "MODE=long", "--env-file", "more.env"]
+    assert call("rerun", "--detach", "1", *words).code == 0
+    assert call("rerun", "--detach", "2").code == 0
+    third = jobs()[2]
+    assert third["env"] == {"MODE": "long", "KEPT": "as it was"}
+    assert set(third["secrets"]) == {"OLD", "NEW"}
+    given = variables(tmp_path / "work", 3)
+    assert all(value in given for value in ("MODE=long", "hunter-old", "hunter-new"))
+
+
+def test_a_secret_stays_one(jobs: Rows, call: Call) -> None:
+    """Whose file is gone is given again by hand, and is a secret still."""
+    Path("mine.env").unlink()
+    refused = call("rerun", "--detach", "1")
+    assert refused.code == 7
+    assert "OLD" in refused.err
+    assert call("rerun", "--detach", "1", "-e", "OLD=hunter-again").code == 0
+    second = jobs()[1]
+    assert "OLD" not in second["env"]
+    assert set(second["secrets"]) == {"OLD"}
+    assert "hunter" not in "".join(path.read_text() for path in records())
+
+
+def test_a_variable_can_become_a_secret(jobs: Rows, call: Call) -> None:
+    Path("late.env").write_text("MODE=hunter-mode\n")
+    assert call("rerun", "--detach", "1", "--env-file", "late.env").code == 0
+    second = jobs()[1]
+    assert second["env"] == {"KEPT": "as it was"}
+    assert set(second["secrets"]) == {"OLD", "MODE"}
+    assert "hunter" not in "".join(path.read_text() for path in records())
+
+
+def records() -> list[Path]:
+    found = [*Path(os.environ["CLUSTERCTL_HOME"]).rglob("job.json")]
+    assert all(json.loads(path.read_text()) for path in found)
+    return found
