@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import shlex
 import tarfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -55,7 +56,8 @@ def find_tree(start: Path, *, script: Path | None = None, chosen: Path | None = 
         root = chosen.resolve()
         if not root.is_dir():
             raise UsageError(f"--stage {chosen}: there is no such folder", hint="name a folder")
-        top = _git_top(root)
+        # Our own programs run also from a clone that belongs to somebody else.
+        top = _git_top(root, refuse=root != assets.folder("workloads"))
     else:
         top = _git_top(start)
         root = top or start.resolve()
@@ -132,9 +134,37 @@ def human(size: float) -> str:
     return f"{size:.1f} GB"
 
 
-def _git_top(folder: Path) -> Path | None:
+def _git_top(folder: Path, *, refuse: bool = True) -> Path | None:
+    """The git work tree around `folder`, if there is one.
+
+    With `refuse`, raises UsageError where there is a repository that git refuses or cannot read, or
+    no git: taken for no repository, its ignored files (secrets, data) would travel.
+    """
     result = process.run(["git", "-C", str(folder), "rev-parse", "--show-toplevel"], timeout=20)
-    return Path(os.fsdecode(result.stdout.removesuffix(b"\n"))) if result.ok else None
+    if result.ok:
+        return Path(os.fsdecode(result.stdout.removesuffix(b"\n")))
+    place = folder.resolve()
+    repository = next((path for path in (place, *place.parents) if _looks_like_git(path)), None)
+    if repository is None or not refuse:
+        return None
+    said = result.stderr.decode(errors="replace").strip().splitlines()
+    raise UsageError(
+        f"{repository} is a git repository, but git cannot say which files it ignores: "
+        f"{result.error or next(iter(said), 'no reason given')}",
+        hint=f"make `git -C {shlex.quote(str(repository))} status` work, then try again",
+    )
+
+
+def _looks_like_git(folder: Path) -> bool:
+    """Whether `folder` holds a `.git`, a folder with something in it or the file of a worktree."""
+    try:
+        return any((folder / ".git").iterdir())
+    except NotADirectoryError:
+        return True
+    except FileNotFoundError:
+        return False
+    except OSError:  # it may not even be listed
+        return True
 
 
 def _git_files(root: Path) -> Iterator[str]:

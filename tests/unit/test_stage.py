@@ -12,6 +12,7 @@ import pytest
 
 from clusterctl.errors import UsageError
 from clusterctl.jobs import stage
+from clusterctl.jobs.program import resolve
 from clusterctl.jobs.stage import END_OF_ARCHIVE, Tree, archive, find_tree
 from clusterctl.state import Home
 
@@ -144,6 +145,40 @@ def test_without_git(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     tree = find_tree(tmp_path)
     assert (tree.files, tree.by_git, tree.size) == (("a.py", "sub/b.py"), False, 2)
+
+
+@pytest.mark.parametrize("chosen", [False, True], ids=["found", "--stage"])
+def test_a_repository_that_git_refuses_is_not_staged_whole(
+    work: Path, chosen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody else's, in git's eyes. Without its ignore rules data and secrets would travel."""
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    with pytest.raises(UsageError, match=r"cannot say which files it ignores: .*dubious") as error:
+        find_tree(work / "pkg", chosen=work / "pkg" if chosen else None)
+    assert f"git -C {work} status" in error.value.hint
+
+
+def test_bundled_programs_run_from_somebody_elses_clone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    found = resolve("reduce_all.py", ())
+    assert found.program.bundled
+    assert "reduce_all.py" in found.tree.files
+
+
+def test_a_repository_is_not_staged_whole_where_there_is_no_git(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError, match="cannot say which files it ignores: git: No such file"):
+        find_tree(work / "pkg")
+    worktree = tmp_path / "worktree"
+    write(worktree, {".git": "gitdir: elsewhere", "train.py": "x"})
+    with pytest.raises(UsageError, match="cannot say which files it ignores"):
+        find_tree(worktree)
+    plain = tmp_path / "plain"
+    write(plain, {"train.py": "x"})
+    (plain / ".git").mkdir()  # what a container's mount leaves behind
+    assert find_tree(plain).files == ("train.py",)
 
 
 def test_our_own_state_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
