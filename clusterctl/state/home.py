@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -42,10 +43,18 @@ class Home:
         return self.path / "clusterctl.log"
 
     def make(self, folder: Path) -> Path:
-        """Makes `folder` (inside the home) and what is above it, private to the user."""
+        """Makes `folder` (inside the home) and what is above it, private to the user; closes those
+        inside the home that are open. A home that was there may be open to a group, not to all."""
         try:
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(folder)
+            for place in (folder, *folder.parents):
+                mode = place.stat().st_mode
+                if place == self.path:
+                    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+                        place.chmod(stat.S_IMODE(mode) & ~stat.S_IWOTH)
+                    break
+                if mode & 0o077:
+                    place.chmod(0o700)
         except OSError as error:
             raise UsageError(
                 f"cannot write the state home {self.path}: {error.strerror}",
@@ -67,6 +76,13 @@ def home() -> Home:
             "there is no home folder to keep state in", hint="set CLUSTERCTL_HOME to a folder"
         ) from error
     return Home(root.absolute() / "clusterctl")
+
+
+def make_private(folder: Path) -> None:
+    """Makes `folder` and the missing ones above it, all for the user alone whatever the umask."""
+    for place in reversed((folder, *folder.parents)):
+        if not place.exists():
+            place.mkdir(mode=0o700, exist_ok=True)
 
 
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o600) -> None:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from clusterctl import process
-from clusterctl.state.home import write_atomic
+from clusterctl.state.home import make_private, write_atomic
 from clusterctl.terraform.binary import Binary, command_line, flag, with_plugins
 from clusterctl.terraform.events import TerraformError, first_line
 
@@ -91,7 +91,7 @@ class Seed:
         return [str(path) for path in self.folder.glob(".terraform/providers/*/*/*/*/*")]
 
     def _fill(self) -> None:
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(self.folder)
         for source in self._sources:
             write_atomic(self.folder / source.name, source.read_bytes())
 
@@ -106,7 +106,7 @@ class Seed:
     @contextmanager
     def _locked(self, *, wait: bool) -> Iterator[int | None]:
         """The cache takes one init at a time. Yields None where one is at it and we do not wait."""
-        self._cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(self._cache)
         with (self._cache / ".lock").open("ab") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

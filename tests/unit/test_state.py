@@ -85,6 +85,30 @@ def test_the_home_is_private(store: Store) -> None:
     assert (store.folder("lab") / "cluster.json").stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.parametrize("made", [False, True], ids=["new", "made-beforehand"])
+def test_nobody_else_may_write_into_the_home_whatever_the_umask(
+    made: bool, tmp_path: Path
+) -> None:
+    """Who could, would put a cluster of his own in the place of ours."""
+    old = os.umask(0)
+    try:
+        place = Home(tmp_path / "state" / "clusterctl")
+        if made:
+            place.path.mkdir(parents=True)
+            (place.path / "jobs").mkdir()  # by an earlier version
+        store = Store(place)
+        store.save(cluster())
+        store.save_job(job())
+        folders = [path for path in place.path.rglob("*") if path.is_dir()]
+    finally:
+        os.umask(old)
+    assert place.path.stat().st_mode & 0o002 == 0
+    assert {path.name for path in folders} >= {"clusters", "lab", "jobs"}
+    assert {path.name: path.stat().st_mode & 0o077 for path in folders} == dict.fromkeys(
+        (path.name for path in folders), 0
+    )
+
+
 # ------------------------------------------------------------------------------------- records
 
 
