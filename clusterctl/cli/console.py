@@ -46,7 +46,7 @@ class Console:
 
     def tell(self, text: str) -> None:
         """A line of progress, with the seconds since the start."""
-        line = f"{time.monotonic() - self._began:6.1f} s  {text}"
+        line = f"{time.monotonic() - self._began:6.1f} s  {lines(text)}"
         self.story.append(line)
         if not self.quiet:
             self._stderr(line)
@@ -60,10 +60,11 @@ class Console:
         if not self.quiet:
             self._stderr(text)
 
-    def result(self, text: str) -> None:
-        """What the verb was asked for, for people. Nothing with --json."""
+    def result(self, text: str, *, raw: bool = False) -> None:
+        """What the verb was asked for, for people. Nothing with --json. `raw`: a script of ours, to
+        be run as it is; anything else may hold names and answers of nodes."""
         if not self.json:
-            print(text, flush=True)
+            print(text if raw else lines(text), flush=True)
 
     def document(self, value: dict[str, Any]) -> None:
         """What the verb was asked for, for programs. Nothing without --json."""
@@ -97,7 +98,7 @@ class Console:
 
     def _stderr(self, text: str, end: str = "\n") -> None:
         with contextlib.suppress(OSError):  # nobody reads it, or its disk is full
-            sys.stderr.write(text + end)
+            sys.stderr.write(lines(text) + end)
             sys.stderr.flush()
 
 
@@ -137,12 +138,22 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
-def printable(text: str) -> str:
-    """Control characters and lone surrogates as escapes, so that a terminal shows them."""
+def printable(text: str, keep: str = "") -> str:
+    """Control characters and lone surrogates as escapes, so that a terminal shows them and does not
+    obey them; but for those in `keep`."""
+    if text.isprintable():
+        return text
     return "".join(
-        char if char.isprintable() else char.encode("unicode_escape", "replace").decode()
+        char
+        if char.isprintable() or char in keep
+        else char.encode("unicode_escape", "replace").decode()
         for char in text
     )
+
+
+def lines(text: str) -> str:
+    """As `printable`, for text of several lines."""
+    return printable(text, keep="\n\t")
 
 
 def ago(seconds: float) -> str:
@@ -155,10 +166,11 @@ def ago(seconds: float) -> str:
 
 
 def table(rows: list[tuple[str, ...]]) -> str:
-    """Columns as wide as their widest cell, two blanks apart."""
+    """Columns as wide as their widest cell, two blanks apart; one line for each row."""
+    rows = [tuple(printable(cell) for cell in row) for row in rows]
     widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
-    lines = (
+    filled = (
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         for row in rows
     )
-    return "\n".join(line.rstrip() for line in lines)
+    return "\n".join(line.rstrip() for line in filled)

@@ -142,7 +142,8 @@ def fetch(
 
     got = action.fetch(actions.open_store(), job, cluster, to)
     if got.outputs:
-        console.result("\n".join(f"{got.folder}/{item.node}/{item.path}" for item in got.outputs))
+        names = (f"{got.folder}/{item.node}/{item.path}" for item in got.outputs)
+        console.result("\n".join(printable(name) for name in names))
     else:
         console.note(f"job {job} has made no files")
     for line in got.left_out:

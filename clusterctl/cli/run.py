@@ -245,7 +245,7 @@ def run(
         prepared = action.prepare(chosen, spec, resolved, secrets, number=number)
     if emit:
         script = action.emit(prepared, emit)
-        console.result(script)
+        console.result(script, raw=True)
         if copying := action.beside(prepared):
             console.note(f"the script expects the program beside it: {copying}")
         console.document({"emit": emit, "script": script})

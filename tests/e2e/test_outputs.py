@@ -51,7 +51,8 @@ def test_fetch_brings_what_is_new_or_changed_from_all_nodes(cli: Cli) -> None:
         }
     assert got == expected
     assert os.access(cli.folder / f"job-{done.job}" / "worker-1" / "tool.sh", os.X_OK)
-    assert f"job-{done.job}/worker-1/shared-name.txt" in said.out
+    assert f"job-{done.job}/worker-1/shared-name.txt\n" in said.out
+    assert f"job-{done.job}/worker-1/new\\nline\n" in said.out
     listed = cli.json("fetch", done.job, "--to", "some where")
     assert files(cli.folder / "some where") == expected
     listed_names = {f"{item['node']}/{item['path']}" for item in listed["files"]}

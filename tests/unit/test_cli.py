@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.actions import open_store
-from clusterctl.cli.console import ago, table
+from clusterctl.cli.console import Console, ago, table
 from clusterctl.model import JobState
 from tests.unit.calling import Call, judge, state
 from tests.unit.making import cluster, job, node, spec
@@ -150,3 +150,30 @@ def test_ago(seconds: float, text: str) -> None:
 
 def test_table() -> None:
     assert table([("a", "bb"), ("cccc", "d")]) == "a     bb\ncccc  d"
+
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2Jname\rgone\u202e\udcff"
+"""What a file, a device or a program on a node may be called."""
+
+
+@pytest.mark.parametrize("way", ["result", "note", "tell"])
+def test_what_nodes_say_cannot_command_the_terminal(
+    way: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Control characters are shown as escapes. Lines and tabs of ours stay."""
+    getattr(Console(), way)(f"first\t1\n{HOSTILE}")
+    out, err = capfd.readouterr()
+    said = out + err
+    assert said.endswith("first\t1\n\\x1b]0;owned\\x07\\x1b[2Jname\\rgone\\u202e\\udcff\n")
+
+
+def test_a_cell_of_a_table_stays_in_its_row() -> None:
+    rows = table([("node", "live"), (HOSTILE, "two\nlines")]).splitlines()
+    assert len(rows) == 2
+    assert rows[1].isprintable()
+    assert rows[1].endswith("  two\\nlines")
+
+
+def test_a_script_to_run_is_printed_as_it_is(capfd: pytest.CaptureFixture[str]) -> None:
+    Console().result("printf '\x1b[1m'\r", raw=True)
+    assert capfd.readouterr().out == "printf '\x1b[1m'\r\n"

@@ -86,9 +86,7 @@ def test_the_home_is_private(store: Store) -> None:
 
 
 @pytest.mark.parametrize("made", [False, True], ids=["new", "made-beforehand"])
-def test_nobody_else_may_write_into_the_home_whatever_the_umask(
-    made: bool, tmp_path: Path
-) -> None:
+def test_nobody_else_may_write_into_the_home_whatever_the_umask(made: bool, tmp_path: Path) -> None:
     """Who could, would put a cluster of his own in the place of ours."""
     old = os.umask(0)
     try:
