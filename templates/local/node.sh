@@ -1,3 +1,4 @@
+#!/bin/sh -eu
 # Usage: sh -eu node.sh NAME ADDRESS FOLDER HIDDEN SHADOW SSHD
 # PID 1 of a node, started by `unshare` in namespaces of its own. Makes them a machine, runs its
 # sshd and reaps what is orphaned. When it ends, the kernel ends every process of the node.

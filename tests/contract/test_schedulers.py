@@ -6,7 +6,6 @@ nodes are facts of the job.
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from dataclasses import replace
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 from clusterctl import launch, schedulers
 from clusterctl.model import Cluster, Job, JobState, LaunchPlan, Role
 from clusterctl.schedulers import SCHEDULERS, Scheduler
+from tests.conftest import Need
 from tests.unit.making import cluster, job, node, program, request, spec
 
 WEIRD = [
@@ -83,13 +83,12 @@ def test_scripts_are_sound(
             assert (done.returncode, done.stderr) == (0, ""), path
 
 
-def test_scripts_please_shellcheck(name: str, scheduler: Scheduler) -> None:
-    if not shutil.which("shellcheck"):
-        return  # nobody has to have it
+def test_scripts_please_shellcheck(name: str, scheduler: Scheduler, need: Need) -> None:
+    shellcheck = need("shellcheck")
     for path, text in scheduler.script(*make(name, retries=1, timeout=5.0)).items():
         if path.endswith(".sh") or text.startswith("#!"):
             done = subprocess.run(
-                ["shellcheck", "-s", "sh", "-S", "warning", "-"],
+                [shellcheck, "-s", "sh", "-S", "warning", "-"],
                 input=text,
                 capture_output=True,
                 text=True,

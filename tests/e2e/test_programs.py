@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Need
+from tests.conftest import NO_CPU_ONLY, Need
 from tests.e2e.cli import Cli, Done
 from tests.e2e.conftest import MakeCli
 
@@ -50,7 +50,7 @@ def test_training_reaches_its_accuracy(cli: Cli) -> None:
 def test_a_gpu_program_refuses_a_cpu_unless_allowed(cli: Cli) -> None:
     """Exit code 6 with a reason, not a slow surprise; --allow-cpu lets it."""
     if any(node["accelerator"] not in (None, "", "none", "cpu") for node in cli.status()["nodes"]):
-        pytest.skip("this machine has a GPU")
+        pytest.skip(NO_CPU_ONLY)
     refused = cli("run", "multinode_ddp_mpi_gpu.py", 2, 1, code=6, timeout=90)
     assert "--allow-cpu" in refused.err
     assert len([line for line in refused.err.splitlines() if line.startswith("[")]) == 1

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import NOT_ROOT
 from tests.e2e.cli import Cli, wait_for
 
 pytestmark = pytest.mark.sshd
@@ -146,7 +147,7 @@ def test_a_shell_on_a_terminal(cli: Cli) -> None:
         if line.split()[1] == "/dev/pts"
     )
     if os.geteuid() != 0 and "gid=" not in options:
-        pytest.skip("an ordinary user's sshd gives terminals only where devpts has a gid")
+        pytest.skip(f"devpts has no gid: a terminal {NOT_ROOT}")
     ours, theirs = os.openpty()
     running = cli.start("ssh", "worker-1", prefix=("setsid", "--ctty"), stdin=theirs)
     os.close(theirs)

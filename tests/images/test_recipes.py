@@ -109,11 +109,10 @@ def _steps(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", [name for name in COMMON if name.endswith(".sh")])
-def test_scripts_please_shellcheck(name: str) -> None:
-    if not shutil.which("shellcheck"):
-        pytest.skip("needs shellcheck")
+def test_scripts_please_shellcheck(name: str, need: Need) -> None:
+    shellcheck = need("shellcheck")
     done = subprocess.run(
-        ["shellcheck", "-s", "sh", str(DOCKER / "common" / name)], capture_output=True, text=True
+        [shellcheck, "-s", "sh", str(DOCKER / "common" / name)], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from clusterctl.errors import LeftoverError, ProviderError, UsageError
 from clusterctl.model import Role
 from clusterctl.providers.local import LocalProvider, processes
 from clusterctl.providers.local.processes import Process
+from tests.conftest import NOT_ROOT, missing
 from tests.local.conftest import MakeLab
 from tests.local.lab import Lab, cluster, drive
 
@@ -151,7 +153,8 @@ def test_what_is_broken_is_named_and_replaced(lab: Lab) -> None:
     os.kill(before["worker-1"], signal.SIGKILL)
     sshd = [p for p in processes.scan(lab.site) if p.node == "worker-2" and p.command == "sshd"]
     for process in sshd:
-        os.kill(process.pid, signal.SIGSTOP)
+        with suppress(ProcessLookupError):  # that of a session may have ended since
+            os.kill(process.pid, signal.SIGSTOP)
     shutil.rmtree(lab.site.place("worker-3").folder)
     assert gone(before["worker-1"])
     described = lab.describe()
@@ -277,11 +280,11 @@ def test_the_number_of_workers_has_limits(lab: Lab) -> None:
 def test_what_cannot_be_removed_is_named(lab: Lab, tmp_path: Path) -> None:
     """A folder on which something is mounted stands for all that resists."""
     if os.geteuid() != 0:
-        pytest.skip("needs root")
+        pytest.skip(NOT_ROOT)
     lab.up(1)
     target = lab.site.place("worker-1").home
     if subprocess.run(["mount", "-t", "tmpfs", "tmpfs", target]).returncode:
-        pytest.skip("needs to mount")
+        missing("needs the right to mount")
     try:
         with pytest.raises(LeftoverError, match="nodes: Device or resource busy"):
             lab.down()

@@ -1,0 +1,76 @@
+"""shellcheck finds nothing in any script of ours: those of the checkout, and those we render."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from clusterctl import bootstrap, catalog, keys, schedulers
+from clusterctl.bootstrap import steps
+from clusterctl.model import Accelerator, Role, Runtime
+from clusterctl.providers import deadlines
+from tests.conftest import Need
+from tests.unit.making import cluster, node
+
+ROOT = Path(__file__).parents[2]
+IN_THE_CHECKOUT = [*ROOT.glob("scripts/*.sh"), *ROOT.glob("templates/*/*.sh"), ROOT / ".ci" / "run"]
+
+
+def node_script(accelerator: Accelerator, runtime: Runtime) -> str:
+    """What makes a node ready, with every step that such a node gets."""
+    key = keys.generate()
+    worker = node("worker-1", "10.0.0.11", accelerator=accelerator)
+    nodes = (node("launcher", "10.0.0.10", role=Role.LAUNCHER), worker)
+    container = None
+    if runtime is Runtime.DOCKER:
+        row = catalog.CONTAINER_IMAGES[steps.kind(worker)]
+        container = steps.Container(image=row.reference, host_key=key, mesh_key=key.public, row=row)
+    mesh = bootstrap.Mesh(key=key, nodes=nodes, host_keys=dict.fromkeys(("worker-1",), key.public))
+    todo = steps.for_node(worker, runtime, nodes=nodes, mesh_key=key.public, container=container)
+    return bootstrap.script(worker, mesh, pythons=["/opt/python"], steps=todo).decode()
+
+
+def mesh_script() -> str:
+    where = cluster(*(node(name) for name in ("launcher", "worker-1", "worker-2")))
+    return bootstrap.mesh_script(where.launcher, where.workers)
+
+
+RENDERED: dict[str, Callable[[], str]] = {
+    **{
+        f"node-{accelerator.value}-{runtime.value}": (
+            lambda accelerator=accelerator, runtime=runtime: node_script(accelerator, runtime)
+        )
+        for accelerator in Accelerator
+        for runtime in (Runtime.HOST, Runtime.DOCKER)
+    },
+    "mesh": mesh_script,
+    "survey-slurm": lambda: schedulers.load_batch("slurm").survey(),
+    "survey-sge": lambda: schedulers.load_batch("sge").survey(),
+    "deadline": lambda: deadlines.agent(root="/tmp/it's a root", end="poweroff", spot=True),
+}
+
+
+@pytest.mark.parametrize("path", IN_THE_CHECKOUT, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_script_of_the_checkout(path: Path, need: Need) -> None:
+    shellcheck = need("shellcheck")
+    done = subprocess.run(
+        [shellcheck, "-x", "-P", "SCRIPTDIR", "-S", "warning", str(path)],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("name", RENDERED)
+def test_a_script_that_is_rendered(name: str, need: Need) -> None:
+    shellcheck = need("shellcheck")
+    done = subprocess.run(
+        [shellcheck, "-s", "sh", "-S", "warning", "-"],
+        input=RENDERED[name](),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
