@@ -62,9 +62,7 @@ with Session(discover()) as session:
 
     def trained(recipe=None, compress="none", size=7):
         model = copy.deepcopy(start)
-        parallel = session.data_parallel(
-            model, static_graph=recipe is None or recipe.accumulate == 1, compress=compress
-        )
+        parallel = session.data_parallel(model, compress=compress)
         optimizer = optimizers.sgd(model.parameters(), lr=0.1)
         mean, steps, rows = trainer.train_epoch(
             parallel, optimizer, loss_of, batches(size, rank, world), recipe

@@ -257,18 +257,19 @@ class Session(contextlib.AbstractContextManager["Session"]):
         self,
         model: torch.nn.Module,
         *,
-        static_graph: bool = True,
+        find_unused_parameters: bool = False,
+        static_graph: bool = False,
         hook: bool = True,
         compress: str = "none",
     ) -> torch.nn.Module:
-        """The model wrapped so that backward() leaves mean gradients on all ranks.
+        """The model in a DistributedDataParallel: backward() leaves mean gradients on all ranks.
 
-        It has to return one tensor, and the loss to depend on the parameters through it alone.
         Parameters and buffers are rank 0's afterwards. Buffers are not sent at every step.
 
         Args:
-            static_graph: Each step uses the same parameters in the same order, which saves DDP
-                the search for unused ones.
+            find_unused_parameters: DistributedDataParallel's own: for steps without some of the
+                parameters.
+            static_graph: The same.
             hook: False leaves the gradients to torch's process group even where MPI would carry
                 them, to compare the two in one run.
             compress: `bf16` or `fp16`: gradients are divided by the number of ranks, rounded to
@@ -283,6 +284,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         options: dict[str, Any] = {
             buffers: False,
             "gradient_as_bucket_view": True,
+            "find_unused_parameters": find_unused_parameters,
             "static_graph": static_graph,
         }
         if self.device.type == "cuda":
@@ -291,28 +293,14 @@ class Session(contextlib.AbstractContextManager["Session"]):
         if averager is not None:
             # The hook waits: a small first bucket, there for the sake of overlap, is one more wait.
             options["bucket_cap_mb"] = _BUCKET_MB
-        # A GPU copies faster than it gives MPI a buffer.
-        on_cpu = self.device.type == "cpu"
-        apart = hooks.set_apart(model, wanted=averager is not None and on_cpu)
         wrapped = wrap(model, **options)
         half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(compress)
         if averager is not None:
-            self._same([tuple(parameter.shape) for parameter in apart])
-            for parameter in apart:
-                dist.broadcast(parameter.data, 0)
-            hooks.OverMpi(averager, self.ranks.world, wrapped, apart, half)
+            state = hooks.OverMpi(averager, self.ranks.world, half)
+            wrapped.register_comm_hook(state, hooks.over_mpi)
         elif half is not None:
             wrapped.register_comm_hook(half, hooks.compressed)
         return wrapped
-
-    def _same(self, shapes: list[tuple[int, ...]]) -> None:
-        """As DDP looks whether the ranks have the same model."""
-        if len(set(self.exchange(str(shapes)))) > 1:
-            raise UsageError(
-                f"the ranks have different models: one has large parameters of {shapes}",
-                "build the same model on all ranks, whatever data each has",
-                everywhere=True,
-            )
 
     def reduce(self, tensor: torch.Tensor, *, average: bool) -> None:
         """Replace the contiguous tensor on every rank by the sum over the ranks, or the mean."""

@@ -291,9 +291,7 @@ class Trainer:
             network: Any = (
                 torch.compile(self.model, dynamic=False) if options.compile else self.model
             )
-            parallel = self.session.data_parallel(
-                network, static_graph=options.accumulate == 1, compress=options.compress
-            )
+            parallel = self.session.data_parallel(network, compress=options.compress)
             self._settle(parallel)
             started = time.perf_counter()
             with StopRequest() as stop:
