@@ -34,7 +34,8 @@ from clusterctl.transport.fold import fold, ranges
 from clusterctl.transport.pool import Pool
 
 SAVE_LIMIT = 60.0
-"""Seconds that saving records and logs may take before the machines go regardless."""
+"""Seconds that looking for outputs, and then saving logs, may take before the machines go
+regardless."""
 
 NAMED = 5
 """Jobs that are named one by one."""
@@ -272,11 +273,7 @@ def _save(
                 cancelled.append(job.id)
             except (ClusterctlError, OSError) as error:
                 tell(f"job {job.id} could not be ended cleanly: {reason(error)}")
-        for job in jobs:
-            if time.monotonic() > deadline:
-                tell(f"saving took over {SAVE_LIMIT:g} s; the logs from job {job.id} on are lost")
-                break
-            save_logs(store, job, cluster, pool, tell)
+        save_logs(store, jobs, cluster, pool, tell)
     return tuple(cancelled), tuple(unfetched)
 
 
@@ -313,20 +310,36 @@ def _end(store: Store, cluster: Cluster, tell: Tell) -> tuple[int, ...]:
     return tuple(ended)
 
 
-def save_logs(store: Store, job: Job, cluster: Cluster, pool: Pool, tell: Tell) -> None:
-    """Brings the rest of the job's output into the state home."""
-    folder = store.job_folder(job.id)
-    if complete(folder):
-        return
-    try:
-        with (
-            Interrupts() as interrupts,
-            Follower(store.job(job.id), cluster, pool, folder, interrupts) as follower,
-        ):
-            for _ in follower.batches(until_ended=False, replay=False):
-                pass
-    except (ClusterctlError, OSError) as error:
-        tell(f"the logs of job {job.id} could not be saved: {reason(error)}")
+def save_logs(
+    store: Store,
+    jobs: Sequence[Job],
+    cluster: Cluster,
+    pool: Pool,
+    tell: Tell,
+    limit: float = SAVE_LIMIT,
+) -> None:
+    """Brings the rest of these jobs' output into the state home, as far as `limit` seconds allow
+    for all of them; what is not saved is named."""
+    deadline = time.monotonic() + limit
+    late = []
+    for job in jobs:
+        folder = store.job_folder(job.id)
+        if complete(folder):
+            continue
+        left = deadline - time.monotonic()
+        try:
+            with (
+                Interrupts() as interrupts,
+                Follower(store.job(job.id), cluster, pool, folder, interrupts) as follower,
+            ):
+                for _ in follower.batches(until_ended=False, replay=False, limit=left):
+                    pass
+                if follower.cut_short:
+                    late.append(job)
+        except (ClusterctlError, OSError) as error:
+            tell(f"the logs of job {job.id} could not be saved: {reason(error)}")
+    if late:
+        tell(f"saving logs took over {limit:g} s: those of job {_numbers(late)} are incomplete")
 
 
 def _current(store: Store, jobs: list[Job], cluster: Cluster, pool: Pool) -> list[Job]:

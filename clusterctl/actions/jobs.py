@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clusterctl.actions import Tell, check_name, connected, ready, silent
-from clusterctl.actions.run import OnJob, OnLines, Prepared, planned, run
+from clusterctl.actions.run import OnJob, OnOutput, Prepared, planned, run
 from clusterctl.errors import ClusterctlError, NodeUnreachable, RecordError, UsageError
 from clusterctl.jobs import control, outputs
-from clusterctl.jobs.follow import Follower, Line, complete, stored
+from clusterctl.jobs.follow import Follower, Piece, complete, stored
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.stage import Tree
 from clusterctl.jobs.start import Carry, involved
@@ -85,7 +85,7 @@ def logs(
     *,
     follow: bool,
     rank: int | None = None,
-) -> Iterator[list[Line]]:
+) -> Iterator[list[Piece]]:
     """The job's output: to its end with `follow`, else as far as it is. `rank` has to be one of
     the job's, and is not filtered for. `tell` hears why a job waits."""
     job = of_cluster(store, number, where)
@@ -106,7 +106,7 @@ def logs(
 
 def _followed(
     store: Store, job: Job, cluster: Cluster, pool: Pool, tell: Tell, *, follow: bool
-) -> Iterator[list[Line]]:
+) -> Iterator[list[Piece]]:
     folder = store.job_folder(job.id)
     with (
         Interrupts() as interrupts,
@@ -207,7 +207,7 @@ def rerun(
     resume: bool,
     where: str | None,
     on_start: OnJob,
-    on_lines: OnLines,
+    on_output: OnOutput,
     tell: Tell,
     detach: bool,
 ) -> Job:
@@ -248,7 +248,7 @@ def rerun(
         store,
         prepared,
         on_start=on_start,
-        on_lines=on_lines,
+        on_output=on_output,
         tell=tell,
         detach=detach,
         carry=Carry(job=old.id) if resume else None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from clusterctl.actions import Tell, run
 from clusterctl.errors import BootstrapError
-from clusterctl.jobs.follow import Line
+from clusterctl.jobs.follow import Piece
 from clusterctl.model import Cluster, JobSpec, JobState
 from clusterctl.state import Store
 from clusterctl.transport.pool import Pool
@@ -20,12 +20,17 @@ def reduce_all(store: Store, cluster: Cluster, pool: Pool, tell: Tell) -> None:
     spec = JobSpec(program=resolved.program, allow_cpu=True, now=True, timeout=TIMEOUT)
     number = run.next_number(store, dry=False)
     prepared = run.prepare(cluster, spec, resolved, {}, number=number)
-    said: list[str] = []
+    heard: dict[tuple[int | None, str], bytes] = {}
 
-    def listen(lines: list[Line]) -> None:
-        said.extend(line.text.decode(errors="replace") for line in lines)
+    def listen(pieces: list[Piece]) -> None:
+        for piece in pieces:
+            source = (piece.rank, piece.stream)
+            heard[source] = heard.get(source, b"") + piece.data
 
-    job = run.run(store, prepared, on_start=lambda job: None, on_lines=listen, tell=tell, pool=pool)
+    job = run.run(
+        store, prepared, on_start=lambda job: None, on_output=listen, tell=tell, pool=pool
+    )
+    said = [line for text in heard.values() for line in text.decode(errors="replace").splitlines()]
     proof = next((text for text in said if text.startswith("ok:")), "")
     if job.state is not JobState.SUCCEEDED or not proof:
         raise BootstrapError(

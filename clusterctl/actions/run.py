@@ -20,7 +20,7 @@ from clusterctl.errors import (
     UsageError,
 )
 from clusterctl.jobs import control, stage, start
-from clusterctl.jobs.follow import Follower, Line
+from clusterctl.jobs.follow import Follower, Piece
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.program import Resolved, check, resolve_module
 from clusterctl.jobs.program import resolve as resolve_script
@@ -31,7 +31,10 @@ from clusterctl.schedulers.direct import command_line
 from clusterctl.state import Store
 from clusterctl.transport.pool import Pool
 
-OnLines = Callable[[list[Line]], None]
+REST_LIMIT = 300.0
+"""Seconds that reading the rest of a job's output may take when the job has ended."""
+
+OnOutput = Callable[[list[Piece]], None]
 OnJob = Callable[[Job], None]
 
 
@@ -156,7 +159,7 @@ def run(
     prepared: Prepared,
     *,
     on_start: OnJob,
-    on_lines: OnLines,
+    on_output: OnOutput,
     tell: Tell,
     detach: bool = False,
     carry: start.Carry | None = None,
@@ -175,11 +178,11 @@ def run(
         on_start(job)
         if detach:
             return job
-        return attend(store, job, prepared.cluster, pool, on_lines=on_lines, tell=tell)
+        return attend(store, job, prepared.cluster, pool, on_output=on_output, tell=tell)
 
 
 def attend(
-    store: Store, job: Job, cluster: Cluster, pool: Pool, *, on_lines: OnLines, tell: Tell
+    store: Store, job: Job, cluster: Cluster, pool: Pool, *, on_output: OnOutput, tell: Tell
 ) -> Job:
     """Follows the job to its end; Ctrl-C cancels it."""
     try:
@@ -190,14 +193,19 @@ def attend(
         ):
             try:
                 attempt = 1
-                for lines in follower.batches():
-                    on_lines(lines)
+                for pieces in follower.batches(limit=REST_LIMIT):
+                    on_output(pieces)
                     if follower.job.state is not job.state:
                         job = follower.job
                         store.save_job(job)
                     if follower.job.attempt > attempt:
                         attempt = follower.job.attempt
                         tell(attempt_text(follower.job))
+                if follower.cut_short:
+                    tell(
+                        f"job {job.id} has ended, but not all of its output was read within"
+                        f" {REST_LIMIT:g} s; `clusterctl logs {job.id}` reads the rest"
+                    )
             finally:
                 job = follower.job
                 store.save_job(job)

@@ -44,8 +44,7 @@ def agree(
         for number, size in lost:
             tell(f"job {number} has outputs there that were never fetched: {human(size)}")
         _ask(old, names, consent)
-        for job in jobs:
-            save_logs(store, job, here, pool, tell)
+        save_logs(store, jobs, here, pool, tell)
 
 
 def _ask(old: Cluster, names: Sequence[str], consent: Callable[[str], bool]) -> None:

@@ -7,6 +7,7 @@ import json
 import re
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, is_dataclass
 from enum import Enum
 from typing import Any
@@ -32,6 +33,8 @@ class Console:
         """What to do next when Ctrl-C comes now."""
         self.story: list[str] = []
         """All progress of this run, for the log when something goes wrong."""
+        self.before_message: Callable[[], None] | None = None
+        """Makes room on a terminal that shows something in place."""
         self._began = time.monotonic()
 
     @classmethod
@@ -98,6 +101,8 @@ class Console:
 
     def _stderr(self, text: str, end: str = "\n") -> None:
         with contextlib.suppress(OSError):  # nobody reads it, or its disk is full
+            if self.before_message:
+                self.before_message()
             sys.stderr.write(lines(text) + end)
             sys.stderr.flush()
 

@@ -1,4 +1,4 @@
-"""A job as people and programs see it: its lines, its start, its end, its record."""
+"""A job as people and programs see it: its start, its end, its record."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -20,45 +20,6 @@ from clusterctl.model import UNPLACED, Job, JobState
 EXIT_TIMEOUT = 124
 """As coreutils' timeout(1)."""
 EXIT_CANCELLED = 130
-
-
-class Printer:
-    """Ranks' lines: tagged with the rank, stdout to stdout and stderr to stderr."""
-
-    def __init__(self, console: Console, only: int | None = None) -> None:
-        self._json = console.json
-        self._only = only
-        self._streams = {"stdout": sys.stdout.buffer, "stderr": sys.stderr.buffer}
-
-    def __call__(self, lines: Iterable[Any]) -> None:
-        if self._json:
-            self._documents(lines)
-            return
-        touched: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
-        for line in lines:
-            if self._only is None or line.rank == self._only:
-                tag = b"agent" if line.rank is None else b"%d" % line.rank
-                touched[line.stream].append(b"[%s] %s\n" % (tag, line.text))
-        for stream, parts in touched.items():
-            if parts:
-                self._streams[stream].write(b"".join(parts))
-                self._streams[stream].flush()
-
-    def _documents(self, lines: Iterable[Any]) -> None:
-        rows = [
-            json.dumps(
-                {
-                    "rank": line.rank,
-                    "stream": line.stream,
-                    "line": line.text.decode(errors="replace"),
-                }
-            )
-            for line in lines
-            if self._only is None or line.rank == self._only
-        ]
-        if rows:
-            sys.stdout.write("\n".join(rows) + "\n")
-            sys.stdout.flush()
 
 
 def announce(console: Console, job: Job, detach: bool) -> None:

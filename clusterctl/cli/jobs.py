@@ -11,8 +11,9 @@ from typing import Annotated
 import typer
 
 from clusterctl.cli.console import Console, plain, printable, table
-from clusterctl.cli.job_output import Printer, document, finish, took
+from clusterctl.cli.job_output import document, finish, took
 from clusterctl.cli.options import ClusterOption, JobArgument, Json, JsonLines, Quiet, Verbose
+from clusterctl.cli.rank_output import Printer
 from clusterctl.model import Job, JobState
 
 
@@ -88,11 +89,11 @@ def logs(
     from clusterctl import actions
     from clusterctl.actions import jobs as action
 
-    printer = Printer(console, only=rank)
     store = actions.open_store()
     try:
-        for lines in action.logs(store, job, cluster, console.tell, follow=follow, rank=rank):
-            printer(lines)
+        with Printer(console, only=rank, exact=not follow) as printer:
+            for pieces in action.logs(store, job, cluster, console.tell, follow=follow, rank=rank):
+                printer(pieces)
     except KeyboardInterrupt:
         goes_on = "" if store.job(job).state.ended else "; it goes on"
         console.note(f"\ndetached from job {job}{goes_on}")

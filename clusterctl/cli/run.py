@@ -11,8 +11,9 @@ import typer
 from typer.core import TyperCommand
 
 from clusterctl.cli.console import Console, plain
-from clusterctl.cli.job_output import Printer, announce, finish, reporting
+from clusterctl.cli.job_output import announce, finish, reporting
 from clusterctl.cli.options import ClusterOption, JobArgument, JsonLines, Quiet, Verbose, duration
+from clusterctl.cli.rank_output import Printer
 from clusterctl.cli.variables import Env, EnvFile, environment
 from clusterctl.errors import UsageError
 from clusterctl.model import Job, JobSpec, Program, ProgramKind
@@ -256,13 +257,12 @@ def run(
     for note in prepared.plan.notes:
         console.note(note)
     console.detail(f"staging {resolved.tree.describe()}")
-    printer = Printer(console)
-    with reporting(console, lambda: action.recorded(store, number)):
+    with reporting(console, lambda: action.recorded(store, number)), Printer(console) as printer:
         job = action.run(
             store,
             prepared,
             on_start=lambda started: announce(console, started, detach),
-            on_lines=printer,
+            on_output=printer,
             tell=console.tell,
             detach=detach,
         )
@@ -300,7 +300,10 @@ def rerun(
         number = started.id
         announce(console, started, detach)
 
-    with reporting(console, lambda: run_action.recorded(store, number)):
+    with (
+        reporting(console, lambda: run_action.recorded(store, number)),
+        Printer(console) as printer,
+    ):
         ended = action.rerun(
             store,
             job,
@@ -308,7 +311,7 @@ def rerun(
             resume=resume,
             where=cluster,
             on_start=on_start,
-            on_lines=Printer(console),
+            on_output=printer,
             tell=console.tell,
             detach=detach,
         )

@@ -8,10 +8,11 @@ following again, from another terminal or another day, goes on where it stopped.
 from __future__ import annotations
 
 import fcntl
+import math
 import re
 import shlex
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from io import BufferedWriter
 from pathlib import Path
@@ -28,7 +29,11 @@ from clusterctl.transport import Channel
 from clusterctl.transport.pool import Pool
 
 CHUNK = 1 << 20
-"""Bytes per file and poll."""
+"""Bytes of the state home's copy that are read at a time."""
+ANSWER = 4 << 20
+"""Bytes that a node answers with at a time, and so what we hold of its output in memory."""
+ANSWERS = 64 << 20
+"""The same for all nodes together."""
 FASTEST, SLOWEST = 0.02, 0.5
 """Seconds between polls: quick after output, slower while nothing comes."""
 ANSWER_TIMEOUT = 30.0
@@ -38,43 +43,53 @@ SUSPICION = 5.0
 """Seconds of silence after which we ask whether the supervisor is still there."""
 
 LONGEST = 60.0
-"""The longest such silence with a batch system, whose queue is asked less and less often."""
+"""The longest time between such questions: also with output that never pauses, and with a batch
+system, whose queue is asked less and less often."""
 
+_HEADER = re.compile(rb"F (\S+) \d+ (\d+) (\d+)")
 _RANK_FILE = re.compile(r"out/(?:rank|(?P<agent>agent))-(?P<number>\d+)\.(?P<stream>out|err)")
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """One line of a rank's output, without its newline. `rank` is None for a torchrun agent."""
+class Piece:
+    """What a rank wrote next to one of its streams, byte by byte: a piece may begin and end within
+    a line. `rank` is None for a torchrun agent."""
 
     rank: int | None
     node: str
     stream: str
-    text: bytes
+    data: bytes
 
 
 @dataclass(slots=True)
 class _File:
-    """One output file on one node: where we are in it, and the line that is not complete yet."""
+    """One output file on one node: how far we are in it, and how far we have to come."""
 
     rank: int | None
     stream: str
     offset: int = 0
+    goal: int = 0
     partial: bytes = b""
+    """Of the state file: the line that is not complete yet."""
     sink: BufferedWriter | None = None
 
 
 @dataclass(slots=True)
 class _Watch:
     node: str
-    channel: Channel
+    channel: Channel | None = None
     files: dict[str, _File] = field(default_factory=dict)
     buffer: bytearray = field(default_factory=bytearray)
 
 
+class _TimeIsUpError(Exception):
+    """The deadline has passed in the middle of an answer."""
+
+
 class Follower:
     """Iterate over `batches()`; `job` is always the job as its state file last described it. `tell`
-    hears why it waits, and hears it again when that changes.
+    hears why it waits, and hears it again when that changes. `cut_short`: time was up before all
+    output that was there had been read.
 
     Raises NodeUnreachable when a node stops answering: the job goes on without us.
     """
@@ -89,17 +104,17 @@ class Follower:
         tell: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.job = job
+        self.cut_short = False
         self._cluster = cluster
         self._pool = pool
         self._folder = folder / "out"
-        self._lock: int | None = None
         self._file: BufferedWriter | None = None
-        self._watches: list[_Watch] = []
+        self._watches = [_Watch(name) for name in involved(job, cluster)]
         self._interrupts = interrupts
         self._tell = tell
         self._told = ""
         self._keep = False
-        self._moved = False
+        self._deadline = math.inf
 
     def __enter__(self) -> Follower:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -109,11 +124,6 @@ class Follower:
             self._keep = True  # we alone extend the copy; a second follower only reads
         except BlockingIOError:
             self._keep = False
-        for name in involved(self.job, self._cluster):
-            folder = f"{self._cluster.node(name).root}/jobs/{self.job.id}"
-            script = assets.render("job/follow.sh.j2", folder=folder, chunk=CHUNK)
-            channel = self._pool.transport(name).open(f"exec /bin/sh -c {shlex.quote(script)}")
-            self._watches.append(_Watch(name, channel))
         return self
 
     def __exit__(
@@ -126,46 +136,61 @@ class Follower:
             for file in watch.files.values():
                 if file.sink:
                     file.sink.close()
-            watch.channel.close()
+            if watch.channel:
+                watch.channel.close()
         if self._file:
             self._file.close()
 
-    def batches(self, *, until_ended: bool = True, replay: bool = True) -> Iterator[list[Line]]:
-        """What the ranks write, as it comes, a list per look. Ends when the job has, or, with
-        `until_ended` false, when all that is there has been read. `replay` starts with what the
-        state home has."""
+    def batches(
+        self, *, until_ended: bool = True, replay: bool = True, limit: float = math.inf
+    ) -> Iterator[list[Piece]]:
+        """What the ranks write, as it comes: a list per look and node, an empty one for a look that
+        saw nothing. Ends when the job has, or, with `until_ended` false, with what is there now: in
+        both cases at the sizes that the files have then, for something may go on writing to them.
+        `replay` starts with what the state home has.
+
+        `limit`: seconds for the reading itself, from the job's end on, or with `until_ended` false
+        from the beginning.
+        """
         yield from self._remembered(replay)
+        if not until_ended:
+            self._deadline = time.monotonic() + limit
+            if limit <= 0:
+                self.cut_short = True
+                return
+        self._open_channels()
         if until_ended:
             self._say()
-        pause = FASTEST
-        drained = False
-        heard = time.monotonic()
-        patience = SUSPICION
+        pause, patience = FASTEST, SUSPICION
+        heard = asked = time.monotonic()
+        last = complete = False
         while True:
-            self._interrupts.check()
-            ended = self.job.state.ended
-            if lines := self._poll():
-                yield lines
-            if self._moved:
-                pause, drained, heard = FASTEST, False, time.monotonic()
-                patience = SUSPICION
+            seal = not last and (self.job.state.ended or not until_ended)
+            if seal:
+                last, complete = True, self.job.state.ended
+                self._deadline = min(self._deadline, time.monotonic() + limit)
+            try:
+                moved = yield from self._round(seal)
+            except _TimeIsUpError:
+                self.cut_short = True
+                return
+            if last and not self._is_behind():
+                break
+            now = time.monotonic()
+            if moved:
+                heard, pause, patience = now, FASTEST, SUSPICION
+            if last:
                 continue
-            if ended or not until_ended:
-                # Nothing new since the end was seen: nothing can come any more.
-                if drained or not ended:
-                    break
-                drained = True
-                continue
-            if time.monotonic() - heard > patience:
-                heard = time.monotonic()
+            if now - max(heard, asked) > patience or now - asked > LONGEST:
+                asked = now
                 patience = min(patience * 1.5, LONGEST) if self._cluster.batch else SUSPICION
                 self.job = control.refresh(self.job, self._cluster, self._pool)
                 self._say()
-            time.sleep(pause)
-            pause = min(pause * 1.25, SLOWEST)
-        if rest := self._rest():
-            yield rest
-        if self.job.state.ended and self._keep:
+            if not moved:
+                yield []
+                time.sleep(pause)
+                pause = min(pause * 1.25, SLOWEST)
+        if complete and self._keep:
             (self._folder / ".complete").touch()
 
     def _say(self) -> None:
@@ -174,56 +199,78 @@ class Follower:
             self._tell(text)
         self._told = text
 
-    def _remembered(self, replay: bool) -> Iterator[list[Line]]:
+    def _remembered(self, replay: bool) -> Iterator[list[Piece]]:
         for watch in self._watches:
             for path in sorted((self._folder / watch.node).glob("*-*.*")):
-                file = self._open(watch, f"out/{path.name}")
+                file = self._book(watch, f"out/{path.name}")
                 if file is None:
                     continue
                 with path.open("rb") as stored:
                     while chunk := stored.read(CHUNK):
                         file.offset += len(chunk)
-                        lines = _split(watch.node, file, chunk)
                         if replay:
-                            yield lines
+                            yield [Piece(file.rank, watch.node, file.stream, chunk)]
 
-    def _poll(self) -> list[Line]:
+    def _open_channels(self) -> None:
+        answer = min(ANSWER, ANSWERS // len(self._watches))
+        for watch in self._watches:
+            folder = f"{self._cluster.node(watch.node).root}/jobs/{self.job.id}"
+            script = assets.render("job/follow.sh.j2", folder=folder, answer=answer)
+            command = f"exec /bin/sh -c {shlex.quote(script)}"
+            transport = self._pool.transport(watch.node)
+            watch.channel = transport.open(command, timeout=self._patience())
+
+    def _round(self, seal: bool) -> Generator[list[Piece], None, bool]:
+        """Asks all nodes once; returns whether any of them had news. `seal` makes the files' sizes
+        as they are now the goal."""
         for watch in self._watches:
             known = "".join(f" {name}={file.offset}" for name, file in watch.files.items())
             try:
-                watch.channel.send(f"{known} \n".encode(), ANSWER_TIMEOUT)
+                _channel(watch).send(f"{known} \n".encode(), self._patience())
             except OSError as error:
                 raise self._lost(watch, error) from error
-        self._moved = False
-        lines: list[Line] = []
+        moved = False
         for watch in self._watches:
-            while (header := self._header(watch))[:1] == b"F":
-                _, name, _, length = header.decode().split(" ")
-                data = self._take(watch, int(length))
-                file = self._open(watch, name)
-                if file is None:
-                    continue
-                self._moved = True
-                file.offset += len(data)
-                if name == "state":
-                    self._apply(file, data)
-                    continue
-                if file.sink:
-                    file.sink.write(data)
-                    file.sink.flush()
-                lines += _split(watch.node, file, data)
-        return lines
+            pieces = self._answer(watch, seal)
+            moved = moved or bool(pieces)
+            if shown := [piece for piece in pieces if piece.stream != "state"]:
+                began = time.monotonic()
+                yield shown
+                self._deadline += time.monotonic() - began  # a reader may take its time
+        return moved
 
-    def _rest(self) -> list[Line]:
-        lines = []
-        for watch in self._watches:
-            for file in watch.files.values():
-                if file.partial and file.stream != "state":
-                    lines.append(Line(file.rank, watch.node, file.stream, file.partial))
-                    file.partial = b""
-        return lines
+    def _answer(self, watch: _Watch, seal: bool) -> list[Piece]:
+        pieces = []
+        news = set()
+        while (header := self._header(watch)) != b"E":
+            match = _HEADER.fullmatch(header)
+            if match is None:
+                continue  # what a login shell says before it obeys
+            name, length, size = match[1].decode(errors="replace"), int(match[2]), int(match[3])
+            data = self._take(watch, length)
+            file = self._book(watch, name)
+            if file is None:
+                continue
+            news.add(name)
+            file.offset += len(data)
+            if seal:
+                file.goal = size
+            if name == "state":
+                self._apply(file, data)
+            elif file.sink:
+                file.sink.write(data)
+                file.sink.flush()
+            pieces.append(Piece(file.rank, watch.node, file.stream, data))
+        for name, file in watch.files.items():
+            if name not in news:
+                file.goal = file.offset  # all there is, also of a file that was cut off meanwhile
+        return pieces
 
-    def _open(self, watch: _Watch, name: str) -> _File | None:
+    def _is_behind(self) -> bool:
+        files = (file for watch in self._watches for file in watch.files.values())
+        return any(file.offset < file.goal for file in files)
+
+    def _book(self, watch: _Watch, name: str) -> _File | None:
         """The book-keeping for a file a node told us of. Only names that we gave are taken."""
         if name in watch.files:
             return watch.files[name]
@@ -264,20 +311,26 @@ class Follower:
         return data
 
     def _receive(self, watch: _Watch) -> None:
-        deadline = time.monotonic() + ANSWER_TIMEOUT
+        silence = time.monotonic() + ANSWER_TIMEOUT
         while True:
             self._interrupts.check()
+            if time.monotonic() > self._deadline:
+                raise _TimeIsUpError
             try:
-                data = watch.channel.receive(GLANCE)
+                data = _channel(watch).receive(GLANCE)
                 break
             except TimeoutError as error:
-                if time.monotonic() > deadline:
+                if time.monotonic() > silence:
                     raise self._lost(watch, error) from error
             except OSError as error:
                 raise self._lost(watch, error) from error
         if not data:
             raise self._lost(watch, None)
         watch.buffer += data
+
+    def _patience(self) -> float:
+        """Seconds that a node may take now."""
+        return max(GLANCE, min(ANSWER_TIMEOUT, self._deadline - time.monotonic()))
 
     def _lost(self, watch: _Watch, error: OSError | None) -> NodeUnreachable:
         return NodeUnreachable(
@@ -288,9 +341,9 @@ class Follower:
         )
 
 
-def _split(node: str, file: _File, data: bytes) -> list[Line]:
-    *whole, file.partial = (file.partial + data).split(b"\n")
-    return [Line(file.rank, node, file.stream, text) for text in whole]
+def _channel(watch: _Watch) -> Channel:
+    assert watch.channel is not None, "opened before the first round"
+    return watch.channel
 
 
 def waits(job: Job, cluster: Cluster) -> str:
@@ -301,7 +354,7 @@ def waits(job: Job, cluster: Cluster) -> str:
     return f"job {job.id} waits: other jobs use the slots (--now skips the queue)"
 
 
-def stored(folder: Path) -> Iterator[list[Line]]:
+def stored(folder: Path) -> Iterator[list[Piece]]:
     """The output that the state home has, file by file: all there is once the cluster is gone."""
     for path in sorted(folder.glob("out/*/*-*.*"), key=_natural):
         match = _RANK_FILE.fullmatch(f"out/{path.name}")
@@ -310,8 +363,8 @@ def stored(folder: Path) -> Iterator[list[Line]]:
         rank = None if match["agent"] else int(match["number"])
         stream = "stdout" if match["stream"] == "out" else "stderr"
         with path.open("rb") as file:
-            node = path.parent.name
-            yield [Line(rank, node, stream, line.removesuffix(b"\n")) for line in file]
+            while chunk := file.read(CHUNK):
+                yield [Piece(rank, path.parent.name, stream, chunk)]
 
 
 def complete(folder: Path) -> bool:

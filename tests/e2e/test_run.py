@@ -11,6 +11,7 @@ import pytest
 
 from tests.conftest import Need
 from tests.e2e.cli import STUBBORN, Cli, of_job, wait_for
+from tests.terminal import Terminal
 
 pytestmark = [pytest.mark.sshd, pytest.mark.mpi]
 
@@ -197,6 +198,36 @@ def test_odd_output_survives(cli: Cli) -> None:
     assert lines[1:4] == ["", "[0] looks tagged", "nul\0nul"]
     assert lines[4] == "x" * 3_000_000
     assert lines[5:] == ["end"]
+
+
+def test_progress_bars_are_seen_while_they_run(cli: Cli) -> None:
+    """As tqdm draws them: a carriage return, the new state, no newline before the end."""
+    opened = cli.folder / "go-on"
+    cli.script(
+        "bar.py",
+        "import os, pathlib, sys, time\n"
+        "def draw(percent):\n"
+        "    sys.stderr.write(f'\\r{percent:3}%|' + '\u2588' * (percent // 10))\n"
+        "    sys.stderr.flush()\n"
+        "for percent in range(0, 51, 10): draw(percent); time.sleep(0.1)\n"
+        f"while not pathlib.Path({str(opened)!r}).exists(): time.sleep(0.02)\n"
+        "draw(100); print(file=sys.stderr)\n",
+    )
+    terminal = Terminal(
+        [cli.python, "-m", "clusterctl", "run", "--ranks", "2", "bar.py"],
+        cwd=cli.folder,
+        env=cli.environment({"TERM": "xterm"}),
+    )
+    try:
+        half, whole = "█" * 5, "█" * 10
+        terminal.until(f"[0]  50%|{half}", f"[1]  50%|{half}", any_order=True)
+        opened.touch()
+        *_, first, second, end = terminal.wait()
+        assert sorted((first, second)) == [f"[0] 100%|{whole}", f"[1] 100%|{whole}"]
+        assert "succeeded" in end
+    finally:
+        terminal.close()
+    assert "[0] 100%|" in cli("run", "bar.py").err
 
 
 def gate(language: str, path: Path) -> str:

@@ -15,8 +15,8 @@ from clusterctl import assets
 class Follow:
     """The other end of a follower."""
 
-    def __init__(self, folder: Path, chunk: int) -> None:
-        text = assets.render("job/follow.sh.j2", folder=folder, chunk=chunk)
+    def __init__(self, folder: Path, answer: int) -> None:
+        text = assets.render("job/follow.sh.j2", folder=folder, answer=answer)
         self.process = subprocess.Popen(
             ["/bin/sh", "-c", text],
             stdin=subprocess.PIPE,
@@ -34,8 +34,8 @@ class Follow:
         process.stdin.flush()
         found = {}
         while (header := process.stdout.readline()) != b"E\n":
-            kind, name, offset, length = header.decode().split()
-            assert kind == "F"
+            kind, name, offset, length, size = header.decode().split()
+            assert (kind, int(offset) + int(length) <= int(size)) == ("F", True)
             found[name] = (int(offset), process.stdout.read(int(length)))
         return found
 
@@ -44,8 +44,8 @@ class Follow:
 def follow(tmp_path: Path) -> Iterator[Callable[..., Follow]]:
     made: list[Follow] = []
 
-    def start(chunk: int = 1 << 20) -> Follow:
-        made.append(Follow(tmp_path, chunk))
+    def start(answer: int = 1 << 20) -> Follow:
+        made.append(Follow(tmp_path, answer))
         return made[-1]
 
     (tmp_path / "out").mkdir()
@@ -85,15 +85,22 @@ def test_follow_knows_names_apart(follow: Callable[..., Follow], tmp_path: Path)
     }
 
 
-def test_follow_in_chunks(follow: Callable[..., Follow], tmp_path: Path) -> None:
-    one, data = follow(chunk=1000), os.urandom(2500)
+def test_follow_in_parts(follow: Callable[..., Follow], tmp_path: Path) -> None:
+    """Files with news share an answer: none of them has to wait until another is read."""
+    one, data = follow(answer=1000), os.urandom(2500)
     (tmp_path / "out" / "rank-1.out").write_bytes(data)
-    got = b""
-    while found := one.ask({"out/rank-1.out": len(got)}):
-        offset, chunk = found["out/rank-1.out"]
-        assert (offset, len(chunk) <= 1000) == (len(got), True)
-        got += chunk
-    assert got == data
+    (tmp_path / "out" / "rank-2.out").write_bytes(data[:600])
+    (tmp_path / "out" / "rank-2.err").write_bytes(b"")
+    got = {"out/rank-1.out": b"", "out/rank-2.out": b""}
+    rounds = 0
+    while found := one.ask({name: len(text) for name, text in got.items()}):
+        rounds += 1
+        assert sum(len(part) for _, part in found.values()) <= 1000 + len(found)
+        for name, (offset, part) in found.items():
+            assert offset == len(got[name])
+            got[name] += part
+    assert got == {"out/rank-1.out": data, "out/rank-2.out": data[:600]}
+    assert rounds == 4
 
 
 def test_follow_a_file_that_shrank(follow: Callable[..., Follow], tmp_path: Path) -> None:
@@ -102,6 +109,6 @@ def test_follow_a_file_that_shrank(follow: Callable[..., Follow], tmp_path: Path
 
 
 def test_follow_without_a_folder(tmp_path: Path) -> None:
-    text = assets.render("job/follow.sh.j2", folder=tmp_path / "gone", chunk=1)
+    text = assets.render("job/follow.sh.j2", folder=tmp_path / "gone", answer=1)
     done = subprocess.run(["/bin/sh", "-c", text], stdin=subprocess.DEVNULL, capture_output=True)
     assert done.returncode == 1

@@ -1,0 +1,340 @@
+"""Ranks' output as people and programs see it: every line is tagged with its rank.
+
+A progress bar is a line that its program writes again and again after a carriage return. On a
+terminal it is redrawn in place, elsewhere its state is shown at intervals.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol
+
+from clusterctl.cli.console import Console
+
+LINE_LIMIT = 1 << 16
+"""Bytes of a line that are kept until its end is there. What is longer comes in parts."""
+INTERVAL = 5.0
+"""Seconds between two states of a progress bar in a file, in a pipe and in JSON."""
+FRAME = 0.1
+"""The same on a terminal."""
+
+_ESCAPE = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[^\[\]])")
+_COLOUR = re.compile(rb"\x1b\[[0-9;:]*m")
+_CONTROL = re.compile(rb"[\x00-\x08\x0a-\x0c\x0e-\x1a\x1c-\x1f\x7f]")
+
+
+@dataclass(slots=True, eq=False)
+class Source:
+    """One stream of one rank, and its line that is not complete yet."""
+
+    rank: int | None
+    stream: str
+    rest: bytes = b""
+    is_bar: bool = False
+    """The line has a carriage return in it."""
+    bar: bytes = b""
+    """What a terminal would show of such a line."""
+    shown: bytes = b""
+    """The state of the bar that was shown last, and when."""
+    shown_at: float = -math.inf
+
+    @property
+    def tag(self) -> bytes:
+        return b"[agent] " if self.rank is None else b"[%d] " % self.rank
+
+    def overwrite(self, text: bytes) -> None:
+        """Follows what carriage returns in `text` leave to be seen."""
+        for part in text.split(b"\r"):
+            if part:
+                self.bar = part if _ESCAPE.sub(b"", part).strip() else b""
+
+    def restart(self) -> None:
+        self.is_bar, self.bar, self.shown = False, b"", b""
+
+
+class View(Protocol):
+    """How and where output is shown, at the latest by `flush`."""
+
+    def exact(self, source: Source) -> bool:
+        """Whether complete lines are shown with all their bytes, not as a terminal shows them."""
+
+    def interval(self, source: Source) -> float:
+        """Seconds between two states of the source's progress bar; infinite: its end alone."""
+
+    def lines(self, source: Source, lines: list[bytes]) -> None:
+        """Lines without their newlines. The first may be the end of one that came in parts."""
+
+    def part(self, source: Source, text: bytes) -> None:
+        """The beginning of a line, or more of it."""
+
+    def progress(self, source: Source) -> None:
+        """The progress bar has a new state, or has been wiped off."""
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Printer:
+    """Prints what ranks write. A context manager: leaving it prints lines that have no end.
+
+    `only`: this rank alone. `exact`: files and pipes get the bytes as they were written, progress
+    bars too.
+    """
+
+    def __init__(self, console: Console, *, only: int | None = None, exact: bool = False) -> None:
+        self._only = only
+        self._view: View = Json() if console.json else Text(console, exact)
+        self._sources: dict[tuple[int | None, str, str], Source] = {}
+
+    def __enter__(self) -> Printer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if isinstance(error, OSError) and error.errno:
+            return  # perhaps it was this output that failed
+        for source in self._sources.values():
+            if source.rest or source.bar:
+                self._complete(source, source.rest)
+        self._view.close()
+
+    def __call__(self, pieces: Iterable[Any]) -> None:
+        for piece in pieces:
+            if self._only is None or piece.rank == self._only:
+                key = (piece.rank, piece.node, piece.stream)
+                if key not in self._sources:
+                    self._sources[key] = Source(piece.rank, piece.stream)
+                self._feed(self._sources[key], piece.data)
+        now = time.monotonic()
+        for source in self._sources.values():
+            due = source.shown_at + self._view.interval(source)
+            if source.bar != source.shown and now >= due:
+                source.shown, source.shown_at = source.bar, now
+                self._view.progress(source)
+        self._view.flush()
+
+    def _feed(self, source: Source, data: bytes) -> None:
+        lines = (source.rest + data).split(b"\n")
+        rest = lines.pop()
+        plain = not source.is_bar and b"\r" not in source.rest and b"\r" not in data
+        if plain and all(len(line) <= LINE_LIMIT for line in lines):
+            if lines:
+                self._view.lines(source, lines)
+        else:
+            for line in lines:
+                self._complete(source, line)
+        if source.is_bar or b"\r" in rest:
+            source.is_bar = True
+            source.overwrite(rest)
+            if not self._view.exact(source):
+                rest = rest.rpartition(b"\r")[2]
+        source.rest = self._parts(source, rest)
+
+    def _complete(self, source: Source, line: bytes) -> None:
+        is_bar = source.is_bar or b"\r" in line.removesuffix(b"\r")
+        if is_bar and not self._view.exact(source):
+            source.overwrite(line)
+            line = source.bar
+        self._view.lines(source, [self._parts(source, line)])
+        source.restart()
+
+    def _parts(self, source: Source, text: bytes) -> bytes:
+        """Shows all of a text that is too long but its last part, which is returned."""
+        start = 0
+        while len(text) - start > LINE_LIMIT:
+            end = start + LINE_LIMIT
+            while end > start + LINE_LIMIT - 3 and text[end] & 0xC0 == 0x80:
+                end -= 1  # not within a character
+            self._view.part(source, text[start:end])
+            start = end
+        return text[start:]
+
+
+class Json:
+    """An object per line. One that is not complete has `cut` where it is too long to wait for its
+    end, and `progress` where it is the state of a progress bar, whose line comes when it ends."""
+
+    def __init__(self) -> None:
+        self._rows: list[str] = []
+
+    def exact(self, source: Source) -> bool:
+        return True
+
+    def interval(self, source: Source) -> float:
+        return INTERVAL
+
+    def lines(self, source: Source, lines: list[bytes]) -> None:
+        for line in lines:
+            self._row(source, line)
+
+    def part(self, source: Source, text: bytes) -> None:
+        self._row(source, text, cut=True)
+
+    def progress(self, source: Source) -> None:
+        if source.bar:
+            self._row(source, source.bar, progress=True)
+
+    def _row(self, source: Source, text: bytes, **more: bool) -> None:
+        line = text.decode(errors="replace")
+        row = {"rank": source.rank, "stream": source.stream, "line": line, **more}
+        self._rows.append(json.dumps(row) + "\n")
+
+    def flush(self) -> None:
+        if self._rows:
+            sys.stdout.write("".join(self._rows))
+            sys.stdout.flush()
+            self._rows.clear()
+
+    def close(self) -> None:
+        self.flush()
+
+
+class Text:
+    """Stdout to stdout, stderr to stderr. Progress bars stand below everything else on a terminal,
+    one to a line, and go up into the text when they end."""
+
+    def __init__(self, console: Console, exact: bool) -> None:
+        self._console = console
+        self._exact = exact
+        self._streams = {"stdout": sys.stdout.buffer, "stderr": sys.stderr.buffer}
+        able = os.environ.get("TERM", "dumb") != "dumb"
+        self._terminals = [
+            name for name, stream in self._streams.items() if able and stream.isatty()
+        ]
+        self._texts: dict[str, list[bytes]] = {name: [] for name in self._streams}
+        self._unfinished: dict[str, Source] = {}
+        """Whose line a stream, or the terminal, stands in: the next text of others begins anew."""
+        self._bars: dict[Source, None] = {}
+        self._drawn = 0
+        self._changed = False
+        if self._terminals:
+            console.before_message = self._make_room
+
+    def exact(self, source: Source) -> bool:
+        return self._exact and source.stream not in self._terminals
+
+    def interval(self, source: Source) -> float:
+        if source.stream in self._terminals:
+            return FRAME
+        return math.inf if self._exact else INTERVAL
+
+    def lines(self, source: Source, lines: list[bytes]) -> None:
+        if self._bars.pop(source, source) is None:
+            self._changed = True
+        elif source.is_bar and source.shown == lines[0]:
+            return  # its last state stands there already
+        if source.stream in self._terminals:
+            lines = [_printable(line) if b"\x1b" in line else line for line in lines]
+        self._write(source, (b"\n" + source.tag).join(lines) + b"\n")
+        self._unfinished.pop(self._place(source.stream), None)
+
+    def part(self, source: Source, text: bytes) -> None:
+        self._write(source, text)
+        self._unfinished[self._place(source.stream)] = source
+
+    def progress(self, source: Source) -> None:
+        if source.stream not in self._terminals:
+            if source.bar:
+                self._begin_anew(source.stream)
+                self._texts[source.stream].append(source.tag + source.bar + b"\n")
+            return
+        if source.bar:
+            self._bars[source] = None
+        else:
+            self._bars.pop(source, None)
+        self._changed = True
+
+    def flush(self) -> None:
+        if self._changed or (self._bars and not self._drawn) or any(self._texts.values()):
+            self._clear()
+            self._write_texts()
+            self._draw()
+
+    def close(self) -> None:
+        self._bars.clear()
+        self._clear()
+        for stream in self._streams:
+            self._begin_anew(stream)
+        self._write_texts()
+        if self._terminals:
+            self._console.before_message = None
+
+    def _place(self, stream: str) -> str:
+        return "terminal" if stream in self._terminals else stream
+
+    def _begin_anew(self, stream: str) -> None:
+        if self._unfinished.pop(self._place(stream), None):
+            self._texts[stream].append(b"\n")
+
+    def _write(self, source: Source, text: bytes) -> None:
+        if self._unfinished.get(self._place(source.stream)) is not source:
+            self._begin_anew(source.stream)
+            text = source.tag + text
+        self._texts[source.stream].append(text)
+
+    def _write_texts(self) -> None:
+        for name, texts in self._texts.items():
+            if texts:
+                self._streams[name].write(b"".join(texts))
+                self._streams[name].flush()
+                texts.clear()
+
+    def _make_room(self) -> None:
+        """Before somebody else writes to the terminal."""
+        self._clear()
+        for stream in self._terminals:
+            self._begin_anew(stream)
+        self._write_texts()
+
+    def _clear(self) -> None:
+        if self._drawn:
+            up = b"\x1b[%dA" % (self._drawn - 1) if self._drawn > 1 else b""
+            self._to_terminal(b"\r" + up + b"\x1b[J")
+            self._drawn = 0
+
+    def _draw(self) -> None:
+        self._changed = False
+        if not self._bars:
+            return
+        for stream in self._terminals:
+            self._begin_anew(stream)
+        self._write_texts()
+        room = max(1, self._height() // 2)
+        bars = [source.tag + _printable(source.shown) for source in self._bars]
+        if len(bars) > room:
+            bars = [*bars[: room - 1], b"(%d more)" % (len(bars) - room + 1)]
+        # Without automatic margins, a bar that is too long stays on its line.
+        self._to_terminal(b"\x1b[?7l" + b"\r\n".join(bars) + b"\x1b[?7h")
+        self._drawn = len(bars)
+
+    def _to_terminal(self, data: bytes) -> None:
+        stream = self._streams[self._terminals[-1]]
+        stream.write(data)
+        stream.flush()
+
+    def _height(self) -> int:
+        try:
+            return os.get_terminal_size(self._streams[self._terminals[-1]].fileno()).lines or 24
+        except OSError:
+            return 24
+
+
+def _printable(text: bytes) -> bytes:
+    """A line without what would move the cursor; colours stay, and end with it."""
+    colours = _COLOUR.findall(text)
+    kept = _ESCAPE.sub(lambda found: found[0] if _COLOUR.fullmatch(found[0]) else b"", text)
+    clean = _CONTROL.sub(lambda found: found[0] if found[0] == b"\x1b" else b" ", kept)
+    return clean + b"\x1b[0m" if colours else clean.replace(b"\x1b", b"")

@@ -1,0 +1,227 @@
+"""Following a job whose nodes are folders here: what arrives, when it ends, what stays."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from clusterctl.jobs.follow import Follower, Piece, complete, stored
+from clusterctl.jobs.interrupts import Interrupts
+from clusterctl.model import Cluster, Job, JobState
+from clusterctl.transport import Transport
+from clusterctl.transport.local import LocalChannel, LocalTransport
+from clusterctl.transport.pool import Pool
+from tests.unit import making
+
+RUNNING = "running 10.0 1\n"
+ENDED = "ended 12.0 state=succeeded code=0\n"
+
+
+@dataclass
+class Site:
+    """A job of two ranks on two nodes, and the state home's folder for it."""
+
+    cluster: Cluster
+    job: Job
+    home: Path
+
+    def folder(self, node: str) -> Path:
+        return Path(self.cluster.node(node).root) / "jobs" / str(self.job.id)
+
+    def write(self, node: str, name: str, data: bytes) -> Path:
+        path = self.folder(node) / "out" / name
+        with path.open("ab") as file:
+            file.write(data)
+        return path
+
+    def state(self, text: str) -> None:
+        with (self.folder("launcher") / "state").open("a") as file:
+            file.write(text)
+
+    def copy(self, node: str, name: str) -> Path:
+        return self.home / "out" / node / name
+
+    def follow(self, pool: type[Pool] = Pool, **options: object) -> tuple[Follower, list[Piece]]:
+        """All that comes; raises what the follower raises."""
+        with (
+            pool(self.cluster.nodes, identity=None, known_hosts=self.home / "none") as nodes,
+            Interrupts() as interrupts,
+            Follower(self.job, self.cluster, nodes, self.home, interrupts) as follower,
+        ):
+            return follower, [
+                piece
+                for pieces in follower.batches(**options)  # type: ignore[arg-type]
+                for piece in pieces
+            ]
+
+
+def text(pieces: list[Piece], rank: int, stream: str = "stdout") -> bytes:
+    return b"".join(p.data for p in pieces if (p.rank, p.stream) == (rank, stream))
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    names = ("launcher", "worker-1", "worker-2")
+    nodes = [making.node(name, "", root=str(tmp_path / name), slots=1) for name in names]
+    cluster = making.cluster(*nodes)
+    made = Site(cluster, making.job(cluster, making.spec(ranks=2)), tmp_path / "home")
+    for name in names:
+        (made.folder(name) / "out").mkdir(parents=True)
+    made.state(RUNNING)
+    return made
+
+
+@pytest.fixture
+def append_for_ever() -> Iterator[Callable[[Path], None]]:
+    """Starts what never stops writing to a file: no look finds nothing new."""
+    started: list[subprocess.Popen[bytes]] = []
+    program = "import os, time\nwhile True: os.write(1, b'more\\n'); time.sleep(0.0005)"
+
+    def start(path: Path) -> None:
+        path.write_bytes(b"first\n")
+        with path.open("ab") as file:
+            started.append(subprocess.Popen([sys.executable, "-Ic", program], stdout=file))
+        until = time.monotonic() + 20
+        while path.stat().st_size < 100:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def test_to_the_end_of_the_job(site: Site) -> None:
+    data = bytes(range(256)) * 50_000  # some rounds
+    site.write("worker-1", "rank-0.out", data)
+    site.write("worker-2", "rank-1.err", b"no end")
+    site.write("worker-2", "rank-1.notes", b"of somebody else")
+    site.state(ENDED)
+    follower, pieces = site.follow()
+    assert follower.job.state is JobState.SUCCEEDED
+    assert not follower.cut_short
+    assert text(pieces, 0) == data == site.copy("worker-1", "rank-0.out").read_bytes()
+    assert text(pieces, 1, "stderr") == b"no end"
+    assert {piece.stream for piece in pieces} == {"stdout", "stderr"}
+    assert complete(site.home)
+    again = [piece for pieces in stored(site.home) for piece in pieces]
+    assert text(again, 0) == data
+
+
+@pytest.mark.timeout(30)
+def test_a_job_that_ended_while_something_goes_on_writing(
+    site: Site, append_for_ever: Callable[[Path], None]
+) -> None:
+    append_for_ever(site.folder("worker-1") / "out" / "rank-0.out")
+    site.state(ENDED)
+    follower, pieces = site.follow()
+    assert follower.job.state is JobState.SUCCEEDED
+    assert text(pieces, 0).startswith(b"first\n")
+
+
+@pytest.mark.timeout(30)
+def test_what_is_there_now_of_a_file_that_grows(
+    site: Site, append_for_ever: Callable[[Path], None]
+) -> None:
+    append_for_ever(site.folder("worker-1") / "out" / "rank-0.out")
+    site.write("worker-2", "rank-1.out", b"whole\n")
+    follower, pieces = site.follow(until_ended=False)
+    assert follower.job.state is JobState.RUNNING
+    assert text(pieces, 0).startswith(b"first\n")
+    assert text(pieces, 1) == b"whole\n"
+    assert not complete(site.home)
+
+
+def test_no_time_is_left(site: Site) -> None:
+    site.write("worker-1", "rank-0.out", b"too late\n")
+    follower, pieces = site.follow(until_ended=False, limit=0.0)
+    assert (follower.cut_short, pieces) == (True, [])
+    assert not complete(site.home)
+
+
+@pytest.mark.timeout(30)
+def test_a_node_that_answers_no_more_has_no_longer_than_is_left(site: Site) -> None:
+    site.state(ENDED)
+    (site.folder("worker-1") / "out" / "rank-0.out").symlink_to("pipe.out")
+    subprocess.run(["mkfifo", site.folder("worker-1") / "out" / "pipe.out"], check=True)
+    site.write("worker-2", "rank-1.out", b"whole\n")
+    follower, _ = site.follow(until_ended=False, limit=1.0)
+    assert follower.cut_short
+
+
+def test_a_file_that_is_cut_off_meanwhile(site: Site) -> None:
+    path = site.write("worker-1", "rank-0.out", bytes(9_000_000))
+    site.state(ENDED)
+    with (
+        Pool(site.cluster.nodes, identity=None, known_hosts=site.home / "none") as pool,
+        Interrupts() as interrupts,
+        Follower(site.job, site.cluster, pool, site.home, interrupts) as follower,
+    ):
+        for pieces in follower.batches():
+            if pieces:
+                path.write_bytes(b"")
+    assert follower.job.state is JobState.SUCCEEDED
+
+
+def test_memory_does_not_grow_with_a_log(site: Site) -> None:
+    """A line of 100 MB, which has no end either."""
+    with site.write("worker-1", "rank-0.out", b"").open("r+b") as file:
+        file.truncate(100_000_000)
+    site.state(ENDED)
+    site.home.mkdir()
+    size = 0
+    tracemalloc.start()
+    try:
+        with (
+            Pool(site.cluster.nodes, identity=None, known_hosts=site.home / "none") as pool,
+            Interrupts() as interrupts,
+            Follower(site.job, site.cluster, pool, site.home, interrupts) as follower,
+        ):
+            for pieces in follower.batches():
+                size += sum(len(piece.data) for piece in pieces)
+        for pieces in stored(site.home):
+            size += sum(len(piece.data) for piece in pieces)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert size == 200_000_000
+    assert peak < 40_000_000
+
+
+def test_following_again_goes_on_where_it_stopped(site: Site) -> None:
+    site.write("worker-1", "rank-0.out", b"one\ntw")
+    _, pieces = site.follow(until_ended=False)
+    assert text(pieces, 0) == b"one\ntw"
+    site.write("worker-1", "rank-0.out", b"o\n")
+    site.state(ENDED)
+    _, pieces = site.follow(replay=False)
+    assert text(pieces, 0) == b"o\n"
+    assert site.copy("worker-1", "rank-0.out").read_bytes() == b"one\ntwo\n"
+
+
+class _Welcoming(LocalTransport):
+    """A node whose login shell has something to say first."""
+
+    def open(self, command: str, *, timeout: float = 30.0) -> LocalChannel:
+        return super().open(f"echo Welcome; echo; echo F is for fun; {command}", timeout=timeout)
+
+
+class _Welcome(Pool):
+    def transport(self, name: str) -> Transport:
+        return _Welcoming(making.node(name, ""))
+
+
+def test_what_a_login_shell_says_is_no_answer(site: Site) -> None:
+    site.write("worker-1", "rank-0.out", b"one\n")
+    site.state(ENDED)
+    follower, pieces = site.follow(pool=_Welcome)
+    assert follower.job.state is JobState.SUCCEEDED
+    assert text(pieces, 0) == b"one\n"
