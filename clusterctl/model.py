@@ -316,10 +316,6 @@ class ProgramKind(str, Enum):
     BINARY = "binary"
 
 
-COMPILERS = {".c": ("mpicc", "cc"), ".cc": ("mpicxx", "c++"), ".cpp": ("mpicxx", "c++")}
-"""By the ending of a source file: the wrapper that an MPI brings, and what does without one."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     """What every rank runs: a path inside the staged tree, or a module name, and its arguments."""
@@ -332,11 +328,8 @@ class Program:
     """Working directory of the ranks, relative to the staged tree."""
     source: str = ""
     """For ProgramKind.SOURCE: the file that is compiled to `target`, relative to `folder`."""
-
-    @property
-    def compilers(self) -> tuple[str, str]:
-        """For ProgramKind.SOURCE: a row of COMPILERS."""
-        return COMPILERS[self.source[self.source.rindex(".") :]]
+    sources: tuple[str, ...] = ()
+    """Further files that are compiled with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

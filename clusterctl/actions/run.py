@@ -12,6 +12,7 @@ from secrets import token_hex
 
 from clusterctl import assets, launch, process, schedulers
 from clusterctl.actions import Tell, connected, ready, silent
+from clusterctl.compiling import compilation
 from clusterctl.errors import (
     ClusterctlError,
     LaunchError,
@@ -54,14 +55,22 @@ class Prepared:
 
 
 def resolve(
-    words: list[str], module: str | None, chosen: Path | None, without: Sequence[Path] = ()
+    words: list[str],
+    module: str | None,
+    chosen: Path | None,
+    without: Sequence[Path] = (),
+    sources: Sequence[Path] = (),
 ) -> Resolved:
     """SCRIPT and ARGS, or a module and ARGS, as a program with the tree that it comes in, less the
-    files `without`, whose secrets travel another way."""
+    files `without`, whose secrets travel another way. `sources` are compiled with SCRIPT."""
     if module is not None:
+        if sources:
+            raise UsageError(
+                "--source works only with SCRIPT, not with -m", hint="leave out --source"
+            )
         found = resolve_module(module, tuple(words), chosen=chosen)
     else:
-        found = resolve_script(words[0], tuple(words[1:]), chosen=chosen)
+        found = resolve_script(words[0], tuple(words[1:]), chosen=chosen, sources=sources)
     secret = {path.resolve() for path in without}
     files = tuple(name for name in found.tree.files if (found.tree.root / name) not in secret)
     return replace(found, tree=replace(found.tree, files=files))
@@ -82,6 +91,7 @@ def prepare(
 
 def planned(cluster: Cluster, spec: JobSpec, *, number: int) -> tuple[Job, LaunchPlan]:
     """The job's record before it is staged, and how its ranks are started."""
+    compilation(spec.program, spec.env)  # its flags may be wrong
     if ready(cluster).batch:
         scheduler = cluster.spec.provider
         schedulers.check(scheduler, spec)
@@ -279,10 +289,10 @@ def emit(prepared: Prepared, kind: str = "sh") -> str:
         for word in plan.argv[:wrapper]
     ]
     what = job.spec.program
-    compiling = (what.compilers[0], "-O2", "-o", what.target, what.source) if what.source else ()
+    compiled = compilation(what, job.spec.env)
     return assets.render(
         "job/emit.sh.j2",
-        compile=command_line(compiling).replace("\n", " "),
+        compile=compiled.line.replace("\n", " ") if compiled else "",
         beside=beside(prepared),
         title=" ".join((what.target, *what.args)),
         version=__version__,

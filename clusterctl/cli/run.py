@@ -114,6 +114,10 @@ def run(
     env: Env = None,
     env_file: EnvFile = None,
     stage: Annotated[Path | None, typer.Option(help="The folder to copy to the nodes.")] = None,
+    source: Annotated[
+        list[Path] | None,
+        typer.Option(help="Compile this file with SCRIPT; repeatable. Flags: -e CFLAGS=…"),
+    ] = None,
     detach: Detach = False,
     now: Annotated[bool, typer.Option("--now", help="Do not wait for other jobs.")] = False,
     timeout: Annotated[str | None, typer.Option(help="End it after this time, e.g. 30m.")] = None,
@@ -213,7 +217,7 @@ def run(
         console.document({"dry_run": True, "argv": terminal.argv})
         return
     try:
-        resolved = action.resolve(words, module, stage, without=env_file or [])
+        resolved = action.resolve(words, module, stage, env_file or [], source or [])
     except UsageError as error:
         if chosen.batch and quiet and words and "no script" in error.message:
             error.hint = f"-q is --quiet; for a queue: --queue {shlex.quote(words[0])}"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from clusterctl.compiling import LANGUAGES
 from clusterctl.errors import LaunchError, UsageError
 from clusterctl.jobs import stage
-from clusterctl.model import COMPILERS, Cluster, Program, ProgramKind
+from clusterctl.model import Cluster, Program, ProgramKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +21,15 @@ class Resolved:
     tree: stage.Tree
 
 
-def resolve(script: str, args: tuple[str, ...], *, chosen: Path | None = None) -> Resolved:
-    """SCRIPT is a path, or the name of a bundled workload; a file here wins over a bundled one."""
+def resolve(
+    script: str,
+    args: tuple[str, ...],
+    *,
+    chosen: Path | None = None,
+    sources: Sequence[Path] = (),
+) -> Resolved:
+    """SCRIPT is a path, or the name of a bundled workload; a file here wins over a bundled one.
+    `sources` are compiled with it."""
     path = Path(script)
     shown = script if len(script) < 100 else f"{script[:97]}…"
     if not script or "\0" in script:
@@ -50,6 +59,12 @@ def resolve(script: str, args: tuple[str, ...], *, chosen: Path | None = None) -
     working = _folder(tree, location.parent)
     target = os.path.relpath(location, tree.root / working)
     kind = _kind(path)
+    if sources and kind is not ProgramKind.SOURCE:
+        raise UsageError(
+            f"--source: {script} is not compiled",
+            hint="--source names files that are compiled together with a C, C++ or Fortran SCRIPT",
+        )
+    further = [_further(source, tree, working) for source in sources]
     if kind is ProgramKind.SOURCE:
         target = f"./{Path(target).with_suffix('')}"
     elif kind is ProgramKind.BINARY or target.startswith("-"):
@@ -64,6 +79,7 @@ def resolve(script: str, args: tuple[str, ...], *, chosen: Path | None = None) -
             source=os.path.relpath(location, tree.root / working)
             if kind is ProgramKind.SOURCE
             else "",
+            sources=tuple(further),
         ),
         tree,
     )
@@ -129,14 +145,32 @@ def _folder(tree: stage.Tree, wanted: Path) -> str:
 def _kind(path: Path) -> ProgramKind:
     if path.suffix == ".py":
         return ProgramKind.PYTHON
-    if path.suffix in COMPILERS:
+    if path.suffix in LANGUAGES:
         return ProgramKind.SOURCE
     if os.access(path, os.X_OK):
         return ProgramKind.BINARY
     raise UsageError(
-        f"{path} is not a program: not .py, .c, .cc, .cpp, and not executable",
+        f"{path} is not a program: not .py, not a C, C++ or Fortran source, and not executable",
         hint=f"chmod +x {path}, if it should be run as it is",
     )
+
+
+def _further(source: Path, tree: stage.Tree, working: str) -> str:
+    """A further source file, as the compiler finds it in the ranks' working directory."""
+    location = source.resolve()
+    if not source.is_file():
+        raise UsageError(f"--source: there is no file {source}", hint="check the path")
+    if source.suffix not in LANGUAGES:
+        raise UsageError(
+            f"--source: {source} is not a C, C++ or Fortran source",
+            hint="a library is named by -e LDLIBS=-lNAME, headers by -e CFLAGS=-IFOLDER",
+        )
+    if not location.is_relative_to(tree.root):
+        raise UsageError(
+            f"--source: {source} is not inside the staged folder {tree.root}",
+            hint="--stage names a folder that holds all of them",
+        )
+    return os.path.relpath(location, tree.root / working)
 
 
 def _suggest(script: str) -> str:
@@ -145,7 +179,7 @@ def _suggest(script: str) -> str:
     from clusterctl import assets
 
     names = [
-        p.name for p in assets.folder("workloads").glob("*") if p.suffix in {".py", *COMPILERS}
+        p.name for p in assets.folder("workloads").glob("*") if p.suffix in {".py", *LANGUAGES}
     ]
     close = get_close_matches(Path(script).name, names, n=1)
     if close:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from clusterctl import assets, schedulers
+from clusterctl.compiling import NO_COMPILER, Compilation, advice, compilation
 from clusterctl.errors import ClusterctlError, LaunchError, NodeUnreachable
 from clusterctl.jobs import stage
 from clusterctl.model import Cluster, Job, LaunchPlan, Node, NodeResult, ProgramKind
@@ -230,14 +231,15 @@ def _compile(job: Job, cluster: Cluster, pool: Pool) -> None:
     """Compiles a source file once per architecture, on the first worker of each, and copies it.
     A batch job does so itself, where it runs and with the modules that it loads."""
     program = job.spec.program
-    if program.kind is not ProgramKind.SOURCE or cluster.batch:
+    compiled = compilation(program, job.spec.env)
+    if compiled is None or cluster.batch:
         return
     groups: dict[str, list[Node]] = {}
     for name in ranked(job, cluster):
         node = cluster.node(name)
         groups.setdefault(node.facts.arch, []).append(node)
     for nodes in groups.values():
-        binary = _compile_on(nodes[0], job, pool)
+        binary = _compile_on(nodes[0], job, compiled, pool)
 
         def send(name: str, binary: bytes = binary) -> NodeResult:
             folder = f"{cluster.node(name).root}/jobs/{job.id}/work/{program.folder}"
@@ -251,24 +253,14 @@ def _compile(job: Job, cluster: Cluster, pool: Pool) -> None:
                 raise trouble("copying the compiled program", result)
 
 
-def _compile_on(node: Node, job: Job, pool: Pool) -> bytes:
+def _compile_on(node: Node, job: Job, compiled: Compilation, pool: Pool) -> bytes:
     program = job.spec.program
-    wrapper, plain = program.compilers
-    tools = node.facts.tools
-    if plain not in tools:
-        package = "gcc libc6-dev" if plain == "cc" else "g++"
-        raise LaunchError(
-            f"no {plain} on {node.name} to compile {program.source}",
-            hint=f"on the node: apt-get install {package}, then `clusterctl up` or `attach`",
-        )
-    beside = f"{node.mpi_prefix}/bin/{wrapper}"
-    # A name may begin with a dash.
-    target, source = _q(program.target), _q(f"./{program.source}")
+    target = _q(program.target)
     folder = f"{node.root}/jobs/{job.id}"
     command = (
         f"cd {_q(folder)}/work/{_q(program.folder)} || exit;"
-        f' c={_q(beside)}; [ -x "$c" ] || c=$(command -v {wrapper} || echo {plain});'
-        f' "$c" -O2 -o {target} {source} >&2 && {_not_output(folder, target)} && cat {target}'
+        f" PATH={_q(node.mpi_prefix)}/bin:$PATH; ({compiled.script}) &&"
+        f" {_not_output(folder, target)} && cat {target}"
     )
     if node.job_port != node.ssh_port:
         # The compiler is where the program will run: in the node's container.
@@ -276,20 +268,26 @@ def _compile_on(node: Node, job: Job, pool: Pool) -> bytes:
     result = pool.transport(node.name).run(command, timeout=COMPILE_TIMEOUT)
     if result.exit_code is None:
         raise trouble(f"compiling {program.source}", result)
+    said = result.stderr.decode(errors="replace").strip()
+    if result.exit_code == NO_COMPILER:
+        raise LaunchError(
+            f"{node.name}: {said.splitlines()[-1]}",
+            hint=f"on the node: apt-get install {compiled.language.package}",
+        )
     if not result.ok:
-        said = result.stderr.decode(errors="replace").strip()
         raise LaunchError(
             f"{program.source} does not compile on {node.name}:\n{said}",
-            hint="mpi.h comes with the compiler wrapper of the MPI: apt-get install libopenmpi-dev"
-            if "mpi.h" in said
-            else "correct the program",
+            hint=advice(compiled.language, said),
         )
     return result.stdout
 
 
 def _not_output(folder: str, target: str) -> str:
-    """A command that makes a compiled program as old as what was staged: it is no output."""
-    return f"touch -r {_q(folder)}/.staged {target}"
+    """A command that makes a compiled program, and modules of Fortran, as old as what was staged:
+    they are no outputs."""
+    staged = f"{_q(folder)}/.staged"
+    modules = f"find . -maxdepth 1 -name '*.mod' -newer {staged} -exec touch -r {staged} {{}} +"
+    return f"touch -r {staged} {target} && {modules}"
 
 
 def _q(text: str) -> str:

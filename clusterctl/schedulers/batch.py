@@ -16,8 +16,9 @@ from hashlib import sha256
 from typing import ClassVar
 
 from clusterctl import assets
+from clusterctl.compiling import compilation
 from clusterctl.errors import UsageError
-from clusterctl.model import Cluster, Job, JobState, LaunchPlan, ProgramKind
+from clusterctl.model import Cluster, Job, JobState, LaunchPlan
 from clusterctl.schedulers import direct
 
 GRACE = direct.GRACE
@@ -144,16 +145,15 @@ class Batch(ABC):
     def _start(self, job: Job, plan: LaunchPlan, tree: str) -> dict[str, object]:
         """What batch/start.sh.j2 needs; `tree` is where the script sees the program's files."""
         spec, what = job.spec, job.spec.program
-        source = what.kind is ProgramKind.SOURCE
+        compiled = compilation(what, spec.env)
         return {
             "system": self.system,
             "ranks": job.ranks,
             "modules": spec.modules,
             "path": plan.path,
             "launcher": spec.launcher,
-            "source": what.source,
+            "compile": compiled.script if compiled else "",
             "target": what.target,
-            "compilers": what.compilers if source else (),
             "tree": f"{tree}/{what.folder}",
         }
 

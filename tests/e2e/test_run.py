@@ -108,13 +108,16 @@ def test_a_c_source_is_compiled_with_mpi(cli: Cli, need: Need) -> None:
     need("mpicc")
     cli.script(
         "sum.c",
-        "#include <mpi.h>\n#include <stdio.h>\n"
+        "#include <math.h>\n#include <mpi.h>\n#include <stdio.h>\ndouble half(double);\n"
         "int main(int argc, char **argv) {\n"
         "  int rank, sum; MPI_Init(&argc, &argv); MPI_Comm_rank(MPI_COMM_WORLD, &rank);\n"
         "  MPI_Allreduce(&rank, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);\n"
-        '  printf("%s %d of rank %d\\n", argv[1], sum, rank); MPI_Finalize(); return 0; }\n',
+        '  printf("%s %.0f of rank %d\\n", argv[1], TWICE * half(sqrt(sum * sum)), rank);\n'
+        "  return MPI_Finalize(); }\n",
     )
-    done = cli("run", "--ranks", 4, "sum.c", "the sum:")
+    cli.script("half.c", "double half(double x) { return x / 2; }\n")
+    more = ("-e", "CPPFLAGS=-DTWICE=2", "--source", "half.c")
+    done = cli("run", "--ranks", 4, *more, "sum.c", "the sum:")
     assert [done.of(rank) for rank in range(4)] == [[f"the sum: 6 of rank {r}"] for r in range(4)]
     cli.script("wrong.c", "int main( { return 0; }\n")
     wrong = cli("run", "wrong.c", code=6)

@@ -1,0 +1,165 @@
+"""Source files: what is compiled, with which flags, and what is said when a compiler refuses."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from clusterctl.compiling import C, advice, compilation
+from clusterctl.errors import UsageError
+from clusterctl.model import Program, ProgramKind
+from tests.conftest import Need
+from tests.unit.making import program
+
+
+def source(name: str, *further: str) -> Program:
+    target = f"./{Path(name).stem}"
+    return program(kind=ProgramKind.SOURCE, target=target, source=name, sources=further)
+
+
+def build(
+    what: Program, folder: Path, env: Mapping[str, str] = {}, path: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """The compilation as a node does it."""
+    made = compilation(what, env)
+    assert made
+    return subprocess.run(
+        ["/bin/sh", "-c", made.script],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PATH": path or os.environ["PATH"]},
+    )
+
+
+def output(what: Program, folder: Path) -> str:
+    done = subprocess.run([what.target], cwd=folder, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+LIBM = """\
+#include <math.h>
+#include <stdio.h>
+int main(int n, char **words) { printf("%.0f", sqrt(n + 15.0)); return !words; }
+"""
+OPENMP = """\
+#include <omp.h>
+#include <stdio.h>
+#ifndef _OPENMP
+#error no OpenMP
+#endif
+int main(void) { printf("%d", omp_get_max_threads() > 0); return 0; }
+"""
+FORTRAN = "program p\n  use twice_module\n  print '(I0)', twice(2)\nend program\n"
+MODULE = """\
+module twice_module
+contains
+  integer function twice(n)
+    integer, intent(in) :: n
+    twice = 2 * n
+  end function
+end module
+"""
+
+
+@pytest.mark.parametrize(
+    ("files", "what", "env", "said"),
+    [
+        ({"root.c": LIBM}, source("root.c"), {}, "4"),
+        ({"root.cxx": LIBM}, source("root.cxx"), {"CXXFLAGS": "-std=c++17"}, "4"),
+        ({"threads.c": OPENMP}, source("threads.c"), {"CFLAGS": "-fopenmp"}, "1"),
+        (
+            {
+                "main.c": '#include "twice.h"\n#include <stdio.h>\n'
+                "int main(void) { printf(WORD, twice(2)); return 0; }\n",
+                "include/twice.h": "int twice(int);\n",
+                "src/-twice.c": '#include "twice.h"\nint twice(int n) { return 2 * n; }\n',
+            },
+            source("main.c", "src/-twice.c"),
+            {"CFLAGS": "-Iinclude '-DWORD=\"it is %d\"'"},
+            "it is 4",
+        ),
+        (
+            {"crypt.c": "char *crypt(); int main(void) { return !crypt; }\n"},
+            source("crypt.c"),
+            {"LDLIBS": "-lcrypt", "LDFLAGS": "-Wl,--no-as-needed"},
+            "",
+        ),
+        ({"p.f90": FORTRAN, "m.f90": MODULE}, source("p.f90", "m.f90"), {}, "4\n"),
+        ({"p.f": "      print '(I0)', 4\n      end\n"}, source("p.f"), {"FFLAGS": "-O0"}, "4\n"),
+    ],
+    ids=["libm", "cxx", "openmp", "several", "library", "f90", "f"],
+)
+def test_programs_that_compile(
+    files: dict[str, str],
+    what: Program,
+    env: dict[str, str],
+    said: str,
+    tmp_path: Path,
+    need: Need,
+) -> None:
+    for tool in ("gcc", "g++", "gfortran"):
+        need(tool)
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    done = build(what, tmp_path, env)
+    assert done.returncode == 0, done.stderr
+    assert output(what, tmp_path) == said
+
+
+def test_the_wrapper_of_an_mpi_goes_first_and_a_choice_before_it(tmp_path: Path) -> None:
+    bin = tmp_path / "bin"
+    bin.mkdir()
+    for name in ("mpicc", "cc", "mine"):
+        (bin / name).write_text(f'#!/bin/sh\necho {name} "$@" >&2\n')
+        (bin / name).chmod(0o755)
+    what = source("hello.c")
+    call = "-O2 -o ./hello ./hello.c -lm\n"
+    assert build(what, tmp_path, path=str(bin)).stderr == f"mpicc {call}"
+    assert build(what, tmp_path, {"CC": "mine -v"}, str(bin)).stderr == f"mine -v {call}"
+    (bin / "mpicc").unlink()
+    assert build(what, tmp_path, path=str(bin)).stderr == f"cc {call}"
+    (bin / "cc").unlink()
+    done = build(what, tmp_path, path=str(bin))
+    assert (done.returncode, done.stderr) == (127, "there is no cc here to compile C\n")
+
+
+def test_what_is_no_source_is_not_compiled() -> None:
+    assert compilation(program(), {"CFLAGS": "'"}) is None
+
+
+def test_flags_that_are_no_words() -> None:
+    with pytest.raises(UsageError, match="CFLAGS") as caught:
+        compilation(source("hello.c"), {"CFLAGS": "-DNAME='a"})
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("said", "word"),
+    [
+        ("hello.c:1:10: fatal error: mpi.h: No such file or directory", "libopenmpi-dev"),
+        ("a.c:(.text+0x1): undefined reference to `gsl_sf_bessel_J0'", "LDLIBS"),
+        ("a.c:(.text+0x1): undefined reference to `helper'", "--source"),
+        ("a.c:(.text+0x1): undefined reference to `omp_get_num_threads'", "-fopenmp"),
+        ("/usr/bin/ld: cannot find -lgsl: No such file or directory", "installed"),
+        ("a.c:1:10: fatal error: gsl/gsl_sf.h: No such file or directory", "-IFOLDER"),
+        ("Fatal Error: Cannot open module file 'twice.mod' for reading", "--source"),
+        ("Fatal Error: Cannot open module file 'mpi.mod' for reading", "libopenmpi-dev"),
+        ("gcc: error: unrecognized command-line option '-fbanana'", "CFLAGS"),
+        ("/tmp/ccX.s: fatal error: error writing: No space left on device", "df -h"),
+        ("cc1: fatal error: Killed signal terminated program cc1plus", "memory"),
+        ("cc1: internal compiler error: Segmentation fault", "CFLAGS"),
+        ("a.c:1:1: error: expected declaration", "CFLAGS"),
+    ],
+)
+def test_advice_when_a_compiler_refuses(said: str, word: str) -> None:
+    """The program may well be correct: nobody is told to correct it."""
+    told = advice(C, said)
+    assert word in told
+    assert "correct the program" not in told
+    assert "{" not in told
