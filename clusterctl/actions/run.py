@@ -92,6 +92,7 @@ def prepare(
 def planned(cluster: Cluster, spec: JobSpec, *, number: int) -> tuple[Job, LaunchPlan]:
     """The job's record before it is staged, and how its ranks are started."""
     compilation(spec.program, spec.env)  # its flags may be wrong
+    spec = replace(spec, venv=_absolute(cluster, spec.venv))
     if ready(cluster).batch:
         scheduler = cluster.spec.provider
         schedulers.check(scheduler, spec)
@@ -116,6 +117,16 @@ def planned(cluster: Cluster, spec: JobSpec, *, number: int) -> tuple[Job, Launc
     if cluster.batch:
         return job, srun.plan(request)
     return job, launch.load(spec.launcher).plan(request)
+
+
+def _absolute(cluster: Cluster, venv: str) -> str:
+    """`--venv` as the nodes find it, wherever ranks start: from the current folder, where that is
+    the login node's, else from the home folder there."""
+    if not venv or venv.startswith(("/", "~")):
+        return venv
+    if cluster.launcher.here:
+        return str(Path.cwd() / venv)
+    return f"~/{venv}"
 
 
 def submit(

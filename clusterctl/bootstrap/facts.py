@@ -51,9 +51,17 @@ _ABOUT_PYTHON = """
 import sys
 sys.path = [folder for folder in sys.path if folder]  # no module of the current folder's
 import json
-from importlib.metadata import distributions
 wanted = set(sys.argv[1:])
-found = {d.name.lower(): d.version for d in distributions() if d.name and d.name.lower() in wanted}
+try:
+    from importlib.metadata import distributions
+    pairs = [(d.metadata["Name"], d.version) for d in distributions()]
+except ImportError:  # before Python 3.8
+    try:
+        from pkg_resources import working_set
+        pairs = [(d.project_name, d.version) for d in working_set]
+    except ImportError:
+        pairs = []
+found = {name.lower(): version for name, version in pairs if name and name.lower() in wanted}
 print(json.dumps([sys.executable, "%d.%d.%d" % sys.version_info[:3], found]))
 """
 

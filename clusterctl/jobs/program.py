@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,9 @@ from clusterctl.compiling import LANGUAGES
 from clusterctl.errors import LaunchError, UsageError
 from clusterctl.jobs import stage
 from clusterctl.model import Cluster, Program, ProgramKind
+
+HEAD = 64 << 10
+"""Bytes of a file that may be a batch script, in which its directives have to be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,7 @@ def resolve(
         raise UsageError(f"{script} cannot be read", hint=f"chmod +r {script}")
     if path is bundled and chosen is None:
         chosen = path.parent
+    _refuse_batch_script(path)
     tree = stage.find_tree(path.absolute().parent, script=path, chosen=chosen)
     location = path.resolve()
     if not location.is_relative_to(tree.root):
@@ -152,6 +157,30 @@ def _kind(path: Path) -> ProgramKind:
     raise UsageError(
         f"{path} is not a program: not .py, not a C, C++ or Fortran source, and not executable",
         hint=f"chmod +x {path}, if it should be run as it is",
+    )
+
+
+_DIRECTIVE = re.compile(rb"#(SBATCH|PBS|\$ -)")
+_HAND_IN = {b"SBATCH": "sbatch", b"PBS": "qsub", b"$ -": "qsub"}
+
+
+def _refuse_batch_script(path: Path) -> None:
+    """A batch script starts its program itself: inside a job of ours it would wait for ever for
+    nodes that the job has, and its directives would count for nothing."""
+    with path.open("rb") as file:
+        for line in file.read(HEAD).splitlines():
+            if line.strip() and not line.startswith(b"#"):
+                return  # directives come before the first command
+            if found := _DIRECTIVE.match(line):
+                break
+        else:
+            return
+    word = line.split()[0].decode() if found[1] != b"$ -" else "#$"
+    raise UsageError(
+        f"{path} is a batch script: it has {word} lines",
+        hint="run the program that it starts, with its options:"
+        " clusterctl run --nodes 2 … PROGRAM; or hand it in yourself:"
+        f" clusterctl ssh -- {_HAND_IN[found[1]]} {path.name}",
     )
 
 

@@ -31,6 +31,8 @@ def sized(cluster: Cluster, spec: JobSpec) -> JobSpec:
         return replace(spec, ranks=_slots(spec))
     if spec.ranks and not (spec.nodes or spec.ranks_per_node):
         return spec
+    if not (spec.ranks or spec.ranks_per_node) and (total := _gpus(spec, "gpus")):
+        return _one_per_gpu(spec, total)
     nodes = spec.nodes or 1
     if spec.ranks and not spec.ranks_per_node:
         if spec.ranks < nodes:
@@ -39,7 +41,7 @@ def sized(cluster: Cluster, spec: JobSpec) -> JobSpec:
                 hint="at least one rank per node",
             )
         return replace(spec, nodes=nodes)
-    each = spec.ranks_per_node or _gpus(spec) or 1
+    each = spec.ranks_per_node or _gpus_per_node(spec) // _gpus_per_rank(spec) or 1
     if spec.ranks and spec.ranks != nodes * each:
         if spec.nodes or spec.ranks % each:
             raise UsageError(
@@ -140,10 +142,45 @@ def _path(request: Request) -> str:
     return f"{login.mpi_prefix}/bin"
 
 
-def _gpus(spec: JobSpec) -> int:
-    """`--gpus-per-node 2` or `a100:2`."""
-    count = spec.native.get("gpus-per-node", "").rpartition(":")[2]
-    return int(count) if count.isdigit() else 0
+def _one_per_gpu(spec: JobSpec, gpus: int) -> JobSpec:
+    """`--gpus 4`, for the whole job. That each rank gets one is said to Slurm, which might put
+    more ranks than GPUs on a node."""
+    from dataclasses import replace
+
+    per_rank = _gpus_per_rank(spec)
+    ranks, nodes = gpus // per_rank, spec.nodes
+    if not ranks or gpus % per_rank or (nodes and ranks % nodes):
+        raise UsageError(
+            f"--gpus {spec.native['gpus']} cannot be dealt out evenly"
+            + (f" to --nodes {nodes}" if nodes else f" with --gpus-per-task {per_rank}"),
+            hint="--gpus-per-node says how many each node gives, --ranks how many ranks there are",
+        )
+    native = {"gpus-per-task": str(per_rank), **spec.native}
+    if nodes:
+        return replace(spec, ranks_per_node=ranks // nodes, native=native)
+    return replace(spec, ranks=ranks, native=native)
+
+
+def _gpus(spec: JobSpec, option: str) -> int:
+    """`2` or `a100:2`; several types add up."""
+    counts = [item.rpartition(":")[2] for item in spec.native.get(option, "").split(",")]
+    return sum(int(count) for count in counts if count.isdigit())
+
+
+def _gpus_per_node(spec: JobSpec) -> int:
+    """By --gpus-per-node, or by --gres: `gpu`, `gpu:2`, `gpu:a100:2`, among other things."""
+    if "gpus-per-node" in spec.native:
+        return _gpus(spec, "gpus-per-node")
+    found = 0
+    for item in spec.native.get("gres", "").split(","):
+        name, *rest = item.removeprefix("gres/").split(":")
+        if name == "gpu":
+            found += int(rest[-1]) if rest and rest[-1].isdigit() else 1
+    return found
+
+
+def _gpus_per_rank(spec: JobSpec) -> int:
+    return max(1, _gpus(spec, "gpus-per-task"))
 
 
 def _slots(spec: JobSpec) -> int:

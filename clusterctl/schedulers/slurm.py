@@ -40,6 +40,10 @@ FLAGS = ("exclusive", "requeue")
 TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|-1|infinite|unlimited", re.I | re.A)
 """What --time takes: https://slurm.schedmd.com/sbatch.html#OPT_time"""
 
+SIGNAL = re.compile(r"(?:[BR]:)?(?:(?:SIG)?USR1|10)(?:@(\d+))?", re.I | re.A)
+"""What --signal takes, as far as our script understands it:
+https://slurm.schedmd.com/sbatch.html#OPT_signal"""
+
 QUEUE: dict[str, JobState] = {
     "PENDING": JobState.QUEUED,
     "CONFIGURING": JobState.QUEUED,
@@ -115,9 +119,20 @@ def directives(job: Job) -> list[str]:
             continue
         lines.append(f"--{name}={batch.value(f'--{name}', text)}" if text else f"--{name}")
     lines.append("--requeue" if "requeue" in spec.native else "--no-requeue")
-    signal = spec.native.get("signal", f"B:USR1@{batch.LEAD}")
-    lines.append(f"--signal={batch.value('--signal', signal)}")
+    lines.append(f"--signal=B:USR1@{warning(spec)}")
     return lines
+
+
+def warning(spec: JobSpec) -> int:
+    """Seconds before its time limit at which the script is warned. Without `B:` Slurm would warn
+    the ranks alone, and only the script can put the job back into the queue."""
+    match = SIGNAL.fullmatch(spec.native.get("signal", f"USR1@{batch.LEAD}"))
+    if match is None:
+        raise UsageError(
+            f"--signal {spec.native['signal']} cannot be passed on",
+            hint="--signal USR1@SECONDS says how early the job is warned; programs get SIGTERM",
+        )
+    return int(match[1] or batch.LEAD)
 
 
 def size(spec: JobSpec) -> list[str]:
@@ -140,6 +155,7 @@ def check(spec: JobSpec) -> None:
             )
         if text:
             batch.value(f"--{name}", text)
+    warning(spec)
     limit = spec.native.get("time", "")
     if limit and not TIME.fullmatch(limit):
         raise UsageError(

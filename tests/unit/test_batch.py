@@ -11,7 +11,7 @@ import pytest
 
 from clusterctl import schedulers
 from clusterctl.actions import open_store
-from clusterctl.actions.run import attempt_text
+from clusterctl.actions.run import attempt_text, planned
 from clusterctl.errors import UsageError
 from clusterctl.launch import srun
 from clusterctl.model import Cluster, Job, JobSpec, JobState, Placement, Role
@@ -108,6 +108,50 @@ def test_what_the_other_seed_asks_of_grid_engine() -> None:
     assert "later 3540 " in _script(made)
 
 
+@pytest.mark.parametrize(
+    ("signal", "directive"),
+    [
+        ("USR1@70", "--signal=B:USR1@70"),
+        ("B:USR1@70", "--signal=B:USR1@70"),
+        ("SIGUSR1@70", "--signal=B:USR1@70"),
+        ("10@70", "--signal=B:USR1@70"),
+        ("USR1", "--signal=B:USR1@60"),
+    ],
+)
+def test_a_warning_reaches_the_script_which_alone_can_requeue(signal: str, directive: str) -> None:
+    """Without `B:` Slurm signals the ranks and not the batch script."""
+    made = batch_job("slurm", native={"signal": signal, "requeue": ""})
+    assert directive in slurm_scheduler.directives(made)
+
+
+def test_ranks_and_gpus_of_a_job_are_dealt_out_together() -> None:
+    """`--gpus 4` may be 1 and 3 on two nodes, whose ranks would be 2 and 2."""
+    lines = slurm_scheduler.directives(batch_job("slurm", native={"gpus": "4"}))
+    assert {"--gpus=4", "--gpus-per-task=1", "--ntasks=4"} <= set(lines)
+
+
+@pytest.mark.parametrize(
+    ("venv", "here", "python"),
+    [
+        (".venv", True, "{here}/.venv/bin/python"),
+        (".venv", False, "/home/me/.venv/bin/python"),
+        ("~/venv/", False, "/home/me/venv/bin/python"),
+        ("/opt/venv", False, "/opt/venv/bin/python"),
+    ],
+)
+def test_a_venv_has_one_path_wherever_ranks_start(
+    venv: str, here: bool, python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    where = site("slurm")
+    login = replace(where.launcher, address="" if here else where.launcher.address)
+    where = replace(where, nodes=(login,), traits={"home": "/home/me"})
+    assert where.launcher.here is here
+    _, plan = planned(where, spec(venv=venv, launcher="auto"), number=7)
+    assert plan.programs["login"][0] == python.format(here=tmp_path)
+    assert plan.path == python.format(here=tmp_path).removesuffix("/python")
+
+
 def _script(made: Job) -> str:
     where = site(made.scheduler)
     plan = srun.plan(replace(request(), spec=made.spec, cluster=where, placement=made.placement))
@@ -123,6 +167,8 @@ def _script(made: Job) -> str:
         ("slurm", {"l": "a=1"}, "-l means nothing to Slurm"),
         ("slurm", {"time": "banana"}, "--time 'banana'"),
         ("slurm", {"time": "1:2:3:4"}, "--time '1:2:3:4'"),
+        ("slurm", {"signal": "INT@60"}, "--signal INT@60"),
+        ("slurm", {"signal": "USR1@soon"}, "--signal USR1@soon"),
         ("sge", {"l": "h_vmem"}, "-l h_vmem: it has no value"),
         ("sge", {"l": "gpu=1,h_vmem="}, "-l h_vmem=: it has no value"),
         ("direct", {"pe": "mpi 4"}, "-pe means nothing on this cluster"),
@@ -207,6 +253,20 @@ def test_options_that_begin_as_theirs_stay_ours(call: Call) -> None:
             ["--nodes=2", "--ntasks-per-node=4"],
             8,
         ),
+        ({"native": {"gres": "gpu:t4:2"}}, ["--nodes=1", "--ntasks-per-node=2"], 2),
+        ({"native": {"gres": "shm:1,gpu"}}, ["--nodes=1", "--ntasks-per-node=1"], 1),
+        ({"nodes": 2, "native": {"gres": "gpu:2"}}, ["--nodes=2", "--ntasks-per-node=2"], 4),
+        ({"native": {"gpus": "4"}}, ["--ntasks=4"], 4),
+        ({"native": {"gpus": "a100:2,t4:2"}}, ["--ntasks=4"], 4),
+        ({"nodes": 2, "native": {"gpus": "4"}}, ["--nodes=2", "--ntasks-per-node=2"], 4),
+        ({"native": {"gpus": "4", "gpus-per-task": "2"}}, ["--ntasks=2"], 2),
+        (
+            {"nodes": 2, "native": {"gpus-per-node": "4", "gpus-per-task": "1"}},
+            ["--nodes=2", "--ntasks-per-node=4"],
+            8,
+        ),
+        ({"ranks": 3, "native": {"gpus-per-task": "1"}}, ["--ntasks=3"], 3),
+        ({"ranks": 2, "native": {"gpus": "4"}}, ["--ntasks=2"], 2),
     ],
     ids=str,
 )
@@ -222,6 +282,8 @@ def test_sizes(changes: dict[str, Any], size: list[str], ranks: int) -> None:
         ("slurm", {"ranks": 1, "nodes": 2}),
         ("slurm", {"ranks": 5, "ranks_per_node": 2}),
         ("slurm", {"ranks": 5, "ranks_per_node": 2, "nodes": 2}),
+        ("slurm", {"nodes": 3, "native": {"gpus": "4"}}),
+        ("slurm", {"native": {"gpus": "4", "gpus-per-task": "3"}}),
         ("sge", {"ranks": 5, "native": {"pe": "mpi 4"}}),
         ("sge", {"nodes": 2}),
     ],

@@ -171,6 +171,38 @@ def test_a_module_in_the_current_folder_is_not_run(tmp_path: Path) -> None:
     assert found.executable == sys.executable
 
 
+OLD_PYTHON = """\
+#!/bin/sh
+# An older Python, as far as the question goes: {lacks}.
+shift
+code=$1
+shift
+exec {python} -c '
+import importlib.metadata as metadata, sys
+{lacks}
+exec(sys.argv.pop(1))
+' "$code" "$@"
+"""
+
+
+@pytest.mark.parametrize(
+    "lacks",
+    ["del metadata.Distribution.name", 'sys.modules["importlib.metadata"] = None'],
+    ids=["3.8 and 3.9", "3.6 and 3.7"],
+)
+def test_an_older_python_is_a_python(lacks: str, tmp_path: Path) -> None:
+    """Distributions have names since 3.10, and importlib.metadata is there since 3.8."""
+    python = tmp_path / "python"
+    python.write_text(OLD_PYTHON.format(python=sys.executable, lacks=lacks))
+    python.chmod(0o755)
+    question = facts.questions([str(python)], only=True)["python"]
+    done = subprocess.run(["sh", "-c", question], capture_output=True, text=True, timeout=60)
+    found = facts.parse(f"@@fact python\n{done.stdout}@@fact end\n").python
+    assert found is not None, done.stderr
+    if "modules" not in lacks:
+        assert "numpy" in found.packages
+
+
 def test_a_device_with_an_ipv6_address_is_not_alone() -> None:
     """Link-local addresses are on every device and do not count."""
     text = """[

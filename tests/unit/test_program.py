@@ -125,6 +125,62 @@ def test_mistakes(script: str, words: list[str], hint: str, here: Path) -> None:
     assert "\n" not in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("text", "word", "submit"),
+    [
+        ("#!/bin/bash\n#SBATCH --nodes=2\nsrun ./solver\n", "#SBATCH", "sbatch tool"),
+        ("#!/bin/sh\n# mine\n\n#SBATCH -N 2\nsrun ./solver\n", "#SBATCH", "sbatch tool"),
+        ("#!/bin/sh\n#$ -pe mpi 4\nmpirun ./solver\n", "#$", "qsub tool"),
+        ("#!/bin/sh\n#PBS -l nodes=2\nmpirun ./solver\n", "#PBS", "qsub tool"),
+    ],
+)
+def test_a_batch_script_is_no_program(text: str, word: str, submit: str, here: Path) -> None:
+    (here / "tool").write_text(text)
+    with pytest.raises(UsageError, match="batch script") as caught:
+        resolve("tool", ())
+    assert word in caught.value.message
+    assert submit in caught.value.hint
+    assert "clusterctl run" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "text", ["#!/bin/sh\necho '\n#SBATCH --nodes=2\n'\n", "\x7fELF\0\n", "#!/bin/sh\n#$HOME\n"]
+)
+def test_what_only_looks_like_a_batch_script_is_run(text: str, here: Path) -> None:
+    (here / "tool").write_text(text)
+    assert resolve("tool", ()).program.target == "./tool"
+
+
+@pytest.mark.parametrize("name", ["sim.cxx", "solver.f90", "old.f"])
+def test_more_languages(name: str, here: Path) -> None:
+    (here / name).touch()
+    assert resolve(name, ()).program.kind is ProgramKind.SOURCE
+
+
+def test_further_sources_are_named_from_where_ranks_start(here: Path) -> None:
+    (here / "pkg" / "util.c").touch()
+    found = resolve("hello.c", (), sources=[Path("pkg/util.c"), here / "sim.cpp"])
+    assert found.program.sources == ("pkg/util.c", "sim.cpp")
+
+
+@pytest.mark.parametrize(
+    ("script", "further", "word"),
+    [
+        ("hello.c", "nope.c", "no file"),
+        ("hello.c", "notes.txt", "not a C"),
+        ("hello.c", "../other.c", "not inside"),
+        ("train.py", "hello.c", "not compiled"),
+    ],
+)
+def test_further_sources_that_cannot_be(
+    script: str, further: str, word: str, here: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "other.c").touch()
+    with pytest.raises(UsageError, match=word) as caught:
+        resolve(script, (), sources=[Path(further)])
+    assert caught.value.hint
+
+
 def test_stage_must_hold_the_script(here: Path, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     with pytest.raises(UsageError, match="not inside"):
