@@ -28,10 +28,11 @@ from clusterctl.jobs.program import resolve as resolve_script
 from clusterctl.launch import srun
 from clusterctl.launch.placement import place
 from clusterctl.model import Cluster, Job, JobSpec, JobState, LaunchPlan, NodeResult, ProgramKind
-from clusterctl.schedulers.direct import command_line
+from clusterctl.schedulers.direct import NO_RANK, command_line, full
 from clusterctl.state import Store
 from clusterctl.transport.pool import Pool
 
+FREE_SPACE = "free space there: `clusterctl ssh NODE -- df -h`"
 REST_LIMIT = 300.0
 """Seconds that reading the rest of a job's output may take when the job has ended."""
 
@@ -237,14 +238,17 @@ def attend(
     if job.state is JobState.FAILED and job.program_exit_code is None:
         said = control.messages(job, cluster, pool)
         raise LaunchError(
-            f"job {job.id} could not be started: no rank ran" + (f"\n{said}" if said else ""),
-            hint="`clusterctl run --dry-run …` shows the command and why each flag is there",
+            f"job {job.id} could not be started: {job.reason or NO_RANK}"
+            + (f"\n{said}" if said else ""),
+            hint=FREE_SPACE
+            if full(job)
+            else "`clusterctl run --dry-run …` shows the command and why each flag is there",
         )
     if job.state is JobState.FAILED and not cluster.batch and not job.failure and job.reason:
         # No rank failed, so there is no exit code of the program's to pass on.
         raise NodeUnreachable(
             f"job {job.id} failed: {job.reason}",
-            hint="`clusterctl status --live` asks the nodes",
+            hint=FREE_SPACE if full(job) else "`clusterctl status --live` asks the nodes",
         )
     if job.state is JobState.LOST:
         raise LaunchError(
@@ -263,12 +267,18 @@ def attempt_text(job: Job) -> str:
 
 
 def _stop(job: Job, cluster: Cluster, pool: Pool, tell: Tell) -> Job:
-    """What Ctrl-C means for a job. A second one leaves the rest to the job's own supervisor."""
-    tell(f"stopping job {job.id} on all nodes")
+    """What Ctrl-C means for a job. A second one does not wait for the end; the launcher has been
+    told by then."""
     try:
-        job = control.cancel(job, cluster, pool)
+        with Interrupts(patient=True):
+            tell(f"stopping job {job.id} on all nodes")
+            control.ask_to_end(job, cluster, pool)
+        job = control.wait_for_end(job, cluster, pool)
     except KeyboardInterrupt:
-        tell(f"job {job.id} is still being stopped; `clusterctl cancel {job.id}` makes sure")
+        tell(
+            f"the launcher is stopping job {job.id};"
+            f" `clusterctl cancel {job.id}` waits until nothing is left"
+        )
         raise
     tell(f"job {job.id} is {job.state.value}: {control.survivors_text(job)}")
     return job

@@ -55,6 +55,7 @@ def finish(console: Console, job: Job) -> int:
     elif job.state is JobState.FAILED:
         if failure:
             how = f"rank {failure.rank} on {failure.node} {_exit_text(failure.exit_code)}"
+            how += f"; {job.reason}" if job.reason else ""
         else:
             how = job.reason or _exit_text(code or 1)
         console.tell(f"job {job.id} failed after {took(job)}: {how}")
@@ -131,13 +132,21 @@ def _exit_text(code: int) -> str:
 
 
 def took(job: Job) -> str:
+    seconds = _seconds(job)
+    return "-" if seconds is None else ago(seconds)
+
+
+def _seconds(job: Job) -> float | None:
+    """How long the job has run; None: it has not, or nobody knows when it ended."""
     if job.started is None:
-        return "-"
-    return ago((job.finished or time.time()) - job.started)
+        return None
+    now = None if job.state.ended else time.time()
+    end = job.finished or now
+    return end - job.started if end else None
 
 
 def document(job: Job) -> dict[str, Any]:
-    seconds = (job.finished or time.time()) - job.started if job.started else None
+    seconds = _seconds(job)
     return {
         "id": job.id,
         "cluster": job.cluster,

@@ -8,13 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from clusterctl import schedulers
-from clusterctl.jobs.start import involved, trouble
+from clusterctl.errors import NodeUnreachable
+from clusterctl.jobs.start import involved
 from clusterctl.model import Cluster, Job, JobState, NodeResult
 from clusterctl.schedulers import batch
-from clusterctl.schedulers.direct import GRACE
+from clusterctl.schedulers.direct import CLEAN_LIMIT, GRACE
 from clusterctl.transport.pool import Pool
 
-ASK_TIMEOUT = 20.0
+ASK_TIMEOUT = CLEAN_LIMIT + 10.0
 SURVEY_TIMEOUT = 45.0
 """As long as a silent queue may take to be given up, twice, and then some."""
 END_TIMEOUT = GRACE + 4.0
@@ -31,13 +32,16 @@ def refresh(job: Job, cluster: Cluster, pool: Pool) -> Job:
     scheduler = schedulers.load(job.scheduler)
     # There may be no folder, where its client died.
     command = (
-        f"cd {_folder(job, cluster)} 2>/dev/null || {{ echo absent 0; exit; }};"
+        f"cd {_folder(job, cluster)} 2>/dev/null || {{ echo absent $(date +%s); exit; }};"
         f" {shlex.join(scheduler.status_argv(job))}"
     )
     result = pool.transport(cluster.launcher.name).run(command, timeout=ASK_TIMEOUT)
     if result.error or not result.stdout:
         return job
-    return scheduler.parse_status(job, result.text)
+    found = scheduler.parse_status(job, result.text)
+    if found.state is JobState.LOST and found.started is None and not job.state.ended:
+        forget(found, cluster, pool)  # staged at most: no script of its own has cleaned up
+    return found
 
 
 def refresh_all(
@@ -65,22 +69,34 @@ def refresh_all(
 
 
 def cancel(job: Job, cluster: Cluster, pool: Pool) -> Job:
-    """Ends the job and returns it with the survivors counted on every node (all 0, as a rule).
+    """Ends the job and returns it with the survivors counted on every node (all 0, as a rule)."""
+    ask_to_end(job, cluster, pool)
+    return wait_for_end(job, cluster, pool)
 
-    The supervisor is told first: it ends the ranks with grace. What it has not ended in time, or
-    could not because it is dead, is ended from here, over our own connections.
-    """
-    scheduler = schedulers.load(job.scheduler)
-    result = _on_launcher(job, cluster, pool, scheduler.cancel_argv(job))
+
+def ask_to_end(job: Job, cluster: Cluster, pool: Pool) -> None:
+    """Leaves word on the launcher, where the job is then ended whether or not anybody waits for it.
+    Raises NodeUnreachable if that is not certain."""
+    result = _on_launcher(job, cluster, pool, schedulers.load(job.scheduler).cancel_argv(job))
     if result.exit_code is None:
-        raise trouble(f"cancelling job {job.id}", result)
+        raise NodeUnreachable(
+            f"job {job.id} could not be cancelled: {result.node}: {result.error}",
+            hint=f"it may still be running; `clusterctl cancel {job.id}` tries again",
+            transient=True,
+        )
+
+
+def wait_for_end(job: Job, cluster: Cluster, pool: Pool) -> Job:
+    """The job that `ask_to_end` is ending. What its supervisor has not ended in time is ended from
+    here, over our own connections."""
+    known = job.state.ended
     job = _ended(job, cluster, pool, BATCH_TIMEOUT if cluster.batch else END_TIMEOUT)
     if cluster.batch and not job.state.ended:
         argv = schedulers.load_batch(job.scheduler).end_argv(job)
         _on_launcher(job, cluster, pool, argv)
         job = _ended(job, cluster, pool, END_TIMEOUT)
     survivors = sweep(job, cluster, pool, end=True)
-    if job.state in (JobState.LOST, JobState.RUNNING, JobState.QUEUED):
+    if not known and job.state in (JobState.LOST, JobState.RUNNING, JobState.QUEUED):
         job = replace(job, state=JobState.CANCELLED, finished=time.time(), reason="")
     # Of a batch job's nodes its own script knows; we see the login node alone.
     return job if cluster.batch else replace(job, survivors=survivors)

@@ -13,9 +13,14 @@ from types import FrameType, TracebackType
 
 
 class Interrupts:
-    """While the context is open, `check` raises the KeyboardInterrupt that came meanwhile."""
+    """While the context is open, `check` raises the KeyboardInterrupt that came meanwhile.
 
-    def __init__(self) -> None:
+    `patient`: any further Ctrl-C is noted too, for what has a time limit of its own and must not be
+    left half done.
+    """
+
+    def __init__(self, *, patient: bool = False) -> None:
+        self._patient = patient
         self._seen = False
         self._ours = False
 
@@ -45,6 +50,6 @@ class Interrupts:
             self.check()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self._seen:
+        if self._seen and not self._patient:
             raise KeyboardInterrupt
         self._seen = True

@@ -4,7 +4,7 @@ queued TIME
 running TIME ATTEMPT
 placed TIME NODE:RANKS,…   (batch systems: nobody knew before)
 retrying TIME ATTEMPT CODE [RANK NODE CODE]
-ended TIME state=failed code=3 rank=1 node=worker-2 started=2 survivors=worker-1:0,
+ended TIME state=failed code=3 rank=1 node=worker-2 started=2 full=worker-1, survivors=worker-1:0,
 swept TIME survivors=…
 """
 
@@ -25,6 +25,14 @@ START_LIMIT = 180
 """Seconds in which the first rank has to start. A launch that hangs on the wrong network would
 hang for ever; what mpirun said until then goes with the error."""
 
+CLEAN_LIMIT = 15
+"""Seconds that a question after a job waits for the clean-up behind a dead supervisor. It goes on
+without us, and the job is lost when it is done."""
+
+NO_RANK = "no rank was started"
+_FULL = "disk full on "
+NO_SUPERVISOR = "its supervisor on the launcher is gone"
+
 LATE = ("MASTER_PORT", "CLUSTERCTL_ATTEMPT")
 """Variables in a plan's argv that get their value when the job starts."""
 
@@ -38,6 +46,21 @@ class Direct:
         where = {node.name: f"{node.root}/jobs/{job.id}" for node in cluster.nodes}
         names = dict.fromkeys((launcher.name, *(place.node for place in job.placement)))
         involved = [cluster.node(name) for name in names]
+        shared = {
+            "id": job.id,
+            "folder": where[launcher.name],
+            "root": launcher.root,
+            "grace": GRACE,
+            "nodes": [
+                {
+                    "name": node.name,
+                    "host": node.name,
+                    "folder": where[node.name],
+                    "here": node.name == launcher.name or cluster.one_host,
+                }
+                for node in involved
+            ],
+        }
         alloc = "".join(
             f"{place.node} {place.count} {cluster.node(place.node).slots}\n"
             for place in job.placement
@@ -55,26 +78,15 @@ class Direct:
             ),
             "supervise.sh": assets.render(
                 "job/supervise.sh.j2",
-                id=job.id,
-                folder=where[launcher.name],
-                root=launcher.root,
-                grace=GRACE,
                 start_limit=START_LIMIT,
                 now=job.spec.now,
                 timeout=f"{job.spec.timeout:g}" if job.spec.timeout else "",
                 retries=job.spec.retries,
                 ranks=job.ranks,
                 first=cluster.node(job.placement[0].node),
-                nodes=[
-                    {
-                        "name": node.name,
-                        "host": node.name,
-                        "folder": where[node.name],
-                        "here": node.name == launcher.name or cluster.one_host,
-                    }
-                    for node in involved
-                ],
+                **shared,
             ),
+            "clean.sh": assets.render("job/clean.sh.j2", **shared),
         }
 
     def submit_argv(self, job: Job) -> tuple[str, ...]:
@@ -88,9 +100,10 @@ class Direct:
         return text.partition(" ")[0]
 
     def status_argv(self, job: Job) -> tuple[str, ...]:
-        """A supervisor that is alive holds the lock; one that died has not written `ended`. The
-        lock is looked at first: it may end, and say so, between the two."""
-        return ("/bin/sh", "-c", 'dead=$(flock -n alive echo dead 0); cat state; echo "$dead"')
+        """A supervisor that is alive holds the lock; one that died has not written `ended`. Then
+        clean.sh ends what is left of the job, and says that it is lost. The lock is looked at
+        first: the supervisor may end, and say so, between the two."""
+        return ("/bin/sh", "-c", assets.render("job/status.sh.j2", limit=CLEAN_LIMIT))
 
     def parse_status(self, job: Job, text: str) -> Job:
         for line in text.splitlines():
@@ -98,9 +111,13 @@ class Direct:
         return job
 
     def cancel_argv(self, job: Job) -> tuple[str, ...]:
+        """Leaves word for the supervisor, also for one that is about to start, and returns. Where
+        it is dead, clean.sh ends the job."""
         script = (
-            "echo cancelled >stop; flock -n alive true ||"
-            ' kill -TERM "$(cat supervisor.pid)" 2>/dev/null; :'
+            "echo cancelled >stop; if ! flock -n alive true;"
+            ' then kill -TERM "$(cat supervisor.pid)" 2>/dev/null;'
+            " elif [ -s state ];"
+            " then setsid /bin/sh ./clean.sh </dev/null >>clean.log 2>&1 & fi; :"
         )
         return ("/bin/sh", "-c", script)
 
@@ -140,12 +157,12 @@ def _apply(job: Job, line: str) -> Job:
     if word == "placed":
         return replace(job, placement=_placed(rest[0]) or job.placement)
     if word == "dead":
-        return replace(job, state=JobState.LOST, reason="its supervisor on the launcher is gone")
+        return replace(job, state=JobState.LOST, finished=when, reason=NO_SUPERVISOR)
     if word == "absent":
         # A running job that loses its folder may still be running.
         lost = job.state is JobState.QUEUED
         reason = "its clusterctl ended before it was handed in"
-        return replace(job, state=JobState.LOST, reason=reason) if lost else job
+        return replace(job, state=JobState.LOST, finished=when, reason=reason) if lost else job
     values = dict(item.split("=", 1) for item in rest if "=" in item)
     left = _survivors(values.get("survivors", ""))
     if word == "swept":
@@ -166,26 +183,48 @@ def _apply(job: Job, line: str) -> Job:
         program_exit_code=int(values["code"]) if ran else None,
         failure=failure,
         survivors=left,
-        reason=_reason(left, values.get("mpirun", "") if ran else None, failure)
-        if state is JobState.FAILED
-        else "",
+        reason=_reason(
+            state,
+            left,
+            [name for name in values.get("full", "").split(",") if name],
+            values.get("mpirun", "") if ran else None,
+            failure,
+        ),
     )
 
 
-def _reason(survivors: dict[str, int], mpirun: str | None, failure: RankFailure | None) -> str:
-    """Why a job failed, where that is not the exit code of a rank. `mpirun`: its exit code; None:
-    no rank was started."""
+def _reason(
+    state: JobState,
+    survivors: dict[str, int],
+    full: list[str],
+    mpirun: str | None,
+    failure: RankFailure | None,
+) -> str:
+    """Why a job is lost, or failed, where that is not the exit code of a rank. `full`: nodes whose
+    disk is; `mpirun`: its exit code; None: no rank was started."""
     silent = [name for name, count in survivors.items() if count < 0]
+    if state is JobState.LOST:
+        more = f"; {', '.join(silent)} did not answer when it was found" if silent else ""
+        return NO_SUPERVISOR + more
+    if state is not JobState.FAILED:
+        return ""
+    if full:
+        return f"{_FULL}{', '.join(full)}"
     if silent:
         return f"lost {', '.join(silent)}: no answer when the job ended"
     if mpirun is None:
-        return "no rank was started"
+        return NO_RANK
     if failure is None and mpirun not in ("", "0"):
         return (
             f"mpirun on the launcher ended with {mpirun} while no rank had failed: "
             "it or one of its daemons was lost"
         )
     return ""
+
+
+def full(job: Job) -> bool:
+    """Whether a job failed on a node whose disk is full."""
+    return job.reason.startswith(_FULL)
 
 
 def command_line(argv: tuple[str, ...]) -> str:

@@ -70,8 +70,23 @@ def states(*lines: str) -> Job:
         ),
         (["queued 10 ", "ended 11 state=cancelled started=0"], {"state": JobState.CANCELLED}),
         (["running 12 1", "ended 30 state=timeout started=2"], {"state": JobState.TIMEOUT}),
-        (["running 12 1", "dead 0"], {"state": JobState.LOST}),
-        (["dead 0"], {"state": JobState.LOST}),
+        (["running 12 1", "dead 40"], {"state": JobState.LOST, "finished": 40.0}),
+        (["dead 40"], {"state": JobState.LOST, "finished": 40.0}),
+        (["absent 40"], {"state": JobState.LOST, "finished": 40.0}),
+        (
+            ["running 12 1", "ended 30 state=lost survivors=a:0,b:?,"],
+            {
+                "state": JobState.LOST,
+                "finished": 30.0,
+                "program_exit_code": None,
+                "reason": "its supervisor on the launcher is gone; b did not answer when it was"
+                " found",
+            },
+        ),
+        (
+            ["running 12 1", "ended 9 state=failed code=1 mpirun=1 started=2 full=a, survivors="],
+            {"state": JobState.FAILED, "reason": "disk full on a"},
+        ),
         # Who holds the lock no longer matters once the end is written.
         (["running 12 1", FAILED, "dead 0"], {"state": JobState.FAILED, "finished": 30.5}),
         (["running 12 1", FAILED, "running 40 2"], {"state": JobState.FAILED, "attempt": 1}),

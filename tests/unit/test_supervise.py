@@ -248,8 +248,9 @@ def test_a_signal_while_the_end_is_looked_at_changes_nothing(site: Site) -> None
         'echo "survivors $(living | wc -l)"', 'sleep 1; echo "survivors $(living | wc -l)"'
     )
     job = site.submit(1, ":", BOTH)
-    sweep = site.folder("launcher", 1) / "sweep"
-    site.until(job, lambda _: sweep.exists())
+    ended = site.folder("worker-2", 1) / "out" / "rank-1.exit"
+    site.until(job, lambda _: ended.exists())
+    time.sleep(0.3)
     site.cancel(job)
     job = site.ended(job)
     assert (job.state, job.program_exit_code) == (JobState.SUCCEEDED, 0), site.story(job)
@@ -322,15 +323,92 @@ def test_a_second_job_waits_its_turn(site: Site, tmp_path: Path) -> None:
     assert site.ended(third).state is JobState.SUCCEEDED
 
 
+def kill_supervisor(site: Site, number: int) -> None:
+    os.kill(int((site.folder("launcher", number) / "supervisor.pid").read_text()), 9)
+
+
 def test_a_supervisor_that_was_killed(site: Site) -> None:
-    job = site.submit(1, "sleep 300", BOTH)
-    assert site.status(job).state is JobState.RUNNING
-    os.kill(int((site.folder("launcher", 1) / "supervisor.pid").read_text()), 9)
+    """Its job is lost when its ranks are gone, and the secrets with them."""
+    job = site.submit(1, "trap '' TERM; while :; do sleep 0.1; done", BOTH)
+    site.until(job, lambda _: (site.folder("worker-2", 1) / "out" / "rank-1.pid").exists())
+    kill_supervisor(site, 1)
     job = site.ended(job)
-    assert job.state is JobState.LOST
-    # What it left is no obstacle to the next job.
+    assert (job.state, set(job.survivors.values())) == (JobState.LOST, {0}), site.story(job)
+    assert site.living(1) == []
+    assert not list(Path(site.where.launcher.root).parent.glob("*/jobs/1/env"))
+    assert job.finished is not None
+    assert site.status(job).finished == job.finished
     following = site.ended(site.submit(2, "true", "rank 0; rank 1"))
     assert following.state is JobState.SUCCEEDED
+
+
+def test_the_next_job_ends_what_a_dead_supervisor_left(site: Site) -> None:
+    """Whether or not anybody has asked after the lost job."""
+    job = site.submit(1, "while :; do sleep 0.1; done", BOTH)
+    site.until(job, lambda _: (site.folder("worker-2", 1) / "out" / "rank-1.pid").exists())
+    kill_supervisor(site, 1)
+    alone = f"[ $(grep -lsF CLUSTERCTL_JOB={site.where.id}/1';' /proc/*/environ | wc -l) = 0 ]"
+    following = site.ended(site.submit(2, alone, "rank 0 && rank 1"))
+    assert following.state is JobState.SUCCEEDED, site.story(following)
+    assert "state=lost" in site.story(job)
+
+
+def test_slots_stay_taken_until_nothing_is_left_there(site: Site) -> None:
+    """A node that does not answer when its job is cleaned up may still be computing."""
+    site.change = lambda text: text.replace("turns % 10", "turns % 2")
+    job = site.submit(1, "sleep 300", BOTH)
+    site.until(job, lambda _: (site.folder("worker-2", 1) / "out" / "rank-1.pid").exists())
+    sweep = site.folder("worker-2", 1) / "sweep.sh"
+    text = sweep.read_text()
+    sweep.write_text("exit 255\n")
+    kill_supervisor(site, 1)
+    job = site.ended(job)
+    assert (job.state, job.survivors["worker-2"]) == (JobState.LOST, -1)
+    assert "worker-2" in job.reason
+    following = site.submit(2, "true", "rank 0; rank 1")
+    time.sleep(1.5)
+    assert site.status(following).state is JobState.QUEUED
+    sweep.write_text(text)
+    assert site.ended(following).state is JobState.SUCCEEDED
+    assert site.living(1) == []
+
+
+def test_the_watchdog_of_a_dead_supervisor_kills_nobody(site: Site) -> None:
+    """Its pid may be another process's by then."""
+    job = site.submit(1, "sleep 300", BOTH, timeout=1.5)
+    folder = site.folder("launcher", 1)
+    kill_supervisor(site, 1)
+    assert site.ended(job).state is JobState.LOST
+    time.sleep(1.6)
+    assert not (folder / "stop").exists()
+
+
+def test_a_job_that_was_staged_and_never_handed_in(site: Site) -> None:
+    """There was no supervisor that could be gone."""
+    job = site.submit(1, "true", "rank 0; rank 1")
+    folder = site.folder("launcher", 1)
+    site.until(job, lambda _: not (folder / "../active/1").exists())
+    (folder / "state").unlink()
+    time.sleep(0.3)
+    lost = site.status(replace(job, state=JobState.QUEUED, finished=None))
+    assert lost.state is JobState.LOST
+    assert "before it was handed in" in lost.reason
+    assert lost.finished is not None
+
+
+def test_no_attempt_starts_on_a_node_that_does_not_answer(site: Site) -> None:
+    lose = "echo exit 255 >../../../worker-2/jobs/1/sweep.sh"
+    job = site.ended(site.submit(1, "exit 5", f"{lose}; rank 0", retries=3))
+    assert (job.state, job.attempt) == (JobState.FAILED, 1), site.story(job)
+    assert job.reason.startswith("lost worker-2")
+    assert not (site.folder("worker-1", 1) / "env").exists()
+
+
+def test_a_full_disk_is_called_that(site: Site) -> None:
+    site.change = lambda text: text.replace("$4 < 64", "$4 < 1e18")
+    job = site.ended(site.submit(1, "exit 1", BOTH))
+    assert job.state is JobState.FAILED
+    assert job.reason == "disk full on launcher, worker-1, worker-2"
 
 
 def test_a_job_has_one_supervisor(site: Site) -> None:

@@ -1,0 +1,79 @@
+"""Ctrl-C on a run: whatever the user does next, the launcher has been told to end the job."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from clusterctl.actions import open_store
+from clusterctl.actions.run import attend
+from clusterctl.cli.job_output import document, took
+from clusterctl.errors import NodeUnreachable
+from clusterctl.model import JobState, NodeResult
+from clusterctl.transport.pool import Pool
+from tests.unit.making import cluster, job
+
+
+class Impatient:
+    """Connections to a cluster whose user presses Ctrl-C whenever a command is sent. What a node
+    was told in full is in `told`."""
+
+    def __init__(self, error: str = "") -> None:
+        self.told: list[str] = []
+        self.error = error
+
+    def transport(self, name: str) -> Impatient:
+        return self
+
+    def each(self, call: Callable[[str], NodeResult], names: Sequence[str]) -> list[NodeResult]:
+        return [call(name) for name in names]
+
+    def open(self, command: str, **options: Any) -> Impatient:
+        return self
+
+    def send(self, data: bytes, timeout: float) -> None:
+        raise KeyboardInterrupt
+
+    def close(self) -> None:
+        pass
+
+    def run(self, command: str, **options: Any) -> NodeResult:
+        signal.raise_signal(signal.SIGINT)
+        self.told.append(command)
+        code = None if self.error else 0
+        return NodeResult(node="launcher", exit_code=code, error=self.error)
+
+
+def stop(pool: Impatient) -> list[str]:
+    said: list[str] = []
+    running = replace(job(), state=JobState.RUNNING, started=1.0)
+    store = open_store()
+    store.save_job(running)
+    attend(
+        store, running, cluster(), cast(Pool, pool), on_output=lambda pieces: None, tell=said.append
+    )
+    return said
+
+
+def test_a_second_ctrl_c_leaves_no_job_running() -> None:
+    pool = Impatient()
+    with pytest.raises(KeyboardInterrupt):
+        stop(pool)
+    [told] = pool.told
+    assert "echo cancelled >stop" in told
+
+
+def test_a_launcher_that_cannot_be_told_is_said() -> None:
+    with pytest.raises(NodeUnreachable, match="could not be cancelled: launcher: gone") as caught:
+        stop(Impatient("gone"))
+    assert "may still be running" in str(caught.value.hint)
+
+
+def test_the_time_of_a_job_that_has_ended_does_not_grow() -> None:
+    lost = replace(job(), state=JobState.LOST, started=1.0)
+    assert (took(lost), document(lost)["seconds"]) == ("-", None)
+    assert took(replace(lost, finished=3.0)) == "2.0 s"
