@@ -19,7 +19,9 @@ def test_a_cluster_goes_at_its_time(make_cli: MakeCli) -> None:
     up = cli("up", "--ttl", "1h", "--workers", "1")
     assert "ends " in up.err
     traces = Traces.of(cli)
-    first = cli.json("status")["deadline"]
+    status = cli.json("status")
+    assert status["warnings"] == [], "somebody waits for the deadline as soon as it is up"
+    first = status["deadline"]
     assert 3500 < first - time.time() <= 3600
 
     # Up again does not move it, extend does; both find the same process waiting.

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.ec2.conftest import World
+from tests.ec2.conftest import OUTSIDE, World
 
 pytestmark = [pytest.mark.terraform, pytest.mark.netns, pytest.mark.sshd, pytest.mark.timeout(400)]
 
@@ -35,6 +35,15 @@ def test_from_nothing_to_nothing(world: World) -> None:
     assert list(nodes) == ["launcher", "worker-1", "worker-2"]
     assert nodes["worker-1"]["via"] == "launcher"
     assert 8 * 3600 - 300 < record["deadline"] - time.time() < 8 * 3600
+
+    groups = world.ec2.client("ec2").describe_security_groups()["SecurityGroups"]
+    doors = [
+        (rule.get("FromPort"), rule.get("ToPort"), network["CidrIp"])
+        for group in groups
+        for rule in group["IpPermissions"]
+        for network in rule["IpRanges"]
+    ]
+    assert doors == [(22, 22, OUTSIDE)], "one way in, from where it was said"
 
     hosts = world.ec2.machine("worker-1").run("cat", "/etc/hosts").stdout
     for name in nodes:

@@ -79,6 +79,9 @@ def test_variables_are_those_of_the_module() -> None:
     text = (Path(__file__).parents[2] / "infra/ec2/variables.tf").read_text()
     for name in made:
         assert f'variable "{name}"' in text
+    assert made["ssh_cidr"] == "203.0.113.7/32"
+    assert made["efa"] is True
+    assert made["spot"] is False
     assert made["groups"] == [
         {
             "instance_type": "t3.xlarge",

@@ -172,6 +172,17 @@ def test_a_cluster_whose_state_is_lost_is_not_called_adopted(
     assert provider.made(folder) == frozenset()
 
 
+@pytest.mark.parametrize(("spot", "hourly"), [(True, 1.0), (False, 10.0)])
+def test_spot_instances_are_priced_as_such(spot: bool, hourly: float) -> None:
+    """The launcher is on demand in any case."""
+    plan = Ec2Provider().plan(wish(spot=spot))
+    [worker] = instances(plan.charges, "worker-1")
+    [launcher] = instances(plan.charges, "launcher")
+    assert (worker.hourly, launcher.hourly) == (hourly, 10.0)
+    assert ("spot" in worker.source, "spot" in launcher.source) == (spot, False)
+    assert worker.source.startswith("AWS spot price" if spot else "AWS price list")
+
+
 def test_a_budget_lasts_on_demand_also_at_the_second_attempt() -> None:
     """Nothing was made: all of it may come to cost what it costs on demand."""
     provider = Ec2Provider()

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import AddressValueError
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +188,98 @@ def test_a_door_that_is_open_to_everybody_is_said_once(said: str, warned: int) -
     assert len(told) == warned
 
 
+@pytest.mark.parametrize(
+    ("said", "remembered", "answer", "network"),
+    [
+        ("", "", "203.0.113.7", "203.0.113.7/32"),
+        ("", "198.51.100.9/32", "203.0.113.7", "203.0.113.7/32"),
+        ("", "198.51.100.9/32", None, "198.51.100.9/32"),
+        ("198.51.100.9", "", "203.0.113.7", "198.51.100.9/32"),
+        ("198.51.100.9/24", "", "203.0.113.7", "198.51.100.0/24"),
+    ],
+)
+def test_ssh_is_open_to_one_address_unless_more_is_asked_for(
+    said: str, remembered: str, answer: str | None, network: str
+) -> None:
+    def ask() -> str:
+        if answer is None:
+            raise OSError("no network")
+        return answer
+
+    assert access.ssh_cidr(said, remembered, ask, print) == network
+
+
+def test_nobody_is_let_in_where_our_address_is_not_known() -> None:
+    def ask() -> str:
+        raise OSError("no network")
+
+    with pytest.raises(UsageError, match="does not say what this machine's public address is"):
+        access.ssh_cidr("", "", ask, print)
+
+
+@pytest.mark.parametrize(
+    ("body", "address"), [(b" 203.0.113.7\n", "203.0.113.7"), (b"2001:db8::7", ""), (b"<html>", "")]
+)
+def test_our_address_is_one_ipv4_address(
+    body: bytes, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`2001:db8::7/32` would be the network of a whole provider."""
+    with answering(repeat(body)) as place:
+        monkeypatch.setattr(access, "WHO_AM_I", place)
+        if address:
+            assert access.my_address() == address
+            return
+        with pytest.raises(AddressValueError):
+            access.my_address()
+
+
+class Busy(Offering):
+    """What runs there takes 4 vCPUs of the on-demand quota, and 4 of the spot quota."""
+
+    limit = 10.0
+
+    def instances(self, *filters: Any, **more: Any) -> list[Instance]:
+        return [
+            Instance(
+                id=f"i-{number}",
+                node="",
+                type="t3.xlarge",
+                state="running",
+                zone="us-east-1a",
+                address="",
+                private_address="",
+                launched=0.0,
+                spot=number > 1,
+            )
+            for number in range(4)
+        ]
+
+    def quota(self, code: str) -> float:
+        return self.limit
+
+
+@pytest.mark.parametrize(
+    ("workers", "spot", "refused"),
+    [(2, False, False), (3, False, True), (3, True, False), (4, True, True)],
+)
+def test_what_runs_already_counts_towards_the_quota(
+    workers: int, spot: bool, refused: bool
+) -> None:
+    """Two vCPUs each; the launcher is never a spot instance."""
+    wish = wanted(NodeGroup(count=workers, family="cpu"), spot=spot)
+
+    def look() -> object:
+        return preflight.survey(Busy("us-east-1"), wish, {}, "", print)
+
+    if not refused:
+        look()
+        return
+    with pytest.raises(ProviderError, match=r"is 10 vCPUs, of which 4 are in use") as caught:
+        look()
+    assert "request-service-quota-increase" in caught.value.hint
+    assert "--desired-value 12" in caught.value.hint
+
+
 @pytest.mark.parametrize("spot", [True, False])
 def test_a_fallback_from_nothing_is_said_before_it_costs(spot: bool) -> None:
     told: list[str] = []
@@ -200,6 +294,9 @@ def answering(bodies: Iterator[bytes]) -> Iterator[str]:
     """An endpoint that has one answer after the other, whatever is asked."""
 
     class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.do_POST()
+
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers.get("Content-Length", 0)))
             body = next(bodies)

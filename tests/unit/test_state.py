@@ -264,6 +264,23 @@ def test_a_reader_sees_the_old_or_the_new(tmp_path: Path) -> None:
     assert [item.name for item in tmp_path.iterdir()] == ["record"]
 
 
+def test_a_record_is_on_the_disk_before_it_takes_the_place_of_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the power fails, a name that is renamed first may be all that there is of it."""
+    path = tmp_path / "record"
+    write_atomic(path, b"old")
+    flushed: list[tuple[bytes, bytes]] = []
+
+    def fsync(fd: int) -> None:
+        flushed.append((Path(f"/proc/self/fd/{fd}").read_bytes(), path.read_bytes()))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write_atomic(path, b"new")
+    assert flushed == [(b"new", b"old")]
+    assert path.read_bytes() == b"new"
+
+
 def test_a_writer_that_is_killed_leaves_a_whole_record(
     start: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:

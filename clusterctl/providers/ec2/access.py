@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import urllib.request
 from collections.abc import Callable
-from ipaddress import ip_address, ip_network
+from ipaddress import IPv4Address, ip_network
 
 from clusterctl.errors import UsageError
 
@@ -25,9 +25,9 @@ def network(option: str, text: str) -> str:
 
 
 def my_address() -> str:
-    """This machine's public address. OSError, ValueError."""
+    """This machine's public IPv4 address. OSError, ValueError."""
     with urllib.request.urlopen(WHO_AM_I, timeout=LIMIT) as answer:
-        return str(ip_address(answer.read(100).decode().strip()))
+        return str(IPv4Address(answer.read(100).decode().strip()))
 
 
 def ssh_cidr(

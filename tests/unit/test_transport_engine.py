@@ -1,0 +1,40 @@
+"""Which engine carries MPI's messages, by what the nodes can do and what is sent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from clusterctl.launch import transport
+from clusterctl.model import Accelerator
+from tests.unit.making import node, spec
+
+OFI = ("pml:ob1", "pml:cm", "mtl:ofi")
+CUDA = {"accelerator": Accelerator.NVIDIA, "gpus": ["A10G"], "fabrics": ("efa",)}
+
+
+@pytest.mark.parametrize(
+    ("backend", "facts", "engine"),
+    [
+        # EFA cannot read the memory of a GPU through Open MPI's cm.
+        ("mpi", {**CUDA, "mpi_components": OFI}, "TCP"),
+        (
+            "mpi",
+            {**CUDA, "mpi_components": (*OFI, "pml:ucx"), "ucx": ("tcp/eth0", "cuda_copy/cuda")},
+            "UCX over TCP, for GPU memory",
+        ),
+        # Where gradients go by NCCL, or there is no GPU, it carries what MPI sends.
+        ("nccl", {**CUDA, "mpi_components": OFI}, "EFA"),
+        ("mpi", {"fabrics": ("efa",), "mpi_components": OFI}, "EFA"),
+        ("mpi", {"fabrics": ("tcp",), "mpi_components": OFI}, "TCP"),
+    ],
+    ids=["GPU gradients", "GPU gradients by UCX", "NCCL", "CPU", "no EFA"],
+)
+def test_efa_does_not_carry_gpu_gradients(backend: str, facts: dict[str, Any], engine: str) -> None:
+    nodes = [node(f"worker-{number}", f"10.0.0.{number}", **facts) for number in (1, 2)]
+    chosen = transport.choose(spec(backend=backend), nodes)
+    assert chosen.engine == engine
+    pml = next(words[2] for words, _ in chosen.flags if words[:2] == ("--mca", "pml"))
+    assert pml == {"TCP": "ob1", "EFA": "cm"}.get(engine, "ucx")
+    assert ("FI_PROVIDER" in {name for name, _, _ in chosen.env}) is (engine == "EFA")
