@@ -103,18 +103,32 @@ resource "aws_placement_group" "this" {
   strategy = "cluster"
 }
 
-# An instance of its own cannot say what kind its network interface is to be; a template can.
-resource "aws_launch_template" "efa" {
-  for_each = toset(var.efa ? ["workers"] : [])
+# What an instance of its own cannot say and a template can: the kind of its network interface, and
+# the tags of the request for a spot instance.
+resource "aws_launch_template" "this" {
+  for_each = toset(var.efa || var.spot ? ["workers"] : [])
   name     = var.cluster_id
 
-  network_interfaces {
-    device_index                = 0
-    interface_type              = "efa"
-    subnet_id                   = aws_subnet.this.id
-    security_groups             = [aws_security_group.nodes.id]
-    associate_public_ip_address = true
-    delete_on_termination       = true
+  dynamic "network_interfaces" {
+    for_each = var.efa ? ["efa"] : []
+
+    content {
+      device_index                = 0
+      interface_type              = "efa"
+      subnet_id                   = aws_subnet.this.id
+      security_groups             = [aws_security_group.nodes.id]
+      associate_public_ip_address = true
+      delete_on_termination       = true
+    }
+  }
+
+  dynamic "tag_specifications" {
+    for_each = var.spot ? ["spot-instances-request"] : []
+
+    content {
+      resource_type = tag_specifications.value
+      tags          = local.tags
+    }
   }
 
   metadata_options {
@@ -149,11 +163,25 @@ resource "aws_instance" "this" {
     volume_size           = each.key == "launcher" ? var.launcher_disk : var.disk != 0 ? var.disk : each.value.image == "cpu" ? 30 : 100
     encrypted             = true
     delete_on_termination = true
-    tags                  = merge(local.tags, { Name = "${var.cluster_id}-${each.key}" })
+  }
+
+  # Disks get their tags as they are made. Those of root_block_device come in a call of its own, which
+  # takes the right to tag any disk that has no tags, whoever it belongs to.
+  volume_tags = merge(local.tags, { Name = "${var.cluster_id}-${each.key}" })
+
+  # T3 and T4g begin as `unlimited`, which bills every vCPU-hour above their baseline: ranks compute all
+  # the time. The launcher does not, and as `standard` a t3.micro, which gets no credits at launch, would
+  # install its packages at a tenth of its speed.
+  dynamic "credit_specification" {
+    for_each = each.key != "launcher" && can(regex("^t[2-9]", each.value.instance_type)) ? ["standard"] : []
+
+    content {
+      cpu_credits = credit_specification.value
+    }
   }
 
   dynamic "launch_template" {
-    for_each = contains(local.efa, each.key) ? values(aws_launch_template.efa) : []
+    for_each = each.key == "launcher" ? [] : values(aws_launch_template.this)
 
     content {
       id      = launch_template.value.id

@@ -54,9 +54,3 @@ resource "aws_security_group" "ssh" {
     }
   }
 }
-
-# A VPC's own default group lets everything out: it is emptied, for nobody uses it.
-resource "aws_default_security_group" "this" {
-  vpc_id = aws_vpc.this.id
-  tags   = { Name = "${var.cluster_id}-unused" }
-}

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
+from clusterctl import assets
+from tests.sim.ec2.iam import allows
 from tests.sim.lab import Lab
 
 pytestmark = [pytest.mark.netns, pytest.mark.sshd]
@@ -130,6 +132,36 @@ def test_prices(lab: Lab) -> None:
         InstanceTypes=["g4ad.xlarge"], AvailabilityZone="us-east-1b"
     )["SpotPriceHistory"]
     assert [float(one["SpotPrice"]) for one in history] == [pytest.approx(0.37853 * 0.31, abs=1e-5)]
+
+
+def test_calls_are_written_down_with_what_iam_is_asked(lab: Lab) -> None:
+    """Who has clusterctl's policy and no other cannot come near somebody else's instance."""
+    policy = json.loads((assets.folder("infra") / "ec2" / "policy.json").read_text())
+    tags = [{"Key": "clusterctl:cluster", "Value": "c"}]
+    own = [{"ResourceType": kind, "Tags": tags} for kind in ("instance", "volume")]
+
+    def allowed(call: Any, /, **how: Any) -> bool:
+        lab.ec2.forget_calls()
+        call(**how)
+        return all(allows(policy, **ask) for one in lab.ec2.calls for ask in one["asks"])
+
+    theirs = lab.launch("theirs", TagSpecifications=[])
+    assert not allowed(lab.api.create_tags, Resources=[theirs], Tags=tags)
+    lab.api.delete_tags(Resources=[theirs], Tags=[{"Key": "clusterctl:cluster"}])
+    stay = {"InstanceInitiatedShutdownBehavior": {"Value": "stop"}}
+    assert not allowed(lab.api.modify_instance_attribute, InstanceId=theirs, **stay)
+    assert not allowed(lab.api.terminate_instances, InstanceIds=[theirs])
+
+    lab.ec2.forget_calls()
+    ours = lab.launch("ours", TagSpecifications=own)
+    [launch] = lab.ec2.calls
+    assert [ask["resource"] for ask in launch["asks"] if ask["action"] == "ec2:CreateTags"] == [
+        f"arn:aws:ec2:us-east-1:123456789012:{kind}/*" for kind in ("instance", "volume")
+    ]
+    assert all(allows(policy, **ask) for ask in launch["asks"])
+    assert allowed(lab.api.create_tags, Resources=[ours], Tags=tags)
+    assert allowed(lab.api.modify_instance_attribute, InstanceId=ours, **stay)
+    assert allowed(lab.api.terminate_instances, InstanceIds=[ours])
 
 
 def test_placement_groups(lab: Lab) -> None:

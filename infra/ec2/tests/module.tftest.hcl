@@ -62,10 +62,15 @@ run "defaults" {
       node.metadata_options[0].http_tokens == "required" &&
       node.root_block_device[0].encrypted &&
       node.root_block_device[0].volume_type == "gp3" &&
-      node.root_block_device[0].tags["clusterctl:cluster"] == "standalone" &&
+      node.volume_tags["clusterctl:cluster"] == "standalone" &&
       node.instance_initiated_shutdown_behavior == "terminate"
     ])
     error_message = "IMDSv2, encrypted tagged gp3, terminate on shutdown."
+  }
+
+  assert {
+    condition     = alltrue([for name, node in aws_instance.this : name == "launcher" ? length(node.credit_specification) == 0 : one(node.credit_specification).cpu_credits == "standard"])
+    error_message = "Burstable workers do not run up a bill for surplus CPU credits."
   }
 
   assert {
@@ -116,6 +121,16 @@ run "gpus" {
   }
 
   assert {
+    condition     = one(aws_launch_template.this["workers"].tag_specifications).resource_type == "spot-instances-request" && one(aws_launch_template.this["workers"].tag_specifications).tags["clusterctl:cluster"] == "standalone"
+    error_message = "Requests for spot instances carry the cluster's tag."
+  }
+
+  assert {
+    condition     = length(aws_launch_template.this["workers"].network_interfaces) == 0 && length(aws_instance.this["launcher"].launch_template) == 0
+    error_message = "A template for spot instances says nothing about their network, and nothing about the launcher."
+  }
+
+  assert {
     condition     = one(aws_security_group.ssh.ingress).from_port == 22 && one(one(aws_security_group.ssh.ingress).cidr_blocks) == "203.0.113.7/32"
     error_message = "SSH is open to one address."
   }
@@ -123,6 +138,11 @@ run "gpus" {
   assert {
     condition     = length(aws_instance.this["launcher"].vpc_security_group_ids) == 2 && length(aws_instance.this["worker-1"].vpc_security_group_ids) == 1
     error_message = "The launcher alone is in the group that lets SSH in."
+  }
+
+  assert {
+    condition     = alltrue([for node in aws_instance.this : length(node.credit_specification) == 0])
+    error_message = "Only burstable types have CPU credits."
   }
 
   assert {
@@ -140,12 +160,12 @@ run "efa" {
   }
 
   assert {
-    condition     = one(aws_launch_template.efa["workers"].network_interfaces).interface_type == "efa"
+    condition     = one(aws_launch_template.this["workers"].network_interfaces).interface_type == "efa"
     error_message = "The workers' network interface is an EFA."
   }
 
   assert {
-    condition     = one(aws_instance.this["worker-2"].launch_template).id == aws_launch_template.efa["workers"].id && length(aws_instance.this["launcher"].launch_template) == 0
+    condition     = one(aws_instance.this["worker-2"].launch_template).id == aws_launch_template.this["workers"].id && length(aws_instance.this["launcher"].launch_template) == 0
     error_message = "Workers are made from the template, the launcher is not."
   }
 
@@ -168,7 +188,7 @@ run "no_efa_unless_wanted" {
   }
 
   assert {
-    condition     = length(aws_launch_template.efa) == 0 && length(aws_security_group.nodes.egress) == 1
+    condition     = length(aws_launch_template.this) == 0 && length(aws_security_group.nodes.egress) == 1
     error_message = "EFA has to be asked for."
   }
 }

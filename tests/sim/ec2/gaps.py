@@ -319,6 +319,18 @@ def regions() -> list[str]:
     return sorted(ec2_backends[ACCOUNT]) if ACCOUNT in ec2_backends else []
 
 
+def new_tags(request: Request, kind: str) -> dict[str, str]:
+    """The tags that RunInstances gives to new ones of this kind: those of its launch template and
+    its own."""
+    tags: dict[str, str] = {}
+    if name := request.parameters.get("LaunchTemplate.LaunchTemplateId"):
+        version = backend(request.region).get_launch_template(name).latest_version()
+        for one in version.data.get("TagSpecifications", ()):
+            if one["ResourceType"] == kind:
+                tags |= {tag["Key"]: tag["Value"] for tag in one["Tags"]}
+    return {**tags, **request.tags(kind)}
+
+
 def vcpus(kind: str) -> int:
     from moto.ec2.models.instance_types import INSTANCE_TYPES
 
@@ -373,6 +385,7 @@ def install(world: World) -> None:
     _add_types()
     from moto.ec2.models import elastic_ip_addresses, elastic_network_interfaces
     from moto.ec2.models.instances import Instance, InstanceBackend
+    from moto.ec2.models.launch_templates import LaunchTemplate
 
     addresses = public_addresses()
     lock = threading.Lock()
@@ -402,6 +415,16 @@ def install(world: World) -> None:
         return reservation
 
     InstanceBackend.run_instances = run_instances  # type: ignore[method-assign]
+    write = LaunchTemplate.create_version
+
+    def create_version(self: Any, data: dict[str, Any], description: str) -> Any:
+        """moto puts the template's own tags among those of what is made from it."""
+        specs = data.get("TagSpecifications", ())
+        kept = [one for one in specs if one["ResourceType"] != "launch-template"]
+        others = {key: value for key, value in data.items() if key != "TagSpecifications"}
+        return write(self, {**others, **({"TagSpecifications": kept} if kept else {})}, description)
+
+    LaunchTemplate.create_version = create_version  # type: ignore[method-assign]
     terminate = Instance.terminate
 
     def terminate_once(self: Any) -> Any:
@@ -437,7 +460,7 @@ def _amend(world: World, request: Request, instance: Any) -> None:
             instance,
             form.get(f"{options}.SpotInstanceType", "one-time"),
             form.get(f"{options}.InstanceInterruptionBehavior", "terminate"),
-            tags=request.tags("spot-instances-request"),
+            tags=new_tags(request, "spot-instances-request"),
         )
         world.spot_requests[spot.id] = spot
         instance.lifecycle = "spot"

@@ -11,9 +11,10 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
-from tests.sim.ec2 import gaps, market, wire
+from tests.sim.ec2 import authorization, gaps, market, wire
 from tests.sim.ec2.faults import Faults, Where
 from tests.sim.ec2.wire import Answer, ApiError, Request
 
@@ -84,7 +85,26 @@ class Layer:
             call |= {"type": request.parameters.get("InstanceType"), "zone": zone_of(request)}
         if request.parameters.get("DryRun") == "true":
             call["dry_run"] = True
+        named = replace(request, service=service)
+        call["asks"] = list(
+            authorization.asks(
+                named,
+                lambda name: self._tags(request, name),
+                lambda kind: gaps.new_tags(request, kind),
+            )
+        )
         self.calls.append(call)
+
+    def _tags(self, request: Request, name: str) -> dict[str, str]:
+        """The tags of what has this id or name now; of an association, those of its table."""
+        group = self.world.placement_groups.get(name)
+        for one in [*self.world.owners([name]), *([group] if group else [])]:
+            return one.tags
+        backend = gaps.backend(request.region)
+        names = {pair.key_name: pair.id for pair in backend.key_pairs.values()}
+        for table in backend.describe_route_tables():
+            names |= dict.fromkeys(table._associations, table.id)
+        return dict(backend.tags.get(names.get(name, name), {}))
 
     def _answer(self, request: Request) -> Answer | None:
         where = where_of(request)

@@ -1,0 +1,112 @@
+"""What IAM is asked before EC2 does what a call says: actions, resources and condition keys.
+
+Source: Service Authorization Reference, "Actions, resources, and condition keys for Amazon EC2". A
+call asks about every resource that it makes (with `aws:RequestTag`) or names (with
+`aws:ResourceTag`, as it is before the call), and once more about `ec2:CreateTags` for every new one
+that gets tags (with `ec2:CreateAction`). Describe… knows no resources.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from tests.sim.ec2.wire import Request, pairs
+
+ACCOUNT = "123456789012"
+Tags = Mapping[str, str]
+Look = Callable[[str], Tags]
+"""The tags of what there is, by its id or name."""
+
+NEW = {
+    "CreateInternetGateway": ("internet-gateway",),
+    "CreateLaunchTemplate": ("launch-template",),
+    "CreatePlacementGroup": ("placement-group",),
+    "CreateRouteTable": ("route-table",),
+    "CreateSecurityGroup": ("security-group",),
+    "CreateSubnet": ("subnet",),
+    "CreateVolume": ("volume",),
+    "CreateVpc": ("vpc",),
+    "ImportKeyPair": ("key-pair",),
+    "RunInstances": ("instance", "volume", "network-interface"),
+}
+"""What an action makes; a spot instance comes with its request."""
+
+KINDS = {
+    "ami": "image",
+    "eipalloc": "elastic-ip",
+    "eni": "network-interface",
+    "i": "instance",
+    "igw": "internet-gateway",
+    "key": "key-pair",
+    "lt": "launch-template",
+    "pg": "placement-group",
+    "rtb": "route-table",
+    "rtbassoc": "route-table",
+    "sg": "security-group",
+    "sir": "spot-instances-request",
+    "subnet": "subnet",
+    "vol": "volume",
+    "vpc": "vpc",
+}
+"""Beginnings of ids, as ARNs call what they name."""
+
+NAMES = {
+    "KeyName": "key-pair",
+    "GroupName": "placement-group",
+    "Placement.GroupName": "placement-group",
+}
+"""Parameters that name something which exists."""
+
+
+def asks(request: Request, look: Look, new_tags: Look) -> Iterator[dict[str, Any]]:
+    """Each as `iam.allows` takes it. `new_tags`: those that a new resource of a kind is to get."""
+    action = f"{request.service}:{request.action}"
+    if request.service != "ec2" or request.action.startswith(("Describe", "Get")):
+        yield {"action": action, "resource": "*", "context": {}}
+        return
+    new = NEW.get(request.action, ())
+    if request.parameters.get("InstanceMarketOptions.MarketType") == "spot":
+        new = (*new, "spot-instances-request")
+    for kind in new:
+        tags = _keys("aws:RequestTag", new_tags(kind))
+        arn = _arn(request, kind, "*")
+        if kind != "spot-instances-request":  # RunInstances has no such resource
+            yield {"action": action, "resource": arn, "context": tags}
+        if tags:
+            made = {**tags, "ec2:CreateAction": request.action}
+            yield {"action": "ec2:CreateTags", "resource": arn, "context": made}
+    said = _keys("aws:RequestTag", pairs(request.parameters)) if "Tags" in request.action else {}
+    for kind, name in sorted(_named(request)):
+        context = {
+            **said,
+            **_keys("aws:ResourceTag", look(name)),
+            **_keys("ec2:ResourceTag", look(name)),
+        }
+        yield {"action": action, "resource": _arn(request, kind, name), "context": context}
+
+
+def _named(request: Request) -> set[tuple[str, str]]:
+    """What the call names that exists."""
+    found = set()
+    for key, value in request.parameters.items():
+        if key.startswith(("Filter.", "TagSpecification.", "UserData")):
+            continue
+        match = re.fullmatch(r"([a-z]+)-[0-9a-f]{6,}", str(value))
+        if match and match[1] in KINDS:
+            found.add((KINDS[match[1]], str(value)))
+        elif key in NAMES and not (key in ("KeyName", "GroupName") and request.action in NEW):
+            found.add((NAMES[key], str(value)))
+    if request.action == "RunInstances" and "KeyName" in request.parameters:
+        found.add(("key-pair", request.parameters["KeyName"]))
+    return found
+
+
+def _arn(request: Request, kind: str, name: str) -> str:
+    account = "" if kind == "image" else ACCOUNT
+    return f"arn:aws:ec2:{request.region}:{account}:{kind}/{name}"
+
+
+def _keys(prefix: str, tags: Tags) -> dict[str, str]:
+    return {f"{prefix}/{key}": value for key, value in tags.items()}

@@ -1,0 +1,169 @@
+"""infra/ec2/policy.json: who holds it may do what clusterctl does, to what carries its tag."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from clusterctl import assets
+from tests.sim.ec2.authorization import asks
+from tests.sim.ec2.iam import allows
+from tests.sim.ec2.wire import Request
+
+POLICY = json.loads((assets.folder("infra") / "ec2" / "policy.json").read_text())
+TAG = "clusterctl:cluster"
+OWN, FOREIGN, UNTAGGED = {TAG: "lab-1"}, {"owner": "somebody"}, dict[str, str]()
+
+
+def actions() -> list[str]:
+    lists = [rule["Action"] for rule in POLICY["Statement"]]
+    return sorted({one for item in lists for one in ([item] if isinstance(item, str) else item)})
+
+
+def may(action: str, tags: dict[str, str], new: dict[str, str] = OWN, **parameters: str) -> bool:
+    """Whether IAM allows a call about things with these tags, which gives `new` ones to what it
+    makes."""
+    request = Request(
+        "ec2",
+        action,
+        "us-east-1",
+        {key.replace("_", "."): value for key, value in parameters.items()},
+    )
+    questions = list(asks(request, lambda name: tags, lambda kind: new))
+    assert questions
+    return all(allows(POLICY, **question) for question in questions)
+
+
+ID = "0123456789abcdef0"
+TAGGING = {"ResourceId_1": f"i-{ID}", "Tag_1_Key": TAG, "Tag_1_Value": "lab-1"}
+CALLS = {
+    "AssociateRouteTable": {"RouteTableId": f"rtb-{ID}", "SubnetId": f"subnet-{ID}"},
+    "AttachInternetGateway": {"InternetGatewayId": f"igw-{ID}", "VpcId": f"vpc-{ID}"},
+    "AuthorizeSecurityGroupEgress": {"GroupId": f"sg-{ID}"},
+    "AuthorizeSecurityGroupIngress": {"GroupId": f"sg-{ID}"},
+    "CancelSpotInstanceRequests": {"SpotInstanceRequestId_1": "sir-0123abcd"},
+    "CreateLaunchTemplateVersion": {"LaunchTemplateId": f"lt-{ID}"},
+    "CreateRoute": {"RouteTableId": f"rtb-{ID}", "GatewayId": f"igw-{ID}"},
+    "CreateRouteTable": {"VpcId": f"vpc-{ID}"},
+    "CreateSecurityGroup": {"VpcId": f"vpc-{ID}", "GroupName": "lab-1"},
+    "CreateSubnet": {"VpcId": f"vpc-{ID}"},
+    "CreateTags": TAGGING,
+    "DeleteInternetGateway": {"InternetGatewayId": f"igw-{ID}"},
+    "DeleteKeyPair": {"KeyName": "theirs"},
+    "DeleteLaunchTemplate": {"LaunchTemplateId": f"lt-{ID}"},
+    "DeleteNetworkInterface": {"NetworkInterfaceId": f"eni-{ID}"},
+    "DeletePlacementGroup": {"GroupName": "theirs"},
+    "DeleteRouteTable": {"RouteTableId": f"rtb-{ID}"},
+    "DeleteSecurityGroup": {"GroupId": f"sg-{ID}"},
+    "DeleteSubnet": {"SubnetId": f"subnet-{ID}"},
+    "DeleteVolume": {"VolumeId": f"vol-{ID}"},
+    "DeleteVpc": {"VpcId": f"vpc-{ID}"},
+    "DetachInternetGateway": {"InternetGatewayId": f"igw-{ID}", "VpcId": f"vpc-{ID}"},
+    "DisassociateAddress": {"AllocationId": f"eipalloc-{ID}"},
+    "DisassociateRouteTable": {"AssociationId": f"rtbassoc-{ID}"},
+    "ModifyInstanceAttribute": {"InstanceId": f"i-{ID}"},
+    "ReleaseAddress": {"AllocationId": f"eipalloc-{ID}"},
+    "RevokeSecurityGroupEgress": {"GroupId": f"sg-{ID}"},
+    "RevokeSecurityGroupIngress": {"GroupId": f"sg-{ID}"},
+    "TerminateInstances": {"InstanceId_1": f"i-{ID}"},
+}
+"""Every action about something that exists, as a call."""
+
+NEW = {
+    "CreateInternetGateway",
+    "CreateLaunchTemplate",
+    "CreatePlacementGroup",
+    "CreateVpc",
+    "ImportKeyPair",
+    "RunInstances",
+}
+
+
+def test_every_action_is_looked_at_here() -> None:
+    """A new one has to say what it is about."""
+    known = {f"ec2:{name}" for name in (*CALLS, *NEW)}
+    looks = ("ec2:Describe", "ec2:Get", "pricing:Get", "servicequotas:Get", "sts:GetCallerIdentity")
+    rest = {one for one in actions() if not one.startswith(looks)} - known
+    assert rest == {"iam:CreateServiceLinkedRole"}
+    assert known <= set(actions())
+    assert not [one for one in actions() if "*" in one]
+
+
+@pytest.mark.parametrize("action", CALLS)
+def test_what_is_not_ours_can_be_neither_tagged_nor_changed_nor_removed(action: str) -> None:
+    assert may(action, OWN, **CALLS[action])
+    assert not may(action, FOREIGN, **CALLS[action])
+    assert not may(action, UNTAGGED, **CALLS[action])
+
+
+def test_an_instance_cannot_be_made_ours_by_a_tag() -> None:
+    """Two steps to anybody's instance: our tag, and then its end."""
+    assert not may("CreateTags", UNTAGGED, **TAGGING)
+    assert not may("TerminateInstances", FOREIGN, InstanceId_1=f"i-{ID}")
+
+
+@pytest.mark.parametrize("action", sorted(NEW))
+def test_what_is_new_is_tagged_as_it_is_made(action: str) -> None:
+    spot = {"InstanceMarketOptions_MarketType": "spot"} if action == "RunInstances" else {}
+    assert may(action, OWN, **spot)
+
+
+def test_the_only_role_that_can_be_made_is_that_for_spot_instances() -> None:
+    def can(service: str) -> bool:
+        role = f"arn:aws:iam::123456789012:role/aws-service-role/{service}/AWSServiceRole"
+        return allows(POLICY, "iam:CreateServiceLinkedRole", role, {"iam:AWSServiceName": service})
+
+    assert can("spot.amazonaws.com")
+    assert not can("ec2.amazonaws.com")
+
+
+def test_it_fits_into_a_managed_policy() -> None:
+    """6,144 characters, of which white space is not counted."""
+    assert len("".join(json.dumps(POLICY).split())) <= 6144
+
+
+# ---------------------------------------------------------------------------------- the evaluator
+
+
+def statement(effect: str = "Allow", **more: Any) -> dict[str, Any]:
+    return {"Effect": effect, "Action": "ec2:Run*", "Resource": "*", **more}
+
+
+TEAM = "aws:ResourceTag/team"
+CONDITIONS: list[tuple[dict[str, Any], dict[str, str], bool]] = [
+    ({"StringEquals": {TEAM: ["a", "b"]}}, {TEAM: "b"}, True),
+    ({"StringEquals": {TEAM: ["a", "b"]}}, {TEAM: "c"}, False),
+    ({"StringEquals": {TEAM: "a"}}, {}, False),
+    ({"StringEqualsIfExists": {TEAM: "a"}}, {}, True),
+    ({"StringEqualsIfExists": {TEAM: "a"}}, {TEAM: "b"}, False),
+    ({"StringLike": {TEAM: "a*"}}, {TEAM: "abc"}, True),
+    ({"StringEquals": {TEAM: "a*"}}, {TEAM: "abc"}, False),
+    ({"Null": {TEAM: "true"}}, {}, True),
+    ({"Null": {TEAM: "false"}}, {}, False),
+    ({"Null": {TEAM: "false"}}, {"AWS:resourcetag/TEAM": ""}, True),
+    ({"Null": {TEAM: "false"}, "StringEquals": {"x": "1"}}, {TEAM: "a"}, False),
+    ({"StringEquals": {TEAM: "a", "x": "1"}}, {TEAM: "a", "x": "2"}, False),
+]
+
+
+@pytest.mark.parametrize(("condition", "context", "expected"), CONDITIONS)
+def test_conditions(condition: dict[str, Any], context: dict[str, str], expected: bool) -> None:
+    policy = {"Statement": [statement(Condition=condition)]}
+    assert allows(policy, "ec2:RunInstances", "arn:x", context) is expected
+
+
+def test_a_denial_wins_and_silence_is_one() -> None:
+    both = {"Statement": [statement(), statement("Deny", Resource="arn:*:i-?")]}
+    assert allows(both, "EC2:runinstances", "arn:aws:i-12", {})
+    assert not allows(both, "ec2:RunInstances", "arn:aws:i-1", {})
+    assert not allows(both, "ec2:TerminateInstances", "arn:aws:i-12", {})
+
+
+@pytest.mark.parametrize(
+    "more", [{"NotAction": "x"}, {"Condition": {"NumericLessThan": {"x": "1"}}}]
+)
+def test_what_it_does_not_know_it_does_not_guess(more: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="not evaluated here"):
+        allows({"Statement": [statement(**more)]}, "ec2:RunInstances", "*", {})
