@@ -8,6 +8,7 @@ from clusterctl.launch import Request
 from clusterctl.launch.binding import bind
 from clusterctl.launch.interconnect import Interconnect
 from clusterctl.launch.transport import Row
+from clusterctl.launch.waiting import YIELD, wait
 from clusterctl.model import Node, ProgramKind, Reason
 
 _KEEP_MEMORY = ":".join(
@@ -39,6 +40,9 @@ def environment(
             "programs check that they see as many ranks as were started",
         ),
     ]
+    if request.spec.launcher == "mpirun":
+        waiting = wait(request)
+        rows.append((YIELD, str(int(waiting.yields)), waiting.why))
     if request.spec.backend != "auto":
         rows.append(("CLUSTERCTL_BACKEND", request.spec.backend, "--backend"))
     if request.spec.allow_cpu:

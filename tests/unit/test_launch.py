@@ -54,6 +54,8 @@ def test_plan(path: Path) -> None:
     assert found == case["expected"]
 
 
+NODES = (("launcher", "10.0.0.10"), ("worker-1", "10.0.0.11"), ("worker-2", "10.0.0.12"))
+
 FOUR = "with Open MPI 4"
 
 
@@ -205,6 +207,30 @@ def test_threads_per_rank(boots: list[str], cores: list[int], ranks: int, thread
     where = cluster(node("launcher", "10.0.0.10"), *workers)
     plan = launch.load("mpirun").plan(request(where, spec(ranks=ranks)))
     assert plan.env["OMP_NUM_THREADS"] == str(threads)
+
+
+@pytest.mark.parametrize(
+    ("where", "what", "yields", "word"),
+    [
+        ({"provider": "local"}, {}, "1", "this machine"),
+        ({"provider": "docker", "nodes": {"boot_id": "one"}}, {}, "1", "share one processor"),
+        ({"identity": ""}, {}, "1", "hosts"),
+        ({}, {"now": True}, "1", "--now"),
+        ({"nodes": {"slots": 64}}, {"ranks_per_node": 9}, "1", "more ranks than cores"),
+        ({}, {"ranks_per_node": 8}, "0", "nothing but this job"),
+        ({}, {"env": {"OMPI_MCA_mpi_yield_when_idle": "1"}}, "1", "nothing but this job"),
+    ],
+)
+def test_waiting_ranks_yield_where_cores_are_shared(
+    where: dict[str, Any], what: dict[str, Any], yields: str, word: str
+) -> None:
+    changes = dict(where)
+    facts = {"slots": 8, **changes.pop("nodes", {})}
+    nodes = [node(name, address, **facts) for name, address in NODES]
+    made = launch.load("mpirun").plan(request(cluster(*nodes, **changes), spec(**what)))
+    assert made.env["OMPI_MCA_mpi_yield_when_idle"] == yields
+    item = f"OMPI_MCA_mpi_yield_when_idle={yields}"
+    assert word in next(reason.why for reason in made.reasons if reason.item == item)
 
 
 def test_what_the_user_sets_wins() -> None:
