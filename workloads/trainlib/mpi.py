@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from trainlib import waiting
 from trainlib.errors import StartError
 from trainlib.ranks import Ranks
 
@@ -92,6 +93,7 @@ def start(ranks: Ranks) -> Any:
         raise StartError("this MPI library cannot be called from threads", "pass --backend gloo")
     if size > 1:
         _end_all_with_one(mpi)
+        waiting.pause_precisely()
     return mpi
 
 
@@ -151,6 +153,9 @@ def takes_device_pointers(vendor: str, env: Mapping[str, str] | None = None) -> 
 _REMEMBERED = 256
 """Tensors; more tells of memory that is never the same."""
 
+_SMALL = 1 << 17
+"""Bytes of an all-reduce whose time is that of waiting; above, it is that of moving data."""
+
 
 class Averager:
     """Replaces a tensor on every rank by its mean, or sum, over the ranks, in place.
@@ -187,10 +192,10 @@ class Averager:
         if message is None:
             # MPI knows no half precision or bfloat16, and a sum in them would lose digits.
             wide = tensor.float()
-            self._comm.Allreduce(self._mpi.IN_PLACE, self._message(wide))
+            self._all_reduce(self._message(wide))
             tensor.copy_(wide.div_(self._world) if average else wide)
             return
-        self._comm.Allreduce(self._mpi.IN_PLACE, message)
+        self._all_reduce(message)
         if average:
             tensor.div_(self._world)
 
@@ -203,8 +208,23 @@ class Averager:
         # MPI has no type for these numbers, but an operation of our own may take any of 2 bytes.
         memory = self._mpi.buffer.fromaddress(narrow.data_ptr(), size)
         message = [memory, narrow.numel(), self._mpi.SHORT]
-        self._comm.Allreduce(self._mpi.IN_PLACE, message, self._sums[half])
+        self._all_reduce(message, self._sums[half])
         tensor.copy_(narrow)
+
+    def _all_reduce(self, message: Any, operation: Any = None) -> None:
+        """Of host memory, by sum unless an `operation` is given."""
+        operation = operation or self._mpi.SUM
+        if message[0].nbytes <= _SMALL:
+            request = self._comm.Iallreduce(self._mpi.IN_PLACE, message, operation)
+            waiting.wait(request.Test)
+            return
+        # A pause between two parts of a large message would hold up the rest of it, and the
+        # non-blocking call is the slower one. So what is waited for are the ranks, not their data.
+        self._wait_for_all()
+        self._comm.Allreduce(self._mpi.IN_PLACE, message, operation)
+
+    def _wait_for_all(self) -> None:
+        waiting.wait(self._comm.Ibarrier().Test)
 
     def _message(self, tensor: torch.Tensor) -> list[Any] | None:
         """The tensor's memory as mpi4py wants it, None if MPI has no such type."""
@@ -222,6 +242,7 @@ class Averager:
         if message is not None:
             # MPI knows nothing of streams: what fills the buffer must be done.
             torch.cuda.current_stream(tensor.device).synchronize()
+            self._wait_for_all()
             self._comm.Allreduce(self._mpi.IN_PLACE, message)
             if average:
                 tensor.div_(self._world)
