@@ -20,32 +20,24 @@ from clusterctl.cli.options import (
     Verbose,
     Yes,
     either,
+    leading_options,
 )
 from clusterctl.errors import UsageError
 from clusterctl.model import Cluster, clock
 
 
 class SshCommand(TyperCommand):
-    """`-- COMMAND` without a NODE before it means the launcher."""
+    """Options before the command are ours, also between NODE and the command, which begins at `--`
+    or at the first word after NODE; all from there on is the command's. No NODE: the launcher."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if "--" in args:
-            end = args.index("--")
-            takes_value = {
-                name
-                for p in self.params
-                if not getattr(p, "is_flag", False)
-                for name in p.opts
-                if name.startswith("-")
-            }
-            named = [
-                word
-                for index, word in enumerate(args[:end])
-                if not word.startswith("-") and (index == 0 or args[index - 1] not in takes_value)
-            ]
-            if not named:
-                args = [*args[:end], "--", "", *args[end + 1 :]]
-        return super().parse_args(ctx, args)
+        ours, rest = leading_options(self, args)
+        node = ""
+        if rest and rest[0] != "--":
+            node, *rest = rest
+            more, rest = leading_options(self, rest)
+            ours += more
+        return super().parse_args(ctx, [*ours, "--", node, *rest[rest[:1] == ["--"] :]])
 
 
 def register(app: typer.Typer) -> None:
@@ -320,7 +312,7 @@ def list_(
 def ssh(
     node: Annotated[str | None, typer.Argument(metavar="[NODE]", help="Default: launcher.")] = None,
     command: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- COMMAND…]", help="Instead of a shell.")
+        list[str] | None, typer.Argument(metavar="[-- COMMAND...]", help="Instead of a shell.")
     ] = None,
     cluster: ClusterOption = None,
     timeout: Annotated[float, typer.Option(help="Seconds, with --json.", min=0.1)] = 600.0,
@@ -336,8 +328,6 @@ def ssh(
     store = actions.open_store()
     chosen = actions.choose(store, cluster)
     words = list(command or [])
-    if words[:1] == ["--"]:
-        words = words[1:]
     node = node or None
     if not json:
         raise typer.Exit(reach.shell(store, chosen, node, words))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -48,6 +48,25 @@ _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 MAX_TTL = 30 * 86400.0
 """Seconds. A cluster that nobody has looked at for so long is a forgotten one."""
+
+
+def values_taken(command: Any) -> dict[str, int]:
+    """How many words the options of a command take that are no flags, by their names."""
+    return {
+        name: max(1, parameter.nargs)
+        for parameter in command.params
+        if not getattr(parameter, "is_flag", False)
+        for name in parameter.opts
+        if name.startswith("-")
+    }
+
+
+def leading_options(command: Any, words: list[str]) -> tuple[list[str], list[str]]:
+    """The options that `words` begin with, with their values, and the rest."""
+    taken, end = values_taken(command), 0
+    while end < len(words) and words[end].startswith("-") and words[end] != "--":
+        end += 1 + taken.get(words[end], 0)
+    return words[:end], words[end:]
 
 
 def duration(text: str, option: str) -> float:

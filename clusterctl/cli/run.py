@@ -12,7 +12,15 @@ from typer.core import TyperCommand
 
 from clusterctl.cli.console import Console, plain
 from clusterctl.cli.job_output import announce, finish, reporting
-from clusterctl.cli.options import ClusterOption, JobArgument, JsonLines, Quiet, Verbose, duration
+from clusterctl.cli.options import (
+    ClusterOption,
+    JobArgument,
+    JsonLines,
+    Quiet,
+    Verbose,
+    duration,
+    values_taken,
+)
 from clusterctl.cli.rank_output import Printer
 from clusterctl.cli.variables import Env, EnvFile, environment
 from clusterctl.errors import UsageError
@@ -60,13 +68,7 @@ class RunCommand(TyperCommand):
     """Options before SCRIPT are ours, the rest is the script's; `-m MODULE` ends ours."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        takes_value = {
-            name: max(1, parameter.nargs)
-            for parameter in self.params
-            if not getattr(parameter, "is_flag", False)
-            for name in parameter.opts
-            if name.startswith("-")
-        }
+        takes_value = values_taken(self)
         index = 0
         while index < len(args):
             word = args[index]
