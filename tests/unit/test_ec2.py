@@ -268,14 +268,14 @@ def test_a_thousand_nodes_are_planned_in_a_moment(tmp_path: Path) -> None:
     """Generous here; bench/ec2.py has the figure."""
     import time
 
-    began = time.perf_counter()
+    began = time.process_time()
     machines = spec.machines(wish(NodeGroup(count=1000, family="g4dn")), {}, {})
     quotes = {"g4dn.xlarge": Quote(0.5, "a list"), "t3.micro": Quote(0.01, "a list")}
     found = prices.charges(machines, quotes, "us-east-1", 0.0)
     prices.table(machines, found, "us-east-1a", 3600.0)
     prices.merge(found, found, 1.0)
     cost.receipt(found, 10.0)
-    assert time.perf_counter() - began < 0.5
+    assert time.process_time() - began < 0.5
 
 
 def test_host_keys_of_a_new_namesake_are_new(tmp_path: Path) -> None:
