@@ -138,7 +138,7 @@ def _read(path: Path) -> dict[str, Any]:
     else:
         import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
     try:
-        settings: dict[str, Any] = tomllib.loads(path.read_text())
+        settings: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not valid TOML: {error}", hint="correct that line") from error
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import io
 import os
@@ -15,7 +16,7 @@ import typer.main
 from clusterctl import __version__, config
 from clusterctl.cli import attach, clusters, data, images, jobs, machine, money
 from clusterctl.cli import run as run_verbs
-from clusterctl.cli.console import Console, printable, redact, redact_arguments
+from clusterctl.cli.console import Console, in_ascii, printable, redact, redact_arguments
 from clusterctl.errors import ClusterctlError, RecordError, UsageError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
@@ -30,7 +31,7 @@ def main() -> None:
 
 def _complete_streams() -> None:
     """A standard stream that the caller has closed (`>&-`) leads nowhere: else the next file that
-    we open would be taken for it. Bytes that are no UTF-8 leave as they came."""
+    we open would be taken for it. What a stream's encoding does not have is written in ASCII."""
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)
@@ -39,9 +40,10 @@ def _complete_streams() -> None:
     sys.stdin = sys.stdin or os.fdopen(0)
     sys.stdout = sys.stdout or os.fdopen(1, "w")
     sys.stderr = sys.stderr or os.fdopen(2, "w")
-    for stream, errors in ((sys.stdout, "surrogateescape"), (sys.stderr, "backslashreplace")):
+    codecs.register_error("clusterctl", in_ascii)
+    for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors=errors)
+            stream.reconfigure(errors="clusterctl")
 
 
 def app() -> typer.Typer:
@@ -137,10 +139,17 @@ def run(arguments: list[str]) -> int:
 
 def _refuse_bytes(arguments: list[str]) -> None:
     """Records and JSON hold text: what is not UTF-8 could not come back as it was."""
+    encoding = sys.getfilesystemencoding()
     for word in arguments:
+        if encoding != "utf-8" and not word.isascii():
+            raise UsageError(
+                f"the argument '{printable(word)}' is not ASCII, and the locale is not UTF-8"
+                f" ({encoding})",
+                hint="choose a UTF-8 locale, for example LC_ALL=C.UTF-8",
+            )
         if any("\udc80" <= char <= "\udcff" for char in word):
             raise UsageError(
-                f"the argument {printable(word)!r} is not UTF-8",
+                f"the argument '{printable(word)}' is not UTF-8",
                 hint="rename the file, or pass the value through a file that the program reads",
             )
 

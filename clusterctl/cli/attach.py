@@ -46,7 +46,7 @@ def attach(
     name: NewNameArgument = None,
     cluster: ClusterOption = None,
     hosts: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="SSH hosts: HOST [slots=N] … per line.")
+        Path | None, typer.Option(metavar="FILE", help="SSH hosts: HOST [slots=N] ... per line.")
     ] = None,
     slurm: Annotated[
         str | None, typer.Option(metavar="[LOGIN]", help="A site with Slurm (default: here).")

@@ -161,6 +161,23 @@ def lines(text: str) -> str:
     return printable(text, keep="\n\t")
 
 
+_ASCII = {"…": "...", "→": "->", "·": "-"}
+
+
+def in_ascii(error: UnicodeError) -> tuple[bytes, int]:
+    """How a stream writes characters that its encoding does not have (see `codecs.register_error`).
+    Bytes of file names that are no text leave as they came."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    written = b"".join(
+        bytes([ord(char) - 0xDC00])
+        if "\udc80" <= char <= "\udcff"
+        else _ASCII.get(char, char).encode("ascii", "backslashreplace")
+        for char in error.object[error.start : error.end]
+    )
+    return written, error.end
+
+
 def ago(seconds: float) -> str:
     """A span of time for people: `42 s`, `7 min`, `3.5 h`, `2.1 d`."""
     if seconds < 100:

@@ -24,7 +24,7 @@ def data(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            help="get: names of data sets. push: names, or a folder. index: TRAIN VALIDATION …",
+            help="get: names of data sets. push: names, or a folder. index: TRAIN VALIDATION ...",
             metavar="[NAME]...",
         ),
     ] = None,
@@ -47,7 +47,7 @@ def data(
 ) -> None:
     """Data sets: `get mnist` downloads one and copies it to $CLUSTERCTL_DATA on every worker.
 
-    get NAME…: mnist, cifar10 or imagenette; once, resumed where it broke off, checked.
+    get NAME...: mnist, cifar10 or imagenette; once, resumed where it broke off, checked.
     push NAME or FOLDER: copies it to the workers (again, or to a new cluster).
     list: what there is, and what is here. index TRAIN VALIDATION: a YAML of image folders.
     """

@@ -97,7 +97,7 @@ def register(app: typer.Typer) -> None:
 def run(
     command: Annotated[
         list[str] | None,
-        typer.Argument(metavar="SCRIPT [ARGS…]", help="A path, or a bundled program's name."),
+        typer.Argument(metavar="SCRIPT [ARGS...]", help="A path, or a bundled program's name."),
     ] = None,
     module: Annotated[
         str | None, typer.Option("-m", metavar="MODULE", help="A Python module, not SCRIPT.")
@@ -118,7 +118,7 @@ def run(
     stage: Annotated[Path | None, typer.Option(help="The folder to copy to the nodes.")] = None,
     source: Annotated[
         list[Path] | None,
-        typer.Option(help="Compile this file with SCRIPT; repeatable. Flags: -e CFLAGS=…"),
+        typer.Option(help="Compile this file with SCRIPT; repeatable. Flags: -e CFLAGS=..."),
     ] = None,
     detach: Detach = False,
     now: Annotated[bool, typer.Option("--now", help="Do not wait for other jobs.")] = False,
@@ -193,7 +193,7 @@ def run(
     native = _native(locals())
     words = list(command or [])
     if module is None and not words and not interactive:
-        raise UsageError("there is nothing to run", hint="clusterctl run SCRIPT [ARGS…]")
+        raise UsageError("there is nothing to run", hint="clusterctl run SCRIPT [ARGS...]")
 
     from clusterctl import actions
     from clusterctl.actions import run as action

@@ -34,7 +34,7 @@ def environment(pairs: list[str], files: list[Path]) -> tuple[dict[str, str], di
     secrets: dict[str, str] = {}
     for path in files:
         try:
-            text = path.read_text()
+            text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"--env-file {path}: {error}", hint="name a readable file") from error
         for number, line in enumerate(text.splitlines(), 1):

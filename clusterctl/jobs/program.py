@@ -37,7 +37,7 @@ def resolve(
     path = Path(script)
     shown = script if len(script) < 100 else f"{script[:97]}…"
     if not script or "\0" in script:
-        raise UsageError(f"{shown!r} is not a path", hint="clusterctl run SCRIPT [ARGS…]")
+        raise UsageError(f"{shown!r} is not a path", hint="clusterctl run SCRIPT [ARGS...]")
     bundled = stage.bundled(script)
     try:
         folder, found = path.is_dir(), path.is_file()

@@ -40,6 +40,7 @@ def clusterctl(*arguments: str, **environment: str) -> subprocess.CompletedProce
         capture_output=True,
         stdin=subprocess.DEVNULL,
         text=True,
+        errors="replace",
         timeout=60,
         env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
     )

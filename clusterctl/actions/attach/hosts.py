@@ -89,7 +89,7 @@ def attach_hosts(store: Store, name: str, machines: Machines, tell: Tell) -> Clu
 
 def _hosts(file: Path) -> tuple[hosts.Host, ...]:
     try:
-        return hosts.parse(file.read_text(), str(file))
+        return hosts.parse(file.read_text(encoding="utf-8"), str(file))
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
             f"--hosts {file} cannot be read: {getattr(error, 'strerror', None) or error}",

@@ -90,6 +90,8 @@ def drop_privsep() -> None:
 def _sshd_is_running() -> bool:
     for pid in pids():
         with suppress(OSError):
-            if Path(f"/proc/{pid}/comm").read_text().startswith("sshd") and started(pid):
+            if Path(f"/proc/{pid}/comm").read_text(errors="replace").startswith("sshd") and started(
+                pid
+            ):
                 return True
     return False
