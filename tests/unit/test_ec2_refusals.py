@@ -332,9 +332,10 @@ UNREADABLE = (
         lambda api: api.quota("L-1216C47A"),
         lambda api: api.price("t3.xlarge"),
         lambda api: api.instances(),
+        lambda api: api.image_exists("ami-1"),
         go_on,
     ],
-    ids=["account", "quota", "price", "instances", "up"],
+    ids=["account", "quota", "price", "instances", "image", "up"],
 )
 def test_an_answer_that_is_not_from_aws_is_no_bug_of_ours(
     ask: Callable[[Api], object], monkeypatch: pytest.MonkeyPatch

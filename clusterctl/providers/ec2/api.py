@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from clusterctl.errors import ProviderError
 from clusterctl.providers.ec2 import failures
 
 DEFAULT_REGION = "us-east-1"
@@ -237,10 +236,9 @@ class Api:
         return newest["ImageId"] if newest else ""
 
     def image_exists(self, image: str) -> bool:
-        try:
-            return bool(self.all("describe_images", "Images", ImageIds=[image]))
-        except ProviderError:
-            return False
+        # Asked for by ImageIds, one that is unknown would be an error like any other.
+        wanted = [{"Name": "image-id", "Values": [image]}]
+        return bool(self.all("describe_images", "Images", Filters=wanted))
 
     def quota(self, code: str) -> float:
         """The value of an EC2 quota, in vCPUs."""

@@ -161,7 +161,8 @@ class Ec2:
 
     @property
     def calls(self) -> list[dict[str, Any]]:
-        """All calls of the API since `forget_calls`: `action` is what a policy calls it."""
+        """All calls of the API since `forget_calls`: `action` is what a policy calls it, and `asks`
+        what IAM is asked about it."""
         return list(self._ask("calls"))
 
     @property
