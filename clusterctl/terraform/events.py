@@ -61,12 +61,16 @@ class TerraformError(ProviderError):
 
 
 def parse(line: bytes) -> Event | None:
-    """One line of `-json` output; None for what says nothing to us, and for what is no JSON."""
+    """One line of `-json` output; None for what says nothing to us, and for what is no event, such
+    as a line that was cut off."""
     try:
-        event = json.loads(line)
-        kind = event["type"]
-    except (ValueError, KeyError, TypeError):
+        return _event(json.loads(line))
+    except (ValueError, LookupError, TypeError, AttributeError):
         return None
+
+
+def _event(event: Any) -> Event | None:
+    kind = event["type"]
     if kind == "diagnostic":
         said = event["diagnostic"]
         return Diagnostic(

@@ -26,6 +26,10 @@ from clusterctl.terraform.folder import Listener
         ("not json", None),
         ('{"type":"version"}', None),
         ("[]", None),
+        ('{"type":"diagnostic"}', None),
+        ('{"type":"planned_change","change":{"action":"delete"}}', None),
+        ('{"type":"outputs","outputs":{"n":7}}', None),
+        ('{"type":"apply_start","hook":{"resource":{"addr":"a.b"},"elapsed_seconds":"?"}}', None),
         (
             '{"type":"apply_complete","hook":{"resource":{"addr":"aws_vpc.this"},"action":"create",'
             '"id_value":"vpc-1","elapsed_seconds":3}}',
