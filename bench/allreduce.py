@@ -39,7 +39,10 @@ from trainlib.session import Session
 
 SIZES = (8, 1 << 10, 1 << 16, 1 << 20, 1 << 23)
 
-#: Ours over gloo up to 64 KiB, and a bare loop's speed that ours has to reach above.
+SMALL = 1 << 16
+
+#: Ours over gloo up to 64 KiB, and a bare loop's speed that ours has to reach above. The exit code
+#: is 1 if one is not kept.
 LIMITS = {"of_gloo": 0.1, "of_bare": 0.95}
 
 
@@ -58,7 +61,14 @@ def main() -> int:
         hosts = set(session.exchange(socket.gethostname()))
     if ranks.rank == 0:
         report(rows, ranks.world, len(hosts), options.out)
+        return 0 if all(map(keeps_limits, rows)) else 1
     return 0
+
+
+def keeps_limits(row: dict[str, Any]) -> bool:
+    if row["bytes"] <= SMALL:
+        return bool(row["ours_to_gloo"] <= LIMITS["of_gloo"])
+    return bool(row["speed_of_bare"] >= LIMITS["of_bare"])
 
 
 def measure(session: Session, comm: Any, size: int, options: argparse.Namespace) -> dict[str, Any]:

@@ -38,6 +38,9 @@ from trainlib.session import Session
 VARIANTS = ("none", "gloo", "mpi")
 FEATURES, CLASSES, BATCH = 64, 10, 32
 
+LIMIT = 1.0
+"""A step over MPI ÷ one over gloo, for every model. The exit code is 1 if one is over it."""
+
 
 def main() -> int:
     options = parse()
@@ -49,6 +52,7 @@ def main() -> int:
         hosts = sorted(set(session.exchange(socket.gethostname())))
     if ranks.rank == 0:
         report(results, hosts, ranks.world, options.out)
+        return 0 if all(row["mpi_to_gloo"] <= LIMIT for row in results) else 1
     return 0
 
 
@@ -117,6 +121,7 @@ def report(results: list[dict[str, Any]], hosts: list[str], world: int, out: Pat
         {
             "schema": 1,
             "benchmark": "step_time",
+            "limit": LIMIT,
             "ranks": world,
             "hosts": len(hosts),
             "cores_of_first_host": os.cpu_count(),

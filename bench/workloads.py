@@ -43,6 +43,7 @@ from trainlib.tagi.output import HierarchicalSoftmax
 from trainlib.tagi.parallel import DDPConfig, DDPSequential
 
 LIMIT = 0.95
+"""Of the plain loop's speed. The exit code is 1 if a program is below it."""
 ALONE = Ranks(0, 1, 0, 1, "none")
 
 Epoch = Callable[[], int]
@@ -285,7 +286,7 @@ def measure(ours: Epoch, theirs: Epoch, rounds: int) -> dict[str, Any]:
     }
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description="Programs against plain loops, on one rank.")
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--out", type=Path, help="also write the JSON here")
@@ -321,7 +322,8 @@ def main() -> None:
     print(text)
     if options.out is not None:
         options.out.write_text(text + "\n")
+    return 0 if all(row["ratio"] >= LIMIT for row in results.values()) else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

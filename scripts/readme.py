@@ -1,8 +1,10 @@
-"""Writes the real output of the demo and the measured figures into README.md.
+"""Writes the measured figures, and the demo's real output, into README.md and docs/workloads.md.
 
-    bash scripts/demo.sh >demo.log 2>&1; python bench/local.py; python scripts/readme.py demo.log
+    python scripts/readme.py                  # figures, from bench/results
+    bash scripts/demo.sh >demo.log 2>&1; python scripts/readme.py demo.log    # the demo, too
 
-Lines of training are left out but for the first and the last of each rank.
+No figure of these tables is typed by hand: tests/unit/test_readme.py compares them with the result
+files. Lines of training are left out of the demo but for the first and the last of each rank.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -29,16 +32,54 @@ def demo(log: str) -> str:
     return "\n".join(f"    {line}".rstrip() for line in shown)
 
 
-def figures(report: dict[str, list[dict[str, object]]]) -> str:
+def figures(report: dict[str, Any]) -> str:
+    """bench/results/local.json as a table."""
     rows = ["| what | measured | limit | compared with |", "|---|---|---|---|"]
     for row in report["rows"]:
-        value, limit = (f"{float(str(row[key])):.3g} {row['unit']}" for key in ("value", "limit"))
-        rows.append(f"| {row['what']} | {value} | {limit} | {row['against']} |")
-    return "\n".join(rows)
+        value, limit = (f"{float(row[key]):.3g} {row['unit']}" for key in ("value", "limit"))
+        over = "" if row["ok"] else " (over)"
+        rows.append(f"| {row['what']} | {value}{over} | {limit} | {row['against']} |")
+    return "\n".join([f"{report['machine']}, {report['date']}:", "", *rows])
 
 
-def between(text: str, name: str, new: str) -> str:
-    """Replaces what stands between `<!-- name -->` and `<!-- /name -->`."""
+def busy(report: dict[str, Any]) -> str:
+    """bench/results/busy.json as a table."""
+    rows = [
+        "| ranks | nodes | busy processes | gloo, ms | MPI, ms | MPI ÷ gloo | MPI ÷ idle |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in report["rows"]:
+        ms = row["ms"]
+        over = "" if row["ok"] else " (over)"
+        rows.append(
+            f"| {row['ranks']} | {row['hosts']} | {row['busy']} | {ms['gloo']:.3g} |"
+            f" {ms['mpi']:.3g} | {row['mpi_to_gloo']:.2f} | {row['mpi_to_idle']:.2f}{over} |"
+        )
+    told = f"{report['machine']}, {report['date']}, load average before: {report['load_before']}"
+    return "\n".join([f"{told}:", "", *rows])
+
+
+TABLES = (
+    ("README.md", "figures", "local.json", figures),
+    ("docs/workloads.md", "busy", "busy.json", busy),
+)
+"""Where, between which marks, from which file of bench/results."""
+
+
+def table(file: str, make: Any) -> str:
+    text: str = make(json.loads((ROOT / "bench" / "results" / file).read_text()))
+    return text
+
+
+def between(text: str, name: str) -> str:
+    """What stands between `<!-- name -->` and `<!-- /name -->`."""
+    _, _, rest = text.partition(f"<!-- {name} -->\n")
+    found, _, _ = rest.partition(f"\n<!-- /{name} -->")
+    return found
+
+
+def replace(text: str, name: str, new: str) -> str:
+    """The text with this between the marks."""
     start, end = f"<!-- {name} -->", f"<!-- /{name} -->"
     head, _, rest = text.partition(start)
     _, _, tail = rest.partition(end)
@@ -46,11 +87,12 @@ def between(text: str, name: str, new: str) -> str:
 
 
 def main() -> None:
-    path = ROOT / "README.md"
-    text = path.read_text()
-    text = between(text, "demo", demo(Path(sys.argv[1]).read_text()))
-    report = json.loads((ROOT / "bench" / "results" / "local.json").read_text())
-    path.write_text(between(text, "figures", figures(report)))
+    for document, name, file, make in TABLES:
+        path = ROOT / document
+        path.write_text(replace(path.read_text(), name, table(file, make)))
+    if len(sys.argv) > 1:
+        path = ROOT / "README.md"
+        path.write_text(replace(path.read_text(), "demo", demo(Path(sys.argv[1]).read_text())))
 
 
 if __name__ == "__main__":

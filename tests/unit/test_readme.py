@@ -1,0 +1,42 @@
+"""Every measured figure of README and docs is that of a result file in bench/results."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from scripts import readme
+
+RESULTS = readme.ROOT / "bench" / "results"
+
+
+@pytest.mark.parametrize(("document", "name", "file", "make"), readme.TABLES)
+def test_tables_are_those_of_the_result_files(
+    document: str, name: str, file: str, make: Any
+) -> None:
+    shown = readme.between((readme.ROOT / document).read_text(), name)
+    assert shown == readme.table(file, make), "python scripts/readme.py writes it"
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
+def test_result_files_are_reached_from_the_documents(path: Any) -> None:
+    texts = [each.read_text() for each in (readme.ROOT / "docs").glob("*.md")]
+    texts.append((readme.ROOT / "README.md").read_text())
+    assert any(f"bench/results/{path.name}" in text for text in texts)
+
+
+def test_a_figure_over_its_limit_is_marked() -> None:
+    row = {"what": "w", "unit": "s", "limit": 1, "against": "a"}
+    rows = [{**row, "value": 0.5, "ok": True}, {**row, "value": 2.0, "ok": False}]
+    table = readme.figures({"machine": "m", "date": "d", "rows": rows})
+    assert "| w | 0.5 s | 1 s | a |" in table
+    assert "| w | 2 s (over) | 1 s | a |" in table
+
+
+def test_writing_twice_changes_nothing() -> None:
+    text = (readme.ROOT / "README.md").read_text()
+    new = readme.replace(text, "figures", readme.between(text, "figures"))
+    assert new == text
+    assert json.loads((RESULTS / "local.json").read_text())["rows"]
