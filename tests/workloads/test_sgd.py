@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
+from bench import mpi_sgd
 from tests.workloads.running import Programs
 from trainlib.mpi_sgd import MpiSGD
 
@@ -96,13 +101,18 @@ with Session(discover(), over_mpi=True) as session:
     assert frozen.tolist() == [1.0] * 3
     assert off(before, own) > 0
     optimizer.load_state_dict(optimizer.state_dict())
-    optimizer.grad_scale = torch.ones(1)  # as torch.amp.GradScaler does it
-    try:
-        optimizer.step()
-    except ValueError as error:
-        assert "GradScaler" in str(error)
-    else:
-        raise AssertionError("a rank's own overflow would have become everybody's")
+    for dampening, unscale in ((0, False), (0, True), (0.5, False)):
+        optimizer = MpiSGD(own.parameters(), momentum=0.9, dampening=dampening)
+        scaler = torch.amp.GradScaler("cpu")
+        scaler.scale(loss_of(own(digits.inputs[:4]), digits.targets[:4])).backward()
+        if unscale:
+            scaler.unscale_(optimizer)
+        try:
+            scaler.step(optimizer)
+        except ValueError as error:
+            assert "GradScaler" in str(error)
+        else:
+            raise AssertionError("a rank's own overflow would have become everybody's")
     try:
         MpiSGD(own.parameters(), sync_iterations=0)
     except ValueError:
@@ -110,49 +120,86 @@ with Session(discover(), over_mpi=True) as session:
 """
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_mpi_sgd_is_what_it_says(programs: Programs, ranks: int) -> None:
+def test_mpi_sgd_is_what_it_says_on_three_ranks(programs: Programs) -> None:
     script = programs.script("sgd.py", MPI_SGD)
-    ended = programs.mpirun(ranks, script)
-    expected = [f"equal {rank}" for rank in range(ranks)]
+    ended = programs.mpirun(3, script)
+    expected = [f"equal {rank}" for rank in range(3)]
     assert (ended.code, ended.lines("equal")) == (0, expected), ended
 
 
+@pytest.fixture(scope="module")
+def differences(tmp_path_factory: pytest.TempPathFactory, need: Any) -> dict[str, float]:
+    """Of the weights, for all scripts in one start of two ranks."""
+    programs = Programs(tmp_path_factory.mktemp("scripts"), need)
+    ended = programs.mpirun(2, Path(mpi_sgd.__file__))
+    assert ended.code == 0, ended
+    found: dict[str, float] = json.loads(ended.out.splitlines()[-1])["largest_difference"]
+    return found
+
+
+@pytest.mark.parametrize("script", mpi_sgd.SCRIPTS)
+def test_a_step_is_that_of_torchs_sgd_on_the_rows_of_all_ranks(
+    differences: dict[str, float], script: str
+) -> None:
+    assert differences[script] <= mpi_sgd.LIMITS[script]
+
+
 AVERAGING = """
-import copy, torch
+import torch
 from argparse import Namespace
-from trainlib import averaging, data, models
-from trainlib.ranks import Ranks, discover
+from trainlib import averaging, data
+from trainlib.ranks import discover
 from trainlib.session import Session
 
+LR, MOMENTUM, EPOCHS = 0.1, 0.9, 2
+
+def gradient(weight, bias, rows, labels):
+    # Of the mean cross-entropy of a linear classifier: softmax minus one-hot.
+    chances = torch.softmax(rows @ weight.T + bias, 1)
+    slope = (chances - torch.eye(10)[labels]) / len(rows)
+    return slope.T @ rows, slope.sum(0)
+
+def epoch(weight, bias, batches):
+    # SGD by hand, momentum from 0.
+    speed = [torch.zeros_like(weight), torch.zeros_like(bias)]
+    for rows, labels in batches:
+        for number, part in enumerate(gradient(weight, bias, rows, labels)):
+            speed[number] = MOMENTUM * speed[number] + part
+        weight, bias = weight - LR * speed[0], bias - LR * speed[1]
+    return weight, bias
+
+def check(session, rows, labels, expected, what, **options):
+    chosen = Namespace(nepochs=EPOCHS, lr=LR, momentum=MOMENTUM, seed=3, **options)
+    split = data.Split(rows, labels)
+    dataset = data.Dataset("", 10, split, split, None)
+    torch.manual_seed(session.ranks.rank)  # the master's weights have to win
+    model = torch.nn.Linear(6, 10)
+    start = model.weight.detach().clone(), model.bias.detach().clone()
+    role = averaging.worker if session.ranks.rank else averaging.master
+    role(session, model, dataset, chosen)
+    if session.ranks.rank:
+        return
+    for _ in range(EPOCHS):
+        start = expected(*start)
+    off = max((a - b).abs().max().item() for a, b in zip(start, model.parameters()))
+    assert off < 1e-6, (what, off)
+    print("equal", what, flush=True)
+
 with Session(discover(), over_mpi=True) as session:
-    rank, world = session.ranks.rank, session.ranks.world
-    digits = data.digits()
-    for shard in (False, True):
-        options = Namespace(
-            nepochs=2, batch_size=100, lr=0.05, momentum=0.9, shard=shard, seed=3
-        )
-        torch.manual_seed(0)
-        model = models.build("averaging_cnn", (64,), digits.image, 10)
-        reference = copy.deepcopy(model)
-        role = averaging.master if rank == 0 else averaging.worker
-        role(session, model, digits, options)
-        if rank:
-            continue
-        start = averaging.flat(reference)
-        for epoch in range(2):
-            trained = []
-            for number in range(1, world):
-                one = copy.deepcopy(reference)
-                ranks = Ranks(number, world, number, world, "mpirun")
-                averaging.train_worker(one, digits, options, ranks, epoch)
-                trained.append(averaging.flat(one))
-            assert (trained[0] - trained[1]).abs().max() > 1e-3, "all workers did the same"
-            averaging.fill(reference, torch.stack(trained).double().mean(0).float())
-        off = (averaging.flat(model) - averaging.flat(reference)).abs().max().item()
-        moved = (start - averaging.flat(reference)).abs().max().item()
-        assert off < 1e-6 < 1e-2 < moved, (off, moved)
-        print("equal", shard, flush=True)
+    workers = session.ranks.world - 1
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(24, 6, generator=generator)
+    labels = torch.randint(10, (24,), generator=generator)
+    # One batch each: the mean of the steps of all shards is the step of all rows, whoever has
+    # which, and the same as that of workers who all have all rows.
+    whole = lambda weight, bias: epoch(weight, bias, [(rows, labels)])
+    check(session, rows, labels, whole, "dealt out", shard=True, batch_size=24 // workers)
+    check(session, rows, labels, whole, "all for each", shard=False, batch_size=24)
+    # Rows that are all one have no order: a worker makes this many steps, with momentum.
+    same, one = rows[:1].expand(24, 6).contiguous(), labels[:1].expand(24).contiguous()
+    for shard, steps in ((True, 24 // workers // 4), (False, 6)):
+        several = lambda weight, bias: epoch(weight, bias, [(same[:4], one[:4])] * steps)
+        check(session, same, one, several, f"momentum {shard}", shard=shard, batch_size=4)
 """
 
 
@@ -171,7 +218,9 @@ def test_mpi_sgd_may_be_made_before_the_model_moves_and_be_resumed() -> None:
     assert torch.allclose(model.weight, weight - 0.1 - 0.19 - 0.271)
 
 
-def test_parameter_averaging_is_the_mean_of_independent_copies(programs: Programs) -> None:
+def test_parameter_averaging_is_the_mean_of_sgd_by_hand(programs: Programs) -> None:
+    """Each row once in all shards, and momentum within an epoch; nothing of ours in the judge."""
     script = programs.script("averaging.py", AVERAGING)
-    ended = programs.mpirun(3, script)
-    assert (ended.code, ended.lines("equal")) == (0, ["equal False", "equal True"]), ended
+    ended = programs.mpirun(4, script)
+    expected = ["all for each", "dealt out", "momentum False", "momentum True"]
+    assert (ended.code, ended.lines("equal")) == (0, [f"equal {one}" for one in expected]), ended

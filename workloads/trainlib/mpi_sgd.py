@@ -12,7 +12,7 @@ After the SGD MPI of deephealthproject's EDDL (promort_pipeline, branch sgd_mpi)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -28,14 +28,23 @@ class MpiSGD(torch.optim.SGD):
 
         g <- (1/W) sum of the ranks' gradients, then the step of torch.optim.SGD with g
 
-    which is the step of one process on the rows of all ranks, momentum, weight decay and Nesterov
-    included. With n above 1 it is local SGD (Stich, ICLR 2019, arXiv 1805.09767): each rank steps
-    with its own gradient, and after every n-th step
+    which is the step of one process on the rows of all ranks, whatever the options. With n above 1
+    it is local SGD (Stich, ICLR 2019, arXiv 1805.09767): each rank steps with its own gradient, and
+    after every n-th step
 
         w <- (1/W) sum of the ranks' weights
 
     while momentum stays with its rank. `synchronize` does that in between, before weights are
-    tested or saved. Parameters are rank 0's at the beginning.
+    tested or saved. Parameters are rank 0's at the beginning, those of `add_param_group` when they
+    are added. The steps are counted in `state_dict`.
+
+    Gradients are averaged in `step`, before the hooks of `register_step_pre_hook` are called, and
+    weights before those of `register_step_post_hook`. To clip gradients, average them before:
+
+        loss.backward()
+        optimizer.average_gradients()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
 
     Args:
         sync_iterations: n.
@@ -54,36 +63,44 @@ class MpiSGD(torch.optim.SGD):
 
     def __init__(
         self,
-        params: Iterable[torch.Tensor],
+        params: Iterable[Any],
         lr: float = 0.01,
         momentum: float = 0.0,
+        dampening: float = 0.0,
         weight_decay: float = 0.0,
         nesterov: bool = False,
         *,
+        maximize: bool = False,
         sync_iterations: int = 1,
         device_pointers: bool | None = None,
     ) -> None:
         if sync_iterations < 1:
             raise ValueError(f"sync_iterations is {sync_iterations}, less than 1")
-        # One kernel for all parameters, where there is one.
-        options: dict[str, Any] = {"fused": True}
+        self._averager: mpi.Averager | None = None  # add_param_group() looks at it
+        # One kernel for all parameters, where there is one. It dampens every step, torch's own loop
+        # leaves out the first of each parameter.
+        options: dict[str, Any] = {"fused": dampening == 0, "maximize": maximize}
         super().__init__(
             params,
             lr=lr,
             momentum=momentum,
+            dampening=dampening,
             weight_decay=weight_decay,
             nesterov=nesterov,
             **options,
         )
         self.sync_iterations = sync_iterations
         self.steps = 0
-        self._averager: mpi.Averager | None = None
+        self._averaged = False
+        self._gradients, self._weights = _Buffers(), _Buffers()
+        # Not around super().step(): torch may have wrapped that in the same hooks, too.
+        self.register_step_pre_hook(self._before)
+        self.register_step_post_hook(self._after)
         ranks = discover()
         if ranks.world == 1:
             return
         module = mpi.start(ranks)
-        tensors = self._tensors()
-        first = tensors[0]
+        first = self._tensors()[0]
         pointers = False
         if first.is_cuda:
             vendor = backends.vendor(first.device)
@@ -91,69 +108,133 @@ class MpiSGD(torch.optim.SGD):
                 mpi.takes_device_pointers(vendor) if device_pointers is None else device_pointers
             )
         self._averager = mpi.Averager(module, device_pointers=pointers)
-        # One buffer for all, so that a step is one message.
-        self._flat = first.new_empty(sum(tensor.numel() for tensor in tensors))
-        parts = self._flat.split([tensor.numel() for tensor in tensors])
-        self._views = [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
-        weights = [tensor.detach() for tensor in tensors]
-        if ranks.rank == 0:
-            _copy(self._views, weights)
-        else:
-            self._flat.zero_()
-        self._averager.reduce(self._flat, average=False)
-        _copy(weights, self._views)
+        self._step_supports_amp_scaling = True  # a GradScaler then shows itself in step()
+        self._copy_from_rank0(self._tensors())
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step; with n = 1 the gradients are those of all ranks afterwards.
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As torch's own; all ranks call it, and the parameters become rank 0's."""
+        super().add_param_group(param_group)
+        added = self.param_groups[-1]
+        if added["dampening"]:
+            added["fused"] = False
+        if self._averager is not None:
+            self._copy_from_rank0(added["params"])
 
-        Args:
-            closure: Computes the loss and its gradients, and returns the loss.
+    @torch.no_grad()
+    def average_gradients(self) -> None:
+        """Make the gradients those of all ranks before `step` does it, which then leaves them.
+
+        All ranks call it, after the last backward() of a step. With `sync_iterations` above 1 the
+        gradients of a rank are its own, and stay so.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        if self._averager is not None and getattr(self, "grad_scale", None) is not None:
-            raise ValueError("MpiSGD averages over ranks what a GradScaler has scaled for one")
-        if self.steps == 0:  # not before: the model may yet move to a GPU
-            optimizers.begin_momentum(self)
-        self.steps += 1
-        if self._averager is not None and self.sync_iterations == 1:
-            self._average_gradients(self._averager)
-        super().step()
-        if self.sync_iterations > 1 and self.steps % self.sync_iterations == 0:
-            self._average_weights()
-        return loss
+        if self._averager is None or self.sync_iterations > 1:
+            return
+        gradients = []
+        for tensor in self._tensors():
+            if tensor.grad is None:
+                if not tensor.requires_grad:
+                    continue  # frozen: with a gradient, even of zeros, it would decay
+                tensor.grad = torch.zeros_like(tensor)
+            gradients.append(tensor.grad)
+        self._gradients.reduce(gradients, self._averager)
+        self._averaged = True
 
     def synchronize(self) -> None:
         """Average the weights now, if steps were made since they last were. All ranks call it."""
         if self.steps % self.sync_iterations:
             self._average_weights()
 
-    def _average_gradients(self, averager: mpi.Averager) -> None:
-        views, gradients = [], []
-        for view, tensor in zip(self._views, self._tensors(), strict=True):
-            if not tensor.requires_grad:
-                continue  # frozen: with a gradient, even of zeros, it would decay
-            if tensor.grad is None:
-                tensor.grad = torch.zeros_like(tensor)
-            views.append(view)
-            gradients.append(tensor.grad)
-        _copy(views, gradients)
-        averager.reduce(self._flat)
-        _copy(gradients, views)
+    def state_dict(self) -> dict[str, Any]:
+        """torch's own, which torch.optim.SGD can load, and the number of steps."""
+        return {**super().state_dict(), "steps": self.steps}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes what torch.optim.SGD has saved, too: its steps count from 0 here."""
+        super().load_state_dict(state_dict)
+        self.steps = int(state_dict.get("steps", 0))
+
+    def _before(
+        self, _: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """What comes before torch's own step; replaces the closure, which makes gradients."""
+        if self._averager is not None and getattr(self, "found_inf", None) is not None:
+            raise ValueError("MpiSGD averages over ranks what a GradScaler has scaled for one")
+        # Not at the beginning: the model may have moved to a GPU, and parameters been unfrozen.
+        optimizers.begin_momentum(self)
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            if not self._averaged:
+                self.average_gradients()
+            return None
+
+        def averaged() -> Any:
+            loss = closure()
+            self.average_gradients()
+            return loss
+
+        return (self, averaged), {}
+
+    def _after(
+        self, _: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self.steps += 1
+        self._averaged = False
+        if self.sync_iterations > 1 and self.steps % self.sync_iterations == 0:
+            self._average_weights()
 
     def _average_weights(self) -> None:
-        if self._averager is None:
-            return
-        weights = [tensor.detach() for tensor in self._tensors()]
-        _copy(self._views, weights)
-        self._averager.reduce(self._flat)
-        _copy(weights, self._views)
+        if self._averager is not None:
+            weights = [tensor.detach() for tensor in self._tensors()]
+            self._weights.reduce(weights, self._averager)
+
+    def _copy_from_rank0(self, tensors: list[torch.Tensor]) -> None:
+        assert self._averager is not None
+        weights = [tensor.detach() for tensor in tensors]
+        if discover().rank:
+            for weight in weights:
+                weight.zero_()
+        _Buffers().reduce(weights, self._averager, average=False)
 
     def _tensors(self) -> list[torch.Tensor]:
         return [tensor for group in self.param_groups for tensor in group["params"]]
 
 
-def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
-    torch._foreach_copy_(targets, sources)
+class _Buffers:
+    """One buffer for all tensors of a type and device, so that they take one message."""
+
+    def __init__(self) -> None:
+        self._layout: list[tuple[torch.Size, torch.dtype, torch.device]] = []
+        self._parts: list[tuple[torch.Tensor, list[int], list[torch.Tensor]]] = []
+
+    def reduce(
+        self, tensors: list[torch.Tensor], averager: mpi.Averager, *, average: bool = True
+    ) -> None:
+        """Replace all tensors by their means over the ranks, or sums."""
+        # Parameters may be added or unfrozen, and the model moved, between two steps.
+        layout = [(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors]
+        if layout != self._layout:
+            self._layout, self._parts = layout, _parts(tensors)
+        for buffer, numbers, views in self._parts:
+            own = [tensors[number] for number in numbers]
+            torch._foreach_copy_(views, own)
+            averager.reduce(buffer, average=average)
+            torch._foreach_copy_(own, views)
+
+
+def _parts(
+    tensors: list[torch.Tensor],
+) -> list[tuple[torch.Tensor, list[int], list[torch.Tensor]]]:
+    """For each type and device a buffer, the tensors' places in the list, and their views of it."""
+    kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+    for number, tensor in enumerate(tensors):
+        kinds.setdefault((tensor.dtype, tensor.device), []).append(number)
+    parts = []
+    for (dtype, device), numbers in kinds.items():
+        sizes = [tensors[number].numel() for number in numbers]
+        buffer = torch.empty(sum(sizes), dtype=dtype, device=device)
+        views = [
+            part.view(tensors[number].shape)
+            for part, number in zip(buffer.split(sizes), numbers, strict=True)
+        ]
+        parts.append((buffer, numbers, views))
+    return parts

@@ -20,12 +20,16 @@ def sgd(parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.Opti
 def begin_momentum(optimizer: torch.optim.SGD) -> None:
     """Momentum 0 for all parameters that have none, which makes the same first step.
 
-    The fused kernel would find memory of any content where a GradScaler leaves out the first step
-    (torch 2.13: `_fused_sgd` makes the buffers with `empty_like`, the kernel returns early).
+    The fused kernel takes momentum for all parameters or for none, and finds memory of any content
+    where a GradScaler leaves out the first step (torch 2.13: `_fused_sgd` makes the buffers with
+    `empty_like`, the kernel returns early).
     """
     for group in optimizer.param_groups:
-        moving = [one for one in group["params"] if group["momentum"] and one.requires_grad]
-        for parameter in moving:
+        if not group["momentum"] or not group["fused"]:
+            continue
+        for parameter in group["params"]:
+            if parameter.grad is None and not parameter.requires_grad:
+                continue
             state = optimizer.state[parameter]
             if state.get("momentum_buffer") is None:
                 state["momentum_buffer"] = torch.zeros_like(parameter)
