@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from secrets import token_hex
+from textwrap import indent
 
 from clusterctl import assets, launch, process, schedulers
 from clusterctl.actions import Tell, connected, ready, silent
@@ -23,7 +24,7 @@ from clusterctl.errors import (
 from clusterctl.jobs import control, stage, start
 from clusterctl.jobs.follow import Follower, Piece
 from clusterctl.jobs.interrupts import Interrupts
-from clusterctl.jobs.program import Resolved, check, resolve_module
+from clusterctl.jobs.program import Resolved, backend_note, check, resolve_module
 from clusterctl.jobs.program import resolve as resolve_script
 from clusterctl.launch import srun
 from clusterctl.launch.placement import place
@@ -38,6 +39,10 @@ REST_LIMIT = 300.0
 
 OnOutput = Callable[[list[Piece]], None]
 OnJob = Callable[[Job], None]
+
+
+STARTERS = {"mpirun": "mpirun", "torchrun": "mpirun", "srun": "srun"}
+"""What starts the ranks, by --launcher, as far as that is known here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +92,8 @@ def prepare(
 ) -> Prepared:
     """Decides everything, touches nothing. Raises LaunchError where it cannot work."""
     job, plan = planned(cluster, spec, number=number)
+    if note := backend_note(resolved, spec.backend):
+        plan = replace(plan, notes=(*plan.notes, note))
     return Prepared(job=job, cluster=cluster, plan=plan, tree=resolved.tree, secrets=secrets)
 
 
@@ -244,6 +251,8 @@ def attend(
             if full(job)
             else "`clusterctl run --dry-run …` shows the command and why each flag is there",
         )
+    if job.state is JobState.FAILED and (said := control.remarks(job, cluster, pool)):
+        tell(f"{STARTERS.get(job.spec.launcher, 'the launcher')} said:\n{indent(said, '  ')}")
     if job.state is JobState.FAILED and not cluster.batch and not job.failure and job.reason:
         # No rank failed, so there is no exit code of the program's to pass on.
         raise NodeUnreachable(

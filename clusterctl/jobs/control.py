@@ -11,13 +11,15 @@ from clusterctl import schedulers
 from clusterctl.errors import NodeUnreachable
 from clusterctl.jobs.start import involved
 from clusterctl.model import Cluster, Job, JobState, NodeResult
-from clusterctl.schedulers import batch
+from clusterctl.schedulers import batch, direct
 from clusterctl.schedulers.direct import CLEAN_LIMIT, GRACE
 from clusterctl.transport.pool import Pool
 
 ASK_TIMEOUT = CLEAN_LIMIT + 10.0
 SURVEY_TIMEOUT = 45.0
 """As long as a silent queue may take to be given up, twice, and then some."""
+REMARKS = 16_000
+"""Bytes of the launcher's last words that are looked at."""
 END_TIMEOUT = GRACE + 4.0
 """Seconds that the supervisor has to end everything itself, before we do."""
 BATCH_TIMEOUT = 2 * GRACE + 20.0
@@ -145,6 +147,13 @@ def messages(job: Job, cluster: Cluster, pool: Pool) -> str:
         job, cluster, pool, ("/bin/sh", "-c", f"tail -n 30 {' '.join(logs)} 2>/dev/null")
     )
     return result.text.strip()
+
+
+def remarks(job: Job, cluster: Cluster, pool: Pool) -> str:
+    """What the launcher said about ranks that failed, less what everybody knows by then."""
+    log = "launch.err" if cluster.batch else "mpirun.err"
+    command = f"tail -c {REMARKS} {log} 2>/dev/null"
+    return direct.remarks(_on_launcher(job, cluster, pool, ("/bin/sh", "-c", command)).text)
 
 
 def survivors_text(job: Job) -> str:

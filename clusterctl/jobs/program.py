@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -137,6 +138,29 @@ def check(program: Program, cluster: Cluster, nodes: tuple[str, ...]) -> None:
                     + (other if cluster.spec.provider == "hosts" else "")
                     + f", then `{cluster.repair}`",
                 )
+
+
+def backend_note(resolved: Resolved, backend: str) -> str:
+    """That nothing in the staged files asks for --backend; "" where something may."""
+    if backend == "auto" or resolved.program.bundled:
+        return ""
+    for name in resolved.tree.files:
+        path = resolved.tree.root / name
+        with suppress(OSError):
+            if path.suffix == ".py" or path.stat().st_mode & 0o111 or path.suffix in LANGUAGES:
+                with path.open("rb") as file:
+                    text = file.read(LARGEST)
+                if any(word in text for word in _HEEDS):
+                    return ""
+    return (
+        f"--backend {backend} may have no effect: no staged program uses trainlib or reads"
+        " CLUSTERCTL_BACKEND"
+    )
+
+
+_HEEDS = (b"CLUSTERCTL_BACKEND", b"trainlib")
+LARGEST = 4 << 20
+"""Bytes of a file that are searched for them."""
 
 
 def _folder(tree: stage.Tree, wanted: Path) -> str:

@@ -33,6 +33,9 @@ class Generation:
     agent: tuple[str, str]
     no_tree: tuple[str, str]
     daemons: tuple[str, str]
+    spawn: tuple[str, str, str]
+    """Lets MPI_Comm_spawn place its processes where ranks of this job are: the slots in the
+    hostfile are all taken. How the ranks themselves are placed does not depend on it."""
     shared_memory: str
     first_address_only: bool
 
@@ -42,6 +45,7 @@ GENERATIONS: dict[int, Generation] = {
         agent=("--mca", "plm_rsh_agent"),
         no_tree=("--mca", "plm_rsh_no_tree_spawn"),
         daemons=("--mca", "oob_tcp_if_include"),
+        spawn=("--mca", "rmaps_base_oversubscribe", "1"),
         shared_memory="vader",
         first_address_only=False,
     ),
@@ -49,6 +53,7 @@ GENERATIONS: dict[int, Generation] = {
         agent=("--prtemca", "plm_ssh_agent"),
         no_tree=("--prtemca", "plm_ssh_no_tree_spawn"),
         daemons=("--prtemca", "prte_if_include"),
+        spawn=("--prtemca", "rmaps_default_mapping_policy", "slot:oversubscribe"),
         shared_memory="sm",
         first_address_only=True,
     ),
@@ -175,13 +180,21 @@ def _flags(
     several = f":PE={binding.cores}" if binding.cores > 1 else ""
     flags += [
         (("--map-by", f"slot{several}"), "ranks fill the nodes in the hostfile's order"),
+        (words.spawn, "MPI_Comm_spawn may start more processes than there are slots"),
         (("--bind-to", "core" if binding.cores else "none"), binding.why),
     ]
     flags.append((("--wdir", "/"), "folders differ by node: the rank wrapper changes to its own"))
     if cluster.one_host:
-        flags.append(
-            (("--mca", "btl", f"self,{words.shared_memory}"), "one host: shared memory is enough")
-        )
+        flags += [
+            (
+                ("--mca", "btl_tcp_if_include", ",".join(network.cidrs)),
+                "one host: TCP only between ranks and what MPI_Comm_spawn has started",
+            ),
+            (
+                ("--mca", "btl", f"self,{words.shared_memory},tcp"),
+                "one host: its ranks talk through shared memory",
+            ),
+        ]
     else:
         cidrs = ",".join(network.cidrs)
         flags += [

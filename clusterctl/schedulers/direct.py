@@ -10,6 +10,7 @@ swept TIME survivors=…
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import replace
 
@@ -225,6 +226,30 @@ def _reason(
 def full(job: Job) -> bool:
     """Whether a job failed on a node whose disk is full."""
     return job.reason.startswith(_FULL)
+
+
+_RULE = re.compile(r"^-{20,}$", re.MULTILINE)
+_KNOWN = re.compile(
+    r"(exited|returned a|terminated) (with a?|a)? ?non-zero|exiting improperly"
+    r"|noticed that process rank|has exited due to process rank|on signal \d+ \("
+    r"|Primary job\s+terminated normally"
+)
+"""Blocks that say no more than that a rank has ended, which its exit code has said better."""
+_NOISE = re.compile(
+    r"^(\[.*\] (plm:(ssh|rsh): Warning: setpgid|PMIX ERROR: PMIX_ERR_NOT_FOUND|\d+ more process).*"
+    r"|srun: error: .*(Exited with exit code|Terminated|Killed|task launch failed).*"
+    r"|srun: (Terminating|launch/slurm|Job step aborted|Force Terminated).*"
+    r"|slurmstepd: error: \*\*\* STEP .*)\n?",
+    re.MULTILINE,
+)
+
+
+def remarks(text: str) -> str:
+    """Of what mpirun (or srun) wrote to its stderr: what a person cannot know from the exit codes
+    of the ranks. That is how a failed MPI_Comm_spawn or MPI_Abort explains itself."""
+    # PRRTE ends some of its messages with a byte 0.
+    blocks = (_NOISE.sub("", block).strip("\0 \n") for block in _RULE.split(text))
+    return "\n".join(block for block in blocks if block and not _KNOWN.search(block))
 
 
 def command_line(argv: tuple[str, ...]) -> str:

@@ -201,3 +201,53 @@ def test_submit_says_the_first_state() -> None:
     scheduler = Direct()
     assert scheduler.parse_submit("running 12.5 1\n") == "running"
     assert shlex.join(scheduler.submit_argv(job())).startswith("/bin/sh -c ")
+
+
+RULE = "-" * 74
+NO_SLOTS = "All nodes which are allocated for this job are already filled."
+PRTE = """prterun detected that one or more processes exited with non-zero status,
+thus causing the job to be terminated. The first process to do so was:
+
+   Process name: [prterun-host-1@1,1] Exit code:    3"""
+ORTE = """Primary job  terminated normally, but 1 process returned
+a non-zero exit code. Per user-direction, the job has been aborted."""
+ORTE_SIGNAL = """mpirun noticed that process rank 1 with PID 0 on node worker-1 exited on signal 9
+(Killed)."""
+IMPROPER = """mpirun has exited due to process rank 0 with PID 0 on
+node n exiting improperly. There are three reasons this could occur:"""
+SETPGID = (
+    "[host:1] plm:ssh: Warning: setpgid(2,2) failed in parent with errno=Permission denied(13)"
+)
+
+
+def said(*blocks: str) -> str:
+    return "".join(f"{RULE}\n{block}\n{RULE}\n" for block in blocks)
+
+
+@pytest.mark.parametrize(
+    ("text", "remarks"),
+    [
+        ("", ""),
+        (said(PRTE), ""),
+        (said(ORTE, ORTE_SIGNAL, IMPROPER), ""),
+        (f"{SETPGID}\n{said(PRTE)}", ""),
+        (
+            "srun: error: c2: task 1: Exited with exit code 3\nsrun: Terminating StepId=7.1\n"
+            "slurmstepd: error: *** STEP 7.1 ON c1 CANCELLED AT 2026-11-22T11:00:00 ***\n"
+            "srun: error: c1: task 0: Terminated\n",
+            "",
+        ),
+        (
+            f"{SETPGID}\n{said(NO_SLOTS, PRTE)}\0[n:0] *** An error occurred in MPI_Comm_spawn\n",
+            f"{NO_SLOTS}\n[n:0] *** An error occurred in MPI_Comm_spawn",
+        ),
+        (
+            said("MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD", IMPROPER),
+            "MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD",
+        ),
+        ("srun: error: Unable to create step for job 7: Memory required by task\n", ...),
+    ],
+    ids=["nothing", "5", "4", "setpgid", "srun", "spawn", "abort", "step"],
+)
+def test_what_the_launcher_says_beyond_exit_codes(text: str, remarks: object) -> None:
+    assert direct.remarks(text) == (text.strip() if remarks is ... else remarks)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import LaunchError, UsageError
-from clusterctl.jobs.program import check, resolve, resolve_module
+from clusterctl.jobs.program import backend_note, check, resolve, resolve_module
 from clusterctl.model import ProgramKind, Python
 from tests.unit.making import cluster, node, program
 
@@ -203,6 +203,28 @@ def test_no_such_module(here: Path) -> None:
     with pytest.raises(UsageError, match=r"pkg\.nope") as caught:
         resolve_module("pkg.nope", ())
     assert "pkg/nope.py" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "backend", "noted"),
+    [
+        ("import torch\n", "gloo", True),
+        ("import torch\n", "auto", False),
+        ("from trainlib import Session\n", "gloo", False),
+        ("import os; os.environ['CLUSTERCTL_BACKEND']\n", "mpi", False),
+    ],
+)
+def test_a_backend_that_no_program_asks_for_is_said(
+    text: str, backend: str, noted: bool, here: Path
+) -> None:
+    (here / "train.py").write_text(text)
+    note = backend_note(resolve("train.py", ()), backend)
+    assert bool(note) == noted
+    assert (f"--backend {backend}" in note) == noted
+
+
+def test_a_bundled_program_heeds_the_backend(here: Path) -> None:
+    assert backend_note(resolve(BUNDLED, ()), "gloo") == ""
 
 
 def test_nodes_without_python() -> None:

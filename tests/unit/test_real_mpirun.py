@@ -39,13 +39,17 @@ def mpirun_of(major: int, need: Any) -> tuple[str, str]:
     raise AssertionError
 
 
-def really(plan: LaunchPlan, path: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Runs the plan's own flags with a command that needs no MPI."""
+RANKS = 'test -n "$MASTER_PORT" && echo rank $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE'
+
+
+def really(
+    plan: LaunchPlan, path: str, folder: Path, script: str = RANKS
+) -> subprocess.CompletedProcess[str]:
+    """Runs the plan's own flags with a script, by default one that needs no MPI."""
     (folder / "hostfile").write_text(plan.files["hostfile"])
     agent = folder / "clusterctl-ssh"
     agent.write_text('#!/bin/sh\nshift\nexec /bin/sh -c "$*"\n')
     agent.chmod(0o755)
-    script = 'test -n "$MASTER_PORT" && echo rank $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE'
     words = list(plan.argv[: plan.argv.index("/bin/sh")])
     words[0] = path
     words[words.index("--hostfile") + 1] = str(folder / "hostfile")
@@ -59,7 +63,7 @@ def really(plan: LaunchPlan, path: str, folder: Path) -> subprocess.CompletedPro
             stdout=out,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=60,
+            timeout=30,
             env={
                 **os.environ,
                 "MASTER_PORT": "29123",
@@ -111,6 +115,51 @@ def test_the_real_mpirun_takes_every_flag(
     assert sorted(done.stdout.splitlines()) == ["rank 0 of 2", "rank 1 of 2"]
     for word in ("unrecognized", "unknown", "deprecated"):
         assert word not in done.stderr.lower(), done.stderr
+
+
+SPAWN = """\
+#include <mpi.h>
+#include <stdio.h>
+int main(int count, char **words) {
+  MPI_Comm parent, others;
+  int one = 1, sum = 0;
+  MPI_Init(&count, &words);
+  MPI_Comm_get_parent(&parent);
+  if (parent == MPI_COMM_NULL) {
+    MPI_Comm_spawn(words[0], MPI_ARGV_NULL, 3, MPI_INFO_NULL, 0, MPI_COMM_SELF, &others,
+                   MPI_ERRCODES_IGNORE);
+    MPI_Reduce(NULL, &sum, 1, MPI_INT, MPI_SUM, MPI_ROOT, others);
+    printf("spawned %d\\n", sum);
+    MPI_Comm_disconnect(&others);
+  } else {
+    MPI_Reduce(&one, NULL, 1, MPI_INT, MPI_SUM, 0, parent);
+    MPI_Comm_disconnect(&parent);
+  }
+  return MPI_Finalize();
+}
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("major", [4, 5])
+def test_ranks_may_spawn_more_processes_than_there_are_slots(
+    major: int, need: Any, tmp_path: Path
+) -> None:
+    """The hostfile has a slot for each rank, and no more."""
+    prefix, version = mpirun_of(major, need)
+    need("gcc")
+    compiler = Path(f"{prefix}/bin/mpicc.openmpi" if prefix == "/usr" else f"{prefix}/bin/mpicc")
+    need(compiler.exists(), f"needs {compiler}")
+    (tmp_path / "spawn.c").write_text(SPAWN)
+    program = tmp_path / "spawn"
+    subprocess.run([compiler, "-o", program, tmp_path / "spawn.c"], check=True)
+    changes = {"mpi": version, "mpi_prefix": prefix, "root": str(tmp_path)}
+    where = cluster(node("launcher", **changes), node("worker-1", **changes), one_host=True)
+    plan = launch.load("mpirun").plan(request(where, spec(ranks=1)))
+    path = f"{prefix}/bin/mpirun.openmpi" if prefix == "/usr" else f"{prefix}/bin/mpirun"
+    done = really(plan, path, tmp_path, f"exec {shlex.quote(str(program))}")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "spawned 3\n"
 
 
 @pytest.mark.mpi

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from clusterctl import assets, bootstrap, keys
 from clusterctl.actions import Tell, check_name, connected, key_mark
+from clusterctl.actions.attach.ports import check_ports
 from clusterctl.actions.attach.record import (
     ASK_TIMEOUT,
     CONNECT_TIMEOUT,
@@ -141,6 +142,7 @@ def _prepare_hosts(
     wrong = [NodeResult(node=r.node, error=w) for r in results if (w := bootstrap.problem(r))]
     _all_well("not every host could be made ready", wrong, BootstrapError)
     _check_mesh(pool, cluster)
+    check_ports(pool, cluster)
     _pin(store, cluster, host_keys)
     return cluster
 
