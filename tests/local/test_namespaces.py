@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -282,3 +283,25 @@ def test_a_stranger_in_the_network_is_named(lab: Lab) -> None:
     finally:
         stranger.kill()
         stranger.wait()
+
+
+def test_networks_that_others_make_meanwhile_are_not_ours(lab: Lab) -> None:
+    """The kernel gives the number of a namespace that is gone to the next one."""
+    lab.up(4)
+    ended = threading.Event()
+    strangers: list[subprocess.Popen[bytes]] = []
+
+    def make() -> None:
+        while not ended.wait(0.01) and len(strangers) < 200:
+            strangers.append(subprocess.Popen(["unshare", "--net", "sleep", "30"]))
+
+    maker = threading.Thread(target=make)
+    maker.start()
+    try:
+        lab.down()
+    finally:
+        ended.set()
+        maker.join()
+        for stranger in strangers:
+            stranger.kill()
+            stranger.wait()

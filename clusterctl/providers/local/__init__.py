@@ -122,20 +122,23 @@ class LocalProvider:
 
     def destroy(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> None:
         site = layout.site(cluster.id, folder)
-        here = processes.network_of()
-        networks = {process.network for process in processes.scan(site)} - {here, 0}
-        # The network goes last: clients learn through it that their server is gone.
-        processes.end(site, lambda process: process.node != layout.SWITCH, seconds=1)
-        drop_interface(site)
-        stubborn = processes.end(site, lambda process: True, seconds=0.5)
-        left = [f"process {process.pid} ({process.command})" for process in stubborn]
-        for path in (site.nodes, *cleanup.scratch_folders(site)):
-            try:
-                cleanup.remove_tree(path)
-            except OSError as error:
-                left.append(f"{path}: {error.strerror}")
-        drop_privsep()
-        left += [what for what in _remnants(site, networks) if what not in left]
+        with processes.networks(site) as networks:
+            # The network goes last: clients learn through it that their server is gone.
+            stubborn = processes.end(site, lambda process: process.node != layout.SWITCH)
+            drop_interface(site)
+            stubborn += processes.end(site, lambda process: True)
+            left = [
+                f"process {process.pid} ({process.command})"
+                for process in dict.fromkeys(stubborn)
+                if processes.alive(process.pid, process.start)
+            ]
+            for path in (site.nodes, *cleanup.scratch_folders(site)):
+                try:
+                    cleanup.remove_tree(path)
+                except OSError as error:
+                    left.append(f"{path}: {error.strerror}")
+            drop_privsep()
+            left += [what for what in _remnants(site, networks) if what not in left]
         if left:
             raise LeftoverError(
                 f"of cluster {cluster.name} there is still: {'; '.join(left)}",

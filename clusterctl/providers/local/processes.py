@@ -13,14 +13,21 @@ Nothing else is ever signalled, and no file has to exist for a process to be fou
 from __future__ import annotations
 
 import os
+import select
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl.providers.local.layout import Site
+
+PATIENCE = 30.0
+"""Seconds that killed processes have to be gone: a busy machine needs some, one of them that waits
+for a disk may never be."""
+_LOOK = 1.0
+"""Seconds until we look again for what a dying process may have started."""
 
 _PROC = Path("/proc")
 
@@ -109,7 +116,28 @@ def ids(folder: Path) -> set[str]:
     return found
 
 
-def end(site: Site, doomed: Callable[[Process], bool], *, seconds: float) -> list[Process]:
+@contextmanager
+def networks(site: Site) -> Iterator[set[int]]:
+    """The network namespaces of the cluster's processes. They are kept until the block ends: the
+    kernel would give the number of one that is gone to the next, which is a stranger's."""
+    here = network_of()
+    held: dict[int, int] = {}
+    try:
+        for process in scan(site):
+            if process.network not in (here, 0, *held):
+                with suppress(OSError):
+                    file = os.open(_PROC / str(process.pid) / "ns" / "net", os.O_RDONLY)
+                    held[os.fstat(file).st_ino] = file
+        held.pop(here, None)
+        yield set(held)
+    finally:
+        for file in held.values():
+            os.close(file)
+
+
+def end(
+    site: Site, doomed: Callable[[Process], bool], *, seconds: float = PATIENCE
+) -> list[Process]:
     """Kills until no doomed process is found; returns those that are still there in the end.
 
     Looks again each time, since what is killed may have started another. A node's PID 1 counts as
@@ -127,4 +155,23 @@ def end(site: Site, doomed: Callable[[Process], bool], *, seconds: float) -> lis
         dying = {process for process in dying if alive(process.pid, process.start)}
         if not dying or time.monotonic() > deadline:
             return sorted(dying, key=lambda process: process.pid)
-        time.sleep(0.003)
+        _await_ends(dying, min(deadline, time.monotonic() + _LOOK))
+
+
+def _await_ends(dying: set[Process], deadline: float) -> None:
+    """Returns when all of these processes have ended, or at the deadline. The kernel says when, so
+    that a busy machine has the time that it takes."""
+    with ExitStack() as files:
+        ends = select.poll()
+        pending: set[int] = set()
+        for process in dying:
+            with suppress(ProcessLookupError):
+                file = os.pidfd_open(process.pid)
+                files.callback(os.close, file)
+                if alive(process.pid, process.start):  # not a later process of that number
+                    ends.register(file, select.POLLIN)
+                    pending.add(file)
+        while pending and (left := deadline - time.monotonic()) > 0:
+            for file, _ in ends.poll(left * 1000):
+                ends.unregister(file)
+                pending.remove(file)
