@@ -114,6 +114,12 @@ def _followed(
     ):
         try:
             yield from follower.batches(until_ended=follow)
+            if follower.lost:
+                raise NodeUnreachable(
+                    f"the output of job {job.id} on {', '.join(follower.lost)} is incomplete",
+                    hint=f"`clusterctl logs {job.id}` brings the rest once every node answers",
+                    transient=True,
+                )
         except NodeUnreachable as error:
             if (now := cluster_of(store, job)) is None or now.phase is Phase.DELETING:
                 raise RecordError(

@@ -23,7 +23,7 @@ from clusterctl.errors import NodeUnreachable
 from clusterctl.jobs import control
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.start import involved
-from clusterctl.model import Cluster, Job, JobState
+from clusterctl.model import Cluster, Job, JobState, NodeResult
 from clusterctl.schedulers import direct
 from clusterctl.transport import Channel
 from clusterctl.transport.pool import Pool
@@ -91,7 +91,8 @@ class Follower:
     hears why it waits, and hears it again when that changes. `cut_short`: time was up before all
     output that was there had been read.
 
-    Raises NodeUnreachable when a node stops answering: the job goes on without us.
+    A worker that does not answer is left out: `lost` has the reason. Raises NodeUnreachable when
+    the launcher stops answering: the job goes on without us.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class Follower:
     ) -> None:
         self.job = job
         self.cut_short = False
+        self.lost: dict[str, str] = {}
         self._cluster = cluster
         self._pool = pool
         self._folder = folder / "out"
@@ -190,7 +192,7 @@ class Follower:
                 yield []
                 time.sleep(pause)
                 pause = min(pause * 1.25, SLOWEST)
-        if complete and self._keep:
+        if complete and self._keep and not self.lost:
             (self._folder / ".complete").touch()
 
     def _say(self) -> None:
@@ -213,25 +215,41 @@ class Follower:
 
     def _open_channels(self) -> None:
         answer = min(ANSWER, ANSWERS // len(self._watches))
-        for watch in self._watches:
-            folder = f"{self._cluster.node(watch.node).root}/jobs/{self.job.id}"
+        channels: dict[str, Channel] = {}
+
+        def connect(name: str) -> NodeResult:
+            folder = f"{self._cluster.node(name).root}/jobs/{self.job.id}"
             script = assets.render("job/follow.sh.j2", folder=folder, answer=answer)
             command = f"exec /bin/sh -c {shlex.quote(script)}"
-            transport = self._pool.transport(watch.node)
-            watch.channel = transport.open(command, timeout=self._patience())
+            transport = self._pool.transport(name)
+            channels[name] = transport.open(command, timeout=self._patience())
+            return NodeResult(node=name, exit_code=0)
+
+        results = self._pool.each(connect, [watch.node for watch in self._watches])
+        for watch in self._watches:
+            watch.channel = channels.get(watch.node)
+        for watch, result in zip(self._watches, results, strict=True):
+            if result.error:
+                self._lose(watch, result.error)
 
     def _round(self, seal: bool) -> Generator[list[Piece], None, bool]:
         """Asks all nodes once; returns whether any of them had news. `seal` makes the files' sizes
         as they are now the goal."""
         for watch in self._watches:
             known = "".join(f" {name}={file.offset}" for name, file in watch.files.items())
-            try:
-                _channel(watch).send(f"{known} \n".encode(), self._patience())
-            except OSError as error:
-                raise self._lost(watch, error) from error
+            if watch.channel:
+                try:
+                    watch.channel.send(f"{known} \n".encode(), self._patience())
+                except OSError as error:
+                    self._lose(watch, str(error) or "no answer")
         moved = False
         for watch in self._watches:
-            pieces = self._answer(watch, seal)
+            pieces: list[Piece] = []
+            if watch.channel:
+                try:
+                    self._answer(watch, watch.channel, seal, pieces)
+                except OSError as error:
+                    self._lose(watch, str(error) or "no answer")
             moved = moved or bool(pieces)
             if shown := [piece for piece in pieces if piece.stream != "state"]:
                 began = time.monotonic()
@@ -239,15 +257,15 @@ class Follower:
                 self._deadline += time.monotonic() - began  # a reader may take its time
         return moved
 
-    def _answer(self, watch: _Watch, seal: bool) -> list[Piece]:
-        pieces = []
+    def _answer(self, watch: _Watch, channel: Channel, seal: bool, pieces: list[Piece]) -> None:
+        """Adds to `pieces` what the node has; OSError."""
         news = set()
-        while (header := self._header(watch)) != b"E":
+        while (header := self._header(watch, channel)) != b"E":
             match = _HEADER.fullmatch(header)
             if match is None:
                 continue  # what a login shell says before it obeys
             name, length, size = match[1].decode(errors="replace"), int(match[2]), int(match[3])
-            data = self._take(watch, length)
+            data = self._take(watch, channel, length)
             file = self._book(watch, name)
             if file is None:
                 continue
@@ -264,10 +282,10 @@ class Follower:
         for name, file in watch.files.items():
             if name not in news:
                 file.goal = file.offset  # all there is, also of a file that was cut off meanwhile
-        return pieces
 
     def _is_behind(self) -> bool:
-        files = (file for watch in self._watches for file in watch.files.values())
+        reached = (watch for watch in self._watches if watch.channel)
+        files = (file for watch in reached for file in watch.files.values())
         return any(file.offset < file.goal for file in files)
 
     def _book(self, watch: _Watch, name: str) -> _File | None:
@@ -296,54 +314,52 @@ class Follower:
         for line in whole:
             self.job = direct.apply(self.job, line.decode(errors="replace"))
 
-    def _header(self, watch: _Watch) -> bytes:
+    def _header(self, watch: _Watch, channel: Channel) -> bytes:
         while (end := watch.buffer.find(b"\n")) < 0:
-            self._receive(watch)
+            self._receive(watch, channel)
         header = bytes(watch.buffer[:end])
         del watch.buffer[: end + 1]
         return header
 
-    def _take(self, watch: _Watch, length: int) -> bytes:
+    def _take(self, watch: _Watch, channel: Channel, length: int) -> bytes:
         while len(watch.buffer) < length:
-            self._receive(watch)
+            self._receive(watch, channel)
         data = bytes(watch.buffer[:length])
         del watch.buffer[:length]
         return data
 
-    def _receive(self, watch: _Watch) -> None:
+    def _receive(self, watch: _Watch, channel: Channel) -> None:
         silence = time.monotonic() + ANSWER_TIMEOUT
         while True:
             self._interrupts.check()
             if time.monotonic() > self._deadline:
                 raise _TimeIsUpError
             try:
-                data = _channel(watch).receive(GLANCE)
+                data = channel.receive(GLANCE)
                 break
-            except TimeoutError as error:
+            except TimeoutError:
                 if time.monotonic() > silence:
-                    raise self._lost(watch, error) from error
-            except OSError as error:
-                raise self._lost(watch, error) from error
+                    raise
         if not data:
-            raise self._lost(watch, None)
+            raise ConnectionError("it closed the connection")
         watch.buffer += data
 
     def _patience(self) -> float:
         """Seconds that a node may take now."""
         return max(GLANCE, min(ANSWER_TIMEOUT, self._deadline - time.monotonic()))
 
-    def _lost(self, watch: _Watch, error: OSError | None) -> NodeUnreachable:
-        return NodeUnreachable(
-            f"lost {watch.node} while following job {self.job.id}"
-            + (f": {error}" if error else ": it closed the connection"),
-            hint=f"the job goes on; `clusterctl logs {self.job.id} -f` attaches again",
-            transient=True,
-        )
-
-
-def _channel(watch: _Watch) -> Channel:
-    assert watch.channel is not None, "opened before the first round"
-    return watch.channel
+    def _lose(self, watch: _Watch, why: str) -> None:
+        if watch.node == self._cluster.launcher.name:
+            raise NodeUnreachable(
+                f"lost {watch.node} while following job {self.job.id}: {why}",
+                hint=f"the job goes on; `clusterctl logs {self.job.id} -f` attaches again",
+                transient=True,
+            )
+        if watch.channel:
+            watch.channel.close()
+        watch.channel = None
+        self.lost[watch.node] = why
+        self._tell(f"{watch.node} does not answer, its output is missing: {why}")
 
 
 def waits(job: Job, cluster: Cluster) -> str:

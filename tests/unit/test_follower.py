@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.errors import NodeUnreachable
 from clusterctl.jobs.follow import Follower, Piece, complete, stored
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.model import Cluster, Job, JobState
@@ -225,3 +226,47 @@ def test_what_a_login_shell_says_is_no_answer(site: Site) -> None:
     follower, pieces = site.follow(pool=_Welcome)
     assert follower.job.state is JobState.SUCCEEDED
     assert text(pieces, 0) == b"one\n"
+
+
+class Unreachable(LocalTransport):
+    """A node whose machine is gone."""
+
+    def open(self, command: str, *, timeout: float) -> LocalChannel:
+        raise OSError("no route to host")
+
+
+class Dying(LocalTransport):
+    """A node that is gone when it is asked."""
+
+    def open(self, command: str, *, timeout: float) -> LocalChannel:
+        return super().open("exit 0", timeout=timeout)
+
+
+def without(node: str, kind: type[LocalTransport]) -> type[Pool]:
+    class Without(Pool):
+        def transport(self, name: str) -> Transport:
+            return kind(making.node(name, "")) if name == node else super().transport(name)
+
+    return Without
+
+
+@pytest.mark.parametrize("kind", [Unreachable, Dying])
+def test_a_worker_that_is_gone_is_named_and_the_rest_is_read(
+    kind: type[LocalTransport], site: Site
+) -> None:
+    site.write("worker-1", "rank-0.out", b"here\n")
+    copy = site.copy("worker-2", "rank-1.out")
+    copy.parent.mkdir(parents=True)
+    copy.write_bytes(b"what came before\n")
+    site.state("ended 12.0 state=failed code=1 mpirun=1 started=2 survivors=worker-2:?,\n")
+    follower, pieces = site.follow(without("worker-2", kind))
+    assert text(pieces, 0) == b"here\n"
+    assert text(pieces, 1) == b"what came before\n"
+    assert list(follower.lost) == ["worker-2"]
+    assert follower.job.reason.startswith("lost worker-2")
+    assert not complete(site.home)
+
+
+def test_without_the_launcher_nobody_knows_how_the_job_goes(site: Site) -> None:
+    with pytest.raises(NodeUnreachable, match="lost launcher"):
+        site.follow(without("launcher", Unreachable))
