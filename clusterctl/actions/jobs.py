@@ -232,11 +232,12 @@ def rerun(
     if resume:
         with connected(store, cluster) as pool:
             old = control.refresh(old, cluster, pool)
-        if not old.state.ended:
-            raise RecordError(
-                f"job {number} is {old.state.value}: its outputs are not complete",
-                hint=f"wait for it, or `clusterctl cancel {number}` first",
-            )
+            if not old.state.ended:
+                raise RecordError(
+                    f"job {number} is {old.state.value}: its outputs are not complete",
+                    hint=f"wait for it, or `clusterctl cancel {number}` first",
+                )
+            _check_outputs(old, cluster, pool, tell)
     if not (store.home.stages / old.stage).is_file():
         raise RecordError(
             f"job {number} was never staged: there is nothing to run again",
@@ -250,6 +251,12 @@ def rerun(
             hint="give them again with --env NAME=VALUE or --env-file",
         )
     prepared = _again(store, old, cluster, spec, secrets)
+    now, before = prepared.job.placement[0].node, old.placement[0].node
+    if resume and now != before and not cluster.batch:
+        raise RecordError(
+            f"job {number} cannot be resumed: its rank 0 ran on {before} and would now be on {now}",
+            hint=f"`clusterctl rerun {number}` starts from the beginning",
+        )
     return run(
         store,
         prepared,
@@ -269,6 +276,24 @@ def _with(spec: JobSpec, given: Variables) -> tuple[JobSpec, dict[str, str]]:
     env = {name: value for name, value in {**spec.env, **plain}.items() if name not in secrets}
     names = tuple(sorted({*spec.secret_names, *secrets}))
     return replace(spec, env=env, secret_names=names, env_files=given.files), secrets
+
+
+def _check_outputs(old: Job, cluster: Cluster, pool: Pool, tell: Tell) -> None:
+    """Raises RecordError if a job that resumes `old` would start from the beginning because what
+    its rank 0 wrote is gone; says so where it wrote nothing, or where others have lost theirs."""
+    fresh = f"`clusterctl rerun {old.id}` starts from the beginning"
+    first = cluster.launcher.name if cluster.batch else old.placement[0].node
+    present = control.staged(old, cluster, pool)
+    if first not in present:
+        raise RecordError(
+            f"job {old.id} cannot be resumed: {first}, where its rank 0 ran, has none of its files",
+            hint=fresh,
+        )
+    gone = [] if cluster.batch else [p.node for p in old.placement if p.node not in present]
+    if gone:
+        tell(f"{', '.join(gone)}: what job {old.id} wrote there is gone, and not carried over")
+    if not any(output.node == first for output in outputs.find(old, cluster, pool)):
+        tell(f"job {old.id} has left no files on {first}: the program starts from the beginning")
 
 
 def _again(

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from clusterctl import schedulers
 from clusterctl.errors import NodeUnreachable
-from clusterctl.jobs.start import involved
+from clusterctl.jobs.start import involved, ranked, trouble
 from clusterctl.model import Cluster, Job, JobState, NodeResult
 from clusterctl.schedulers import batch, direct
 from clusterctl.schedulers.direct import CLEAN_LIMIT, GRACE
@@ -127,6 +127,21 @@ def sweep(job: Job, cluster: Cluster, pool: Pool, *, end: bool) -> dict[str, int
         return pool.transport(name).run(command, timeout=ASK_TIMEOUT)
 
     return {result.node: _survivors(result) for result in pool.each(look, involved(job, cluster))}
+
+
+def staged(job: Job, cluster: Cluster, pool: Pool) -> tuple[str, ...]:
+    """The nodes that still have the job's working directory: a machine may have been made anew.
+    Raises NodeUnreachable."""
+
+    def look(name: str) -> NodeResult:
+        path = f"{cluster.node(name).root}/jobs/{job.id}/.staged"
+        return pool.transport(name).run(f"test -e {shlex.quote(path)}", timeout=ASK_TIMEOUT)
+
+    results = pool.each(look, ranked(job, cluster))
+    for result in results:
+        if result.exit_code is None:
+            raise trouble(f"looking for outputs of job {job.id}", result)
+    return tuple(result.node for result in results if result.ok)
 
 
 def forget(job: Job, cluster: Cluster, pool: Pool) -> None:
