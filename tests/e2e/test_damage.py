@@ -125,6 +125,20 @@ def test_a_full_disk_keeps_no_machine(small_disk: Path, make_cli: MakeCli) -> No
     assert traces.left() == []
 
 
+@pytest.mark.mpi
+def test_a_job_that_fills_the_disk_of_its_node_is_told_so(
+    small_disk: Path, make_cli: MakeCli
+) -> None:
+    cli = make_cli(str(small_disk / "state"))
+    cli("up", "--workers", 1)
+    cli.script("fills.py", "open('all', 'wb').write(bytes(4_000_000))\n")
+    said = cli("run", "fills.py", code=None).err
+    assert "disk full on " in said
+    assert "worker-1" in said
+    job = max(cli.jobs().values(), key=lambda job: job["id"])
+    assert job["state"] == "failed"
+
+
 @pytest.mark.netns
 @pytest.mark.slow
 def test_a_node_that_hangs_is_waited_for_aloud_and_not_for_long(own: Cli) -> None:
