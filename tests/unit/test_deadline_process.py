@@ -57,6 +57,11 @@ def test_it_runs_nothing_from_the_folder_of_up(
         (folder / name).write_text(program)
     monkeypatch.chdir(folder)
     monkeypatch.setenv("PYTHONPATH", str(folder))
+    # Settings are for what a person types; these would end it with an error.
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(folder))
+    for settings in (folder / "clusterctl.toml", folder / "clusterctl" / "clusterctl.toml"):
+        settings.write_text("no = 'such key'\n")
+    monkeypatch.setenv("CLUSTERCTL_DOWN_NOTHING", "1")
     arm(cluster, place, time.time() - 1)
     until = time.monotonic() + 60
     while open_store().names():
@@ -82,3 +87,13 @@ def test_status_says_when_it_is_gone(lab: tuple[Cluster, Site]) -> None:
     (said,) = show.status(store, replace(cluster, deadline=time.time() - 1)).warnings
     assert "`clusterctl down lab` removes it" in said
     assert show.status(store, replace(cluster, deadline=None)).warnings == ()
+
+
+def test_status_says_when_it_cannot_take_the_cluster_down(lab: tuple[Cluster, Site]) -> None:
+    cluster, place = lab
+    store = open_store()
+    arm(cluster, place, time.time() + HOUR)
+    assert show.status(store, replace(cluster, deadline=time.time() - 1)).warnings == ()
+    (said,) = show.status(store, replace(cluster, deadline=time.time() - HOUR)).warnings
+    assert "it could not be taken down at its deadline" in said
+    assert "`clusterctl down lab` removes it" in said

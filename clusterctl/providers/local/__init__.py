@@ -116,9 +116,14 @@ class LocalProvider:
         reaper.arm(layout.site(cluster.id, folder), cluster.name, deadline)
 
     def deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
-        if not cluster.deadline or reaper.runs(layout.site(cluster.id, folder)):
+        site = layout.site(cluster.id, folder)
+        if not cluster.deadline:
             return ""
-        return "the process that takes it down at its deadline is not running"
+        if not reaper.runs(site):
+            return "the process that takes it down at its deadline is not running"
+        if time.time() > cluster.deadline + reaper.PATIENCE:
+            return f"it could not be taken down at its deadline ({reaper.log_of(site)} says why)"
+        return ""
 
     def destroy(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> None:
         site = layout.site(cluster.id, folder)

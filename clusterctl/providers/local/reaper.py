@@ -14,6 +14,9 @@ from clusterctl.providers.local import processes
 from clusterctl.providers.local.layout import REAPER, Site
 from clusterctl.state.home import write_atomic
 
+PATIENCE = 120.0
+"""Seconds after the deadline in which a cluster is gone, as a rule: half of it is for saving."""
+
 
 def arm(site: Site, name: str, deadline: float, life: float = 0.0) -> None:
     """Sets the deadline, in seconds since the epoch, for a cluster that is to live `life` seconds,
@@ -32,10 +35,20 @@ def arm(site: Site, name: str, deadline: float, life: float = 0.0) -> None:
     # A shell that is gone at once starts it: it is nobody's child, and no zombie when it ends.
     process.spawn(
         ["/bin/sh", "-c", '/bin/sh -c "$1" &', "reaper", script],
-        log=site.folder / "reaper.log",
+        log=log_of(site),
         cwd=Path("/"),
-        env={**os.environ, "CLUSTERCTL_NODE": site.tag(REAPER), "CLUSTERCTL_HOME": str(home)},
+        # Without settings, which are for what a person types, and may be wrong by then.
+        env={
+            **{k: v for k, v in os.environ.items() if not k.startswith("CLUSTERCTL_")},
+            "CLUSTERCTL_NODE": site.tag(REAPER),
+            "CLUSTERCTL_HOME": str(home),
+            "XDG_CONFIG_HOME": str(site.folder),
+        },
     ).wait()
+
+
+def log_of(site: Site) -> Path:
+    return site.folder / "reaper.log"
 
 
 def runs(site: Site) -> bool:
