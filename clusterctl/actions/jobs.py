@@ -174,25 +174,33 @@ class Fetched:
 
     job: int
     folder: Path
-    outputs: tuple[outputs.Output, ...]
-    left_out: tuple[str, ...]
-    """What stayed on its node, and why."""
+    brought: outputs.Brought
 
 
 def fetch(store: Store, number: int, where: str | None, target: Path | None) -> Fetched:
     job = of_cluster(store, number, where)
     cluster = alive(store, job)
-    folder = target or Path(f"job-{number}")
+    with connected(store, cluster) as pool:
+        return fetch_from(store, job, cluster, pool, target)
+
+
+def fetch_from(
+    store: Store, job: Job, cluster: Cluster, pool: Pool, target: Path | None = None
+) -> Fetched:
+    """Brings the job's outputs over these connections, by default into `job-N` here."""
+    folder = target or Path(f"job-{job.id}")
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file", hint="choose a folder with --to")
-    with connected(store, cluster) as pool:
-        found = outputs.find(job, cluster, pool)
-        left_out = outputs.fetch(job, cluster, pool, found, folder) if found else ()
-        job = control.refresh(job, cluster, pool)
-    if job.state.ended:
+    # First: what a job makes between the two is not brought.
+    job = control.refresh(job, cluster, pool)
+    found = outputs.find(job, cluster, pool)
+    brought = outputs.Brought()
+    if found:
+        brought = outputs.fetch(job, cluster, pool, found, folder, store.home)
+    if job.state.ended and not brought.kept:
         job = replace(job, fetched=True)
     store.save_job(job)
-    return Fetched(number, folder, found, left_out)
+    return Fetched(job.id, folder, brought)
 
 
 @dataclass(frozen=True, slots=True)

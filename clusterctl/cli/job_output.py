@@ -11,11 +11,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clusterctl.cli.console import Console, ago, plain
 from clusterctl.errors import ClusterctlError
 from clusterctl.model import UNPLACED, Job, JobState
+
+if TYPE_CHECKING:
+    from clusterctl.actions.jobs import Fetched
+    from clusterctl.jobs.outputs import Brought
 
 EXIT_TIMEOUT = 124
 """As coreutils' timeout(1)."""
@@ -74,6 +78,32 @@ def finish(console: Console, job: Job) -> int:
         result = EXIT_CANCELLED
     _result(console, job, result)
     return result
+
+
+def note_fetched(console: Console, fetched: Fetched) -> None:
+    """What a person has to know of files that were brought, or were not."""
+    brought, folder = fetched.brought, fetched.folder
+    for line in brought.left_out:
+        console.note(line)
+    for place in brought.kept:
+        console.note(
+            f"kept {folder}/{place}, which is not as it was fetched:"
+            " move it away and fetch again for the node's file"
+        )
+    for place in brought.core_dumps:
+        console.note(
+            f"warning: {folder}/{place} is a core dump: it holds the program's memory, with the"
+            " secrets that it was given"
+        )
+
+
+def fetched_document(brought: Brought) -> dict[str, Any]:
+    return {
+        "files": [plain(item) for item in brought.outputs],
+        "kept": brought.kept,
+        "left_out": brought.left_out,
+        "core_dumps": brought.core_dumps,
+    }
 
 
 @contextmanager

@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from clusterctl.cli.console import Console, plain, printable, table
-from clusterctl.cli.job_output import document, finish, took
+from clusterctl.cli.console import Console, printable, table
+from clusterctl.cli.job_output import document, fetched_document, finish, note_fetched, took
 from clusterctl.cli.options import ClusterOption, JobArgument, Json, JsonLines, Quiet, Verbose
 from clusterctl.cli.rank_output import Printer
 from clusterctl.model import Job, JobState
@@ -142,13 +142,11 @@ def fetch(
     from clusterctl.actions import jobs as action
 
     got = action.fetch(actions.open_store(), job, cluster, to)
-    if got.outputs:
-        names = (f"{got.folder}/{item.node}/{item.path}" for item in got.outputs)
+    brought = got.brought
+    if brought.outputs:
+        names = (f"{got.folder}/{item.place}" for item in brought.outputs)
         console.result("\n".join(printable(name) for name in names))
-    else:
+    elif not brought.kept:
         console.note(f"job {job} has made no files")
-    for line in got.left_out:
-        console.note(line)
-    console.document(
-        {"job": job, "folder": str(got.folder), "files": [plain(item) for item in got.outputs]}
-    )
+    note_fetched(console, got)
+    console.document({"job": job, "folder": str(got.folder), **fetched_document(brought)})

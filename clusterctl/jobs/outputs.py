@@ -2,29 +2,56 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import shlex
-from dataclasses import dataclass
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from clusterctl.jobs import stage
 from clusterctl.jobs.start import ranked, trouble
-from clusterctl.model import Cluster, Job, Node, NodeResult
-from clusterctl.state.home import writing
+from clusterctl.model import Cluster, Job, NodeResult
+from clusterctl.state import Home
+from clusterctl.state.home import write_atomic, writing
 from clusterctl.transport.pool import Pool
 
 LIST_TIMEOUT = 60.0
 FETCH_TIMEOUT = 3600.0
 
-_FIND = "find . \\( -type f -o -type l \\) -newer ../.staged ! -path '*/__pycache__/*'"
+_ET_CORE = 4
+"""The kind of an ELF file that is a core dump."""
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A file below the working tree of a node; `size` in bytes."""
+    """A file below the working tree of a node; `size` in bytes, `modified` in seconds since the
+    epoch, by the node's clock."""
 
     node: str
     path: str
     size: int
+    modified: float = 0.0
+
+    @property
+    def place(self) -> str:
+        """Its path below the folder that it is fetched into."""
+        return f"{self.node}/{self.path}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Brought:
+    """What a fetch has done."""
+
+    outputs: tuple[Output, ...] = ()
+    kept: tuple[str, ...] = ()
+    """Files here that are not as they were fetched: they stay, and the node's stay there."""
+    left_out: tuple[str, ...] = ()
+    """What was not brought, such as a link that leads out of the folder, with the reason."""
+    core_dumps: tuple[str, ...] = ()
+    """Files that hold the memory of a program, and with it the secrets that it was given."""
 
 
 def find(job: Job, cluster: Cluster, pool: Pool) -> tuple[Output, ...]:
@@ -32,58 +59,123 @@ def find(job: Job, cluster: Cluster, pool: Pool) -> tuple[Output, ...]:
 
     def ask(name: str) -> NodeResult:
         # A job that never got this far has made nothing.
-        command = (
-            f"cd {_work(job, cluster.node(name))} 2>/dev/null || exit 0; {_FIND} -printf '%s %P\\0'"
-        )
+        script = _script(job, cluster, name)
+        command = f"[ ! -e {script} ] || exec /bin/sh {script} list"
         return pool.transport(name).run(command, timeout=LIST_TIMEOUT)
 
     found = []
     for result in pool.each(ask, ranked(job, cluster)):
         if not result.ok:
             raise trouble(f"looking for outputs of job {job.id}", result)
-        for item in result.stdout.split(b"\0"):
-            size, _, path = item.decode(errors="surrogateescape").partition(" ")
-            if path:
-                found.append(Output(result.node, path, int(size)))
+        for item in result.stdout.split(b"\0")[:-1]:
+            size, modified, _, path = item.decode(errors="surrogateescape").split(" ", 3)
+            path = path.removeprefix("./")
+            found.append(Output(result.node, path, int(size), float(modified)))
     return tuple(sorted(found, key=lambda output: (output.node, output.path)))
 
 
 def fetch(
-    job: Job, cluster: Cluster, pool: Pool, outputs: tuple[Output, ...], target: Path
-) -> tuple[str, ...]:
-    """Copies outputs to `target`/<node>/<path>. Files that are there are replaced.
+    job: Job,
+    cluster: Cluster,
+    pool: Pool,
+    outputs: Iterable[Output],
+    target: Path,
+    home: Home,
+) -> Brought:
+    """Copies outputs to `target`/<node>/<path>. Files that an earlier fetch has put there are
+    replaced; those that were there before, or were changed since, are kept.
 
-    Returns what was not brought, such as a link that leads out of the folder, with the reason.
     Raises UsageError where nothing can be written.
     """
     with writing(target):
         if not target.exists():
             target.mkdir(parents=True)
             (target / stage.MARK).touch()
+    before = _Fetched(home, target)
+    kept = tuple(output for output in outputs if before.is_someones_else(output))
+    wanted = [output for output in outputs if output not in kept]
 
     def get(name: str) -> NodeResult:
-        node = cluster.node(name)
         # A folder of links gives the transport one tree that holds the outputs and nothing else.
-        work = _work(job, node)
-        command = (
-            f"cd {work} && rm -rf ../outputs && mkdir ../outputs && {_FIND} -print0 |"
-            " xargs -0 cp -lP --parents -t ../outputs"
+        names = b"".join(
+            os.fsencode(f"./{output.path}") + b"\0" for output in wanted if output.node == name
         )
-        linked = pool.transport(name).run(command, timeout=LIST_TIMEOUT)
+        command = f"exec /bin/sh {_script(job, cluster, name)} link"
+        linked = pool.transport(name).run(command, stdin=names, timeout=LIST_TIMEOUT)
         if not linked.ok:
             return linked
-        folder = f"{node.root}/jobs/{job.id}/outputs"
+        folder = f"{cluster.node(name).root}/jobs/{job.id}/outputs"
         return pool.transport(name).get(folder, target / name, timeout=FETCH_TIMEOUT)
 
-    names = sorted({output.node for output in outputs})
     left_out: list[str] = []
-    for result in pool.each(get, names):
+    results = pool.each(get, sorted({output.node for output in wanted}))
+    there = {result.node for result in results if result.ok}
+    before.note(output for output in wanted if output.node in there)
+    for result in results:
         if not result.ok:
             raise trouble(f"fetching outputs of job {job.id}", result)
         said = result.stderr.decode(errors="replace").splitlines()
         left_out += [f"{result.node}: {line}" for line in said if line.startswith("left out ")]
-    return tuple(left_out)
+    return Brought(
+        outputs=tuple(wanted),
+        kept=tuple(output.place for output in kept),
+        left_out=tuple(left_out),
+        core_dumps=tuple(o.place for o in wanted if _is_core_dump(target / o.place)),
+    )
 
 
-def _work(job: Job, node: Node) -> str:
-    return shlex.quote(f"{node.root}/jobs/{job.id}/work")
+@dataclass(slots=True)
+class _Fetched:
+    """How the files below `target` were when a fetch had put them there: size, modification time
+    and time of the last change, by path."""
+
+    home: Home
+    target: Path
+    _known: dict[str, list[int]] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        with suppress(OSError, ValueError):
+            self._known = json.loads(self._file.read_bytes())
+
+    @property
+    def _file(self) -> Path:
+        digest = hashlib.sha256(os.fsencode(self.target.resolve())).hexdigest()
+        return self.home.fetched / f"{digest[:32]}.json"
+
+    def is_someones_else(self, output: Output) -> bool:
+        """Whether something is in the place of `output` that no fetch has left as it is."""
+        try:
+            info = (self.target / output.place).lstat()
+        except OSError:
+            return False
+        if output.place in self._known:
+            return self._known[output.place] != _state(info)
+        # A fetch that was killed has noted nothing; archives have whole seconds.
+        return (info.st_size, int(info.st_mtime)) != (output.size, int(output.modified))
+
+    def note(self, outputs: Iterable[Output]) -> None:
+        for output in outputs:
+            with suppress(OSError):  # it may have been left out
+                self._known[output.place] = _state((self.target / output.place).lstat())
+        self.home.make(self.home.fetched)
+        write_atomic(self._file, json.dumps(self._known).encode())
+
+
+def _state(info: os.stat_result) -> list[int]:
+    return [info.st_size, info.st_mtime_ns, info.st_ctime_ns]
+
+
+def _is_core_dump(path: Path) -> bool:
+    if "core" not in path.name or path.is_symlink():
+        return False
+    try:
+        with path.open("rb") as file:
+            head = file.read(18)
+    except OSError:
+        return False
+    kind = head[16:18] if head[5:6] == b"\2" else head[17:15:-1]  # big-endian, or little
+    return head[:4] == b"\x7fELF" and int.from_bytes(kind, "big") == _ET_CORE
+
+
+def _script(job: Job, cluster: Cluster, name: str) -> str:
+    return shlex.quote(f"{cluster.node(name).root}/jobs/{job.id}/outputs.sh")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import threading
 from collections.abc import Callable, Mapping
@@ -11,7 +12,7 @@ from clusterctl import assets, schedulers
 from clusterctl.compiling import NO_COMPILER, Compilation, advice, compilation
 from clusterctl.errors import ClusterctlError, LaunchError, NodeUnreachable
 from clusterctl.jobs import stage
-from clusterctl.model import Cluster, Job, LaunchPlan, Node, NodeResult, ProgramKind
+from clusterctl.model import Cluster, Job, LaunchPlan, Node, NodeResult, Program, ProgramKind
 from clusterctl.schedulers import batch
 from clusterctl.schedulers.direct import GRACE
 from clusterctl.state import Home
@@ -59,6 +60,8 @@ def node_files(job: Job, cluster: Cluster, plan: LaunchPlan, secrets: Mapping[st
             variables["PATH"] = (
                 variables.get("PATH", "") or f"{node.python.rpartition('/')[0]}:$PATH"
             )
+        outputs = assets.render("job/outputs.sh.j2", id=job.id, folder=folder)
+        files[name]["outputs.sh"] = (outputs, 0o755)
         files[name]["env"] = (_environment(variables), 0o600)
         files[name]["rank.sh"] = (
             assets.render(
@@ -147,9 +150,10 @@ def put(
                 steps.append(f"tar -xof {_q(archive)} || exit; rm -f {_q(archive)}")
             else:
                 members += tree.read_bytes()
+            # Before what is carried over, which is this job's too: it may leave it as it is.
+            steps.append("/bin/sh ./outputs.sh staged || exit")
             if carry:
                 steps.append(_carry(node, carry.job))
-            steps.append(": >.staged")
         if name == first:
             steps.append(f"exec /bin/sh {_q(node.root)}/bin/free-port")
         return transport.run(
@@ -219,12 +223,8 @@ def _environment(variables: Mapping[str, str]) -> str:
 
 def _carry(node: Node, job: int) -> str:
     """Copies what job `job` has made there. Nothing made is nothing to copy."""
-    source = f"{_q(node.root)}/jobs/{job}"
-    return (
-        f"if [ -e {source}/.staged ]; then (cd {source}/work && find . -type f -newer ../.staged"
-        " ! -path '*/__pycache__/*' -print0 | tar -cf - --null -T -)"
-        " | tar -xof - -C work || exit; fi"
-    )
+    script = f"{_q(node.root)}/jobs/{job}/outputs.sh"
+    return f"if [ -e {script} ]; then /bin/sh {script} pack | tar -xof - -C work || exit; fi"
 
 
 def _compile(job: Job, cluster: Cluster, pool: Pool) -> None:
@@ -245,7 +245,7 @@ def _compile(job: Job, cluster: Cluster, pool: Pool) -> None:
             folder = f"{cluster.node(name).root}/jobs/{job.id}/work/{program.folder}"
             target = _q(f"{folder}/{program.target}")
             job_folder = f"{cluster.node(name).root}/jobs/{job.id}"
-            command = f"cat >{target} && chmod 755 {target} && {_not_output(job_folder, target)}"
+            command = f"cat >{target} && chmod 755 {target} && {_not_output(job_folder, program)}"
             return pool.transport(name).run(command, stdin=binary, timeout=STAGE_TIMEOUT)
 
         for result in pool.each(send, [node.name for node in nodes[1:]]):
@@ -260,7 +260,7 @@ def _compile_on(node: Node, job: Job, compiled: Compilation, pool: Pool) -> byte
     command = (
         f"cd {_q(folder)}/work/{_q(program.folder)} || exit;"
         f" PATH={_q(node.mpi_prefix)}/bin:$PATH; ({compiled.script}) &&"
-        f" {_not_output(folder, target)} && cat {target}"
+        f" {_not_output(folder, program)} && cat {target}"
     )
     if node.job_port != node.ssh_port:
         # The compiler is where the program will run: in the node's container.
@@ -282,12 +282,11 @@ def _compile_on(node: Node, job: Job, compiled: Compilation, pool: Pool) -> byte
     return result.stdout
 
 
-def _not_output(folder: str, target: str) -> str:
-    """A command that makes a compiled program, and modules of Fortran, as old as what was staged:
-    they are no outputs."""
-    staged = f"{_q(folder)}/.staged"
-    modules = f"find . -maxdepth 1 -name '*.mod' -newer {staged} -exec touch -r {staged} {{}} +"
-    return f"touch -r {staged} {target} && {modules}"
+def _not_output(folder: str, program: Program) -> str:
+    """A command that counts a compiled program, and modules of Fortran, among what was staged: they
+    are no outputs."""
+    path = os.path.normpath(f"{program.folder}/{program.target}")
+    return f"/bin/sh {_q(folder)}/outputs.sh built {_q(path)}"
 
 
 def _q(text: str) -> str:

@@ -7,6 +7,7 @@ file cannot say: that a job still waits, and how it ended when nobody was left t
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from abc import ABC, abstractmethod
@@ -155,6 +156,7 @@ class Batch(ABC):
             "compile": compiled.script if compiled else "",
             "target": what.target,
             "tree": f"{tree}/{what.folder}",
+            "built": os.path.normpath(f"{what.folder}/{what.target}"),
         }
 
     def survey(self) -> str:

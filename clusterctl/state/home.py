@@ -31,6 +31,10 @@ class Home:
         return self.path / "stages"
 
     @property
+    def fetched(self) -> Path:
+        return self.path / "fetched"
+
+    @property
     def past(self) -> Path:
         return self.path / "past"
 

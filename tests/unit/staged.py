@@ -1,0 +1,71 @@
+"""A job that was staged on nodes which are folders of this machine: no SSH, no launch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from clusterctl import launch
+from clusterctl.actions import open_store
+from clusterctl.jobs import stage
+from clusterctl.jobs.start import Carry, node_files, put
+from clusterctl.model import Cluster, Job, JobState
+from clusterctl.state import Store
+from clusterctl.transport.pool import Pool
+from tests.unit.making import cluster, job, node, request
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A cluster of a launcher and two workers on record, whose roots lie below `folder`."""
+
+    folder: Path
+    where: Cluster
+
+    @property
+    def store(self) -> Store:
+        return open_store()
+
+    @contextmanager
+    def pool(self) -> Iterator[Pool]:
+        known_hosts = self.folder / "known_hosts"
+        with Pool(self.where.nodes, identity=None, known_hosts=known_hosts) as pool:
+            yield pool
+
+    def work(self, name: str = "worker-1", number: int = 7) -> Path:
+        return Path(self.where.node(name).root) / "jobs" / str(number) / "work"
+
+    def job(self, tree: Path, number: int = 7, carry: int | None = None) -> Job:
+        """A job with the files of `tree` on both workers, on record as succeeded."""
+        asked = request(self.where, number=number)
+        plan = launch.load("mpirun").plan(asked)
+        made = job(self.where, id=number, started=2.0, finished=3.0, state=JobState.SUCCEEDED)
+        made = replace(made, stage=stage.archive(stage.find_tree(tree), self.store.home))
+        files = node_files(made, self.where, plan, {})
+        with self.pool() as pool:
+            carried = None if carry is None else Carry(job=carry)
+            put(made, self.where, files, pool, self.store.home, carry=carried)
+        self.store.save_job(made)
+        return made
+
+
+def lab(folder: Path, provider: str = "local") -> Staged:
+    nodes = []
+    for number, name in enumerate(("launcher", "worker-1", "worker-2")):
+        root = folder / name
+        (root / "bin").mkdir(parents=True)
+        (root / "bin" / "free-port").write_text("echo 4000\n")
+        nodes.append(
+            node(
+                name,
+                address="",
+                root=str(root),
+                private_address=f"10.0.0.{number}",
+                interfaces=[f"eth0 10.0.0.{number}/24"],
+            )
+        )
+    where = cluster(*nodes, provider=provider)
+    open_store().save(where)
+    return Staged(folder, where)

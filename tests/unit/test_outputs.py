@@ -1,0 +1,155 @@
+"""What a job has made: found on its nodes, carried over, and fetched."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from clusterctl.jobs import outputs
+from clusterctl.model import Job
+from tests.unit.staged import Staged, lab
+
+OLD = 1_000_000_000
+"""A time long before anything is staged."""
+
+SAYS = {"same.txt": "as it was", "changed.txt": "before", "it's $a\nfile": "staged"}
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    folder = tmp_path / "tree"
+    folder.mkdir()
+    for name, text in SAYS.items():
+        (folder / name).write_text(text)
+    (folder / "link").symlink_to("same.txt")
+    return folder
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Staged:
+    return lab(tmp_path / "nodes")
+
+
+def found(site: Staged, job: Job) -> list[str]:
+    with site.pool() as pool:
+        return [item.place for item in outputs.find(job, site.where, pool)]
+
+
+def test_what_was_staged_is_no_output(here: Staged, tree: Path) -> None:
+    job = here.job(tree)
+    assert found(here, job) == []
+    (here.work() / "same.txt").read_text()
+    assert found(here, job) == []
+
+
+def by_copy2(work: Path, old: Path) -> None:
+    shutil.copy2(old, work / "made")
+
+
+def by_cp(work: Path, old: Path) -> None:
+    subprocess.run(["cp", "-p", old, work / "made"], check=True)
+
+
+def by_move(work: Path, old: Path) -> None:
+    old.rename(work / "made")
+
+
+def by_tar(work: Path, old: Path) -> None:
+    archive = old.with_suffix(".tar")
+    subprocess.run(
+        ["tar", "-cf", archive, "--transform=s/.*/made/", "-C", old.parent, old.name], check=True
+    )
+    subprocess.run(["tar", "-xf", archive, "-C", work], check=True)
+
+
+@pytest.mark.parametrize("way", [by_copy2, by_cp, by_move, by_tar])
+def test_a_file_with_an_old_time_is_found(
+    way: Callable[[Path, Path], None], here: Staged, tree: Path, tmp_path: Path
+) -> None:
+    job = here.job(tree)
+    old = tmp_path / "old"
+    old.write_text("x")
+    os.utime(old, (OLD, OLD))
+    way(here.work(), old)
+    assert (here.work() / "made").stat().st_mtime == OLD
+    assert found(here, job) == ["worker-1/made"]
+
+
+def test_a_file_that_was_changed_in_place_with_its_time_set_back_is_found(
+    here: Staged, tree: Path
+) -> None:
+    """Of the same size, too."""
+    job = here.job(tree)
+    for name in ("changed.txt", "it's $a\nfile"):
+        path = here.work("worker-2") / name
+        before = path.stat()
+        path.write_text(path.read_text().upper())
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert found(here, job) == ["worker-2/changed.txt", "worker-2/it's $a\nfile"]
+
+
+def test_outputs_with_old_times_are_carried_over(here: Staged, tree: Path) -> None:
+    """With links to them. They are outputs of the next job, too, which may leave them as they are:
+    the one after that goes on from them."""
+    here.job(tree)
+    made = here.work() / "-snap shot"
+    made.write_text("epoch 3")
+    os.utime(made, (OLD, OLD))
+    (here.work() / "latest").symlink_to("-snap shot")
+    (here.work() / "changed.txt").write_text("after")
+    for number in (8, 9):
+        job = here.job(tree, number, carry=number - 1)
+        assert (here.work(number=number) / "latest").read_text() == "epoch 3"
+        assert (here.work(number=number) / "changed.txt").read_text() == "after"
+        assert found(here, job) == [
+            "worker-1/" + n for n in ("-snap shot", "changed.txt", "latest")
+        ]
+
+
+def fetch(site: Staged, job: Job, target: Path) -> outputs.Brought:
+    with site.pool() as pool:
+        what = outputs.find(job, site.where, pool)
+        return outputs.fetch(job, site.where, pool, what, target, site.store.home)
+
+
+def test_a_file_that_was_edited_here_is_kept(here: Staged, tree: Path, tmp_path: Path) -> None:
+    job = here.job(tree)
+    for name in ("a", "b"):
+        (here.work() / name).write_text("first")
+    target = tmp_path / "got"
+    assert [item.place for item in fetch(here, job, target).outputs] == ["worker-1/a", "worker-1/b"]
+    for name in ("a", "b"):
+        (here.work() / name).write_text("second")
+    (target / "worker-1" / "a").write_text("mine!")  # of the same size
+    brought = fetch(here, job, target)
+    assert brought.kept == ("worker-1/a",)
+    assert [item.place for item in brought.outputs] == ["worker-1/b"]
+    assert (target / "worker-1" / "a").read_text() == "mine!"
+    assert (target / "worker-1" / "b").read_text() == "second"
+    (target / "worker-1" / "a").rename(target / "mine")
+    assert fetch(here, job, target).kept == ()
+    assert (target / "worker-1" / "a").read_text() == "second"
+
+
+def test_a_file_that_was_there_before_is_kept(here: Staged, tree: Path, tmp_path: Path) -> None:
+    job = here.job(tree)
+    (here.work() / "a").write_text("theirs")
+    (tmp_path / "got" / "worker-1").mkdir(parents=True)
+    (tmp_path / "got" / "worker-1" / "a").write_text("mine")
+    assert fetch(here, job, tmp_path / "got").kept == ("worker-1/a",)
+    assert (tmp_path / "got" / "worker-1" / "a").read_text() == "mine"
+
+
+def test_core_dumps_are_named(here: Staged, tree: Path, tmp_path: Path) -> None:
+    """They hold the environment of the program, and with it its secrets."""
+    job = here.job(tree)
+    head = b"\x7fELF\x02\x01\x01".ljust(16, b"\0")
+    (here.work() / "core.4711").write_bytes(head + b"\4\0" + bytes(40))
+    (here.work() / "core").write_bytes(head + b"\2\0" + bytes(40))  # a program of that name
+    (here.work() / "score.txt").write_text("x")
+    assert fetch(here, job, tmp_path / "got").core_dumps == ("worker-1/core.4711",)
