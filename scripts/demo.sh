@@ -29,8 +29,8 @@ run() {
 tear_down() {
     local code=$?
     if [ -n "$up" ]; then
-        printf '\n$ clusterctl down\n'
-        clusterctl down || die "$code" "The cluster is still there:" \
+        printf '\n$ clusterctl down --discard\n'
+        clusterctl down --discard || die "$code" "The cluster is still there:" \
             "CLUSTERCTL_HOME=$CLUSTERCTL_HOME $venv/bin/clusterctl down"
     fi
     clean_up
@@ -41,6 +41,6 @@ up=yes
 run clusterctl up
 run clusterctl run reduce_all.py
 run clusterctl run multinode_ddp_mpi.py 1000 1000
-run clusterctl down
+run clusterctl down --discard
 up=''
 printf '\nup, two runs and down: %s s\n' "$(seconds "$total")"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clusterctl import bootstrap, providers
 from clusterctl.actions import Tell, check_name, connected, key_mark, silent
+from clusterctl.actions.jobs import Fetched, fetch_from
 from clusterctl.errors import ClusterctlError, LeftoverError, RecordError, UsageError, reason
 from clusterctl.insight import cost
 from clusterctl.jobs import control, outputs
@@ -49,6 +50,18 @@ Ask = Callable[[str], bool]
 """Asks a yes-or-no question; always yes where there is nobody to ask."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unfetched:
+    """What happens to outputs that were never fetched. By default they keep the cluster alive."""
+
+    fetch: bool = False
+    """They are brought here first, into `job-N`."""
+    discard: bool = False
+    """They may go; with `fetch`, those that cannot be brought."""
+    ask: Ask | None = None
+    """Asks whether they may go; None: there is nobody to ask."""
+
+
 @dataclass(frozen=True, slots=True)
 class Down:
     """What was taken down. `hours` is how long the cluster lived; 0, like the number of nodes,
@@ -59,17 +72,29 @@ class Down:
     hours: float
     jobs_cancelled: tuple[int, ...]
     unfetched: tuple[tuple[int, int], ...]
-    """Jobs with outputs that were never fetched, and how many bytes they were."""
+    """Jobs with outputs that went unfetched, and how many bytes they were."""
+    fetched: tuple[Fetched, ...] = ()
+    """What was brought first."""
     receipt: tuple[cost.Line, ...] = ()
     dollars: float = 0.0
     provider: str = ""
 
 
 def down(
-    store: Store, name: str, tell: Tell, ask: Ask, *, force: bool = False, verb: str = "down"
+    store: Store,
+    name: str,
+    tell: Tell,
+    ask: Ask,
+    unfetched: Unfetched,
+    *,
+    force: bool = False,
+    verb: str = "down",
 ) -> Down | None:
     """None when there is nothing of that name, or the person said no. `verb` is `detach` for
-    machines that are not ours: there only what we have put on them goes."""
+    machines that are not ours: there only what we have put on them goes.
+
+    `force` saves nothing and asks nobody. Raises UsageError where outputs would be lost unasked.
+    """
     check_name(name)
     with ClusterLock(store.home, name, verb, tell):
         try:
@@ -80,25 +105,24 @@ def down(
         if verb != right:
             how = "was attached" if right == "detach" else "was made by clusterctl"
             raise UsageError(f"cluster {name!r} {how}", hint=f"clusterctl {right} {name}")
-        if cluster.charges:
-            _allowed(store, cluster, tell)
-        cancelled: tuple[int, ...] = ()
-        unfetched: tuple[tuple[int, int], ...] = ()
+        living = _living(store, cluster, tell) if cluster.charges else None
+        saved = _Saved()
         if cluster.nodes and cluster.phase is not Phase.DELETING and not force:
-            saved = _save(store, cluster, tell, ask, _ACT[verb])
-            if saved is None:
+            done = _save(store, cluster, living, tell, ask, unfetched, _ACT[verb])
+            if done is None:
                 return None
-            cancelled, unfetched = saved
+            saved = done
         elif right == "detach":
-            cancelled = _end(store, cluster, tell)
+            saved = _Saved(cancelled=_end(store, cluster, tell))
         cluster = finish_down(store, cluster, tell, force=force)
     now = time.time()
     return Down(
         name,
         len(cluster.nodes),
         (now - cluster.created) / 3600,
-        cancelled,
-        unfetched,
+        saved.cancelled,
+        saved.lost,
+        saved.fetched,
         cost.receipt(cluster.charges, now),
         cost.dollars(cluster.charges, now),
         cluster.spec.provider,
@@ -134,17 +158,19 @@ def finish_down(store: Store, cluster: Cluster, tell: Tell, *, force: bool = Fal
     return cluster
 
 
-def _allowed(store: Store, cluster: Cluster, tell: Tell) -> None:
-    """Raises the provider's error where it does not let us in: before a job is ended for a cluster
-    that would then stay."""
+def _living(store: Store, cluster: Cluster, tell: Tell) -> Collection[str]:
+    """The nodes that are billed. Raises the provider's error where it does not let us in: before a
+    job is ended for a cluster that would then stay."""
     try:
-        providers.load(cluster.spec.provider).billed(cluster, store.folder(cluster.name))
+        return providers.load(cluster.spec.provider).billed(cluster, store.folder(cluster.name))
     except ClusterctlError:
-        end = f" until {clock(cluster.deadline)}" if cluster.deadline else ""
-        tell(
-            f"nothing was ended: the machines go on at ${cost.per_hour(cluster.charges):.2f}/h{end}"
-        )
+        _tell_price(cluster, tell)
         raise
+
+
+def _tell_price(cluster: Cluster, tell: Tell) -> None:
+    end = f" until {clock(cluster.deadline)}" if cluster.deadline else ""
+    tell(f"nothing was ended: the machines go on at ${cost.per_hour(cluster.charges):.2f}/h{end}")
 
 
 def _made(provider: providers.Provider, cluster: Cluster, folder: Path) -> tuple[Charge, ...]:
@@ -229,11 +255,25 @@ def _open_jobs(store: Store, cluster: Cluster) -> list[Job]:
     return [job for job in store.jobs() if job.cluster_id == cluster.id and not job.state.ended]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Saved:
+    cancelled: tuple[int, ...] = ()
+    lost: tuple[tuple[int, int], ...] = ()
+    fetched: tuple[Fetched, ...] = ()
+
+
 def _save(
-    store: Store, cluster: Cluster, tell: Tell, ask: Ask, act: str
-) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]] | None:
-    """Ends running jobs, copies logs, sums up what was never fetched. Nodes that do not answer
-    lose their part, and it is said; they never stop us."""
+    store: Store,
+    cluster: Cluster,
+    living: Collection[str] | None,
+    tell: Tell,
+    ask: Ask,
+    unfetched: Unfetched,
+    act: str,
+) -> _Saved | None:
+    """Ends running jobs, copies logs, and does with outputs as `unfetched` says. Nodes that do not
+    answer lose their part, and it is said. `living`: those that are not gone for good; None: all.
+    """
     deadline = time.monotonic() + SAVE_LIMIT
     jobs = [
         job
@@ -241,30 +281,39 @@ def _save(
         if job.cluster_id == cluster.id and (job.started or not job.state.ended)
     ]
     if not jobs:
-        return (), ()
+        return _Saved()
     cancelled: list[int] = []
-    unfetched: list[tuple[int, int]] = []
+    whole = cluster
     with connected(store, cluster) as pool:
         away = silent(pool, [node.name for node in cluster.nodes], tell)
         for name, why in away.items():
             tell(f"what is on {name} cannot be saved: {why}")
         cluster = replace(cluster, nodes=tuple(n for n in cluster.nodes if n.name not in away))
         if all(node.role is Role.WORKER for node in cluster.nodes):
-            lost = [job for job in jobs if not job.state.ended or not job.fetched]
+            lost = [
+                job
+                for job in jobs
+                if (not job.state.ended or not job.fetched)
+                and (living is None or any(place.node in living for place in job.placement))
+            ]
+            lines = [f"what jobs {_numbers(lost)} made cannot be looked at"] * bool(lost)
             question = f"{act} and lose what jobs {_numbers(lost)} made?"
-            return None if lost and not ask(question) else ((), ())
+            return _Saved() if _agree(whole, unfetched, lines, question, tell) else None
         try:
             jobs = _current(store, jobs, cluster, pool)
-            unfetched = never_fetched(jobs, cluster, pool, deadline)
         except (ClusterctlError, OSError) as error:
             tell(f"not everything can be saved: {reason(error)}")
+        found, unknown = never_fetched(jobs, cluster, pool, deadline)
         running = [job for job in jobs if not job.state.ended]
         if running and not ask(f"job {_numbers(running)} is still running; end it?"):
             return None
-        for line in loss(unfetched):
+        lines = loss(found, unknown)
+        for line in lines:
             tell(line)
-        if unfetched and not ask(f"{act} and lose these outputs?"):
-            return None
+        if not unfetched.fetch:
+            question = f"{act} and lose these outputs?"
+            if not _agree(whole, unfetched, lines, question, tell):
+                return None
         if running:
             tell(f"job {_numbers(running)} is ended")
         for job in running:
@@ -274,17 +323,71 @@ def _save(
             except (ClusterctlError, OSError) as error:
                 tell(f"job {job.id} could not be ended cleanly: {reason(error)}")
         save_logs(store, jobs, cluster, pool, tell)
-    return tuple(cancelled), tuple(unfetched)
+        fetched: list[Fetched] = []
+        if unfetched.fetch:
+            for job in jobs:
+                if not job.fetched and (got := _bring(store, job, cluster, pool, unfetched, tell)):
+                    fetched.append(got)
+    brought = {got.job for got in fetched}
+    still = tuple((number, size) for number, size in found if number not in brought)
+    return _Saved(cancelled=tuple(cancelled), lost=still, fetched=tuple(fetched))
 
 
-def loss(unfetched: Sequence[tuple[int, int]]) -> list[str]:
-    """What would be lost of these jobs (number, bytes): the largest by name, the others summed."""
+def _agree(
+    cluster: Cluster, unfetched: Unfetched, lines: Sequence[str], question: str, tell: Tell
+) -> bool:
+    """Whether outputs may be lost, as far as there are any (`lines`); UsageError where there is
+    nobody to ask."""
+    if not lines or unfetched.discard:
+        return True
+    if unfetched.ask:
+        return unfetched.ask(question)
+    if cluster.charges:
+        _tell_price(cluster, tell)
+    raise UsageError(
+        f"{'; '.join(lines)}: cluster {cluster.name} stays",
+        hint="--fetch brings outputs here first, --discard loses them",
+    )
+
+
+def _bring(
+    store: Store, job: Job, cluster: Cluster, pool: Pool, unfetched: Unfetched, tell: Tell
+) -> Fetched | None:
+    """Fetches what the job has made. Where that does not bring all of it, the error keeps the
+    cluster alive, unless the rest may go."""
+    try:
+        got = fetch_from(store, store.job(job.id), cluster, pool)
+        if got.brought.outputs:
+            tell(f"job {job.id}: {len(got.brought.outputs)} files in {got.folder}")
+        if kept := got.brought.kept:
+            raise UsageError(
+                f"{got.folder}/{kept[0]} is not as it was fetched, and was kept"
+                + (f", as {len(kept) - 1} more" if kept[1:] else ""),
+                hint="move it away, or --discard loses the file on the node",
+            )
+    except (ClusterctlError, OSError) as error:
+        if not unfetched.discard:
+            raise
+        tell(f"the outputs of job {job.id} cannot be fetched: {reason(error)}")
+        return None
+    return got if got.brought.outputs else None
+
+
+def loss(unfetched: Sequence[tuple[int, int]], unknown: Mapping[int, str]) -> list[str]:
+    """What would be lost of these jobs (number, bytes): the largest by name, the others summed.
+    `unknown`: jobs that could not be looked at, and why."""
     named = sorted(sorted(unfetched, key=lambda job: job[1])[-NAMED:])
     lines = [f"job {n} has outputs that were never fetched: {human(size)}" for n, size in named]
     others = [size for number, size in unfetched if (number, size) not in named]
     if others:
         many = "1 more job" if len(others) == 1 else f"{len(others)} more jobs"
         lines.append(f"{many} with smaller ones: {human(sum(others))} together")
+    whys: dict[str, list[int]] = {}
+    for number, why in unknown.items():
+        whys.setdefault(why, []).append(number)
+    for why, numbers in whys.items():
+        which = ", ".join(str(number) for number in numbers)
+        lines.append(f"job {which} may have outputs that were never fetched: {why}")
     return lines
 
 
@@ -353,17 +456,25 @@ def _current(store: Store, jobs: list[Job], cluster: Cluster, pool: Pool) -> lis
 
 def never_fetched(
     jobs: list[Job], cluster: Cluster, pool: Pool, deadline: float
-) -> list[tuple[int, int]]:
-    """Jobs with outputs on these nodes that were never fetched, and how many bytes they are; as far
-    as that is known by the deadline, a time of the monotonic clock."""
-    found = []
+) -> tuple[list[tuple[int, int]], dict[int, str]]:
+    """Jobs with outputs on these nodes that were never fetched, and how many bytes they are. Then
+    those of which that is not known by the deadline, a time of the monotonic clock, and why."""
+    found: list[tuple[int, int]] = []
+    unknown: dict[int, str] = {}
     for job in jobs:
-        if job.fetched or time.monotonic() > deadline:
+        if job.fetched:
             continue
-        size = sum(output.size for output in outputs.find(job, cluster, pool))
-        if size:
-            found.append((job.id, size))
-    return found
+        if time.monotonic() > deadline:
+            unknown[job.id] = f"not looked at within {SAVE_LIMIT:g} s"
+            continue
+        try:
+            made = outputs.find(job, cluster, pool)
+        except (ClusterctlError, OSError) as error:
+            unknown[job.id] = reason(error)
+            continue
+        if made:
+            found.append((job.id, sum(output.size for output in made)))
+    return found, unknown
 
 
 def _numbers(jobs: list[Job]) -> str:

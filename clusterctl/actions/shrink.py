@@ -40,9 +40,11 @@ def agree(
             tell(f"what is on {name} cannot be saved: {why}")
         here = replace(old, nodes=tuple(n for n in old.nodes if n.name not in away))
         going = replace(here, nodes=tuple(n for n in here.nodes if n.name in names))
-        lost = never_fetched(jobs, going, pool, time.monotonic() + SAVE_LIMIT)
-        for number, size in lost:
+        found, unknown = never_fetched(jobs, going, pool, time.monotonic() + SAVE_LIMIT)
+        for number, size in found:
             tell(f"job {number} has outputs there that were never fetched: {human(size)}")
+        for number, why in unknown.items():
+            tell(f"job {number} may have outputs there that were never fetched: {why}")
         _ask(old, names, consent)
         save_logs(store, jobs, here, pool, tell)
 

@@ -140,7 +140,8 @@ def detach(
     store = actions.open_store()
     wanted = either(context, name, cluster) or actions.only_name(store)
     ask = (lambda question: True) if yes or force else console.confirm
-    gone = action.down(store, wanted, console.tell, ask, force=force, verb="detach")
+    unfetched = action.Unfetched(ask=ask)
+    gone = action.down(store, wanted, console.tell, ask, unfetched, force=force, verb="detach")
     if gone is None:
         console.note(f"cluster {wanted} stays as it is")
         raise typer.Exit(2)

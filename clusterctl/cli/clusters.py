@@ -10,6 +10,7 @@ from typer.core import TyperCommand
 
 from clusterctl.cli import wish
 from clusterctl.cli.console import Console, ago, plain, table
+from clusterctl.cli.job_output import fetched_document, note_fetched
 from clusterctl.cli.options import (
     DEFAULT_NAME,
     ClusterOption,
@@ -159,16 +160,26 @@ def down(
     context: typer.Context,
     name: NameArgument = None,
     cluster: ClusterOption = None,
+    fetch: Annotated[
+        bool, typer.Option("--fetch", help="Bring unfetched outputs into job-N here first.")
+    ] = False,
+    discard: Annotated[bool, typer.Option("--discard", help="Lose unfetched outputs.")] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Do not save logs first, do not ask.")
+        bool, typer.Option("--force", help="Do not save logs or outputs first, do not ask.")
     ] = False,
     yes: Yes = False,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Take a cluster down and prove that nothing is left of it."""
+    """Take a cluster down and prove that nothing is left of it.
+
+    Outputs that were never fetched are lost only with your consent: on a terminal you are asked;
+    with --yes, --json or without a terminal, say --fetch or --discard.
+    """
     console = Console.current().set(json=json, quiet=quiet, verbose=verbose)
+    if fetch and force:
+        raise UsageError("--force saves nothing, --fetch does", hint="leave one of them out")
     from clusterctl import actions
     from clusterctl.actions import down as action
 
@@ -179,7 +190,12 @@ def down(
     ask = (lambda question: True) if yes or force else console.confirm
     before = store.names()
     console.after_interrupt = f"`clusterctl down {wanted}` goes on where this has stopped"
-    gone = action.down(store, wanted, console.tell, ask, force=force)
+    unfetched = action.Unfetched(
+        fetch=fetch,
+        discard=discard,
+        ask=console.confirm if console.interactive and not yes else None,
+    )
+    gone = action.down(store, wanted, console.tell, ask, unfetched, force=force)
     if gone is None:
         if wanted in before:
             console.note(f"cluster {wanted} stays as it is")
@@ -191,6 +207,8 @@ def down(
     lived = f": {gone.nodes} nodes, {ago(gone.hours * 3600)}, {cost}" if gone.nodes else ""
     if gone.receipt:
         console.note(table(_receipt(gone.receipt)))
+    for brought in gone.fetched:
+        note_fetched(console, brought)
     console.note(f"cluster {gone.name} is gone{lived}")
     console.document(
         {
@@ -202,6 +220,10 @@ def down(
             "receipt": [plain(line) for line in gone.receipt],
             "jobs_cancelled": gone.jobs_cancelled,
             "unfetched": [{"job": job, "bytes": size} for job, size in gone.unfetched],
+            "fetched": [
+                {"job": got.job, "folder": str(got.folder), **fetched_document(got.brought)}
+                for got in gone.fetched
+            ],
         }
     )
 

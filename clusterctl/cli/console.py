@@ -84,16 +84,21 @@ class Console:
             with contextlib.suppress(OSError):
                 self.document({"error": {"code": code, "message": message, "hint": hint}})
 
+    @property
+    def interactive(self) -> bool:
+        """Whether there is somebody to ask."""
+        return not self.json and sys.stdin.isatty() and sys.stderr.isatty()
+
     def confirm(self, question: str) -> bool:
         """Asks on a terminal; yes where there is none, or with --json."""
-        if self.json or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        if not self.interactive:
             return True
         self._stderr(f"{question} [y/N] ", end="")
         return sys.stdin.readline().strip().lower() in ("y", "yes")
 
     def consent(self, question: str) -> bool:
         """As `confirm`, for what costs money: where there is nobody to ask, it is UsageError."""
-        if self.json or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        if not self.interactive:
             raise UsageError(
                 f"{question} There is no terminal to ask on", hint="-y (--yes) agrees beforehand"
             )

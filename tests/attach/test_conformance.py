@@ -32,7 +32,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     cli = Cli(folder / "state", folder)
     cli("up", "here")
     yield Place(cli, [])
-    cli("down", "here")
+    cli("down", "here", "--discard")
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def containers(
     cli = Cli(folder / "state", folder, env=engine.environment)
     cli("up", "boxes", "--provider", "docker", timeout=300)
     yield Place(cli, [])
-    cli("down", "boxes", timeout=120)
+    cli("down", "boxes", "--discard", timeout=120)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def instances(ec2: Ec2, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pl
     cli = Cli(folder / "state", folder / "project", env=env)
     cli("up", "cloud", "--cpu", "t3.xlarge:2", "--runtime", "host", "--yes", timeout=300)
     yield Place(cli, ["--nodes", "2", "--ranks-per-node", "1"])
-    cli("down", "cloud", "--yes", timeout=180)
+    cli("down", "cloud", "--discard", timeout=180)
     assert ec2.left() == []
 
 

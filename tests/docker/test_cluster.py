@@ -190,7 +190,8 @@ def test_the_lines_of_the_guide(clusterctl: Clusterctl, bare: None) -> None:
     lines = [line.strip() for line in guide.splitlines() if line.startswith("    clusterctl ")]
     commands = [shlex.split(part)[1:] for line in lines for part in line.split("&&")]
     assert commands[0] == ["up", "--provider", "docker"]
-    assert commands[-1] == ["down"]
+    commands[-1] = commands[-1][: commands[-1].index("#")]
+    assert commands[-1] == ["down", "--fetch"]
     said = [
         clusterctl(*("3" if word == "1000" else word for word in words)).stderr
         for words in commands

@@ -20,7 +20,7 @@ def shared_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     cli("up")
     traces = Traces.of(cli)
     yield cli.home
-    cli("down", timeout=120)
+    cli("down", "--discard", timeout=120)
     assert traces.left() == []
 
 

@@ -145,7 +145,7 @@ def test_history_and_logs_outlive_the_cluster(own: Cli) -> None:
     own.script("detached.py", "print('seen by nobody', flush=True); open('made', 'w').write('x')")
     detached = own.detach("detached.py")
     own.until_state(detached, "succeeded")
-    gone = own.json("down")
+    gone = own.json("down", "--discard")
     assert [item["job"] for item in gone["unfetched"]] == [detached]
     jobs = own.jobs()
     assert (jobs[done.job]["state"], jobs[done.job]["program_exit_code"]) == ("failed", 6)

@@ -79,8 +79,11 @@ def test_from_nothing_to_nothing(world: World) -> None:
     assert status["dollars"] > 0
     assert status["dollars_per_hour"] == pytest.approx(0.3681, abs=0.001)
 
-    down = world.ok("down", "--yes")
-    assert f"job {number} has outputs" in down.err
+    refused = world.run("down", "--yes")
+    assert refused.code == 2
+    assert f"job {number} has outputs" in refused.err
+    assert "nothing was ended: the machines go on at $0.37/h until" in refused.err
+    down = world.ok("down", "--discard")
     assert "nothing tagged clusterctl:cluster=" in down.err
     assert re.search(r"instance +t3.xlarge +2 +\d+\.\d{3} +0\.1664", down.err)
     again = world.ok("down", "--yes")

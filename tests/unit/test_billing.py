@@ -154,12 +154,12 @@ def test_machines_that_an_up_has_no_record_of_are_paid(monkeypatch: pytest.Monke
 
 
 def test_many_jobs_with_outputs_take_few_lines() -> None:
-    assert loss([]) == []
-    few = loss([(3, 2_000_000), (1, 10)])
+    assert loss([], {}) == []
+    few = loss([(3, 2_000_000), (1, 10)], {})
     assert few == [
         "job 1 has outputs that were never fetched: 10 B",
         "job 3 has outputs that were never fetched: 2.0 MB",
     ]
-    many = loss([(number, number * 1000) for number in range(1, 21)])
+    many = loss([(number, number * 1000) for number in range(1, 21)], {})
     assert [line.split()[1] for line in many[:-1]] == ["16", "17", "18", "19", "20"]
     assert many[-1] == "15 more jobs with smaller ones: 120.0 kB together"

@@ -29,7 +29,7 @@ def arm(site: Site, name: str, deadline: float, life: float = 0.0) -> None:
         "local/reaper.sh.j2",
         deadline=path,
         nodes=site.nodes,
-        down=process.ourselves("down", name, "--yes"),
+        down=process.ourselves("down", name, "--yes", "--discard"),
     )
     home = site.folder.parent.parent
     # A shell that is gone at once starts it: it is nobody's child, and no zombie when it ends.

@@ -1,0 +1,152 @@
+"""`down` and outputs that were never fetched: they go only with consent."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clusterctl import providers
+from clusterctl.actions import down
+from clusterctl.model import Charge, Cluster
+from tests.unit.calling import Call
+from tests.unit.staged import Staged, lab
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Staged:
+    return lab(tmp_path / "nodes")
+
+
+@pytest.fixture
+def unfetched(here: Staged, tmp_path: Path) -> Path:
+    """A job's output that is on its node alone."""
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "train.py").touch()
+    here.job(tree)
+    made = here.work() / "model.pt"
+    made.write_text("weights")
+    return made
+
+
+@pytest.mark.parametrize("option", [(), ("--yes",), ("--json",)], ids=str)
+def test_down_loses_no_outputs_unasked(
+    option: tuple[str, ...], call: Call, here: Staged, unfetched: Path
+) -> None:
+    """Without a terminal there is nobody to ask, and --yes speaks of other questions."""
+    said = call("down", *option)
+    assert said.code == 2
+    assert "job 7 has outputs that were never fetched: 7 B" in said.err
+    assert "--fetch brings outputs here first, --discard loses them" in said.err
+    assert unfetched.exists()
+    assert here.store.names() == ("lab",)
+
+
+def test_down_brings_outputs_first(call: Call, here: Staged, unfetched: Path) -> None:
+    said = call("down", "--fetch")
+    assert said.code == 0, said.err
+    assert Path("job-7/worker-1/model.pt").read_text() == "weights"
+    assert here.store.names() == ()
+    assert here.store.job(7).fetched
+
+
+def test_down_stays_where_outputs_cannot_be_brought(
+    call: Call, here: Staged, unfetched: Path
+) -> None:
+    Path("job-7").write_text("a file in the way")
+    assert call("down", "--fetch").code == 2
+    assert unfetched.exists()
+    assert here.store.names() == ("lab",)
+    said = call("down", "--fetch", "--discard")
+    assert said.code == 0, said.err
+    assert "the outputs of job 7 cannot be fetched: job-7 is a file" in said.err
+    assert here.store.names() == ()
+
+
+def test_down_loses_outputs_when_told_to(call: Call, here: Staged, unfetched: Path) -> None:
+    said = call("down", "--discard")
+    assert said.code == 0, said.err
+    assert here.store.names() == ()
+
+
+def test_down_needs_no_word_when_all_is_fetched(call: Call, here: Staged, unfetched: Path) -> None:
+    said = call("fetch", "7")
+    assert said.out == "job-7/worker-1/model.pt\n"
+    assert call("down").code == 0
+    assert here.store.names() == ()
+
+
+def test_an_output_that_cannot_be_looked_at_counts(
+    call: Call, here: Staged, unfetched: Path
+) -> None:
+    script = unfetched.parents[1] / "outputs.sh"
+    script.write_text("exit 3\n")
+    said = call("down")
+    assert said.code == 2
+    assert "job 7 may have outputs that were never fetched" in said.err
+
+
+@pytest.mark.parametrize("answer", [True, False])
+def test_a_person_is_asked(answer: bool, here: Staged, unfetched: Path) -> None:
+    asked: list[str] = []
+
+    def ask(question: str) -> bool:
+        asked.append(question)
+        return answer
+
+    done = down.down(here.store, "lab", print, ask, down.Unfetched(ask=ask))
+    assert asked == ["take the cluster down and lose these outputs?"]
+    assert (done is not None) is answer
+    assert here.store.names() == (() if answer else ("lab",))
+
+
+@pytest.fixture
+def silent(here: Staged, unfetched: Path) -> Cluster:
+    """The cluster with nodes that do not answer any more."""
+    nodes = (replace(node, address="127.0.0.1", ssh_port=1) for node in here.where.nodes)
+    where = replace(here.where, nodes=tuple(nodes))
+    here.store.save(where)
+    return where
+
+
+def test_outputs_on_nodes_that_do_not_answer_count(
+    call: Call, here: Staged, silent: Cluster
+) -> None:
+    """The network between may be what is broken."""
+    said = call("down")
+    assert said.code == 2
+    assert "what jobs 7 made cannot be looked at: cluster lab stays" in said.err
+    assert here.store.names() == ("lab",)
+    assert call("down", "--discard").code == 0
+
+
+class Gone:
+    """A provider whose machines are gone, and with them what they had."""
+
+    def billed(self, cluster: Cluster, folder: Path) -> dict[str, str]:
+        return {}
+
+    def made(self, folder: Path) -> frozenset[str]:
+        return frozenset()
+
+    def destroy(self, *what: object) -> None:
+        pass
+
+
+def test_machines_that_are_gone_have_no_outputs(
+    call: Call, here: Staged, silent: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that ended themselves at their deadline, or that AWS has taken back."""
+    charge = Charge(node="worker-1", part="instance", item="x", hourly=1.0, source="", since=1.0)
+    here.store.save(replace(silent, charges=(charge,)))
+    monkeypatch.setattr(providers, "load", lambda name: Gone())
+    assert call("down").code == 0
+    assert here.store.names() == ()
+
+
+def test_force_saves_nothing(call: Call, here: Staged, unfetched: Path) -> None:
+    assert call("down", "--force", "--fetch").code == 2
+    assert call("down", "--force").code == 0
+    assert here.store.names() == ()
