@@ -220,10 +220,7 @@ def down(
             "receipt": [plain(line) for line in gone.receipt],
             "jobs_cancelled": gone.jobs_cancelled,
             "unfetched": [{"job": job, "bytes": size} for job, size in gone.unfetched],
-            "fetched": [
-                {"job": got.job, "folder": str(got.folder), **fetched_document(got.brought)}
-                for got in gone.fetched
-            ],
+            "fetched": [fetched_document(brought) for brought in gone.fetched],
         }
     )
 

@@ -19,7 +19,6 @@ from clusterctl.model import UNPLACED, Job, JobState
 
 if TYPE_CHECKING:
     from clusterctl.actions.jobs import Fetched
-    from clusterctl.jobs.outputs import Brought
 
 EXIT_TIMEOUT = 124
 """As coreutils' timeout(1)."""
@@ -97,8 +96,11 @@ def note_fetched(console: Console, fetched: Fetched) -> None:
         )
 
 
-def fetched_document(brought: Brought) -> dict[str, Any]:
+def fetched_document(fetched: Fetched) -> dict[str, Any]:
+    brought = fetched.brought
     return {
+        "job": fetched.job,
+        "folder": str(fetched.folder),
         "files": [plain(item) for item in brought.outputs],
         "kept": brought.kept,
         "left_out": brought.left_out,

@@ -149,4 +149,4 @@ def fetch(
     elif not brought.kept:
         console.note(f"job {job} has made no files")
     note_fetched(console, got)
-    console.document({"job": job, "folder": str(got.folder), **fetched_document(brought)})
+    console.document(fetched_document(got))
