@@ -262,7 +262,10 @@ def run(
         return
     for note in prepared.plan.notes:
         console.note(note)
-    console.detail(f"staging {resolved.tree.describe()}")
+    if large := resolved.tree.large_files():
+        console.tell(f"staging {resolved.tree.describe()}; {large}")
+    else:
+        console.detail(f"staging {resolved.tree.describe()}")
     with reporting(console, lambda: action.recorded(store, number)), Printer(console) as printer:
         job = action.run(
             store,

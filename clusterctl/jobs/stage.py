@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 import os
 import shlex
 import tarfile
-from collections.abc import Iterable, Iterator
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +20,12 @@ from clusterctl.state import Home, home
 
 MAX_BYTES = 200_000_000
 MAX_FILES = 10_000
+LARGE_TREE = 20_000_000
+"""Bytes from which on staging takes so long that people ask why."""
+NAMED = 5
+"""Large files, or folders with many, that are named."""
+LOOK_ON = 2.0
+"""Seconds for which a tree that is too large is looked through for what makes it so."""
 END_OF_ARCHIVE = bytes(1024)
 IGNORED = {"__pycache__", ".git", ".hg", ".svn", ".venv", "node_modules", ".mypy_cache"}
 """What a folder that git does not know leaves behind."""
@@ -32,6 +41,14 @@ class Tree:
     files: tuple[str, ...]
     size: int
     by_git: bool
+    largest: tuple[tuple[str, int], ...] = ()
+    """Some of the files, with their sizes in bytes, the largest first."""
+
+    def large_files(self) -> str:
+        """What makes the tree large, for people; "" for one that is not."""
+        if self.size < LARGE_TREE:
+            return ""
+        return f"largest: {_sizes(self.largest)}"
 
     def describe(self) -> str:
         how = "git's ignore rules" if self.by_git else "whole folder"
@@ -68,7 +85,8 @@ def find_tree(start: Path, *, script: Path | None = None, chosen: Path | None = 
     names: Iterable[str] = (n for n in found if not _in_fetched((root / n).parent, root, fetched))
     if script is not None and script.resolve().is_relative_to(root):
         names = _with(names, str(script.resolve().relative_to(root)))
-    files, size = [], 0
+    sizes: dict[str, int] = {}
+    size, too_large_since = 0, math.inf
     for name in names:
         path = root / name
         if path.is_relative_to(own):
@@ -77,15 +95,39 @@ def find_tree(start: Path, *, script: Path | None = None, chosen: Path | None = 
             info = path.lstat()
         except (FileNotFoundError, NotADirectoryError):
             continue  # git lists what is tracked, also when it has been deleted here
-        files.append(name)
+        sizes[name] = info.st_size
         size += info.st_size
-        if len(files) > MAX_FILES or size > MAX_BYTES:
-            raise UsageError(
-                f"{root} is too large to stage: over {len(files) - 1} files, {human(size)}"
-                f" (limits: {MAX_FILES} files, {human(MAX_BYTES)})",
-                hint="ignore data in .gitignore, or choose a smaller folder with --stage",
-            )
-    return Tree(root, tuple(sorted(files)), size, top is not None)
+        if len(sizes) > MAX_FILES or size > MAX_BYTES:
+            too_large_since = min(too_large_since, time.monotonic())
+        if time.monotonic() - too_large_since > LOOK_ON:
+            break
+    if too_large_since < math.inf:
+        raise _too_large(root, sizes)
+    return Tree(root, tuple(sorted(sizes)), size, top is not None, _largest(sizes))
+
+
+def _too_large(root: Path, sizes: Mapping[str, int]) -> UsageError:
+    """Names what has to go: large files, or folders with many."""
+    reasons = []
+    if sum(sizes.values()) > MAX_BYTES:
+        reasons.append(f"largest: {_sizes(_largest(sizes))}")
+    if len(sizes) > MAX_FILES:
+        folders = Counter(name.rpartition("/")[0] or "." for name in sizes)
+        most = ", ".join(f"{name} ({count})" for name, count in folders.most_common(NAMED))
+        reasons.append(f"most files: {most}")
+    return UsageError(
+        f"{root} is too large to stage: {len(sizes)} files, {human(sum(sizes.values()))}"
+        f" (limits: {MAX_FILES} files, {human(MAX_BYTES)}); {'; '.join(reasons)}",
+        hint="ignore data in .gitignore, or choose a smaller folder with --stage",
+    )
+
+
+def _largest(sizes: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted(sizes.items(), key=lambda item: (-item[1], item[0]))[:NAMED])
+
+
+def _sizes(files: Iterable[tuple[str, int]]) -> str:
+    return ", ".join(f"{name} ({human(size)})" for name, size in files)
 
 
 def archive(tree: Tree, place: Home) -> str:
@@ -209,7 +251,8 @@ def _in_fetched(folder: Path, root: Path, known: dict[Path, bool]) -> bool:
 
 
 def _with(names: Iterable[str], extra: str) -> Iterator[str]:
-    yield from dict.fromkeys([*names, extra])
+    yield extra
+    yield from (name for name in names if name != extra)
 
 
 def _refuse_whole_machine(root: Path) -> None:

@@ -229,6 +229,39 @@ def test_too_many_files(tmp_path: Path) -> None:
         find_tree(tmp_path)
 
 
+def test_what_makes_a_tree_too_large_is_named(tmp_path: Path) -> None:
+    """The script comes first: the limit is reached before the walk gets to what matters."""
+    write(tmp_path, {"a/small.py": "x", "train.py": "x"})
+    sizes = {"a/part": 150_000_000, "data/train.bin": 900_000_000, "z.bin": 60_000_000}
+    for name, size in sizes.items():
+        write(tmp_path, {name: ""})
+        os.truncate(tmp_path / name, size)
+    with pytest.raises(UsageError) as caught:
+        find_tree(tmp_path, script=tmp_path / "train.py")
+    said = caught.value.message
+    assert "5 files, 1.1 GB" in said
+    assert "largest: data/train.bin (900.0 MB), a/part (150.0 MB), z.bin (60.0 MB)" in said
+    assert "most files" not in said
+
+
+def test_where_too_many_files_are_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage, "MAX_FILES", 10)
+    write(tmp_path, {f"cache/x/{number}": "" for number in range(9)})
+    write(tmp_path, {"train.py": "", "cache/a": "", "cache/b": ""})
+    with pytest.raises(UsageError, match=r"most files: cache/x \(9\), cache \(2\), \. \(1\)$"):
+        find_tree(tmp_path)
+
+
+def test_large_files_of_a_tree_that_is_staged(tmp_path: Path) -> None:
+    write(tmp_path, {"train.py": "x"})
+    assert find_tree(tmp_path).large_files() == ""
+    for number in range(7):
+        write(tmp_path, {f"weights-{number}": ""})
+        os.truncate(tmp_path / f"weights-{number}", 10_000_000 + number)
+    named = ", ".join(f"weights-{number} (10.0 MB)" for number in (6, 5, 4, 3, 2))
+    assert find_tree(tmp_path).large_files() == f"largest: {named}"
+
+
 def test_a_loop_of_links_ends(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "up").symlink_to("..")
