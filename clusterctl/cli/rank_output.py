@@ -27,8 +27,8 @@ FRAME = 0.1
 """The same on a terminal."""
 
 _ESCAPE = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[^\[\]])")
-_COLOUR = re.compile(rb"\x1b\[[0-9;:]*m")
-_CONTROL = re.compile(rb"[\x00-\x08\x0a-\x0c\x0e-\x1a\x1c-\x1f\x7f]")
+_COLOUR = re.compile(rb"(\x1b\[[0-9;:]*m)")
+_CONTROL = re.compile(rb"[\x00-\x08\x0a-\x0c\x0e-\x1f\x7f]")
 
 
 @dataclass(slots=True, eq=False)
@@ -94,6 +94,7 @@ class Printer:
         self._only = only
         self._view: View = Json() if console.json else Text(console, exact)
         self._sources: dict[tuple[int | None, str, str], Source] = {}
+        self._changed: dict[Source, None] = {}
 
     def __enter__(self) -> Printer:
         return self
@@ -118,13 +119,17 @@ class Printer:
                 if key not in self._sources:
                     self._sources[key] = Source(piece.rank, piece.stream)
                 self._feed(self._sources[key], piece.data)
-        now = time.monotonic()
-        for source in self._sources.values():
-            due = source.shown_at + self._view.interval(source)
-            if source.bar != source.shown and now >= due:
+        self._show_progress(time.monotonic())
+        self._view.flush()
+
+    def _show_progress(self, now: float) -> None:
+        for source in tuple(self._changed):
+            if source.bar == source.shown:
+                del self._changed[source]
+            elif now >= source.shown_at + self._view.interval(source):
+                del self._changed[source]
                 source.shown, source.shown_at = source.bar, now
                 self._view.progress(source)
-        self._view.flush()
 
     def _feed(self, source: Source, data: bytes) -> None:
         lines = (source.rest + data).split(b"\n")
@@ -139,6 +144,7 @@ class Printer:
         if source.is_bar or b"\r" in rest:
             source.is_bar = True
             source.overwrite(rest)
+            self._changed[source] = None
             if not self._view.exact(source):
                 rest = rest.rpartition(b"\r")[2]
         source.rest = self._parts(source, rest)
@@ -237,11 +243,13 @@ class Text:
         elif source.is_bar and source.shown == lines[0]:
             return  # its last state stands there already
         if source.stream in self._terminals:
-            lines = [_printable(line) if b"\x1b" in line else line for line in lines]
+            lines = [_printable(line) for line in lines]
         self._write(source, (b"\n" + source.tag).join(lines) + b"\n")
         self._unfinished.pop(self._place(source.stream), None)
 
     def part(self, source: Source, text: bytes) -> None:
+        if source.stream in self._terminals:
+            text = _printable(text)
         self._write(source, text)
         self._unfinished[self._place(source.stream)] = source
 
@@ -334,7 +342,6 @@ class Text:
 
 def _printable(text: bytes) -> bytes:
     """A line without what would move the cursor; colours stay, and end with it."""
-    colours = _COLOUR.findall(text)
-    kept = _ESCAPE.sub(lambda found: found[0] if _COLOUR.fullmatch(found[0]) else b"", text)
-    clean = _CONTROL.sub(lambda found: found[0] if found[0] == b"\x1b" else b" ", kept)
-    return clean + b"\x1b[0m" if colours else clean.replace(b"\x1b", b"")
+    parts = _COLOUR.split(text)  # each odd one is a colour
+    parts[::2] = [_CONTROL.sub(b"", _ESCAPE.sub(b"", part)) for part in parts[::2]]
+    return b"".join(parts) + b"\x1b[0m" * (len(parts) > 1)

@@ -7,12 +7,15 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
+from clusterctl.actions import open_store
+from clusterctl.actions.down import save_logs
 from clusterctl.errors import NodeUnreachable
+from clusterctl.jobs import follow
 from clusterctl.jobs.follow import Follower, Piece, complete, stored
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.model import Cluster, Job, JobState
@@ -156,6 +159,37 @@ def test_a_node_that_answers_no_more_has_no_longer_than_is_left(site: Site) -> N
     site.write("worker-2", "rank-1.out", b"whole\n")
     follower, _ = site.follow(until_ended=False, limit=1.0)
     assert follower.cut_short
+
+
+@pytest.mark.timeout(30)
+def test_down_saves_logs_and_goes_on(site: Site, append_for_ever: Callable[[Path], None]) -> None:
+    """A process that escaped the job's end keeps writing, and a disk of a node hangs."""
+    store = open_store()
+    for number in (7, 8):
+        store.save_job(replace(site.job, id=number, state=JobState.CANCELLED))
+    append_for_ever(site.folder("worker-1") / "out" / "rank-0.out")
+    hung = site.folder("worker-1").with_name("8") / "out"
+    hung.mkdir(parents=True)
+    subprocess.run(["mkfifo", hung / "pipe"], check=True)
+    (hung / "rank-0.out").symlink_to("pipe")
+    for node in ("launcher", "worker-2"):
+        (site.folder(node).with_name("8") / "out").mkdir(parents=True)
+    said: list[str] = []
+    with Pool(site.cluster.nodes, identity=None, known_hosts=site.home / "none") as pool:
+        save_logs(store, store.jobs(), site.cluster, pool, said.append, limit=3.0)
+    assert said == ["saving logs took over 3 s: those of job 8 are incomplete"]
+    saved = store.job_folder(7) / "out" / "worker-1" / "rank-0.out"
+    assert saved.read_bytes().startswith(b"first\nmore\n")
+
+
+@pytest.mark.timeout(30)
+def test_a_dead_supervisor_is_noticed_while_a_rank_goes_on_writing(
+    site: Site, append_for_ever: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "LONGEST", 0.2)
+    append_for_ever(site.folder("worker-1") / "out" / "rank-0.out")
+    follower, _ = site.follow()
+    assert follower.job.state is JobState.LOST
 
 
 def test_a_file_that_is_cut_off_meanwhile(site: Site) -> None:
