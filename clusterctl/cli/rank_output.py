@@ -10,12 +10,13 @@ import json
 import math
 import os
 import re
+import stat
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 from clusterctl.cli.console import Console
 
@@ -216,10 +217,7 @@ class Text:
         self._console = console
         self._exact = exact
         self._streams = {"stdout": sys.stdout.buffer, "stderr": sys.stderr.buffer}
-        able = os.environ.get("TERM", "dumb") != "dumb"
-        self._terminals = [
-            name for name, stream in self._streams.items() if able and stream.isatty()
-        ]
+        self._terminals = _terminals(self._streams)
         self._texts: dict[str, list[bytes]] = {name: [] for name in self._streams}
         self._unfinished: dict[str, Source] = {}
         """Whose line a stream, or the terminal, stands in: the next text of others begins anew."""
@@ -338,6 +336,21 @@ class Text:
             return os.get_terminal_size(self._streams[self._terminals[-1]].fileno()).lines or 24
         except OSError:
             return 24
+
+
+def _terminals(streams: Mapping[str, BinaryIO]) -> list[str]:
+    """The streams on which bars can be redrawn in place."""
+    found = [name for name, stream in streams.items() if stream.isatty()]
+    if not found or os.environ.get("TERM", "dumb") == "dumb":
+        return []
+    # What `tee` writes to the terminal itself would land among the bars.
+    others = (stream for name, stream in streams.items() if name not in found)
+    return [] if any(map(_is_pipe, others)) else found
+
+
+def _is_pipe(stream: BinaryIO) -> bool:
+    mode = os.fstat(stream.fileno()).st_mode
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
 
 
 def _printable(text: bytes) -> bytes:

@@ -186,9 +186,9 @@ console.note("job 1 succeeded")
 def terminal() -> Iterator[Callable[..., Terminal]]:
     made: list[Terminal] = []
 
-    def start(program: str = SHOW, **environment: str) -> Terminal:
+    def start(line: str = 'exec "$0" -c "$1"', **environment: str) -> Terminal:
         env = {"TERM": "xterm", "PYTHONPATH": str(ROOT), **environment}
-        made.append(Terminal([sys.executable, "-c", program], width=40, env=env))
+        made.append(Terminal(["/bin/sh", "-c", line, sys.executable, SHOW], width=40, env=env))
         return made[-1]
 
     yield start
@@ -234,6 +234,17 @@ def test_more_progress_bars_than_fit(terminal: Callable[..., Terminal]) -> None:
         send(one, "stderr", rank, b"\r 1%")
     *_, before, last = one.until("(9 more)")
     assert (before, last) == ("[10]  1%", "(9 more)")
+
+
+def test_another_program_writes_to_the_terminal(terminal: Callable[..., Terminal]) -> None:
+    """With `run … | tee log`, nobody but tee knows when a line comes."""
+    one = terminal('"$0" -c "$1" | cat')
+    send(one, "stderr", 0, b"\r 10%")
+    one.until("[0]  10%")
+    send(one, "stdout", 0, b"hello\n")
+    one.until("[0]  10%", "[0] hello")
+    send(one, "stderr", 0, b"\r 20%\n")
+    assert one.wait() == ["[0]  10%", "[0] hello", "[0]  20%", "job 1 succeeded"]
 
 
 def test_a_terminal_that_cannot_move_its_cursor(terminal: Callable[..., Terminal]) -> None:
