@@ -244,22 +244,37 @@ class Follower:
                     self._lose(watch, str(error) or "no answer")
         moved = False
         for watch in self._watches:
-            pieces: list[Piece] = []
+            news: list[tuple[_File, bytes]] = []
             if watch.channel:
                 try:
-                    self._answer(watch, watch.channel, seal, pieces)
+                    self._answer(watch, watch.channel, seal, news)
                 except OSError as error:
                     self._lose(watch, str(error) or "no answer")
-            moved = moved or bool(pieces)
-            if shown := [piece for piece in pieces if piece.stream != "state"]:
+            moved = moved or bool(news)
+            if shown := self._keep_news(watch, news):
                 began = time.monotonic()
                 yield shown
                 self._deadline += time.monotonic() - began  # a reader may take its time
         return moved
 
-    def _answer(self, watch: _Watch, channel: Channel, seal: bool, pieces: list[Piece]) -> None:
-        """Adds to `pieces` what the node has; OSError."""
-        news = set()
+    def _keep_news(self, watch: _Watch, news: list[tuple[_File, bytes]]) -> list[Piece]:
+        """Stores what has come; returns what is to be shown of it."""
+        pieces = []
+        for file, data in news:
+            if file.stream == "state":
+                self._apply(file, data)
+                continue
+            if file.sink:
+                file.sink.write(data)
+                file.sink.flush()
+            pieces.append(Piece(file.rank, watch.node, file.stream, data))
+        return pieces
+
+    def _answer(
+        self, watch: _Watch, channel: Channel, seal: bool, news: list[tuple[_File, bytes]]
+    ) -> None:
+        """Adds to `news` what the node has; OSError."""
+        names = set()
         while (header := self._header(watch, channel)) != b"E":
             match = _HEADER.fullmatch(header)
             if match is None:
@@ -269,18 +284,13 @@ class Follower:
             file = self._book(watch, name)
             if file is None:
                 continue
-            news.add(name)
+            names.add(name)
             file.offset += len(data)
             if seal:
                 file.goal = size
-            if name == "state":
-                self._apply(file, data)
-            elif file.sink:
-                file.sink.write(data)
-                file.sink.flush()
-            pieces.append(Piece(file.rank, watch.node, file.stream, data))
+            news.append((file, data))
         for name, file in watch.files.items():
-            if name not in news:
+            if name not in names:
                 file.goal = file.offset  # all there is, also of a file that was cut off meanwhile
 
     def _is_behind(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 import time
@@ -190,6 +191,20 @@ def test_a_dead_supervisor_is_noticed_while_a_rank_goes_on_writing(
     append_for_ever(site.folder("worker-1") / "out" / "rank-0.out")
     follower, _ = site.follow()
     assert follower.job.state is JobState.LOST
+
+
+def test_a_full_disk_here_is_no_lost_node(site: Site) -> None:
+    site.write("worker-1", "rank-0.out", bytes(3_000_000))
+    site.state(ENDED)
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, limit[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as caught:
+            site.follow()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert not isinstance(caught.value, NodeUnreachable)
+    assert not complete(site.home)
 
 
 def test_a_file_that_is_cut_off_meanwhile(site: Site) -> None:
