@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from clusterctl.actions import Tell, check_name, connected, ready, silent
 from clusterctl.actions.run import OnJob, OnOutput, Prepared, planned, run
@@ -14,7 +15,7 @@ from clusterctl.jobs import control, outputs
 from clusterctl.jobs.follow import Follower, Piece, complete, stored
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.stage import Tree
-from clusterctl.jobs.start import Carry, involved
+from clusterctl.jobs.start import Carry, involved, ranked
 from clusterctl.model import Cluster, Job, JobSpec, JobState, Phase
 from clusterctl.state import Store
 from clusterctl.transport.pool import Pool
@@ -175,32 +176,49 @@ class Fetched:
     job: int
     folder: Path
     brought: outputs.Brought
+    missing: Mapping[str, str]
+    """Nodes that did not answer, and why: what the job made there is still there."""
 
 
-def fetch(store: Store, number: int, where: str | None, target: Path | None) -> Fetched:
+def fetch(store: Store, number: int, where: str | None, target: Path | None, tell: Tell) -> Fetched:
+    """Brings the job's outputs from all nodes that answer. NodeUnreachable if none does."""
     job = of_cluster(store, number, where)
     cluster = alive(store, job)
     with connected(store, cluster) as pool:
-        return fetch_from(store, job, cluster, pool, target)
+        away = silent(pool, ranked(job, cluster), tell)
+        if away and len(away) == len(ranked(job, cluster)):
+            raise NodeUnreachable(
+                f"no node that has outputs of job {number} answers: {'; '.join(away.values())}",
+                hint="`clusterctl status --live` asks the nodes; `up` or `attach` repairs them",
+                transient=True,
+            )
+        return fetch_from(store, job, cluster, pool, target, away)
 
 
 def fetch_from(
-    store: Store, job: Job, cluster: Cluster, pool: Pool, target: Path | None = None
+    store: Store,
+    job: Job,
+    cluster: Cluster,
+    pool: Pool,
+    target: Path | None = None,
+    away: Mapping[str, str] = MappingProxyType({}),
 ) -> Fetched:
-    """Brings the job's outputs over these connections, by default into `job-N` here."""
+    """Brings the job's outputs over these connections, by default into `job-N` here; none from the
+    nodes that are `away`."""
     folder = target or Path(f"job-{job.id}")
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file", hint="choose a folder with --to")
     # First: what a job makes between the two is not brought.
     job = control.refresh(job, cluster, pool)
-    found = outputs.find(job, cluster, pool)
+    here = replace(cluster, nodes=tuple(node for node in cluster.nodes if node.name not in away))
+    found = outputs.find(job, here, pool)
     brought = outputs.Brought()
     if found:
-        brought = outputs.fetch(job, cluster, pool, found, folder, store.home)
-    if job.state.ended and not brought.kept:
+        brought = outputs.fetch(job, here, pool, found, folder, store.home)
+    if job.state.ended and not brought.kept and not away:
         job = replace(job, fetched=True)
     store.save_job(job)
-    return Fetched(job.id, folder, brought)
+    return Fetched(job.id, folder, brought, away)
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,6 +82,8 @@ def finish(console: Console, job: Job) -> int:
 def note_fetched(console: Console, fetched: Fetched) -> None:
     """What a person has to know of files that were brought, or were not."""
     brought, folder = fetched.brought, fetched.folder
+    for name, why in fetched.missing.items():
+        console.note(f"{name} does not answer, its files are still there: {why}")
     for line in brought.left_out:
         console.note(line)
     for place in brought.kept:
@@ -105,6 +107,7 @@ def fetched_document(fetched: Fetched) -> dict[str, Any]:
         "kept": brought.kept,
         "left_out": brought.left_out,
         "core_dumps": brought.core_dumps,
+        "missing": dict(fetched.missing),
     }
 
 

@@ -141,7 +141,7 @@ def fetch(
     from clusterctl import actions
     from clusterctl.actions import jobs as action
 
-    got = action.fetch(actions.open_store(), job, cluster, to)
+    got = action.fetch(actions.open_store(), job, cluster, to, console.tell)
     brought = got.brought
     if brought.outputs:
         names = (f"{got.folder}/{item.place}" for item in brought.outputs)
@@ -150,3 +150,5 @@ def fetch(
         console.note(f"job {job} has made no files")
     note_fetched(console, got)
     console.document(fetched_document(got))
+    if got.missing:
+        raise typer.Exit(4)

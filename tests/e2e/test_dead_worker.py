@@ -44,5 +44,8 @@ def test_a_worker_that_dies(own: Cli) -> None:
     logs = own("logs", number, code=4)
     assert logs.of(0) == ["here"]
     assert "worker-2" in logs.err
+    fetched = own("fetch", number, code=4)
+    assert fetched.out.split() == [f"job-{number}/worker-1/made"]
+    assert "worker-2 does not answer" in fetched.err
     refused = own("rerun", "--resume", number, code=4)
     assert "worker-2" in refused.err

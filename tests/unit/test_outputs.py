@@ -6,10 +6,13 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from clusterctl.actions import jobs as actions
+from clusterctl.errors import NodeUnreachable
 from clusterctl.jobs import outputs
 from clusterctl.model import Job
 from tests.unit.staged import Staged, lab
@@ -115,6 +118,26 @@ def fetch(site: Staged, job: Job, target: Path) -> outputs.Brought:
     with site.pool() as pool:
         what = outputs.find(job, site.where, pool)
         return outputs.fetch(job, site.where, pool, what, target, site.store.home)
+
+
+def test_a_worker_that_is_gone_does_not_keep_what_the_others_made(
+    here: Staged, tree: Path, tmp_path: Path
+) -> None:
+    job = here.job(tree)
+    for name in ("worker-1", "worker-2"):
+        (here.work(name) / "made").write_text(name)
+    gone = {"address": "127.0.0.1", "ssh_port": 1, "user": "nobody"}
+    *others, last = here.where.nodes
+    here.store.save(replace(here.where, nodes=(*others, replace(last, **gone))))
+    said: list[str] = []
+    got = actions.fetch(here.store, job.id, None, tmp_path / "got", said.append)
+    assert [item.place for item in got.brought.outputs] == ["worker-1/made"]
+    assert list(got.missing) == ["worker-2"]
+    assert not here.store.job(job.id).fetched
+    dead = tuple(replace(item, **gone) for item in (others[1], last))
+    here.store.save(replace(here.where, nodes=(others[0], *dead)))
+    with pytest.raises(NodeUnreachable, match="no node that has outputs of job 7 answers"):
+        actions.fetch(here.store, job.id, None, tmp_path / "got", said.append)
 
 
 def test_a_file_that_was_edited_here_is_kept(here: Staged, tree: Path, tmp_path: Path) -> None:

@@ -2,37 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import shutil
 from pathlib import Path
 
 import pytest
 
-from clusterctl.actions import open_store
 from clusterctl.actions.jobs import Variables, rerun
 from clusterctl.errors import RecordError
-from clusterctl.model import JobState
-from tests.unit.making import cluster, job, node, spec
+from tests.unit.staged import lab
 
 
-def resume(tmp_path: Path, *staged: str, outputs: bool = True) -> tuple[RecordError, list[str]]:
-    """Resumes job 7, which ran on both workers and is still staged on these. That its tree is not
-    in the state home stops the rerun after all that is of interest here."""
-    names = ("launcher", "worker-1", "worker-2")
-    where = cluster(*(node(name, "", root=str(tmp_path / name), slots=1) for name in names))
-    for name in staged:
-        folder = tmp_path / name / "jobs" / "7"
-        (folder / "work").mkdir(parents=True)
-        (folder / ".staged").touch()
+def resume(
+    tmp_path: Path, *, lost: str = "", outputs: bool = True
+) -> tuple[RecordError, list[str]]:
+    """Resumes job 7, which ran on both workers. That its tree is gone from the state home stops the
+    rerun after all that is of interest here."""
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "train.py").write_text("pass")
+    site = lab(tmp_path / "nodes")
+    job = site.job(tree)
+    for name in ("worker-1", "worker-2"):
         if outputs:
-            (folder / "work" / "snapshot.pt").write_text("epoch 3")
-    store = open_store()
-    store.save(where)
-    store.save_job(replace(job(where, spec(ranks=2)), state=JobState.FAILED, stage="nowhere"))
+            (site.work(name) / "snapshot.pt").write_text("epoch 3")
+    if lost:
+        shutil.rmtree(site.work(lost).parent)
+    (site.store.home.stages / job.stage).unlink()
     said: list[str] = []
     with pytest.raises(RecordError) as caught:
         rerun(
-            store,
-            7,
+            site.store,
+            job.id,
             Variables({}, {}),
             resume=True,
             where=None,
@@ -45,23 +45,23 @@ def resume(tmp_path: Path, *staged: str, outputs: bool = True) -> tuple[RecordEr
 
 
 def test_all_files_are_there(tmp_path: Path) -> None:
-    error, said = resume(tmp_path, "launcher", "worker-1", "worker-2")
+    error, said = resume(tmp_path)
     assert "never staged" in error.message
     assert said == []
 
 
 def test_the_files_of_rank_0_are_gone(tmp_path: Path) -> None:
-    error, _ = resume(tmp_path, "launcher", "worker-2")
+    error, _ = resume(tmp_path, lost="worker-1")
     assert "cannot be resumed: worker-1" in error.message
     assert "from the beginning" in str(error.hint)
 
 
 def test_the_files_of_another_rank_are_gone(tmp_path: Path) -> None:
-    error, said = resume(tmp_path, "launcher", "worker-1")
+    error, said = resume(tmp_path, lost="worker-2")
     assert "never staged" in error.message
     assert said == ["worker-2: what job 7 wrote there is gone, and not carried over"]
 
 
 def test_a_job_that_wrote_nothing_starts_from_the_beginning_and_says_so(tmp_path: Path) -> None:
-    _, said = resume(tmp_path, "launcher", "worker-1", "worker-2", outputs=False)
+    _, said = resume(tmp_path, outputs=False)
     assert said == ["job 7 has left no files on worker-1: the program starts from the beginning"]
