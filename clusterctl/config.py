@@ -6,6 +6,9 @@ hold for every verb that has such an option:
     cluster = "lab"
     [run]
     backend = "mpi"
+
+Outside the tables a key is general: where such an option means nothing, it is passed over. In a
+table it is like a flag.
 """
 
 from __future__ import annotations
@@ -56,17 +59,39 @@ Verbs = Mapping[str, Mapping[str, Option]]
 """Each verb's options, by name."""
 
 
-def defaults(verbs: Verbs) -> dict[str, dict[str, Any]]:
-    """Defaults per verb, from the settings files.
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A value, and where it is said: `spot in [up] of PATH`. `general`: for every verb."""
+
+    value: Any
+    where: str
+    general: bool = False
+
+
+Settings = Mapping[str, Mapping[str, Setting]]
+"""By verb and option."""
+
+
+def read(verbs: Verbs) -> Settings:
+    """What the settings files say.
 
     Raises UsageError naming the file for a key that no verb has, and for a value of the wrong kind.
     """
     _check_variables(verbs)
-    merged: dict[str, dict[str, Any]] = {verb: {} for verb in verbs}
+    merged: dict[str, dict[str, Setting]] = {verb: {} for verb in verbs}
     for path in files():
         for verb, values in _settings(path, verbs).items():
             merged[verb].update(values)
-    return {verb: values for verb, values in merged.items() if values}
+    return merged
+
+
+def defaults(settings: Settings) -> dict[str, dict[str, Any]]:
+    """The values alone, of the verbs that have any."""
+    return {
+        verb: {name: setting.value for name, setting in found.items()}
+        for verb, found in settings.items()
+        if found
+    }
 
 
 def _check_variables(verbs: Verbs) -> None:
@@ -85,21 +110,25 @@ def _check_variables(verbs: Verbs) -> None:
             )
 
 
-def _settings(path: Path, verbs: Verbs) -> dict[str, dict[str, Any]]:
-    """One file's defaults per verb; a verb's own table wins over the keys outside."""
-    found: dict[str, dict[str, Any]] = {verb: {} for verb in verbs}
-    tables: dict[str, Mapping[str, Any]] = {}
+def _settings(path: Path, verbs: Verbs) -> dict[str, dict[str, Setting]]:
+    """One file's settings per verb; a verb's own table wins over the keys outside."""
+    found: dict[str, dict[str, Setting]] = {verb: {} for verb in verbs}
+    tables: dict[str, dict[str, Setting]] = {}
     for key, value in _read(path).items():
         if isinstance(value, dict):
             _known(path, key, "table", set(verbs))
             for name in value:
                 _known(path, f"{key}.{name}", "key", {f"{key}.{option}" for option in verbs[key]})
-            tables[key] = {n: _value(path, n, v, verbs[key][n]) for n, v in value.items()}
+            tables[key] = {
+                n: Setting(_value(path, n, v, verbs[key][n]), f"{n} in [{key}] of {path}")
+                for n, v in value.items()
+            }
         else:
             _known(path, key, "key", set().union(*verbs.values()))
             for verb, options in verbs.items():
                 if key in options:
-                    found[verb][key] = _value(path, key, value, options[key])
+                    checked = _value(path, key, value, options[key])
+                    found[verb][key] = Setting(checked, f"{key} in {path}", general=True)
     for verb, table in tables.items():
         found[verb].update(table)
     return found

@@ -275,6 +275,11 @@ class Cluster:
         return any(node.role is Role.LOGIN for node in self.nodes)
 
     @property
+    def system(self) -> str:
+        """Who starts its jobs: `direct` (we do), or the batch system's name."""
+        return self.spec.provider if self.batch else "direct"
+
+    @property
     def workers(self) -> tuple[Node, ...]:
         return tuple(node for node in self.nodes if node.role in (Role.WORKER, Role.BOTH))
 

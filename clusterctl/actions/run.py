@@ -101,14 +101,12 @@ def planned(cluster: Cluster, spec: JobSpec, *, number: int) -> tuple[Job, Launc
     """The job's record before it is staged, and how its ranks are started."""
     compilation(spec.program, spec.env)  # its flags may be wrong
     spec = replace(spec, venv=_absolute(cluster, spec.venv))
-    if ready(cluster).batch:
-        scheduler = cluster.spec.provider
-        schedulers.check(scheduler, spec)
+    scheduler = ready(cluster).system
+    schedulers.check(scheduler, spec)
+    if cluster.batch:
         spec = srun.sized(cluster, spec)
         placement = srun.place(spec)
     else:
-        scheduler = "direct"
-        schedulers.check(scheduler, spec)
         placement = place(cluster, spec)
         check(spec.program, cluster, tuple(item.node for item in placement))
     request = launch.Request(id=number, spec=spec, cluster=cluster, placement=placement)
@@ -312,7 +310,10 @@ def emit(prepared: Prepared, kind: str = "sh") -> str:
         return scheduler.emit(job, plan, __version__, sorted(prepared.secrets), beside(prepared))
     launcher = cluster.launcher
     if plan.agents:
-        raise LaunchError("--emit sh describes mpirun alone", hint="leave out --launcher torchrun")
+        raise UsageError(
+            "--launcher torchrun does not work with --emit sh, which describes mpirun alone",
+            hint="leave one of the two out",
+        )
     wrapper = next(index for index, word in enumerate(plan.argv) if word == "/bin/sh")
     words = [
         '"$cctl_scratch/hostfile"' if word == "hostfile" else command_line((word,))
@@ -376,6 +377,11 @@ class Terminal:
     argv: tuple[str, ...]
     folder: Path
 
+    @property
+    def text(self) -> str:
+        """The same for a shell."""
+        return f"cd {shlex.quote(str(self.folder))} && {shlex.join(self.argv)}"
+
     def open(self) -> int:
         """Hands the terminal over; returns the command's exit code."""
         return process.foreground(self.argv, cwd=self.folder)
@@ -384,12 +390,7 @@ class Terminal:
 def interactive(store: Store, cluster: Cluster, spec: JobSpec, words: list[str]) -> Terminal:
     """A shell, or `words`, on nodes that the batch system gives for it. Nothing is staged and
     nothing recorded."""
-    if not ready(cluster).batch:
-        raise UsageError(
-            f"--interactive asks a batch system for nodes; {cluster.name!r} has none",
-            hint=f"`clusterctl ssh -c {cluster.name}` opens a shell on a node",
-        )
-    system = cluster.spec.provider
+    system = ready(cluster).system
     schedulers.check(system, spec)
     spec = srun.sized(cluster, spec)
     job = Job(

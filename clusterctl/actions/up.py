@@ -88,6 +88,12 @@ class Intent:
     """The workers that there are and that will go."""
 
 
+def resolve(store: Store, spec: ClusterSpec) -> ClusterSpec:
+    """The wish with all that it leaves out, which decides what its options mean."""
+    check_name(spec.name)
+    return complete(spec, _old(store, spec))
+
+
 def plan(store: Store, spec: ClusterSpec, tell: Tell) -> ProviderPlan:
     """What `up` would do."""
     check_name(spec.name)

@@ -8,6 +8,7 @@ import io
 import os
 import sys
 import traceback
+from functools import cache
 from typing import Any
 
 import typer
@@ -81,12 +82,18 @@ def _top(
     """From nothing to a multi-node training job, and no bill left behind."""
 
 
+@cache
+def _command() -> Any:
+    """The verbs as the parser has them. Made once: a command line leaves nothing in it."""
+    return typer.main.get_command(app())
+
+
 def run(arguments: list[str]) -> int:
     """Runs one command line; never raises. Returns the exit code."""
     console = Console.current()
     try:
         _refuse_bytes(arguments)
-        command = typer.main.get_command(app())
+        command = _command()
         verbs: dict[str, Any] = getattr(command, "commands", {})
         options = {
             verb: {
@@ -100,10 +107,11 @@ def run(arguments: list[str]) -> int:
             for verb, entry in verbs.items()
         }
         wants_help = {"--help", "-h", "--version"} & set(arguments[:1]) or not arguments
-        defaults = {} if wants_help else config.defaults(options)
+        said = {} if wants_help else config.read(options)
         settings: dict[str, Any] = {
-            "default_map": defaults,
+            "default_map": config.defaults(said),
             "auto_envvar_prefix": "CLUSTERCTL",
+            "obj": said,
         }
         if "_CLUSTERCTL_COMPLETE" in os.environ:
             command.main(args=arguments, prog_name="clusterctl", **settings)

@@ -18,6 +18,7 @@ from clusterctl.cli.options import (
     Quiet,
     Verbose,
     Yes,
+    applicable,
     either,
 )
 from clusterctl.errors import UsageError
@@ -78,6 +79,8 @@ def attach(
             "attach what?" if not chosen else f"{' and '.join(chosen)} are different clusters",
             hint="clusterctl attach NAME --hosts FILE, --slurm [LOGIN] or --sge [LOGIN]",
         )
+    here = hosts is None and not (slurm or sge)
+    applicable(context, {chosen[0].removeprefix("--"), *(["here"] if here else [])})
     if identity is not None and not identity.is_file():
         raise UsageError(f"--identity {identity}: there is no such file", hint="name a private key")
 

@@ -20,11 +20,13 @@ from clusterctl.cli.options import (
     Quiet,
     Verbose,
     Yes,
+    applicable,
     either,
     leading_options,
+    provider_of,
 )
 from clusterctl.errors import UsageError
-from clusterctl.model import Cluster, clock
+from clusterctl.model import Cluster, Runtime, clock
 
 
 class SshCommand(TyperCommand):
@@ -85,40 +87,24 @@ def up(
 ) -> None:
     """Create a cluster, resume one, or change its number of workers."""
     console = Console.current().set(json=json, quiet=quiet, verbose=verbose)
-    typed = _typed(context)
-    spec = wish.spec(
-        name=either(context, name, cluster) or DEFAULT_NAME,
-        named_provider=provider,
-        chosen=wish.groups(
-            gpu or [], cpu or [], instance_type, workers, typed="--workers" in typed
-        ),
-        ttl=ttl,
-        runtime_text=runtime,
-        image=image,
-        gpus=gpus,
-        launcher_type=launcher_type,
-        region=region,
-        zones=zones,
-        spot=spot,
-        spot_fallback=spot_fallback,
-        ami=ami,
-        disk=disk,
-        efa=efa,
-        ssh_cidr=ssh_cidr,
-        budget=budget,
-        boot_timeout=boot_timeout,
-        typed=typed,
-    )
     from clusterctl import actions
     from clusterctl.actions import up as action
 
+    called = either(context, name, cluster) or DEFAULT_NAME
+    wished = wish.spec(called, context.params, _typed(context))
     store = actions.open_store()
+    resolved = action.resolve(store, wished)
+    host = resolved.provider == "ec2" and resolved.runtime is Runtime.HOST
+    circumstances = {resolved.provider, *(["host"] if host else [])}
+    given = applicable(context, circumstances, provider_of(called, resolved.provider))
+    spec = wish.spec(called, given, _typed(context))
     if dry_run:
         plan = action.plan(store, spec, console.tell)
         console.result("\n".join((f"mode: {plan.mode}", *plan.lines)))
         console.document(
             {
                 "dry_run": True,
+                "cluster": spec.name,
                 "mode": plan.mode,
                 "lines": plan.lines,
                 "charges": plan.charges,
@@ -329,6 +315,7 @@ def list_(
 
 
 def ssh(
+    context: typer.Context,
     node: Annotated[str | None, typer.Argument(metavar="[NODE]", help="Default: launcher.")] = None,
     command: Annotated[
         list[str] | None, typer.Argument(metavar="[-- COMMAND...]", help="Instead of a shell.")
@@ -344,6 +331,7 @@ def ssh(
     from clusterctl import actions
     from clusterctl.actions import reach
 
+    applicable(context, {"json"} if json else ())
     store = actions.open_store()
     chosen = actions.choose(store, cluster)
     words = list(command or [])

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from clusterctl.cli.console import Console, table
-from clusterctl.cli.options import ClusterOption, Json, Quiet, Verbose
+from clusterctl.cli.options import ClusterOption, Json, Quiet, Verbose, applicable
 from clusterctl.errors import UsageError
 
 _BAR = 30  # characters
@@ -20,6 +20,7 @@ def register(app: typer.Typer) -> None:
 
 
 def data(
+    context: typer.Context,
     what: Annotated[str, typer.Argument(help="get, push, list or index.", metavar="WHAT")],
     words: Annotated[
         list[str] | None,
@@ -56,13 +57,16 @@ def data(
     from clusterctl.actions import data as action
 
     store, rest = actions.open_store(), words or []
-    if what == "index":
-        raise typer.Exit(action.index(rest))
-    if what not in ("get", "push", "list"):
+    if what not in ("get", "push", "list", "index"):
         raise UsageError(
             f"data {what!r} is not a thing to do", hint="get, push, list or index: data --help"
         )
+    applicable(context, {what, *(["no-push"] if no_push else [])})
+    if what == "index":
+        raise typer.Exit(action.index(rest))
     if what == "list":
+        if rest:
+            raise UsageError("`data list` takes no names", hint="leave them out")
         found = action.entries(store)
         rows: list[tuple[str, ...]] = [
             (entry.name, f"{entry.size / 1e6:.0f} MB", "here" if entry.here else "-", entry.title)
@@ -76,8 +80,8 @@ def data(
             raise UsageError(f"there is no option {word}", hint="`clusterctl data --help` explains")
     if not rest:
         raise UsageError(f"data {what} needs a name", hint="`data list` shows the names")
-    if name is not None and (what == "get" or len(rest) > 1):
-        raise UsageError("--name goes with `data push` and one folder", hint="leave it out")
+    if name is not None and len(rest) > 1:
+        raise UsageError("--name goes with one folder", hint="leave it out, or push one by one")
     if what == "get":
         bar = Bar(console)
         options = action.GetOptions(mirror, cluster, not no_push)

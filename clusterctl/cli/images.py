@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from clusterctl.cli.console import Console
-from clusterctl.cli.options import ClusterOption, Json, Quiet, Verbose
+from clusterctl.cli.options import ClusterOption, Json, Quiet, Verbose, applicable
 from clusterctl.errors import UsageError
 
 
@@ -16,6 +16,7 @@ def register(app: typer.Typer) -> None:
 
 
 def image(
+    context: typer.Context,
     what: Annotated[str, typer.Argument(metavar="build|lock", help="What to do.")],
     name: Annotated[str, typer.Argument(metavar="NAME", help="launcher, cpu, nvidia or amd.")],
     push: Annotated[
@@ -39,11 +40,10 @@ def image(
             f"image {what!r} is not a thing to do",
             hint="clusterctl image build NAME, or clusterctl image lock NAME",
         )
+    applicable(context, {what})
     from clusterctl.actions import images
 
     if what == "lock":
-        if push or base:
-            raise UsageError("--push and --base go with `image build`", hint="leave them out")
         found = images.lock(name, on_line=console.detail)
         for wheel, digest in found.items():
             console.result(f"{digest}  {wheel}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from clusterctl.cli.console import Console, table
-from clusterctl.cli.options import ClusterOption, Json, Quiet, Verbose
+from clusterctl.cli.options import ClusterOption, Json, Quiet, Verbose, applicable
 
 
 def register(app: typer.Typer) -> None:
@@ -13,6 +13,7 @@ def register(app: typer.Typer) -> None:
 
 
 def check(
+    context: typer.Context,
     cluster: ClusterOption = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -20,6 +21,7 @@ def check(
 ) -> None:
     """What this machine offers: tools, packages, state home, clusters here and on EC2."""
     console = Console.current().set(json=json, quiet=quiet, verbose=verbose)
+    applicable(context, ())
     from clusterctl import actions
     from clusterctl.actions import check as action
 

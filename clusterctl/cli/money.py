@@ -14,6 +14,7 @@ from clusterctl.cli.options import (
     Quiet,
     Verbose,
     Yes,
+    applicable,
     either,
     life_time,
 )
@@ -59,6 +60,7 @@ def extend(
 
 
 def gc(
+    context: typer.Context,
     adopt: Annotated[
         str, typer.Option(metavar="NAME", help="Take this cluster back instead.")
     ] = "",
@@ -77,6 +79,7 @@ def gc(
     from clusterctl import actions
     from clusterctl.actions import gc as action
 
+    applicable(context, {"adopt"} if adopt else ())
     store = actions.open_store()
     if adopt:
         orphan = action.adoptable(store, adopt, region or [])

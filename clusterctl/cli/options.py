@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Collection
 from typing import Annotated, Any
 
 import typer
 
+from clusterctl import config, scope
 from clusterctl.errors import UsageError
 
 ClusterOption = Annotated[
@@ -42,6 +45,56 @@ def either(context: typer.Context, name: str | None, option: str | None) -> str 
     if name and option and name != option and typed:
         raise UsageError(f"both {name!r} and --cluster {option!r} are named", hint="name one")
     return name or option
+
+
+def provider_of(name: str, provider: str) -> str:
+    """What `applicable` says of a cluster."""
+    return f"the provider of cluster {name!r} is {provider}"
+
+
+def applicable(
+    context: typer.Context, circumstances: Collection[str], place: str = ""
+) -> dict[str, Any]:
+    """The verb's parameters as they hold in these circumstances (see `scope`). An option that has
+    no effect there is UsageError, which names where it was said; a general setting is left out.
+
+    Args:
+        place: Says which of the circumstances are those of a cluster, for people.
+    """
+    values = dict(context.params)
+    for parameter in context.command.params:
+        option, name = _written(parameter), parameter.name or ""
+        source = context.get_parameter_source(name)
+        if not option or not values[name] or source is None or source.name == "DEFAULT":
+            continue
+        limit = scope.limit(context.command.name or "", option, circumstances)
+        if limit is None:
+            continue
+        where = _said(context, parameter, option, source.name)
+        if where:
+            why = f"{where} {limit.says}" + (f"; {place}" if place and limit.only else "")
+            raise UsageError(why, hint=limit.advice(circumstances))
+        values[name] = None if parameter.multiple else parameter.default
+    return values
+
+
+def _written(parameter: Any) -> str:
+    """An option as its row in `scope` has it: the first long spelling; "" for an argument."""
+    long = [word for word in parameter.opts if word.startswith("--")]
+    return str((long or parameter.opts)[0]) if parameter.opts[0].startswith("-") else ""
+
+
+def _said(context: typer.Context, parameter: Any, option: str, source: str) -> str:
+    """Where an option has its value from, for people; "" for a setting that is for all verbs."""
+    if source == "DEFAULT_MAP":
+        settings: config.Settings = context.find_root().obj
+        setting = settings[context.command.name or ""][parameter.name]
+        return "" if setting.general else setting.where
+    if source == "ENVIRONMENT":
+        if parameter.envvar and os.environ.get(parameter.envvar):
+            return ""
+        return f"{context.auto_envvar_prefix}_{parameter.name.upper()}"
+    return option
 
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}

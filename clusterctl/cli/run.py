@@ -18,7 +18,9 @@ from clusterctl.cli.options import (
     JsonLines,
     Quiet,
     Verbose,
+    applicable,
     duration,
+    provider_of,
     values_taken,
 )
 from clusterctl.cli.rank_output import Printer
@@ -95,6 +97,7 @@ def register(app: typer.Typer) -> None:
 
 
 def run(
+    context: typer.Context,
     command: Annotated[
         list[str] | None,
         typer.Argument(metavar="SCRIPT [ARGS...]", help="A path, or a bundled program's name."),
@@ -190,7 +193,6 @@ def run(
         _one_of("--launcher", launcher, ("mpirun", "torchrun", "srun"))
     if emit is not None:
         _one_of("--emit", emit, ("sh", "sbatch", "qsub"))
-    native = _native(locals())
     words = list(command or [])
     if module is None and not words and not interactive:
         raise UsageError("there is nothing to run", hint="clusterctl run SCRIPT [ARGS...]")
@@ -204,19 +206,25 @@ def run(
             f"-c {cluster}: -c names a cluster", hint=f"Slurm's -c: --cpus-per-task {cluster}"
         )
     chosen = actions.choose(store, cluster)
+    doing = {"interactive": interactive, "emit": emit, "terminal": interactive and not dry_run}
+    ways = [word for word, wanted in doing.items() if wanted]
+    circumstances = {chosen.system, *ways, *(f"{word} {chosen.system}" for word in ways)}
+    place = provider_of(chosen.name, chosen.spec.provider)
+    given = applicable(context, circumstances, place)
+    native = _native(given)
     if interactive:
         shape = JobSpec(
             program=Program(kind=ProgramKind.BINARY, target="interactive"),
             ranks=ranks or 0,
-            ranks_per_node=ranks_per_node or 0,
-            nodes=nodes or 0,
+            ranks_per_node=given["ranks_per_node"] or 0,
+            nodes=given["nodes"] or 0,
             native=native,
         )
         terminal = action.interactive(store, chosen, shape, words)
         if not dry_run:
             raise typer.Exit(terminal.open())
-        console.result(shlex.join(terminal.argv))
-        console.document({"dry_run": True, "argv": terminal.argv})
+        console.result(terminal.text)
+        console.document({"dry_run": True, "folder": str(terminal.folder), "argv": terminal.argv})
         return
     try:
         resolved = action.resolve(words, module, stage, env_file or [], source or [])
@@ -228,21 +236,21 @@ def run(
     spec = JobSpec(
         program=resolved.program,
         ranks=ranks or 0,
-        ranks_per_node=ranks_per_node or 0,
-        nodes=nodes or 0,
+        ranks_per_node=given["ranks_per_node"] or 0,
+        nodes=given["nodes"] or 0,
         backend=backend,
         launcher=launcher or ("auto" if chosen.batch else "mpirun"),
         env=variables,
         secret_names=tuple(sorted(secrets)),
         env_files=tuple(str(path.absolute()) for path in env_file or []),
-        now=now,
+        now=given["now"],
         timeout=0.0 if timeout is None else duration(timeout, "--timeout"),
         retries=retries,
         allow_cpu=allow_cpu,
         native=native,
-        modules=tuple(environment_module or []),
-        venv=venv,
-        container=container,
+        modules=tuple(given["environment_module"] or []),
+        venv=given["venv"],
+        container=given["container"],
     )
     dry = dry_run or emit is not None
     number = action.next_number(store, dry=True)
@@ -258,7 +266,7 @@ def run(
         console.document({"emit": emit, "script": script})
         return
     if dry_run:
-        _print_plan(console, prepared)
+        _print_plan(console, prepared, detach)
         return
     for note in prepared.plan.notes:
         console.note(note)
@@ -338,14 +346,33 @@ def _native(given: dict[str, Any]) -> dict[str, str]:
     return {name: "" if value is True else value for name, value in found.items()}
 
 
-def _print_plan(console: Console, prepared: Any) -> None:
+def _conditions(spec: JobSpec, detach: bool) -> list[str]:
+    """What a job is subject to that its command does not show."""
+    tries = "1 more time" if spec.retries == 1 else f"{spec.retries} more times"
+    rows = (
+        (spec.now, "does not wait for other jobs"),
+        (spec.timeout, f"ends after {spec.timeout:g} s"),
+        (spec.retries, f"starts again after a failure, up to {tries}"),
+        (detach, "runs detached: clusterctl returns when it has been handed in"),
+    )
+    return [text for holds, text in rows if holds]
+
+
+def _print_plan(console: Console, prepared: Any, detach: bool) -> None:
     job, plan = prepared.job, prepared.plan
     secrets = dict.fromkeys(prepared.secrets, "***")
+    conditions = _conditions(job.spec, detach)
+    common = {
+        "dry_run": True,
+        "cluster": job.cluster,
+        "stage": prepared.tree.describe(),
+        "conditions": conditions,
+    }
     if prepared.cluster.batch:
-        _print_batch(console, prepared, secrets)
+        _print_batch(console, prepared, secrets, common)
         return
-    lines = [f"# {note}" for note in plan.notes]
-    lines += [f"# stage: {prepared.tree.describe()}", "", "# hostfile", plan.files["hostfile"]]
+    lines = [f"# {note}" for note in (*plan.notes, *conditions)]
+    lines += [f"# stage: {common['stage']}", "", "# hostfile", plan.files["hostfile"]]
     lines += ["# on " + prepared.cluster.launcher.name, prepared.command, ""]
     if plan.agents:
         lines += ["# torchrun, on each node", *(f"{n}: {a}" for n, a in plan.agents.items()), ""]
@@ -360,7 +387,7 @@ def _print_plan(console: Console, prepared: Any) -> None:
     console.result("\n".join(lines))
     console.document(
         {
-            "dry_run": True,
+            **common,
             "argv": plan.argv,
             "env": {**plan.env, **secrets},
             "node_env": plan.node_env,
@@ -374,12 +401,15 @@ def _print_plan(console: Console, prepared: Any) -> None:
     )
 
 
-def _print_batch(console: Console, prepared: Any, secrets: dict[str, str]) -> None:
+def _print_batch(
+    console: Console, prepared: Any, secrets: dict[str, str], common: dict[str, Any]
+) -> None:
     from clusterctl.actions import run as action
 
     job, plan = prepared.job, prepared.plan
     files = action.scheduler_files(prepared)
-    lines = [f"# stage: {prepared.tree.describe()}", ""]
+    lines = [f"# {condition}" for condition in common["conditions"]]
+    lines += [f"# stage: {common['stage']}", ""]
     for name, text in files.items():
         lines += [f"# {name}", text]
     lines += ["# every rank", *(shlex.join(p) for p in plan.programs.values()), ""]
@@ -390,7 +420,7 @@ def _print_batch(console: Console, prepared: Any, secrets: dict[str, str]) -> No
     console.result("\n".join(lines))
     console.document(
         {
-            "dry_run": True,
+            **common,
             "env": {**plan.env, **secrets},
             "programs": plan.programs,
             "files": files,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
-from typing import Annotated
+from collections.abc import Collection, Mapping
+from typing import Annotated, Any
 
 import typer
 
@@ -130,55 +130,24 @@ def runtime(text: str) -> Runtime | None:
     raise UsageError(f"--runtime {text!r} is neither docker nor host", hint="--runtime docker")
 
 
-def provider(named: str, chosen: tuple[NodeGroup, ...]) -> str:
-    """The one that is named, else EC2 where machines are; "" leaves it to the cluster there is."""
-    implied = "ec2" if any(group.family or group.instance_type for group in chosen) else ""
-    if named in ("local", "docker") and implied:
-        raise UsageError(
-            f"--provider {named} has no machine types to choose from",
-            hint="leave --gpu, --cpu and --instance-type out, or use --provider ec2",
-        )
-    return named or implied
+def provider(values: Mapping[str, Any]) -> str:
+    """The one that is named, else the one that the machines imply; "" leaves it to the cluster that
+    there is."""
+    implied = "ec2" if values["gpu"] or values["cpu"] or values["instance_type"] else ""
+    return values["provider"] or implied or ("docker" if values["gpus"] else "")
 
 
-def indices(text: str, where: str) -> tuple[str, ...]:
-    """The GPUs of --gpus, which only containers can be given one by one."""
-    if not text:
-        return ()
-    if where != "docker":
-        raise UsageError(
-            f"--gpus hands this machine's GPUs to containers, not to {where} nodes",
-            hint="use --provider docker",
-        )
-    found = tuple(part.strip() for part in text.split(","))
-    if found != ("all",) and not all(re.fullmatch(r"\d{1,3}", part) for part in found):
+def indices(text: str) -> tuple[str, ...]:
+    """The GPUs of --gpus."""
+    found = tuple(part.strip() for part in text.split(",")) if text else ()
+    if found and found != ("all",) and not all(re.fullmatch(r"\d{1,3}", part) for part in found):
         raise UsageError(f"--gpus {text!r} is neither all nor numbers", hint="--gpus 0,1")
     return found
 
 
-def spec(
-    *,
-    name: str,
-    named_provider: str,
-    chosen: tuple[NodeGroup, ...],
-    ttl: str,
-    runtime_text: str,
-    image: str,
-    gpus: str,
-    launcher_type: str,
-    region: str,
-    zones: str,
-    spot: bool,
-    spot_fallback: bool,
-    ami: str,
-    disk: int,
-    efa: bool,
-    ssh_cidr: str,
-    budget: float | None,
-    boot_timeout: str,
-    typed: Collection[str],
-) -> ClusterSpec:
-    """The wish. `typed`: the options of this command line, beside what the settings say."""
+def spec(name: str, values: Mapping[str, Any], typed: Collection[str]) -> ClusterSpec:
+    """The wish. `values`: the options of `up` by parameter; `typed`: those of this command line."""
+    budget, disk = values["budget"], values["disk"]
     if budget is not None and not 0 < budget <= MAX_BUDGET:
         raise UsageError(
             f"--budget {budget:,.12g}: more than 0, at most {MAX_BUDGET:,} US dollars",
@@ -186,32 +155,32 @@ def spec(
         )
     if disk and not 8 <= disk <= 16384:
         raise UsageError(f"--disk {disk}: 8 to 16384 GB", hint="--disk 100")
-    where = provider(named_provider, chosen) or ("docker" if gpus else "")
-    market = [option for option in ("--spot", "--spot-fallback") if option in typed]
-    if market and where in ("local", "docker"):
-        raise UsageError(
-            f"{market[0]} is for machines of EC2, not for {where} nodes",
-            hint="leave it out, or use --provider ec2",
-        )
+    patience = values["boot_timeout"]
     return ClusterSpec(
         name=name,
-        provider=where,
-        groups=chosen,
-        ttl=life_time(ttl) if ttl else 0.0,
-        runtime=runtime(runtime_text),
-        image=image,
-        gpus=indices(gpus, where),
+        provider=provider(values),
+        groups=groups(
+            values["gpu"] or [],
+            values["cpu"] or [],
+            values["instance_type"],
+            values["workers"],
+            typed="--workers" in typed,
+        ),
+        ttl=life_time(values["ttl"]) if values["ttl"] else 0.0,
+        runtime=runtime(values["runtime"]),
+        image=values["image"],
+        gpus=indices(values["gpus"]),
         cloud=CloudSpec(
-            region=region,
-            zones=tuple(zone.strip() for zone in zones.split(",") if zone.strip()),
-            launcher_type=launcher_type,
-            spot=spot,
-            spot_fallback=spot_fallback,
-            ami=ami,
+            region=values["region"],
+            zones=tuple(zone.strip() for zone in values["zones"].split(",") if zone.strip()),
+            launcher_type=values["launcher_type"],
+            spot=values["spot"],
+            spot_fallback=values["spot_fallback"],
+            ami=values["ami"],
             disk=disk,
-            efa=efa,
-            ssh_cidr=ssh_cidr,
+            efa=values["efa"],
+            ssh_cidr=values["ssh_cidr"],
             budget=budget or 0.0,
-            **({"boot_timeout": duration(boot_timeout, "--boot-timeout")} if boot_timeout else {}),
+            **({"boot_timeout": duration(patience, "--boot-timeout")} if patience else {}),
         ),
     )

@@ -187,10 +187,6 @@ def _slots(spec: JobSpec) -> int:
     """Grid Engine counts slots: one rank each."""
     _, _, count = spec.native.get("pe", "").rpartition(" ")
     slots = int(count) if count.isdigit() else 1
-    if spec.nodes or spec.ranks_per_node:
-        raise UsageError(
-            "Grid Engine gives slots, not nodes", hint="ask for them with -pe NAME SLOTS"
-        )
     if spec.ranks > slots:
         raise UsageError(
             f"--ranks {spec.ranks} do not fit into {slots} slots",

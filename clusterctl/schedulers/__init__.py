@@ -5,15 +5,20 @@ All pure: argv and scripts in, text out, states parsed. `jobs` runs them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Protocol, cast
 
+from clusterctl import scope
+from clusterctl.errors import UsageError
 from clusterctl.model import Cluster, Job, JobSpec, LaunchPlan
 
 
 class Scheduler(Protocol):
     """A batch system, or ours. Commands run in the job's folder on the launcher or login node."""
+
+    def check(self, spec: JobSpec) -> None:
+        """Raises UsageError for a value of an option that it cannot take."""
 
     def script(self, job: Job, cluster: Cluster, plan: LaunchPlan) -> dict[str, str]:
         """Files for the job's folder, by name."""
@@ -61,9 +66,22 @@ SCHEDULERS: dict[str, str] = {
 
 
 def check(name: str, spec: JobSpec) -> None:
-    """Raises UsageError for an option that this way of starting jobs does not have."""
-    module = import_module(SCHEDULERS[name].partition(":")[0])
-    cast(Callable[[JobSpec], None], module.check)(spec)
+    """Raises UsageError for an option that this way of starting jobs does not have, or for a value
+    that it cannot take."""
+    given = {
+        **{written(option): True for option in spec.native},
+        "--module": spec.modules,
+        "--venv": spec.venv,
+        "--container": spec.container,
+        "--now": spec.now,
+        "--nodes": spec.nodes,
+        "--ranks-per-node": spec.ranks_per_node,
+    }
+    for option, value in given.items():
+        limit = scope.limit("run", option, (name,)) if value else None
+        if limit:
+            raise UsageError(f"{option} {limit.says}", hint=limit.advice((name,)))
+    load(name).check(spec)
 
 
 def written(name: str) -> str:

@@ -15,9 +15,7 @@ import shlex
 from dataclasses import replace
 
 from clusterctl import assets
-from clusterctl.errors import UsageError
 from clusterctl.model import Cluster, Job, JobSpec, JobState, LaunchPlan, Placement, RankFailure
-from clusterctl.schedulers import written
 
 GRACE = 5
 """Seconds that programs have between SIGTERM and SIGKILL: all has to be gone within ten."""
@@ -40,6 +38,9 @@ LATE = ("MASTER_PORT", "CLUSTERCTL_ATTEMPT")
 
 class Direct:
     """Needs nothing on the launcher but sh, flock and ssh."""
+
+    def check(self, spec: JobSpec) -> None:
+        """It takes all values."""
 
     def script(self, job: Job, cluster: Cluster, plan: LaunchPlan) -> dict[str, str]:
         launcher = cluster.launcher
@@ -121,18 +122,6 @@ class Direct:
             " then setsid /bin/sh ./clean.sh </dev/null >>clean.log 2>&1 & fi; :"
         )
         return ("/bin/sh", "-c", script)
-
-
-def check(spec: JobSpec) -> None:
-    """Raises UsageError for an option that only batch systems have."""
-    words = [written(name) for name in spec.native]
-    words += ["--module"] * bool(spec.modules) + ["--venv"] * bool(spec.venv)
-    words += ["--container"] * bool(spec.container)
-    if words:
-        raise UsageError(
-            f"{words[0]} means nothing on this cluster: no batch system runs its jobs",
-            hint="`clusterctl attach NAME --slurm` or `--sge` makes one known",
-        )
 
 
 def apply(job: Job, line: str) -> Job:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from clusterctl.errors import UsageError
 from clusterctl.model import Job, JobSpec, JobState
-from clusterctl.schedulers import batch, written
+from clusterctl.schedulers import batch
 
 OPTIONS = {
     "pe": "-pe",
@@ -22,16 +22,6 @@ OPTIONS = {
     "requeue": "-r y",
 }
 """What `run` passes on, and Grid Engine's word for it."""
-
-INSTEAD = {
-    "partition": "--queue NAME",
-    "mem": "-l h_vmem=SIZE (for each slot)",
-    "mem-per-cpu": "-l h_vmem=SIZE (for each slot)",
-    "gpus": "-l gpu=N, or what your site calls it",
-    "gpus-per-node": "-l gpu=N, or what your site calls it",
-    "cpus-per-task": "-pe NAME SLOTS with --ranks N",
-}
-"""Words of Slurm's that a person may try."""
 
 MAIL = {"BEGIN": "b", "END": "e", "FAIL": "a", "ALL": "bea", "NONE": "n"}
 
@@ -57,6 +47,9 @@ class Sge(batch.Batch):
     requeue_code = REQUEUE_CODE
     ours = ("-o ", "-notify", "-r ")
 
+    def check(self, spec: JobSpec) -> None:
+        check(spec)
+
     def directives(self, job: Job) -> list[str]:
         return directives(job)
 
@@ -76,7 +69,7 @@ class Sge(batch.Batch):
         return [f"-v {','.join(secrets)}"] if secrets else []
 
     def interactive_argv(self, job: Job, words: Sequence[str]) -> tuple[str, ...]:
-        ours = (*self.ours, "-j ", "-S ", "-cwd", "-m ", "-M ")
+        ours = (*self.ours, "-j ", "-S ", "-cwd")
         lines = [line for line in directives(job) if not line.startswith(ours)]
         return ("qrsh", "-now", "no", *(word for line in lines for word in line.split()), *words)
 
@@ -144,13 +137,7 @@ def mail(text: str) -> str:
 
 
 def check(spec: JobSpec) -> None:
-    """Raises UsageError for an option that Grid Engine does not have, or a value it cannot have."""
-    for name in spec.native:
-        if name not in OPTIONS:
-            raise UsageError(
-                f"{written(name)} means nothing to Grid Engine",
-                hint=INSTEAD.get(name, "`clusterctl run --help` lists its options"),
-            )
+    """Raises UsageError for a value that Grid Engine cannot take."""
     if "time" in spec.native:
         seconds(spec.native["time"])
     if "mail-type" in spec.native:

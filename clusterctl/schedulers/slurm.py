@@ -9,34 +9,6 @@ from clusterctl.errors import UsageError
 from clusterctl.model import Job, JobSpec, JobState
 from clusterctl.schedulers import batch, written
 
-OPTIONS = (
-    "account",
-    "constraint",
-    "cpus-per-task",
-    "exclude",
-    "exclusive",
-    "gpu-bind",
-    "gpus",
-    "gpus-per-node",
-    "gpus-per-task",
-    "gres",
-    "job-name",
-    "mail-type",
-    "mail-user",
-    "mem",
-    "mem-per-cpu",
-    "mem-per-gpu",
-    "nodelist",
-    "partition",
-    "qos",
-    "requeue",
-    "reservation",
-    "signal",
-    "time",
-)
-"""What `run` passes on, under Slurm's own names."""
-FLAGS = ("exclusive", "requeue")
-
 TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|-1|infinite|unlimited", re.I | re.A)
 """What --time takes: https://slurm.schedmd.com/sbatch.html#OPT_time"""
 
@@ -87,6 +59,9 @@ class Slurm(batch.Batch):
     gone = GONE
     signals = (("USR1", "checkpoint"), ("TERM", "stopped"))
     ours = ("--output=", "--open-mode=", "--signal=", "--no-requeue", "--requeue")
+
+    def check(self, spec: JobSpec) -> None:
+        check(spec)
 
     def directives(self, job: Job) -> list[str]:
         return directives(job)
@@ -146,15 +121,10 @@ def size(spec: JobSpec) -> list[str]:
 
 
 def check(spec: JobSpec) -> None:
-    """Raises UsageError for an option that Slurm does not have, or a value it cannot have."""
+    """Raises UsageError for a value that Slurm cannot take."""
     for name, text in spec.native.items():
-        if name not in OPTIONS:
-            raise UsageError(
-                f"{written(name)} means nothing to Slurm",
-                hint="`clusterctl run --help` lists its options",
-            )
         if text:
-            batch.value(f"--{name}", text)
+            batch.value(written(name), text)
     warning(spec)
     limit = spec.native.get("time", "")
     if limit and not TIME.fullmatch(limit):

@@ -44,7 +44,7 @@ BAD: list[tuple[str, int, str, str]] = [
     ),
     ("up|--dry-run|--cpu|", 2, "--cpu '' is not NAME", "--cpu t3.xlarge:4"),
     ("up|--dry-run|--gpu|:2", 2, "--gpu ':2' is not NAME", "--gpu g4dn:4"),
-    ("up|--dry-run|--provider|local|--spot", 2, "--spot is for machines of EC2", "ec2"),
+    ("up|--dry-run|--provider|local|--spot", 2, "--spot works only with EC2", "ec2"),
     ("up|--dry-run|--provider|docker|--spot-fallback", 2, "--spot-fallback", "leave it out"),
     ("up|Upper", 2, "Upper", "a-z"),
     ("up|a;rm -rf b", 2, "a;rm -rf b", "a-z"),

@@ -163,15 +163,15 @@ def _script(made: Job) -> str:
     [
         ("slurm", {"partition": "a\n#SBATCH --uid=0"}, "--partition"),
         ("slurm", {"account": "$(id)"}, "--account"),
-        ("slurm", {"pe": "mpi 4"}, "-pe means nothing to Slurm"),
-        ("slurm", {"l": "a=1"}, "-l means nothing to Slurm"),
+        ("slurm", {"pe": "mpi 4"}, "-pe works only with Grid Engine"),
+        ("slurm", {"l": "a=1"}, "-l works only with Grid Engine"),
         ("slurm", {"time": "banana"}, "--time 'banana'"),
         ("slurm", {"time": "1:2:3:4"}, "--time '1:2:3:4'"),
         ("slurm", {"signal": "INT@60"}, "--signal INT@60"),
         ("slurm", {"signal": "USR1@soon"}, "--signal USR1@soon"),
         ("sge", {"l": "h_vmem"}, "-l h_vmem: it has no value"),
         ("sge", {"l": "gpu=1,h_vmem="}, "-l h_vmem=: it has no value"),
-        ("direct", {"pe": "mpi 4"}, "-pe means nothing on this cluster"),
+        ("direct", {"pe": "mpi 4"}, "-pe works only with Grid Engine"),
         ("sge", {"partition": "main"}, "--partition"),
         ("sge", {"l": "a=1 -q other"}, "-l"),
         ("sge", {"time": "30"}, "HOURS:MINUTES:SECONDS"),
@@ -285,7 +285,6 @@ def test_sizes(changes: dict[str, Any], size: list[str], ranks: int) -> None:
         ("slurm", {"nodes": 3, "native": {"gpus": "4"}}),
         ("slurm", {"native": {"gpus": "4", "gpus-per-task": "3"}}),
         ("sge", {"ranks": 5, "native": {"pe": "mpi 4"}}),
-        ("sge", {"nodes": 2}),
     ],
 )
 def test_sizes_that_contradict(system: str, changes: dict[str, Any]) -> None:

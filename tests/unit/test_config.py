@@ -47,14 +47,14 @@ def user_file() -> Path:
 
 def test_nothing(project: Path) -> None:
     assert config.files() == ()
-    assert config.defaults(VERBS) == {}
+    assert config.defaults(config.read(VERBS)) == {}
 
 
 def test_keys_and_tables(project: Path) -> None:
     (project / "clusterctl.toml").write_text(
         'cluster = "lab"\njson = true\n[run]\nbackend = "mpi"\ncluster = "other"\n'
     )
-    assert config.defaults(VERBS) == {
+    assert config.defaults(config.read(VERBS)) == {
         "up": {"json": True},
         "run": {"cluster": "other", "json": True, "backend": "mpi"},
         "status": {"cluster": "lab", "json": True},
@@ -65,7 +65,7 @@ def test_project_over_user(project: Path) -> None:
     user_file().write_text('cluster = "mine"\n[run]\nbackend = "gloo"\nranks = 2\n')
     (project / "clusterctl.toml").write_text('[run]\nbackend = "mpi"\n')
     assert config.files() == (user_file(), project / "clusterctl.toml")
-    found = config.defaults(VERBS)["run"]
+    found = config.defaults(config.read(VERBS))["run"]
     assert found == {"cluster": "mine", "backend": "mpi", "ranks": "2"}
 
 
@@ -102,7 +102,7 @@ def test_mistakes_name_the_file(project: Path, text: str, words: list[str], hint
     path = project / "clusterctl.toml"
     path.write_bytes(os.fsencode(text))
     with pytest.raises(UsageError) as caught:
-        config.defaults(VERBS)
+        config.defaults(config.read(VERBS))
     assert str(path) in caught.value.message
     assert all(word in caught.value.message for word in words), caught.value.message
     assert hint in caught.value.hint
@@ -165,6 +165,6 @@ def test_a_variable_that_no_verb_has(
 ) -> None:
     monkeypatch.setenv(name, "mpi")
     with pytest.raises(UsageError) as caught:
-        config.defaults(VERBS)
+        config.defaults(config.read(VERBS))
     assert name in caught.value.message
     assert close in caught.value.hint

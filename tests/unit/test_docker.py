@@ -297,7 +297,7 @@ def test_wishes_that_mean_nothing_here(docker: Path) -> None:
         (["--gpus", "0,x", "--provider", "docker"], "--gpus 0,1"),
         (["--gpus", "0", "--provider", "local"], "--provider docker"),
         (["--gpus", "0", "--gpu", "g4dn"], "--provider docker"),
-        (["--gpu", "g4dn", "--provider", "docker"], "machine types"),
+        (["--gpu", "g4dn", "--provider", "docker"], "--gpu works only with EC2"),
     ],
 )
 def test_options_that_contradict(

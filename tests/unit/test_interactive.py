@@ -33,7 +33,7 @@ def test_a_dry_run_asks_for_no_nodes(queue: Queue, call: Call) -> None:
     assert said.code == 0, said
     assert queue.calls() == []
     document = call(*words, "--dry-run", "--json", "hostname", "-f").document
-    assert shlex.split(said.out) == document["argv"]
+    assert said.out == f"cd {shlex.quote(document['folder'])} && {shlex.join(document['argv'])}\n"
     assert queue.calls() == []
     assert call(*words, "hostname", "-f").code == 0
     assert [line.split() for line in queue.calls()] == [document["argv"]]

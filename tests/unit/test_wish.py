@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from clusterctl.actions import up
+from clusterctl.actions import open_store, up
 from clusterctl.errors import UsageError
-from clusterctl.model import ClusterSpec
+from clusterctl.model import CloudSpec, ClusterSpec
 from clusterctl.providers import ProviderPlan
-from tests.unit.calling import Call
+from tests.unit.calling import Call, judge
+from tests.unit.making import cluster
 
 
 @pytest.fixture
@@ -58,9 +61,43 @@ def test_a_count_that_nobody_says_is_left_open(
     assert [counts(spec) for spec in wishes] == [[0]]
 
 
-def test_spot_in_the_settings_is_for_ec2_alone(
-    call: Call, wishes: list[ClusterSpec], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("key", ["spot = true", 'image = "mine:7"', 'runtime = "docker"'])
+def test_a_general_setting_is_passed_over_where_it_means_nothing(
+    key: str, call: Call, wishes: list[ClusterSpec]
 ) -> None:
-    monkeypatch.setenv("CLUSTERCTL_UP_SPOT", "1")
+    Path("clusterctl.toml").write_text(f"{key}\n")
     call("up", "--dry-run", "--provider", "local")
-    assert [spec.provider for spec in wishes] == ["local"]
+    call("up", "--dry-run", "--provider", "ec2")
+    local, ec2 = ((spec.image, spec.runtime, spec.cloud) for spec in wishes)
+    assert local == ("", None, CloudSpec())
+    assert ec2 != local
+
+
+@pytest.mark.parametrize(
+    ("setting", "name"),
+    [
+        ("file", "spot in [up] of {folder}/clusterctl.toml"),
+        ("variable", "CLUSTERCTL_UP_SPOT"),
+    ],
+)
+def test_a_setting_of_the_verb_is_refused_by_its_name(
+    setting: str, name: str, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if setting == "file":
+        Path("clusterctl.toml").write_text("[up]\nspot = true\n")
+    else:
+        monkeypatch.setenv("CLUSTERCTL_UP_SPOT", "1")
+    said = call("up", "--dry-run", "--provider", "local")
+    judge(said, 2, f"{name.format(folder=Path.cwd())} works only with EC2", "ec2")
+
+
+def test_an_option_of_a_cluster_that_is_there(call: Call) -> None:
+    """Without --provider it is the cluster's: EC2's options are for that one."""
+    open_store().save(cluster(provider="local"))
+    said = call("up", "lab", "--dry-run", "--efa")
+    judge(said, 2, "--efa works only with EC2; the provider of cluster 'lab' is local", "ec2")
+
+
+def test_an_image_needs_containers(call: Call) -> None:
+    words = ["--provider", "ec2", "--runtime", "host", "--image", "mine:7"]
+    judge(call("up", "--dry-run", *words), 2, "--image needs containers", "one of the two")

@@ -1,0 +1,365 @@
+"""Every option of every verb has an effect where it is taken, or is refused there.
+
+The options are those that the command line has, so that a new one fails here until
+`clusterctl/scope.py` has a row for it. Then each is given once in each scene: a verb with a kind of
+cluster and a way to use it. Where the table takes it, the outcome has to differ from that of the
+same line without it; where the table does not, the line is refused, and nothing happens.
+
+The outcome is what the line prints and what reaches the action. `up` and `run` are asked for their
+plan: that of the real provider, and of the real launcher or batch system.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from clusterctl import providers, scope
+from clusterctl.actions import (
+    attach,
+    check,
+    data,
+    down,
+    extend,
+    images,
+    jobs,
+    open_store,
+    reach,
+    show,
+)
+from clusterctl.cli import app
+from clusterctl.errors import UsageError
+from clusterctl.model import Cluster, ClusterSpec, JobState, Role
+from clusterctl.providers import ProviderPlan
+from clusterctl.providers.ec2 import Ec2Provider
+from clusterctl.providers.ec2.sweep import Left
+from tests.unit.calling import Call, Said, state
+from tests.unit.making import cluster, job, node, spec
+
+COMMANDS: dict[str, Any] = typer.main.get_command(app()).commands  # type: ignore[attr-defined]
+
+
+def options(verb: str) -> dict[str, Any]:
+    """The verb's options, by the spelling that their rows have."""
+    found = {}
+    for parameter in COMMANDS[verb].params:
+        long = [word for word in parameter.opts if word.startswith("--")]
+        word = (long or parameter.opts)[0]
+        if word.startswith("-") and parameter.name != "help":
+            found[word] = parameter
+    return found
+
+
+@pytest.mark.parametrize("verb", COMMANDS)
+def test_every_option_has_a_row(verb: str) -> None:
+    """A new one: say in clusterctl/scope.py where it works, and give it a value in VALUES here."""
+    assert set(scope.OPTIONS[verb]) == set(options(verb))
+
+
+def test_no_row_is_of_a_verb_that_is_not_there() -> None:
+    assert set(scope.OPTIONS) == set(COMMANDS)
+
+
+# ------------------------------------------------------------------------------------------ scenes
+
+UNSEEN = {"--json", "--quiet", "--verbose", "--yes"}
+"""Taken everywhere, by scripts above all: how something is said, and consent beforehand."""
+
+ATTACHED = ("hosts", "slurm", "sge")
+MADE = ("local", "docker", "ec2")
+SIZE = {"slurm": ("--nodes", "2"), "sge": ("-pe", "mpi", "4")}
+EMIT = {"slurm": "sbatch", "sge": "qsub"}
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A command line that works. `circumstances`: what it says of itself, as `scope` has it."""
+
+    verb: str
+    words: tuple[str, ...] = ()
+    provider: str = "local"
+    circumstances: frozenset[str] = frozenset()
+
+    def __str__(self) -> str:
+        return "-".join((self.verb, self.provider, *sorted(self.circumstances)))
+
+    def line(self, *option: str) -> tuple[str, ...]:
+        if self.verb == "run":  # `-m MODULE` ends its options
+            return (self.verb, *self.words[:-1], *option, self.words[-1])
+        return (self.verb, *option, *self.words)
+
+
+def scenes() -> list[Scene]:
+    made = [
+        Scene("up", ("--dry-run", "--json", "--provider", name), name, frozenset({name}))
+        for name in MADE
+    ]
+    host = ("--dry-run", "--json", "--provider", "ec2", "--runtime", "host")
+    made.append(Scene("up", host, "ec2", frozenset({"ec2", "host"})))
+    for name in (*MADE, "hosts"):
+        direct = frozenset({"direct"})
+        made.append(Scene("run", ("--dry-run", "--json", "train.py"), name, direct))
+    emitted = ("--emit", "sh", "--json", "train.py")
+    made.append(Scene("run", emitted, circumstances=direct | {"emit", "emit direct"}))
+    for name, size in SIZE.items():
+        plan, emitted = ("--dry-run", "--json"), ("--emit", EMIT[name], "--json")
+        terminal = ("--interactive", "--dry-run", "--json")
+        made += [
+            Scene("run", (*size, *words, "train.py"), name, frozenset({name, *ways}))
+            for words, ways in (
+                (plan, ()),
+                (emitted, ("emit", f"emit {name}")),
+                (terminal, ("interactive", f"interactive {name}")),
+            )
+        ]
+    for name in (*MADE, *ATTACHED):
+        made += [
+            Scene("status", (), name),
+            Scene("list", (), name),
+            Scene("ssh", ("worker-1", "--", "true"), name),
+            Scene("ssh", ("--json", "worker-1", "--", "true"), name, frozenset({"json"})),
+            Scene("cp", ("train.py", "worker-1:"), name),
+            Scene("detach" if name in ATTACHED else "down", (), name),
+            Scene("jobs", (), name),
+            *(Scene(verb, ("7",), name) for verb in ("logs", "cancel", "fetch", "rerun")),
+            Scene("data", ("get", "mnist"), name, frozenset({"get"})),
+            Scene("data", ("get", "--no-push", "mnist"), name, frozenset({"get", "no-push"})),
+            Scene("data", ("push", "mnist"), name, frozenset({"push"})),
+        ]
+    made += [Scene("extend", ("--ttl", "4h"), name) for name in MADE]
+    return [
+        *made,
+        Scene("attach", ("--hosts", "train.py"), circumstances=frozenset({"hosts"})),
+        *(
+            Scene("attach", (f"--{name}", login), name, frozenset({name, *here}))
+            for name in SIZE
+            for login, here in (("me@login", ()), ("", ("here",)))
+        ),
+        Scene("gc", ("--yes",)),
+        Scene("gc", ("--adopt", "lab", "--yes"), circumstances=frozenset({"adopt"})),
+        *(Scene("image", (w, "cpu"), circumstances=frozenset({w})) for w in ("build", "lock")),
+        *(Scene("data", (w,), circumstances=frozenset({w})) for w in ("list", "index")),
+        Scene("check"),
+    ]
+
+
+VALUES: dict[str, tuple[str, ...]] = {
+    "--account": ("abc",),
+    "--adopt": ("other",),
+    "--ami": ("ami-1",),
+    "--backend": ("gloo",),
+    "--base": ("debian:13",),
+    "--boot-timeout": ("20m",),
+    "--budget": ("20",),
+    "--cluster": ("other",),
+    "--constraint": ("a100",),
+    "--container": ("image.sif",),
+    "--cpu": ("c6i.large",),
+    "--cpus-per-task": ("8",),
+    "--disk": ("200",),
+    "--emit": ("sh",),
+    "--env": ("MINE=1",),
+    "--env-file": ("mine.env",),
+    "--exclude": ("c9",),
+    "--gpu": ("g5",),
+    "--gpu-bind": ("closest",),
+    "--gpus": ("0",),
+    "--gpus-per-node": ("2",),
+    "--gpus-per-task": ("1",),
+    "--gres": ("gpu:2",),
+    "--hosts": ("train.py",),
+    "--identity": ("key",),
+    "--image": ("mine:7",),
+    "--instance-type": ("c6i.large",),
+    "--job-name": ("mine",),
+    "--launcher": ("mpirun",),
+    "--launcher-type": ("t3.small",),
+    "--mail-type": ("BEGIN",),
+    "--mail-user": ("me@example.org",),
+    "--mem": ("8G",),
+    "--mem-per-cpu": ("2G",),
+    "--mem-per-gpu": ("2G",),
+    "--mirror": ("http://mirror.example.org",),
+    "--module": ("openmpi",),
+    "--name": ("mine",),
+    "--nodelist": ("c1",),
+    "--nodes": ("1",),
+    "--partition": ("gpu",),
+    "--project": ("abc",),
+    "--provider": ("local",),
+    "--push": ("registry.example.org/team",),
+    "--qos": ("high",),
+    "--queue": ("all.q",),
+    "--rank": ("1",),
+    "--ranks": ("2",),
+    "--ranks-per-node": ("2",),
+    "--region": ("eu-west-1",),
+    "--reservation": ("mine",),
+    "--retries": ("2",),
+    "--runtime": ("docker",),
+    "--sge": ("you@login",),
+    "--signal": ("USR1@30",),
+    "--slurm": ("you@login",),
+    "--source": ("more.c",),
+    "--ssh-cidr": ("192.0.2.0/24",),
+    "--stage": ("..",),
+    "--time": ("1:00:00",),
+    "--timeout": ("30",),
+    "--to": ("there",),
+    "--ttl": ("1h",),
+    "--user": ("me",),
+    "--venv": ("/opt/venv",),
+    "--workdir": ("/shared",),
+    "--workers": ("3",),
+    "--zones": ("us-east-1b",),
+    "-l": ("h_vmem=15G",),
+    "-m": ("train",),
+    "-pe": ("mpi", "2"),
+}
+"""A value of each option that takes one: another than what the scenes have without it."""
+
+OTHER: dict[tuple[str, str], tuple[str, ...]] = {
+    ("direct", "--launcher"): ("torchrun",),
+    ("direct", "--ranks"): ("4",),
+    ("slurm", "--ranks"): ("4",),
+    ("gc", "--cluster"): ("nope",),
+    ("ec2", "--runtime"): ("host",),
+}
+"""Where the value has to be another: by circumstance or verb."""
+
+WAYS = {"--emit", "--interactive"}
+"""Make another scene of one, or are refused beside the way that it has."""
+
+
+def given(scene: Scene, option: str) -> tuple[str, ...]:
+    if getattr(options(scene.verb)[option], "is_flag", False):
+        return (option,)
+    others = (OTHER.get((word, option)) for word in (*sorted(scene.circumstances), scene.verb))
+    return (option, *next((value for value in others if value), VALUES[option]))
+
+
+# ------------------------------------------------------------------------------------------ stages
+
+
+class Planned:
+    """A provider of machines that cost money, whose plan is all that it was asked for."""
+
+    def plan(self, spec: ClusterSpec, *rest: Any, **more: Any) -> ProviderPlan:
+        return ProviderPlan(mode="ec2", mode_reason="", one_host=False, lines=(repr(spec),))
+
+
+def stage(scene: Scene, monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[str]:
+    """Clusters `lab` and `other` of the scene's provider, with a job; returns the list of what
+    reaches the actions."""
+    reached: list[str] = []
+    store = open_store()
+    if scene.verb not in ("up", "attach", "gc"):
+        for name in ("lab", "other"):
+            store.save(recorded(scene.provider, name))
+        monkeypatch.setenv("CLUSTERCTL_CLUSTER", "lab")
+    where = recorded(scene.provider, "lab")
+    kept = job(cluster(), spec(), state=JobState.SUCCEEDED, started=1.0, finished=2.0)
+    store.save_job(replace(kept, cluster=where.name, cluster_id=where.id))
+    for name in ("mine.env", "key"):
+        Path(name).write_text("MINE=2\n")
+    Path("more").mkdir()
+    fake = folder / "bin" / "docker"
+    fake.parent.mkdir()
+    fake.write_text("#!/bin/sh\necho 27.0\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
+    monkeypatch.setitem(providers.PROVIDERS, "ec2", f"{__name__}:Planned")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    left = (Left("instance", "i-1", "lab-9", "lab"), Left("instance", "i-2", "other-9", "other"))
+    monkeypatch.setattr(Ec2Provider, "find", lambda self, region: left)
+    monkeypatch.setattr(Ec2Provider, "adopt", recorder("adopt", reached))
+    monkeypatch.setattr(Ec2Provider, "remove", recorder("remove", reached, None))
+    for module, names in {
+        attach: ("attach_hosts", "attach_site"),
+        check: ("check",),
+        data: ("get", "push", "entries", "index"),
+        down: ("down",),
+        extend: ("extend",),
+        images: ("build", "lock"),
+        jobs: ("logs", "cancel", "fetch", "rerun"),
+        reach: ("shell", "execute", "copy"),
+        show: ("status",),
+    }.items():
+        for name in names:
+            if (scene.verb, name) != ("list", "status"):
+                monkeypatch.setattr(module, name, recorder(name, reached))
+    return reached
+
+
+def recorder(name: str, reached: list[str], *answer: Any) -> Callable[..., Any]:
+    """Notes what it is given, and goes no further unless there is an answer."""
+
+    def note(*words: Any, **more: Any) -> Any:
+        plain = [word for word in (*words, *more.items()) if not unfit(word)]
+        reached.append(f"{name} {plain}")
+        if answer:
+            return answer[0]
+        raise UsageError("that is as far as this test goes")
+
+    return note
+
+
+def unfit(value: Any) -> bool:
+    """Callables and stores differ from call to call, and say nothing."""
+    last = value[1] if isinstance(value, tuple) and len(value) == 2 else value
+    return callable(last) or " object at 0x" in repr(last)
+
+
+def recorded(provider: str, name: str) -> Cluster:
+    made = cluster(provider=provider, name=name, identity=None if provider in MADE else "")
+    if provider in SIZE:
+        made = cluster(node("login", role=Role.LOGIN), provider=provider, name=name, identity="")
+    own = {"root": f"/home/me/.clusterctl/{name}", "python": f"/opt/{name}/bin/python"}
+    return replace(made, nodes=tuple(replace(node, **own) for node in made.nodes))
+
+
+def outcome(said: Said, reached: list[str]) -> tuple[object, ...]:
+    """The same for the same line: without names that are drawn by lot."""
+    seen = (said.code, re.sub("RANK_[0-9a-f]{16}", "RANK", said.out), said.err, *reached)
+    reached.clear()
+    return seen
+
+
+@pytest.mark.parametrize("scene", scenes(), ids=str)
+def test_every_option_has_an_effect_or_is_refused(
+    scene: Scene, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    reached = stage(scene, monkeypatch, tmp_path)
+    plain = outcome(call(*scene.line()), reached)
+    assert plain == outcome(call(*scene.line()), reached)
+    assert plain[0] == 0 or len(plain) > 3, plain
+    wrong = []
+    for option in options(scene.verb).keys() - UNSEEN - set(scene.words):
+        if option == "--dry-run" and "--emit" in scene.words:
+            continue  # a script is printed, and nothing is done, with or without it
+        words = scene.line(*given(scene, option))
+        before = state()
+        said = call(*words)
+        limit = scope.limit(scene.verb, option, scene.circumstances)
+        if limit:
+            begins = f"clusterctl: {option} {limit.says}"
+            refused = said.code == 2 and (option in WAYS or said.err.startswith(begins))
+            if not refused or reached:
+                wrong.append(f"{' '.join(words)}: not refused: {said} {reached}")
+            if state() != before:
+                wrong.append(f"{' '.join(words)}: refused, and something was done")
+            continue
+        named = said.code == 2 and option in said.err  # for its value, or beside another one
+        if not (said.code in (0, 3) or reached or named or option in WAYS):
+            wrong.append(f"{' '.join(words)}: failed: {said.err}")
+        elif outcome(said, reached) == plain:
+            wrong.append(f"{' '.join(words)}: {option} has no effect")
+        reached.clear()
+    assert not wrong, "\n".join(wrong)
