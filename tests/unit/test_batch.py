@@ -189,6 +189,27 @@ def test_an_option_that_cannot_be(system: str, native: dict[str, str], word: str
     assert caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("system", "changes", "word"),
+    [
+        ("slurm", {"now": True}, "--now has no effect with a batch system"),
+        ("sge", {"nodes": 2}, "--nodes has no effect with Grid Engine"),
+        ("sge", {"ranks_per_node": 2}, "--ranks-per-node has no effect with Grid Engine"),
+        ("direct", {"modules": ("openmpi",)}, "--module works only with Slurm and Grid Engine"),
+        ("direct", {"venv": "/opt/venv"}, "--venv works only with Slurm and Grid Engine"),
+        ("direct", {"container": "i.sif"}, "--container works only with Slurm and Grid Engine"),
+    ],
+)
+def test_an_option_of_a_stored_job_that_cannot_be(
+    system: str, changes: dict[str, Any], word: str
+) -> None:
+    """`rerun -c` may take it to a cluster of another kind."""
+    with pytest.raises(UsageError) as caught:
+        schedulers.check(system, spec(**changes))
+    assert caught.value.message.startswith(word)
+    assert caught.value.hint
+
+
 @pytest.mark.parametrize("text", ["30", "30:00", "12:00:00", "2-0", "2-12:30", "UNLIMITED"])
 def test_every_way_to_write_a_time_limit_of_slurm(text: str) -> None:
     schedulers.check("slurm", spec(native={"time": text}))

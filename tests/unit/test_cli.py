@@ -68,6 +68,42 @@ def test_a_dry_run_leaves_nothing(call: Call) -> None:
 
 
 @pytest.mark.usefixtures("lab")
+@pytest.mark.parametrize(
+    ("settings", "options", "said"),
+    [
+        ('partition = "gpu"\ntime = "1:00:00"\nmodule = ["openmpi"]', [], ""),
+        ('retries = "2"\ntimeout = "30m"', ["--emit", "sh"], ""),
+        ('[run]\npartition = "gpu"', [], "partition in [run] of {} works only with Slurm"),
+        ('[run]\ntimeout = "30m"', ["--emit", "sh"], "timeout in [run] of {} is not part"),
+    ],
+)
+def test_a_setting_that_has_no_effect(
+    settings: str, options: list[str], said: str, call: Call
+) -> None:
+    """One for all verbs is passed over, one for `run` is refused by its name."""
+    file = Path("clusterctl.toml").absolute()
+    file.write_text(settings.replace("module", "environment_module"))
+    done = call("run", *(options or ["--dry-run"]), "train.py")
+    if said:
+        judge(done, 2, said.format(file), "")
+    else:
+        assert done.code == 0, done
+
+
+@pytest.mark.parametrize("line", ["check", "data|list"])
+def test_a_cluster_in_the_environment_is_passed_over(
+    line: str, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLUSTERCTL_CLUSTER", "lab")
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert call(*line.split("|")).code in (0, 3)  # 3: `check` finds no tools there
+    variable = f"CLUSTERCTL_{line.partition('|')[0].upper()}_CLUSTER"
+    monkeypatch.delenv("CLUSTERCTL_CLUSTER")
+    monkeypatch.setenv(variable, "lab")
+    judge(call(*line.split("|")), 2, f"{variable} ", "leave it out")
+
+
+@pytest.mark.usefixtures("lab")
 def test_secrets_are_not_shown(call: Call) -> None:
     Path("secrets.env").write_text("# mine\nexport PLAIN='hunter-plain'\n\nMY_TOKEN=hunter-token\n")
     line = [
