@@ -143,19 +143,21 @@ def _path(request: Request) -> str:
 
 
 def _one_per_gpu(spec: JobSpec, gpus: int) -> JobSpec:
-    """`--gpus 4`, for the whole job. That each rank gets one is said to Slurm, which might put
-    more ranks than GPUs on a node."""
+    """`--gpus 4`, for the whole job: told to Slurm by rank, for it might put more ranks than GPUs
+    on a node."""
     from dataclasses import replace
 
     per_rank = _gpus_per_rank(spec)
+    kind, colon, _ = spec.native["gpus"].rpartition(":")
     ranks, nodes = gpus // per_rank, spec.nodes
-    if not ranks or gpus % per_rank or (nodes and ranks % nodes):
+    if "," in kind or not ranks or gpus % per_rank or (nodes and ranks % nodes):
         raise UsageError(
             f"--gpus {spec.native['gpus']} cannot be dealt out evenly"
-            + (f" to --nodes {nodes}" if nodes else f" with --gpus-per-task {per_rank}"),
+            + (f" to --nodes {nodes}" if nodes else ""),
             hint="--gpus-per-node says how many each node gives, --ranks how many ranks there are",
         )
-    native = {"gpus-per-task": str(per_rank), **spec.native}
+    others = {name: text for name, text in spec.native.items() if name != "gpus"}
+    native = {"gpus-per-task": f"{kind}{colon}{per_rank}", **others}
     if nodes:
         return replace(spec, ranks_per_node=ranks // nodes, native=native)
     return replace(spec, ranks=ranks, native=native)

@@ -306,6 +306,30 @@ def test_status_shows_partitions_and_queues(cli: Cli, site: Site) -> None:
 
 
 @ON_SLURM
+@pytest.mark.parametrize(
+    ("options", "ranks"),
+    [
+        (["--gres", "gpu:t4:2"], 2),
+        (["--gpus", "4"], 4),
+        (["--gpus-per-task", "1", "--ranks", "2"], 2),
+    ],
+    ids=["gres", "gpus", "gpus-per-task"],
+)
+@pytest.mark.parametrize("launcher", ["srun", "mpirun"])
+def test_a_rank_per_gpu_finds_its_own_by_its_local_rank(
+    cli: Cli, program: Program, options: list[str], ranks: int, launcher: str
+) -> None:
+    """As `torch.cuda.set_device(LOCAL_RANK)` needs it, however the GPUs are asked for."""
+    name = program("tell", 'echo "$LOCAL_RANK $CUDA_VISIBLE_DEVICES"')
+    done = cli("run", "--launcher", launcher, *options, name)
+    told = [done.of(rank) for rank in range(ranks)]
+    assert done.of(ranks) == []
+    for (line,) in told:
+        local, _, devices = line.partition(" ")
+        assert int(local) < len(devices.split(",")), told
+
+
+@ON_SLURM
 def test_gpus_are_asked_for_and_counted(cli: Cli, site: Site, program: Program) -> None:
     name = program("tell", 'echo "$RANK: $LOCAL_RANK of $CUDA_VISIBLE_DEVICES"; sleep 3')
     running = cli.start("run", "--nodes", "2", "--gpus-per-node", "t4:2", name)

@@ -126,8 +126,9 @@ def test_a_warning_reaches_the_script_which_alone_can_requeue(signal: str, direc
 
 def test_ranks_and_gpus_of_a_job_are_dealt_out_together() -> None:
     """`--gpus 4` may be 1 and 3 on two nodes, whose ranks would be 2 and 2."""
-    lines = slurm_scheduler.directives(batch_job("slurm", native={"gpus": "4"}))
-    assert {"--gpus=4", "--gpus-per-task=1", "--ntasks=4"} <= set(lines)
+    lines = slurm_scheduler.directives(batch_job("slurm", native={"gpus": "t4:4"}))
+    assert {"--gpus-per-task=t4:1", "--ntasks=4"} <= set(lines)
+    assert "--gpus=t4:4" not in lines
 
 
 @pytest.mark.parametrize(
@@ -278,7 +279,6 @@ def test_options_that_begin_as_theirs_stay_ours(call: Call) -> None:
         ({"native": {"gres": "shm:1,gpu"}}, ["--nodes=1", "--ntasks-per-node=1"], 1),
         ({"nodes": 2, "native": {"gres": "gpu:2"}}, ["--nodes=2", "--ntasks-per-node=2"], 4),
         ({"native": {"gpus": "4"}}, ["--ntasks=4"], 4),
-        ({"native": {"gpus": "a100:2,t4:2"}}, ["--ntasks=4"], 4),
         ({"nodes": 2, "native": {"gpus": "4"}}, ["--nodes=2", "--ntasks-per-node=2"], 4),
         ({"native": {"gpus": "4", "gpus-per-task": "2"}}, ["--ntasks=2"], 2),
         (
@@ -304,6 +304,7 @@ def test_sizes(changes: dict[str, Any], size: list[str], ranks: int) -> None:
         ("slurm", {"ranks": 5, "ranks_per_node": 2}),
         ("slurm", {"ranks": 5, "ranks_per_node": 2, "nodes": 2}),
         ("slurm", {"nodes": 3, "native": {"gpus": "4"}}),
+        ("slurm", {"native": {"gpus": "a100:2,t4:2"}}),
         ("slurm", {"native": {"gpus": "4", "gpus-per-task": "3"}}),
         ("sge", {"ranks": 5, "native": {"pe": "mpi 4"}}),
     ],
