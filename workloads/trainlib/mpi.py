@@ -8,8 +8,10 @@ from __future__ import annotations
 import ctypes
 import importlib
 import os
+import socket
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -154,7 +156,16 @@ _REMEMBERED = 256
 """Tensors; more tells of memory that is never the same."""
 
 _SMALL = 1 << 17
-"""Bytes of an all-reduce whose time is that of waiting; above, it is that of moving data."""
+"""Bytes of an all-reduce whose time is that of waiting; above, it is that of moving data, which
+goes on only while a rank polls."""
+
+
+def _machine() -> str:
+    """The same for all ranks of one machine, in containers and namespaces with other names, too."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text()
+    except OSError:
+        return socket.gethostname()
 
 
 class Averager:
@@ -170,6 +181,8 @@ class Averager:
         self._comm = mpi.COMM_WORLD
         self._world: int = mpi.COMM_WORLD.Get_size()
         self.device_pointers = device_pointers
+        cores = self._comm.allgather((_machine(), os.cpu_count() or 1))
+        self._crowded = waiting.crowded(cores)
         # DDP hands over the same few buckets at every step, and malloc the same memory for large
         # gradients: what MPI wants to know about each is worked out once. An equal key means the
         # same bytes, whoever owns them now.
@@ -214,17 +227,11 @@ class Averager:
     def _all_reduce(self, message: Any, operation: Any = None) -> None:
         """Of host memory, by sum unless an `operation` is given."""
         operation = operation or self._mpi.SUM
-        if message[0].nbytes <= _SMALL:
+        if self._crowded and message[0].nbytes <= _SMALL:
             request = self._comm.Iallreduce(self._mpi.IN_PLACE, message, operation)
             waiting.wait(request.Test)
-            return
-        # A pause between two parts of a large message would hold up the rest of it, and the
-        # non-blocking call is the slower one. So what is waited for are the ranks, not their data.
-        self._wait_for_all()
-        self._comm.Allreduce(self._mpi.IN_PLACE, message, operation)
-
-    def _wait_for_all(self) -> None:
-        waiting.wait(self._comm.Ibarrier().Test)
+        else:
+            self._comm.Allreduce(self._mpi.IN_PLACE, message, operation)
 
     def _message(self, tensor: torch.Tensor) -> list[Any] | None:
         """The tensor's memory as mpi4py wants it, None if MPI has no such type."""
@@ -242,7 +249,6 @@ class Averager:
         if message is not None:
             # MPI knows nothing of streams: what fills the buffer must be done.
             torch.cuda.current_stream(tensor.device).synchronize()
-            self._wait_for_all()
             self._comm.Allreduce(self._mpi.IN_PLACE, message)
             if average:
                 tensor.div_(self._world)

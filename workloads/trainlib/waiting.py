@@ -1,8 +1,8 @@
 """Waiting for other ranks without keeping the core from the rank that is waited for.
 
 MPI's blocking calls poll until they are done. That is the fastest way on cores of one's own. Where
-ranks share their cores with anything else, the rank that polls takes the time in which another one
-would compute what it waits for.
+ranks outnumber cores, the rank that polls takes the time in which another one would compute what it
+waits for.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import ctypes
 import sys
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 _POLL_S = 500e-6
 """Ranks that do the same work on cores of their own arrive within this time of each other. Ranks
@@ -20,6 +21,12 @@ _PART = 4
 _LONGEST_S = 500e-6
 
 _PR_SET_TIMERSLACK = 29
+
+
+def crowded(ranks: Sequence[tuple[str, int]]) -> bool:
+    """Whether some machine has more ranks than cores, given each rank's machine and its cores."""
+    counts = Counter(machine for machine, _ in ranks)
+    return any(counts[machine] > cores for machine, cores in ranks)
 
 
 def wait(
