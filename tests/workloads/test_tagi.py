@@ -131,6 +131,7 @@ def test_batch_norm_normalises_units_and_carries_their_uncertainty() -> None:
 LINEAR_MAPS: list[tuple[str, Callable[[], layers.Layer], tuple[int, ...]]] = [
     ("linear", lambda: layers.Linear(6, 4), (6,)),
     ("conv", lambda: layers.Conv2d(2, 3, 3, stride=2, padding=1), (2, 5, 5)),
+    ("padded conv", lambda: models.convolution(2, 3, 3, 2, 1), (2, 6, 6)),
     ("pool", lambda: layers.AvgPool2d(3, 2), (2, 6, 6)),
     ("residual", lambda: layers.Residual(layers.Conv2d(2, 2, 3, padding=1)), (2, 4, 4)),
 ]
@@ -228,6 +229,23 @@ def test_every_nested_layer_is_found() -> None:
     # The stem, two in each of eight blocks, three shortcuts.
     assert len(convolutions) == 1 + 16 + 3
     assert len(model.parameters()) == 20 + 2 * 20 + 2
+
+
+def test_resnet18_is_cutagis() -> None:
+    """`resnet18_cifar10` of its examples, as pytagi 0.2.1 builds it."""
+    model = models.resnet18(11)
+    blocks = [layer for layer in model.layers if isinstance(layer, layers.Residual)]
+    first, last = model.layers.index(blocks[0]), model.layers.index(blocks[-1])
+    assert list(model.layers[first : last + 1]) == blocks, "nothing follows the sum of a block"
+    shortcuts = [
+        [layer for layer in block.shortcut.modules() if isinstance(layer, layers.Conv2d)]
+        for block in blocks
+        if block.shortcut
+    ]
+    sizes = [tuple(one.weight.mean.shape) for (one,) in shortcuts]
+    assert sizes == [(128, 64, 2, 2), (256, 128, 2, 2), (512, 256, 2, 2)]
+    norms = [layer for layer in model.modules() if isinstance(layer, layers.BatchNorm2d)]
+    assert {norm.weight.var[0].item() * len(norm.weight.var) for norm in norms} == {1.0}
 
 
 def test_a_residual_network_learns() -> None:

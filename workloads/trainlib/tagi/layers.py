@@ -215,6 +215,19 @@ class Conv2d(_Affine):
         return inputs
 
 
+class PadEnd(Layer):
+    """Zeros, known exactly, after the last row and column of an image."""
+
+    def forward(self, mean: torch.Tensor, var: torch.Tensor | None) -> Moments:
+        sides = (0, 1, 0, 1)
+        return functional.pad(mean, sides), functional.pad(_var(mean, var), sides)
+
+    def backward(
+        self, d_mean: torch.Tensor, d_var: torch.Tensor, *, first: bool = False
+    ) -> Moments:
+        return d_mean[..., :-1, :-1].contiguous(), d_var[..., :-1, :-1].contiguous()
+
+
 class BatchNorm2d(Layer):
     """z = w (a - m) / sqrt(v + eps) + b, with m and v of the batch's units, taken as known.
 

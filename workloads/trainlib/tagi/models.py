@@ -13,6 +13,7 @@ from trainlib.tagi.layers import (
     Layer,
     Linear,
     MixtureReLU,
+    PadEnd,
     ReLU,
     Residual,
     Sequential,
@@ -51,20 +52,33 @@ def mnist_cnn(units: int, activation: str = "relu", gain: float = 1.0) -> Sequen
     )
 
 
+def convolution(
+    inputs: int, outputs: int, side: int, stride: int, padding: int, gain: float = 1.0
+) -> Layer:
+    """Without biases. With a stride of 2, cuTAGI pads after the last row and column alone."""
+    if stride == 2 and padding:
+        return Sequential(PadEnd(), Conv2d(inputs, outputs, side, stride, bias=False, gain_w=gain))
+    return Conv2d(inputs, outputs, side, stride, padding, bias=False, gain_w=gain)
+
+
 def resnet18(
     units: int, activation: str = "mixture", gain: float = 0.1, width: int = 64, side: int = 32
 ) -> Sequential:
-    """ResNet-18 for (B, 3, side, side): four stages of two residual blocks.
+    """ResNet-18 for (B, 3, side, side) as in cuTAGI: four stages of two residual blocks.
+
+    Nothing follows the sum of a block. Where a stage halves the image, the shortcut is a
+    convolution of 2 x 2.
 
     Args:
+        gain: Of convolutions and the last layer; batch norm has 1.
         width: Channels of the first stage; each further stage has twice as many.
     """
     act = _ACTIVATIONS[activation]
 
     def conv(inputs: int, outputs: int, kernel: int, stride: int) -> list[Layer]:
-        padding = kernel // 2
-        convolution = Conv2d(inputs, outputs, kernel, stride, padding, bias=False, gain_w=gain)
-        return [convolution, act(), BatchNorm2d(outputs, gain)]
+        padding = 1 if kernel == 3 else 0
+        made = convolution(inputs, outputs, kernel, stride, padding, gain)
+        return [made, act(), BatchNorm2d(outputs)]
 
     layers: list[Layer] = conv(3, width, 3, 1)
     channels = width
@@ -73,9 +87,8 @@ def resnet18(
         for block in range(2):
             stride = 2 if stage and not block else 1
             branch = Sequential(*conv(channels, wide, 3, stride), *conv(wide, wide, 3, 1))
-            same = stride == 1 and channels == wide
-            shortcut = None if same else Sequential(*conv(channels, wide, 1, stride))
-            layers += [Residual(branch, shortcut), act()]
+            shortcut = Sequential(*conv(channels, wide, 2, 2)) if stride == 2 else None
+            layers.append(Residual(branch, shortcut))
             channels = wide
     layers += [AvgPool2d(side // 8), Flatten(), Linear(channels, units, gain_w=gain, gain_b=gain)]
     return Sequential(*layers)
