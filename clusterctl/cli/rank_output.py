@@ -29,6 +29,9 @@ FRAME = 0.1
 
 _ESCAPE = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[^\[\]])")
 _COLOUR = re.compile(rb"(\x1b\[[0-9;:]*m)")
+_UP = b"\x1b[A"
+_UP_AND_DOWN = _UP + b"\n"
+"""Between two states of a bar that stands below another one, as tqdm writes it."""
 _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x0c\x0e-\x1f\x7f]")
 
 
@@ -55,7 +58,8 @@ class Source:
         """Follows what carriage returns in `text` leave to be seen."""
         for part in text.split(b"\r"):
             if part:
-                self.bar = part if _ESCAPE.sub(b"", part).strip() else b""
+                text = part.replace(_UP, b"")
+                self.bar = text if _ESCAPE.sub(b"", text).strip() else b""
 
     def restart(self) -> None:
         self.is_bar, self.bar, self.shown = False, b"", b""
@@ -133,7 +137,11 @@ class Printer:
                 self._view.progress(source)
 
     def _feed(self, source: Source, data: bytes) -> None:
-        lines = (source.rest + data).split(b"\n")
+        text = source.rest + data
+        if not self._view.exact(source):
+            while _UP_AND_DOWN in text:
+                text = text.replace(_UP_AND_DOWN, b"")
+        lines = text.split(b"\n")
         rest = lines.pop()
         plain = not source.is_bar and b"\r" not in source.rest and b"\r" not in data
         if plain and all(len(line) <= LINE_LIMIT for line in lines):

@@ -123,6 +123,14 @@ def test_the_end_of_a_progress_bar_is_shown_once(printed: Printed, tail: bytes) 
     assert out == b"[0]   0%|\n[0] 100%|##\n"
 
 
+def test_a_progress_bar_below_another(printed: Printed) -> None:
+    """As tqdm draws an inner loop: down, the bar, and up again."""
+    inner = [b"\n\r step %d\x1b[A" % step for step in range(5)]
+    looks = [b"\repoch 0", *inner, b"\repoch 1", *inner, b"\repoch 2\n"]
+    out, _ = printed(*([piece(0, part)] for part in looks))
+    assert out == b"[0] epoch 0\n[0] epoch 1\n[0] epoch 2\n"
+
+
 @pytest.mark.parametrize("wipe", [b"\r        \r", b"\r\x1b[2K\r"])
 def test_a_progress_bar_that_is_wiped_off(printed: Printed, wipe: bytes) -> None:
     out, _ = printed([piece(0, b"".join(BAR))], [piece(0, wipe)], [piece(0, b"epoch 1\n")])
