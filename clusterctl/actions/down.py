@@ -18,6 +18,7 @@ from clusterctl.jobs import control, outputs
 from clusterctl.jobs.follow import Follower, complete
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.stage import human
+from clusterctl.jobs.start import ranked
 from clusterctl.model import (
     Charge,
     Cluster,
@@ -326,7 +327,10 @@ def _save(
         fetched: list[Fetched] = []
         if unfetched.fetch:
             for job in jobs:
-                if not job.fetched and (got := _bring(store, job, cluster, pool, unfetched, tell)):
+                if job.fetched:
+                    continue
+                missing = {name: why for name, why in away.items() if name in ranked(job, whole)}
+                if got := _bring(store, job, whole, pool, missing, unfetched, tell):
                     fetched.append(got)
     brought = {got.job for got in fetched}
     still = tuple((number, size) for number, size in found if number not in brought)
@@ -351,12 +355,18 @@ def _agree(
 
 
 def _bring(
-    store: Store, job: Job, cluster: Cluster, pool: Pool, unfetched: Unfetched, tell: Tell
+    store: Store,
+    job: Job,
+    cluster: Cluster,
+    pool: Pool,
+    away: Mapping[str, str],
+    unfetched: Unfetched,
+    tell: Tell,
 ) -> Fetched | None:
-    """Fetches what the job has made. Where that does not bring all of it, the error keeps the
-    cluster alive, unless the rest may go."""
+    """Fetches what the job has made on nodes that answer. Where that does not bring all of it, the
+    error keeps the cluster alive, unless the rest may go."""
     try:
-        got = fetch_from(store, store.job(job.id), cluster, pool)
+        got = fetch_from(store, store.job(job.id), cluster, pool, away=away)
         if got.brought.outputs:
             tell(f"job {job.id}: {len(got.brought.outputs)} files in {got.folder}")
         if kept := got.brought.kept:

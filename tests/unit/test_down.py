@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -133,6 +134,19 @@ class Gone:
 
     def destroy(self, *what: object) -> None:
         pass
+
+
+def test_what_a_silent_worker_keeps_is_named(call: Call, here: Staged, unfetched: Path) -> None:
+    """The others' outputs are brought; the job does not count as fetched."""
+    *others, last = here.where.nodes
+    dead = replace(last, address="127.0.0.1", ssh_port=1)
+    here.store.save(replace(here.where, nodes=(*others, dead)))
+    said = call("down", "--fetch", "--json")
+    assert said.code == 0, said.err
+    [fetched] = json.loads(said.out)["fetched"]
+    assert [item["node"] for item in fetched["files"]] == ["worker-1"]
+    assert list(fetched["missing"]) == ["worker-2"]
+    assert not here.store.job(7).fetched
 
 
 def test_machines_that_are_gone_have_no_outputs(
