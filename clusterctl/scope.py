@@ -1,8 +1,9 @@
 """Which options mean something where: one table for command lines, settings and stored jobs.
 
 Every option of every verb has a row. An option without limits works wherever its verb does; one
-with limits is refused (exit 2) where it would have no effect, whoever said it. Circumstances are
-words: a provider (`local`, `ec2`), what runs jobs (`direct`, `slurm`), what is to be done (`emit`).
+with limits is refused (exit 2) where it would have no effect; a setting is ignored there, with a
+note. Circumstances are words: a provider (`local`, `ec2`), what runs jobs (`direct`, `slurm`), what
+is to be done (`emit`).
 """
 
 from __future__ import annotations

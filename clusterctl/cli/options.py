@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from clusterctl import config, scope
+from clusterctl.cli.console import Console
 from clusterctl.errors import UsageError
 
 ClusterOption = Annotated[
@@ -55,8 +56,9 @@ def provider_of(name: str, provider: str) -> str:
 def applicable(
     context: typer.Context, circumstances: Collection[str], place: str = ""
 ) -> dict[str, Any]:
-    """The verb's parameters as they hold in these circumstances (see `scope`). An option that has
-    no effect there is UsageError, which names where it was said; a general setting is left out.
+    """The verb's parameters as they hold in these circumstances (see `scope`). An option without an
+    effect there is a UsageError. A setting is a default for many command lines: where it has no
+    effect it is left out, with a note if it was made for this verb.
 
     Args:
         place: Says which of the circumstances are those of a cluster, for people.
@@ -70,10 +72,11 @@ def applicable(
         limit = scope.limit(context.command.name or "", option, circumstances)
         if limit is None:
             continue
-        where = _said(context, parameter, option, source.name)
-        if where:
-            why = f"{where} {limit.says}" + (f"; {place}" if place and limit.only else "")
-            raise UsageError(why, hint=limit.advice(circumstances))
+        why = limit.says + (f"; {place}" if place and limit.only else "")
+        if source.name not in ("DEFAULT_MAP", "ENVIRONMENT"):
+            raise UsageError(f"{option} {why}", hint=limit.advice(circumstances))
+        if where := _setting(context, parameter, source.name):
+            Console.current().note(f"ignoring {where}: it {why}")
         values[name] = None if parameter.multiple else parameter.default
     return values
 
@@ -84,17 +87,15 @@ def _written(parameter: Any) -> str:
     return str((long or parameter.opts)[0]) if parameter.opts[0].startswith("-") else ""
 
 
-def _said(context: typer.Context, parameter: Any, option: str, source: str) -> str:
-    """Where an option has its value from, for people; "" for a setting that is for all verbs."""
+def _setting(context: typer.Context, parameter: Any, source: str) -> str:
+    """Where a setting of this verb is made, for people; "" for one that is for all verbs."""
     if source == "DEFAULT_MAP":
         settings: config.Settings = context.find_root().obj
         setting = settings[context.command.name or ""][parameter.name]
         return "" if setting.general else setting.where
-    if source == "ENVIRONMENT":
-        if parameter.envvar and os.environ.get(parameter.envvar):
-            return ""
-        return f"{context.auto_envvar_prefix}_{parameter.name.upper()}"
-    return option
+    if parameter.envvar and os.environ.get(parameter.envvar):
+        return ""
+    return f"{context.auto_envvar_prefix}_{parameter.name.upper()}"
 
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}

@@ -80,15 +80,17 @@ def test_a_general_setting_is_passed_over_where_it_means_nothing(
         ("variable", "CLUSTERCTL_UP_SPOT"),
     ],
 )
-def test_a_setting_of_the_verb_is_refused_by_its_name(
-    setting: str, name: str, call: Call, monkeypatch: pytest.MonkeyPatch
+def test_a_setting_of_the_verb_is_passed_over_with_a_note(
+    setting: str, name: str, call: Call, wishes: list[ClusterSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """One person's defaults for EC2 must not keep them from a local cluster."""
     if setting == "file":
         Path("clusterctl.toml").write_text("[up]\nspot = true\n")
     else:
         monkeypatch.setenv("CLUSTERCTL_UP_SPOT", "1")
     said = call("up", "--dry-run", "--provider", "local")
-    judge(said, 2, f"{name.format(folder=Path.cwd())} works only with EC2", "ec2")
+    assert f"ignoring {name.format(folder=Path.cwd())}: it works only with EC2" in said.err
+    assert not wishes[0].cloud.spot
 
 
 def test_an_option_of_a_cluster_that_is_there(call: Call) -> None:
