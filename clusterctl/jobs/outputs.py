@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from clusterctl.errors import RecordError
 from clusterctl.jobs import stage
 from clusterctl.jobs.start import ranked, trouble
 from clusterctl.model import Cluster, Job, NodeResult
@@ -54,19 +55,30 @@ class Brought:
     """Files that hold the memory of a program, and with it the secrets that it was given."""
 
 
-def find(job: Job, cluster: Cluster, pool: Pool) -> tuple[Output, ...]:
-    """Every output on every node that ran ranks. Raises NodeUnreachable if one does not answer."""
+def find(
+    job: Job, cluster: Cluster, pool: Pool, *, timeout: float = LIST_TIMEOUT
+) -> tuple[Output, ...]:
+    """Every output on every node that ran ranks. Raises NodeUnreachable if one does not answer, and
+    RecordError if one has lost its list of what was staged: what is output cannot be told there."""
 
     def ask(name: str) -> NodeResult:
-        # A job that never got this far has made nothing.
-        script = _script(job, cluster, name)
-        command = f"[ ! -e {script} ] || exec /bin/sh {script} list"
-        return pool.transport(name).run(command, timeout=LIST_TIMEOUT)
+        root = shlex.quote(cluster.node(name).root)
+        folder, script = shlex.quote(_folder(job, cluster, name)), _script(job, cluster, name)
+        # Before its start, a job has made nothing, however far its staging got. Afterwards only a
+        # machine that was made anew has nothing of it.
+        nothing = (
+            f"[ -d {root} ] && [ ! -e {folder} ]" if job.started else f"[ ! -e {folder}/.staged ]"
+        )
+        return pool.transport(name).run(
+            f"if {nothing}; then exit 0; fi; exec /bin/sh {script} list", timeout=timeout
+        )
 
     found = []
     for result in pool.each(ask, ranked(job, cluster)):
-        if not result.ok:
+        if result.exit_code is None:
             raise trouble(f"looking for outputs of job {job.id}", result)
+        if not result.ok:
+            raise _unlisted(job, cluster, result)
         for item in result.stdout.split(b"\0")[:-1]:
             size, modified, _, path = item.decode(errors="surrogateescape").split(" ", 3)
             path = path.removeprefix("./")
@@ -104,7 +116,7 @@ def fetch(
         linked = pool.transport(name).run(command, stdin=names, timeout=LIST_TIMEOUT)
         if not linked.ok:
             return linked
-        folder = f"{cluster.node(name).root}/jobs/{job.id}/outputs"
+        folder = f"{_folder(job, cluster, name)}/outputs"
         return pool.transport(name).get(folder, target / name, timeout=FETCH_TIMEOUT)
 
     left_out: list[str] = []
@@ -177,5 +189,19 @@ def _is_core_dump(path: Path) -> bool:
     return head[:4] == b"\x7fELF" and int.from_bytes(kind, "big") == _ET_CORE
 
 
+def _unlisted(job: Job, cluster: Cluster, result: NodeResult) -> RecordError:
+    said = result.stderr.decode(errors="replace").strip().splitlines()
+    detail = said[-1] if said else f"exit code {result.exit_code}"
+    return RecordError(
+        f"the outputs of job {job.id} on {result.node} cannot be listed: {detail}",
+        hint="copy its working directory: `clusterctl cp"
+        f" {result.node}:{_folder(job, cluster, result.node)}/work FOLDER`",
+    )
+
+
+def _folder(job: Job, cluster: Cluster, name: str) -> str:
+    return f"{cluster.node(name).root}/jobs/{job.id}"
+
+
 def _script(job: Job, cluster: Cluster, name: str) -> str:
-    return shlex.quote(f"{cluster.node(name).root}/jobs/{job.id}/outputs.sh")
+    return shlex.quote(f"{_folder(job, cluster, name)}/outputs.sh")

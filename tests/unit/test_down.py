@@ -79,14 +79,24 @@ def test_down_needs_no_word_when_all_is_fetched(call: Call, here: Staged, unfetc
     assert here.store.names() == ()
 
 
+@pytest.mark.parametrize("damage", ["exit 3\n", None])
 def test_an_output_that_cannot_be_looked_at_counts(
-    call: Call, here: Staged, unfetched: Path
+    damage: str | None, call: Call, here: Staged, unfetched: Path
 ) -> None:
     script = unfetched.parents[1] / "outputs.sh"
-    script.write_text("exit 3\n")
+    script.unlink()
+    if damage is not None:
+        script.write_text(damage)
     said = call("down")
     assert said.code == 2
-    assert "job 7 may have outputs that were never fetched" in said.err
+    assert "job 7 may have outputs that were never fetched: the outputs of job 7" in said.err
+    assert "on worker-1 cannot be listed" in said.err
+    assert unfetched.exists()
+    fetched = call("fetch", "7")
+    assert fetched.code == 7
+    assert "cannot be listed" in fetched.err
+    assert not here.store.job(7).fetched
+    assert call("down", "--discard").code == 0
 
 
 @pytest.mark.parametrize("answer", [True, False])

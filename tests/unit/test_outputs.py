@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.actions import jobs as actions
-from clusterctl.errors import NodeUnreachable
+from clusterctl.errors import NodeUnreachable, RecordError
 from clusterctl.jobs import outputs
 from clusterctl.model import Job
 from tests.unit.staged import Staged, lab
@@ -48,6 +48,35 @@ def test_what_was_staged_is_no_output(here: Staged, tree: Path) -> None:
     assert found(here, job) == []
     (here.work() / "same.txt").read_text()
     assert found(here, job) == []
+
+
+@pytest.mark.parametrize("lost", ["outputs.sh", ".staged", "work"])
+def test_what_a_damaged_folder_holds_cannot_be_told(here: Staged, tree: Path, lost: str) -> None:
+    """Nor that of a job which an older version staged: it is not taken for a job without outputs.
+    Before its start, a job has none: its staging may have been interrupted anywhere."""
+    job = here.job(tree)
+    gone = here.work().parent / lost
+    shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
+    with pytest.raises(RecordError, match="outputs of job 7 on worker-1 cannot be listed") as told:
+        found(here, job)
+    assert f"clusterctl cp worker-1:{here.work()} FOLDER" in str(told.value.hint)
+    (here.work().parent / ".staged").unlink(missing_ok=True)
+    assert found(here, replace(job, started=None)) == []
+
+
+def test_a_machine_that_was_made_anew_has_no_outputs(here: Staged, tree: Path) -> None:
+    job = here.job(tree)
+    (here.work("worker-2") / "made").touch()
+    shutil.rmtree(here.work().parent)
+    assert found(here, job) == ["worker-2/made"]
+
+
+def test_a_disk_that_is_not_mounted_is_not_an_empty_one(here: Staged, tree: Path) -> None:
+    job = here.job(tree)
+    root = Path(here.where.node("worker-1").root)
+    root.rename(root.with_name("elsewhere"))
+    with pytest.raises(RecordError, match="on worker-1 cannot be listed"):
+        found(here, job)
 
 
 def by_copy2(work: Path, old: Path) -> None:
