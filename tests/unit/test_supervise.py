@@ -178,6 +178,16 @@ def test_the_first_rank_that_failed_is_named(site: Site) -> None:
     assert set(job.survivors.values()) == {0}
 
 
+@pytest.mark.parametrize(("first", "last"), [(0, 1), (1, 0)])
+def test_of_several_failures_the_earliest_counts(site: Site, first: int, last: int) -> None:
+    """With its own exit code, whatever mpirun makes of it."""
+    end = f"rank {first}; sleep 0.05; rank {last}; exit 1"
+    job = site.ended(site.submit(1, "exit $((RANK + 3))", end))
+    assert job.failure is not None
+    assert (job.failure.rank, job.failure.exit_code) == (first, first + 3), site.story(job)
+    assert job.program_exit_code == first + 3
+
+
 def test_ranks_that_were_only_told_to_end_are_not_blamed(site: Site) -> None:
     """mpirun or a daemon was lost: the ranks that die of the clean-up did nothing wrong."""
     polite = "trap 'exit 143' TERM; while :; do sleep 0.1; done"
