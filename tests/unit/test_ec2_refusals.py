@@ -213,8 +213,29 @@ def test_nobody_is_let_in_where_our_address_is_not_known() -> None:
     def ask() -> str:
         raise OSError("no network")
 
-    with pytest.raises(UsageError, match="does not say what this machine's public address is"):
+    with pytest.raises(
+        UsageError, match="does not say what this machine's public address is"
+    ) as caught:
         access.ssh_cidr("", "", ask, print)
+    assert "--ssh-cidr" in caught.value.hint
+
+
+@pytest.mark.parametrize("said", ["home", "10.0.0.0/33", "10.0.0.1/8/8", "2001:db8::7", "::/0"])
+def test_a_network_is_one_of_ipv4(said: str) -> None:
+    """AWS takes another argument for IPv6, and `2001:db8::7/32` is not one address."""
+    with pytest.raises(UsageError, match=r"--ssh-cidr .* is not a network") as caught:
+        access.ssh_cidr(said, "", lambda: "203.0.113.7", print)
+    assert caught.value.hint
+
+
+def test_a_remembered_address_is_named_where_ours_is_not_known() -> None:
+    told: list[str] = []
+
+    def ask() -> str:
+        raise OSError("no network")
+
+    assert access.ssh_cidr("", "198.51.100.9/32", ask, told.append) == "198.51.100.9/32"
+    assert "198.51.100.9/32" in "".join(told)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import urllib.request
 from collections.abc import Callable
-from ipaddress import IPv4Address, ip_network
+from ipaddress import IPv4Address, IPv4Network
 
 from clusterctl.errors import UsageError
 
@@ -15,9 +15,10 @@ LIMIT = 3.0
 
 
 def network(option: str, text: str) -> str:
-    """As AWS wants it: `203.0.113.7` is `203.0.113.7/32`. UsageError names the option."""
+    """An IPv4 network as AWS wants it: `203.0.113.7` is `203.0.113.7/32`. UsageError names the
+    option."""
     try:
-        return str(ip_network(text if "/" in text else f"{text}/32", strict=False))
+        return str(IPv4Network(text, strict=False))
     except ValueError as error:
         raise UsageError(
             f"{option} {text!r} is not a network: {error}", hint="for example 203.0.113.7/32"
