@@ -43,7 +43,9 @@ HASHED = "|1|F1E1KeoE/eEWhi10WpGv4OdiO6Y=|3988QV0VE8wmZL7suNrYQLITLCg="  # 192.1
         (f"10.0.0.1 ssh-ed25519 {KEY}", "10.0.0.10", False),
         (f"[10.0.0.1]:2222 ssh-ed25519 {KEY}", "[10.0.0.1]:2222", True),
         (f"[10.0.0.1]:2222 ssh-ed25519 {KEY}", "0", False),
+        (f"10.0.0.1 ssh-ed25519 {KEY}", "10.0.0.2", False),
         (f"a,b ssh-ed25519 {KEY}", "b", True),
+        (f"#old,a ssh-ed25519 {KEY}", "a", False),
         (f"Node ssh-ed25519 {KEY}", "nODE", True),
         (f"*.lan,!gate.lan ssh-ed25519 {KEY}", "x.lan", True),
         (f"*.lan,!gate.lan ssh-ed25519 {KEY}", "gate.lan", False),
@@ -71,6 +73,18 @@ def test_known_hosts_keeps_all_keys_of_a_host() -> None:
         ("ssh-ed25519", b"two", False),
         ("ssh-rsa", b"one", True),
     ]
+
+
+def test_a_line_that_makes_no_sense_hides_no_other() -> None:
+    text = f"# a comment\n\na ssh-ed25519 !!!\n@cert-authority a ssh-rsa {KEY}\na ssh-rsa {OTHER}\n"
+    assert [key.blob for key in known_hosts.lookup(text, ["a"])] == [b"two"]
+
+
+def test_a_fingerprint_is_that_of_ssh_keygen() -> None:
+    """GitHub's key, and the fingerprint that GitHub publishes."""
+    blob = "AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl"
+    (key,) = known_hosts.lookup(f"github.com ssh-ed25519 {blob}", ["github.com"])
+    assert key.fingerprint == "SHA256:+DiY3wvvV6TuJJhbpZisF/zLDA0zPMSvHdkr4UvCOqU"
 
 
 def test_host_name() -> None:

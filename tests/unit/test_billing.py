@@ -15,6 +15,7 @@ from clusterctl.actions.down import finish_down, loss
 from clusterctl.errors import ProviderError
 from clusterctl.insight import cost
 from clusterctl.model import Charge, Cluster
+from clusterctl.providers import billing
 from tests.unit.calling import Call
 from tests.unit.making import cluster
 
@@ -151,6 +152,33 @@ def test_machines_that_an_up_has_no_record_of_are_paid(monkeypatch: pytest.Monke
     """It failed while they booted: the provider knows of them, who ended themselves since."""
     noted = frozenset({"launcher", "worker-1"})
     assert receipt(monkeypatch, forgotten(nodes=()), noted=noted) == ((2, 16.0),)
+
+
+@pytest.mark.parametrize(
+    ("deadline", "end"),
+    [(NOW - HOUR, NOW - HOUR), (NOW + HOUR, NOW), (None, NOW)],
+    ids=["past", "to come", "none"],
+)
+def test_what_is_gone_has_ended_by_now(deadline: float | None, end: float) -> None:
+    rows = (charge("worker-1"), charge("worker-2", until=NOW - 9 * HOUR), charge("ghost"))
+    made = {"worker-1", "worker-2"}
+    where = cluster(charges=rows, deadline=deadline)
+    found = billing.settled(where, living=(), made=made, now=NOW)
+    # An end that is written down stays; what was never made is left out.
+    assert found == (replace(rows[0], until=end), rows[1])
+
+
+def test_the_last_end_of_a_machine_that_lives_is_taken_back() -> None:
+    first = charge("worker-1", until=NOW - 9 * HOUR)
+    last = charge("worker-1", since=NOW - 9 * HOUR, until=NOW - HOUR)
+    other = charge("worker-2", until=NOW - HOUR)
+    again = charge("worker-2", since=NOW - HOUR)
+    rows = (first, last, other, again, charge("worker-3", until=NOW - HOUR))
+    found = billing.settled(
+        cluster(charges=rows), living={"worker-1", "worker-2"}, made=(), now=NOW
+    )
+    # worker-2 is paid for already, and worker-3 is gone.
+    assert found == (first, replace(last, until=None), other, again, rows[-1])
 
 
 def test_many_jobs_with_outputs_take_few_lines() -> None:

@@ -26,14 +26,26 @@ def test_what_the_file_says() -> None:
     assert deadlines.content(soon).splitlines()[1] in ("9", "10")
 
 
-def test_the_one_that_is_armed_stays() -> None:
+def test_the_one_that_is_armed_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.time()
     cluster = Cluster(id="lab-1", spec=SPEC, phase=Phase.READY, created=now, deadline=now + 50)
     wish = replace(SPEC, ttl=1000.0)
     assert deadlines.asked(SPEC, None) is None
     assert deadlines.asked(SPEC, cluster) == now + 50
     assert deadlines.asked(wish, cluster) == now + 50
+    # One that is over, even just now, is no deadline.
+    monkeypatch.setattr(time, "time", lambda: now)
+    assert deadlines.asked(wish, replace(cluster, deadline=now)) == now + 1000
     assert now + 1000 <= (deadlines.asked(wish, replace(cluster, deadline=now - 1)) or 0)
+
+
+def test_an_agent_ends_its_own_node() -> None:
+    script = deadlines.agent(root="/home/it's me", end="power it off")
+    assert f"file={deadlines.FILE}\n" in script
+    assert "root='/home/it'\"'\"'s me'\n" in script
+    assert "    power it off\n" in script
+    assert "spot" not in script
+    assert "spot/instance-action" in deadlines.agent(root="/r", end=":", spot=True)
 
 
 Agent = Callable[[], "subprocess.Popen[bytes]"]

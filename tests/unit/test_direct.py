@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.model import Job, JobState, RankFailure
+from clusterctl.model import Job, JobState, Placement, RankFailure
 from clusterctl.schedulers import direct
 from clusterctl.schedulers.direct import Direct, command_line
 from tests.unit.making import job
@@ -87,6 +87,38 @@ def states(*lines: str) -> Job:
             ["running 12 1", "ended 9 state=failed code=1 mpirun=1 started=2 full=a, survivors="],
             {"state": JobState.FAILED, "reason": "disk full on a"},
         ),
+        (
+            ["running 12 1", "ended 9 state=failed code=1 mpirun=1 started=2 full=a,b, survivors="],
+            {"state": JobState.FAILED, "reason": "disk full on a, b"},
+        ),
+        (
+            ["running 12 1", "ended 9 state=failed code=1 mpirun=0 started=2 survivors=a:0,"],
+            {"state": JobState.FAILED, "reason": "", "program_exit_code": 1},
+        ),
+        (
+            ["running 12 1", "ended 9 state=failed code=1 started=2 survivors=a:0,"],
+            {"state": JobState.FAILED, "reason": ""},
+        ),
+        (
+            ["running 12 1", "ended 9 state=failed code=137 mpirun=137 started=2 survivors=a:0,"],
+            {
+                "reason": "mpirun on the launcher ended with 137 while no rank had failed: it or"
+                " one of its daemons was lost"
+            },
+        ),
+        (
+            ["running 12 1", "ended 9 state=lost survivors=a:0,"],
+            {"state": JobState.LOST, "reason": "its supervisor on the launcher is gone"},
+        ),
+        (
+            ["placed 3 node-1:2,user@[::1]:1,"],
+            {
+                "placement": (
+                    Placement(node="node-1", first=0, count=2),
+                    Placement(node="user@[::1]", first=2, count=1),
+                )
+            },
+        ),
         # Who holds the lock no longer matters once the end is written.
         (["running 12 1", FAILED, "dead 0"], {"state": JobState.FAILED, "finished": 30.5}),
         (["running 12 1", FAILED, "running 40 2"], {"state": JobState.FAILED, "attempt": 1}),
@@ -99,6 +131,12 @@ def states(*lines: str) -> Job:
 def test_state_file(lines: list[str], expected: dict[str, Any]) -> None:
     found = states(*lines)
     assert {name: getattr(found, name) for name in expected} == expected
+
+
+def test_a_full_disk_is_known_by_its_reason() -> None:
+    line = "ended 9 state=failed code=1 mpirun=1 started=2 full=a, survivors="
+    assert direct.full(states("running 12 1", line))
+    assert not direct.full(states("running 12 1", FAILED))
 
 
 def test_reading_again_changes_nothing() -> None:

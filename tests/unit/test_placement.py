@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from clusterctl.errors import ClusterctlError, LaunchError, UsageError
-from clusterctl.launch.placement import oversubscribed, place
+from clusterctl.launch.placement import MOST_ON_LOCAL, oversubscribed, place
 from tests.unit.making import cluster, node, spec
 
 LAUNCHER = node("launcher", "10.0.0.10")
@@ -73,6 +74,9 @@ def test_counts(where: Any, wanted: dict[str, int], counts: list[int]) -> None:
         pytest.param(
             workers(4, 4), {"ranks": 3, "ranks_per_node": 2}, UsageError, ["--ranks 3"], id="both"
         ),
+        pytest.param(
+            workers(4, 4), {"nodes": 2, "ranks": 1}, UsageError, ["--nodes 2"], id="few ranks"
+        ),
     ],
 )
 def test_what_does_not_fit(
@@ -85,14 +89,35 @@ def test_what_does_not_fit(
     assert caught.value.exit_code == (6 if kind is LaunchError else 2)
 
 
-def test_the_hint_of_what_does_not_fit_can_be_followed() -> None:
-    """`--ranks N` of the hint has to work, also where the slots are uneven."""
-    where = workers(4, 2)
+@pytest.mark.parametrize("slots", [(4, 2), (2, 4), (4, 4, 2), (3, 3), (5,)])
+def test_the_hint_of_what_does_not_fit_is_the_most_that_does(slots: tuple[int, ...]) -> None:
+    where = workers(*slots)
     with pytest.raises(LaunchError) as caught:
-        place(where, spec(ranks=7))
+        place(where, spec(ranks=100))
     words = caught.value.hint.replace(",", " ").split()
-    if "--ranks" in words:
-        place(where, spec(ranks=int(words[words.index("--ranks") + 1])))
+    most = int(words[words.index("--ranks") + 1])
+    assert sum(item.count for item in place(where, spec(ranks=most))) == most
+    with pytest.raises(LaunchError):
+        place(where, spec(ranks=most + 1))
+
+
+def test_more_nodes_come_from_up_or_from_the_file_of_hosts() -> None:
+    made = workers(4, 4)
+    for where, hint in (
+        (made, "`clusterctl up lab --workers 3` makes more"),
+        (replace(made, identity="/home/me/.ssh/id"), "name more hosts in the file"),
+    ):
+        with pytest.raises(LaunchError) as caught:
+            place(where, spec(nodes=3))
+        assert caught.value.hint == hint
+
+
+def test_a_local_node_takes_so_many_ranks_and_no_more() -> None:
+    where = cluster(LAUNCHER, node(slots=1), provider="local")
+    assert place(where, spec(ranks=MOST_ON_LOCAL))[0].count == MOST_ON_LOCAL
+    with pytest.raises(LaunchError, match="too many for this machine") as caught:
+        place(where, spec(ranks=MOST_ON_LOCAL + 1))
+    assert str(MOST_ON_LOCAL) in caught.value.hint
 
 
 def test_local_nodes_share_a_machine_and_may_be_oversubscribed() -> None:

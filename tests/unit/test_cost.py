@@ -1,0 +1,49 @@
+"""A receipt from charges: sums, folds, order, and what is unknown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from clusterctl.insight import cost
+from clusterctl.model import Charge
+
+HOUR = 3600.0
+
+
+def charge(**changes: Any) -> Charge:
+    values = {"node": "worker-1", "part": "instance", "item": "big", "hourly": 2.0, "source": ""}
+    return Charge(**{**values, "since": 0.0, **changes})
+
+
+def test_dollars_grow_until_the_end() -> None:
+    rows = [charge(), charge(until=HOUR), charge(hourly=None)]
+    assert cost.dollars(rows, 3 * HOUR) == pytest.approx(6.0 + 2.0)
+    assert cost.dollars([], HOUR) == 0
+
+
+def test_per_hour_counts_what_runs() -> None:
+    rows = [charge(), charge(hourly=0.5), charge(until=HOUR, hourly=9.0), charge(hourly=None)]
+    assert cost.per_hour(rows) == 2.5
+
+
+def test_unknown_names_each_item_once() -> None:
+    rows = [charge(hourly=None, item="b"), charge(), charge(hourly=None, item="a")]
+    assert cost.unknown([*rows, *rows]) == ("b", "a")
+
+
+def test_a_receipt_folds_equal_items_in_the_order_of_parts() -> None:
+    rows = [
+        charge(part="address", item="IPv4", hourly=0.005),
+        charge(part="disk", item="100 GiB", hourly=None),
+        charge(),
+        charge(node="worker-2", since=HOUR),
+        charge(hourly=3.0),
+    ]
+    assert cost.receipt(rows, 4 * HOUR) == (
+        cost.Line("instance", "big", 2, 7.0, 2.0, 14.0),
+        cost.Line("instance", "big", 1, 4.0, 3.0, 12.0),
+        cost.Line("disk", "100 GiB", 1, 4.0, None, None),
+        cost.Line("address", "IPv4", 1, 4.0, 0.005, 0.02),
+    )

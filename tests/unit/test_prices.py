@@ -1,0 +1,176 @@
+"""What a cluster on EC2 costs: where a price is from, the plan's table, how long a budget lasts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from clusterctl import catalog
+from clusterctl.errors import ProviderError, UsageError
+from clusterctl.model import Charge
+from clusterctl.providers.ec2 import prices
+from clusterctl.providers.ec2.prices import Quote
+from clusterctl.providers.ec2.spec import LAUNCHER, Machine
+
+KNOWN = "g4dn.xlarge"
+LISTED = catalog.PRICES[KNOWN].dollars
+ZONE = "us-east-1b"
+
+
+@dataclass
+class Aws:
+    """An account whose price list and spot prices are these; what is in neither is not priced."""
+
+    on_demand: dict[str, float] = field(default_factory=dict)
+    spot: dict[tuple[str, str], float] = field(default_factory=dict)
+    silent: bool = False
+    region: str = "us-east-1"
+
+    def price(self, kind: str) -> float | None:
+        if self.silent:
+            raise ProviderError("AWS did not answer")
+        return self.on_demand.get(kind)
+
+    def spot_price(self, kind: str, zone: str) -> float | None:
+        if self.silent:
+            raise ProviderError("AWS did not answer")
+        return self.spot.get((kind, zone))
+
+
+def quotes(aws: Aws, *types: str, spot: tuple[str, ...] = ()) -> tuple[dict[str, Quote], list[str]]:
+    told: list[str] = []
+    return prices.quotes(aws, types, spot=spot, zone=ZONE, tell=told.append), told
+
+
+def test_a_live_price_wins_over_the_table() -> None:
+    found, told = quotes(Aws({KNOWN: 9.0, "t3.small": 8.0}), KNOWN, "t3.small", KNOWN)
+    assert {kind: quote.dollars for kind, quote in found.items()} == {KNOWN: 9.0, "t3.small": 8.0}
+    assert found[KNOWN].source.startswith("AWS price list, ")
+    assert told == []
+
+
+def test_a_spot_price_is_that_of_its_zone() -> None:
+    aws = Aws({KNOWN: 9.0}, {(KNOWN, ZONE): 0.2, (KNOWN, "us-east-1a"): 0.1})
+    found, _ = quotes(aws, KNOWN, spot=(KNOWN,))
+    assert found[KNOWN].dollars == 0.2
+    assert found[KNOWN].source.startswith("AWS spot price, ")
+
+
+def test_aws_that_does_not_answer_costs_one_line() -> None:
+    """The table stands in for on-demand prices of its region; no table has spot prices."""
+    found, told = quotes(Aws(silent=True), "t3.small", KNOWN, "t3.micro", spot=(KNOWN,))
+    assert told == ["prices from the package's table: AWS did not answer"]
+    assert found["t3.small"] == prices.fallback("t3.small", "us-east-1")
+    assert found["t3.small"].dollars == catalog.PRICES["t3.small"].dollars
+    assert found[KNOWN] == Quote(None, "unknown")
+
+
+def test_the_table_says_where_its_prices_are_from() -> None:
+    row = catalog.PRICES[KNOWN]
+    assert prices.fallback(KNOWN, "us-east-1") == Quote(LISTED, f"{row.source}, read {row.date}")
+    for kind, region in ((KNOWN, "eu-west-1"), ("x9.huge", "us-east-1")):
+        assert prices.fallback(kind, region) == Quote(None, "unknown")
+
+
+MACHINES = (
+    Machine(name=LAUNCHER, instance_type="t3.small", image="launcher", disk=30),
+    Machine(name="worker-1", instance_type=KNOWN, image="nvidia", disk=100),
+    Machine(name="worker-2", instance_type=KNOWN, image="nvidia", disk=100),
+)
+QUOTES = {"t3.small": Quote(0.5, "the list"), KNOWN: Quote(2.0, "the market")}
+
+
+def charges(region: str = "us-east-1", **changes: Quote) -> tuple[Charge, ...]:
+    return prices.charges(MACHINES, {**QUOTES, **changes}, region, 10.0)
+
+
+def test_every_part_of_a_machine_is_charged() -> None:
+    month = catalog.PRICES[prices.DISK].dollars
+    address = catalog.PRICES[prices.ADDRESS].dollars
+    found = {(charge.node, charge.part): charge for charge in charges()}
+    assert len(found) == 9
+    worker = [found["worker-1", part] for part in ("instance", "disk", "address")]
+    assert [charge.hourly for charge in worker] == [2.0, month * 100 / 730, address]
+    assert [charge.item for charge in worker] == [KNOWN, "100 GiB gp3", prices.ADDRESS]
+    assert worker[0].source == "the market"
+    assert {charge.since for charge in found.values()} == {10.0}
+    assert found[LAUNCHER, "disk"].hourly == pytest.approx(month * 30 / 730)
+
+
+def test_a_region_without_a_table_has_unknown_parts() -> None:
+    found = {charge.part: charge.hourly for charge in charges("eu-west-1")}
+    assert found == {"instance": 2.0, "disk": None, "address": None}
+
+
+def test_what_runs_is_summed_and_what_is_unknown_is_named() -> None:
+    priced, unpriced, over = charges()[0], replace(charges()[3], hourly=None), charges()[6]
+    running = (priced, unpriced, replace(over, until=20.0))
+    assert prices.hourly(running) == (0.5, (KNOWN,))
+
+
+@pytest.mark.parametrize(("spent", "seconds"), [(0.0, 5 * 3600.0), (9.5, 900.0)])
+def test_a_budget_lasts_as_long_as_what_is_left_of_it(spent: float, seconds: float) -> None:
+    one = replace(charges()[3], hourly=2.0)
+    assert prices.affordable(10.0, [one], spent) == pytest.approx(seconds)
+
+
+def test_a_budget_that_cannot_be_kept_is_refused() -> None:
+    one = charges()[3]
+    with pytest.raises(UsageError) as caught:
+        prices.affordable(10.0, [replace(one, hourly=None)], 0.0)
+    assert KNOWN in caught.value.message
+    assert "--ttl" in caught.value.hint
+    with pytest.raises(UsageError) as caught:
+        prices.affordable(10.0, [one], 10.0)
+    assert "$10.00 is spent" in caught.value.message
+    assert caught.value.hint
+
+
+def table(*found: Charge) -> list[str]:
+    return list(prices.table(MACHINES, found, ZONE, 7200.0))
+
+
+def test_the_plan_folds_equal_machines_and_adds_up() -> None:
+    month, address = catalog.PRICES[prices.DISK].dollars, catalog.PRICES[prices.ADDRESS].dollars
+    disks = [month * 30 / 730, 2 * month * 100 / 730]
+    head, launcher, workers, total, *sources = table(*charges())
+    assert head.split("  ")[0] == "nodes"
+    assert head.split()[:4] == ["nodes", "type", "zone", "disk"]
+    assert head.endswith("$/h")
+    assert launcher.split() == [
+        *["1", "launcher", "t3.small", ZONE, "30", "GiB", "$0.5000"],
+        *[f"${disks[0]:.4f}", f"${address:.4f}", f"${0.5 + disks[0] + address:.4f}"],
+    ]
+    assert workers.split() == [
+        *["2", "worker", KNOWN, ZONE, "100", "GiB", "$4.0000"],
+        *[f"${disks[1]:.4f}", f"${2 * address:.4f}", f"${4 + disks[1] + 2 * address:.4f}"],
+    ]
+    # Columns stand below each other.
+    assert head.index("type") == launcher.index("t3.small") == workers.index(KNOWN)
+    assert launcher == launcher.strip()
+    rate = 4.5 + sum(disks) + 3 * address
+    assert total.startswith(f"${rate:.4f}/h, ${2 * rate:.2f} until the deadline in 2.0 h")
+    assert [line.partition(": ")[0::2] for line in sources] == [
+        ("prices of instances", "the list"),
+        ("prices of disks, public IPv4", prices.fallback(prices.DISK, "us-east-1").source),
+        ("prices of instances", "the market"),
+    ]
+
+
+def test_the_plan_with_an_unknown_price_is_a_lower_bound() -> None:
+    found = charges(**{KNOWN: Quote(None, "unknown")})
+    _, launcher, workers, total, *rest = table(*found)
+    assert "?" not in launcher
+    assert workers.split()[6] == workers.split()[-1] == "?"
+    assert total.startswith("at least $")
+    assert ", at least $" in total
+    assert [line for line in rest if line.startswith("?")] == [
+        f"? nobody says what {KNOWN} costs here"
+    ]
+    assert not any("unknown" in line for line in rest)
+
+
+def test_the_plan_leaves_out_what_has_ended() -> None:
+    over = replace(charges()[3], until=5.0, hourly=77.0, source="long ago")
+    assert table(over, *charges()) == table(*charges())
