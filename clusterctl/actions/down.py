@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -32,12 +33,21 @@ from clusterctl.model import (
 )
 from clusterctl.providers import billing
 from clusterctl.state import ClusterLock, Store
+from clusterctl.transport.deadline import Deadline
 from clusterctl.transport.fold import fold, ranges
 from clusterctl.transport.pool import Pool
 
+LIMIT = 120.0
+"""Seconds that all that comes before destroying may take, without the answers of a person and
+without fetching: machines are billed meanwhile."""
+LOOK_LIMIT = 60.0
+"""Of these, seconds for looking for outputs."""
+END_LIMIT = 40.0
+"""Seconds for ending jobs: somewhat more than one needs where a node does not answer."""
 SAVE_LIMIT = 60.0
-"""Seconds that looking for outputs, and then saving logs, may take before the machines go
-regardless."""
+"""Seconds for saving logs."""
+SLICE = 2.0
+"""Seconds that the log of a job gets at least, before it is the next one's turn."""
 
 NAMED = 5
 """Jobs that are named one by one."""
@@ -275,7 +285,10 @@ def _save(
     """Ends running jobs, copies logs, and does with outputs as `unfetched` says. Nodes that do not
     answer lose their part, and it is said. `living`: those that are not gone for good; None: all.
     """
-    deadline = time.monotonic() + SAVE_LIMIT
+    # On machines that are not ours jobs would run on: ending those has no deadline.
+    ours = cluster.spec.provider not in providers.ATTACHED
+    deadline = Deadline(LIMIT if ours else math.inf)
+    look = deadline.within(LOOK_LIMIT)
     jobs = [
         job
         for job in store.jobs()
@@ -283,7 +296,7 @@ def _save(
     ]
     if not jobs:
         return _Saved()
-    cancelled: list[int] = []
+    cancelled: tuple[int, ...] = ()
     whole = cluster
     with connected(store, cluster) as pool:
         away = silent(pool, [node.name for node in cluster.nodes], tell)
@@ -301,29 +314,26 @@ def _save(
             question = f"{act} and lose what jobs {_numbers(lost)} made?"
             return _Saved() if _agree(whole, unfetched, lines, question, tell) else None
         try:
-            jobs = _current(store, jobs, cluster, pool)
+            jobs = _current(store, jobs, cluster, pool, look)
         except (ClusterctlError, OSError) as error:
             tell(f"not everything can be saved: {reason(error)}")
-        found, unknown = never_fetched(jobs, cluster, pool, deadline)
+        found, unknown = never_fetched(jobs, cluster, pool, look)
         running = [job for job in jobs if not job.state.ended]
-        if running and not ask(f"job {_numbers(running)} is still running; end it?"):
-            return None
-        lines = loss(found, unknown)
-        for line in lines:
-            tell(line)
-        if not unfetched.fetch:
-            question = f"{act} and lose these outputs?"
-            if not _agree(whole, unfetched, lines, question, tell):
+        with deadline.paused():
+            if running and not ask(f"job {_numbers(running)} is still running; end it?"):
                 return None
+            lines = loss(found, unknown)
+            for line in lines:
+                tell(line)
+            if not unfetched.fetch:
+                question = f"{act} and lose these outputs?"
+                if not _agree(whole, unfetched, lines, question, tell):
+                    return None
         if running:
             tell(f"job {_numbers(running)} is ended")
-        for job in running:
-            try:
-                store.save_job(control.cancel(job, cluster, pool))
-                cancelled.append(job.id)
-            except (ClusterctlError, OSError) as error:
-                tell(f"job {job.id} could not be ended cleanly: {reason(error)}")
-        save_logs(store, jobs, cluster, pool, tell)
+            limit = deadline.within(END_LIMIT if ours else math.inf)
+            cancelled = _cancel(store, running, cluster, pool, limit, tell)
+        save_logs(store, jobs, cluster, pool, tell, min(SAVE_LIMIT, deadline.left))
         fetched: list[Fetched] = []
         if unfetched.fetch:
             for job in jobs:
@@ -334,7 +344,40 @@ def _save(
                     fetched.append(got)
     brought = {got.job for got in fetched}
     still = tuple((number, size) for number, size in found if number not in brought)
-    return _Saved(cancelled=tuple(cancelled), lost=still, fetched=tuple(fetched))
+    return _Saved(cancelled=cancelled, lost=still, fetched=tuple(fetched))
+
+
+def _cancel(
+    store: Store, jobs: list[Job], cluster: Cluster, pool: Pool, deadline: Deadline, tell: Tell
+) -> tuple[int, ...]:
+    """Ends these jobs, all at the same time; returns those that have ended. Names those that have
+    not by the deadline."""
+    failed: dict[int, str] = {}
+    for job in jobs:
+        if not deadline.passed:
+            try:
+                control.ask_to_end(job, cluster, pool, deadline)
+            except (ClusterctlError, OSError) as error:
+                failed[job.id] = reason(error)
+    ended, late = list[int](), list[Job]()
+    for job in jobs:
+        if job.id in failed:
+            continue
+        try:
+            done = control.wait_for_end(job, cluster, pool, deadline)
+            if done.state.ended:
+                store.save_job(done)
+                ended.append(job.id)
+            else:
+                late.append(job)
+        except (ClusterctlError, OSError) as error:
+            failed[job.id] = reason(error)
+    for number, why in failed.items():
+        tell(f"job {number} could not be ended cleanly: {why}")
+    if late:
+        numbers, seconds = _numbers(late), f"{deadline.seconds:.0f} s"
+        tell(f"job {numbers} did not end within {seconds}: the machines are removed all the same")
+    return tuple(ended)
 
 
 def _agree(
@@ -433,31 +476,44 @@ def save_logs(
 ) -> None:
     """Brings the rest of these jobs' output into the state home, as far as `limit` seconds allow
     for all of them; what is not saved is named."""
-    deadline = time.monotonic() + limit
-    late = []
-    for job in jobs:
-        folder = store.job_folder(job.id)
-        if complete(folder):
-            continue
-        left = deadline - time.monotonic()
-        try:
-            with (
-                Interrupts() as interrupts,
-                Follower(store.job(job.id), cluster, pool, folder, interrupts) as follower,
-            ):
-                for _ in follower.batches(until_ended=False, replay=False, limit=left):
-                    pass
-                if follower.cut_short:
-                    late.append(job)
-        except (ClusterctlError, OSError) as error:
-            tell(f"the logs of job {job.id} could not be saved: {reason(error)}")
+    deadline = Deadline(limit)
+    late = [job for job in jobs if not complete(store.job_folder(job.id))]
+    # In turns: a log that takes all the time must not cost the others theirs.
+    while late and not deadline.passed:
+        turn, late = late, []
+        for index, job in enumerate(turn):
+            share = max(SLICE, deadline.left / (len(turn) - index))
+            if not _save_log(store, job, cluster, pool, min(share, deadline.left), tell):
+                late.append(job)
     if late:
-        tell(f"saving logs took over {limit:g} s: those of job {_numbers(late)} are incomplete")
+        tell(f"the logs of job {_numbers(late)} are incomplete: {limit:.0f} s were not enough")
 
 
-def _current(store: Store, jobs: list[Job], cluster: Cluster, pool: Pool) -> list[Job]:
+def _save_log(
+    store: Store, job: Job, cluster: Cluster, pool: Pool, limit: float, tell: Tell
+) -> bool:
+    """Whether more time would bring no more of it."""
+    try:
+        with (
+            Interrupts() as interrupts,
+            Follower(
+                store.job(job.id), cluster, pool, store.job_folder(job.id), interrupts
+            ) as follower,
+        ):
+            for _ in follower.batches(until_ended=False, replay=False, limit=limit):
+                pass
+            return not follower.cut_short
+    except (ClusterctlError, OSError) as error:
+        tell(f"the logs of job {job.id} could not be saved: {reason(error)}")
+        return True
+
+
+def _current(
+    store: Store, jobs: list[Job], cluster: Cluster, pool: Pool, deadline: Deadline
+) -> list[Job]:
     going = [job for job in jobs if not job.state.ended]
-    fresh = {job.id: job for job in control.refresh_all(going, cluster, pool)}
+    asked = control.refresh_all(going, cluster, pool, deadline=deadline)
+    fresh = {job.id: job for job in asked}
     for job in going:
         if fresh[job.id] != job:
             store.save_job(fresh[job.id])
@@ -465,20 +521,22 @@ def _current(store: Store, jobs: list[Job], cluster: Cluster, pool: Pool) -> lis
 
 
 def never_fetched(
-    jobs: list[Job], cluster: Cluster, pool: Pool, deadline: float
+    jobs: list[Job], cluster: Cluster, pool: Pool, deadline: Deadline
 ) -> tuple[list[tuple[int, int]], dict[int, str]]:
     """Jobs with outputs on these nodes that were never fetched, and how many bytes they are. Then
-    those of which that is not known by the deadline, a time of the monotonic clock, and why."""
+    those of which that is not known by the deadline, and why."""
     found: list[tuple[int, int]] = []
     unknown: dict[int, str] = {}
     for job in jobs:
         if job.fetched:
             continue
-        if time.monotonic() > deadline:
-            unknown[job.id] = f"not looked at within {SAVE_LIMIT:g} s"
+        if deadline.passed:
+            unknown[job.id] = f"not looked at within {deadline.seconds:g} s"
             continue
         try:
-            made = outputs.find(job, cluster, pool)
+            made = outputs.find(
+                job, cluster, pool, timeout=min(outputs.LIST_TIMEOUT, deadline.left)
+            )
         except (ClusterctlError, OSError) as error:
             unknown[job.id] = reason(error)
             continue

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from clusterctl.actions import Tell, connected, silent
-from clusterctl.actions.down import SAVE_LIMIT, never_fetched, save_logs
+from clusterctl.actions.down import LOOK_LIMIT, never_fetched, save_logs
 from clusterctl.errors import UsageError
 from clusterctl.jobs import control
 from clusterctl.jobs.stage import human
 from clusterctl.model import Cluster, Job
 from clusterctl.providers import ProviderPlan
 from clusterctl.state import Store
+from clusterctl.transport.deadline import Deadline
 from clusterctl.transport.fold import ranges
 
 
@@ -40,7 +40,7 @@ def agree(
             tell(f"what is on {name} cannot be saved: {why}")
         here = replace(old, nodes=tuple(n for n in old.nodes if n.name not in away))
         going = replace(here, nodes=tuple(n for n in here.nodes if n.name in names))
-        found, unknown = never_fetched(jobs, going, pool, time.monotonic() + SAVE_LIMIT)
+        found, unknown = never_fetched(jobs, going, pool, Deadline(LOOK_LIMIT))
         for number, size in found:
             tell(f"job {number} has outputs there that were never fetched: {human(size)}")
         for number, why in unknown.items():

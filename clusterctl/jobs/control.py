@@ -13,6 +13,7 @@ from clusterctl.jobs.start import involved, ranked, trouble
 from clusterctl.model import Cluster, Job, JobState, NodeResult
 from clusterctl.schedulers import batch, direct
 from clusterctl.schedulers.direct import CLEAN_LIMIT, GRACE
+from clusterctl.transport.deadline import NEVER, Deadline
 from clusterctl.transport.pool import Pool
 
 ASK_TIMEOUT = CLEAN_LIMIT + 10.0
@@ -26,10 +27,12 @@ BATCH_TIMEOUT = 2 * GRACE + 20.0
 """The same for a batch job's script, which has to see our word first, and asks all nodes."""
 
 
-def refresh(job: Job, cluster: Cluster, pool: Pool) -> Job:
-    """The job as the launcher knows it now. Unchanged if the launcher does not answer."""
+def refresh(job: Job, cluster: Cluster, pool: Pool, deadline: Deadline = NEVER) -> Job:
+    """The job as the launcher knows it now. Unchanged if the launcher does not answer in time."""
+    if deadline.passed:
+        return job
     if cluster.batch:
-        (job,) = refresh_all((job,), cluster, pool)
+        (job,) = refresh_all((job,), cluster, pool, deadline=deadline)
         return job
     scheduler = schedulers.load(job.scheduler)
     # There may be no folder, where its client died.
@@ -37,7 +40,8 @@ def refresh(job: Job, cluster: Cluster, pool: Pool) -> Job:
         f"cd {_folder(job, cluster)} 2>/dev/null || {{ echo absent $(date +%s); exit; }};"
         f" {shlex.join(scheduler.status_argv(job))}"
     )
-    result = pool.transport(cluster.launcher.name).run(command, timeout=ASK_TIMEOUT)
+    limit = min(ASK_TIMEOUT, deadline.left)
+    result = pool.transport(cluster.launcher.name).run(command, timeout=limit)
     if result.error or not result.stdout:
         return job
     found = scheduler.parse_status(job, result.text)
@@ -51,17 +55,19 @@ def refresh_all(
     cluster: Cluster,
     pool: Pool,
     tell: Callable[[str], None] = lambda text: None,
+    deadline: Deadline = NEVER,
 ) -> tuple[Job, ...]:
     """All these jobs of one cluster; a batch system is asked once for all of them, and where it
-    does not answer, that is said."""
+    does not answer, that is said. Those not asked after by the deadline are unchanged."""
     if not cluster.batch or not jobs:
-        return tuple(refresh(job, cluster, pool) for job in jobs)
+        return tuple(refresh(job, cluster, pool, deadline) for job in jobs)
     scheduler = schedulers.load_batch(cluster.spec.provider)
     # Not in a job's folder: there may be none, where its client died.
     command = (
         f"cd {shlex.quote(cluster.launcher.root)} && {shlex.join(scheduler.survey_argv(jobs))}"
     )
-    result = pool.transport(cluster.launcher.name).run(command, timeout=SURVEY_TIMEOUT)
+    limit = min(SURVEY_TIMEOUT, deadline.left)
+    result = pool.transport(cluster.launcher.name).run(command, timeout=limit)
     if result.error or not result.stdout:
         tell(f"{result.node} does not answer: the jobs of {cluster.name} are as last seen")
         return tuple(jobs)
@@ -76,10 +82,11 @@ def cancel(job: Job, cluster: Cluster, pool: Pool) -> Job:
     return wait_for_end(job, cluster, pool)
 
 
-def ask_to_end(job: Job, cluster: Cluster, pool: Pool) -> None:
+def ask_to_end(job: Job, cluster: Cluster, pool: Pool, deadline: Deadline = NEVER) -> None:
     """Leaves word on the launcher, where the job is then ended whether or not anybody waits for it.
     Raises NodeUnreachable if that is not certain."""
-    result = _on_launcher(job, cluster, pool, schedulers.load(job.scheduler).cancel_argv(job))
+    argv = schedulers.load(job.scheduler).cancel_argv(job)
+    result = _on_launcher(job, cluster, pool, argv, deadline)
     if result.exit_code is None:
         raise NodeUnreachable(
             f"job {job.id} could not be cancelled: {result.node}: {result.error}",
@@ -88,33 +95,37 @@ def ask_to_end(job: Job, cluster: Cluster, pool: Pool) -> None:
         )
 
 
-def wait_for_end(job: Job, cluster: Cluster, pool: Pool) -> Job:
+def wait_for_end(job: Job, cluster: Cluster, pool: Pool, deadline: Deadline = NEVER) -> Job:
     """The job that `ask_to_end` is ending. What its supervisor has not ended in time is ended from
-    here, over our own connections."""
+    here, over our own connections. Returned as it is where it has not ended by the deadline."""
     known = job.state.ended
-    job = _ended(job, cluster, pool, BATCH_TIMEOUT if cluster.batch else END_TIMEOUT)
+    patience = BATCH_TIMEOUT if cluster.batch else END_TIMEOUT
+    job = _ended(job, cluster, pool, deadline.within(patience))
     if cluster.batch and not job.state.ended:
         argv = schedulers.load_batch(job.scheduler).end_argv(job)
-        _on_launcher(job, cluster, pool, argv)
-        job = _ended(job, cluster, pool, END_TIMEOUT)
-    survivors = sweep(job, cluster, pool, end=True)
+        _on_launcher(job, cluster, pool, argv, deadline)
+        job = _ended(job, cluster, pool, deadline.within(END_TIMEOUT))
+    if deadline.passed:
+        return job
+    survivors = sweep(job, cluster, pool, end=True, deadline=deadline)
     if not known and job.state in (JobState.LOST, JobState.RUNNING, JobState.QUEUED):
         job = replace(job, state=JobState.CANCELLED, finished=time.time(), reason="")
     # Of a batch job's nodes its own script knows; we see the login node alone.
     return job if cluster.batch else replace(job, survivors=survivors)
 
 
-def _ended(job: Job, cluster: Cluster, pool: Pool, seconds: float) -> Job:
+def _ended(job: Job, cluster: Cluster, pool: Pool, deadline: Deadline) -> Job:
     """The job as soon as it has ended, or as it is when its time is up."""
-    deadline = time.monotonic() + seconds
-    job = refresh(job, cluster, pool)
-    while not job.state.ended and time.monotonic() < deadline:
+    job = refresh(job, cluster, pool, deadline)
+    while not job.state.ended and not deadline.passed:
         time.sleep(0.5 if cluster.batch else 0.1)
-        job = refresh(job, cluster, pool)
+        job = refresh(job, cluster, pool, deadline)
     return job
 
 
-def sweep(job: Job, cluster: Cluster, pool: Pool, *, end: bool) -> dict[str, int]:
+def sweep(
+    job: Job, cluster: Cluster, pool: Pool, *, end: bool, deadline: Deadline = NEVER
+) -> dict[str, int]:
     """Processes of the job that are left, per node; -1 where a node does not answer.
 
     `end` kills them first.
@@ -124,7 +135,7 @@ def sweep(job: Job, cluster: Cluster, pool: Pool, *, end: bool) -> dict[str, int
     def look(name: str) -> NodeResult:
         folder = f"{cluster.node(name).root}/jobs/{job.id}"
         command = f"exec /bin/sh {shlex.quote(folder)}/sweep.sh {action}"
-        return pool.transport(name).run(command, timeout=ASK_TIMEOUT)
+        return pool.transport(name).run(command, timeout=min(ASK_TIMEOUT, deadline.left))
 
     return {result.node: _survivors(result) for result in pool.each(look, involved(job, cluster))}
 
@@ -192,9 +203,12 @@ def _survivors(result: NodeResult) -> int:
     return -1
 
 
-def _on_launcher(job: Job, cluster: Cluster, pool: Pool, argv: tuple[str, ...]) -> NodeResult:
+def _on_launcher(
+    job: Job, cluster: Cluster, pool: Pool, argv: tuple[str, ...], deadline: Deadline = NEVER
+) -> NodeResult:
     command = f"cd {_folder(job, cluster)} && {shlex.join(argv)}"
-    return pool.transport(cluster.launcher.name).run(command, timeout=ASK_TIMEOUT)
+    limit = min(ASK_TIMEOUT, deadline.left)
+    return pool.transport(cluster.launcher.name).run(command, timeout=limit)
 
 
 def _folder(job: Job, cluster: Cluster) -> str:

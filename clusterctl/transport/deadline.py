@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +24,22 @@ class Deadline:
     @property
     def passed(self) -> bool:
         return time.monotonic() >= self.at
+
+    def within(self, seconds: float) -> Deadline:
+        """A deadline for a part: `seconds` from now, and no later than this one."""
+        return Deadline(min(seconds, self.left))
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Does not count the time that the block takes, such as that of a person's answer."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.at += time.monotonic() - began
+
+
+NEVER = Deadline(math.inf)
 
 
 class Watchdog:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +13,7 @@ import pytest
 
 from clusterctl import providers
 from clusterctl.actions import down
-from clusterctl.model import Charge, Cluster
+from clusterctl.model import Charge, Cluster, Job, JobState
 from tests.unit.calling import Call
 from tests.unit.staged import Staged, lab
 
@@ -97,6 +100,58 @@ def test_an_output_that_cannot_be_looked_at_counts(
     assert "cannot be listed" in fetched.err
     assert not here.store.job(7).fetched
     assert call("down", "--discard").code == 0
+
+
+@pytest.mark.timeout(30)
+def test_a_disk_that_hangs_does_not_keep_machines(
+    call: Call, here: Staged, unfetched: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looking for outputs has one deadline for all jobs; what was not looked at in it counts."""
+    monkeypatch.setattr(down, "LOOK_LIMIT", 1.0)
+    for number in (8, 9):
+        here.job(unfetched.parents[1] / "work", number)
+    for number in (7, 8, 9):
+        (here.work(number=number).parent / "outputs.sh").write_text("exec sleep 600\n")
+    said = call("down")
+    assert said.code == 2
+    assert "job 7 may have outputs that were never fetched: looking for" in said.err
+    assert "job 8, 9 may have outputs that were never fetched: not looked at within 1 s" in said.err
+    assert here.store.names() == ("lab",)
+    assert call("down", "--discard").code == 0
+    assert here.store.names() == ()
+
+
+@pytest.fixture
+def stuck(here: Staged, tmp_path: Path) -> Iterator[list[Job]]:
+    """Running jobs whose supervisors are alive and end nothing."""
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "train.py").touch()
+    with ExitStack() as files:
+        jobs = []
+        for number in range(7, 12):
+            jobs.append(replace(here.job(tree, number), state=JobState.RUNNING, finished=None))
+            here.store.save_job(jobs[-1])
+            folder = here.work("launcher", number).parent
+            (folder / "state").write_text("running 2.0 1\n")
+            (folder / "supervisor.pid").write_text("none\n")
+            fcntl.flock(files.enter_context((folder / "alive").open("w")), fcntl.LOCK_EX)
+        yield jobs
+
+
+@pytest.mark.timeout(30)
+def test_jobs_that_do_not_end_do_not_keep_machines(
+    call: Call, here: Staged, stuck: list[Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ending jobs has one deadline for all, and each is told to end before the first is awaited."""
+    monkeypatch.setattr(down, "END_LIMIT", 1.0)
+    said = call("down", "--yes")
+    assert said.code == 0, said.err
+    folders = [here.work("launcher", job.id).parent for job in stuck]
+    assert [(folder / "stop").read_text() for folder in folders] == ["cancelled\n"] * len(stuck)
+    assert "job 7, 8, 9, 10, 11 did not end within 1 s: the machines are removed" in said.err
+    assert here.store.names() == ()
+    assert all(here.store.job(job.id).state is JobState.LOST for job in stuck)
 
 
 @pytest.mark.parametrize("answer", [True, False])

@@ -37,7 +37,7 @@ def machines(monkeypatch: pytest.MonkeyPatch) -> None:
     def connected(*anything: object) -> Iterator[None]:
         yield
 
-    def find(job: Job, cluster: Cluster, pool: object) -> list[Output]:
+    def find(job: Job, cluster: Cluster, pool: object, *, timeout: float) -> list[Output]:
         return [Output(name, "model.pt", 10**6) for name in ranked(job, cluster)]
 
     monkeypatch.setattr(providers, "load", lambda name: Planner())
