@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -83,14 +84,17 @@ def home() -> Home:
 
 
 def make_private(folder: Path) -> None:
-    """Makes `folder` and the missing ones above it, all for the user alone whatever the umask."""
+    """Makes `folder` and the missing ones above it, all for the user alone whatever the umask. They
+    outlive a power loss."""
     for place in reversed((folder, *folder.parents)):
         if not place.exists():
             place.mkdir(mode=0o700, exist_ok=True)
+            _flush(place.parent)
 
 
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o600) -> None:
-    """Replaces `path` by `data`: after a crash it holds the old bytes or the new ones."""
+    """Replaces `path` by `data`: after a crash it holds the old bytes or the new ones, after a
+    power loss that comes later the new ones."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}.new")
     with writing(path):
         try:
@@ -100,10 +104,26 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o600) -> None:
                 file.flush()
                 os.fsync(file.fileno())
             scratch.replace(path)
+            _flush(path.parent)
         except OSError:
             with suppress(OSError):
                 scratch.unlink(missing_ok=True)
             raise
+
+
+def _flush(folder: Path) -> None:
+    """Brings the names in `folder` to the disk, where it may be opened and its file system can."""
+    try:
+        fd = os.open(folder, os.O_RDONLY)
+    except PermissionError:
+        return  # one may be allowed to write to a folder and not to read it
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(fd)
 
 
 @contextmanager

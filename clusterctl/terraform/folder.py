@@ -90,7 +90,7 @@ def _state(folder: Path) -> str:
         return ""
 
 
-def resources(folder: Path) -> dict[str, str]:
+def resources(folder: Path, cluster: str) -> dict[str, str]:
     """Addresses of the managed resources in a folder's state file, with their ids. An empty file is
     what a Terraform leaves that was killed in its first plan. Raises TerraformError for one that is
     damaged."""
@@ -108,19 +108,22 @@ def resources(folder: Path) -> dict[str, str]:
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise TerraformError(
             f"the Terraform state {_state_file(folder)} is damaged: {error}",
-            hint="`clusterctl down` finds the cluster by its tags and removes it without this file",
+            hint=f"`clusterctl down {cluster}` finds the cluster by its tags and removes it without"
+            " this file",
         ) from error
 
 
 class Terraform:
-    """One working folder. `lock` is the descriptor of the cluster's lock: Terraform inherits it, so
-    that it is still held while an orphan works. `on_start` hears Terraform's pid and command."""
+    """The working folder of a cluster. `lock` is the descriptor of the cluster's lock: Terraform
+    inherits it, so that it is still held while an orphan works. `on_start` hears Terraform's pid
+    and command."""
 
     def __init__(
         self,
         folder: Path,
         binary: Binary,
         *,
+        cluster: str,
         cache: Path,
         lock: int | None = None,
         on_start: Callable[[int, str], None] = lambda pid, command: None,
@@ -128,6 +131,7 @@ class Terraform:
     ) -> None:
         self.folder = folder
         self.binary = binary
+        self._cluster = cluster
         self._cache = cache
         self._lock = lock
         self._on_start = on_start
@@ -140,7 +144,7 @@ class Terraform:
 
     def resources(self) -> tuple[str, ...]:
         """Addresses of the managed resources in the state file. Raises TerraformError."""
-        return tuple(resources(self.folder))
+        return tuple(resources(self.folder, self._cluster))
 
     def copy(self, module: Path) -> None:
         """Fills the folder with the module, once: `down` uses what `up` used, after an upgrade."""
@@ -184,7 +188,7 @@ class Terraform:
     def _change(
         self, command: str, on_event: Callable[[Event], None], parallelism: int
     ) -> Listener:
-        listener = Listener(on_event, resources(self.folder))
+        listener = Listener(on_event, resources(self.folder, self._cluster))
         try:
             return self._watched(command, listener, parallelism)
         except Interrupted:

@@ -307,7 +307,7 @@ def test_what_terraform_has_not_noted_is_told_apart(tmp_path: Path) -> None:
             }
         ]
     }
-    runner = Terraform(tmp_path, Binary("terraform", (1, 11, 4)), cache=tmp_path)
+    runner = Terraform(tmp_path, Binary("terraform", (1, 11, 4)), cluster="lab", cache=tmp_path)
     assert not known_to(runner)(Left("instance", "i-1"))
     (tmp_path / "terraform.tfstate").write_text(json.dumps(state))
     known = known_to(runner)

@@ -168,7 +168,7 @@ def test_a_cluster_whose_state_is_lost_is_not_called_adopted(
     with pytest.raises(ProviderError, match=said) as caught:
         provider.create(current, folder, print)
     assert "adopted" not in caught.value.message
-    assert "clusterctl down" in caught.value.hint
+    assert "`clusterctl down lab`" in caught.value.hint
     assert provider.made(folder) == frozenset()
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -270,15 +272,39 @@ def test_a_record_is_on_the_disk_before_it_takes_the_place_of_the_old_one(
     """When the power fails, a name that is renamed first may be all that there is of it."""
     path = tmp_path / "record"
     write_atomic(path, b"old")
-    flushed: list[tuple[bytes, bytes]] = []
+    flushed: list[tuple[Path | bytes, bytes]] = []
 
     def fsync(fd: int) -> None:
-        flushed.append((Path(f"/proc/self/fd/{fd}").read_bytes(), path.read_bytes()))
+        what = Path(os.readlink(f"/proc/self/fd/{fd}"))
+        flushed.append((what if what.is_dir() else what.read_bytes(), path.read_bytes()))
 
     monkeypatch.setattr(os, "fsync", fsync)
     write_atomic(path, b"new")
-    assert flushed == [(b"new", b"old")]
+    assert flushed == [(b"new", b"old"), (tmp_path, b"new")]  # the new name is the folder's
     assert path.read_bytes() == b"new"
+
+
+def test_the_folders_of_the_first_record_are_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: flushed.append(os.readlink(f"/proc/self/fd/{fd}")))
+    home = Home(tmp_path / "home")
+    folder = home.make(home.clusters / "lab")
+    assert flushed == [str(tmp_path), str(home.path), str(home.clusters)]
+    assert folder.is_dir()
+
+
+def test_a_file_system_that_cannot_flush_a_folder_holds_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fsync(fd: int) -> None:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write_atomic(tmp_path / "record", b"new")
+    assert (tmp_path / "record").read_bytes() == b"new"
 
 
 def test_a_writer_that_is_killed_leaves_a_whole_record(

@@ -75,7 +75,9 @@ def runner(folder: Path, body: str, **more: Any) -> Terraform:
     work = folder / "work"
     work.mkdir()
     path = fake(folder, body)
-    return Terraform(work, Binary(str(path), (1, 11, 4)), cache=folder / "cache", **more)
+    return Terraform(
+        work, Binary(str(path), (1, 11, 4)), cluster="lab", cache=folder / "cache", **more
+    )
 
 
 def calls(runner: Terraform) -> list[tuple[list[str], dict[str, str]]]:
@@ -199,7 +201,7 @@ def seeded(folder: Path, name: str, **changes: str) -> Terraform:
     work.mkdir()
     (work / "main.tf").write_text(changes.get("module", "# a module"))
     path = str(folder / "terraform")
-    return Terraform(work, Binary(path, (1, 11, 4)), cache=folder / "cache")
+    return Terraform(work, Binary(path, (1, 11, 4)), cluster="lab", cache=folder / "cache")
 
 
 def inits(folder: Path) -> int:
@@ -436,4 +438,4 @@ def test_a_damaged_state_is_not_taken_for_an_empty_one(tmp_path: Path, damaged: 
     with pytest.raises(terraform.TerraformError, match=r"terraform\.tfstate is damaged") as caught:
         tool.resources()
     assert caught.value.exit_code == 3
-    assert "clusterctl down" in caught.value.hint
+    assert "`clusterctl down lab`" in caught.value.hint

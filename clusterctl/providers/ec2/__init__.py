@@ -174,7 +174,7 @@ class Ec2Provider:
 
     def made(self, folder: Path) -> frozenset[str]:
         try:
-            known = terraform.resources(folder / "terraform")
+            known = terraform.resources(folder / "terraform", folder.name)
         except terraform.TerraformError:
             return frozenset()  # the nodes on record are all that is known
         return frozenset(filter(None, map(report.node, known)))
@@ -438,6 +438,7 @@ def _terraform(folder: Path, name: str, tell: OnEvent) -> terraform.Terraform:
     return terraform.Terraform(
         folder / "terraform",
         terraform.find(),
+        cluster=name,
         cache=_plugins(home),
         lock=lock.fileno() if lock else None,
         on_start=lock.lend if lock else lambda pid, command: None,
