@@ -60,9 +60,9 @@ def oversubscribed(cluster: Cluster, placement: Sequence[Placement]) -> bool:
 
 def _most(workers: Sequence[Node]) -> int:
     """The largest number of ranks that fits when they are spread evenly, the first nodes first."""
-    fewest = min(node.slots for node in workers)
-    more = next((i for i, node in enumerate(workers) if node.slots == fewest), 0)
-    return fewest * len(workers) + more
+    slots = [node.slots for node in workers]
+    fewest = min(slots)
+    return fewest * len(workers) + slots.index(fewest)
 
 
 def _workers(cluster: Cluster, spec: JobSpec) -> tuple[Node, ...]:

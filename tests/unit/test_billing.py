@@ -179,6 +179,8 @@ def test_the_last_end_of_a_machine_that_lives_is_taken_back() -> None:
     )
     # worker-2 is paid for already, and worker-3 is gone.
     assert found == (first, replace(last, until=None), other, again, rows[-1])
+    found = billing.settled(cluster(charges=(last, first)), living={"worker-1"}, made=(), now=NOW)
+    assert found == (replace(last, until=None), first)
 
 
 def test_many_jobs_with_outputs_take_few_lines() -> None:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shlex
+import signal
 import subprocess
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from clusterctl.model import Job, JobState, Placement, RankFailure
+from clusterctl import launch
+from clusterctl.model import Cluster, Job, JobState, Placement, RankFailure
 from clusterctl.schedulers import direct
 from clusterctl.schedulers.direct import Direct, command_line
-from tests.unit.making import job
+from tests.unit.making import cluster, job, node, request, spec
 
 FAILED = "ended 30.5 state=failed code=3 mpirun=1 rank=1 node=worker-2 started=2 survivors=w:0,"
 
@@ -239,6 +245,99 @@ def test_submit_says_the_first_state() -> None:
     scheduler = Direct()
     assert scheduler.parse_submit("running 12.5 1\n") == "running"
     assert shlex.join(scheduler.submit_argv(job())).startswith("/bin/sh -c ")
+
+
+def scripts(where: Cluster | None = None, **wanted: Any) -> dict[str, str]:
+    """The files of job 7 on the launcher."""
+    where, what = where or cluster(), spec(**wanted)
+    plan = launch.load("mpirun").plan(request(where, what))
+    return Direct().script(job(where, what), where, plan)
+
+
+def test_a_job_has_its_scripts() -> None:
+    found = scripts()
+    assert sorted(found) == ["alloc", "clean.sh", "launch.sh", "supervise.sh"]
+    assert found["alloc"] == "worker-1 1 4\nworker-2 1 4\n"
+    for name in ("clean.sh", "launch.sh", "supervise.sh"):
+        assert subprocess.run(["/bin/sh", "-n"], input=found[name], text=True).returncode == 0
+
+
+def test_the_launch_carries_the_tag_and_the_plan() -> None:
+    where = cluster()
+    text = scripts(where)["launch.sh"]
+    plan = launch.load("mpirun").plan(request(where, spec()))
+    assert text.endswith(f"exec {command_line(plan.argv)}\n")
+    assert "CLUSTERCTL_JOB='lab-1a2b/7;'\n" in text
+    assert f"PATH={where.launcher.root}/bin:$PATH\n" in text
+    assert "CLUSTERCTL_INSIDE" not in text
+    inside = replace(where.launcher, job_port=2222)
+    text = scripts(replace(where, nodes=(inside, *where.workers)))["launch.sh"]
+    assert f"exec {inside.root}/bin/clusterctl-ssh launcher " in text
+    assert f"exec /bin/sh {inside.root}/jobs/7/launch.sh" in text
+
+
+def test_the_supervisor_keeps_to_what_was_asked_for() -> None:
+    text = scripts()["supervise.sh"]
+    assert f"sleep {direct.START_LIMIT} &" in text
+    assert "echo timeout" not in text
+    assert "admit() { # called with the queue locked\n    running=''" in text
+    text = scripts(timeout=90.5, retries=3, now=True, ranks=6)["supervise.sh"]
+    assert "sleep 90.5 &" in text
+    assert "echo timeout >stop" in text
+    assert '"$attempt" -le 3 ]' in text
+    assert "= 6 ] || code=1" in text
+    assert "    return 0\n" in text
+
+
+@pytest.mark.parametrize("name", ["supervise.sh", "clean.sh"])
+def test_every_node_is_asked_in_its_own_root(name: str) -> None:
+    away = node("worker-1", "10.0.0.11", root="/data/w1")
+    where = cluster(node("launcher", "10.0.0.10", root="/srv/l"), away)
+    text = scripts(where)[name]
+    assert "cd /srv/l/jobs/7 ||" in text
+    assert "\nid=7\n" in text
+    assert "\nagent=/srv/l/bin/clusterctl-ssh\n" in text
+    assert f"\ngrace={direct.GRACE}\n" in text
+    assert 'launcher) /bin/sh -c "$2" ;;' in text
+    assert 'worker-1) CLUSTERCTL_JOB=\'\' "$agent" worker-1 "$2" ;;' in text
+    assert "answer worker-1 /data/w1/jobs/7/sweep.sh " in text
+    assert 'worker-1) /bin/sh -c "$2" ;;' in scripts(replace(where, one_host=True))[name]
+    if name == "supervise.sh":
+        assert 'on_node worker-1 "exec /bin/sh /data/w1/bin/free-port"' in text
+
+
+def here(folder: Path, argv: tuple[str, ...]) -> str:
+    return subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=True).stdout
+
+
+def test_status_of_a_job_without_a_supervisor(tmp_path: Path) -> None:
+    asked = Direct().status_argv(job())
+    assert here(tmp_path, asked).startswith("absent ")
+    (tmp_path / "state").write_text("queued 1\nended 3 state=cancelled started=0\n")
+    assert Direct().parse_status(job(), here(tmp_path, asked)).state is JobState.CANCELLED
+    assert f"tenths={direct.CLEAN_LIMIT * 10}\n" in asked[-1]
+
+
+def test_cancel_tells_the_supervisor(tmp_path: Path) -> None:
+    with (tmp_path / "alive").open("w") as lock, subprocess.Popen(["sleep", "60"]) as supervisor:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        (tmp_path / "supervisor.pid").write_text(f"{supervisor.pid}\n")
+        here(tmp_path, Direct().cancel_argv(job()))
+        assert supervisor.wait(30) == -signal.SIGTERM
+    assert (tmp_path / "stop").read_text() == "cancelled\n"
+
+
+def test_cancel_cleans_up_behind_a_dead_supervisor(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "cleaned")
+    (tmp_path / "clean.sh").write_text("echo yes >cleaned\n")
+    (tmp_path / "state").write_text("running 1 1\n")
+    here(tmp_path, Direct().cancel_argv(job()))
+    assert (tmp_path / "cleaned").read_text() == "yes\n"
+
+
+def test_submit_waits_for_the_first_state(tmp_path: Path) -> None:
+    (tmp_path / "supervise.sh").write_text("sleep 0.05; echo queued 1 >state\n")
+    assert here(tmp_path, Direct().submit_argv(job())) == "queued 1\n"
 
 
 RULE = "-" * 74

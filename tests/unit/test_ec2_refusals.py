@@ -239,7 +239,13 @@ def test_a_remembered_address_is_named_where_ours_is_not_known() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "address"), [(b" 203.0.113.7\n", "203.0.113.7"), (b"2001:db8::7", ""), (b"<html>", "")]
+    ("body", "address"),
+    [
+        (b" 203.0.113.7\n", "203.0.113.7"),
+        (b"2001:db8::7", ""),
+        (b"<html>", ""),
+        (b"203.0.113.7".ljust(100) + b"what is beyond is not read", "203.0.113.7"),
+    ],
 )
 def test_our_address_is_one_ipv4_address(
     body: bytes, address: str, monkeypatch: pytest.MonkeyPatch
@@ -251,6 +257,14 @@ def test_our_address_is_one_ipv4_address(
             assert access.my_address() == address
             return
         with pytest.raises(AddressValueError):
+            access.my_address()
+
+
+def test_our_address_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setattr(access, "WHO_AM_I", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setattr(access, "LIMIT", 0.05)
+        with pytest.raises(OSError, match="timed out"):
             access.my_address()
 
 

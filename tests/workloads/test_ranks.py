@@ -105,16 +105,68 @@ def test_discovery_refuses(env: dict[str, str], says: str) -> None:
     assert "\n" not in caught.value.line
 
 
+STEP_ONE = {"SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURM_NTASKS": "5"}
+
+
+@pytest.mark.parametrize(
+    ("env", "local_world"),
+    [
+        ({"SLURM_STEP_TASKS_PER_NODE": "4,1", "SLURM_TASKS_PER_NODE": "1,4"}, 4),
+        ({"SLURM_TASKS_PER_NODE": "4,1"}, 4),
+        ({"SLURM_TASKS_PER_NODE": "4,1", "SLURM_NODEID": "1"}, 1),
+        # Counts of something else are not believed: as many per node as there may be.
+        ({"SLURM_TASKS_PER_NODE": "4,2", "SLURM_NNODES": "2"}, 3),
+        ({"SLURM_TASKS_PER_NODE": "4,1", "SLURM_NODEID": "2", "SLURM_NNODES": "2"}, 3),
+        ({"SLURM_STEP_NUM_NODES": "5", "SLURM_NNODES": "2"}, 1),
+        ({"SLURM_NNODES": "2"}, 3),
+        ({"SLURM_NNODES": "0"}, 5),
+        ({"SLURM_NNODES": "many"}, 5),
+        ({}, 5),
+    ],
+)
+def test_ranks_of_a_slurm_node(env: dict[str, str], local_world: int) -> None:
+    assert discover({**STEP_ONE, **env}) == Ranks(1, 5, 0, local_world, "srun")
+
+
+@pytest.mark.parametrize("name", ["SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"])
+def test_half_of_slurms_variables_name_srun(name: str) -> None:
+    with pytest.raises(StartError) as caught:
+        discover({**STEP_ONE, name: "x"})
+    assert caught.value.line.startswith(
+        f"srun seems to have started this process but {name} is 'x'"
+    )
+
+
+def test_half_of_mpiruns_variables_name_mpirun() -> None:
+    with pytest.raises(StartError, match=r"^mpirun seems"):
+        discover({"OMPI_COMM_WORLD_RANK": "0"})
+
+
+def test_a_batch_script_of_one_task_is_the_job() -> None:
+    script = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
+    assert discover({**script, "SLURM_NTASKS": "1"}) == Ranks(0, 1, 0, 1, "srun")
+    with pytest.raises(StartError, match="has 2 tasks") as caught:
+        discover({**script, "SLURM_NTASKS": "2"})
+    assert "with srun or mpirun" in caught.value.line
+
+
 def test_slurm_counts() -> None:
     assert expand_counts("2(x3),1") == [2, 2, 2, 1]
-    with pytest.raises(StartError):
+    with pytest.raises(StartError, match="'two'") as caught:
         expand_counts("two")
+    assert "srun" in caught.value.line
 
 
-def test_rank_hint_follows_the_innermost_launcher() -> None:
+def test_rank_hint_follows_the_innermost_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rank_hint({**AGENT_UNDER_MPIRUN, **TORCHRUN}) == 3
     assert rank_hint({**ALLOCATION, **MPIRUN}) == 2
     assert rank_hint({}) == 0
+    assert rank_hint({"SLURM_PROCID": "5"}) == 5
+    # torchrun's alone, or some other program's.
+    assert rank_hint({"RANK": "7", "SLURM_PROCID": "5"}) == 5
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "4")
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    assert rank_hint() == 4
 
 
 LOCAL = Ranks(1, 2, 1, 2, "mpirun")
