@@ -1,0 +1,259 @@
+"""Changes the code on purpose, one mutant at a time, and lists what no test notices.
+
+    python scripts/mutation.py                    # every module of [tool.mutmut] in pyproject.toml
+    python scripts/mutation.py clusterctl/keys.py # these modules
+    python scripts/mutation.py --changed main     # those that differ from a commit
+    python scripts/mutation.py --templates        # the shell templates
+
+mutmut works in a temporary copy of the checkout. Exit code 1: a module has a survivor that
+tests/mutation/survivors.toml does not list, or a score below 90 %. Survivors are printed as that
+file has them. Mutants of words that are written for people are not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parent.parent
+LISTED = ROOT / "tests" / "mutation" / "survivors.toml"
+TEMPLATES = ROOT / "tests" / "mutation" / "templates.toml"
+LEAST = 0.9
+
+
+@dataclass(frozen=True)
+class Survivor:
+    """A change that no test notices: `old` and `new` are the lines of one function that differ."""
+
+    module: str
+    function: str
+    old: tuple[str, ...]
+    new: tuple[str, ...]
+
+    def toml(self) -> str:
+        return (
+            f"[[survivor]]\nmodule = {quoted(self.module)}\nfunction = {quoted(self.function)}\n"
+            f"old = {array(self.old)}\nnew = {array(self.new)}\nreason = ''\n"
+        )
+
+
+def quoted(text: str) -> str:
+    if "'" in text:
+        return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return f"'{text}'"
+
+
+def array(lines: tuple[str, ...]) -> str:
+    return f"[{', '.join(map(quoted, lines))}]"
+
+
+def listed(path: Path = LISTED) -> dict[Survivor, str]:
+    """The survivors that the repository accepts, with the reasons."""
+    rows = tomllib.loads(path.read_text())["survivor"]
+    return {
+        Survivor(row["module"], row["function"], tuple(row["old"]), tuple(row["new"])): row[
+            "reason"
+        ]
+        for row in rows
+    }
+
+
+def settings() -> dict[str, list[str]]:
+    """mutmut's own, in pyproject.toml."""
+    found: dict[str, list[str]] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"][
+        "mutmut"
+    ]
+    return found
+
+
+def modules() -> list[str]:
+    return settings()["only_mutate"]
+
+
+def tests() -> list[str]:
+    return settings()["pytest_add_cli_args_test_selection"]
+
+
+def template_mutations() -> list[dict[str, str]]:
+    found: list[dict[str, str]] = tomllib.loads(TEMPLATES.read_text())["mutation"]
+    return found
+
+
+def changed(since: str) -> set[str]:
+    names = subprocess.run(
+        ["git", "diff", "--name-only", since], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    return set(names.stdout.splitlines())
+
+
+def copy(folder: Path) -> None:
+    """The files of the checkout that git knows or would add."""
+    names = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    for name in filter(None, names.stdout.split("\0")):
+        if (ROOT / name).is_file():
+            target = folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, target)
+
+
+def place(module: str) -> str:
+    """Where a module is in the copy. The programs import their package as `trainlib`, and `src` is
+    the folder whose name mutmut leaves out."""
+    return re.sub(r"^workloads/trainlib\b", "src/trainlib", module)
+
+
+def dotted(module: str) -> str:
+    """The name that mutmut gives to a module."""
+    return place(module).removeprefix("src/").removesuffix(".py").replace("/", ".")
+
+
+def words(old: tuple[str, ...], new: tuple[str, ...]) -> bool:
+    """Whether a mutant only rewrites a text with blanks: words for people, which tests need not
+    pin."""
+    literal = re.compile(r'"((?:[^"\\]|\\.)*)"')
+    before, after = (literal.findall("\n".join(lines)) for lines in (old, new))
+    if [literal.sub("", line) for line in old] != [literal.sub("", line) for line in new]:
+        return False
+    return len(before) == len(after) and all(
+        " " in text for text, other in zip(before, after, strict=True) if text != other
+    )
+
+
+def difference(diff: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    lines = [line for line in diff.splitlines() if not line.startswith(("---", "+++"))]
+    old, new = (
+        tuple(line[1:].strip() for line in lines if line.startswith(sign)) for sign in ("-", "+")
+    )
+    return old, new
+
+
+def function_of(mutant: str) -> str:
+    """`a.b.xǁClassǁmethod__mutmut_3` -> `Class.method`, `a.b.x_name__mutmut_3` -> `name`."""
+    name = mutant.rpartition(".")[2].rpartition("__mutmut_")[0]
+    return name[2:].replace("ǁ", ".") if name.startswith("xǁ") else name.removeprefix("x_")
+
+
+def run(folder: Path, wanted: list[str], jobs: int) -> int:
+    copy(folder)
+    (folder / "src").mkdir()
+    (folder / "workloads" / "trainlib").rename(folder / "src" / "trainlib")
+    config = folder / "pyproject.toml"
+    config.write_text(config.read_text().replace('"workloads/trainlib/', '"src/trainlib/'))
+    names = [f"{dotted(module)}.x*" for module in wanted] if wanted != modules() else []
+    return subprocess.run(
+        [sys.executable, "-m", "mutmut", "run", "--max-children", str(jobs), *names],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},  # a forked process has none of torch's threads
+    ).returncode
+
+
+def report(folder: Path, wanted: list[str]) -> int:
+    """Prints what mutmut found there, compared with the list."""
+    os.chdir(folder)  # mutmut reads the configuration of the working folder when it is imported
+    from mutmut.mutation.data import SourceFileMutationData
+    from mutmut.mutation.diff_apply import get_diff_for_mutant
+    from mutmut.stats import status_by_exit_code
+
+    accepted = listed()
+    failed = False
+    new: list[Survivor] = []
+    stale: list[Survivor] = []
+    print(f"\n{'module':44} {'mutants':>7} {'killed':>7} {'listed':>7} {'new':>5}")
+    for module in wanted:
+        data = SourceFileMutationData(path=Path(place(module)))
+        data.load()
+        survivors: list[Survivor] = []
+        killed = 0
+        for mutant, code in data.exit_code_by_key.items():
+            old, replaced = difference(get_diff_for_mutant(mutant, path=data.path))
+            if words(old, replaced):
+                continue
+            if status_by_exit_code[code] in ("killed", "timeout"):
+                killed += 1
+            else:
+                survivors.append(Survivor(module, function_of(mutant), old, replaced))
+        unlisted = [survivor for survivor in survivors if survivor not in accepted]
+        new += unlisted
+        stale += [one for one in accepted if one.module == module and one not in survivors]
+        total = killed + len(survivors)
+        score = killed / total if total else 1.0
+        failed |= score < LEAST
+        print(
+            f"{module:44} {total:7} {score:7.1%} {len(survivors) - len(unlisted):7}"
+            f" {len(unlisted):5}"
+        )
+    if new:
+        print("\nNo test notices these, and they are not listed:\n")
+        print("\n".join(survivor.toml() for survivor in new))
+    if stale:
+        print("\nA test notices these now, or they are gone; remove them from survivors.toml:\n")
+        print("\n".join(survivor.toml() for survivor in stale))
+    return int(failed or bool(new) or bool(stale))
+
+
+def templates(folder: Path) -> int:
+    """Each row's change to a template has to fail the row's test."""
+    copy(folder)
+    survived = False
+    for row in template_mutations():
+        path = folder / row["template"]
+        text = path.read_text()
+        path.write_text(text.replace(row["old"], row["new"], 1))
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", row["test"]],
+            cwd=folder,
+            capture_output=True,
+        )
+        path.write_text(text)
+        noticed = done.returncode == 1  # pytest's code for tests that failed, and for nothing else
+        survived |= not noticed
+        print(
+            f"{'killed' if noticed else 'SURVIVED':8}  {row['template']}: {row['what']}", flush=True
+        )
+    return int(survived)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("modules", nargs="*", choices=[[], *modules()], metavar="MODULE")
+    parser.add_argument("--changed", metavar="COMMIT", help="the modules that differ from it")
+    parser.add_argument("--templates", action="store_true", help="the shell templates")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="at a time")
+    asked = parser.parse_args()
+    wanted = asked.modules or modules()
+    if asked.changed:
+        wanted = [module for module in wanted if module in changed(asked.changed)]
+    if not wanted:
+        print("none of the modules has changed")
+        return 0
+    with tempfile.TemporaryDirectory(prefix="mutation-") as made:
+        folder = Path(made)
+        if asked.templates:
+            return templates(folder)
+        code = run(folder, wanted, asked.jobs)
+        try:
+            return code or report(folder, wanted)
+        finally:
+            os.chdir(ROOT)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
