@@ -56,6 +56,7 @@ present() {
     libc6-dev) [ -e /usr/include/stdio.h ] ;;
     docker.io) have dockerd ;;
     munge) have munged ;;
+    systemd) have systemd-tmpfiles ;;
     xz-utils) have xz ;;
     slurm-client) have sbatch ;;
     gridengine-master) have sge_qmaster ;;

@@ -88,6 +88,7 @@ def for_node(
     found: list[Step] = [
         Template("upgrades", "no surprise upgrades", {}),
         Template("hosts", "the nodes by name", {"block": hosts(nodes)}),
+        Template("secrets", "a restart removes secrets of jobs", {"rule": secrets_rule(node.root)}),
     ]
     if runtime is Runtime.HOST or container is None:
         return (
@@ -121,6 +122,13 @@ def hosts(nodes: Sequence[Node]) -> str:
     """Our part of /etc/hosts."""
     lines = (f"{node.private_address} {node.name}" for node in nodes)
     return "\n".join(("# clusterctl begin", *lines, "# clusterctl end"))
+
+
+def secrets_rule(root: str) -> str:
+    """A line of tmpfiles.d(5) that removes the secrets of jobs below this node root at boot, and
+    only then. Not a folder in memory instead: systemd-logind empties /run/user and /dev/shm when a
+    user's last session ends, and a job outlives the session that has started it."""
+    return f'r! "{root}/jobs/*/env"'
 
 
 def pins(node: Node) -> Sequence[str]:

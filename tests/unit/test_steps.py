@@ -12,6 +12,7 @@ from clusterctl import bootstrap, catalog, keys
 from clusterctl.bootstrap import Mesh, steps
 from clusterctl.bootstrap.steps import Container
 from clusterctl.model import Accelerator, Node, Runtime
+from tests.conftest import Need
 from tests.unit.making import node
 
 KEY = keys.generate()
@@ -50,14 +51,14 @@ def test_pip_is_asked_for_the_pytorch_of_the_accelerator() -> None:
 @pytest.mark.parametrize(
     ("runtime", "accelerator", "names"),
     [
-        (Runtime.HOST, Accelerator.NONE, "upgrades hosts authorize venv"),
-        (Runtime.DOCKER, Accelerator.NONE, "upgrades hosts docker image container"),
+        (Runtime.HOST, Accelerator.NONE, "upgrades hosts secrets authorize venv"),
+        (Runtime.DOCKER, Accelerator.NONE, "upgrades hosts secrets docker image container"),
         (
             Runtime.DOCKER,
             Accelerator.NVIDIA,
-            "upgrades hosts docker nvidia image container versions",
+            "upgrades hosts secrets docker nvidia image container versions",
         ),
-        (Runtime.DOCKER, Accelerator.AMD, "upgrades hosts docker amd image container"),
+        (Runtime.DOCKER, Accelerator.AMD, "upgrades hosts secrets docker amd image container"),
     ],
 )
 def test_steps_of_a_node(runtime: Runtime, accelerator: Accelerator, names: str) -> None:
@@ -77,6 +78,25 @@ def test_steps_of_a_node(runtime: Runtime, accelerator: Accelerator, names: str)
     assert (done.returncode, done.stderr) == (0, "")
     for name, step in zip(names.split(), found, strict=True):
         assert step.check(of) in text, name
+
+
+def test_secrets_are_gone_after_a_restart(need: Need, tmp_path: Path) -> None:
+    """As systemd reads the rule; at any other time it leaves them, for jobs that run."""
+    tool = need("systemd-tmpfiles")
+    jobs = tmp_path / "node root" / "jobs"
+    for name in ("7/env", "7/state", "7/work/env", "8/env"):
+        (jobs / name).parent.mkdir(parents=True, exist_ok=True)
+        (jobs / name).write_text("export TOKEN=x\n")
+    rule = tmp_path / "clusterctl.conf"
+    rule.write_text(steps.secrets_rule(str(jobs.parent)) + "\n")
+    subprocess.run([tool, "--remove", rule], check=True)
+    assert len(list(jobs.rglob("env"))) == 3
+    subprocess.run([tool, "--remove", "--boot", rule], check=True)
+    left = sorted(str(path.relative_to(jobs)) for path in jobs.rglob("*") if path.is_file())
+    assert left == ["7/state", "7/work/env"]
+    of = machine()
+    [step] = [s for s in chosen(of, Runtime.HOST) if s.name == "secrets"]
+    assert steps.secrets_rule(of.root) in step.apply(of)
 
 
 def test_the_container_is_made_as_the_seed_describes() -> None:
