@@ -120,11 +120,6 @@ def place(module: str) -> str:
     return re.sub(r"^workloads/trainlib\b", "src/trainlib", module)
 
 
-def dotted(module: str) -> str:
-    """The name that mutmut gives to a module."""
-    return place(module).removeprefix("src/").removesuffix(".py").replace("/", ".")
-
-
 def words(old: tuple[str, ...], new: tuple[str, ...]) -> bool:
     """Whether a mutant only rewrites a text with blanks: words for people, which tests need not
     pin."""
@@ -155,11 +150,16 @@ def run(folder: Path, wanted: list[str], jobs: int) -> int:
     copy(folder)
     (folder / "src").mkdir()
     (folder / "workloads" / "trainlib").rename(folder / "src" / "trainlib")
+    # Not by arguments: mutmut would give pytest the names of all tests that see these modules.
     config = folder / "pyproject.toml"
-    config.write_text(config.read_text().replace('"workloads/trainlib/', '"src/trainlib/'))
-    names = [f"{dotted(module)}.x*" for module in wanted] if wanted != modules() else []
+    chosen = "only_mutate = [" + ", ".join(f'"{place(module)}"' for module in wanted) + "]\n"
+    config.write_text(
+        re.sub(
+            r"^only_mutate = \[.*?^\]\n", chosen, config.read_text(), flags=re.MULTILINE | re.DOTALL
+        )
+    )
     return subprocess.run(
-        [sys.executable, "-m", "mutmut", "run", "--max-children", str(jobs), *names],
+        [sys.executable, "-m", "mutmut", "run", "--max-children", str(jobs)],
         cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1"},  # a forked process has none of torch's threads
     ).returncode
@@ -233,11 +233,14 @@ def templates(folder: Path) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("modules", nargs="*", choices=[[], *modules()], metavar="MODULE")
+    parser.add_argument("modules", nargs="*", metavar="MODULE", help="such as clusterctl/keys.py")
     parser.add_argument("--changed", metavar="COMMIT", help="the modules that differ from it")
     parser.add_argument("--templates", action="store_true", help="the shell templates")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="at a time")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="mutants at a time")
     asked = parser.parse_args()
+    for module in asked.modules:
+        if module not in modules():
+            parser.error(f"{module} is not in only_mutate of [tool.mutmut] in pyproject.toml")
     wanted = asked.modules or modules()
     if asked.changed:
         wanted = [module for module in wanted if module in changed(asked.changed)]
