@@ -25,6 +25,12 @@ OURS = ("CLUSTERCTL_JOB", "CLUSTERCTL_NODE", "CLUSTERCTL_RANK", "CLUSTERCTL_ATTE
 """Variables by which processes of a job and of a node are found again."""
 RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "CLUSTERCTL_WORLD_SIZE")
 """Variables that say to each rank which one it is, and how many there are."""
+STARTERS = re.compile(
+    r"OMPI_COMM_WORLD_\w+|PMIX_(?!MCA_|DEBUG|PREFIX$|INSTALL_PREFIX$)\w+"
+    r"|PMI_(RANK|SIZE|ID|FD|PORT|JOBID|LOCAL_RANK|LOCAL_SIZE)|MPI_LOCAL(RANKID|NRANKS)"
+    r"|SLURM_(PROCID|LOCALID|NODEID)"
+)
+"""Variables by which mpirun and srun say the same. Others of theirs are settings: PMIX_MCA_gds."""
 _NAMES = "a name has letters, digits and _, and does not begin with a digit"
 
 
@@ -61,7 +67,7 @@ def environment(pairs: list[str], files: list[Path]) -> tuple[dict[str, str], di
             raise UsageError(f"the value of {name} is not UTF-8", hint="pass it through a file")
         if name in OURS:
             raise UsageError(f"{name} is clusterctl's own", hint="choose another name")
-        if name in RANKS:
+        if name in RANKS or STARTERS.fullmatch(name):
             raise UsageError(
                 f"{name} cannot be set: every rank gets its own",
                 hint="leave it out; --ranks and --ranks-per-node choose how many ranks there are",

@@ -172,7 +172,7 @@ def messages(job: Job, cluster: Cluster, pool: Pool) -> str:
     result = _on_launcher(
         job, cluster, pool, ("/bin/sh", "-c", f"tail -n 30 {' '.join(logs)} 2>/dev/null")
     )
-    return result.text.strip()
+    return direct.unix_lines(result.text).strip()
 
 
 def remarks(job: Job, cluster: Cluster, pool: Pool) -> str:

@@ -233,11 +233,16 @@ _NOISE = re.compile(
 )
 
 
+def unix_lines(text: str) -> str:
+    """`text` without the carriage returns that ssh ends the lines of its own messages with."""
+    return re.sub(r"\r+$", "", text, flags=re.MULTILINE)
+
+
 def remarks(text: str) -> str:
     """Of what mpirun (or srun) wrote to its stderr: what a person cannot know from the exit codes
     of the ranks. That is how a failed MPI_Comm_spawn or MPI_Abort explains itself."""
     # PRRTE ends some of its messages with a byte 0.
-    blocks = (_NOISE.sub("", block).strip("\0 \n") for block in _RULE.split(text))
+    blocks = (_NOISE.sub("", block).strip("\0 \n") for block in _RULE.split(unix_lines(text)))
     return "\n".join(block for block in blocks if block and not _KNOWN.search(block))
 
 

@@ -383,8 +383,9 @@ def said(*blocks: str) -> str:
             "MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD",
         ),
         ("srun: error: Unable to create step for job 7: Memory required by task\n", ...),
+        ("bind failed\r\r\nhere\r\n", "bind failed\nhere"),
     ],
-    ids=["nothing", "5", "4", "setpgid", "srun", "spawn", "abort", "step"],
+    ids=["nothing", "5", "4", "setpgid", "srun", "spawn", "abort", "step", "terminal"],
 )
 def test_what_the_launcher_says_beyond_exit_codes(text: str, remarks: object) -> None:
     assert direct.remarks(text) == (text.strip() if remarks is ... else remarks)
