@@ -156,7 +156,7 @@ def _ship(
 ) -> Job:
     job, cluster = prepared.job, prepared.cluster
     store.save_job(job)
-    staging = False
+    staging = starting = False
     try:
         # Staging may take its time, a node that does not answer may not.
         for name, why in silent(pool, start.involved(job, cluster), tell).items():
@@ -164,14 +164,23 @@ def _ship(
         files = start.node_files(job, cluster, prepared.plan, prepared.secrets)
         staging = True
         port = start.put(job, cluster, files, pool, store.home, carry=carry)
+        starting = True
         with Interrupts():
             job = start.start(job, cluster, pool, port, tell)
     except BaseException as error:
         reason = error.message if isinstance(error, ClusterctlError) else "interrupted"
         ended = replace(job, state=JobState.FAILED, finished=time.time(), reason=reason)
-        if isinstance(error, KeyboardInterrupt):
+        if isinstance(error, KeyboardInterrupt) and starting:
             # The supervisor may have started in this very moment.
             ended = replace(_stop(job, cluster, pool, tell), reason=reason)
+        elif isinstance(error, KeyboardInterrupt):
+            ended = replace(ended, state=JobState.CANCELLED)
+            with Interrupts(patient=True):
+                store.save_job(ended)
+                tell(f"job {job.id} is cancelled: it had not started")
+                if staging:
+                    control.forget(job, cluster, pool)
+            raise
         elif staging:
             control.forget(job, cluster, pool)
         store.save_job(ended)

@@ -9,13 +9,15 @@ from typing import Any, cast
 
 import pytest
 
+from clusterctl import launch
 from clusterctl.actions import open_store
-from clusterctl.actions.run import attend
+from clusterctl.actions.run import Prepared, attend, ship
 from clusterctl.cli.job_output import document, took
 from clusterctl.errors import NodeUnreachable
+from clusterctl.jobs.stage import Tree
 from clusterctl.model import JobState, NodeResult
 from clusterctl.transport.pool import Pool
-from tests.unit.making import cluster, job
+from tests.unit.making import cluster, job, request
 
 
 class Impatient:
@@ -25,6 +27,9 @@ class Impatient:
     def __init__(self, error: str = "") -> None:
         self.told: list[str] = []
         self.error = error
+
+    def connect(self, names: Sequence[str], **options: Any) -> tuple[NodeResult, ...]:
+        return ()
 
     def transport(self, name: str) -> Impatient:
         return self
@@ -65,6 +70,26 @@ def test_a_second_ctrl_c_leaves_no_job_running() -> None:
         stop(pool)
     [told] = pool.told
     assert "echo cancelled >stop" in told
+
+
+def test_a_job_that_was_interrupted_while_it_was_staged_is_cancelled() -> None:
+    pool, said, store = Impatient(), list[str](), open_store()
+    staged = job()
+    store.home.make(store.home.stages)
+    (store.home.stages / staged.stage).write_bytes(b"")
+    prepared = Prepared(
+        job=staged,
+        cluster=cluster(),
+        plan=launch.load(staged.spec.launcher).plan(request()),
+        tree=Tree(store.home.stages, (), 0, False),
+        secrets={},
+    )
+    with pytest.raises(KeyboardInterrupt):  # once while files are sent, then at every command
+        ship(store, prepared, cast(Pool, pool), said.append, carry=None)
+    assert store.job(staged.id).state is JobState.CANCELLED
+    assert said == [f"job {staged.id} is cancelled: it had not started"]
+    assert all(command.startswith("rm -f") for command in pool.told)
+    assert len(pool.told) == len(cluster().nodes)
 
 
 def test_a_launcher_that_cannot_be_told_is_said() -> None:
