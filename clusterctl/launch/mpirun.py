@@ -25,6 +25,13 @@ AT_ONCE = 132 * 1024
 (4 KiB) the receiver is asked, and copies by a system call: all-reduces of 16 to 256 KiB then take
 twice the time (5.0.11, 4.1.4)."""
 
+APART = "MALLOC_MMAP_THRESHOLD_"
+"""At the end of MPI_Comm_spawn across nodes, PRRTE 3.0 clears an entry behind the end of an array
+(`connect_release` clears `info[1]` of an array of one; seen with 3.0.14): its daemon then ends with
+a damaged heap in half of the runs. With this variable at 1, glibc gives each block pages of its
+own, and the entry lies in the unused rest of the page. Ranks and spawned processes do not get it:
+their memory would be slow."""
+
 
 @dataclass(frozen=True, slots=True)
 class Generation:
@@ -38,6 +45,8 @@ class Generation:
     hostfile are all taken. How the ranks themselves are placed does not depend on it."""
     shared_memory: str
     first_address_only: bool
+    memory_apart: tuple[tuple[str, str, str], ...] = ()
+    """Starts the daemons, and what they start, with `APART` and without it."""
 
 
 GENERATIONS: dict[int, Generation] = {
@@ -56,6 +65,10 @@ GENERATIONS: dict[int, Generation] = {
         spawn=("--prtemca", "rmaps_default_mapping_policy", "slot:oversubscribe"),
         shared_memory="sm",
         first_address_only=True,
+        memory_apart=(
+            ("--prtemca", "prte_launch_agent", f"env {APART}=1 prted"),
+            ("--prtemca", "odls_base_exec_agent", f"/usr/bin/env -u {APART}"),
+        ),
     ),
 }
 
@@ -87,6 +100,7 @@ def plan_mpirun(request: Request, *, per_node: bool) -> LaunchPlan:
         notes.append(f"the nodes are one host ({cluster.mode}): mpirun forks, slots are summed")
     return LaunchPlan(
         argv=(
+            *_memory_apart(request, mpi, counts),
             f"{mpi.prefix}/bin/mpirun",
             *(word for words, _ in flags for word in words),
             *rank_command(request),
@@ -201,6 +215,13 @@ def _flags(
             ((*words.agent, AGENT), "ssh with this cluster's keys, ports and known hosts"),
             ((*words.no_tree, "1"), "the launcher starts every daemon itself"),
             _daemons(words, network),
+            *(
+                (
+                    flag,
+                    "MPI_Comm_spawn: PRRTE writes past an array, into unused memory this way",
+                )
+                for flag in words.memory_apart
+            ),
             (("--mca", "btl_tcp_if_include", cidrs), f"MPI messages: {network.reason}"),
             (
                 ("--mca", "btl", f"self,{words.shared_memory},tcp"),
@@ -221,6 +242,14 @@ def _flags(
     )
     flags.append((("-x", "CLUSTERCTL_ATTEMPT=$CLUSTERCTL_ATTEMPT"), "counts --retries"))
     return flags
+
+
+def _memory_apart(request: Request, mpi: Mpi, counts: dict[str, int]) -> tuple[str, ...]:
+    """mpirun is itself the daemon of a launcher that has ranks."""
+    cluster = request.cluster
+    if cluster.one_host or cluster.launcher.name not in counts:
+        return ()
+    return ("env", f"{APART}=1") if GENERATIONS[mpi.major].memory_apart else ()
 
 
 def _daemons(words: Generation, network: Interconnect) -> Flag:

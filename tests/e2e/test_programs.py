@@ -58,6 +58,39 @@ def test_a_gpu_program_refuses_a_cpu_unless_allowed(cli: Cli) -> None:
     assert "accuracy" in allowed.out
 
 
+SPAWN = """\
+#include <mpi.h>
+#include <stdio.h>
+int main(int count, char **words) {
+  MPI_Comm parent, others;
+  int rank, one = 1, sum = 0;
+  MPI_Init(&count, &words);
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_get_parent(&parent);
+  if (parent != MPI_COMM_NULL) {
+    MPI_Reduce(&one, NULL, 1, MPI_INT, MPI_SUM, 0, parent);
+    MPI_Comm_disconnect(&parent);
+    return MPI_Finalize();
+  }
+  MPI_Comm_spawn(words[1], MPI_ARGV_NULL, 2, MPI_INFO_NULL, 0, MPI_COMM_WORLD, &others,
+                 MPI_ERRCODES_IGNORE);
+  MPI_Reduce(NULL, &sum, 1, MPI_INT, MPI_SUM, rank ? MPI_PROC_NULL : MPI_ROOT, others);
+  MPI_Comm_disconnect(&others);
+  if (!rank) printf("spawned %d\\n", sum);
+  return MPI_Finalize();
+}
+"""
+
+
+def test_ranks_on_two_nodes_spawn_processes(cli: Cli, need: Need) -> None:
+    """Open MPI 5's daemon overwrites its own memory, which ended about half of these jobs."""
+    (cli.folder / "spawn.c").write_text(SPAWN)
+    program = cli.folder / "spawn"
+    subprocess.run([need("mpicc"), "-o", program, cli.folder / "spawn.c"], check=True)
+    for _ in range(3):
+        assert cli("run", "spawn", program, timeout=60).of(0) == ["spawned 2"]
+
+
 @pytest.mark.slow
 def test_a_cancelled_training_resumes(cli: Cli) -> None:
     """`cancel`, then `rerun --resume`: it goes on after the last snapshot."""
