@@ -502,6 +502,11 @@ def _save_log(
         ):
             for _ in follower.batches(until_ended=False, replay=False, limit=limit):
                 pass
+            if cluster.launcher.name in follower.lost:
+                tell(
+                    f"the logs of job {job.id} may be incomplete: {cluster.launcher.name} does not"
+                    " answer"
+                )
             return not follower.cut_short
     except (ClusterctlError, OSError) as error:
         tell(f"the logs of job {job.id} could not be saved: {reason(error)}")

@@ -116,8 +116,12 @@ def _followed(
         try:
             yield from follower.batches(until_ended=follow)
             if follower.lost:
+                where = [name for name in follower.lost if name in ranked(job, cluster)]
                 raise NodeUnreachable(
-                    f"the output of job {job.id} on {', '.join(follower.lost)} is incomplete",
+                    f"the output of job {job.id} on {', '.join(where)} is incomplete"
+                    if where
+                    else f"{cluster.launcher.name} does not answer: the output of job {job.id} may"
+                    " be incomplete",
                     hint=f"`clusterctl logs {job.id}` brings the rest once every node answers",
                     transient=True,
                 )

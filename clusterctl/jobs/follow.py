@@ -91,8 +91,9 @@ class Follower:
     hears why it waits, and hears it again when that changes. `cut_short`: time was up before all
     output that was there had been read.
 
-    A worker that does not answer is left out: `lost` has the reason. Raises NodeUnreachable when
-    the launcher stops answering: the job goes on without us.
+    A worker that does not answer is left out: `lost` has the reason. So is the launcher where only
+    what is there now is wanted. Who follows a job to its end gets NodeUnreachable when the launcher
+    stops answering: the job goes on without us.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class Follower:
         self._tell = tell
         self._told = ""
         self._keep = False
+        self._until_ended = True
         self._deadline = math.inf
 
     def __enter__(self) -> Follower:
@@ -154,6 +156,7 @@ class Follower:
         `limit`: seconds for the reading itself, from the job's end on, or with `until_ended` false
         from the beginning.
         """
+        self._until_ended = until_ended
         yield from self._remembered(replay)
         if not until_ended:
             self._deadline = time.monotonic() + limit
@@ -359,7 +362,8 @@ class Follower:
         return max(GLANCE, min(ANSWER_TIMEOUT, self._deadline - time.monotonic()))
 
     def _lose(self, watch: _Watch, why: str) -> None:
-        if watch.node == self._cluster.launcher.name:
+        launcher = watch.node == self._cluster.launcher.name
+        if launcher and self._until_ended:
             raise NodeUnreachable(
                 f"lost {watch.node} while following job {self.job.id}: {why}",
                 hint=f"the job goes on; `clusterctl logs {self.job.id} -f` attaches again",
@@ -369,7 +373,10 @@ class Follower:
             watch.channel.close()
         watch.channel = None
         self.lost[watch.node] = why
-        self._tell(f"{watch.node} does not answer, its output is missing: {why}")
+        missing = "its output is missing"
+        if launcher:
+            missing = f"the state of job {self.job.id} is as last seen ({self.job.state.value})"
+        self._tell(f"{watch.node} does not answer, {missing}: {why}")
 
 
 def waits(job: Job, cluster: Cluster) -> str:

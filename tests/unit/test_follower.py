@@ -322,3 +322,12 @@ def test_a_worker_that_is_gone_is_named_and_the_rest_is_read(
 def test_without_the_launcher_nobody_knows_how_the_job_goes(site: Site) -> None:
     with pytest.raises(NodeUnreachable, match="lost launcher"):
         site.follow(without("launcher", Unreachable))
+
+
+def test_what_the_workers_have_is_read_without_the_launcher(site: Site) -> None:
+    site.write("worker-1", "rank-0.out", b"zero\n")
+    site.write("worker-2", "rank-1.out", b"one\n")
+    follower, pieces = site.follow(without("launcher", Unreachable), until_ended=False)
+    assert (text(pieces, 0), text(pieces, 1)) == (b"zero\n", b"one\n")
+    assert list(follower.lost) == ["launcher"]
+    assert not complete(site.home)
