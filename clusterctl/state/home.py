@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pwd
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -12,12 +13,29 @@ from pathlib import Path
 
 from clusterctl.errors import UsageError
 
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """The state home. Made with mode 0700 when something is first written to it."""
+    """The state home. Made with mode 0700 when something is first written to it.
+
+    Raises UsageError for one that another user made: its records name the commands and keys that we
+    would use.
+    """
 
     path: Path
+
+    def __post_init__(self) -> None:
+        for place in (self.path, self.clusters, self.jobs, self.stages, self.past):
+            for status in _statuses(place):
+                if status.st_uid not in (0, os.geteuid()):
+                    raise UsageError(
+                        f"{place} belongs to user {_name(status.st_uid)}, so its records are not"
+                        " trusted",
+                        hint="run clusterctl as that user, or set CLUSTERCTL_HOME to a folder of"
+                        " yours",
+                    )
 
     @property
     def clusters(self) -> Path:
@@ -49,14 +67,15 @@ class Home:
 
     def make(self, folder: Path) -> Path:
         """Makes `folder` (inside the home) and what is above it, private to the user; closes those
-        inside the home that are open. A home that was there may be open to a group, not to all."""
+        inside the home that are open. A home that was there may be readable for others; only one
+        with the sticky bit stays writable for them."""
         try:
             make_private(folder)
             for place in (folder, *folder.parents):
                 mode = place.stat().st_mode
                 if place == self.path:
-                    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-                        place.chmod(stat.S_IMODE(mode) & ~stat.S_IWOTH)
+                    if mode & _OTHERS_WRITE and not mode & stat.S_ISVTX:
+                        place.chmod(stat.S_IMODE(mode) & ~_OTHERS_WRITE)
                     break
                 if mode & 0o077:
                     place.chmod(0o700)
@@ -81,6 +100,20 @@ def home() -> Home:
             "there is no home folder to keep state in", hint="set CLUSTERCTL_HOME to a folder"
         ) from error
     return Home(root.absolute() / "clusterctl")
+
+
+def _statuses(place: Path) -> Iterator[os.stat_result]:
+    """Of what is there: of a link, and of what it leads to."""
+    for follow in (False, True):
+        with suppress(OSError):
+            yield place.stat(follow_symlinks=follow)
+
+
+def _name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def make_private(folder: Path) -> None:

@@ -102,11 +102,40 @@ def test_nobody_else_may_write_into_the_home_whatever_the_umask(made: bool, tmp_
         folders = [path for path in place.path.rglob("*") if path.is_dir()]
     finally:
         os.umask(old)
-    assert place.path.stat().st_mode & 0o002 == 0
+    assert place.path.stat().st_mode & 0o022 == 0
     assert {path.name for path in folders} >= {"clusters", "lab", "jobs"}
     assert {path.name: path.stat().st_mode & 0o077 for path in folders} == dict.fromkeys(
         (path.name for path in folders), 0
     )
+
+
+def test_a_home_with_the_sticky_bit_stays_open(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    Store(Home(tmp_path)).save(cluster())
+    assert tmp_path.stat().st_mode & 0o7777 == 0o1777
+
+
+@pytest.mark.parametrize("linked", [False, True], ids=["folder", "link"])
+@pytest.mark.parametrize("part", ["", "clusters", "jobs"])
+def test_the_home_of_another_user_is_refused(
+    part: str, linked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its records would tell us which programs to start."""
+    state, theirs = tmp_path / "state", tmp_path / "theirs"
+    theirs.mkdir()
+    if part:
+        state.mkdir()
+    if linked:
+        (state / part).symlink_to(theirs)
+    else:
+        theirs.rename(state / part)
+    if os.geteuid() == 0:
+        os.chown(state / part, 12345, 12345)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(UsageError, match="belongs to user") as told:
+        Home(state)
+    assert "CLUSTERCTL_HOME" in told.value.hint
 
 
 # ------------------------------------------------------------------------------------- records
