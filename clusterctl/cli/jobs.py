@@ -146,7 +146,7 @@ def fetch(
     if brought.outputs:
         names = (f"{got.folder}/{item.place}" for item in brought.outputs)
         console.result("\n".join(printable(name) for name in names))
-    elif not brought.kept:
+    elif not brought.kept and not brought.left_out:
         console.note(f"job {job} has made no files")
     note_fetched(console, got)
     console.document(fetched_document(got))

@@ -8,7 +8,7 @@ import os
 import shlex
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from clusterctl.errors import RecordError
@@ -117,19 +117,27 @@ def fetch(
         if not linked.ok:
             return linked
         folder = f"{_folder(job, cluster, name)}/outputs"
-        return pool.transport(name).get(folder, target / name, timeout=FETCH_TIMEOUT)
+        got = pool.transport(name).get(folder, target / name, timeout=FETCH_TIMEOUT)
+        return replace(got, stderr=linked.stdout + got.stderr)
 
     left_out: list[str] = []
+    absent: set[Output] = set()
     results = pool.each(get, sorted({output.node for output in wanted}))
     there = {result.node for result in results if result.ok}
     before.note(output for output in wanted if output.node in there)
     for result in results:
         if not result.ok:
             raise trouble(f"fetching outputs of job {job.id}", result)
+        absent |= {
+            output
+            for output in wanted
+            if output.node == result.node
+            and b"left out ./%b: " % os.fsencode(output.path) in result.stderr
+        }
         said = result.stderr.decode(errors="replace").splitlines()
         left_out += [f"{result.node}: {line}" for line in said if line.startswith("left out ")]
     return Brought(
-        outputs=tuple(wanted),
+        outputs=tuple(output for output in wanted if output not in absent),
         kept=tuple(output.place for output in kept),
         left_out=tuple(left_out),
         core_dumps=tuple(o.place for o in wanted if _is_core_dump(target / o.place)),

@@ -168,15 +168,19 @@ def test_links_come_along_and_what_cannot_is_named(cli: Cli) -> None:
     cli.script(
         "links.py",
         "import os\nopen('data', 'w').write('x')\nos.symlink('data', 'inside')\n"
-        "os.symlink('/etc/passwd', 'outside')\n",
+        "os.symlink('/etc/passwd', 'outside')\nos.mkfifo('pipe')\n",
     )
     done = cli("run", "-n", 1, "links.py")
     said = cli("fetch", done.job, "--to", "got")
     assert (cli.folder / "got" / "worker-1" / "inside").read_text() == "x"
     assert (cli.folder / "got" / "worker-1" / "inside").is_symlink()
     assert not (cli.folder / "got" / "worker-1" / "outside").is_symlink()
-    assert "left out" in said.err
-    assert "/etc/passwd" in said.err
+    assert said.out.splitlines() == ["got/worker-1/data", "got/worker-1/inside"]
+    assert "worker-1: left out ./outside: leads out of the folder, to /etc/passwd" in said.err
+    assert "worker-1: left out ./pipe: neither a file, a folder nor a link" in said.err
+    brought = cli.json("fetch", done.job, "--to", "got")
+    assert [item["path"] for item in brought["files"]] == ["data", "inside"]
+    assert len(brought["left_out"]) == 2
 
 
 def test_a_compiled_program_is_no_output_and_fetched_files_are_not_staged(cli: Cli) -> None:
