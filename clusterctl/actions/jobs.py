@@ -322,7 +322,14 @@ def _check_outputs(old: Job, cluster: Cluster, pool: Pool, tell: Tell) -> None:
     gone = [] if cluster.batch else [p.node for p in old.placement if p.node not in present]
     if gone:
         tell(f"{', '.join(gone)}: what job {old.id} wrote there is gone, and not carried over")
-    if not any(output.node == first for output in outputs.find(old, cluster, pool)):
+    wrote = {output.node for output in outputs.find(old, cluster, pool)}
+    without = [name for name in present if name not in wrote]
+    if first in wrote and without and not cluster.batch:
+        tell(
+            f"{', '.join(without)}: job {old.id} has left no files there, as it has on"
+            f" {first}: ranks there that read files of their own start from the beginning"
+        )
+    if first not in wrote:
         tell(f"job {old.id} has left no files on {first}: the program starts from the beginning")
 
 

@@ -13,7 +13,7 @@ from tests.unit.staged import lab
 
 
 def resume(
-    tmp_path: Path, *, lost: str = "", outputs: bool = True
+    tmp_path: Path, *, lost: str = "", wrote: tuple[str, ...] = ("worker-1", "worker-2")
 ) -> tuple[RecordError, list[str]]:
     """Resumes job 7, which ran on both workers. That its tree is gone from the state home stops the
     rerun after all that is of interest here."""
@@ -22,9 +22,8 @@ def resume(
     (tree / "train.py").write_text("pass")
     site = lab(tmp_path / "nodes")
     job = site.job(tree)
-    for name in ("worker-1", "worker-2"):
-        if outputs:
-            (site.work(name) / "snapshot.pt").write_text("epoch 3")
+    for name in wrote:
+        (site.work(name) / "snapshot.pt").write_text("epoch 3")
     if lost:
         shutil.rmtree(site.work(lost).parent)
     (site.store.home.stages / job.stage).unlink()
@@ -63,5 +62,14 @@ def test_the_files_of_another_rank_are_gone(tmp_path: Path) -> None:
 
 
 def test_a_job_that_wrote_nothing_starts_from_the_beginning_and_says_so(tmp_path: Path) -> None:
-    _, said = resume(tmp_path, outputs=False)
+    _, said = resume(tmp_path, wrote=())
     assert said == ["job 7 has left no files on worker-1: the program starts from the beginning"]
+
+
+def test_a_worker_without_files_where_others_have_some_is_named(tmp_path: Path) -> None:
+    """Only the program knows whether its ranks there need files of their own."""
+    _, said = resume(tmp_path, wrote=("worker-1",))
+    assert said == [
+        "worker-2: job 7 has left no files there, as it has on worker-1:"
+        " ranks there that read files of their own start from the beginning"
+    ]
