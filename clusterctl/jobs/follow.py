@@ -13,6 +13,7 @@ import re
 import shlex
 import time
 from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from io import BufferedWriter
 from pathlib import Path
@@ -25,6 +26,7 @@ from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.start import involved
 from clusterctl.model import Cluster, Job, JobState, NodeResult
 from clusterctl.schedulers import direct
+from clusterctl.state.home import writing
 from clusterctl.transport import Channel
 from clusterctl.transport.pool import Pool
 
@@ -121,8 +123,9 @@ class Follower:
         self._deadline = math.inf
 
     def __enter__(self) -> Follower:
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._file = (self._folder / ".following").open("ab")
+        with writing(self._folder):
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._file = (self._folder / ".following").open("ab")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._keep = True  # we alone extend the copy; a second follower only reads
@@ -139,7 +142,8 @@ class Follower:
         for watch in self._watches:
             for file in watch.files.values():
                 if file.sink:
-                    file.sink.close()
+                    with suppress(OSError):  # what could not be written has been reported
+                        file.sink.close()
             if watch.channel:
                 watch.channel.close()
         if self._file:
@@ -268,8 +272,9 @@ class Follower:
                 self._apply(file, data)
                 continue
             if file.sink:
-                file.sink.write(data)
-                file.sink.flush()
+                with writing(Path(file.sink.name)):
+                    file.sink.write(data)
+                    file.sink.flush()
             pieces.append(Piece(file.rank, watch.node, file.stream, data))
         return pieces
 
@@ -317,8 +322,9 @@ class Follower:
             file = _File(rank, "stdout" if match["stream"] == "out" else "stderr")
             if self._keep:
                 copy = self._folder / watch.node / name.removeprefix("out/")
-                copy.parent.mkdir(mode=0o700, exist_ok=True)
-                file.sink = copy.open("ab")
+                with writing(copy):
+                    copy.parent.mkdir(mode=0o700, exist_ok=True)
+                    file.sink = copy.open("ab")
         watch.files[name] = file
         return file
 

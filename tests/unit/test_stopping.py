@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -12,10 +14,12 @@ import pytest
 from clusterctl import launch
 from clusterctl.actions import open_store
 from clusterctl.actions.run import Prepared, attend, ship
-from clusterctl.cli.job_output import document, took
-from clusterctl.errors import NodeUnreachable
+from clusterctl.cli.console import Console
+from clusterctl.cli.job_output import document, reporting, took
+from clusterctl.errors import NodeUnreachable, UsageError
 from clusterctl.jobs.stage import Tree
 from clusterctl.model import JobState, NodeResult
+from clusterctl.state.home import writing
 from clusterctl.transport.pool import Pool
 from tests.unit.making import cluster, job, request
 
@@ -102,3 +106,19 @@ def test_the_time_of_a_job_that_has_ended_does_not_grow() -> None:
     lost = replace(job(), state=JobState.LOST, started=1.0)
     assert (took(lost), document(lost)["seconds"]) == ("-", None)
     assert took(replace(lost, finished=3.0)) == "2.0 s"
+
+
+def test_a_job_whose_record_cannot_be_written_is_not_said_to_go_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The last record that could be written is not how the job is."""
+    running = job(cluster(), state=JobState.RUNNING)
+    with (
+        pytest.raises(UsageError),
+        reporting(Console(), lambda: running),
+        writing(Path("/state/jobs/7/job.json")),
+    ):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert capsys.readouterr().err == (
+        "job 7 is not followed any more; `clusterctl jobs` shows whether it goes on\n"
+    )
