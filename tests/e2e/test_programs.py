@@ -91,6 +91,22 @@ def test_ranks_on_two_nodes_spawn_processes(cli: Cli, need: Need) -> None:
         assert cli("run", "spawn", program, timeout=60).of(0) == ["spawned 2"]
 
 
+def test_only_the_daemons_keep_each_block_of_memory_apart(cli: Cli) -> None:
+    """Open MPI 5's need it for MPI_Comm_spawn; a program would be slow."""
+    (cli.folder / "who.sh").write_text(
+        "#!/bin/sh\n"
+        "for environ in /proc/[0-9]*/environ; do\n"
+        "    read -r name <${environ%/*}/comm && [ $name = prted ] || continue\n"
+        "    tr '\\0' '\\n' <$environ | grep MALLOC_MMAP_THRESHOLD_\n"
+        "done | sort -u\n"
+        "env | grep -c MALLOC_MMAP_THRESHOLD_\n"
+        "exit 0\n"
+    )
+    (cli.folder / "who.sh").chmod(0o755)
+    done = cli("run", "who.sh", timeout=60)
+    assert done.of(0) == done.of(1) == ["MALLOC_MMAP_THRESHOLD_=1", "0"]
+
+
 @pytest.mark.slow
 def test_a_cancelled_training_resumes(cli: Cli) -> None:
     """`cancel`, then `rerun --resume`: it goes on after the last snapshot."""
