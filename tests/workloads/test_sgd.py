@@ -127,6 +127,33 @@ def test_mpi_sgd_is_what_it_says_on_three_ranks(programs: Programs) -> None:
     assert (ended.code, ended.lines("equal")) == (0, expected), ended
 
 
+WITHOUT_SESSION = """
+import sys, torch
+from trainlib.mpi_sgd import MpiSGD
+from trainlib.ranks import discover
+
+model = torch.nn.Linear(3, 2)
+optimizer = MpiSGD(model.parameters(), lr=0.1)
+for step in range(3):
+    if step == 1 and discover().rank == 1:
+        {last}
+    optimizer.zero_grad()
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("last", "code"),
+    [("pass", 0), ("sys.exit(3)", 3), ("raise ValueError", 1)],
+)
+def test_a_script_without_a_session_ends_as_its_ranks_do(
+    programs: Programs, last: str, code: int
+) -> None:
+    ended = programs.mpirun(2, programs.script("plain.py", WITHOUT_SESSION.format(last=last)))
+    assert ended.code == code, ended
+
+
 @pytest.fixture(scope="module")
 def differences(tmp_path_factory: pytest.TempPathFactory, need: Any) -> dict[str, float]:
     """Of the weights, for all scripts in one start of two ranks."""

@@ -5,6 +5,7 @@ torch is not imported here: a program that only needs MPI starts a second earlie
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import importlib
 import os
@@ -13,7 +14,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from trainlib import waiting
 from trainlib.errors import StartError
@@ -84,6 +85,7 @@ def start(ranks: Ranks) -> Any:
     mpi = load()
     if not mpi.Is_initialized():
         mpi.Init_thread(mpi.THREAD_SERIALIZED)
+        _finish_at_exit()
     size, rank = mpi.COMM_WORLD.Get_size(), mpi.COMM_WORLD.Get_rank()
     if (size, rank) != (ranks.world, ranks.rank):
         raise StartError(
@@ -111,6 +113,28 @@ def _end_all_with_one(mpi: Any) -> None:
             mpi.COMM_WORLD.Abort(1)
 
     sys.excepthook = hook
+
+
+def _finish_at_exit() -> None:
+    """mpi4py calls MPI_Finalize only where its import has called MPI_Init, and mpirun takes a rank
+    that ends without it for a failed one.
+
+    A rank that fails does end without it: MPI_Finalize would wait for the others, and they for it.
+    """
+    usual = sys.exit
+    failed = False
+
+    def leave(status: Any = None, /) -> NoReturn:
+        nonlocal failed
+        failed = status not in (None, 0)
+        usual(status)
+
+    def finish_unless_failed() -> None:
+        if not failed:
+            finish()
+
+    sys.exit = leave
+    atexit.register(finish_unless_failed)
 
 
 def finish() -> None:
