@@ -427,16 +427,19 @@ def dropout(given: Setting) -> Found:
     return gradients(model)
 
 
-def uneven_inputs(given: Setting) -> Found:
-    model = net()
-    parallel = given.parallel(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with parallel.join():
-        for _ in range(2 + given.rank):
-            optimizer.zero_grad()
-            parallel(given.rows(5, 6)).square().mean().backward()
-            optimizer.step()
-    return list(model.parameters())
+def uneven_inputs(**joining: bool) -> Kind:
+    def kind(given: Setting) -> Found:
+        model = net()
+        parallel = given.parallel(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with parallel.join(**joining):
+            for _ in range(2 + given.rank):
+                optimizer.zero_grad()
+                parallel(given.rows(5, 6)).square().mean().backward()
+                optimizer.step()
+        return list(model.parameters())
+
+    return kind
 
 
 def other_weights_on_each_rank(given: Setting) -> Found:
@@ -525,12 +528,13 @@ KINDS: dict[str, Kind] = {
         recurrent,
         images,
         dropout,
-        uneven_inputs,
         other_weights_on_each_rank,
         large_parameters,
         wrapped_again,
     )
 } | {
+    "uneven inputs": uneven_inputs(),
+    "uneven inputs, divided by the active ranks": uneven_inputs(divide_by_initial_world_size=False),
     "weights in bf16": weights_in(torch.bfloat16),
     "weights in fp64": weights_in(torch.float64),
 }

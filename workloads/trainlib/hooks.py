@@ -5,10 +5,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.join import JoinHook
+from torch.nn.parallel import DistributedDataParallel
 
 from trainlib import mpi
 
@@ -17,11 +21,59 @@ from trainlib import mpi
 _dist: Any = dist
 
 
+@dataclass
+class Uneven:
+    """What `join()` says of the inputs of the ranks; a hook cannot ask DDP's reducer."""
+
+    by_active: bool = False
+    """Divide by the number of ranks that still have inputs, not by that of all."""
+    joined: bool = False
+    """This rank has no more inputs, and only answers the others."""
+
+    def divisor(self, world: int, add_up: Callable[[torch.Tensor], object]) -> int:
+        """By what a sum over the ranks is divided; `add_up` all-reduces a tensor of float32."""
+        if not self.by_active:
+            return world
+        active = torch.zeros(1) if self.joined else torch.ones(1)
+        add_up(active)
+        return int(active.item())
+
+
+class _JoinHook(JoinHook):
+    """DDP's own, which tells `Uneven` when this rank has joined."""
+
+    def __init__(self, usual: JoinHook, uneven: Uneven) -> None:
+        self._usual, self._uneven = usual, uneven
+
+    def main_hook(self) -> None:
+        self._uneven.joined = True
+        self._usual.main_hook()
+
+    def post_hook(self, is_last_joiner: bool) -> None:
+        self._uneven.by_active = self._uneven.joined = False
+        self._usual.post_hook(is_last_joiner)
+
+
+class Parallel(DistributedDataParallel):
+    """DistributedDataParallel whose hook knows the divisor within `join()`."""
+
+    def __init__(self, model: torch.nn.Module, **options: Any) -> None:
+        super().__init__(model, **options)
+        self.uneven = Uneven()
+
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        self.uneven.by_active = not kwargs.get("divide_by_initial_world_size", True)
+        self.uneven.joined = False
+        usual = super().join_hook(**kwargs)  # type: ignore[no-untyped-call]
+        return _JoinHook(usual, self.uneven)
+
+
 class OverMpi(NamedTuple):
     """The state of `over_mpi`."""
 
     averager: mpi.Averager
     world: int
+    uneven: Uneven
     half: torch.dtype | None
     """Carry the sums in that precision."""
 
@@ -35,10 +87,13 @@ def over_mpi(state: OverMpi, bucket: Any) -> torch.futures.Future[torch.Tensor]:
     interpreter lock.
     """
     gradients = bucket.buffer()
+    world = state.uneven.divisor(
+        state.world, lambda count: state.averager.reduce(count, average=False)
+    )
     if gradients.layout != torch.strided:
         # An embedding's own rows, others on each rank. MPI has no operation for them, gloo has.
-        return _over_torch(gradients / state.world)
-    gradients.mul_(1 / state.world)
+        return _over_torch(gradients / world)
+    gradients.mul_(1 / world)
     if state.half is None:
         state.averager.reduce(gradients, average=False)
     else:
@@ -57,13 +112,27 @@ def _over_torch(tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
     return cast("torch.futures.Future[torch.Tensor]", future.then(lambda done: done.value()[0]))
 
 
-def compressed(half: torch.dtype, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+class Compressed(NamedTuple):
+    """The state of `compressed`."""
+
+    half: torch.dtype
+    uneven: Uneven
+
+
+def compressed(state: Compressed, bucket: Any) -> torch.futures.Future[torch.Tensor]:
     """DDP communication hook: the mean over ranks in half precision, over torch's group.
 
     torch's own hook for bfloat16 refuses every backend but NCCL.
     """
     gradients = bucket.buffer()
-    narrow = gradients.div(dist.get_world_size()).to(half)
+
+    def add_up(count: torch.Tensor) -> None:
+        carried = count.to(gradients.device)
+        dist.all_reduce(carried)
+        count.copy_(carried)
+
+    world = state.uneven.divisor(dist.get_world_size(), add_up)
+    narrow = gradients.div(world).to(state.half)
 
     def widen(done: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
         return cast(torch.Tensor, gradients.copy_(done.value()))

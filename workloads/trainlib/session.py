@@ -277,9 +277,8 @@ class Session(contextlib.AbstractContextManager["Session"]):
         """
         if self._alone:
             return model
-        wrap = torch.nn.parallel.DistributedDataParallel
         # Renamed in torch 2.13; the old name warns there.
-        names = inspect.signature(wrap.__init__).parameters
+        names = inspect.signature(torch.nn.parallel.DistributedDataParallel).parameters
         buffers = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
         options: dict[str, Any] = {
             buffers: False,
@@ -293,13 +292,13 @@ class Session(contextlib.AbstractContextManager["Session"]):
         if averager is not None:
             # The hook waits: a small first bucket, there for the sake of overlap, is one more wait.
             options["bucket_cap_mb"] = _BUCKET_MB
-        wrapped = wrap(model, **options)
+        wrapped = hooks.Parallel(model, **options)
         half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(compress)
         if averager is not None:
-            state = hooks.OverMpi(averager, self.ranks.world, half)
+            state = hooks.OverMpi(averager, self.ranks.world, wrapped.uneven, half)
             wrapped.register_comm_hook(state, hooks.over_mpi)
         elif half is not None:
-            wrapped.register_comm_hook(half, hooks.compressed)
+            wrapped.register_comm_hook(hooks.Compressed(half, wrapped.uneven), hooks.compressed)
         return wrapped
 
     def reduce(self, tensor: torch.Tensor, *, average: bool) -> None:
