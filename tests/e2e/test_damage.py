@@ -110,17 +110,21 @@ def test_a_full_disk_keeps_no_machine(small_disk: Path, make_cli: MakeCli) -> No
     cli = make_cli(str(small_disk / "state"))
     cli("up", "--workers", 1)
     cli.script("sleep.py", "import time; time.sleep(300)\n")
-    cli.detach("sleep.py")
+    number = cli.detach("sleep.py")
     traces = Traces.of(cli)
-    filler = small_disk / "fill"
-    subprocess.run(
-        ["dd", "if=/dev/zero", f"of={filler}", "bs=1k"], capture_output=True, check=False
-    )
+
+    def fill(name: str) -> None:
+        to = f"of={small_disk / name}"
+        subprocess.run(["dd", "if=/dev/zero", to, "bs=1k"], capture_output=True, check=False)
+
+    fill("fill")
     for verb in (["up", "other"], ["run", "sleep.py"]):
         said = cli(*verb, code=2).err
         assert "No space left on device" in said
         assert "bug" not in said
     assert cli("status").code == 0
+    cli("cancel", number, code=None)
+    fill("more")  # what the end of the job has made room for
     assert "No space left" in cli("down").err
     assert traces.left() == []
 
