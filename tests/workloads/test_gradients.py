@@ -30,3 +30,53 @@ def test_a_script_has_the_gradients_of_torchs_own_ddp(
     differences: dict[str, dict[str, str]], kind: str, backend: str
 ) -> None:
     assert differences[kind][backend] == ""
+
+
+ALONE = """
+import torch
+from trainlib.ranks import discover
+from trainlib.session import Session
+
+with Session(discover()) as session:
+    session.open()
+    model = torch.nn.Linear(3, 2)
+    parallel = session.data_parallel(model)
+    with parallel.no_sync(), parallel.join():
+        parallel(torch.ones(1, 3)).sum().backward()
+    assert parallel.module is model
+    print("gradients", model.weight.grad.tolist())
+"""
+
+
+def test_one_rank_alone_may_use_what_the_wrapper_offers(programs: Programs) -> None:
+    ended = programs.alone(programs.script("alone.py", ALONE))
+    assert (ended.code, ended.lines("gradients")) == (0, [f"gradients {[[1.0] * 3] * 2}"]), ended
+
+
+SUMS = """
+import torch
+from trainlib.ranks import discover
+from trainlib.session import Session
+
+VALUES = {
+    torch.uint8: 3, torch.int8: -3, torch.int16: 2**9 + 1, torch.int32: 2**25 + 1,
+    torch.int64: 2**40 + 1, torch.float16: 0.5, torch.bfloat16: 0.5, torch.float32: 0.1,
+    torch.float64: 0.1, torch.complex64: 1 + 2j, torch.complex128: 1 + 2j,
+}
+with Session(discover()) as session:
+    session.open("mpi")
+    for dtype, value in VALUES.items():
+        found, expected = (torch.full((3,), value, dtype=dtype) for _ in range(2))
+        session.reduce(found, average=False)
+        assert torch.equal(found, expected + expected), (found, expected)
+    try:
+        session.reduce(torch.ones(3, dtype=torch.bool), average=False)
+    except TypeError as error:
+        print(error, session.ranks.rank, flush=True)
+"""
+
+
+def test_sums_over_mpi_are_exact_in_every_type(programs: Programs) -> None:
+    ended = programs.mpirun(2, programs.script("sums.py", SUMS))
+    says = "MPI cannot add up tensors of type bool; convert the tensor first"
+    assert (ended.code, ended.lines("bool")) == (0, [f"{says} {rank}" for rank in (0, 1)]), ended

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
@@ -66,6 +67,23 @@ class Parallel(DistributedDataParallel):
         self.uneven.joined = False
         usual = super().join_hook(**kwargs)  # type: ignore[no-untyped-call]
         return _JoinHook(usual, self.uneven)
+
+
+class Alone(torch.nn.Module):
+    """The wrapper of a world of one rank, for scripts that use more of it than its call."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *inputs: Any, **options: Any) -> Any:
+        return self.module(*inputs, **options)
+
+    def no_sync(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def join(self, *_: bool, **__: bool) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
 
 class OverMpi(NamedTuple):

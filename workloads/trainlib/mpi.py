@@ -179,6 +179,22 @@ def takes_device_pointers(vendor: str, env: Mapping[str, str] | None = None) -> 
 _REMEMBERED = 256
 """Tensors; more tells of memory that is never the same."""
 
+_TYPES = {
+    "float32": "FLOAT",
+    "float64": "DOUBLE",
+    "complex64": "C_FLOAT_COMPLEX",
+    "complex128": "C_DOUBLE_COMPLEX",
+    "uint8": "UINT8_T",
+    "int8": "INT8_T",
+    "int16": "INT16_T",
+    "int32": "INT32_T",
+    "int64": "INT64_T",
+}
+"""MPI's name of each type that torch and MPI can both add up."""
+
+_WIDENED = ("float16", "bfloat16")
+"""Types that MPI does not know, and whose sums would lose digits in them."""
+
 _SMALL = 1 << 17
 """Bytes of an all-reduce whose time is that of waiting; above, it is that of moving data, which
 goes on only while a rank polls."""
@@ -215,7 +231,11 @@ class Averager:
         self._sums: dict[torch.dtype, Any] = {}
 
     def reduce(self, tensor: torch.Tensor, *, average: bool = True) -> None:
-        """All-reduce the contiguous `tensor` by sum, and divide it by the number of ranks."""
+        """All-reduce the contiguous `tensor` by sum, and divide it by the number of ranks.
+
+        Raises:
+            TypeError: MPI cannot add up tensors of this type.
+        """
         if tensor.is_cuda:
             self._reduce_cuda(tensor, average)
             return
@@ -227,7 +247,6 @@ class Averager:
                 self._messages.clear()
             message = self._messages[key] = self._message(tensor)
         if message is None:
-            # MPI knows no half precision or bfloat16, and a sum in them would lose digits.
             wide = tensor.float()
             self._all_reduce(self._message(wide))
             tensor.copy_(wide.div_(self._world) if average else wide)
@@ -258,10 +277,13 @@ class Averager:
             self._comm.Allreduce(self._mpi.IN_PLACE, message, operation)
 
     def _message(self, tensor: torch.Tensor) -> list[Any] | None:
-        """The tensor's memory as mpi4py wants it, None if MPI has no such type."""
-        name = {"torch.float32": "FLOAT", "torch.float64": "DOUBLE"}.get(str(tensor.dtype))
-        if name is None:
+        """The tensor's memory as mpi4py wants it, None if it has to be widened before."""
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if dtype in _WIDENED:
             return None
+        name = _TYPES.get(dtype)
+        if name is None:
+            raise TypeError(f"MPI cannot add up tensors of type {dtype}; convert the tensor first")
         size = tensor.numel() * tensor.element_size()
         memory = self._mpi.buffer.fromaddress(tensor.data_ptr(), size)
         return [memory, tensor.numel(), getattr(self._mpi, name)]

@@ -276,7 +276,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
                 that, added up in it, and widened again: half the bytes, fewer digits.
         """
         if self._alone:
-            return model
+            return hooks.Alone(model)
         # Renamed in torch 2.13; the old name warns there.
         names = inspect.signature(torch.nn.parallel.DistributedDataParallel).parameters
         buffers = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
