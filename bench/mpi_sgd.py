@@ -181,6 +181,20 @@ def clipped(given: Setting) -> list[Tensor]:
     return list(model.parameters())
 
 
+def skipped_after_averaging(given: Setting) -> list[Tensor]:
+    model = net(given)
+    optimizer = given.make(model.parameters(), lr=0.5, momentum=0.9)
+    for step in range(4):
+        optimizer.zero_grad(set_to_none=step < 3)
+        given.loss(model, step).backward()
+        if step in (0, 2):
+            if not given.whole:
+                optimizer.average_gradients()
+            continue
+        optimizer.step()
+    return list(model.parameters())
+
+
 def clipped_in_a_step_hook(given: Setting) -> list[Tensor]:
     model = net(given)
     optimizer = given.make(model.parameters(), lr=0.5, momentum=0.9)
@@ -279,6 +293,7 @@ SCRIPTS: dict[str, Script] = {
     "first layer in bf16 (single precision)": first_layer_in_bf16,
     "closure": closure,
     "gradients averaged, then clipped": clipped,
+    "gradients averaged, then the step skipped": skipped_after_averaging,
     "step hooks, one that clips": clipped_in_a_step_hook,
     "parameter in no loss": parameter_in_no_loss,
     "schedule of rates": schedule,

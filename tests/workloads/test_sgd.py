@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -243,6 +244,12 @@ def test_mpi_sgd_may_be_made_before_the_model_moves_and_be_resumed() -> None:
     resumed.load_state_dict(optimizer.state_dict())
     resumed.step()
     assert torch.allclose(model.weight, weight - 0.1 - 0.19 - 0.271)
+
+
+def test_mpi_sgd_refuses_to_be_copied_without_what_averages() -> None:
+    optimizer = MpiSGD(torch.nn.Linear(3, 2).parameters())
+    with pytest.raises(TypeError, match=r"cannot be copied; make one .* load state_dict\(\)"):
+        copy.deepcopy(optimizer)
 
 
 def test_parameter_averaging_is_the_mean_of_sgd_by_hand(programs: Programs) -> None:

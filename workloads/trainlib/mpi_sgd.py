@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from trainlib import backends, mpi, optimizers
 from trainlib.ranks import discover
@@ -92,6 +93,7 @@ class MpiSGD(torch.optim.SGD):
         self.sync_iterations = sync_iterations
         self.steps = 0
         self._averaged = False
+        self._watches: list[RemovableHandle] = []
         self._gradients, self._weights = _Buffers(), _Buffers()
         # Not around super().step(): torch may have wrapped that in the same hooks, too.
         self.register_step_pre_hook(self._before)
@@ -120,13 +122,39 @@ class MpiSGD(torch.optim.SGD):
         if self._averager is not None:
             self._copy_from_rank0(added["params"])
 
-    @torch.no_grad()
+    def __getstate__(self) -> dict[str, Any]:
+        """Neither copied nor pickled: torch would leave out what averages over the ranks."""
+        raise TypeError(
+            "MpiSGD cannot be copied; make one with the copied parameters and load state_dict()"
+        )
+
     def average_gradients(self) -> None:
         """Make the gradients those of all ranks before `step` does it, which then leaves them.
 
         All ranks call it, after the last backward() of a step. With `sync_iterations` above 1 the
         gradients of a rank are its own, and stay so.
         """
+        self._forget_averages()
+        self._average_gradients()
+        self._averaged = True
+        # The step may be skipped, and backward() then makes other gradients.
+        self._watches = [
+            tensor.register_post_accumulate_grad_hook(self._accumulated)
+            for tensor in self._tensors()
+            if tensor.requires_grad
+        ]
+
+    def _accumulated(self, _: torch.Tensor) -> None:
+        self._averaged = False
+
+    def _forget_averages(self) -> None:
+        self._averaged = False
+        for watch in self._watches:
+            watch.remove()
+        self._watches = []
+
+    @torch.no_grad()
+    def _average_gradients(self) -> None:
         if self._averager is None or self.sync_iterations > 1:
             return
         gradients = []
@@ -137,7 +165,6 @@ class MpiSGD(torch.optim.SGD):
                 tensor.grad = torch.zeros_like(tensor)
             gradients.append(tensor.grad)
         self._gradients.reduce(gradients, self._averager)
-        self._averaged = True
 
     def synchronize(self) -> None:
         """Average the weights now, if steps were made since they last were. All ranks call it."""
@@ -164,12 +191,12 @@ class MpiSGD(torch.optim.SGD):
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
             if not self._averaged:
-                self.average_gradients()
+                self._average_gradients()
             return None
 
         def averaged() -> Any:
             loss = closure()
-            self.average_gradients()
+            self._average_gradients()
             return loss
 
         return (self, averaged), {}
@@ -178,7 +205,7 @@ class MpiSGD(torch.optim.SGD):
         self, _: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         self.steps += 1
-        self._averaged = False
+        self._forget_averages()
         if self.sync_iterations > 1 and self.steps % self.sync_iterations == 0:
             self._average_weights()
 
