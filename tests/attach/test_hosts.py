@@ -399,4 +399,4 @@ def test_one_thing_at_a_time(hosts: Hosts, cli: Cli) -> None:
     assert "--hosts FILE" in cli("attach", "lab", code=2).err
     cli("attach", "lab", "--hosts", file)
     cli.script("plain", "#!/bin/sh\n:\n").chmod(0o755)
-    assert "no batch system" in cli("run", "--partition", "main", "plain", code=2).err
+    assert "works only with Slurm" in cli("run", "--partition", "main", "plain", code=2).err

@@ -119,7 +119,7 @@ def test_odd_paths_everywhere(make_cli: MakeCli, mode: str) -> None:
     cli("cp", script, f"worker-1:copied {ODD}")
     assert cli("ssh", "worker-1", "--", "test", "-f", f"copied {ODD}").code == 0
     traces = Traces.of(cli)
-    cli("down")
+    cli("down", "--discard")
     assert traces.left() == []
     assert cli("logs", done.job, "--rank", 3).of(3) == done.of(3)
 

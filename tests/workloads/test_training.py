@@ -157,6 +157,7 @@ def test_the_cnn_learns_mnist_and_says_how_fast(programs: Programs) -> None:
     assert float(total[1]) == pytest.approx(sum(speeds), rel=0.01)
 
 
+@pytest.mark.timeout(300)  # it compiles, with as many processes as there are cores
 def test_compile_learns_and_says_what_it_lacks(programs: Programs) -> None:
     programs.seconds = 240  # on two busy cores, with nothing in the cache
     programs.extra = {"TORCHINDUCTOR_CACHE_DIR": str(programs.folder / "cache")}

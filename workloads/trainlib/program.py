@@ -14,8 +14,9 @@ from trainlib.errors import Stopped, WorkloadError
 from trainlib.ranks import rank_hint
 
 #: Seconds that a rank other than 0 leaves rank 0 for printing an error that all ranks have: the
-#: launcher kills everything as soon as the first rank ends with an error.
-_LEAD_S = 0.5
+#: launcher kills everything as soon as the first rank ends with an error. Nobody waits for it where
+#: rank 0 has printed its line and ended.
+_LEAD_S = 3.0
 
 
 def put(line: str, stream: TextIO | None = None) -> None:
