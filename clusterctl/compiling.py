@@ -54,10 +54,10 @@ class Compilation:
     chosen: tuple[str, ...]
     arguments: tuple[str, ...]
 
-    def line(self, prefix: str) -> str:
-        """For people: the call as it is with the MPI installed at `prefix`; "": with any."""
-        wrapper = f"{prefix}/bin/{self.language.wrapper}" if prefix else self.language.wrapper
-        return shlex.join((*(self.chosen or (wrapper,)), *self.arguments))
+    @property
+    def line(self) -> str:
+        """For people: the call as it is with an MPI."""
+        return shlex.join((*(self.chosen or (self.language.wrapper,)), *self.arguments))
 
     @property
     def script(self) -> str:
@@ -97,17 +97,9 @@ def compilation(program: Program, env: Mapping[str, str]) -> Compilation | None:
     )
 
 
-_MPI_HEADER = re.compile(
-    r"mpi\.h|mpif\.h|mpi(_f08)?\.mod|module file .mpi|undefined reference to [`'‘]mpi_\w+", re.I
-)
+_MPI_HEADER = re.compile(r"mpi\.h|mpif\.h|mpi(_f08)?\.mod|module file .mpi")
 
 _ADVICE = (
-    (
-        re.compile(rf"({_MPI_HEADER.pattern}).* was not used: .* starts the ranks", re.I | re.S),
-        "name a wrapper of the MPI that starts the ranks by -e {chooses}=FILE, or use machines"
-        " whose Python and mpirun belong to the other MPI (python=/usr/bin/python3 in the file of"
-        " `attach --hosts`)",
-    ),
     (
         _MPI_HEADER,
         "mpi.h and the like come with the compiler wrapper of the MPI:"
@@ -151,5 +143,5 @@ def advice(language: Language, said: str) -> str:
     """What to do about a compilation that failed."""
     for pattern, text in _ADVICE:
         if pattern.search(said):
-            return text.format(flags=language.flags, chooses=language.chooses)
+            return text.format(flags=language.flags)
     return f"flags are set by -e {language.flags}=…, libraries by -e LDLIBS=…"

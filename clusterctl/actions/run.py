@@ -330,10 +330,9 @@ def emit(prepared: Prepared, kind: str = "sh") -> str:
     ]
     what = job.spec.program
     compiled = compilation(what, job.spec.env)
-    first = cluster.node(job.placement[0].node)
     return assets.render(
         "job/emit.sh.j2",
-        compile=compiled.line(first.mpi_prefix).replace("\n", " ") if compiled else "",
+        compile=compiled.line.replace("\n", " ") if compiled else "",
         beside=beside(prepared),
         title=" ".join((what.target, *what.args)),
         version=__version__,

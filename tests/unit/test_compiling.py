@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.compiling import FORTRAN, C, advice, compilation
+from clusterctl.compiling import C, advice, compilation
 from clusterctl.errors import UsageError
 from clusterctl.model import Program, ProgramKind
 from tests.conftest import Need
@@ -54,7 +54,7 @@ OPENMP = """\
 #endif
 int main(void) { printf("%d", omp_get_max_threads() > 0); return 0; }
 """
-TWICE = "program p\n  use twice_module\n  print '(I0)', twice(2)\nend program\n"
+FORTRAN = "program p\n  use twice_module\n  print '(I0)', twice(2)\nend program\n"
 MODULE = """\
 module twice_module
 contains
@@ -89,7 +89,7 @@ end module
             {"LDLIBS": "-lcrypt", "LDFLAGS": "-Wl,--no-as-needed"},
             "",
         ),
-        ({"p.f90": TWICE, "m.f90": MODULE}, source("p.f90", "m.f90"), {}, "4\n"),
+        ({"p.f90": FORTRAN, "m.f90": MODULE}, source("p.f90", "m.f90"), {}, "4\n"),
         ({"p.f": "      print '(I0)', 4\n      end\n"}, source("p.f"), {"FFLAGS": "-O0"}, "4\n"),
     ],
     ids=["libm", "cxx", "openmp", "several", "library", "f90", "f"],
@@ -127,47 +127,6 @@ def test_the_wrapper_of_an_mpi_goes_first_and_a_choice_before_it(tmp_path: Path)
     (bin / "cc").unlink()
     done = build(what, tmp_path, path=str(bin))
     assert (done.returncode, done.stderr) == (127, "there is no cc here to compile C\n")
-
-
-def test_the_wrapper_of_another_mpi_is_not_used(tmp_path: Path) -> None:
-    """What Open MPI 4's mpifort has linked dies in MPI_Init under the mpirun of Open MPI 5."""
-    tools = {
-        "wheel/mpirun": "echo 'mpirun (Open MPI) 5.0.11'",
-        "wheel/mpicc": 'echo mpicc "$@" >&2',
-        "usr/mpirun": "echo 'mpirun (Open MPI) 4.1.4'",
-        "usr/mpicc": "echo wrong >&2",
-        "usr/mpifort": "echo 'mpifort: Open MPI 4.1.4 (Language: Fortran)'",
-        "usr/cc": "echo wrong >&2",
-        "usr/gfortran": 'echo "Cannot open module file ‘mpi.mod’ for reading" >&2; exit 3',
-    }
-    for name, text in tools.items():
-        path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(f"#!/bin/sh\n{text}\n")
-        path.chmod(0o755)
-    path = f"{tmp_path}/wheel:{tmp_path}/usr:{os.environ['PATH']}"
-    assert build(source("a.c"), tmp_path, path=path).stderr == "mpicc -O2 -o ./a ./a.c -lm\n"
-    done = build(source("a.f90"), tmp_path, path=path)
-    assert done.returncode == 3
-    assert done.stderr.splitlines()[-1] == (
-        f"{tmp_path}/usr/mpifort (Open MPI 4.1.4) was not used: {tmp_path}/wheel/mpirun"
-        " (Open MPI 5.0.11) starts the ranks and has no mpifort beside it"
-    )
-    assert "-e FC=FILE" in advice(FORTRAN, done.stderr)
-    # Somebody who names it may have a reason.
-    chosen = build(source("a.f90"), tmp_path, {"FC": f"{tmp_path}/usr/mpifort"}, path)
-    assert chosen.returncode == 0
-
-
-def test_an_emitted_script_names_the_wrapper_of_the_mpi_that_starts_it() -> None:
-    made = compilation(source("hello.f90"), {})
-    chosen = compilation(source("hello.f90"), {"FC": "ifort"})
-    assert made
-    assert chosen
-    call = "-O2 -o ./hello ./hello.f90 -lm"
-    assert made.line("/opt/openmpi") == f"/opt/openmpi/bin/mpifort {call}"
-    assert made.line("") == f"mpifort {call}"
-    assert chosen.line("/opt/openmpi") == f"ifort {call}"
 
 
 def test_what_is_no_source_is_not_compiled() -> None:
