@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from clusterctl.actions import Tell, connected, silent
-from clusterctl.actions.down import LOOK_LIMIT, never_fetched, save_logs
+from clusterctl.actions.salvage import LOOK_LIMIT, never_fetched, save_logs
 from clusterctl.errors import UsageError
 from clusterctl.jobs import control
 from clusterctl.jobs.stage import human

@@ -139,11 +139,12 @@ def detach(
     console = Console.current().set(json=json, quiet=quiet, verbose=verbose)
     from clusterctl import actions
     from clusterctl.actions import down as action
+    from clusterctl.actions.salvage import Unfetched
 
     store = actions.open_store()
     wanted = either(context, name, cluster) or actions.only_name(store)
     ask = (lambda question: True) if yes or force else console.confirm
-    unfetched = action.Unfetched(ask=ask)
+    unfetched = Unfetched(ask=ask)
     gone = action.down(store, wanted, console.tell, ask, unfetched, force=force, verb="detach")
     if gone is None:
         console.note(f"cluster {wanted} stays as it is")

@@ -168,6 +168,7 @@ def down(
         raise UsageError("--force saves nothing, --fetch does", hint="leave one of them out")
     from clusterctl import actions
     from clusterctl.actions import down as action
+    from clusterctl.actions.salvage import Unfetched
 
     store = actions.open_store()
     wanted = either(context, name, cluster)
@@ -176,7 +177,7 @@ def down(
     ask = (lambda question: True) if yes or force else console.confirm
     before = store.names()
     console.after_interrupt = f"`clusterctl down {wanted}` goes on where this has stopped"
-    unfetched = action.Unfetched(
+    unfetched = Unfetched(
         fetch=fetch,
         discard=discard,
         ask=console.confirm if console.interactive and not yes else None,

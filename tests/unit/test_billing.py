@@ -11,7 +11,8 @@ import pytest
 
 from clusterctl import providers
 from clusterctl.actions import open_store, show
-from clusterctl.actions.down import finish_down, loss
+from clusterctl.actions.down import finish_down
+from clusterctl.actions.salvage import loss
 from clusterctl.errors import ProviderError
 from clusterctl.insight import cost
 from clusterctl.model import Charge, Cluster

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.actions import down, open_store
+from clusterctl.actions.salvage import Unfetched
 from clusterctl.model import JobState
 from tests.unit import batch_here
 from tests.unit.calling import Call
@@ -26,7 +27,7 @@ def test_a_job_that_has_not_ended_is_not_ended_unasked(
         asked.append(question)
         return False
 
-    asks = down.Unfetched(ask=no)
+    asks = Unfetched(ask=no)
     assert down.down(store, "lab", lambda line: None, no, asks, verb="detach") is None
     [question] = asked
     assert "job 1 is still running" in question

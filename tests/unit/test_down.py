@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl import providers
-from clusterctl.actions import down
+from clusterctl.actions import down, salvage
+from clusterctl.actions.salvage import Unfetched
 from clusterctl.model import Charge, Cluster, Job, JobState
 from tests.unit.calling import Call
 from tests.unit.staged import Staged, lab
@@ -107,7 +108,7 @@ def test_a_disk_that_hangs_does_not_keep_machines(
     call: Call, here: Staged, unfetched: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Looking for outputs has one deadline for all jobs; what was not looked at in it counts."""
-    monkeypatch.setattr(down, "LOOK_LIMIT", 1.0)
+    monkeypatch.setattr(salvage, "LOOK_LIMIT", 1.0)
     for number in (8, 9):
         here.job(unfetched.parents[1] / "work", number)
     for number in (7, 8, 9):
@@ -144,7 +145,7 @@ def test_jobs_that_do_not_end_do_not_keep_machines(
     call: Call, here: Staged, stuck: list[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ending jobs has one deadline for all, and each is told to end before the first is awaited."""
-    monkeypatch.setattr(down, "END_LIMIT", 1.0)
+    monkeypatch.setattr(salvage, "END_LIMIT", 1.0)
     said = call("down", "--yes")
     assert said.code == 0, said.err
     folders = [here.work("launcher", job.id).parent for job in stuck]
@@ -162,7 +163,7 @@ def test_a_person_is_asked(answer: bool, here: Staged, unfetched: Path) -> None:
         asked.append(question)
         return answer
 
-    done = down.down(here.store, "lab", print, ask, down.Unfetched(ask=ask))
+    done = down.down(here.store, "lab", print, ask, Unfetched(ask=ask))
     assert asked == ["take the cluster down and lose these outputs?"]
     assert (done is not None) is answer
     assert here.store.names() == (() if answer else ("lab",))

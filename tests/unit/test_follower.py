@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.actions import open_store
-from clusterctl.actions.down import save_logs
+from clusterctl.actions.salvage import save_logs
 from clusterctl.errors import NodeUnreachable, UsageError
 from clusterctl.jobs import follow
 from clusterctl.jobs.follow import Follower, Piece, complete, stored

@@ -1,0 +1,356 @@
+"""What is kept before machines go: jobs are ended, logs saved, outputs fetched or given up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from clusterctl.actions import Tell, connected, silent
+from clusterctl.actions.jobs import Fetched, fetch_from
+from clusterctl.errors import ClusterctlError, UsageError, reason
+from clusterctl.insight import cost
+from clusterctl.jobs import control, outputs
+from clusterctl.jobs.follow import Follower, complete
+from clusterctl.jobs.interrupts import Interrupts
+from clusterctl.jobs.stage import human
+from clusterctl.jobs.start import ranked
+from clusterctl.model import Cluster, Job, Role, clock
+from clusterctl.providers import ATTACHED
+from clusterctl.state import Store
+from clusterctl.transport.deadline import Deadline
+from clusterctl.transport.pool import Pool
+
+LIMIT = 120.0
+"""Seconds that all that comes before destroying may take, without the answers of a person and
+without fetching: machines are billed meanwhile."""
+
+LOOK_LIMIT = 60.0
+"""Of these, seconds for looking for outputs."""
+
+END_LIMIT = 40.0
+"""Seconds for ending jobs: somewhat more than one needs where a node does not answer."""
+
+SAVE_LIMIT = 60.0
+"""Seconds for saving logs."""
+
+SLICE = 2.0
+"""Seconds that the log of a job gets at least, before it is the next one's turn."""
+
+NAMED = 5
+"""Jobs that are named one by one."""
+
+Ask = Callable[[str], bool]
+"""Asks a yes-or-no question; always yes where there is nobody to ask."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unfetched:
+    """What happens to outputs that were never fetched. By default they keep the cluster alive."""
+
+    fetch: bool = False
+    """They are brought here first, into `job-N`."""
+    discard: bool = False
+    """They may go; with `fetch`, those that cannot be brought."""
+    ask: Ask | None = None
+    """Asks whether they may go; None: there is nobody to ask."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """What became of the cluster's jobs."""
+
+    cancelled: tuple[int, ...] = ()
+    lost: tuple[tuple[int, int], ...] = ()
+    """Jobs with outputs that go unfetched, and how many bytes they are."""
+    fetched: tuple[Fetched, ...] = ()
+
+
+def save(
+    store: Store,
+    cluster: Cluster,
+    living: Collection[str] | None,
+    tell: Tell,
+    ask: Ask,
+    unfetched: Unfetched,
+    act: str,
+) -> Saved | None:
+    """Ends running jobs, copies logs, and does with outputs as `unfetched` says. Nodes that do not
+    answer lose their part, and it is said. `living`: those that are not gone for good; None: all.
+    """
+    # On machines that are not ours jobs would run on: ending those has no deadline.
+    ours = cluster.spec.provider not in ATTACHED
+    deadline = Deadline(LIMIT if ours else math.inf)
+    look = deadline.within(LOOK_LIMIT)
+    jobs = [
+        job
+        for job in store.jobs()
+        if job.cluster_id == cluster.id and (job.started or not job.state.ended)
+    ]
+    if not jobs:
+        return Saved()
+    cancelled: tuple[int, ...] = ()
+    whole = cluster
+    with connected(store, cluster) as pool:
+        away = silent(pool, [node.name for node in cluster.nodes], tell)
+        for name, why in away.items():
+            tell(f"what is on {name} cannot be saved: {why}")
+        cluster = replace(cluster, nodes=tuple(n for n in cluster.nodes if n.name not in away))
+        if all(node.role is Role.WORKER for node in cluster.nodes):
+            lost = [
+                job
+                for job in jobs
+                if (not job.state.ended or not job.fetched)
+                and (living is None or any(place.node in living for place in job.placement))
+            ]
+            lines = [f"what jobs {_numbers(lost)} made cannot be looked at"] * bool(lost)
+            question = f"{act} and lose what jobs {_numbers(lost)} made?"
+            return Saved() if _agree(whole, unfetched, lines, question, tell) else None
+        try:
+            jobs = _current(store, jobs, cluster, pool, look)
+        except (ClusterctlError, OSError) as error:
+            tell(f"not everything can be saved: {reason(error)}")
+        found, unknown = never_fetched(jobs, cluster, pool, look)
+        running = [job for job in jobs if not job.state.ended]
+        with deadline.paused():
+            if running and not ask(f"job {_numbers(running)} is still running; end it?"):
+                return None
+            lines = loss(found, unknown)
+            for line in lines:
+                tell(line)
+            if not unfetched.fetch:
+                question = f"{act} and lose these outputs?"
+                if not _agree(whole, unfetched, lines, question, tell):
+                    return None
+        if running:
+            tell(f"job {_numbers(running)} is ended")
+            limit = deadline.within(END_LIMIT if ours else math.inf)
+            cancelled = _cancel(store, running, cluster, pool, limit, tell)
+        save_logs(store, jobs, cluster, pool, tell, min(SAVE_LIMIT, deadline.left))
+        fetched: list[Fetched] = []
+        if unfetched.fetch:
+            for job in jobs:
+                if job.fetched:
+                    continue
+                missing = {name: why for name, why in away.items() if name in ranked(job, whole)}
+                if got := _bring(store, job, whole, pool, missing, unfetched, tell):
+                    fetched.append(got)
+    brought = {got.job for got in fetched}
+    still = tuple((number, size) for number, size in found if number not in brought)
+    return Saved(cancelled=cancelled, lost=still, fetched=tuple(fetched))
+
+
+def end_jobs(store: Store, cluster: Cluster, tell: Tell) -> tuple[int, ...]:
+    """Ends open jobs unasked, as far as nodes answer: on machines that are not ours they would go
+    on after us. Returns those that were ended."""
+    jobs = open_jobs(store, cluster)
+    if not jobs:
+        return ()
+    ended: list[int] = []
+    with connected(store, cluster) as pool:
+        away = silent(pool, [node.name for node in cluster.nodes], tell)
+        here = replace(cluster, nodes=tuple(n for n in cluster.nodes if n.name not in away))
+        for job in jobs:
+            try:
+                if cluster.launcher.name in away:
+                    control.sweep(job, cluster, pool, end=True)
+                else:
+                    store.save_job(control.cancel(job, here, pool))
+                    ended.append(job.id)
+            except (ClusterctlError, OSError) as error:
+                tell(f"job {job.id} could not be ended cleanly: {reason(error)}")
+    return tuple(ended)
+
+
+def _current(
+    store: Store, jobs: list[Job], cluster: Cluster, pool: Pool, deadline: Deadline
+) -> list[Job]:
+    going = [job for job in jobs if not job.state.ended]
+    asked = control.refresh_all(going, cluster, pool, deadline=deadline)
+    fresh = {job.id: job for job in asked}
+    for job in going:
+        if fresh[job.id] != job:
+            store.save_job(fresh[job.id])
+    return [fresh.get(job.id, job) for job in jobs]
+
+
+def never_fetched(
+    jobs: list[Job], cluster: Cluster, pool: Pool, deadline: Deadline
+) -> tuple[list[tuple[int, int]], dict[int, str]]:
+    """Jobs with outputs on these nodes that were never fetched, and how many bytes they are. Then
+    those of which that is not known by the deadline, and why."""
+    found: list[tuple[int, int]] = []
+    unknown: dict[int, str] = {}
+    for job in jobs:
+        if job.fetched:
+            continue
+        if deadline.passed:
+            unknown[job.id] = f"not looked at within {deadline.seconds:g} s"
+            continue
+        try:
+            made = outputs.find(
+                job, cluster, pool, timeout=min(outputs.LIST_TIMEOUT, deadline.left)
+            )
+        except (ClusterctlError, OSError) as error:
+            unknown[job.id] = reason(error)
+            continue
+        if made:
+            found.append((job.id, sum(output.size for output in made)))
+    return found, unknown
+
+
+def loss(unfetched: Sequence[tuple[int, int]], unknown: Mapping[int, str]) -> list[str]:
+    """What would be lost of these jobs (number, bytes): the largest by name, the others summed.
+    `unknown`: jobs that could not be looked at, and why."""
+    named = sorted(sorted(unfetched, key=lambda job: job[1])[-NAMED:])
+    lines = [f"job {n} has outputs that were never fetched: {human(size)}" for n, size in named]
+    others = [size for number, size in unfetched if (number, size) not in named]
+    if others:
+        many = "1 more job" if len(others) == 1 else f"{len(others)} more jobs"
+        lines.append(f"{many} with smaller ones: {human(sum(others))} together")
+    whys: dict[str, list[int]] = {}
+    for number, why in unknown.items():
+        whys.setdefault(why, []).append(number)
+    for why, numbers in whys.items():
+        which = ", ".join(str(number) for number in numbers)
+        lines.append(f"job {which} may have outputs that were never fetched: {why}")
+    return lines
+
+
+def _agree(
+    cluster: Cluster, unfetched: Unfetched, lines: Sequence[str], question: str, tell: Tell
+) -> bool:
+    """Whether outputs may be lost, as far as there are any (`lines`); UsageError where there is
+    nobody to ask."""
+    if not lines or unfetched.discard:
+        return True
+    if unfetched.ask:
+        return unfetched.ask(question)
+    if cluster.charges:
+        tell_price(cluster, tell)
+    raise UsageError(
+        f"{'; '.join(lines)}: cluster {cluster.name} stays",
+        hint="--fetch brings outputs here first, --discard loses them",
+    )
+
+
+def _cancel(
+    store: Store, jobs: list[Job], cluster: Cluster, pool: Pool, deadline: Deadline, tell: Tell
+) -> tuple[int, ...]:
+    """Ends these jobs, all at the same time; returns those that have ended. Names those that have
+    not by the deadline."""
+    failed: dict[int, str] = {}
+    for job in jobs:
+        if not deadline.passed:
+            try:
+                control.ask_to_end(job, cluster, pool, deadline)
+            except (ClusterctlError, OSError) as error:
+                failed[job.id] = reason(error)
+    ended, late = list[int](), list[Job]()
+    for job in jobs:
+        if job.id in failed:
+            continue
+        try:
+            done = control.wait_for_end(job, cluster, pool, deadline)
+            if done.state.ended:
+                store.save_job(done)
+                ended.append(job.id)
+            else:
+                late.append(job)
+        except (ClusterctlError, OSError) as error:
+            failed[job.id] = reason(error)
+    for number, why in failed.items():
+        tell(f"job {number} could not be ended cleanly: {why}")
+    if late:
+        numbers, seconds = _numbers(late), f"{deadline.seconds:.0f} s"
+        tell(f"job {numbers} did not end within {seconds}: the machines are removed all the same")
+    return tuple(ended)
+
+
+def _bring(
+    store: Store,
+    job: Job,
+    cluster: Cluster,
+    pool: Pool,
+    away: Mapping[str, str],
+    unfetched: Unfetched,
+    tell: Tell,
+) -> Fetched | None:
+    """Fetches what the job has made on nodes that answer. Where that does not bring all of it, the
+    error keeps the cluster alive, unless the rest may go."""
+    try:
+        got = fetch_from(store, store.job(job.id), cluster, pool, away=away)
+        if got.brought.outputs:
+            tell(f"job {job.id}: {len(got.brought.outputs)} files in {got.folder}")
+        if kept := got.brought.kept:
+            raise UsageError(
+                f"{got.folder}/{kept[0]} is not as it was fetched, and was kept"
+                + (f", as {len(kept) - 1} more" if kept[1:] else ""),
+                hint="move it away, or --discard loses the file on the node",
+            )
+    except (ClusterctlError, OSError) as error:
+        if not unfetched.discard:
+            raise
+        tell(f"the outputs of job {job.id} cannot be fetched: {reason(error)}")
+        return None
+    return got if got.brought.outputs else None
+
+
+def save_logs(
+    store: Store,
+    jobs: Sequence[Job],
+    cluster: Cluster,
+    pool: Pool,
+    tell: Tell,
+    limit: float = SAVE_LIMIT,
+) -> None:
+    """Brings the rest of these jobs' output into the state home, as far as `limit` seconds allow
+    for all of them; what is not saved is named."""
+    deadline = Deadline(limit)
+    late = [job for job in jobs if not complete(store.job_folder(job.id))]
+    # In turns: a log that takes all the time must not cost the others theirs.
+    while late and not deadline.passed:
+        turn, late = late, []
+        for index, job in enumerate(turn):
+            share = max(SLICE, deadline.left / (len(turn) - index))
+            if not _save_log(store, job, cluster, pool, min(share, deadline.left), tell):
+                late.append(job)
+    if late:
+        tell(f"the logs of job {_numbers(late)} are incomplete: {limit:.0f} s were not enough")
+
+
+def _save_log(
+    store: Store, job: Job, cluster: Cluster, pool: Pool, limit: float, tell: Tell
+) -> bool:
+    """Whether more time would bring no more of it."""
+    try:
+        with (
+            Interrupts() as interrupts,
+            Follower(
+                store.job(job.id), cluster, pool, store.job_folder(job.id), interrupts
+            ) as follower,
+        ):
+            for _ in follower.batches(until_ended=False, replay=False, limit=limit):
+                pass
+            if cluster.launcher.name in follower.lost:
+                tell(
+                    f"the logs of job {job.id} may be incomplete: {cluster.launcher.name} does not"
+                    " answer"
+                )
+            return not follower.cut_short
+    except (ClusterctlError, OSError) as error:
+        tell(f"the logs of job {job.id} could not be saved: {reason(error)}")
+        return True
+
+
+def open_jobs(store: Store, cluster: Cluster) -> list[Job]:
+    return [job for job in store.jobs() if job.cluster_id == cluster.id and not job.state.ended]
+
+
+def tell_price(cluster: Cluster, tell: Tell) -> None:
+    end = f" until {clock(cluster.deadline)}" if cluster.deadline else ""
+    tell(f"nothing was ended: the machines go on at ${cost.per_hour(cluster.charges):.2f}/h{end}")
+
+
+def _numbers(jobs: list[Job]) -> str:
+    return ", ".join(str(job.id) for job in jobs)
