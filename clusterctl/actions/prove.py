@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from clusterctl.actions import Tell, run
 from clusterctl.errors import BootstrapError
 from clusterctl.jobs.follow import Piece
@@ -38,4 +40,6 @@ def reduce_all(store: Store, cluster: Cluster, pool: Pool, tell: Tell) -> None:
             f" {said[-1] if said else job.reason or 'no rank said a word'}",
             hint=f"`clusterctl logs {job.id}` shows it, `clusterctl up {cluster.name}` tries again",
         )
+    # It saves nothing: `down` need not look for its outputs, nor ask where no node answers.
+    store.save_job(replace(store.job(job.id), fetched=True))
     tell(f"reduce-all {proof}")
