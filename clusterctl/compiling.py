@@ -20,7 +20,8 @@ from clusterctl.model import Program
 class Language:
     """`wrapper` is the compiler that an MPI brings, `plain` what it calls, and what does without.
     The person's own choice is in the variable `chooses`, their flags in `flags`; `package` has the
-    compiler on Debian and Ubuntu."""
+    compiler on Debian and Ubuntu. With `own_mpi` the wrapper has to be that of the MPI whose mpirun
+    starts the ranks: mpif.h and modules of Fortran fit one MPI only, the ABI of C several."""
 
     name: str
     wrapper: str
@@ -28,11 +29,12 @@ class Language:
     chooses: str
     flags: str
     package: str
+    own_mpi: bool = False
 
 
 C = Language("C", "mpicc", "cc", "CC", "CFLAGS", "gcc libc6-dev")
 CXX = Language("C++", "mpicxx", "c++", "CXX", "CXXFLAGS", "g++")
-FORTRAN = Language("Fortran", "mpifort", "gfortran", "FC", "FFLAGS", "gfortran")
+FORTRAN = Language("Fortran", "mpifort", "gfortran", "FC", "FFLAGS", "gfortran", own_mpi=True)
 
 LANGUAGES = {
     ".c": C,
@@ -97,9 +99,17 @@ def compilation(program: Program, env: Mapping[str, str]) -> Compilation | None:
     )
 
 
-_MPI_HEADER = re.compile(r"mpi\.h|mpif\.h|mpi(_f08)?\.mod|module file .mpi")
+_MPI_HEADER = re.compile(
+    r"mpi\.h|mpif\.h|mpi(_f08)?\.mod|module file .mpi|undefined reference to [`'‘]mpi_\w+", re.I
+)
 
 _ADVICE = (
+    (
+        re.compile(rf"({_MPI_HEADER.pattern}).* does not exist, and .*mpirun", re.I | re.S),
+        "name the wrapper that belongs to this mpirun with -e {chooses}=FILE, or use machines whose"
+        " Python and mpirun belong to an MPI with {wrapper} (python=/usr/bin/python3 in the file of"
+        " `attach --hosts`)",
+    ),
     (
         _MPI_HEADER,
         "mpi.h and the like come with the compiler wrapper of the MPI:"
@@ -143,5 +153,7 @@ def advice(language: Language, said: str) -> str:
     """What to do about a compilation that failed."""
     for pattern, text in _ADVICE:
         if pattern.search(said):
-            return text.format(flags=language.flags)
+            return text.format(
+                flags=language.flags, chooses=language.chooses, wrapper=language.wrapper
+            )
     return f"flags are set by -e {language.flags}=…, libraries by -e LDLIBS=…"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from clusterctl.compiling import C, advice, compilation
+from clusterctl.compiling import FORTRAN, C, advice, compilation
 from clusterctl.errors import UsageError
 from clusterctl.model import Program, ProgramKind
 from tests.conftest import Need
@@ -54,7 +55,7 @@ OPENMP = """\
 #endif
 int main(void) { printf("%d", omp_get_max_threads() > 0); return 0; }
 """
-FORTRAN = "program p\n  use twice_module\n  print '(I0)', twice(2)\nend program\n"
+TWICE = "program p\n  use twice_module\n  print '(I0)', twice(2)\nend program\n"
 MODULE = """\
 module twice_module
 contains
@@ -89,7 +90,7 @@ end module
             {"LDLIBS": "-lcrypt", "LDFLAGS": "-Wl,--no-as-needed"},
             "",
         ),
-        ({"p.f90": FORTRAN, "m.f90": MODULE}, source("p.f90", "m.f90"), {}, "4\n"),
+        ({"p.f90": TWICE, "m.f90": MODULE}, source("p.f90", "m.f90"), {}, "4\n"),
         ({"p.f": "      print '(I0)', 4\n      end\n"}, source("p.f"), {"FFLAGS": "-O0"}, "4\n"),
     ],
     ids=["libm", "cxx", "openmp", "several", "library", "f90", "f"],
@@ -127,6 +128,70 @@ def test_the_wrapper_of_an_mpi_goes_first_and_a_choice_before_it(tmp_path: Path)
     (bin / "cc").unlink()
     done = build(what, tmp_path, path=str(bin))
     assert (done.returncode, done.stderr) == (127, "there is no cc here to compile C\n")
+
+
+def two_mpis(folder: Path) -> str:
+    """A PATH with the wheel's mpirun, by a link as bootstrap makes it, before Debian's MPI."""
+    tools = {
+        "wheel/mpirun": "",
+        "usr/mpirun": "",
+        "usr/mpicc": 'echo mpicc "$@" >&2',
+        "usr/mpifort": 'echo mpifort "$@" >&2',
+        "usr/cc": "exit 1",
+        "usr/gfortran": """
+            case $* in
+            *mpi*) echo "Fatal Error: Cannot open module file 'mpi.mod' for reading" >&2; exit 3 ;;
+            esac
+            echo gfortran "$@" >&2
+            """,
+    }
+    for name, text in tools.items():
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+    (folder / "local").mkdir()
+    (folder / "local/mpirun").symlink_to(folder / "wheel/mpirun")
+    return f"{folder}/local:{folder}/usr:{os.environ['PATH']}"
+
+
+def test_fortran_is_compiled_by_the_mpi_whose_mpirun_starts_it(tmp_path: Path) -> None:
+    """What Open MPI 4's mpifort has linked dies in MPI_Init under the mpirun of Open MPI 5; what
+    its mpicc has linked runs."""
+    path = two_mpis(tmp_path)
+    call = "-O2 -o ./mpi ./mpi.{} -lm\n"
+    assert build(source("mpi.c"), tmp_path, path=path).stderr == f"mpicc {call.format('c')}"
+    done = build(source("mpi.f90"), tmp_path, path=path)
+    assert done.returncode == 3
+    assert done.stderr.splitlines()[-1] == (
+        f"gfortran was used without MPI: {tmp_path}/wheel/mpifort does not exist, and"
+        f" {tmp_path}/wheel/mpirun cannot start programs of another MPI"
+    )
+    assert "-e FC=FILE" in advice(FORTRAN, done.stderr)
+    # A program without MPI needs no wrapper, and who names one may have a reason.
+    plain = build(source("a.f90"), tmp_path, path=path)
+    assert (plain.returncode, plain.stderr) == (0, "gfortran -O2 -o ./a ./a.f90 -lm\n")
+    mine = build(source("mpi.f90"), tmp_path, {"FC": f"{tmp_path}/usr/mpifort"}, path)
+    assert (mine.returncode, mine.stderr) == (0, f"mpifort {call.format('f90')}")
+    # With Debian's own mpirun first, and with none (srun starts the ranks), its wrapper fits.
+    (tmp_path / "local/mpirun").unlink()
+    for _ in range(2):
+        fits = build(source("mpi.f90"), tmp_path, path=path)
+        assert (fits.returncode, fits.stderr) == (0, f"mpifort {call.format('f90')}")
+        path = f"{tmp_path}/usr:{bare(tmp_path, 'readlink')}"
+        (tmp_path / "usr/mpirun").unlink(missing_ok=True)
+
+
+def bare(folder: Path, *tools: str) -> str:
+    """A folder with these system tools alone."""
+    place = folder / "bare"
+    place.mkdir(exist_ok=True)
+    for tool in tools:
+        if not (place / tool).exists():
+            found = shutil.which(tool)
+            assert found
+            (place / tool).symlink_to(found)
+    return str(place)
 
 
 def test_what_is_no_source_is_not_compiled() -> None:
