@@ -135,6 +135,41 @@ def uses(package: Path) -> list[Use]:
     return found
 
 
+def imports(package: Path) -> dict[str, set[str]]:
+    """Each of our modules (`cli.run`) and those that it imports."""
+    paths = {}
+    for path in package.rglob("*.py"):
+        parts = [*path.relative_to(package).with_suffix("").parts]
+        paths[".".join(parts[: -1 if parts[-1] == "__init__" else None])] = path
+    graph: dict[str, set[str]] = {name: set() for name in paths}
+    for name, path in paths.items():
+        source = ast.parse(path.read_text(), str(path))
+        for target, _ in targets(source, dotted(path, package), package):
+            found = target.removeprefix(f"{package.name}.") if package.name in target else ""
+            while found and found not in paths:
+                found = found.rpartition(".")[0]
+            if found:
+                graph[name].add(found)
+    return graph
+
+
+def between(package: Path, start: str, end: str) -> set[str]:
+    """The modules that lie on a way of imports from one module to another, both included: what a
+    reader may have to open who follows a verb to what it starts."""
+    graph = imports(package)
+    back = {name: {other for other in graph if name in graph[other]} for name in graph}
+    return _reached(graph, start) & _reached(back, end)
+
+
+def _reached(graph: dict[str, set[str]], start: str) -> set[str]:
+    found, new = {start}, [start]
+    while new:
+        further = graph[new.pop()] - found
+        found |= further
+        new += further
+    return found
+
+
 def starts_process(target: str) -> bool:
     module, _, name = target.partition(".")
     return (
@@ -177,6 +212,17 @@ def test_the_table_has_no_arrow_upwards() -> None:
     for unit, below in MAY_IMPORT.items():
         upwards = {target for target in below if order.index(target) < order.index(unit)}
         assert not upwards, f"{unit} → {upwards}"
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "most"),
+    [("cli.clusters", "terraform.folder", 24)],
+    ids=["from up to Terraform"],
+)
+def test_the_way_from_a_verb_is_short(start: str, end: str, most: int) -> None:
+    way = between(PACKAGE, start, end)
+    assert {start, end} <= way, "it leads there"
+    assert len(way) <= most, sorted(way)
 
 
 def test_workloads_need_no_clusterctl() -> None:
