@@ -1,13 +1,14 @@
 """Hostfile, command line and environment of every topology: cases are files in tests/cases/launch.
 
-A case says `given` (the cluster and the job) and `expected` (all of the plan). Those of transports
-say too what differs with Open MPI 4. After a change that is meant,
-`UPDATE_CASES=1 pytest tests/unit/test_launch.py` writes the files: read the difference.
+A case says `given` (the cluster and the job) and `expected`: how the plan differs from that of
+another case, its base, and all of the plan where there is none. Those of transports say too how
+their plan with Open MPI 4 differs from the base's with Open MPI 4, unless in the same things.
+After a change that is meant, `UPDATE_CASES=1 pytest tests/unit/test_launch.py` writes the files:
+read the difference.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -22,39 +23,40 @@ from clusterctl import launch
 from clusterctl.errors import ClusterctlError, LaunchError, UsageError
 from clusterctl.model import Accelerator, Mpi, ProgramKind, Python
 from clusterctl.schedulers.direct import command_line
-from tests.unit.launch_cases import CASES, build, flags
+from tests.unit.launch_cases import (
+    CASES,
+    base_of,
+    build,
+    difference,
+    flags,
+    outcome,
+    read,
+    text,
+)
 from tests.unit.making import cluster, node, program, request, spec
-
-
-def outcome(given: dict[str, Any]) -> dict[str, Any]:
-    plan = launch.load(given.get("job", {}).get("launcher", "mpirun")).plan(build(given))
-    return {
-        "hostfile": plan.files["hostfile"].splitlines(),
-        "argv": list(plan.argv),
-        "env": plan.env,
-        "node_env": plan.node_env,
-        "programs": {name: list(argv) for name, argv in plan.programs.items()},
-        "agents": plan.agents,
-        "reasons": {reason.item: reason.why for reason in plan.reasons},
-        "notes": list(plan.notes),
-    }
 
 
 def test_there_are_cases() -> None:
     assert len(CASES) >= 10
 
 
+NODES = (("launcher", "10.0.0.10"), ("worker-1", "10.0.0.11"), ("worker-2", "10.0.0.12"))
+
+
+def check(path: Path, key: str, found: Any) -> None:
+    case = read(path.stem)
+    if os.environ.get("UPDATE_CASES"):
+        path.write_text(text({**case, key: found}) + "\n")
+    else:
+        assert found == case[key]
+
+
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 def test_plan(path: Path) -> None:
-    case = json.loads(path.read_text())
-    found = outcome(json.loads(path.read_text())["given"])
-    if os.environ.get("UPDATE_CASES"):
-        case["expected"] = found
-        path.write_text(json.dumps(case, indent=2, ensure_ascii=False) + "\n")
-    assert found == case["expected"]
+    found = outcome(read(path.stem)["given"])
+    base = base_of(path.stem)
+    check(path, "expected", difference(outcome(read(base)["given"]), found) if base else found)
 
-
-NODES = (("launcher", "10.0.0.10"), ("worker-1", "10.0.0.11"), ("worker-2", "10.0.0.12"))
 
 FOUR = "with Open MPI 4"
 
@@ -66,23 +68,17 @@ FOUR = "with Open MPI 4"
 )
 def test_plan_with_the_older_generation(path: Path) -> None:
     """The same engine and variables; other words for the runtime's own."""
-    case = json.loads(path.read_text())
-    given = json.loads(path.read_text())["given"]
-    assert "mpi" not in given.get("all", {})
-    given["all"] = {**given.get("all", {}), "mpi": "4.1.4"}
-    expected = case["expected"]
-    found = {key: value for key, value in outcome(given).items() if value != expected[key]}
-    del found["reasons"]  # their items are the flags
-    if os.environ.get("UPDATE_CASES"):
-        path.write_text(json.dumps({**case, FOUR: found}, indent=2, ensure_ascii=False) + "\n")
-    else:
-        assert found == case[FOUR]
+    case = read(path.stem)
+    assert "all" not in case["given"]
+    older = read("ec2-openmpi-4")["given"]
+    found = difference(outcome(older), outcome({**case["given"], "all": older["all"]}))
+    if FOUR in case or found != case["expected"]:
+        check(path, FOUR, found)
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 def test_everything_has_its_reason(path: Path) -> None:
-    given = json.loads(path.read_text())["given"]
-    request = build(given)
+    request = build(read(path.stem)["given"])
     plan = launch.load(request.spec.launcher).plan(request)
     items = [reason.item for reason in plan.reasons]
     assert all(reason.why for reason in plan.reasons)
@@ -98,7 +94,7 @@ def test_everything_has_its_reason(path: Path) -> None:
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 def test_only_late_variables_are_left_to_the_shell(path: Path, tmp_path: Path) -> None:
     """What the launcher's shell makes of the command is the argv that was planned."""
-    request = build(json.loads(path.read_text())["given"])
+    request = build(read(path.stem)["given"])
     plan = launch.load(request.spec.launcher).plan(request)
     show = tmp_path / "show"
     show.write_text('#!/bin/sh\nprintf "%s\\0" "$@"\n')
@@ -118,7 +114,7 @@ def test_only_late_variables_are_left_to_the_shell(path: Path, tmp_path: Path) -
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 def test_threads_fit_on_the_cores_that_a_rank_is_bound_to(path: Path) -> None:
     """A rank bound to one core must not be told to start a thread for each of six."""
-    request = build(json.loads(path.read_text())["given"])
+    request = build(read(path.stem)["given"])
     plan = launch.load(request.spec.launcher).plan(request)
     if plan.argv[plan.argv.index("--bind-to") + 1] == "none":
         return
@@ -288,14 +284,8 @@ def test_a_network_is_needed() -> None:
         launch.load("mpirun").plan(request(where))
 
 
-def given(name: str) -> dict[str, Any]:
-    case = Path(__file__).resolve().parents[1] / "cases" / "launch" / f"{name}.json"
-    return dict(json.loads(case.read_text())["given"])
-
-
 def test_nccl_across_vendors_is_refused() -> None:
-    what = given("transport-mixed-vendors")
-    what["job"] = {"backend": "nccl"}
+    what = {**read("transport-mixed-vendors")["given"], "job": {"backend": "nccl"}}
     with pytest.raises(LaunchError, match="AMD and NVIDIA") as caught:
         launch.load("mpirun").plan(build(what))
     assert "--backend mpi" in caught.value.hint
@@ -305,7 +295,7 @@ def test_nccl_across_vendors_is_refused() -> None:
 def test_no_flag_that_some_open_mpi_does_not_know(path: Path) -> None:
     """A component is named only where every node of the job was built with it, and the variables
     for AMD appear only beside an AMD GPU."""
-    request = build(json.loads(path.read_text())["given"])
+    request = build(read(path.stem)["given"])
     plan = launch.load(request.spec.launcher).plan(request)
     workers = [request.cluster.node(place.node) for place in request.placement]
     given = dict(pairwise(plan.argv))
