@@ -69,7 +69,14 @@ def removal(root: str, id: str) -> str:
     own = next((folder for folder in (path, path.parent) if folder.name == id), None)
     if own is None:
         return ""
-    return assets.render("bootstrap/remove.sh.j2", root=root, own=str(own), workdir=str(own.parent))
+    return assets.render(
+        "bootstrap/remove.sh.j2",
+        root=root,
+        own=str(own),
+        workdir=str(own.parent),
+        id=id,
+        memory=MEMORY,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +87,9 @@ class Mesh:
     nodes: tuple[Node, ...]
     host_keys: Mapping[str, str]
 
+
+MEMORY = "/dev/shm"
+"""Of a node: where secrets of jobs lie that a restart is to remove."""
 
 MESH_MARK = "@@mesh"
 """Begins the lines of a mesh check that are answers: start files of shells print lines, too."""

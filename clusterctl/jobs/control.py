@@ -159,8 +159,9 @@ def forget(job: Job, cluster: Cluster, pool: Pool) -> None:
     """Removes the secrets of a job that was staged and will not start, where a node answers."""
 
     def remove(name: str) -> NodeResult:
-        path = f"{cluster.node(name).root}/jobs/{job.id}/env"
-        return pool.transport(name).run(f"rm -f {shlex.quote(path)}", timeout=ASK_TIMEOUT)
+        path = shlex.quote(f"{cluster.node(name).root}/jobs/{job.id}/env")
+        command = f'rm -f "$(readlink {path})" {path}'
+        return pool.transport(name).run(command, timeout=ASK_TIMEOUT)
 
     pool.each(remove, involved(job, cluster))
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from clusterctl import assets, schedulers
+from clusterctl import assets, bootstrap, schedulers
 from clusterctl.compiling import NO_COMPILER, Compilation, advice, compilation
 from clusterctl.errors import ClusterctlError, LaunchError, NodeUnreachable
 from clusterctl.jobs import stage
@@ -23,6 +23,8 @@ COMPILE_TIMEOUT = 600.0
 START_TIMEOUT = 60.0
 PATIENCE = 5.0
 """Seconds after which a person wants to know what the hand-in waits for."""
+LINGER = "/var/lib/systemd/linger"
+"""Has a file for every user whose processes and memory outlive their last session."""
 LARGE = 8_000_000
 """Archives above this are sent as a file of their own, so that they are not held once per node."""
 
@@ -130,13 +132,14 @@ def put(
         node = cluster.node(name)
         transport = pool.transport(name)
         folder = f"{node.root}/jobs/{job.id}"
-        members = stage.text_members(
-            (path, text, mode) for path, (text, mode) in files[name].items()
-        )
+        texts = dict(files[name])
+        before, keep = _apart(texts, job, cluster)
+        members = stage.text_members((path, text, mode) for path, (text, mode) in texts.items())
         steps = [
             "umask 077",
             f"mkdir -p {_q(folder)}/out {_q(folder)}/work",
             f"cd {_q(folder)} || exit",
+            *keep,
             # Ownership is ours whoever packed it; the umask must not narrow the modes.
             "umask 022; tar -xof - ; s=$?; [ $s = 0 ] || exit $s",
         ]
@@ -157,7 +160,9 @@ def put(
         if name == first:
             steps.append(f"exec /bin/sh {_q(node.root)}/bin/free-port")
         return transport.run(
-            "; ".join(steps), stdin=members + stage.END_OF_ARCHIVE, timeout=STAGE_TIMEOUT
+            "\n".join(steps),
+            stdin=before + members + stage.END_OF_ARCHIVE,
+            timeout=STAGE_TIMEOUT,
         )
 
     results = pool.each(send, involved(job, cluster))
@@ -166,6 +171,22 @@ def put(
             raise trouble(f"staging job {job.id}", result)
     _compile(job, cluster, pool)
     return next(result.text.strip() for result in results if result.node == first)
+
+
+def _apart(
+    texts: dict[str, tuple[str, int]], job: Job, cluster: Cluster
+) -> tuple[bytes, list[str]]:
+    """Takes the environment of ranks out of `texts`: what is sent before the archive, and the sh
+    that keeps it. A batch job stays as it is: it may start after a restart, or on another node."""
+    if cluster.batch or "env" not in texts:
+        return b"", []
+    text, _ = texts.pop("env")
+    data = text.encode()
+    name = f"{cluster.id}-{job.id}"
+    script = assets.render(
+        "job/secrets.sh.j2", size=len(data), name=name, memory=bootstrap.MEMORY, linger=LINGER
+    )
+    return data, [script]
 
 
 def start(job: Job, cluster: Cluster, pool: Pool, port: str, tell: Callable[[str], None]) -> Job:

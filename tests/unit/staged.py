@@ -9,7 +9,7 @@ from pathlib import Path
 
 from clusterctl import launch
 from clusterctl.actions import open_store
-from clusterctl.jobs import stage
+from clusterctl.jobs import control, stage
 from clusterctl.jobs.start import Carry, node_files, put
 from clusterctl.model import Cluster, Job, JobState
 from clusterctl.state import Store
@@ -47,6 +47,7 @@ class Staged:
         with self.pool() as pool:
             carried = None if carry is None else Carry(job=carry)
             put(made, self.where, files, pool, self.store.home, carry=carried)
+            control.forget(made, self.where, pool)  # as its end has done
         self.store.save_job(made)
         return made
 

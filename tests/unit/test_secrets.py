@@ -1,0 +1,152 @@
+"""Where the secrets of a job lie on its nodes: in memory, where a restart removes them safely."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from clusterctl import assets, launch
+from clusterctl.jobs import control, stage
+from clusterctl.jobs.start import node_files, put
+from tests.unit.making import job, request
+from tests.unit.scripts import sweep
+from tests.unit.staged import Staged, lab
+
+ENV = "export TOKEN='it'\"'\"'s ü\n$x'\n"
+NOBODY = 65534
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    """A folder in memory of a user who is not root, as far as there is another."""
+    folder = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="clusterctl-test-"))
+    if os.getuid() == 0:
+        os.chown(folder, NOBODY, NOBODY)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def keep(memory: Path, *, lingers: bool = True, user: int = NOBODY) -> str:
+    """Keeps ENV as a node does it, in its job's folder `memory`/job; returns the rest of stdin."""
+    user = user if os.getuid() == 0 else os.getuid()
+    linger = memory / "linger"
+    linger.mkdir(exist_ok=True)
+    names = ["root", "nobody", subprocess.check_output(["id", "-un"], text=True).strip()]
+    for name in names if lingers else ():
+        (linger / name).touch()
+    script = assets.render(
+        "job/secrets.sh.j2",
+        size=len(ENV.encode()),
+        name="lab-1a2b-7",
+        memory=memory,
+        linger=linger,
+    )
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"umask 077; mkdir -p job && cd job || exit\n{script}\ncat"],
+        input=f"{ENV}what follows",
+        capture_output=True,
+        text=True,
+        cwd=memory,
+        user=user if os.getuid() == 0 else None,
+        env={"PATH": os.environ["PATH"]},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    env = memory / "job" / "env"
+    assert env.read_text() == ENV
+    assert env.stat().st_mode & 0o777 == 0o600
+    return done.stdout
+
+
+def test_a_user_who_lingers_keeps_secrets_in_memory(memory: Path) -> None:
+    assert keep(memory) == "what follows"
+    kept = (memory / "job/env").resolve()
+    own = kept.parent
+    assert own.parent == memory
+    assert kept.name.startswith("lab-1a2b-7-")
+    assert own.stat().st_mode & 0o777 == 0o700
+
+
+def test_of_a_user_who_logs_out_they_are_on_disk(memory: Path) -> None:
+    """systemd-logind empties /dev/shm then, and the job is to go on."""
+    assert keep(memory, lingers=False) == "what follows"
+    assert not (memory / "job/env").is_symlink()
+    assert not list(memory.glob("clusterctl-*"))
+
+
+@pytest.mark.parametrize("trap", ["link", "open", "file"])
+def test_a_folder_that_is_not_ours_alone_is_not_used(trap: str, memory: Path) -> None:
+    user = NOBODY if os.getuid() == 0 else os.getuid()
+    own = memory / f"clusterctl-{user}"
+    theirs = memory / "theirs"
+    theirs.mkdir(mode=0o700)
+    if trap == "link":
+        own.symlink_to(theirs)
+    elif trap == "open":
+        own.mkdir()
+        own.chmod(0o777)
+    else:
+        own.touch()
+    if os.getuid() == 0:
+        for path in (theirs, own):
+            os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
+    assert keep(memory) == "what follows"
+    assert not (memory / "job/env").is_symlink()
+    assert not list(theirs.iterdir())
+
+
+def test_a_folder_of_another_user_is_not_used(memory: Path, need_root: None) -> None:
+    (memory / f"clusterctl-{NOBODY}").mkdir(mode=0o700)  # root's
+    keep(memory)
+    assert not (memory / "job/env").is_symlink()
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Staged:
+    return lab(tmp_path / "nodes")
+
+
+def staged(site: Staged, tmp_path: Path) -> list[Path]:
+    """Stages job 7 and returns the workers' files with its secrets."""
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "train.py").touch()
+    asked = request(site.where, number=7)
+    made = job(site.where, id=7, stage=stage.archive(stage.find_tree(tree), site.store.home))
+    files = node_files(made, site.where, launch.load("mpirun").plan(asked), {"TOKEN": "hunter2"})
+    with site.pool() as pool:
+        put(made, site.where, files, pool, site.store.home)
+    kept = [site.work(name).parent / "env" for name in ("worker-1", "worker-2")]
+    assert all("hunter2" in path.read_text() for path in kept)
+    return kept
+
+
+def test_secrets_of_root_are_not_on_disk(here: Staged, tmp_path: Path, need_root: None) -> None:
+    """A restart leaves nothing of them: local nodes, containers and attached machines."""
+    kept = staged(here, tmp_path)
+    where = {path.resolve() for path in kept}
+    try:
+        assert len(where) == 2
+        assert all(path.is_relative_to("/dev/shm") for path in where)
+        search = ["grep", "-rl", "hunter2", tmp_path]
+        assert subprocess.run(search, capture_output=True, text=True).stdout == ""
+    finally:
+        for path in where:
+            path.unlink()
+
+
+def test_secrets_that_are_forgotten_are_gone_from_memory_too(here: Staged, tmp_path: Path) -> None:
+    kept = staged(here, tmp_path)
+    where = [path.resolve() for path in kept]
+    sweep(kept[0].parent, "lab-none/7;", "end", "0")
+    assert not kept[0].is_symlink()
+    assert not where[0].exists()
+    with here.pool() as pool:
+        control.forget(job(here.where, id=7), here.where, pool)
+    assert not kept[1].is_symlink()
+    assert not where[1].exists()
