@@ -29,7 +29,8 @@ from clusterctl.jobs.program import resolve as resolve_script
 from clusterctl.launch import srun
 from clusterctl.launch.placement import place
 from clusterctl.model import Cluster, Job, JobSpec, JobState, LaunchPlan, NodeResult, ProgramKind
-from clusterctl.schedulers.direct import NO_RANK, command_line, full
+from clusterctl.schedulers.direct import command_line
+from clusterctl.schedulers.verdict import NO_RANK, full
 from clusterctl.state import Store
 from clusterctl.transport.pool import Pool
 

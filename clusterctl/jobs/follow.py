@@ -25,7 +25,7 @@ from clusterctl.jobs import control
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.start import involved
 from clusterctl.model import Cluster, Job, JobState, NodeResult
-from clusterctl.schedulers import direct
+from clusterctl.schedulers import verdict
 from clusterctl.state.home import writing
 from clusterctl.transport import Channel
 from clusterctl.transport.pool import Pool
@@ -71,8 +71,8 @@ class _File:
     stream: str
     offset: int = 0
     goal: int = 0
-    partial: bytes = b""
-    """Of the state file: the line that is not complete yet."""
+    facts: bytes = b""
+    """What has come of the state file."""
     sink: BufferedWriter | None = None
 
 
@@ -329,9 +329,9 @@ class Follower:
         return file
 
     def _apply(self, file: _File, data: bytes) -> None:
-        *whole, file.partial = (file.partial + data).split(b"\n")
-        for line in whole:
-            self.job = direct.apply(self.job, line.decode(errors="replace"))
+        file.facts += data
+        whole, _, _ = file.facts.rpartition(b"\n")
+        self.job = verdict.judge(self.job, whole.decode(errors="replace"))
 
     def _header(self, watch: _Watch, channel: Channel) -> bytes:
         while (end := watch.buffer.find(b"\n")) < 0:

@@ -20,7 +20,7 @@ from clusterctl import assets
 from clusterctl.compiling import compilation
 from clusterctl.errors import UsageError
 from clusterctl.model import Cluster, Job, JobState, LaunchPlan
-from clusterctl.schedulers import direct
+from clusterctl.schedulers import direct, verdict
 
 GRACE = direct.GRACE
 QUEUE_AGE = 5
@@ -198,7 +198,9 @@ class Batch(ABC):
             return job
         if native:
             job = replace(job, native_id=native)
-        stopped = any(line.startswith("stopped ") for line in lines)
+        facts = "\n".join(lines)
+        job = verdict.judge(job, facts)
+        stopped = verdict.read(facts).last.stop == "stopped"
         for line in lines:
             word, _, rest = line.partition(" ")
             if word == "queue":
@@ -210,8 +212,6 @@ class Batch(ABC):
                 )
             elif word == "gone":
                 job = _gone(job, rest, self.gone, stopped)
-            else:
-                job = direct.apply(job, line)
         return job
 
     def cancel_argv(self, job: Job) -> tuple[str, ...]:

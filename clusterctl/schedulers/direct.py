@@ -1,21 +1,13 @@
-"""Our own supervisor: one sh process per job on the launcher, the truth in its `state` file.
-
-queued TIME
-running TIME ATTEMPT
-placed TIME NODE:RANKS,…   (batch systems: nobody knew before)
-retrying TIME ATTEMPT CODE [RANK NODE CODE]
-ended TIME state=failed code=3 rank=1 node=worker-2 started=2 full=worker-1, survivors=worker-1:0,
-swept TIME survivors=…
-"""
+"""Our own supervisor: one sh process per job on the launcher, which notes facts for `verdict`."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import replace
 
 from clusterctl import assets
-from clusterctl.model import Cluster, Job, JobSpec, JobState, LaunchPlan, Placement, RankFailure
+from clusterctl.model import Cluster, Job, JobSpec, LaunchPlan
+from clusterctl.schedulers import verdict
 
 GRACE = 5
 """Seconds that programs have between SIGTERM and SIGKILL: all has to be gone within ten."""
@@ -27,10 +19,6 @@ hang for ever; what mpirun said until then goes with the error."""
 CLEAN_LIMIT = 15
 """Seconds that a question after a job waits for the clean-up behind a dead supervisor. It goes on
 without us, and the job is lost when it is done."""
-
-NO_RANK = "no rank was started"
-_FULL = "disk full on "
-NO_SUPERVISOR = "its supervisor on the launcher is gone"
 
 LATE = ("MASTER_PORT", "CLUSTERCTL_ATTEMPT")
 """Variables in a plan's argv that get their value when the job starts."""
@@ -108,9 +96,7 @@ class Direct:
         return ("/bin/sh", "-c", assets.render("job/status.sh.j2", limit=CLEAN_LIMIT))
 
     def parse_status(self, job: Job, text: str) -> Job:
-        for line in text.splitlines():
-            job = apply(job, line)
-        return job
+        return verdict.judge(job, text)
 
     def cancel_argv(self, job: Job) -> tuple[str, ...]:
         """Leaves word for the supervisor, also for one that is about to start, and returns. Where
@@ -122,99 +108,6 @@ class Direct:
             " then setsid /bin/sh ./clean.sh </dev/null >>clean.log 2>&1 & fi; :"
         )
         return ("/bin/sh", "-c", script)
-
-
-def apply(job: Job, line: str) -> Job:
-    """The job after one line of its state file. A line that means nothing, or that a full disk has
-    cut off, changes nothing."""
-    try:
-        return _apply(job, line)
-    except (ValueError, KeyError):
-        return job
-
-
-def _apply(job: Job, line: str) -> Job:
-    words = line.split()
-    if len(words) < 2 or (job.state.ended and words[0] != "swept"):
-        return job
-    word, when, rest = words[0], float(words[1]), words[2:]
-    if word == "queued":
-        return replace(job, state=JobState.QUEUED)
-    if word == "running":
-        attempt = int(rest[0]) if rest else 1
-        started = job.started if attempt > 1 else when
-        return replace(job, state=JobState.RUNNING, started=started, attempt=attempt)
-    if word == "placed":
-        return replace(job, placement=_placed(rest[0]) or job.placement)
-    if word == "dead":
-        return replace(job, state=JobState.LOST, finished=when, reason=NO_SUPERVISOR)
-    if word == "absent":
-        # A running job that loses its folder may still be running.
-        lost = job.state is JobState.QUEUED
-        reason = "its clusterctl ended before it was handed in"
-        return replace(job, state=JobState.LOST, finished=when, reason=reason) if lost else job
-    values = dict(item.split("=", 1) for item in rest if "=" in item)
-    left = _survivors(values.get("survivors", ""))
-    if word == "swept":
-        return replace(job, survivors=left)
-    if word != "ended":
-        return job
-    state = JobState(values.get("state", "failed"))
-    failure = None
-    if values.get("rank"):
-        failure = RankFailure(
-            rank=int(values["rank"]), node=values["node"], exit_code=int(values["code"])
-        )
-    ran = int(values.get("started") or 1) > 0 and values.get("code")
-    return replace(
-        job,
-        state=state,
-        finished=when,
-        program_exit_code=int(values["code"]) if ran else None,
-        failure=failure,
-        survivors=left,
-        reason=_reason(
-            state,
-            left,
-            [name for name in values.get("full", "").split(",") if name],
-            values.get("mpirun", "") if ran else None,
-            failure,
-        ),
-    )
-
-
-def _reason(
-    state: JobState,
-    survivors: dict[str, int],
-    full: list[str],
-    mpirun: str | None,
-    failure: RankFailure | None,
-) -> str:
-    """Why a job is lost, or failed, where that is not the exit code of a rank. `full`: nodes whose
-    disk is; `mpirun`: its exit code; None: no rank was started."""
-    silent = [name for name, count in survivors.items() if count < 0]
-    if state is JobState.LOST:
-        more = f"; {', '.join(silent)} did not answer when it was found" if silent else ""
-        return NO_SUPERVISOR + more
-    if state is not JobState.FAILED:
-        return ""
-    if full:
-        return f"{_FULL}{', '.join(full)}"
-    if silent:
-        return f"lost {', '.join(silent)}: no answer when the job ended"
-    if mpirun is None:
-        return NO_RANK
-    if failure is None and mpirun not in ("", "0"):
-        return (
-            f"mpirun on the launcher ended with {mpirun} while no rank had failed: "
-            "it or one of its daemons was lost"
-        )
-    return ""
-
-
-def full(job: Job) -> bool:
-    """Whether a job failed on a node whose disk is full."""
-    return job.reason.startswith(_FULL)
 
 
 _RULE = re.compile(r"^-{20,}$", re.MULTILINE)
@@ -254,20 +147,3 @@ def command_line(argv: tuple[str, ...]) -> str:
         late = name in LATE and value == f"${name}"
         words.append(f'{name}="${name}"' if late else shlex.quote(word))
     return " ".join(words)
-
-
-def _placed(text: str) -> tuple[Placement, ...]:
-    """`node-1:2,node-2:1,` in rank order."""
-    places: list[Placement] = []
-    for item in text.split(","):
-        node, _, count = item.rpartition(":")
-        if node:
-            first = sum(place.count for place in places)
-            places.append(Placement(node=node, first=first, count=int(count)))
-    return tuple(places)
-
-
-def _survivors(text: str) -> dict[str, int]:
-    """`worker-1:0,worker-2:?,`: -1 stands for a node that did not answer."""
-    pairs = (item.split(":") for item in text.split(",") if item)
-    return {name: -1 if count == "?" else int(count) for name, count in pairs}

@@ -408,11 +408,11 @@ def test_a_requeued_job_waits_again() -> None:
 
 
 def test_the_exit_file_wins_over_the_queue() -> None:
-    ended = "ended 120 state=failed started=2 survivors=c1:0, code=3 rank=1 node=c2\n"
+    ended = "ended 120 state=failed started=2 survivors=c1:0, code=3 rank=2 node=c2\n"
     found = status("slurm", f"{RAN}{ended}gone COMPLETED|0:0|None|130\n")
     assert (found.state, found.program_exit_code, found.finished) == (JobState.FAILED, 3, 120.0)
     assert found.failure
-    assert (found.failure.rank, found.failure.node) == (1, "c2")
+    assert (found.failure.rank, found.failure.node) == (2, "c2")
 
 
 def test_a_job_finds_its_own_part_of_a_survey() -> None:

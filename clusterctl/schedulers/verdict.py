@@ -1,0 +1,259 @@
+"""What became of a job, from the facts that its scripts note on the nodes.
+
+The scripts (templates/job, templates/batch) append lines to the file `state` in the job's folder,
+and judge nothing. TIME is in seconds since the epoch. A line counts for the attempt before it:
+
+    queued TIME                       it waits for its turn, or is back in the batch system's queue
+    running TIME ATTEMPT              an attempt starts
+    placed TIME NODE:RANKS,…          in rank order (batch systems: nobody knew before)
+    stop TIME CAUSE                   its ranks are told to end, for one of CAUSES
+    launcher TIME CODE                mpirun or srun has ended
+    started TIME COUNT                so many ranks were started
+    exit TIME RANK CODE ATTEMPT       a rank has ended
+    survivors TIME NODE COUNT         processes that were left there at last; `?`: it did not answer
+    full TIME NODE                    its disk is full
+    dead TIME                         the supervisor is gone, and nobody else writes anything
+    absent TIME                       there is no such file: the job was never handed in
+    ended TIME                        nothing more will happen (`survivors` may follow)
+
+Jobs that were started by earlier versions end with one line that says it all, and are read too:
+
+    ended TIME state=failed code=3 rank=1 node=worker-2 started=2 mpirun=1 full=w-1, survivors=…
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from clusterctl.model import Job, JobState, Placement, RankFailure
+
+CAUSES: Mapping[str, JobState] = {
+    "cancelled": JobState.CANCELLED,
+    "timeout": JobState.TIMEOUT,
+    "checkpoint": JobState.TIMEOUT,  # the batch system's limit is near
+    "no-rank": JobState.FAILED,  # the launch took too long
+    "stopped": JobState.RUNNING,  # by the batch system, which knows whether it will run again
+}
+
+TOLD_TO_END = 143
+"""The exit code of a rank that SIGTERM has ended, which is how a launcher ends the others."""
+
+NO_RANK = "no rank was started"
+NO_SUPERVISOR = "its supervisor on the launcher is gone"
+_FULL = "disk full on "
+
+
+@dataclass(slots=True, kw_only=True)
+class Attempt:
+    """What has been noted since the last attempt began."""
+
+    number: int = 0
+    waits: bool = False
+    stop: str = ""
+    launcher: int | None = None
+    started: int = 0
+    exits: dict[int, tuple[float, int]] = field(default_factory=dict)
+    """By rank: when, and with which code."""
+    survivors: dict[str, int] = field(default_factory=dict)
+    """By node; -1: it did not answer."""
+    full: list[str] = field(default_factory=list)
+    dead: float | None = None
+    ended: float | None = None
+    said: JobState | None = None
+    """The state that a script of an earlier version has named."""
+
+
+@dataclass(slots=True)
+class Facts:
+    """The lines, read one by one."""
+
+    last: Attempt = field(default_factory=Attempt)
+    began: float | None = None
+    """When the first attempt did."""
+    placement: tuple[Placement, ...] = ()
+    absent: float | None = None
+
+    def add(self, line: str) -> None:
+        """Raises ValueError or LookupError for a line that means nothing."""
+        word, time, *rest = line.split()
+        when, last = float(time), self.last
+        if word == "queued" and not last.ended:
+            self.last = Attempt(number=last.number, waits=True)
+        elif word == "running" and not last.ended:
+            attempt = int(rest[0]) if rest else 1
+            if attempt == 1:
+                self.began = when
+            self.last = Attempt(number=attempt)
+        elif word == "placed":
+            self.placement = _placed(rest[0]) or self.placement
+        elif word == "stop" and rest[0] in CAUSES:
+            last.stop = rest[0]
+        elif word == "launcher":
+            last.launcher = int(rest[0])
+        elif word == "started":
+            last.started = int(rest[0])
+        elif word == "exit":
+            rank, code, attempt = map(int, rest)
+            if attempt == last.number:
+                last.exits[rank] = (when, code)
+        elif word == "survivors":
+            last.survivors[rest[0]] = -1 if rest[1] == "?" else int(rest[1])
+        elif word == "full":
+            last.full = list(dict.fromkeys((*last.full, rest[0])))
+        elif word == "dead" and not last.ended:
+            last.dead = when
+        elif word == "absent":
+            self.absent = when
+        elif word == "ended":
+            if rest and not last.ended:
+                _add_old(last, when, rest)
+            last.ended = last.ended or when
+        elif word == "swept":  # of earlier versions, as the next
+            last.survivors = _survivors(rest[0].removeprefix("survivors="))
+        elif word == "stopped":
+            last.stop = word
+
+
+def read(text: str) -> Facts:
+    """What a state file says. A line that means nothing, or that a full disk has cut off, is left
+    out."""
+    facts = Facts()
+    for line in text.splitlines():
+        try:
+            facts.add(line)
+        except (ValueError, LookupError):
+            continue
+    return facts
+
+
+def judge(job: Job, text: str) -> Job:
+    """The job as its state file, from the beginning, describes it."""
+    facts = read(text)
+    last = facts.last
+    if job.state.ended:
+        return replace(job, survivors=last.survivors) if last.ended and last.survivors else job
+    if facts.absent is not None:
+        # A running job that loses its folder may still be running.
+        lost = job.state is JobState.QUEUED
+        reason = "its clusterctl ended before it was handed in"
+        finished = facts.absent
+        return replace(job, state=JobState.LOST, finished=finished, reason=reason) if lost else job
+    job = replace(
+        job,
+        placement=facts.placement or job.placement,
+        started=facts.began or job.started,
+        attempt=last.number or job.attempt,
+    )
+    if last.ended or last.dead:
+        return _ended(job, last)
+    if last.waits:
+        return replace(job, state=JobState.QUEUED)
+    return replace(job, state=JobState.RUNNING, reason="") if last.number else job
+
+
+def full(job: Job) -> bool:
+    """Whether a job failed on a node whose disk is full."""
+    return job.reason.startswith(_FULL)
+
+
+def _ended(job: Job, last: Attempt) -> Job:
+    state = last.said or _state(job, last)
+    failure = _first_failure(job, last) if state is JobState.FAILED else None
+    code = 0 if state is JobState.SUCCEEDED else None
+    if state is JobState.FAILED and last.started:
+        code = failure.exit_code if failure else last.launcher or 1
+    return replace(
+        job,
+        state=state,
+        finished=last.ended or last.dead,
+        program_exit_code=code,
+        failure=failure,
+        survivors=last.survivors,
+        reason=_reason(job, state, last, failure),
+    )
+
+
+def _state(job: Job, last: Attempt) -> JobState:
+    """A launcher may say 0 after it has lost a node: every rank has to have ended well. Who was
+    told to end may do so with 0, and has not finished."""
+    told = CAUSES.get(last.stop, JobState.RUNNING)
+    if told.ended:
+        return told
+    if last.dead:
+        return JobState.LOST
+    well = last.launcher == 0 and _well(last) >= job.ranks
+    return JobState.SUCCEEDED if well else JobState.FAILED
+
+
+def _well(last: Attempt) -> int:
+    return sum(code == 0 for _, code in last.exits.values())
+
+
+def _first_failure(job: Job, last: Attempt) -> RankFailure | None:
+    """Who has only SIGTERM to show did not fail, unless the launcher itself ended with the same;
+    and then those count first that have more to show."""
+    failures = [
+        (code == TOLD_TO_END, when, rank, code)
+        for rank, (when, code) in last.exits.items()
+        if code and (code != TOLD_TO_END or last.launcher == TOLD_TO_END)
+    ]
+    if not failures:
+        return None
+    _, _, rank, code = min(failures)
+    node = next((place.node for place in job.placement if rank in place.ranks), "")
+    return RankFailure(rank=rank, node=node, exit_code=code)
+
+
+def _reason(job: Job, state: JobState, last: Attempt, failure: RankFailure | None) -> str:
+    """Why a job is lost, or failed, where that is not the exit code of a rank."""
+    silent = ", ".join(name for name, count in last.survivors.items() if count < 0)
+    if state is JobState.LOST:
+        return NO_SUPERVISOR + (f"; {silent} did not answer when it was found" if silent else "")
+    if state is not JobState.FAILED:
+        return ""
+    if last.full:
+        return f"{_FULL}{', '.join(last.full)}"
+    if silent:
+        return f"lost {silent}: no answer when the job ended"
+    if not last.started:
+        return NO_RANK
+    if failure:
+        return ""
+    launcher = "mpirun on the launcher" if job.scheduler == "direct" else "srun or mpirun"
+    if last.launcher:
+        return (
+            f"{launcher} ended with {last.launcher} while no rank had failed: "
+            "it or one of its daemons was lost"
+        )
+    return f"{launcher} ended with 0, but only {_well(last)} of {job.ranks} ranks did"
+
+
+def _add_old(last: Attempt, when: float, rest: list[str]) -> None:
+    """The line with which a script of an earlier version ends."""
+    values = dict(item.split("=", 1) for item in rest)
+    code = int(values.get("code") or 0)
+    if values.get("rank"):
+        last.exits[int(values["rank"])] = (when, code)
+    last.launcher = int(values.get("mpirun") or code)
+    last.started = int(values.get("started") or 1)
+    last.survivors = _survivors(values.get("survivors", ""))
+    last.full = [name for name in values.get("full", "").split(",") if name]
+    last.said = JobState(values["state"])
+
+
+def _placed(text: str) -> tuple[Placement, ...]:
+    """`node-1:2,node-2:1,` in rank order."""
+    places: list[Placement] = []
+    for item in text.split(","):
+        node, _, count = item.rpartition(":")
+        if node:
+            first = sum(place.count for place in places)
+            places.append(Placement(node=node, first=first, count=int(count)))
+    return tuple(places)
+
+
+def _survivors(text: str) -> dict[str, int]:
+    """`worker-1:0,worker-2:?,` of earlier versions."""
+    pairs = (item.split(":") for item in text.split(",") if item)
+    return {name: -1 if count == "?" else int(count) for name, count in pairs}

@@ -1,0 +1,74 @@
+"""What became of a job, from the facts that its scripts have noted: one file per case."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.model import Job, JobState
+from clusterctl.schedulers import verdict
+from tests.unit.making import job
+
+CASES = sorted((Path(__file__).parents[1] / "cases" / "verdict").glob("*.json"))
+
+
+def told(found: Job, names: list[str]) -> dict[str, Any]:
+    """Those fields, as a case has them."""
+    values = {**asdict(found), "state": found.state.value}
+    values["placement"] = [[place.node, place.first, place.count] for place in found.placement]
+    return {name: values[name] for name in names}
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+def test_verdict(path: Path) -> None:
+    case = json.loads(path.read_text())
+    given = job(scheduler=case["scheduler"])
+    text = "".join(f"{line}\n" for line in case["facts"])
+    found = verdict.judge(given, text)
+    assert told(found, list(case["verdict"])) == case["verdict"]
+    # As it is followed, line by line, and as it is asked for, all at once; once or again.
+    step = given
+    for length in (at for at, letter in enumerate(text) if letter == "\n"):
+        step = verdict.judge(step, text[:length])
+    assert step == found
+    assert verdict.judge(found, text) == found
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+def test_what_a_full_disk_cuts_off_is_no_exception(path: Path) -> None:
+    text = "\n".join(json.loads(path.read_text())["facts"])
+    for length in range(len(text)):
+        verdict.judge(job(), text[:length])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("", " ", "\0\0\0", "run", "running", "running soon", "running 12 first"),
+        *("running 12.5.1 1", "ended", "ended never", "ended 30 state=exploded code=1"),
+        *("ended 30 state=fai", "ended 30 state=", "ended 30 code=x started=2", "launcher 12"),
+        *("launcher 12 none", "exit 12 1 3", "exit 12 one 3 1", "exit 12 1 3 1 1", "started 12"),
+        *("survivors 12 worker-1", "survivors 12 worker-1 many", "full 12", "stop 12"),
+        *("stop 12 lunch", "swept 31 survivors=worker-1", "swept 31 survivors=a:b:c", "swept"),
+        *("cat: state: No such file or directory", "\N{SNOWMAN} 1 2"),
+    ],
+    ids=ascii,
+)
+def test_a_line_that_means_nothing_changes_nothing(line: str) -> None:
+    before = verdict.judge(job(), "running 12 1")
+    assert verdict.judge(job(), f"running 12 1\n{line}\n") == before
+
+
+def test_a_running_job_that_loses_its_folder_may_still_run() -> None:
+    runs = replace(job(), state=JobState.RUNNING, started=12.0)
+    assert verdict.judge(runs, "absent 40") == runs
+
+
+def test_a_full_disk_is_known_by_its_reason() -> None:
+    end = "running 12 1\nlauncher 30 1\nstarted 30 2\nended 31"
+    assert verdict.full(verdict.judge(job(), f"{end}\nfull 31 worker-1"))
+    assert not verdict.full(verdict.judge(job(), end))
