@@ -59,9 +59,50 @@ def busy(report: dict[str, Any]) -> str:
     return "\n".join([f"{told}:", "", *rows])
 
 
+def versions(report: dict[str, Any]) -> str:
+    return f"Python {report['python']}, torch {report['torch']}"
+
+
+def gradients(report: dict[str, Any]) -> str:
+    """bench/results/gradients.json as a table."""
+    rows = [f"| kind of script, {report['ranks']} ranks | over MPI | over gloo |", "|---|---|---|"]
+    for kind, found in report["kinds"].items():
+        rows.append(f"| {kind} | {found['mpi'] or 'same bits'} | {found['gloo'] or 'same bits'} |")
+    return "\n".join([f"{versions(report)}:", "", *rows])
+
+
+def mpi_sgd(report: dict[str, Any]) -> str:
+    """bench/results/mpi_sgd.json as a table."""
+    rows = [f"| script, {report['ranks']} ranks | largest difference of a weight |", "|---|---|"]
+    rows += [f"| {name} | {value:.2g} |" for name, value in report["largest_difference"].items()]
+    return "\n".join([f"{versions(report)}:", "", *rows])
+
+
+def tagi_layers(report: dict[str, Any]) -> str:
+    """The differences in bench/results/tagi_layers.json as a table."""
+    rows = ["| network | largest relative difference |", "|---|---|"]
+    found = report["largest_relative_difference"]
+    rows += [f"| {network} | {value:.2g} |" for network, value in found.items()]
+    return "\n".join([f"{versions(report)}, limit {report['limit']:g}:", "", *rows])
+
+
+def tagi_speed(report: dict[str, Any]) -> str:
+    """The speeds in bench/results/tagi_layers.json as a table."""
+    rows = ["| rows per second of processor time | here | pytagi | ratio |", "|---|---|---|---|"]
+    for network, speed in report["rows_per_cpu_s"].items():
+        rows.append(
+            f"| {network} | {speed['ours']:,.0f} | {speed['pytagi']:,.0f} | {speed['ratio']:.3g} |"
+        )
+    return "\n".join(rows)
+
+
 TABLES = (
     ("README.md", "figures", "local.json", figures),
     ("docs/workloads.md", "busy", "busy.json", busy),
+    ("docs/workloads.md", "gradients", "gradients.json", gradients),
+    ("docs/workloads.md", "mpi-sgd", "mpi_sgd.json", mpi_sgd),
+    ("docs/workloads.md", "tagi-layers", "tagi_layers.json", tagi_layers),
+    ("docs/workloads.md", "tagi-speed", "tagi_layers.json", tagi_speed),
 )
 """Where, between which marks, from which file of bench/results."""
 
