@@ -195,6 +195,12 @@ def said(*blocks: str) -> str:
             "",
         ),
         (
+            "Terminated\nSegmentation fault (core dumped)\n"
+            "/tmp/x/rank.sh: line 69: 29222 Killed                  exec \"$@\"\n"
+            "Terminated by the administrator\n",
+            "Terminated by the administrator",
+        ),
+        (
             f"{SETPGID}\n{said(NO_SLOTS, PRTE)}\0[n:0] *** An error occurred in MPI_Comm_spawn\n",
             f"{NO_SLOTS}\n[n:0] *** An error occurred in MPI_Comm_spawn",
         ),
@@ -205,7 +211,7 @@ def said(*blocks: str) -> str:
         ("srun: error: Unable to create step for job 7: Memory required by task\n", ...),
         ("bind failed\r\r\nhere\r\n", "bind failed\nhere"),
     ],
-    ids=["nothing", "5", "4", "setpgid", "srun", "spawn", "abort", "step", "terminal"],
+    ids=["nothing", "5", "4", "setpgid", "srun", "shell", "spawn", "abort", "step", "terminal"],
 )
 def test_what_the_launcher_says_beyond_exit_codes(text: str, remarks: object) -> None:
     assert direct.remarks(text) == (text.strip() if remarks is ... else remarks)
