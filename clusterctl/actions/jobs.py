@@ -182,6 +182,8 @@ class Fetched:
     brought: outputs.Brought
     missing: Mapping[str, str]
     """Nodes that did not answer, and why: what the job made there is still there."""
+    failed: tuple[ClusterctlError, ...] = ()
+    """One for each of the other nodes that not everything could be brought from."""
 
 
 def fetch(store: Store, number: int, where: str | None, target: Path | None, tell: Tell) -> Fetched:
@@ -217,12 +219,13 @@ def fetch_from(
     here = replace(cluster, nodes=tuple(node for node in cluster.nodes if node.name not in away))
     found = outputs.find(job, here, pool)
     brought = outputs.Brought()
-    if found:
-        brought = outputs.fetch(job, here, pool, found, folder, store.home)
-    if job.state.ended and not brought.kept and not away:
+    if found.outputs:
+        brought = outputs.fetch(job, here, pool, found.outputs, folder, store.home)
+    failed = found.failed + brought.failed
+    if job.state.ended and not brought.kept and not away and not failed:
         job = replace(job, fetched=True)
     store.save_job(job)
-    return Fetched(job.id, folder, brought, away)
+    return Fetched(job.id, folder, brought, away, failed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,7 +325,7 @@ def _check_outputs(old: Job, cluster: Cluster, pool: Pool, tell: Tell) -> None:
     gone = [] if cluster.batch else [p.node for p in old.placement if p.node not in present]
     if gone:
         tell(f"{', '.join(gone)}: what job {old.id} wrote there is gone, and not carried over")
-    wrote = {output.node for output in outputs.find(old, cluster, pool)}
+    wrote = {output.node for output in outputs.find(old, cluster, pool).all()}
     without = [name for name in present if name not in wrote]
     if first in wrote and without and not cluster.batch:
         tell(

@@ -129,12 +129,7 @@ def save(
         save_logs(store, jobs, cluster, pool, tell, min(SAVE_LIMIT, deadline.left))
         fetched: list[Fetched] = []
         if unfetched.fetch:
-            for job in jobs:
-                if job.fetched:
-                    continue
-                missing = {name: why for name, why in away.items() if name in ranked(job, whole)}
-                if got := _bring(store, job, whole, pool, missing, unfetched, tell):
-                    fetched.append(got)
+            fetched = _bring(store, jobs, whole, pool, away, unfetched, tell)
     brought = {got.job for got in fetched}
     still = tuple((number, size) for number, size in found if number not in brought)
     return Saved(cancelled=cancelled, lost=still, fetched=tuple(fetched))
@@ -190,7 +185,7 @@ def never_fetched(
         try:
             made = outputs.find(
                 job, cluster, pool, timeout=min(outputs.LIST_TIMEOUT, deadline.left)
-            )
+            ).all()
         except (ClusterctlError, OSError) as error:
             unknown[job.id] = reason(error)
             continue
@@ -269,31 +264,52 @@ def _cancel(
 
 def _bring(
     store: Store,
-    job: Job,
+    jobs: Sequence[Job],
     cluster: Cluster,
     pool: Pool,
     away: Mapping[str, str],
     unfetched: Unfetched,
     tell: Tell,
-) -> Fetched | None:
-    """Fetches what the job has made on nodes that answer. Where that does not bring all of it, the
-    error keeps the cluster alive, unless the rest may go."""
-    try:
-        got = fetch_from(store, store.job(job.id), cluster, pool, away=away)
+) -> list[Fetched]:
+    """Fetches what these jobs have made on nodes that answer; returns what has come in full. Where
+    that is not all of it, the first error keeps the cluster alive, unless the rest may go."""
+    whole: list[Fetched] = []
+    failed: list[tuple[int, Exception]] = []
+    for job in jobs:
+        if job.fetched:
+            continue
+        missing = {name: why for name, why in away.items() if name in ranked(job, cluster)}
+        try:
+            got = fetch_from(store, store.job(job.id), cluster, pool, away=missing)
+        except (ClusterctlError, OSError) as error:
+            failed.append((job.id, error))
+            continue
         if got.brought.outputs:
             tell(f"job {job.id}: {len(got.brought.outputs)} files in {got.folder}")
-        if kept := got.brought.kept:
-            raise UsageError(
-                f"{got.folder}/{kept[0]} is not as it was fetched, and was kept"
-                + (f", as {len(kept) - 1} more" if kept[1:] else ""),
-                hint="move it away, or --discard loses the file on the node",
-            )
-    except (ClusterctlError, OSError) as error:
-        if not unfetched.discard:
-            raise
-        tell(f"the outputs of job {job.id} cannot be fetched: {reason(error)}")
-        return None
-    return got if got.brought.outputs else None
+        troubles = [*got.failed, *_kept(got)]
+        failed += [(job.id, trouble) for trouble in troubles]
+        if got.brought.outputs and not troubles:
+            whole.append(got)
+    named = failed if unfetched.discard else failed[1:]
+    for number, trouble in named:
+        tell(f"the outputs of job {number} cannot be fetched: {reason(trouble)}")
+    if len(named) < len(failed):
+        raise failed[0][1]
+    return whole
+
+
+def _kept(got: Fetched) -> list[UsageError]:
+    """What a person can do about files here that were kept, as an error if there are any."""
+    kept = got.brought.kept
+    if not kept:
+        return []
+    more = f", as {len(kept) - 1} more" if kept[1:] else ""
+    return [
+        UsageError(
+            f"{got.folder}/{kept[0]} is not as it was fetched, and was kept{more}",
+            hint="move it away, or --discard loses the file on the node",
+        )
+    ]
 
 
 def save_logs(

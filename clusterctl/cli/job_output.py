@@ -108,6 +108,7 @@ def fetched_document(fetched: Fetched) -> dict[str, Any]:
         "left_out": brought.left_out,
         "core_dumps": brought.core_dumps,
         "missing": dict(fetched.missing),
+        "failed": [error.message for error in fetched.failed],
     }
 
 

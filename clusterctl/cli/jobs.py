@@ -146,9 +146,13 @@ def fetch(
     if brought.outputs:
         names = (f"{got.folder}/{item.place}" for item in brought.outputs)
         console.result("\n".join(printable(name) for name in names))
-    elif not brought.kept and not brought.left_out:
+    elif not (brought.kept or brought.left_out or got.failed):
         console.note(f"job {job} has made no files")
     note_fetched(console, got)
     console.document(fetched_document(got))
+    for error in got.failed[1:]:
+        console.note(error.message)
+    if got.failed:
+        raise got.failed[0]
     if got.missing:
         raise typer.Exit(4)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from clusterctl.errors import RecordError
+from clusterctl.errors import ClusterctlError, RecordError
 from clusterctl.jobs import stage
 from clusterctl.jobs.start import ranked, trouble
 from clusterctl.model import Cluster, Job, NodeResult
@@ -53,13 +53,27 @@ class Brought:
     """What was not brought, such as a link that leads out of the folder, with the reason."""
     core_dumps: tuple[str, ...] = ()
     """Files that hold the memory of a program, and with it the secrets that it was given."""
+    failed: tuple[ClusterctlError, ...] = ()
+    """One for each node that some of them could not be copied from."""
 
 
-def find(
-    job: Job, cluster: Cluster, pool: Pool, *, timeout: float = LIST_TIMEOUT
-) -> tuple[Output, ...]:
-    """Every output on every node that ran ranks. Raises NodeUnreachable if one does not answer, and
-    RecordError if one has lost its list of what was staged: what is output cannot be told there."""
+@dataclass(frozen=True, slots=True)
+class Found:
+    """`outputs`, in the order of their places, and an error for each node that may have more:
+    NodeUnreachable where it does not answer, RecordError where they cannot be told or listed."""
+
+    outputs: tuple[Output, ...]
+    failed: tuple[ClusterctlError, ...] = ()
+
+    def all(self) -> tuple[Output, ...]:
+        """The outputs; raises the first error where there may be more."""
+        if self.failed:
+            raise self.failed[0]
+        return self.outputs
+
+
+def find(job: Job, cluster: Cluster, pool: Pool, *, timeout: float = LIST_TIMEOUT) -> Found:
+    """Every output on every node that ran ranks."""
 
     def ask(name: str) -> NodeResult:
         root = shlex.quote(cluster.node(name).root)
@@ -73,17 +87,19 @@ def find(
             f"if {nothing}; then exit 0; fi; exec /bin/sh {script} list", timeout=timeout
         )
 
-    found = []
+    found: list[Output] = []
+    failed: list[ClusterctlError] = []
     for result in pool.each(ask, ranked(job, cluster)):
         if result.exit_code is None:
-            raise trouble(f"looking for outputs of job {job.id}", result)
-        if not result.ok:
-            raise _unlisted(job, cluster, result)
+            failed.append(trouble(f"looking for outputs of job {job.id}", result))
+        elif not result.ok:
+            failed.append(_unlisted(job, cluster, result))
         for item in result.stdout.split(b"\0")[:-1]:
             size, modified, _, path = item.decode(errors="surrogateescape").split(" ", 3)
             path = path.removeprefix("./")
             found.append(Output(result.node, path, int(size), float(modified)))
-    return tuple(sorted(found, key=lambda output: (output.node, output.path)))
+    found.sort(key=lambda output: (output.node, output.path))
+    return Found(tuple(found), tuple(failed))
 
 
 def fetch(
@@ -124,10 +140,9 @@ def fetch(
     absent: set[Output] = set()
     results = pool.each(get, sorted({output.node for output in wanted}))
     there = {result.node for result in results if result.ok}
-    before.note(output for output in wanted if output.node in there)
+    got = [output for output in wanted if output.node in there]
+    before.note(got)
     for result in results:
-        if not result.ok:
-            raise trouble(f"fetching outputs of job {job.id}", result)
         absent |= {
             output
             for output in wanted
@@ -137,10 +152,15 @@ def fetch(
         said = result.stderr.decode(errors="replace").splitlines()
         left_out += [f"{result.node}: {line}" for line in said if line.startswith("left out ")]
     return Brought(
-        outputs=tuple(output for output in wanted if output not in absent),
+        outputs=tuple(output for output in got if output not in absent),
         kept=tuple(output.place for output in kept),
         left_out=tuple(left_out),
-        core_dumps=tuple(o.place for o in wanted if _is_core_dump(target / o.place)),
+        core_dumps=tuple(o.place for o in got if _is_core_dump(target / o.place)),
+        failed=tuple(
+            trouble(f"fetching outputs of job {job.id}", result)
+            for result in results
+            if not result.ok
+        ),
     )
 
 

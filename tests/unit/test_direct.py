@@ -196,7 +196,7 @@ def said(*blocks: str) -> str:
         ),
         (
             "Terminated\nSegmentation fault (core dumped)\n"
-            "/tmp/x/rank.sh: line 69: 29222 Killed                  exec \"$@\"\n"
+            '/tmp/x/rank.sh: line 69: 29222 Killed                  exec "$@"\n'
             "Terminated by the administrator\n",
             "Terminated by the administrator",
         ),

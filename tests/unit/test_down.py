@@ -103,6 +103,31 @@ def test_an_output_that_cannot_be_looked_at_counts(
     assert call("down", "--discard").code == 0
 
 
+def test_down_brings_what_is_not_damaged_before_it_stays(
+    call: Call, here: Staged, unfetched: Path
+) -> None:
+    """From the other nodes, and of the other jobs."""
+    here.job(unfetched.parents[1] / "work", 8)
+    for number, name in ((7, "worker-2"), (8, "worker-1")):
+        (here.work(name, number) / "made").write_text(name)
+    (here.work().parent / "outputs.sh").unlink()
+    fetched = call("fetch", "7", "--to", "by-hand")
+    assert fetched.code == 7
+    assert fetched.out == "by-hand/worker-2/made\n"
+    assert "outputs of job 7 on worker-1 cannot be listed" in fetched.err
+    said = call("down", "--fetch")
+    assert said.code == 7
+    assert "outputs of job 7 on worker-1 cannot be listed" in said.err
+    assert here.store.names() == ("lab",)
+    assert Path("job-7/worker-2/made").read_text() == "worker-2"
+    assert Path("job-8/worker-1/made").read_text() == "worker-1"
+    assert [here.store.job(number).fetched for number in (7, 8)] == [False, True]
+    said = call("down", "--fetch", "--discard")
+    assert said.code == 0, said.err
+    assert "the outputs of job 7 cannot be fetched" in said.err
+    assert here.store.names() == ()
+
+
 @pytest.mark.timeout(30)
 def test_a_disk_that_hangs_does_not_keep_machines(
     call: Call, here: Staged, unfetched: Path, monkeypatch: pytest.MonkeyPatch

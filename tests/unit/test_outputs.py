@@ -15,6 +15,7 @@ from clusterctl.actions import jobs as actions
 from clusterctl.errors import NodeUnreachable, RecordError
 from clusterctl.jobs import outputs
 from clusterctl.model import Job
+from tests.conftest import Need
 from tests.unit.staged import Staged, lab
 
 OLD = 1_000_000_000
@@ -40,7 +41,7 @@ def here(tmp_path: Path) -> Staged:
 
 def found(site: Staged, job: Job) -> list[str]:
     with site.pool() as pool:
-        return [item.place for item in outputs.find(job, site.where, pool)]
+        return [item.place for item in outputs.find(job, site.where, pool).all()]
 
 
 def test_what_was_staged_is_no_output(here: Staged, tree: Path) -> None:
@@ -77,6 +78,26 @@ def test_a_disk_that_is_not_mounted_is_not_an_empty_one(here: Staged, tree: Path
     root.rename(root.with_name("elsewhere"))
     with pytest.raises(RecordError, match="on worker-1 cannot be listed"):
         found(here, job)
+
+
+def test_a_folder_that_cannot_be_read_is_not_an_empty_one(
+    here: Staged, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, need: Need
+) -> None:
+    """Root may read any: so `find` has one here that it says it cannot."""
+    job = here.job(tree)
+    (here.work() / "made").touch()
+    find = tmp_path / "bin" / "find"
+    find.parent.mkdir()
+    find.write_text(
+        f"#!/bin/sh\n{need('find')} \"$@\"\necho 'find: ./own: Permission denied' >&2\nexit 1\n"
+    )
+    find.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{find.parent}:{os.environ['PATH']}")
+    with here.pool() as pool:
+        seen = outputs.find(job, here.where, pool)
+    assert [item.place for item in seen.outputs] == ["worker-1/made"]
+    assert [type(error) for error in seen.failed] == [RecordError] * 2
+    assert "on worker-1 cannot be listed: find: ./own: Permission" in seen.failed[0].message
 
 
 def by_copy2(work: Path, old: Path) -> None:
@@ -145,7 +166,7 @@ def test_outputs_with_old_times_are_carried_over(here: Staged, tree: Path) -> No
 
 def fetch(site: Staged, job: Job, target: Path) -> outputs.Brought:
     with site.pool() as pool:
-        what = outputs.find(job, site.where, pool)
+        what = outputs.find(job, site.where, pool).all()
         return outputs.fetch(job, site.where, pool, what, target, site.store.home)
 
 
@@ -167,6 +188,26 @@ def test_a_worker_that_is_gone_does_not_keep_what_the_others_made(
     here.store.save(replace(here.where, nodes=(others[0], *dead)))
     with pytest.raises(NodeUnreachable, match="no node that has outputs of job 7 answers"):
         actions.fetch(here.store, job.id, None, tmp_path / "got", said.append)
+
+
+@pytest.mark.parametrize("damage", ["listing", "copying"])
+def test_a_damaged_node_does_not_keep_what_the_others_made(
+    damage: str, here: Staged, tree: Path, tmp_path: Path
+) -> None:
+    job = here.job(tree)
+    for name in ("worker-1", "worker-2"):
+        (here.work(name) / "made").write_text(name)
+    script = here.work().parent / "outputs.sh"
+    if damage == "listing":
+        (here.work().parent / ".staged").unlink()
+    else:
+        script.write_text(script.read_text().replace("link)", "link) exit 3 ;;\nother)"))
+    got = actions.fetch(here.store, job.id, None, tmp_path / "got", print)
+    assert [item.place for item in got.brought.outputs] == ["worker-2/made"]
+    assert (tmp_path / "got/worker-2/made").read_text() == "worker-2"
+    [error] = got.failed
+    assert "worker-1" in error.message
+    assert not here.store.job(job.id).fetched
 
 
 def test_a_file_that_was_edited_here_is_kept(here: Staged, tree: Path, tmp_path: Path) -> None:
