@@ -15,6 +15,10 @@ NAME_PATTERN = re.compile(r"[a-z][a-z0-9-]{0,29}")
 """Cluster names: they end up in hostnames, tags and paths, so letters, digits and dashes only."""
 
 
+MEMORY = "/dev/shm"
+"""Of a node: where secrets of jobs lie that a restart is to remove."""
+
+
 class Role(str, Enum):
     """What a node is for. BOTH starts jobs and runs ranks; LOGIN is the one node of a batch system
     that we talk to."""
@@ -246,6 +250,8 @@ class Cluster:
     mode_reason: str = ""
     one_host: bool = False
     """The nodes are names of one host (loopback): mpirun forks, nothing crosses a network."""
+    shares_machine: bool = False
+    """The nodes are names for one processor, that of this machine: slots are advice, no limit."""
     nodes: tuple[Node, ...] = ()
     deadline: float | None = None
     """When the nodes end themselves; None: never."""
@@ -263,9 +269,19 @@ class Cluster:
         return self.spec.name
 
     @property
+    def attached(self) -> bool:
+        """Its machines are the user's own: they have no size and no deadline of ours."""
+        return self.identity is not None
+
+    @property
+    def end(self) -> str:
+        """The verb that removes it."""
+        return "detach" if self.attached else "down"
+
+    @property
     def repair(self) -> str:
         """The command that looks at the nodes anew, after something was installed on them."""
-        if self.identity is None:
+        if not self.attached:
             return f"clusterctl up {self.name}"
         return f"clusterctl attach {self.name} --{self.spec.provider} …"
 

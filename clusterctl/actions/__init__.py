@@ -5,9 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
-from clusterctl import providers
 from clusterctl.errors import RecordError, UsageError
 from clusterctl.model import NAME_PATTERN, Cluster, Phase, clock
 from clusterctl.state import Store, home
@@ -65,17 +63,16 @@ def ready(cluster: Cluster) -> Cluster:
             f" `clusterctl up {cluster.name}` makes it anew",
         )
     if cluster.phase is not Phase.READY:
-        end = "down" if cluster.spec.provider not in providers.ATTACHED else "detach"
         raise RecordError(
             f"cluster {cluster.name!r} is {cluster.phase.value}, not ready",
-            hint=f"`{cluster.repair}` resumes, `clusterctl {end} {cluster.name}` removes",
+            hint=f"`{cluster.repair}` resumes, `clusterctl {cluster.end} {cluster.name}` removes",
         )
     return cluster
 
 
 def made_by_us(cluster: Cluster) -> Cluster:
     """The cluster, if its machines are clusterctl's; UsageError for those that were attached."""
-    if cluster.spec.provider in providers.ATTACHED:
+    if cluster.attached:
         raise UsageError(
             f"cluster {cluster.name!r} was attached: its machines have no size and no deadline of"
             " ours",
@@ -96,21 +93,8 @@ def silent(pool: Pool, names: Sequence[str], tell: Tell) -> dict[str, str]:
     return {result.node: result.error for result in results if not result.ok}
 
 
-def key_mark(cluster: Cluster) -> str:
-    """The comment by which our key is found again among those that a machine lets in."""
-    return f"clusterctl:{cluster.id}"
-
-
 @contextmanager
 def connected(store: Store, cluster: Cluster) -> Iterator[Pool]:
     """Connections to the cluster's nodes, opened when first used, closed on the way out."""
-    ssh = store.folder(cluster.name) / "ssh"
-    theirs = cluster.identity
-    own = ssh / "user" if theirs is None else Path(theirs) if theirs else None
-    with Pool(
-        cluster.nodes,
-        identity=own,
-        known_hosts=ssh / "known_hosts",
-        use_ssh_config=theirs is not None,
-    ) as pool:
+    with Pool.of(cluster, store.folder(cluster.name) / "ssh") as pool:
         yield pool

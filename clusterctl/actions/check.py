@@ -9,18 +9,17 @@ from importlib.metadata import PackageNotFoundError, version
 from clusterctl import process, providers, terraform
 from clusterctl.errors import ClusterctlError
 from clusterctl.model import ClusterSpec, NodeGroup
-from clusterctl.providers import Finding
-from clusterctl.providers.ec2 import checkup
+from clusterctl.providers.protocol import Diagnosing, Finding
 from clusterctl.state import Store
 
 SPACE = 1_000_000_000
 
 
 def check(store: Store) -> tuple[Finding, ...]:
-    """Tools, Python packages, the state home, which clusters this machine can hold, and whether EC2
-    would let us make some."""
-    here = (*_tools(), *_packages(), _home(store), *(_cluster(*row) for row in _CLUSTERS))
-    return (*here, *checkup.findings())
+    """Tools, Python packages, the state home, and whether clusters can be made here and in the
+    cloud."""
+    clusters = (row for name in providers.PROVIDERS for row in _clusters(name))
+    return (*_tools(), *_packages(), _home(store), *clusters)
 
 
 def _tools() -> list[Finding]:
@@ -82,15 +81,15 @@ def _home(store: Store) -> Finding:
     return Finding("ok", "state", f"{path}: {free / 1e9:.0f} GB free")
 
 
-_CLUSTERS = (("local", "local clusters", "error"), ("docker", "containers", "warning"))
-"""Providers that need this machine alone, and what it means where one cannot be used."""
-
-
-def _cluster(provider: str, subject: str, level: str) -> Finding:
-    spec = ClusterSpec(name="check", provider=provider, groups=(NodeGroup(count=2),))
+def _clusters(name: str) -> tuple[Finding, ...]:
+    """What the provider says against clusters, else whether one can be planned."""
+    provider = providers.load_creator(name)
+    if isinstance(provider, Diagnosing):
+        return provider.findings()
+    subject = provider.features.subject or name
     try:
-        plan = providers.load(provider).plan(spec)
+        plan = provider.plan(ClusterSpec(name="check", provider=name, groups=(NodeGroup(count=2),)))
     except ClusterctlError as error:
-        return Finding(level, subject, error.message, error.hint)
+        return (Finding(provider.features.if_missing, subject, error.message, error.hint),)
     text = plan.mode + (f" ({plan.mode_reason})" if plan.mode_reason else "")
-    return Finding("ok", subject, text)
+    return (Finding("ok", subject, text),)

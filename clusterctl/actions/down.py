@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from clusterctl import bootstrap, providers
-from clusterctl.actions import Tell, check_name, connected, key_mark, salvage
+from clusterctl import providers
+from clusterctl.actions import Tell, check_name, salvage
 from clusterctl.actions.jobs import Fetched
 from clusterctl.errors import ClusterctlError, LeftoverError, RecordError, UsageError
 from clusterctl.insight import cost
@@ -19,14 +19,11 @@ from clusterctl.model import (
     Cluster,
     ClusterSpec,
     JobState,
-    NodeResult,
     Phase,
 )
-from clusterctl.providers import billing
+from clusterctl.providers.protocol import Recovering
+from clusterctl.providers.shared import billing
 from clusterctl.state import ClusterLock, Store
-from clusterctl.transport.fold import fold, ranges
-
-CLEAN_LIMIT = 60.0
 
 _ACT = {"down": "take the cluster down", "detach": "remove our files from its machines"}
 """What a verb does, in its questions."""
@@ -71,10 +68,9 @@ def down(
             cluster = store.cluster(name)
         except RecordError as error:
             return _without_record(store, name, error, tell, ask)
-        right = "detach" if cluster.spec.provider in providers.ATTACHED else "down"
-        if verb != right:
-            how = "was attached" if right == "detach" else "was made by clusterctl"
-            raise UsageError(f"cluster {name!r} {how}", hint=f"clusterctl {right} {name}")
+        if verb != cluster.end:
+            how = "was attached" if cluster.attached else "was made by clusterctl"
+            raise UsageError(f"cluster {name!r} {how}", hint=f"clusterctl {cluster.end} {name}")
         living = _living(store, cluster, tell) if cluster.charges else None
         saved = salvage.Saved()
         if cluster.nodes and cluster.phase is not Phase.DELETING and not force:
@@ -82,7 +78,7 @@ def down(
             if done is None:
                 return None
             saved = done
-        elif right == "detach":
+        elif cluster.attached:
             saved = salvage.Saved(cancelled=salvage.end_jobs(store, cluster, tell))
         cluster = finish_down(store, cluster, tell, force=force)
     now = time.time()
@@ -109,16 +105,18 @@ def finish_down(store: Store, cluster: Cluster, tell: Tell, *, force: bool = Fal
     with _told(tell):
         store.save(cluster)
     store.event(cluster.name, "deleting")
-    if cluster.spec.provider in providers.ATTACHED:
-        let_go(store, cluster, tell, force=force)
-    else:
-        provider, folder = providers.load(cluster.spec.provider), store.folder(cluster.name)
-        if cluster.charges:
-            cluster = replace(cluster, charges=_made(provider, cluster, folder))
-        provider.destroy(cluster, folder, tell)
+    folder = store.folder(cluster.name)
+    if cluster.charges:
+        cluster = replace(cluster, charges=_made(cluster, folder))
+    try:
+        providers.load(cluster.spec.provider).destroy(cluster, folder, tell)
+    except LeftoverError as error:
+        if not (force and cluster.attached):
+            raise
+        tell(error.message)
     now = time.time()
     cluster = replace(cluster, charges=tuple(item.ended(now) for item in cluster.charges))
-    how = "detached" if cluster.spec.provider in providers.ATTACHED else "taken down"
+    how = "detached" if cluster.attached else "taken down"
     for job in salvage.open_jobs(store, cluster):
         with _told(tell):
             store.save_job(replace(job, state=JobState.LOST, reason=f"its cluster was {how}"))
@@ -132,15 +130,16 @@ def _living(store: Store, cluster: Cluster, tell: Tell) -> Collection[str]:
     """The nodes that are billed. Raises the provider's error where it does not let us in: before a
     job is ended for a cluster that would then stay."""
     try:
-        return providers.load(cluster.spec.provider).billed(cluster, store.folder(cluster.name))
+        return providers.load_billing(cluster).billed(cluster, store.folder(cluster.name))
     except ClusterctlError:
         salvage.tell_price(cluster, tell)
         raise
 
 
-def _made(provider: providers.Provider, cluster: Cluster, folder: Path) -> tuple[Charge, ...]:
+def _made(cluster: Cluster, folder: Path) -> tuple[Charge, ...]:
     """The charges of machines that there are, or were: an `up` that broke off has planned more, and
     those that are gone cost no more."""
+    provider = providers.load_billing(cluster)
     try:
         there = provider.billed(cluster, folder)
     except ClusterctlError:
@@ -149,7 +148,7 @@ def _made(provider: providers.Provider, cluster: Cluster, folder: Path) -> tuple
     return billing.settled(cluster, living=there, made=made, now=time.time())
 
 
-def strays(store: Store, name: str) -> tuple[Cluster, ...]:
+def orphans(store: Store, name: str) -> tuple[Cluster, ...]:
     """The clusters that run under this name and have no record, as their machines tell it."""
     folder = store.folder(name)
     return tuple(
@@ -160,7 +159,8 @@ def strays(store: Store, name: str) -> tuple[Cluster, ...]:
             created=time.time(),
         )
         for provider in providers.PROVIDERS
-        for id in sorted(providers.load(provider).ids(folder))
+        if isinstance(loaded := providers.load(provider), Recovering)
+        for id in sorted(loaded.ids(folder))
     )
 
 
@@ -168,7 +168,7 @@ def _without_record(
     store: Store, name: str, why: RecordError, tell: Tell, ask: salvage.Ask
 ) -> Down | None:
     """Takes down what can be found of a cluster whose record is damaged or gone."""
-    found = strays(store, name)
+    found = orphans(store, name)
     if not found and name not in store.names():
         if store.names():
             raise why
@@ -191,28 +191,3 @@ def _told(tell: Tell) -> Iterator[None]:
         yield
     except UsageError as error:
         tell(f"{error.message}; going on without")
-
-
-def let_go(store: Store, cluster: Cluster, tell: Tell, *, force: bool = False) -> None:
-    """Removes our folder and our key from machines that are not ours. LeftoverError names those
-    that did not answer: they still have both. With `force` that is only said."""
-
-    def clean(name: str) -> NodeResult:
-        steps = [bootstrap.removal(cluster.node(name).root, cluster.id)]
-        if not cluster.batch:
-            steps.append(bootstrap.shut_out(key_mark(cluster)))
-        return pool.transport(name).run("\n".join([*steps, ":"]), timeout=CLEAN_LIMIT)
-
-    with connected(store, cluster) as pool:
-        failed = [result for result in pool.each(clean) if not result.ok]
-    left = f"our folder and key are still there: {'; '.join(fold(failed))}"
-    if failed and not force:
-        raise LeftoverError(
-            left,
-            hint=f"`clusterctl detach {cluster.name}` again when they answer, or with --force",
-        )
-    if failed:
-        tell(left)
-    silent_ones = {result.node for result in failed}
-    if cleaned := [node.name for node in cluster.nodes if node.name not in silent_ones]:
-        tell(f"our files are gone from {ranges(cleaned)}")

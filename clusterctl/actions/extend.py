@@ -12,7 +12,7 @@ from clusterctl.actions import Tell, made_by_us
 from clusterctl.errors import UsageError
 from clusterctl.insight import cost
 from clusterctl.model import Cluster, Job, Phase, clock
-from clusterctl.providers import Provider
+from clusterctl.providers.protocol import Expiring
 from clusterctl.state import ClusterLock, Store
 from clusterctl.transport.fold import ranges
 
@@ -37,8 +37,13 @@ def extend(store: Store, name: str, ttl: float, tell: Tell, consent: Consent) ->
     with ClusterLock(store.home, name, "extend", tell):
         cluster = made_by_us(store.cluster(name))
         provider = providers.load(cluster.spec.provider)
+        if not isinstance(provider, Expiring):
+            raise UsageError(
+                f"the nodes of cluster {name} have no deadline",
+                hint=f"`clusterctl down {name}` removes them",
+            )
         now = time.time()
-        _whole(provider, cluster, store.folder(name), now)
+        _whole(cluster, store.folder(name), now)
         rate = cost.per_hour(cluster.charges)
         dollars = cost.dollars(cluster.charges, now) + rate * ttl / 3600
         budget = cluster.spec.cloud.budget
@@ -88,7 +93,7 @@ def _done_by(job: Job, end: float) -> bool:
     return bool(job.spec.timeout and job.started and job.started + job.spec.timeout <= end)
 
 
-def _whole(provider: Provider, cluster: Cluster, folder: Path, now: float) -> None:
+def _whole(cluster: Cluster, folder: Path, now: float) -> None:
     """Raises UsageError unless all machines are nodes that can be told: the others would keep the
     old deadline, and nobody would know. The record of a ready cluster is sure of them, until its
     deadline; then whoever bills them is asked."""
@@ -98,7 +103,7 @@ def _whole(provider: Provider, cluster: Cluster, folder: Path, now: float) -> No
     over = cluster.deadline is not None and cluster.deadline <= now
     if not cluster.charges or (cluster.phase is Phase.READY and not over):
         return
-    there = provider.billed(cluster, folder)
+    there = providers.load_billing(cluster).billed(cluster, folder)
     if not there:
         raise UsageError(
             f"no machine of cluster {name} runs any more",

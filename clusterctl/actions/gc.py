@@ -1,4 +1,4 @@
-"""`gc`: what runs on EC2 and belongs to no cluster that this machine knows of."""
+"""`gc`: what runs in a cloud and belongs to no cluster that this machine knows of."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from clusterctl import providers
 from clusterctl.actions import Tell, check_name
 from clusterctl.errors import RecordError, UsageError
-from clusterctl.model import Cluster, ClusterSpec, NodeGroup, Phase
-from clusterctl.providers.ec2 import Ec2Provider
-from clusterctl.providers.ec2.sweep import Left, describe
+from clusterctl.model import Cluster
+from clusterctl.providers.protocol import Discovery, Resource, describe
 from clusterctl.state import ClusterLock, Store
 
 
@@ -19,14 +19,15 @@ from clusterctl.state import ClusterLock, Store
 class Orphan:
     """A cluster by its tags alone. `name` may be empty where the tag is gone."""
 
+    provider: str
     id: str
     name: str
     region: str
-    left: tuple[Left, ...]
+    resources: tuple[Resource, ...]
 
     @property
     def text(self) -> str:
-        return f"{self.id} ({self.name or 'no name'}) in {self.region}: {describe(self.left)}"
+        return f"{self.id} ({self.name or 'no name'}) in {self.region}: {describe(self.resources)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,7 @@ class Found:
 def find(store: Store, regions: Iterable[str] = ()) -> Found:
     """An orphan's owner may be another machine of yours, or a colleague: nothing is removed without
     being asked for."""
-    regions = _regions(store, regions)
-    tagged = _tagged(regions)
+    regions, tagged = _tagged(store, regions)
     known = _known(store)
     now = time.time()
     over = {item.id for item in store.clusters() if item.deadline and item.deadline < now}
@@ -53,7 +53,7 @@ def find(store: Store, regions: Iterable[str] = ()) -> Found:
         tuple(
             item
             for item in tagged
-            if item.id in over and any(left.kind == "instance" for left in item.left)
+            if item.id in over and any(resource.kind == "instance" for resource in item.resources)
         ),
     )
 
@@ -67,7 +67,7 @@ def remove(store: Store, orphan: Orphan, tell: Tell) -> bool:
         if orphan.id in _known(store):
             tell(f"{orphan.id} has a record here by now: it stays")
             return False
-        Ec2Provider().remove(orphan.id, orphan.region, tell)
+        _discovering()[orphan.provider].remove(orphan.id, orphan.region, tell)
     return True
 
 
@@ -75,8 +75,8 @@ def adoptable(store: Store, name: str, regions: Iterable[str]) -> Orphan:
     """The cluster of that name (or id) that has no record. Raises RecordError where there is none
     or the name is taken, UsageError where there are several."""
     check_name(name)
-    regions = _regions(store, regions)
-    found = [item for item in _tagged(regions) if name in (item.name, item.id)]
+    regions, tagged = _tagged(store, regions)
+    found = [item for item in tagged if name in (item.name, item.id)]
     recorded = _recorded(store)
     found = [item for item in found if item.id not in recorded]
     if not found:
@@ -106,54 +106,38 @@ def adopt(store: Store, orphan: Orphan, tell: Tell) -> Cluster:
     name = orphan.name
     with ClusterLock(store.home, name, "gc", tell):
         _free(store, name)
-        there = Ec2Provider().adopt(orphan.id, orphan.region)
-        types: dict[str, int] = {}
-        for node in there.nodes:
-            if node.name.startswith("worker-"):
-                types[node.instance_type] = types.get(node.instance_type, 0) + 1
-        spec = ClusterSpec(
-            name=name,
-            provider="ec2",
-            groups=tuple(
-                NodeGroup(count=count, instance_type=kind) for kind, count in types.items()
-            ),
-        )
-        spec = replace(spec, cloud=replace(spec.cloud, region=orphan.region))
-        cluster = Cluster(
-            id=orphan.id,
-            spec=spec,
-            phase=Phase.CREATING,
-            created=there.since or time.time(),
-            mode="ec2",
-            mode_reason=f"{orphan.region}, adopted",
-            nodes=there.nodes,
-            charges=there.charges,
-            account=there.account,
-        )
+        cluster = _discovering()[orphan.provider].adopt(orphan.id, name, orphan.region)
         store.save(cluster)
         store.event(name, "adopted", id=orphan.id)
     return cluster
 
 
-def _regions(store: Store, regions: Iterable[str]) -> tuple[str, ...]:
-    """Those that were named, else the usual one and those of the clusters on record."""
-    return tuple(dict.fromkeys(regions)) or Ec2Provider().regions(
-        [cluster.spec.cloud.region for cluster in store.clusters()]
-    )
+def _discovering() -> dict[str, Discovery]:
+    """The providers that find clusters by tag."""
+    return {
+        name: provider
+        for name in providers.PROVIDERS
+        if isinstance(provider := providers.load(name), Discovery)
+    }
 
 
-def _tagged(regions: Iterable[str]) -> list[Orphan]:
-    """Every cluster with our tag, known or not."""
-    provider = Ec2Provider()
+def _tagged(store: Store, wanted: Iterable[str]) -> tuple[tuple[str, ...], list[Orphan]]:
+    """The regions `wanted`, else the usual one and those of the clusters on record; and every
+    cluster with our tag in them, known or not."""
+    wanted = tuple(dict.fromkeys(wanted))
+    on_record = [cluster.spec.cloud.region for cluster in store.clusters()]
+    looked: dict[str, None] = {}
     found = []
-    for region in regions:
-        groups: dict[str, list[Left]] = {}
-        for left in provider.find(region):
-            groups.setdefault(left.cluster, []).append(left)
-        for id, mine in groups.items():
-            name = next((left.name for left in mine if left.name), "")
-            found.append(Orphan(id, name, region, tuple(mine)))
-    return found
+    for name, provider in _discovering().items():
+        for region in wanted or provider.regions(on_record):
+            looked[region] = None
+            groups: dict[str, list[Resource]] = {}
+            for resource in provider.find(region):
+                groups.setdefault(resource.cluster, []).append(resource)
+            for id, mine in groups.items():
+                called = next((resource.name for resource in mine if resource.name), "")
+                found.append(Orphan(name, id, called, region, tuple(mine)))
+    return tuple(looked), found
 
 
 def _recorded(store: Store) -> set[str]:
@@ -164,5 +148,9 @@ def _recorded(store: Store) -> set[str]:
 
 def _known(store: Store) -> set[str]:
     """The same, with those whose record is damaged or gone: `down` still knows them."""
-    kept = (Ec2Provider().ids(store.folder(name)) for name in store.names())
+    kept = (
+        provider.ids(store.folder(name))
+        for provider in _discovering().values()
+        for name in store.names()
+    )
     return _recorded(store).union(*kept)

@@ -16,7 +16,6 @@ from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.stage import human
 from clusterctl.jobs.start import ranked
 from clusterctl.model import Cluster, Job, Role, clock
-from clusterctl.providers import ATTACHED
 from clusterctl.state import Store
 from clusterctl.transport.deadline import Deadline
 from clusterctl.transport.pool import Pool
@@ -79,8 +78,7 @@ def save(
     answer lose their part, and it is said. `living`: those that are not gone for good; None: all.
     """
     # On machines that are not ours jobs would run on: ending those has no deadline.
-    ours = cluster.spec.provider not in ATTACHED
-    deadline = Deadline(LIMIT if ours else math.inf)
+    deadline = Deadline(LIMIT if not cluster.attached else math.inf)
     look = deadline.within(LOOK_LIMIT)
     jobs = [
         job
@@ -124,7 +122,7 @@ def save(
                     return None
         if running:
             tell(f"job {_numbers(running)} is ended")
-            limit = deadline.within(END_LIMIT if ours else math.inf)
+            limit = deadline.within(END_LIMIT if not cluster.attached else math.inf)
             cancelled = _cancel(store, running, cluster, pool, limit, tell)
         save_logs(store, jobs, cluster, pool, tell, min(SAVE_LIMIT, deadline.left))
         fetched: list[Fetched] = []

@@ -6,10 +6,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from clusterctl import providers
 from clusterctl.errors import ClusterctlError, reason
 from clusterctl.insight import cost
 from clusterctl.model import Charge, Cluster, Job, Node, Phase
-from clusterctl.providers import Queue, billing
+from clusterctl.providers.protocol import Expiring, Queue
+from clusterctl.providers.shared import billing
+from clusterctl.providers.shared.batch_site import BatchSite
+from clusterctl.providers.shared.deadlines import FILE
 from clusterctl.state import Store
 from clusterctl.transport.fold import ranges
 
@@ -49,10 +53,8 @@ def status(store: Store, cluster: Cluster, *, live: bool = False) -> Status:
     answers: dict[str, str] = {}
     queues: tuple[Queue, ...] = ()
     deadlines: dict[str, float] = {}
-    if live and cluster.batch:
-        answers, queues = _ask_site(store, cluster)
-    elif live:
-        answers, deadlines = _ask(store, cluster)
+    if live:
+        answers, deadlines, queues = _ask(store, cluster)
     now = time.time()
     charges: Sequence[Charge] = cluster.charges
     overdue: tuple[str, ...] = ()
@@ -78,13 +80,12 @@ def status(store: Store, cluster: Cluster, *, live: bool = False) -> Status:
 
 
 def _warnings(store: Store, cluster: Cluster, now: float) -> tuple[str, ...]:
-    from clusterctl import providers
-
     if not cluster.deadline or cluster.phase is not Phase.READY:
         return ()
-    trouble = providers.load(cluster.spec.provider).deadline_trouble(
-        cluster, store.folder(cluster.name)
-    )
+    provider = providers.load(cluster.spec.provider)
+    if not isinstance(provider, Expiring):
+        return ()
+    trouble = provider.deadline_trouble(cluster, store.folder(cluster.name))
     if not trouble:
         return ()
     over = cluster.deadline <= now
@@ -102,9 +103,7 @@ def _overdue(
 ) -> tuple[Sequence[Charge], tuple[str, ...]]:
     """The charges of what really runs after the deadline, and a warning where something does or
     where that is not known."""
-    from clusterctl import providers
-
-    provider, folder = providers.load(cluster.spec.provider), store.folder(cluster.name)
+    provider, folder = providers.load_billing(cluster), store.folder(cluster.name)
     remove = f"`clusterctl down {cluster.name}` removes it"
     try:
         there = provider.billed(cluster, folder)
@@ -138,15 +137,18 @@ def statuses(store: Store) -> tuple[Status, ...]:
         return tuple(pool.map(lambda cluster: status(store, cluster), clusters))
 
 
-def _ask(store: Store, cluster: Cluster) -> tuple[dict[str, str], dict[str, float]]:
-    """What the machines say, and the deadlines that they keep themselves."""
-    from clusterctl import providers
+def _ask(
+    store: Store, cluster: Cluster
+) -> tuple[dict[str, str], dict[str, float], tuple[Queue, ...]]:
+    """What the machines say, the deadlines that they keep themselves, and the queues of a batch
+    system."""
     from clusterctl.actions import connected
-    from clusterctl.providers.deadlines import FILE
 
-    told = dict.fromkeys((node.name for node in cluster.nodes), "running")
-    if cluster.spec.provider not in providers.ATTACHED:
-        told = providers.load(cluster.spec.provider).describe(cluster, store.folder(cluster.name))
+    provider, folder = providers.load(cluster.spec.provider), store.folder(cluster.name)
+    if isinstance(provider, BatchSite):
+        told, queues = provider.look(cluster, folder)
+        return told, {}, queues
+    told = provider.describe(cluster, folder)
     running = [node.name for node in cluster.nodes if told.get(node.name) == "running"]
     with connected(store, cluster) as pool:
         command = f"cat /proc/loadavg; cat {FILE} 2>/dev/null; exit 0"
@@ -160,20 +162,6 @@ def _ask(store: Store, cluster: Cluster) -> tuple[dict[str, str], dict[str, floa
                 deadlines[result.node] = float(armed[0])
         else:
             told[result.node] = f"SSH does not answer: {result.error}"
-            if cluster.spec.provider not in providers.ATTACHED:
+            if not cluster.attached:
                 told[result.node] = f"machine runs, {told[result.node]}"
-    return told, deadlines
-
-
-def _ask_site(store: Store, cluster: Cluster) -> tuple[dict[str, str], tuple[Queue, ...]]:
-    """Whether the login node answers, and its queues."""
-    from clusterctl import providers
-    from clusterctl.actions import connected
-
-    site, login = providers.load_site(cluster.spec.provider), cluster.launcher
-    with connected(store, cluster) as pool:
-        result = pool.transport(login.name).run(site.status_command(), timeout=30)
-    if not result.ok:
-        said = result.error or result.stderr.decode(errors="replace").strip()
-        return {login.name: f"no answer: {said}"}, ()
-    return {login.name: "answers"}, site.queues(result.text)
+    return told, deadlines, ()

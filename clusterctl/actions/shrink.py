@@ -11,7 +11,7 @@ from clusterctl.errors import UsageError
 from clusterctl.jobs import control
 from clusterctl.jobs.stage import human
 from clusterctl.model import Cluster, Job
-from clusterctl.providers import ProviderPlan
+from clusterctl.providers.protocol import ProviderPlan
 from clusterctl.state import Store
 from clusterctl.transport.deadline import Deadline
 from clusterctl.transport.fold import ranges

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -12,7 +11,7 @@ from pathlib import Path
 
 from clusterctl import assets, bootstrap, catalog, keys, providers
 from clusterctl.actions import Tell, check_name, connected, made_by_us, prove, shrink
-from clusterctl.actions.down import finish_down, strays
+from clusterctl.actions.down import finish_down, orphans
 from clusterctl.bootstrap import steps
 from clusterctl.bootstrap.progress import Progress
 from clusterctl.errors import (
@@ -34,14 +33,13 @@ from clusterctl.model import (
     Phase,
     Runtime,
 )
-from clusterctl.providers import Provider, ProviderPlan, billing
+from clusterctl.providers.protocol import Creator, Features, ProviderPlan
+from clusterctl.providers.shared import billing
 from clusterctl.state import ClusterLock, Store
 from clusterctl.state.home import write_atomic
 from clusterctl.transport.fold import fold, ranges
 from clusterctl.transport.pool import Pool
 
-BOOTSTRAP_TIMEOUTS = {"local": 120.0, "docker": 120.0, "ec2": 1800.0}
-"""Seconds, by provider: a fresh machine installs Docker and pulls gigabytes."""
 CONNECT_TIMEOUT = 20.0
 MESH_TIMEOUT = 60.0
 DEFAULT_WORKERS = 2
@@ -82,7 +80,7 @@ class Intent:
 
     old: Cluster | None
     spec: ClusterSpec
-    provider: Provider
+    provider: Creator
     plan: ProviderPlan
     surplus: tuple[str, ...]
     """The workers that there are and that will go."""
@@ -92,6 +90,14 @@ def resolve(store: Store, spec: ClusterSpec) -> ClusterSpec:
     """The wish with all that it leaves out, which decides what its options mean."""
     check_name(spec.name)
     return complete(spec, _old(store, spec))
+
+
+def circumstances(spec: ClusterSpec) -> set[str]:
+    """What decides which options of `up` have an effect: the provider, and `host` where ranks run
+    on machines that would usually have containers."""
+    usual = providers.load_creator(spec.provider).features.runtime
+    host = {"host"} if spec.runtime is Runtime.HOST and usual is Runtime.DOCKER else set()
+    return {spec.provider, *host}
 
 
 def plan(store: Store, spec: ClusterSpec, tell: Tell) -> ProviderPlan:
@@ -104,7 +110,7 @@ def _intend(
     spec: ClusterSpec, old: Cluster | None, tell: Tell, ahead: Path | None = None
 ) -> Intent:
     wish = complete(spec, old)
-    provider = providers.load(wish.provider)
+    provider = providers.load_creator(wish.provider)
     plan = provider.plan(wish, old, tell, ahead=ahead)
     surplus = shrink.surplus(old, plan, wish.workers) if old else ()
     if surplus:
@@ -120,7 +126,8 @@ def up(store: Store, spec: ClusterSpec, tell: Tell, consent: Consent) -> Up:
     with clock.phase("plan"):
         # Before anything is written: most wishes that cannot be met are found out here.
         intent = _intend(spec, _old(store, spec), tell, store.home.path)
-    clock.tell = None if intent.spec.provider == "local" else tell
+    features = intent.provider.features
+    clock.tell = None if features.instant else tell
     with ClusterLock(store.home, spec.name, "up", tell):
         if intent.plan.recipes:
             with clock.phase("images"):
@@ -133,7 +140,7 @@ def up(store: Store, spec: ClusterSpec, tell: Tell, consent: Consent) -> Up:
             try:
                 created = provider.create(cluster, folder, tell)
             except ClusterctlError:
-                _take_stock(store, provider, cluster, intent.old, tell)
+                record_failed_create(store, cluster, intent.old, tell)
                 raise
             cluster = replace(
                 cluster,
@@ -149,7 +156,7 @@ def up(store: Store, spec: ClusterSpec, tell: Tell, consent: Consent) -> Up:
             with clock.phase("connect"):
                 _connect(pool, cluster)
             with clock.phase("bootstrap"):
-                nodes = _bootstrap(store, pool, cluster, created.host_keys, tell)
+                nodes = _bootstrap(store, pool, cluster, features, created.host_keys, tell)
                 for line in _missing_gpus(created.nodes, nodes):
                     tell(line)
                 cluster = replace(cluster, nodes=nodes)
@@ -157,7 +164,7 @@ def up(store: Store, spec: ClusterSpec, tell: Tell, consent: Consent) -> Up:
                 _check_mesh(pool, cluster)
             store.save(cluster)
             cluster = replace(cluster, phase=Phase.READY)
-            if cluster.spec.provider != "local":
+            if not features.instant:
                 # Ranks that do not add up, or that nobody waited for, make no cluster ready.
                 with clock.phase("reduce-all"):
                     prove.reduce_all(store, cluster, pool, tell)
@@ -191,17 +198,18 @@ def complete(spec: ClusterSpec, old: Cluster | None) -> ClusterSpec:
     A group that names no machines means those that the cluster has; a count of 0, as many as it
     has of that type.
     """
-    provider = spec.provider or (old.spec.provider if old else "local")
+    provider = spec.provider or (old.spec.provider if old else providers.DEFAULT)
     if old and old.spec.provider != provider:
         raise RecordError(
             f"cluster {old.name!r} exists, made by provider {old.spec.provider}",
             hint=f"`clusterctl down {old.name}` first, or choose another name",
         )
+    features = providers.load_creator(provider).features
     groups = spec.groups
     first = groups[0]
     if not (first.family or first.instance_type):
-        kind = "cpu" if provider == "ec2" else ""
-        have = old.spec.groups if old else (NodeGroup(count=DEFAULT_WORKERS, family=kind),)
+        usual = NodeGroup(count=DEFAULT_WORKERS, family=features.worker_family)
+        have = old.spec.groups if old else (usual,)
         if first.count and len(have) > 1:
             raise UsageError(
                 f"cluster {spec.name} has {len(have)} kinds of workers: which has --workers?",
@@ -215,13 +223,12 @@ def complete(spec: ClusterSpec, old: Cluster | None) -> ClusterSpec:
         for name in CloudSpec.__dataclass_fields__
         if (value := getattr(spec.cloud, name)) != getattr(CloudSpec(), name)
     }
-    usual = Runtime.DOCKER if provider == "ec2" else Runtime.HOST
     return replace(
         spec,
         provider=provider,
         groups=groups,
         ttl=spec.ttl or (old.spec.ttl if old else 0.0),
-        runtime=spec.runtime or (old.spec.runtime if old else None) or usual,
+        runtime=spec.runtime or (old.spec.runtime if old else None) or features.runtime,
         image=spec.image or (old.spec.image if old else ""),
         gpus=spec.gpus or (old.spec.gpus if old else ()),
         cloud=replace(before, **given),
@@ -238,14 +245,14 @@ def _counted(group: NodeGroup, old: Cluster | None) -> NodeGroup:
 
 def _record(
     store: Store, spec: ClusterSpec, intent: Intent, tell: Tell, consent: Consent
-) -> tuple[Provider, Cluster]:
+) -> tuple[Creator, Cluster]:
     """The record, written before anything is made; the old one if there is one to resume."""
     named = bool(spec.provider or intent.old)
     old = _old(store, spec)
     if old is None:
-        for stray in strays(store, spec.name):
-            tell(f"{stray.id} has lost its record: it goes first")
-            finish_down(store, stray, tell)
+        for orphan in orphans(store, spec.name):
+            tell(f"{orphan.id} has lost its record: it goes first")
+            finish_down(store, orphan, tell)
     if old and old.phase is Phase.DELETING:
         tell(f"finishing an earlier `down` of {old.name} first")
         finish_down(store, old, tell)
@@ -275,6 +282,7 @@ def _record(
         charges=plan.charges,
         deadline=plan.deadline,
         account=plan.account,
+        shares_machine=intent.provider.features.shares_machine,
     )
     if not base.mode:
         # A cluster stays in the mode it was made in, whatever is possible by now.
@@ -286,15 +294,13 @@ def _record(
     return intent.provider, cluster
 
 
-def _take_stock(
-    store: Store, provider: Provider, cluster: Cluster, old: Cluster | None, tell: Tell
-) -> None:
+def record_failed_create(store: Store, cluster: Cluster, old: Cluster | None, tell: Tell) -> None:
     """After an `up` that broke off: the record keeps what really costs money, and a cluster that
     was ready and has lost and gained nothing is ready."""
     if not cluster.charges:
         return
     try:
-        there = provider.billed(cluster, store.folder(cluster.name))
+        there = providers.load_billing(cluster).billed(cluster, store.folder(cluster.name))
     except ClusterctlError:
         return
     before = {node.name: node.machine for node in old.nodes} if old else {}
@@ -351,7 +357,12 @@ def _connect(pool: Pool, cluster: Cluster) -> None:
 
 
 def _bootstrap(
-    store: Store, pool: Pool, cluster: Cluster, host_keys: dict[str, str], tell: Tell
+    store: Store,
+    pool: Pool,
+    cluster: Cluster,
+    features: Features,
+    host_keys: dict[str, str],
+    tell: Tell,
 ) -> tuple[Node, ...]:
     folder = store.folder(cluster.name) / "ssh"
     key = keys.KeyPair((folder / "mesh").read_text(), (folder / "mesh.pub").read_text().strip())
@@ -360,14 +371,15 @@ def _bootstrap(
     host_keys = {**host_keys, **{name: box.host_key.public for name, box in containers.items()}}
     mesh = bootstrap.Mesh(key=key, nodes=cluster.nodes, host_keys=host_keys)
     scripts = {
-        node.name: _script(node, cluster, mesh, containers.get(node.name)) for node in cluster.nodes
+        node.name: _script(node, cluster, features, mesh, containers.get(node.name))
+        for node in cluster.nodes
     }
 
     with Progress(tell) as progress:
         results = pool.run(
             "exec /bin/sh -s",
             stdin=scripts,
-            timeout=BOOTSTRAP_TIMEOUTS[cluster.spec.provider],
+            timeout=features.bootstrap_timeout,
             heard=progress.hear,
         )
     problems = [
@@ -402,14 +414,14 @@ def _containers(cluster: Cluster, folder: Path, mesh_key: str) -> dict[str, step
 
 
 def _script(
-    node: Node, cluster: Cluster, mesh: bootstrap.Mesh, container: steps.Container | None
+    node: Node,
+    cluster: Cluster,
+    features: Features,
+    mesh: bootstrap.Mesh,
+    container: steps.Container | None,
 ) -> bytes:
-    if cluster.spec.provider == "local":
-        # They see this machine's files: the Python that runs clusterctl has what programs need.
-        return bootstrap.script(node, mesh, pythons=[sys.executable])
-    if cluster.spec.provider == "docker":
-        # The node is its image: nothing to install.
-        return bootstrap.script(node, mesh, pythons=[catalog.CONTAINER_IMAGES["cpu"].python])
+    if not features.fresh_machines:
+        return bootstrap.script(node, mesh, pythons=features.pythons)
     return bootstrap.script(
         node,
         mesh,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import PurePosixPath
 from typing import Protocol
 
 from clusterctl import assets
@@ -55,30 +54,6 @@ class LetIn:
         return f"restrict {kind} {key} {self.mark}"
 
 
-def shut_out(mark: str) -> str:
-    """sh that takes back what LetIn has done under that mark; other lines stay."""
-    text = assets.render("bootstrap/authorized.sh.j2", mark=mark, line="")
-    file = '"$HOME/.ssh/authorized_keys"'
-    return f"if grep -qsF {shlex.quote(mark)} {file}; then (\n{text}\n); fi"
-
-
-def removal(root: str, id: str) -> str:
-    """sh that removes a node root, and what was made for it. "" where it cannot be ours: only a
-    folder with the cluster's id as its name is, or one in such a folder."""
-    path = PurePosixPath(root)
-    own = next((folder for folder in (path, path.parent) if folder.name == id), None)
-    if own is None:
-        return ""
-    return assets.render(
-        "bootstrap/remove.sh.j2",
-        root=root,
-        own=str(own),
-        workdir=str(own.parent),
-        id=id,
-        memory=MEMORY,
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
     """What the nodes need to reach each other: a key of their own, and everybody's host keys."""
@@ -87,9 +62,6 @@ class Mesh:
     nodes: tuple[Node, ...]
     host_keys: Mapping[str, str]
 
-
-MEMORY = "/dev/shm"
-"""Of a node: where secrets of jobs lie that a restart is to remove."""
 
 MESH_MARK = "@@mesh"
 """Begins the lines of a mesh check that are answers: start files of shells print lines, too."""

@@ -26,7 +26,7 @@ from clusterctl.cli.options import (
     provider_of,
 )
 from clusterctl.errors import UsageError
-from clusterctl.model import Cluster, Runtime, clock
+from clusterctl.model import Cluster, clock
 
 
 class SshCommand(TyperCommand):
@@ -94,9 +94,9 @@ def up(
     wished = wish.spec(called, context.params, _typed(context))
     store = actions.open_store()
     resolved = action.resolve(store, wished)
-    host = resolved.provider == "ec2" and resolved.runtime is Runtime.HOST
-    circumstances = {resolved.provider, *(["host"] if host else [])}
-    given = applicable(context, circumstances, provider_of(called, resolved.provider))
+    given = applicable(
+        context, action.circumstances(resolved), provider_of(called, resolved.provider)
+    )
     spec = wish.spec(called, given, _typed(context))
     if dry_run:
         plan = action.plan(store, spec, console.tell)

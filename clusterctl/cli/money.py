@@ -121,7 +121,7 @@ def gc(
                     "id": i.id,
                     "name": i.name,
                     "region": i.region,
-                    "left": [vars_of(x) for x in i.left],
+                    "left": [vars_of(x) for x in i.resources],
                 }
                 for i in found
             ],
@@ -132,12 +132,12 @@ def gc(
     )
 
 
-def vars_of(left: Any) -> dict[str, str]:
-    return {"kind": left.kind, "id": left.id}
+def vars_of(resource: Any) -> dict[str, str]:
+    return {"kind": resource.kind, "id": resource.id}
 
 
 def _kinds(orphan: Any) -> str:
     counts: dict[str, int] = {}
-    for left in orphan.left:
-        counts[left.kind] = counts.get(left.kind, 0) + 1
+    for resource in orphan.resources:
+        counts[resource.kind] = counts.get(resource.kind, 0) + 1
     return ", ".join(f"{number} {kind}" for kind, number in counts.items())

@@ -134,9 +134,7 @@ def check(program: Program, cluster: Cluster, nodes: tuple[str, ...]) -> None:
                 hint = "on the node: pip install 'clusterctl[workloads]'"
                 raise LaunchError(
                     f"{python.executable} on {name} lacks {', '.join(lacks)}",
-                    hint=hint
-                    + (other if cluster.spec.provider == "hosts" else "")
-                    + f", then `{cluster.repair}`",
+                    hint=hint + (other if cluster.attached else "") + f", then `{cluster.repair}`",
                 )
 
 

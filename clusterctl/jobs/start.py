@@ -8,11 +8,20 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from clusterctl import assets, bootstrap, schedulers
+from clusterctl import assets, schedulers
 from clusterctl.compiling import NO_COMPILER, Compilation, advice, compilation
 from clusterctl.errors import ClusterctlError, LaunchError, NodeUnreachable
 from clusterctl.jobs import stage
-from clusterctl.model import Cluster, Job, LaunchPlan, Node, NodeResult, Program, ProgramKind
+from clusterctl.model import (
+    MEMORY,
+    Cluster,
+    Job,
+    LaunchPlan,
+    Node,
+    NodeResult,
+    Program,
+    ProgramKind,
+)
 from clusterctl.schedulers import batch
 from clusterctl.schedulers.direct import GRACE
 from clusterctl.state import Home
@@ -184,7 +193,7 @@ def _apart(
     data = text.encode()
     name = f"{cluster.id}-{job.id}"
     script = assets.render(
-        "job/secrets.sh.j2", size=len(data), name=name, memory=bootstrap.MEMORY, linger=LINGER
+        "job/secrets.sh.j2", size=len(data), name=name, memory=MEMORY, linger=LINGER
     )
     return data, [script]
 

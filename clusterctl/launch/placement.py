@@ -20,7 +20,7 @@ def place(cluster: Cluster, spec: JobSpec) -> tuple[Placement, ...]:
     """
     workers = _workers(cluster, spec)
     counts = _counts(workers, spec)
-    if not shares_machine(cluster):
+    if not cluster.shares_machine:
         for node, count in zip(workers, counts, strict=True):
             if count > node.slots:
                 total = sum(node.slots for node in workers)
@@ -42,16 +42,11 @@ def place(cluster: Cluster, spec: JobSpec) -> tuple[Placement, ...]:
     return tuple(placement)
 
 
-def shares_machine(cluster: Cluster) -> bool:
-    """Local nodes are many names for one processor: slots are advice there, not a limit."""
-    return cluster.spec.provider == "local"
-
-
 def shares_processor(cluster: Cluster, placement: Sequence[Placement]) -> bool:
     """Two of the nodes are one machine, by its boot id: containers, or local nodes."""
     boots = [cluster.node(place.node).facts.boot_id for place in placement]
     known = [boot for boot in boots if boot]
-    return shares_machine(cluster) or len(set(known)) < len(known)
+    return cluster.shares_machine or len(set(known)) < len(known)
 
 
 def oversubscribed(cluster: Cluster, placement: Sequence[Placement]) -> bool:
@@ -71,7 +66,7 @@ def _workers(cluster: Cluster, spec: JobSpec) -> tuple[Node, ...]:
         raise LaunchError(
             f"--nodes {spec.nodes}: cluster {cluster.name!r} has {len(workers)} workers",
             hint=f"`clusterctl up {cluster.name} --workers {spec.nodes}` makes more"
-            if cluster.identity is None
+            if not cluster.attached
             else "name more hosts in the file",
         )
     return workers[: spec.nodes] if spec.nodes else workers

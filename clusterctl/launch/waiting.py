@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from clusterctl.launch import Request
-from clusterctl.launch.placement import shares_machine, shares_processor
+from clusterctl.launch.placement import shares_processor
 
 YIELD = "OMPI_MCA_mpi_yield_when_idle"
 """What Open MPI 4 and 5 read it from, in every program: bundled or not, Python or not."""
@@ -27,7 +27,7 @@ class Waiting:
 
 def wait(request: Request) -> Waiting:
     cluster, placement = request.cluster, request.placement
-    if shares_machine(cluster):
+    if cluster.shares_machine:
         return Waiting(True, "waiting ranks yield: this machine runs other programs")
     if shares_processor(cluster, placement):
         return Waiting(True, "waiting ranks yield: the nodes share one processor")

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 from clusterctl.errors import UsageError
-from clusterctl.model import Node, NodeResult
+from clusterctl.model import Cluster, Node, NodeResult
 from clusterctl.transport import Transport
 from clusterctl.transport.diagnosis import FAILURES, failure
 from clusterctl.transport.local import LocalTransport
@@ -47,6 +47,19 @@ class Pool:
                 self._transports[node.name] = LocalTransport(node)
             else:
                 self._add(node, identity, known_hosts, use_ssh_config, ())
+
+    @classmethod
+    def of(cls, cluster: Cluster, ssh: Path) -> Pool:
+        """A cluster's nodes. `ssh` is the folder with its keys: `user`, unless the user's own let
+        in, and `known_hosts`."""
+        theirs = cluster.identity
+        own = ssh / "user" if theirs is None else Path(theirs) if theirs else None
+        return cls(
+            cluster.nodes,
+            identity=own,
+            known_hosts=ssh / "known_hosts",
+            use_ssh_config=theirs is not None,
+        )
 
     def _add(
         self,

@@ -17,7 +17,7 @@ import pytest
 from clusterctl import keys, providers
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase, Role, Runtime
-from clusterctl.providers import Created
+from clusterctl.providers.protocol import Created
 from clusterctl.transport.known_hosts import host_name
 from clusterctl.transport.ssh import SshTransport
 

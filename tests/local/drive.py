@@ -21,7 +21,7 @@ from typing import Any
 
 import clusterctl.providers.local
 from clusterctl.errors import ClusterctlError
-from clusterctl.providers.local import LocalProvider
+from clusterctl.providers.local.provider import LocalProvider
 from tests.local.lab import cluster, folder_of
 
 PROVIDER = str(Path(clusterctl.providers.local.__file__).parent)

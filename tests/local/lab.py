@@ -13,9 +13,9 @@ from pathlib import Path
 
 from clusterctl import keys
 from clusterctl.model import Cluster, ClusterSpec, Node, NodeGroup, Phase
-from clusterctl.providers import Created
-from clusterctl.providers.local import LocalProvider
 from clusterctl.providers.local.layout import Site, site
+from clusterctl.providers.local.provider import LocalProvider
+from clusterctl.providers.protocol import Created
 
 ROOT = Path(__file__).resolve().parents[2]
 DRIVE = Path(__file__).with_name("drive.py")

@@ -16,8 +16,9 @@ import pytest
 
 from clusterctl.errors import LeftoverError, ProviderError, UsageError
 from clusterctl.model import Role
-from clusterctl.providers.local import LocalProvider, processes
+from clusterctl.providers.local import processes
 from clusterctl.providers.local.processes import Process
+from clusterctl.providers.local.provider import LocalProvider
 from tests.conftest import NOT_ROOT, missing
 from tests.local.conftest import MakeLab
 from tests.local.lab import Lab, cluster, drive

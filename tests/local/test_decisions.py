@@ -12,9 +12,9 @@ import pytest
 
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import NodeResult
-from clusterctl.providers import subnets
 from clusterctl.providers.local import layout, modes, namespaces, sshd
 from clusterctl.providers.local.sshd import Server
+from clusterctl.providers.shared import subnets
 
 
 def test_node_names() -> None:

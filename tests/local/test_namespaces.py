@@ -19,9 +19,9 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import LeftoverError
-from clusterctl.providers import subnets
 from clusterctl.providers.local import processes
 from clusterctl.providers.local.sshd import endpoint
+from clusterctl.providers.shared import subnets
 from tests.local.conftest import MakeLab
 from tests.local.lab import Lab, drive
 from tests.local.test_both_modes import gone, holders

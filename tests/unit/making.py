@@ -103,7 +103,13 @@ def cluster(*nodes: Node, **changes: Any) -> Cluster:
         groups=(NodeGroup(count=workers),),
     )
     made = Cluster(
-        id="lab-1a2b", spec=spec, phase=Phase.READY, created=1.0, mode="ec2", nodes=nodes
+        id="lab-1a2b",
+        spec=spec,
+        phase=Phase.READY,
+        created=1.0,
+        mode="ec2",
+        nodes=nodes,
+        shares_machine=spec.provider == "local",
     )
     return replace(made, **changes)
 

@@ -15,7 +15,8 @@ from clusterctl.actions.run import attempt_text, planned
 from clusterctl.errors import UsageError
 from clusterctl.launch import srun
 from clusterctl.model import Cluster, Job, JobSpec, JobState, Placement, Role
-from clusterctl.providers import Queue, sge, slurm
+from clusterctl.providers import load_site
+from clusterctl.providers.protocol import Queue
 from clusterctl.schedulers import sge as sge_scheduler
 from clusterctl.schedulers import slurm as slurm_scheduler
 from tests.unit.calling import Call
@@ -430,7 +431,7 @@ def test_partitions() -> None:
         "gpu|alloc|1|64/0/0/64|gpu:a100:4(S:0-1)|gpu:a100:3(IDX:0-2)|\n"
         "gpu|down*|1|0/0/64/64|gpu:a100:4(S:0-1)|gpu:a100:0(IDX:N/A)|\nnonsense\n"
     )
-    assert slurm.SlurmSite().queues(text) == (
+    assert load_site("slurm").queues(text) == (
         Queue(name="main", nodes=3, free_nodes=2, slots=12, free_slots=10),
         Queue(name="gpu", nodes=2, slots=128, gpus=8, free_gpus=1, down=1),
     )
@@ -442,7 +443,7 @@ def test_mpi_plugins_are_read_in_old_and_new_wording() -> None:
     )
     old = "srun: MPI types are...\nsrun: pmix\nsrun: none\n"
     for said, expected in ((new, "yes"), (old, "yes"), ("MPI plugin types are...\n\tpmi2", "")):
-        assert slurm.SlurmSite().traits({"mpi_plugins": said})["pmix"] == expected
+        assert load_site("slurm").traits({"mpi_plugins": said})["pmix"] == expected
 
 
 def test_queues() -> None:
@@ -453,10 +454,10 @@ def test_queues() -> None:
     gpu = '<resource name="gpu" type="hc">2.000000</resource>'
     rows = [("all.q@a", 0, "", gpu), ("all.q@b", 3, "", ""), ("all.q@c", 0, "au", gpu)]
     text = "".join(row.format(*values) for values in rows)
-    found = sge.SgeSite().queues(f"<job_info><queue_info>{text}</queue_info></job_info>")
+    found = load_site("sge").queues(f"<job_info><queue_info>{text}</queue_info></job_info>")
     assert found == (
         Queue(
             name="all.q", nodes=3, free_nodes=1, slots=12, free_slots=5, gpus=4, free_gpus=2, down=1
         ),
     )
-    assert sge.SgeSite().queues("error: commlib") == ()
+    assert load_site("sge").queues("error: commlib") == ()

@@ -16,7 +16,7 @@ from clusterctl.actions.salvage import loss
 from clusterctl.errors import ProviderError
 from clusterctl.insight import cost
 from clusterctl.model import Charge, Cluster
-from clusterctl.providers import billing
+from clusterctl.providers.shared import billing
 from tests.unit.calling import Call
 from tests.unit.making import cluster
 

@@ -14,6 +14,7 @@ import pytest
 
 from clusterctl import bootstrap, keys
 from clusterctl.model import Accelerator, Node, NodeResult
+from clusterctl.providers.shared.clean_up import shut_out
 from tests.unit.making import cluster, node
 
 WEIRD = ["plain", "two words", "it's", 'a "b" $HOME `id` \\', "-dash; exit 3", "line\nbreak", "ü"]
@@ -169,7 +170,7 @@ def test_hosts_with_one_home_let_the_key_in_once(key: keys.KeyPair, tmp_path: Pa
     assert lines[:2] == ["# mine", "ssh-ed25519 AAAA me"]
     assert sorted(line.split()[-1] for line in lines[2:]) == ["clusterctl:one", "clusterctl:two"]
     assert file.stat().st_mode & 0o777 == 0o644
-    all_at_once([bootstrap.shut_out("clusterctl:one")] * 6)
+    all_at_once([shut_out("clusterctl:one")] * 6)
     assert file.read_text().splitlines() == [line for line in lines if "clusterctl:one" not in line]
     assert list(file.parent.iterdir()) == [file]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.model import Cluster, ClusterSpec, NodeGroup, Phase
-from clusterctl.providers import deadlines
+from clusterctl.providers.shared import deadlines
 
 SPEC = ClusterSpec(name="lab", provider="docker", groups=(NodeGroup(count=1),))
 

@@ -15,7 +15,8 @@ import pytest
 from clusterctl import cli, providers
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import Accelerator, ClusterSpec, NodeGroup, NodeResult, Runtime
-from clusterctl.providers.docker import _granted, archive, engine, layout
+from clusterctl.providers.docker import engine, layout
+from clusterctl.providers.docker.provider import _granted, archive
 
 SUBNET = IPv4Network("198.18.5.0/24")
 

@@ -14,13 +14,13 @@ from clusterctl import catalog, keys
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.insight import cost
 from clusterctl.model import Charge, CloudSpec, ClusterSpec, NodeGroup
-from clusterctl.providers import deadlines
 from clusterctl.providers.ec2 import failures, prices, spec, sweep, userdata
 from clusterctl.providers.ec2.failures import CapacityError
 from clusterctl.providers.ec2.hostkeys import HostKeys
 from clusterctl.providers.ec2.prices import Quote
 from clusterctl.providers.ec2.reconcile import known_to
-from clusterctl.providers.ec2.sweep import Left
+from clusterctl.providers.protocol import Resource
+from clusterctl.providers.shared import deadlines
 from clusterctl.terraform import Binary, Terraform
 
 
@@ -308,18 +308,18 @@ def test_what_terraform_has_not_noted_is_told_apart(tmp_path: Path) -> None:
         ]
     }
     runner = Terraform(tmp_path, Binary("terraform", (1, 11, 4)), cluster="lab", cache=tmp_path)
-    assert not known_to(runner)(Left("instance", "i-1"))
+    assert not known_to(runner)(Resource("instance", "i-1"))
     (tmp_path / "terraform.tfstate").write_text(json.dumps(state))
     known = known_to(runner)
-    assert known(Left("instance", "i-1"))
-    assert not known(Left("instance", "i-2"))
-    assert not known(Left("key pair", "lab-1"))
-    assert not known(Left("placement group", "lab-1"))
+    assert known(Resource("instance", "i-1"))
+    assert not known(Resource("instance", "i-2"))
+    assert not known(Resource("key pair", "lab-1"))
+    assert not known(Resource("placement group", "lab-1"))
     state["resources"].append(
         {"mode": "managed", "type": "aws_key_pair", "name": "this", "instances": [{}]}
     )
     (tmp_path / "terraform.tfstate").write_text(json.dumps(state))
-    assert known_to(runner)(Left("key pair", "lab-1"))
+    assert known_to(runner)(Resource("key pair", "lab-1"))
 
 
 def test_the_parts_of_a_kept_instance_stay_with_it() -> None:
@@ -327,7 +327,7 @@ def test_the_parts_of_a_kept_instance_stay_with_it() -> None:
     kinds = {kind.name: kind for kind in sweep.KINDS}
 
     def thing(kind: str, id: str, **item: Any) -> sweep.Found:
-        return kinds[kind], item, Left(kind, id)
+        return kinds[kind], item, Resource(kind, id)
 
     found = [
         thing("instance", "i-1"),

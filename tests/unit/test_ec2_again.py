@@ -13,9 +13,10 @@ import pytest
 
 from clusterctl.errors import ProviderError
 from clusterctl.model import Charge, CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
-from clusterctl.providers import ProviderPlan, ec2
-from clusterctl.providers.ec2 import Ec2Provider
+from clusterctl.providers.ec2 import provider as ec2
 from clusterctl.providers.ec2.api import Api, Instance, InstanceType
+from clusterctl.providers.ec2.provider import Ec2Provider
+from clusterctl.providers.protocol import ProviderPlan
 from clusterctl.state import Home
 from clusterctl.terraform import Binary
 from tests.unit.making import node

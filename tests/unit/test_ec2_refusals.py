@@ -26,10 +26,11 @@ from clusterctl.model import (
     Phase,
     Role,
 )
-from clusterctl.providers import ec2
-from clusterctl.providers.ec2 import Ec2Provider, access, api, failures, preflight, sweep
+from clusterctl.providers.ec2 import access, api, failures, preflight, sweep
+from clusterctl.providers.ec2 import provider as ec2
 from clusterctl.providers.ec2.api import Api, Instance, InstanceType
 from clusterctl.providers.ec2.hostkeys import HostKeys
+from clusterctl.providers.ec2.provider import Ec2Provider
 
 
 class Offering(Api):
@@ -165,7 +166,9 @@ def test_credentials_of_another_account_find_nothing_that_counts(
 
 
 def test_a_mistyped_family_is_told_before_aws_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clusterctl.providers.ec2.Api", lambda region: pytest.fail("asked AWS"))
+    monkeypatch.setattr(
+        "clusterctl.providers.ec2.provider.Api", lambda region: pytest.fail("asked AWS")
+    )
     with pytest.raises(UsageError, match="no GPU family 'g4d'") as caught:
         Ec2Provider().plan(wanted(NodeGroup(count=2, family="g4d")))
     assert caught.value.hint == "did you mean 'g4dn'?"

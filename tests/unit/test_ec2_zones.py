@@ -9,12 +9,13 @@ from typing import Any, cast
 import pytest
 
 from clusterctl.model import CloudSpec, Cluster, ClusterSpec, Node, NodeGroup, Phase, Role
-from clusterctl.providers.ec2 import Ec2Provider, _Begun, _Planned, spec
+from clusterctl.providers.ec2 import spec
 from clusterctl.providers.ec2.api import Api, Instance
 from clusterctl.providers.ec2.failures import CapacityError
 from clusterctl.providers.ec2.hostkeys import HostKeys
 from clusterctl.providers.ec2.memory import Memory, recall
 from clusterctl.providers.ec2.preflight import Survey
+from clusterctl.providers.ec2.provider import Ec2Provider, _Begun, _Planned
 from clusterctl.terraform import Diagnostic, Terraform, TerraformError
 
 ZONES = ("us-east-1a", "us-east-1b")

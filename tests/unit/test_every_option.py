@@ -37,9 +37,8 @@ from clusterctl.actions import (
 from clusterctl.cli import app
 from clusterctl.errors import UsageError
 from clusterctl.model import Cluster, ClusterSpec, JobState, Role
-from clusterctl.providers import ProviderPlan
-from clusterctl.providers.ec2 import Ec2Provider
-from clusterctl.providers.ec2.sweep import Left
+from clusterctl.providers.ec2.provider import Ec2Provider
+from clusterctl.providers.protocol import ProviderPlan, Resource
 from tests.unit.calling import Call, Said, state
 from tests.unit.making import cluster, job, node, spec
 
@@ -251,6 +250,13 @@ def given(scene: Scene, option: str) -> tuple[str, ...]:
 class Planned:
     """A provider of machines that cost money, whose plan is all that it was asked for."""
 
+    features = Ec2Provider.features
+    regions = Ec2Provider.regions
+    ids = Ec2Provider.ids
+    find: Any
+    adopt: Any
+    remove: Any
+
     def plan(self, spec: ClusterSpec, *rest: Any, **more: Any) -> ProviderPlan:
         return ProviderPlan(mode="ec2", mode_reason="", one_host=False, lines=(repr(spec),))
 
@@ -277,10 +283,13 @@ def stage(scene: Scene, monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[s
     monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
     monkeypatch.setitem(providers.PROVIDERS, "ec2", f"{__name__}:Planned")
     monkeypatch.setenv("AWS_REGION", "us-east-1")
-    left = (Left("instance", "i-1", "lab-9", "lab"), Left("instance", "i-2", "other-9", "other"))
-    monkeypatch.setattr(Ec2Provider, "find", lambda self, region: left)
-    monkeypatch.setattr(Ec2Provider, "adopt", recorder("adopt", reached))
-    monkeypatch.setattr(Ec2Provider, "remove", recorder("remove", reached, None))
+    left = (
+        Resource("instance", "i-1", "lab-9", "lab"),
+        Resource("instance", "i-2", "other-9", "other"),
+    )
+    monkeypatch.setattr(Planned, "find", lambda self, region: left, raising=False)
+    monkeypatch.setattr(Planned, "adopt", recorder("adopt", reached), raising=False)
+    monkeypatch.setattr(Planned, "remove", recorder("remove", reached, None), raising=False)
     for module, names in {
         attach: ("attach_hosts", "attach_site"),
         check: ("check",),

@@ -46,6 +46,9 @@ class Machines:
     def billed(self, cluster: Cluster, folder: Path) -> frozenset[str]:
         return frozenset(self.names)
 
+    def deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
+        return ""
+
     def extend(self, cluster: Cluster, folder: Path, deadline: float) -> None:
         self.noted.append(self.store.cluster(cluster.name).deadline)
         if self.silent:

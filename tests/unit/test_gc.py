@@ -11,10 +11,10 @@ import pytest
 
 from clusterctl.actions import open_store
 from clusterctl.cli.console import Console
-from clusterctl.providers.ec2 import Ec2Provider
-from clusterctl.providers.ec2.adoption import Adopted
+from clusterctl.model import Cluster
 from clusterctl.providers.ec2.memory import Memory, remember
-from clusterctl.providers.ec2.sweep import Left
+from clusterctl.providers.ec2.provider import Ec2Provider
+from clusterctl.providers.protocol import Resource
 from clusterctl.state import ClusterLock
 from tests.unit.calling import Call
 from tests.unit.making import cluster
@@ -29,9 +29,9 @@ class Account:
     meanwhile: Callable[[], None] = lambda: None
     removed: list[str] = field(default_factory=list)
 
-    def find(self, region: str) -> tuple[Left, ...]:
+    def find(self, region: str) -> tuple[Resource, ...]:
         self.meanwhile()
-        return (Left("instance", "i-1", cluster().id, self.name),)
+        return (Resource("instance", "i-1", cluster().id, self.name),)
 
 
 @pytest.fixture
@@ -101,8 +101,8 @@ def test_machines_whose_record_alone_is_gone_can_be_taken_back(
     account: Account, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remember(open_store().folder("lab"), Memory(id=cluster().id, region="us-east-1"))
-    there = Adopted(nodes=cluster().nodes, charges=(), since=0.0, account="123456789012")
-    monkeypatch.setattr(Ec2Provider, "adopt", lambda self, id, region: there)
+    there = cluster(account="123456789012")
+    monkeypatch.setattr(Ec2Provider, "adopt", lambda self, id, name, region: there)
     assert call("gc", "--adopt", "lab").code == 0
     found = open_store().cluster("lab")
     assert (found.id, found.account) == (cluster().id, "123456789012")
@@ -145,7 +145,7 @@ def test_a_cluster_that_outlives_its_deadline_is_not_passed_over(
 def test_a_dry_run_takes_nothing_back(
     more: list[str], account: Account, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def adopted(*words: object) -> Adopted:
+    def adopted(*words: object) -> Cluster:
         raise AssertionError("a dry run asks for no machines")
 
     monkeypatch.setattr(Ec2Provider, "adopt", adopted)

@@ -11,7 +11,7 @@ import pytest
 from clusterctl import bootstrap, catalog, keys, schedulers
 from clusterctl.bootstrap import steps
 from clusterctl.model import Accelerator, Role, Runtime
-from clusterctl.providers import deadlines
+from clusterctl.providers.shared import deadlines
 from tests.conftest import Need
 from tests.unit.making import cluster, node
 

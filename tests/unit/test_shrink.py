@@ -16,7 +16,7 @@ from clusterctl.jobs import outputs
 from clusterctl.jobs.outputs import Output
 from clusterctl.jobs.start import ranked
 from clusterctl.model import Charge, Cluster, ClusterSpec, Job, JobState, NodeGroup
-from clusterctl.providers import ProviderPlan
+from clusterctl.providers.protocol import Features, ProviderPlan
 from tests.unit import making
 
 PAID = (Charge(node="launcher", part="instance", item="x", hourly=1.0, source="", since=0.0),)
@@ -24,6 +24,8 @@ PAID = (Charge(node="launcher", part="instance", item="x", hourly=1.0, source=""
 
 class Planner:
     """A provider that numbers its workers from 1."""
+
+    features = Features()
 
     def plan(self, spec: ClusterSpec, *others: object, ahead: Path | None = None) -> ProviderPlan:
         return ProviderPlan(mode="m", mode_reason="", one_host=False, lines=("a plan",))

@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import pytest
 
+from clusterctl import providers
 from clusterctl.actions import open_store, up
 from clusterctl.model import Charge, Cluster, NodeGroup, Phase
-from clusterctl.providers import Provider
 from tests.unit.making import cluster, node
 
 NOW = time.time()
@@ -49,7 +48,9 @@ def broken_off(old: Cluster, bills: Bills, **planned: object) -> tuple[Cluster, 
     store, told = open_store(), list[str]()
     tried = replace(old, phase=Phase.CREATING, **planned)
     store.save(tried)
-    up._take_stock(store, cast(Provider, bills), tried, old, told.append)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(providers, "load", lambda name: bills)
+        up.record_failed_create(store, tried, old, told.append)
     return store.cluster(old.name), "\n".join(told)
 
 

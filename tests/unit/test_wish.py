@@ -9,7 +9,7 @@ import pytest
 from clusterctl.actions import open_store, up
 from clusterctl.errors import UsageError
 from clusterctl.model import CloudSpec, ClusterSpec
-from clusterctl.providers import ProviderPlan
+from clusterctl.providers.protocol import ProviderPlan
 from tests.unit.calling import Call, judge
 from tests.unit.making import cluster
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 
-from clusterctl import assets, bootstrap, keys
-from clusterctl.actions import Tell, check_name, connected, key_mark
+from clusterctl import assets, bootstrap, keys, providers
+from clusterctl.actions import Tell, check_name, connected
 from clusterctl.actions.attach.ports import check_ports
 from clusterctl.actions.attach.record import (
     ASK_TIMEOUT,
@@ -17,7 +17,6 @@ from clusterctl.actions.attach.record import (
     new_record,
     write_config,
 )
-from clusterctl.actions.down import let_go
 from clusterctl.bootstrap import facts
 from clusterctl.errors import (
     BootstrapError,
@@ -30,7 +29,8 @@ from clusterctl.errors import (
 from clusterctl.launch import interconnect
 from clusterctl.launch.mpirun import common_mpi
 from clusterctl.model import Accelerator, Cluster, Node, NodeResult, Phase
-from clusterctl.providers import hosts
+from clusterctl.providers.hosts import hostfile
+from clusterctl.providers.shared.clean_up import key_mark
 from clusterctl.state import ClusterLock, Store
 from clusterctl.state.home import write_atomic
 from clusterctl.transport.fold import fold
@@ -63,7 +63,7 @@ def attach_hosts(store: Store, name: str, machines: Machines, tell: Tell) -> Clu
     Raises UsageError for the file, NodeUnreachable, BootstrapError with a reason per host.
     """
     check_name(name)
-    nodes = hosts.nodes(_hosts(machines.file), machines.user)
+    nodes = hostfile.nodes(_hosts(machines.file), machines.user)
     with ClusterLock(store.home, name, "attach"):
         cluster = new_record(store, name, "hosts", len(nodes), machines.identity)
         before = cluster
@@ -79,7 +79,7 @@ def attach_hosts(store: Store, name: str, machines: Machines, tell: Tell) -> Clu
                 cluster = _prepare_hosts(store, cluster, machines, pool, tell)
         except BaseException:
             if cluster.phase is Phase.CREATING:
-                _let_go_quietly(store, store.cluster(name), tell)
+                _clean_up_quietly(store, store.cluster(name), tell)
             raise
         cluster = replace(cluster, phase=Phase.READY)
         store.save(cluster)
@@ -88,9 +88,9 @@ def attach_hosts(store: Store, name: str, machines: Machines, tell: Tell) -> Clu
     return cluster
 
 
-def _hosts(file: Path) -> tuple[hosts.Host, ...]:
+def _hosts(file: Path) -> tuple[hostfile.Host, ...]:
     try:
-        return hosts.parse(file.read_text(encoding="utf-8"), str(file))
+        return hostfile.parse(file.read_text(encoding="utf-8"), str(file))
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
             f"--hosts {file} cannot be read: {getattr(error, 'strerror', None) or error}",
@@ -315,12 +315,13 @@ def _pin(store: Store, cluster: Cluster, host_keys: Mapping[str, str]) -> None:
     write_atomic(store.folder(cluster.name) / "ssh" / "known_hosts", "".join(lines).encode())
 
 
-def _let_go_quietly(store: Store, cluster: Cluster, tell: Tell) -> None:
+def _clean_up_quietly(store: Store, cluster: Cluster, tell: Tell) -> None:
     """An attach that failed leaves no files of ours on the hosts, as far as they answer."""
     reached = tuple(node for node in cluster.nodes if node.root)
     try:
         if reached:
-            let_go(store, replace(cluster, nodes=reached), tell)
+            provider = providers.load(cluster.spec.provider)
+            provider.destroy(replace(cluster, nodes=reached), store.folder(cluster.name), tell)
     except ClusterctlError as error:
         tell(error.message)
     store.retire(cluster)

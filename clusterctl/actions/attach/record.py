@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from clusterctl import assets, providers
+from clusterctl import assets
 from clusterctl.errors import RecordError
 from clusterctl.model import Cluster, ClusterSpec, NodeGroup, NodeResult, Phase
 from clusterctl.state import Store
@@ -26,10 +26,9 @@ def new_record(store: Store, name: str, provider: str, count: int, identity: str
             raise
         old = None
     if old and old.spec.provider != provider:
-        verb = "detach" if old.spec.provider in providers.ATTACHED else "down"
         raise RecordError(
             f"cluster {name!r} exists ({old.spec.provider})",
-            hint=f"`clusterctl {verb} {name}` first, or choose another name",
+            hint=f"`clusterctl {old.end} {name}` first, or choose another name",
         )
     spec = ClusterSpec(name=name, provider=provider, groups=(NodeGroup(count=count),))
     if old:

@@ -17,6 +17,7 @@ from clusterctl.actions.attach.record import (
 from clusterctl.bootstrap import facts
 from clusterctl.errors import BootstrapError, NodeUnreachable, UsageError
 from clusterctl.model import Cluster, Node, Phase, Role
+from clusterctl.providers.shared.batch_site import BatchSite
 from clusterctl.state import ClusterLock, Store
 from clusterctl.transport.pool import Pool
 
@@ -84,7 +85,7 @@ def attach_site(store: Store, name: str, login: Login, tell: Tell) -> Cluster:
 
 
 def _survey_site(
-    store: Store, cluster: Cluster, site: providers.Site, login: Login, pool: Pool, tell: Tell
+    store: Store, cluster: Cluster, site: BatchSite, login: Login, pool: Pool, tell: Tell
 ) -> Cluster:
     node = cluster.launcher
     _connect(pool, cluster)
@@ -135,7 +136,7 @@ def _survey_site(
     return replace(cluster, nodes=(node,), traits=traits, mode_reason=traits["version"])
 
 
-def _shared(pool: Pool, node: Node, site: providers.Site, tell: Tell) -> str:
+def _shared(pool: Pool, node: Node, site: BatchSite, tell: Tell) -> str:
     """`yes`, or why it is not known. UsageError where a compute node does not see the folder."""
     look = ("sh", "-c", 'cat "$1/.shared" 2>/dev/null || echo unseen', "sh", node.root)
     command = site.node_command(look, FREE_NODE)

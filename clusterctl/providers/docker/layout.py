@@ -11,8 +11,8 @@ from pathlib import Path
 from clusterctl import catalog
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import Accelerator, ClusterSpec
-from clusterctl.providers import subnets
 from clusterctl.providers.docker import engine
+from clusterctl.providers.shared import subnets
 
 LAUNCHER = "launcher"
 MAX_WORKERS = 200

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from collections import Counter
 
-from clusterctl.model import Charge, Node, Role
+from clusterctl.model import (
+    CloudSpec,
+    Cluster,
+    ClusterSpec,
+    Node,
+    NodeGroup,
+    Phase,
+    Role,
+)
 from clusterctl.providers.ec2 import prices, sweep
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.spec import CPU_DISK, LAUNCHER, Machine
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Adopted:
-    """`since`: when the first of them was started, 0 without any. `account`: AWS's number."""
-
-    nodes: tuple[Node, ...]
-    charges: tuple[Charge, ...]
-    since: float
-    account: str
-
-
-def adopt(api: Api, cluster_id: str) -> Adopted:
-    """The machines, and what they cost as far as their tags and types tell."""
+def adopt(api: Api, cluster_id: str, name: str) -> Cluster:
+    """A record of the machines, with what they cost as far as their tags and types tell."""
     found = [item for item in api.instances(sweep.tagged(cluster_id)) if item.node]
     kinds = api.instance_types({item.type for item in found}) if found else {}
     machines = [
@@ -49,9 +48,18 @@ def adopt(api: Api, cluster_id: str) -> Adopted:
         )
         for item in sorted(found, key=lambda item: (item.node != LAUNCHER, item.node))
     )
-    return Adopted(
+    workers = Counter(node.instance_type for node in nodes if node.role is Role.WORKER)
+    groups = tuple(NodeGroup(count=count, instance_type=kind) for kind, count in workers.items())
+    return Cluster(
+        id=cluster_id,
+        spec=ClusterSpec(
+            name=name, provider="ec2", groups=groups, cloud=CloudSpec(region=api.region)
+        ),
+        phase=Phase.CREATING,
+        created=since or time.time(),
+        mode="ec2",
+        mode_reason=f"{api.region}, adopted",
         nodes=nodes,
         charges=prices.charges(machines, quotes, api.region, since),
-        since=since,
         account=api.account(),
     )

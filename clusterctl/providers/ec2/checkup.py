@@ -13,9 +13,9 @@ from typing import TypeVar
 
 from clusterctl import catalog
 from clusterctl.errors import ProviderError
-from clusterctl.providers import Finding
 from clusterctl.providers.ec2 import preflight
 from clusterctl.providers.ec2.api import Api, InstanceType, Later, default_region
+from clusterctl.providers.protocol import Finding
 
 LIMIT = 12.0
 """Seconds for everything together."""

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 from clusterctl import terraform
-from clusterctl.providers import OnEvent
 from clusterctl.providers.ec2 import failures, report, sweep
 from clusterctl.providers.ec2 import spec as layout
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.failures import CapacityError
+from clusterctl.providers.protocol import OnEvent, Resource
 
 _NAMED_BY_US = {"key pair": "aws_key_pair", "placement group": "aws_placement_group"}
 """Their names are the cluster's id, which is all over the state: their type tells."""
@@ -63,7 +63,7 @@ def remove_unknown(
             api.call("disassociate_route_table", AssociationId=name)
 
 
-def known_to(runner: terraform.Terraform) -> Callable[[sweep.Left], bool]:
+def known_to(runner: terraform.Terraform) -> Callable[[Resource], bool]:
     """Whether Terraform's state speaks of a thing."""
     state = runner.state
     types = {address.partition(".")[0] for address in runner.resources()}

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusterctl.errors import LeftoverError, ProviderError
-from clusterctl.providers import OnEvent
 from clusterctl.providers.ec2.api import Api
+from clusterctl.providers.protocol import OnEvent, Resource, describe
 
 TAG, NAME_TAG, NODE_TAG = "clusterctl:cluster", "clusterctl:name", "clusterctl:node"
 LIMIT = 600.0
@@ -20,16 +20,6 @@ LIMIT = 600.0
 def tagged(cluster_id: str) -> dict[str, Any]:
     """The filter for what belongs to that cluster."""
     return {"Name": f"tag:{TAG}", "Values": [cluster_id]}
-
-
-@dataclass(frozen=True, slots=True)
-class Left:
-    """One thing that exists. `cluster` and `name` are the values of its tags."""
-
-    kind: str
-    id: str
-    cluster: str = ""
-    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,19 +123,19 @@ KINDS = (
 )
 
 
-def find(api: Api, cluster_id: str = "") -> tuple[Left, ...]:
+def find(api: Api, cluster_id: str = "") -> tuple[Resource, ...]:
     """All that carries the cluster's tag (of all clusters, without an id), and what lies untagged
     in its VPCs. What goes with its VPC (default group, main route table) is not counted."""
     api.account()  # says soon where nobody answers, and before anything else who is not known
     return tuple(left for _, _, left in _find(api, cluster_id))
 
 
-def _find(api: Api, cluster_id: str) -> list[tuple[Kind, dict[str, Any], Left]]:
+def _find(api: Api, cluster_id: str) -> list[tuple[Kind, dict[str, Any], Resource]]:
     by_tag = tagged(cluster_id) if cluster_id else {"Name": "tag-key", "Values": [TAG]}
     vpcs = {
         item["VpcId"]: _tags(item) for item in api.all("describe_vpcs", "Vpcs", Filters=[by_tag])
     }
-    found: dict[tuple[str, str], tuple[Kind, dict[str, Any], Left]] = {}
+    found: dict[tuple[str, str], tuple[Kind, dict[str, Any], Resource]] = {}
     for kind in KINDS:
         searches = [by_tag]
         if kind.by_vpc and vpcs:
@@ -157,7 +147,7 @@ def _find(api: Api, cluster_id: str) -> list[tuple[Kind, dict[str, Any], Left]]:
                 tags = _tags(item) or vpcs.get(_vpc(item), {})
                 if TAG not in tags:
                     tags = vpcs.get(_vpc(item), tags)
-                left = Left(
+                left = Resource(
                     kind.name, str(item[kind.id]), tags.get(TAG, ""), tags.get(NAME_TAG, "")
                 )
                 found.setdefault((kind.name, left.id), (kind, item, left))
@@ -197,16 +187,16 @@ def remove(
     cluster_id: str,
     tell: OnEvent,
     *,
-    keep: Callable[[Left], bool] = lambda left: False,
+    keep: Callable[[Resource], bool] = lambda left: False,
     limit: float = LIMIT,
     pause: float = 2.0,
-) -> tuple[Left, ...]:
+) -> tuple[Resource, ...]:
     """Removes until a whole search finds nothing; returns what it found at first. What `keep`
     says yes to stays, and what is attached to it.
 
     Raises LeftoverError that names what is still there after `limit` seconds.
     """
-    first: tuple[Left, ...] | None = None
+    first: tuple[Resource, ...] | None = None
     end = time.monotonic() + limit
     while True:
         items = _without(_find(api, cluster_id), keep)
@@ -227,10 +217,10 @@ def remove(
         time.sleep(pause)  # instances end slowly, and hold what they use
 
 
-Found = tuple[Kind, dict[str, Any], Left]
+Found = tuple[Kind, dict[str, Any], Resource]
 
 
-def _without(found: list[Found], keep: Callable[[Left], bool]) -> list[Found]:
+def _without(found: list[Found], keep: Callable[[Resource], bool]) -> list[Found]:
     """What is not to be kept. A disk or an interface stays with its instance: Terraform may have
     been stopped when it knew of the instance, but not yet of its parts."""
     kept = {left.id for kind, _, left in found if kind.name == "instance" and keep(left)}
@@ -247,7 +237,7 @@ def _holder(item: dict[str, Any]) -> str:
     return str(attached[0].get("InstanceId", ""))
 
 
-def _remove(api: Api, items: list[tuple[Kind, dict[str, Any], Left]]) -> str:
+def _remove(api: Api, items: list[tuple[Kind, dict[str, Any], Resource]]) -> str:
     """One attempt at everything, in order; the last thing that was refused, in words."""
     why = ""
     instances = [left for kind, _, left in items if kind.name == "instance"]
@@ -294,19 +284,3 @@ def _before(kind: Kind, item: dict[str, Any]) -> Iterator[tuple[str, dict[str, A
             "revoke_security_group_ingress",
             {"GroupId": item["GroupId"], "IpPermissions": item["IpPermissions"]},
         )
-
-
-def describe(left: tuple[Left, ...], *, ids: bool = True) -> str:
-    """`2 instances (i-1, i-2), 1 volume (vol-3)`; without `ids` only how many."""
-    kinds: dict[str, list[str]] = {}
-    for item in left:
-        kinds.setdefault(item.kind, []).append(item.id)
-    return ", ".join(
-        f"{len(mine)} {kind if len(mine) == 1 else _plural(kind)}"
-        + (f" ({', '.join(mine)})" if ids else "")
-        for kind, mine in kinds.items()
-    )
-
-
-def _plural(kind: str) -> str:
-    return f"{kind}es" if kind.endswith("s") else f"{kind}s"

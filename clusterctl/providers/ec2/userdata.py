@@ -10,7 +10,7 @@ import json
 
 from clusterctl import assets
 from clusterctl.keys import KeyPair
-from clusterctl.providers import deadlines
+from clusterctl.providers.shared import deadlines
 
 AGENT = "/etc/clusterctl/deadline.sh"
 UNIT = "clusterctl-deadline.service"

@@ -15,7 +15,7 @@ from clusterctl.providers.local import cleanup, holders, processes, sshd
 from clusterctl.providers.local.holders import Holder
 from clusterctl.providers.local.layout import SWITCH, Place, Site
 from clusterctl.providers.local.processes import Process
-from clusterctl.providers.reach import Endpoint, greet
+from clusterctl.providers.shared.greeting import Endpoint, greet
 
 _ATTEMPTS = 3
 """A loopback port that was free a moment ago may be taken when sshd wants it."""

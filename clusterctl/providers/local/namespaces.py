@@ -20,13 +20,13 @@ from pathlib import Path
 
 from clusterctl import process
 from clusterctl.errors import ProviderError
-from clusterctl.providers import subnets
 from clusterctl.providers.local import layout, modes
 from clusterctl.providers.local.holders import Holder, last_words, log_of, script
 from clusterctl.providers.local.layout import STARTER, SWITCH, Place, Site
 from clusterctl.providers.local.processes import Process, network_of
 from clusterctl.providers.local.sshd import SEARCH, Server, locked, rewrite, unlocked_shadow
-from clusterctl.providers.reach import Endpoint
+from clusterctl.providers.shared import subnets
+from clusterctl.providers.shared.greeting import Endpoint
 
 _PORT = 22
 _ROUTES = ("-4", "-j", "route", "show", "table", "all")

@@ -9,9 +9,9 @@ import os
 from pathlib import Path
 
 from clusterctl import assets, process
-from clusterctl.providers import deadlines
 from clusterctl.providers.local import processes
 from clusterctl.providers.local.layout import REAPER, Site
+from clusterctl.providers.shared import deadlines
 from clusterctl.state.home import write_atomic
 
 PATIENCE = 120.0

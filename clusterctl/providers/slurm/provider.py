@@ -7,10 +7,11 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from clusterctl.providers import Queue
+from clusterctl.providers.protocol import Queue
+from clusterctl.providers.shared.batch_site import BatchSite
 
 
-class SlurmSite:
+class SlurmProvider(BatchSite):
     """Commands of Slurm's own clients, which any version since 20.11 has."""
 
     name = "slurm"

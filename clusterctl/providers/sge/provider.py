@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 from xml.etree import ElementTree
 
-from clusterctl.providers import Queue
+from clusterctl.providers.protocol import Queue
+from clusterctl.providers.shared.batch_site import BatchSite
 
 _GPU = ("gpu", "gpus", "ngpus")
 """What sites call the resource: Grid Engine has no name of its own for it."""
 
 
-class SgeSite:
+class SgeProvider(BatchSite):
     """Commands of Sun's, Son of, Univa and Open Grid Engine alike."""
 
     name = "sge"

@@ -1,0 +1,439 @@
+"""The Docker provider: one container per node, on this machine's engine and a network of its own.
+
+Nodes are made from the images in `docker/`, or from any image with an sshd: keys and entry point
+are copied in before the start, so that host keys are known before the first connection and are
+neither in the image nor in what the engine shows of a container.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from ipaddress import IPv4Network
+from pathlib import Path
+
+from clusterctl import assets, catalog, keys, process
+from clusterctl.errors import (
+    ClusterctlError,
+    LeftoverError,
+    NodeUnreachable,
+    ProviderError,
+    UsageError,
+)
+from clusterctl.model import Accelerator, Cluster, ClusterSpec, Node, Role, Runtime
+from clusterctl.providers.docker import engine, layout
+from clusterctl.providers.docker.engine import Container
+from clusterctl.providers.docker.layout import Ask, Machine
+from clusterctl.providers.protocol import Created, Features, OnEvent, ProviderPlan
+from clusterctl.providers.shared import deadlines, subnets
+from clusterctl.providers.shared.greeting import greet
+
+MODE = "containers"
+START_LIMIT = 30.0
+"""Seconds until a started container's sshd has to greet."""
+PULL_LIMIT = 3600.0
+QUICK = {"launcher", "cpu"}
+"""Images that take minutes to build, from a few hundred megabytes."""
+_AT_ONCE = 8
+
+
+class DockerProvider:
+    """Implements `Creator`, `Expiring` and `Recovering` of `clusterctl.providers.protocol`."""
+
+    # A node is its image: nothing to install.
+    features = Features(pythons=(catalog.CONTAINER_IMAGES["cpu"].python,), subject="containers")
+
+    def plan(
+        self,
+        spec: ClusterSpec,
+        current: Cluster | None = None,
+        tell: OnEvent = lambda line: None,
+        *,
+        ahead: Path | None = None,
+    ) -> ProviderPlan:
+        machines = layout.machines(spec)
+        if spec.runtime is Runtime.DOCKER:
+            raise UsageError(
+                "--provider docker: its nodes are containers already",
+                hint="leave --runtime out; --image chooses what they are made from",
+            )
+        version = engine.require()
+        to_pull, recipes = _absent(machines)
+        todo = [f"to be pulled: {', '.join(to_pull)}"] if to_pull else []
+        todo += [f"to be built, once: {', '.join(recipes)}"] if recipes else []
+        shares = [
+            f"{machine.name} has GPU {', '.join(machine.gpus)}"
+            for machine in machines
+            if machine.gpus
+        ]
+        workers = layout.names(spec.workers)[1:]
+        span = workers[0] if len(workers) == 1 else f"{workers[0]} to {workers[-1]}"
+        return ProviderPlan(
+            mode=MODE,
+            mode_reason=f"Docker {version}",
+            one_host=False,
+            lines=(
+                f"{len(machines)} containers on this machine's engine: launcher, {span}",
+                f"image {machines[-1].image}, launcher {machines[0].image}",
+                *todo,
+                *shares,
+                "no cost",
+            ),
+            deadline=deadlines.asked(spec, current),
+            recipes=recipes,
+        )
+
+    def create(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> Created:
+        machines = layout.machines(cluster.spec)
+        engine.require()
+        for reference in _absent(machines)[0]:
+            on_event(f"pulling {reference}")
+            what = f"the image {reference} could not be pulled"
+            engine.need("pull", "--quiet", reference, what=what, timeout=PULL_LIMIT)
+        began = time.monotonic()
+        subnet = _network(cluster, folder)
+        host_keys = {
+            machine.name: keys.ensure(folder / "containers" / machine.name) for machine in machines
+        }
+        addresses = {m.name: subnets.address(subnet, m.index) for m in machines}
+        authorized = [(folder / "ssh" / name).read_text().strip() for name in _LET_IN]
+        digests = {
+            machine.name: layout.digest(
+                machine, addresses[machine.name], [host_keys[machine.name], *authorized]
+            )
+            for machine in machines
+        }
+        # Before one that stands still is started: the deadline that it has may have passed.
+        refused = _arm(cluster.id, cluster.deadline, cluster.spec.ttl)
+        engine.remove(("rm", "--force", "--volumes"), [item.id for item in refused])
+        kept, removed = _keep_healthy(cluster.id, digests, addresses)
+        missing = [machine for machine in machines if machine.name not in kept]
+        if missing:
+            granted = _granted(cluster.id, missing, on_event)
+            _make(cluster, folder, missing, digests, subnet, granted, authorized)
+            _greeted(cluster, missing, addresses)
+        gone = sorted(name for name in removed if name not in addresses)
+        on_event(
+            f"{len(missing)} containers started in {time.monotonic() - began:.1f} s"
+            + (f", {len(kept)} were there" if kept else "")
+            + (f", removed: {', '.join(gone)}" if gone else "")
+        )
+        return Created(
+            nodes=tuple(_node(cluster, machine, addresses[machine.name]) for machine in machines),
+            host_keys=host_keys,
+        )
+
+    def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
+        names = layout.names(cluster.spec.workers)
+        try:
+            engine.require()
+            found = {item.node: item for item in engine.containers(cluster.id)}
+        except ProviderError as error:
+            return dict.fromkeys(names, f"unknown: {error.message}")
+        over = bool(cluster.deadline and cluster.deadline <= time.time())
+        troubles = {name: _trouble(found.get(name), over) for name in names}
+        endpoints = {
+            name: (found[name].address, layout.PORT) for name in names if not troubles[name]
+        }
+        troubles |= greet(endpoints, seconds=2)
+        return {name: troubles[name] or "running" for name in names}
+
+    def ids(self, folder: Path) -> frozenset[str]:
+        return engine.clusters(folder)
+
+    def extend(self, cluster: Cluster, folder: Path, deadline: float) -> None:
+        engine.require()
+        if refused := _arm(cluster.id, deadline):
+            whys = sorted(f"{item.node}: {why}" for item, why in refused.items())
+            raise NodeUnreachable(
+                f"the old deadline stays on {'; '.join(whys)}", hint="try again", transient=True
+            )
+
+    def deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
+        return ""  # each node keeps its own deadline
+
+    def destroy(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> None:
+        engine.require()
+        label = f"{engine.CLUSTER}={cluster.id}"
+        found = [item.id for item in engine.containers(cluster.id)]
+        engine.remove(("rm", "--force", "--volumes"), found)
+        engine.remove(("network", "rm"), engine.networks(label))
+        engine.remove(("volume", "rm", "--force"), engine.volumes(label))
+        left = [
+            *(f"container {item.name} ({item.state})" for item in engine.containers(cluster.id)),
+            *(f"network {name}" for name in engine.networks(label)),
+            *(f"volume {name}" for name in engine.volumes(label)),
+        ]
+        if left:
+            raise LeftoverError(
+                f"of cluster {cluster.name} there is still: {', '.join(left)}",
+                hint="look what holds it (docker inspect), then run down again",
+            )
+        on_event(f"asked the engine again: no container, network or volume has the label {label}")
+
+
+_TOOLKIT = "NVIDIA GPUs need the NVIDIA container toolkit on this machine: docs/docker.md"
+_LET_IN = ("user.pub", "mesh.pub")
+
+
+def _absent(machines: Iterable[Machine]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Images that this engine lacks: references to pull, and recipes of ours to build. Raises
+    ProviderError for those of ours that nobody wants to be built unasked."""
+    ours = {row.reference: kind for kind, row in catalog.CONTAINER_IMAGES.items()}
+    absent = [
+        reference
+        for reference in dict.fromkeys(machine.image for machine in machines)
+        if not engine.has_image(reference)
+    ]
+    recipes = tuple(ours[reference] for reference in absent if reference in ours)
+    for kind in set(recipes) - QUICK:
+        public = catalog.CONTAINER_IMAGES[kind].fallback
+        raise ProviderError(
+            f"the engine has no image {catalog.CONTAINER_IMAGES[kind].reference}",
+            hint=f"clusterctl image build {kind}" + (f" (or --image {public})" if public else ""),
+        )
+    return tuple(reference for reference in absent if reference not in ours), recipes
+
+
+def _network(cluster: Cluster, folder: Path) -> IPv4Network:
+    """The cluster's network, made if it is not there. Its name is the cluster's id."""
+    label = f"{engine.CLUSTER}={cluster.id}"
+    present = engine.networks(label)
+    if present and (found := engine.subnets(present)):
+        return found[0]
+    words = ["network", "create", "--driver", "bridge"]
+    for name, value in _labels(cluster, folder).items():
+        words += ["--label", f"{name}={value}"]
+    with ExitStack() as until:
+        subnet = subnets.claim(cluster.id, _in_use, until)
+        words += ["--subnet", str(subnet), "--gateway", str(subnet[subnets.HOST])]
+        engine.need(*words, cluster.id, what="the cluster's network could not be made")
+    return subnet
+
+
+def _in_use() -> tuple[IPv4Network, ...]:
+    """What the kernel knows where `ip` tells us, and what the engine has given away."""
+    texts = [
+        process.run(["ip", "-4", "-j", *words], timeout=10).text
+        for words in (("address",), ("route", "show", "table", "all"))
+    ]
+    return (*subnets.taken(*texts), *engine.subnets())
+
+
+def _labels(cluster: Cluster, folder: Path) -> dict[str, str]:
+    return {engine.CLUSTER: cluster.id, engine.FOLDER: str(folder)}
+
+
+def _trouble(found: Container | None, over: bool) -> str:
+    """`over`: its deadline has passed."""
+    if found is None:
+        return "gone: there is no such container"
+    if found.state == "running":
+        return "" if found.address else "cut off: it has left the cluster's network"
+    if over and found.state == "exited" and not found.exit_code:
+        return "has ended itself at its deadline"
+    return f"{found.state}: exit code {found.exit_code}, see docker logs {found.name}"
+
+
+def _arm(cluster: str, deadline: float | None, life: float = 0.0) -> dict[Container, str]:
+    """Gives the containers that are there their deadline; those that cannot get it, and why."""
+    data = archive({deadlines.FILE: (deadlines.content(deadline, life), 0o644)})
+    refused: dict[Container, str] = {}
+
+    def arm(item: Container) -> None:
+        copied = engine.call("cp", "-", f"{item.id}:/", stdin=data)
+        policy = engine.call("update", "--restart", layout.restart(deadline), item.id)
+        for result in (copied, policy):
+            if not result.ok:
+                refused[item] = engine.said(result)
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        list(pool.map(arm, engine.containers(cluster)))
+    return refused
+
+
+def _keep_healthy(
+    cluster: str, digests: Mapping[str, str], addresses: Mapping[str, str]
+) -> tuple[set[str], list[str]]:
+    """The nodes that stay, and those whose container was removed. One that only stands still is
+    started again: what was written in it is worth keeping."""
+    found = engine.containers(cluster)
+    fit = {item.node: item for item in found if digests.get(item.node) == item.digest}
+    for item in list(fit.values()):
+        revive = "unpause" if item.state == "paused" else "start"
+        if item.state == "created":
+            del fit[item.node]  # we were interrupted before it had its keys
+        elif item.state != "running" and not engine.call(revive, item.id).ok:
+            del fit[item.node]
+    answers = _wait({name: addresses[name] for name in fit}, START_LIMIT / 3)
+    kept = {name for name, trouble in answers.items() if not trouble}
+    doomed = [item for item in found if item.node not in kept or fit[item.node] is not item]
+    engine.remove(("rm", "--force", "--volumes"), [item.id for item in doomed])
+    return kept, [item.node for item in doomed]
+
+
+def _wait(addresses: Mapping[str, str], limit: float) -> dict[str, str]:
+    """Name → nothing, or what is wrong with its sshd when the time is up."""
+    until = time.monotonic() + limit
+    answers = greet({name: (ip, layout.PORT) for name, ip in addresses.items()}, seconds=1)
+    while (late := [n for n, trouble in answers.items() if trouble]) and time.monotonic() < until:
+        time.sleep(0.1)
+        answers |= greet({name: (addresses[name], layout.PORT) for name in late}, seconds=1)
+    return answers
+
+
+def _granted(cluster: str, machines: Sequence[Machine], on_event: OnEvent) -> tuple[Ask, ...]:
+    """What this engine gives of what workers are to get. Each refusal is said with its price."""
+    workers = [machine for machine in machines if machine.name != layout.LAUNCHER]
+    if not workers:
+        return ()
+    wanted = layout.asks()
+    image = workers[0].image
+    if not _refusal(cluster, image, wanted):
+        return wanted
+    granted = []
+    for ask in wanted:
+        if why := _refusal(cluster, image, (ask,)):
+            on_event(f"warning: the engine refuses {ask.name} ({why}): {ask.cost}")
+        else:
+            granted.append(ask)
+    return tuple(granted)
+
+
+def _refusal(cluster: str, image: str, wanted: Iterable[Ask]) -> str:
+    """Why a container with that does not start; nothing if it does. It carries the cluster's label,
+    so that `down` finds it if we are killed in between."""
+    words = [word for ask in wanted for word in ask.argv]
+    result = engine.call(
+        *("run", "--rm", "--network", "none", "--label", f"{engine.CLUSTER}={cluster}", *words),
+        *("--entrypoint", "/bin/true", image),
+    )
+    if result.ok:
+        return ""
+    return engine.said(result).removesuffix(".").removesuffix(": unknown").split(": ")[-1]
+
+
+def _make(
+    cluster: Cluster,
+    folder: Path,
+    machines: Sequence[Machine],
+    digests: Mapping[str, str],
+    subnet: IPv4Network,
+    granted: Sequence[Ask],
+    authorized: Sequence[str],
+) -> None:
+    """Creates, fills and starts containers, several at once. ProviderError names the first node
+    that could not be started."""
+
+    def make(machine: Machine) -> None:
+        argv = layout.create_argv(
+            machine,
+            cluster=cluster.id,
+            labels={**_labels(cluster, folder), engine.DIGEST: digests[machine.name]},
+            subnet=subnet,
+            granted=() if machine.name == layout.LAUNCHER else granted,
+            restart=layout.restart(cluster.deadline),
+        )
+        what = f"{machine.name} could not be made"
+        id = engine.need(*argv, what=what).strip()
+        private = (folder / "containers" / machine.name).read_text()
+        files = {
+            f"{layout.ETC}/host_key": (private, 0o600),
+            f"{layout.ETC}/authorized_keys": ("".join(f"{k}\n" for k in authorized), 0o644),
+            **_furniture(cluster),
+        }
+        engine.need("cp", "-", f"{id}:/", what=what, stdin=archive(files))
+        hint = _TOOLKIT if machine.vendor is Accelerator.NVIDIA and machine.gpus else ""
+        engine.need("start", id, what=f"{machine.name} could not be started", hint=hint)
+
+    _each(make, machines)
+
+
+def _furniture(cluster: Cluster) -> dict[str, tuple[str, int]]:
+    """The entry point, its sshd's settings and the agent that minds the deadline: this release's,
+    whatever the image brings."""
+    common = assets.folder("docker") / "common"
+    found = {f"{layout.ETC}/sshd_config": ((common / "sshd_config").read_text(), 0o644)}
+    for name in ("entrypoint.sh", "healthcheck.sh"):
+        found[f"{layout.ENTRY}/{name}"] = ((common / name).read_text(), 0o755)
+    agent = deadlines.agent(root=layout.root(cluster.id), end=layout.END)
+    found[layout.AGENT] = (agent, 0o755)
+    found[deadlines.FILE] = (deadlines.content(cluster.deadline, cluster.spec.ttl), 0o644)
+    return found
+
+
+def archive(files: Mapping[str, tuple[str, int]]) -> bytes:
+    """A tar of path → (text, mode), all root's, with the folders above it."""
+    sink = io.BytesIO()
+    with tarfile.open(fileobj=sink, mode="w") as tar:
+        for folder in sorted({str(Path(path).parent) for path in files}):
+            row = tarfile.TarInfo(folder.lstrip("/"))
+            row.type, row.mode = tarfile.DIRTYPE, 0o755
+            tar.addfile(row)
+        for path, (text, mode) in files.items():
+            data = text.encode()
+            row = tarfile.TarInfo(path.lstrip("/"))
+            row.size, row.mode = len(data), mode
+            tar.addfile(row, io.BytesIO(data))
+    return sink.getvalue()
+
+
+def _each(act: Callable[[Machine], None], machines: Sequence[Machine]) -> None:
+    """All of them, also after one has failed; then the first failure."""
+    failures: list[ClusterctlError] = []
+
+    def guarded(machine: Machine) -> None:
+        try:
+            act(machine)
+        except ClusterctlError as error:
+            failures.append(error)
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        list(pool.map(guarded, machines))
+    if failures:
+        raise failures[0]
+
+
+def _greeted(cluster: Cluster, machines: Sequence[Machine], addresses: Mapping[str, str]) -> None:
+    """Raises ProviderError for the first node whose sshd cannot be reached, with what it said."""
+    answers = _wait({machine.name: addresses[machine.name] for machine in machines}, START_LIMIT)
+    failed = next((machine for machine in machines if answers[machine.name]), None)
+    if failed is None:
+        return
+    name = layout.container(cluster.id, failed)
+    log = engine.call("logs", "--tail", "3", name)
+    lines = (log.text + log.stderr.decode(errors="replace")).strip().splitlines()
+    state = next((c.state for c in engine.containers(cluster.id) if c.node == failed.name), "gone")
+    if state == "running":
+        raise ProviderError(
+            f"{failed.name} runs, but {answers[failed.name]}",
+            hint="addresses of containers are reached from the machine of the engine alone (not"
+            " with Docker Desktop, nor with a DOCKER_HOST elsewhere)",
+        )
+    raise ProviderError(
+        f"{failed.name} has ended at once ({state}): {' · '.join(lines) or 'it said nothing'}",
+        hint=f"docker logs {name}; the image {failed.image} needs /bin/sh and an sshd",
+    )
+
+
+def _node(cluster: Cluster, machine: Machine, address: str) -> Node:
+    """Workers share this machine's cores; the launcher runs no ranks."""
+    launcher = machine.name == layout.LAUNCHER
+    cores = len(os.sched_getaffinity(0)) // cluster.spec.workers
+    return Node(
+        name=machine.name,
+        role=Role.LAUNCHER if launcher else Role.WORKER,
+        address=address,
+        private_address=address,
+        ssh_port=layout.PORT,
+        job_port=layout.PORT,
+        user="root",
+        root=layout.root(cluster.id),
+        slots=1 if launcher else len(machine.gpus) or max(1, cores),
+        machine=layout.container(cluster.id, machine),
+    )

@@ -1,0 +1,1 @@
+"""SSH hosts that people have already."""

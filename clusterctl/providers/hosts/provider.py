@@ -1,0 +1,25 @@
+"""SSH hosts as a provider: their owner runs them, and we take our files away again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from clusterctl.model import Cluster
+from clusterctl.providers.protocol import Features, OnEvent
+from clusterctl.providers.shared.clean_up import clean_up_hosts, key_mark, removal, shut_out
+
+
+class HostsProvider:
+    """Implements `clusterctl.providers.protocol.Provider`."""
+
+    features = Features()
+
+    def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
+        """They run as far as anybody knows who has not asked their SSH."""
+        return dict.fromkeys((node.name for node in cluster.nodes), "running")
+
+    def destroy(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> None:
+        shut = shut_out(key_mark(cluster))
+        clean_up_hosts(
+            cluster, folder, on_event, lambda node: f"{removal(node.root, cluster.id)}\n{shut}"
+        )

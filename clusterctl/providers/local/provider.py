@@ -1,0 +1,199 @@
+"""The local provider: every node is a real sshd on this machine, free and offline.
+
+As root, nodes have namespaces of their own and behave like machines; otherwise they are loopback
+addresses of one host. See `modes` for who gets which.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from clusterctl.errors import LeftoverError, ProviderError
+from clusterctl.model import Cluster, ClusterSpec, Node, Role
+from clusterctl.providers.local import cleanup, layout, modes, processes, reaper, sshd
+from clusterctl.providers.local.converge import converge
+from clusterctl.providers.local.loopback import Loopback, drop_privsep
+from clusterctl.providers.local.namespaces import Namespaces, drop_interface
+from clusterctl.providers.protocol import Created, Features, OnEvent, ProviderPlan
+from clusterctl.providers.shared import deadlines
+from clusterctl.providers.shared.greeting import Endpoint, greet
+
+
+class LocalProvider:
+    """Implements `Creator`, `Expiring` and `Recovering` of `clusterctl.providers.protocol`."""
+
+    features = Features(
+        # They see this machine's files: the Python that runs clusterctl has what programs need.
+        pythons=(sys.executable,),
+        shares_machine=True,
+        instant=True,
+        subject="local clusters",
+        if_missing="error",
+    )
+
+    def plan(
+        self,
+        spec: ClusterSpec,
+        current: Cluster | None = None,
+        tell: OnEvent = lambda line: None,
+        *,
+        ahead: Path | None = None,
+    ) -> ProviderPlan:
+        names = layout.node_names(spec.workers)
+        sshd.server()
+        mode = modes.choose()
+        kind = (
+            "its own network, hostname and file view"
+            if mode.name == modes.NAMESPACES
+            else "a loopback address of this one host"
+        )
+        return ProviderPlan(
+            mode=mode.name,
+            mode_reason=mode.reason,
+            one_host=mode.name == modes.LOOPBACK,
+            lines=(
+                f"{len(names)} nodes on this machine: launcher, {_span(spec.workers)}",
+                f"each an sshd with {kind} ({mode.name}: {mode.reason})",
+                "no cost",
+            ),
+            deadline=deadlines.asked(spec, current),
+        )
+
+    def create(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> Created:
+        names = layout.node_names(cluster.spec.workers)
+        site = layout.site(cluster.id, folder)
+        server = sshd.server()
+        mode = _mode_of(cluster)
+        began = time.monotonic()
+        with ExitStack() as until:
+            network: Namespaces | Loopback = (
+                Namespaces(site, server, until) if mode == modes.NAMESPACES else Loopback(server)
+            )
+            outcome = converge(site, network, names, server)
+        kept = len(names) - len(outcome.started)
+        if cluster.deadline:
+            reaper.arm(site, cluster.name, cluster.deadline, cluster.spec.ttl)
+        on_event(
+            f"{len(outcome.started)} {'node' if len(outcome.started) == 1 else 'nodes'} started"
+            f" in {time.monotonic() - began:.2f} s"
+            + (f", {kept} were there" if kept else "")
+            + (f", removed: {', '.join(outcome.removed)}" if outcome.removed else "")
+        )
+        return Created(
+            nodes=tuple(
+                _node(site, name, outcome.endpoints[name], server.user, cluster.spec.workers)
+                for name in names
+            ),
+            host_keys=outcome.host_keys,
+        )
+
+    def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
+        site = layout.site(cluster.id, folder)
+        names = layout.node_names(cluster.spec.workers)
+        present = {process.node for process in processes.scan(site)}
+        cut_off = cluster.mode == modes.NAMESPACES and layout.SWITCH not in present
+        troubles: dict[str, str] = {}
+        endpoints: dict[str, Endpoint] = {}
+        for name in names:
+            endpoint = sshd.endpoint(site.place(name))
+            if name not in present:
+                troubles[name] = "gone: it has no process"
+            elif cut_off:
+                troubles[name] = "cut off: the process that holds the network is gone"
+            elif endpoint is None:
+                troubles[name] = f"damaged: {site.place(name).config} is gone"
+            else:
+                endpoints[name] = endpoint
+        troubles |= greet(endpoints, seconds=1)
+        return {name: troubles[name] or "running" for name in names}
+
+    def ids(self, folder: Path) -> frozenset[str]:
+        configs = folder.glob("nodes/*/etc/sshd_config")
+        return frozenset(filter(None, map(sshd.cluster_of, configs))) or frozenset(
+            processes.ids(folder)
+        )
+
+    def extend(self, cluster: Cluster, folder: Path, deadline: float) -> None:
+        reaper.arm(layout.site(cluster.id, folder), cluster.name, deadline)
+
+    def deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
+        site = layout.site(cluster.id, folder)
+        if not cluster.deadline:
+            return ""
+        if not reaper.runs(site):
+            return "the process that takes it down at its deadline is not running"
+        if time.time() > cluster.deadline + reaper.PATIENCE:
+            return f"it could not be taken down at its deadline ({reaper.log_of(site)} says why)"
+        return ""
+
+    def destroy(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> None:
+        site = layout.site(cluster.id, folder)
+        with processes.networks(site) as networks:
+            # The network goes last: clients learn through it that their server is gone.
+            stubborn = processes.end(site, lambda process: process.node != layout.SWITCH)
+            drop_interface(site)
+            stubborn += processes.end(site, lambda process: True)
+            left = [
+                f"process {process.pid} ({process.command})"
+                for process in dict.fromkeys(stubborn)
+                if processes.alive(process.pid, process.start)
+            ]
+            for path in (site.nodes, *cleanup.scratch_folders(site)):
+                try:
+                    cleanup.remove_tree(path)
+                except OSError as error:
+                    left.append(f"{path}: {error.strerror}")
+            drop_privsep()
+            left += [what for what in _remnants(site, networks) if what not in left]
+        if left:
+            raise LeftoverError(
+                f"of cluster {cluster.name} there is still: {'; '.join(left)}",
+                hint="end or remove that, then run down again",
+            )
+        on_event("no process, interface or file is left on this machine")
+
+
+def _remnants(site: layout.Site, networks: set[int]) -> list[str]:
+    """What stays. A process that is just ending has lost what it is known by, but not yet its
+    network: it gets a moment.
+    """
+    deadline = time.monotonic() + 0.5
+    while (left := cleanup.remnants(site, networks)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return left
+
+
+def _mode_of(cluster: Cluster) -> str:
+    """A cluster keeps the mode that it was made with."""
+    if cluster.mode == modes.NAMESPACES and (obstacle := modes.obstacle_to_namespaces()):
+        raise ProviderError(
+            f"cluster {cluster.name} was made with namespaces, impossible now: {obstacle}",
+            hint="run clusterctl as it was run then, or take the cluster down",
+        )
+    return cluster.mode or modes.choose().name
+
+
+def _node(site: layout.Site, name: str, endpoint: Endpoint, user: str, workers: int) -> Node:
+    """Workers share this machine's cores; the launcher runs no ranks."""
+    address, port = endpoint
+    cores = len(os.sched_getaffinity(0))
+    launcher = name == layout.LAUNCHER
+    return Node(
+        name=name,
+        role=Role.LAUNCHER if launcher else Role.WORKER,
+        address=address,
+        private_address=address,
+        ssh_port=port,
+        job_port=port,
+        user=user,
+        root=str(site.place(name).root),
+        slots=1 if launcher else max(1, cores // workers),
+    )
+
+
+def _span(workers: int) -> str:
+    return "worker-1" if workers == 1 else f"worker-1 to worker-{workers}"

@@ -1,0 +1,218 @@
+"""What providers promise: one protocol for all of them, and further ones for what only some do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from clusterctl.model import Charge, Cluster, ClusterSpec, Node, Runtime
+from clusterctl.transport.pool import Pool
+
+OnEvent = Callable[[str], None]
+"""Takes one line of progress for people."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Features:
+    """The facts in which providers differ, known without asking anybody."""
+
+    runtime: Runtime = Runtime.HOST
+    """Where ranks run, unless --runtime says otherwise."""
+    worker_family: str = ""
+    """The row of the catalog for workers of which only the number is given."""
+    fresh_machines: bool = False
+    """Nodes are bare machines: bootstrap installs what jobs need."""
+    bootstrap_timeout: float = 120.0
+    """Seconds."""
+    pythons: tuple[str, ...] = ()
+    """Where nodes that are not fresh have a Python with what programs need."""
+    shares_machine: bool = False
+    """Nodes are names for the processor of this machine: slots are advice there, not a limit."""
+    instant: bool = False
+    """Nodes are there at once and cost nothing: `up` reports no phases and runs no smoke test."""
+    subject: str = ""
+    """What `check` calls the clusters that can be made on this machine."""
+    if_missing: str = "warning"
+    """The level of `check`'s finding where none can."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProviderPlan:
+    """What `up` is about to do, printable as it stands."""
+
+    mode: str
+    mode_reason: str
+    one_host: bool
+    lines: tuple[str, ...]
+    spec: ClusterSpec | None = None
+    """The options with what was left to the provider filled in; None: as it was."""
+    charges: tuple[Charge, ...] = ()
+    deadline: float | None = None
+    """When the nodes will end themselves, in seconds since the epoch."""
+    recipes: tuple[str, ...] = ()
+    """Images that `image build` has to make first, as there is no registry to pull them from."""
+    nodes: tuple[str, ...] = ()
+    """The names of all nodes there will be; () where the provider numbers its workers from 1."""
+    account: str = ""
+    """Whose the nodes will be, by its number; "" where nobody is billed."""
+    question: str = ""
+    """What a person has to agree to before money is spent; "" where none is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Created:
+    """The nodes of a cluster with their public host keys (`ssh-ed25519 AAAA…`), by node name.
+
+    `pool` holds the connections that making them took, where it took any: the caller goes on with
+    them, and closes them.
+    """
+
+    nodes: tuple[Node, ...]
+    host_keys: dict[str, str]
+    pool: Pool | None = field(default=None, compare=False)
+    charges: tuple[Charge, ...] | None = None
+    """What they cost, where that has come to be other than planned."""
+    mode_reason: str = ""
+
+
+class Provider(Protocol):
+    """What every provider does. `folder` is the cluster's own, 0700."""
+
+    features: Features
+
+    def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
+        """Node name → `running` or what is wrong, from the machines and not from the record."""
+
+    def destroy(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> None:
+        """Removes everything from any half-built state; LeftoverError if something stays. Of
+        machines that were attached only what we have put there is removed."""
+
+
+class Creator(Provider, Protocol):
+    """Makes machines. `ssh/user.pub` in the cluster's folder is the key to let in."""
+
+    def plan(
+        self,
+        spec: ClusterSpec,
+        current: Cluster | None = None,
+        tell: OnEvent = ...,
+        *,
+        ahead: Path | None = None,
+    ) -> ProviderPlan:
+        """Says what `create` would do; `current` is the record of what there is. `ahead` is the
+        state home where `create` is to follow: what is slow, costs nothing and serves every cluster
+        may be begun there. Raises ProviderError where it cannot be done."""
+
+    def create(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> Created:
+        """Makes what is missing, removes what is surplus; safe to repeat after any interruption."""
+
+
+@runtime_checkable
+class Expiring(Protocol):
+    """Its nodes end themselves at a deadline."""
+
+    def extend(self, cluster: Cluster, folder: Path, deadline: float) -> None:
+        """Moves the deadline (seconds since the epoch) wherever it is armed. Raises NodeUnreachable
+        naming the nodes that keep the old one."""
+
+    def deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
+        """Why the cluster would outlive its deadline, as far as this machine alone can tell; ""
+        where nothing speaks against it. Asks no node."""
+
+
+class Billing(Protocol):
+    """Its machines cost money: whoever plans charges is one."""
+
+    def billed(self, cluster: Cluster, folder: Path) -> Mapping[str, str]:
+        """The nodes that cost money now, with what the provider calls their machines (as in
+        `Node.machine`), from whoever bills them."""
+
+    def made(self, folder: Path) -> frozenset[str]:
+        """The nodes that cost money and that `folder` knows to have been made, whether or not they
+        live: also those of a `create` that failed, which no record has."""
+
+
+@runtime_checkable
+class Recovering(Protocol):
+    """Finds clusters whose record was lost or damaged, so that they can be destroyed."""
+
+    def ids(self, folder: Path) -> frozenset[str]:
+        """The ids of the clusters of `folder`, from what there is of them and without a record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """One thing that exists in a cloud. `cluster` and `name` are the values of its tags."""
+
+    kind: str
+    id: str
+    cluster: str = ""
+    name: str = ""
+
+
+def describe(resources: tuple[Resource, ...], *, ids: bool = True) -> str:
+    """`2 instances (i-1, i-2), 1 volume (vol-3)`; without `ids` only how many."""
+    kinds: dict[str, list[str]] = {}
+    for item in resources:
+        kinds.setdefault(item.kind, []).append(item.id)
+    return ", ".join(
+        f"{len(mine)} {kind if len(mine) == 1 else _plural(kind)}"
+        + (f" ({', '.join(mine)})" if ids else "")
+        for kind, mine in kinds.items()
+    )
+
+
+def _plural(kind: str) -> str:
+    return f"{kind}es" if kind.endswith("s") else f"{kind}s"
+
+
+@runtime_checkable
+class Discovery(Recovering, Protocol):
+    """Finds clusters by tag, wherever they were made. `region` is a part of the cloud."""
+
+    def regions(self, more: Sequence[str] = ()) -> tuple[str, ...]:
+        """Where to look for clusters: the usual region, and those of `more`."""
+
+    def find(self, region: str) -> tuple[Resource, ...]:
+        """Everything in a region that carries our tag."""
+
+    def remove(self, cluster_id: str, region: str, on_event: OnEvent) -> None:
+        """Removes a cluster by its tag alone. Raises LeftoverError."""
+
+    def adopt(self, cluster_id: str, name: str, region: str) -> Cluster:
+        """The record of a cluster, as far as its tags tell of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One row of `check`. `level`: `ok`, `warning` (something is less good) or `error` (something
+    will not work)."""
+
+    level: str
+    subject: str
+    text: str
+    hint: str = ""
+
+
+@runtime_checkable
+class Diagnosing(Protocol):
+    """Knows more of what stands against a cluster than the plan of one."""
+
+    def findings(self) -> tuple[Finding, ...]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queue:
+    """A partition of Slurm or a queue of Grid Engine, as it is now."""
+
+    name: str
+    nodes: int = 0
+    free_nodes: int = 0
+    slots: int = 0
+    free_slots: int = 0
+    gpus: int = 0
+    free_gpus: int = 0
+    down: int = 0
+    """Nodes that take no jobs."""

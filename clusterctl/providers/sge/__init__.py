@@ -1,0 +1,1 @@
+"""A site that runs Grid Engine."""

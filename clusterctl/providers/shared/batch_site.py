@@ -1,0 +1,57 @@
+"""A batch system that is there already, seen from its login node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from clusterctl.model import Cluster
+from clusterctl.providers.protocol import Features, OnEvent, Queue
+from clusterctl.providers.shared.clean_up import clean_up_hosts, removal
+from clusterctl.transport.pool import Pool
+
+STATUS_TIMEOUT = 30.0
+
+
+class BatchSite:
+    """A Provider. A batch system says what to ask its login node, and what the answers mean: all
+    pure, commands are sh. `required` are programs that the login node has to have, with Debian's
+    name for the package."""
+
+    features = Features()
+    name: ClassVar[str]
+    required: ClassVar[Mapping[str, str]]
+
+    def questions(self) -> dict[str, str]:
+        raise NotImplementedError
+
+    def traits(self, answers: Mapping[str, str]) -> dict[str, str]:
+        """What the answers say, as it is kept in the cluster's record."""
+        raise NotImplementedError
+
+    def node_command(self, words: Sequence[str], seconds: int) -> str:
+        """Runs `words` on a compute node, if one is free within so many seconds."""
+        raise NotImplementedError
+
+    def status_command(self) -> str:
+        raise NotImplementedError
+
+    def queues(self, text: str) -> tuple[Queue, ...]:
+        raise NotImplementedError
+
+    def look(self, cluster: Cluster, folder: Path) -> tuple[dict[str, str], tuple[Queue, ...]]:
+        """Whether the login node answers, and its queues."""
+        login = cluster.launcher
+        with Pool.of(cluster, folder / "ssh") as pool:
+            result = pool.transport(login.name).run(self.status_command(), timeout=STATUS_TIMEOUT)
+        if not result.ok:
+            said = result.error or result.stderr.decode(errors="replace").strip()
+            return {login.name: f"no answer: {said}"}, ()
+        return {login.name: "answers"}, self.queues(result.text)
+
+    def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
+        return self.look(cluster, folder)[0]
+
+    def destroy(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> None:
+        clean_up_hosts(cluster, folder, on_event, lambda node: removal(node.root, cluster.id))

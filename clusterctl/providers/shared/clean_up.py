@@ -1,0 +1,65 @@
+"""Takes back what we have put on machines that are not ours."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+
+from clusterctl import assets
+from clusterctl.errors import LeftoverError
+from clusterctl.model import MEMORY, Cluster, Node, NodeResult
+from clusterctl.providers.protocol import OnEvent
+from clusterctl.transport.fold import fold, ranges
+from clusterctl.transport.pool import Pool
+
+LIMIT = 60.0
+
+
+def key_mark(cluster: Cluster) -> str:
+    """The comment by which our key is found again among those that a machine lets in."""
+    return f"clusterctl:{cluster.id}"
+
+
+def clean_up_hosts(
+    cluster: Cluster, folder: Path, on_event: OnEvent, script: Callable[[Node], str]
+) -> None:
+    """Runs `script` on each node. LeftoverError names those that did not answer: they still have
+    what it removes."""
+
+    def clean(name: str) -> NodeResult:
+        return pool.transport(name).run(f"{script(cluster.node(name))}\n:", timeout=LIMIT)
+
+    with Pool.of(cluster, folder / "ssh") as pool:
+        results = pool.each(clean)
+    if cleaned := [result.node for result in results if result.ok]:
+        on_event(f"our files are gone from {ranges(cleaned)}")
+    if failed := [result for result in results if not result.ok]:
+        raise LeftoverError(
+            f"our folder and key are still there: {'; '.join(fold(failed))}",
+            hint=f"`clusterctl detach {cluster.name}` again when they answer, or with --force",
+        )
+
+
+def removal(root: str, id: str) -> str:
+    """sh that removes a node root, and what was made for it. "" where it cannot be ours: only a
+    folder with the cluster's id as its name is, or one in such a folder."""
+    path = PurePosixPath(root)
+    own = next((folder for folder in (path, path.parent) if folder.name == id), None)
+    if own is None:
+        return ""
+    return assets.render(
+        "bootstrap/remove.sh.j2",
+        root=root,
+        own=str(own),
+        workdir=str(own.parent),
+        id=id,
+        memory=MEMORY,
+    )
+
+
+def shut_out(mark: str) -> str:
+    """sh that removes the keys with that mark from those that the user lets in; others stay."""
+    text = assets.render("bootstrap/authorized.sh.j2", mark=mark, line="")
+    file = '"$HOME/.ssh/authorized_keys"'
+    return f"if grep -qsF {shlex.quote(mark)} {file}; then (\n{text}\n); fi"
