@@ -13,7 +13,7 @@ from clusterctl import providers
 from clusterctl.actions import open_store, shrink, up
 from clusterctl.errors import UsageError
 from clusterctl.jobs import outputs
-from clusterctl.jobs.outputs import Output
+from clusterctl.jobs.outputs import Found, Output
 from clusterctl.jobs.start import ranked
 from clusterctl.model import Charge, Cluster, ClusterSpec, Job, JobState, NodeGroup
 from clusterctl.providers.protocol import Features, ProviderPlan
@@ -39,8 +39,8 @@ def machines(monkeypatch: pytest.MonkeyPatch) -> None:
     def connected(*anything: object) -> Iterator[None]:
         yield
 
-    def find(job: Job, cluster: Cluster, pool: object, *, timeout: float) -> list[Output]:
-        return [Output(name, "model.pt", 10**6) for name in ranked(job, cluster)]
+    def find(job: Job, cluster: Cluster, pool: object, *, timeout: float) -> Found:
+        return Found(tuple(Output(name, "model.pt", 10**6) for name in ranked(job, cluster)))
 
     monkeypatch.setattr(providers, "load", lambda name: Planner())
     monkeypatch.setattr(shrink, "connected", connected)
