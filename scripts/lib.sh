@@ -9,6 +9,7 @@ venv=$root/.venv
 scratch=$(mktemp -d)
 started=${EPOCHREALTIME/[.,]/}
 unset PYTHONPATH PYTHONHOME
+unset PYTHONDONTWRITEBYTECODE # hundreds of processes would compile the same modules
 
 clean_up() { rm -rf "$scratch"; }
 trap clean_up EXIT

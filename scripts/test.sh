@@ -28,5 +28,5 @@ ruff format --quiet --check .
 step "mypy"
 mypy --no-error-summary
 step "pytest"
-# Most tests wait for machines more than they compute: two at a time, also on two cores.
-python -m pytest -n 2 "${arguments[@]}" "$@"
+# Most tests wait for machines more than they compute: four at a time, also on two cores.
+python -m pytest -n 4 "${arguments[@]}" "$@"

@@ -38,7 +38,7 @@ from typing import Protocol
 
 import pytest
 
-pytest_plugins = ("tests.sim.plugin",)
+pytest_plugins = ("tests.scheduling", "tests.sim.plugin")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background of a script: what tests start would not hear Ctrl-C either.
@@ -149,38 +149,6 @@ REQUIREMENTS: dict[str, Callable[[], None]] = {
     "gpu": require_gpu,
 }
 """By marker. `slurm` and `sge` tests bring their own and use `need`."""
-
-
-MACHINES = ("attach", "docker", "ec2", "images", "sim")
-"""Folders whose tests start engines, simulators or batch systems: expensive, and there is one
-firewall and one set of bridges for all of them."""
-
-MACHINE_ROWS = ("[docker]", "[ec2]")
-"""Ends of the names of contract tests that start the same things."""
-
-
-def costly(nodeid: str) -> bool:
-    path = nodeid.partition("::")[0]
-    return path.split("/")[1] in MACHINES or nodeid.endswith(MACHINE_ROWS)
-
-
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """`scripts/test.sh --fast` starts no engine, simulator or batch system."""
-    if costly(item.nodeid):
-        item.add_marker("slow")
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """What `pytest -n` keeps in one process, so that costly fixtures are made once: all tests of
-    MACHINES, and elsewhere those of a file."""
-    from xdist.scheduler import LoadScopeScheduling
-
-    class ByCost(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            return "machines" if costly(nodeid) else nodeid.partition("::")[0]
-
-    return ByCost(config, log)
 
 
 @pytest.hookimpl(tryfirst=True)

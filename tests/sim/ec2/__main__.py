@@ -73,8 +73,7 @@ class Control:
         self._loop.build = LightHost
 
     def do_full(self, image: str, host: str, registry: int) -> None:
-        self._loop.registry = registry
-        self._loop.build = lambda order: FullMachine(order, image, host)
+        self._loop.full(lambda order: FullMachine(order, image, host), registry)
 
     def do_reset(self) -> None:
         """Forgets everything, whatever it was; machines go with the next turn of the loop."""

@@ -41,7 +41,13 @@ class Loop:
         self._waits: dict[str, float] = {}  # instance → when it boots
         self._notices: dict[str, tuple[float, str]] = {}  # instance → its end, by the clock
         self._ports = 0
-        self._groups = control_groups()
+        self._groups: set[Path] | None = None
+
+    def full(self, build: Build, registry: int) -> None:
+        """From now on machines are containers, of an engine that makes control groups."""
+        self.build, self.registry = build, registry
+        if self._groups is None:
+            self._groups = control_groups()
 
     def turn(self) -> None:
         alive = {one.id: one for one in instances() if one.state in _ALIVE}
@@ -84,7 +90,8 @@ class Loop:
             service.shutdown()
         for vpc in self._vpcs.values():
             vpc.close()
-        sweep(self._groups)
+        if self._groups is not None:
+            sweep(self._groups)
 
     def _may_boot(self, instance: Any) -> bool:
         where = Where(names=names_of(instance))
