@@ -214,9 +214,53 @@ def test_the_table_has_no_arrow_upwards() -> None:
         assert not upwards, f"{unit} → {upwards}"
 
 
+def provider_names(package: Path) -> list[str]:
+    """Where code outside `providers` compares the name of a provider with a constant, a literal or
+    a table: what differs between providers is declared in `providers/protocol.py`."""
+    found = []
+    for path in sorted(package.rglob("*.py")):
+        if unit_of(path, package) not in ("providers", "launch"):
+            for node in ast.walk(ast.parse(path.read_text(), str(path))):
+                if isinstance(node, ast.Compare) and _names_a_provider(node):
+                    found.append(f"{path.relative_to(package.parent)}:{node.lineno}")
+    return found
+
+
+def _names_a_provider(node: ast.Compare) -> bool:
+    sides = [node.left, *node.comparators]
+    words = [getattr(side, "attr", getattr(side, "id", "")) for side in sides]
+    fixed = (ast.Constant, ast.Tuple, ast.List, ast.Set)
+    return "provider" in words and any(
+        isinstance(side, fixed) or word.isupper() for side, word in zip(sides, words, strict=True)
+    )
+
+
+def test_no_provider_is_asked_for_by_name() -> None:
+    assert provider_names(PACKAGE) == []
+
+
+@pytest.mark.parametrize(
+    ("test", "found"),
+    [
+        ("cluster.spec.provider == 'local'", True),
+        ("'local' != provider", True),
+        ("spec.provider not in ('hosts', 'slurm')", True),
+        ("cluster.spec.provider in providers.ATTACHED", True),
+        ("old.spec.provider != provider", False),
+        ("cluster.attached", False),
+    ],
+)
+def test_a_provider_asked_for_by_name_is_seen(test: str, found: bool, tmp_path: Path) -> None:
+    package = tmp_path / "clusterctl"
+    for unit in ("actions", "providers"):
+        (package / unit).mkdir(parents=True)
+        (package / unit / "__init__.py").write_text(f"if {test}:\n    pass\n")
+    assert provider_names(package) == ["clusterctl/actions/__init__.py:1"] * found
+
+
 @pytest.mark.parametrize(
     ("start", "end", "most"),
-    [("cli.clusters", "terraform.folder", 24)],
+    [("cli.clusters", "terraform.folder", 14)],
     ids=["from up to Terraform"],
 )
 def test_the_way_from_a_verb_is_short(start: str, end: str, most: int) -> None:
