@@ -130,6 +130,130 @@ def moved_to_another_type(given: Setting) -> list[Tensor]:
     return list(model.parameters())
 
 
+def moved_after_steps(given: Setting) -> list[Tensor]:
+    """Momentum keeps its type, as torch leaves it: what differs is what single precision rounds."""
+    model = net(given, torch.float32)
+    optimizer = given.make(model.parameters(), lr=0.1, momentum=0.9)
+    for step in range(4):
+        if step == 2:
+            model.double()
+        optimizer.zero_grad()
+        given.loss(model, step, torch.float64 if step > 1 else torch.float32).backward()
+        optimizer.step()
+    return list(model.parameters())
+
+
+def filters(given: Setting) -> nn.Sequential:
+    torch.manual_seed(min(given.ranks))
+    model = nn.Sequential(nn.Unflatten(1, (3, 2, 1)), nn.Conv2d(3, 4, (2, 1)), nn.Flatten())
+    return model.double()
+
+
+def channels_last_after_steps(given: Setting) -> list[Tensor]:
+    model = filters(given)
+    optimizer = given.make(model.parameters(), lr=0.1, momentum=0.9)
+    train(given, model, optimizer, range(2))
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    train(given, model, optimizer, range(2, 4))
+    return list(model.parameters())
+
+
+def state_of_channels_last(given: Setting) -> list[Tensor]:
+    model = filters(given)
+    first = given.make(model.parameters(), lr=0.1, momentum=0.9)
+    train(given, model, first, range(2))
+    state = first.state_dict()
+    for values in state["state"].values():
+        momentum = values["momentum_buffer"]
+        if momentum.dim() == 4:
+            values["momentum_buffer"] = momentum.contiguous(memory_format=torch.channels_last)
+    second = given.make(model.parameters(), lr=0.1, momentum=0.9)
+    second.load_state_dict(state)
+    train(given, model, second, range(2, 4))
+    return list(model.parameters())
+
+
+def transposed(gradient: Tensor) -> Tensor:
+    """The same numbers, by columns."""
+    return gradient.t().contiguous().t()
+
+
+def gradients_by_columns(given: Setting) -> list[Tensor]:
+    model = net(given)
+    optimizer = given.make(model.parameters(), lr=0.1)
+    for step in range(3):
+
+        def loss(step: int = step) -> Tensor:
+            optimizer.zero_grad()
+            value = given.loss(model, step)
+            value.backward()
+            model[0].weight.grad = transposed(model[0].weight.grad)
+            return value
+
+        optimizer.step(loss) if step else (loss(), optimizer.step())
+    return list(model.parameters())
+
+
+def gradients_replaced_by_a_step_hook(given: Setting) -> list[Tensor]:
+    model = net(given)
+    optimizer = given.make(model.parameters(), lr=0.1, momentum=0.9)
+
+    def replace(optimizer: Any, args: Any, kwargs: Any) -> None:
+        model[0].weight.grad = transposed(model[0].weight.grad)
+
+    optimizer.register_step_pre_hook(replace)
+    train(given, model, optimizer, range(3))
+    return list(model.parameters())
+
+
+def every_other_number_of_a_tensor(given: Setting) -> list[Tensor]:
+    model = net(given)
+    model[0].weight = nn.Parameter(torch.randn(8, 12, dtype=torch.float64)[:, ::2])
+    optimizer = given.make(model.parameters(), lr=0.1, momentum=0.9)
+    train(given, model, optimizer, range(3))
+    return list(model.parameters())
+
+
+def complex_weights(given: Setting) -> list[Tensor]:
+    class Rotation(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(3, dtype=torch.float64))
+            self.turn = nn.Parameter(torch.randn(6, 3, dtype=torch.complex128))
+
+        def forward(self, rows: Tensor) -> Tensor:
+            return (rows.to(torch.complex128) @ self.turn).abs() * self.scale
+
+    torch.manual_seed(min(given.ranks))
+    model = Rotation()
+    train(given, model, given.make(model.parameters(), lr=0.1, momentum=0.9), range(3))
+    return list(model.parameters())
+
+
+def sparse_gradients(given: Setting) -> list[Tensor]:
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(9, 4, sparse=True, dtype=torch.float64)
+
+        def forward(self, rows: Tensor) -> Tensor:
+            output: Tensor = self.table((rows > 0).sum(1))
+            return output
+
+    torch.manual_seed(min(given.ranks))
+    model = Words()
+    train(given, model, given.make(model.parameters(), lr=0.1, momentum=0.9), range(3))
+    return list(model.parameters())
+
+
+def dampened_before_the_first_step(given: Setting) -> list[Tensor]:
+    model = net(given)
+    optimizer = given.make(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer.param_groups[0]["dampening"] = 0.5
+    train(given, model, optimizer, range(3))
+    return list(model.parameters())
+
+
 def first_layer_in_bf16(given: Setting) -> list[Tensor]:
     """In single precision: bf16 would round the other layer's weights by a thousandth."""
 
@@ -290,6 +414,17 @@ SCRIPTS: dict[str, Script] = {
     "unfrozen after steps": unfrozen_later,
     "frozen after steps": frozen_later,
     "model moved to another type": moved_to_another_type,
+    "model moved to another type after steps": moved_after_steps,
+    "channels last after steps": channels_last_after_steps,
+    "state of a model with channels last": state_of_channels_last,
+    "gradients with other strides": gradients_by_columns,
+    "gradients replaced by a step hook": gradients_replaced_by_a_step_hook,
+    "parameter with gaps in memory": every_other_number_of_a_tensor,
+    "complex parameter": complex_weights,
+    "sparse gradients": sparse_gradients,
+    "dampening set before the first step": dampened_before_the_first_step,
+    "foreach": options(momentum=0.9, foreach=True),
+    "not fused": options(momentum=0.9, fused=False),
     "first layer in bf16 (single precision)": first_layer_in_bf16,
     "closure": closure,
     "gradients averaged, then clipped": clipped,
@@ -304,7 +439,10 @@ SCRIPTS: dict[str, Script] = {
     "n = 3, resumed after step 4": local(4, resume=True, momentum=0.9),
 }
 
-LIMITS = dict.fromkeys(SCRIPTS, 1e-12) | {"first layer in bf16 (single precision)": 1e-6}
+LIMITS = dict.fromkeys(SCRIPTS, 1e-12) | {
+    "first layer in bf16 (single precision)": 1e-6,
+    "model moved to another type after steps": 1e-6,
+}
 
 
 def compare(script: Script, rank: int, world: int) -> float:

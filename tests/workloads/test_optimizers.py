@@ -42,6 +42,22 @@ def test_a_first_step_that_the_scaler_leaves_out_is_no_step(
     assert torch.allclose(*weights)
 
 
+def test_a_scaler_may_scale_for_a_group_that_is_not_fused() -> None:
+    weights = [torch.nn.Parameter(torch.ones(4, 6)[:, ::2]) for _ in range(2)]
+    made = [
+        MpiSGD(weights[:1], lr=0.1, momentum=0.9),
+        torch.optim.SGD(weights[1:], lr=0.1, momentum=0.9),
+    ]
+    for weight, optimizer in zip(weights, made, strict=True):
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        for _ in range(2):
+            optimizer.zero_grad()
+            scaler.scale((weight * weight).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    assert torch.equal(*weights)
+
+
 def test_a_snapshot_of_a_gpu_goes_on_where_images_lie_otherwise() -> None:
     torch.manual_seed(0)
     convolutions = [torch.nn.Conv2d(3, 8, 3) for _ in range(2)]
@@ -59,6 +75,6 @@ def test_a_snapshot_of_a_gpu_goes_on_where_images_lie_otherwise() -> None:
     steps(1)
     states = [optimizer.state_dict() for optimizer in made]
     for optimizer, state in zip(made, reversed(states), strict=True):
-        optimizers.load(optimizer, state)
+        optimizer.load_state_dict(state)
     steps(2)
     assert torch.allclose(convolutions[0].weight, convolutions[1].weight, atol=1e-6)

@@ -172,6 +172,11 @@ def test_a_step_is_that_of_torchs_sgd_on_the_rows_of_all_ranks(
     assert differences[script] <= mpi_sgd.LIMITS[script]
 
 
+def test_the_results_have_all_scripts() -> None:
+    results = Path(mpi_sgd.__file__).parent / "results" / "mpi_sgd.json"
+    assert list(json.loads(results.read_text())["largest_difference"]) == list(mpi_sgd.SCRIPTS)
+
+
 AVERAGING = """
 import torch
 from argparse import Namespace

@@ -52,8 +52,10 @@ class MpiSGD(torch.optim.SGD):
         device_pointers: Give MPI the addresses of GPU memory, None asks the MPI library whether it
             takes them (CUDA-aware, ROCm-aware). Else messages go through host memory.
 
-    The other arguments are those of torch.optim.SGD. With `sync_iterations` 1 and several ranks, a
-    trained parameter without a gradient counts as one with a gradient of zeros.
+    The other arguments are those of torch.optim.SGD, without `differentiable`. Unless `foreach` or
+    `fused` is given, one kernel steps all parameters of a group, where it does what torch's own
+    loop does. With `sync_iterations` 1 and several ranks, a trained parameter without a gradient
+    counts as one with a gradient of zeros.
 
     Raises:
         StartError: MPI cannot be used: no mpi4py, or neither mpirun nor srun --mpi=pmix started
@@ -72,15 +74,20 @@ class MpiSGD(torch.optim.SGD):
         nesterov: bool = False,
         *,
         maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
         sync_iterations: int = 1,
         device_pointers: bool | None = None,
     ) -> None:
         if sync_iterations < 1:
             raise ValueError(f"sync_iterations is {sync_iterations}, less than 1")
         self._averager: mpi.Averager | None = None  # add_param_group() looks at it
-        # One kernel for all parameters, where there is one. It dampens every step, torch's own loop
-        # leaves out the first of each parameter.
-        options: dict[str, Any] = {"fused": dampening == 0, "maximize": maximize}
+        # One kernel for all parameters, where there is one and nothing else is asked for.
+        options: dict[str, Any] = {
+            "fused": foreach is None if fused is None else fused,
+            "foreach": foreach,
+            "maximize": maximize,
+        }
         super().__init__(
             params,
             lr=lr,
@@ -99,6 +106,9 @@ class MpiSGD(torch.optim.SGD):
         self.register_step_pre_hook(self._before)
         self.register_step_post_hook(self._after)
         ranks = discover()
+        # A GradScaler shows itself in step() where that says that it takes scaled gradients. One
+        # rank's step does not: a group may turn out not to be one for the fused kernel.
+        self._step_supports_amp_scaling = ranks.world > 1
         if ranks.world == 1:
             return
         module = mpi.start(ranks)
@@ -110,17 +120,13 @@ class MpiSGD(torch.optim.SGD):
                 mpi.takes_device_pointers(vendor) if device_pointers is None else device_pointers
             )
         self._averager = mpi.Averager(module, device_pointers=pointers)
-        self._step_supports_amp_scaling = True  # a GradScaler then shows itself in step()
         self._copy_from_rank0(self._tensors())
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's own; all ranks call it, and the parameters become rank 0's."""
         super().add_param_group(param_group)
-        added = self.param_groups[-1]
-        if added["dampening"]:
-            added["fused"] = False
         if self._averager is not None:
-            self._copy_from_rank0(added["params"])
+            self._copy_from_rank0(self.param_groups[-1]["params"])
 
     def __getstate__(self) -> dict[str, Any]:
         """Neither copied nor pickled: torch would leave out what averages over the ranks."""
@@ -163,6 +169,8 @@ class MpiSGD(torch.optim.SGD):
                 if not tensor.requires_grad:
                     continue  # frozen: with a gradient, even of zeros, it would decay
                 tensor.grad = torch.zeros_like(tensor)
+            elif tensor.grad.is_sparse:
+                tensor.grad = tensor.grad.to_dense()  # other rows on each rank
             gradients.append(tensor.grad)
         self._gradients.reduce(gradients, self._averager)
 
@@ -182,24 +190,23 @@ class MpiSGD(torch.optim.SGD):
 
     def _before(
         self, _: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """What comes before torch's own step; replaces the closure, which makes gradients."""
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What comes before torch's own step; replaces the closure, which comes after all hooks."""
         if self._averager is not None and getattr(self, "found_inf", None) is not None:
             raise ValueError("MpiSGD averages over ranks what a GradScaler has scaled for one")
-        # Not at the beginning: the model may have moved to a GPU, and parameters been unfrozen.
-        optimizers.begin_momentum(self)
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        if closure is None:
-            if not self._averaged:
-                self._average_gradients()
-            return None
-
-        def averaged() -> Any:
-            loss = closure()
+        if closure is None and not self._averaged:
             self._average_gradients()
+
+        def ready() -> Any:
+            loss = None
+            if closure is not None:
+                loss = closure()
+                self._average_gradients()
+            optimizers.prepare(self)
             return loss
 
-        return (self, averaged), {}
+        return (self, ready), {}
 
     def _after(
         self, _: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -415,7 +415,7 @@ class Trainer:
             self.model.load_state_dict(snapshot.model)
             if self.recipe.scaler and "scaler" in snapshot.optimizer:
                 self.recipe.scaler.load_state_dict(snapshot.optimizer.pop("scaler"))
-            optimizers.load(self.optimizer, snapshot.optimizer)
+            self.optimizer.load_state_dict(snapshot.optimizer)
             # The snapshot's own would win, and another --lr be announced for nothing.
             for group in self.optimizer.param_groups:
                 group["lr"] = self.options.lr
