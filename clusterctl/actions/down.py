@@ -12,7 +12,7 @@ from pathlib import Path
 from clusterctl import providers
 from clusterctl.actions import Tell, check_name, salvage
 from clusterctl.actions.jobs import Fetched
-from clusterctl.errors import ClusterctlError, LeftoverError, RecordError, UsageError
+from clusterctl.errors import ClusterctlError, LeftoverError, ProviderError, RecordError, UsageError
 from clusterctl.insight import cost
 from clusterctl.model import (
     Charge,
@@ -189,5 +189,5 @@ def _told(tell: Tell) -> Iterator[None]:
     """Says what could not be written, and goes on."""
     try:
         yield
-    except UsageError as error:
+    except (ProviderError, UsageError) as error:
         tell(f"{error.message}; going on without")

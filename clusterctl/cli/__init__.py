@@ -18,7 +18,7 @@ from clusterctl import __version__, config
 from clusterctl.cli import attach, clusters, data, images, jobs, machine, money
 from clusterctl.cli import run as run_verbs
 from clusterctl.cli.console import Console, in_ascii, printable, redact, redact_arguments
-from clusterctl.errors import ClusterctlError, RecordError, UsageError
+from clusterctl.errors import ClusterctlError, ProviderError, RecordError, UsageError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """A disk that takes no more: nobody's bug."""
@@ -138,9 +138,12 @@ def run(arguments: list[str]) -> int:
             return _other(console, arguments, error)
         _drop_output()
         place = error.filename or "the output"
+        ours = error.filename and error.errno != errno.EROFS
+        code = (ProviderError if ours else UsageError).exit_code
         path = _log(arguments, traceback.format_exc())
-        console.error(f"cannot write {place}: {error.strerror}", "free some space there", 2, path)
-        return UsageError.exit_code
+        hint = "free some space there"
+        console.error(f"cannot write {place}: {error.strerror}", hint, code, path)
+        return code
     except Exception as error:
         return _other(console, arguments, error)
 

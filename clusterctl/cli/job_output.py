@@ -14,7 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.cli.console import Console, ago, plain
-from clusterctl.errors import ClusterctlError, UsageError
+from clusterctl.errors import ClusterctlError, ProviderError, UsageError
 from clusterctl.model import UNPLACED, Job, JobState
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def reporting(console: Console, latest: Callable[[], Job | None]) -> Iterator[No
         raise
     except (ClusterctlError, KeyboardInterrupt) as error:
         job = latest()
-        if job and isinstance(error, UsageError) and not job.state.ended:
+        if job and isinstance(error, (UsageError, ProviderError)) and not job.state.ended:
             # The record could not be written, so it does not tell how the job is.
             console.note(
                 f"job {job.id} is not followed any more; `clusterctl jobs` shows whether it goes on"

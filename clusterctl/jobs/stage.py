@@ -17,6 +17,7 @@ from pathlib import Path
 from clusterctl import assets, process
 from clusterctl.errors import UsageError
 from clusterctl.state import Home, home
+from clusterctl.state.home import FULL, unwritable
 
 MAX_BYTES = 200_000_000
 MAX_FILES = 10_000
@@ -148,9 +149,11 @@ def archive(tree: Tree, place: Home) -> str:
         scratch.replace(folder / name)
     except OSError as error:
         scratch.unlink(missing_ok=True)
+        if error.errno in FULL:
+            raise unwritable(str(scratch), error) from error
         raise UsageError(
             f"cannot stage {tree.root}: {error.strerror or error} ({error.filename or scratch})",
-            hint="make the file readable, or free some space",
+            hint="make the file readable",
         ) from error
     return name
 

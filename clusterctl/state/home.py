@@ -11,8 +11,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.errors import UsageError
+from clusterctl.errors import ClusterctlError, ProviderError, UsageError
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -80,9 +81,10 @@ class Home:
                 if mode & 0o077:
                     place.chmod(0o700)
         except OSError as error:
-            raise UsageError(
-                f"cannot write the state home {self.path}: {error.strerror}",
-                hint="set CLUSTERCTL_HOME to a folder you can write",
+            raise unwritable(
+                f"the state home {self.path}",
+                error,
+                "set CLUSTERCTL_HOME to a folder you can write",
             ) from error
         return folder
 
@@ -165,7 +167,15 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UsageError(
-            f"cannot write {path}: {error.strerror}",
-            hint="look at its rights and the free space, or choose another folder",
+        raise unwritable(
+            str(path), error, hint="look at its rights, or choose another folder"
         ) from error
+
+
+def unwritable(what: str, error: OSError, hint: str = "") -> ClusterctlError:
+    """The error for what cannot be written. A full disk is no mistake in a command line, and may
+    pass; `hint` is for all else."""
+    message = f"cannot write {what}: {error.strerror}"
+    if error.errno in FULL:
+        return ProviderError(message, hint="free some space there")
+    return UsageError(message, hint=hint)

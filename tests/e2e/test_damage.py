@@ -119,7 +119,7 @@ def test_a_full_disk_keeps_no_machine(small_disk: Path, make_cli: MakeCli) -> No
 
     fill("fill")
     for verb in (["up", "other"], ["run", "sleep.py"]):
-        said = cli(*verb, code=2).err
+        said = cli(*verb, code=3).err
         assert "No space left on device" in said
         assert "bug" not in said
     assert cli("status").code == 0

@@ -22,6 +22,7 @@ from clusterctl.errors import RecordError, UsageError
 from clusterctl.model import Accelerator, JobState, Phase, RankFailure
 from clusterctl.state import ClusterLock, Home, Store, home
 from clusterctl.state.home import write_atomic
+from tests.unit.calling import Call
 from tests.unit.making import cluster, job, node, spec
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -334,6 +335,20 @@ def test_a_file_system_that_cannot_flush_a_folder_holds_records(
     monkeypatch.setattr(os, "fsync", fsync)
     write_atomic(tmp_path / "record", b"new")
     assert (tmp_path / "record").read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT], ids=["disk", "quota"])
+def test_a_full_disk_is_no_mistake_in_the_command_line(
+    number: int, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fsync(fd: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    said = call("up")
+    assert said.code == 3
+    assert os.strerror(number) in said.err
+    assert "free some space there" in said.err
 
 
 def test_a_writer_that_is_killed_leaves_a_whole_record(

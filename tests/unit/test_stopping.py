@@ -16,7 +16,7 @@ from clusterctl.actions import open_store
 from clusterctl.actions.run import Prepared, attend, ship
 from clusterctl.cli.console import Console
 from clusterctl.cli.job_output import document, reporting, took
-from clusterctl.errors import NodeUnreachable, UsageError
+from clusterctl.errors import NodeUnreachable, ProviderError
 from clusterctl.jobs.stage import Tree
 from clusterctl.model import JobState, NodeResult
 from clusterctl.state.home import writing
@@ -114,7 +114,7 @@ def test_a_job_whose_record_cannot_be_written_is_not_said_to_go_on(
     """The last record that could be written is not how the job is."""
     running = job(cluster(), state=JobState.RUNNING)
     with (
-        pytest.raises(UsageError),
+        pytest.raises(ProviderError),
         reporting(Console(), lambda: running),
         writing(Path("/state/jobs/7/job.json")),
     ):
