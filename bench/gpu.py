@@ -26,6 +26,7 @@ import torch
 from torch.nn import functional
 
 from trainlib import data, models, optimizers, trainer
+from trainlib.rows import Dataset
 
 LIMIT = 0.95
 Steps = Callable[[int], None]
@@ -38,7 +39,7 @@ def network(device: torch.device, size: int) -> torch.nn.Module:
     return model.to(memory_format=torch.channels_last)
 
 
-def program(dataset: data.Dataset, batch: int, size: int, compiled: bool) -> Steps:
+def program(dataset: Dataset, batch: int, size: int, compiled: bool) -> Steps:
     """What the trainer does with a model, an optimizer and batches."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = network(device, size)
@@ -55,7 +56,7 @@ def program(dataset: data.Dataset, batch: int, size: int, compiled: bool) -> Ste
     return steps
 
 
-def by_hand(dataset: data.Dataset, batch: int, size: int, how: str) -> Steps:
+def by_hand(dataset: Dataset, batch: int, size: int, how: str) -> Steps:
     """`plain`, `compiled` or `graph`: one batch, normalised beforehand, again and again."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     inputs, targets = next(dataset.train.select(torch.arange(batch), batch))

@@ -36,6 +36,7 @@ from torch.nn import functional
 from trainlib import averaging, data, images, mnist_ddp, models, optimizers, trainer
 from trainlib.mpi_sgd import MpiSGD
 from trainlib.ranks import Ranks
+from trainlib.rows import IMAGENET_SCALE, Dataset, Split
 from trainlib.session import Session
 from trainlib.tagi import training
 from trainlib.tagi.layers import Sequential
@@ -81,7 +82,7 @@ def ddp(name: str) -> tuple[Epoch, Epoch]:
     dataset = data.load("synthetic" if images_wanted else "digits", 0, images=True)
     if images_wanted:
         rows, labels = next(dataset.train.select(torch.arange(128), 128))
-        dataset = data.Dataset("", 10, data.Split(rows, labels), dataset.test, dataset.image)
+        dataset = Dataset("", 10, Split(rows, labels), dataset.test, dataset.image)
 
     def build() -> torch.nn.Module:
         return models.build(name, dataset.train.shape, dataset.image, 10)
@@ -99,12 +100,12 @@ def ddp(name: str) -> tuple[Epoch, Epoch]:
     return epoch, plain(other, sgd(other), split.inputs, split.targets, 32)
 
 
-def digits_as_images() -> tuple[data.Dataset, torch.Tensor, torch.Tensor]:
+def digits_as_images() -> tuple[Dataset, torch.Tensor, torch.Tensor]:
     """1,000 of the digits, enlarged to MNIST's 28 x 28."""
     split: Any = data.digits().train
     pixels = functional.interpolate(split.inputs[:1000].view(-1, 1, 8, 8), 28)
-    rows = data.Split(pixels, split.targets[:1000])
-    return data.Dataset("", 10, rows, rows, (1, 28, 28)), pixels, rows.targets
+    rows = Split(pixels, split.targets[:1000])
+    return Dataset("", 10, rows, rows, (1, 28, 28)), pixels, rows.targets
 
 
 def mnist() -> tuple[Epoch, Epoch]:
@@ -161,7 +162,7 @@ def imagenette(folder: Path) -> tuple[Epoch, Epoch]:
     rows = images.ImageFiles(tuple(paths), tuple(labels.tolist()), 64)
     mine, other = (models.resnet(18, (3, 64, 64), 10) for _ in range(2))
     ours, theirs = MpiSGD(mine.parameters(), lr=0.001, momentum=0.9), sgd(other, 0.001)
-    mean, deviation = (torch.tensor(values).view(3, 1, 1) for values in data.IMAGENET_SCALE)
+    mean, deviation = (torch.tensor(values).view(3, 1, 1) for values in IMAGENET_SCALE)
 
     def epoch() -> int:
         batches = data.batches(rows, 32, 0, 1, 0, 0)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from trainlib import folders
 from trainlib.options import Parser, file_path
-from trainlib.program import put, run_program
+from trainlib.program import print_line, run_program
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -50,7 +50,7 @@ def main() -> int:
     found = folders.index(name, options.desc, parts, relative_to)
     folders.write_index(options.out_filename, found)
     counts = ", ".join(f"{len(numbers)} {part}" for part, numbers in found.split.items())
-    put(f"{options.out_filename}: {len(found.classes)} classes, {counts} images")
+    print_line(f"{options.out_filename}: {len(found.classes)} classes, {counts} images")
     return 0
 
 

@@ -11,7 +11,7 @@ DistributedDataParallel (Li et al., VLDB 2020), described in `trainlib.trainer`.
 
 from __future__ import annotations
 
-from trainlib.options import parse
+from trainlib.ddp_options import parse
 from trainlib.program import run_program
 
 

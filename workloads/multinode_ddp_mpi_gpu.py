@@ -11,7 +11,7 @@ need `--backend mpi` (NCCL and RCCL cannot talk to each other).
 
 from __future__ import annotations
 
-from trainlib.options import parse
+from trainlib.ddp_options import parse
 from trainlib.program import run_program
 
 

@@ -7,8 +7,8 @@ on all W ranks (after DistributedReduceAll of bu-rcs/access-multi-gpu). One line
 `ok: ...` from rank 0; a wrong sum on any rank ends with exit code 1.
 
 Then a table as the OSU micro-benchmarks and nccl-tests print it: how long an all-reduce of that
-many bytes takes, and the bandwidth that makes (`trainlib.reduction`). `allreduce.cpp` prints the
-same.
+many bytes takes, and the bandwidth that makes (`trainlib.allreduce_benchmark`). `allreduce.cpp`
+prints the same.
 
 Over MPI on CPUs torch is not even loaded. `auto` is MPI where mpi4py and the launcher offer it,
 else what `trainlib.backends` finds; `nccl` reduces on the GPUs.
@@ -22,11 +22,11 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from trainlib import mpi, reduction
+from trainlib import allreduce_benchmark, mpi
 from trainlib.backends import NAMES, preset
 from trainlib.errors import StartError, WorkloadError
 from trainlib.options import Parser, at_least
-from trainlib.program import put, run_program
+from trainlib.program import print_line, run_program
 from trainlib.ranks import Ranks, discover
 
 #: Elements of the vector.
@@ -50,7 +50,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> int:
     options = parse()
     wanted: str = options.backend
-    sizes = [] if options.no_table else reduction.sizes(options.max_bytes)
+    sizes = [] if options.no_table else allreduce_benchmark.sizes(options.max_bytes)
     ranks = discover()
     over_mpi = wanted in ("auto", "mpi") and ranks.world > 1
     if over_mpi and not mpi.launch_problem(ranks) and not mpi.import_problem():
@@ -76,7 +76,7 @@ def with_mpi4py(module: Any, ranks: Ranks, sizes: Sequence[int]) -> int:
     hosts = comm.allgather(socket.gethostname())
     conclude(ranks, wrong, hosts, "mpi")
 
-    def prepare(size: int) -> reduction.Prepared:
+    def prepare(size: int) -> allreduce_benchmark.Prepared:
         zeros = array("f", bytes(size))
         message = [zeros, module.FLOAT]
         return lambda: comm.Allreduce(module.IN_PLACE, message), lambda: None
@@ -84,7 +84,7 @@ def with_mpi4py(module: Any, ranks: Ranks, sizes: Sequence[int]) -> int:
     def slowest(value: int) -> int:
         return int(comm.allreduce(value, op=module.MAX))
 
-    show_table(ranks, reduction.measure(sizes, prepare, slowest, ranks.world))
+    show_table(ranks, allreduce_benchmark.measure(sizes, prepare, slowest, ranks.world))
     mpi.finish()
     return 0
 
@@ -107,12 +107,14 @@ def with_session(wanted: str, ranks: Ranks, sizes: Sequence[int]) -> int:
         conclude(ranks, [bool(text) for text in wrong], hosts, session.backend)
         device = session.device if session.backend == "nccl" else torch.device("cpu")
 
-        def prepare(size: int) -> reduction.Prepared:
+        def prepare(size: int) -> allreduce_benchmark.Prepared:
             zeros = torch.zeros(size // 4, device=device)
             wait = torch.cuda.synchronize if zeros.is_cuda else lambda: None
             return lambda: session.reduce(zeros, average=False), wait
 
-        rows = reduction.measure(sizes, prepare, session.communicator.maximum, ranks.world)
+        rows = allreduce_benchmark.measure(
+            sizes, prepare, session.communicator.maximum, ranks.world
+        )
         show_table(ranks, rows)
     return 0
 
@@ -124,12 +126,14 @@ def is_right(after: Sequence[float], world: int) -> bool:
 
 def show(ranks: Ranks, before: Sequence[float], after: Sequence[float]) -> None:
     texts = ("[" + ", ".join(f"{value:g}" for value in values) + "]" for values in (before, after))
-    put(f"[Rank{ranks.rank}] {socket.gethostname()} | before: {next(texts)} | after: {next(texts)}")
+    print_line(
+        f"[Rank{ranks.rank}] {socket.gethostname()} | before: {next(texts)} | after: {next(texts)}"
+    )
 
 
-def show_table(ranks: Ranks, rows: Sequence[reduction.Row]) -> None:
+def show_table(ranks: Ranks, rows: Sequence[allreduce_benchmark.Row]) -> None:
     if ranks.rank == 0 and rows:
-        put(reduction.table(rows))
+        print_line(allreduce_benchmark.table(rows))
 
 
 def conclude(ranks: Ranks, wrong: Sequence[bool], hosts: Sequence[str], backend: str) -> None:
@@ -148,7 +152,7 @@ def conclude(ranks: Ranks, wrong: Sequence[bool], hosts: Sequence[str], backend:
         )
     if ranks.rank == 0:
         count = len(set(hosts))
-        put(
+        print_line(
             f"ok: {ranks.world} ranks on {count} host{'s' * (count > 1)}, each holds {expected} = "
             f"W(W-1)/2, over {backend}"
         )

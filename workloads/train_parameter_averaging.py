@@ -10,16 +10,37 @@ mpi4py: torchrun cannot start it.
 
 from __future__ import annotations
 
-from trainlib.options import parse_averaging
+import argparse
+from collections.abc import Sequence
+
+from trainlib.options import Parser, add_data, add_seed, number, positive, positive_float
 from trainlib.program import run_program
 
 
 def main() -> int:
-    options = parse_averaging()
+    options = parse()
     # Only now: wrong arguments are refused without the second that torch takes.
     from trainlib import averaging
 
     return averaging.run(options)
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line of `train_parameter_averaging.py`.
+
+    Raises:
+        UsageError: An argument is wrong.
+    """
+    parser = Parser(description="A master that averages, workers that train.", allow_abbrev=False)
+    add = parser.add_argument
+    add("--lr", type=positive_float, default=0.001, metavar="X", help="default 0.001")
+    add("--momentum", type=number, default=0.9, metavar="X", help="default 0.9")
+    add("--batch_size", "--batch-size", type=positive, default=16, metavar="N", help="default 16")
+    add("--nepochs", "--epochs", type=positive, default=10, metavar="N", help="default 10")
+    add("--shard", action="store_true", help="deal the rows out instead of giving all to each")
+    add_seed(parser)
+    add_data(parser, ("mnist", "digits"), "mnist")
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

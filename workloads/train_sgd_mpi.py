@@ -10,16 +10,37 @@ cannot start it.
 
 from __future__ import annotations
 
-from trainlib.options import parse_sgd_mpi
+import argparse
+from collections.abc import Sequence
+
+from trainlib.options import Parser, add_data, add_mpi_sgd, number, positive
 from trainlib.program import run_program
 
 
 def main() -> int:
-    options = parse_sgd_mpi()
+    options = parse()
     # Only now: wrong arguments are refused without the second that torch takes.
     from trainlib import sgd_training
 
     return sgd_training.run_mnist(options)
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line of `train_sgd_mpi.py`.
+
+    Raises:
+        UsageError: An argument is wrong.
+    """
+    parser = Parser(description="MNIST with the MPI SGD optimizer.", allow_abbrev=False)
+    add_mpi_sgd(parser, epochs=10, batch_size=200, lr=0.01)
+    add = parser.add_argument
+    add("--momentum", type=number, default=0.9, metavar="X", help="default 0.9")
+    add("--weight-decay", type=number, default=0.0, metavar="X", help="default 0")
+    add("--nesterov", action="store_true", help="Nesterov's momentum")
+    add("--hidden", type=positive, default=1024, metavar="N", help="units a layer (default 1024)")
+    add("--gpu", action="store_true", help="one GPU per rank")
+    add_data(parser, ("mnist", "digits", "cifar10", "synthetic"), "mnist")
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

@@ -12,16 +12,61 @@ updates are averaged, with --sum they add up to those of one process with the ro
 
 from __future__ import annotations
 
-from trainlib.options import parse_tagi
+import argparse
+from collections.abc import Sequence
+
+from trainlib.options import Parser, add_backend, add_data, add_seed, positive, positive_float
 from trainlib.program import run_program
 
 
 def main() -> int:
-    options = parse_tagi()
+    options = parse()
     # Only now: wrong arguments are refused without the second that torch takes.
     from trainlib.tagi import training
 
     return training.run(options)
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line of `train_tagi.py`; what is None follows from the data set.
+
+    Raises:
+        UsageError: An argument is wrong.
+    """
+    parser = Parser(description="Train by Bayes' rule (TAGI).", allow_abbrev=False)
+    add_data(parser, ("digits", "mnist", "cifar10"), "digits")
+    add_backend(parser)
+    add_seed(parser)
+    parser.add_argument("--epochs", "--num_epochs", type=positive, metavar="N")
+    parser.add_argument(
+        "--batch-size", "--batch_size", type=positive, metavar="N", help="rows per rank and step"
+    )
+    parser.add_argument(
+        "--sigma-v",
+        "--sigma_v",
+        type=positive_float,
+        metavar="X",
+        help="deviation of the noise in what is observed",
+    )
+    parser.add_argument(
+        "--gain", type=positive_float, metavar="X", help="scale of the weights' first deviations"
+    )
+    parser.add_argument("--activation", choices=("relu", "mixture"))
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument(
+        "--average",
+        action="store_true",
+        default=True,
+        help="mean of the ranks' updates (default)",
+    )
+    how.add_argument(
+        "--sum",
+        dest="average",
+        action="store_false",
+        help="their sum, as one process with all rows would make them",
+    )
+    parser.add_argument("--cpu", action="store_true", help="leave GPUs alone")
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from trainlib import backends, data, options
+from trainlib import backends, data, ddp_options
 from trainlib.backends import Capability, choose, gpu_count
 from trainlib.errors import StartError, UsageError
 
@@ -114,9 +114,9 @@ def test_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_both_spellings_of_the_batch_size() -> None:
-    assert options.parse("", ["5", "2", "--batch-size", "7"], gpu=False).batch_size == 7
-    assert options.parse("", ["5", "2", "--batch_size", "8"], gpu=True).batch_size == 8
-    assert options.parse("", ["5", "2"], gpu=False).batch_size == 32
+    assert ddp_options.parse("", ["5", "2", "--batch-size", "7"], gpu=False).batch_size == 7
+    assert ddp_options.parse("", ["5", "2", "--batch_size", "8"], gpu=True).batch_size == 8
+    assert ddp_options.parse("", ["5", "2"], gpu=False).batch_size == 32
 
 
 @pytest.mark.parametrize(
@@ -135,9 +135,9 @@ def test_both_spellings_of_the_batch_size() -> None:
 )
 def test_wrong_arguments(arguments: list[str]) -> None:
     with pytest.raises(UsageError) as caught:
-        options.parse("", arguments, gpu=False)
+        ddp_options.parse("", arguments, gpu=False)
     assert caught.value.code == 2
 
 
 def test_the_command_line_offers_the_data_sets_that_exist() -> None:
-    assert options.DATASETS == data.NAMES
+    assert ddp_options.DATASETS == data.NAMES

@@ -13,6 +13,7 @@ import torch
 from tests.workloads.running import WORKLOADS
 from trainlib import data, metrics, snapshots
 from trainlib.errors import UsageError, WorkloadError
+from trainlib.rows import Split
 from trainlib.snapshots import Snapshot
 
 DIGITS = WORKLOADS / "data" / "digits.csv.gz"
@@ -79,7 +80,7 @@ def test_shards_change_with_epoch_and_seed_and_nothing_else() -> None:
 def test_every_test_row_has_one_rank(rows: int) -> None:
     """Also where there are fewer than ranks."""
     digits = data.digits()
-    few = replace(digits, test=data.Split(digits.test.inputs[:rows], digits.test.targets[:rows]))
+    few = replace(digits, test=Split(digits.test.inputs[:rows], digits.test.targets[:rows]))
     found = [
         row.tolist()
         for rank in range(8)
@@ -90,7 +91,7 @@ def test_every_test_row_has_one_rank(rows: int) -> None:
 
 
 def test_an_epoch_is_the_whole_shard_with_a_short_last_batch() -> None:
-    split = data.Split(torch.arange(21.0).reshape(21, 1), torch.arange(21))
+    split = Split(torch.arange(21.0).reshape(21, 1), torch.arange(21))
     batches = list(data.batches(split, 4, rank=1, world=2, seed=0, epoch=0))
     assert [len(inputs) for inputs, _ in batches] == [4, 4, 2]
     targets = torch.cat([targets for _, targets in batches])

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from trainlib import metrics
-from trainlib.data import Dataset, Split
 from trainlib.ranks import Ranks
+from trainlib.rows import Dataset, Split
 
 T = TypeVar("T")
 

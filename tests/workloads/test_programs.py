@@ -85,11 +85,11 @@ def test_a_resumed_training_ends_bit_equal(programs: Programs, ranks: int, backe
 
 SAVES = """
 import sys
-from trainlib import options, snapshots, trainer
+from trainlib import ddp_options, snapshots, trainer
 
 trainer._UNSAVED_S = float(sys.argv[1])
 snapshots.save = lambda path, snapshot: print("saved after", snapshot.epochs)
-trainer.run(options.parse("", ["3", "100", "--batch-size", "100"], gpu=False), trainer.CPU)
+trainer.run(ddp_options.parse("", ["3", "100", "--batch-size", "100"], gpu=False), trainer.CPU)
 """
 
 

@@ -1,10 +1,10 @@
-"""Rank discovery and the meeting point: tables of environments."""
+"""Rank discovery and the rendezvous: tables of environments."""
 
 from __future__ import annotations
 
 import pytest
 
-from trainlib import meeting, mpi
+from trainlib import mpi, rendezvous
 from trainlib.errors import StartError
 from trainlib.ranks import Ranks, discover, expand_counts, rank_hint
 
@@ -174,39 +174,39 @@ SPREAD = Ranks(1, 2, 0, 1, "mpirun")
 STEP = Ranks(1, 2, 0, 1, "srun")
 
 
-def test_meeting_point_given_by_the_environment() -> None:
+def test_rendezvous_given_by_the_environment() -> None:
     env = {"MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "1234"}
-    assert meeting.master(SPREAD, env) == ("10.0.0.7", 1234)
-    assert meeting.master(SPREAD, {"MASTER_ADDR": "n1"}) == ("n1", meeting.DEFAULT_PORT)
+    assert rendezvous.master(SPREAD, env) == ("10.0.0.7", 1234)
+    assert rendezvous.master(SPREAD, {"MASTER_ADDR": "n1"}) == ("n1", rendezvous.DEFAULT_PORT)
     with pytest.raises(StartError, match="70000"):
-        meeting.master(SPREAD, {**env, "MASTER_PORT": "70000"})
+        rendezvous.master(SPREAD, {**env, "MASTER_PORT": "70000"})
 
 
-def test_meeting_point_on_one_host() -> None:
-    assert meeting.master(LOCAL, {}, agree_port=lambda: 4711) == ("127.0.0.1", 4711)
+def test_rendezvous_on_one_host() -> None:
+    assert rendezvous.master(LOCAL, {}, agree_port=lambda: 4711) == ("127.0.0.1", 4711)
     env = {"PMIX_NAMESPACE": "prterun-host-1@1"}
-    address, port = meeting.master(LOCAL, env, agree_port=lambda: None)
+    address, port = rendezvous.master(LOCAL, env, agree_port=lambda: None)
     assert address == "127.0.0.1"
-    assert port == meeting.master(LOCAL, env)[1], "all ranks have to compute the same port"
-    assert port != meeting.master(LOCAL, {"PMIX_NAMESPACE": "prterun-host-2@1"})[1]
+    assert port == rendezvous.master(LOCAL, env)[1], "all ranks have to compute the same port"
+    assert port != rendezvous.master(LOCAL, {"PMIX_NAMESPACE": "prterun-host-2@1"})[1]
     assert 20000 <= port < 32000
 
 
-def test_meeting_point_on_several_hosts_has_to_be_told_to_mpirun() -> None:
+def test_rendezvous_on_several_hosts_has_to_be_told_to_mpirun() -> None:
     with pytest.raises(StartError, match="mpirun -x MASTER_ADDR="):
-        meeting.master(SPREAD, {}, agree_port=lambda: 4711)
+        rendezvous.master(SPREAD, {}, agree_port=lambda: 4711)
 
 
-def test_meeting_point_under_srun_is_the_first_host_of_the_step() -> None:
+def test_rendezvous_under_srun_is_the_first_host_of_the_step() -> None:
     env = {
         "SLURM_JOB_ID": "77",
         "SLURM_STEP_ID": "1",
         "SLURM_STEP_NODELIST": "gpu[07-09,11],login",
         "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.1",
     }
-    address, port = meeting.master(STEP, env)
+    address, port = rendezvous.master(STEP, env)
     assert address == "gpu07"
-    assert port != meeting.master(STEP, {**env, "SLURM_STEP_ID": "2"})[1]
+    assert port != rendezvous.master(STEP, {**env, "SLURM_STEP_ID": "2"})[1]
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_meeting_point_under_srun_is_the_first_host_of_the_step() -> None:
     [("n1", "n1"), ("n1,n[2-3]", "n1"), ("n[3,5-6]", "n3"), ("n[01-02]-ib,x", "n01-ib"), ("", "")],
 )
 def test_first_host(nodelist: str, first: str) -> None:
-    assert meeting.first_host(nodelist) == first
+    assert rendezvous.first_host(nodelist) == first
 
 
 def test_mpi_is_not_tried_without_a_launcher_of_mpi() -> None:

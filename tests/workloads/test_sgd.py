@@ -183,6 +183,7 @@ from argparse import Namespace
 from trainlib import averaging, data
 from trainlib.ranks import discover
 from trainlib.session import Session
+from trainlib.rows import Dataset, Split
 
 LR, MOMENTUM, EPOCHS = 0.1, 0.9, 2
 
@@ -203,8 +204,8 @@ def epoch(weight, bias, batches):
 
 def check(session, rows, labels, expected, what, **options):
     chosen = Namespace(nepochs=EPOCHS, lr=LR, momentum=MOMENTUM, seed=3, **options)
-    split = data.Split(rows, labels)
-    dataset = data.Dataset("", 10, split, split, None)
+    split = Split(rows, labels)
+    dataset = Dataset("", 10, split, split, None)
     torch.manual_seed(session.ranks.rank)  # the master's weights have to win
     model = torch.nn.Linear(6, 10)
     start = model.weight.detach().clone(), model.bias.detach().clone()

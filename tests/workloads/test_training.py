@@ -119,11 +119,11 @@ def test_a_residual_network_resumes_bit_equal(programs: Programs) -> None:
 
 BUFFERS = """
 import torch
-from trainlib import data, options, trainer
+from trainlib import data, ddp_options, trainer
 from trainlib.ranks import discover
 from trainlib.session import Session
 
-chosen = options.parse("", "1 1 --model resnet18 --lr 0.01 --batch-size 8".split(), gpu=False)
+chosen = ddp_options.parse("", "1 1 --model resnet18 --lr 0.01 --batch-size 8".split(), gpu=False)
 with Session(discover()) as session:
     session.open("auto")
     torch.manual_seed(0)
@@ -386,30 +386,37 @@ def test_the_same_table_in_cpp(programs: Programs, need: Any) -> None:
 
 
 def test_the_seeds_flags_have_their_types_and_defaults() -> None:
-    from trainlib import models, options
+    import train_imagenette
+    import train_mnist_ddp
+    import train_parameter_averaging
+    import train_sgd_mpi
+    import train_tagi
+    from trainlib import ddp_options, models
 
-    averaging = options.parse_averaging(["--lr", "0.5", "--batch_size", "8", "--nepochs", "3"])
+    averaging = train_parameter_averaging.parse(
+        ["--lr", "0.5", "--batch_size", "8", "--nepochs", "3"]
+    )
     assert (averaging.lr, averaging.batch_size, averaging.nepochs) == (0.5, 8, 3)
-    averaging = options.parse_averaging([])
+    averaging = train_parameter_averaging.parse([])
     assert (averaging.lr, averaging.momentum, averaging.batch_size, averaging.nepochs) == (
         *(0.001, 0.9),
         *(16, 10),
     )
-    mnist = options.parse_mnist_ddp([])
+    mnist = train_mnist_ddp.parse([])
     assert (mnist.batch_size, mnist.test_batch_size, mnist.epochs, mnist.lr) == (64, 1000, 14, 1.0)
     assert (mnist.gamma, mnist.seed, mnist.log_interval) == (0.7, 1, 10)
-    sgd = options.parse_sgd_mpi([])
+    sgd = train_sgd_mpi.parse([])
     assert (sgd.epochs, sgd.batch_size, sgd.lr, sgd.momentum) == (10, 200, 0.01, 0.9)
-    imagenette = options.parse_imagenette(["--yml-in", "x", "--gpu", "0", "1"])
+    imagenette = train_imagenette.parse(["--yml-in", "x", "--gpu", "0", "1"])
     assert (imagenette.epochs, imagenette.batch_size, imagenette.patch_size) == (10, 32, 224)
     assert (imagenette.lr, imagenette.patience, imagenette.gpu) == (1e-3, 20, [0, 1])
-    assert options.MODELS == models.NAMES
+    assert ddp_options.MODELS == models.NAMES
     for parse, words in (
-        (options.parse_averaging, ["--lr", "-1"]),
-        (options.parse_averaging, ["--nepochs", "0"]),
-        (options.parse_imagenette, []),
-        (options.parse_tagi, ["--sigma-v", "0"]),
-        (options.parse_tagi, ["--sum", "--average"]),
+        (train_parameter_averaging.parse, ["--lr", "-1"]),
+        (train_parameter_averaging.parse, ["--nepochs", "0"]),
+        (train_imagenette.parse, []),
+        (train_tagi.parse, ["--sigma-v", "0"]),
+        (train_tagi.parse, ["--sum", "--average"]),
     ):
         with pytest.raises(UsageError):
             parse(words)

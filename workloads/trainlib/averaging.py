@@ -20,8 +20,9 @@ import torch
 
 from trainlib import data, metrics, models
 from trainlib.errors import Diverged, StartError
-from trainlib.program import put
+from trainlib.program import print_line
 from trainlib.ranks import Ranks, discover
+from trainlib.rows import Dataset
 from trainlib.session import Session
 from trainlib.trainer import threads, train_epoch
 
@@ -29,7 +30,7 @@ _WEIGHTS, _TRAINED, _LOSS = 1, 2, 3  # tags of the messages
 
 
 def run(options: Namespace) -> int:
-    """Train as the options say (see `trainlib.options.parse_averaging`); returns 0.
+    """Train as the options say (see `train_parameter_averaging.parse`); returns 0.
 
     Raises:
         StartError: There is no worker, or no MPI.
@@ -52,19 +53,17 @@ def run(options: Namespace) -> int:
     return 0
 
 
-def _load(options: Namespace, ranks: Ranks) -> data.Dataset:
+def _load(options: Namespace, ranks: Ranks) -> Dataset:
     dataset = data.load(options.dataset, options.seed, folder=options.data)
     data.shard(len(dataset.train), 0, ranks.world - 1, options.seed, 0)
     return dataset
 
 
-def master(
-    session: Session, model: torch.nn.Module, dataset: data.Dataset, options: Namespace
-) -> None:
+def master(session: Session, model: torch.nn.Module, dataset: Dataset, options: Namespace) -> None:
     """Rank 0: hand out, collect, average in the order of the ranks, validate."""
     comm = session.mpi.COMM_WORLD
     workers = session.ranks.world - 1
-    put(
+    print_line(
         f"Master of {workers} workers | Data: {dataset.name} ({len(dataset.train)} + "
         f"{len(dataset.test)} rows, {'dealt out' if options.shard else 'all for each worker'}) | "
         f"Seed: {options.seed}"
@@ -88,15 +87,13 @@ def master(
             # The workers wait for the next weights and hear nothing of it.
             raise Diverged(epoch, f"try an --lr below {options.lr:g}", everywhere=False)
         speed = rows / (time.perf_counter() - started)
-        put(
+        print_line(
             f"Epoch {epoch} | Loss: {loss:.6g} | Validation loss: {validation:.6g} | "
             f"Accuracy: {accuracy:.4f} | Throughput: {speed:.1f} samples/s"
         )
 
 
-def worker(
-    session: Session, model: torch.nn.Module, dataset: data.Dataset, options: Namespace
-) -> None:
+def worker(session: Session, model: torch.nn.Module, dataset: Dataset, options: Namespace) -> None:
     """The other ranks: an epoch of SGD from the master's weights, and back with the result."""
     comm = session.mpi.COMM_WORLD
     received = flat(model)
@@ -109,7 +106,7 @@ def worker(
 
 
 def train_worker(
-    model: torch.nn.Module, dataset: data.Dataset, options: Namespace, ranks: Ranks, epoch: int
+    model: torch.nn.Module, dataset: Dataset, options: Namespace, ranks: Ranks, epoch: int
 ) -> tuple[float, int]:
     """One worker's epoch; returns (mean loss, rows)."""
     number, workers = ranks.rank - 1, ranks.world - 1

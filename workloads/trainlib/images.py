@@ -18,10 +18,10 @@ import numpy as np
 import torch
 
 from trainlib import augment
-from trainlib.data import IMAGENET_SCALE, Batch
 from trainlib.errors import StartError, UsageError, WorkloadError
 from trainlib.folders import Index, class_folders
 from trainlib.ranks import discover
+from trainlib.rows import IMAGENET_SCALE, Batch
 
 #: Batches that are decoded ahead of the one in use.
 _AHEAD = 2

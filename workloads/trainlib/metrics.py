@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import torch
 
-from trainlib.data import Batch, Dataset
+from trainlib.rows import Batch, Dataset
 from trainlib.session import Session
 
 #: Numbers in the inputs of one forward pass while testing. A GPU is idle with fewer, and with more

@@ -18,8 +18,9 @@ import torch
 
 from trainlib import data, metrics, models, snapshots
 from trainlib.errors import Diverged
-from trainlib.program import put
+from trainlib.program import print_line
 from trainlib.ranks import discover
+from trainlib.rows import Batch, Dataset
 from trainlib.session import Session
 from trainlib.trainer import threads
 
@@ -27,7 +28,7 @@ _MODEL = Path("mnist_cnn.pt")
 
 
 def run(options: Namespace) -> int:
-    """Train as the options say (see `trainlib.options.parse_mnist_ddp`); returns 0.
+    """Train as the options say (see `train_mnist_ddp.parse`); returns 0.
 
     Raises:
         WorkloadError: See its subclasses.
@@ -43,7 +44,7 @@ def run(options: Namespace) -> int:
     return 0
 
 
-def _load(options: Namespace, session: Session) -> data.Dataset:
+def _load(options: Namespace, session: Session) -> Dataset:
     if options.save_model and session.ranks.rank == 0:
         snapshots.check_place(_MODEL)
     dataset = data.load(options.dataset, options.seed, folder=options.data)
@@ -51,7 +52,7 @@ def _load(options: Namespace, session: Session) -> data.Dataset:
     return dataset
 
 
-def _train(session: Session, options: Namespace, dataset: data.Dataset) -> None:
+def _train(session: Session, options: Namespace, dataset: Dataset) -> None:
     ranks = session.ranks
     tag = f"[Rank{ranks.rank}]"
     torch.manual_seed(options.seed)
@@ -61,7 +62,7 @@ def _train(session: Session, options: Namespace, dataset: data.Dataset) -> None:
     optimizer = torch.optim.Adadelta(model.parameters(), lr=options.lr)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=options.gamma)
     if ranks.rank == 0:
-        put(
+        print_line(
             f"Backend: {session.backend} ({session.description}) | Ranks: {ranks.world} | "
             f"Device: {session.device.type} | Data: {dataset.name} ({len(dataset.train)} + "
             f"{len(dataset.test)} rows) | Seed: {options.seed}"
@@ -84,7 +85,7 @@ def _train(session: Session, options: Namespace, dataset: data.Dataset) -> None:
         if not math.isfinite(test_loss):
             raise Diverged(epoch, f"try an --lr below {options.lr:g}")
         if ranks.rank == 0:
-            put(
+            print_line(
                 f"{tag} Epoch {epoch} | Test loss: {test_loss:.6g} | Test accuracy: "
                 f"{accuracy:.4f} | Throughput: {speed:.1f} samples/s"
             )
@@ -95,7 +96,7 @@ def _train(session: Session, options: Namespace, dataset: data.Dataset) -> None:
 def train_epoch(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
-    batches: Iterator[data.Batch],
+    batches: Iterator[Batch],
     title: str,
     options: Namespace,
 ) -> int:
@@ -108,5 +109,5 @@ def train_epoch(
         optimizer.step()
         rows += len(inputs)
         if step % options.log_interval == 0:
-            put(f"{title} | Step {step} | Loss: {loss.item():.6g}")
+            print_line(f"{title} | Step {step} | Loss: {loss.item():.6g}")
     return rows

@@ -19,7 +19,7 @@ from trainlib.ranks import rank_hint
 _LEAD_S = 3.0
 
 
-def put(line: str, stream: TextIO | None = None) -> None:
+def print_line(line: str, stream: TextIO | None = None) -> None:
     """Write one line to stdout (or `stream`), now, and in one piece.
 
     `print` hands over text and line end separately, which unbuffered become two writes: lines of
@@ -30,12 +30,12 @@ def put(line: str, stream: TextIO | None = None) -> None:
     stream.flush()
 
 
-def say(error: WorkloadError) -> None:
+def print_error(error: WorkloadError) -> None:
     """Print the error to stderr as one line, once per error object."""
     if not error.said:
         error.said = True
         program = os.path.basename(sys.argv[0]) or "python"
-        put(f"{program}: error: {error.line}", sys.stderr)
+        print_line(f"{program}: error: {error.line}", sys.stderr)
 
 
 def run_program(main: Callable[[], int]) -> NoReturn:
@@ -49,7 +49,7 @@ def run_program(main: Callable[[], int]) -> NoReturn:
         if error.everywhere and not error.said and rank_hint() != 0:
             time.sleep(_LEAD_S)
         else:
-            say(error)
+            print_error(error)
         code = error.code
     except Stopped as stop:
         code = stop.code

@@ -32,9 +32,9 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 import torch
 import torch.distributed as dist
 
-from trainlib import backends, collectives, hooks, meeting, mpi
+from trainlib import backends, collectives, hooks, mpi, rendezvous
 from trainlib.errors import PeerLost, StartError, Stopped, UsageError, WorkloadError
-from trainlib.program import put, say
+from trainlib.program import print_error, print_line
 from trainlib.ranks import Ranks
 
 T = TypeVar("T")
@@ -154,7 +154,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
             what = f"rank {failed[0]} on {first['host']}: {what}"
         agreed = _ERRORS.get(first["code"], WorkloadError)(what, first["todo"], everywhere=True)
         if self.ranks.rank == 0:
-            say(agreed)
+            print_error(agreed)
         # Rank 0 has printed when this returns: the launcher kills it when another rank ends.
         # It may be gone by then, and the store with it.
         with contextlib.suppress(PeerLost):
@@ -221,7 +221,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         if self._alone:
             return
         if passed_over and wanted == "auto" and name != "nccl" and self.ranks.rank == 0:
-            put(f"Note: over {name}, which GPUs are slower with than NCCL: {passed_over}")
+            print_line(f"Note: over {name}, which GPUs are slower with than NCCL: {passed_over}")
         if name == "mpi" and capability.mpi_native:
             self._open_native_mpi()
             return
@@ -393,7 +393,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         if isinstance(error, WorkloadError):
             code = error.code
             error.what = error.what if place in error.what else f"{place}: {error.what}"
-            say(error)
+            print_error(error)
         elif isinstance(error, KeyboardInterrupt):
             code = 130
         elif isinstance(error, SystemExit):
@@ -416,10 +416,10 @@ class Session(contextlib.AbstractContextManager["Session"]):
 
 def _meet(ranks: Ranks) -> Any:
     """A key-value store that all ranks reach, served by rank 0 (or by torchrun's agent)."""
-    address, port = meeting.master(ranks, agree_port=lambda: _agreed_port(ranks))
+    address, port = rendezvous.master(ranks, agree_port=lambda: _agreed_port(ranks))
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = address, str(port)
     if "GLOO_SOCKET_IFNAME" not in os.environ:
-        interface = meeting.interface_towards(address)
+        interface = rendezvous.interface_towards(address)
         # A name that means loopback on its own host would mislead the ranks of other hosts.
         if interface and (ranks.one_host or not interface.startswith("lo")):
             os.environ["GLOO_SOCKET_IFNAME"] = interface
@@ -447,5 +447,5 @@ def _agreed_port(ranks: Ranks) -> int | None:
         world = mpi.start(ranks).COMM_WORLD
     except StartError:
         return None
-    port: int = world.bcast(meeting.free_port() if ranks.rank == 0 else 0, root=0)
+    port: int = world.bcast(rendezvous.free_port() if ranks.rank == 0 else 0, root=0)
     return port

@@ -19,14 +19,15 @@ import torch
 from trainlib import backends, data, folders, images, metrics, models, readers, snapshots
 from trainlib.errors import Diverged, UsageError, WorkloadError
 from trainlib.mpi_sgd import MpiSGD
-from trainlib.program import put
+from trainlib.program import print_line
 from trainlib.ranks import Ranks, discover
+from trainlib.rows import Dataset, Rows
 from trainlib.session import Session
 from trainlib.trainer import threads, train_epoch
 
 
 def run_mnist(options: Namespace) -> int:
-    """`train_sgd_mpi.py` with the options of `trainlib.options.parse_sgd_mpi`; returns 0.
+    """`train_sgd_mpi.py` with the options of `train_sgd_mpi.parse`; returns 0.
 
     Raises:
         StartError: No MPI, or no GPU where one is asked for.
@@ -50,7 +51,7 @@ def run_mnist(options: Namespace) -> int:
 
 
 def run_imagenette(options: Namespace) -> int:
-    """`train_imagenette.py` with the options of `trainlib.options.parse_imagenette`; returns 0.
+    """`train_imagenette.py` with the options of `train_imagenette.parse`; returns 0.
 
     Raises:
         StartError: No MPI, no Pillow, or no GPU where one is asked for.
@@ -83,12 +84,12 @@ def _refuse(error: UsageError | None) -> None:
         raise error
 
 
-def _check_rows(dataset: data.Dataset, ranks: Ranks) -> data.Dataset:
+def _check_rows(dataset: Dataset, ranks: Ranks) -> Dataset:
     data.shard(len(dataset.train), ranks.rank, ranks.world, 0, 0)
     return dataset
 
 
-def _from_yaml(options: Namespace) -> data.Dataset:
+def _from_yaml(options: Namespace) -> Dataset:
     if options.dropout is not None and options.dropout >= 1:
         raise UsageError(f"--dropout {options.dropout:g} drops everything", "give less than 1")
     snapshots.check_place(options.out_dir / "history.json", "--out-dir")
@@ -101,12 +102,10 @@ def _from_yaml(options: Namespace) -> data.Dataset:
     for split in (train, validation):
         images.read(split.paths[0], split.size)  # before any rank trains
     size = options.patch_size
-    return data.Dataset(
-        index.name or path.stem, len(index.classes), train, validation, (3, size, size)
-    )
+    return Dataset(index.name or path.stem, len(index.classes), train, validation, (3, size, size))
 
 
-def _network(options: Namespace, dataset: data.Dataset) -> torch.nn.Module:
+def _network(options: Namespace, dataset: Dataset) -> torch.nn.Module:
     shape = dataset.train.shape
     if options.net_name == "vgg16":
         if options.patch_size < 32:
@@ -136,7 +135,7 @@ def _optimizer(
     )
 
 
-def _augmented(rows: data.Rows, seed: int) -> Callable[[int], data.Rows]:
+def _augmented(rows: Rows, seed: int) -> Callable[[int], Rows]:
     assert isinstance(rows, images.ImageFiles)
     files = rows
     return lambda epoch: files.augmented(seed, epoch)
@@ -149,13 +148,13 @@ class _Training:
         self,
         session: Session,
         options: Namespace,
-        dataset: data.Dataset,
+        dataset: Dataset,
         model: torch.nn.Module,
         optimizer: MpiSGD,
     ) -> None:
         self.session, self.options, self.dataset = session, options, dataset
         self.model, self.optimizer = model, optimizer
-        self.rows_of_epoch: Callable[[int], data.Rows] = lambda epoch: dataset.train
+        self.rows_of_epoch: Callable[[int], Rows] = lambda epoch: dataset.train
         self.patience: int | None = None
         """Epochs without a smaller validation loss after which the training ends."""
         self.history_path: Path | None = None
@@ -168,7 +167,7 @@ class _Training:
             how = "gradients at each step"
             if self.options.sync_iterations > 1:
                 how = f"weights after each {self.options.sync_iterations} steps"
-            put(
+            print_line(
                 f"Backend: {self.session.backend} ({self.session.description}) | Ranks: "
                 f"{self.session.ranks.world} | Device: {self.session.device.type} | Data: "
                 f"{self.dataset.name} ({len(self.dataset.train)} + {len(self.dataset.test)} rows) "
@@ -183,7 +182,7 @@ class _Training:
             better = row["validation_loss"] < best
             best, since = (row["validation_loss"], 0) if better else (best, since + 1)
             if lead:
-                put(
+                print_line(
                     f"Epoch {epoch} | Loss: {row['loss']:.6g} | Validation loss: "
                     f"{row['validation_loss']:.6g} | Validation accuracy: "
                     f"{row['validation_accuracy']:.4f} | Throughput: {row['rows_per_s']:.1f} "
@@ -193,7 +192,7 @@ class _Training:
             # All ranks have the same numbers, and decide alike.
             if self.patience is not None and since >= self.patience:
                 if lead:
-                    put(f"Stopped: no better validation loss for {since} epochs")
+                    print_line(f"Stopped: no better validation loss for {since} epochs")
                 break
 
     def _epoch(self, epoch: int) -> dict[str, float]:

@@ -22,10 +22,11 @@ from typing import Any
 import torch
 
 from trainlib import data, metrics, models, optimizers, snapshots
+from trainlib.ddp_options import Options
 from trainlib.errors import Diverged, StartError, Stopped, UsageError
-from trainlib.options import Options
-from trainlib.program import put
+from trainlib.program import print_line
 from trainlib.ranks import Ranks, discover
+from trainlib.rows import Dataset
 from trainlib.session import Session
 from trainlib.signals import StopRequest
 
@@ -77,7 +78,7 @@ def run(options: Options, kind: Kind) -> int:
     return 0
 
 
-def _load(options: Options, ranks: Ranks) -> data.Dataset:
+def _load(options: Options, ranks: Ranks) -> Dataset:
     dataset = data.load(
         options.dataset,
         options.seed,
@@ -215,9 +216,7 @@ def _step(
 class Trainer:
     """Model, optimizer and where the training stands."""
 
-    def __init__(
-        self, session: Session, options: Options, kind: Kind, dataset: data.Dataset
-    ) -> None:
+    def __init__(self, session: Session, options: Options, kind: Kind, dataset: Dataset) -> None:
         self.session = session
         self.options = options
         self.dataset = dataset
@@ -446,4 +445,4 @@ class Trainer:
         self._save_s = self._saved - started
 
     def _print(self, text: str) -> None:
-        put(f"{self.tag} {text}")
+        print_line(f"{self.tag} {text}")

@@ -11,8 +11,9 @@ import torch
 
 from trainlib import augment, data, metrics
 from trainlib.errors import Diverged
-from trainlib.program import put
+from trainlib.program import print_line
 from trainlib.ranks import discover
+from trainlib.rows import Dataset
 from trainlib.session import Session
 from trainlib.tagi import models
 from trainlib.tagi.layers import Sequential
@@ -40,7 +41,7 @@ PRESETS = {
 
 
 def run(options: Namespace) -> int:
-    """Train as the options say (see `trainlib.options.parse_tagi`); returns 0.
+    """Train as the options say (see `train_tagi.parse`); returns 0.
 
     Raises:
         WorkloadError: See its subclasses.
@@ -62,13 +63,13 @@ def run(options: Namespace) -> int:
     return 0
 
 
-def _load(options: Namespace, session: Session) -> data.Dataset:
+def _load(options: Namespace, session: Session) -> Dataset:
     dataset = data.load(options.dataset, options.seed, folder=options.data)
     data.shard(len(dataset.train), session.ranks.rank, session.ranks.world, options.seed, 0)
     return dataset
 
 
-def network(options: Namespace, dataset: data.Dataset, units: int) -> Sequential:
+def network(options: Namespace, dataset: Dataset, units: int) -> Sequential:
     """The network for the data set, its means drawn from the seed."""
     torch.manual_seed(options.seed)
     if options.dataset == "digits":
@@ -78,7 +79,7 @@ def network(options: Namespace, dataset: data.Dataset, units: int) -> Sequential
     return models.resnet18(units, options.activation, options.gain)
 
 
-def train(session: Session, options: Namespace, dataset: data.Dataset) -> DDPSequential:
+def train(session: Session, options: Namespace, dataset: Dataset) -> DDPSequential:
     """All epochs, with the test accuracy after each."""
     ranks = session.ranks
     softmax = HierarchicalSoftmax(dataset.classes, session.device)
@@ -86,7 +87,7 @@ def train(session: Session, options: Namespace, dataset: data.Dataset) -> DDPSeq
     bare.to(session.device)
     model = DDPSequential(bare, DDPConfig.of(session), average=options.average)
     if ranks.rank == 0:
-        put(
+        print_line(
             f"Backend: {session.backend} ({session.description}) | Ranks: {ranks.world} | "
             f"Device: {session.device.type} | Data: {dataset.name} ({len(dataset.train)} + "
             f"{len(dataset.test)} rows) | Updates: {'mean' if options.average else 'sum'} | "
@@ -101,7 +102,7 @@ def train(session: Session, options: Namespace, dataset: data.Dataset) -> DDPSeq
             raise Diverged(epoch, f"try a --sigma-v above {options.sigma_v:g}, or a smaller --gain")
         correct = evaluate(session, dataset, bare, softmax)
         if ranks.rank == 0:
-            put(
+            print_line(
                 f"Epoch {epoch} | Loss: {loss / total:.6g} | Throughput: {speed:.1f} samples/s | "
                 f"Test accuracy: {correct / len(dataset.test):.4f} ({correct}/{len(dataset.test)})"
             )
@@ -111,7 +112,7 @@ def train(session: Session, options: Namespace, dataset: data.Dataset) -> DDPSeq
 def _epoch(
     session: Session,
     options: Namespace,
-    dataset: data.Dataset,
+    dataset: Dataset,
     model: DDPSequential,
     softmax: HierarchicalSoftmax,
     epoch: int,
@@ -139,7 +140,7 @@ def _epoch(
 
 
 def evaluate(
-    session: Session, dataset: data.Dataset, model: Sequential, softmax: HierarchicalSoftmax
+    session: Session, dataset: Dataset, model: Sequential, softmax: HierarchicalSoftmax
 ) -> int:
     """How many rows of the whole test split are right; each rank looks at its part."""
     ranks = session.ranks

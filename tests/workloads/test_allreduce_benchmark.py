@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from trainlib import reduction
-from trainlib.reduction import Row
+from trainlib import allreduce_benchmark
+from trainlib.allreduce_benchmark import Row
 
 
 def test_sizes_are_powers_of_eight() -> None:
-    assert reduction.sizes(8) == [8]
-    assert reduction.sizes(4095) == [8, 64, 512]
-    assert reduction.sizes(4096) == [8, 64, 512, 4096]
-    assert reduction.sizes(7) == []
-    assert len(reduction.sizes(8**40)) == 21
+    assert allreduce_benchmark.sizes(8) == [8]
+    assert allreduce_benchmark.sizes(4095) == [8, 64, 512]
+    assert allreduce_benchmark.sizes(4096) == [8, 64, 512, 4096]
+    assert allreduce_benchmark.sizes(7) == []
+    assert len(allreduce_benchmark.sizes(8**40)) == 21
 
 
 def test_bandwidths_are_those_of_nccl_tests() -> None:
@@ -56,8 +56,8 @@ class Clock:
 
 def test_a_row_has_the_time_of_the_slowest_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr(reduction.time, "perf_counter_ns", lambda: clock.now)
-    found = reduction.measure([1000, 30_000, 10**7], clock.prepare, clock.slowest, 2)
+    monkeypatch.setattr(allreduce_benchmark.time, "perf_counter_ns", lambda: clock.now)
+    found = allreduce_benchmark.measure([1000, 30_000, 10**7], clock.prepare, clock.slowest, 2)
     assert found == [Row(1000, 2e-6, 2), Row(30_000, 6e-5, 2), Row(10**7, 0.02, 2)]
     # Three rounds of two to guess by, five for 6 ms each: from 2 to 1000 repetitions.
     assert clock.counts == {
@@ -70,12 +70,12 @@ def test_a_row_has_the_time_of_the_slowest_rank(monkeypatch: pytest.MonkeyPatch)
 
 def test_one_rank_alone_measures_nothing() -> None:
     clock = Clock()
-    assert reduction.measure([8], clock.prepare, clock.slowest, 1) == []
+    assert allreduce_benchmark.measure([8], clock.prepare, clock.slowest, 1) == []
     assert clock.counts == {}
 
 
 def test_the_table_is_aligned() -> None:
-    head, *rows = reduction.table([Row(8, 1.5e-6, 2), Row(8**7, 0.25, 2)]).splitlines()
+    head, *rows = allreduce_benchmark.table([Row(8, 1.5e-6, 2), Row(8**7, 0.25, 2)]).splitlines()
     assert head.split() == ["bytes", *["latency", "us"], *["algbw", "GB/s"], *["busbw", "GB/s"]]
     assert [row.split() for row in rows] == [
         ["8", "1.50", "0.0053", "0.0053"],
