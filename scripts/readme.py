@@ -59,6 +59,19 @@ def busy(report: dict[str, Any]) -> str:
     return "\n".join([f"{told}:", "", *rows])
 
 
+def mnist(report: dict[str, Any]) -> str:
+    """bench/results/mnist.json as a table."""
+    rows = ["| program | ranks | epochs | test loss | test accuracy |", "|---|---|---|---|---|"]
+    for command, run in report["runs"].items():
+        found = run["after_each_epoch"]
+        loss = f"{found['loss'][-1]:.4f}" if "loss" in found else "–"
+        accuracy = found["accuracy"]
+        rows.append(
+            f"| `{command}` | {run['ranks']} | {len(accuracy)} | {loss} | {accuracy[-1]:.4f} |"
+        )
+    return "\n".join([f"{versions(report)}, {report['rows']}:", "", *rows])
+
+
 def versions(report: dict[str, Any]) -> str:
     return f"Python {report['python']}, torch {report['torch']}"
 
@@ -99,6 +112,7 @@ def tagi_speed(report: dict[str, Any]) -> str:
 TABLES = (
     ("README.md", "figures", "local.json", figures),
     ("docs/workloads.md", "busy", "busy.json", busy),
+    ("docs/workloads.md", "mnist", "mnist.json", mnist),
     ("docs/workloads.md", "gradients", "gradients.json", gradients),
     ("docs/workloads.md", "mpi-sgd", "mpi_sgd.json", mpi_sgd),
     ("docs/workloads.md", "tagi-layers", "tagi_layers.json", tagi_layers),
