@@ -9,7 +9,7 @@ from pathlib import Path
 
 from clusterctl import providers
 from clusterctl.actions import Tell, check_name
-from clusterctl.errors import RecordError, UsageError
+from clusterctl.errors import ProviderError, RecordError, UsageError
 from clusterctl.model import Cluster
 from clusterctl.providers.protocol import Discovery, Resource, describe
 from clusterctl.state import ClusterLock, Store
@@ -38,12 +38,14 @@ class Found:
     regions: tuple[str, ...]
     orphans: tuple[Orphan, ...]
     overdue: tuple[Orphan, ...]
+    failed: tuple[ProviderError, ...] = ()
+    """One for each region that could not be searched."""
 
 
 def find(store: Store, regions: Iterable[str] = ()) -> Found:
     """An orphan's owner may be another machine of yours, or a colleague: nothing is removed without
     being asked for."""
-    regions, tagged = _tagged(store, regions)
+    regions, tagged, failed = _tagged(store, regions)
     known = _known(store)
     now = time.time()
     over = {item.id for item in store.clusters() if item.deadline and item.deadline < now}
@@ -55,6 +57,7 @@ def find(store: Store, regions: Iterable[str] = ()) -> Found:
             for item in tagged
             if item.id in over and any(resource.kind == "instance" for resource in item.resources)
         ),
+        failed,
     )
 
 
@@ -75,10 +78,12 @@ def adoptable(store: Store, name: str, regions: Iterable[str]) -> Orphan:
     """The cluster of that name (or id) that has no record. Raises RecordError where there is none
     or the name is taken, UsageError where there are several."""
     check_name(name)
-    regions, tagged = _tagged(store, regions)
+    regions, tagged, failed = _tagged(store, regions)
     found = [item for item in tagged if name in (item.name, item.id)]
     recorded = _recorded(store)
     found = [item for item in found if item.id not in recorded]
+    if not found and failed:
+        raise failed[0]
     if not found:
         raise RecordError(
             f"no cluster {name!r} without a record is found by its tags in {', '.join(regions)}",
@@ -121,23 +126,38 @@ def _discovering() -> dict[str, Discovery]:
     }
 
 
-def _tagged(store: Store, wanted: Iterable[str]) -> tuple[tuple[str, ...], list[Orphan]]:
-    """The regions `wanted`, else the usual one and those of the clusters on record; and every
-    cluster with our tag in them, known or not."""
+def _tagged(
+    store: Store, wanted: Iterable[str]
+) -> tuple[tuple[str, ...], list[Orphan], tuple[ProviderError, ...]]:
+    """The regions `wanted`, else the usual one and those of the clusters on record; every cluster
+    with our tag in them, known or not; and an error for each region that could not be searched.
+    Raises the first where that is every region."""
     wanted = tuple(dict.fromkeys(wanted))
     on_record = [cluster.spec.cloud.region for cluster in store.clusters()]
     looked: dict[str, None] = {}
     found = []
+    failed: dict[str, ProviderError] = {}
     for name, provider in _discovering().items():
         for region in wanted or provider.regions(on_record):
-            looked[region] = None
             groups: dict[str, list[Resource]] = {}
-            for resource in provider.find(region):
+            try:
+                resources = provider.find(region)
+            except ProviderError as error:
+                failed[region] = error
+                continue
+            looked[region] = None
+            for resource in resources:
                 groups.setdefault(resource.cluster, []).append(resource)
             for id, mine in groups.items():
                 called = next((resource.name for resource in mine if resource.name), "")
                 found.append(Orphan(name, id, called, region, tuple(mine)))
-    return tuple(looked), found
+    if failed and not looked:
+        raise next(iter(failed.values()))
+    errors = (
+        ProviderError(f"region {region} could not be searched: {error.message}", hint=error.hint)
+        for region, error in failed.items()
+    )
+    return tuple(looked), found, tuple(errors)
 
 
 def _recorded(store: Store) -> set[str]:

@@ -7,12 +7,12 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, is_dataclass
 from enum import Enum
 from typing import Any
 
-from clusterctl.errors import UsageError
+from clusterctl.errors import ClusterctlError, UsageError
 
 SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 """Names of variables whose values are nobody's business."""
@@ -83,6 +83,15 @@ class Console:
         if not self.reported:
             with contextlib.suppress(OSError):
                 self.document({"error": {"code": code, "message": message, "hint": hint}})
+
+    def raise_first(self, failed: Sequence[ClusterctlError]) -> None:
+        """Ends a verb whose document is out and which did a part: names what failed, if anything,
+        and raises the first."""
+        for other in failed[1:]:
+            self.note(other.message)
+        if failed:
+            self.reported = True
+            raise failed[0]
 
     @property
     def interactive(self) -> bool:

@@ -150,9 +150,6 @@ def fetch(
         console.note(f"job {job} has made no files")
     note_fetched(console, got)
     console.document(fetched_document(got))
-    for error in got.failed[1:]:
-        console.note(error.message)
-    if got.failed:
-        raise got.failed[0]
+    console.raise_first(got.failed)
     if got.missing:
         raise typer.Exit(4)

@@ -18,7 +18,7 @@ from clusterctl.cli.options import (
     either,
     life_time,
 )
-from clusterctl.errors import UsageError
+from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.model import clock
 
 
@@ -110,10 +110,14 @@ def gc(
         console.result(table(rows))
         console.note(looked)
     removed: list[str] = []
+    failed: list[ClusterctlError] = list(search.failed)
     for item in [] if dry_run else found:
-        agreed = yes or console.consent(f"remove {item.text}?")
-        if agreed and action.remove(store, item, console.tell):
-            removed.append(item.id)
+        if yes or console.consent(f"remove {item.text}?"):
+            try:
+                if action.remove(store, item, console.tell):
+                    removed.append(item.id)
+            except ClusterctlError as error:
+                failed.append(error)
     console.document(
         {
             "found": [
@@ -128,8 +132,10 @@ def gc(
             "removed": removed,
             "overdue": [item.id for item in search.overdue],
             "regions": search.regions,
+            "failed": [error.message for error in failed],
         }
     )
+    console.raise_first(failed)
 
 
 def vars_of(resource: Any) -> dict[str, str]:

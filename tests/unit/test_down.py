@@ -115,6 +115,7 @@ def test_down_brings_what_is_not_damaged_before_it_stays(
     assert fetched.code == 7
     assert fetched.out == "by-hand/worker-2/made\n"
     assert "outputs of job 7 on worker-1 cannot be listed" in fetched.err
+    assert len(call("fetch", "7", "--to", "by-hand", "--json").document["failed"]) == 1
     said = call("down", "--fetch")
     assert said.code == 7
     assert "outputs of job 7 on worker-1 cannot be listed" in said.err

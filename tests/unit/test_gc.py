@@ -11,6 +11,7 @@ import pytest
 
 from clusterctl.actions import open_store
 from clusterctl.cli.console import Console
+from clusterctl.errors import LeftoverError, ProviderError
 from clusterctl.model import Cluster
 from clusterctl.providers.ec2.memory import Memory, remember
 from clusterctl.providers.ec2.provider import Ec2Provider
@@ -28,8 +29,10 @@ class Account:
     name: str = "lab"
     meanwhile: Callable[[], None] = lambda: None
     removed: list[str] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
 
     def find(self, region: str) -> tuple[Resource, ...]:
+        self.asked.append(region)
         self.meanwhile()
         return (Resource("instance", "i-1", cluster().id, self.name),)
 
@@ -127,6 +130,43 @@ def test_the_regions_where_it_looked_are_named(account: Account, call: Call) -> 
     said = call("gc", "--adopt", "nobody")
     assert said.code == 7
     assert "found by its tags in us-east-1, eu-west-1" in said.err
+
+
+def test_a_region_that_answers_with_an_error_is_not_the_end(account: Account, call: Call) -> None:
+    """What is found elsewhere goes; that one region was not searched is said."""
+
+    def closed() -> None:
+        if account.asked[-1] == "me-south-1":
+            raise ProviderError("AWS: OptInRequired", hint="enable the region")
+
+    account.meanwhile = closed
+    regions = ("--region", "me-south-1", "--region", "eu-west-1")
+    said = call("gc", "--yes", "--json", *regions)
+    assert said.code == 3
+    assert account.asked == ["me-south-1", "eu-west-1"]
+    assert account.removed == said.document["removed"] == [cluster().id]
+    assert said.document["regions"] == ["eu-west-1"]
+    assert "region me-south-1 could not be searched: AWS: OptInRequired" in said.err
+    said = call("gc", "--adopt", "other", *regions)
+    assert said.code == 3, "it may be there"
+    said = call("gc", "--region", "me-south-1")
+    assert (said.code, account.asked[-1]) == (3, "me-south-1")
+    assert "OptInRequired" in said.err
+
+
+def test_one_cluster_that_cannot_be_removed_is_not_the_end(
+    account: Account, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def remove(self: Ec2Provider, id: str, region: str, tell: object) -> None:
+        if region == "me-south-1":
+            raise LeftoverError("1 instance (i-1) is still there")
+        account.removed.append(region)
+
+    monkeypatch.setattr(Ec2Provider, "remove", remove)
+    said = call("gc", "--yes", "--region", "me-south-1", "--region", "eu-west-1")
+    assert said.code == 9
+    assert account.removed == ["eu-west-1"]
+    assert "1 instance (i-1) is still there" in said.err
 
 
 @pytest.mark.parametrize(("ago", "warned"), [(60.0, True), (-60.0, False)])
