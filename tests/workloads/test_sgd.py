@@ -129,29 +129,62 @@ def test_mpi_sgd_is_what_it_says_on_three_ranks(programs: Programs) -> None:
 
 
 WITHOUT_SESSION = """
-import sys, torch
+import torch
 from trainlib.mpi_sgd import MpiSGD
-from trainlib.ranks import discover
 
 model = torch.nn.Linear(3, 2)
 optimizer = MpiSGD(model.parameters(), lr=0.1)
-for step in range(3):
-    if step == 1 and discover().rank == 1:
-        {last}
-    optimizer.zero_grad()
-    model(torch.ones(1, 3)).sum().backward()
-    optimizer.step()
+model(torch.ones(1, 3)).sum().backward()
+optimizer.step()
+"""
+
+
+def test_a_script_without_a_session_ends_well(programs: Programs) -> None:
+    ended = programs.mpirun(2, programs.script("plain.py", WITHOUT_SESSION))
+    assert ended.code == 0, ended
+
+
+ENDS = """
+import sys
+from sys import exit as leave
+from trainlib import mpi
+from trainlib.ranks import discover
+
+def catch():
+    try:
+        sys.exit(7)
+    except SystemExit:
+        pass
+
+ranks = discover()
+world = mpi.start(ranks).COMM_WORLD
+if ranks.rank == 1:
+    {last}
+world.Barrier()
+{after}
 """
 
 
 @pytest.mark.parametrize(
-    ("last", "code"),
-    [("pass", 0), ("sys.exit(3)", 3), ("raise ValueError", 1)],
+    ("last", "after", "code"),
+    [
+        ("raise SystemExit(3)", "", 3),
+        ("raise SystemExit('a reason')", "", 1),
+        ("raise ValueError", "", 1),
+        ("exit(3)", "", 3),
+        ("leave(3)", "", 3),
+        ("sys.exit(3)", "", 3),
+        ("catch()", "", 0),
+        ("catch()", "raise SystemExit(0)", 0),
+        ("catch()", "leave()", 0),
+    ],
 )
-def test_a_script_without_a_session_ends_as_its_ranks_do(
-    programs: Programs, last: str, code: int
+def test_a_rank_ends_with_its_own_exit_code(
+    programs: Programs, last: str, after: str, code: int
 ) -> None:
-    ended = programs.mpirun(2, programs.script("plain.py", WITHOUT_SESSION.format(last=last)))
+    """The other one waits for it, and MPI_Finalize would wait for the other one."""
+    programs.seconds = 20
+    ended = programs.mpirun(2, programs.script("ends.py", ENDS.format(last=last, after=after)))
     assert ended.code == code, ended
 
 

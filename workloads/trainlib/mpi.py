@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import gc
 import importlib
+import opcode
 import os
 import socket
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -121,20 +124,50 @@ def _finish_at_exit() -> None:
 
     A rank that fails does end without it: MPI_Finalize would wait for the others, and they for it.
     """
-    usual = sys.exit
-    failed = False
-
-    def leave(status: Any = None, /) -> NoReturn:
-        nonlocal failed
-        failed = status not in (None, 0)
-        usual(status)
+    codes: list[Any] = []
+    _note_exit_codes(codes.append)
+    main = sys._current_frames()[threading.main_thread().ident or 0]
+    while main.f_back is not None:
+        main = main.f_back
 
     def finish_unless_failed() -> None:
-        if not failed:
+        # A program that has caught a SystemExit and returned has not failed.
+        last = opcode.opname[main.f_code.co_code[main.f_lasti]]
+        if last.startswith("RETURN") or codes[-1:] in ([], [None], [0]):
             finish()
 
-    sys.exit = leave
     atexit.register(finish_unless_failed)
+
+
+def _note_exit_codes(note: Callable[[Any], None]) -> None:
+    """Call `note` with the exit code of each SystemExit.
+
+    Exit handlers do not get it, and Python has no hook for it. But when `raise SystemExit`, exit()
+    or quit() ends the program, the interpreter reads the exception's `code`. Before Python 3.12
+    it does not for sys.exit(), which is replaced, also where the program has imported it by name.
+    """
+    own = SystemExit.__dict__["code"]
+
+    def read(error: SystemExit) -> Any:
+        code = own.__get__(error)
+        note(code)
+        return code
+
+    # The attributes of a built-in type can only be set in its dictionary.
+    attributes = gc.get_referents(SystemExit.__dict__)[0]
+    attributes["code"] = property(read, own.__set__, own.__delete__)
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(SystemExit))
+
+    usual = sys.exit
+
+    def leave(status: Any = None, /) -> NoReturn:
+        note(status)
+        usual(status)
+
+    sys.exit = leave
+    program = vars(sys.modules["__main__"])
+    for name in [name for name, value in program.items() if value is usual]:
+        program[name] = leave
 
 
 def finish() -> None:
