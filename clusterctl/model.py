@@ -286,14 +286,11 @@ class Cluster:
         return f"clusterctl attach {self.name} --{self.spec.provider} …"
 
     @property
-    def batch(self) -> bool:
-        """Jobs are handed to a batch system; which nodes run them is its business."""
-        return any(node.role is Role.LOGIN for node in self.nodes)
-
-    @property
     def system(self) -> str:
-        """Who starts its jobs: `direct` (we do), or the batch system's name."""
-        return self.spec.provider if self.batch else "direct"
+        """Who runs its jobs: `direct` (we do), or the name of the batch system behind its login
+        node. `jobs.systems` knows what that means."""
+        login = any(node.role is Role.LOGIN for node in self.nodes)
+        return self.spec.provider if login else "direct"
 
     @property
     def workers(self) -> tuple[Node, ...]:
@@ -381,6 +378,20 @@ class JobSpec:
     venv: str = ""
     container: str = ""
     """A virtual environment there, or an image that ranks run in."""
+
+    @property
+    def particular(self) -> tuple[str, ...]:
+        """The options of `run` that it was given and that only some clusters know."""
+        native = (f"-{name}" if name in ("pe", "l") else f"--{name}" for name in self.native)
+        given = {
+            "--module": self.modules,
+            "--venv": self.venv,
+            "--container": self.container,
+            "--now": self.now,
+            "--nodes": self.nodes,
+            "--ranks-per-node": self.ranks_per_node,
+        }
+        return (*native, *(option for option, value in given.items() if value))
 
 
 UNPLACED = "(queue)"

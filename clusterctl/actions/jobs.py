@@ -9,13 +9,13 @@ from pathlib import Path
 from types import MappingProxyType
 
 from clusterctl.actions import Tell, check_name, connected, ready, silent
-from clusterctl.actions.run import OnJob, OnOutput, Prepared, planned, run
+from clusterctl.actions.run import OnJob, OnOutput, Prepared, plan_job, run
 from clusterctl.errors import ClusterctlError, NodeUnreachable, RecordError, UsageError
-from clusterctl.jobs import control, outputs
+from clusterctl.jobs import control, outputs, systems
 from clusterctl.jobs.follow import Follower, Piece, complete, stored
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.stage import Tree
-from clusterctl.jobs.start import Carry, involved, ranked
+from clusterctl.jobs.start import involved, ranked
 from clusterctl.model import Cluster, Job, JobSpec, JobState, Phase
 from clusterctl.state import Store
 from clusterctl.transport.pool import Pool
@@ -284,8 +284,9 @@ def rerun(
             hint="give them again with --env NAME=VALUE or --env-file",
         )
     prepared = _again(store, old, cluster, spec, secrets)
-    now, before = prepared.job.placement[0].node, old.placement[0].node
-    if resume and now != before and not cluster.batch:
+    system = systems.load(cluster)
+    now, before = system.locate(prepared.job)[0], system.locate(old)[0]
+    if resume and now != before:
         raise RecordError(
             f"job {number} cannot be resumed: its rank 0 ran on {before} and would now be on {now}",
             hint=f"`clusterctl rerun {number}` starts from the beginning",
@@ -297,7 +298,7 @@ def rerun(
         on_output=on_output,
         tell=tell,
         detach=detach,
-        carry=Carry(job=old.id) if resume else None,
+        carry=old.id if resume else None,
     )
 
 
@@ -315,19 +316,19 @@ def _check_outputs(old: Job, cluster: Cluster, pool: Pool, tell: Tell) -> None:
     """Raises RecordError if a job that resumes `old` would start from the beginning because what
     its rank 0 wrote is gone; says so where it wrote nothing, or where others have lost theirs."""
     fresh = f"`clusterctl rerun {old.id}` starts from the beginning"
-    first = cluster.launcher.name if cluster.batch else old.placement[0].node
+    names = systems.load(cluster).locate(old)
+    first = names[0]
     present = control.staged(old, cluster, pool)
     if first not in present:
         raise RecordError(
             f"job {old.id} cannot be resumed: {first}, where its rank 0 ran, has none of its files",
             hint=fresh,
         )
-    gone = [] if cluster.batch else [p.node for p in old.placement if p.node not in present]
-    if gone:
+    if gone := [name for name in names if name not in present]:
         tell(f"{', '.join(gone)}: what job {old.id} wrote there is gone, and not carried over")
     wrote = {output.node for output in outputs.find(old, cluster, pool).all()}
     without = [name for name in present if name not in wrote]
-    if first in wrote and without and not cluster.batch:
+    if first in wrote and without:
         tell(
             f"{', '.join(without)}: job {old.id} has left no files there, as it has on"
             f" {first}: ranks there that read files of their own start from the beginning"
@@ -339,7 +340,7 @@ def _check_outputs(old: Job, cluster: Cluster, pool: Pool, tell: Tell) -> None:
 def _again(
     store: Store, old: Job, cluster: Cluster, spec: JobSpec, secrets: Mapping[str, str]
 ) -> Prepared:
-    job, plan = planned(cluster, spec, number=store.next_job_id())
+    job, plan = plan_job(cluster, spec, number=store.next_job_id())
     job = replace(job, stage=old.stage, rerun_of=old.id)
     return Prepared(
         job=job,

@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from secrets import token_hex
 from textwrap import indent
 
-from clusterctl import assets, launch, process, schedulers
+from clusterctl import assets, launch, process
 from clusterctl.actions import Tell, connected, ready, silent
 from clusterctl.compiling import compilation
 from clusterctl.errors import (
@@ -21,15 +20,12 @@ from clusterctl.errors import (
     RecordError,
     UsageError,
 )
-from clusterctl.jobs import control, stage, start
+from clusterctl.jobs import control, stage, start, systems
 from clusterctl.jobs.follow import Follower, Piece
 from clusterctl.jobs.interrupts import Interrupts
-from clusterctl.jobs.program import Resolved, backend_note, check, resolve_module
+from clusterctl.jobs.program import Resolved, backend_note, resolve_module
 from clusterctl.jobs.program import resolve as resolve_script
-from clusterctl.launch import srun
-from clusterctl.launch.placement import place
 from clusterctl.model import Cluster, Job, JobSpec, JobState, LaunchPlan, NodeResult, ProgramKind
-from clusterctl.schedulers.direct import command_line
 from clusterctl.schedulers.verdict import NO_RANK, full
 from clusterctl.state import Store
 from clusterctl.transport.pool import Pool
@@ -57,8 +53,9 @@ class Prepared:
     secrets: Mapping[str, str]
 
     @property
-    def command(self) -> str:
-        return command_line(self.plan.argv)
+    def preview(self) -> systems.Preview:
+        """What differs by who runs the job, for `--dry-run`."""
+        return systems.load(self.cluster).preview(self.job, self.plan)
 
 
 def resolve(
@@ -92,38 +89,31 @@ def prepare(
     number: int,
 ) -> Prepared:
     """Decides everything, touches nothing. Raises LaunchError where it cannot work."""
-    job, plan = planned(cluster, spec, number=number)
+    job, plan = plan_job(cluster, spec, number=number)
     if note := backend_note(resolved, spec.backend):
         plan = replace(plan, notes=(*plan.notes, note))
     return Prepared(job=job, cluster=cluster, plan=plan, tree=resolved.tree, secrets=secrets)
 
 
-def planned(cluster: Cluster, spec: JobSpec, *, number: int) -> tuple[Job, LaunchPlan]:
+def plan_job(cluster: Cluster, spec: JobSpec, *, number: int) -> tuple[Job, LaunchPlan]:
     """The job's record before it is staged, and how its ranks are started."""
     compilation(spec.program, spec.env)  # its flags may be wrong
-    spec = replace(spec, venv=_absolute(cluster, spec.venv))
-    scheduler = ready(cluster).system
-    schedulers.check(scheduler, spec)
-    if cluster.batch:
-        spec = srun.sized(cluster, spec)
-        placement = srun.place(spec)
-    else:
-        placement = place(cluster, spec)
-        check(spec.program, cluster, tuple(item.node for item in placement))
-    request = launch.Request(id=number, spec=spec, cluster=cluster, placement=placement)
+    system = systems.load(ready(cluster))
+    usual = system.scheduler.launchers[0]
+    spec = replace(spec, venv=_absolute(cluster, spec.venv), launcher=spec.launcher or usual)
+    spec, placement = system.resolve(spec)
     job = Job(
         id=number,
         cluster=cluster.name,
         cluster_id=cluster.id,
         spec=spec,
-        scheduler=scheduler,
+        scheduler=cluster.system,
         placement=placement,
         stage="",
         created=time.time(),
     )
-    if cluster.batch:
-        return job, srun.plan(request)
-    return job, launch.load(spec.launcher).plan(request)
+    request = launch.Request(id=number, spec=spec, cluster=cluster, placement=placement)
+    return job, system.plan(request)
 
 
 def _absolute(cluster: Cluster, venv: str) -> str:
@@ -137,24 +127,20 @@ def _absolute(cluster: Cluster, venv: str) -> str:
 
 
 def submit(
-    store: Store, prepared: Prepared, pool: Pool, tell: Tell, *, carry: start.Carry | None = None
+    store: Store, prepared: Prepared, pool: Pool, tell: Tell, *, carry: int | None = None
 ) -> Job:
     """Ships the job and starts it. A job that cannot be started is on record as failed."""
     job = replace(prepared.job, stage=stage.archive(prepared.tree, store.home))
     return ship(store, replace(prepared, job=job), pool, tell, carry=carry)
 
 
-def ship(
-    store: Store, prepared: Prepared, pool: Pool, tell: Tell, *, carry: start.Carry | None
-) -> Job:
+def ship(store: Store, prepared: Prepared, pool: Pool, tell: Tell, *, carry: int | None) -> Job:
     """As `submit`, for a tree whose archive the state home has."""
     with store.handing_in(prepared.job.id):
         return _ship(store, prepared, pool, tell, carry=carry)
 
 
-def _ship(
-    store: Store, prepared: Prepared, pool: Pool, tell: Tell, *, carry: start.Carry | None
-) -> Job:
+def _ship(store: Store, prepared: Prepared, pool: Pool, tell: Tell, *, carry: int | None) -> Job:
     job, cluster = prepared.job, prepared.cluster
     store.save_job(job)
     staging = starting = False
@@ -199,7 +185,7 @@ def run(
     on_output: OnOutput,
     tell: Tell,
     detach: bool = False,
-    carry: start.Carry | None = None,
+    carry: int | None = None,
     pool: Pool | None = None,
 ) -> Job:
     """Runs the job and returns it as it ended (or as it started, with `detach`). `pool` is left
@@ -261,10 +247,9 @@ def attend(
         )
     if job.state is JobState.FAILED and (said := control.remarks(job, cluster, pool)):
         tell(f"{STARTERS.get(job.spec.launcher, 'the launcher')} said:\n{indent(said, '  ')}")
-    if job.state is JobState.FAILED and not cluster.batch and not job.failure and job.reason:
-        # No rank failed, so there is no exit code of the program's to pass on.
+    if job.state is JobState.FAILED and (why := systems.load(cluster).explain_failure(job)):
         raise NodeUnreachable(
-            f"job {job.id} failed: {job.reason}",
+            f"job {job.id} failed: {why}",
             hint=FREE_SPACE if full(job) else "`clusterctl status --live` asks the nodes",
         )
     if job.state is JobState.LOST:
@@ -301,63 +286,23 @@ def _stop(job: Job, cluster: Cluster, pool: Pool, tell: Tell) -> Job:
     return job
 
 
-EMITS = {"direct": "sh", "slurm": "sbatch", "sge": "qsub"}
-"""Which kind of script describes a job, by who starts it."""
-
-
 def emit(prepared: Prepared, kind: str = "sh") -> str:
-    """The job as a POSIX sh script that needs no clusterctl. Secrets are left for the caller."""
+    """The job as a script that needs no clusterctl. Secrets are left for the caller."""
     from clusterctl import __version__
 
-    job, cluster, plan = prepared.job, prepared.cluster, prepared.plan
-    if kind != EMITS[job.scheduler]:
+    cluster, scheduler = prepared.cluster, systems.load(prepared.cluster).scheduler
+    if kind != scheduler.emits:
         raise UsageError(
             f"--emit {kind} does not fit cluster {cluster.name!r} ({cluster.spec.provider})",
-            hint=f"--emit {EMITS[job.scheduler]}",
+            hint=f"--emit {scheduler.emits}",
         )
-    if cluster.batch:
-        scheduler = schedulers.load_batch(job.scheduler)
-        return scheduler.emit(job, plan, __version__, sorted(prepared.secrets), beside(prepared))
-    launcher = cluster.launcher
-    if plan.agents:
-        raise UsageError(
-            "--launcher torchrun does not work with --emit sh, which describes mpirun alone",
-            hint="leave one of the two out",
-        )
-    wrapper = next(index for index, word in enumerate(plan.argv) if word == "/bin/sh")
-    words = [
-        '"$cctl_scratch/hostfile"' if word == "hostfile" else command_line((word,))
-        for word in plan.argv[:wrapper]
-    ]
-    what = job.spec.program
-    compiled = compilation(what, job.spec.env)
-    return assets.render(
-        "job/emit.sh.j2",
-        compile=compiled.line.replace("\n", " ") if compiled else "",
-        beside=beside(prepared),
-        title=" ".join((what.target, *what.args)),
+    return scheduler.emit(
+        prepared.job,
+        cluster,
+        prepared.plan,
         version=__version__,
-        launcher=launcher.name,
-        user=launcher.user,
-        address=launcher.address,
-        root=launcher.root,
-        hostfile=plan.files["hostfile"],
-        working=what.folder,
-        env=sorted({**plan.env, **job.spec.env}.items()),
-        nodes=[
-            {
-                "name": item.node,
-                "ranks": "|".join(map(str, item.ranks)),
-                "env": sorted(_node_env(prepared, item.node).items()),
-                "program": plan.programs[item.node],
-            }
-            for item in job.placement
-        ],
-        # An argument may hold any line, also one that would end the text that it stands in.
-        delimiter=f"RANK_{token_hex(8)}",
         secrets=sorted(prepared.secrets),
-        reasons=plan.reasons,
-        command=" ".join(words),
+        beside=beside(prepared),
     )
 
 
@@ -371,13 +316,6 @@ def beside(prepared: Prepared) -> str:
     names = (what.source or what.target, *library)
     root = assets.folder("workloads")
     return shlex.join(("cp", "-r", *(str(root / name) for name in names), "."))
-
-
-def _node_env(prepared: Prepared, node: str) -> dict[str, str]:
-    """What is the node's own in an emitted script. What the user sets wins, as in a job."""
-    data = {"CLUSTERCTL_DATA": f"{prepared.cluster.node(node).root}/data"}
-    own = {**data, **prepared.plan.node_env[node]}
-    return {name: value for name, value in own.items() if name not in prepared.job.spec.env}
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,30 +338,11 @@ class Terminal:
 def interactive(store: Store, cluster: Cluster, spec: JobSpec, words: list[str]) -> Terminal:
     """A shell, or `words`, on nodes that the batch system gives for it. Nothing is staged and
     nothing recorded."""
-    system = ready(cluster).system
-    schedulers.check(system, spec)
-    spec = srun.sized(cluster, spec)
-    job = Job(
-        id=0,
-        cluster=cluster.name,
-        cluster_id=cluster.id,
-        spec=spec,
-        scheduler=system,
-        placement=srun.place(spec),
-        stage="",
-        created=time.time(),
-    )
-    argv = schedulers.load_batch(system).interactive_argv(job, words)
+    argv = systems.load(ready(cluster)).interactive_argv(spec, words)
     if cluster.launcher.here:
         return Terminal(argv, Path.cwd())
     argv = ("ssh", "-t", "-F", "config", cluster.launcher.name, shlex.join(argv))
     return Terminal(argv, store.folder(cluster.name) / "ssh")
-
-
-def scheduler_files(prepared: Prepared) -> dict[str, str]:
-    """What the scheduler adds to the launcher's job folder, for `--dry-run --verbose`."""
-    scheduler = schedulers.load(prepared.job.scheduler)
-    return scheduler.script(prepared.job, prepared.cluster, prepared.plan)
 
 
 def next_number(store: Store, *, dry: bool) -> int:

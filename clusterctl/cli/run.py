@@ -27,6 +27,7 @@ from clusterctl.cli.rank_output import Printer
 from clusterctl.cli.variables import Env, EnvFile, environment
 from clusterctl.errors import UsageError
 from clusterctl.model import Job, JobSpec, Program, ProgramKind
+from clusterctl.scope import limit
 
 BATCH: dict[str, Any] = {"rich_help_panel": "Batch systems"}
 Native = Annotated[str | None, typer.Option(help="As Slurm's option of that name.", **BATCH)]
@@ -62,6 +63,9 @@ NATIVE = (
 
 SLURM_SHORT = {"-N": "--nodes", "-p": "--partition", "-t": "--time"}
 """Short options of sbatch that we do not have, and what to write."""
+
+QUEUES = ("--queue", "--qos")
+"""What qsub and sbatch mean by -q."""
 
 Detach = Annotated[bool, typer.Option("--detach", "-d", help="Start it and return.")]
 
@@ -229,8 +233,9 @@ def run(
     try:
         resolved = action.resolve(words, module, stage, env_file or [], source or [])
     except UsageError as error:
-        if chosen.batch and quiet and words and "no script" in error.message:
-            error.hint = f"-q is --quiet; for a queue: --queue {shlex.quote(words[0])}"
+        queues = [name for name in QUEUES if limit("run", name, circumstances) is None]
+        if queues and quiet and words and "no script" in error.message:
+            error.hint = f"-q is --quiet; did you mean {queues[0]} {shlex.quote(words[0])}?"
         raise
     variables, secrets = environment(env or [], env_file or [])
     spec = JobSpec(
@@ -239,7 +244,7 @@ def run(
         ranks_per_node=given["ranks_per_node"] or 0,
         nodes=given["nodes"] or 0,
         backend=backend,
-        launcher=launcher or ("auto" if chosen.batch else "mpirun"),
+        launcher=launcher or "",
         env=variables,
         secret_names=tuple(sorted(secrets)),
         env_files=tuple(str(path.absolute()) for path in env_file or []),
@@ -361,23 +366,17 @@ def _conditions(spec: JobSpec, detach: bool) -> list[str]:
 def _print_plan(console: Console, prepared: Any, detach: bool) -> None:
     job, plan = prepared.job, prepared.plan
     secrets = dict.fromkeys(prepared.secrets, "***")
-    conditions = _conditions(job.spec, detach)
-    common = {
-        "dry_run": True,
-        "cluster": job.cluster,
-        "stage": prepared.tree.describe(),
-        "conditions": conditions,
-    }
-    if prepared.cluster.batch:
-        _print_batch(console, prepared, secrets, common)
-        return
+    conditions, stage = _conditions(job.spec, detach), prepared.tree.describe()
+    preview = prepared.preview
+    placed = {place.node for place in job.placement}
     lines = [f"# {note}" for note in (*plan.notes, *conditions)]
-    lines += [f"# stage: {common['stage']}", "", "# hostfile", plan.files["hostfile"]]
-    lines += ["# on " + prepared.cluster.launcher.name, prepared.command, ""]
-    if plan.agents:
-        lines += ["# torchrun, on each node", *(f"{n}: {a}" for n, a in plan.agents.items()), ""]
-    lines += ["# every rank", *(f"{n}: {shlex.join(p)}" for n, p in plan.programs.items()), ""]
-    lines += ["# environment"]
+    lines += [f"# stage: {stage}", ""]
+    for title, text in preview.sections:
+        lines += [f"# {title}", text]
+    lines += ["# every rank"]
+    for node, argv in plan.programs.items():
+        lines.append(f"{node}: {shlex.join(argv)}" if node in placed else shlex.join(argv))
+    lines += ["", "# environment"]
     lines += [f"{name}={value}" for name, value in sorted({**plan.env, **secrets}.items())]
     for node in plan.programs:
         values = plan.node_env[node]
@@ -387,45 +386,14 @@ def _print_plan(console: Console, prepared: Any, detach: bool) -> None:
     console.result("\n".join(lines))
     console.document(
         {
-            **common,
-            "argv": plan.argv,
-            "env": {**plan.env, **secrets},
-            "node_env": plan.node_env,
-            "programs": plan.programs,
-            "agents": plan.agents,
-            "files": plan.files,
-            "reasons": [plain(reason) for reason in plan.reasons],
-            "notes": plan.notes,
-            "placement": {place.node: list(place.ranks) for place in job.placement},
-        }
-    )
-
-
-def _print_batch(
-    console: Console, prepared: Any, secrets: dict[str, str], common: dict[str, Any]
-) -> None:
-    from clusterctl.actions import run as action
-
-    job, plan = prepared.job, prepared.plan
-    files = action.scheduler_files(prepared)
-    lines = [f"# {condition}" for condition in common["conditions"]]
-    lines += [f"# stage: {common['stage']}", ""]
-    for name, text in files.items():
-        lines += [f"# {name}", text]
-    lines += ["# every rank", *(shlex.join(p) for p in plan.programs.values()), ""]
-    lines += ["# environment"]
-    lines += [f"{name}={value}" for name, value in sorted({**plan.env, **secrets}.items())]
-    lines += ["", "# why"]
-    lines += [f"{reason.item}: {reason.why}" for reason in plan.reasons]
-    console.result("\n".join(lines))
-    console.document(
-        {
-            **common,
+            "dry_run": True,
+            "cluster": job.cluster,
+            "stage": stage,
+            "conditions": conditions,
             "env": {**plan.env, **secrets},
             "programs": plan.programs,
-            "files": files,
             "reasons": [plain(reason) for reason in plan.reasons],
-            "ranks": job.ranks,
+            **preview.document,
         }
     )
 

@@ -7,46 +7,24 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from clusterctl import schedulers
 from clusterctl.errors import NodeUnreachable
-from clusterctl.jobs.start import involved, ranked, trouble
+from clusterctl.jobs import systems
+from clusterctl.jobs.start import ASK_TIMEOUT, involved, ranked, trouble
 from clusterctl.model import Cluster, Job, JobState, NodeResult
-from clusterctl.schedulers import batch, direct
-from clusterctl.schedulers.direct import CLEAN_LIMIT, GRACE
+from clusterctl.schedulers import direct
+from clusterctl.schedulers.direct import GRACE
 from clusterctl.transport.deadline import NEVER, Deadline
 from clusterctl.transport.pool import Pool
 
-ASK_TIMEOUT = CLEAN_LIMIT + 10.0
-SURVEY_TIMEOUT = 45.0
-"""As long as a silent queue may take to be given up, twice, and then some."""
 REMARKS = 16_000
 """Bytes of the launcher's last words that are looked at."""
-END_TIMEOUT = GRACE + 4.0
-"""Seconds that the supervisor has to end everything itself, before we do."""
-BATCH_TIMEOUT = 2 * GRACE + 20.0
-"""The same for a batch job's script, which has to see our word first, and asks all nodes."""
+FORCE_TIMEOUT = GRACE + 4.0
+"""Seconds that a job has to be gone after it was taken from its queue."""
 
 
 def refresh(job: Job, cluster: Cluster, pool: Pool, deadline: Deadline = NEVER) -> Job:
     """The job as the launcher knows it now. Unchanged if the launcher does not answer in time."""
-    if deadline.passed:
-        return job
-    if cluster.batch:
-        (job,) = refresh_all((job,), cluster, pool, deadline=deadline)
-        return job
-    scheduler = schedulers.load(job.scheduler)
-    # There may be no folder, where its client died.
-    command = (
-        f"cd {_folder(job, cluster)} 2>/dev/null || {{ echo absent $(date +%s); exit; }};"
-        f" {shlex.join(scheduler.status_argv(job))}"
-    )
-    limit = min(ASK_TIMEOUT, deadline.left)
-    result = pool.transport(cluster.launcher.name).run(command, timeout=limit)
-    if result.error or not result.stdout:
-        return job
-    found = scheduler.parse_status(job, result.text)
-    if found.state is JobState.LOST and found.started is None and not job.state.ended:
-        forget(found, cluster, pool)  # staged at most: no script of its own has cleaned up
+    (found,) = refresh_all((job,), cluster, pool, deadline=deadline)
     return found
 
 
@@ -57,23 +35,13 @@ def refresh_all(
     tell: Callable[[str], None] = lambda text: None,
     deadline: Deadline = NEVER,
 ) -> tuple[Job, ...]:
-    """All these jobs of one cluster; a batch system is asked once for all of them, and where it
-    does not answer, that is said. Those not asked after by the deadline are unchanged."""
-    if not cluster.batch or not jobs:
-        return tuple(refresh(job, cluster, pool, deadline) for job in jobs)
-    scheduler = schedulers.load_batch(cluster.spec.provider)
-    # Not in a job's folder: there may be none, where its client died.
-    command = (
-        f"cd {shlex.quote(cluster.launcher.root)} && {shlex.join(scheduler.survey_argv(jobs))}"
-    )
-    limit = min(SURVEY_TIMEOUT, deadline.left)
-    result = pool.transport(cluster.launcher.name).run(command, timeout=limit)
-    if result.error or not result.stdout:
-        tell(f"{result.node} does not answer: the jobs of {cluster.name} are as last seen")
-        return tuple(jobs)
-    if silence := batch.silence(result.text):
-        tell(f"{cluster.name}: {silence}")
-    return tuple(scheduler.parse_status(job, result.text) for job in jobs)
+    """All these jobs of one cluster. `tell` hears of a queue that does not answer. Those not asked
+    after by the deadline are unchanged."""
+    found = systems.load(cluster).refresh(jobs, pool, tell, deadline)
+    for job, now in zip(jobs, found, strict=True):
+        if now.state is JobState.LOST and now.started is None and not job.state.ended:
+            forget(now, cluster, pool)  # staged at most: no script of its own has cleaned up
+    return found
 
 
 def cancel(job: Job, cluster: Cluster, pool: Pool) -> Job:
@@ -85,7 +53,7 @@ def cancel(job: Job, cluster: Cluster, pool: Pool) -> Job:
 def ask_to_end(job: Job, cluster: Cluster, pool: Pool, deadline: Deadline = NEVER) -> None:
     """Leaves word on the launcher, where the job is then ended whether or not anybody waits for it.
     Raises NodeUnreachable if that is not certain."""
-    argv = schedulers.load(job.scheduler).cancel_argv(job)
+    argv = systems.load(cluster).scheduler.cancel_argv(job)
     result = _on_launcher(job, cluster, pool, argv, deadline)
     if result.exit_code is None:
         raise NodeUnreachable(
@@ -98,27 +66,24 @@ def ask_to_end(job: Job, cluster: Cluster, pool: Pool, deadline: Deadline = NEVE
 def wait_for_end(job: Job, cluster: Cluster, pool: Pool, deadline: Deadline = NEVER) -> Job:
     """The job that `ask_to_end` is ending. What its supervisor has not ended in time is ended from
     here, over our own connections. Returned as it is where it has not ended by the deadline."""
-    known = job.state.ended
-    patience = BATCH_TIMEOUT if cluster.batch else END_TIMEOUT
-    job = _ended(job, cluster, pool, deadline.within(patience))
-    if cluster.batch and not job.state.ended:
-        argv = schedulers.load_batch(job.scheduler).end_argv(job)
-        _on_launcher(job, cluster, pool, argv, deadline)
-        job = _ended(job, cluster, pool, deadline.within(END_TIMEOUT))
+    known, system = job.state.ended, systems.load(cluster)
+    job = _ended(job, cluster, pool, deadline.within(system.end_limit))
+    if not job.state.ended and (force := system.force_argv(job)):
+        _on_launcher(job, cluster, pool, force, deadline)
+        job = _ended(job, cluster, pool, deadline.within(FORCE_TIMEOUT))
     if deadline.passed:
         return job
     survivors = sweep(job, cluster, pool, end=True, deadline=deadline)
     if not known and job.state in (JobState.LOST, JobState.RUNNING, JobState.QUEUED):
         job = replace(job, state=JobState.CANCELLED, finished=time.time(), reason="")
-    # Of a batch job's nodes its own script knows; we see the login node alone.
-    return job if cluster.batch else replace(job, survivors=survivors)
+    return replace(job, survivors=survivors) if system.counts_survivors else job
 
 
 def _ended(job: Job, cluster: Cluster, pool: Pool, deadline: Deadline) -> Job:
     """The job as soon as it has ended, or as it is when its time is up."""
     job = refresh(job, cluster, pool, deadline)
     while not job.state.ended and not deadline.passed:
-        time.sleep(0.5 if cluster.batch else 0.1)
+        time.sleep(systems.load(cluster).poll)
         job = refresh(job, cluster, pool, deadline)
     return job
 
@@ -168,8 +133,7 @@ def forget(job: Job, cluster: Cluster, pool: Pool) -> None:
 
 def messages(job: Job, cluster: Cluster, pool: Pool) -> str:
     """What the launcher itself said (mpirun's stderr): the cause when no rank was started."""
-    ours = ("mpirun.err", "mpirun.out", "supervise.log")
-    logs = ("launch.err", "launch.out", "batch.out") if cluster.batch else ours
+    logs = systems.load(cluster).logs
     result = _on_launcher(
         job, cluster, pool, ("/bin/sh", "-c", f"tail -n 30 {' '.join(logs)} 2>/dev/null")
     )
@@ -178,8 +142,7 @@ def messages(job: Job, cluster: Cluster, pool: Pool) -> str:
 
 def remarks(job: Job, cluster: Cluster, pool: Pool) -> str:
     """What the launcher said about ranks that failed, less what everybody knows by then."""
-    log = "launch.err" if cluster.batch else "mpirun.err"
-    command = f"tail -c {REMARKS} {log} 2>/dev/null"
+    command = f"tail -c {REMARKS} {systems.load(cluster).errors} 2>/dev/null"
     return direct.remarks(_on_launcher(job, cluster, pool, ("/bin/sh", "-c", command)).text)
 
 

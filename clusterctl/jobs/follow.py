@@ -21,7 +21,7 @@ from types import TracebackType
 
 from clusterctl import assets
 from clusterctl.errors import NodeUnreachable
-from clusterctl.jobs import control
+from clusterctl.jobs import control, systems
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.start import involved
 from clusterctl.model import Cluster, Job, JobState, NodeResult
@@ -111,6 +111,7 @@ class Follower:
         self.cut_short = False
         self.lost: dict[str, str] = {}
         self._cluster = cluster
+        self._system = systems.load(cluster)
         self._pool = pool
         self._folder = folder / "out"
         self._file: BufferedWriter | None = None
@@ -192,7 +193,7 @@ class Follower:
                 continue
             if now - max(heard, asked) > patience or now - asked > LONGEST:
                 asked = now
-                patience = min(patience * 1.5, LONGEST) if self._cluster.batch else SUSPICION
+                patience = min(patience * self._system.backoff, LONGEST)
                 self.job = control.refresh(self.job, self._cluster, self._pool)
                 self._say()
             if not moved:
@@ -203,7 +204,8 @@ class Follower:
             (self._folder / ".complete").touch()
 
     def _say(self) -> None:
-        text = waits(self.job, self._cluster) if self.job.state is JobState.QUEUED else ""
+        waiting = self.job.state is JobState.QUEUED
+        text = self._system.describe_wait(self.job) if waiting else ""
         if text and text != self._told:
             self._tell(text)
         self._told = text
@@ -383,14 +385,6 @@ class Follower:
         if launcher:
             missing = f"the state of job {self.job.id} is as last seen ({self.job.state.value})"
         self._tell(f"{watch.node} does not answer, {missing}: {why}")
-
-
-def waits(job: Job, cluster: Cluster) -> str:
-    """For people: that a job waits, and for what."""
-    if cluster.batch:
-        why = f": {job.reason}" if job.reason else ""
-        return f"job {job.id} ({cluster.spec.provider} {job.native_id}) is in the queue{why}"
-    return f"job {job.id} waits: other jobs use the slots (--now skips the queue)"
 
 
 def stored(folder: Path) -> Iterator[list[Piece]]:

@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
-from clusterctl import assets, schedulers
-from clusterctl.compiling import NO_COMPILER, Compilation, advice, compilation
+from clusterctl import assets
 from clusterctl.errors import ClusterctlError, LaunchError, NodeUnreachable
-from clusterctl.jobs import stage
-from clusterctl.model import (
-    MEMORY,
-    Cluster,
-    Job,
-    LaunchPlan,
-    Node,
-    NodeResult,
-    Program,
-    ProgramKind,
-)
-from clusterctl.schedulers import batch
-from clusterctl.schedulers.direct import GRACE
+from clusterctl.jobs import stage, systems
+from clusterctl.model import MEMORY, Cluster, Job, LaunchPlan, Node, NodeResult, ProgramKind
+from clusterctl.schedulers.direct import CLEAN_LIMIT, GRACE
 from clusterctl.state import Home
 from clusterctl.transport.pool import Pool
 
 STAGE_TIMEOUT = 600.0
-COMPILE_TIMEOUT = 600.0
-START_TIMEOUT = 60.0
+ASK_TIMEOUT = CLEAN_LIMIT + 10.0
+"""Seconds that a node has to answer a question about a job."""
 PATIENCE = 5.0
 """Seconds after which a person wants to know what the hand-in waits for."""
 LINGER = "/var/lib/systemd/linger"
@@ -38,17 +25,11 @@ LARGE = 8_000_000
 """Archives above this are sent as a file of their own, so that they are not held once per node."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Carry:
-    """Outputs of an earlier job of the same cluster, copied into the new working directories."""
-
-    job: int
-
-
 def node_files(job: Job, cluster: Cluster, plan: LaunchPlan, secrets: Mapping[str, str]) -> Files:
     """Everything generated, per node: name → (text, mode). The environment file holds the secrets
     and is nobody else's to read."""
     files: Files = {}
+    system = systems.load(cluster)
     tag = f"{cluster.id}/{job.id};"
     for name in involved(job, cluster):
         node = cluster.node(name)
@@ -80,7 +61,7 @@ def node_files(job: Job, cluster: Cluster, plan: LaunchPlan, secrets: Mapping[st
                 id=job.id,
                 node=name,
                 folder=folder,
-                hostname=_hostname(cluster, node),
+                hostname=system.expect_hostname(node),
                 working=job.spec.program.folder,
                 program=plan.programs[name],
                 agent=plan.agents.get(name, ""),
@@ -90,16 +71,9 @@ def node_files(job: Job, cluster: Cluster, plan: LaunchPlan, secrets: Mapping[st
             0o755,
         )
     launcher = files[cluster.launcher.name]
-    texts = {**plan.files, **schedulers.load(job.scheduler).script(job, cluster, plan)}
+    texts = {**plan.files, **system.scheduler.script(job, cluster, plan)}
     launcher.update({name: (text, 0o755) for name, text in texts.items()})
     return files
-
-
-def _hostname(cluster: Cluster, node: Node) -> str:
-    """What a rank on that node has to see as its host's name; "": the batch system decides."""
-    if cluster.batch:
-        return ""
-    return cluster.launcher.facts.hostname if cluster.one_host else node.facts.hostname
 
 
 Files = dict[str, dict[str, tuple[str, int]]]
@@ -111,11 +85,8 @@ def involved(job: Job, cluster: Cluster) -> tuple[str, ...]:
 
 
 def ranked(job: Job, cluster: Cluster) -> tuple[str, ...]:
-    """The nodes that have the job's files: those that run ranks, as far as they still exist, or the
-    login node, whose disk they share."""
-    if cluster.batch:
-        return (cluster.launcher.name,)
-    return tuple(place.node for place in job.placement if cluster.has(place.node))
+    """The nodes that have the job's files, as far as they still exist."""
+    return tuple(name for name in systems.load(cluster).locate(job) if cluster.has(name))
 
 
 def put(
@@ -125,9 +96,10 @@ def put(
     pool: Pool,
     home: Home,
     *,
-    carry: Carry | None = None,
+    carry: int | None = None,
 ) -> str:
-    """Ships the job to its nodes; returns a port that is free on the first worker.
+    """Ships the job to its nodes; returns a port that is free on the first worker. `carry` is an
+    earlier job of the cluster, whose outputs are copied into the new working directories.
 
     Raises NodeUnreachable or LaunchError naming the node that could not take it.
     """
@@ -164,8 +136,8 @@ def put(
                 members += tree.read_bytes()
             # Before what is carried over, which is this job's too: it may leave it as it is.
             steps.append("/bin/sh ./outputs.sh staged || exit")
-            if carry:
-                steps.append(_carry(node, carry.job))
+            if carry is not None:
+                steps.append(_carry(node, carry))
         if name == first:
             steps.append(f"exec /bin/sh {_q(node.root)}/bin/free-port")
         return transport.run(
@@ -178,7 +150,7 @@ def put(
     for result in results:
         if not result.ok:
             raise trouble(f"staging job {job.id}", result)
-    _compile(job, cluster, pool)
+    systems.load(cluster).build(job, pool)
     return next(result.text.strip() for result in results if result.node == first)
 
 
@@ -186,8 +158,8 @@ def _apart(
     texts: dict[str, tuple[str, int]], job: Job, cluster: Cluster
 ) -> tuple[bytes, list[str]]:
     """Takes the environment of ranks out of `texts`: what is sent before the archive, and the sh
-    that keeps it. A batch job stays as it is: it may start after a restart, or on another node."""
-    if cluster.batch or "env" not in texts:
+    that keeps it."""
+    if "env" not in texts or not systems.load(cluster).secrets_in_memory:
         return b"", []
     text, _ = texts.pop("env")
     data = text.encode()
@@ -201,28 +173,23 @@ def _apart(
 def start(job: Job, cluster: Cluster, pool: Pool, port: str, tell: Callable[[str], None]) -> Job:
     """Starts the supervisor, or hands the job in; returns the job in the state that was written
     first. A batch system that takes its time is waited for, and that is said."""
-    scheduler = schedulers.load(job.scheduler)
+    system = systems.load(cluster)
     launcher = cluster.launcher
     command = (
         f"cd {_q(launcher.root)}/jobs/{job.id} && echo {_q(port)} >port &&"
-        f" {shlex.join(scheduler.submit_argv(job))}"
+        f" {shlex.join(system.scheduler.submit_argv(job))}"
     )
-    limit = START_TIMEOUT + (batch.HAND_IN if cluster.batch else 0)
-    slow = threading.Timer(
-        PATIENCE,
-        tell,
-        [f"the queue does not answer yet; it gets {batch.HAND_IN} s (Ctrl-C twice gives up)"],
-    )
+    slow = threading.Timer(PATIENCE, tell, [system.slow_start])
     slow.daemon = True
-    if cluster.batch:
+    if system.slow_start:
         slow.start()
     try:
-        result = pool.transport(launcher.name).run(command, timeout=limit)
+        result = pool.transport(launcher.name).run(command, timeout=system.start_limit)
     finally:
         slow.cancel()
     if not result.ok:
         raise trouble(f"starting job {job.id}", result)
-    return scheduler.parse_status(job, result.text)
+    return system.scheduler.parse_status(job, result.text)
 
 
 def trouble(doing: str, result: NodeResult) -> ClusterctlError:
@@ -255,68 +222,6 @@ def _carry(node: Node, job: int) -> str:
     """Copies what job `job` has made there. Nothing made is nothing to copy."""
     script = f"{_q(node.root)}/jobs/{job}/outputs.sh"
     return f"if [ -e {script} ]; then /bin/sh {script} pack | tar -xof - -C work || exit; fi"
-
-
-def _compile(job: Job, cluster: Cluster, pool: Pool) -> None:
-    """Compiles a source file once per architecture, on the first worker of each, and copies it.
-    A batch job does so itself, where it runs and with the modules that it loads."""
-    program = job.spec.program
-    compiled = compilation(program, job.spec.env)
-    if compiled is None or cluster.batch:
-        return
-    groups: dict[str, list[Node]] = {}
-    for name in ranked(job, cluster):
-        node = cluster.node(name)
-        groups.setdefault(node.facts.arch, []).append(node)
-    for nodes in groups.values():
-        binary = _compile_on(nodes[0], job, compiled, pool)
-
-        def send(name: str, binary: bytes = binary) -> NodeResult:
-            folder = f"{cluster.node(name).root}/jobs/{job.id}/work/{program.folder}"
-            target = _q(f"{folder}/{program.target}")
-            job_folder = f"{cluster.node(name).root}/jobs/{job.id}"
-            command = f"cat >{target} && chmod 755 {target} && {_not_output(job_folder, program)}"
-            return pool.transport(name).run(command, stdin=binary, timeout=STAGE_TIMEOUT)
-
-        for result in pool.each(send, [node.name for node in nodes[1:]]):
-            if not result.ok:
-                raise trouble("copying the compiled program", result)
-
-
-def _compile_on(node: Node, job: Job, compiled: Compilation, pool: Pool) -> bytes:
-    program = job.spec.program
-    target = _q(program.target)
-    folder = f"{node.root}/jobs/{job.id}"
-    command = (
-        f"cd {_q(folder)}/work/{_q(program.folder)} || exit;"
-        f" PATH={_q(node.mpi_prefix)}/bin:$PATH; ({compiled.script}) &&"
-        f" {_not_output(folder, program)} && cat {target}"
-    )
-    if node.job_port != node.ssh_port:
-        # The compiler is where the program will run: in the node's container.
-        command = f"exec {_q(node.root)}/bin/clusterctl-ssh {_q(node.name)} {_q(command)}"
-    result = pool.transport(node.name).run(command, timeout=COMPILE_TIMEOUT)
-    if result.exit_code is None:
-        raise trouble(f"compiling {program.source}", result)
-    said = result.stderr.decode(errors="replace").strip()
-    if result.exit_code == NO_COMPILER:
-        raise LaunchError(
-            f"{node.name}: {said.splitlines()[-1]}",
-            hint=f"on the node: apt-get install {compiled.language.package}",
-        )
-    if not result.ok:
-        raise LaunchError(
-            f"{program.source} does not compile on {node.name}:\n{said}",
-            hint=advice(compiled.language, said),
-        )
-    return result.stdout
-
-
-def _not_output(folder: str, program: Program) -> str:
-    """A command that counts a compiled program, and modules of Fortran, among what was staged: they
-    are no outputs."""
-    path = os.path.normpath(f"{program.folder}/{program.target}")
-    return f"/bin/sh {_q(folder)}/outputs.sh built {_q(path)}"
 
 
 def _q(text: str) -> str:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Protocol, cast
 
-from clusterctl.errors import UsageError
 from clusterctl.model import Cluster, JobSpec, LaunchPlan, Placement
 
 
@@ -43,14 +42,11 @@ class Launcher(Protocol):
 LAUNCHERS: dict[str, str] = {
     "mpirun": "clusterctl.launch.mpirun:Mpirun",
     "torchrun": "clusterctl.launch.torchrun:Torchrun",
+    "batch": "clusterctl.launch.batch:BatchScript",
 }
 
 
 def load(name: str) -> Launcher:
     """The launcher of that name, imported on first use."""
-    if name not in LAUNCHERS:
-        raise UsageError(
-            f"there is no launcher {name!r}", hint=f"choose one of: {', '.join(LAUNCHERS)}"
-        )
     module, _, attribute = LAUNCHERS[name].partition(":")
     return cast(Launcher, getattr(import_module(module), attribute)())

@@ -13,7 +13,6 @@ import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from hashlib import sha256
 from typing import ClassVar
 
 from clusterctl import assets
@@ -77,6 +76,12 @@ class Batch(ABC):
     """The exit code with which a script asks to be run again."""
     ours: ClassVar[tuple[str, ...]]
     """Beginnings of the directives that serve our job folder: no use in an emitted script."""
+    launchers: ClassVar[tuple[str, ...]]
+
+    @property
+    def emits(self) -> str:
+        """A script for the command that takes one."""
+        return self.submit
 
     @abstractmethod
     def directives(self, job: Job) -> list[str]:
@@ -116,11 +121,17 @@ class Batch(ABC):
         return {"job.sh": text, "clusterctl-agent": assets.render(f"{self.system}/agent.sh.j2")}
 
     def emit(
-        self, job: Job, plan: LaunchPlan, version: str, secrets: Sequence[str], beside: str
+        self,
+        job: Job,
+        cluster: Cluster,
+        plan: LaunchPlan,
+        *,
+        version: str,
+        secrets: Sequence[str],
+        beside: str,
     ) -> str:
         """A script to hand in by hand: no state, no clean-up, no second attempt."""
         what = job.spec.program
-        text = "\0".join((what.target, *what.args, *job.spec.env.values()))
         lines = [line for line in self.directives(job) if not line.startswith(self.ours)]
         return assets.render(
             "batch/emit.sh.j2",
@@ -130,8 +141,7 @@ class Batch(ABC):
             title=" ".join((what.target, *what.args)),
             version=version,
             secrets=secrets,
-            # An argument may hold any line, also one that would end the text that it stands in.
-            delimiter=f"END_{sha256(text.encode(errors='surrogateescape')).hexdigest()[:16]}",
+            delimiter=direct.delimiter(job),
             env=sorted(plan.env.items()),
             working=what.folder,
             program=next(iter(plan.programs.values())),
@@ -183,10 +193,6 @@ class Batch(ABC):
             status=shlex.join(self.status_argv(job)),
         )
         return ("/bin/sh", "-c", script)
-
-    def parse_submit(self, text: str) -> str:
-        """The number alone, or `number;cluster`."""
-        return text.strip().partition(";")[0]
 
     def status_argv(self, job: Job) -> tuple[str, ...]:
         return ("/bin/sh", "../../bin/survey", str(job.id))

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
+from hashlib import sha256
 
 from clusterctl import assets
-from clusterctl.model import Cluster, Job, JobSpec, LaunchPlan
+from clusterctl.compiling import compilation
+from clusterctl.errors import UsageError
+from clusterctl.model import Cluster, Job, LaunchPlan
 from clusterctl.schedulers import verdict
 
 GRACE = 5
@@ -27,8 +31,8 @@ LATE = ("MASTER_PORT", "CLUSTERCTL_ATTEMPT")
 class Direct:
     """Needs nothing on the launcher but sh, flock and ssh."""
 
-    def check(self, spec: JobSpec) -> None:
-        """It takes all values."""
+    launchers = ("mpirun", "torchrun")
+    emits = "sh"
 
     def script(self, job: Job, cluster: Cluster, plan: LaunchPlan) -> dict[str, str]:
         launcher = cluster.launcher
@@ -86,9 +90,6 @@ class Direct:
         )
         return ("/bin/sh", "-c", script)
 
-    def parse_submit(self, text: str) -> str:
-        return text.partition(" ")[0]
-
     def status_argv(self, job: Job) -> tuple[str, ...]:
         """A supervisor that is alive holds the lock; one that died has not written `ended`. Then
         clean.sh ends what is left of the job, and says that it is lost. The lock is looked at
@@ -108,6 +109,72 @@ class Direct:
             " then setsid /bin/sh ./clean.sh </dev/null >>clean.log 2>&1 & fi; :"
         )
         return ("/bin/sh", "-c", script)
+
+    def emit(
+        self,
+        job: Job,
+        cluster: Cluster,
+        plan: LaunchPlan,
+        *,
+        version: str,
+        secrets: Sequence[str],
+        beside: str,
+    ) -> str:
+        """A POSIX sh script that starts mpirun as the job would."""
+        launcher = cluster.launcher
+        if plan.agents:
+            raise UsageError(
+                "--launcher torchrun does not work with --emit sh, which describes mpirun alone",
+                hint="leave one of the two out",
+            )
+        wrapper = next(index for index, word in enumerate(plan.argv) if word == "/bin/sh")
+        words = [
+            '"$cctl_scratch/hostfile"' if word == "hostfile" else command_line((word,))
+            for word in plan.argv[:wrapper]
+        ]
+        what = job.spec.program
+        compiled = compilation(what, job.spec.env)
+        return assets.render(
+            "job/emit.sh.j2",
+            compile=compiled.line.replace("\n", " ") if compiled else "",
+            beside=beside,
+            title=" ".join((what.target, *what.args)),
+            version=version,
+            launcher=launcher.name,
+            user=launcher.user,
+            address=launcher.address,
+            root=launcher.root,
+            hostfile=plan.files["hostfile"],
+            working=what.folder,
+            env=sorted({**plan.env, **job.spec.env}.items()),
+            nodes=[
+                {
+                    "name": item.node,
+                    "ranks": "|".join(map(str, item.ranks)),
+                    "env": sorted(_own_env(job, cluster, plan, item.node).items()),
+                    "program": plan.programs[item.node],
+                }
+                for item in job.placement
+            ],
+            delimiter=delimiter(job),
+            secrets=secrets,
+            reasons=plan.reasons,
+            command=" ".join(words),
+        )
+
+
+def delimiter(job: Job) -> str:
+    """A line that ends a text in an emitted script, and that no argument or variable holds."""
+    what = job.spec.program
+    text = "\0".join((what.target, *what.args, *job.spec.env.values()))
+    return f"END_{sha256(text.encode(errors='surrogateescape')).hexdigest()[:16]}"
+
+
+def _own_env(job: Job, cluster: Cluster, plan: LaunchPlan, node: str) -> dict[str, str]:
+    """What is the node's own in an emitted script. What the user sets wins, as in a job."""
+    data = {"CLUSTERCTL_DATA": f"{cluster.node(node).root}/data"}
+    own = {**data, **plan.node_env[node]}
+    return {name: value for name, value in own.items() if name not in job.spec.env}
 
 
 _RULE = re.compile(r"^-{20,}$", re.MULTILINE)

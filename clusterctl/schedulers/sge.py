@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from clusterctl.errors import UsageError
 from clusterctl.model import Job, JobSpec, JobState
@@ -46,9 +47,13 @@ class Sge(batch.Batch):
     signals = (("USR1", "checkpoint"), ("USR2", "stopped"), ("TERM", "stopped"))
     requeue_code = REQUEUE_CODE
     ours = ("-o ", "-notify", "-r ")
+    launchers = ("auto", "mpirun")
 
     def check(self, spec: JobSpec) -> None:
         check(spec)
+
+    def resolve_size(self, spec: JobSpec) -> JobSpec:
+        return resolve_size(spec)
 
     def directives(self, job: Job) -> list[str]:
         return directives(job)
@@ -149,3 +154,16 @@ def check(spec: JobSpec) -> None:
     for name in ("l", "queue", "project", "account", "mail-user", "job-name"):
         if name in spec.native:
             batch.value(OPTIONS[name], spec.native[name])
+
+
+def resolve_size(spec: JobSpec) -> JobSpec:
+    """The spec with its number of ranks filled in: Grid Engine counts slots, one rank each. Raises
+    UsageError where that is more ranks than slots."""
+    _, _, count = spec.native.get("pe", "").rpartition(" ")
+    slots = int(count) if count.isdigit() else 1
+    if spec.ranks > slots:
+        raise UsageError(
+            f"--ranks {spec.ranks} do not fit into {slots} slots",
+            hint=f"ask for them with -pe NAME {spec.ranks}",
+        )
+    return replace(spec, ranks=spec.ranks or slots)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from clusterctl.errors import UsageError
 from clusterctl.model import Job, JobSpec, JobState
-from clusterctl.schedulers import batch, written
+from clusterctl.schedulers import batch
 
 TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|-1|infinite|unlimited", re.I | re.A)
 """What --time takes: https://slurm.schedmd.com/sbatch.html#OPT_time"""
@@ -59,9 +60,13 @@ class Slurm(batch.Batch):
     gone = GONE
     signals = (("USR1", "checkpoint"), ("TERM", "stopped"))
     ours = ("--output=", "--open-mode=", "--signal=", "--no-requeue", "--requeue")
+    launchers = ("auto", "mpirun", "srun")
 
     def check(self, spec: JobSpec) -> None:
         check(spec)
+
+    def resolve_size(self, spec: JobSpec) -> JobSpec:
+        return resolve_size(spec)
 
     def directives(self, job: Job) -> list[str]:
         return directives(job)
@@ -124,7 +129,7 @@ def check(spec: JobSpec) -> None:
     """Raises UsageError for a value that Slurm cannot take."""
     for name, text in spec.native.items():
         if text:
-            batch.value(written(name), text)
+            batch.value(f"--{name}", text)
     warning(spec)
     limit = spec.native.get("time", "")
     if limit and not TIME.fullmatch(limit):
@@ -132,3 +137,70 @@ def check(spec: JobSpec) -> None:
             f"--time {limit!r} is no time limit of Slurm's",
             hint="minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS, for example --time 12:00:00",
         )
+
+
+def resolve_size(spec: JobSpec) -> JobSpec:
+    """The spec with its numbers of ranks filled in: one per GPU that was asked for, else one per
+    node. Raises UsageError where the numbers contradict each other."""
+    if spec.ranks and not (spec.nodes or spec.ranks_per_node):
+        return spec
+    if not (spec.ranks or spec.ranks_per_node) and (total := _gpus(spec, "gpus")):
+        return _one_per_gpu(spec, total)
+    nodes = spec.nodes or 1
+    if spec.ranks and not spec.ranks_per_node:
+        if spec.ranks < nodes:
+            raise UsageError(
+                f"--ranks {spec.ranks} on --nodes {nodes}: a node would have none",
+                hint="at least one rank per node",
+            )
+        return replace(spec, nodes=nodes)
+    each = spec.ranks_per_node or _gpus_per_node(spec) // _gpus_per_rank(spec) or 1
+    if spec.ranks and spec.ranks != nodes * each:
+        if spec.nodes or spec.ranks % each:
+            raise UsageError(
+                f"--ranks {spec.ranks} is not --ranks-per-node {each} x {nodes} nodes",
+                hint="give one of them, or add --nodes",
+            )
+        nodes = spec.ranks // each
+    return replace(spec, nodes=nodes, ranks_per_node=each, ranks=0)
+
+
+def _one_per_gpu(spec: JobSpec, gpus: int) -> JobSpec:
+    """`--gpus 4`, for the whole job: told to Slurm by rank, for it might put more ranks than GPUs
+    on a node."""
+    per_rank = _gpus_per_rank(spec)
+    kind, colon, _ = spec.native["gpus"].rpartition(":")
+    ranks, nodes = gpus // per_rank, spec.nodes
+    if "," in kind or not ranks or gpus % per_rank or (nodes and ranks % nodes):
+        raise UsageError(
+            f"--gpus {spec.native['gpus']} cannot be dealt out evenly"
+            + (f" to --nodes {nodes}" if nodes else ""),
+            hint="--gpus-per-node says how many each node gives, --ranks how many ranks there are",
+        )
+    others = {name: text for name, text in spec.native.items() if name != "gpus"}
+    native = {"gpus-per-task": f"{kind}{colon}{per_rank}", **others}
+    if nodes:
+        return replace(spec, ranks_per_node=ranks // nodes, native=native)
+    return replace(spec, ranks=ranks, native=native)
+
+
+def _gpus(spec: JobSpec, option: str) -> int:
+    """`2` or `a100:2`; several types add up."""
+    counts = [item.rpartition(":")[2] for item in spec.native.get(option, "").split(",")]
+    return sum(int(count) for count in counts if count.isdigit())
+
+
+def _gpus_per_node(spec: JobSpec) -> int:
+    """By --gpus-per-node, or by --gres: `gpu`, `gpu:2`, `gpu:a100:2`, among other things."""
+    if "gpus-per-node" in spec.native:
+        return _gpus(spec, "gpus-per-node")
+    found = 0
+    for item in spec.native.get("gres", "").split(","):
+        name, *rest = item.removeprefix("gres/").split(":")
+        if name == "gpu":
+            found += int(rest[-1]) if rest and rest[-1].isdigit() else 1
+    return found
+
+
+def _gpus_per_rank(spec: JobSpec) -> int:
+    return max(1, _gpus(spec, "gpus-per-task"))

@@ -8,33 +8,44 @@ from typing import Any
 import pytest
 
 from clusterctl import launch
-from clusterctl.launch import LAUNCHERS
-from clusterctl.model import LaunchPlan, ProgramKind
-from clusterctl.schedulers.direct import command_line
+from clusterctl.launch import LAUNCHERS, Request
+from clusterctl.model import UNPLACED, LaunchPlan, Placement, ProgramKind, Role
+from clusterctl.schedulers.direct import Direct, command_line
 from tests.unit.making import cluster, node, program, request, spec
 
 WEIRD = ("two words", "it's", 'a "b" $HOME `id` \\', "-dash", "line\nbreak", "", "--json")
 
 
 @pytest.fixture(params=LAUNCHERS)
+def any_name(request: pytest.FixtureRequest) -> str:
+    kind: str = request.param
+    return kind
+
+
+@pytest.fixture(params=Direct.launchers)
 def name(request: pytest.FixtureRequest) -> str:
+    """One that knows the nodes before the job starts."""
     kind: str = request.param
     return kind
 
 
 def plan(name: str, where: Any = None, **changes: Any) -> LaunchPlan:
     what = spec(**{"program": program(*WEIRD), "launcher": name, **changes})
-    return launch.load(name).plan(request(where, what))
+    if name in Direct.launchers:
+        return launch.load(name).plan(request(where, what))
+    login = cluster(node("login", role=Role.LOGIN), provider="slurm")
+    placement = (Placement(node=UNPLACED, first=0, count=2),)
+    return launch.load(name).plan(Request(id=7, spec=what, cluster=login, placement=placement))
 
 
-def test_it_is_pure(name: str) -> None:
-    assert plan(name) == plan(name)
+def test_it_is_pure(any_name: str) -> None:
+    assert plan(any_name) == plan(any_name)
 
 
 @pytest.mark.parametrize("kind", ProgramKind)
-def test_arguments_reach_the_program_unchanged(name: str, kind: ProgramKind) -> None:
-    made = plan(name, program=program(*WEIRD, kind=kind))
-    assert set(made.programs) == {"worker-1", "worker-2"}
+def test_arguments_reach_the_program_unchanged(any_name: str, kind: ProgramKind) -> None:
+    made = plan(any_name, program=program(*WEIRD, kind=kind))
+    assert set(made.programs) in ({"worker-1", "worker-2"}, {"login"})
     for argv in made.programs.values():
         assert argv[-len(WEIRD) :] == WEIRD
     # They are read from a file on the node, not from a command line that all can see.
@@ -50,16 +61,16 @@ def test_every_rank_is_told_who_it_meets(name: str) -> None:
         assert made.node_env[worker]["GLOO_SOCKET_IFNAME"] == "eth0"
 
 
-def test_everything_has_a_reason(name: str) -> None:
-    made = plan(name, backend="gloo", allow_cpu=True)
+def test_everything_has_a_reason(any_name: str) -> None:
+    made = plan(any_name, backend="gloo", allow_cpu=True)
     assert made.reasons
     assert all(reason.item and reason.why for reason in made.reasons)
     items = " ".join(reason.item for reason in made.reasons)
     assert all(variable in items for variable in made.env)
 
 
-def test_what_the_user_asked_for_is_passed_on(name: str) -> None:
-    made = plan(name, backend="gloo", allow_cpu=True, env={"MINE": "1", "OMP_NUM_THREADS": "9"})
+def test_what_the_user_asked_for_is_passed_on(any_name: str) -> None:
+    made = plan(any_name, backend="gloo", allow_cpu=True, env={"MINE": "1", "OMP_NUM_THREADS": "9"})
     assert made.env["CLUSTERCTL_BACKEND"] == "gloo"
     assert made.env["CLUSTERCTL_ALLOW_CPU"] == "1"
     assert (made.env["MINE"], made.env["OMP_NUM_THREADS"]) == ("1", "9")

@@ -164,4 +164,6 @@ def test_an_ended_job_stays_ended(name: str, scheduler: Scheduler) -> None:
 def test_every_row_can_be_loaded(kind: str) -> None:
     scheduler = schedulers.load(kind)
     promised = {item for item in vars(Scheduler) if not item.startswith("_")}
-    assert all(callable(getattr(scheduler, item)) for item in promised)
+    assert promised | {"launchers"} <= set(dir(scheduler))
+    assert scheduler.launchers
+    assert scheduler.emits in ("sh", "sbatch", "qsub")

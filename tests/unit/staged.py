@@ -10,7 +10,7 @@ from pathlib import Path
 from clusterctl import launch
 from clusterctl.actions import open_store
 from clusterctl.jobs import control, stage
-from clusterctl.jobs.start import Carry, node_files, put
+from clusterctl.jobs.start import node_files, put
 from clusterctl.model import Cluster, Job, JobState
 from clusterctl.state import Store
 from clusterctl.transport.pool import Pool
@@ -45,8 +45,7 @@ class Staged:
         made = replace(made, stage=stage.archive(stage.find_tree(tree), self.store.home))
         files = node_files(made, self.where, plan, {})
         with self.pool() as pool:
-            carried = None if carry is None else Carry(job=carry)
-            put(made, self.where, files, pool, self.store.home, carry=carried)
+            put(made, self.where, files, pool, self.store.home, carry=carry)
             control.forget(made, self.where, pool)  # as its end has done
         self.store.save_job(made)
         return made

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from clusterctl import schedulers
+from clusterctl import launch, schedulers
 from clusterctl.actions import open_store
-from clusterctl.actions.run import attempt_text, planned
+from clusterctl.actions.run import attempt_text, plan_job
 from clusterctl.errors import UsageError
-from clusterctl.launch import srun
+from clusterctl.jobs import systems
 from clusterctl.model import Cluster, Job, JobSpec, JobState, Placement, Role
 from clusterctl.providers import load_site
 from clusterctl.providers.protocol import Queue
@@ -28,10 +28,15 @@ def site(system: str) -> Cluster:
     return cluster(login, provider=system)
 
 
+def made_for(system: str) -> Cluster:
+    return cluster() if system == "direct" else site(system)
+
+
 def batch_job(system: str, **changes: Any) -> Job:
-    what = srun.sized(site(system), spec(**{"launcher": "auto", **changes}))
+    wanted = spec(**{"launcher": "auto", **changes})
+    what, placement = systems.load(site(system)).resolve(wanted)
     made = job(None, spec(), scheduler=system, native_id="4711")
-    return replace(made, spec=what, placement=srun.place(what), cluster_id="lab-1a2b")
+    return replace(made, spec=what, placement=placement, cluster_id="lab-1a2b")
 
 
 @pytest.mark.parametrize("there", [True, False])
@@ -45,7 +50,7 @@ def test_a_container_sees_the_folder_for_data_sets(tmp_path: Path, there: bool) 
     if there:
         data.mkdir(parents=True)
     what = spec(container="image.sif", launcher="auto", program=program("a b"))
-    argv = srun.program(request(site("slurm"), what))
+    argv = launch.load("batch").plan(request(site("slurm"), what)).programs["login"]
     env = {"PATH": f"{fake.parent}:/usr/bin:/bin", "CLUSTERCTL_DATA": str(data)}
     done = subprocess.run(argv, env=env, cwd=tmp_path, capture_output=True, text=True, check=True)
     bound = ["--bind", str(data)] if there else []
@@ -149,14 +154,15 @@ def test_a_venv_has_one_path_wherever_ranks_start(
     login = replace(where.launcher, address="" if here else where.launcher.address)
     where = replace(where, nodes=(login,), traits={"home": "/home/me"})
     assert where.launcher.here is here
-    _, plan = planned(where, spec(venv=venv, launcher="auto"), number=7)
+    _, plan = plan_job(where, spec(venv=venv, launcher="auto"), number=7)
     assert plan.programs["login"][0] == python.format(here=tmp_path)
     assert plan.path == python.format(here=tmp_path).removesuffix("/python")
 
 
 def _script(made: Job) -> str:
     where = site(made.scheduler)
-    plan = srun.plan(replace(request(), spec=made.spec, cluster=where, placement=made.placement))
+    wanted = replace(request(), spec=made.spec, cluster=where, placement=made.placement)
+    plan = launch.load("batch").plan(wanted)
     return schedulers.load(made.scheduler).script(made, where, plan)["job.sh"]
 
 
@@ -183,7 +189,7 @@ def _script(made: Job) -> str:
 )
 def test_an_option_that_cannot_be(system: str, native: dict[str, str], word: str) -> None:
     with pytest.raises(UsageError) as caught:
-        schedulers.check(system, spec(native=native))
+        systems.load(made_for(system)).resolve(spec(native=native))
     assert word in caught.value.message
     assert "---" not in caught.value.message
     assert "--pe" not in caught.value.message
@@ -207,14 +213,14 @@ def test_an_option_of_a_stored_job_that_cannot_be(
 ) -> None:
     """`rerun -c` may take it to a cluster of another kind."""
     with pytest.raises(UsageError) as caught:
-        schedulers.check(system, spec(**changes))
+        systems.load(made_for(system)).resolve(spec(**changes))
     assert caught.value.message.startswith(word)
     assert caught.value.hint
 
 
 @pytest.mark.parametrize("text", ["30", "30:00", "12:00:00", "2-0", "2-12:30", "UNLIMITED"])
 def test_every_way_to_write_a_time_limit_of_slurm(text: str) -> None:
-    schedulers.check("slurm", spec(native={"time": text}))
+    systems.load(site("slurm")).resolve(spec(native={"time": text}))
 
 
 @pytest.mark.parametrize(
@@ -240,13 +246,14 @@ def test_why_a_job_begins_again(changes: dict[str, Any], attempt: int, said: str
         (["-p", "main", "train.py"], "--partition"),
         (["-t30", "train.py"], "--time"),
         (["-c", "2", "train.py"], "--cpus-per-task 2"),
+        (["-q", "high", "train.py"], "--qos high"),
         (["-q", "main.q", "train.py"], "--queue main.q"),
     ],
     ids=str,
 )
 def test_short_options_of_a_batch_system(call: Call, words: list[str], hint: str) -> None:
     store = open_store()
-    store.save(site("slurm"))
+    store.save(site("sge" if "--queue" in hint else "slurm"))
     said = call("run", *words)
     assert said.code == 2
     assert hint in said.err.partition("→")[2]
@@ -312,7 +319,7 @@ def test_sizes(changes: dict[str, Any], size: list[str], ranks: int) -> None:
 )
 def test_sizes_that_contradict(system: str, changes: dict[str, Any]) -> None:
     with pytest.raises(UsageError) as caught:
-        srun.sized(site(system), JobSpec(program=spec().program, **changes))
+        systems.load(site(system)).resolve(JobSpec(program=spec().program, **changes))
     assert caught.value.hint
 
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import schedulers
-from clusterctl.launch import srun
+from clusterctl import launch, schedulers
 from clusterctl.model import Job, JobState, RankFailure
 from tests.unit.making import job, node, request, spec
 from tests.unit.test_batch import batch_job, site
@@ -38,7 +37,7 @@ def ended(tmp_path: Path) -> object:
         login = node("login", "10.0.0.9", root=str(tmp_path), mpi_prefix=str(tmp_path))
         where = replace(site("sge"), nodes=(replace(site("sge").nodes[0], root=login.root),))
         made = batch_job("sge", native={"pe": f"mpi {len(endings)}"})
-        plan = srun.plan(
+        plan = launch.load("batch").plan(
             replace(request(), spec=made.spec, cluster=where, placement=made.placement)
         )
         plan = replace(plan, path=str(tmp_path / "bin"))

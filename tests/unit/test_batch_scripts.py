@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from clusterctl import schedulers
+from clusterctl import launch, schedulers
+from clusterctl.jobs import systems
 from clusterctl.jobs.start import node_files
-from clusterctl.launch import Request, srun
+from clusterctl.launch import Request
 from clusterctl.model import Cluster, Job, LaunchPlan, ProgramKind, Role
 from tests.unit.making import cluster, job, node, program, spec
 from tests.unit.scripts import HOSTILE, PLAIN, SEES, seen_by_program
@@ -52,10 +53,10 @@ def made(tmp_path: Path, **changes: Any) -> tuple[Cluster, Job, LaunchPlan]:
     target, *args = SEES
     what = program(*args, kind=ProgramKind.BINARY, target=target)
     asked = spec(program=what, launcher="auto", nodes=1, ranks_per_node=2, **changes)
-    asked = srun.sized(where, asked)
-    placement = srun.place(asked)
+    asked, placement = systems.load(where).resolve(asked)
     one = replace(job(None, spec(), scheduler="slurm"), spec=asked, placement=placement)
-    return where, one, srun.plan(Request(id=7, spec=asked, cluster=where, placement=placement))
+    wanted = Request(id=7, spec=asked, cluster=where, placement=placement)
+    return where, one, launch.load("batch").plan(wanted)
 
 
 @pytest.mark.parametrize("shell", ["sh", "bash"])
@@ -82,9 +83,11 @@ def test_a_batch_job_hands_on_any_variable(
 def test_an_emitted_batch_script_hands_on_any_variable(
     env: dict[str, str], shell: str, slurm: dict[str, str], tmp_path: Path
 ) -> None:
-    _, one, plan = made(tmp_path, env=env)
+    where, one, plan = made(tmp_path, env=env)
     script = tmp_path / "script"
-    script.write_text(schedulers.load_batch("slurm").emit(one, plan, "1", [], ""))
+    scheduler = schedulers.load("slurm")
+    text = scheduler.emit(one, where, plan, version="1", secrets=[], beside="")
+    script.write_text(text)
     subprocess.run([shell, script], env=slurm, cwd=tmp_path, check=True, timeout=60)
     check(seen_by_program(tmp_path), env)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shlex
 import signal
 import subprocess
 from dataclasses import replace
@@ -59,12 +58,6 @@ def test_command_line_fills_in_late_variables_alone() -> None:
         "HOME=$HOME",
         "MASTER_PORT=$MASTER_PORT; id",
     ]
-
-
-def test_submit_says_the_first_state() -> None:
-    scheduler = Direct()
-    assert scheduler.parse_submit("running 12.5 1\n") == "running"
-    assert shlex.join(scheduler.submit_argv(job())).startswith("/bin/sh -c ")
 
 
 def scripts(where: Cluster | None = None, **wanted: Any) -> dict[str, str]:

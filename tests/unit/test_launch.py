@@ -21,6 +21,7 @@ import pytest
 
 from clusterctl import launch
 from clusterctl.errors import ClusterctlError, LaunchError, UsageError
+from clusterctl.jobs import systems
 from clusterctl.model import Accelerator, Mpi, ProgramKind, Python
 from clusterctl.schedulers.direct import command_line
 from tests.unit.launch_cases import (
@@ -272,7 +273,7 @@ def test_torchrun_with_uneven_ranks() -> None:
 
 def test_no_such_launcher() -> None:
     with pytest.raises(UsageError, match="mpiexec"):
-        launch.load("mpiexec")
+        systems.load(cluster()).resolve(spec(launcher="mpiexec"))
 
 
 def test_a_network_is_needed() -> None:

@@ -1,0 +1,105 @@
+"""Jobs that are handed in to Slurm or Grid Engine: the queue decides when and where they run.
+
+All that we reach is the login node, whose disk the nodes of a job share.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable, Sequence
+
+from clusterctl import launch, schedulers
+from clusterctl.jobs.systems import Preview, check_options
+from clusterctl.model import UNPLACED, Cluster, Job, JobSpec, LaunchPlan, Node, Placement
+from clusterctl.schedulers import batch
+from clusterctl.schedulers.direct import GRACE
+from clusterctl.transport.deadline import Deadline
+from clusterctl.transport.pool import Pool
+
+SURVEY_TIMEOUT = 45.0
+"""As long as a silent queue may take to be given up, twice, and then some."""
+
+
+class BatchSystem:
+    """What differs between batch systems is the scheduler of the cluster's kind."""
+
+    start_limit = 60.0 + batch.HAND_IN
+    slow_start = f"the queue does not answer yet; it gets {batch.HAND_IN} s (Ctrl-C twice gives up)"
+    end_limit = 2 * GRACE + 20.0  # its script has to see our word first, and asks all nodes
+    poll = 0.5
+    backoff = 1.5
+    logs = ("launch.err", "launch.out", "batch.out")
+    errors = "launch.err"
+    secrets_in_memory = False
+    counts_survivors = False
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self.scheduler = schedulers.load_batch(cluster.system)
+
+    def resolve(self, spec: JobSpec) -> tuple[JobSpec, tuple[Placement, ...]]:
+        check_options(spec.particular, spec.launcher, self._cluster)
+        self.scheduler.check(spec)
+        spec = self.scheduler.resolve_size(spec)
+        count = spec.ranks or spec.nodes * spec.ranks_per_node
+        return spec, (Placement(node=UNPLACED, first=0, count=count),)
+
+    def plan(self, request: launch.Request) -> LaunchPlan:
+        return launch.load("batch").plan(request)
+
+    def preview(self, job: Job, plan: LaunchPlan) -> Preview:
+        files = self.scheduler.script(job, self._cluster, plan)
+        return Preview(tuple(files.items()), {"files": files, "ranks": job.ranks})
+
+    def locate(self, job: Job) -> tuple[str, ...]:
+        return (self._cluster.launcher.name,)
+
+    def expect_hostname(self, node: Node) -> str:
+        return ""
+
+    def build(self, job: Job, pool: Pool) -> None:
+        """The job compiles its program itself, where it runs and with the modules that it loads."""
+
+    def refresh(
+        self, jobs: Sequence[Job], pool: Pool, report: Callable[[str], None], deadline: Deadline
+    ) -> tuple[Job, ...]:
+        """One question for all of them. Where the queue does not answer, that is said."""
+        if not jobs or deadline.passed:
+            return tuple(jobs)
+        login = self._cluster.launcher
+        # Not in a job's folder: there may be none, where its client died.
+        command = f"cd {shlex.quote(login.root)} && {shlex.join(self.scheduler.survey_argv(jobs))}"
+        limit = min(SURVEY_TIMEOUT, deadline.left)
+        result = pool.transport(login.name).run(command, timeout=limit)
+        name = self._cluster.name
+        if result.error or not result.stdout:
+            report(f"{result.node} does not answer: the jobs of {name} are as last seen")
+            return tuple(jobs)
+        if silence := batch.silence(result.text):
+            report(f"{name}: {silence}")
+        return tuple(self.scheduler.parse_status(job, result.text) for job in jobs)
+
+    def force_argv(self, job: Job) -> tuple[str, ...]:
+        return self.scheduler.end_argv(job)
+
+    def describe_wait(self, job: Job) -> str:
+        why = f": {job.reason}" if job.reason else ""
+        return f"job {job.id} ({self._cluster.system} {job.native_id}) is in the queue{why}"
+
+    def explain_failure(self, job: Job) -> str:
+        return ""  # the queue's word for it comes with an exit code
+
+    def interactive_argv(self, spec: JobSpec, words: Sequence[str]) -> tuple[str, ...]:
+        spec, placement = self.resolve(spec)
+        job = Job(
+            id=0,
+            cluster=self._cluster.name,
+            cluster_id=self._cluster.id,
+            spec=spec,
+            scheduler=self._cluster.system,
+            placement=placement,
+            stage="",
+            created=time.time(),
+        )
+        return self.scheduler.interactive_argv(job, words)

@@ -1,0 +1,184 @@
+"""Jobs that clusterctl starts itself: a supervisor on the launcher, ranks on nodes of ours."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Sequence
+
+from clusterctl import launch, schedulers
+from clusterctl.compiling import NO_COMPILER, Compilation, advice, compilation
+from clusterctl.errors import LaunchError, UsageError
+from clusterctl.jobs.program import check
+from clusterctl.jobs.start import ASK_TIMEOUT, STAGE_TIMEOUT, trouble
+from clusterctl.jobs.systems import Preview, check_options
+from clusterctl.launch.placement import place
+from clusterctl.model import (
+    Cluster,
+    Job,
+    JobSpec,
+    LaunchPlan,
+    Node,
+    NodeResult,
+    Placement,
+    Program,
+)
+from clusterctl.schedulers.direct import GRACE, command_line
+from clusterctl.transport.deadline import Deadline
+from clusterctl.transport.pool import Pool
+
+COMPILE_TIMEOUT = 600.0
+
+
+class DirectSystem:
+    """The nodes of a job are known before it starts, and answer from here."""
+
+    start_limit = 60.0
+    slow_start = ""
+    end_limit = GRACE + 4.0
+    poll = 0.1
+    backoff = 1.0
+    logs = ("mpirun.err", "mpirun.out", "supervise.log")
+    errors = "mpirun.err"
+    secrets_in_memory = True
+    counts_survivors = True
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self.scheduler = schedulers.load("direct")
+
+    def resolve(self, spec: JobSpec) -> tuple[JobSpec, tuple[Placement, ...]]:
+        check_options(spec.particular, spec.launcher, self._cluster)
+        placement = place(self._cluster, spec)
+        check(spec.program, self._cluster, tuple(item.node for item in placement))
+        return spec, placement
+
+    def plan(self, request: launch.Request) -> LaunchPlan:
+        return launch.load(request.spec.launcher).plan(request)
+
+    def preview(self, job: Job, plan: LaunchPlan) -> Preview:
+        sections = [
+            ("hostfile", plan.files["hostfile"]),
+            (f"on {self._cluster.launcher.name}", f"{command_line(plan.argv)}\n"),
+        ]
+        if plan.agents:
+            agents = "".join(f"{name}: {line}\n" for name, line in plan.agents.items())
+            sections.append(("torchrun, on each node", agents))
+        document = {
+            "argv": plan.argv,
+            "node_env": plan.node_env,
+            "agents": plan.agents,
+            "files": plan.files,
+            "notes": plan.notes,
+            "placement": {place.node: list(place.ranks) for place in job.placement},
+        }
+        return Preview(tuple(sections), document)
+
+    def locate(self, job: Job) -> tuple[str, ...]:
+        return tuple(place.node for place in job.placement)
+
+    def expect_hostname(self, node: Node) -> str:
+        one = self._cluster.one_host
+        return (self._cluster.launcher if one else node).facts.hostname
+
+    def refresh(
+        self, jobs: Sequence[Job], pool: Pool, report: Callable[[str], None], deadline: Deadline
+    ) -> tuple[Job, ...]:
+        return tuple(self._refresh(job, pool, deadline) for job in jobs)
+
+    def _refresh(self, job: Job, pool: Pool, deadline: Deadline) -> Job:
+        if deadline.passed:
+            return job
+        launcher = self._cluster.launcher
+        # There may be no folder, where its client died.
+        command = (
+            f"cd {_q(launcher.root)}/jobs/{job.id} 2>/dev/null"
+            " || { echo absent $(date +%s); exit; };"
+            f" {shlex.join(self.scheduler.status_argv(job))}"
+        )
+        limit = min(ASK_TIMEOUT, deadline.left)
+        result = pool.transport(launcher.name).run(command, timeout=limit)
+        if result.error or not result.stdout:
+            return job
+        return self.scheduler.parse_status(job, result.text)
+
+    def force_argv(self, job: Job) -> tuple[str, ...]:
+        return ()  # what its supervisor leaves is ended on each node
+
+    def describe_wait(self, job: Job) -> str:
+        return f"job {job.id} waits: other jobs use the slots (--now skips the queue)"
+
+    def explain_failure(self, job: Job) -> str:
+        return "" if job.failure else job.reason
+
+    def interactive_argv(self, spec: JobSpec, words: Sequence[str]) -> tuple[str, ...]:
+        raise UsageError(
+            f"cluster {self._cluster.name!r} has no batch system that gives a terminal",
+            hint="`clusterctl ssh` opens a shell on one of its nodes",
+        )
+
+    def build(self, job: Job, pool: Pool) -> None:
+        """Compiles a source file once per architecture, on the first worker of each, and copies it
+        to the others."""
+        program = job.spec.program
+        compiled = compilation(program, job.spec.env)
+        if compiled is None:
+            return
+        groups: dict[str, list[Node]] = {}
+        for name in self.locate(job):
+            node = self._cluster.node(name)
+            groups.setdefault(node.facts.arch, []).append(node)
+        for nodes in groups.values():
+            binary = _compile_on(nodes[0], job, compiled, pool)
+
+            def send(name: str, binary: bytes = binary) -> NodeResult:
+                job_folder = f"{self._cluster.node(name).root}/jobs/{job.id}"
+                target = _q(f"{job_folder}/work/{program.folder}/{program.target}")
+                command = (
+                    f"cat >{target} && chmod 755 {target} && {_not_output(job_folder, program)}"
+                )
+                return pool.transport(name).run(command, stdin=binary, timeout=STAGE_TIMEOUT)
+
+            for result in pool.each(send, [node.name for node in nodes[1:]]):
+                if not result.ok:
+                    raise trouble("copying the compiled program", result)
+
+
+def _compile_on(node: Node, job: Job, compiled: Compilation, pool: Pool) -> bytes:
+    program = job.spec.program
+    target = _q(program.target)
+    folder = f"{node.root}/jobs/{job.id}"
+    command = (
+        f"cd {_q(folder)}/work/{_q(program.folder)} || exit;"
+        f" PATH={_q(node.mpi_prefix)}/bin:$PATH; ({compiled.script}) &&"
+        f" {_not_output(folder, program)} && cat {target}"
+    )
+    if node.job_port != node.ssh_port:
+        # The compiler is where the program will run: in the node's container.
+        command = f"exec {_q(node.root)}/bin/clusterctl-ssh {_q(node.name)} {_q(command)}"
+    result = pool.transport(node.name).run(command, timeout=COMPILE_TIMEOUT)
+    if result.exit_code is None:
+        raise trouble(f"compiling {program.source}", result)
+    said = result.stderr.decode(errors="replace").strip()
+    if result.exit_code == NO_COMPILER:
+        raise LaunchError(
+            f"{node.name}: {said.splitlines()[-1]}",
+            hint=f"on the node: apt-get install {compiled.language.package}",
+        )
+    if not result.ok:
+        raise LaunchError(
+            f"{program.source} does not compile on {node.name}:\n{said}",
+            hint=advice(compiled.language, said),
+        )
+    return result.stdout
+
+
+def _not_output(folder: str, program: Program) -> str:
+    """A command that counts a compiled program, and modules of Fortran, among what was staged: they
+    are no outputs."""
+    path = os.path.normpath(f"{program.folder}/{program.target}")
+    return f"/bin/sh {_q(folder)}/outputs.sh built {_q(path)}"
+
+
+def _q(text: str) -> str:
+    return shlex.quote(text)
