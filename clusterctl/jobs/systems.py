@@ -91,18 +91,14 @@ class JobSystem(Protocol):
         """A terminal on nodes as `spec` asks for them. Raises UsageError where there is none."""
 
 
+SYSTEMS: dict[str, str] = {"direct": "clusterctl.jobs.direct_system:DirectSystem"}
 BATCH = "clusterctl.jobs.batch_system:BatchSystem"
-
-SYSTEMS: dict[str, str] = {
-    "direct": "clusterctl.jobs.direct_system:DirectSystem",
-    "slurm": BATCH,
-    "sge": BATCH,
-}
+"""Every other one, with the row of its name in `schedulers.SCHEDULERS`."""
 
 
 def load(cluster: Cluster) -> JobSystem:
     """What runs the jobs of this cluster, imported on first use."""
-    module, _, attribute = SYSTEMS[cluster.system].partition(":")
+    module, _, attribute = SYSTEMS.get(cluster.system, BATCH).partition(":")
     return cast(JobSystem, getattr(import_module(module), attribute)(cluster))
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from clusterctl.launch import Request
-from clusterctl.launch.binding import bind
 from clusterctl.launch.interconnect import Interconnect
-from clusterctl.launch.transport import Row
-from clusterctl.launch.waiting import YIELD, wait
+from clusterctl.launch.mpi_transport import Row
+from clusterctl.launch.placement import YIELD, bind, wait
 from clusterctl.model import Node, ProgramKind, Reason
 
 _KEEP_MEMORY = ":".join(

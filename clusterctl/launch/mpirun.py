@@ -9,12 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from clusterctl.errors import LaunchError
-from clusterctl.launch import Request, interconnect, transport
-from clusterctl.launch.binding import bind
+from clusterctl.launch import Request, interconnect, mpi_transport
 from clusterctl.launch.environment import environment, program
 from clusterctl.launch.interconnect import Interconnect
-from clusterctl.launch.placement import oversubscribed
-from clusterctl.launch.transport import Flag, Transport
+from clusterctl.launch.mpi_transport import Flag, MpiTransport
+from clusterctl.launch.placement import bind, oversubscribed
 from clusterctl.model import LaunchPlan, Mpi, Node, Reason
 
 AGENT = "clusterctl-ssh"
@@ -88,12 +87,12 @@ def plan_mpirun(request: Request, *, per_node: bool) -> LaunchPlan:
     mpi = common_mpi(involved)
     network = interconnect.loopback(nodes) if cluster.one_host else interconnect.solve(involved)
     counts = {place.node: 1 if per_node else place.count for place in request.placement}
-    carrier = transport.choose(request.spec, nodes)
+    transport = mpi_transport.choose(request.spec.backend, nodes)
     if not cluster.one_host:
-        network = replace(network, ucx_devices=carrier.ucx_devices)
-    flags = _flags(request, mpi, network, counts, carrier)
-    env, reasons = environment(request, network, carrier.env)
-    notes = list(carrier.notes)
+        network = replace(network, ucx_devices=transport.ucx_devices)
+    flags = _flags(request, mpi, network, counts, transport)
+    env, reasons = environment(request, network, transport.env)
+    notes = list(transport.notes)
     if oversubscribed(cluster, request.placement):
         notes.append("oversubscribed: more ranks than slots, they share the processor")
     if cluster.one_host:
@@ -174,7 +173,7 @@ def _flags(
     mpi: Mpi,
     network: Interconnect,
     counts: dict[str, int],
-    carrier: Transport,
+    transport: MpiTransport,
 ) -> list[Flag]:
     words = GENERATIONS[mpi.major]
     cluster = request.cluster
@@ -228,7 +227,7 @@ def _flags(
                 "shared memory within a node, TCP between nodes",
             ),
         ]
-    if carrier.engine == "TCP" and max(counts.values()) > 1:
+    if transport.engine == "TCP" and max(counts.values()) > 1:
         limit = f"btl_{words.shared_memory}_eager_limit"
         flags.append(
             (
@@ -236,7 +235,7 @@ def _flags(
                 "ranks of one node: up to 128 KiB without asking first",
             )
         )
-    flags += carrier.flags
+    flags += transport.flags
     flags.append(
         (("-x", "MASTER_PORT=$MASTER_PORT"), "a port that is free on the first worker at the start")
     )

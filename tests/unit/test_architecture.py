@@ -219,7 +219,7 @@ def provider_names(package: Path) -> list[str]:
     a table: what differs between providers is declared in `providers/protocol.py`."""
     found = []
     for path in sorted(package.rglob("*.py")):
-        if unit_of(path, package) not in ("providers", "launch"):
+        if unit_of(path, package) != "providers":
             for node in ast.walk(ast.parse(path.read_text(), str(path))):
                 if isinstance(node, ast.Compare) and _names_a_provider(node):
                     found.append(f"{path.relative_to(package.parent)}:{node.lineno}")
@@ -256,6 +256,39 @@ def test_a_provider_asked_for_by_name_is_seen(test: str, found: bool, tmp_path: 
         (package / unit).mkdir(parents=True)
         (package / unit / "__init__.py").write_text(f"if {test}:\n    pass\n")
     assert provider_names(package) == ["clusterctl/actions/__init__.py:1"] * found
+
+
+JOB_SYSTEM = {"batch", "system", "scheduler"}  # what says who runs a cluster's jobs
+KNOWS_JOB_SYSTEMS = ("jobs/systems.py", "schedulers/")  # the table, and what it leads to
+
+
+def questions(package: Path) -> list[str]:
+    """Where code outside the seam decides by who runs the jobs: it should ask `jobs.systems`."""
+    found = []
+    for path in sorted(package.rglob("*.py")):
+        name = str(path.relative_to(package))
+        if name.startswith(KNOWS_JOB_SYSTEMS):
+            continue
+        for item in ast.walk(ast.parse(path.read_text(), str(path))):
+            asked = [item] if isinstance(item, ast.Attribute) and item.attr == "batch" else []
+            if isinstance(item, ast.Compare):
+                asked += [side for side in (item.left, *item.comparators) if _is_system(side)]
+            found += [f"{name}:{side.lineno}" for side in asked]
+    return found
+
+
+def _is_system(side: ast.expr) -> bool:
+    return isinstance(side, ast.Attribute) and side.attr in JOB_SYSTEM
+
+
+def test_nobody_asks_who_runs_the_jobs() -> None:
+    assert questions(PACKAGE) == []
+
+
+@pytest.mark.parametrize("source", ["c.batch", "c.system == 'sge'", "'sge' != job.scheduler"])
+def test_a_question_who_runs_the_jobs_is_seen(tmp_path: Path, source: str) -> None:
+    (tmp_path / "run.py").write_text(f"def f(c, job):\n    return {source}\n")
+    assert questions(tmp_path) == ["run.py:2"]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.launch.binding import bind
+from clusterctl.launch.placement import bind
 from tests.unit.making import cluster, node, request, spec
 
 

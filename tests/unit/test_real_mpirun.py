@@ -16,7 +16,7 @@ import pytest
 
 from clusterctl import launch
 from clusterctl.bootstrap.facts import interfaces
-from clusterctl.launch.transport import ENGINES
+from clusterctl.launch.mpi_transport import ENGINES
 from clusterctl.model import LaunchPlan
 from clusterctl.schedulers.direct import command_line
 from tests.unit.making import cluster, node, request, spec

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from clusterctl.launch import transport
+from clusterctl.launch import mpi_transport
 from clusterctl.model import Accelerator
-from tests.unit.making import node, spec
+from tests.unit.making import node
 
 OFI = ("pml:ob1", "pml:cm", "mtl:ofi")
 CUDA = {"accelerator": Accelerator.NVIDIA, "gpus": ["A10G"], "fabrics": ("efa",)}
@@ -33,7 +33,7 @@ CUDA = {"accelerator": Accelerator.NVIDIA, "gpus": ["A10G"], "fabrics": ("efa",)
 )
 def test_efa_does_not_carry_gpu_gradients(backend: str, facts: dict[str, Any], engine: str) -> None:
     nodes = [node(f"worker-{number}", f"10.0.0.{number}", **facts) for number in (1, 2)]
-    chosen = transport.choose(spec(backend=backend), nodes)
+    chosen = mpi_transport.choose(backend, nodes)
     assert chosen.engine == engine
     pml = next(words[2] for words, _ in chosen.flags if words[:2] == ("--mca", "pml"))
     assert pml == {"TCP": "ob1", "EFA": "cm"}.get(engine, "ucx")

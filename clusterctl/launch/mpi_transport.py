@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from clusterctl.errors import LaunchError
-from clusterctl.model import Accelerator, JobSpec, Node
+from clusterctl.model import Accelerator, Node
 
 Flag = tuple[tuple[str, ...], str]
 """Words of a command line, and why they are there."""
@@ -130,7 +130,7 @@ UCC: tuple[Flag, ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Transport:
+class MpiTransport:
     """What `choose` came to."""
 
     engine: str
@@ -141,10 +141,10 @@ class Transport:
     notes: tuple[str, ...]
 
 
-def choose(spec: JobSpec, nodes: Sequence[Node]) -> Transport:
+def choose(backend: str, nodes: Sequence[Node]) -> MpiTransport:
     """Raises LaunchError for NCCL among GPUs of two vendors."""
-    can = Abilities(tuple(nodes), spec.backend)
-    if can.mixed and spec.backend == "nccl":
+    can = Abilities(tuple(nodes), backend)
+    if can.mixed and backend == "nccl":
         raise LaunchError(
             "NCCL and RCCL cannot talk to each other, and this job has AMD and NVIDIA GPUs",
             hint="--backend mpi (or auto), or the nodes of one vendor",
@@ -152,7 +152,7 @@ def choose(spec: JobSpec, nodes: Sequence[Node]) -> Transport:
     engine = next(row for row in ENGINES if row.fits(can))
     ucx = ("--mca", "pml", "ucx") in [words for words, _ in engine.flags]
     ucc = ucx and can.over_mpi and can.built("coll:ucc")
-    return Transport(
+    return MpiTransport(
         engine=engine.name,
         flags=engine.flags + (UCC if ucc else ()),
         env=_env(can, ucx, engine.name),

@@ -1,0 +1,98 @@
+"""What every way of running jobs promises, as far as no machine is needed for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import cast
+
+import pytest
+
+from clusterctl.actions.run import plan_job
+from clusterctl.errors import UsageError
+from clusterctl.jobs import systems
+from clusterctl.jobs.systems import JobSystem
+from clusterctl.model import Cluster, JobState, Role
+from clusterctl.schedulers import SCHEDULERS
+from clusterctl.transport.deadline import NEVER
+from clusterctl.transport.pool import Pool
+from tests.unit.making import cluster, node, spec
+
+
+class Unreachable:
+    """Connections to nodes of which none may be asked."""
+
+
+def site(name: str) -> Cluster:
+    if name == "direct":
+        return cluster()
+    return cluster(node("login", role=Role.LOGIN), provider=name)
+
+
+@pytest.fixture(params=SCHEDULERS)
+def name(request: pytest.FixtureRequest) -> str:
+    kind: str = request.param
+    return kind
+
+
+@pytest.fixture
+def system(name: str) -> JobSystem:
+    return systems.load(site(name))
+
+
+def test_it_declares_all_facts(system: JobSystem) -> None:
+    assert {item for item in JobSystem.__annotations__ if not hasattr(system, item)} == set()
+    assert system.errors in system.logs
+    assert system.backoff >= 1
+    assert 0 < system.poll < system.end_limit < system.start_limit
+
+
+def test_a_job_has_its_sizes_its_launcher_and_a_home(name: str, system: JobSystem) -> None:
+    made, plan = plan_job(site(name), spec(launcher=""), number=7)
+    assert made.scheduler == name
+    assert made.ranks > 0
+    assert made.spec.launcher == system.scheduler.launchers[0]
+    where = system.locate(made)
+    assert set(where) == set(plan.programs)
+    assert all(site(name).has(node) for node in where)
+
+
+@pytest.mark.parametrize("launcher", ["srun", "torchrun", "auto", "mpiexec"])
+def test_a_launcher_that_it_does_not_have_is_refused(
+    name: str, system: JobSystem, launcher: str
+) -> None:
+    if launcher in system.scheduler.launchers:
+        return
+    with pytest.raises(UsageError) as caught:
+        system.resolve(spec(launcher=launcher))
+    assert launcher in caught.value.message
+    assert all(word in str(caught.value.hint) for word in system.scheduler.launchers)
+
+
+def test_a_preview_is_a_document(name: str, system: JobSystem) -> None:
+    shown = system.preview(*plan_job(site(name), spec(launcher=""), number=7))
+    assert shown.sections
+    assert all(title and text for title, text in shown.sections)
+    assert "files" in shown.document
+
+
+def test_a_terminal_is_given_or_refused(name: str, system: JobSystem) -> None:
+    if name == "direct":
+        with pytest.raises(UsageError) as caught:
+            system.interactive_argv(spec(), ["true"])
+        assert "clusterctl ssh" in str(caught.value.hint)
+    else:
+        assert system.interactive_argv(spec(), ["true"])[-1] == "true"
+
+
+def test_nobody_is_asked_when_there_is_no_time(name: str, system: JobSystem) -> None:
+    made, _ = plan_job(site(name), spec(launcher=""), number=7)
+    pool = cast(Pool, Unreachable())
+    late = NEVER.within(0)
+    assert system.refresh([made], pool, pytest.fail, late) == (made,)
+    assert system.refresh([], pool, pytest.fail, NEVER) == ()
+
+
+def test_it_says_that_a_job_waits(name: str, system: JobSystem) -> None:
+    made, _ = plan_job(site(name), spec(launcher=""), number=7)
+    text = system.describe_wait(replace(made, state=JobState.QUEUED, native_id="99"))
+    assert text.startswith("job 7 ")
