@@ -13,7 +13,7 @@ from clusterctl.model import Charge, Cluster, Job, Node, Phase
 from clusterctl.providers.protocol import Expiring, Queue
 from clusterctl.providers.shared import billing
 from clusterctl.providers.shared.batch_site import BatchSite
-from clusterctl.providers.shared.deadlines import FILE
+from clusterctl.providers.shared.deadlines import answer, question
 from clusterctl.state import Store
 from clusterctl.transport.fold import ranges
 
@@ -53,8 +53,9 @@ def status(store: Store, cluster: Cluster, *, live: bool = False) -> Status:
     answers: dict[str, str] = {}
     queues: tuple[Queue, ...] = ()
     deadlines: dict[str, float] = {}
+    dead: list[str] = []
     if live:
-        answers, deadlines, queues = _ask(store, cluster)
+        answers, deadlines, dead, queues = _ask(store, cluster)
     now = time.time()
     charges: Sequence[Charge] = cluster.charges
     overdue: tuple[str, ...] = ()
@@ -75,7 +76,7 @@ def status(store: Store, cluster: Cluster, *, live: bool = False) -> Status:
         dollars=cost.dollars(charges, now),
         queues=queues,
         unknown_prices=cost.unknown(cluster.charges),
-        warnings=(*_warnings(store, cluster, now), *overdue),
+        warnings=(*_warnings(store, cluster, now), *overdue, *_unguarded(cluster, dead)),
     )
 
 
@@ -91,6 +92,16 @@ def _warnings(store: Store, cluster: Cluster, now: float) -> tuple[str, ...]:
     over = cluster.deadline <= now
     advice = f"down {cluster.name}` removes it" if over else f"up {cluster.name}` starts it again"
     return (f"{trouble}: `clusterctl {advice}",)
+
+
+def _unguarded(cluster: Cluster, dead: Sequence[str]) -> tuple[str, ...]:
+    """A warning where nodes have lost the agent that ends them at their deadline."""
+    if not dead:
+        return ()
+    return (
+        f"the deadline agent on {ranges(dead)} has died, and the deadline ends nothing there:"
+        f" `clusterctl down {cluster.name}` removes the cluster",
+    )
 
 
 def _outlived(cluster: Cluster, now: float) -> bool:
@@ -139,29 +150,33 @@ def statuses(store: Store) -> tuple[Status, ...]:
 
 def _ask(
     store: Store, cluster: Cluster
-) -> tuple[dict[str, str], dict[str, float], tuple[Queue, ...]]:
-    """What the machines say, the deadlines that they keep themselves, and the queues of a batch
-    system."""
+) -> tuple[dict[str, str], dict[str, float], list[str], tuple[Queue, ...]]:
+    """What the machines say, the deadlines that they keep themselves, those that have lost the
+    agent for it, and the queues of a batch system."""
     from clusterctl.actions import connected
 
     provider, folder = providers.load(cluster.spec.provider), store.folder(cluster.name)
     if isinstance(provider, BatchSite):
         told, queues = provider.look(cluster, folder)
-        return told, {}, queues
+        return told, {}, [], queues
     told = provider.describe(cluster, folder)
     running = [node.name for node in cluster.nodes if told.get(node.name) == "running"]
     with connected(store, cluster) as pool:
-        command = f"cat /proc/loadavg; cat {FILE} 2>/dev/null; exit 0"
+        command = f"cat /proc/loadavg; {question()}; exit 0"
         results = pool.run(command, running, timeout=10)
     deadlines: dict[str, float] = {}
+    dead: list[str] = []
     for result in results:
         if result.ok:
-            load, *armed = result.text.splitlines()
+            load, *lines = result.text.splitlines()
             told[result.node] = f"running, load {load.split()[0]}"
-            if armed and armed[0].isdigit():
-                deadlines[result.node] = float(armed[0])
+            armed, kept = answer(lines)
+            if armed is not None:
+                deadlines[result.node] = armed
+            if not kept:
+                dead.append(result.node)
         else:
             told[result.node] = f"SSH does not answer: {result.error}"
             if not cluster.attached:
                 told[result.node] = f"machine runs, {told[result.node]}"
-    return told, deadlines, ()
+    return told, deadlines, dead, ()

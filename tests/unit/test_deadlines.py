@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -11,8 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.actions import show
 from clusterctl.model import Cluster, ClusterSpec, NodeGroup, Phase
+from clusterctl.providers.local.provider import LocalProvider
 from clusterctl.providers.shared import deadlines
+from tests.unit.staged import lab
 
 SPEC = ClusterSpec(name="lab", provider="docker", groups=(NodeGroup(count=1),))
 
@@ -96,3 +100,33 @@ def test_it_follows_the_file(agent: Agent, tmp_path: Path) -> None:
     file.write_text("17\n")
     assert process.wait(60) == 0
     assert story.read_text() == "ask 240\nend\n"
+
+
+def test_a_live_status_names_nodes_whose_agent_has_died(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = lab(tmp_path / "nodes")
+    name = f"agent-{os.getpid()}.sh"
+    monkeypatch.setattr(deadlines, "AGENT", name)
+    monkeypatch.setattr(deadlines, "FILE", str(tmp_path / "deadline"))
+    monkeypatch.setattr(
+        LocalProvider,
+        "describe",
+        lambda self, cluster, folder: {node.name: "running" for node in cluster.nodes},
+    )
+    (tmp_path / name).write_text("read line\n")
+
+    def told() -> show.Status:
+        return show.status(where.store, where.where, live=True)
+
+    assert told().warnings == (), "they have no deadline"
+    (tmp_path / "deadline").write_text("1700000000\n300\n")
+    with subprocess.Popen(["/bin/sh", tmp_path / name], stdin=subprocess.PIPE):
+        kept = told()
+    assert [node.deadline for node in kept.nodes] == [1.7e9] * 3
+    assert kept.warnings == ()
+    [said] = told().warnings
+    assert said == (
+        "the deadline agent on launcher,worker-[1-2] has died, and the deadline ends nothing"
+        " there: `clusterctl down lab` removes the cluster"
+    )

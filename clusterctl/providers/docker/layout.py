@@ -12,7 +12,7 @@ from clusterctl import catalog
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import Accelerator, ClusterSpec
 from clusterctl.providers.docker import engine
-from clusterctl.providers.shared import subnets
+from clusterctl.providers.shared import deadlines, subnets
 
 LAUNCHER = "launcher"
 MAX_WORKERS = 200
@@ -24,7 +24,7 @@ PORT = 22
 ENTRY = "/usr/local/lib/clusterctl"
 ETC = "/etc/clusterctl"
 
-AGENT = f"{ENTRY}/deadline.sh"
+AGENT = f"{ENTRY}/{deadlines.AGENT}"
 START = f"/bin/sh {AGENT} & exec /bin/sh {ENTRY}/entrypoint.sh"
 END = "kill -TERM 1"
 """What the agent does at the deadline. `--init` hands it on to sshd, which ends with 0."""

@@ -12,7 +12,7 @@ from clusterctl import assets
 from clusterctl.keys import KeyPair
 from clusterctl.providers.shared import deadlines
 
-AGENT = "/etc/clusterctl/deadline.sh"
+AGENT = f"/etc/clusterctl/{deadlines.AGENT}"
 UNIT = "clusterctl-deadline.service"
 END = "shutdown -P now || poweroff -f"
 

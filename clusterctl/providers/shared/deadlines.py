@@ -6,12 +6,16 @@ The agent reads a file again every few seconds, so that `extend` only has to rep
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from clusterctl import assets
 from clusterctl.model import Cluster, ClusterSpec
 
 FILE = "/var/lib/clusterctl/deadline"
 """On nodes that end themselves. The first line is the time, in seconds since the epoch."""
+
+AGENT = "deadline.sh"
+"""The name of the agent's file on nodes, whose folder is the provider's choice."""
 
 WARNING = 300
 """Seconds before the deadline when ranks get SIGTERM; a tenth of a shorter life."""
@@ -31,6 +35,19 @@ def content(deadline: float | None, life: float = 0.0) -> str:
         return ""
     seconds = life or deadline - time.time()
     return f"{int(deadline)}\n{max(0, min(WARNING, int(seconds / 10)))}\n"
+
+
+def question() -> str:
+    """sh that prints FILE, and behind it `dead` where no shell runs an AGENT that would keep it."""
+    alive = f"grep -zqsx '/[^ ]*/{AGENT}' /proc/[0-9]*/cmdline"
+    return f"cat {FILE} 2>/dev/null && {{ {alive} || echo dead; }}"
+
+
+def answer(lines: Sequence[str]) -> tuple[float | None, bool]:
+    """The time that a node keeps, if there is one, and whether its agent is alive."""
+    if not (lines and lines[0].isdigit()):
+        return None, True
+    return float(lines[0]), "dead" not in lines
 
 
 def agent(*, root: str, end: str, spot: bool = False) -> str:
