@@ -1,4 +1,4 @@
-"""`up`: from a wish to a checked cluster. Repeating it resumes, or changes the workers."""
+"""`up`: from options to a checked cluster. Repeating it resumes, or changes the workers."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Intent:
 
 
 def resolve(store: Store, spec: ClusterSpec) -> ClusterSpec:
-    """The wish with all that it leaves out, which decides what its options mean."""
+    """The options, with defaults for what they leave out: these decide what others mean."""
     check_name(spec.name)
     return complete(spec, _old(store, spec))
 
@@ -109,13 +109,13 @@ def plan(store: Store, spec: ClusterSpec, tell: Tell) -> ProviderPlan:
 def _intend(
     spec: ClusterSpec, old: Cluster | None, tell: Tell, ahead: Path | None = None
 ) -> Intent:
-    wish = complete(spec, old)
-    provider = providers.load_creator(wish.provider)
-    plan = provider.plan(wish, old, tell, ahead=ahead)
-    surplus = shrink.surplus(old, plan, wish.workers) if old else ()
+    options = complete(spec, old)
+    provider = providers.load_creator(options.provider)
+    plan = provider.plan(options, old, tell, ahead=ahead)
+    surplus = shrink.surplus(old, plan, options.workers) if old else ()
     if surplus:
         plan = replace(plan, lines=(*plan.lines, f"to be removed: {ranges(surplus)}"))
-    return Intent(old, plan.spec or wish, provider, plan, surplus)
+    return Intent(old, plan.spec or options, provider, plan, surplus)
 
 
 def up(store: Store, spec: ClusterSpec, tell: Tell, consent: Consent) -> Up:
@@ -124,7 +124,7 @@ def up(store: Store, spec: ClusterSpec, tell: Tell, consent: Consent) -> Up:
     check_name(spec.name)
     clock = Clock()
     with clock.phase("plan"):
-        # Before anything is written: most wishes that cannot be met are found out here.
+        # Before anything is written: most of what cannot be done is found out here.
         intent = _intend(spec, _old(store, spec), tell, store.home.path)
     features = intent.provider.features
     clock.tell = None if features.instant else tell
@@ -193,7 +193,7 @@ def _old(store: Store, spec: ClusterSpec) -> Cluster | None:
 
 
 def complete(spec: ClusterSpec, old: Cluster | None) -> ClusterSpec:
-    """The wish, with what it leaves out taken from the cluster there is, else from the defaults.
+    """The options; what they leave out is taken from the cluster there is, else from the defaults.
 
     A group that names no machines means those that the cluster has; a count of 0, as many as it
     has of that type.

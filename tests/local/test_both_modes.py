@@ -26,7 +26,7 @@ from tests.local.lab import Lab, cluster, drive
 WEIRD = "a b$HOME;'q\"\\%h#é*"
 
 
-def holders(lab: Lab) -> dict[str, int]:
+def started(lab: Lab) -> dict[str, int]:
     """The outermost process of every node: the first. Pids alone do not tell, they wrap."""
     found: dict[str, Process] = {}
     for process in sorted(
@@ -74,8 +74,8 @@ def test_a_session_inherits_nothing_from_who_started_it(lab: Lab, tmp_path: Path
     assert "planted" not in lab.ssh("worker-1", "env")
     status = lab.ssh("worker-1", "cat /proc/self/status")
     assert "SigIgn:\t0000000000000000" in status
-    assert all(os.getsid(pid) == pid for pid in holders(lab).values())
-    folders = {os.readlink(f"/proc/{pid}/cwd") for pid in holders(lab).values()}
+    assert all(os.getsid(pid) == pid for pid in started(lab).values())
+    folders = {os.readlink(f"/proc/{pid}/cwd") for pid in started(lab).values()}
     assert folders == {"/"}, "a folder that a daemon stands in cannot be unmounted"
 
 
@@ -122,10 +122,10 @@ def test_a_newline_in_the_path_is_refused(make_lab: MakeLab) -> None:
 
 def test_create_converges_to_the_number_wanted(lab: Lab) -> None:
     keys = lab.up(8).host_keys
-    first = holders(lab)
+    first = started(lab)
     lab.ssh("worker-2", "echo kept > $HOME/file")
     lab.up(3)
-    assert holders(lab) == {name: first[name] for name in lab.nodes}
+    assert started(lab) == {name: first[name] for name in lab.nodes}
     assert sorted(path.name for path in lab.site.nodes.glob("worker-*")) == [
         "worker-1",
         "worker-2",
@@ -133,7 +133,7 @@ def test_create_converges_to_the_number_wanted(lab: Lab) -> None:
     ]
     assert not lab.site.place("worker-4").scratch.exists()
     made = lab.up(5)
-    second = holders(lab)
+    second = started(lab)
     assert {name: second[name] for name in ("launcher", "worker-1", "worker-2", "worker-3")} == {
         name: first[name] for name in ("launcher", "worker-1", "worker-2", "worker-3")
     }
@@ -143,12 +143,12 @@ def test_create_converges_to_the_number_wanted(lab: Lab) -> None:
     assert made.host_keys["worker-2"] == keys["worker-2"]
     assert made.host_keys["worker-5"] != keys["worker-5"]
     lab.up(5)
-    assert holders(lab) == second
+    assert started(lab) == second
 
 
 def test_what_is_broken_is_named_and_replaced(lab: Lab) -> None:
     lab.up(3)
-    before = holders(lab)
+    before = started(lab)
     left = lab.site.place("worker-1").scratch / "prted.99"
     left.mkdir()
     os.kill(before["worker-1"], signal.SIGKILL)
@@ -165,7 +165,7 @@ def test_what_is_broken_is_named_and_replaced(lab: Lab) -> None:
     assert described["worker-3"].startswith("damaged: ")
     lab.up(3)
     assert lab.describe() == dict.fromkeys(lab.nodes, "running")
-    after = holders(lab)
+    after = started(lab)
     assert {name for name in before if before[name] == after[name]} == {"launcher"}
     assert not left.exists()  # the next prted with this number would refuse to start
     for name in lab.nodes:
@@ -233,7 +233,7 @@ def test_down_finds_sessions_whose_listener_is_gone(lab: Lab) -> None:
     while time.monotonic() < deadline and sshds(lab) < 2:
         time.sleep(0.02)
     assert sshds(lab) >= 2
-    os.kill(holders(lab)["worker-1"], signal.SIGKILL)
+    os.kill(started(lab)["worker-1"], signal.SIGKILL)
     lab.down()
     client.communicate(timeout=5)
     assert lab.leftovers() == []

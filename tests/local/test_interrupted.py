@@ -93,7 +93,7 @@ def test_up_after_a_kill_at_a_random_time(make_lab: MakeLab, seed: int) -> None:
     assert lab.leftovers() == []
 
 
-@pytest.mark.parametrize("at", ["network.furnish(everyone)", "os.write(word"])
+@pytest.mark.parametrize("at", ["network.write_files(everyone)", "os.write(word"])
 @pytest.mark.netns
 def test_nothing_waits_for_a_dead_starter(make_lab: MakeLab, at: str) -> None:
     """Without any later verb, what was started and never got the word leaves by itself, before it

@@ -28,7 +28,7 @@ from clusterctl.providers.local.sshd import Server, server
 from clusterctl.providers.shared.greeting import greet
 from tests.local.conftest import MakeLab
 from tests.local.lab import DRIVE, ROOT, Lab
-from tests.local.test_both_modes import gone, holders
+from tests.local.test_both_modes import gone, started
 
 pytestmark = pytest.mark.sshd
 
@@ -163,7 +163,7 @@ def test_every_node_has_an_address_of_its_own(lab: Lab) -> None:
 
 def test_a_port_that_was_taken_meanwhile_is_not_insisted_on(lab: Lab) -> None:
     lab.up(1)
-    node, pid = lab.nodes["worker-1"], holders(lab)["worker-1"]
+    node, pid = lab.nodes["worker-1"], started(lab)["worker-1"]
     os.kill(pid, signal.SIGKILL)
     assert gone(pid)
     with socket.socket() as rival:

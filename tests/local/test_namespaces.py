@@ -24,7 +24,7 @@ from clusterctl.providers.local.sshd import endpoint
 from clusterctl.providers.shared import subnets
 from tests.local.conftest import MakeLab
 from tests.local.lab import Lab, drive
-from tests.local.test_both_modes import gone, holders
+from tests.local.test_both_modes import gone, started
 
 pytestmark = pytest.mark.netns
 
@@ -156,7 +156,7 @@ def test_a_replaced_node_is_reached_at_once(lab: Lab) -> None:
     lab.up(2)
     knock = "bash -c 'exec 3<>/dev/tcp/worker-2/22; head -n 1 <&3'"
     assert lab.ssh("worker-1", knock)
-    os.kill(holders(lab)["worker-2"], signal.SIGKILL)
+    os.kill(started(lab)["worker-2"], signal.SIGKILL)
     lab.up(2)
     began = time.monotonic()
     assert lab.ssh("worker-1", knock)
@@ -178,15 +178,15 @@ def test_ports_of_nodes_that_are_gone_are_unplugged(lab: Lab) -> None:
     subprocess.run([*inside, "link", "add", "n99999999", "type", "bridge"], check=True)
     lab.up(1)
     shown = subprocess.run([*inside, "-j", "link"], capture_output=True, check=True).stdout
-    ports = {f"n{pid}" for pid in holders(lab).values()}
+    ports = {f"n{pid}" for pid in started(lab).values()}
     assert {link["ifname"] for link in json.loads(shown)} == {"lo", "br0", "uplink", *ports}
 
 
 def test_nodes_learn_of_newcomers(lab: Lab) -> None:
     lab.up(1)
-    before = holders(lab)
+    before = started(lab)
     lab.up(2)
-    assert holders(lab)["worker-1"] == before["worker-1"]
+    assert started(lab)["worker-1"] == before["worker-1"]
     newcomer = lab.nodes["worker-2"].address
     assert lab.ssh("worker-1", "getent ahostsv4 worker-2").split()[0] == newcomer
     lab.up(1)
@@ -199,10 +199,10 @@ def test_all_start_anew_without_a_switch(lab: Lab) -> None:
     os.kill(switch.pid, signal.SIGKILL)
     assert gone(switch.pid)
     assert {text.partition(":")[0] for text in lab.describe().values()} == {"cut off"}
-    before = holders(lab)
+    before = started(lab)
     lab.up(2)
     assert lab.describe() == dict.fromkeys(lab.nodes, "running")
-    assert not set(before.values()) & set(holders(lab).values())
+    assert not set(before.values()) & set(started(lab).values())
 
 
 def test_clusters_made_at_once_get_subnets_of_their_own(make_lab: MakeLab) -> None:
@@ -272,7 +272,7 @@ def test_a_locked_root_gets_in(lab: Lab, tmp_path: Path) -> None:
 def test_a_stranger_in_the_network_is_named(lab: Lab) -> None:
     """It keeps the namespace alive; it is not ours to kill."""
     lab.up(1)
-    pid = holders(lab)["worker-1"]
+    pid = started(lab)["worker-1"]
     stranger = subprocess.Popen(["nsenter", f"--net=/proc/{pid}/ns/net", "sleep", "60"])
     try:
         deadline = time.monotonic() + 5

@@ -16,7 +16,7 @@ from clusterctl import cli, providers
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import Accelerator, ClusterSpec, NodeGroup, NodeResult, Runtime
 from clusterctl.providers.docker import engine, layout
-from clusterctl.providers.docker.provider import _granted, archive
+from clusterctl.providers.docker.provider import archive, supported
 
 SUBNET = IPv4Network("198.18.5.0/24")
 
@@ -107,8 +107,8 @@ def test_images_follow_the_gpus(tmp_path: Path) -> None:
 
 
 def create(
-    machine: layout.Machine,
-    granted: tuple[layout.Ask, ...] = layout.ASKS,
+    machine: layout.NodePlan,
+    supported: tuple[layout.Privilege, ...] = layout.PRIVILEGES,
     deadline: float | None = None,
 ) -> list[str]:
     labels = {engine.CLUSTER: "lab-1a2b", engine.FOLDER: "/x y", engine.DIGEST: "d"}
@@ -117,13 +117,13 @@ def create(
         cluster="lab-1a2b",
         labels=labels,
         subnet=SUBNET,
-        granted=granted,
+        privileges=supported,
         restart=layout.restart(deadline),
     )
 
 
 def test_create_argv() -> None:
-    two = layout.Machine("worker-1", 1, "img:1", ("0", "2"), Accelerator.NVIDIA)
+    two = layout.NodePlan("worker-1", 1, "img:1", ("0", "2"), Accelerator.NVIDIA)
     argv = create(two)
     text = " ".join(argv)
     for words in (
@@ -143,23 +143,23 @@ def test_create_argv() -> None:
     assert "clusterctl.folder=/x y" in argv
     for never in ("--privileged", "--network=host", "--volume", "--publish", "SYS_ADMIN"):
         assert never not in text
-    plain = " ".join(create(layout.Machine("worker-1", 1, "img:1"), granted=()))
+    plain = " ".join(create(layout.NodePlan("worker-1", 1, "img:1"), supported=()))
     assert "--ulimit" not in plain
     assert "--cap-add" not in plain
     assert "--gpus" not in plain
-    mortal = " ".join(create(layout.Machine("worker-1", 1, "img:1"), deadline=1e9))
+    mortal = " ".join(create(layout.NodePlan("worker-1", 1, "img:1"), deadline=1e9))
     assert "--restart on-failure" in mortal  # it ends with 0, and stays down
-    amd = " ".join(create(layout.Machine("worker-1", 1, "img:1", ("1",), Accelerator.AMD)))
+    amd = " ".join(create(layout.NodePlan("worker-1", 1, "img:1", ("1",), Accelerator.AMD)))
     assert "--device /dev/kfd --device /dev/dri/renderD129 --group-add video" in amd
 
 
 def test_the_digest_follows_what_makes_a_container() -> None:
-    one = layout.Machine("worker-1", 1, "img:1")
+    one = layout.NodePlan("worker-1", 1, "img:1")
     same = layout.digest(one, "198.18.5.2", ["host", "user"])
     assert same == layout.digest(one, "198.18.5.2", ["host", "user"])
     others = [
-        layout.digest(layout.Machine("worker-1", 1, "img:2"), "198.18.5.2", ["host", "user"]),
-        layout.digest(layout.Machine("worker-1", 1, "img:1", ("0",)), "198.18.5.2", ["host"]),
+        layout.digest(layout.NodePlan("worker-1", 1, "img:2"), "198.18.5.2", ["host", "user"]),
+        layout.digest(layout.NodePlan("worker-1", 1, "img:1", ("0",)), "198.18.5.2", ["host"]),
         layout.digest(one, "198.18.6.2", ["host", "user"]),
         layout.digest(one, "198.18.5.2", ["host", "other"]),
     ]
@@ -167,8 +167,8 @@ def test_the_digest_follows_what_makes_a_container() -> None:
 
 
 def test_rdma_devices_are_asked_for_where_there_are_any(tmp_path: Path) -> None:
-    assert layout.asks(tmp_path) == layout.ASKS
-    assert layout.asks(devices(tmp_path, "infiniband/uverbs0"))[-1] is layout.INFINIBAND
+    assert layout.privileges(tmp_path) == layout.PRIVILEGES
+    assert layout.privileges(devices(tmp_path, "infiniband/uverbs0"))[-1] is layout.INFINIBAND
 
 
 def test_what_is_copied_in() -> None:
@@ -308,22 +308,29 @@ def test_options_that_contradict(
     assert expected in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("ask", [*layout.ASKS, layout.INFINIBAND], ids=lambda ask: ask.name)
-def test_each_refusal_costs_a_warning_and_no_other_ask(
-    docker: Path, ask: layout.Ask, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "privilege", [*layout.PRIVILEGES, layout.INFINIBAND], ids=lambda privilege: privilege.name
+)
+def test_each_refusal_costs_a_warning_and_no_other_privilege(
+    docker: Path, privilege: layout.Privilege, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are asked for together first, then one by one; the launcher's are never asked for."""
-    everything = (*layout.ASKS, layout.INFINIBAND)
-    monkeypatch.setattr(layout, "asks", lambda: everything)
+    everything = (*layout.PRIVILEGES, layout.INFINIBAND)
+    monkeypatch.setattr(layout, "privileges", lambda: everything)
     daemon = "docker: Error response from daemon: OCI: not permitted: unknown."
     refuse = f"echo '{daemon}' >&2; exit 125"
-    write(docker, f'case "$*" in *"{" ".join(ask.argv)}"*) {refuse};; *--cap-add*) exit 0;; esac')
+    write(
+        docker,
+        f'case "$*" in *"{" ".join(privilege.argv)}"*) {refuse};; *--cap-add*) exit 0;; esac',
+    )
     said: list[str] = []
-    launcher, worker = layout.Machine("launcher", 0, "img"), layout.Machine("worker-1", 1, "img")
-    granted = _granted("lab-1", [launcher, worker], said.append)
-    assert granted == tuple(item for item in everything if item is not ask)
-    assert said == [f"warning: the engine refuses {ask.name} (not permitted): {ask.cost}"]
-    assert _granted("lab-1", [launcher], said.append) == ()
+    launcher, worker = layout.NodePlan("launcher", 0, "img"), layout.NodePlan("worker-1", 1, "img")
+    found = supported("lab-1", [launcher, worker], said.append)
+    assert found == tuple(item for item in everything if item is not privilege)
+    assert said == [
+        f"warning: the engine refuses {privilege.name} (not permitted): {privilege.cost}"
+    ]
+    assert supported("lab-1", [launcher], said.append) == ()
     assert len(said) == 1
 
 

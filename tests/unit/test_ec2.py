@@ -14,7 +14,7 @@ from clusterctl import catalog, keys
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.insight import cost
 from clusterctl.model import Charge, CloudSpec, ClusterSpec, NodeGroup
-from clusterctl.providers.ec2 import failures, prices, spec, sweep, userdata
+from clusterctl.providers.ec2 import cleanup, failures, prices, spec, userdata
 from clusterctl.providers.ec2.failures import CapacityError
 from clusterctl.providers.ec2.hostkeys import HostKeys
 from clusterctl.providers.ec2.prices import Quote
@@ -324,9 +324,9 @@ def test_what_terraform_has_not_noted_is_told_apart(tmp_path: Path) -> None:
 
 def test_the_parts_of_a_kept_instance_stay_with_it() -> None:
     """Terraform may have been stopped between the two: a disk in use cannot be removed anyway."""
-    kinds = {kind.name: kind for kind in sweep.KINDS}
+    kinds = {kind.name: kind for kind in cleanup.KINDS}
 
-    def thing(kind: str, id: str, **item: Any) -> sweep.Found:
+    def thing(kind: str, id: str, **item: Any) -> cleanup.Found:
         return kinds[kind], item, Resource(kind, id)
 
     found = [
@@ -338,5 +338,5 @@ def test_the_parts_of_a_kept_instance_stay_with_it() -> None:
         thing("network interface", "eni-1", Attachment={"InstanceId": "i-1"}),
         thing("network interface", "eni-2", Attachment={"InstanceId": "i-2"}),
     ]
-    left = sweep._without(found, lambda left: left.id == "i-1")
+    left = cleanup._without(found, lambda left: left.id == "i-1")
     assert [item.id for _, _, item in left] == ["i-2", "vol-2", "vol-3", "eni-2"]

@@ -26,7 +26,7 @@ from clusterctl.model import (
     Phase,
     Role,
 )
-from clusterctl.providers.ec2 import access, api, failures, preflight, sweep
+from clusterctl.providers.ec2 import api, cleanup, failures, preflight, ssh_cidr
 from clusterctl.providers.ec2 import provider as ec2
 from clusterctl.providers.ec2.api import Api, Instance, InstanceType
 from clusterctl.providers.ec2.hostkeys import HostKeys
@@ -95,7 +95,7 @@ def go_on(api: Api) -> object:
 
 
 @pytest.mark.timeout(30)
-@pytest.mark.parametrize("ask", [Api.account, sweep.find, go_on])
+@pytest.mark.parametrize("ask", [Api.account, cleanup.find, go_on])
 def test_an_endpoint_that_is_silent_is_told_soon(
     ask: Callable[[Api], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,7 +186,7 @@ def test_a_launcher_is_a_small_machine() -> None:
 )
 def test_a_door_that_is_open_to_everybody_is_said_once(said: str, warned: int) -> None:
     told: list[str] = []
-    access.ssh_cidr(said, "", lambda: "203.0.113.7", told.append)
+    ssh_cidr.resolve(said, "", lambda: "203.0.113.7", told.append)
     assert [line for line in told if "open to the whole internet (0.0.0.0/0)" in line] == told
     assert len(told) == warned
 
@@ -209,7 +209,7 @@ def test_ssh_is_open_to_one_address_unless_more_is_asked_for(
             raise OSError("no network")
         return answer
 
-    assert access.ssh_cidr(said, remembered, ask, print) == network
+    assert ssh_cidr.resolve(said, remembered, ask, print) == network
 
 
 def test_nobody_is_let_in_where_our_address_is_not_known() -> None:
@@ -219,7 +219,7 @@ def test_nobody_is_let_in_where_our_address_is_not_known() -> None:
     with pytest.raises(
         UsageError, match="does not say what this machine's public address is"
     ) as caught:
-        access.ssh_cidr("", "", ask, print)
+        ssh_cidr.resolve("", "", ask, print)
     assert "--ssh-cidr" in caught.value.hint
 
 
@@ -227,7 +227,7 @@ def test_nobody_is_let_in_where_our_address_is_not_known() -> None:
 def test_a_network_is_one_of_ipv4(said: str) -> None:
     """AWS takes another argument for IPv6, and `2001:db8::7/32` is not one address."""
     with pytest.raises(UsageError, match=r"--ssh-cidr .* is not a network") as caught:
-        access.ssh_cidr(said, "", lambda: "203.0.113.7", print)
+        ssh_cidr.resolve(said, "", lambda: "203.0.113.7", print)
     assert caught.value.hint
 
 
@@ -237,7 +237,7 @@ def test_a_remembered_address_is_named_where_ours_is_not_known() -> None:
     def ask() -> str:
         raise OSError("no network")
 
-    assert access.ssh_cidr("", "198.51.100.9/32", ask, told.append) == "198.51.100.9/32"
+    assert ssh_cidr.resolve("", "198.51.100.9/32", ask, told.append) == "198.51.100.9/32"
     assert "198.51.100.9/32" in "".join(told)
 
 
@@ -255,20 +255,20 @@ def test_our_address_is_one_ipv4_address(
 ) -> None:
     """`2001:db8::7/32` would be the network of a whole provider."""
     with answering(repeat(body)) as place:
-        monkeypatch.setattr(access, "WHO_AM_I", place)
+        monkeypatch.setattr(ssh_cidr, "WHO_AM_I", place)
         if address:
-            assert access.my_address() == address
+            assert ssh_cidr.my_address() == address
             return
         with pytest.raises(AddressValueError):
-            access.my_address()
+            ssh_cidr.my_address()
 
 
 def test_our_address_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        monkeypatch.setattr(access, "WHO_AM_I", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        monkeypatch.setattr(access, "LIMIT", 0.05)
+        monkeypatch.setattr(ssh_cidr, "WHO_AM_I", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setattr(ssh_cidr, "LIMIT", 0.05)
         with pytest.raises(OSError, match="timed out"):
-            access.my_address()
+            ssh_cidr.my_address()
 
 
 class Busy(Offering):

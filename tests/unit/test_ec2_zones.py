@@ -9,13 +9,13 @@ from typing import Any, cast
 import pytest
 
 from clusterctl.model import CloudSpec, Cluster, ClusterSpec, Node, NodeGroup, Phase, Role
-from clusterctl.providers.ec2 import spec
+from clusterctl.providers.ec2 import provider_state, spec
 from clusterctl.providers.ec2.api import Api, Instance
 from clusterctl.providers.ec2.failures import CapacityError
 from clusterctl.providers.ec2.hostkeys import HostKeys
-from clusterctl.providers.ec2.memory import Memory, recall
 from clusterctl.providers.ec2.preflight import Survey
 from clusterctl.providers.ec2.provider import Ec2Provider, _Begun, _Planned
+from clusterctl.providers.ec2.provider_state import ProviderState
 from clusterctl.terraform import Diagnostic, Terraform, TerraformError
 
 ZONES = ("us-east-1a", "us-east-1b")
@@ -78,7 +78,7 @@ class Runner:
 def attempts(
     folder: Path,
     room: set[tuple[str, bool]],
-    memory: Memory,
+    memory: ProviderState,
     running: Sequence[str] = (),
     nodes: Sequence[str] = (),
     **cloud: Any,
@@ -110,21 +110,21 @@ def attempts(
 
 def test_spot_becomes_on_demand_only_where_that_was_said(tmp_path: Path) -> None:
     room = {("us-east-1b", False)}
-    spot = Memory(id="lab-1", region="us-east-1", spot=True)
+    spot = ProviderState(id="lab-1", region="us-east-1", spot=True)
     with pytest.raises(CapacityError, match="no zone has room") as caught:
         attempts(tmp_path, room, spot, spot=True)
     assert "--spot-fallback" in caught.value.hint
-    spot = Memory(id="lab-1", region="us-east-1", spot=True)
+    spot = ProviderState(id="lab-1", region="us-east-1", spot=True)
     tried = attempts(tmp_path, room, spot, spot=True, spot_fallback=True)
     assert tried == [(ZONES[0], True), (ZONES[1], True), (ZONES[0], False), (ZONES[1], False)]
-    kept = recall(tmp_path)
+    kept = provider_state.load(tmp_path)
     assert kept
     assert (kept.zone, kept.spot) == ("us-east-1b", False), "a later `up` adds of the same kind"
 
 
 def test_a_zone_that_had_no_room_is_not_tried_again(tmp_path: Path) -> None:
     """Once machines have been made in another."""
-    memory = Memory(id="lab-1", region="us-east-1", zone="us-east-1b")
+    memory = ProviderState(id="lab-1", region="us-east-1", zone="us-east-1b")
     tried = attempts(tmp_path, {("us-east-1b", False)}, memory, running=["launcher"])
     assert tried == [("us-east-1b", False)]
 
@@ -134,16 +134,16 @@ def test_where_nothing_runs_what_was_tried_before_does_not_count(
     tmp_path: Path, nodes: Sequence[str]
 ) -> None:
     """An earlier `up` without --spot, or one that fell back, must not make dear machines now."""
-    memory = Memory(id="lab-1", region="us-east-1", zone="us-east-1b", spot=False)
+    memory = ProviderState(id="lab-1", region="us-east-1", zone="us-east-1b", spot=False)
     tried = attempts(tmp_path, {("us-east-1b", True)}, memory, nodes=nodes, spot=True)
     assert tried == [("us-east-1a", True), ("us-east-1b", True)]
 
 
 def test_another_day_all_zones_are_tried_again(tmp_path: Path) -> None:
-    memory = Memory(id="lab-1", region="us-east-1", spot=True)
+    memory = ProviderState(id="lab-1", region="us-east-1", spot=True)
     with pytest.raises(CapacityError):
         attempts(tmp_path, set(), memory, spot=True, spot_fallback=True)
-    kept = recall(tmp_path)
+    kept = provider_state.load(tmp_path)
     assert kept
     tried = attempts(tmp_path, {("us-east-1a", True)}, kept, spot=True, spot_fallback=True)
     assert tried == [("us-east-1a", True)]

@@ -13,8 +13,9 @@ from clusterctl.actions import open_store
 from clusterctl.cli.console import Console
 from clusterctl.errors import LeftoverError, ProviderError
 from clusterctl.model import Cluster
-from clusterctl.providers.ec2.memory import Memory, remember
+from clusterctl.providers.ec2 import provider_state
 from clusterctl.providers.ec2.provider import Ec2Provider
+from clusterctl.providers.ec2.provider_state import ProviderState
 from clusterctl.providers.protocol import Resource
 from clusterctl.state import ClusterLock
 from tests.unit.calling import Call
@@ -70,7 +71,7 @@ def test_a_cluster_without_a_record_that_can_be_read_stays(
     """`down` knows it still, by what the provider keeps."""
     another_up()
     folder = open_store().folder("lab")
-    remember(folder, Memory(id=cluster().id, region="us-east-1"))
+    provider_state.save(folder, ProviderState(id=cluster().id, region="us-east-1"))
     damage(folder / "cluster.json")
     said = call("gc", "--yes", "--json")
     assert said.document["found"] == said.document["removed"] == account.removed == []
@@ -103,7 +104,9 @@ def test_a_cluster_that_another_works_on_stays(account: Account, call: Call) -> 
 def test_machines_whose_record_alone_is_gone_can_be_taken_back(
     account: Account, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    remember(open_store().folder("lab"), Memory(id=cluster().id, region="us-east-1"))
+    provider_state.save(
+        open_store().folder("lab"), ProviderState(id=cluster().id, region="us-east-1")
+    )
     there = cluster(account="123456789012")
     monkeypatch.setattr(Ec2Provider, "adopt", lambda self, id, name, region: there)
     assert call("gc", "--adopt", "lab").code == 0

@@ -1,4 +1,4 @@
-"""What a cluster in containers consists of: pure functions from the wish to argv."""
+"""What a cluster in containers consists of: pure functions from the options to argv."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SHARED_MEMORY = "8g"
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class Privilege:
     """Something an engine may refuse, and what it costs to go on without."""
 
     name: str
@@ -43,34 +43,36 @@ class Ask:
     cost: str
 
 
-ASKS = (
-    Ask(
+PRIVILEGES = (
+    Privilege(
         "unlimited locked memory",
         ("--ulimit", "memlock=-1"),
         "RDMA and EFA cannot register large buffers, so MPI and NCCL stay with TCP",
     ),
-    Ask(
+    Privilege(
         "the capability IPC_LOCK",
         ("--cap-add", "IPC_LOCK"),
         "pinned memory stays within the limit of locked memory: no RDMA, slower copies to GPUs",
     ),
-    Ask(
+    Privilege(
         "the capability SYS_PTRACE",
         ("--cap-add", "SYS_PTRACE"),
         "ranks of one node copy large messages twice (no CMA), and stacks of hung ranks cannot be"
         " read",
     ),
-    Ask(
+    Privilege(
         "the capability SYS_NICE",
         ("--cap-add", "SYS_NICE"),
         "memory is not bound to the socket or the GPU beside it",
     ),
 )
-INFINIBAND = Ask("the RDMA devices", ("--device", "/dev/infiniband"), "no RDMA: MPI stays with TCP")
+INFINIBAND = Privilege(
+    "the RDMA devices", ("--device", "/dev/infiniband"), "no RDMA: MPI stays with TCP"
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class NodePlan:
     """One node to be: its index decides its address."""
 
     name: str
@@ -113,7 +115,7 @@ def indices(maker: Accelerator, devices: Path = Path("/dev")) -> tuple[str, ...]
     return tuple(sorted((name for name in found if name.isdigit()), key=int))
 
 
-def machines(spec: ClusterSpec, devices: Path = Path("/dev")) -> tuple[Machine, ...]:
+def machines(spec: ClusterSpec, devices: Path = Path("/dev")) -> tuple[NodePlan, ...]:
     """The launcher and its workers. GPUs are dealt out evenly, neighbours together.
 
     Raises UsageError where the numbers cannot be met, ProviderError where this machine lacks them.
@@ -140,12 +142,12 @@ def machines(spec: ClusterSpec, devices: Path = Path("/dev")) -> tuple[Machine, 
     images = catalog.CONTAINER_IMAGES
     share, rest = divmod(len(gpus), count)
     launcher, *workers = names(count)
-    made = [Machine(launcher, 0, spec.image or images["launcher"].reference)]
+    made = [NodePlan(launcher, 0, spec.image or images["launcher"].reference)]
     first = 0
     for number, name in enumerate(workers, 1):
         last = first + share + (number <= rest)
         image = spec.image or images[kind].reference
-        made.append(Machine(name, number, image, gpus[first:last], maker))
+        made.append(NodePlan(name, number, image, gpus[first:last], maker))
         first = last
     return tuple(made)
 
@@ -170,12 +172,12 @@ def _gpus(spec: ClusterSpec, devices: Path) -> tuple[Accelerator, tuple[str, ...
     return maker, wanted
 
 
-def asks(devices: Path = Path("/dev")) -> tuple[Ask, ...]:
+def privileges(devices: Path = Path("/dev")) -> tuple[Privilege, ...]:
     """What workers are to get beyond the engine's usual."""
-    return (*ASKS, INFINIBAND) if (devices / "infiniband").exists() else ASKS
+    return (*PRIVILEGES, INFINIBAND) if (devices / "infiniband").exists() else PRIVILEGES
 
 
-def digest(machine: Machine, address: str, keys: Sequence[str]) -> str:
+def digest(machine: NodePlan, address: str, keys: Sequence[str]) -> str:
     """Changes when the container has to be made anew. What an engine refuses is not part of it."""
     parts = (machine.image, *machine.gpus, address, *keys)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
@@ -191,18 +193,18 @@ def restart(deadline: float | None) -> str:
     return "on-failure" if deadline else "unless-stopped"
 
 
-def container(cluster: str, machine: Machine) -> str:
+def container(cluster: str, machine: NodePlan) -> str:
     """Its name, which has to be unique on the engine."""
     return f"{cluster}-{machine.name}"
 
 
 def create_argv(
-    machine: Machine,
+    machine: NodePlan,
     *,
     cluster: str,
     labels: Mapping[str, str],
     subnet: IPv4Network,
-    granted: Sequence[Ask],
+    privileges: Sequence[Privilege],
     restart: str,
 ) -> list[str]:
     """`docker create …`. Neither keys nor paths of this machine are in it."""
@@ -215,8 +217,8 @@ def create_argv(
     ]
     for name, value in {**labels, engine.NODE: machine.name}.items():
         words += ["--label", f"{name}={value}"]
-    for ask in granted:
-        words += ask.argv
+    for privilege in privileges:
+        words += privilege.argv
     words += machine.devices
     environment = {"SSH_PORT": str(PORT), "SSH_USER": "root", "HOST_KEY_FILE": f"{ETC}/host_key"}
     if machine.gpus:

@@ -28,7 +28,7 @@ from clusterctl.errors import (
 from clusterctl.model import Accelerator, Cluster, ClusterSpec, Node, Role, Runtime
 from clusterctl.providers.docker import engine, layout
 from clusterctl.providers.docker.engine import Container
-from clusterctl.providers.docker.layout import Ask, Machine
+from clusterctl.providers.docker.layout import NodePlan, Privilege
 from clusterctl.providers.protocol import Created, Features, OnEvent, ProviderPlan
 from clusterctl.providers.shared import deadlines, subnets
 from clusterctl.providers.shared.greeting import greet
@@ -114,8 +114,8 @@ class DockerProvider:
         kept, removed = _keep_healthy(cluster.id, digests, addresses)
         missing = [machine for machine in machines if machine.name not in kept]
         if missing:
-            granted = _granted(cluster.id, missing, on_event)
-            _make(cluster, folder, missing, digests, subnet, granted, authorized)
+            privileges = supported(cluster.id, missing, on_event)
+            _make(cluster, folder, missing, digests, subnet, privileges, authorized)
             _greeted(cluster, missing, addresses)
         gone = sorted(name for name in removed if name not in addresses)
         on_event(
@@ -181,7 +181,7 @@ _TOOLKIT = "NVIDIA GPUs need the NVIDIA container toolkit on this machine: docs/
 _LET_IN = ("user.pub", "mesh.pub")
 
 
-def _absent(machines: Iterable[Machine]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _absent(machines: Iterable[NodePlan]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Images that this engine lacks: references to pull, and recipes of ours to build. Raises
     ProviderError for those of ours that nobody wants to be built unasked."""
     ours = {row.reference: kind for kind, row in catalog.CONTAINER_IMAGES.items()}
@@ -287,28 +287,30 @@ def _wait(addresses: Mapping[str, str], limit: float) -> dict[str, str]:
     return answers
 
 
-def _granted(cluster: str, machines: Sequence[Machine], on_event: OnEvent) -> tuple[Ask, ...]:
+def supported(
+    cluster: str, machines: Sequence[NodePlan], on_event: OnEvent
+) -> tuple[Privilege, ...]:
     """What this engine gives of what workers are to get. Each refusal is said with its price."""
     workers = [machine for machine in machines if machine.name != layout.LAUNCHER]
     if not workers:
         return ()
-    wanted = layout.asks()
+    wanted = layout.privileges()
     image = workers[0].image
     if not _refusal(cluster, image, wanted):
         return wanted
-    granted = []
-    for ask in wanted:
-        if why := _refusal(cluster, image, (ask,)):
-            on_event(f"warning: the engine refuses {ask.name} ({why}): {ask.cost}")
+    found = []
+    for privilege in wanted:
+        if why := _refusal(cluster, image, (privilege,)):
+            on_event(f"warning: the engine refuses {privilege.name} ({why}): {privilege.cost}")
         else:
-            granted.append(ask)
-    return tuple(granted)
+            found.append(privilege)
+    return tuple(found)
 
 
-def _refusal(cluster: str, image: str, wanted: Iterable[Ask]) -> str:
+def _refusal(cluster: str, image: str, wanted: Iterable[Privilege]) -> str:
     """Why a container with that does not start; nothing if it does. It carries the cluster's label,
     so that `down` finds it if we are killed in between."""
-    words = [word for ask in wanted for word in ask.argv]
+    words = [word for privilege in wanted for word in privilege.argv]
     result = engine.call(
         *("run", "--rm", "--network", "none", "--label", f"{engine.CLUSTER}={cluster}", *words),
         *("--entrypoint", "/bin/true", image),
@@ -321,22 +323,22 @@ def _refusal(cluster: str, image: str, wanted: Iterable[Ask]) -> str:
 def _make(
     cluster: Cluster,
     folder: Path,
-    machines: Sequence[Machine],
+    machines: Sequence[NodePlan],
     digests: Mapping[str, str],
     subnet: IPv4Network,
-    granted: Sequence[Ask],
+    privileges: Sequence[Privilege],
     authorized: Sequence[str],
 ) -> None:
     """Creates, fills and starts containers, several at once. ProviderError names the first node
     that could not be started."""
 
-    def make(machine: Machine) -> None:
+    def make(machine: NodePlan) -> None:
         argv = layout.create_argv(
             machine,
             cluster=cluster.id,
             labels={**_labels(cluster, folder), engine.DIGEST: digests[machine.name]},
             subnet=subnet,
-            granted=() if machine.name == layout.LAUNCHER else granted,
+            privileges=() if machine.name == layout.LAUNCHER else privileges,
             restart=layout.restart(cluster.deadline),
         )
         what = f"{machine.name} could not be made"
@@ -345,7 +347,7 @@ def _make(
         files = {
             f"{layout.ETC}/host_key": (private, 0o600),
             f"{layout.ETC}/authorized_keys": ("".join(f"{k}\n" for k in authorized), 0o644),
-            **_furniture(cluster),
+            **_files(cluster),
         }
         engine.need("cp", "-", f"{id}:/", what=what, stdin=archive(files))
         hint = _TOOLKIT if machine.vendor is Accelerator.NVIDIA and machine.gpus else ""
@@ -354,7 +356,7 @@ def _make(
     _each(make, machines)
 
 
-def _furniture(cluster: Cluster) -> dict[str, tuple[str, int]]:
+def _files(cluster: Cluster) -> dict[str, tuple[str, int]]:
     """The entry point, its sshd's settings and the agent that minds the deadline: this release's,
     whatever the image brings."""
     common = assets.folder("docker") / "common"
@@ -383,11 +385,11 @@ def archive(files: Mapping[str, tuple[str, int]]) -> bytes:
     return sink.getvalue()
 
 
-def _each(act: Callable[[Machine], None], machines: Sequence[Machine]) -> None:
+def _each(act: Callable[[NodePlan], None], machines: Sequence[NodePlan]) -> None:
     """All of them, also after one has failed; then the first failure."""
     failures: list[ClusterctlError] = []
 
-    def guarded(machine: Machine) -> None:
+    def guarded(machine: NodePlan) -> None:
         try:
             act(machine)
         except ClusterctlError as error:
@@ -399,7 +401,7 @@ def _each(act: Callable[[Machine], None], machines: Sequence[Machine]) -> None:
         raise failures[0]
 
 
-def _greeted(cluster: Cluster, machines: Sequence[Machine], addresses: Mapping[str, str]) -> None:
+def _greeted(cluster: Cluster, machines: Sequence[NodePlan], addresses: Mapping[str, str]) -> None:
     """Raises ProviderError for the first node whose sshd cannot be reached, with what it said."""
     answers = _wait({machine.name: addresses[machine.name] for machine in machines}, START_LIMIT)
     failed = next((machine for machine in machines if answers[machine.name]), None)
@@ -421,7 +423,7 @@ def _greeted(cluster: Cluster, machines: Sequence[Machine], addresses: Mapping[s
     )
 
 
-def _node(cluster: Cluster, machine: Machine, address: str) -> Node:
+def _node(cluster: Cluster, machine: NodePlan, address: str) -> Node:
     """Workers share this machine's cores; the launcher runs no ranks."""
     launcher = machine.name == layout.LAUNCHER
     cores = len(os.sched_getaffinity(0)) // cluster.spec.workers

@@ -14,14 +14,14 @@ from clusterctl.model import (
     Phase,
     Role,
 )
-from clusterctl.providers.ec2 import prices, sweep
+from clusterctl.providers.ec2 import cleanup, prices
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.spec import CPU_DISK, LAUNCHER, Machine
 
 
 def adopt(api: Api, cluster_id: str, name: str) -> Cluster:
     """A record of the machines, with what they cost as far as their tags and types tell."""
-    found = [item for item in api.instances(sweep.tagged(cluster_id)) if item.node]
+    found = [item for item in api.instances(cleanup.tagged(cluster_id)) if item.node]
     kinds = api.instance_types({item.type for item in found}) if found else {}
     machines = [
         Machine(name=item.node, instance_type=item.type, image="cpu", disk=CPU_DISK)

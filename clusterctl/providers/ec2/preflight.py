@@ -31,26 +31,26 @@ class Survey:
 
 
 def survey(
-    api: Api, wish: ClusterSpec, present: Mapping[str, str], zone: str, tell: Tell
+    api: Api, options: ClusterSpec, present: Mapping[str, str], zone: str, tell: Tell
 ) -> Survey:
     """`present`: the nodes there are, with their types; `zone`: where they are, "" for nowhere yet.
 
     Raises ProviderError or UsageError for the first thing that will not work.
     """
-    if wish.cloud.spot_fallback and not wish.cloud.spot:
+    if options.cloud.spot_fallback and not options.cloud.spot:
         tell("--spot-fallback does nothing without --spot: the workers are on-demand")
     # Asked at the same time; what is wrong is said in the order in which it matters.
     account = Later(api.account)
-    known = Later(lambda: _types(api, wish))
+    known = Later(lambda: _types(api, options))
     running = Later(lambda: api.instances(states=("pending", "running")))
-    zones = Later(lambda: (zone,) if present and zone else _zones(api, wish))
+    zones = Later(lambda: (zone,) if present and zone else _zones(api, options))
     by_account = account.get()
     types = known.get()
     makers = {name: kind.gpu_maker for name, kind in types.items()}
-    machines = layout.machines(wish, makers, layout.present(present))
-    _efa(api, wish, types)
-    amis = Later(lambda: _amis(api, wish, machines))
-    _quotas(api, wish, machines, types, present, running, tell)
+    machines = layout.machines(options, makers, layout.present(present))
+    _efa(api, options, types)
+    amis = Later(lambda: _amis(api, options, machines))
+    _quotas(api, options, machines, types, present, running, tell)
     return Survey(
         account=by_account,
         machines=machines,
@@ -61,10 +61,10 @@ def survey(
     )
 
 
-def _types(api: Api, wish: ClusterSpec) -> dict[str, InstanceType]:
-    names = layout.types(wish)
+def _types(api: Api, options: ClusterSpec) -> dict[str, InstanceType]:
+    names = layout.types(options)
     types = api.instance_types(names)
-    with_gpu = {group.instance_type for group in wish.groups if group.family != "cpu"}
+    with_gpu = {group.instance_type for group in options.groups if group.family != "cpu"}
     for name in names:
         if name not in types:
             # Whoever wants no GPU is not offered one.
@@ -78,11 +78,11 @@ def _types(api: Api, wish: ClusterSpec) -> dict[str, InstanceType]:
     return types
 
 
-def _efa(api: Api, wish: ClusterSpec, types: Mapping[str, InstanceType]) -> None:
+def _efa(api: Api, options: ClusterSpec, types: Mapping[str, InstanceType]) -> None:
     """--efa is for types that have it, all of them: one without would leave the others waiting."""
-    workers = sorted({catalog.instance_type(group) for group in wish.groups})
+    workers = sorted({catalog.instance_type(group) for group in options.groups})
     lacking = [name for name in workers if not types[name].efa]
-    if not wish.cloud.efa or not lacking:
+    if not options.cloud.efa or not lacking:
         return
     families = sorted({name.partition(".")[0] for name in lacking})
     others = ", ".join(api.with_efa(families)) or f"none of {', '.join(families)}"
@@ -94,7 +94,7 @@ def _efa(api: Api, wish: ClusterSpec, types: Mapping[str, InstanceType]) -> None
 
 def _quotas(
     api: Api,
-    wish: ClusterSpec,
+    options: ClusterSpec,
     machines: Sequence[Machine],
     types: Mapping[str, InstanceType],
     present: Mapping[str, str],
@@ -109,7 +109,7 @@ def _quotas(
         row = catalog.quota(machine.instance_type)
         if row is None:
             continue
-        spot = wish.cloud.spot and machine.name != LAUNCHER
+        spot = options.cloud.spot and machine.name != LAUNCHER
         name = f"All {row.name} Spot Instance Requests" if spot else _on_demand(row.name)
         key = (name, row.spot if spot else row.on_demand)
         needed[key] = needed.get(key, 0) + types[machine.instance_type].vcpus
@@ -164,15 +164,15 @@ def used(api: Api, running: Sequence[Instance]) -> dict[str, int]:
     return vcpus
 
 
-def _zones(api: Api, wish: ClusterSpec) -> tuple[str, ...]:
-    names = ", ".join(layout.types(wish))
-    offering = api.zones(layout.types(wish))
+def _zones(api: Api, options: ClusterSpec) -> tuple[str, ...]:
+    names = ", ".join(layout.types(options))
+    offering = api.zones(layout.types(options))
     if not offering:
         raise ProviderError(
             f"no zone of {api.region} offers all of {names}",
             hint="choose another --region or --instance-type",
         )
-    wanted = wish.cloud.zones or offering
+    wanted = options.cloud.zones or offering
     elsewhere = [zone for zone in wanted if not zone.startswith(api.region)]
     if elsewhere:
         raise UsageError(
@@ -189,19 +189,19 @@ def _zones(api: Api, wish: ClusterSpec) -> tuple[str, ...]:
     return zones
 
 
-def _amis(api: Api, wish: ClusterSpec, machines: Sequence[Machine]) -> dict[str, str]:
+def _amis(api: Api, options: ClusterSpec, machines: Sequence[Machine]) -> dict[str, str]:
     kinds = dict.fromkeys(machine.image for machine in machines)
-    if wish.cloud.ami and not api.image_exists(wish.cloud.ami):
+    if options.cloud.ami and not api.image_exists(options.cloud.ami):
         raise UsageError(
-            f"there is no machine image {wish.cloud.ami!r} in {api.region}",
+            f"there is no machine image {options.cloud.ami!r} in {api.region}",
             hint="images have another id in every region: correct --ami",
         )
     found: dict[str, str] = {}
     same: dict[catalog.MachineImage, str] = {}
     for kind in kinds:
         row = catalog.MACHINE_IMAGES[kind]
-        if wish.cloud.ami and kind != LAUNCHER:
-            found[kind] = wish.cloud.ami
+        if options.cloud.ami and kind != LAUNCHER:
+            found[kind] = options.cloud.ami
         else:
             found[kind] = same.get(row) or api.image(row.owner, row.name)
             same[row] = found[kind]

@@ -12,24 +12,25 @@ from clusterctl import assets, catalog, keys, terraform
 from clusterctl.errors import NodeUnreachable, ProviderError
 from clusterctl.model import Accelerator, Charge, Cluster, ClusterSpec, Node, Role, Runtime, clock
 from clusterctl.providers.ec2 import (
-    access,
     adoption,
-    agreement,
-    checkup,
+    cleanup,
+    diagnostics,
     failures,
     hostkeys,
     preflight,
     prices,
+    provider_state,
     reconcile,
     report,
-    sweep,
+    ssh_cidr,
+    update_rules,
     userdata,
 )
 from clusterctl.providers.ec2 import spec as layout
 from clusterctl.providers.ec2.api import Api, Instance, Later, default_region
 from clusterctl.providers.ec2.failures import CapacityError
-from clusterctl.providers.ec2.memory import Memory, recall, remember
 from clusterctl.providers.ec2.preflight import Survey
+from clusterctl.providers.ec2.provider_state import ProviderState
 from clusterctl.providers.ec2.spec import LAUNCHER, Machine
 from clusterctl.providers.protocol import (
     Created,
@@ -62,7 +63,7 @@ class _Begun:
 class _Planned:
     """What is known when `create` begins."""
 
-    wish: ClusterSpec
+    options: ClusterSpec
     found: Survey
     api: Api
     begun: _Begun
@@ -89,39 +90,39 @@ class Ec2Provider:
         *,
         ahead: Path | None = None,
     ) -> ProviderPlan:
-        agreement.on_record(current)
-        wish = agreement.resolved(spec, current)
+        update_rules.on_record(current)
+        options = update_rules.resolved(spec, current)
         binary = terraform.find()
-        begun = _begin(Home(ahead), binary, wish) if ahead else None
-        api = Api(wish.cloud.region)
-        found, instances = _survey(api, wish, current, tell)
+        begun = _begin(Home(ahead), binary, options) if ahead else None
+        api = Api(options.cloud.region)
+        found, instances = _survey(api, options, current, tell)
         present = _types(instances)
-        agreement.keep(wish, current, found.machines, present)
+        update_rules.keep(options, current, found.machines, present)
         names = [machine.name for machine in found.machines if machine.name not in present]
         now = time.time()
-        spot = wish.cloud.spot and not _fell_back(instances)
+        spot = options.cloud.spot and not _fell_back(instances)
         quotes = _quotes(api, found, spot, tell)
         old: tuple[Charge, ...] = ()
         if current:
             made = {node.name for node in current.nodes}
             if ahead:
-                made |= self.made(Home(ahead).clusters / wish.name)
+                made |= self.made(Home(ahead).clusters / options.name)
             old = billing.settled(current, living=present, made=made, now=now)
         charges = prices.merge(old, prices.charges(found.machines, quotes, api.region, now), now)
         dear = charges
-        if spot and wish.cloud.spot_fallback:
+        if spot and options.cloud.spot_fallback:
             # What it may come to: the budget has to last for that too.
             quotes = _quotes(api, found, False, tell)
             most = prices.charges(found.machines, quotes, api.region, now)
             dear = prices.merge(old, most, now)
-        deadline = agreement.deadline(wish, current, present, dear, now)
+        deadline = update_rules.deadline(options, current, present, dear, now)
         others = f" (then {', '.join(found.zones[1:])})" if len(found.zones) > 1 else ""
         rate, unknown = prices.hourly(dear)
         worst = prices.money(rate * (deadline - now) / 3600, 2)
         known = [charge for charge in charges if charge.until is None]
         many = "1 machine" if len(names) == 1 else f"{len(names)} machines"
         if begun:
-            self._planned[wish.name] = _Planned(wish, found, api, begun)
+            self._planned[options.name] = _Planned(options, found, api, begun)
         return ProviderPlan(
             mode="ec2",
             mode_reason=_mode(api.region, spot),
@@ -132,7 +133,7 @@ class Ec2Provider:
                 *prices.table(found.machines, known, found.zones[0], deadline - now),
                 f"every node ends itself at {clock(deadline)}, whatever happens to this machine",
             ),
-            spec=wish,
+            spec=options,
             nodes=tuple(machine.name for machine in found.machines),
             charges=charges,
             deadline=deadline,
@@ -152,11 +153,11 @@ class Ec2Provider:
                 " it without the state",
             )
         planned = self._planned.get(cluster.name) or _replan(cluster, folder, on_event)
-        wish, found, api = planned.wish, planned.found, planned.api
-        resumed = recall(folder) is not None
-        memory = recall(folder) or Memory(id=cluster.id, region=api.region)
-        memory.ssh_cidr = access.ssh_cidr(
-            wish.cloud.ssh_cidr, memory.ssh_cidr, planned.begun.address.get, on_event
+        options, found, api = planned.options, planned.found, planned.api
+        resumed = provider_state.load(folder) is not None
+        memory = provider_state.load(folder) or ProviderState(id=cluster.id, region=api.region)
+        memory.ssh_cidr = ssh_cidr.resolve(
+            options.cloud.ssh_cidr, memory.ssh_cidr, planned.begun.address.get, on_event
         )
         runner.copy(_module())
         runner.init(planned.begun.seed)
@@ -166,22 +167,22 @@ class Ec2Provider:
         host_keys = hostkeys.HostKeys(folder)
         warm()
         made = self._apply(cluster, planned, memory, folder, runner, host_keys, on_event)
-        nodes = tuple(_node(row, wish, found, cluster.id) for row in made)
+        nodes = tuple(_node(row, options, found, cluster.id) for row in made)
         host_keys.forget([name for name in host_keys.known if name not in {n.name for n in nodes}])
         final, pool = host_keys.settle(
             nodes,
-            limit=wish.cloud.boot_timeout,
+            limit=options.cloud.boot_timeout,
             on_up=lambda name, seconds: on_event(f"{name}: SSH answers after {seconds:.1f} s"),
         )
         charges = cluster.charges
-        if wish.cloud.spot and not memory.spot:
+        if options.cloud.spot and not memory.spot:
             charges = prices.requoted(charges, _quotes(api, found, False, on_event))
         reason = _mode(api.region, memory.spot)
         return Created(nodes=nodes, host_keys=final, pool=pool, charges=charges, mode_reason=reason)
 
     def billed(self, cluster: Cluster, folder: Path) -> dict[str, str]:
         api = _api(cluster, folder)
-        found = api.instances(sweep.tagged(cluster.id), states=_USABLE)
+        found = api.instances(cleanup.tagged(cluster.id), states=_USABLE)
         return {item.node: item.id for item in found if item.node}
 
     def made(self, folder: Path) -> frozenset[str]:
@@ -193,14 +194,14 @@ class Ec2Provider:
 
     def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
         api = _api(cluster, folder)
-        living = {item.node: item.state for item in api.instances(sweep.tagged(cluster.id))}
+        living = {item.node: item.state for item in api.instances(cleanup.tagged(cluster.id))}
         return {
             node.name: living.get(node.name, "gone: AWS has no such instance")
             for node in cluster.nodes
         }
 
     def ids(self, folder: Path) -> frozenset[str]:
-        memory = recall(folder)
+        memory = provider_state.load(folder)
         return frozenset((memory.id,) if memory else ())
 
     def extend(self, cluster: Cluster, folder: Path, deadline: float) -> None:
@@ -220,16 +221,16 @@ class Ec2Provider:
         return tuple(dict.fromkeys((default_region(), *filter(None, more))))
 
     def find(self, region: str) -> tuple[Resource, ...]:
-        return sweep.find(Api(region))
+        return cleanup.find(Api(region))
 
     def remove(self, cluster_id: str, region: str, on_event: OnEvent) -> None:
-        sweep.remove(Api(region), cluster_id, on_event)
+        cleanup.remove(Api(region), cluster_id, on_event)
 
     def adopt(self, cluster_id: str, name: str, region: str) -> Cluster:
         return adoption.adopt(Api(region), cluster_id, name)
 
     def findings(self) -> tuple[Finding, ...]:
-        return checkup.findings()
+        return diagnostics.findings()
 
     def deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
         return ""  # each node keeps its own deadline
@@ -237,13 +238,13 @@ class Ec2Provider:
     def destroy(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> None:
         api = _api(cluster, folder)
         self._destroy_known(cluster, folder, on_event)
-        sweep.remove(api, cluster.id, on_event)
+        cleanup.remove(api, cluster.id, on_event)
         on_event(
-            f"asked AWS again: nothing tagged {sweep.TAG}={cluster.id} is left in {api.region}"
+            f"asked AWS again: nothing tagged {cleanup.TAG}={cluster.id} is left in {api.region}"
         )
 
     def _destroy_known(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> None:
-        """What Terraform knows of, by Terraform. What it leaves is the sweep's."""
+        """What Terraform knows of, by Terraform. What it leaves is for `cleanup`."""
         try:
             runner = _terraform(folder, cluster.name, on_event)
             resources = runner.resources()
@@ -260,22 +261,22 @@ class Ec2Provider:
         self,
         cluster: Cluster,
         planned: _Planned,
-        memory: Memory,
+        memory: ProviderState,
         folder: Path,
         runner: terraform.Terraform,
         host_keys: hostkeys.HostKeys,
         on_event: OnEvent,
     ) -> list[dict[str, Any]]:
         """The node list, from the first zone that has room for the whole cluster."""
-        wish, found, api = planned.wish, planned.found, planned.api
+        options, found, api = planned.options, planned.found, planned.api
         public = keys.ensure(folder / "ssh" / "user")
-        running = api.instances(sweep.tagged(cluster.id), states=_USABLE)
+        running = api.instances(cleanup.tagged(cluster.id), states=_USABLE)
         settled = bool({item.node for item in running} & {node.name for node in cluster.nodes})
         if not running:
             # What an earlier attempt came to says nothing about today.
-            memory.zone, memory.spot = "", wish.cloud.spot
+            memory.zone, memory.spot = "", options.cloud.spot
         markets = [memory.spot]
-        if memory.spot and wish.cloud.spot_fallback:
+        if memory.spot and options.cloud.spot_fallback:
             markets.append(False)
         zones = found.zones
         if memory.zone in zones:
@@ -284,7 +285,7 @@ class Ec2Provider:
         attempts = [(spot, zone) for spot in markets for zone in zones]
         for index, (spot, zone) in enumerate(attempts):
             memory.zone, memory.spot = zone, spot
-            remember(folder, memory)
+            provider_state.save(folder, memory)
             deadline = cluster.deadline or time.time() + catalog.DEFAULT_TTL
             living = {item.node for item in running}
             settled_keys = living - host_keys.booting
@@ -310,7 +311,7 @@ class Ec2Provider:
                 amis=found.amis,
                 spot=spot,
                 placement=found.placement,
-                efa=wish.cloud.efa,
+                efa=options.cloud.efa,
                 ssh_cidr=memory.ssh_cidr,
                 public_key=public,
                 user_data=user_data,
@@ -327,8 +328,8 @@ class Ec2Provider:
                     no_room = _no_room(known, zones, settled, memory)
                     if not settled:
                         # The next `up` finds another day, and begins anew.
-                        memory.zone, memory.spot = "", wish.cloud.spot
-                        remember(folder, memory)
+                        memory.zone, memory.spot = "", options.cloud.spot
+                        provider_state.save(folder, memory)
                     raise no_room from error
                 following = attempts[index + 1]
                 on_event(
@@ -336,7 +337,7 @@ class Ec2Provider:
                     f" the whole cluster moves to {following[1]}"
                     + ("" if following[0] == spot else ", on-demand")
                 )
-                running = api.instances(sweep.tagged(cluster.id), states=_USABLE)
+                running = api.instances(cleanup.tagged(cluster.id), states=_USABLE)
                 continue
             return list(outputs["nodes"])
         raise ProviderError("there is no zone to try", hint="name some with --zones")
@@ -352,7 +353,7 @@ _USABLE = ("pending", "running", "stopping", "stopped")
 
 
 def _no_room(
-    known: CapacityError, zones: Sequence[str], settled: bool, memory: Memory
+    known: CapacityError, zones: Sequence[str], settled: bool, memory: ProviderState
 ) -> CapacityError:
     if settled:
         return CapacityError(
@@ -373,41 +374,41 @@ def _plugins(home: Path) -> Path:
     return home / "terraform-plugins"
 
 
-def _begin(home: Home, binary: terraform.Binary, wish: ClusterSpec) -> _Begun:
+def _begin(home: Home, binary: terraform.Binary, options: ClusterSpec) -> _Begun:
     """Lets Terraform fetch its provider while AWS is asked whether there is anything to make."""
     seed = terraform.Seed(_module(), binary, home.make(_plugins(home.path)))
     seed.begin()
-    return _Begun(seed, Later(lambda: "" if wish.cloud.ssh_cidr else access.my_address()))
+    return _Begun(seed, Later(lambda: "" if options.cloud.ssh_cidr else ssh_cidr.my_address()))
 
 
 def _replan(cluster: Cluster, folder: Path, tell: OnEvent) -> _Planned:
-    wish = agreement.resolved(cluster.spec, cluster)
-    begun = _begin(Home(folder.parent.parent), terraform.find(), wish)
-    api = Api(wish.cloud.region)
-    found, _ = _survey(api, wish, cluster, tell)
-    return _Planned(wish, found, api, begun)
+    options = update_rules.resolved(cluster.spec, cluster)
+    begun = _begin(Home(folder.parent.parent), terraform.find(), options)
+    api = Api(options.cloud.region)
+    found, _ = _survey(api, options, cluster, tell)
+    return _Planned(options, found, api, begun)
 
 
 def _api(cluster: Cluster, folder: Path) -> Api:
     """Where the cluster is, and in its account."""
-    memory = recall(folder)
+    memory = provider_state.load(folder)
     api = Api(memory.region if memory else cluster.spec.cloud.region or default_region())
-    agreement.account(cluster, api.account())
+    update_rules.account(cluster, api.account())
     return api
 
 
 def _survey(
-    api: Api, wish: ClusterSpec, current: Cluster | None, tell: OnEvent
+    api: Api, options: ClusterSpec, current: Cluster | None, tell: OnEvent
 ) -> tuple[Survey, list[Instance]]:
     """Also the machines there are: by AWS, for a record may have been cut off."""
     if current:
         # It tells soonest that nobody answers; the survey asks it again, beside other questions.
-        agreement.account(current, api.account())
-    instances = api.instances(sweep.tagged(current.id), states=_USABLE) if current else []
+        update_rules.account(current, api.account())
+    instances = api.instances(cleanup.tagged(current.id), states=_USABLE) if current else []
     instances = [item for item in instances if item.node]
     zone = instances[0].zone if instances else ""
     settled = bool(current and current.nodes)
-    found = preflight.survey(api, wish, _types(instances), zone if settled else "", tell)
+    found = preflight.survey(api, options, _types(instances), zone if settled else "", tell)
     if zone in found.zones:
         # An `up` that was cut off goes on there, and may still leave for where there is room.
         others = (other for other in found.zones if other != zone)
@@ -420,7 +421,7 @@ def _types(instances: Sequence[Instance]) -> dict[str, str]:
 
 
 def _fell_back(instances: Sequence[Instance]) -> bool:
-    """Whether workers are on-demand that were wished for as spot instances."""
+    """Whether workers are on-demand that were asked for as spot instances."""
     return any(not item.spot for item in instances if item.node != LAUNCHER)
 
 
@@ -457,7 +458,7 @@ def _terraform(folder: Path, name: str, tell: OnEvent) -> terraform.Terraform:
     )
 
 
-def _node(row: dict[str, Any], wish: ClusterSpec, found: Survey, cluster_id: str) -> Node:
+def _node(row: dict[str, Any], options: ClusterSpec, found: Survey, cluster_id: str) -> Node:
     machine = next(item for item in found.machines if item.name == row["name"])
     launcher = machine.name == LAUNCHER
     kind = found.types[machine.instance_type]
@@ -468,7 +469,7 @@ def _node(row: dict[str, Any], wish: ClusterSpec, found: Survey, cluster_id: str
         address=row["address"] if launcher else row["private_address"],
         private_address=row["private_address"],
         ssh_port=22,
-        job_port=JOB_PORT if wish.runtime is Runtime.DOCKER else 22,
+        job_port=JOB_PORT if options.runtime is Runtime.DOCKER else 22,
         user=image.user,
         root=_root(machine, cluster_id),
         via="" if launcher else LAUNCHER,

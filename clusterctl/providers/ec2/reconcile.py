@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from clusterctl import terraform
-from clusterctl.providers.ec2 import failures, report, sweep
+from clusterctl.providers.ec2 import cleanup, failures, report
 from clusterctl.providers.ec2 import spec as layout
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.failures import CapacityError
@@ -53,9 +53,9 @@ def remove_unknown(
     api: Api, cluster_id: str, runner: terraform.Terraform, on_event: OnEvent
 ) -> None:
     """Removes what the cluster has without Terraform's knowing. Raises LeftoverError."""
-    sweep.remove(api, cluster_id, on_event, keep=known_to(runner))
+    cleanup.remove(api, cluster_id, on_event, keep=known_to(runner))
     state = runner.state
-    tables = api.all("describe_route_tables", "RouteTables", Filters=[sweep.tagged(cluster_id)])
+    tables = api.all("describe_route_tables", "RouteTables", Filters=[cleanup.tagged(cluster_id)])
     # Associations have no tags of their own.
     for link in (link for table in tables for link in table.get("Associations", ())):
         name = link["RouteTableAssociationId"]

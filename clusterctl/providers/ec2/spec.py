@@ -1,4 +1,4 @@
-"""From a wish to named machines and Terraform's variables. Pure."""
+"""From options to named machines and Terraform's variables. Pure."""
 
 from __future__ import annotations
 

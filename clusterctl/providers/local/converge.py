@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from clusterctl.errors import ProviderError
-from clusterctl.providers.local import cleanup, holders, processes, sshd
-from clusterctl.providers.local.holders import Holder
+from clusterctl.providers.local import cleanup, node_processes, processes, sshd
 from clusterctl.providers.local.layout import SWITCH, Place, Site
+from clusterctl.providers.local.node_processes import NodeProcess
 from clusterctl.providers.local.processes import Process
 from clusterctl.providers.shared.greeting import Endpoint, greet
 
@@ -39,10 +39,10 @@ class Network(Protocol):
     def commands(self, places: Sequence[Place]) -> dict[str, list[str]]:
         """What to start for these nodes; each command waits for a line on its standard input."""
 
-    def furnish(self, places: Sequence[Place]) -> None:
+    def write_files(self, places: Sequence[Place]) -> None:
         """Writes the files of all wanted nodes that depend on who is there."""
 
-    def connect(self, holders: Mapping[str, Holder]) -> None:
+    def connect(self, started: Mapping[str, NodeProcess]) -> None:
         """Connects what has been started, before it gets its line."""
 
 
@@ -130,10 +130,10 @@ def _start(
         (site.folder / "ssh" / key).read_text().strip() + "\n" for key in ("user.pub", "mesh.pub")
     )
     commands = network.commands(list(missing.values()))
-    with holders.waiting(site, commands) as started:
+    with node_processes.waiting(site, commands) as started:
         for name, place in places.items():
-            host_keys[name] = sshd.furnish(place, authorized)
-        network.furnish(everyone)
+            host_keys[name] = sshd.write_files(place, authorized)
+        network.write_files(everyone)
         for place in missing.values():
             # A node that starts anew numbers its processes anew, and mpirun's daemons refuse to
             # start where a namesake of an earlier life has left its folder.
@@ -141,7 +141,7 @@ def _start(
             text = sshd.config(place, site.tag(place.name), network.listen(place), server)
             sshd.rewrite(place.config, text)
         network.connect(started)
-    troubles = holders.listening(missing, started)
+    troubles = node_processes.listening(missing, started)
     reached = greet(
         {name: network.listen(missing[name])[0] for name in missing if name not in troubles},
         seconds=5,

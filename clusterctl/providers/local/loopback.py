@@ -10,8 +10,8 @@ from pathlib import Path
 
 from clusterctl.errors import ProviderError
 from clusterctl.providers.local import layout
-from clusterctl.providers.local.holders import Holder, script
 from clusterctl.providers.local.layout import Place
+from clusterctl.providers.local.node_processes import NodeProcess, script
 from clusterctl.providers.local.processes import Process, pids, started
 from clusterctl.providers.local.sshd import Server, endpoint, locked
 from clusterctl.providers.shared.greeting import Endpoint
@@ -54,10 +54,10 @@ class Loopback:
         hold = ["sh", script("hold.sh"), self._server.path, "-D", "-e", "-f"]
         return {place.name: [*hold, str(place.config)] for place in places}
 
-    def furnish(self, places: Sequence[Place]) -> None:
+    def write_files(self, places: Sequence[Place]) -> None:
         """Loopback nodes have this machine's names."""
 
-    def connect(self, holders: Mapping[str, Holder]) -> None:
+    def connect(self, started: Mapping[str, NodeProcess]) -> None:
         """There is nothing to plug in."""
 
     def _let_root_in(self) -> None:

@@ -21,8 +21,8 @@ from pathlib import Path
 from clusterctl import process
 from clusterctl.errors import ProviderError
 from clusterctl.providers.local import layout, modes
-from clusterctl.providers.local.holders import Holder, last_words, log_of, script
 from clusterctl.providers.local.layout import STARTER, SWITCH, Place, Site
+from clusterctl.providers.local.node_processes import NodeProcess, last_words, log_of, script
 from clusterctl.providers.local.processes import Process, network_of
 from clusterctl.providers.local.sshd import SEARCH, Server, locked, rewrite, unlocked_shadow
 from clusterctl.providers.shared import subnets
@@ -45,7 +45,7 @@ def hosts_text(addresses: Mapping[str, str]) -> str:
 
 
 def port_name(pid: int) -> str:
-    """The switch's end of a node's cable, after the node's holder: no two ever share one."""
+    """The switch's end of a node's cable, after the node's process: no two ever share one."""
     return f"n{pid}"
 
 
@@ -60,7 +60,7 @@ def cable(port: str, device: str, address: str, pid: int) -> str:
 def ip(site: Site, *args: str, stdin: str = "", inside: int = 0, check: bool = True) -> str:
     """Runs `ip`, in the network of process `inside` if given. ProviderError unless it succeeds.
 
-    It is tagged as a holder is: if we are killed while it runs, the next start has to end it.
+    It is tagged as a node process is: if we are killed while it runs, the next start has to end it.
     """
     enter = f"nsenter --net=/proc/{inside}/ns/net".split() if inside else []
     environment = {"PATH": SEARCH, "CLUSTERCTL_NODE": site.tag(STARTER)}
@@ -143,7 +143,7 @@ class Namespaces:
         }
         return nodes if self._switch else {SWITCH: switch, **nodes}
 
-    def furnish(self, places: Sequence[Place]) -> None:
+    def write_files(self, places: Sequence[Place]) -> None:
         """Tells all nodes, old and new, who is there."""
         text = hosts_text({place.name: self.listen(place)[0][0] for place in places})
         for place in places:
@@ -153,34 +153,34 @@ class Namespaces:
             for place in places:
                 rewrite(place.shadow, shadow)
 
-    def connect(self, holders: Mapping[str, Holder]) -> None:
-        """Plugs the cables once every holder is in its own namespace."""
-        self._await_namespaces(holders)
-        nodes = {name: holder for name, holder in holders.items() if name != SWITCH}
+    def connect(self, started: Mapping[str, NodeProcess]) -> None:
+        """Plugs the cables once every node process is in its own namespace."""
+        self._await_namespaces(started)
+        nodes = {name: owner for name, owner in started.items() if name != SWITCH}
         batch = "".join(
             cable(
-                port_name(holder.pid),
+                port_name(owner.pid),
                 "eth0",
                 subnets.address(self._subnet, layout.index(name)),
-                holder.pid,
+                owner.pid,
             )
-            for name, holder in nodes.items()
+            for name, owner in nodes.items()
         )
-        if SWITCH not in holders:
+        if SWITCH not in started:
             ip(self._site, "-batch", "-", stdin=batch, inside=self._switch)
             return
         here, ours = self._site.interface, str(self._subnet[subnets.HOST])
         bridge = "link add name br0 type bridge\nlink set br0 up\n"
         batch = bridge + cable("uplink", here, ours, os.getpid()) + batch
-        ip(self._site, "-batch", "-", stdin=batch, inside=holders[SWITCH].pid)
+        ip(self._site, "-batch", "-", stdin=batch, inside=started[SWITCH].pid)
         up = f"address add {ours}/{self._subnet.prefixlen} dev {here}\nlink set {here} up\n"
         ip(self._site, "-batch", "-", stdin=up)
-        self._switch = holders[SWITCH].pid
+        self._switch = started[SWITCH].pid
 
-    def _await_namespaces(self, holders: Mapping[str, Holder]) -> None:
+    def _await_namespaces(self, started: Mapping[str, NodeProcess]) -> None:
         here, deadline = network_of(), time.monotonic() + _PATIENCE
-        for name, holder in holders.items():
-            while (there := network_of(holder.pid)) == here and time.monotonic() < deadline:
+        for name, owner in started.items():
+            while (there := network_of(owner.pid)) == here and time.monotonic() < deadline:
                 time.sleep(0.001)
             if there in (0, here):
                 raise ProviderError(

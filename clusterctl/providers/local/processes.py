@@ -2,7 +2,7 @@
 
 A process belongs to cluster ID if
 
-- its environment has `CLUSTERCTL_NODE=ID/…` (holders from birth, and whatever a session starts,
+- its environment has `CLUSTERCTL_NODE=ID/…` (a node's own, and whatever a session starts
   through sshd's SetEnv) or `CLUSTERCTL_JOB=ID/…` (ranks and daemons of jobs), or
 - its standard error is the sshd.log of one of the cluster's nodes: sshd writes its title over its
   environment, but all its processes keep that descriptor.

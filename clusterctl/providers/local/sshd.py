@@ -151,7 +151,7 @@ def cluster_of(config: Path) -> str:
     return ""
 
 
-def furnish(place: Place, authorized: str) -> str:
+def write_files(place: Place, authorized: str) -> str:
     """Makes the node's folders and keys, or completes them; returns the public host key.
 
     The temporary folder has a name that others can guess, in a folder where they can write: one

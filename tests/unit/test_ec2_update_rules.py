@@ -9,7 +9,7 @@ import pytest
 
 from clusterctl.errors import UsageError
 from clusterctl.model import Charge, CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
-from clusterctl.providers.ec2 import agreement, prices, spec
+from clusterctl.providers.ec2 import prices, spec, update_rules
 from clusterctl.providers.ec2.prices import Quote
 from tests.unit.making import node
 
@@ -52,27 +52,27 @@ def charge(node: str, hourly: float | None = 1.0, **changes: object) -> Charge:
 def test_machines_that_run_are_never_replaced(changed: ClusterSpec, said: str) -> None:
     machines = spec.machines(changed, {}, spec.present(PRESENT))
     with pytest.raises(UsageError, match=said) as caught:
-        agreement.keep(changed, cluster(wish()), machines, PRESENT)
+        update_rules.keep(changed, cluster(wish()), machines, PRESENT)
     assert "clusterctl down lab" in caught.value.hint
-    agreement.keep(changed, cluster(wish()), machines, {})
+    update_rules.keep(changed, cluster(wish()), machines, {})
 
 
 def test_workers_come_and_go() -> None:
     for count in (1, 3):
         machines = spec.machines(wish(count), {}, spec.present(PRESENT))
-        agreement.keep(wish(count), cluster(wish()), machines, PRESENT)
+        update_rules.keep(wish(count), cluster(wish()), machines, PRESENT)
 
 
 def test_a_deadline_that_is_armed_stays() -> None:
     armed = NOW + 7 * HOUR
     running = [charge("worker-1")]
     for old in (cluster(wish(ttl=8 * HOUR)), cluster(wish(ttl=8 * HOUR, budget=8.0))):
-        assert agreement.deadline(old.spec, old, PRESENT, running, NOW) == armed
+        assert update_rules.deadline(old.spec, old, PRESENT, running, NOW) == armed
     with pytest.raises(UsageError, match="`up` does not change that") as caught:
-        agreement.deadline(wish(ttl=1800), cluster(wish()), PRESENT, running, NOW)
+        update_rules.deadline(wish(ttl=1800), cluster(wish()), PRESENT, running, NOW)
     assert "clusterctl extend lab --ttl" in caught.value.hint
     # Nothing runs: nothing is armed.
-    assert agreement.deadline(wish(ttl=1800), cluster(wish()), {}, running, NOW) == NOW + 1800
+    assert update_rules.deadline(wish(ttl=1800), cluster(wish()), {}, running, NOW) == NOW + 1800
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_machines_beyond_their_deadline_get_no_other(nodes: tuple[str, ...], hin
     """They have the one on record, or one that nobody knows."""
     old = replace(cluster(wish()), deadline=NOW - HOUR, nodes=tuple(map(node, nodes)))
     with pytest.raises(UsageError, match=r"were to end at .*, and still run") as caught:
-        agreement.deadline(wish(), old, PRESENT, [charge("worker-1")], NOW)
+        update_rules.deadline(wish(), old, PRESENT, [charge("worker-1")], NOW)
     assert caught.value.hint.startswith(hint)
 
 
@@ -100,14 +100,14 @@ def test_machines_beyond_their_deadline_get_no_other(nodes: tuple[str, ...], hin
 def test_a_budget_holds_for_what_is_added(charges: list[Charge], budget: float) -> None:
     old = cluster(wish(budget=8.0))
     with pytest.raises(UsageError, match=rf"more than --budget {budget:.2f}") as caught:
-        agreement.deadline(wish(budget=budget), old, PRESENT, charges, NOW)
+        update_rules.deadline(wish(budget=budget), old, PRESENT, charges, NOW)
     assert "clusterctl extend lab --ttl" in caught.value.hint
 
 
 def test_a_larger_budget_is_taken() -> None:
     charges = [charge("worker-1"), charge("worker-2", since=NOW)]
     old = cluster(wish(budget=8.0))
-    assert agreement.deadline(wish(budget=15.1), old, PRESENT, charges, NOW) == old.deadline
+    assert update_rules.deadline(wish(budget=15.1), old, PRESENT, charges, NOW) == old.deadline
 
 
 def test_a_move_to_on_demand_changes_the_price_of_instances_alone() -> None:

@@ -1,4 +1,4 @@
-"""What must not be forgotten between two attempts to make a cluster: a file in its folder."""
+"""What is kept between two attempts to make a cluster: a file in its folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 from clusterctl.state.home import write_atomic
 
 
-class Memory(msgspec.Struct, kw_only=True):
+class ProviderState(msgspec.Struct, kw_only=True):
     """`zone` and `spot` are those of the last attempt, `ssh_cidr` is from where SSH is open."""
 
     id: str
@@ -19,18 +19,18 @@ class Memory(msgspec.Struct, kw_only=True):
     spot: bool = False
 
 
-def recall(folder: Path) -> Memory | None:
+def load(folder: Path) -> ProviderState | None:
     """None where nothing was tried yet."""
     try:
-        return msgspec.json.decode(_file(folder).read_bytes(), type=Memory)
+        return msgspec.json.decode(_file(folder).read_bytes(), type=ProviderState)
     except (OSError, msgspec.DecodeError):
         return None
 
 
-def remember(folder: Path, memory: Memory) -> None:
+def save(folder: Path, state: ProviderState) -> None:
     path = _file(folder)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_atomic(path, msgspec.json.encode(memory))
+    write_atomic(path, msgspec.json.encode(state))
 
 
 def _file(folder: Path) -> Path:

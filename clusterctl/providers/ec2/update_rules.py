@@ -11,7 +11,7 @@ from dataclasses import replace
 from clusterctl import catalog
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import Charge, Cluster, ClusterSpec, clock
-from clusterctl.providers.ec2 import access, prices
+from clusterctl.providers.ec2 import prices, ssh_cidr
 from clusterctl.providers.ec2.api import default_region
 from clusterctl.providers.ec2.spec import Machine, check
 
@@ -31,8 +31,8 @@ def on_record(current: Cluster | None) -> None:
 
 
 def resolved(spec: ClusterSpec, current: Cluster | None) -> ClusterSpec:
-    """The wish with what was left to us filled in. A cluster stays in its region. Raises UsageError
-    for what is wrong whatever AWS says."""
+    """The options with what they left to us. A cluster stays in its region. Raises UsageError for
+    what is wrong whatever AWS says."""
     check(spec)
     before = current.spec.cloud if current else None
     region = spec.cloud.region or (before.region if before else "") or default_region()
@@ -43,7 +43,7 @@ def resolved(spec: ClusterSpec, current: Cluster | None) -> ClusterSpec:
             " name",
         )
     if spec.cloud.ssh_cidr:
-        access.network("--ssh-cidr", spec.cloud.ssh_cidr)
+        ssh_cidr.network("--ssh-cidr", spec.cloud.ssh_cidr)
     return replace(spec, cloud=replace(spec.cloud, region=region))
 
 
@@ -60,33 +60,34 @@ def account(cluster: Cluster, number: str) -> None:
 
 
 def keep(
-    wish: ClusterSpec,
+    options: ClusterSpec,
     current: Cluster | None,
     machines: Sequence[Machine],
     present: Mapping[str, str],
 ) -> None:
-    """`present`: the nodes there are, with their types. Raises UsageError where the wish would
+    """`present`: the nodes there are, with their types. Raises UsageError where the options would
     replace one of them: what runs on it would be lost, and a new one would cost other money."""
     if current is None or not present:
         return
-    hint = f"`clusterctl down {wish.name}` first, or choose another name for another cluster"
+    hint = f"`clusterctl down {options.name}` first, or choose another name for another cluster"
     for machine in machines:
         kind = present.get(machine.name, machine.instance_type)
         if kind != machine.instance_type:
             raise UsageError(
-                f"{machine.name} of cluster {wish.name} is a {kind}, not a {machine.instance_type}",
+                f"{machine.name} of cluster {options.name} is a {kind}, not a"
+                f" {machine.instance_type}",
                 hint=hint,
             )
     for field, flag in _FIXED.items():
-        if getattr(wish.cloud, field) != getattr(current.spec.cloud, field):
+        if getattr(options.cloud, field) != getattr(current.spec.cloud, field):
             raise UsageError(
-                f"the machines of cluster {wish.name} run, and {flag} cannot change under them",
+                f"the machines of cluster {options.name} run, and {flag} cannot change under them",
                 hint=hint,
             )
 
 
 def deadline(
-    wish: ClusterSpec,
+    options: ClusterSpec,
     current: Cluster | None,
     present: Mapping[str, str],
     charges: Sequence[Charge],
@@ -102,19 +103,19 @@ def deadline(
         armed = current.deadline
         if armed <= now:
             raise _beyond(current, present, armed)
-        if wish.ttl != current.spec.ttl:
+        if options.ttl != current.spec.ttl:
             raise UsageError(
-                f"the machines of cluster {wish.name} end at {clock(armed)}, and `up` does not"
+                f"the machines of cluster {options.name} end at {clock(armed)}, and `up` does not"
                 " change that",
-                hint=f"leave --ttl out; `clusterctl extend {wish.name} --ttl …` moves the end",
+                hint=f"leave --ttl out; `clusterctl extend {options.name} --ttl …` moves the end",
             )
-        changed = wish.cloud.budget != current.spec.cloud.budget
-        if wish.cloud.budget and (changed or _more(charges, present)):
-            _lasts(wish, charges, armed, now)
+        changed = options.cloud.budget != current.spec.cloud.budget
+        if options.cloud.budget and (changed or _more(charges, present)):
+            _lasts(options, charges, armed, now)
         return armed
-    seconds = wish.ttl or catalog.DEFAULT_TTL
-    if wish.cloud.budget:
-        seconds = min(seconds, prices.affordable(wish.cloud.budget, charges, 0.0))
+    seconds = options.ttl or catalog.DEFAULT_TTL
+    if options.cloud.budget:
+        seconds = min(seconds, prices.affordable(options.cloud.budget, charges, 0.0))
     return now + seconds
 
 
@@ -132,8 +133,8 @@ def _more(charges: Sequence[Charge], present: Mapping[str, str]) -> bool:
     return any(charge.until is None and charge.node not in present for charge in charges)
 
 
-def _lasts(wish: ClusterSpec, charges: Sequence[Charge], armed: float, now: float) -> None:
-    budget, spent = wish.cloud.budget, sum(charge.dollars(now) for charge in charges)
+def _lasts(options: ClusterSpec, charges: Sequence[Charge], armed: float, now: float) -> None:
+    budget, spent = options.cloud.budget, sum(charge.dollars(now) for charge in charges)
     # Raises where a price is unknown or nothing is left.
     seconds = prices.affordable(budget, charges, spent)
     total = spent + prices.hourly(charges)[0] * (armed - now) / 3600
@@ -141,5 +142,5 @@ def _lasts(wish: ClusterSpec, charges: Sequence[Charge], armed: float, now: floa
         raise UsageError(
             f"until {clock(armed)} that costs ${total:.2f}, more than --budget {budget:.2f}",
             hint=f"--budget {total + 0.01:.2f}, fewer --workers, or first an earlier end:"
-            f" `clusterctl extend {wish.name} --ttl {int(seconds / 60)}m`",
+            f" `clusterctl extend {options.name} --ttl {int(seconds / 60)}m`",
         )

@@ -96,7 +96,7 @@ def _quota(
         assert asked.wrong
         return asked.wrong
     taken = running.get(quota.on_demand, 0)
-    command, needs = max(_wishes(quota, known), key=lambda wish: wish[1], default=("", 0))
+    command, needs = max(_defaults(quota, known), key=lambda row: row[1], default=("", 0))
     text = f"{vcpus:g} vCPUs in {api.region}, {taken} in use"
     if taken + needs <= vcpus:
         return Finding("ok", subject, text)
@@ -104,7 +104,7 @@ def _quota(
     return Finding("warning", subject, f"{text}; `{command}` takes {needs}", hint)
 
 
-def _wishes(quota: catalog.Quota, known: dict[str, InstanceType]) -> Iterable[tuple[str, int]]:
+def _defaults(quota: catalog.Quota, known: dict[str, InstanceType]) -> Iterable[tuple[str, int]]:
     """What a person would type, and the vCPUs that it counts towards this quota."""
     for family in catalog.FAMILIES.values():
         option = f"--cpu {family.instance_type}" if family.name == "cpu" else f"--gpu {family.name}"

@@ -31,10 +31,8 @@ def my_address() -> str:
         return str(IPv4Address(answer.read(100).decode().strip()))
 
 
-def ssh_cidr(
-    said: str, remembered: str, ask: Callable[[], str], tell: Callable[[str], None]
-) -> str:
-    """`said` with --ssh-cidr, else what `ask` answers, else what was `remembered`: "" for nothing.
+def resolve(said: str, before: str, ask: Callable[[], str], tell: Callable[[str], None]) -> str:
+    """`said` with --ssh-cidr, else what `ask` answers, else what it was `before`: "" for nothing.
     Raises UsageError where nobody knows."""
     if said:
         wanted = network("--ssh-cidr", said)
@@ -46,9 +44,9 @@ def ssh_cidr(
     try:
         return f"{ask()}/32"
     except (OSError, ValueError) as error:
-        if remembered:
-            tell(f"{WHO_AM_I} does not answer; SSH stays open to {remembered}")
-            return remembered
+        if before:
+            tell(f"{WHO_AM_I} does not answer; SSH stays open to {before}")
+            return before
         raise UsageError(
             f"{WHO_AM_I} does not say what this machine's public address is: {error}",
             hint="say it: --ssh-cidr 203.0.113.7/32",

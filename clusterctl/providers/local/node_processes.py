@@ -1,7 +1,7 @@
 """Starts the processes that make up a cluster, such that none of them outlives a starter that died.
 
-A holder waits for one line on a pipe whose other end only we have. It gets that line when all is
-ready for it; if we are killed before, it reads end of file and leaves.
+A node process waits for one line on a pipe whose other end only we have. It gets that line when all
+is ready for it; if we are killed before, it reads end of file and leaves.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PATIENCE = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class NodeProcess:
     """The process that a node (or the switch) hangs on. `start` is 0 if it was gone at once."""
 
     pid: int
@@ -45,7 +45,7 @@ def log_of(site: Site, name: str) -> Path:
 
 
 @contextmanager
-def waiting(site: Site, commands: Mapping[str, Sequence[str]]) -> Iterator[dict[str, Holder]]:
+def waiting(site: Site, commands: Mapping[str, Sequence[str]]) -> Iterator[dict[str, NodeProcess]]:
     """Starts each command, all waiting for our word; they get it when the block ends well."""
     theirs, word = os.pipe()
     try:
@@ -54,7 +54,8 @@ def waiting(site: Site, commands: Mapping[str, Sequence[str]]) -> Iterator[dict[
         finally:
             os.close(theirs)
         yield {
-            name: Holder(pid, started(pid) or 0) for name, pid in zip(commands, pids, strict=True)
+            name: NodeProcess(pid, started(pid) or 0)
+            for name, pid in zip(commands, pids, strict=True)
         }
         os.write(word, b"\n" * len(commands))
     finally:
@@ -69,7 +70,7 @@ def _start(site: Site, commands: Mapping[str, Sequence[str]], stdin: int) -> lis
     ours.write_text(
         assets.render(
             "local/start.sh.j2",
-            holders=[
+            processes=[
                 {"tag": site.tag(name), "argv": argv, "log": log_of(site, name)}
                 for name, argv in commands.items()
             ],
@@ -99,7 +100,7 @@ def _start(site: Site, commands: Mapping[str, Sequence[str]], stdin: int) -> lis
     return [int(word) for word in said]
 
 
-def listening(places: Mapping[str, Place], holders: Mapping[str, Holder]) -> dict[str, str]:
+def listening(places: Mapping[str, Place], started: Mapping[str, NodeProcess]) -> dict[str, str]:
     """Waits until every node's sshd listens; returns what is wrong with those where it does not."""
     deadline = time.monotonic() + _PATIENCE
     troubles: dict[str, str] = {}
@@ -108,7 +109,7 @@ def listening(places: Mapping[str, Place], holders: Mapping[str, Holder]) -> dic
         for name in sorted(pending):
             if places[name].pid_file.exists():
                 pending.remove(name)
-            elif not holders[name].alive:
+            elif not started[name].alive:
                 troubles[name] = last_words(places[name].log)
             elif time.monotonic() > deadline:
                 troubles[name] = f"its sshd does not listen after {_PATIENCE:g} s"
@@ -119,7 +120,7 @@ def listening(places: Mapping[str, Place], holders: Mapping[str, Holder]) -> dic
 
 
 def last_words(log: Path) -> str:
-    """The last line that a holder wrote, which usually says why it ended."""
+    """The last line that a node process wrote, which usually says why it ended."""
     with suppress(OSError, ValueError):
         _, *lines = log.read_text(errors="replace").strip().splitlines()  # the first is its tag
         if lines:
