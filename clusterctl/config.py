@@ -7,8 +7,7 @@ hold for every verb that has such an option:
     [run]
     backend = "mpi"
 
-Outside the tables a key is general: where such an option means nothing, it is passed over. In a
-table it is like a flag.
+Outside the tables a key is general: where such an option has no effect, it is ignored.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from clusterctl.errors import UsageError
+from clusterctl.options import Option
 
 FILE = "clusterctl.toml"
 
@@ -47,27 +46,17 @@ def files() -> tuple[Path, ...]:
     return tuple(found)
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
-    """`flag`: takes true or false; `many`: takes a list."""
-
-    flag: bool = False
-    many: bool = False
-
-
-Verbs = Mapping[str, Mapping[str, Option]]
-"""Each verb's options, by name."""
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """A value, and where it is said: `spot in [up] of PATH`. `general`: for every verb."""
+class Setting(NamedTuple):
+    """A value as the command line would have it, and where it is set: `spot in [up] of PATH`.
+    `general`: for every verb."""
 
     value: Any
     where: str
     general: bool = False
 
 
+Verbs = Mapping[str, Mapping[str, Option[Any]]]
+"""Each verb's options, by key."""
 Settings = Mapping[str, Mapping[str, Setting]]
 """By verb and option."""
 
@@ -85,27 +74,48 @@ def read(verbs: Verbs) -> Settings:
     return merged
 
 
-def defaults(settings: Settings) -> dict[str, dict[str, Any]]:
-    """The values alone, of the verbs that have any."""
-    return {
-        verb: {name: setting.value for name, setting in found.items()}
-        for verb, found in settings.items()
-        if found
-    }
+def find(verb: str, option: Option[Any], settings: Settings) -> Setting | None:
+    """An option's value where the command line has none: a variable's, else a settings file's."""
+    if not option.flags:
+        return None
+    for name in filter(None, (option.env, *_variables(verb, option))):
+        if text := os.environ.get(name):
+            return Setting(_from_variable(name, text, option), name, general=name == option.env)
+    return settings.get(verb, {}).get(option.key)
+
+
+def _variables(verb: str, option: Option[Any]) -> list[str]:
+    return [f"CLUSTERCTL_{verb}_{key}".upper() for key in (option.key, option.old) if key]
+
+
+def _from_variable(name: str, text: str, option: Option[Any]) -> Any:
+    if option.many:
+        return tuple(text.split(option.separator))
+    if option.is_flag:
+        if text.strip().lower() not in (*_TRUE, *_FALSE):
+            raise UsageError(
+                f"{name}={text}: expected true or false", hint=f"{name}=1, or unset it"
+            )
+        return text.strip().lower() in _TRUE
+    return text
+
+
+_TRUE, _FALSE = ("1", "true", "t", "yes", "y", "on"), ("0", "false", "f", "no", "n", "off")
 
 
 def _check_variables(verbs: Verbs) -> None:
     """A variable CLUSTERCTL_VERB_OPTION that no verb has is a mistake like a key of the file."""
     known = {
-        f"CLUSTERCTL_{verb.upper()}_{option.upper()}"
+        name
         for verb, options in verbs.items()
-        for option in options
+        for option in options.values()
+        for name in _variables(verb, option)
     }
     for name in os.environ:
         if name not in known and name.startswith(tuple(f"CLUSTERCTL_{v.upper()}_" for v in verbs)):
             close = get_close_matches(name, known, n=1)
             raise UsageError(
-                f"no verb has an option for the variable {name}",
+                f"the variable {name} sets no option of clusterctl",
                 hint=f"did you mean {close[0]}?" if close else "unset it",
             )
 
@@ -117,38 +127,46 @@ def _settings(path: Path, verbs: Verbs) -> dict[str, dict[str, Setting]]:
     for key, value in _read(path).items():
         if isinstance(value, dict):
             _known(path, key, "table", set(verbs))
+            options = _by_key(verbs[key])
             for name in value:
-                _known(path, f"{key}.{name}", "key", {f"{key}.{option}" for option in verbs[key]})
+                _known(path, f"{key}.{name}", "key", {f"{key}.{option}" for option in options})
             tables[key] = {
-                n: Setting(_value(path, n, v, verbs[key][n]), f"{n} in [{key}] of {path}")
+                options[n].key: Setting(_value(path, n, v, options[n]), f"{n} in [{key}] of {path}")
                 for n, v in value.items()
             }
         else:
-            _known(path, key, "key", set().union(*verbs.values()))
-            for verb, options in verbs.items():
-                if key in options:
-                    checked = _value(path, key, value, options[key])
-                    found[verb][key] = Setting(checked, f"{key} in {path}", general=True)
+            by_verb = {verb: _by_key(options) for verb, options in verbs.items()}
+            _known(path, key, "key", set().union(*by_verb.values()))
+            for verb, options in by_verb.items():
+                if option := options.get(key):
+                    checked = _value(path, key, value, option)
+                    found[verb][option.key] = Setting(checked, f"{key} in {path}", general=True)
     for verb, table in tables.items():
         found[verb].update(table)
     return found
 
 
-def _value(path: Path, name: str, value: Any, option: Option) -> Any:
+def _by_key(options: Mapping[str, Option[Any]]) -> dict[str, Option[Any]]:
+    """The options of a verb, by their present and former keys."""
+    found = {option.old: option for option in options.values() if option.old}
+    return {**found, **{key: option for key, option in options.items() if option.flags}}
+
+
+def _value(path: Path, name: str, value: Any, option: Option[Any]) -> Any:
     """The value as the command line would have it: text, but for flags and lists."""
     if option.many:
         if isinstance(value, list) and all(isinstance(item, str) for item in value):
-            return value
-        wanted = "a list of texts"
-    elif option.flag:
+            return tuple(value)
+        wanted = "a list of strings"
+    elif option.is_flag:
         if isinstance(value, bool):
             return value
         wanted = "true or false"
     else:
         if isinstance(value, (str, int, float)) and not isinstance(value, bool):
             return str(value)
-        wanted = "a text or a number"
-    raise UsageError(f"{path}: {name} = {value!r} has to be {wanted}", hint="correct that line")
+        wanted = "a string or a number"
+    raise UsageError(f"{path}: {name} = {value!r} must be {wanted}", hint="correct that line")
 
 
 def _known(path: Path, name: str, what: str, known: set[str]) -> None:

@@ -8,15 +8,10 @@ import io
 import os
 import sys
 import traceback
-from functools import cache
 from typing import Any
 
-import typer
-import typer.main
-
-from clusterctl import __version__, config
-from clusterctl.cli import attach, clusters, data, images, jobs, machine, money
-from clusterctl.cli import run as run_verbs
+from clusterctl import config
+from clusterctl.cli import parser
 from clusterctl.cli.console import Console, in_ascii, printable, redact, redact_arguments
 from clusterctl.errors import ClusterctlError, ProviderError, RecordError, UsageError
 
@@ -47,72 +42,14 @@ def _complete_streams() -> None:
             stream.reconfigure(errors="clusterctl")
 
 
-def app() -> typer.Typer:
-    """All verbs, in the order that a person meets them."""
-    application = typer.Typer(
-        name="clusterctl",
-        help="From nothing to a multi-node training job, and no bill left behind.",
-        no_args_is_help=True,
-        rich_markup_mode=None,
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
-    application.callback()(_top)
-    for module in (clusters, attach, money, images, run_verbs, jobs, data, machine):
-        module.register(application)
-    return application
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        print(f"clusterctl {__version__}")
-        raise typer.Exit
-
-
-def _top(
-    version: bool = typer.Option(
-        False,
-        "--version",
-        callback=_version,
-        is_eager=True,
-        show_envvar=False,
-        help="Print the version and exit.",
-    ),
-) -> None:
-    """From nothing to a multi-node training job, and no bill left behind."""
-
-
-@cache
-def _command() -> Any:
-    """The verbs as the parser has them. Made once: a command line leaves nothing in it."""
-    return typer.main.get_command(app())
-
-
 def run(arguments: list[str]) -> int:
     """Runs one command line; never raises. Returns the exit code."""
     console = Console.current()
     try:
         _refuse_bytes(arguments)
-        command = _command()
-        verbs: dict[str, Any] = getattr(command, "commands", {})
-        options = {
-            verb: {
-                parameter.name: config.Option(
-                    flag=bool(getattr(parameter, "is_flag", False)),
-                    many=bool(getattr(parameter, "multiple", False)),
-                )
-                for parameter in entry.params
-                if parameter.opts[0][:1] == "-"
-            }
-            for verb, entry in verbs.items()
-        }
+        command = parser.command()
         wants_help = {"--help", "-h", "--version"} & set(arguments[:1]) or not arguments
-        said = {} if wants_help else config.read(options)
-        settings: dict[str, Any] = {
-            "default_map": config.defaults(said),
-            "auto_envvar_prefix": "CLUSTERCTL",
-            "obj": said,
-        }
+        settings: dict[str, Any] = {"obj": None if wants_help else config.read(parser.by_word())}
         if "_CLUSTERCTL_COMPLETE" in os.environ:
             command.main(args=arguments, prog_name="clusterctl", **settings)
         # Not main(): it would make a silent exit code of Ctrl-C.
@@ -188,13 +125,10 @@ def _other(console: Console, arguments: list[str], error: Exception) -> int:
         print(show() if show else "")
         return 0
     if show is not None:
-        context = getattr(error, "ctx", None)
-        verb = next((f" {word}" for word in arguments if not word.startswith("-")), "")
-        path = context.command_path if context else f"clusterctl{verb}"
-        code = int(getattr(error, "exit_code", 2))
         if "--json" in arguments:
             console.set(json=True)  # the parser stopped before the verb could say so
-        console.error(show().strip(), f"`{path} --help` explains", code)
+        code = int(getattr(error, "exit_code", 2))
+        console.error(*parser.explain(error, arguments), code)
         return code
     if type(error).__name__ == "Abort":
         console.error("stopped", "", 130)

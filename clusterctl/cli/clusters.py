@@ -3,102 +3,30 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any
+from typing import Any
 
 import typer
-from typer.core import TyperCommand
 
-from clusterctl.cli import wish
+from clusterctl import verbs
+from clusterctl.cli import spec as specs
 from clusterctl.cli.console import Console, ago, plain, table
 from clusterctl.cli.job_output import fetched_document, note_fetched
-from clusterctl.cli.options import (
-    DEFAULT_NAME,
-    ClusterOption,
-    Json,
-    NameArgument,
-    NewNameArgument,
-    Quiet,
-    Verbose,
-    Yes,
-    applicable,
-    either,
-    leading_options,
-    provider_of,
-)
 from clusterctl.errors import UsageError
 from clusterctl.model import Cluster, clock
+from clusterctl.options import DEFAULT_NAME
 
 
-class SshCommand(TyperCommand):
-    """Options before the command are ours, also between NODE and the command, which begins at `--`
-    or at the first word after NODE; all from there on is the command's. No NODE: the launcher."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        ours, rest = leading_options(self, args)
-        node = ""
-        if rest and rest[0] != "--":
-            node, *rest = rest
-            more, rest = leading_options(self, rest)
-            ours += more
-        return super().parse_args(ctx, [*ours, "--", node, *rest[rest[:1] == ["--"] :]])
-
-
-def register(app: typer.Typer) -> None:
-    for verb in (up, down, status, cp):
-        app.command()(verb)
-    app.command(cls=SshCommand, context_settings=_LEAVE_ARGUMENTS)(ssh)
-    app.command(name="list")(list_)
-
-
-_LEAVE_ARGUMENTS = {"allow_interspersed_args": False}
-
-
-def up(
-    context: typer.Context,
-    name: NewNameArgument = None,
-    cluster: ClusterOption = None,
-    provider: wish.Provider = "",
-    gpu: wish.Gpu = None,
-    cpu: wish.Cpu = None,
-    instance_type: wish.InstanceType = "",
-    workers: wish.Workers = None,
-    launcher_type: wish.LauncherType = "",
-    region: wish.Region = "",
-    zones: wish.Zones = "",
-    spot: wish.Spot = False,
-    spot_fallback: wish.SpotFallback = False,
-    image: wish.Image = "",
-    gpus: wish.Gpus = "",
-    runtime: wish.RuntimeOption = "",
-    ami: wish.Ami = "",
-    disk: wish.Disk = 0,
-    efa: wish.Efa = False,
-    ssh_cidr: wish.SshCidr = "",
-    ttl: wish.Ttl = "",
-    budget: wish.Budget = None,
-    boot_timeout: wish.BootTimeout = "",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what would be done.")
-    ] = False,
-    yes: Yes = False,
-    json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-) -> None:
-    """Create a cluster, resume one, or change its number of workers."""
-    console = Console.current().set(json=json, quiet=quiet, verbose=verbose)
+def up(given: verbs.Up, console: Console) -> None:
     from clusterctl import actions
     from clusterctl.actions import up as action
 
-    called = either(context, name, cluster) or DEFAULT_NAME
-    wished = wish.spec(called, context.params, _typed(context))
+    called = given.wanted() or DEFAULT_NAME
     store = actions.open_store()
-    resolved = action.resolve(store, wished)
-    given = applicable(
-        context, action.circumstances(resolved), provider_of(called, resolved.provider)
-    )
-    spec = wish.spec(called, given, _typed(context))
-    if dry_run:
+    resolved = action.resolve(store, specs.cluster_spec(called, given))
+    place = f"the provider of cluster {called!r} is {resolved.provider}"
+    given = given.within(action.circumstances(resolved), console.note, place)
+    spec = specs.cluster_spec(called, given)
+    if given.dry_run:
         plan = action.plan(store, spec, console.tell)
         console.result("\n".join((f"mode: {plan.mode}", *plan.lines)))
         console.document(
@@ -116,7 +44,7 @@ def up(
         f"what has been made stays: `clusterctl up {spec.name}` goes on, "
         f"`clusterctl down {spec.name}` removes it"
     )
-    consent = (lambda question: True) if yes else console.consent
+    consent = (lambda question: True) if given.yes else console.consent
     made = action.up(store, spec, console.tell, consent)
     up_cluster = made.cluster
     console.note(table([(phase, f"{seconds:.2f} s") for phase, seconds in made.phases]))
@@ -142,47 +70,26 @@ def up(
     )
 
 
-def down(
-    context: typer.Context,
-    name: NameArgument = None,
-    cluster: ClusterOption = None,
-    fetch: Annotated[
-        bool, typer.Option("--fetch", help="Bring unfetched outputs into job-N here first.")
-    ] = False,
-    discard: Annotated[bool, typer.Option("--discard", help="Lose unfetched outputs.")] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Do not save logs or outputs first, do not ask.")
-    ] = False,
-    yes: Yes = False,
-    json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-) -> None:
-    """Take a cluster down and prove that nothing is left of it.
-
-    Outputs that were never fetched are lost only with your consent: on a terminal you are asked;
-    with --yes, --json or without a terminal, say --fetch or --discard.
-    """
-    console = Console.current().set(json=json, quiet=quiet, verbose=verbose)
-    if fetch and force:
+def down(given: verbs.Down, console: Console) -> None:
+    if given.fetch and given.force:
         raise UsageError("--force saves nothing, --fetch does", hint="leave one of them out")
     from clusterctl import actions
     from clusterctl.actions import down as action
     from clusterctl.actions.salvage import Unfetched
 
     store = actions.open_store()
-    wanted = either(context, name, cluster)
+    wanted = given.wanted()
     if wanted is None:
         wanted = actions.only_name(store) if store.names() else DEFAULT_NAME
-    ask = (lambda question: True) if yes or force else console.confirm
+    ask = (lambda question: True) if given.yes or given.force else console.confirm
     before = store.names()
     console.after_interrupt = f"`clusterctl down {wanted}` goes on where this has stopped"
     unfetched = Unfetched(
-        fetch=fetch,
-        discard=discard,
-        ask=console.confirm if console.interactive and not yes else None,
+        fetch=given.fetch,
+        discard=given.discard,
+        ask=console.confirm if console.interactive and not given.yes else None,
     )
-    gone = action.down(store, wanted, console.tell, ask, unfetched, force=force)
+    gone = action.down(store, wanted, console.tell, ask, unfetched, force=given.force)
     if gone is None:
         if wanted in before:
             console.note(f"cluster {wanted} stays as it is")
@@ -212,24 +119,13 @@ def down(
     )
 
 
-def status(
-    context: typer.Context,
-    name: NameArgument = None,
-    cluster: ClusterOption = None,
-    live: Annotated[
-        bool, typer.Option("--live", help="Ask the nodes, not only the record.")
-    ] = False,
-    json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-) -> None:
-    """Nodes, mode, age, running jobs and money of a cluster."""
-    console = Console.current().set(json=json, quiet=quiet, verbose=verbose)
+def status(given: verbs.Status, console: Console) -> None:
     from clusterctl import actions
     from clusterctl.actions import show
 
     store = actions.open_store()
-    found = show.status(store, actions.choose(store, either(context, name, cluster)), live=live)
+    live = given.live
+    found = show.status(store, actions.choose(store, given.wanted()), live=live)
     what = found.cluster
     lines = [
         f"{what.name} ({what.id}): {what.phase.value}, provider {what.spec.provider},"
@@ -259,7 +155,7 @@ def status(
     lines.append(table(rows))
     if found.queues:
         lines.append(table(_queues(found.queues)))
-    if verbose:
+    if console.verbose:
         for item in found.nodes:
             lines.append(f"{item.node.name}: root {item.node.root}")
             lines += [
@@ -272,21 +168,15 @@ def status(
     console.document(_status(found, live))
 
 
-def list_(
-    cluster: ClusterOption = None,
-    json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-) -> None:
-    """All clusters of this state home."""
-    console = Console.current().set(json=json, quiet=quiet, verbose=verbose)
+def list_clusters(given: verbs.List, console: Console) -> None:
     from clusterctl import actions
     from clusterctl.actions import show
 
     store = actions.open_store()
-    if cluster is not None:
-        actions.choose(store, cluster)
-    found = tuple(item for item in show.statuses(store) if cluster in (None, item.cluster.name))
+    wanted = given.cluster
+    if wanted is not None:
+        actions.choose(store, wanted)
+    found = tuple(item for item in show.statuses(store) if wanted in (None, item.cluster.name))
     damage = store.damage()
     for line in damage:
         console.note(line)
@@ -315,33 +205,19 @@ def list_(
     console.document({"clusters": [_status(item, False) for item in found], "damage": damage})
 
 
-def ssh(
-    context: typer.Context,
-    node: Annotated[str | None, typer.Argument(metavar="[NODE]", help="Default: launcher.")] = None,
-    command: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- COMMAND...]", help="Instead of a shell.")
-    ] = None,
-    cluster: ClusterOption = None,
-    timeout: Annotated[float, typer.Option(help="Seconds, with --json.", min=0.1)] = 600.0,
-    json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-) -> None:
-    """A shell on a node, or one command there."""
-    console = Console.current().set(json=json, quiet=quiet, verbose=verbose)
+def ssh(given: verbs.Ssh, console: Console) -> None:
     from clusterctl import actions
     from clusterctl.actions import reach
 
-    applicable(context, {"json"} if json else ())
+    given = given.within({"json"} if given.json else (), console.note)
     store = actions.open_store()
-    chosen = actions.choose(store, cluster)
-    words = list(command or [])
-    node = node or None
-    if not json:
+    chosen = actions.choose(store, given.cluster)
+    node, words = given.node or None, list(given.command)
+    if not given.json:
         raise typer.Exit(reach.shell(store, chosen, node, words))
     if not words:
         raise UsageError("--json needs a command", hint="clusterctl ssh --json NODE -- COMMAND")
-    result = reach.execute(store, chosen, node, words, timeout)
+    result = reach.execute(store, chosen, node, words, given.timeout)
     console.document(
         {
             "node": result.node,
@@ -354,33 +230,14 @@ def ssh(
     raise typer.Exit(4 if result.exit_code is None else result.exit_code)
 
 
-def cp(
-    source: Annotated[str, typer.Argument(help="A path here, or NODE:PATH.")],
-    target: Annotated[str, typer.Argument(help="NODE:PATH, or a path here.")],
-    cluster: ClusterOption = None,
-    timeout: Annotated[float, typer.Option(help="Seconds.", min=0.1)] = 3600.0,
-    json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-) -> None:
-    """Copy a file or a folder to or from a node."""
-    console = Console.current().set(json=json, quiet=quiet, verbose=verbose)
+def cp(given: verbs.Cp, console: Console) -> None:
     from clusterctl import actions
     from clusterctl.actions import reach
 
     store = actions.open_store()
-    reach.copy(store, actions.choose(store, cluster), source, target, timeout)
-    console.document({"source": source, "target": target})
-
-
-def _typed(context: typer.Context) -> frozenset[str]:
-    """The options that the command line has, and not the settings or the environment."""
-    sources = {name: context.get_parameter_source(name) for name in context.params}
-    return frozenset(
-        f"--{name.replace('_', '-')}"
-        for name, source in sources.items()
-        if source and source.name == "COMMANDLINE"
-    )
+    chosen = actions.choose(store, given.cluster)
+    reach.copy(store, chosen, given.source, given.target, given.timeout)
+    console.document({"source": given.source, "target": given.target})
 
 
 def _workers(count: int) -> str:

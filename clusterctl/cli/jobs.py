@@ -5,35 +5,21 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Iterable
-from pathlib import Path
-from typing import Annotated
 
 import typer
 
+from clusterctl import verbs
 from clusterctl.cli.console import Console, printable, table
 from clusterctl.cli.job_output import document, fetched_document, finish, note_fetched, took
-from clusterctl.cli.options import ClusterOption, JobArgument, Json, JsonLines, Quiet, Verbose
 from clusterctl.cli.rank_output import Printer
 from clusterctl.model import Job, JobState
 
 
-def register(app: typer.Typer) -> None:
-    for verb in (jobs, logs, cancel, fetch):
-        app.command()(verb)
-
-
-def jobs(
-    cluster: ClusterOption = None,
-    json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-) -> None:
-    """All jobs, also those of clusters that are gone."""
-    console = Console.current().set(json=json, quiet=quiet, verbose=verbose)
+def jobs(given: verbs.Jobs, console: Console) -> None:
     from clusterctl import actions
     from clusterctl.actions import jobs as action
 
-    found = action.jobs(actions.open_store(), cluster, console.note)
+    found = action.jobs(actions.open_store(), given.cluster, console.note)
     batch = any(job.native_id for job in found)
     waiting = any(_waits_for(job) for job in found)
     head = ["job", "cluster", *["queue's id"] * batch, "state", *["waits for"] * waiting]
@@ -75,49 +61,34 @@ def _cell(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:59]}…"
 
 
-def logs(
-    job: JobArgument,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Until the job ends.")] = False,
-    rank: Annotated[int | None, typer.Option(min=0, help="Only this rank.")] = None,
-    cluster: ClusterOption = None,
-    json: JsonLines = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-) -> None:
-    """A job's output; -f attaches to a running one (Ctrl-C detaches)."""
-    console = Console.current().set(json=json, quiet=quiet, verbose=verbose)
+def logs(given: verbs.Logs, console: Console) -> None:
     from clusterctl import actions
     from clusterctl.actions import jobs as action
 
-    store = actions.open_store()
+    store, job, follow, rank = actions.open_store(), given.job, given.follow, given.rank
     try:
         with Printer(console, only=rank, exact=not follow) as printer:
-            for pieces in action.logs(store, job, cluster, console.tell, follow=follow, rank=rank):
+            for pieces in action.logs(
+                store, job, given.cluster, console.tell, follow=follow, rank=rank
+            ):
                 printer(pieces)
     except KeyboardInterrupt:
         goes_on = "" if store.job(job).state.ended else "; it goes on"
         console.note(f"\ndetached from job {job}{goes_on}")
         raise typer.Exit(130) from None
     ended = store.job(job)
-    if follow or (json and ended.state.ended):
+    if follow or (given.json and ended.state.ended):
         finish(console, ended)
     else:
         console.document({**document(ended), "exit_code": None})
 
 
-def cancel(
-    job: JobArgument,
-    cluster: ClusterOption = None,
-    json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-) -> None:
-    """End a job on all nodes, and check that nothing of it is left."""
-    console = Console.current().set(json=json, quiet=quiet, verbose=verbose)
+def cancel(given: verbs.Cancel, console: Console) -> None:
     from clusterctl import actions
     from clusterctl.actions import jobs as action
 
-    ended = action.cancel(actions.open_store(), job, cluster, console.tell)
+    job = given.job
+    ended = action.cancel(actions.open_store(), job, given.cluster, console.tell)
     left = {name: count for name, count in ended.survivors.items() if count}
     was = "is" if ended.state is JobState.CANCELLED else "had ended by itself,"
     counted = ended.survivors or not ended.reason
@@ -128,26 +99,18 @@ def cancel(
         raise typer.Exit(4)
 
 
-def fetch(
-    job: JobArgument,
-    to: Annotated[Path | None, typer.Option(help="Folder (default: job-N here).")] = None,
-    cluster: ClusterOption = None,
-    json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-) -> None:
-    """Bring the files that a job made, from all its nodes."""
-    console = Console.current().set(json=json, quiet=quiet, verbose=verbose)
+def fetch(given: verbs.Fetch, console: Console) -> None:
     from clusterctl import actions
     from clusterctl.actions import jobs as action
 
-    got = action.fetch(actions.open_store(), job, cluster, to, console.tell)
+    store = actions.open_store()
+    got = action.fetch(store, given.job, given.cluster, given.to, console.tell)
     brought = got.brought
     if brought.outputs:
         names = (f"{got.folder}/{item.place}" for item in brought.outputs)
         console.result("\n".join(printable(name) for name in names))
     elif not (brought.kept or brought.left_out or got.failed):
-        console.note(f"job {job} has made no files")
+        console.note(f"job {given.job} wrote no files")
     note_fetched(console, got)
     console.document(fetched_document(got))
     console.raise_first(got.failed)

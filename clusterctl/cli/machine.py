@@ -4,24 +4,12 @@ from __future__ import annotations
 
 import typer
 
+from clusterctl import verbs
 from clusterctl.cli.console import Console, table
-from clusterctl.cli.options import ClusterOption, Json, Quiet, Verbose, applicable
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(check)
-
-
-def check(
-    context: typer.Context,
-    cluster: ClusterOption = None,
-    json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-) -> None:
-    """What this machine offers: tools, packages, state home, clusters here and on EC2."""
-    console = Console.current().set(json=json, quiet=quiet, verbose=verbose)
-    applicable(context, ())
+def check(given: verbs.Check, console: Console) -> None:
+    given.within((), console.note)
     from clusterctl import actions
     from clusterctl.actions import check as action
 

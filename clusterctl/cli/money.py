@@ -2,55 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
+from clusterctl import verbs
 from clusterctl.cli.console import Console, table
-from clusterctl.cli.options import (
-    ClusterOption,
-    Json,
-    NameArgument,
-    Quiet,
-    Verbose,
-    Yes,
-    applicable,
-    either,
-    life_time,
-)
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.model import clock
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(extend)
-    app.command()(gc)
-
-
-def extend(
-    context: typer.Context,
-    name: NameArgument = None,
-    ttl: Annotated[
-        str, typer.Option("--ttl", metavar="TIME", help="From now on: 30m, 8h, 2d.")
-    ] = "",
-    cluster: ClusterOption = None,
-    yes: Yes = False,
-    json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-) -> None:
-    """Move the deadline of a cluster, on all its nodes. An earlier end needs your consent."""
-    console = Console.current().set(json=json, quiet=quiet, verbose=verbose)
-    if not ttl:
+def extend(given: verbs.Extend, console: Console) -> None:
+    if not given.ttl:
         raise UsageError("extend needs --ttl", hint="clusterctl extend --ttl 4h")
-    seconds = life_time(ttl)
     from clusterctl import actions
     from clusterctl.actions import extend as action
 
     store = actions.open_store()
-    chosen = actions.choose(store, either(context, name, cluster))
-    consent = (lambda question: True) if yes else console.consent
-    done = action.extend(store, chosen.name, seconds, console.tell, consent)
+    chosen = actions.choose(store, given.wanted())
+    consent = (lambda question: True) if given.yes else console.consent
+    done = action.extend(store, chosen.name, given.ttl, console.tell, consent)
     console.note(
         f"cluster {done.cluster.name} ends at {clock(done.deadline)}; ${done.dollars:.2f} by then"
     )
@@ -59,31 +28,15 @@ def extend(
     )
 
 
-def gc(
-    context: typer.Context,
-    adopt: Annotated[
-        str, typer.Option(metavar="NAME", help="Take this cluster back instead.")
-    ] = "",
-    region: Annotated[
-        list[str] | None, typer.Option(help="Where to look (default: the usual region).")
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list.")] = False,
-    cluster: ClusterOption = None,
-    yes: Yes = False,
-    json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-) -> None:
-    """Find clusters on EC2 that no record here knows, and remove them or take one back."""
-    console = Console.current().set(json=json, quiet=quiet, verbose=verbose)
+def gc(given: verbs.Gc, console: Console) -> None:
     from clusterctl import actions
     from clusterctl.actions import gc as action
 
-    applicable(context, {"adopt"} if adopt else ())
-    store = actions.open_store()
-    if adopt:
-        orphan = action.adoptable(store, adopt, region or [])
-        if dry_run:
+    given = given.within({"adopt"} if given.adopt else (), console.note)
+    store, region = actions.open_store(), list(given.region)
+    if given.adopt:
+        orphan = action.adoptable(store, given.adopt, region)
+        if given.dry_run:
             console.result(f"would be on record again: {orphan.text}")
             console.document({"dry_run": True, "adopted": orphan.name, "id": orphan.id})
             return
@@ -94,14 +47,14 @@ def gc(
         )
         console.document({"adopted": taken.name, "id": taken.id, "nodes": len(taken.nodes)})
         return
-    search = action.find(store, region or [])
+    search = action.find(store, region)
     looked = f"looked in {', '.join(search.regions)}; --region looks elsewhere"
     for item in search.overdue:
         console.note(
             f"cluster {item.text}: its deadline is over, but its machines still run."
             f" `clusterctl down {item.name or item.id}` removes it"
         )
-    found = tuple(item for item in search.orphans if cluster in (None, item.name, item.id))
+    found = tuple(item for item in search.orphans if given.cluster in (None, item.name, item.id))
     if not found:
         console.note(f"no cluster on EC2 without a record here ({looked})")
     rows: list[tuple[str, ...]] = [("cluster", "name", "region", "left")]
@@ -111,8 +64,8 @@ def gc(
         console.note(looked)
     removed: list[str] = []
     failed: list[ClusterctlError] = list(search.failed)
-    for item in [] if dry_run else found:
-        if yes or console.consent(f"remove {item.text}?"):
+    for item in [] if given.dry_run else found:
+        if given.yes or console.consent(f"remove {item.text}?"):
             try:
                 if action.remove(store, item, console.tell):
                     removed.append(item.id)

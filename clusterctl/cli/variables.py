@@ -4,21 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from clusterctl.cli.console import SECRET
 from clusterctl.errors import UsageError
-
-Env = Annotated[
-    list[str] | None,
-    typer.Option("--env", "-e", metavar="NAME[=VALUE]", help="Variable for all ranks; repeatable."),
-]
-EnvFile = Annotated[
-    list[Path] | None, typer.Option("--env-file", help="NAME=VALUE lines, treated as secrets.")
-]
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 OURS = ("CLUSTERCTL_JOB", "CLUSTERCTL_NODE", "CLUSTERCTL_RANK", "CLUSTERCTL_ATTEMPT")
@@ -34,7 +24,9 @@ STARTERS = re.compile(
 _NAMES = "a name has letters, digits and _, and does not begin with a digit"
 
 
-def environment(pairs: list[str], files: list[Path]) -> tuple[dict[str, str], dict[str, str]]:
+def environment(
+    pairs: Iterable[str], files: Iterable[Path]
+) -> tuple[dict[str, str], dict[str, str]]:
     """Variables and secrets: from a file, all are secrets; else the name decides."""
     variables: dict[str, str] = {}
     secrets: dict[str, str] = {}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Protocol, cast
 
-from clusterctl import scope
+from clusterctl import verbs
 from clusterctl.errors import UsageError
 from clusterctl.launch import Request
 from clusterctl.model import Cluster, Job, JobSpec, LaunchPlan, Node, Placement
@@ -107,7 +107,7 @@ def check_options(options: Sequence[str], launcher: str, cluster: Cluster) -> No
     have been made for one of another kind."""
     name = cluster.system
     for option in options:
-        if limit := scope.limit("run", option, (name,)):
+        if limit := verbs.limit("run", option, (name,)):
             raise UsageError(f"{option} {limit.says}", hint=limit.advice((name,)))
     launchers = load(cluster).scheduler.launchers
     if launcher not in launchers:

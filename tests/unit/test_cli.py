@@ -90,7 +90,7 @@ def test_a_setting_that_has_no_effect(
 ) -> None:
     """It is a default for many command lines: passed over, with a note where it is for `run`."""
     file = Path("clusterctl.toml").absolute()
-    file.write_text(settings.replace("module", "environment_module"))
+    file.write_text(settings)
     done = call("run", *(options or ["--dry-run"]), "train.py")
     assert done.code == 0, done
     assert ("ignoring " in done.err) == bool(said)

@@ -7,28 +7,45 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from clusterctl import config
 from clusterctl.errors import UsageError
+from clusterctl.options import Group, cluster_option, flag, text, texts
 from clusterctl.state import Home, Store
 from tests.unit.making import cluster
 
-PLAIN, FLAG = config.Option(), config.Option(flag=True)
-TEXT, FLAG, LIST = config.Option(), config.Option(flag=True), config.Option(many=True)
+GROUP = Group("Options")
+FLAGS = [flag("--json", GROUP), flag("--dry-run", GROUP)]
+TEXTS = [text(f"--{name}", GROUP) for name in ("workers", "provider", "backend", "ranks")]
+LISTS = [
+    texts("--env", GROUP, "", "NAME"),
+    texts("--module", GROUP, "", "NAME", old="environment_module"),
+]
+OPTIONS = {option.key: option for option in (*FLAGS, *TEXTS, *LISTS, cluster_option())}
 VERBS = {
-    "up": {"workers": TEXT, "provider": TEXT, "json": FLAG},
-    "run": {
-        "backend": TEXT,
-        "ranks": TEXT,
-        "cluster": TEXT,
-        "env": LIST,
-        "dry_run": FLAG,
-        "json": FLAG,
-    },
-    "status": {"cluster": TEXT, "json": FLAG},
+    verb: {name: OPTIONS[name] for name in names.split()}
+    for verb, names in {
+        "up": "workers provider json",
+        "run": "backend ranks cluster env module dry_run json",
+        "status": "cluster json",
+    }.items()
 }
+
+
+def values() -> dict[str, dict[str, Any]]:
+    """What the settings say, by the verbs that they say something of."""
+    found = {
+        verb: {
+            name: setting.value
+            for name, option in options.items()
+            if (setting := config.find(verb, option, config.read(VERBS)))
+        }
+        for verb, options in VERBS.items()
+    }
+    return {verb: said for verb, said in found.items() if said}
 
 
 @pytest.fixture
@@ -47,25 +64,48 @@ def user_file() -> Path:
 
 def test_nothing(project: Path) -> None:
     assert config.files() == ()
-    assert config.defaults(config.read(VERBS)) == {}
+    assert values() == {}
 
 
 def test_keys_and_tables(project: Path) -> None:
     (project / "clusterctl.toml").write_text(
         'cluster = "lab"\njson = true\n[run]\nbackend = "mpi"\ncluster = "other"\n'
     )
-    assert config.defaults(config.read(VERBS)) == {
+    assert values() == {
         "up": {"json": True},
         "run": {"cluster": "other", "json": True, "backend": "mpi"},
         "status": {"cluster": "lab", "json": True},
     }
 
 
+@pytest.mark.parametrize("key", ["module", "environment_module"])
+def test_a_former_key(key: str, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys are the options' names; files and variables of before are still read."""
+    (project / "clusterctl.toml").write_text(f'[run]\n{key} = ["openmpi", "cuda"]\n')
+    assert values() == {"run": {"module": ("openmpi", "cuda")}}
+    monkeypatch.setenv(f"CLUSTERCTL_RUN_{key.upper()}", "mpich")
+    assert values() == {"run": {"module": ("mpich",)}}
+
+
+@pytest.mark.parametrize(
+    ("said", "value"), [("1", True), ("true", True), ("no", False), ("", None), ("maybe", "")]
+)
+def test_a_flag_in_a_variable(
+    said: str, value: object, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLUSTERCTL_RUN_DRY_RUN", said)
+    if value == "":
+        with pytest.raises(UsageError, match="CLUSTERCTL_RUN_DRY_RUN=maybe: expected true or fal"):
+            values()
+    else:
+        assert values().get("run", {}).get("dry_run") == value
+
+
 def test_project_over_user(project: Path) -> None:
     user_file().write_text('cluster = "mine"\n[run]\nbackend = "gloo"\nranks = 2\n')
     (project / "clusterctl.toml").write_text('[run]\nbackend = "mpi"\n')
     assert config.files() == (user_file(), project / "clusterctl.toml")
-    found = config.defaults(config.read(VERBS))["run"]
+    found = values()["run"]
     assert found == {"cluster": "mine", "backend": "mpi", "ranks": "2"}
 
 
@@ -102,7 +142,7 @@ def test_mistakes_name_the_file(project: Path, text: str, words: list[str], hint
     path = project / "clusterctl.toml"
     path.write_bytes(os.fsencode(text))
     with pytest.raises(UsageError) as caught:
-        config.defaults(config.read(VERBS))
+        values()
     assert str(path) in caught.value.message
     assert all(word in caught.value.message for word in words), caught.value.message
     assert hint in caught.value.hint
@@ -165,6 +205,6 @@ def test_a_variable_that_no_verb_has(
 ) -> None:
     monkeypatch.setenv(name, "mpi")
     with pytest.raises(UsageError) as caught:
-        config.defaults(config.read(VERBS))
+        values()
     assert name in caught.value.message
     assert close in caught.value.hint

@@ -1,8 +1,7 @@
 """Every option of every verb has an effect where it is taken, or is refused there.
 
-The options are those that the command line has, so that a new one fails here until
-`clusterctl/scope.py` has a row for it. Then each is given once in each scene: a verb with a kind of
-cluster and a way to use it. Where the table takes it, the outcome has to differ from that of the
+The options are those of `clusterctl/verbs.py`. Each is given once in each scene: a verb with a kind
+of cluster and a way to use it. Where the table takes it, the outcome has to differ from that of the
 same line without it; where the table does not, the line is refused, and nothing happens.
 
 The outcome is what the line prints and what reaches the action. `up` and `run` are asked for their
@@ -19,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.main
 
-from clusterctl import providers, scope
+from clusterctl import providers, verbs
 from clusterctl.actions import (
     attach,
     check,
@@ -34,36 +32,19 @@ from clusterctl.actions import (
     reach,
     show,
 )
-from clusterctl.cli import app
 from clusterctl.errors import UsageError
 from clusterctl.model import Cluster, ClusterSpec, JobState, Role
+from clusterctl.options import Option
 from clusterctl.providers.ec2.provider import Ec2Provider
 from clusterctl.providers.protocol import ProviderPlan, Resource
+from clusterctl.verbs import VERBS
 from tests.unit.calling import Call, Said, state
 from tests.unit.making import cluster, job, node, spec
 
-COMMANDS: dict[str, Any] = typer.main.get_command(app()).commands  # type: ignore[attr-defined]
 
-
-def options(verb: str) -> dict[str, Any]:
-    """The verb's options, by the spelling that their rows have."""
-    found = {}
-    for parameter in COMMANDS[verb].params:
-        long = [word for word in parameter.opts if word.startswith("--")]
-        word = (long or parameter.opts)[0]
-        if word.startswith("-") and parameter.name != "help":
-            found[word] = parameter
-    return found
-
-
-@pytest.mark.parametrize("verb", COMMANDS)
-def test_every_option_has_a_row(verb: str) -> None:
-    """A new one: say in clusterctl/scope.py where it works, and give it a value in VALUES here."""
-    assert set(scope.OPTIONS[verb]) == set(options(verb))
-
-
-def test_no_row_is_of_a_verb_that_is_not_there() -> None:
-    assert set(scope.OPTIONS) == set(COMMANDS)
+def options(verb: str) -> dict[str, Option[Any]]:
+    """The verb's options, as they are written."""
+    return {option.flag: option for option in VERBS[verb].options().values() if option.flags}
 
 
 # ------------------------------------------------------------------------------------------ scenes
@@ -79,7 +60,7 @@ EMIT = {"slurm": "sbatch", "sge": "qsub"}
 
 @dataclass(frozen=True)
 class Scene:
-    """A command line that works. `circumstances`: what it says of itself, as `scope` has it."""
+    """A command line that works. `circumstances`: see `clusterctl.scope`."""
 
     verb: str
     words: tuple[str, ...] = ()
@@ -92,7 +73,7 @@ class Scene:
     def line(self, *option: str) -> tuple[str, ...]:
         if self.verb == "run":  # `-m MODULE` ends its options
             return (self.verb, *self.words[:-1], *option, self.words[-1])
-        return (self.verb, *option, *self.words)
+        return (*self.verb.split(), *option, *self.words)
 
 
 def scenes() -> list[Scene]:
@@ -128,9 +109,9 @@ def scenes() -> list[Scene]:
             Scene("detach" if name in ATTACHED else "down", (), name),
             Scene("jobs", (), name),
             *(Scene(verb, ("7",), name) for verb in ("logs", "cancel", "fetch", "rerun")),
-            Scene("data", ("get", "mnist"), name, frozenset({"get"})),
-            Scene("data", ("get", "--no-push", "mnist"), name, frozenset({"get", "no-push"})),
-            Scene("data", ("push", "mnist"), name, frozenset({"push"})),
+            Scene("data get", ("mnist",), name),
+            Scene("data get", ("--no-push", "mnist"), name, frozenset({"no-push"})),
+            Scene("data push", ("mnist",), name),
         ]
     made += [Scene("extend", ("--ttl", "4h"), name) for name in MADE]
     return [
@@ -143,8 +124,8 @@ def scenes() -> list[Scene]:
         ),
         Scene("gc", ("--yes",)),
         Scene("gc", ("--adopt", "lab", "--yes"), circumstances=frozenset({"adopt"})),
-        *(Scene("image", (w, "cpu"), circumstances=frozenset({w})) for w in ("build", "lock")),
-        *(Scene("data", (w,), circumstances=frozenset({w})) for w in ("list", "index")),
+        *(Scene(verb, ("cpu",)) for verb in ("image build", "image lock")),
+        *(Scene(verb) for verb in ("data list", "data index")),
         Scene("check"),
     ]
 
@@ -238,7 +219,7 @@ WAYS = {"--emit", "--interactive"}
 
 
 def given(scene: Scene, option: str) -> tuple[str, ...]:
-    if getattr(options(scene.verb)[option], "is_flag", False):
+    if options(scene.verb)[option].is_flag:
         return (option,)
     others = (OTHER.get((word, option)) for word in (*sorted(scene.circumstances), scene.verb))
     return (option, *next((value for value in others if value), VALUES[option]))
@@ -361,7 +342,7 @@ def test_every_option_has_an_effect_or_is_refused(
         words = scene.line(*given(scene, option))
         before = state()
         said = call(*words)
-        limit = scope.limit(scene.verb, option, scene.circumstances)
+        limit = verbs.limit(scene.verb, option, scene.circumstances)
         if {"--dry-run", "--emit"}.intersection(words) and new(before):
             wrong.append(f"{' '.join(words)}: only to be shown, and something was done")
         if limit:

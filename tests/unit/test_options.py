@@ -3,47 +3,58 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import pytest
-import typer.main
 
-from clusterctl.cli import app
-from clusterctl.cli.options import duration
 from clusterctl.errors import UsageError
+from clusterctl.options import duration
+from clusterctl.verbs import VERBS
 from tests.unit.calling import Call, clusterctl
 
-COMMANDS: dict[str, Any] = typer.main.get_command(app()).commands  # type: ignore[attr-defined]
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_of_every_verb(verb: str, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every option is there, under a heading that people see, with an example to begin from."""
+    monkeypatch.setenv("COLUMNS", "100")
+    words = verb.split()
+    assert call(*words, "-h") == (said := call(*words, "--help"))
+    assert (said.code, said.err) == (0, "")
+    assert said.out.startswith(f"Usage: clusterctl {verb} [OPTIONS]")
+    assert all(len(line) <= 100 for line in said.out.splitlines())
+    assert len(said.out.splitlines()) <= 60
+    for option in VERBS[verb].options().values():
+        assert option.flag in said.out
+        assert f"\n{option.group.heading}:\n" in said.out
+        assert option.help or option.into == "native"
+    assert f"\nExamples:\n  clusterctl {verb}" in said.out
+    assert said.out.count(f"CLUSTERCTL_{words[0].upper()}_") == 1
 
 
-@pytest.mark.parametrize("verb", COMMANDS)
-def test_help_of_every_verb(verb: str, call: Call) -> None:
-    for flag in ("--help", "-h"):
-        said = call(verb, flag)
-        assert (said.code, said.err) == (0, "")
-        assert said.out.startswith(f"Usage: clusterctl {verb}")
-    assert COMMANDS[verb].help
-    for parameter in COMMANDS[verb].params:
-        described = parameter.name in ("help", "source", "target") or parameter.help
-        assert described or parameter.opts == ["--ranks-per-node", "--ntasks-per-node"]
+def test_options_of_batch_systems_have_a_heading(call: Call) -> None:
+    text = call("run", "--help").out
+    assert "\nBatch systems (Slurm and Grid Engine):\n      --interactive " in text
+    assert "\n  Passed to Slurm: --constraint, " in text
 
 
-@pytest.mark.parametrize("verb", COMMANDS)
+@pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("option", ["--json", "--quiet", "--verbose", "--cluster"])
 def test_every_verb_takes(verb: str, option: str) -> None:
-    assert any(option in parameter.opts for parameter in COMMANDS[verb].params)
+    assert any(option in item.flags for item in VERBS[verb].options().values())
 
 
 def test_the_verbs_of_the_contract() -> None:
-    wanted = "up down status list run jobs logs cancel fetch rerun ssh cp data check"
-    assert set(wanted.split()) <= set(COMMANDS)
+    wanted = "up down status list run jobs logs cancel fetch rerun ssh cp check data image"
+    assert set(wanted.split()) <= {verb.split()[0] for verb in VERBS}
 
 
 def test_version_and_help(call: Call) -> None:
     assert re.fullmatch(r"clusterctl \d\S*\n", call("--version").out)
     said = call("--help")
     assert said.code == 0
-    assert all(f"  {verb} " in said.out for verb in COMMANDS)
+    assert all(f"  {verb.split()[0]} " in said.out for verb in VERBS)
+    assert "\nJobs:\n  run " in said.out
+    assert "  push " in call("data", "--help").out
+    assert call("data") == call("data", "--help")
 
 
 def test_no_arguments_show_the_help(call: Call) -> None:
@@ -62,11 +73,20 @@ def test_completion(shell: str) -> None:
     assert f"complete_{shell}" in done.stdout
 
 
-def test_completion_knows_verbs() -> None:
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("clusterctl st", "status"),
+        ("clusterctl data pu", "push"),
+        ("clusterctl run --ranks-p", "--ranks-per-node"),
+        ("clusterctl run -N 2 --part", "--partition"),
+    ],
+)
+def test_completion_knows_verbs_and_options(words: str, found: str) -> None:
     done = clusterctl(
-        _CLUSTERCTL_COMPLETE="complete_bash", COMP_WORDS="clusterctl st", COMP_CWORD="1"
+        _CLUSTERCTL_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=str(words.count(" "))
     )
-    assert done.stdout.split() == ["status"]
+    assert done.stdout.split() == [found], done.stderr
 
 
 @pytest.mark.parametrize("environment", [{}, {"NO_COLOR": "1"}, {"TERM": "xterm-256color"}])

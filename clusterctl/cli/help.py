@@ -1,0 +1,120 @@
+"""The text of `--help`, made from the table of verbs: grouped under headings, without Rich."""
+
+from __future__ import annotations
+
+import inspect
+import shutil
+import textwrap
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from clusterctl.options import Option, Verb
+from clusterctl.verbs import FAMILIES, VERBS
+
+HELP = ("-h, --help", "Show this help")
+_WIDEST = 30  # columns of a flag with its value; the help of a wider one begins on the next line
+
+
+def of_verb(name: str) -> str:
+    """The help of one verb."""
+    verb = VERBS[name]
+    options = verb.options().values()
+    arguments = [option.metavar for option in options if not option.flags]
+    lines = [f"Usage: clusterctl {' '.join([name, '[OPTIONS]', *arguments])}", "", *_prose(verb)]
+    rows: dict[str, list[tuple[str, str]]] = {Verb.ARGUMENTS.heading: []}
+    bare: dict[str, dict[str, list[str]]] = {}
+    for option in options:
+        heading, lead = option.group.heading, option.group.lead
+        rows.setdefault(heading, [])
+        if option.help:
+            rows[heading].append((_flags(option), option.help))
+        else:
+            bare.setdefault(heading, {}).setdefault(lead, []).append(option.flag)
+    rows[Verb.GENERAL.heading].append(HELP)
+    column = _column(row for section in rows.values() for row in section)
+    for heading, section in rows.items():
+        wrapped = [
+            _wrapped(f"{lead}: {', '.join(flags)}") for lead, flags in bare.get(heading, {}).items()
+        ]
+        lines += _section(heading, sum(wrapped, _table(section, column)))
+    lines += _section("Examples", [f"  {example}" for example in verb.examples])
+    return "\n".join([*lines, "", *_settings(name, options)])
+
+
+def of_group(name: str, rows: Iterable[tuple[str, str]]) -> str:
+    """The help of clusterctl itself, or of a word that several verbs begin with; `rows` are its
+    own options."""
+    prefix = f"{name} " if name else ""
+    sections: dict[str, list[tuple[str, str]]] = {}
+    for path, verb in VERBS.items():
+        if path.startswith(prefix):
+            word = path.removeprefix(prefix).partition(" ")[0]
+            row = (word, summary(verb) if name else FAMILIES.get(word, summary(verb)))
+            section = sections.setdefault(verb.heading, [])
+            section += [row] if row not in section else []
+    about = FAMILIES.get(name, "Create a cluster, run training jobs on it, and remove it again.")
+    lines = [f"Usage: clusterctl {prefix}COMMAND [OPTIONS]", "", about]
+    sections["Options"] = [*rows, HELP]
+    column = _column(row for members in sections.values() for row in members)
+    for heading, members in sections.items():
+        lines += _section(heading, _table(members, column))
+    return "\n".join([*lines, "", f"`clusterctl {prefix}COMMAND --help` shows its options."])
+
+
+def _section(heading: str, lines: list[str]) -> list[str]:
+    return ["", f"{heading}:", *lines] if lines else []
+
+
+def summary(verb: type[Verb]) -> str:
+    """A verb in one line."""
+    return inspect.cleandoc(verb.__doc__ or "").partition(".")[0].replace("\n", " ") + "."
+
+
+def _prose(verb: type[Verb]) -> Iterator[str]:
+    for number, paragraph in enumerate(inspect.cleandoc(verb.__doc__ or "").split("\n\n")):
+        yield from ([""] if number else []) + textwrap.wrap(paragraph, _width())
+
+
+def _settings(name: str, options: Iterable[Option[Any]]) -> list[str]:
+    """How an option is set for many command lines."""
+    example = next((item for item in options if item.flags and item.metavar), Verb.json)
+    known = [f"{item.env} sets {item.flag}." for item in options if item.env]
+    word = name.partition(" ")[0]
+    text = (
+        f"Options can also be set in clusterctl.toml, or by variables such as"
+        f" CLUSTERCTL_{word.upper()}_{example.key.upper()} for {example.flag}. {' '.join(known)}"
+    )
+    return textwrap.wrap(text, _width(), break_on_hyphens=False)
+
+
+def _flags(option: Option[Any]) -> str:
+    """`-c, --cluster NAME`, with room for a short flag where there is none."""
+    lead = "    " if option.flags and option.flags[0][:2] == "--" else ""
+    return lead + f"{', '.join(option.flags)} {option.metavar}".strip()
+
+
+def _column(rows: Iterable[tuple[str, str]]) -> int:
+    """Where the second column begins."""
+    return 4 + max(len(first) for first, _ in rows if len(first) <= _WIDEST)
+
+
+def _table(rows: list[tuple[str, str]], column: int) -> list[str]:
+    """Two columns, the second one wrapped."""
+    lines = []
+    for first, second in rows:
+        wrapped = textwrap.wrap(second, _width() - column, break_on_hyphens=False)
+        if len(first) > column - 4:
+            lines.append(f"  {first}")
+            first = ""
+        lines += [f"  {first if not i else '':<{column - 2}}{t}" for i, t in enumerate(wrapped)]
+    return lines
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(
+        text, _width(), initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False
+    )
+
+
+def _width() -> int:
+    return max(60, min(100, shutil.get_terminal_size().columns))

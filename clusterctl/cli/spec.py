@@ -1,0 +1,62 @@
+"""Which machines a person asks for: the options of `up` as a ClusterSpec."""
+
+from __future__ import annotations
+
+import re
+
+from clusterctl.errors import UsageError
+from clusterctl.model import CloudSpec, ClusterSpec, NodeGroup, Runtime
+from clusterctl.verbs import Up
+
+
+def cluster_spec(name: str, given: Up) -> ClusterSpec:
+    """What was given to `up`. Without a provider, the one that the options imply; "" leaves it to
+    the cluster that exists."""
+    cloud = given.gpu or given.cpu or given.instance_type
+    implied = "ec2" if cloud else "docker" if given.gpus else ""
+    return ClusterSpec(
+        name=name,
+        provider=given.provider or implied,
+        groups=_groups(given),
+        ttl=given.ttl,
+        runtime=Runtime(given.runtime) if given.runtime else None,
+        image=given.image,
+        gpus=given.gpus,
+        cloud=CloudSpec(**given.into("cloud")),
+    )
+
+
+def _groups(given: Up) -> tuple[NodeGroup, ...]:
+    """The groups of workers. A count of 0: not given. A number of workers on this command line
+    must not contradict the counts of the groups; one in the settings gives way to them."""
+    workers, instance_type, typed = given.workers, given.instance_type, "workers" in given.typed
+    named = [("--gpu", text) for text in given.gpu] + [("--cpu", text) for text in given.cpu]
+    if instance_type and len(named) > 1:
+        raise UsageError(
+            "--instance-type goes with one kind of workers",
+            hint="give each kind as --cpu TYPE:N, or as --gpu FAMILY:N",
+        )
+    if not named:
+        return (NodeGroup(count=workers, instance_type=instance_type),)
+    counted = any(":" in text for _, text in named)
+    if workers and typed and (counted or len(named) > 1):
+        of = "groups that say their own" if counted else f"{len(named)} groups"
+        each = " ".join(f"{option} {text.partition(':')[0]}:N" for option, text in named)
+        raise UsageError(
+            f"--workers {workers} does not go with {of}", hint=f"write the numbers as {each}"
+        )
+    found = []
+    for option, text in named:
+        match = re.fullmatch(r"([a-z0-9.-]+)(?::([1-9]\d{0,4}))?", text)
+        if match is None:
+            example = {"--gpu": "g4dn:4", "--cpu": "t3.xlarge:4"}[option]
+            raise UsageError(
+                f"{option} {text!r} is not NAME or NAME:N", hint=f"for example {option} {example}"
+            )
+        name, number = match[1], int(match[2] or workers)
+        if option == "--gpu":
+            found.append(NodeGroup(count=number, family=name, instance_type=instance_type))
+        else:
+            kind = instance_type or name
+            found.append(NodeGroup(count=number, family="cpu", instance_type=kind))
+    return tuple(found)

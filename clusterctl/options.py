@@ -1,0 +1,384 @@
+"""The table of options: one declaration for each option of each verb.
+
+A declaration gives the flags, the help and its heading, how a value is checked, where the option
+has an effect (see `scope`), and where its value goes (`CloudSpec`, `JobSpec`, the batch system).
+The command line, the settings file, environment variables and the help are all made from it. An
+object of a verb's class holds what was given: `given.spot` is the checked value of `--spot`.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, overload
+
+from clusterctl.errors import UsageError
+from clusterctl.scope import Limit
+
+T = TypeVar("T")
+Given = TypeVar("Given", bound="Verb")
+
+DEFAULT_NAME = "default"
+MAX_BUDGET = 1_000_000
+"""US dollars."""
+MAX_TTL = 30 * 86400.0
+"""Seconds. A cluster that nobody has looked at for so long is a forgotten one."""
+
+
+class Group(NamedTuple):
+    """Options under one heading, with what most of them have in common. `into`: whose fields they
+    are (see `Verb.into`)."""
+
+    heading: str
+    limits: tuple[Limit, ...] = ()
+    into: str = ""
+    lead: str = ""
+    """What the help says before those that have no help of their own."""
+
+
+class Option(Generic[T]):
+    """An option, or an argument where `flags` is "". On an object of a verb it is its value.
+
+    Args:
+        empty: The value where none is given.
+        check: Makes the value of a text, or raises UsageError; it is told what to call the option.
+        many: May be repeated; `words`: how many words a value has.
+        env: A variable beside the usual CLUSTERCTL_VERB_OPTION.
+        old: A former key in settings files.
+    """
+
+    def __init__(
+        self,
+        flags: str,
+        group: Group,
+        help: str = "",
+        metavar: str = "",
+        *,
+        empty: T,
+        check: Callable[[Any, str], Any] = lambda text, option: text,
+        many: bool = False,
+        words: int = 1,
+        limits: tuple[Limit, ...] | None = None,
+        into: str | None = None,
+        env: str = "",
+        old: str = "",
+    ) -> None:
+        self.flags = tuple(flags.split())
+        self.group, self.help, self.empty, self.check = group, help, empty, check
+        self.metavar, self.many, self.words, self.env, self.old = metavar, many, words, env, old
+        self.limits = group.limits if limits is None else limits
+        self.into = group.into if into is None else into
+        self.is_flag = empty is False
+        self.separator = os.pathsep if check is path else None
+        """Between the values in a variable; None: blanks."""
+        self.attribute = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.attribute = name
+
+    @overload
+    def __get__(self, given: None, owner: type) -> Option[T]: ...
+    @overload
+    def __get__(self, given: Verb, owner: type) -> T: ...
+    def __get__(self, given: Verb | None, owner: type) -> Option[T] | T:
+        return self if given is None else given.values[self.key]
+
+    @property
+    def flag(self) -> str:
+        """As people write it: the first long spelling."""
+        return next((flag for flag in self.flags if flag[:2] == "--"), "".join(self.flags[:1]))
+
+    @property
+    def key(self) -> str:
+        """Its name in settings."""
+        return self.flag.lstrip("-").replace("-", "_") if self.flags else self.attribute
+
+    @property
+    def required(self) -> bool:
+        """An argument that has to be there."""
+        return not self.flags and not set("[ ") & set(self.metavar)
+
+    def read(self, raw: Any, label: str) -> Any:
+        """The value of what was given as `label`. Raises UsageError."""
+        if raw is None or raw == ():
+            return self.empty
+        if self.is_flag:
+            return raw
+        if self.words > 1 and isinstance(raw, str):
+            raw = raw.split()
+        return tuple(self.check(r, label) for r in raw) if self.many else self.check(raw, label)
+
+
+def flag(flags: str, group: Group, help: str = "", **more: Any) -> Option[bool]:
+    return Option(flags, group, help, empty=False, **more)
+
+
+def text(flags: str, group: Group, help: str = "", metavar: str = "", **more: Any) -> Option[str]:
+    return Option(flags, group, help, metavar, empty="", **more)
+
+
+def texts(
+    flags: str, group: Group, help: str, metavar: str, **more: Any
+) -> Option[tuple[str, ...]]:
+    return Option(flags, group, help, metavar, empty=(), many=True, **more)
+
+
+def paths(flags: str, group: Group, help: str) -> Option[tuple[Path, ...]]:
+    return Option(flags, group, help, "FILE", empty=(), many=True, check=path)
+
+
+def number(
+    flags: str, group: Group, help: str, metavar: str = "N", *, least: int = 1, **more: Any
+) -> Option[int]:
+    """0 where none is given."""
+    return Option(flags, group, help, metavar, empty=0, check=whole(least), **more)
+
+
+# ---------------------------------------------------------------------------------------- checks
+
+
+def path(text: str, option: str) -> Path:
+    return Path(text)
+
+
+def _example(option: str, value: int) -> str:
+    return f"for example {option} {value}" if option.startswith("-") else f"for example {value}"
+
+
+def whole(least: int, most: float = 1_000_000_000) -> Callable[[str, str], int]:
+    """Reads a whole number within these limits."""
+
+    def check(text: str, option: str) -> int:
+        if not re.fullmatch(r"[+-]?\d{1,12}", text):
+            raise UsageError(f"{option} {text!r}: expected a number", hint=_example(option, 2))
+        if not least <= int(text) <= most:
+            limit = f"at least {least}" if int(text) < least else f"at most {most:.0f}"
+            raise UsageError(f"{option} {text}: must be {limit}", hint=_example(option, 2))
+        return int(text)
+
+    return check
+
+
+def decimal(text: str, option: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(
+            f"{option} {text!r}: expected a number", hint=_example(option, 20)
+        ) from None
+
+
+def seconds(text: str, option: str) -> float:
+    if not 0.1 <= (found := decimal(text, option)) < 1e9:
+        raise UsageError(f"{option} {text}: must be at least 0.1", hint=_example(option, 20))
+    return found
+
+
+def budget(text: str, option: str) -> float:
+    if not 0 < (found := decimal(text, option)) <= MAX_BUDGET:
+        raise UsageError(
+            f"{option} {found:,.12g}: must be more than 0 and at most {MAX_BUDGET:,} US dollars",
+            hint="for example --budget 20",
+        )
+    return found
+
+
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def duration(text: str, option: str) -> float:
+    """Seconds in `90`, `90s`, `30m`, `8h`, `1d` or a sum such as `1h30m`."""
+    if not re.fullmatch(r"(?=.)(\d{1,9}(\.\d{1,9})?[smhd])*(\d{1,9}(\.\d{1,9})?)?", text):
+        raise UsageError(f"{option} {text!r} is not a duration", hint="for example 90s, 30m or 8h")
+    parts = re.findall(r"(\d+(?:\.\d+)?)([smhd]?)", text)
+    total = sum(float(number) * _UNITS[unit] for number, unit in parts)
+    if total <= 0:
+        raise UsageError(f"{option} must be longer than zero", hint="for example 90s, 30m or 8h")
+    return total
+
+
+def life_time(text: str, option: str) -> float:
+    """Seconds in a --ttl, which needs a unit: 8 seconds instead of 8 hours would cost a cluster."""
+    total = duration(text, option)
+    if text[-1] not in "smhd":
+        bare = not set(text) & set("smhd")
+        raise UsageError(
+            f"{option} {text!r} ends without a unit",
+            hint=f"did you mean {text}h or {text}m?" if bare else "for example 1h30m",
+        )
+    if total > MAX_TTL:
+        raise UsageError(
+            f"{option} {text!r} is more than {MAX_TTL / 86400:g} days",
+            hint="`clusterctl extend --ttl` moves the deadline whenever you need longer",
+        )
+    return total
+
+
+def one_of(*known: str) -> Callable[[str, str], str]:
+    def check(text: str, option: str) -> str:
+        if text not in known:
+            from difflib import get_close_matches
+
+            close = get_close_matches(text, known, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"choose one of: {', '.join(known)}"
+            raise UsageError(f"{option}: unknown value {text!r}", hint=hint)
+        return text
+
+    return check
+
+
+def cluster_name(text: str, option: str) -> str:
+    if not text:
+        raise UsageError("'' is not a cluster name", hint="leave it out, or give a name")
+    return text
+
+
+def zones(text: str, option: str) -> tuple[str, ...]:
+    return tuple(zone.strip() for zone in text.split(",") if zone.strip())
+
+
+def indices(text: str, option: str) -> tuple[str, ...]:
+    """The GPUs of `up --gpus`."""
+    found = tuple(part.strip() for part in text.split(",")) if text else ()
+    if found and found != ("all",) and not all(re.fullmatch(r"\d{1,3}", part) for part in found):
+        raise UsageError(f"{option} {text!r}: expected numbers or all", hint=f"{option} 0,1")
+    return found
+
+
+# ----------------------------------------------------------------------------------------- verbs
+
+
+class Verb:
+    """What every verb has: its options, in the order of its help, and their values."""
+
+    heading: ClassVar[str] = ""
+    module: ClassVar[str] = ""
+    """The one of `clusterctl.cli` that has its function."""
+    function: ClassVar[str] = ""
+    """Its name, if it is not the verb's."""
+    examples: ClassVar[tuple[str, ...]] = ()
+    ends_at_argument: ClassVar[bool] = False
+    """Options after the first argument are not ours."""
+    passes_options: ClassVar[bool] = False
+    """Options that we do not know are arguments."""
+
+    GENERAL = Group("General options")
+    ARGUMENTS = Group("Arguments")
+    json = flag("--json", GENERAL, "Print one JSON document on stdout")
+    quiet = flag("-q --quiet", GENERAL, "Hide progress messages")
+    verbose = flag("-v --verbose", GENERAL, "Show more detail on stderr")
+
+    def __init__(
+        self, values: Mapping[str, Any], typed: Collection[str], settings: Mapping[str, str]
+    ) -> None:
+        """`values` by key; `typed`: the keys on the command line; `settings`: where the others are
+        set, "" for a setting that is for all verbs."""
+        self.values, self.typed, self.settings = dict(values), frozenset(typed), settings
+
+    @classmethod
+    def options(cls) -> dict[str, Option[Any]]:
+        """By key: arguments and the verb's own options first, what all verbs share last."""
+        found: dict[str, Option[Any]] = {}
+        for owner in cls.__mro__:
+            for option in vars(owner).values():
+                if isinstance(option, Option):
+                    found.setdefault(option.key, option)
+        return found
+
+    @classmethod
+    def arrange(cls, words: list[str]) -> list[str]:
+        """The words after the verb as the parser needs them."""
+        return words
+
+    @classmethod
+    def width(cls, word: str) -> int:
+        """How many words an option has with its value; 1 for what is none of ours."""
+        found = (option for option in cls.options().values() if word in option.flags)
+        return next((1 if option.is_flag else 1 + option.words for option in found), 1)
+
+    @classmethod
+    def leading(cls, words: list[str]) -> int:
+        """How many of `words` are options with their values, from the first on."""
+        end = 0
+        while end < len(words) and words[end].startswith("-") and words[end] != "--":
+            end += cls.width(words[end])
+        return end
+
+    def into(self, name: str) -> dict[str, Any]:
+        """What was given of the options that are fields of `name`, by field."""
+        return {
+            option.attribute: self.values[key]
+            for key, option in self.options().items()
+            if option.into == name and self.values[key]
+        }
+
+    def within(
+        self: Given, circumstances: Collection[str], note: Callable[[str], None], place: str = ""
+    ) -> Given:
+        """What was given, as it holds in these circumstances (see `scope`). An option without an
+        effect there is a UsageError. A setting is a default for many command lines: where it has no
+        effect it is left out, with a note if it was made for this verb.
+
+        Args:
+            place: Says which of the circumstances are those of a cluster, for people.
+        """
+        found = copy.copy(self)
+        found.values = dict(self.values)
+        for key, option in self.options().items():
+            failing = next(
+                (limit for limit in option.limits if not limit.holds(circumstances)), None
+            )
+            if failing is None or not self.values[key] or key not in {*self.typed, *self.settings}:
+                continue
+            why = failing.says + (f"; {place}" if place and failing.only else "")
+            if key in self.typed:
+                raise UsageError(f"{option.flag} {why}", hint=failing.advice(circumstances))
+            if self.settings[key]:
+                note(f"ignoring {self.settings[key]}: it {why}")
+            found.values[key] = option.empty
+        return found
+
+
+def cluster_option(
+    *limits: Limit, help: str = "Name of the cluster (default: the only one)"
+) -> Option[str | None]:
+    return Option(
+        "-c --cluster",
+        Verb.GENERAL,
+        help,
+        "NAME",
+        empty=None,
+        check=cluster_name,
+        limits=limits,
+        env="CLUSTERCTL_CLUSTER",
+    )
+
+
+class Common(Verb):
+    cluster = cluster_option()
+
+
+class Named(Common):
+    """A verb that also takes the cluster's name as its argument."""
+
+    name = Option[str | None](
+        "",
+        Verb.ARGUMENTS,
+        "Name of the cluster (default: the only one)",
+        "[NAME]",
+        empty=None,
+        check=cluster_name,
+    )
+
+    def wanted(self) -> str | None:
+        """The cluster's name as the argument or as --cluster says it. UsageError where this command
+        line has both; a name in the settings or the environment gives way to the argument."""
+        name, other = self.name, self.cluster
+        if name and other and name != other and "cluster" in self.typed:
+            raise UsageError(
+                f"two cluster names given: {name!r} and --cluster {other!r}", hint="give only one"
+            )
+        return name or other

@@ -1,0 +1,677 @@
+"""The verbs, in the order of `clusterctl --help`, each with its options (see `options`)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from clusterctl import scope
+from clusterctl.errors import UsageError
+from clusterctl.options import (
+    DEFAULT_NAME,
+    Common,
+    Group,
+    Named,
+    Option,
+    Verb,
+    budget,
+    cluster_name,
+    cluster_option,
+    duration,
+    flag,
+    indices,
+    life_time,
+    number,
+    one_of,
+    path,
+    paths,
+    seconds,
+    text,
+    texts,
+    whole,
+    zones,
+)
+from clusterctl.scope import Limit
+
+CLUSTERS, JOBS, MACHINES = "Clusters", "Jobs", "Nodes and this machine"
+DATA = "Data sets and images"
+
+OPTIONS = Group("Options")
+YES = flag("-y --yes", Verb.GENERAL, "Do not ask for confirmation")
+JSON_LINES = flag("--json", Verb.GENERAL, "Print one JSON object per line, the result last")
+JOB = Option[int]("", Verb.ARGUMENTS, "Number of the job", "JOB", empty=0, check=whole(0))
+NEW_NAME = Option[str | None](
+    "",
+    Verb.ARGUMENTS,
+    f"Name of the cluster (default: {DEFAULT_NAME})",
+    "[NAME]",
+    empty=None,
+    check=cluster_name,
+)
+
+
+class Up(Named):
+    """Create a cluster, resume one, or change its number of workers."""
+
+    heading, module = CLUSTERS, "clusters"
+    examples = (
+        "clusterctl up",
+        "clusterctl up --gpu g4dn --ttl 4h --budget 20",
+        "clusterctl up --provider docker --gpus all lab",
+    )
+    MACHINE = Group("Machines")
+    EC2 = Group("Amazon EC2", (scope.EC2,), into="cloud")
+
+    name = NEW_NAME
+    provider = text(
+        "--provider",
+        MACHINE,
+        "local, docker or ec2 (default: what the other options require, else local)",
+        "NAME",
+    )
+    workers = number("--workers", MACHINE, "Number of workers besides the launcher (default: 2)")
+    ttl = Option(
+        "--ttl",
+        MACHINE,
+        "Shut down after this time: 90s, 30m, 8h, 2d (default on EC2: 8h)",
+        "TIME",
+        empty=0.0,
+        check=life_time,
+    )
+    image = text(
+        "--image",
+        MACHINE,
+        "Container image of the nodes (Docker and EC2)",
+        "IMAGE",
+        limits=(scope.IMAGE, scope.CONTAINERS),
+    )
+    gpus = Option[tuple[str, ...]](
+        "--gpus",
+        MACHINE,
+        "GPUs of this machine for the workers (Docker)",
+        "0,1|all",
+        empty=(),
+        check=indices,
+        limits=(scope.DOCKER,),
+    )
+    gpu = texts(
+        "--gpu", EC2, "GPU workers: g4dn, g4ad, g5 or g6; repeatable", "FAMILY[:N]", into=""
+    )
+    cpu = texts("--cpu", EC2, "CPU workers of this instance type; repeatable", "TYPE[:N]", into="")
+    instance_type = text("--instance-type", EC2, "Instance type of the workers", "TYPE", into="")
+    launcher_type = text(
+        "--launcher-type", EC2, "Instance type of the launcher (default: t3.micro)", "TYPE"
+    )
+    region = text("--region", EC2, "Region (default: that of the AWS CLI)", "NAME")
+    zones = Option[tuple[str, ...]](
+        "--zones", EC2, "Availability zones to try, in this order", "A,B", empty=(), check=zones
+    )
+    spot = flag("--spot", EC2, "Use spot workers: cheaper, may be interrupted")
+    spot_fallback = flag("--spot-fallback", EC2, "Use on-demand workers if no spot is available")
+    runtime = Option(
+        "--runtime",
+        EC2,
+        "Run ranks in a container or on the machine itself (default: docker)",
+        "docker|host",
+        empty="",
+        check=one_of("docker", "host"),
+        limits=(scope.RUNTIME,),
+        into="",
+    )
+    ami = text("--ami", EC2, "Machine image of the workers", "ID")
+    disk = Option(
+        "--disk", EC2, "Disk size of each worker, 8 to 16384", "GB", empty=0, check=whole(8, 16384)
+    )
+    efa = flag("--efa", EC2, "Use Elastic Fabric Adapters, on instance types that have them")
+    ssh_cidr = text(
+        "--ssh-cidr", EC2, "Addresses that may connect to the launcher (default: yours)", "CIDR"
+    )
+    budget = Option(
+        "--budget",
+        EC2,
+        "Shut down before the cluster costs more than this",
+        "USD",
+        empty=0.0,
+        check=budget,
+    )
+    boot_timeout = Option(
+        "--boot-timeout",
+        EC2,
+        "How long to wait for machines to boot (default: 10m)",
+        "TIME",
+        empty=0.0,
+        check=duration,
+    )
+    dry_run = flag("--dry-run", Verb.GENERAL, "Print the plan and change nothing")
+    yes = YES
+
+
+class Down(Named):
+    """Remove a cluster and verify that nothing of it is left.
+
+    Job outputs that you have not fetched are deleted only with your consent. On a terminal you are
+    asked; with --yes, with --json or without a terminal, add --fetch or --discard.
+    """
+
+    heading, module = CLUSTERS, "clusters"
+    examples = ("clusterctl down", "clusterctl down lab --yes --fetch")
+    fetch = flag("--fetch", OPTIONS, "Save unfetched job outputs to job-N in this folder first")
+    discard = flag("--discard", OPTIONS, "Delete unfetched job outputs")
+    force = flag("--force", OPTIONS, "Save no logs or outputs, and do not ask")
+    yes = YES
+
+
+class Status(Named):
+    """Show the nodes, age, cost and running jobs of a cluster."""
+
+    heading, module = CLUSTERS, "clusters"
+    examples = ("clusterctl status", "clusterctl status lab --live")
+    live = flag("--live", OPTIONS, "Query the nodes now")
+
+
+class List(Common):
+    """List your clusters."""
+
+    heading, module, function = CLUSTERS, "clusters", "list_clusters"
+    examples = ("clusterctl list",)
+
+
+class Attach(Named):
+    """Use machines that already exist: SSH hosts, or a site with Slurm or Grid Engine."""
+
+    heading, module = CLUSTERS, "attach"
+    examples = (
+        "clusterctl attach lab --hosts hosts.txt --user me",
+        "clusterctl attach hpc --slurm me@login.example.org",
+        "clusterctl attach --sge",
+    )
+
+    name = NEW_NAME
+    hosts = Option[Path | None](
+        "--hosts",
+        OPTIONS,
+        "SSH hosts, one HOST [slots=N] ... per line",
+        "FILE",
+        empty=None,
+        check=path,
+    )
+    slurm = Option[str | None](
+        "--slurm", OPTIONS, "Site with Slurm (default: here)", "[LOGIN]", empty=None
+    )
+    sge = Option[str | None](
+        "--sge", OPTIONS, "Site with Grid Engine (default: here)", "[LOGIN]", empty=None
+    )
+    user = text("--user", OPTIONS, "User to log in as", "NAME", limits=(scope.HERE,))
+    identity = Option[Path | None](
+        "--identity",
+        OPTIONS,
+        "SSH private key to use (default: ssh_config and agent)",
+        "FILE",
+        empty=None,
+        check=path,
+        limits=(scope.HERE,),
+    )
+    workdir = text(
+        "--workdir",
+        OPTIONS,
+        "Folder for clusterctl's files; a site's nodes share it (default: ~/.clusterctl)",
+        "DIR",
+    )
+    bootstrap = flag(
+        "--bootstrap", OPTIONS, "Install what is missing with sudo", limits=(scope.HOSTS,)
+    )
+
+    @classmethod
+    def arrange(cls, words: list[str]) -> list[str]:
+        """`--slurm` and `--sge` may stand alone: then this machine is the login node."""
+        found: list[str] = []
+        for word, following in zip(words, [*words[1:], "-"], strict=True):
+            found.append(word)
+            if word in ("--slurm", "--sge") and following.startswith("-"):
+                found.append("")
+        return found
+
+
+class Detach(Named):
+    """Stop using attached machines: remove clusterctl's files and keys, nothing else."""
+
+    heading, module = CLUSTERS, "attach"
+    examples = ("clusterctl detach lab",)
+    force = flag("--force", OPTIONS, "Save nothing, do not ask, and skip hosts that do not answer")
+    yes = YES
+
+
+class Extend(Named):
+    """Move the deadline of a cluster. An earlier deadline needs your consent."""
+
+    heading, module = CLUSTERS, "money"
+    examples = ("clusterctl extend --ttl 4h",)
+    ttl = Option(
+        "--ttl",
+        OPTIONS,
+        "New time to live, from now on: 30m, 8h, 2d",
+        "TIME",
+        empty=0.0,
+        check=life_time,
+    )
+    yes = YES
+
+
+class Gc(Common):
+    """Find clusters on EC2 without a local record, and remove them or take one back."""
+
+    heading, module = CLUSTERS, "money"
+    examples = ("clusterctl gc --dry-run", "clusterctl gc --adopt lab --region eu-west-1")
+    adopt = text("--adopt", OPTIONS, "Take this cluster back instead of removing it", "NAME")
+    region = texts(
+        "--region", OPTIONS, "Region to search (default: your usual one); repeatable", "NAME"
+    )
+    dry_run = flag("--dry-run", Verb.GENERAL, "Print what is found and change nothing")
+    cluster = cluster_option(scope.NOT_ADOPT, help="Remove only this cluster")
+    yes = YES
+
+
+SHORT = {"-N": "--nodes", "-p": "--partition", "-t": "--time"}
+"""Short options of sbatch that `run` does not have, and what to write."""
+
+
+class Run(Common):
+    """Run a program on all ranks of the cluster and follow its output. Options before SCRIPT are
+    clusterctl's; everything after it is passed to the program."""
+
+    heading, module = JOBS, "run"
+    ends_at_argument = True
+    examples = (
+        "clusterctl run train.py --epochs 3",
+        "clusterctl run --ranks 4 --env LR=0.1 -m package.train",
+        "clusterctl run --partition gpu --gpus-per-node 4 --time 2:00:00 train.py",
+    )
+    STAGED = (scope.STAGED,)
+    RANKS, PROGRAM = Group("Ranks", STAGED, "job"), Group("Program", STAGED)
+    JOB = Group("Job", (scope.STAGED, scope.SUPERVISED), "job")
+    BATCH = Group("Batch systems (Slurm and Grid Engine)", (scope.BATCH, scope.STAGED), "job")
+    BOTH = Group(BATCH.heading, (scope.BATCH,), "native", "Passed to either")
+    SLURM = Group(BATCH.heading, (scope.SLURM,), "native", "Passed to Slurm")
+    SGE = Group(BATCH.heading, (scope.SGE,), "native")
+
+    command = texts("", Verb.ARGUMENTS, "Path or name of a bundled program", "SCRIPT [ARGS...]")
+    ranks = number(
+        "-n --ranks",
+        RANKS,
+        "Total number of ranks (default: one per GPU, else one per worker)",
+        limits=(scope.NOT_SGE_TERMINAL,),
+    )
+    ranks_per_node = number(
+        "--ranks-per-node --ntasks-per-node", RANKS, "Ranks on each node", limits=(scope.NODES,)
+    )
+    nodes = number(
+        "--nodes", RANKS, "Number of workers to use (default: all)", limits=(scope.NODES,)
+    )
+    backend = Option(
+        "--backend",
+        RANKS,
+        "auto, gloo, nccl or mpi (default: auto)",
+        "NAME",
+        empty="",
+        check=one_of("auto", "gloo", "nccl", "mpi"),
+    )
+    launcher = Option(
+        "--launcher",
+        RANKS,
+        "mpirun, torchrun, or srun in a Slurm job",
+        "NAME",
+        empty="",
+        check=one_of("mpirun", "torchrun", "srun"),
+        into="",
+    )
+    python_module = text("-m", PROGRAM, "Run a Python module, not SCRIPT", "MODULE")
+    env = texts(
+        "-e --env", PROGRAM, "Environment variable for all ranks; repeatable", "NAME[=VALUE]"
+    )
+    env_file = paths("--env-file", PROGRAM, "NAME=VALUE lines, treated as secrets; repeatable")
+    stage = Option[Path | None](
+        "--stage",
+        PROGRAM,
+        "Folder to copy (default: the script's repository or folder)",
+        "DIR",
+        empty=None,
+        check=path,
+    )
+    source = paths(
+        "--source", PROGRAM, "Compile this file with SCRIPT; repeatable (flags: -e CFLAGS=...)"
+    )
+    allow_cpu = flag("--allow-cpu", PROGRAM, "Let GPU programs run without a GPU", into="job")
+    detach = flag("-d --detach", JOB, "Start the job and return", into="")
+    timeout = Option(
+        "--timeout",
+        JOB,
+        "Stop the job after this time, for example 30m",
+        "TIME",
+        empty=0.0,
+        check=duration,
+    )
+    retries = number("--retries", JOB, "Start again after a failure, at most N times", least=0)
+    now = flag("--now", JOB, "Do not wait for other jobs", limits=(scope.DIRECT, scope.SUPERVISED))
+    dry_run = flag("--dry-run", JOB, "Print what would run, and why", limits=(), into="")
+    emit = Option(
+        "--emit",
+        JOB,
+        "Print a script that works without clusterctl",
+        "sh|sbatch|qsub",
+        empty="",
+        check=one_of("sh", "sbatch", "qsub"),
+        limits=STAGED,
+        into="",
+    )
+    interactive = flag(
+        "--interactive",
+        BATCH,
+        "Open a shell, or run SCRIPT, on nodes",
+        limits=(scope.TERMINAL,),
+        into="",
+    )
+    modules = texts(
+        "--module",
+        BATCH,
+        "Environment module to load; repeatable",
+        "NAME",
+        old="environment_module",
+    )
+    venv = text("--venv", BATCH, "Virtual environment on the nodes", "DIR")
+    container = text("--container", BATCH, "Apptainer image to run ranks in", "IMAGE")
+
+    account = text("--account", BOTH)
+    job_name = text("--job-name", BOTH)
+    mail_type = text("--mail-type", BOTH)
+    mail_user = text("--mail-user", BOTH)
+    requeue = flag("--requeue", BOTH, limits=(scope.BATCH, scope.SUPERVISED, scope.ENDS_ONCE))
+    time = text("--time", BOTH)
+
+    constraint = text("--constraint", SLURM)
+    cpus_per_task = text(
+        "--cpus-per-task", SLURM, limits=(scope.on_sge("-pe NAME SLOTS with --ranks N"),)
+    )
+    exclude = text("--exclude", SLURM)
+    exclusive = flag("--exclusive", SLURM)
+    gpu_bind = text("--gpu-bind", SLURM)
+    gpus = text("--gpus", SLURM, limits=(scope.GPUS_ON_SGE,))
+    gpus_per_node = text("--gpus-per-node", SLURM, limits=(scope.GPUS_ON_SGE,))
+    gpus_per_task = text("--gpus-per-task", SLURM)
+    gres = text("--gres", SLURM)
+    mem = text("--mem", SLURM, limits=(scope.MEMORY_ON_SGE,))
+    mem_per_cpu = text("--mem-per-cpu", SLURM, limits=(scope.MEMORY_ON_SGE,))
+    mem_per_gpu = text("--mem-per-gpu", SLURM)
+    nodelist = text("--nodelist", SLURM)
+    partition = text("--partition", SLURM, limits=(scope.on_sge("--queue NAME"),))
+    qos = text("--qos", SLURM)
+    reservation = text("--reservation", SLURM)
+    signal = text("--signal", SLURM, limits=(scope.SLURM, scope.SUPERVISED))
+
+    pe = Option(
+        "-pe",
+        SGE,
+        "Grid Engine: parallel environment and number of slots",
+        "NAME SLOTS",
+        empty="",
+        words=2,
+        check=lambda words, option: f"{words[0]} {whole(1)(words[1], option)}",
+    )
+    resources = texts(
+        "-l", SGE, "Grid Engine: resource request; repeatable", "NAME=VALUE", old="resource"
+    )
+    queue = text("--queue", SGE, "Grid Engine: queue (qsub -q)", "NAME")
+    project = text("--project", SGE, "Grid Engine: project (qsub -P)", "NAME")
+    json = flag(
+        "--json",
+        Verb.GENERAL,
+        "Print one JSON object per line, the result last",
+        limits=(scope.NOT_TERMINAL,),
+    )
+
+    @classmethod
+    def arrange(cls, words: list[str]) -> list[str]:
+        """Options before SCRIPT are ours, the rest is the script's; `-m MODULE` ends ours."""
+        index = 0
+        while index < len(words):
+            word = words[index]
+            if word.startswith("-m"):
+                index += 1 if len(word) > 2 else 2
+                return [*words[:index], "--", *words[index:]]
+            if word == "--" or not word.startswith("-"):
+                break
+            if word == "-np":
+                count = next(iter(words[index + 1 :]), "N")
+                raise UsageError("unknown option -np", hint=f"did you mean `-n {count}`?")
+            if word[:2] in SHORT and word != "-pe":
+                raise UsageError(
+                    f"unknown option {word[:2]}", hint=f"did you mean {SHORT[word[:2]]}?"
+                )
+            index += cls.width(word)
+        return words
+
+    def native(self) -> dict[str, str]:
+        """What was given of the batch system's own options, by its names; a flag has no value."""
+        given = {
+            key.replace("_", "-"): self.values[key]
+            for key, option in self.options().items()
+            if option.into == "native" and self.values[key]
+        }
+        return {
+            name: "" if value is True else ",".join(value) if isinstance(value, tuple) else value
+            for name, value in given.items()
+        }
+
+
+class Rerun(Common):
+    """Run a job again with the same program, files and options."""
+
+    heading, module = JOBS, "run"
+    examples = ("clusterctl rerun 7", "clusterctl rerun 7 --resume")
+    job = JOB
+    resume = flag("--resume", OPTIONS, "Start from the previous job's output files")
+    env = texts(
+        "-e --env", OPTIONS, "Environment variable for all ranks; repeatable", "NAME[=VALUE]"
+    )
+    env_file = paths("--env-file", OPTIONS, "NAME=VALUE lines, treated as secrets; repeatable")
+    detach = flag("-d --detach", OPTIONS, "Start the job and return")
+    json = JSON_LINES
+
+
+class Jobs(Common):
+    """List your jobs, including those of removed clusters."""
+
+    heading, module = JOBS, "jobs"
+    examples = ("clusterctl jobs", "clusterctl jobs --cluster lab --json")
+
+
+class Logs(Common):
+    """Show a job's output."""
+
+    heading, module = JOBS, "jobs"
+    examples = ("clusterctl logs 7", "clusterctl logs 7 --follow --rank 0")
+    job = JOB
+    follow = flag("-f --follow", OPTIONS, "Follow the output until the job ends; Ctrl-C detaches")
+    rank = Option[int | None](
+        "--rank", OPTIONS, "Show only this rank", "N", empty=None, check=whole(0)
+    )
+    json = JSON_LINES
+
+
+class Cancel(Common):
+    """Stop a job on all nodes, and verify that no process of it is left."""
+
+    heading, module = JOBS, "jobs"
+    examples = ("clusterctl cancel 7",)
+    job = JOB
+
+
+class Fetch(Common):
+    """Copy the files that a job wrote from its nodes to this machine."""
+
+    heading, module = JOBS, "jobs"
+    examples = ("clusterctl fetch 7", "clusterctl fetch 7 --to results")
+    job = JOB
+    to = Option[Path | None](
+        "--to", OPTIONS, "Folder (default: job-N here)", "DIR", empty=None, check=path
+    )
+
+
+class Ssh(Common):
+    """Open a shell on a node, or run one command there."""
+
+    heading, module = MACHINES, "clusters"
+    ends_at_argument = True
+    examples = ("clusterctl ssh", "clusterctl ssh worker-1 -- nvidia-smi")
+    node = text("", Verb.ARGUMENTS, "Node (default: the launcher)", "[NODE]")
+    command = texts("", Verb.ARGUMENTS, "Command to run instead of a shell", "[COMMAND...]")
+    timeout = Option(
+        "--timeout",
+        OPTIONS,
+        "With --json: stop the command after this time (default: 600)",
+        "SECONDS",
+        empty=600.0,
+        check=seconds,
+        limits=(scope.WITH_JSON,),
+    )
+
+    @classmethod
+    def arrange(cls, words: list[str]) -> list[str]:
+        """Options before the command are ours, also between NODE and the command, which begins at
+        `--` or at the first word after NODE; all from there on is the command's."""
+        end = cls.leading(words)
+        ours, rest, node = words[:end], words[end:], ""
+        if rest and rest[0] != "--":
+            node, *rest = rest
+            end = cls.leading(rest)
+            ours, rest = ours + rest[:end], rest[end:]
+        return [*ours, "--", node, *rest[rest[:1] == ["--"] :]]
+
+
+class Cp(Common):
+    """Copy a file or a folder to or from a node."""
+
+    heading, module = MACHINES, "clusters"
+    examples = ("clusterctl cp data.csv worker-1:", "clusterctl cp worker-1:out.txt .")
+    source = text("", Verb.ARGUMENTS, "Path here, or NODE:PATH", "SOURCE")
+    target = text("", Verb.ARGUMENTS, "NODE:PATH, or a path here", "TARGET")
+    timeout = Option(
+        "--timeout",
+        OPTIONS,
+        "Stop after this time (default: 3600)",
+        "SECONDS",
+        empty=3600.0,
+        check=seconds,
+    )
+
+
+class Check(Common):
+    """Check this machine: tools, packages, credentials and clusters."""
+
+    heading, module = MACHINES, "machine"
+    examples = ("clusterctl check",)
+    cluster = cluster_option(scope.ONLY_THIS_MACHINE)
+
+
+class DataGet(Common):
+    """Download data sets and copy them to $CLUSTERCTL_DATA on every worker.
+
+    A download that broke off is resumed, and its checksum is verified.
+    """
+
+    heading, module = DATA, "data"
+    examples = ("clusterctl data get mnist", "clusterctl data get cifar10 --no-push")
+    names = texts("", Verb.ARGUMENTS, "mnist, cifar10 or imagenette", "NAME...")
+    mirror = text(
+        "--mirror",
+        OPTIONS,
+        "URL of a folder that holds the data sets' files",
+        "URL",
+        env="CLUSTERCTL_MIRROR",
+    )
+    no_push = flag("--no-push", OPTIONS, "Do not copy to the workers")
+    cluster = cluster_option(scope.PUSHED)
+
+
+class DataPush(Common):
+    """Copy data sets to $CLUSTERCTL_DATA on every worker."""
+
+    heading, module = DATA, "data"
+    examples = ("clusterctl data push mnist", "clusterctl data push ./images --name images")
+    names = texts("", Verb.ARGUMENTS, "Data set, or a folder", "NAME...")
+    name = Option[str | None](
+        "--name", OPTIONS, "Name of the folder on the workers", "NAME", empty=None
+    )
+
+
+class DataList(Common):
+    """List the data sets, and which of them are on this machine."""
+
+    heading, module = DATA, "data"
+    examples = ("clusterctl data list",)
+    cluster = cluster_option(scope.ONLY_LOCAL_DATA)
+
+
+class DataIndex(Common):
+    """Write a YAML index of image folders."""
+
+    heading, module = DATA, "data"
+    passes_options = True
+    examples = ("clusterctl data index train val",)
+    words = texts("", Verb.ARGUMENTS, "Folders and options of the program", "TRAIN VALIDATION...")
+    json = flag("--json", Verb.GENERAL, "Has no effect here", limits=(scope.NO_JSON,))
+    cluster = cluster_option(scope.ONLY_LOCAL_DATA)
+
+
+class ImageBuild(Common):
+    """Build a node image from its recipe with this machine's Docker."""
+
+    heading, module = DATA, "images"
+    examples = ("clusterctl image build cpu", "clusterctl image build nvidia --push ghcr.io/me")
+    name = text("", Verb.ARGUMENTS, "launcher, cpu, nvidia or amd", "NAME")
+    push = text("--push", OPTIONS, "Push the image there, as REPO/NAME", "REPO")
+    base = text("--base", OPTIONS, "Build on this Debian image", "IMAGE")
+    cluster = cluster_option(scope.BUILT_HERE)
+
+
+class ImageLock(Common):
+    """Add missing checksums to docker/downloads.json: download the files and hash them."""
+
+    heading, module = DATA, "images"
+    examples = ("clusterctl image lock nvidia",)
+    name = text("", Verb.ARGUMENTS, "launcher, cpu, nvidia or amd", "NAME")
+    cluster = cluster_option(scope.BUILT_HERE)
+
+
+VERBS: dict[str, type[Verb]] = {
+    "up": Up,
+    "down": Down,
+    "status": Status,
+    "list": List,
+    "attach": Attach,
+    "detach": Detach,
+    "extend": Extend,
+    "gc": Gc,
+    "run": Run,
+    "rerun": Rerun,
+    "jobs": Jobs,
+    "logs": Logs,
+    "cancel": Cancel,
+    "fetch": Fetch,
+    "ssh": Ssh,
+    "cp": Cp,
+    "check": Check,
+    "data get": DataGet,
+    "data push": DataPush,
+    "data list": DataList,
+    "data index": DataIndex,
+    "image build": ImageBuild,
+    "image lock": ImageLock,
+}
+FAMILIES = {"data": "Download, copy and list data sets.", "image": "Build node images."}
+"""Words that verbs of two words begin with."""
+
+
+def limit(verb: str, option: str, circumstances: Collection[str]) -> Limit | None:
+    """Why the option (as it is written: `--spot`, `-pe`) has no effect there; None where it has."""
+    found = next(item for item in VERBS[verb].options().values() if option in item.flags)
+    return next((item for item in found.limits if not item.holds(circumstances)), None)
