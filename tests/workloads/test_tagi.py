@@ -78,6 +78,25 @@ def test_mixture_relu_has_the_moments_of_a_cut_gaussian(mean: float) -> None:
     assert layer.backward(one, one)[1].item() == pytest.approx(covariance.item() ** 2, abs=0.02)
 
 
+def test_mixture_relu_loses_no_digits_far_from_zero() -> None:
+    """Against the textbook's formulas, in the double precision that these take."""
+    means = torch.tensor([-50.0, -5.0, -3.0, -1.0, 0.0, 0.5, 3.0, 10.0, 100.0, 1000.0])
+    deviations = torch.tensor([[0.1], [1.0], [20.0]])
+    mean, deviation = torch.broadcast_tensors(means.double(), deviations.double())
+    alpha = mean / deviation
+    below = torch.special.ndtr(alpha)
+    density = torch.exp(-0.5 * alpha**2) / math.sqrt(2 * math.pi)
+    a_mean = mean * below + deviation * density
+    square = (mean**2 + deviation**2) * below + mean * deviation * density
+    found = layers.MixtureReLU().forward(mean.float(), deviation.float() ** 2)
+    for one, exact in zip(found, (a_mean, square - a_mean**2), strict=True):
+        # Both moments are kept above 1e-6.
+        assert torch.allclose(one.double(), exact.clamp_min(1e-6), rtol=1e-4, atol=0)
+    far = layers.MixtureReLU().forward(torch.tensor([1e20, -1e20]), torch.zeros(2))
+    assert far[0].tolist() == pytest.approx([1e20, 1e-6])
+    assert far[1].tolist() == pytest.approx([1e-6, 1e-6])
+
+
 def test_average_pooling_and_residuals_add_independent_gaussians() -> None:
     mean, var = inputs(2, 4, 4)
     samples = draw(mean[0], var[0])

@@ -20,6 +20,9 @@ _LEAST = 1e-6
 #: A variance that an update made negative starts again from here, as in cuTAGI.
 _RESTART = 1e-5
 
+#: Standard deviations beyond which the density of a Gaussian is 0, in double precision, too.
+_FAR = 40.0
+
 _SQRT_2, _SQRT_2PI = math.sqrt(2.0), math.sqrt(2.0 * math.pi)
 
 
@@ -324,19 +327,28 @@ class MixtureReLU(_Activation):
     E[a]   = E[z] Phi(alpha) + sd[z] phi(alpha)
     Var[a] = -E[a]^2 + 2 E[a] E[z] - E[z] sd[z] phi(alpha) + (Var[z] - E[z]^2) Phi(alpha)
     J      = Phi(alpha)
+
+    Single precision has no digits left in these differences where the mean is large. So both come
+    from the moments h and s of what is cut off a unit Gaussian beyond t = |alpha|, with the ratio
+    r = Phi(-t) / phi(t), which underflows nowhere:
+
+    h = phi(t) (1 - t r)      s = phi(t) ((1 + t^2) r - t)
     """
 
     def forward(self, mean: torch.Tensor, var: torch.Tensor | None) -> Moments:
         z_var = _var(mean, var).clamp_min(1e-12)
         deviation = z_var.sqrt()
-        alpha = mean / deviation
-        below = 0.5 * (1 + torch.erf(alpha / _SQRT_2))
-        density = torch.exp(-0.5 * alpha * alpha) / _SQRT_2PI
-        self._jacobian = below
-        a_mean = (mean * below + deviation * density).clamp_min(_LEAST)
-        a_var = -a_mean * a_mean + 2 * a_mean * mean - mean * deviation * density
-        a_var += (z_var - mean * mean) * below
-        return a_mean, a_var.clamp_min(_LEAST)
+        above = mean > 0
+        t = (mean.abs() / deviation).clamp_max(_FAR)
+        density = torch.exp(-0.5 * t * t) / _SQRT_2PI
+        ratio = torch.special.erfcx(t / _SQRT_2) * (0.5 * _SQRT_2PI)
+        tail = density * ratio
+        self._jacobian = torch.where(above, 1 - tail, tail)
+        h = density * (1 - t * ratio)
+        s = density * ((1 + t * t) * ratio - t)
+        a_mean = mean.clamp_min(0) + deviation * h
+        a_var = z_var * (torch.where(above, 1 - s - 2 * t * h, s) - h * h)
+        return a_mean.clamp_min(_LEAST), a_var.clamp_min(_LEAST)
 
 
 class AvgPool2d(Layer):
