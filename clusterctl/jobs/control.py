@@ -39,7 +39,7 @@ def refresh_all(
     after by the deadline are unchanged."""
     found = systems.load(cluster).refresh(jobs, pool, tell, deadline)
     for job, now in zip(jobs, found, strict=True):
-        if now.state is JobState.LOST and now.started is None and not job.state.ended:
+        if now.state.ended and now.started is None and not job.state.ended:
             forget(now, cluster, pool)  # staged at most: no script of its own has cleaned up
     return found
 

@@ -31,9 +31,6 @@ HAND_IN = 120
 LEAD = 60
 """Seconds between the warning and the time limit."""
 
-NEVER_HANDED_IN = "the clusterctl that staged it ended before the queue had it"
-"""Why a job is lost of which the queue has never known."""
-
 _SAFE = re.compile(r"[\w.,:@%+=/\[\]&|*()!^~-]+", re.ASCII)
 
 
@@ -206,18 +203,16 @@ class Batch(ABC):
             job = replace(job, native_id=native)
         facts = "\n".join(lines)
         job = verdict.judge(job, facts)
-        stopped = verdict.read(facts).last.stop == "stopped"
+        read = verdict.read(facts)
         for line in lines:
             word, _, rest = line.partition(" ")
             if word == "queue":
                 word, _, reason = rest.partition("|")
                 job = _waiting(job, *self.in_queue(word, reason))
             elif word == "unsubmitted" and rest.isdigit():
-                job = replace(
-                    job, state=JobState.LOST, finished=float(rest), reason=NEVER_HANDED_IN
-                )
+                job = verdict.never_came(job, read, float(rest))
             elif word == "gone":
-                job = _gone(job, rest, self.gone, stopped)
+                job = _gone(job, rest, self.gone, read.last.stop == "stopped")
         return job
 
     def cancel_argv(self, job: Job) -> tuple[str, ...]:

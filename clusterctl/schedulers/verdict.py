@@ -135,10 +135,7 @@ def judge(job: Job, text: str) -> Job:
         return replace(job, survivors=last.survivors) if last.ended and last.survivors else job
     if facts.absent is not None:
         # A running job that loses its folder may still be running.
-        lost = job.state is JobState.QUEUED
-        reason = "its clusterctl ended before it was handed in"
-        finished = facts.absent
-        return replace(job, state=JobState.LOST, finished=finished, reason=reason) if lost else job
+        return never_came(job, facts) if job.state is JobState.QUEUED else job
     job = replace(
         job,
         placement=facts.placement or job.placement,
@@ -150,6 +147,15 @@ def judge(job: Job, text: str) -> Job:
     if last.waits:
         return replace(job, state=JobState.QUEUED)
     return replace(job, state=JobState.RUNNING, reason="") if last.number else job
+
+
+def never_came(job: Job, facts: Facts, when: float | None = None) -> Job:
+    """A job that nobody hands in any more, since `when`: given up, or its clusterctl died."""
+    finished = facts.absent or when
+    if facts.last.stop:
+        return replace(job, state=CAUSES[facts.last.stop], finished=finished, reason="")
+    reason = "its clusterctl ended before it was handed in"
+    return replace(job, state=JobState.LOST, finished=finished, reason=reason)
 
 
 def full(job: Job) -> bool:

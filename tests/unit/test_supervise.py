@@ -404,6 +404,11 @@ def test_a_job_that_was_staged_and_never_handed_in(site: Site) -> None:
     assert lost.state is JobState.LOST
     assert "before it was handed in" in lost.reason
     assert lost.finished is not None
+    # Ctrl-C, twice: nobody was left who could write that into its record.
+    (folder / "stop").write_text("cancelled\n")
+    given_up = site.status(replace(job, state=JobState.QUEUED, finished=None))
+    assert (given_up.state, given_up.reason) == (JobState.CANCELLED, "")
+    assert given_up.finished is not None
 
 
 def test_no_attempt_starts_on_a_node_that_does_not_answer(site: Site) -> None:

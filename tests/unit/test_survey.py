@@ -273,7 +273,8 @@ def test_a_job_that_was_never_handed_in_is_lost(login: Path) -> None:
     (jobs / "3" / "state").unlink()
     _age(jobs / "3", 25)
     found = survey(login)
-    assert (found[1].state, found[1].reason) == (JobState.LOST, batch.NEVER_HANDED_IN)
+    assert found[1].state is JobState.LOST
+    assert found[1].reason == "its clusterctl ended before it was handed in"
     assert found[1].finished is not None
     # These two may still come: the submit outlives its client.
     assert (found[2].state, found[3].state) == (JobState.QUEUED, JobState.QUEUED)
@@ -283,6 +284,19 @@ def test_a_job_that_was_never_handed_in_is_lost(login: Path) -> None:
     assert {found[number].state for number in (1, 2, 3)} == {JobState.LOST}
     assert not list(jobs.glob("*/env"))
     assert not (jobs / "1").exists()
+
+
+def test_a_job_that_was_given_up_before_it_was_handed_in_is_cancelled(login: Path) -> None:
+    """Ctrl-C, twice: nobody was left who could write that into its record."""
+    jobs = login / "jobs"
+    (jobs / "2" / "native").unlink()
+    (jobs / "2" / "stop").write_text("cancelled\n")
+    (jobs / "2" / "env").write_text("MY_TOKEN=x\n")
+    _age(jobs / "2" / "state", batch.HAND_IN + 31)
+    found = survey(login)[2]
+    assert (found.state, found.reason) == (JobState.CANCELLED, "")
+    assert found.finished is not None
+    assert not list(jobs.glob("*/env"))
 
 
 def test_a_job_that_runs_before_its_number_is_known_is_not_lost(login: Path) -> None:
