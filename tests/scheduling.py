@@ -31,8 +31,9 @@ ON_EC2 = r"tests/ec2/|" + _uses("ec2")
 ALONE = r"tests/e2e/|tests/workloads/test_(programs|training)|" + ON_EC2
 """Tests that take long and share nothing that does not start fast in every process."""
 
-COSTLY = r"tests/(attach|docker|ec2|images|sim)/|" + _uses("docker", "ec2")
-"""Tests that start engines, simulators or batch systems."""
+COSTLY = r"tests/(attach|docker|ec2|images|sim)/|tests/e2e/(?!test_plan)|" + _uses("docker", "ec2")
+"""Tests that start engines, simulators, batch systems, or clusters that run jobs; those of the plan
+show that a job runs at all."""
 
 ORDER = (
     *("engine", "slurm", "sge", ON_EC2, "tests/attach", "tests/contract", "tests/e2e"),
@@ -54,7 +55,7 @@ def rank(piece: str) -> int:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """`scripts/test.sh --fast` starts no engine, simulator or batch system."""
+    """`scripts/test.sh --fast` leaves out what is costly."""
     if re.search(COSTLY, item.nodeid):
         item.add_marker("slow")
 

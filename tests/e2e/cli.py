@@ -17,6 +17,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 
+BUSY = 3
+"""So many times as long as on an idle machine things may take before they count as failed."""
+
 STUBBORN = """
 import os, signal, subprocess, sys, time
 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -94,7 +97,7 @@ class Running:
         def there() -> bool:
             return (self.out + self.err).count(text) >= times
 
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds * BUSY
         while not there():
             assert self.process.poll() is None or there(), f"it ended without {text!r}: {self}"
             assert time.monotonic() < deadline, f"no {text!r} in {seconds} s: {self}"
@@ -102,7 +105,7 @@ class Running:
 
     def wait(self, seconds: float = 60) -> Done:
         try:
-            code = self.process.wait(seconds)
+            code = self.process.wait(seconds * BUSY)
         except subprocess.TimeoutExpired:
             self.kill()
             raise AssertionError(f"not ended after {seconds} s: {self}") from None
@@ -158,7 +161,7 @@ class Cli:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=timeout,
+            timeout=timeout * BUSY,
             check=False,
         )
         result = Done(argv, done.returncode, done.stdout, done.stderr)
@@ -236,7 +239,7 @@ class Cli:
 
 
 def wait_for(happened: Callable[[], object], seconds: float, what: str | Callable[[], str]) -> None:
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds * BUSY
     while not happened():
         assert time.monotonic() < deadline, what if isinstance(what, str) else what()
         time.sleep(0.05)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from clusterctl import assets
-from tests.e2e.cli import Done
+from tests.e2e.cli import BUSY, Done
 from tests.sim.ec2.client import Ec2
 from tests.sim.ec2.iam import allows
 
@@ -55,7 +55,7 @@ class World:
     def run(self, *words: str, timeout: float = 170) -> Done:
         process = self.start(*words)
         try:
-            out, err = process.communicate(timeout=timeout)
+            out, err = process.communicate(timeout=timeout * BUSY)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             out, err = process.communicate()
@@ -71,7 +71,7 @@ class World:
         """Reads stderr up to a line with `word`."""
         said = []
         assert process.stderr is not None
-        end = time.monotonic() + seconds
+        end = time.monotonic() + seconds * BUSY
         for line in process.stderr:
             said.append(line)
             if word in line or time.monotonic() > end:
@@ -85,7 +85,7 @@ class World:
         return found
 
     def wait(self, ready: Callable[[], bool], seconds: float, what: str) -> None:
-        end = time.monotonic() + seconds
+        end = time.monotonic() + seconds * BUSY
         while not ready():
             assert time.monotonic() < end, f"not within {seconds} s: {what}"
             time.sleep(0.2)

@@ -54,7 +54,7 @@ class Container:
         }
         words = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
         argv = ["ssh", "-F", "none", *words, "-p", str(self.port), f"{self.user}@127.0.0.1"]
-        return subprocess.run([*argv, command], capture_output=True, text=True, timeout=60)
+        return subprocess.run([*argv, command], capture_output=True, text=True, timeout=300)
 
     def wait(self) -> None:
         until = time.monotonic() + 20

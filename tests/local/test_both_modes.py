@@ -211,7 +211,7 @@ def test_down_ends_all_that_runs_on_the_nodes(lab: Lab) -> None:
     assert len(sleeping(marker)) == 3
     began = time.monotonic()
     lab.down()
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 20
     assert sleeping(marker) == []
     assert lab.leftovers() == []
     _, said = idle.communicate(timeout=5)

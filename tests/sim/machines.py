@@ -158,7 +158,7 @@ class Machines:
             machine.holder.stdin.flush()
         for machine in self.hosts.values():
             booted = machine.folder / "booted"
-            until(booted.exists, 10, f"{machine.name} did not boot: {machine.folder}/boot.log")
+            until(booted.exists, 60, f"{machine.name} did not boot: {machine.folder}/boot.log")
 
     def shared_home(self) -> Path:
         """A passwd file that gives root, on all hosts, the home `root` in our folder."""
@@ -177,7 +177,7 @@ class Machines:
         config = machine.folder / "sshd_config"
         config.write_text(_SSHD.format(folder=machine.folder, environment=environment))
         machine.daemon(str(find("sshd")), "-D", "-e", "-f", str(config))
-        until(lambda: ":22 " in machine.run("ss", "-ltn", check=False), 10, f"no sshd on {name}")
+        until(lambda: ":22 " in machine.run("ss", "-ltn", check=False), 60, f"no sshd on {name}")
 
     def _plug(self, device: str, pid: int, port: str) -> None:
         assert self._switch
@@ -222,13 +222,13 @@ def until(happened: object, seconds: float, what: str) -> None:
 
 def _child(pid: int) -> int:
     path = Path(f"/proc/{pid}/task/{pid}/children")
-    until(lambda: path.read_text().split(), 10, "unshare has no child")
+    until(lambda: path.read_text().split(), 60, "unshare has no child")
     return int(path.read_text().split()[0])
 
 
 def _in_own_network(pid: int) -> None:
     here = os.readlink("/proc/self/ns/net")
-    until(lambda: os.readlink(f"/proc/{pid}/ns/net") != here, 10, "no network namespace")
+    until(lambda: os.readlink(f"/proc/{pid}/ns/net") != here, 60, "no network namespace")
 
 
 def _free_network() -> str:

@@ -78,14 +78,14 @@ class Sge(Batch):
             machine.run("mkdir", "-p", "/run/gridengine")
         foreground = {"SGE_ND": "1", "SGE_ROOT": str(_ROOT), "SGE_CELL": "default"}
         login.daemon(require("sge_qmaster"), env=foreground)
-        until(lambda: "login" in login.run("qconf", "-sh", check=False), 30, "no qmaster")
+        until(lambda: "login" in login.run("qconf", "-sh", check=False), 60, "no qmaster")
         login.run("qconf", "-as", "login")
         for name in NODES:
             login.run("qconf", "-ah", name)
             self.machines.hosts[name].daemon(require("sge_execd"), env=foreground)
-        until(self._registered, 30, "no execd")
+        until(self._registered, 60, "no execd")
         self._configure()
-        until(self._open, 30, f"the queue did not open: {login.run('qstat', '-f')}")
+        until(self._open, 60, f"the queue did not open: {login.run('qstat', '-f')}")
 
     def _registered(self) -> bool:
         return set(NODES) <= set(self.login.run("qconf", "-sel", check=False).split())

@@ -94,7 +94,7 @@ class Slurm(Batch):
         self.login.daemon(require("slurmctld"), "-D", "-c")
         for name in NODES:
             self.machines.hosts[name].daemon(require("slurmd"), "-D", "-N", name)
-        until(self._idle, 30, f"Slurm did not start: {self.folder}/slurmctld.log")
+        until(self._idle, 60, f"Slurm did not start: {self.folder}/slurmctld.log")
 
     def _munge(self, machine: Machine) -> None:
         machine.run("mkdir", "-p", "-m", "755", "/run/munge")
@@ -111,7 +111,7 @@ class Slurm(Batch):
                 "ENCODE" in machine.run("sh", "-c", "munge -n | unmunge", check=False)
                 or "UID" in machine.run("sh", "-c", "munge -n | unmunge", check=False)
             ),
-            10,
+            60,
             f"no munge on {machine.name}",
         )
 

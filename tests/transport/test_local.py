@@ -45,7 +45,7 @@ def test_time_is_limited(here: LocalTransport) -> None:
     result = here.run("sleep 60", timeout=0.3)
     assert result.exit_code is None
     assert "0.3 s" in result.error
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
 
 
 def test_a_channel_talks_until_it_is_closed(here: LocalTransport) -> None:

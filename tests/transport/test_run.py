@@ -23,6 +23,7 @@ pytestmark = pytest.mark.sshd
 
 @contextmanager
 def within(seconds: float) -> Iterator[None]:
+    """Less than what is waited for would take; more than a busy machine needs."""
     started = time.monotonic()
     yield
     assert time.monotonic() - started < seconds
@@ -77,13 +78,13 @@ def test_no_delayed_acknowledgement(sshd: Sshd) -> None:
 
 
 def test_stdin_is_closed(transport: SshTransport) -> None:
-    with within(5):
+    with within(15):
         assert transport.run("cat; echo end", timeout=10).text == "end\n"
         assert transport.run("cat", stdin=b"\0\xff\r\n\x04", timeout=10).stdout == b"\0\xff\r\n\x04"
 
 
 def test_a_command_need_not_read_its_input(transport: SshTransport) -> None:
-    with within(5):
+    with within(15):
         result = transport.run("exit 4", stdin=bytes(20_000_000), timeout=10)
     assert (result.exit_code, result.error) == (4, "")
     assert transport.run("head -c 3", stdin=b"abc" * 5_000_000, timeout=10).stdout == b"abc"
@@ -105,7 +106,7 @@ def test_output_before_input_is_read(transport: SshTransport) -> None:
 
 
 def test_deadline(transport: SshTransport) -> None:
-    with within(3):
+    with within(15):
         result = transport.run("echo before; exec sleep 20", timeout=0.5)
     assert result.exit_code is None
     assert result.error == "did not end within 0.5 s"
@@ -114,8 +115,8 @@ def test_deadline(transport: SshTransport) -> None:
 
 
 def test_deadline_while_input_is_not_taken(transport: SshTransport) -> None:
-    with within(3):
-        result = transport.run("exec sleep 3", stdin=bytes(20_000_000), timeout=0.5)
+    with within(15):
+        result = transport.run("exec sleep 30", stdin=bytes(20_000_000), timeout=0.5)
     assert result.error == "did not end within 0.5 s"
     assert transport.run("true", timeout=10).ok
 
@@ -179,7 +180,7 @@ def test_sshd_that_allows_no_session(
 
 def test_connection_lost(relayed: SshTransport, relay: Relay) -> None:
     threading.Timer(0.3, relay.cut).start()
-    with within(5):
+    with within(15):
         result = relayed.run("echo before; sleep 20", timeout=20)
     assert result.exit_code is None
     assert result.error == "the connection was lost"
@@ -189,7 +190,7 @@ def test_connection_lost(relayed: SshTransport, relay: Relay) -> None:
 
 def test_connection_lost_while_sending(relayed: SshTransport, relay: Relay) -> None:
     threading.Timer(0.3, relay.cut).start()
-    with within(5):
+    with within(15):
         result = relayed.run("sleep 20", stdin=bytes(50_000_000), timeout=20)
     assert result.error == "the connection was lost"
 
@@ -199,9 +200,9 @@ def test_network_that_swallows_packets(relayed: SshTransport, relay: Relay) -> N
     relayed.connect(10)
     threading.Timer(0.2, relay.swallow).start()
     others: list[str] = []
-    run = lambda: others.append(relayed.run("sleep 9", timeout=1).error)  # noqa: E731
+    run = lambda: others.append(relayed.run("sleep 30", timeout=1).error)  # noqa: E731
     threads = [threading.Thread(target=run) for _ in range(3)]
-    with within(5):
+    with within(15):
         for thread in threads:
             thread.start()
         result = relayed.run("cat > /dev/null", stdin=bytes(200_000_000), timeout=1.5)
@@ -222,12 +223,12 @@ def test_a_dead_peer_is_noticed(
     # An idle node that answers is not dead.
     assert relayed.run("sleep 1.2", timeout=20).ok
     relay.swallow()
-    with within(6):
+    with within(15):
         assert relayed.run("sleep 20", timeout=20).error == "the connection was lost"
 
 
 def test_run_tells_why_it_cannot_connect(sshd: Sshd, peer: Callable[..., int]) -> None:
-    with closing(sshd.transport(node=make_node(peer()))) as transport, within(3):
+    with closing(sshd.transport(node=make_node(peer()))) as transport, within(15):
         result = transport.run("true", timeout=0.4)
     assert result.exit_code is None
     assert "sshd does not answer" in result.error
@@ -237,7 +238,7 @@ def test_run_tells_why_it_cannot_connect(sshd: Sshd, peer: Callable[..., int]) -
 def test_closing_ends_a_command(transport: SshTransport) -> None:
     transport.connect(10)
     threading.Timer(0.3, transport.close).start()
-    with within(5):
+    with within(15):
         assert transport.run("sleep 20", timeout=20).error == "the connection was lost"
     assert transport.run("true", timeout=10).ok
 
@@ -245,8 +246,8 @@ def test_closing_ends_a_command(transport: SshTransport) -> None:
 def test_closing_ends_an_attempt_to_connect(sshd: Sshd, peer: Callable[..., int]) -> None:
     transport = sshd.transport(node=make_node(peer()))
     threading.Timer(0.3, transport.close).start()
-    with within(3), pytest.raises(NodeUnreachable):
-        transport.connect(10)
+    with within(15), pytest.raises(NodeUnreachable):
+        transport.connect(60)
 
 
 def test_talking_with_a_command(transport: SshTransport) -> None:
@@ -254,7 +255,7 @@ def test_talking_with_a_command(transport: SshTransport) -> None:
     for word in ("one", "two"):
         channel.send(f"{word}\n".encode(), 10)
         assert channel.receive(10) == f"got {word}\n".encode()
-    with within(3), pytest.raises(TimeoutError):
+    with within(15), pytest.raises(TimeoutError):
         channel.receive(0.3)
     channel.close()
     channel.close()
@@ -287,14 +288,14 @@ def test_channel_of_a_lost_connection(relayed: SshTransport, relay: Relay) -> No
     with closing(relayed.open("echo hello; sleep 20")) as channel:
         assert channel.receive(10) == b"hello\n"
         threading.Timer(0.2, relay.cut).start()
-        with within(5), pytest.raises(ConnectionError):
+        with within(15), pytest.raises(ConnectionError):
             channel.receive(20)
         with pytest.raises(ConnectionError):
             channel.send(b"x", 5)
 
 
 def test_channel_whose_input_is_not_taken(transport: SshTransport) -> None:
-    with closing(transport.open("sleep 5")) as channel, within(4), pytest.raises(TimeoutError):
+    with closing(transport.open("sleep 30")) as channel, within(15), pytest.raises(TimeoutError):
         channel.send(bytes(20_000_000), 0.5)
 
 

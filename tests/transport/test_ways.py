@@ -228,7 +228,7 @@ def test_gateway(sshd: Sshd, start_sshd: Callable[..., Sshd], tmp_path: Path) ->
         threading.Timer(0.3, gateway.close).start()
         result = transport.run("sleep 20", timeout=20)
         assert result.error == "the connection was lost"
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 15
         assert transport.run("true", timeout=10).ok
 
 
@@ -272,5 +272,5 @@ def test_proxy_command_that_ends(sshd: Sshd, home: Path) -> None:
         closing(sshd.transport(use_ssh_config=True)) as transport,
         pytest.raises(NodeUnreachable, match="closed before sshd said a word"),
     ):
-        transport.connect(10)
-    assert time.monotonic() - started < 3
+        transport.connect(60)
+    assert time.monotonic() - started < 15

@@ -267,7 +267,7 @@ def test_an_engine_that_hangs(docker: Path, monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(ProviderError, match="does not answer within"):
         engine.require()
     assert engine.clusters(Path("/x")) == frozenset()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
 
 
 def test_images_that_are_not_here(docker: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -403,11 +403,11 @@ def test_a_process_that_takes_too_long_is_asked_and_then_killed(tmp_path: Path) 
         )
         return ended, time.monotonic() - began
 
-    ended, took = watched("trap 'exit 4' INT; while :; do sleep 0.05; done", 5)
-    assert (ended.exit_code, took < 3) == (4, True)
+    ended, took = watched("trap 'exit 4' INT; while :; do sleep 0.05; done", 60)
+    assert (ended.exit_code, took < 30) == (4, True)
     assert "did not end within 0.3 s" in ended.error
     ended, took = watched("trap '' INT; while :; do sleep 0.05; done", 0.3)
-    assert (ended.exit_code, took < 3) == (-9, True)
+    assert (ended.exit_code, took < 30) == (-9, True)
 
 
 STATE = {"version": 4, "resources": [{"mode": "managed", "type": "aws_vpc", "name": "this"}]}

@@ -218,6 +218,7 @@ def terraform_environment(folder: Path) -> dict[str, str]:
         "TF_CLI_CONFIG_FILE": str(configuration),
         "TF_PLUGIN_CACHE_DIR": str(plugins),
         "CHECKPOINT_DISABLE": "1",
+        "GOGC": "400",  # a sixth less processor time for 50 MB more of memory
     }
 
 
