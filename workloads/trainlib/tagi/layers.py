@@ -329,10 +329,9 @@ class MixtureReLU(_Activation):
     J      = Phi(alpha)
 
     Single precision has no digits left in these differences where the mean is large. So both come
-    from the moments h and s of what is cut off a unit Gaussian beyond t = |alpha|, with the ratio
-    r = Phi(-t) / phi(t), which underflows nowhere:
+    from the moments h and s of what is cut off a unit Gaussian beyond t = |alpha|:
 
-    h = phi(t) (1 - t r)      s = phi(t) ((1 + t^2) r - t)
+    h = phi(t) - t Phi(-t)      s = Phi(-t) - t h
     """
 
     def forward(self, mean: torch.Tensor, var: torch.Tensor | None) -> Moments:
@@ -341,13 +340,13 @@ class MixtureReLU(_Activation):
         above = mean > 0
         t = (mean.abs() / deviation).clamp_max(_FAR)
         density = torch.exp(-0.5 * t * t) / _SQRT_2PI
-        ratio = torch.special.erfcx(t / _SQRT_2) * (0.5 * _SQRT_2PI)
-        tail = density * ratio
+        tail = 0.5 * torch.erfc(t / _SQRT_2)
+        h = density - t * tail
+        s = tail - t * h
+        rest = torch.where(above, 1 - tail - t * h, s) - h * h
         self._jacobian = torch.where(above, 1 - tail, tail)
-        h = density * (1 - t * ratio)
-        s = density * ((1 + t * t) * ratio - t)
         a_mean = mean.clamp_min(0) + deviation * h
-        a_var = z_var * (torch.where(above, 1 - s - 2 * t * h, s) - h * h)
+        a_var = z_var * rest
         return a_mean.clamp_min(_LEAST), a_var.clamp_min(_LEAST)
 
 
