@@ -58,6 +58,34 @@ def test_one_rank_alone_may_use_what_the_wrapper_offers(programs: Programs) -> N
     assert (ended.code, ended.lines("gradients")) == (0, [f"gradients {[[1.0] * 3] * 2}"]), ended
 
 
+COMPRESSED = """
+import torch
+from trainlib.ranks import discover
+from trainlib.session import Session
+
+with Session(discover()) as session:
+    session.open("mpi")
+    rank = session.ranks.rank
+    for hook in (True, False):
+        for by_all, last in ((True, 2.0), (False, 4.0)):
+            model = torch.nn.Linear(3, 1, bias=False)
+            parallel = session.data_parallel(model, hook=hook, compress="bf16")
+            found = []
+            with parallel.join(divide_by_initial_world_size=by_all):
+                for step in range(1 + rank):  # rank 1 makes the second step alone
+                    model.zero_grad()
+                    parallel(torch.full((1, 3), 2.0 * (1 + rank))).sum().backward()
+                    found.append(model.weight.grad[0, 0].item())
+            assert found == [3.0, last][: 1 + rank], (hook, by_all, found)
+    print("equal", rank, flush=True)
+"""
+
+
+def test_compressed_gradients_of_uneven_inputs_are_means(programs: Programs) -> None:
+    ended = programs.mpirun(2, programs.script("compressed.py", COMPRESSED))
+    assert (ended.code, ended.lines("equal")) == (0, ["equal 0", "equal 1"]), ended
+
+
 SUMS = """
 import torch
 from trainlib.ranks import discover
