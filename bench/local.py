@@ -108,8 +108,8 @@ def start_up() -> list[Row]:
     )
     against = "÷ --help of a Typer app with the same settings and two commands"
     return [
-        Row("clusterctl --help", times["help"] / times["bare"], "x", 2.0, against),
-        Row("clusterctl --version", times["version"] / times["bare"], "x", 2.0, against),
+        Row("clusterctl --help", times["help"] / times["bare"], "x", 1.2, against),
+        Row("clusterctl --version", times["version"] / times["bare"], "x", 1.2, against),
     ]
 
 

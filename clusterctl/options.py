@@ -109,6 +109,8 @@ class Option(Generic[T]):
             return raw
         if self.words > 1 and isinstance(raw, str):
             raw = raw.split()
+            if len(raw) != self.words:
+                raise UsageError(f"{label}: expected {self.metavar}", hint="correct the value")
         return tuple(self.check(r, label) for r in raw) if self.many else self.check(raw, label)
 
 

@@ -63,7 +63,9 @@ RUNTIME = Limit(
     instead={"docker": "leave it out; --image chooses what the containers are made from"},
 )
 CONTAINERS = _never(
-    "host", says="needs containers, and --runtime host has none", hint="leave one of the two out"
+    "host",
+    says="needs containers, which --runtime host does not use",
+    hint="leave one of the two out",
 )
 
 DIRECT = _only(
@@ -74,14 +76,14 @@ DIRECT = _only(
 BATCH = _only(
     *("slurm", "sge"),
     says="works only with Slurm and Grid Engine",
-    hint="leave it out, or make a batch system known: `clusterctl attach NAME --slurm` or `--sge`",
+    hint="leave it out, or attach a batch system: `clusterctl attach NAME --slurm` or `--sge`",
 )
 SLURM = _only("slurm", says="works only with Slurm")
 SGE = _only("sge", says="works only with Grid Engine")
 NODES = Limit(
     only=frozenset({"direct", "slurm"}),
-    says="has no effect with Grid Engine, which gives slots",
-    instead={"sge": "ask for slots with -pe NAME SLOTS"},
+    says="has no effect with Grid Engine, which allocates slots",
+    instead={"sge": "request slots with -pe NAME SLOTS"},
 )
 STAGED = _never(
     "interactive",
@@ -126,6 +128,6 @@ PUSHED = _never("no-push", says="has no effect with --no-push", hint="leave one 
 ONLY_LOCAL_DATA = _only(says="has no effect: this command works on this machine")
 BUILT_HERE = _only(says="has no effect: images are built on this machine")
 ONLY_THIS_MACHINE = _only(
-    says="has no effect: `check` looks at this machine",
+    says="has no effect: `check` checks this machine",
     hint="leave it out; `clusterctl status --live` checks a cluster",
 )

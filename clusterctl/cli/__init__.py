@@ -141,7 +141,7 @@ def _other(console: Console, arguments: list[str], error: Exception) -> int:
         sys.stderr.write(trace)
     console.error(
         f"a bug in clusterctl: {type(error).__name__}: {error}",
-        f"the full story is in {path}" if path else "--verbose shows the full story",
+        f"details are in {path}" if path else "--verbose shows the details",
         1,
     )
     return 1

@@ -15,7 +15,9 @@ def attach(given: verbs.Attach, console: Console) -> None:
     chosen = [option for option, value in ways.items() if value is not None]
     if len(chosen) != 1:
         raise UsageError(
-            "attach what?" if not chosen else f"{' and '.join(chosen)} are different clusters",
+            f"{' and '.join(chosen)} cannot be combined"
+            if chosen
+            else "specify --hosts, --slurm or --sge",
             hint="clusterctl attach NAME --hosts FILE, --slurm [LOGIN] or --sge [LOGIN]",
         )
     system = chosen[0].removeprefix("--")
@@ -76,9 +78,9 @@ def detach(given: verbs.Detach, console: Console) -> None:
         store, wanted, console.tell, ask, unfetched, force=given.force, verb="detach"
     )
     if gone is None:
-        console.note(f"cluster {wanted} stays as it is")
+        console.note("aborted; nothing was removed")
         raise typer.Exit(2)
-    console.note(f"cluster {gone.name} is detached after {ago(gone.hours * 3600)}")
+    console.note(f"cluster {gone.name} was detached after {ago(gone.hours * 3600)}")
     console.document(
         {
             "cluster": gone.name,

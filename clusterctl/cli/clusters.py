@@ -41,7 +41,7 @@ def up(given: verbs.Up, console: Console) -> None:
         )
         return
     console.after_interrupt = (
-        f"what has been made stays: `clusterctl up {spec.name}` goes on, "
+        f"what was created is kept: `clusterctl up {spec.name}` continues, "
         f"`clusterctl down {spec.name}` removes it"
     )
     consent = (lambda question: True) if given.yes else console.consent
@@ -72,7 +72,7 @@ def up(given: verbs.Up, console: Console) -> None:
 
 def down(given: verbs.Down, console: Console) -> None:
     if given.fetch and given.force:
-        raise UsageError("--force saves nothing, --fetch does", hint="leave one of them out")
+        raise UsageError("--force and --fetch cannot be combined", hint="leave one of them out")
     from clusterctl import actions
     from clusterctl.actions import down as action
     from clusterctl.actions.salvage import Unfetched
@@ -83,7 +83,7 @@ def down(given: verbs.Down, console: Console) -> None:
         wanted = actions.only_name(store) if store.names() else DEFAULT_NAME
     ask = (lambda question: True) if given.yes or given.force else console.confirm
     before = store.names()
-    console.after_interrupt = f"`clusterctl down {wanted}` goes on where this has stopped"
+    console.after_interrupt = f"`clusterctl down {wanted}` continues"
     unfetched = Unfetched(
         fetch=given.fetch,
         discard=given.discard,
@@ -92,9 +92,9 @@ def down(given: verbs.Down, console: Console) -> None:
     gone = action.down(store, wanted, console.tell, ask, unfetched, force=given.force)
     if gone is None:
         if wanted in before:
-            console.note(f"cluster {wanted} stays as it is")
+            console.note("aborted; nothing was removed")
             raise typer.Exit(2)
-        console.note(f"there is no cluster {wanted}: nothing to take down")
+        console.note(f"no cluster named {wanted}; nothing to remove")
         console.document({"cluster": wanted, "existed": False})
         return
     cost = f"${gone.dollars:.2f}" if gone.receipt else f"$0.00 ({gone.provider})"
@@ -103,7 +103,7 @@ def down(given: verbs.Down, console: Console) -> None:
         console.note(table(_receipt(gone.receipt)))
     for brought in gone.fetched:
         note_fetched(console, brought)
-    console.note(f"cluster {gone.name} is gone{lived}")
+    console.note(f"cluster {gone.name} was removed{lived}")
     console.document(
         {
             "cluster": gone.name,
@@ -133,10 +133,10 @@ def status(given: verbs.Status, console: Console) -> None:
         f" (${found.dollars_per_hour:.2f}/h){_ends(what)}"
     ]
     if found.unknown_prices:
-        lines.append(f"not counted, for nobody says the price: {', '.join(found.unknown_prices)}")
+        lines.append(f"not included (price unknown): {', '.join(found.unknown_prices)}")
     lines += [f"warning: {line}" for line in found.warnings]
     head: tuple[str, ...] = ("node", "role", "address", "slots", "mpi", "python")
-    head += ("live", "its deadline") if live else ()
+    head += ("live", "node deadline") if live else ()
     rows: list[tuple[str, ...]] = [head]
     for item in found.nodes:
         node = item.node
@@ -181,7 +181,7 @@ def list_clusters(given: verbs.List, console: Console) -> None:
     for line in damage:
         console.note(line)
     if not found and not damage:
-        console.note("there is no cluster; `clusterctl up` makes one")
+        console.note("no clusters; create one with `clusterctl up`")
     elif found:
         rows: list[tuple[str, ...]] = [
             ("name", "provider", "mode", "phase", "workers", "age", "$/h")

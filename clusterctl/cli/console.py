@@ -109,7 +109,7 @@ class Console:
         """As `confirm`, for what costs money: where there is nobody to ask, it is UsageError."""
         if not self.interactive:
             raise UsageError(
-                f"{question} There is no terminal to ask on", hint="-y (--yes) agrees beforehand"
+                f"{question} Cannot ask without a terminal", hint="confirm with -y (--yes)"
             )
         return self.confirm(question)
 

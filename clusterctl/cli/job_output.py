@@ -69,7 +69,7 @@ def finish(console: Console, job: Job) -> int:
         limit = f"--timeout of {job.spec.timeout:g} s"
         if not job.spec.timeout:
             limit = "time limit in the queue"
-        console.tell(f"job {job.id} was ended after its {limit}: {survivors_text(job)}")
+        console.tell(f"job {job.id} was stopped after its {limit}: {survivors_text(job)}")
         result = EXIT_TIMEOUT
     else:
         why = f": {job.reason}" if job.reason else ""
@@ -83,18 +83,18 @@ def note_fetched(console: Console, fetched: Fetched) -> None:
     """What a person has to know of files that were brought, or were not."""
     brought, folder = fetched.brought, fetched.folder
     for name, why in fetched.missing.items():
-        console.note(f"{name} does not answer, its files are still there: {why}")
+        console.note(f"{name} does not answer; its files were not copied: {why}")
     for line in brought.left_out:
         console.note(line)
     for place in brought.kept:
         console.note(
-            f"kept {folder}/{place}, which is not as it was fetched:"
-            " move it away and fetch again for the node's file"
+            f"kept {folder}/{place}, which has changed since it was"
+            " fetched; to get the node's file, move it away and fetch again"
         )
     for place in brought.core_dumps:
         console.note(
-            f"warning: {folder}/{place} is a core dump: it holds the program's memory, with the"
-            " secrets that it was given"
+            f"warning: {folder}/{place} is a core dump: it contains the program's memory,"
+            " including its secrets"
         )
 
 
@@ -142,7 +142,7 @@ def reporting(console: Console, latest: Callable[[], Job | None]) -> Iterator[No
         if job and isinstance(error, (UsageError, ProviderError)) and not job.state.ended:
             # The record could not be written, so it does not tell how the job is.
             console.note(
-                f"job {job.id} is not followed any more; `clusterctl jobs` shows whether it goes on"
+                f"no longer following job {job.id}; `clusterctl jobs` shows whether it still runs"
             )
         elif job and isinstance(error, ClusterctlError):
             _goes_on(console, job)
@@ -153,7 +153,7 @@ def reporting(console: Console, latest: Callable[[], Job | None]) -> Iterator[No
 
 def _goes_on(console: Console, job: Job | None) -> None:
     if job and not job.state.ended:
-        console.note(f"job {job.id} goes on; `clusterctl logs {job.id} -f` follows it")
+        console.note(f"job {job.id} keeps running; follow it with `clusterctl logs {job.id} -f`")
 
 
 def _result(console: Console, job: Job, code: int) -> None:

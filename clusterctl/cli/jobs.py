@@ -22,7 +22,7 @@ def jobs(given: verbs.Jobs, console: Console) -> None:
     found = action.jobs(actions.open_store(), given.cluster, console.note)
     batch = any(job.native_id for job in found)
     waiting = any(_waits_for(job) for job in found)
-    head = ["job", "cluster", *["queue's id"] * batch, "state", *["waits for"] * waiting]
+    head = ["job", "cluster", *["queue id"] * batch, "state", *["waits for"] * waiting]
     rows: list[tuple[str, ...]] = [(*head, "exit", "ranks", "started", "took", "program")]
     for job in found:
         rows.append(
@@ -42,7 +42,7 @@ def jobs(given: verbs.Jobs, console: Console) -> None:
     if found:
         console.result(table(rows))
     else:
-        console.note("no jobs yet; `clusterctl run SCRIPT` makes one")
+        console.note("no jobs yet; start one with `clusterctl run SCRIPT`")
     console.document({"jobs": [document(job) for job in found]})
 
 
@@ -73,8 +73,8 @@ def logs(given: verbs.Logs, console: Console) -> None:
             ):
                 printer(pieces)
     except KeyboardInterrupt:
-        goes_on = "" if store.job(job).state.ended else "; it goes on"
-        console.note(f"\ndetached from job {job}{goes_on}")
+        runs = "" if store.job(job).state.ended else "; it keeps running"
+        console.note(f"\ndetached from job {job}{runs}")
         raise typer.Exit(130) from None
     ended = store.job(job)
     if follow or (given.json and ended.state.ended):
@@ -90,10 +90,10 @@ def cancel(given: verbs.Cancel, console: Console) -> None:
     job = given.job
     ended = action.cancel(actions.open_store(), job, given.cluster, console.tell)
     left = {name: count for name, count in ended.survivors.items() if count}
-    was = "is" if ended.state is JobState.CANCELLED else "had ended by itself,"
+    before = "was" if ended.state is JobState.CANCELLED else "had already ended:"
     counted = ended.survivors or not ended.reason
     how = action.survivors_text(ended) if counted else ended.reason
-    console.result(f"job {job} {was} {ended.state.value}: {how}")
+    console.result(f"job {job} {before} {ended.state.value}; {how}")
     console.document({"job": document(ended)})
     if left:
         raise typer.Exit(4)

@@ -21,7 +21,8 @@ def extend(given: verbs.Extend, console: Console) -> None:
     consent = (lambda question: True) if given.yes else console.consent
     done = action.extend(store, chosen.name, given.ttl, console.tell, consent)
     console.note(
-        f"cluster {done.cluster.name} ends at {clock(done.deadline)}; ${done.dollars:.2f} by then"
+        f"cluster {done.cluster.name} shuts down at {clock(done.deadline)};"
+        f" cost until then: ${done.dollars:.2f}"
     )
     console.document(
         {"cluster": done.cluster.name, "deadline": done.deadline, "dollars": done.dollars}
@@ -37,27 +38,28 @@ def gc(given: verbs.Gc, console: Console) -> None:
     if given.adopt:
         orphan = action.adoptable(store, given.adopt, region)
         if given.dry_run:
-            console.result(f"would be on record again: {orphan.text}")
+            console.result(f"would take back cluster {orphan.text}")
             console.document({"dry_run": True, "adopted": orphan.name, "id": orphan.id})
             return
         taken = action.adopt(store, orphan, console.tell)
         console.note(
-            f"cluster {taken.name} is on record again: {len(taken.nodes)} nodes."
-            f" `clusterctl status {taken.name}` watches it, `down {taken.name}` removes it"
+            f"cluster {taken.name} was taken back: {len(taken.nodes)} nodes. Next:\n"
+            f"  clusterctl status {taken.name}\n"
+            f"  clusterctl down {taken.name}"
         )
         console.document({"adopted": taken.name, "id": taken.id, "nodes": len(taken.nodes)})
         return
     search = action.find(store, region)
-    looked = f"looked in {', '.join(search.regions)}; --region looks elsewhere"
+    looked = f"searched {', '.join(search.regions)}; --region searches other regions"
     for item in search.overdue:
         console.note(
-            f"cluster {item.text}: its deadline is over, but its machines still run."
-            f" `clusterctl down {item.name or item.id}` removes it"
+            f"cluster {item.text}: past its deadline, but its machines still run;"
+            f" remove it with `clusterctl down {item.name or item.id}`"
         )
     found = tuple(item for item in search.orphans if given.cluster in (None, item.name, item.id))
     if not found:
-        console.note(f"no cluster on EC2 without a record here ({looked})")
-    rows: list[tuple[str, ...]] = [("cluster", "name", "region", "left")]
+        console.note(f"no EC2 clusters without a local record ({looked})")
+    rows: list[tuple[str, ...]] = [("cluster", "name", "region", "resources")]
     rows += [(item.id, item.name, item.region, _kinds(item)) for item in found]
     if found:
         console.result(table(rows))

@@ -84,7 +84,7 @@ def run(given: verbs.Run, console: Console) -> None:
         script = action.emit(prepared, emit)
         console.result(script, raw=True)
         if copying := action.beside(prepared):
-            console.note(f"the script expects the program beside it: {copying}")
+            console.note(f"the script expects the program in its folder: {copying}")
         console.document({"emit": emit, "script": script})
         return
     if given.dry_run:
@@ -153,7 +153,7 @@ def _conditions(spec: JobSpec, detach: bool) -> list[str]:
         (spec.now, "does not wait for other jobs"),
         (spec.timeout, f"ends after {spec.timeout:g} s"),
         (spec.retries, f"starts again after a failure, up to {tries}"),
-        (detach, "runs detached: clusterctl returns when it has been handed in"),
+        (detach, "runs detached: clusterctl returns once the job is submitted"),
     )
     return [text for holds, text in rows if holds]
 

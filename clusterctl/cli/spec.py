@@ -33,17 +33,17 @@ def _groups(given: Up) -> tuple[NodeGroup, ...]:
     named = [("--gpu", text) for text in given.gpu] + [("--cpu", text) for text in given.cpu]
     if instance_type and len(named) > 1:
         raise UsageError(
-            "--instance-type goes with one kind of workers",
-            hint="give each kind as --cpu TYPE:N, or as --gpu FAMILY:N",
+            "--instance-type works with one group of workers",
+            hint="give each group as --cpu TYPE:N or --gpu FAMILY:N",
         )
     if not named:
         return (NodeGroup(count=workers, instance_type=instance_type),)
     counted = any(":" in text for _, text in named)
     if workers and typed and (counted or len(named) > 1):
-        of = "groups that say their own" if counted else f"{len(named)} groups"
+        of = "groups that have their own count" if counted else f"{len(named)} groups"
         each = " ".join(f"{option} {text.partition(':')[0]}:N" for option, text in named)
         raise UsageError(
-            f"--workers {workers} does not go with {of}", hint=f"write the numbers as {each}"
+            f"--workers {workers} cannot be combined with {of}", hint=f"write the counts as {each}"
         )
     found = []
     for option, text in named:
@@ -51,7 +51,7 @@ def _groups(given: Up) -> tuple[NodeGroup, ...]:
         if match is None:
             example = {"--gpu": "g4dn:4", "--cpu": "t3.xlarge:4"}[option]
             raise UsageError(
-                f"{option} {text!r} is not NAME or NAME:N", hint=f"for example {option} {example}"
+                f"{option} {text!r} must be NAME or NAME:N", hint=f"for example {option} {example}"
             )
         name, number = match[1], int(match[2] or workers)
         if option == "--gpu":

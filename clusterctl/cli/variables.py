@@ -21,7 +21,7 @@ STARTERS = re.compile(
     r"|SLURM_(PROCID|LOCALID|NODEID)"
 )
 """Variables by which mpirun and srun say the same. Others of theirs are settings: PMIX_MCA_gds."""
-_NAMES = "a name has letters, digits and _, and does not begin with a digit"
+_NAMES = "names consist of letters, digits and _, and do not begin with a digit"
 
 
 def environment(
@@ -34,7 +34,7 @@ def environment(
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"--env-file {path}: {error}", hint="name a readable file") from error
+            raise UsageError(f"--env-file {path}: {error}", hint="give a readable file") from error
         for number, line in enumerate(text.splitlines(), 1):
             line = line.strip().removeprefix("export ")
             if line and not line.startswith("#"):
@@ -49,7 +49,9 @@ def environment(
             raise UsageError(f"--env {name!r} is not NAME=VALUE", hint=_NAMES)
         if not sign:
             if name not in os.environ:
-                raise UsageError(f"--env {name}: it is not set here", hint=f"--env {name}=VALUE")
+                raise UsageError(
+                    f"--env {name}: the variable is not set here", hint=f"--env {name}=VALUE"
+                )
             value = os.environ[name]
         secrets.pop(name, None)
         variables.pop(name, None)
@@ -58,7 +60,7 @@ def environment(
         if not value.isascii() and value != value.encode(errors="replace").decode():
             raise UsageError(f"the value of {name} is not UTF-8", hint="pass it through a file")
         if name in OURS:
-            raise UsageError(f"{name} is clusterctl's own", hint="choose another name")
+            raise UsageError(f"{name} is reserved by clusterctl", hint="choose another name")
         if name in RANKS or STARTERS.fullmatch(name):
             raise UsageError(
                 f"{name} cannot be set: every rank gets its own",

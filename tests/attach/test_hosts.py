@@ -395,7 +395,7 @@ def test_a_bad_line_is_named_and_nothing_made(
 
 def test_one_thing_at_a_time(hosts: Hosts, cli: Cli) -> None:
     file = hosts.file(cli, "{alpha}")
-    assert "different clusters" in cli("attach", "--hosts", file, "--slurm", code=2).err
+    assert "cannot be combined" in cli("attach", "--hosts", file, "--slurm", code=2).err
     assert "--hosts FILE" in cli("attach", "lab", code=2).err
     cli("attach", "lab", "--hosts", file)
     cli.script("plain", "#!/bin/sh\n:\n").chmod(0o755)

@@ -32,7 +32,7 @@ def test_people_see_the_queues_number_and_its_reason(
         running.until("is in the queue:")
         assert re.search(rf"\({site.system} \d+\) is in the queue: {reason}\n", running.err)
     table = cli("jobs").out.splitlines()
-    assert "queue's id" in table[0]
+    assert "queue id" in table[0]
     [row] = [line for line in table if line.split()[0] == str(second)]
     assert re.search(rf" {cli.job(second)['native_id']} +queued +{reason} ", row)
 

@@ -208,7 +208,7 @@ def test_a_run_whose_output_cannot_be_written_says_that_the_job_goes_on(cli: Cli
     cli.script("talks.py", "import time\nwhile True: print('on', flush=True); time.sleep(0.1)\n")
     ended, err = through_shell(cli, "$C run talks.py >/dev/full")
     assert ended == 2
-    assert "goes on; `clusterctl logs" in err
+    assert "keeps running; follow it with `clusterctl logs" in err
 
 
 def test_a_run_that_is_told_to_end_leaves_its_job_and_says_so(cli: Cli) -> None:
@@ -218,5 +218,5 @@ def test_a_run_that_is_told_to_end_leaves_its_job_and_says_so(cli: Cli) -> None:
     running.process.terminate()
     ended = running.wait(10)
     assert ended.code == 128 + signal.SIGTERM
-    assert "goes on; `clusterctl logs" in ended.err
+    assert "keeps running; follow it with `clusterctl logs" in ended.err
     assert cli.job(ended.job)["state"] == "running"

@@ -80,7 +80,7 @@ def test_ctrl_c_of_logs_only_detaches(cli: Cli) -> None:
     follower.interrupt()
     done = follower.wait(10)
     assert done.code == 130
-    assert "goes on" in done.err
+    assert "keeps running" in done.err
     assert cli.until_state(number, "succeeded")["program_exit_code"] == 0
 
 

@@ -76,5 +76,5 @@ def test_the_three_commands(
         assert "succeeded" in job
         down = in_terminal(world, "clusterctl down", {"lose these outputs": "y"}, 120)
         assert "nothing tagged clusterctl:cluster=" in down
-        assert "is gone: 3 nodes" in down
+        assert "was removed: 3 nodes" in down
         world.ec2.wait(0, seconds=60)

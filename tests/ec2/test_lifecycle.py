@@ -87,7 +87,7 @@ def test_from_nothing_to_nothing(world: World) -> None:
     assert "nothing tagged clusterctl:cluster=" in down.err
     assert re.search(r"instance +t3.xlarge +2 +\d+\.\d{3} +0\.1664", down.err)
     again = world.ok("down", "--yes")
-    assert "nothing to take down" in again.err
+    assert "nothing to remove" in again.err
 
 
 def test_a_changed_host_key_is_refused(world: World) -> None:
@@ -135,7 +135,7 @@ def test_what_has_lost_its_record_is_found_and_removed(world: World) -> None:
     assert "--yes" in refused.err
 
     taken = world.ok("gc", "--adopt", "default")
-    assert "on record again" in taken.err
+    assert "was taken back" in taken.err
     assert world.ok("status", "--json").document()["dollars_per_hour"] > 0
     resumed = world.run("up", "--yes")
     assert resumed.code == 3

@@ -97,6 +97,30 @@ def test_a_setting_that_has_no_effect(
     assert said.format(file) in done.err
 
 
+@pytest.mark.usefixtures("lab")
+@pytest.mark.parametrize(
+    ("key", "value", "wrong"),
+    [
+        ("ranks", "many", "'many': expected a number"),
+        ("timeout", "soon", "'soon' is not a duration"),
+        ("backend", "nccll", "unknown value 'nccll'"),
+        ("pe", "mpi", "expected NAME SLOTS"),
+        ("pe", "mpi two", "'two': expected a number"),
+    ],
+)
+def test_a_wrong_value_names_where_it_is_set(
+    key: str, value: str, wrong: str, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A person who has set it long ago would look for it on the command line."""
+    file = Path("clusterctl.toml").absolute()
+    file.write_text(f'[run]\n{key} = "{value}"\n')
+    said = call("run", "--dry-run", "train.py")
+    judge(said, 2, f"{key} in [run] of {file}", "")
+    assert wrong in said.err
+    monkeypatch.setenv(f"CLUSTERCTL_RUN_{key.upper()}", value)
+    judge(call("run", "--dry-run", "train.py"), 2, f"CLUSTERCTL_RUN_{key.upper()}", "")
+
+
 @pytest.mark.parametrize("line", ["check", "data|list"])
 def test_a_cluster_in_the_environment_is_passed_over(
     line: str, call: Call, monkeypatch: pytest.MonkeyPatch

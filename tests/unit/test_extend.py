@@ -204,7 +204,7 @@ def test_without_a_terminal_an_earlier_end_needs_yes(machines: Machines, call: C
     end = on_record(machines.store, 8 * HOUR)
     said = call("extend", "lab", "--ttl", "30m")
     assert said.code == 2
-    assert "-y (--yes) agrees beforehand" in said.err
+    assert "confirm with -y (--yes)" in said.err
     assert machines.store.cluster("lab").deadline == end
     assert call("extend", "lab", "--ttl", "30m", "--yes").code == 0
     assert len(machines.noted) == 1

@@ -127,7 +127,7 @@ def test_the_regions_where_it_looked_are_named(account: Account, call: Call) -> 
     elsewhere = replace(spec, cloud=replace(spec.cloud, region="eu-west-1"))
     open_store().save(cluster(spec=elsewhere))
     said = call("gc", "--dry-run")
-    assert "no cluster on EC2 without a record here (looked in us-east-1, eu-west-1;" in said.err
+    assert "no EC2 clusters without a local record (searched us-east-1, eu-west-1;" in said.err
     said = call("gc", "--dry-run", "--json", "--region", "ap-south-1")
     assert said.document["regions"] == ["ap-south-1"]
     said = call("gc", "--adopt", "nobody")
@@ -179,7 +179,7 @@ def test_a_cluster_that_outlives_its_deadline_is_not_passed_over(
     """It has a record, so that it is no orphan, and its machines should have ended themselves."""
     open_store().save(cluster(deadline=time.time() - ago))
     said = call("gc", "--yes")
-    text = "in us-east-1: 1 instance (i-1): its deadline is over, but its machines still run"
+    text = "in us-east-1: 1 instance (i-1): past its deadline, but its machines still run"
     assert (text in said.err) is warned
     assert account.removed == []
 

@@ -120,5 +120,5 @@ def test_a_job_whose_record_cannot_be_written_is_not_said_to_go_on(
     ):
         raise OSError(errno.ENOSPC, "No space left on device")
     assert capsys.readouterr().err == (
-        "job 7 is not followed any more; `clusterctl jobs` shows whether it goes on\n"
+        "no longer following job 7; `clusterctl jobs` shows whether it still runs\n"
     )
