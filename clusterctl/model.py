@@ -362,6 +362,7 @@ class JobSpec:
     """0: all workers."""
     backend: str = "auto"
     launcher: str = "mpirun"
+    """`auto`: the usual one of whatever runs the cluster's jobs."""
     env: dict[str, str] = field(default_factory=dict)
     """Variables that are no secret. Secrets have no place in a record: only their names do."""
     secret_names: tuple[str, ...] = ()

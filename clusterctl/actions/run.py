@@ -99,8 +99,9 @@ def plan_job(cluster: Cluster, spec: JobSpec, *, number: int) -> tuple[Job, Laun
     """The job's record before it is staged, and how its ranks are started."""
     compilation(spec.program, spec.env)  # its flags may be wrong
     system = systems.load(ready(cluster))
-    usual = system.scheduler.launchers[0]
-    spec = replace(spec, venv=_absolute(cluster, spec.venv), launcher=spec.launcher or usual)
+    spec = replace(spec, venv=_absolute(cluster, spec.venv))
+    if spec.launcher == "auto":
+        spec = replace(spec, launcher=system.scheduler.launchers[0])
     spec, placement = system.resolve(spec)
     job = Job(
         id=number,

@@ -146,7 +146,7 @@ def end_jobs(store: Store, cluster: Cluster, tell: Tell) -> tuple[int, ...]:
         for job in jobs:
             try:
                 if cluster.launcher.name in away:
-                    control.sweep(job, cluster, pool, end=True)
+                    control.kill_processes(job, cluster, pool)
                 else:
                     store.save_job(control.cancel(job, here, pool))
                     ended.append(job.id)

@@ -66,7 +66,7 @@ def run(given: verbs.Run, console: Console) -> None:
     variables, secrets = environment(given.env, files)
     spec = JobSpec(
         program=resolved.program,
-        launcher=given.launcher,
+        launcher=given.launcher or "auto",
         env=variables,
         secret_names=tuple(sorted(secrets)),
         env_files=tuple(str(path.absolute()) for path in files),

@@ -73,7 +73,7 @@ def wait_for_end(job: Job, cluster: Cluster, pool: Pool, deadline: Deadline = NE
         job = _ended(job, cluster, pool, deadline.within(FORCE_TIMEOUT))
     if deadline.passed:
         return job
-    survivors = sweep(job, cluster, pool, end=True, deadline=deadline)
+    survivors = kill_processes(job, cluster, pool, deadline)
     if not known and job.state in (JobState.LOST, JobState.RUNNING, JobState.QUEUED):
         job = replace(job, state=JobState.CANCELLED, finished=time.time(), reason="")
     return replace(job, survivors=survivors) if system.counts_survivors else job
@@ -88,21 +88,18 @@ def _ended(job: Job, cluster: Cluster, pool: Pool, deadline: Deadline) -> Job:
     return job
 
 
-def sweep(
-    job: Job, cluster: Cluster, pool: Pool, *, end: bool, deadline: Deadline = NEVER
+def kill_processes(
+    job: Job, cluster: Cluster, pool: Pool, deadline: Deadline = NEVER
 ) -> dict[str, int]:
-    """Processes of the job that are left, per node; -1 where a node does not answer.
+    """Kills what is left of the job on each node, and returns how many processes are left then; -1
+    where a node does not answer."""
 
-    `end` kills them first.
-    """
-    action = "end 0" if end else "look"
-
-    def look(name: str) -> NodeResult:
+    def kill(name: str) -> NodeResult:
         folder = f"{cluster.node(name).root}/jobs/{job.id}"
-        command = f"exec /bin/sh {shlex.quote(folder)}/sweep.sh {action}"
+        command = f"exec /bin/sh {shlex.quote(folder)}/sweep.sh end 0"
         return pool.transport(name).run(command, timeout=min(ASK_TIMEOUT, deadline.left))
 
-    return {result.node: _survivors(result) for result in pool.each(look, involved(job, cluster))}
+    return {result.node: _survivors(result) for result in pool.each(kill, involved(job, cluster))}
 
 
 def staged(job: Job, cluster: Cluster, pool: Pool) -> tuple[str, ...]:

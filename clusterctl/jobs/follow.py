@@ -84,6 +84,32 @@ class _Watch:
     buffer: bytearray = field(default_factory=bytearray)
 
 
+@dataclass(slots=True)
+class _Pace:
+    """When to look again, and when to ask whether anybody still looks after the job."""
+
+    backoff: float
+    pause: float = FASTEST
+    patience: float = SUSPICION
+    heard: float = field(default_factory=time.monotonic)
+    asked: float = field(default_factory=time.monotonic)
+
+    def should_ask(self, moved: bool) -> bool:
+        """Whether it is time to ask, after a look that saw news or did not."""
+        now = time.monotonic()
+        if moved:
+            self.heard, self.pause, self.patience = now, FASTEST, SUSPICION
+        if now - max(self.heard, self.asked) <= self.patience and now - self.asked <= LONGEST:
+            return False
+        self.asked = now
+        self.patience = min(self.patience * self.backoff, LONGEST)
+        return True
+
+    def rest(self) -> None:
+        time.sleep(self.pause)
+        self.pause = min(self.pause * 1.25, SLOWEST)
+
+
 class _TimeIsUpError(Exception):
     """The deadline has passed in the middle of an answer."""
 
@@ -169,39 +195,36 @@ class Follower:
                 self.cut_short = True
                 return
         self._open_channels()
-        if until_ended:
-            self._say()
-        pause, patience = FASTEST, SUSPICION
-        heard = asked = time.monotonic()
-        last = complete = False
-        while True:
-            seal = not last and (self.job.state.ended or not until_ended)
-            if seal:
-                last, complete = True, self.job.state.ended
-                self._deadline = min(self._deadline, time.monotonic() + limit)
-            try:
-                moved = yield from self._round(seal)
-            except _TimeIsUpError:
-                self.cut_short = True
-                return
-            if last and not self._is_behind():
-                break
-            now = time.monotonic()
-            if moved:
-                heard, pause, patience = now, FASTEST, SUSPICION
-            if last:
-                continue
-            if now - max(heard, asked) > patience or now - asked > LONGEST:
-                asked = now
-                patience = min(patience * self._system.backoff, LONGEST)
+        try:
+            if until_ended:
+                self._say()
+                yield from self._wait_for_end()
+            complete = self.job.state.ended
+            self._deadline = min(self._deadline, time.monotonic() + limit)
+            yield from self._read_rest()
+        except _TimeIsUpError:
+            self.cut_short = True
+            return
+        if complete and self._keep and not self.lost:
+            (self._folder / ".complete").touch()
+
+    def _wait_for_end(self) -> Iterator[list[Piece]]:
+        """Looks at all nodes again and again until the job has ended."""
+        pace = _Pace(self._system.backoff)
+        while not self.job.state.ended:
+            moved = yield from self._round(seal=False)
+            if pace.should_ask(moved):
                 self.job = control.refresh(self.job, self._cluster, self._pool)
                 self._say()
             if not moved:
                 yield []
-                time.sleep(pause)
-                pause = min(pause * 1.25, SLOWEST)
-        if complete and self._keep and not self.lost:
-            (self._folder / ".complete").touch()
+                pace.rest()
+
+    def _read_rest(self) -> Iterator[list[Piece]]:
+        """Reads the files as far as they go now."""
+        yield from self._round(seal=True)
+        while self._is_behind():
+            yield from self._round(seal=False)
 
     def _say(self) -> None:
         waiting = self.job.state is JobState.QUEUED

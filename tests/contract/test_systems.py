@@ -47,7 +47,7 @@ def test_it_declares_all_facts(system: JobSystem) -> None:
 
 
 def test_a_job_has_its_sizes_its_launcher_and_a_home(name: str, system: JobSystem) -> None:
-    made, plan = plan_job(site(name), spec(launcher=""), number=7)
+    made, plan = plan_job(site(name), spec(launcher="auto"), number=7)
     assert made.scheduler == name
     assert made.ranks > 0
     assert made.spec.launcher == system.scheduler.launchers[0]
@@ -56,7 +56,7 @@ def test_a_job_has_its_sizes_its_launcher_and_a_home(name: str, system: JobSyste
     assert all(site(name).has(node) for node in where)
 
 
-@pytest.mark.parametrize("launcher", ["srun", "torchrun", "auto", "mpiexec"])
+@pytest.mark.parametrize("launcher", ["srun", "torchrun", "mpiexec"])
 def test_a_launcher_that_it_does_not_have_is_refused(
     name: str, system: JobSystem, launcher: str
 ) -> None:
@@ -69,7 +69,7 @@ def test_a_launcher_that_it_does_not_have_is_refused(
 
 
 def test_a_preview_is_a_document(name: str, system: JobSystem) -> None:
-    shown = system.preview(*plan_job(site(name), spec(launcher=""), number=7))
+    shown = system.preview(*plan_job(site(name), spec(launcher="auto"), number=7))
     assert shown.sections
     assert all(title and text for title, text in shown.sections)
     assert "files" in shown.document
@@ -85,7 +85,7 @@ def test_a_terminal_is_given_or_refused(name: str, system: JobSystem) -> None:
 
 
 def test_nobody_is_asked_when_there_is_no_time(name: str, system: JobSystem) -> None:
-    made, _ = plan_job(site(name), spec(launcher=""), number=7)
+    made, _ = plan_job(site(name), spec(launcher="auto"), number=7)
     pool = cast(Pool, Unreachable())
     late = NEVER.within(0)
     assert system.refresh([made], pool, pytest.fail, late) == (made,)
@@ -93,6 +93,6 @@ def test_nobody_is_asked_when_there_is_no_time(name: str, system: JobSystem) -> 
 
 
 def test_it_says_that_a_job_waits(name: str, system: JobSystem) -> None:
-    made, _ = plan_job(site(name), spec(launcher=""), number=7)
+    made, _ = plan_job(site(name), spec(launcher="auto"), number=7)
     text = system.describe_wait(replace(made, state=JobState.QUEUED, native_id="99"))
     assert text.startswith("job 7 ")
