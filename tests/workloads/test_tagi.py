@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tests.workloads import making
 from tests.workloads.running import Programs
 from trainlib import data
 from trainlib.tagi import layers, models
@@ -360,18 +359,6 @@ def test_the_sum_over_two_ranks_is_one_process_with_all_rows(
     script = programs.script("parallel.py", PARALLEL)
     ended = programs.mpirun(2, script, backend)
     assert (ended.code, ended.lines("equal")) == (0, ["equal 0", "equal 1"]), ended
-
-
-@pytest.mark.mpi
-@pytest.mark.slow
-def test_the_convolutional_network_learns_mnist(programs: Programs) -> None:
-    making.mnist(programs.folder / "data" / "mnist")
-    programs.extra = {"CLUSTERCTL_DATA": str(programs.folder / "data")}
-    arguments = ["--dataset", "mnist", "--batch-size", 10, "--epochs", 3, "--backend", "gloo"]
-    ended = programs.mpirun(2, "train_tagi.py", *arguments)
-    assert ended.code == 0, ended.err
-    losses = [float(loss) for loss in re.findall(r"Loss: (\S+)", ended.out)]
-    assert losses[-1] < 0.6 * losses[0]
 
 
 @pytest.mark.mpi

@@ -145,18 +145,6 @@ def test_batch_norms_statistics_are_those_of_all_ranks(programs: Programs) -> No
     assert (ended.code, ended.lines("equal")) == (0, ["equal 0", "equal 1"]), ended
 
 
-def test_the_cnn_learns_mnist_and_says_how_fast(programs: Programs) -> None:
-    making.mnist(programs.folder / "data" / "mnist")
-    programs.extra = {"CLUSTERCTL_DATA": str(programs.folder / "data")}
-    ended = programs.mpirun(2, DDP, 3, 3, "--model", "cnn", "--dataset", "mnist", "--lr", 0.02)
-    found = losses(ended, r"\[Rank0\] Epoch")
-    assert found[-1] < 0.8 * found[0]
-    speeds = [float(s) for s in re.findall(r"\] Throughput: ([0-9.]+) samples/s", ended.out)]
-    total = re.search(r"Total: ([0-9.]+) samples/s on 2 ranks", ended.out)
-    assert total
-    assert float(total[1]) == pytest.approx(sum(speeds), rel=0.01)
-
-
 @pytest.mark.timeout(300)  # it compiles, with as many processes as there are cores
 def test_compile_learns_and_says_what_it_lacks(programs: Programs) -> None:
     programs.seconds = 240  # on two busy cores, with nothing in the cache
