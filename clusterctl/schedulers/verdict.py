@@ -132,7 +132,8 @@ def judge(job: Job, text: str) -> Job:
     facts = read(text)
     last = facts.last
     if job.state.ended:
-        return replace(job, survivors=last.survivors) if last.ended and last.survivors else job
+        seen = (last.ended or last.dead) and last.survivors
+        return replace(job, survivors=last.survivors) if seen else job
     if facts.absent is not None:
         # A running job that loses its folder may still be running.
         return never_came(job, facts) if job.state is JobState.QUEUED else job

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import launch, schedulers
+from clusterctl import assets, launch, schedulers
 from clusterctl.model import Job, JobState, RankFailure
 from tests.unit.making import job, node, request, spec
 from tests.unit.test_batch import batch_job, site
@@ -45,7 +45,8 @@ def ended(tmp_path: Path) -> object:
         folder.mkdir(parents=True)
         for name, text in schedulers.load("sge").script(made, where, plan).items():
             (folder / name).write_text(text)
-        (folder / "sweep.sh").write_text("echo survivors 0\n")
+        values = {"id": 7, "node": "login", "tag": f"{tmp_path}/7;", "folder": folder}
+        (folder / "sweep.sh").write_text(assets.render("job/sweep.sh.j2", **values))
         (tmp_path / "bin").mkdir()
         (tmp_path / "bin" / "free-port").write_text("echo 29000\n")
         (tmp_path / "bin" / "mpirun").write_text(MPIRUN)

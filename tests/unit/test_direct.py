@@ -91,14 +91,13 @@ def test_the_launch_carries_the_tag_and_the_plan() -> None:
 
 def test_the_supervisor_keeps_to_what_was_asked_for() -> None:
     text = scripts()["supervise.sh"]
-    assert f"sleep {direct.START_LIMIT} &" in text
+    assert f"\nlater {direct.START_LIMIT} " in text
     assert "echo timeout" not in text
+    assert "\nattempts 0\n" in text
     assert "admit() { # called with the queue locked\n    running=''" in text
     text = scripts(timeout=90.5, retries=3, now=True, ranks=6)["supervise.sh"]
-    assert "sleep 90.5 &" in text
-    assert "echo timeout >stop" in text
-    assert '"$attempt" -le 3 ]' in text
-    assert "= 6 ] || code=1" in text
+    assert "\nlater 90.5 'alive . && echo timeout >stop" in text
+    assert "\ncctl_ranks=6\nattempts 3\n" in text
     assert "    return 0\n" in text
 
 
@@ -110,7 +109,7 @@ def test_every_node_is_asked_in_its_own_root(name: str) -> None:
     assert "cd /srv/l/jobs/7 ||" in text
     assert "\nid=7\n" in text
     assert "\nagent=/srv/l/bin/clusterctl-ssh\n" in text
-    assert f"\ngrace={direct.GRACE}\n" in text
+    assert f"\ncctl_grace={direct.GRACE}\n" in text
     assert 'launcher) /bin/sh -c "$2" ;;' in text
     assert 'worker-1) CLUSTERCTL_JOB=\'\' "$agent" worker-1 "$2" ;;' in text
     assert "answer worker-1 /data/w1/jobs/7/sweep.sh " in text

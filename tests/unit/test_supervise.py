@@ -67,7 +67,7 @@ class Site:
                 (folder / sub).mkdir(parents=True, exist_ok=True)
             for path, (text, mode) in files.items():
                 (folder / path).write_text(
-                    self.change(text).replace(f"grace={GRACE}\n", "grace=1\n")
+                    self.change(text).replace(f"cctl_grace={GRACE}\n", "cctl_grace=1\n")
                 )
                 (folder / path).chmod(mode)
         start_script = self.folder("launcher", number) / "launch.sh"
@@ -243,7 +243,7 @@ def test_a_job_that_ends_while_it_is_asked_for_is_not_lost(site: Site, tmp_path:
     tools.mkdir()
     (tools / "cat").write_text(
         f'#!/bin/sh\n/bin/cat "$@"\ntouch "{go}"\n'
-        "until grep -q '^swept' state; do sleep 0.02; done\nflock alive true\n"
+        "until grep -q '^survivors' state; do sleep 0.02; done\nflock alive true\n"
     )
     (tools / "cat").chmod(0o755)
     job = site.submit(1, f"until [ -e '{go}' ]; do sleep 0.02; done", "rank 0; rank 1")
@@ -268,8 +268,8 @@ def test_a_signal_while_the_end_is_looked_at_changes_nothing(site: Site) -> None
 
 def test_a_launch_that_starts_no_rank_is_ended(site: Site) -> None:
     """mpirun on the wrong network waits for ever; what it said goes with the error."""
-    limit = f"sleep {START_LIMIT} &"
-    site.change = lambda text: text.replace(limit, "sleep 0.5 &")
+    limit = f"later {START_LIMIT} "
+    site.change = lambda text: text.replace(limit, "later 0.5 ")
     job = site.ended(site.submit(1, ":", "echo no route >&2; sleep 300"))
     assert (job.state, job.program_exit_code) == (JobState.FAILED, None), site.story(job)
     assert job.reason == "no rank was started"
@@ -278,7 +278,7 @@ def test_a_launch_that_starts_no_rank_is_ended(site: Site) -> None:
 
 
 def test_a_slow_job_is_left_alone_by_the_start_limit(site: Site) -> None:
-    site.change = lambda text: text.replace(f"sleep {START_LIMIT} &", "sleep 0.3 &")
+    site.change = lambda text: text.replace(f"later {START_LIMIT} ", "later 0.3 ")
     job = site.ended(site.submit(1, "sleep 1.5", BOTH))
     assert job.state is JobState.SUCCEEDED, site.story(job)
 
@@ -360,7 +360,7 @@ def test_the_next_job_ends_what_a_dead_supervisor_left(site: Site) -> None:
     alone = f"[ $(grep -lsF CLUSTERCTL_JOB={site.where.id}/1';' /proc/*/environ | wc -l) = 0 ]"
     following = site.ended(site.submit(2, alone, "rank 0 && rank 1"))
     assert following.state is JobState.SUCCEEDED, site.story(following)
-    assert "state=lost" in site.story(job)
+    assert "\ndead " in site.story(job)
 
 
 def test_slots_stay_taken_until_nothing_is_left_there(site: Site) -> None:
