@@ -462,6 +462,18 @@ class Reason:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BatchMpirun:
+    """How a job of a batch system calls an mpirun. `$NAME` is filled in when the job starts:
+    `network` where the first node's subnet is found, `tcp` unless the node has a fast fabric or a
+    GPU, for which Open MPI chooses the engine itself."""
+
+    command: tuple[str, ...]
+    flags: tuple[str, ...]
+    network: tuple[str, ...]
+    tcp: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchPlan:
     """Everything needed to start a job, as a value: printed by --dry-run, shipped by run.
 
@@ -479,6 +491,8 @@ class LaunchPlan:
     agents: dict[str, str] = field(default_factory=dict)
     path: str = ""
     """A folder to put in front of PATH for what starts the ranks, on a batch system."""
+    mpirun: dict[int, BatchMpirun] = field(default_factory=dict)
+    """On a batch system: by Open MPI's major version, which is known when the job starts."""
     reasons: tuple[Reason, ...] = ()
     notes: tuple[str, ...] = ()
 

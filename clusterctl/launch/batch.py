@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from clusterctl.errors import LaunchError
 from clusterctl.launch import Request
+from clusterctl.launch.mpirun import in_batch_job
 from clusterctl.model import LaunchPlan, ProgramKind, Reason
 
 _CONTAINER = """\
@@ -48,6 +49,7 @@ class BatchScript:
             programs={login.name: program(request)},
             files={},
             path=_path(request),
+            mpirun=in_batch_job(),
             reasons=(
                 *(Reason(item=f"{name}={env[name]}", why=why) for name, _, why in rows),
                 Reason(item=late, why="known when the job starts: the script sets them"),

@@ -93,6 +93,12 @@ class Engine:
     flags: tuple[Flag, ...]
 
 
+TCP = Engine(
+    "TCP",
+    lambda can: True,
+    ((("--mca", "pml", "ob1"), "the engine that drives these transports"),),
+)
+
 ENGINES = (
     Engine(
         "UCX over RDMA",
@@ -116,11 +122,7 @@ ENGINES = (
             (("--mca", "pml_ucx_devices", "any"), "the same: TCP devices count too"),
         ),
     ),
-    Engine(
-        "TCP",
-        lambda can: True,
-        ((("--mca", "pml", "ob1"), "the engine that drives these transports"),),
-    ),
+    TCP,
 )
 
 UCC: tuple[Flag, ...] = (

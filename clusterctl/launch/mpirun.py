@@ -6,6 +6,7 @@ Open MPI 5 hands its runtime's own parameters to PRRTE (`--prtemca`), Open MPI 4
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from clusterctl.errors import LaunchError
@@ -14,10 +15,12 @@ from clusterctl.launch.environment import environment, program
 from clusterctl.launch.interconnect import Interconnect
 from clusterctl.launch.mpi_transport import Flag, MpiTransport
 from clusterctl.launch.placement import bind, oversubscribed
-from clusterctl.model import LaunchPlan, Mpi, Node, Reason
+from clusterctl.model import BatchMpirun, LaunchPlan, Mpi, Node, Reason
 
 AGENT = "clusterctl-ssh"
 """mpirun splits its agent at blanks, so it is given a bare name that PATH resolves."""
+BATCH_AGENT = "clusterctl-agent"
+"""In a job of a batch system, which has ways of its own to reach the job's nodes."""
 
 AT_ONCE = 132 * 1024
 """Bytes that ranks of one node send without asking first: 128 KiB and MPI's own words. By default
@@ -42,6 +45,8 @@ class Generation:
     spawn: tuple[str, str, str]
     """Lets MPI_Comm_spawn place its processes where ranks of this job are: the slots in the
     hostfile are all taken. How the ranks themselves are placed does not depend on it."""
+    alone: tuple[tuple[str, str, str], ...]
+    """In a job of a batch system: daemons come by our agent, whatever this build knows of it."""
     shared_memory: str
     first_address_only: bool
     memory_apart: tuple[tuple[str, str, str], ...] = ()
@@ -54,6 +59,11 @@ GENERATIONS: dict[int, Generation] = {
         no_tree=("--mca", "plm_rsh_no_tree_spawn"),
         daemons=("--mca", "oob_tcp_if_include"),
         spawn=("--mca", "rmaps_base_oversubscribe", "1"),
+        alone=(
+            ("--mca", "plm", "rsh"),
+            ("--mca", "plm_rsh_disable_qrsh", "1"),
+            ("--mca", "ras", "^slurm,gridengine,tm,lsf"),
+        ),
         shared_memory="vader",
         first_address_only=False,
     ),
@@ -62,6 +72,7 @@ GENERATIONS: dict[int, Generation] = {
         no_tree=("--prtemca", "plm_ssh_no_tree_spawn"),
         daemons=("--prtemca", "prte_if_include"),
         spawn=("--prtemca", "rmaps_default_mapping_policy", "slot:oversubscribe"),
+        alone=(("--prtemca", "plm", "ssh"), ("--prtemca", "ras", "^slurm,pbs,lsf")),
         shared_memory="sm",
         first_address_only=True,
         memory_apart=(
@@ -209,38 +220,71 @@ def _flags(
             ),
         ]
     else:
-        cidrs = ",".join(network.cidrs)
         flags += [
-            ((*words.agent, AGENT), "ssh with this cluster's keys, ports and known hosts"),
-            ((*words.no_tree, "1"), "the launcher starts every daemon itself"),
+            *_agent(words, AGENT),
             _daemons(words, network),
-            *(
-                (
-                    flag,
-                    "MPI_Comm_spawn: PRRTE writes past an array, into unused memory this way",
-                )
-                for flag in words.memory_apart
-            ),
-            (("--mca", "btl_tcp_if_include", cidrs), f"MPI messages: {network.reason}"),
+            *_apart(words),
             (
-                ("--mca", "btl", f"self,{words.shared_memory},tcp"),
-                "shared memory within a node, TCP between nodes",
+                ("--mca", "btl_tcp_if_include", ",".join(network.cidrs)),
+                f"MPI messages: {network.reason}",
             ),
+            _btl(words),
         ]
     if transport.engine == "TCP" and max(counts.values()) > 1:
-        limit = f"btl_{words.shared_memory}_eager_limit"
-        flags.append(
-            (
-                ("--mca", limit, str(AT_ONCE)),
-                "ranks of one node: up to 128 KiB without asking first",
-            )
-        )
+        flags.append(_at_once(words))
     flags += transport.flags
     flags.append(
         (("-x", "MASTER_PORT=$MASTER_PORT"), "a port that is free on the first worker at the start")
     )
     flags.append((("-x", "CLUSTERCTL_ATTEMPT=$CLUSTERCTL_ATTEMPT"), "counts --retries"))
     return flags
+
+
+def in_batch_job() -> dict[int, BatchMpirun]:
+    """The same flags in a job of a batch system, where the nodes and mpirun itself are known only
+    when it starts."""
+    return {major: _in_batch_job(words) for major, words in GENERATIONS.items()}
+
+
+def _in_batch_job(words: Generation) -> BatchMpirun:
+    daemons = "$cctl_daemons" if words.first_address_only else "$cctl_cidr"
+    flags = (*_agent(words, BATCH_AGENT), *_apart(words))
+    tcp = (*mpi_transport.TCP.flags, _btl(words), _at_once(words))
+    return BatchMpirun(
+        command=(*(("env", f"{APART}=1") if words.memory_apart else ()), "mpirun"),
+        flags=_words((*words.alone, words.spawn, *(item for item, _ in flags))),
+        network=(*words.daemons, daemons, "--mca", "btl_tcp_if_include", "$cctl_cidr"),
+        tcp=_words(item for item, _ in tcp),
+    )
+
+
+def _words(items: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    return tuple(word for item in items for word in item)
+
+
+def _agent(words: Generation, name: str) -> list[Flag]:
+    return [
+        ((*words.agent, name), "ssh with this cluster's keys, ports and known hosts"),
+        ((*words.no_tree, "1"), "the launcher starts every daemon itself"),
+    ]
+
+
+def _apart(words: Generation) -> list[Flag]:
+    why = "MPI_Comm_spawn: PRRTE writes past an array, into unused memory this way"
+    return [(flag, why) for flag in words.memory_apart]
+
+
+def _btl(words: Generation) -> Flag:
+    btl = f"self,{words.shared_memory},tcp"
+    return ("--mca", "btl", btl), "shared memory within a node, TCP between nodes"
+
+
+def _at_once(words: Generation) -> Flag:
+    limit = f"btl_{words.shared_memory}_eager_limit"
+    return (
+        ("--mca", limit, str(AT_ONCE)),
+        "ranks of one node: up to 128 KiB without asking first",
+    )
 
 
 def _memory_apart(request: Request, mpi: Mpi, counts: dict[str, int]) -> tuple[str, ...]:

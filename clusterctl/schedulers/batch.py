@@ -159,6 +159,7 @@ class Batch(ABC):
             "ranks": job.ranks,
             "modules": spec.modules,
             "path": plan.path,
+            "mpirun": plan.mpirun,
             "launcher": spec.launcher,
             "compile": compiled.script if compiled else "",
             "target": what.target,

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from clusterctl import launch, schedulers
+from clusterctl.launch.mpirun import in_batch_job
 from clusterctl.model import Cluster, Job, JobState, LaunchPlan, Role
 from clusterctl.schedulers import SCHEDULERS, Scheduler
 from tests.conftest import Need
@@ -55,7 +56,7 @@ def make(name: str, root: str = PLAIN, **changes: Any) -> tuple[Job, Cluster, La
     if name == "direct":
         return made, machines, plan
     login = replace(machines.launcher, name="login", role=Role.LOGIN)
-    return made, replace(machines, nodes=(login,)), plan
+    return made, replace(machines, nodes=(login,)), replace(plan, mpirun=in_batch_job())
 
 
 JOBS = {

@@ -4,15 +4,19 @@ says how its ranks ended."""
 from __future__ import annotations
 
 import os
+import re
 import subprocess
+from collections.abc import Sequence
 from dataclasses import replace
+from ipaddress import IPv4Interface
 from pathlib import Path
 
 import pytest
 
 from clusterctl import assets, launch, schedulers
+from clusterctl.launch.mpirun import AGENT
 from clusterctl.model import Job, JobState, RankFailure
-from tests.unit.making import job, node, request, spec
+from tests.unit.making import cluster, job, node, request, spec
 from tests.unit.test_batch import batch_job, site
 
 MPIRUN = """\
@@ -92,3 +96,77 @@ def test_a_program_that_ended_itself_by_sigterm_is_named(ended: object) -> None:
     found = ended(143, 0, 143)
     assert found.failure is not None
     assert found.failure.rank == 1
+
+
+TOOLS = {
+    "mpirun": '#!/bin/sh\n[ "$1" != --version ] || { echo "mpirun (Open MPI) $MPI"; exit; }\n'
+    'printf "%s\\n" "${MALLOC_MMAP_THRESHOLD_-}" "$@" >"$SAID"\n',
+    "ip": '#!/bin/sh\necho "2: eth0 inet 10.0.0.11/24 brd 10.0.0.255 scope global eth0"\n'
+    'case "$*:$SECOND" in *dev*:yes) echo "2: eth0 inet 10.9.0.1/16 scope global eth0" ;; esac\n',
+    "ls": '#!/bin/sh\necho "$FABRIC"\n',
+}
+
+
+def called(tmp_path: Path, mpi: str, **changes: str) -> tuple[str, dict[str, str]]:
+    """How an emitted script calls that mpirun: what glibc is told, and Open MPI's parameters."""
+    (tmp_path / "bin").mkdir()
+    for name, text in TOOLS.items():
+        (tmp_path / "bin" / name).write_text(text)
+        (tmp_path / "bin" / name).chmod(0o755)
+    (tmp_path / "hosts").write_text("10.0.0.11 2 all.q x\n")
+    made = batch_job("sge", native={"pe": "mpi 2"})
+    plan = launch.load("batch").plan(
+        replace(request(), spec=made.spec, cluster=site("sge"), placement=made.placement)
+    )
+    env = {
+        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+        "PE_HOSTFILE": str(tmp_path / "hosts"),
+        "SAID": str(tmp_path / "said"),
+        "MPI": mpi,
+        **changes,
+    }
+    script = schedulers.load_batch("sge").emit(made, replace(plan, path=""), "1", [], "")
+    subprocess.run(["/bin/sh", "-c", script], cwd=tmp_path, env=env, check=True, timeout=30)
+    apart, *words = (tmp_path / "said").read_text().splitlines()
+    return apart, parameters(words)
+
+
+def parameters(words: Sequence[str]) -> dict[str, str]:
+    found = [at for at, word in enumerate(words) if word in ("--mca", "--prtemca")]
+    values = {f"{words[at]} {words[at + 1]}": words[at + 2] for at in found}
+    # A subnet, however it is written.
+    for name in values:
+        if re.fullmatch(r"[\d.]+/\d+", values[name]):
+            values[name] = str(IPv4Interface(values[name]).network)
+    return values
+
+
+@pytest.mark.parametrize("mpi", ["4.1.4", "5.0.11"])
+def test_mpirun_is_told_in_a_batch_job_what_it_is_told_elsewhere(mpi: str, tmp_path: Path) -> None:
+    apart, told = called(tmp_path, mpi, FABRIC="", SECOND="")
+    nodes = [
+        node(name, address, mpi=mpi)
+        for name, address in (("launcher", "10.0.0.10"), ("worker-1", "10.0.0.11"))
+    ]
+    elsewhere = launch.load("mpirun").plan(request(cluster(*nodes), spec(ranks=2)))
+    wanted = {
+        name: "clusterctl-agent" if value == AGENT else value
+        for name, value in parameters(elsewhere.argv).items()
+    }
+    assert {name: told.get(name) for name in wanted} == wanted
+    assert apart == ("1" if mpi[0] == "5" else "")
+    # Its own integration with the batch system is off: builds differ in what they have.
+    assert any(name.endswith(" ras") for name in told)
+
+
+def test_a_fast_fabric_is_left_to_open_mpi(tmp_path: Path) -> None:
+    """It is known on the node alone; Open MPI prefers the engine for it."""
+    _, told = called(tmp_path, "4.1.4", FABRIC="/sys/class/infiniband", SECOND="")
+    assert "--mca btl_tcp_if_include" in told
+    assert not {"--mca pml", "--mca btl"} & set(told)
+
+
+def test_prrte_is_told_the_device_where_that_has_two_addresses(tmp_path: Path) -> None:
+    _, told = called(tmp_path, "5.0.11", FABRIC="", SECOND="yes")
+    assert told["--prtemca prte_if_include"] == "eth0"
+    assert told["--mca btl_tcp_if_include"] == "10.0.0.0/24"
