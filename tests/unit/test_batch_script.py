@@ -56,7 +56,7 @@ def ended(tmp_path: Path) -> object:
         (tmp_path / "bin" / "mpirun").write_text(MPIRUN)
         (tmp_path / "bin" / "mpirun").chmod(0o755)
         (tmp_path / "hosts").write_text(f"{os.uname().nodename} {len(endings)} all.q x\n")
-        subprocess.run(
+        done = subprocess.run(
             ["/bin/sh", folder / "job.sh"],
             env={
                 "PATH": os.environ["PATH"],
@@ -69,6 +69,7 @@ def ended(tmp_path: Path) -> object:
             check=False,
             capture_output=True,
         )
+        assert done.returncode not in (0, 99, 100)
         text = f"@@job 7 99\n{(folder / 'state').read_text()}"
         return schedulers.load("sge").parse_status(replace(job(what=spec()), scheduler="sge"), text)
 
@@ -98,6 +99,15 @@ def test_a_program_that_ended_itself_by_sigterm_is_named(ended: object) -> None:
     assert found.failure.rank == 1
 
 
+@pytest.mark.parametrize("code", [99, 100])
+def test_a_code_that_grid_engine_takes_for_a_request_is_kept_from_it(
+    ended: object, code: int
+) -> None:
+    """99 puts a job back into the queue, 100 into an error state."""
+    assert callable(ended)
+    assert ended(code, code, 143).program_exit_code == code
+
+
 TOOLS = {
     "mpirun": '#!/bin/sh\n[ "$1" != --version ] || { echo "mpirun (Open MPI) $MPI"; exit; }\n'
     'printf "%s\\n" "${MALLOC_MMAP_THRESHOLD_-}" "$@" >"$SAID"\n',
@@ -125,7 +135,9 @@ def called(tmp_path: Path, mpi: str, **changes: str) -> tuple[str, dict[str, str
         "MPI": mpi,
         **changes,
     }
-    script = schedulers.load_batch("sge").emit(made, replace(plan, path=""), "1", [], "")
+    script = schedulers.load("sge").emit(
+        made, site("sge"), replace(plan, path=""), version="1", secrets=[], beside=""
+    )
     subprocess.run(["/bin/sh", "-c", script], cwd=tmp_path, env=env, check=True, timeout=30)
     apart, *words = (tmp_path / "said").read_text().splitlines()
     return apart, parameters(words)

@@ -98,3 +98,6 @@ def check(seen: dict[str, str], env: dict[str, str]) -> None:
     assert {name: seen.get(name) for name in wanted} == wanted
     assert seen["RANK"] in "01"
     assert seen["WORLD_SIZE"] == "2"
+    # One device for all libraries; UCX chooses itself among those of a fast fabric.
+    if not Path("/sys/class/infiniband").exists():
+        assert seen.get("UCX_NET_DEVICES") == seen.get("GLOO_SOCKET_IFNAME")
