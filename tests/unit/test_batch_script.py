@@ -39,7 +39,8 @@ def ended(tmp_path: Path) -> object:
 
     def run(code: int, *endings: int) -> Job:
         login = node("login", "10.0.0.9", root=str(tmp_path), mpi_prefix=str(tmp_path))
-        where = replace(site("sge"), nodes=(replace(site("sge").nodes[0], root=login.root),))
+        nodes = (replace(site("sge").nodes[0], root=login.root),)
+        where = replace(site("sge"), nodes=nodes, id=str(tmp_path))
         made = batch_job("sge", native={"pe": f"mpi {len(endings)}"})
         plan = launch.load("batch").plan(
             replace(request(), spec=made.spec, cluster=where, placement=made.placement)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
-from collections.abc import Callable
-from dataclasses import replace
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +18,10 @@ from clusterctl import launch, schedulers
 from clusterctl.jobs import systems
 from clusterctl.jobs.start import node_files
 from clusterctl.launch import Request
-from clusterctl.model import Cluster, Job, JobState, LaunchPlan, ProgramKind, Role
+from clusterctl.model import Cluster, Job, JobState, LaunchPlan, ProgramKind, RankFailure, Role
 from clusterctl.schedulers import verdict
 from tests.unit.making import cluster, job, node, program, spec
-from tests.unit.scripts import HOSTILE, PLAIN, SEES, seen_by_program
+from tests.unit.scripts import HOSTILE, PLAIN, SEES, seen_by_program, until
 
 FAKES = {
     "srun": """#!/bin/sh
@@ -46,12 +49,16 @@ def slurm(need: Callable[[str], str], tmp_path: Path) -> dict[str, str]:
     return {**dict.fromkeys(PLAIN, "inherited"), "BASH_FUNC_cd%%": "() { exit 9; }", **own}
 
 
-def made(tmp_path: Path, **changes: Any) -> tuple[Cluster, Job, LaunchPlan]:
+def made(
+    tmp_path: Path, words: Sequence[str] = SEES, **changes: Any
+) -> tuple[Cluster, Job, LaunchPlan]:
     root = tmp_path / "root"
     (root / "bin").mkdir(parents=True)
     (root / "bin" / "free-port").write_text("echo 29000\n")
-    where = cluster(node("login", "10.0.0.9", role=Role.LOGIN, root=str(root)), provider="slurm")
-    target, *args = SEES
+    login = node("login", "10.0.0.9", role=Role.LOGIN, root=str(root))
+    # Its own, for the job's processes are found by it on the whole machine.
+    where = cluster(login, provider="slurm", id=f"lab-{os.getpid()}-{time.time_ns()}")
+    target, *args = words
     what = program(*args, kind=ProgramKind.BINARY, target=target)
     asked = spec(program=what, launcher="auto", nodes=1, ranks_per_node=2, **changes)
     asked, placement = systems.load(where).resolve(asked)
@@ -60,18 +67,24 @@ def made(tmp_path: Path, **changes: Any) -> tuple[Cluster, Job, LaunchPlan]:
     return where, one, launch.load("batch").plan(wanted)
 
 
-@pytest.mark.parametrize("shell", ["sh", "bash"])
-@pytest.mark.parametrize("env", [HOSTILE, {}], ids=["set", "inherited"])
-def test_a_batch_job_hands_on_any_variable(
-    env: dict[str, str], shell: str, slurm: dict[str, str], tmp_path: Path
-) -> None:
-    where, one, plan = made(tmp_path, env=env)
+def staged(tmp_path: Path, where: Cluster, one: Job, plan: LaunchPlan) -> Path:
+    """The job's folder, as it is when the queue gets the job."""
     folder = tmp_path / "root" / "jobs" / "7"
     (folder / "out").mkdir(parents=True)
     (folder / "work").mkdir()
     for name, (text, mode) in node_files(one, where, plan, {})["login"].items():
         (folder / name).write_text(text)
         (folder / name).chmod(mode)
+    return folder
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+@pytest.mark.parametrize("env", [HOSTILE, {}], ids=["set", "inherited"])
+def test_a_batch_job_hands_on_any_variable(
+    env: dict[str, str], shell: str, slurm: dict[str, str], tmp_path: Path
+) -> None:
+    where, one, plan = made(tmp_path, env=env)
+    folder = staged(tmp_path, where, one, plan)
     subprocess.run([shell, folder / "job.sh"], env=slurm, check=True, timeout=60)
     found = verdict.judge(one, (folder / "state").read_text())
     assert (found.state, found.survivors) == (JobState.SUCCEEDED, {os.uname().nodename: 0})
@@ -90,6 +103,106 @@ def test_an_emitted_batch_script_hands_on_any_variable(
     script.write_text(text)
     subprocess.run([shell, script], env=slurm, cwd=tmp_path, check=True, timeout=60)
     check(seen_by_program(tmp_path), env)
+
+
+@dataclass
+class Batch:
+    """A job that the queue has started here."""
+
+    job: Job
+    folder: Path
+    process: subprocess.Popen[bytes]
+
+    def wait_for_ranks(self) -> None:
+        out = self.folder / "out"
+        until(lambda: all((out / f"rank-{n}.out").exists() for n in (0, 1)))
+        until(lambda: all((out / f"rank-{n}.out").read_text() for n in (0, 1)))
+
+    def end(self) -> Job:
+        """The job after its script's end."""
+        self.process.wait(timeout=40)
+        return verdict.judge(self.job, (self.folder / "state").read_text())
+
+
+@pytest.fixture(params=["sh", "bash"])
+def start(
+    request: pytest.FixtureRequest, slurm: dict[str, str], tmp_path: Path
+) -> Iterator[Callable[..., Batch]]:
+    """Starts a job whose ranks run some lines of sh."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def one(script: str, **changes: Any) -> Batch:
+        where, job, plan = made(tmp_path, ("/bin/sh", "-c", script), **changes)
+        folder = staged(tmp_path, where, job, plan)
+        argv = [request.param, folder / "job.sh"]
+        started.append(subprocess.Popen(argv, env=slurm, start_new_session=True))
+        return Batch(job, folder, started[-1])
+
+    yield one
+    for process in started:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+SAVES = "trap 'echo saved >saved-$RANK; exit 0' TERM; echo up; while :; do sleep 0.1; done"
+HERE = {os.uname().nodename: 0}
+
+
+def test_a_batch_job_is_cancelled_by_a_word_in_its_folder(start: Callable[..., Batch]) -> None:
+    """Its programs save, and end with 0: that is no success."""
+    batch = start(SAVES)
+    batch.wait_for_ranks()
+    (batch.folder / "stop").write_text("cancelled\n")
+    found = batch.end()
+    assert (found.state, found.program_exit_code) == (JobState.CANCELLED, None)
+    assert found.survivors == HERE
+    assert batch.process.returncode != 0
+    assert len(list((batch.folder / "work").glob("saved-*"))) == 2
+    assert not (batch.folder / "env").exists()
+
+
+def test_a_batch_job_has_a_time_limit_of_its_own(start: Callable[..., Batch]) -> None:
+    found = start(SAVES, timeout=1.0).end()
+    assert (found.state, found.survivors) == (JobState.TIMEOUT, HERE)
+
+
+@pytest.mark.parametrize("requeue", [True, False])
+def test_a_batch_job_that_is_warned_saves(start: Callable[..., Batch], requeue: bool) -> None:
+    """It goes back into the queue where that was asked for, and keeps its secrets for that."""
+    batch = start(SAVES, native={"requeue": ""} if requeue else {})
+    batch.wait_for_ranks()
+    batch.process.send_signal(signal.SIGUSR1)
+    found = batch.end()
+    assert found.state is (JobState.QUEUED if requeue else JobState.TIMEOUT)
+    assert (batch.process.returncode == 0) == requeue
+    assert (batch.folder / "env").exists() == requeue
+    assert len(list((batch.folder / "work").glob("saved-*"))) == 2
+
+
+def test_a_batch_job_that_the_system_ends_leaves_the_verdict_to_it(
+    start: Callable[..., Batch],
+) -> None:
+    batch = start(SAVES)
+    batch.wait_for_ranks()
+    batch.process.terminate()
+    assert batch.end().state is JobState.RUNNING
+    assert batch.process.returncode != 0
+    said = "@@job 7 4711\n" + (batch.folder / "state").read_text() + "gone COMPLETED|0:0||130\n"
+    assert schedulers.load("slurm").parse_status(batch.job, said).state is JobState.CANCELLED
+
+
+def test_a_batch_job_tries_again(start: Callable[..., Batch]) -> None:
+    script = 'echo "$CLUSTERCTL_ATTEMPT"; [ "$CLUSTERCTL_ATTEMPT$RANK" != 11 ] || exit 3'
+    found = start(script, retries=2).end()
+    assert (found.state, found.attempt, found.failure) == (JobState.SUCCEEDED, 2, None)
+
+
+def test_a_batch_job_fails_with_its_first_failure(start: Callable[..., Batch]) -> None:
+    batch = start("[ $RANK = 1 ] && exit 3; sleep 0.5; exit 4", retries=1)
+    found = batch.end()
+    assert (found.state, found.attempt, found.program_exit_code) == (JobState.FAILED, 2, 3)
+    assert found.failure == RankFailure(rank=1, node=os.uname().nodename, exit_code=3)
 
 
 def check(seen: dict[str, str], env: dict[str, str]) -> None:
