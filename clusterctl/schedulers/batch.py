@@ -219,8 +219,9 @@ class Batch(ABC):
     def cancel_argv(self, job: Job) -> tuple[str, ...]:
         """Leaves word for the script, which ends its ranks with grace and counts what is left of
         them; a job whose script does not run is taken from the queue at once."""
-        running = "case $(tail -n 1 state 2>/dev/null) in running*|placed*) exit 0 ;; esac"
-        return ("/bin/sh", "-c", f"echo cancelled >stop; {running}; {self._end()}")
+        waits = "'' | queued* | stop*stopped | stopped* | ended*"
+        script = f"case $(tail -n 1 state 2>/dev/null) in {waits}) {self._end()} ;; esac"
+        return ("/bin/sh", "-c", f"echo cancelled >stop; {script}")
 
     def end_argv(self, job: Job) -> tuple[str, ...]:
         return ("/bin/sh", "-c", self._end())

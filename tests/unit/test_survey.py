@@ -242,6 +242,36 @@ def test_a_job_that_was_cancelled_while_it_was_handed_in_is_ended(login: Path) -
     assert (login.parent / "fake" / "ended").read_text() == "77\n"
 
 
+@pytest.mark.parametrize(
+    ("facts", "ended"),
+    [
+        ("queued 100\n", True),
+        ("queued 100\nrunning 101 1\nplaced 101 c1:2,\n", False),
+        ("queued 100\nrunning 101 1\nlauncher 109 3\nsurvivors 110 c1 0\n", False),
+        ("queued 100\nrunning 101 1\nstop 109 cancelled\n", False),
+        # The batch system has stopped its script, and may run it again.
+        ("queued 100\nrunning 101 1\nlauncher 109 143\nstop 110 stopped\n", True),
+        ("queued 100\nrunning 101 1\nstopped 110\n", True),
+    ],
+)
+def test_a_cancelled_job_is_taken_from_the_queue_unless_its_script_runs(
+    login: Path, facts: str, ended: bool
+) -> None:
+    """A script that runs ends its ranks itself, which leaves them time to save."""
+    fake, folder = login.parent / "fake", login / "jobs" / "1"
+    (fake / "scancel").write_text('#!/bin/sh\necho "$@" >"$FAKE/ended"\n')
+    (fake / "scancel").chmod(0o755)
+    (folder / "state").write_text(facts)
+    subprocess.run(
+        schedulers.load("slurm").cancel_argv(replace(batch_job("slurm"), id=1)),
+        cwd=folder,
+        env={"PATH": f"{fake}:/usr/bin:/bin", "FAKE": str(fake)},
+        check=True,
+    )
+    assert (folder / "stop").read_text() == "cancelled\n"
+    assert (fake / "ended").exists() == ended
+
+
 def test_what_came_while_the_queue_answered_is_not_gone(login: Path) -> None:
     """Its submit was slow: `state` is older than the answer, the number is not."""
     (login / "jobs" / "2" / "native").write_text("20\n")
