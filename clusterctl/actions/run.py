@@ -131,17 +131,14 @@ def submit(
     store: Store, prepared: Prepared, pool: Pool, tell: Tell, *, carry: int | None = None
 ) -> Job:
     """Ships the job and starts it. A job that cannot be started is on record as failed."""
-    job = replace(prepared.job, stage=stage.archive(prepared.tree, store.home))
-    return ship(store, replace(prepared, job=job), pool, tell, carry=carry)
+    job = prepared.job
+    if not job.stage:
+        job = replace(job, stage=stage.archive(prepared.tree, store.home))
+    with store.handing_in(job.id):
+        return _ship(store, replace(prepared, job=job), pool, tell, carry)
 
 
-def ship(store: Store, prepared: Prepared, pool: Pool, tell: Tell, *, carry: int | None) -> Job:
-    """As `submit`, for a tree whose archive the state home has."""
-    with store.handing_in(prepared.job.id):
-        return _ship(store, prepared, pool, tell, carry=carry)
-
-
-def _ship(store: Store, prepared: Prepared, pool: Pool, tell: Tell, *, carry: int | None) -> Job:
+def _ship(store: Store, prepared: Prepared, pool: Pool, tell: Tell, carry: int | None) -> Job:
     job, cluster = prepared.job, prepared.cluster
     store.save_job(job)
     staging = starting = False
@@ -195,10 +192,7 @@ def run(
     KeyboardInterrupt ends the job on all nodes before it is raised again.
     """
     with nullcontext(pool) if pool else connected(store, prepared.cluster) as pool:
-        if prepared.job.stage:
-            job = ship(store, prepared, pool, tell, carry=carry)
-        else:
-            job = submit(store, prepared, pool, tell, carry=carry)
+        job = submit(store, prepared, pool, tell, carry=carry)
         on_start(job)
         if detach:
             return job

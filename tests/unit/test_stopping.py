@@ -13,7 +13,7 @@ import pytest
 
 from clusterctl import launch
 from clusterctl.actions import open_store
-from clusterctl.actions.run import Prepared, attend, ship
+from clusterctl.actions.run import Prepared, attend, submit
 from clusterctl.cli.console import Console
 from clusterctl.cli.job_output import document, reporting, took
 from clusterctl.errors import NodeUnreachable, ProviderError
@@ -89,7 +89,7 @@ def test_a_job_that_was_interrupted_while_it_was_staged_is_cancelled() -> None:
         secrets={},
     )
     with pytest.raises(KeyboardInterrupt):  # once while files are sent, then at every command
-        ship(store, prepared, cast(Pool, pool), said.append, carry=None)
+        submit(store, prepared, cast(Pool, pool), said.append)
     assert store.job(staged.id).state is JobState.CANCELLED
     assert said == [f"job {staged.id} is cancelled: it had not started"]
     assert all(command.startswith("rm -f") for command in pool.told)
