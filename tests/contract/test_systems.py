@@ -96,3 +96,19 @@ def test_it_says_that_a_job_waits(name: str, system: JobSystem) -> None:
     made, _ = plan_job(site(name), spec(launcher="auto"), number=7)
     text = system.describe_wait(replace(made, state=JobState.QUEUED, native_id="99"))
     assert text.startswith("job 7 ")
+
+
+def test_a_batch_system_needs_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SCHEDULERS, "oar", "tests.contract.example_scheduler:Oar")
+    where = site("oar")
+    made, plan = plan_job(where, spec(launcher="auto"), number=7)
+    assert (made.scheduler, made.ranks, made.spec.launcher) == ("oar", 2, "mpirun")
+    system = systems.load(where)
+    script = dict(system.preview(made, plan).sections)["job.sh"]
+    assert "#OAR -l nodes=1/core=2" in script
+    text = system.scheduler.emit(made, where, plan, version="1", secrets=[], beside="")
+    assert system.scheduler.emits == "oarsub"
+    assert "oarsub" in text
+    assert system.interactive_argv(spec(), []) == ("oarsub", "-I")
+    survey = "@@job 7 99\nqueued 1\nqueue Waiting|no free node\n"
+    assert system.scheduler.parse_status(made, survey).reason == "no free node"
