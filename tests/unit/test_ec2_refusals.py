@@ -91,7 +91,7 @@ def go_on(api: Api) -> object:
     """A further `up`."""
     wish = wanted(NodeGroup(count=1, family="cpu"))
     current = Cluster(id="lab-1", spec=wish, phase=Phase.CREATING, created=0.0)
-    return ec2._survey(api, wish, current, print)
+    return preflight.survey_cluster(api, wish, current, print)
 
 
 @pytest.mark.timeout(30)
@@ -141,7 +141,9 @@ def test_whoever_wants_no_gpu_is_not_offered_one(family: str, kind: str, hint: s
 @pytest.mark.parametrize(
     "ask",
     [
-        lambda current, folder: ec2._survey(Offering("us-east-1"), current.spec, current, print),
+        lambda current, folder: preflight.survey_cluster(
+            Offering("us-east-1"), current.spec, current, print
+        ),
         lambda current, folder: Ec2Provider().billed(current, folder),
         lambda current, folder: Ec2Provider().destroy(current, folder, print),
         lambda current, folder: Ec2Provider().describe(current, folder),

@@ -11,10 +11,10 @@ import pytest
 from clusterctl.model import CloudSpec, Cluster, ClusterSpec, Node, NodeGroup, Phase, Role
 from clusterctl.providers.ec2 import provider_state, spec
 from clusterctl.providers.ec2.api import Api, Instance
+from clusterctl.providers.ec2.attempts import Order, make
 from clusterctl.providers.ec2.failures import CapacityError
 from clusterctl.providers.ec2.hostkeys import HostKeys
 from clusterctl.providers.ec2.preflight import Survey
-from clusterctl.providers.ec2.provider import Ec2Provider, _Begun, _Planned
 from clusterctl.providers.ec2.provider_state import ProviderState
 from clusterctl.terraform import Diagnostic, Terraform, TerraformError
 
@@ -100,11 +100,17 @@ def attempts(
     found = Survey(
         account="1", machines=machines, types={}, zones=ZONES, amis={}, placement=frozenset()
     )
-    planned = _Planned(wish, found, cast(Api, Account(running)), cast(_Begun, None))
     runner = Runner(room)
-    terraform = cast(Terraform, runner)
-    keys = HostKeys(folder)
-    Ec2Provider()._apply(cluster, planned, memory, folder, terraform, keys, lambda line: None)
+    order = Order(
+        cluster=cluster,
+        options=wish,
+        found=found,
+        api=cast(Api, Account(running)),
+        folder=folder,
+        state=memory,
+        host_keys=HostKeys(folder),
+    )
+    make(order, cast(Terraform, runner), lambda line: None)
     return runner.tried
 
 

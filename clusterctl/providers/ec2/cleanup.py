@@ -9,12 +9,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusterctl.errors import LeftoverError, ProviderError
-from clusterctl.providers.ec2.api import Api
+from clusterctl.providers.ec2.api import Api, Instance
 from clusterctl.providers.protocol import OnEvent, Resource, describe
 
 TAG, NAME_TAG, NODE_TAG = "clusterctl:cluster", "clusterctl:name", "clusterctl:node"
 LIMIT = 600.0
 """Seconds that removing may take: a terminating GPU instance holds its network for minutes."""
+
+
+def instances(api: Api, cluster_id: str) -> list[Instance]:
+    """Those of a cluster that run, or can be started again."""
+    return api.instances(tagged(cluster_id), states=("pending", "running", "stopping", "stopped"))
 
 
 def tagged(cluster_id: str) -> dict[str, Any]:

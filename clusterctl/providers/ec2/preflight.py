@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
 
 from clusterctl import catalog
 from clusterctl.errors import ProviderError, UsageError
-from clusterctl.model import ClusterSpec
+from clusterctl.model import Cluster, ClusterSpec
+from clusterctl.providers.ec2 import cleanup, update_rules
 from clusterctl.providers.ec2 import spec as layout
 from clusterctl.providers.ec2.api import Api, Instance, InstanceType, Later
 from clusterctl.providers.ec2.spec import LAUNCHER, Machine
@@ -59,6 +60,26 @@ def survey(
         amis=amis.get(),
         placement=frozenset(name for name, kind in types.items() if kind.clusters),
     )
+
+
+def survey_cluster(
+    api: Api, options: ClusterSpec, current: Cluster | None, tell: Tell
+) -> tuple[Survey, list[Instance]]:
+    """Also the machines there are: by AWS, for a record may have been cut off."""
+    if current:
+        # It tells soonest that nobody answers; the survey asks it again, beside other questions.
+        update_rules.account(current, api.account())
+    running = cleanup.instances(api, current.id) if current else []
+    instances = [item for item in running if item.node]
+    zone = instances[0].zone if instances else ""
+    settled = bool(current and current.nodes)
+    present = {item.node: item.type for item in instances}
+    found = survey(api, options, present, zone if settled else "", tell)
+    if zone in found.zones:
+        # An `up` that was cut off goes on there, and may still leave for where there is room.
+        others = (other for other in found.zones if other != zone)
+        found = replace(found, zones=(zone, *others))
+    return found, instances
 
 
 def _types(api: Api, options: ClusterSpec) -> dict[str, InstanceType]:

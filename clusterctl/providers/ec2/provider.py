@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clusterctl import assets, catalog, keys, terraform
+from clusterctl import assets, catalog, terraform
 from clusterctl.errors import NodeUnreachable, ProviderError
 from clusterctl.model import Accelerator, Charge, Cluster, ClusterSpec, Node, Role, Runtime, clock
 from clusterctl.providers.ec2 import (
     adoption,
     cleanup,
     diagnostics,
-    failures,
     hostkeys,
     preflight,
     prices,
@@ -24,14 +23,13 @@ from clusterctl.providers.ec2 import (
     report,
     ssh_cidr,
     update_rules,
-    userdata,
 )
 from clusterctl.providers.ec2 import spec as layout
 from clusterctl.providers.ec2.api import Api, Instance, Later, default_region
-from clusterctl.providers.ec2.failures import CapacityError
+from clusterctl.providers.ec2.attempts import Order, make
 from clusterctl.providers.ec2.preflight import Survey
 from clusterctl.providers.ec2.provider_state import ProviderState
-from clusterctl.providers.ec2.spec import LAUNCHER, Machine
+from clusterctl.providers.ec2.spec import LAUNCHER
 from clusterctl.providers.protocol import (
     Created,
     Features,
@@ -95,8 +93,8 @@ class Ec2Provider:
         binary = terraform.find()
         begun = _begin(Home(ahead), binary, options) if ahead else None
         api = Api(options.cloud.region)
-        found, instances = _survey(api, options, current, tell)
-        present = _types(instances)
+        found, instances = preflight.survey_cluster(api, options, current, tell)
+        present = {item.node: item.type for item in instances}
         update_rules.keep(options, current, found.machines, present)
         names = [machine.name for machine in found.machines if machine.name not in present]
         now = time.time()
@@ -154,19 +152,28 @@ class Ec2Provider:
             )
         planned = self._planned.get(cluster.name) or _replan(cluster, folder, on_event)
         options, found, api = planned.options, planned.found, planned.api
-        resumed = provider_state.load(folder) is not None
-        memory = provider_state.load(folder) or ProviderState(id=cluster.id, region=api.region)
-        memory.ssh_cidr = ssh_cidr.resolve(
-            options.cloud.ssh_cidr, memory.ssh_cidr, planned.begun.address.get, on_event
+        known = provider_state.load(folder)
+        state = known or ProviderState(id=cluster.id, region=api.region)
+        state.ssh_cidr = ssh_cidr.resolve(
+            options.cloud.ssh_cidr, state.ssh_cidr, planned.begun.address.get, on_event
         )
         runner.copy(_module())
         runner.init(planned.begun.seed)
-        if resumed:
+        if known:
             # What was being made when Terraform was stopped may exist without its knowing.
             reconcile.remove_unknown(api, cluster.id, runner, on_event)
         host_keys = hostkeys.HostKeys(folder)
         warm()
-        made = self._apply(cluster, planned, memory, folder, runner, host_keys, on_event)
+        order = Order(
+            cluster=cluster,
+            options=options,
+            found=found,
+            api=api,
+            folder=folder,
+            state=state,
+            host_keys=host_keys,
+        )
+        made = make(order, runner, on_event)
         nodes = tuple(_node(row, options, found, cluster.id) for row in made)
         host_keys.forget([name for name in host_keys.known if name not in {n.name for n in nodes}])
         final, pool = host_keys.settle(
@@ -175,14 +182,14 @@ class Ec2Provider:
             on_up=lambda name, seconds: on_event(f"{name}: SSH answers after {seconds:.1f} s"),
         )
         charges = cluster.charges
-        if options.cloud.spot and not memory.spot:
+        if options.cloud.spot and not state.spot:
             charges = prices.requoted(charges, _quotes(api, found, False, on_event))
-        reason = _mode(api.region, memory.spot)
+        reason = _mode(api.region, state.spot)
         return Created(nodes=nodes, host_keys=final, pool=pool, charges=charges, mode_reason=reason)
 
     def billed(self, cluster: Cluster, folder: Path) -> dict[str, str]:
         api = _api(cluster, folder)
-        found = api.instances(cleanup.tagged(cluster.id), states=_USABLE)
+        found = cleanup.instances(api, cluster.id)
         return {item.node: item.id for item in found if item.node}
 
     def made(self, folder: Path) -> frozenset[str]:
@@ -201,8 +208,8 @@ class Ec2Provider:
         }
 
     def ids(self, folder: Path) -> frozenset[str]:
-        memory = provider_state.load(folder)
-        return frozenset((memory.id,) if memory else ())
+        state = provider_state.load(folder)
+        return frozenset((state.id,) if state else ())
 
     def extend(self, cluster: Cluster, folder: Path, deadline: float) -> None:
         text = f"{int(deadline)}"
@@ -257,113 +264,12 @@ class Ec2Provider:
         except ProviderError as error:
             on_event(f"{error.message}; removing by tag")
 
-    def _apply(
-        self,
-        cluster: Cluster,
-        planned: _Planned,
-        memory: ProviderState,
-        folder: Path,
-        runner: terraform.Terraform,
-        host_keys: hostkeys.HostKeys,
-        on_event: OnEvent,
-    ) -> list[dict[str, Any]]:
-        """The node list, from the first zone that has room for the whole cluster."""
-        options, found, api = planned.options, planned.found, planned.api
-        public = keys.ensure(folder / "ssh" / "user")
-        running = api.instances(cleanup.tagged(cluster.id), states=_USABLE)
-        settled = bool({item.node for item in running} & {node.name for node in cluster.nodes})
-        if not running:
-            # What an earlier attempt came to says nothing about today.
-            memory.zone, memory.spot = "", options.cloud.spot
-        markets = [memory.spot]
-        if memory.spot and options.cloud.spot_fallback:
-            markets.append(False)
-        zones = found.zones
-        if memory.zone in zones:
-            # Where an earlier attempt got to: the zones before it had no room.
-            zones = zones[zones.index(memory.zone) :]
-        attempts = [(spot, zone) for spot in markets for zone in zones]
-        for index, (spot, zone) in enumerate(attempts):
-            memory.zone, memory.spot = zone, spot
-            provider_state.save(folder, memory)
-            deadline = cluster.deadline or time.time() + catalog.DEFAULT_TTL
-            living = {item.node for item in running}
-            settled_keys = living - host_keys.booting
-            news = [machine.name for machine in found.machines if machine.name not in settled_keys]
-            pairs = host_keys.boot(news, living)
-            user_data = {
-                machine.name: userdata.render(
-                    host_key=pairs[machine.name],
-                    authorized=public,
-                    deadline=deadline,
-                    root=_root(machine, cluster.id),
-                    spot=spot and machine.name != LAUNCHER,
-                )
-                for machine in found.machines
-                if machine.name in pairs
-            }
-            variables = layout.variables(
-                cluster_id=cluster.id,
-                name=cluster.name,
-                region=api.region,
-                zone=zone,
-                machines=found.machines,
-                amis=found.amis,
-                spot=spot,
-                placement=found.placement,
-                efa=options.cloud.efa,
-                ssh_cidr=memory.ssh_cidr,
-                public_key=public,
-                user_data=user_data,
-                # Whole minutes, so that asking again plans no change; and never nothing.
-                hours=max(1, round((deadline - time.time()) / 60)) / 60,
-            )
-            try:
-                outputs = reconcile.apply(runner, variables, api, cluster.id, on_event)
-            except terraform.TerraformError as error:
-                known = failures.from_terraform(item.text for item in error.diagnostics)
-                if not isinstance(known, CapacityError):
-                    raise known or error from error
-                if settled or index + 1 == len(attempts):
-                    no_room = _no_room(known, zones, settled, memory)
-                    if not settled:
-                        # The next `up` finds another day, and begins anew.
-                        memory.zone, memory.spot = "", options.cloud.spot
-                        provider_state.save(folder, memory)
-                    raise no_room from error
-                following = attempts[index + 1]
-                on_event(
-                    f"{zone} has no room{' for spot' if spot else ''} ({known.message}):"
-                    f" the whole cluster moves to {following[1]}"
-                    + ("" if following[0] == spot else ", on-demand")
-                )
-                running = api.instances(cleanup.tagged(cluster.id), states=_USABLE)
-                continue
-            return list(outputs["nodes"])
-        raise ProviderError("there is no zone to try", hint="name some with --zones")
-
 
 _ACCELERATORS = {"nvidia": Accelerator.NVIDIA, "amd": Accelerator.AMD}
 """What the machine image is for. The facts tell later whether it is there."""
 
 _NEXT = f"{deadlines.FILE}.next"
 EXTEND_TIMEOUT = 30.0
-
-_USABLE = ("pending", "running", "stopping", "stopped")
-
-
-def _no_room(
-    known: CapacityError, zones: Sequence[str], settled: bool, memory: ProviderState
-) -> CapacityError:
-    if settled:
-        return CapacityError(
-            f"{memory.zone} has no room for more: {known.message}",
-            hint="the nodes that run stay as they are: try later, or with fewer --workers",
-        )
-    return CapacityError(
-        f"no zone has room for the whole cluster ({', '.join(zones)} were tried): {known.message}",
-        hint=known.hint + (", or --spot-fallback" if memory.spot else ""),
-    )
 
 
 def _module() -> Path:
@@ -385,39 +291,16 @@ def _replan(cluster: Cluster, folder: Path, tell: OnEvent) -> _Planned:
     options = update_rules.resolved(cluster.spec, cluster)
     begun = _begin(Home(folder.parent.parent), terraform.find(), options)
     api = Api(options.cloud.region)
-    found, _ = _survey(api, options, cluster, tell)
+    found, _ = preflight.survey_cluster(api, options, cluster, tell)
     return _Planned(options, found, api, begun)
 
 
 def _api(cluster: Cluster, folder: Path) -> Api:
     """Where the cluster is, and in its account."""
-    memory = provider_state.load(folder)
-    api = Api(memory.region if memory else cluster.spec.cloud.region or default_region())
+    state = provider_state.load(folder)
+    api = Api(state.region if state else cluster.spec.cloud.region or default_region())
     update_rules.account(cluster, api.account())
     return api
-
-
-def _survey(
-    api: Api, options: ClusterSpec, current: Cluster | None, tell: OnEvent
-) -> tuple[Survey, list[Instance]]:
-    """Also the machines there are: by AWS, for a record may have been cut off."""
-    if current:
-        # It tells soonest that nobody answers; the survey asks it again, beside other questions.
-        update_rules.account(current, api.account())
-    instances = api.instances(cleanup.tagged(current.id), states=_USABLE) if current else []
-    instances = [item for item in instances if item.node]
-    zone = instances[0].zone if instances else ""
-    settled = bool(current and current.nodes)
-    found = preflight.survey(api, options, _types(instances), zone if settled else "", tell)
-    if zone in found.zones:
-        # An `up` that was cut off goes on there, and may still leave for where there is room.
-        others = (other for other in found.zones if other != zone)
-        found = replace(found, zones=(zone, *others))
-    return found, instances
-
-
-def _types(instances: Sequence[Instance]) -> dict[str, str]:
-    return {item.node: item.type for item in instances}
 
 
 def _fell_back(instances: Sequence[Instance]) -> bool:
@@ -471,14 +354,10 @@ def _node(row: dict[str, Any], options: ClusterSpec, found: Survey, cluster_id: 
         ssh_port=22,
         job_port=JOB_PORT if options.runtime is Runtime.DOCKER else 22,
         user=image.user,
-        root=_root(machine, cluster_id),
+        root=layout.root(machine, cluster_id),
         via="" if launcher else LAUNCHER,
         slots=1 if launcher else kind.gpus or kind.vcpus,
         accelerator=_ACCELERATORS.get(machine.image, Accelerator.NONE),
         instance_type=row["instance_type"],
         machine=row["id"],
     )
-
-
-def _root(machine: Machine, cluster_id: str) -> str:
-    return f"{catalog.MACHINE_IMAGES[machine.image].home}/.clusterctl/{cluster_id}"

@@ -172,3 +172,8 @@ def variables(
         "user_data": dict(user_data),
         "ttl_hours": hours,
     }
+
+
+def root(machine: Machine, cluster_id: str) -> str:
+    """The folder of ours on a machine."""
+    return f"{catalog.MACHINE_IMAGES[machine.image].home}/.clusterctl/{cluster_id}"
