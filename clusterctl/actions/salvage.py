@@ -87,50 +87,64 @@ def save(
     ]
     if not jobs:
         return Saved()
-    cancelled: tuple[int, ...] = ()
-    whole = cluster
     with connected(store, cluster) as pool:
         away = silent(pool, [node.name for node in cluster.nodes], tell)
         for name, why in away.items():
             tell(f"what is on {name} cannot be saved: {why}")
-        cluster = replace(cluster, nodes=tuple(n for n in cluster.nodes if n.name not in away))
-        if all(node.role is Role.WORKER for node in cluster.nodes):
-            lost = [
-                job
-                for job in jobs
-                if (not job.state.ended or not job.fetched)
-                and (living is None or any(place.node in living for place in job.placement))
-            ]
-            lines = [f"what jobs {_numbers(lost)} made cannot be looked at"] * bool(lost)
-            question = f"{act} and lose what jobs {_numbers(lost)} made?"
-            return Saved() if _agree(whole, unfetched, lines, question, tell) else None
+        here = replace(cluster, nodes=tuple(n for n in cluster.nodes if n.name not in away))
+        if all(node.role is Role.WORKER for node in here.nodes):
+            blind = _agree_blind(cluster, jobs, living, unfetched, act, tell)
+            return Saved() if blind else None
         try:
-            jobs = _current(store, jobs, cluster, pool, look)
+            jobs = _current(store, jobs, here, pool, look)
         except (ClusterctlError, OSError) as error:
             tell(f"not everything can be saved: {reason(error)}")
-        found, unknown = never_fetched(jobs, cluster, pool, look)
+        found, unknown = never_fetched(jobs, here, pool, look)
         running = [job for job in jobs if not job.state.ended]
         with deadline.paused():
             if running and not ask(f"job {_numbers(running)} is still running; end it?"):
                 return None
-            lines = loss(found, unknown)
-            for line in lines:
-                tell(line)
-            if not unfetched.fetch:
-                question = f"{act} and lose these outputs?"
-                if not _agree(whole, unfetched, lines, question, tell):
-                    return None
-        if running:
-            tell(f"job {_numbers(running)} is ended")
-            limit = deadline.within(END_LIMIT if not cluster.attached else math.inf)
-            cancelled = _cancel(store, running, cluster, pool, limit, tell)
-        save_logs(store, jobs, cluster, pool, tell, min(SAVE_LIMIT, deadline.left))
-        fetched: list[Fetched] = []
-        if unfetched.fetch:
-            fetched = _bring(store, jobs, whole, pool, away, unfetched, tell)
+            if not _agree_to_lose(cluster, loss(found, unknown), unfetched, act, tell):
+                return None
+        limit = deadline.within(END_LIMIT if not cluster.attached else math.inf)
+        cancelled = _cancel(store, running, here, pool, limit, tell)
+        save_logs(store, jobs, here, pool, tell, min(SAVE_LIMIT, deadline.left))
+        fetched = _bring(store, jobs, cluster, pool, away, unfetched, tell)
     brought = {got.job for got in fetched}
     still = tuple((number, size) for number, size in found if number not in brought)
     return Saved(cancelled=cancelled, lost=still, fetched=tuple(fetched))
+
+
+def _agree_blind(
+    cluster: Cluster,
+    jobs: Sequence[Job],
+    living: Collection[str] | None,
+    unfetched: Unfetched,
+    act: str,
+    tell: Tell,
+) -> bool:
+    """Whether jobs may go of which nothing can be asked, for their launcher does not answer."""
+    lost = [
+        job
+        for job in jobs
+        if (not job.state.ended or not job.fetched)
+        and (living is None or any(place.node in living for place in job.placement))
+    ]
+    lines = [f"what jobs {_numbers(lost)} made cannot be looked at"] * bool(lost)
+    return _agree(
+        cluster, unfetched, lines, f"{act} and lose what jobs {_numbers(lost)} made?", tell
+    )
+
+
+def _agree_to_lose(
+    cluster: Cluster, lines: Sequence[str], unfetched: Unfetched, act: str, tell: Tell
+) -> bool:
+    """Whether outputs (`lines`) may go, unless they are fetched first."""
+    for line in lines:
+        tell(line)
+    return unfetched.fetch or _agree(
+        cluster, unfetched, lines, f"{act} and lose these outputs?", tell
+    )
 
 
 def end_jobs(store: Store, cluster: Cluster, tell: Tell) -> tuple[int, ...]:
@@ -232,6 +246,8 @@ def _cancel(
 ) -> tuple[int, ...]:
     """Ends these jobs, all at the same time; returns those that have ended. Names those that have
     not by the deadline."""
+    if jobs:
+        tell(f"job {_numbers(jobs)} is ended")
     failed: dict[int, str] = {}
     for job in jobs:
         if not deadline.passed:
@@ -269,8 +285,11 @@ def _bring(
     unfetched: Unfetched,
     tell: Tell,
 ) -> list[Fetched]:
-    """Fetches what these jobs have made on nodes that answer; returns what has come in full. Where
-    that is not all of it, the first error keeps the cluster alive, unless the rest may go."""
+    """Fetches what these jobs have made on nodes that answer, if that is asked for; returns what
+    has come in full. Where that is not all of it, the first error keeps the cluster alive, unless
+    the rest may go."""
+    if not unfetched.fetch:
+        return []
     whole: list[Fetched] = []
     failed: list[tuple[int, Exception]] = []
     for job in jobs:

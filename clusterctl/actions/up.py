@@ -193,11 +193,7 @@ def _old(store: Store, spec: ClusterSpec) -> Cluster | None:
 
 
 def complete(spec: ClusterSpec, old: Cluster | None) -> ClusterSpec:
-    """The options; what they leave out is taken from the cluster there is, else from the defaults.
-
-    A group that names no machines means those that the cluster has; a count of 0, as many as it
-    has of that type.
-    """
+    """The options; what they leave out is taken from the cluster there is, else the defaults."""
     provider = spec.provider or (old.spec.provider if old else providers.DEFAULT)
     if old and old.spec.provider != provider:
         raise RecordError(
@@ -205,42 +201,52 @@ def complete(spec: ClusterSpec, old: Cluster | None) -> ClusterSpec:
             hint=f"`clusterctl down {old.name}` first, or choose another name",
         )
     features = providers.load_creator(provider).features
-    groups = spec.groups
-    first = groups[0]
-    if not (first.family or first.instance_type):
-        usual = NodeGroup(count=DEFAULT_WORKERS, family=features.worker_family)
-        have = old.spec.groups if old else (usual,)
-        if first.count and len(have) > 1:
-            raise UsageError(
-                f"cluster {spec.name} has {len(have)} kinds of workers: which has --workers?",
-                hint="name them all: --gpu FAMILY:N --cpu TYPE:N",
-            )
-        groups = (replace(have[0], count=first.count),) if first.count else have
-    groups = tuple(_counted(group, old) for group in groups)
-    before = old.spec.cloud if old else CloudSpec()
-    given = {
-        name: value
-        for name in CloudSpec.__dataclass_fields__
-        if (value := getattr(spec.cloud, name)) != getattr(CloudSpec(), name)
-    }
+    usual = NodeGroup(count=DEFAULT_WORKERS, family=features.worker_family)
+    base = old.spec if old else ClusterSpec(name=spec.name, provider=provider, groups=(usual,))
     return replace(
         spec,
         provider=provider,
-        groups=groups,
-        ttl=spec.ttl or (old.spec.ttl if old else 0.0),
-        runtime=spec.runtime or (old.spec.runtime if old else None) or features.runtime,
-        image=spec.image or (old.spec.image if old else ""),
-        gpus=spec.gpus or (old.spec.gpus if old else ()),
-        cloud=replace(before, **given),
+        groups=_complete_groups(spec, base),
+        ttl=spec.ttl or base.ttl,
+        runtime=spec.runtime or base.runtime or features.runtime,
+        image=spec.image or base.image,
+        gpus=spec.gpus or base.gpus,
+        cloud=_complete_cloud(spec.cloud, base.cloud),
     )
 
 
-def _counted(group: NodeGroup, old: Cluster | None) -> NodeGroup:
+def _complete_groups(spec: ClusterSpec, base: ClusterSpec) -> tuple[NodeGroup, ...]:
+    """A group that names no machines means those of `base`; a count of 0, as many as it has."""
+    first = spec.groups[0]
+    if first.family or first.instance_type:
+        return tuple(_counted(group, base) for group in spec.groups)
+    if not first.count:
+        return base.groups
+    if len(base.groups) > 1:
+        raise UsageError(
+            f"cluster {spec.name} has {len(base.groups)} kinds of workers: which has --workers?",
+            hint="name them all: --gpu FAMILY:N --cpu TYPE:N",
+        )
+    return (replace(base.groups[0], count=first.count),)
+
+
+def _counted(group: NodeGroup, base: ClusterSpec) -> NodeGroup:
     if group.count:
         return group
     kind = catalog.instance_type(group)
-    have = [g.count for g in (old.spec.groups if old else ()) if catalog.instance_type(g) == kind]
+    have = [item.count for item in base.groups if catalog.instance_type(item) == kind]
     return replace(group, count=have[0] if have else DEFAULT_WORKERS)
+
+
+def _complete_cloud(cloud: CloudSpec, base: CloudSpec) -> CloudSpec:
+    """`base` with what differs from the defaults."""
+    defaults = CloudSpec()
+    given = {
+        name: value
+        for name in CloudSpec.__dataclass_fields__
+        if (value := getattr(cloud, name)) != getattr(defaults, name)
+    }
+    return replace(base, **given)
 
 
 def _record(
