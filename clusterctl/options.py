@@ -61,7 +61,7 @@ class Option(Generic[T]):
         check: Callable[[Any, str], Any] = lambda text, option: text,
         many: bool = False,
         words: int = 1,
-        limits: tuple[Limit, ...] | None = None,
+        limits: Limit | tuple[Limit, ...] | None = None,
         into: str | None = None,
         env: str = "",
         old: str = "",
@@ -69,7 +69,8 @@ class Option(Generic[T]):
         self.flags = tuple(flags.split())
         self.group, self.help, self.empty, self.check = group, help, empty, check
         self.metavar, self.many, self.words, self.env, self.old = metavar, many, words, env, old
-        self.limits = group.limits if limits is None else limits
+        own = (limits,) if isinstance(limits, Limit) else limits
+        self.limits = group.limits if own is None else own
         self.into = group.into if into is None else into
         self.is_flag = empty is False
         self.separator = os.pathsep if check is path else None
@@ -114,32 +115,7 @@ class Option(Generic[T]):
         return tuple(self.check(r, label) for r in raw) if self.many else self.check(raw, label)
 
 
-def flag(flags: str, group: Group, help: str = "", **more: Any) -> Option[bool]:
-    return Option(flags, group, help, empty=False, **more)
-
-
-def text(flags: str, group: Group, help: str = "", metavar: str = "", **more: Any) -> Option[str]:
-    return Option(flags, group, help, metavar, empty="", **more)
-
-
-def texts(
-    flags: str, group: Group, help: str, metavar: str, **more: Any
-) -> Option[tuple[str, ...]]:
-    return Option(flags, group, help, metavar, empty=(), many=True, **more)
-
-
-def paths(flags: str, group: Group, help: str) -> Option[tuple[Path, ...]]:
-    return Option(flags, group, help, "FILE", empty=(), many=True, check=path)
-
-
-def number(
-    flags: str, group: Group, help: str, metavar: str = "N", *, least: int = 1, **more: Any
-) -> Option[int]:
-    """0 where none is given."""
-    return Option(flags, group, help, metavar, empty=0, check=whole(least), **more)
-
-
-# ---------------------------------------------------------------------------------------- checks
+# ------------------------------------------------------------------------------------ checks
 
 
 def path(text: str, option: str) -> Path:
@@ -150,14 +126,14 @@ def _example(option: str, value: int) -> str:
     return f"for example {option} {value}" if option.startswith("-") else f"for example {value}"
 
 
-def whole(least: int, most: float = 1_000_000_000) -> Callable[[str, str], int]:
+def whole(least: int, most: int = 1_000_000_000) -> Callable[[str, str], int]:
     """Reads a whole number within these limits."""
 
     def check(text: str, option: str) -> int:
         if not re.fullmatch(r"[+-]?\d{1,12}", text):
             raise UsageError(f"{option} {text!r}: expected a number", hint=_example(option, 2))
         if not least <= int(text) <= most:
-            limit = f"at least {least}" if int(text) < least else f"at most {most:.0f}"
+            limit = f"at least {least}" if int(text) < least else f"at most {most}"
             raise UsageError(f"{option} {text}: must be {limit}", hint=_example(option, 2))
         return int(text)
 
@@ -250,7 +226,74 @@ def indices(text: str, option: str) -> tuple[str, ...]:
     return found
 
 
-# ----------------------------------------------------------------------------------------- verbs
+# ------------------------------------------------------------------------------------- kinds
+
+
+def flag(flags: str, group: Group, help: str = "", **more: Any) -> Option[bool]:
+    return Option(flags, group, help, empty=False, **more)
+
+
+def text(flags: str, group: Group, help: str = "", metavar: str = "", **more: Any) -> Option[str]:
+    return Option(flags, group, help, metavar, empty="", **more)
+
+
+def choice(flags: str, group: Group, help: str, *known: str, **more: Any) -> Option[str]:
+    return Option(flags, group, help, "|".join(known), empty="", check=one_of(*known), **more)
+
+
+def texts(
+    flags: str, group: Group, help: str, metavar: str, **more: Any
+) -> Option[tuple[str, ...]]:
+    return Option(flags, group, help, metavar, empty=(), many=True, **more)
+
+
+def maybe(flags: str, group: Group, help: str, metavar: str, **more: Any) -> Option[str | None]:
+    """A text that may be empty: None where it is not given."""
+    return Option(flags, group, help, metavar, empty=None, **more)
+
+
+def file(
+    flags: str, group: Group, help: str, metavar: str = "FILE", **more: Any
+) -> Option[Path | None]:
+    return Option(flags, group, help, metavar, empty=None, check=path, **more)
+
+
+def files(flags: str, group: Group, help: str) -> Option[tuple[Path, ...]]:
+    return Option(flags, group, help, "FILE", empty=(), many=True, check=path)
+
+
+def number(
+    flags: str,
+    group: Group,
+    help: str,
+    metavar: str = "N",
+    *,
+    least: int = 1,
+    most: int = 1_000_000_000,
+    **more: Any,
+) -> Option[int]:
+    """0 where none is given."""
+    return Option(flags, group, help, metavar, empty=0, check=whole(least, most), **more)
+
+
+def amount(
+    flags: str,
+    group: Group,
+    help: str,
+    metavar: str,
+    check: Callable[[str, str], float],
+    *,
+    empty: float = 0.0,
+    **more: Any,
+) -> Option[float]:
+    """A number with a fraction: of seconds, of dollars."""
+    return Option(flags, group, help, metavar, empty=empty, check=check, **more)
+
+
+# ------------------------------------------------------------------------------------- verbs
+
+
+GENERAL, ARGUMENTS = Group("General options"), Group("Arguments")
 
 
 class Verb:
@@ -267,8 +310,6 @@ class Verb:
     passes_options: ClassVar[bool] = False
     """Options that we do not know are arguments."""
 
-    GENERAL = Group("General options")
-    ARGUMENTS = Group("Arguments")
     json = flag("--json", GENERAL, "Print one JSON document on stdout")
     quiet = flag("-q --quiet", GENERAL, "Hide progress messages")
     verbose = flag("-v --verbose", GENERAL, "Show more detail on stderr")
@@ -285,9 +326,10 @@ class Verb:
         """By key: arguments and the verb's own options first, what all verbs share last."""
         found: dict[str, Option[Any]] = {}
         for owner in cls.__mro__:
-            for option in vars(owner).values():
-                if isinstance(option, Option):
-                    found.setdefault(option.key, option)
+            for member in vars(owner).values():
+                for option in member if isinstance(member, tuple) else (member,):
+                    if isinstance(option, Option):
+                        found.setdefault(option.key, option)
         return found
 
     @classmethod
@@ -347,16 +389,13 @@ class Verb:
 def cluster_option(
     *limits: Limit, help: str = "Name of the cluster (default: the only one)"
 ) -> Option[str | None]:
-    return Option(
-        "-c --cluster",
-        Verb.GENERAL,
-        help,
-        "NAME",
-        empty=None,
-        check=cluster_name,
-        limits=limits,
-        env="CLUSTERCTL_CLUSTER",
-    )
+    env, check = "CLUSTERCTL_CLUSTER", cluster_name
+    return maybe("-c --cluster", GENERAL, help, "NAME", check=check, limits=limits, env=env)
+
+
+def name_argument(default: str) -> Option[str | None]:
+    help = f"Name of the cluster (default: {default})"
+    return maybe("", ARGUMENTS, help, "[NAME]", check=cluster_name)
 
 
 class Common(Verb):
@@ -366,14 +405,7 @@ class Common(Verb):
 class Named(Common):
     """A verb that also takes the cluster's name as its argument."""
 
-    name = Option[str | None](
-        "",
-        Verb.ARGUMENTS,
-        "Name of the cluster (default: the only one)",
-        "[NAME]",
-        empty=None,
-        check=cluster_name,
-    )
+    name = name_argument("the only one")
 
     def wanted(self) -> str | None:
         """The cluster's name as the argument or as --cluster says it. UsageError where this command

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from pathlib import Path
+from itertools import zip_longest
+from typing import Any
 
 from clusterctl import scope
 from clusterctl.errors import UsageError
 from clusterctl.options import (
+    ARGUMENTS,
     DEFAULT_NAME,
+    GENERAL,
     Common,
     Group,
     Named,
     Option,
     Verb,
+    amount,
     budget,
-    cluster_name,
+    choice,
     cluster_option,
     duration,
+    file,
+    files,
     flag,
     indices,
     life_time,
+    maybe,
+    name_argument,
     number,
-    one_of,
-    path,
-    paths,
     seconds,
     text,
     texts,
@@ -37,17 +42,12 @@ CLUSTERS, JOBS, MACHINES = "Clusters", "Jobs", "Nodes and this machine"
 DATA = "Data sets and images"
 
 OPTIONS = Group("Options")
-YES = flag("-y --yes", Verb.GENERAL, "Do not ask for confirmation")
-JSON_LINES = flag("--json", Verb.GENERAL, "Print one JSON object per line, the result last")
-JOB = Option[int]("", Verb.ARGUMENTS, "Number of the job", "JOB", empty=0, check=whole(0))
-NEW_NAME = Option[str | None](
-    "",
-    Verb.ARGUMENTS,
-    f"Name of the cluster (default: {DEFAULT_NAME})",
-    "[NAME]",
-    empty=None,
-    check=cluster_name,
-)
+YES = flag("-y --yes", GENERAL, "Do not ask for confirmation")
+JSON_LINES = flag("--json", GENERAL, "Print one JSON object per line, the result last")
+JOB = number("", ARGUMENTS, "Number of the job", "JOB", least=0)
+NEW_NAME = name_argument(DEFAULT_NAME)
+ENV = "Environment variable for all ranks; repeatable"
+ENV_FILE = "NAME=VALUE lines, treated as secrets; repeatable"
 
 
 class Up(Named):
@@ -66,17 +66,12 @@ class Up(Named):
     provider = text(
         "--provider",
         MACHINE,
-        "local, docker or ec2 (default: what the other options require, else local)",
+        "local, docker or ec2 (default: as options imply, else local)",
         "NAME",
     )
     workers = number("--workers", MACHINE, "Number of workers besides the launcher (default: 2)")
-    ttl = Option(
-        "--ttl",
-        MACHINE,
-        "Shut down after this time: 90s, 30m, 8h, 2d (default on EC2: 8h)",
-        "TIME",
-        empty=0.0,
-        check=life_time,
+    ttl = amount(
+        "--ttl", MACHINE, "Shut down after 30m, 8h, 2d (default on EC2: 8h)", "TIME", life_time
     )
     image = text(
         "--image",
@@ -88,61 +83,40 @@ class Up(Named):
     gpus = Option[tuple[str, ...]](
         "--gpus",
         MACHINE,
-        "GPUs of this machine for the workers (Docker)",
+        "This machine's GPUs for the workers (Docker)",
         "0,1|all",
         empty=(),
         check=indices,
-        limits=(scope.DOCKER,),
+        limits=scope.DOCKER,
     )
-    gpu = texts(
-        "--gpu", EC2, "GPU workers: g4dn, g4ad, g5 or g6; repeatable", "FAMILY[:N]", into=""
-    )
+    gpu = texts("--gpu", EC2, "GPU workers: g4dn, g4ad, g5, g6; repeatable", "FAMILY[:N]", into="")
     cpu = texts("--cpu", EC2, "CPU workers of this instance type; repeatable", "TYPE[:N]", into="")
     instance_type = text("--instance-type", EC2, "Instance type of the workers", "TYPE", into="")
-    launcher_type = text(
-        "--launcher-type", EC2, "Instance type of the launcher (default: t3.micro)", "TYPE"
-    )
+    launcher_type = text("--launcher-type", EC2, "Type of the launcher (default: t3.micro)", "TYPE")
     region = text("--region", EC2, "Region (default: that of the AWS CLI)", "NAME")
     zones = Option[tuple[str, ...]](
         "--zones", EC2, "Availability zones to try, in this order", "A,B", empty=(), check=zones
     )
     spot = flag("--spot", EC2, "Use spot workers: cheaper, may be interrupted")
     spot_fallback = flag("--spot-fallback", EC2, "Use on-demand workers if no spot is available")
-    runtime = Option(
+    runtime = choice(
         "--runtime",
         EC2,
-        "Run ranks in a container or on the machine itself (default: docker)",
-        "docker|host",
-        empty="",
-        check=one_of("docker", "host"),
-        limits=(scope.RUNTIME,),
+        "Where ranks run (default: docker)",
+        "docker",
+        "host",
+        limits=scope.RUNTIME,
         into="",
     )
     ami = text("--ami", EC2, "Machine image of the workers", "ID")
-    disk = Option(
-        "--disk", EC2, "Disk size of each worker, 8 to 16384", "GB", empty=0, check=whole(8, 16384)
-    )
+    disk = number("--disk", EC2, "Disk size of each worker, 8 to 16384", "GB", least=8, most=16384)
     efa = flag("--efa", EC2, "Use Elastic Fabric Adapters, on instance types that have them")
-    ssh_cidr = text(
-        "--ssh-cidr", EC2, "Addresses that may connect to the launcher (default: yours)", "CIDR"
+    ssh_cidr = text("--ssh-cidr", EC2, "Addresses that may connect (default: yours)", "CIDR")
+    budget = amount("--budget", EC2, "Shut down before it costs more than this", "USD", budget)
+    boot_timeout = amount(
+        "--boot-timeout", EC2, "Time for machines to boot (default: 10m)", "TIME", duration
     )
-    budget = Option(
-        "--budget",
-        EC2,
-        "Shut down before the cluster costs more than this",
-        "USD",
-        empty=0.0,
-        check=budget,
-    )
-    boot_timeout = Option(
-        "--boot-timeout",
-        EC2,
-        "How long to wait for machines to boot (default: 10m)",
-        "TIME",
-        empty=0.0,
-        check=duration,
-    )
-    dry_run = flag("--dry-run", Verb.GENERAL, "Print the plan and change nothing")
+    dry_run = flag("--dry-run", GENERAL, "Print the plan and change nothing")
     yes = YES
 
 
@@ -187,45 +161,28 @@ class Attach(Named):
     )
 
     name = NEW_NAME
-    hosts = Option[Path | None](
-        "--hosts",
-        OPTIONS,
-        "SSH hosts, one HOST [slots=N] ... per line",
-        "FILE",
-        empty=None,
-        check=path,
-    )
-    slurm = Option[str | None](
-        "--slurm", OPTIONS, "Site with Slurm (default: here)", "[LOGIN]", empty=None
-    )
-    sge = Option[str | None](
-        "--sge", OPTIONS, "Site with Grid Engine (default: here)", "[LOGIN]", empty=None
-    )
-    user = text("--user", OPTIONS, "User to log in as", "NAME", limits=(scope.HERE,))
-    identity = Option[Path | None](
-        "--identity",
-        OPTIONS,
-        "SSH private key to use (default: ssh_config and agent)",
-        "FILE",
-        empty=None,
-        check=path,
-        limits=(scope.HERE,),
+    hosts = file("--hosts", OPTIONS, "SSH hosts, one HOST [slots=N] ... per line")
+    slurm = maybe("--slurm", OPTIONS, "Site with Slurm (default: here)", "[LOGIN]")
+    sge = maybe("--sge", OPTIONS, "Site with Grid Engine (default: here)", "[LOGIN]")
+    user = text("--user", OPTIONS, "User to log in as", "NAME", limits=scope.HERE)
+    identity = file(
+        "--identity", OPTIONS, "SSH private key (default: ssh_config and agent)", limits=scope.HERE
     )
     workdir = text(
         "--workdir",
         OPTIONS,
-        "Folder for clusterctl's files; a site's nodes share it (default: ~/.clusterctl)",
+        "Folder for files, shared by a site's nodes (default: ~/.clusterctl)",
         "DIR",
     )
     bootstrap = flag(
-        "--bootstrap", OPTIONS, "Install what is missing with sudo", limits=(scope.HOSTS,)
+        "--bootstrap", OPTIONS, "Install missing programs with sudo", limits=scope.HOSTS
     )
 
     @classmethod
     def arrange(cls, words: list[str]) -> list[str]:
         """`--slurm` and `--sge` may stand alone: then this machine is the login node."""
         found: list[str] = []
-        for word, following in zip(words, [*words[1:], "-"], strict=True):
+        for word, following in zip_longest(words, words[1:], fillvalue="-"):
             found.append(word)
             if word in ("--slurm", "--sge") and following.startswith("-"):
                 found.append("")
@@ -246,14 +203,7 @@ class Extend(Named):
 
     heading, module = CLUSTERS, "money"
     examples = ("clusterctl extend --ttl 4h",)
-    ttl = Option(
-        "--ttl",
-        OPTIONS,
-        "New time to live, from now on: 30m, 8h, 2d",
-        "TIME",
-        empty=0.0,
-        check=life_time,
-    )
+    ttl = amount("--ttl", OPTIONS, "New time to live, from now on: 30m, 8h, 2d", "TIME", life_time)
     yes = YES
 
 
@@ -263,16 +213,24 @@ class Gc(Common):
     heading, module = CLUSTERS, "money"
     examples = ("clusterctl gc --dry-run", "clusterctl gc --adopt lab --region eu-west-1")
     adopt = text("--adopt", OPTIONS, "Take this cluster back instead of removing it", "NAME")
-    region = texts(
-        "--region", OPTIONS, "Region to search (default: your usual one); repeatable", "NAME"
-    )
-    dry_run = flag("--dry-run", Verb.GENERAL, "Print what is found and change nothing")
+    region = texts("--region", OPTIONS, "Region (default: your usual one); repeatable", "NAME")
+    dry_run = flag("--dry-run", GENERAL, "Print what is found and change nothing")
     cluster = cluster_option(scope.NOT_ADOPT, help="Remove only this cluster")
     yes = YES
 
 
+STAGED = (scope.STAGED,)
+BATCH = Group("Batch systems (Slurm and Grid Engine)", (scope.BATCH, scope.STAGED), "job")
+BOTH = Group(BATCH.heading, (scope.BATCH,), "native", "Passed to either")
+SLURM = Group(BATCH.heading, (scope.SLURM,), "native", "Passed to Slurm")
+SGE = Group(BATCH.heading, (scope.SGE,), "native")
 SHORT = {"-N": "--nodes", "-p": "--partition", "-t": "--time"}
 """Short options of sbatch that `run` does not have, and what to write."""
+
+
+def _passed(group: Group, *names: str, **more: Any) -> tuple[Option[str], ...]:
+    """Options that go to the batch system as they are."""
+    return tuple(text(f"--{name}", group, **more) for name in names)
 
 
 class Run(Common):
@@ -286,80 +244,42 @@ class Run(Common):
         "clusterctl run --ranks 4 --env LR=0.1 -m package.train",
         "clusterctl run --partition gpu --gpus-per-node 4 --time 2:00:00 train.py",
     )
-    STAGED = (scope.STAGED,)
     RANKS, PROGRAM = Group("Ranks", STAGED, "job"), Group("Program", STAGED)
     JOB = Group("Job", (scope.STAGED, scope.SUPERVISED), "job")
-    BATCH = Group("Batch systems (Slurm and Grid Engine)", (scope.BATCH, scope.STAGED), "job")
-    BOTH = Group(BATCH.heading, (scope.BATCH,), "native", "Passed to either")
-    SLURM = Group(BATCH.heading, (scope.SLURM,), "native", "Passed to Slurm")
-    SGE = Group(BATCH.heading, (scope.SGE,), "native")
 
-    command = texts("", Verb.ARGUMENTS, "Path or name of a bundled program", "SCRIPT [ARGS...]")
+    command = texts("", ARGUMENTS, "Path or name of a bundled program", "SCRIPT [ARGS...]")
     ranks = number(
         "-n --ranks",
         RANKS,
-        "Total number of ranks (default: one per GPU, else one per worker)",
-        limits=(scope.NOT_SGE_TERMINAL,),
+        "Number of ranks (default: one per GPU, else per worker)",
+        limits=scope.NOT_SGE_TERMINAL,
     )
     ranks_per_node = number(
-        "--ranks-per-node --ntasks-per-node", RANKS, "Ranks on each node", limits=(scope.NODES,)
+        "--ranks-per-node --ntasks-per-node", RANKS, "Ranks on each node", limits=scope.NODES
     )
-    nodes = number(
-        "--nodes", RANKS, "Number of workers to use (default: all)", limits=(scope.NODES,)
-    )
-    backend = Option(
-        "--backend",
-        RANKS,
-        "auto, gloo, nccl or mpi (default: auto)",
-        "NAME",
-        empty="",
-        check=one_of("auto", "gloo", "nccl", "mpi"),
-    )
-    launcher = Option(
-        "--launcher",
-        RANKS,
-        "mpirun, torchrun, or srun in a Slurm job",
-        "NAME",
-        empty="",
-        check=one_of("mpirun", "torchrun", "srun"),
-        into="",
+    nodes = number("--nodes", RANKS, "Number of workers (default: all)", limits=scope.NODES)
+    backend = choice("--backend", RANKS, "Communication library", "auto", "gloo", "nccl", "mpi")
+    launcher = choice(
+        "--launcher", RANKS, "Program that starts ranks", "mpirun", "torchrun", "srun", into=""
     )
     python_module = text("-m", PROGRAM, "Run a Python module, not SCRIPT", "MODULE")
-    env = texts(
-        "-e --env", PROGRAM, "Environment variable for all ranks; repeatable", "NAME[=VALUE]"
-    )
-    env_file = paths("--env-file", PROGRAM, "NAME=VALUE lines, treated as secrets; repeatable")
-    stage = Option[Path | None](
-        "--stage",
-        PROGRAM,
-        "Folder to copy (default: the script's repository or folder)",
-        "DIR",
-        empty=None,
-        check=path,
-    )
-    source = paths(
-        "--source", PROGRAM, "Compile this file with SCRIPT; repeatable (flags: -e CFLAGS=...)"
-    )
+    env = texts("-e --env", PROGRAM, ENV, "NAME[=VALUE]")
+    env_file = files("--env-file", PROGRAM, ENV_FILE)
+    stage = file("--stage", PROGRAM, "Folder to copy (default: the script's repository)", "DIR")
+    source = files("--source", PROGRAM, "Compile with SCRIPT; repeatable (flags: -e CFLAGS=...)")
     allow_cpu = flag("--allow-cpu", PROGRAM, "Let GPU programs run without a GPU", into="job")
     detach = flag("-d --detach", JOB, "Start the job and return", into="")
-    timeout = Option(
-        "--timeout",
-        JOB,
-        "Stop the job after this time, for example 30m",
-        "TIME",
-        empty=0.0,
-        check=duration,
-    )
+    timeout = amount("--timeout", JOB, "Stop the job after this time: 30m", "TIME", duration)
     retries = number("--retries", JOB, "Start again after a failure, at most N times", least=0)
     now = flag("--now", JOB, "Do not wait for other jobs", limits=(scope.DIRECT, scope.SUPERVISED))
     dry_run = flag("--dry-run", JOB, "Print what would run, and why", limits=(), into="")
-    emit = Option(
+    emit = choice(
         "--emit",
         JOB,
-        "Print a script that works without clusterctl",
-        "sh|sbatch|qsub",
-        empty="",
-        check=one_of("sh", "sbatch", "qsub"),
+        "Print a script for use without clusterctl",
+        "sh",
+        "sbatch",
+        "qsub",
         limits=STAGED,
         into="",
     )
@@ -367,7 +287,7 @@ class Run(Common):
         "--interactive",
         BATCH,
         "Open a shell, or run SCRIPT, on nodes",
-        limits=(scope.TERMINAL,),
+        limits=scope.TERMINAL,
         into="",
     )
     modules = texts(
@@ -380,32 +300,18 @@ class Run(Common):
     venv = text("--venv", BATCH, "Virtual environment on the nodes", "DIR")
     container = text("--container", BATCH, "Apptainer image to run ranks in", "IMAGE")
 
-    account = text("--account", BOTH)
-    job_name = text("--job-name", BOTH)
-    mail_type = text("--mail-type", BOTH)
-    mail_user = text("--mail-user", BOTH)
-    requeue = flag("--requeue", BOTH, limits=(scope.BATCH, scope.SUPERVISED, scope.ENDS_ONCE))
-    time = text("--time", BOTH)
-
-    constraint = text("--constraint", SLURM)
-    cpus_per_task = text(
-        "--cpus-per-task", SLURM, limits=(scope.on_sge("-pe NAME SLOTS with --ranks N"),)
+    passed = (
+        *_passed(BOTH, "account", "job-name", "mail-type", "mail-user", "time"),
+        flag("--requeue", BOTH, limits=(scope.BATCH, scope.SUPERVISED, scope.ENDS_ONCE)),
+        *_passed(SLURM, "constraint", "exclude", "gpu-bind", "gpus-per-task", "gres"),
+        *_passed(SLURM, "mem-per-gpu", "nodelist", "qos", "reservation"),
+        flag("--exclusive", SLURM),
+        *_passed(SLURM, "cpus-per-task", limits=scope.on_sge("-pe NAME SLOTS with --ranks N")),
+        *_passed(SLURM, "gpus", "gpus-per-node", limits=scope.GPUS_ON_SGE),
+        *_passed(SLURM, "mem", "mem-per-cpu", limits=scope.MEMORY_ON_SGE),
+        *_passed(SLURM, "partition", limits=scope.on_sge("--queue NAME")),
+        *_passed(SLURM, "signal", limits=(scope.SLURM, scope.SUPERVISED)),
     )
-    exclude = text("--exclude", SLURM)
-    exclusive = flag("--exclusive", SLURM)
-    gpu_bind = text("--gpu-bind", SLURM)
-    gpus = text("--gpus", SLURM, limits=(scope.GPUS_ON_SGE,))
-    gpus_per_node = text("--gpus-per-node", SLURM, limits=(scope.GPUS_ON_SGE,))
-    gpus_per_task = text("--gpus-per-task", SLURM)
-    gres = text("--gres", SLURM)
-    mem = text("--mem", SLURM, limits=(scope.MEMORY_ON_SGE,))
-    mem_per_cpu = text("--mem-per-cpu", SLURM, limits=(scope.MEMORY_ON_SGE,))
-    mem_per_gpu = text("--mem-per-gpu", SLURM)
-    nodelist = text("--nodelist", SLURM)
-    partition = text("--partition", SLURM, limits=(scope.on_sge("--queue NAME"),))
-    qos = text("--qos", SLURM)
-    reservation = text("--reservation", SLURM)
-    signal = text("--signal", SLURM, limits=(scope.SLURM, scope.SUPERVISED))
 
     pe = Option(
         "-pe",
@@ -416,16 +322,14 @@ class Run(Common):
         words=2,
         check=lambda words, option: f"{words[0]} {whole(1)(words[1], option)}",
     )
-    resources = texts(
-        "-l", SGE, "Grid Engine: resource request; repeatable", "NAME=VALUE", old="resource"
-    )
+    resources = texts("-l", SGE, "Grid Engine: resource; repeatable", "NAME=VALUE", old="resource")
     queue = text("--queue", SGE, "Grid Engine: queue (qsub -q)", "NAME")
     project = text("--project", SGE, "Grid Engine: project (qsub -P)", "NAME")
     json = flag(
         "--json",
-        Verb.GENERAL,
+        GENERAL,
         "Print one JSON object per line, the result last",
-        limits=(scope.NOT_TERMINAL,),
+        limits=scope.NOT_TERMINAL,
     )
 
     @classmethod
@@ -469,10 +373,8 @@ class Rerun(Common):
     examples = ("clusterctl rerun 7", "clusterctl rerun 7 --resume")
     job = JOB
     resume = flag("--resume", OPTIONS, "Start from the previous job's output files")
-    env = texts(
-        "-e --env", OPTIONS, "Environment variable for all ranks; repeatable", "NAME[=VALUE]"
-    )
-    env_file = paths("--env-file", OPTIONS, "NAME=VALUE lines, treated as secrets; repeatable")
+    env = texts("-e --env", OPTIONS, ENV, "NAME[=VALUE]")
+    env_file = files("--env-file", OPTIONS, ENV_FILE)
     detach = flag("-d --detach", OPTIONS, "Start the job and return")
     json = JSON_LINES
 
@@ -511,9 +413,7 @@ class Fetch(Common):
     heading, module = JOBS, "jobs"
     examples = ("clusterctl fetch 7", "clusterctl fetch 7 --to results")
     job = JOB
-    to = Option[Path | None](
-        "--to", OPTIONS, "Folder (default: job-N here)", "DIR", empty=None, check=path
-    )
+    to = file("--to", OPTIONS, "Folder (default: job-N here)", "DIR")
 
 
 class Ssh(Common):
@@ -522,16 +422,16 @@ class Ssh(Common):
     heading, module = MACHINES, "clusters"
     ends_at_argument = True
     examples = ("clusterctl ssh", "clusterctl ssh worker-1 -- nvidia-smi")
-    node = text("", Verb.ARGUMENTS, "Node (default: the launcher)", "[NODE]")
-    command = texts("", Verb.ARGUMENTS, "Command to run instead of a shell", "[COMMAND...]")
-    timeout = Option(
+    node = text("", ARGUMENTS, "Node (default: the launcher)", "[NODE]")
+    command = texts("", ARGUMENTS, "Command to run instead of a shell", "[COMMAND...]")
+    timeout = amount(
         "--timeout",
         OPTIONS,
         "With --json: stop the command after this time (default: 600)",
         "SECONDS",
+        seconds,
         empty=600.0,
-        check=seconds,
-        limits=(scope.WITH_JSON,),
+        limits=scope.WITH_JSON,
     )
 
     @classmethod
@@ -552,15 +452,15 @@ class Cp(Common):
 
     heading, module = MACHINES, "clusters"
     examples = ("clusterctl cp data.csv worker-1:", "clusterctl cp worker-1:out.txt .")
-    source = text("", Verb.ARGUMENTS, "Path here, or NODE:PATH", "SOURCE")
-    target = text("", Verb.ARGUMENTS, "NODE:PATH, or a path here", "TARGET")
-    timeout = Option(
+    source = text("", ARGUMENTS, "Path here, or NODE:PATH", "SOURCE")
+    target = text("", ARGUMENTS, "NODE:PATH, or a path here", "TARGET")
+    timeout = amount(
         "--timeout",
         OPTIONS,
         "Stop after this time (default: 3600)",
         "SECONDS",
+        seconds,
         empty=3600.0,
-        check=seconds,
     )
 
 
@@ -580,7 +480,7 @@ class DataGet(Common):
 
     heading, module = DATA, "data"
     examples = ("clusterctl data get mnist", "clusterctl data get cifar10 --no-push")
-    names = texts("", Verb.ARGUMENTS, "mnist, cifar10 or imagenette", "NAME...")
+    names = texts("", ARGUMENTS, "mnist, cifar10 or imagenette", "NAME...")
     mirror = text(
         "--mirror",
         OPTIONS,
@@ -597,10 +497,8 @@ class DataPush(Common):
 
     heading, module = DATA, "data"
     examples = ("clusterctl data push mnist", "clusterctl data push ./images --name images")
-    names = texts("", Verb.ARGUMENTS, "Data set, or a folder", "NAME...")
-    name = Option[str | None](
-        "--name", OPTIONS, "Name of the folder on the workers", "NAME", empty=None
-    )
+    names = texts("", ARGUMENTS, "Data set, or a folder", "NAME...")
+    name = maybe("--name", OPTIONS, "Name of the folder on the workers", "NAME")
 
 
 class DataList(Common):
@@ -617,8 +515,8 @@ class DataIndex(Common):
     heading, module = DATA, "data"
     passes_options = True
     examples = ("clusterctl data index train val",)
-    words = texts("", Verb.ARGUMENTS, "Folders and options of the program", "TRAIN VALIDATION...")
-    json = flag("--json", Verb.GENERAL, "Has no effect here", limits=(scope.NO_JSON,))
+    words = texts("", ARGUMENTS, "Folders and options of the program", "TRAIN VALIDATION...")
+    json = flag("--json", GENERAL, "Has no effect here", limits=scope.NO_JSON)
     cluster = cluster_option(scope.ONLY_LOCAL_DATA)
 
 
@@ -627,7 +525,7 @@ class ImageBuild(Common):
 
     heading, module = DATA, "images"
     examples = ("clusterctl image build cpu", "clusterctl image build nvidia --push ghcr.io/me")
-    name = text("", Verb.ARGUMENTS, "launcher, cpu, nvidia or amd", "NAME")
+    name = text("", ARGUMENTS, "launcher, cpu, nvidia or amd", "NAME")
     push = text("--push", OPTIONS, "Push the image there, as REPO/NAME", "REPO")
     base = text("--base", OPTIONS, "Build on this Debian image", "IMAGE")
     cluster = cluster_option(scope.BUILT_HERE)
@@ -638,7 +536,7 @@ class ImageLock(Common):
 
     heading, module = DATA, "images"
     examples = ("clusterctl image lock nvidia",)
-    name = text("", Verb.ARGUMENTS, "launcher, cpu, nvidia or amd", "NAME")
+    name = text("", ARGUMENTS, "launcher, cpu, nvidia or amd", "NAME")
     cluster = cluster_option(scope.BUILT_HERE)
 
 

@@ -8,11 +8,11 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from clusterctl.options import Option, Verb
+from clusterctl.options import ARGUMENTS, GENERAL, Option, Verb
 from clusterctl.verbs import FAMILIES, VERBS
 
 HELP = ("-h, --help", "Show this help")
-_WIDEST = 30  # columns of a flag with its value; the help of a wider one begins on the next line
+_WIDEST = 35  # columns of a flag with its value; the help of a wider one begins on the next line
 
 
 def of_verb(name: str) -> str:
@@ -21,7 +21,7 @@ def of_verb(name: str) -> str:
     options = verb.options().values()
     arguments = [option.metavar for option in options if not option.flags]
     lines = [f"Usage: clusterctl {' '.join([name, '[OPTIONS]', *arguments])}", "", *_prose(verb)]
-    rows: dict[str, list[tuple[str, str]]] = {Verb.ARGUMENTS.heading: []}
+    rows: dict[str, list[tuple[str, str]]] = {ARGUMENTS.heading: []}
     bare: dict[str, dict[str, list[str]]] = {}
     for option in options:
         heading, lead = option.group.heading, option.group.lead
@@ -30,11 +30,12 @@ def of_verb(name: str) -> str:
             rows[heading].append((_flags(option), option.help))
         else:
             bare.setdefault(heading, {}).setdefault(lead, []).append(option.flag)
-    rows[Verb.GENERAL.heading].append(HELP)
+    rows[GENERAL.heading].append(HELP)
     column = _column(row for section in rows.values() for row in section)
     for heading, section in rows.items():
         wrapped = [
-            _wrapped(f"{lead}: {', '.join(flags)}") for lead, flags in bare.get(heading, {}).items()
+            _wrapped(f"{lead}: {', '.join(sorted(flags))}")
+            for lead, flags in bare.get(heading, {}).items()
         ]
         lines += _section(heading, sum(wrapped, _table(section, column)))
     lines += _section("Examples", [f"  {example}" for example in verb.examples])

@@ -184,8 +184,8 @@ def explain(error: Exception, arguments: list[str]) -> tuple[str, str]:
     hint = f"`{path} --help` shows its options"
     kind, option = type(error).__name__, getattr(error, "option_name", "")
     if kind == "NoSuchOption":
-        close = sorted(getattr(error, "possibilities", None) or ())
-        return f"unknown option {option}", f"did you mean {' or '.join(close)}?" if close else hint
+        close = get_close_matches(option, getattr(error, "possibilities", None) or (), n=1)
+        return f"unknown option {option}", f"did you mean {close[0]}?" if close else hint
     message = str(getattr(error, "message", error))
     if kind == "BadOptionUsage" and "does not take" in message:
         return f"option {option} takes no value", hint

@@ -43,7 +43,7 @@ def test_values_go_into_fields_of_that_name(name: str, spec: type) -> None:
 def test_options_of_batch_systems_have_a_heading(call: Call) -> None:
     text = call("run", "--help").out
     assert "\nBatch systems (Slurm and Grid Engine):\n      --interactive " in text
-    assert "\n  Passed to Slurm: --constraint, " in text
+    assert "\n  Passed to Slurm: --constraint, --cpus-per-task, " in text
 
 
 @pytest.mark.parametrize("verb", VERBS)
