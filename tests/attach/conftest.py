@@ -94,14 +94,14 @@ def cli(site: Site, tmp_path: Path) -> Iterator[Cli]:
     made = site.cli(tmp_path / "project")
     yield made
     made.end()
-    states = {number: job["state"] for number, job in made.jobs().items()}
+    left = made.unfinished()
     # Those that wait first, or each would start as the one before it ends.
     for state in ("queued", "running"):
-        for number in (number for number, found in states.items() if found == state):
+        for number in (number for number, found in left.items() if found == state):
             made("cancel", number, code=None)
-    for cluster in made.json("list")["clusters"]:
-        if cluster["cluster"] != "site":
-            made("detach", cluster["cluster"], code=None)
+    for cluster in made.clusters():
+        if cluster != "site":
+            made("detach", cluster, code=None)
 
 
 Program = Callable[[str, str], str]

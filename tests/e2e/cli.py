@@ -20,6 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 BUSY = 3
 """So many times as long as on an idle machine things may take before they count as failed."""
 
+UNFINISHED = ("queued", "running", "lost")
+
 STUBBORN = """
 import os, signal, subprocess, sys, time
 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -205,6 +207,16 @@ class Cli:
         for item in self.running:
             if item.process.poll() is None:
                 item.kill()
+
+    def unfinished(self) -> dict[int, str]:
+        """Jobs that are not known to have ended, and their states, as they are on record here."""
+        records = [json.loads(path.read_text()) for path in self.home.glob("jobs/*/job.json")]
+        found = {int(record["id"]): str(record["state"]) for record in records}
+        return {id: state for id, state in found.items() if state in UNFINISHED}
+
+    def clusters(self) -> list[str]:
+        """Names of the clusters that are on record here."""
+        return sorted(path.name for path in self.home.glob("clusters/*"))
 
     def script(self, name: str, text: str) -> Path:
         """A program in this folder."""

@@ -32,9 +32,8 @@ def cli(shared_home: Path, tmp_path: Path) -> Iterator[Cli]:
     shared = Cli(shared_home, folder)
     yield shared
     shared.end()
-    for number, job in shared.jobs().items():
-        if job["state"] in ("queued", "running", "lost"):
-            shared("cancel", number, code=None)
+    for number in shared.unfinished():
+        shared("cancel", number, code=None)
 
 
 @pytest.fixture
@@ -55,8 +54,8 @@ def make_cli(tmp_path: Path) -> Iterator[MakeCli]:
     yield make
     for cli in made:
         cli.end()
-        for cluster in cli.json("list")["clusters"]:
-            cli("down", "--force", cluster["cluster"], timeout=120)
+        for cluster in cli.clusters():
+            cli("down", "--force", cluster, timeout=120)
 
 
 @pytest.fixture
