@@ -6,8 +6,8 @@ torch is not imported here: a program that only needs MPI starts a second earlie
 from __future__ import annotations
 
 import atexit
+import builtins
 import ctypes
-import gc
 import importlib
 import opcode
 import os
@@ -140,34 +140,25 @@ def _finish_at_exit() -> None:
 
 
 def _note_exit_codes(note: Callable[[Any], None]) -> None:
-    """Call `note` with the exit code of each SystemExit.
+    """Call `note` with the code of each sys.exit(), exit() and quit(), however it was imported.
 
-    Exit handlers do not get it, and Python has no hook for it. But when `raise SystemExit`, exit()
-    or quit() ends the program, the interpreter reads the exception's `code`. Before Python 3.12
-    it does not for sys.exit(), which is replaced, also where the program has imported it by name.
+    Exit handlers do not get the code, and `raise SystemExit(code)` itself cannot be noticed.
     """
-    own = SystemExit.__dict__["code"]
 
-    def read(error: SystemExit) -> Any:
-        code = own.__get__(error)
-        note(code)
-        return code
+    def noting(function: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
+        def leave(code: Any = None, /) -> NoReturn:
+            note(code)
+            function(code)
 
-    # The attributes of a built-in type can only be set in its dictionary.
-    attributes = gc.get_referents(SystemExit.__dict__)[0]
-    attributes["code"] = property(read, own.__set__, own.__delete__)
-    ctypes.pythonapi.PyType_Modified(ctypes.py_object(SystemExit))
+        return leave
 
-    usual = sys.exit
-
-    def leave(status: Any = None, /) -> NoReturn:
-        note(status)
-        usual(status)
-
-    sys.exit = leave
     program = vars(sys.modules["__main__"])
-    for name in [name for name, value in program.items() if value is usual]:
-        program[name] = leave
+    for module, name in ((sys, "exit"), (builtins, "exit"), (builtins, "quit")):
+        usual = getattr(module, name, None)  # python -S has no exit() and quit()
+        if usual is not None:
+            leave = noting(usual)
+            setattr(module, name, leave)
+            program.update({key: leave for key, value in program.items() if value is usual})
 
 
 def finish() -> None:
