@@ -251,10 +251,13 @@ class Cli:
 
 
 def wait_for(happened: Callable[[], object], seconds: float, what: str | Callable[[], str]) -> None:
+    """Looks less and less often: a look may start a program, and others want to work too."""
     deadline = time.monotonic() + seconds * BUSY
+    pause = 0.02
     while not happened():
         assert time.monotonic() < deadline, what if isinstance(what, str) else what()
-        time.sleep(0.05)
+        time.sleep(pause)
+        pause = min(1.2 * pause, 0.5)
 
 
 def tagged(mark: str) -> list[str]:

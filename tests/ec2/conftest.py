@@ -8,14 +8,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from clusterctl import assets
-from tests.e2e.cli import BUSY, Done
+from tests.e2e.cli import BUSY, Done, wait_for
 from tests.sim.ec2.client import Ec2
 from tests.sim.ec2.iam import allows
 
@@ -25,6 +25,8 @@ OUTSIDE = "198.51.100.0/24"
 
 class World:
     """One person's machine beside a cloud: `run` is the command line."""
+
+    wait = staticmethod(wait_for)
 
     def __init__(self, ec2: Ec2, folder: Path) -> None:
         self.ec2 = ec2
@@ -83,12 +85,6 @@ class World:
         path = self.home / "clusters" / name / "cluster.json"
         found: dict[str, Any] = json.loads(path.read_text())
         return found
-
-    def wait(self, ready: Callable[[], bool], seconds: float, what: str) -> None:
-        end = time.monotonic() + seconds * BUSY
-        while not ready():
-            assert time.monotonic() < end, f"not within {seconds} s: {what}"
-            time.sleep(0.2)
 
 
 def policy() -> dict[str, Any]:

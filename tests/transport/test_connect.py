@@ -37,10 +37,11 @@ def fails(transport: SshTransport, *words: str, timeout: float = 10) -> None:
 
 def test_connects_once(transport: SshTransport) -> None:
     transport.connect(10)
-    link = transport._alive()
+    first = transport.run('echo "$SSH_CONNECTION"', timeout=10)
     transport.connect(10)
-    assert link is not None
-    assert transport._alive() is link
+    second = transport.run('echo "$SSH_CONNECTION"', timeout=10)
+    assert first.text.startswith("127.0.0.1 ")
+    assert second.text == first.text
 
 
 def test_picks_fast_ciphers_and_falls_back(start_sshd: Callable[..., Sshd]) -> None:
