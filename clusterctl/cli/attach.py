@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import typer
 
-from clusterctl import verbs
-from clusterctl.cli.console import Console, ago, plain
+from clusterctl import actions, verbs
+from clusterctl.actions import attach as action
+from clusterctl.actions import down
+from clusterctl.actions.salvage import Unfetched
+from clusterctl.cli.console import Console, ago, pick, plain
 from clusterctl.errors import UsageError
 from clusterctl.options import DEFAULT_NAME
 
@@ -26,9 +29,6 @@ def attach(given: verbs.Attach, console: Console) -> None:
     identity, user, workdir = given.identity, given.user, given.workdir
     if identity is not None and not identity.is_file():
         raise UsageError(f"--identity {identity}: no such file", hint="give a private key file")
-
-    from clusterctl import actions
-    from clusterctl.actions import attach as action
 
     store = actions.open_store()
     key = str(identity.absolute()) if identity else ""
@@ -56,8 +56,7 @@ def attach(given: verbs.Attach, console: Console) -> None:
     console.document(
         {
             "cluster": made.name,
-            "id": made.id,
-            "phase": made.phase,
+            **pick(made, "id", "phase"),
             "provider": made.spec.provider,
             "traits": made.traits,
             "nodes": [plain(node) for node in made.nodes],
@@ -66,17 +65,11 @@ def attach(given: verbs.Attach, console: Console) -> None:
 
 
 def detach(given: verbs.Detach, console: Console) -> None:
-    from clusterctl import actions
-    from clusterctl.actions import down as action
-    from clusterctl.actions.salvage import Unfetched
-
     store = actions.open_store()
     wanted = given.wanted() or actions.only_name(store)
     ask = (lambda question: True) if given.yes or given.force else console.confirm
     unfetched = Unfetched(ask=ask)
-    gone = action.down(
-        store, wanted, console.tell, ask, unfetched, force=given.force, verb="detach"
-    )
+    gone = down.down(store, wanted, console.tell, ask, unfetched, force=given.force, verb="detach")
     if gone is None:
         console.note("aborted; nothing was removed")
         raise typer.Exit(2)

@@ -9,7 +9,7 @@ import typer
 
 from clusterctl import verbs
 from clusterctl.cli import spec as specs
-from clusterctl.cli.console import Console, ago, plain, table
+from clusterctl.cli.console import Console, ago, pick, table
 from clusterctl.cli.job_output import fetched_document, note_fetched
 from clusterctl.errors import UsageError
 from clusterctl.model import Cluster, clock
@@ -29,16 +29,8 @@ def up(given: verbs.Up, console: Console) -> None:
     if given.dry_run:
         plan = action.plan(store, spec, console.tell)
         console.result("\n".join((f"mode: {plan.mode}", *plan.lines)))
-        console.document(
-            {
-                "dry_run": True,
-                "cluster": spec.name,
-                "mode": plan.mode,
-                "lines": plan.lines,
-                "charges": plan.charges,
-                "deadline": plan.deadline,
-            }
-        )
+        shown = pick(plan, "mode", "lines", "charges", "deadline")
+        console.document({"dry_run": True, "cluster": spec.name, **shown})
         return
     console.after_interrupt = (
         f"what was created is kept: `clusterctl up {spec.name}` continues, "
@@ -60,10 +52,7 @@ def up(given: verbs.Up, console: Console) -> None:
     console.document(
         {
             "cluster": up_cluster.name,
-            "id": up_cluster.id,
-            "phase": up_cluster.phase,
-            "mode": up_cluster.mode,
-            "deadline": up_cluster.deadline,
+            **pick(up_cluster, "id", "phase", "mode", "deadline"),
             "seconds": dict(made.phases),
             "nodes": [_node(node) for node in up_cluster.nodes],
         }
@@ -108,11 +97,8 @@ def down(given: verbs.Down, console: Console) -> None:
         {
             "cluster": gone.name,
             "existed": True,
-            "nodes": gone.nodes,
+            **pick(gone, "nodes", "dollars", "receipt", "jobs_cancelled"),
             "hours": round(gone.hours, 4),
-            "dollars": gone.dollars,
-            "receipt": [plain(line) for line in gone.receipt],
-            "jobs_cancelled": gone.jobs_cancelled,
             "unfetched": [{"job": job, "bytes": size} for job, size in gone.unfetched],
             "fetched": [fetched_document(brought) for brought in gone.fetched],
         }
@@ -220,11 +206,9 @@ def ssh(given: verbs.Ssh, console: Console) -> None:
     result = reach.execute(store, chosen, node, words, given.timeout)
     console.document(
         {
-            "node": result.node,
-            "exit_code": result.exit_code,
+            **pick(result, "node", "exit_code", "error"),
             "stdout": result.text,
             "stderr": result.stderr.decode(errors="replace"),
-            "error": result.error,
         }
     )
     raise typer.Exit(4 if result.exit_code is None else result.exit_code)
@@ -294,43 +278,22 @@ def _mode(cluster: Cluster) -> str:
 
 
 def _node(node: Any) -> dict[str, Any]:
-    return {
-        "name": node.name,
-        "role": node.role,
-        "address": node.address,
-        "private_address": node.private_address,
-        "ssh_port": node.ssh_port,
-        "user": node.user,
-        "root": node.root,
-        "slots": node.slots,
-        "accelerator": node.accelerator,
-        "mpi": node.facts.mpi,
-        "python": node.facts.python,
-    }
+    where = pick(node, "name", "role", "address", "private_address", "ssh_port", "user", "root")
+    return {**where, **pick(node, "slots", "accelerator"), **pick(node.facts, "mpi", "python")}
 
 
 def _status(found: Any, live: bool) -> dict[str, Any]:
     what = found.cluster
     return {
         "cluster": what.name,
-        "id": what.id,
         "provider": what.spec.provider,
-        "mode": what.mode,
-        "mode_reason": what.mode_reason,
-        "phase": what.phase,
-        "created": what.created,
+        **pick(what, "id", "mode", "mode_reason", "phase", "created", "deadline"),
         "age_s": round(found.age, 1),
-        "deadline": what.deadline,
-        "dollars": found.dollars,
-        "dollars_per_hour": found.dollars_per_hour,
-        "warnings": found.warnings,
+        **pick(found, "dollars", "dollars_per_hour", "warnings"),
         "jobs": [job.id for job in found.jobs],
-        **({"queues": [plain(queue) for queue in found.queues]} if live else {}),
+        **(pick(found, "queues") if live else {}),
         "nodes": [
-            {
-                **_node(item.node),
-                **({"live": item.live, "deadline": item.deadline} if live else {}),
-            }
+            {**_node(item.node), **(pick(item, "live", "deadline") if live else {})}
             for item in found.nodes
         ],
     }

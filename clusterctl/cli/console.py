@@ -157,6 +157,11 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
+def pick(item: object, *names: str) -> dict[str, Any]:
+    """These attributes, for a document."""
+    return {name: getattr(item, name) for name in names}
+
+
 def printable(text: str, keep: str = "") -> str:
     """Control characters and lone surrogates as escapes, so that a terminal shows them and does not
     obey them; but for those in `keep`."""

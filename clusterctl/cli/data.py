@@ -7,7 +7,8 @@ from typing import Any
 
 import typer
 
-from clusterctl import verbs
+from clusterctl import actions, verbs
+from clusterctl.actions import data as action
 from clusterctl.cli.console import Console, table
 from clusterctl.errors import UsageError
 
@@ -16,9 +17,6 @@ _BAR = 30  # characters
 
 def data_get(given: verbs.DataGet, console: Console) -> None:
     given = given.within({"no-push"} if given.no_push else (), console.note)
-    from clusterctl import actions
-    from clusterctl.actions import data as action
-
     store, bar = actions.open_store(), Bar(console)
     options = action.GetOptions(given.mirror, given.cluster, not given.no_push)
     names = given.names
@@ -28,9 +26,6 @@ def data_get(given: verbs.DataGet, console: Console) -> None:
 def data_push(given: verbs.DataPush, console: Console) -> None:
     if given.name is not None and len(given.names) > 1:
         raise UsageError("--name works with one folder", hint="push the folders one by one")
-    from clusterctl import actions
-    from clusterctl.actions import data as action
-
     store, name, cluster = actions.open_store(), given.name, given.cluster
     _report(console, [action.push(store, n, name, cluster, console.tell) for n in given.names])
 
@@ -43,9 +38,6 @@ def _report(console: Console, copies: list[Any]) -> None:
 
 def data_list(given: verbs.DataList, console: Console) -> None:
     given.within((), console.note)
-    from clusterctl import actions
-    from clusterctl.actions import data as action
-
     found = action.entries(actions.open_store())
     rows: list[tuple[str, ...]] = [
         (entry.name, f"{entry.size / 1e6:.0f} MB", "here" if entry.here else "-", entry.title)
@@ -57,8 +49,6 @@ def data_list(given: verbs.DataList, console: Console) -> None:
 
 def data_index(given: verbs.DataIndex, console: Console) -> None:
     given.within((), console.note)
-    from clusterctl.actions import data as action
-
     raise typer.Exit(action.index(list(given.words)))
 
 

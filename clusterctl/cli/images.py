@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 from clusterctl import verbs
-from clusterctl.cli.console import Console
+from clusterctl.actions import images
+from clusterctl.cli.console import Console, pick
 
 
 def image_build(given: verbs.ImageBuild, console: Console) -> None:
     given.within((), console.note)
-    from clusterctl.actions import images
-
     built = images.build(given.name, push=given.push, base=given.base, on_line=console.detail)
     console.result(built.reference)
     done = "built and pushed" if built.pushed else "built"
     console.note(f"{done}: {built.size / 1e6:.0f} MB; use it with --image {built.reference}")
-    console.document(
-        {
-            "reference": built.reference,
-            "id": built.id,
-            "size": built.size,
-            "pushed": built.pushed,
-        }
-    )
+    console.document(pick(built, "reference", "id", "size", "pushed"))
 
 
 def image_lock(given: verbs.ImageLock, console: Console) -> None:
     given.within((), console.note)
-    from clusterctl.actions import images
-
     found = images.lock(given.name, on_line=console.detail)
     for wheel, digest in found.items():
         console.result(f"{digest}  {wheel}")

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.cli.console import Console, ago, plain
+from clusterctl.cli.console import Console, ago, pick, plain
 from clusterctl.errors import ClusterctlError, ProviderError, UsageError
 from clusterctl.model import UNPLACED, Job, JobState
 
@@ -37,14 +37,7 @@ def announce(console: Console, job: Job, detach: bool) -> None:
     console.tell(f"job {job.id}: {job.ranks} {plural}{places}, {job.state.value}{native}")
     if detach:
         console.note(f"follow it with `clusterctl logs {job.id} -f`")
-        console.document(
-            {
-                "id": job.id,
-                "cluster": job.cluster,
-                "state": job.state,
-                "native_id": job.native_id,
-            }
-        )
+        console.document(pick(job, "id", "cluster", "state", "native_id"))
 
 
 def finish(console: Console, job: Job) -> int:
@@ -101,13 +94,9 @@ def note_fetched(console: Console, fetched: Fetched) -> None:
 def fetched_document(fetched: Fetched) -> dict[str, Any]:
     brought = fetched.brought
     return {
-        "job": fetched.job,
-        "folder": str(fetched.folder),
-        "files": [plain(item) for item in brought.outputs],
-        "kept": brought.kept,
-        "left_out": brought.left_out,
-        "core_dumps": brought.core_dumps,
-        "missing": dict(fetched.missing),
+        **pick(fetched, "job", "folder", "missing"),
+        "files": brought.outputs,
+        **pick(brought, "kept", "left_out", "core_dumps"),
         "failed": [error.message for error in fetched.failed],
     }
 
@@ -188,26 +177,16 @@ def _seconds(job: Job) -> float | None:
 
 def document(job: Job) -> dict[str, Any]:
     seconds = _seconds(job)
-    return {
-        "id": job.id,
-        "cluster": job.cluster,
-        "cluster_id": job.cluster_id,
-        "state": job.state.value,
-        "native_id": job.native_id,
+    found = {
+        **pick(job, "id", "cluster", "cluster_id", "state", "native_id"),
         "program": job.spec.program.target,
-        "args": list(job.spec.program.args),
+        "args": job.spec.program.args,
         "ranks": job.ranks,
         "placement": {place.node: list(place.ranks) for place in job.placement},
-        "program_exit_code": job.program_exit_code,
-        "failure": plain(job.failure),
-        "reason": job.reason,
-        "created": job.created,
-        "started": job.started,
-        "finished": job.finished,
+        **pick(job, "program_exit_code", "failure", "reason", "created", "started", "finished"),
         "seconds": None if seconds is None else round(seconds, 3),
-        "attempt": job.attempt,
-        "survivors": job.survivors,
-        "rerun_of": job.rerun_of,
+        **pick(job, "attempt", "survivors", "rerun_of"),
         "env": job.spec.env,
         "secrets": dict.fromkeys(job.spec.secret_names, "***"),
     }
+    return {name: plain(value) for name, value in found.items()}

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 
 import typer
 
-from clusterctl import verbs
+from clusterctl import actions, verbs
+from clusterctl.actions import jobs as action
 from clusterctl.cli.console import Console, printable, table
 from clusterctl.cli.job_output import document, fetched_document, finish, note_fetched, took
 from clusterctl.cli.rank_output import Printer
@@ -16,9 +17,6 @@ from clusterctl.model import Job, JobState
 
 
 def jobs(given: verbs.Jobs, console: Console) -> None:
-    from clusterctl import actions
-    from clusterctl.actions import jobs as action
-
     found = action.jobs(actions.open_store(), given.cluster, console.note)
     batch = any(job.native_id for job in found)
     waiting = any(_waits_for(job) for job in found)
@@ -62,9 +60,6 @@ def _cell(text: str) -> str:
 
 
 def logs(given: verbs.Logs, console: Console) -> None:
-    from clusterctl import actions
-    from clusterctl.actions import jobs as action
-
     store, job, follow, rank = actions.open_store(), given.job, given.follow, given.rank
     try:
         with Printer(console, only=rank, exact=not follow) as printer:
@@ -84,9 +79,6 @@ def logs(given: verbs.Logs, console: Console) -> None:
 
 
 def cancel(given: verbs.Cancel, console: Console) -> None:
-    from clusterctl import actions
-    from clusterctl.actions import jobs as action
-
     job = given.job
     ended = action.cancel(actions.open_store(), job, given.cluster, console.tell)
     left = {name: count for name, count in ended.survivors.items() if count}
@@ -100,9 +92,6 @@ def cancel(given: verbs.Cancel, console: Console) -> None:
 
 
 def fetch(given: verbs.Fetch, console: Console) -> None:
-    from clusterctl import actions
-    from clusterctl.actions import jobs as action
-
     store = actions.open_store()
     got = action.fetch(store, given.job, given.cluster, given.to, console.tell)
     brought = got.brought

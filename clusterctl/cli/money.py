@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from clusterctl import verbs
-from clusterctl.cli.console import Console, table
+from clusterctl import actions, verbs
+from clusterctl.actions import extend as extending
+from clusterctl.actions import gc as action
+from clusterctl.cli.console import Console, pick, table
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.model import clock
 
@@ -13,13 +15,10 @@ from clusterctl.model import clock
 def extend(given: verbs.Extend, console: Console) -> None:
     if not given.ttl:
         raise UsageError("extend needs --ttl", hint="clusterctl extend --ttl 4h")
-    from clusterctl import actions
-    from clusterctl.actions import extend as action
-
     store = actions.open_store()
     chosen = actions.choose(store, given.wanted())
     consent = (lambda question: True) if given.yes else console.consent
-    done = action.extend(store, chosen.name, given.ttl, console.tell, consent)
+    done = extending.extend(store, chosen.name, given.ttl, console.tell, consent)
     console.note(
         f"cluster {done.cluster.name} shuts down at {clock(done.deadline)};"
         f" cost until then: ${done.dollars:.2f}"
@@ -30,9 +29,6 @@ def extend(given: verbs.Extend, console: Console) -> None:
 
 
 def gc(given: verbs.Gc, console: Console) -> None:
-    from clusterctl import actions
-    from clusterctl.actions import gc as action
-
     given = given.within({"adopt"} if given.adopt else (), console.note)
     store, region = actions.open_store(), list(given.region)
     if given.adopt:
@@ -77,12 +73,10 @@ def gc(given: verbs.Gc, console: Console) -> None:
         {
             "found": [
                 {
-                    "id": i.id,
-                    "name": i.name,
-                    "region": i.region,
-                    "left": [vars_of(x) for x in i.resources],
+                    **pick(item, "id", "name", "region"),
+                    "left": [pick(resource, "kind", "id") for resource in item.resources],
                 }
-                for i in found
+                for item in found
             ],
             "removed": removed,
             "overdue": [item.id for item in search.overdue],
@@ -91,10 +85,6 @@ def gc(given: verbs.Gc, console: Console) -> None:
         }
     )
     console.raise_first(failed)
-
-
-def vars_of(resource: Any) -> dict[str, str]:
-    return {"kind": resource.kind, "id": resource.id}
 
 
 def _kinds(orphan: Any) -> str:

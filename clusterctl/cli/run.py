@@ -8,7 +8,9 @@ from typing import Any
 
 import typer
 
-from clusterctl import verbs
+from clusterctl import actions, verbs
+from clusterctl.actions import jobs
+from clusterctl.actions import run as action
 from clusterctl.cli.console import Console, plain
 from clusterctl.cli.job_output import announce, finish, reporting
 from clusterctl.cli.rank_output import Printer
@@ -24,9 +26,6 @@ def run(given: verbs.Run, console: Console) -> None:
     words, detach, cluster = list(given.command), given.detach, given.cluster
     if not (given.python_module or words or given.interactive):
         raise UsageError("nothing to run", hint="clusterctl run SCRIPT [ARGS...]")
-
-    from clusterctl import actions
-    from clusterctl.actions import run as action
 
     store = actions.open_store()
     if cluster is not None and cluster.isdigit():
@@ -110,16 +109,12 @@ def run(given: verbs.Run, console: Console) -> None:
 
 
 def rerun(given: verbs.Rerun, console: Console) -> None:
-    from clusterctl import actions
-    from clusterctl.actions import jobs as action
-    from clusterctl.actions import run as run_action
-
     store = actions.open_store()
     stored = [Path(name) for name in store.job(given.job).spec.env_files]
     files = [*(path for path in stored if path.is_file()), *given.env_file]
     variables, secrets = environment(given.env, files)
     kept = dict.fromkeys(str(path.absolute()) for path in (*stored, *given.env_file))
-    changed = action.Variables(variables, secrets, tuple(kept))
+    changed = jobs.Variables(variables, secrets, tuple(kept))
     number = 0
 
     def on_start(started: Job) -> None:
@@ -127,11 +122,8 @@ def rerun(given: verbs.Rerun, console: Console) -> None:
         number = started.id
         announce(console, started, given.detach)
 
-    with (
-        reporting(console, lambda: run_action.recorded(store, number)),
-        Printer(console) as printer,
-    ):
-        ended = action.rerun(
+    with reporting(console, lambda: action.recorded(store, number)), Printer(console) as printer:
+        ended = jobs.rerun(
             store,
             given.job,
             changed,
