@@ -42,3 +42,9 @@ def ensure(path: Path) -> str:
             file.write(pair.private)
         scratch.rename(path)
     return public.read_text().strip()
+
+
+def pair(path: Path) -> KeyPair:
+    """Both halves of that pair, which is made unless it is there."""
+    public = ensure(path)
+    return KeyPair(path.read_text(), public)

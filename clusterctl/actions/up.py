@@ -38,10 +38,10 @@ from clusterctl.providers.shared import billing
 from clusterctl.state import ClusterLock, Store
 from clusterctl.state.home import write_atomic
 from clusterctl.transport.fold import fold, ranges
+from clusterctl.transport.known_hosts import host_name
 from clusterctl.transport.pool import Pool
 
 CONNECT_TIMEOUT = 20.0
-MESH_TIMEOUT = 60.0
 DEFAULT_WORKERS = 2
 
 
@@ -161,7 +161,8 @@ def up(store: Store, spec: ClusterSpec, tell: Tell, consent: Consent) -> Up:
                     tell(line)
                 cluster = replace(cluster, nodes=nodes)
             with clock.phase("mesh"):
-                _check_mesh(pool, cluster)
+                hint = f"look for a firewall between them, then run `clusterctl up {cluster.name}`"
+                bootstrap.check_mesh(pool, cluster, what="nodes", hint=hint)
             store.save(cluster)
             cluster = replace(cluster, phase=Phase.READY)
             if not features.instant:
@@ -337,16 +338,13 @@ def _write_ssh(store: Store, cluster: Cluster, host_keys: dict[str, str]) -> lis
     with suppress(OSError):
         lines = (folder / "known_hosts").read_text(errors="replace").splitlines()
         before = dict(line.split(" ", 1) for line in lines if " " in line)
-    known = "".join(f"{_endpoint(cluster.node(name))} {key}\n" for name, key in host_keys.items())
+    nodes = {name: cluster.node(name) for name in host_keys}
+    endpoints = {name: host_name(node.address, node.ssh_port) for name, node in nodes.items()}
+    known = "".join(f"{endpoints[name]} {key}\n" for name, key in host_keys.items())
     write_atomic(folder / "known_hosts", known.encode())
     config = assets.render("client/ssh_config.j2", cluster=cluster)
     write_atomic(folder / "config", config.encode())
-    endpoints = {name: _endpoint(cluster.node(name)) for name in host_keys}
     return [n for n, key in host_keys.items() if before.get(endpoints[n], key) != key]
-
-
-def _endpoint(node: Node) -> str:
-    return node.address if node.ssh_port == 22 else f"[{node.address}]:{node.ssh_port}"
 
 
 def _connect(pool: Pool, cluster: Cluster) -> None:
@@ -371,7 +369,7 @@ def _bootstrap(
     tell: Tell,
 ) -> tuple[Node, ...]:
     folder = store.folder(cluster.name) / "ssh"
-    key = keys.KeyPair((folder / "mesh").read_text(), (folder / "mesh.pub").read_text().strip())
+    key = keys.pair(folder / "mesh")
     containers = _containers(cluster, folder, key.public)
     # Nodes meet each other where jobs run: at the containers' sshd, where there are any.
     host_keys = {**host_keys, **{name: box.host_key.public for name, box in containers.items()}}
@@ -408,11 +406,9 @@ def _containers(cluster: Cluster, folder: Path, mesh_key: str) -> dict[str, step
         return {}
     found = {}
     for node in cluster.nodes:
-        path = folder / "containers" / node.name
-        public = keys.ensure(path)
         found[node.name] = steps.Container(
             image=steps.image(node, cluster.spec.image),
-            host_key=keys.KeyPair(path.read_text(), public),
+            host_key=keys.pair(folder / "containers" / node.name),
             mesh_key=mesh_key,
             row=catalog.CONTAINER_IMAGES[steps.kind(node)],
         )
@@ -455,19 +451,3 @@ def _missing_gpus(promised: Sequence[Node], found: Sequence[Node]) -> tuple[str,
         if before.accelerator is not Accelerator.NONE and not node.facts.gpus
     ]
     return fold(results)
-
-
-def _check_mesh(pool: Pool, cluster: Cluster) -> None:
-    script = bootstrap.mesh_script(cluster.launcher, cluster.workers)
-    result = pool.transport(cluster.launcher.name).run(
-        "exec /bin/sh -s", stdin=script.encode(), timeout=MESH_TIMEOUT
-    )
-    failures = bootstrap.mesh_failures(result.text)
-    if result.error or not result.ok:
-        failures = (result.error or result.stderr.decode(errors="replace").strip(), *failures)
-    if failures:
-        raise NodeUnreachable(
-            f"the nodes do not all reach each other: {'; '.join(failures)}",
-            hint=f"look for a firewall between them, then run `clusterctl up {cluster.name}` again",
-            transient=True,
-        )

@@ -12,8 +12,10 @@ from typing import Protocol
 
 from clusterctl import assets
 from clusterctl.bootstrap import facts, progress
+from clusterctl.errors import NodeUnreachable
 from clusterctl.keys import KeyPair
-from clusterctl.model import Accelerator, Node, NodeResult
+from clusterctl.model import Accelerator, Cluster, Node, NodeResult
+from clusterctl.transport.pool import Pool
 
 
 class Step(Protocol):
@@ -63,6 +65,7 @@ class Mesh:
     host_keys: Mapping[str, str]
 
 
+MESH_TIMEOUT = 60.0
 MESH_MARK = "@@mesh"
 """Begins the lines of a mesh check that are answers: start files of shells print lines, too."""
 
@@ -153,6 +156,26 @@ def mesh_script(launcher: Node, workers: Sequence[Node]) -> str:
         pairs=list(zip(workers, following, strict=True)),
         mark=MESH_MARK,
     )
+
+
+def check_mesh(pool: Pool, cluster: Cluster, *, what: str, hint: str) -> None:
+    """Raises NodeUnreachable unless the launcher and the workers (`what`) all reach each other."""
+    launcher = cluster.launcher
+    others = [node for node in cluster.workers if node.name != launcher.name]
+    if not others:
+        return
+    result = pool.transport(launcher.name).run(
+        "exec /bin/sh -s", stdin=mesh_script(launcher, others).encode(), timeout=MESH_TIMEOUT
+    )
+    failures = mesh_failures(result.text)
+    if result.error or not result.ok:
+        failures = (result.error or result.stderr.decode(errors="replace").strip(), *failures)
+    if failures:
+        raise NodeUnreachable(
+            f"the {what} do not all reach each other: {'; '.join(failures)}",
+            hint=hint,
+            transient=True,
+        )
 
 
 def mesh_failures(text: str) -> tuple[str, ...]:

@@ -158,13 +158,13 @@ def describe(resources: tuple[Resource, ...], *, ids: bool = True) -> str:
     for item in resources:
         kinds.setdefault(item.kind, []).append(item.id)
     return ", ".join(
-        f"{len(mine)} {kind if len(mine) == 1 else _plural(kind)}"
+        f"{len(mine)} {kind if len(mine) == 1 else plural(kind)}"
         + (f" ({', '.join(mine)})" if ids else "")
         for kind, mine in kinds.items()
     )
 
 
-def _plural(kind: str) -> str:
+def plural(kind: str) -> str:
     return f"{kind}es" if kind.endswith("s") else f"{kind}s"
 
 

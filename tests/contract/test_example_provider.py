@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import cli, providers
+from clusterctl import providers
 from clusterctl.actions import open_store
+from clusterctl.cli import run
 
 pytestmark = [pytest.mark.sshd, pytest.mark.mpi]
 
@@ -23,23 +24,23 @@ def test_a_row_is_all_that_a_provider_takes(
     monkeypatch.chdir(tmp_path)
     if os.geteuid() == 0:
         Path("/run/sshd").mkdir(exist_ok=True)  # compiled into sshd
-    assert cli.run(["up", "--provider", "processes", "--workers", "2"]) == 0
+    assert run(["up", "--provider", "processes", "--workers", "2"]) == 0
     folder = open_store().folder("default")
     try:
         pids = [int(path.read_text()) for path in folder.glob("nodes/*.pid")]
         assert len(pids) == 3
-        assert cli.run(["up"]) == 0, "nothing is made twice"
+        assert run(["up"]) == 0, "nothing is made twice"
         capfd.readouterr()
-        assert cli.run(["run", "--ranks", "4", "reduce_all.py"]) == 0
+        assert run(["run", "--ranks", "4", "reduce_all.py"]) == 0
         assert "ok:" in capfd.readouterr().out
-        assert cli.run(["status", "--live", "--json"]) == 0
+        assert run(["status", "--live", "--json"]) == 0
         told = json.loads(capfd.readouterr().out)
         assert [node["live"].partition(",")[0] for node in told["nodes"]] == ["running"] * 3
         # It has no deadline, and that is said where one is asked for.
-        assert cli.run(["extend", "--ttl", "1h"]) == 2
+        assert run(["extend", "--ttl", "1h"]) == 2
         assert "have no deadline" in capfd.readouterr().err
         assert len(pids) == len(list(folder.glob("nodes/*.pid")))
     finally:
-        assert cli.run(["down", "--discard"]) == 0
+        assert run(["down", "--discard"]) == 0
     assert not folder.exists()
     assert open_store().names() == ()

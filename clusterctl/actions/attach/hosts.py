@@ -34,11 +34,11 @@ from clusterctl.providers.shared.clean_up import key_mark
 from clusterctl.state import ClusterLock, Store
 from clusterctl.state.home import write_atomic
 from clusterctl.transport.fold import fold
+from clusterctl.transport.known_hosts import host_name
 from clusterctl.transport.pool import Pool
 from clusterctl.transport.ssh import SshTransport
 
 INSTALL_TIMEOUT = 900.0
-MESH_TIMEOUT = 60.0
 WANTED = {"mpirun": "openmpi-bin", "python3": "python3"}
 """Commands that most jobs take, with Debian's packages; a host may do without."""
 
@@ -69,8 +69,7 @@ def attach_hosts(store: Store, name: str, machines: Machines, tell: Tell) -> Clu
         before = cluster
         cluster = replace(cluster, nodes=nodes)
         _refuse_to_drop(before, cluster, store)
-        ssh = store.home.make(store.folder(name)) / "ssh"
-        keys.ensure(ssh / "mesh")
+        store.home.make(store.folder(name))
         if cluster.phase is Phase.CREATING:
             # Until they have answered again, the old record knows better where our files are.
             store.save(cluster)
@@ -129,7 +128,7 @@ def _prepare_hosts(
     cluster = replace(cluster, nodes=_meeting(cluster.nodes))
     store.save(cluster)
     mesh = bootstrap.Mesh(
-        key=keys.KeyPair((folder / "mesh").read_text(), (folder / "mesh.pub").read_text().strip()),
+        key=keys.pair(folder / "mesh"),
         nodes=cluster.nodes,
         host_keys=host_keys,
     )
@@ -141,7 +140,13 @@ def _prepare_hosts(
     results = pool.run("exec /bin/sh -s", stdin=scripts, timeout=ASK_TIMEOUT)
     wrong = [NodeResult(node=r.node, error=w) for r in results if (w := bootstrap.problem(r))]
     _all_well("not every host could be made ready", wrong, BootstrapError)
-    _check_mesh(pool, cluster)
+    bootstrap.check_mesh(
+        pool,
+        cluster,
+        what="hosts",
+        hint="look for a firewall between them, and whether their sshd reads"
+        " ~/.ssh/authorized_keys",
+    )
     check_ports(pool, cluster)
     _pin(store, cluster, host_keys)
     return cluster
@@ -285,33 +290,12 @@ def _meeting(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     )
 
 
-def _check_mesh(pool: Pool, cluster: Cluster) -> None:
-    launcher = cluster.launcher
-    others = [node for node in cluster.workers if node.name != launcher.name]
-    if not others:
-        return
-    script = bootstrap.mesh_script(launcher, others)
-    result = pool.transport(launcher.name).run(
-        "exec /bin/sh -s", stdin=script.encode(), timeout=MESH_TIMEOUT
-    )
-    failures = bootstrap.mesh_failures(result.text)
-    if result.error or not result.ok:
-        failures = (last_line(result), *failures)
-    if failures:
-        raise NodeUnreachable(
-            f"the hosts do not all reach each other: {'; '.join(failures)}",
-            hint="look for a firewall between them, and whether their sshd reads"
-            " ~/.ssh/authorized_keys",
-            transient=True,
-        )
-
-
 def _pin(store: Store, cluster: Cluster, host_keys: Mapping[str, str]) -> None:
     """From now on these keys and no others, whatever becomes of the user's known_hosts."""
-    lines = []
-    for node in cluster.nodes:
-        name = node.address if node.ssh_port in (0, 22) else f"[{node.address}]:{node.ssh_port}"
-        lines.append(f"{name} {host_keys[node.name]}\n")
+    lines = [
+        f"{host_name(node.address, node.ssh_port or 22)} {host_keys[node.name]}\n"
+        for node in cluster.nodes
+    ]
     write_atomic(store.folder(cluster.name) / "ssh" / "known_hosts", "".join(lines).encode())
 
 

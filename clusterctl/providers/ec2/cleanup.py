@@ -10,7 +10,7 @@ from typing import Any
 
 from clusterctl.errors import LeftoverError, ProviderError
 from clusterctl.providers.ec2.api import Api, Instance
-from clusterctl.providers.protocol import OnEvent, Resource, describe
+from clusterctl.providers.protocol import OnEvent, Resource, describe, plural
 
 TAG, NAME_TAG, NODE_TAG = "clusterctl:cluster", "clusterctl:name", "clusterctl:node"
 LIMIT = 600.0
@@ -27,104 +27,75 @@ def tagged(cluster_id: str) -> dict[str, Any]:
     return {"Name": f"tag:{TAG}", "Values": [cluster_id]}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """How to find and remove things of one kind. `id` is the field that names them."""
+    """How to find and remove things of one kind. AWS's names of it follow from `name`, with few
+    exceptions."""
 
     name: str
-    action: str
-    key: str
-    id: str
-    remove: str
-    argument: str
+    aws_name: str = ""
+    answer: str = ""
+    field: str = ""
+    """That says which it is, where it is not `NameId`."""
+    verb: str = "delete"
     many: bool = False
+    """Removed by a list of ids."""
     by_vpc: str = ""
     """Filter that finds untagged ones in a VPC of ours."""
     gone: tuple[str, ...] = ()
     """States in which it is no longer there."""
 
+    @property
+    def _words(self) -> list[str]:
+        return (self.aws_name or self.name.lower()).split()
+
+    @property
+    def key(self) -> str:
+        """Of the list in an answer."""
+        return self.answer or plural("".join(word.capitalize() for word in self._words))
+
+    @property
+    def action(self) -> str:
+        return f"describe_{plural('_'.join(self._words))}"
+
+    @property
+    def id(self) -> str:
+        return self.field or "".join(word.capitalize() for word in (*self._words, "id"))
+
+    @property
+    def remove(self) -> str:
+        words = "_".join(self._words)
+        return f"{self.verb}_{plural(words) if self.many else words}"
+
 
 KINDS = (
     # In the order in which they can be removed.
     Kind(
-        "spot request",
-        "describe_spot_instance_requests",
-        "SpotInstanceRequests",
-        "SpotInstanceRequestId",
-        "cancel_spot_instance_requests",
-        "SpotInstanceRequestIds",
+        name="spot request",
+        aws_name="spot instance request",
+        verb="cancel",
         many=True,
         gone=("cancelled", "closed", "failed"),
     ),
     Kind(
-        "instance",
-        "describe_instances",
-        "Reservations",
-        "InstanceId",
-        "terminate_instances",
-        "InstanceIds",
+        name="instance",
+        answer="Reservations",
+        verb="terminate",
         many=True,
         by_vpc="vpc-id",
         gone=("terminated",),
     ),
-    Kind("address", "describe_addresses", "Addresses", "AllocationId", "release_address", ""),
-    Kind("volume", "describe_volumes", "Volumes", "VolumeId", "delete_volume", ""),
-    Kind(
-        "network interface",
-        "describe_network_interfaces",
-        "NetworkInterfaces",
-        "NetworkInterfaceId",
-        "delete_network_interface",
-        "",
-        by_vpc="vpc-id",
-    ),
-    Kind(
-        "launch template",
-        "describe_launch_templates",
-        "LaunchTemplates",
-        "LaunchTemplateId",
-        "delete_launch_template",
-        "",
-    ),
-    Kind(
-        "placement group",
-        "describe_placement_groups",
-        "PlacementGroups",
-        "GroupName",
-        "delete_placement_group",
-        "",
-        gone=("deleted", "deleting"),
-    ),
-    Kind("key pair", "describe_key_pairs", "KeyPairs", "KeyName", "delete_key_pair", ""),
-    Kind(
-        "security group",
-        "describe_security_groups",
-        "SecurityGroups",
-        "GroupId",
-        "delete_security_group",
-        "",
-        by_vpc="vpc-id",
-    ),
-    Kind(
-        "internet gateway",
-        "describe_internet_gateways",
-        "InternetGateways",
-        "InternetGatewayId",
-        "delete_internet_gateway",
-        "",
-        by_vpc="attachment.vpc-id",
-    ),
-    Kind("subnet", "describe_subnets", "Subnets", "SubnetId", "delete_subnet", "", by_vpc="vpc-id"),
-    Kind(
-        "route table",
-        "describe_route_tables",
-        "RouteTables",
-        "RouteTableId",
-        "delete_route_table",
-        "",
-        by_vpc="vpc-id",
-    ),
-    Kind("VPC", "describe_vpcs", "Vpcs", "VpcId", "delete_vpc", ""),
+    Kind(name="address", field="AllocationId", verb="release"),
+    Kind(name="volume"),
+    Kind(name="network interface", by_vpc="vpc-id"),
+    Kind(name="launch template"),
+    Kind(name="placement group", field="GroupName", gone=("deleted", "deleting")),
+    Kind(name="key pair", field="KeyName"),
+    Kind(name="security group", field="GroupId", by_vpc="vpc-id"),
+    Kind(name="internet gateway", by_vpc="attachment.vpc-id"),
+    Kind(name="subnet", by_vpc="vpc-id"),
+    Kind(name="route table", by_vpc="vpc-id"),
+    Kind(name="VPC"),
 )
 
 
@@ -254,7 +225,7 @@ def _remove(api: Api, items: list[tuple[Kind, dict[str, Any], Resource]]) -> str
             continue  # refused anyway until they are gone
         try:
             if kind.many:
-                api.call(kind.remove, **{kind.argument: [left.id for _, left in mine]})
+                api.call(kind.remove, **{f"{kind.id}s": [left.id for _, left in mine]})
                 continue
         except ProviderError as error:
             why = error.message

@@ -72,10 +72,9 @@ class HostKeys:
             fresh = name not in living
             if fresh and name in known and known[name] != (_public(path),):
                 self._drop_boot(name)
-            public = keys.ensure(path)
+            pairs[name] = keys.pair(path)
             if fresh:
-                known[name] = (public,)
-            pairs[name] = keys.KeyPair(path.read_text(), public)
+                known[name] = (pairs[name].public,)
         self._save(known)
         return pairs
 
