@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,9 @@ import pytest
 from clusterctl import assets, launch
 from clusterctl.jobs import control, stage
 from clusterctl.jobs.start import node_files, put
-from tests.unit.making import job, request
+from clusterctl.model import JobState, Role
+from clusterctl.transport.pool import Pool
+from tests.unit.making import cluster, job, node, request
 from tests.unit.scripts import sweep
 from tests.unit.staged import Staged, lab
 
@@ -150,3 +153,17 @@ def test_secrets_that_are_forgotten_are_gone_from_memory_too(here: Staged, tmp_p
         control.forget(job(here.where, id=7), here.where, pool)
     assert not kept[1].is_symlink()
     assert not where[1].exists()
+
+
+def test_a_job_that_the_queue_never_had_leaves_no_secrets(tmp_path: Path) -> None:
+    login = node("login", address="", root=str(tmp_path), role=Role.LOGIN)
+    where = cluster(login, provider="slurm")
+    env = tmp_path / "jobs" / "7" / "env"
+    env.parent.mkdir(parents=True)
+    env.write_text("TOKEN=secret")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "survey").write_text("echo @@job 7; echo unsubmitted 130\n")
+    with Pool(where.nodes, identity=None, known_hosts=tmp_path / "known_hosts") as pool:
+        found = control.refresh(replace(job(), scheduler="slurm"), where, pool)
+    assert found.state is JobState.LOST
+    assert not env.exists()
