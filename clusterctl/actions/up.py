@@ -13,7 +13,7 @@ from clusterctl import assets, bootstrap, catalog, keys, providers
 from clusterctl.actions import Tell, check_name, connected, made_by_us, prove, shrink
 from clusterctl.actions.down import finish_down, orphans
 from clusterctl.bootstrap import steps
-from clusterctl.bootstrap.progress import Progress
+from clusterctl.bootstrap.progress import StepReporter
 from clusterctl.errors import (
     BootstrapError,
     ClusterctlError,
@@ -184,13 +184,8 @@ def _build(recipes: Sequence[str], tell: Tell) -> None:
 
 def _old(store: Store, spec: ClusterSpec) -> Cluster | None:
     """The record of the cluster of that name, if there is one; UsageError for an attached one."""
-    try:
-        old = store.cluster(spec.name)
-    except RecordError:
-        if (store.folder(spec.name) / "cluster.json").exists():
-            raise
-        return None
-    return made_by_us(old)
+    old = store.find(spec.name)
+    return made_by_us(old) if old else None
 
 
 def complete(spec: ClusterSpec, old: Cluster | None) -> ClusterSpec:
@@ -379,7 +374,7 @@ def _bootstrap(
         for node in cluster.nodes
     }
 
-    with Progress(tell) as progress:
+    with StepReporter(tell) as progress:
         results = pool.run(
             "exec /bin/sh -s",
             stdin=scripts,

@@ -17,7 +17,7 @@ PAUSE = 0.5
 """Seconds between two looks: what many nodes begin in between is one line."""
 
 
-class Progress:
+class StepReporter:
     """A context manager. `hear` takes what the nodes print, from any thread; `tell` gets lines such
     as `worker-[1-8]: Docker`. A node that has all it needs already is not spoken of."""
 
@@ -57,7 +57,7 @@ class Progress:
         for what, nodes in news.items():
             self._tell(f"{ranges(nodes)}: {what}")
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> StepReporter:
         self._thread.start()
         return self
 

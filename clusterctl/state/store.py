@@ -59,6 +59,10 @@ class Store:
             hint=f"clusters here: {', '.join(names)}" if names else "`clusterctl up` makes one",
         )
 
+    def find(self, name: str) -> Cluster | None:
+        """The same, or None where there is no record."""
+        return self.cluster(name) if (self.folder(name) / "cluster.json").exists() else None
+
     def save(self, cluster: Cluster) -> None:
         folder = self.home.make(self.folder(cluster.name))
         write_atomic(folder / "cluster.json", _encode(cluster))

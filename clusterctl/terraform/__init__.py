@@ -11,7 +11,7 @@ from clusterctl.terraform.events import (
     Event,
     Outputs,
     Planned,
-    Progress,
+    ResourceChange,
     TerraformError,
     parse,
 )
@@ -26,7 +26,7 @@ __all__ = [
     "Interrupted",
     "Outputs",
     "Planned",
-    "Progress",
+    "ResourceChange",
     "Seed",
     "Terraform",
     "TerraformError",

@@ -11,7 +11,7 @@ from clusterctl.errors import ProviderError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class ResourceChange:
     """One resource: `state` is start, progress, complete or errored; `seconds` since its start."""
 
     address: str
@@ -49,7 +49,7 @@ class Outputs:
     values: Mapping[str, Any]
 
 
-Event = Progress | Diagnostic | Planned | Outputs
+Event = ResourceChange | Diagnostic | Planned | Outputs
 
 
 class TerraformError(ProviderError):
@@ -87,7 +87,7 @@ def _event(event: Any) -> Event | None:
         return Planned(address=change["resource"]["addr"], action=change["action"])
     if kind in ("apply_start", "apply_progress", "apply_complete", "apply_errored"):
         hook = event["hook"]
-        return Progress(
+        return ResourceChange(
             address=hook["resource"]["addr"],
             action=hook.get("action", ""),
             state=kind.removeprefix("apply_"),

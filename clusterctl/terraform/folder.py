@@ -15,7 +15,7 @@ from clusterctl.terraform.events import (
     Diagnostic,
     Event,
     Outputs,
-    Progress,
+    ResourceChange,
     TerraformError,
     first_line,
     parse,
@@ -58,11 +58,11 @@ class Listener:
             self.diagnostics.append(event)
         if isinstance(event, Outputs):
             self.outputs.update(event.values)
-        if isinstance(event, Progress):
+        if isinstance(event, ResourceChange):
             self._keep_up(event)
         self.on_event(event)
 
-    def _keep_up(self, event: Progress) -> None:
+    def _keep_up(self, event: ResourceChange) -> None:
         if event.action == "create" and event.state in ("start", "complete"):
             made = event.state == "complete"
             self.existing[event.address] = event.id if made else "being made"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from clusterctl.bootstrap.progress import Progress
+from clusterctl.bootstrap.progress import StepReporter
 
 
 def test_equal_steps_of_many_nodes_are_one_line() -> None:
     told: list[str] = []
-    with Progress(told.append, pause=60) as progress:
+    with StepReporter(told.append, pause=60) as progress:
         for name in ("launcher", "worker-1", "worker-2"):
             progress.hear(name, b"@@step the nodes by name\n")
         progress.hear("worker-1", b"@@step the image ")
@@ -22,7 +22,7 @@ def test_equal_steps_of_many_nodes_are_one_line() -> None:
 
 def test_a_node_that_has_all_it_needs_is_not_spoken_of() -> None:
     told: list[str] = []
-    with Progress(told.append, pause=60) as progress:
+    with StepReporter(told.append, pause=60) as progress:
         progress.hear("worker-1", b"@@fact hostname\nip-10-0-0-1\n@@fact end\n")
     assert told == []
 
@@ -32,6 +32,6 @@ def test_it_is_told_before_all_is_over() -> None:
     import threading
 
     told = threading.Event()
-    with Progress(lambda line: told.set()) as progress:
+    with StepReporter(lambda line: told.set()) as progress:
         progress.hear("worker-1", b"@@step Docker\n")
         assert told.wait(20)

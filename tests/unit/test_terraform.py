@@ -16,7 +16,7 @@ import pytest
 
 from clusterctl import process, terraform
 from clusterctl.errors import ProviderError
-from clusterctl.terraform import Binary, Diagnostic, Outputs, Planned, Progress, Terraform
+from clusterctl.terraform import Binary, Diagnostic, Outputs, Planned, ResourceChange, Terraform
 from clusterctl.terraform.folder import Listener
 
 
@@ -33,7 +33,7 @@ from clusterctl.terraform.folder import Listener
         (
             '{"type":"apply_complete","hook":{"resource":{"addr":"aws_vpc.this"},"action":"create",'
             '"id_value":"vpc-1","elapsed_seconds":3}}',
-            Progress(
+            ResourceChange(
                 address="aws_vpc.this", action="create", state="complete", seconds=3.0, id="vpc-1"
             ),
         ),

@@ -19,12 +19,7 @@ ASK_TIMEOUT = 120.0
 
 def new_record(store: Store, name: str, provider: str, count: int, identity: str) -> Cluster:
     """The record to attach to: a new one, or the one that an earlier `attach` has made."""
-    try:
-        old = store.cluster(name)
-    except RecordError:
-        if (store.folder(name) / "cluster.json").exists():
-            raise
-        old = None
+    old = store.find(name)
     if old and old.spec.provider != provider:
         raise RecordError(
             f"cluster {name!r} exists ({old.spec.provider})",

@@ -9,9 +9,10 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from clusterctl.providers.ec2 import failures
 
@@ -75,30 +76,19 @@ LIVING = ("pending", "running", "stopping", "stopped", "shutting-down")
 T = TypeVar("T")
 
 
-class Later(Generic[T]):
-    """An answer that is asked for in the background: most of a question to AWS is waiting."""
+def ask(question: Callable[[], T]) -> Future[T]:
+    """Its answer, asked for in the background: most of a question to AWS is waiting. Not by an
+    executor, whose threads Python waits for at its end, however long AWS is silent."""
+    future: Future[T] = Future()
 
-    def __init__(self, ask: Callable[[], T]) -> None:
-        self._ask = ask
-        self._answer: list[T] = []
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True, name="ask")
-        self._thread.start()
-
-    def _run(self) -> None:
+    def run() -> None:
         try:
-            self._answer.append(self._ask())
+            future.set_result(question())
         except BaseException as error:
-            self._error = error
+            future.set_exception(error)
 
-    def get(self, timeout: float | None = None) -> T:
-        """The answer, or what asking raised. TimeoutError after `timeout` seconds."""
-        self._thread.join(timeout)
-        if self._error is not None:
-            raise self._error
-        if not self._answer:
-            raise TimeoutError
-        return self._answer[0]
+    threading.Thread(target=run, daemon=True, name="ask").start()
+    return future
 
 
 class Api:

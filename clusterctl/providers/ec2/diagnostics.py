@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from concurrent import futures
+from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar
 
 from clusterctl import catalog
 from clusterctl.errors import ProviderError
 from clusterctl.providers.ec2 import preflight
-from clusterctl.providers.ec2.api import Api, InstanceType, Later, default_region
+from clusterctl.providers.ec2.api import Api, InstanceType, ask, default_region
 from clusterctl.providers.protocol import Finding
 
 LIMIT = 12.0
@@ -34,12 +36,12 @@ class _Asked:
         self._end = end
         self.wrong: Finding | None = None
 
-    def get(self, later: Later[T]) -> T | None:
+    def get(self, future: Future[T]) -> T | None:
         try:
-            return later.get(max(0.1, self._end - time.monotonic()))
+            return future.result(max(0.1, self._end - time.monotonic()))
         except ProviderError as error:
             self.wrong = Finding("warning", self._subject, error.message, error.hint)
-        except TimeoutError:
+        except futures.TimeoutError:
             self.wrong = Finding(
                 "warning",
                 self._subject,
@@ -53,24 +55,24 @@ def findings() -> tuple[Finding, ...]:
     """Credentials; then every quota, and for every family its zones and its machine image."""
     end = time.monotonic() + LIMIT
     asked = _Asked("AWS", end)
-    region = asked.get(Later(default_region))
+    region = asked.get(ask(default_region))
     api = Api(region or "", hurried=True)
-    account = asked.get(Later(api.account)) if region else None
+    account = asked.get(ask(api.account)) if region else None
     if account is None:
         assert asked.wrong
         return (_needed(asked.wrong),)
     names = {row.instance_type for row in catalog.FAMILIES.values()} | {catalog.LAUNCHER_TYPE}
-    types = Later(partial(api.instance_types, names))
-    used = Later(lambda: preflight.used(api, api.instances(states=("pending", "running"))))
+    types = ask(partial(api.instance_types, names))
+    used = ask(lambda: preflight.used(api, api.instances(states=("pending", "running"))))
     rows: list[Callable[[], Finding]] = []
     for quota in catalog.QUOTAS:
         if any(catalog.quota(name) == quota for name in names):
-            limit = Later(partial(api.quota, quota.on_demand))
+            limit = ask(partial(api.quota, quota.on_demand))
             rows.append(partial(_quota, api, quota, limit, types, used, end))
     for family in catalog.FAMILIES.values():
-        zones = Later(partial(api.zones, (family.instance_type, catalog.LAUNCHER_TYPE)))
+        zones = ask(partial(api.zones, (family.instance_type, catalog.LAUNCHER_TYPE)))
         image = catalog.MACHINE_IMAGES[family.image]
-        found = Later(partial(api.image, image.owner, image.name))
+        found = ask(partial(api.image, image.owner, image.name))
         rows.append(partial(_family, api, family, zones, found, end))
     return (Finding("ok", "AWS", f"account {account}, {api.region}"), *(row() for row in rows))
 
@@ -83,9 +85,9 @@ def _needed(finding: Finding) -> Finding:
 def _quota(
     api: Api,
     quota: catalog.Quota,
-    limit: Later[float],
-    types: Later[dict[str, InstanceType]],
-    used: Later[dict[str, int]],
+    limit: Future[float],
+    types: Future[dict[str, InstanceType]],
+    used: Future[dict[str, int]],
     end: float,
 ) -> Finding:
     """Whether the largest of the default clusters that count towards it would fit."""
@@ -119,8 +121,8 @@ def _defaults(quota: catalog.Quota, known: dict[str, InstanceType]) -> Iterable[
 def _family(
     api: Api,
     family: catalog.Family,
-    zones: Later[tuple[str, ...]],
-    image: Later[str],
+    zones: Future[tuple[str, ...]],
+    image: Future[str],
     end: float,
 ) -> Finding:
     subject = f"EC2 {family.name}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
@@ -12,7 +13,7 @@ from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import Cluster, ClusterSpec
 from clusterctl.providers.ec2 import cleanup, update_rules
 from clusterctl.providers.ec2 import spec as layout
-from clusterctl.providers.ec2.api import Api, Instance, InstanceType, Later
+from clusterctl.providers.ec2.api import Api, Instance, InstanceType, ask
 from clusterctl.providers.ec2.spec import LAUNCHER, Machine
 
 Tell = Callable[[str], None]
@@ -41,23 +42,23 @@ def survey(
     if options.cloud.spot_fallback and not options.cloud.spot:
         tell("--spot-fallback does nothing without --spot: the workers are on-demand")
     # Asked at the same time; what is wrong is said in the order in which it matters.
-    account = Later(api.account)
-    known = Later(lambda: _types(api, options))
-    running = Later(lambda: api.instances(states=("pending", "running")))
-    zones = Later(lambda: (zone,) if present and zone else _zones(api, options))
-    by_account = account.get()
-    types = known.get()
+    account = ask(api.account)
+    known = ask(lambda: _types(api, options))
+    running = ask(lambda: api.instances(states=("pending", "running")))
+    zones = ask(lambda: (zone,) if present and zone else _zones(api, options))
+    by_account = account.result()
+    types = known.result()
     makers = {name: kind.gpu_maker for name, kind in types.items()}
     machines = layout.machines(options, makers, layout.present(present))
     _efa(api, options, types)
-    amis = Later(lambda: _amis(api, options, machines))
+    amis = ask(lambda: _amis(api, options, machines))
     _quotas(api, options, machines, types, present, running, tell)
     return Survey(
         account=by_account,
         machines=machines,
         types=types,
-        zones=zones.get(),
-        amis=amis.get(),
+        zones=zones.result(),
+        amis=amis.result(),
         placement=frozenset(name for name, kind in types.items() if kind.clusters),
     )
 
@@ -119,7 +120,7 @@ def _quotas(
     machines: Sequence[Machine],
     types: Mapping[str, InstanceType],
     present: Mapping[str, str],
-    running: Later[list[Instance]],
+    running: Future[list[Instance]],
     tell: Tell,
 ) -> None:
     """Every quota that the new machines count towards, against what runs in the account."""
@@ -136,11 +137,11 @@ def _quotas(
         needed[key] = needed.get(key, 0) + types[machine.instance_type].vcpus
     if not needed:
         return
-    limits = {code: Later(partial(api.quota, code)) for _, code in needed}
+    limits = {code: ask(partial(api.quota, code)) for _, code in needed}
     taken_by_code = _used(api, running, tell)
     for (name, code), vcpus in needed.items():
         try:
-            limit = limits[code].get()
+            limit = limits[code].result()
         except ProviderError as error:
             tell(f"the quota {name} is not known: {error.message}")
             continue
@@ -165,9 +166,9 @@ def _on_demand(name: str) -> str:
     return f"Running On-Demand {name} instances"
 
 
-def _used(api: Api, running: Later[list[Instance]], tell: Tell) -> dict[str, int]:
+def _used(api: Api, running: Future[list[Instance]], tell: Tell) -> dict[str, int]:
     try:
-        return used(api, running.get())
+        return used(api, running.result())
     except ProviderError as error:
         tell(f"what runs in your account is not known: {error.message}")
         return {}

@@ -10,7 +10,7 @@ from functools import partial
 from clusterctl import catalog
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import Charge
-from clusterctl.providers.ec2.api import Api, Later
+from clusterctl.providers.ec2.api import Api, ask
 from clusterctl.providers.ec2.spec import LAUNCHER, Machine
 
 ADDRESS, DISK = "public IPv4", "gp3 GiB-month"
@@ -41,7 +41,7 @@ def quotes(
     found: dict[str, Quote] = {}
     told = False
     asked = {
-        kind: Later(
+        kind: ask(
             partial(api.spot_price, kind, zone) if kind in spots else partial(api.price, kind)
         )
         for kind in dict.fromkeys(types)
@@ -50,7 +50,7 @@ def quotes(
         live: float | None = None
         source = "AWS spot price" if kind in spots else "AWS price list"
         try:
-            live = answer.get()
+            live = answer.result()
         except ProviderError as error:
             if not told:
                 tell(f"prices from the package's table: {error.message}")

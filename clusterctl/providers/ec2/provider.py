@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from clusterctl.providers.ec2 import (
     update_rules,
 )
 from clusterctl.providers.ec2 import spec as layout
-from clusterctl.providers.ec2.api import Api, Instance, Later, default_region
+from clusterctl.providers.ec2.api import Api, Instance, ask, default_region
 from clusterctl.providers.ec2.attempts import Order, make
 from clusterctl.providers.ec2.preflight import Survey
 from clusterctl.providers.ec2.provider_state import ProviderState
@@ -53,7 +54,7 @@ class _Begun:
     """What goes on beside the preflight."""
 
     seed: terraform.Seed
-    address: Later[str]
+    address: Future[str]
     """This machine's, as the internet sees it; "" where nobody has to know."""
 
 
@@ -155,7 +156,7 @@ class Ec2Provider:
         known = provider_state.load(folder)
         state = known or ProviderState(id=cluster.id, region=api.region)
         state.ssh_cidr = ssh_cidr.resolve(
-            options.cloud.ssh_cidr, state.ssh_cidr, planned.begun.address.get, on_event
+            options.cloud.ssh_cidr, state.ssh_cidr, planned.begun.address.result, on_event
         )
         runner.copy(_module())
         runner.init(planned.begun.seed)
@@ -284,7 +285,7 @@ def _begin(home: Home, binary: terraform.Binary, options: ClusterSpec) -> _Begun
     """Lets Terraform fetch its provider while AWS is asked whether there is anything to make."""
     seed = terraform.Seed(_module(), binary, home.make(_plugins(home.path)))
     seed.begin()
-    return _Begun(seed, Later(lambda: "" if options.cloud.ssh_cidr else ssh_cidr.my_address()))
+    return _Begun(seed, ask(lambda: "" if options.cloud.ssh_cidr else ssh_cidr.my_address()))
 
 
 def _replan(cluster: Cluster, folder: Path, tell: OnEvent) -> _Planned:

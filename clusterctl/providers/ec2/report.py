@@ -16,7 +16,7 @@ def reporter(tell: Callable[[str], None]) -> Callable[[terraform.Event], None]:
     """Says what happens to each machine, and that the rest is made, in one line each."""
 
     def report(event: terraform.Event) -> None:
-        if isinstance(event, terraform.Progress):
+        if isinstance(event, terraform.ResourceChange):
             machine = node(event.address)
             what = machine or event.address
             words = {

@@ -42,7 +42,7 @@ class Host:
 
 
 @dataclass(slots=True)
-class _Line:
+class _Entry:
     """A line with what it says, before groups have had their say."""
 
     where: str
@@ -109,9 +109,9 @@ def _role(host: Host, index: int, chosen: Host | None) -> Role:
 
 def _read(
     text: str, source: str
-) -> tuple[list[_Line], dict[str, dict[str, str]], dict[str, set[str]]]:
+) -> tuple[list[_Entry], dict[str, dict[str, str]], dict[str, set[str]]]:
     """Host lines with their groups, variables by group, and each group's parents."""
-    lines: list[_Line] = []
+    lines: list[_Entry] = []
     variables: dict[str, dict[str, str]] = {}
     parents: dict[str, set[str]] = {}
     section, kind = "", ""
@@ -137,7 +137,7 @@ def _read(
                 if len(lines) == MOST:
                     raise UsageError(f"{where}: over {MOST} hosts", hint="is the range right?")
                 values = _values(words[1:], where, raw)
-                lines.append(_Line(where, name, values, {section} if section else set()))
+                lines.append(_Entry(where, name, values, {section} if section else set()))
     return lines, variables, parents
 
 
@@ -216,7 +216,7 @@ _ALIASES = {
 }
 
 
-def _host(line: _Line, values: dict[str, str]) -> Host:
+def _host(line: _Entry, values: dict[str, str]) -> Host:
     said: dict[str, str] = {}
     for key, value in values.items():
         name = _ALIASES.get(key, key)
