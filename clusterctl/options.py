@@ -12,6 +12,7 @@ import copy
 import os
 import re
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, overload
 
@@ -19,6 +20,8 @@ from clusterctl.errors import UsageError
 from clusterctl.scope import Limit
 
 T = TypeVar("T")
+Check = Callable[[Any, str], Any]
+"""Makes the value of a text, or raises UsageError; it is told what to call the option."""
 Given = TypeVar("Given", bound="Verb")
 
 DEFAULT_NAME = "default"
@@ -29,12 +32,12 @@ MAX_TTL = 30 * 86400.0
 
 
 class Group(NamedTuple):
-    """Options under one heading, with what most of them have in common. `into`: whose fields they
-    are (see `Verb.into`)."""
+    """Options under one heading, with what most of them have in common. `native`: they go to the
+    batch system as they are."""
 
     heading: str
     limits: tuple[Limit, ...] = ()
-    into: str = ""
+    native: bool = False
     lead: str = ""
     """What the help says before those that have no help of their own."""
 
@@ -44,7 +47,6 @@ class Option(Generic[T]):
 
     Args:
         empty: The value where none is given.
-        check: Makes the value of a text, or raises UsageError; it is told what to call the option.
         many: May be repeated; `words`: how many words a value has.
         env: A variable beside the usual CLUSTERCTL_VERB_OPTION.
         old: A former key in settings files.
@@ -58,11 +60,10 @@ class Option(Generic[T]):
         metavar: str = "",
         *,
         empty: T,
-        check: Callable[[Any, str], Any] = lambda text, option: text,
+        check: Check = lambda text, option: text,
         many: bool = False,
         words: int = 1,
         limits: Limit | tuple[Limit, ...] | None = None,
-        into: str | None = None,
         env: str = "",
         old: str = "",
     ) -> None:
@@ -71,7 +72,6 @@ class Option(Generic[T]):
         self.metavar, self.many, self.words, self.env, self.old = metavar, many, words, env, old
         own = (limits,) if isinstance(limits, Limit) else limits
         self.limits = group.limits if own is None else own
-        self.into = group.into if into is None else into
         self.is_flag = empty is False
         self.separator = os.pathsep if check is path else None
         """Between the values in a variable; None: blanks."""
@@ -237,8 +237,10 @@ def text(flags: str, group: Group, help: str = "", metavar: str = "", **more: An
     return Option(flags, group, help, metavar, empty="", **more)
 
 
-def choice(flags: str, group: Group, help: str, *known: str, **more: Any) -> Option[str]:
-    return Option(flags, group, help, "|".join(known), empty="", check=one_of(*known), **more)
+def choice(
+    flags: str, group: Group, help: str, *known: str, empty: str = "", **more: Any
+) -> Option[str]:
+    return Option(flags, group, help, "|".join(known), empty=empty, check=one_of(*known), **more)
 
 
 def texts(
@@ -262,29 +264,13 @@ def files(flags: str, group: Group, help: str) -> Option[tuple[Path, ...]]:
     return Option(flags, group, help, "FILE", empty=(), many=True, check=path)
 
 
-def number(
-    flags: str,
-    group: Group,
-    help: str,
-    metavar: str = "N",
-    *,
-    least: int = 1,
-    most: int = 1_000_000_000,
-    **more: Any,
-) -> Option[int]:
-    """0 where none is given."""
-    return Option(flags, group, help, metavar, empty=0, check=whole(least, most), **more)
+def number(flags: str, group: Group, help: str, metavar: str = "N", **more: Any) -> Option[int]:
+    """A whole number, at least 1 unless another check is given; 0 where there is none."""
+    return Option(flags, group, help, metavar, empty=0, **{"check": whole(1), **more})
 
 
 def amount(
-    flags: str,
-    group: Group,
-    help: str,
-    metavar: str,
-    check: Callable[[str, str], float],
-    *,
-    empty: float = 0.0,
-    **more: Any,
+    flags: str, group: Group, help: str, metavar: str, check: Check, empty: float = 0.0, **more: Any
 ) -> Option[float]:
     """A number with a fraction: of seconds, of dollars."""
     return Option(flags, group, help, metavar, empty=empty, check=check, **more)
@@ -299,11 +285,9 @@ GENERAL, ARGUMENTS = Group("General options"), Group("Arguments")
 class Verb:
     """What every verb has: its options, in the order of its help, and their values."""
 
-    heading: ClassVar[str] = ""
-    module: ClassVar[str] = ""
-    """The one of `clusterctl.cli` that has its function."""
-    function: ClassVar[str] = ""
-    """Its name, if it is not the verb's."""
+    heading: ClassVar[str]
+    module: ClassVar[str]
+    function: ClassVar[str]
     examples: ClassVar[tuple[str, ...]] = ()
     ends_at_argument: ClassVar[bool] = False
     """Options after the first argument are not ours."""
@@ -313,6 +297,11 @@ class Verb:
     json = flag("--json", GENERAL, "Print one JSON document on stdout")
     quiet = flag("-q --quiet", GENERAL, "Hide progress messages")
     verbose = flag("-v --verbose", GENERAL, "Show more detail on stderr")
+
+    def __init_subclass__(cls, heading: str = "", module: str = "", function: str = "") -> None:
+        """`module`: the one of `clusterctl.cli` that has the verb's function; `function`: its name,
+        if it is not the verb's."""
+        cls.heading, cls.module, cls.function = heading, module, function
 
     def __init__(
         self, values: Mapping[str, Any], typed: Collection[str], settings: Mapping[str, str]
@@ -351,13 +340,11 @@ class Verb:
             end += cls.width(words[end])
         return end
 
-    def into(self, name: str) -> dict[str, Any]:
-        """What was given of the options that are fields of `name`, by field."""
-        return {
-            option.attribute: self.values[key]
-            for key, option in self.options().items()
-            if option.into == name and self.values[key]
-        }
+    def into(self, spec: type[Any]) -> dict[str, Any]:
+        """What was given of the options that are fields of a dataclass, by their names."""
+        names = {field.name for field in fields(spec)}
+        given = ((item.attribute, self.values[key]) for key, item in self.options().items())
+        return {name: value for name, value in given if value and name in names}
 
     def within(
         self: Given, circumstances: Collection[str], note: Callable[[str], None], place: str = ""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-LEAVE_OUT = "leave it out"
+LEAVE_OUT, ONE_OF_TWO = "leave it out", "leave one of the two out"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,20 +52,18 @@ EC2 = _only("ec2", says="works only with EC2", hint="add --provider ec2, or leav
 DOCKER = _only(
     "docker", says="works only with Docker nodes", hint="add --provider docker, or leave it out"
 )
-IMAGE = _only(
-    *("docker", "ec2"),
-    says="works only with Docker and EC2",
-    hint="add --provider docker or ec2, or leave it out",
-)
 RUNTIME = Limit(
     only=frozenset({"ec2"}),
     says="works only with EC2",
     instead={"docker": "leave it out; --image chooses what the containers are made from"},
 )
-CONTAINERS = _never(
-    "host",
-    says="needs containers, which --runtime host does not use",
-    hint="leave one of the two out",
+IMAGE = (
+    _only(
+        *("docker", "ec2"),
+        says="works only with Docker and EC2",
+        hint="add --provider docker or ec2, or leave it out",
+    ),
+    _never("host", says="needs containers, which --runtime host does not use", hint=ONE_OF_TWO),
 )
 
 DIRECT = _only(
@@ -88,7 +86,7 @@ NODES = Limit(
 STAGED = _never(
     "interactive",
     says="has no effect with --interactive, which stages and records nothing",
-    hint="leave one of the two out",
+    hint=ONE_OF_TWO,
 )
 SUPERVISED = _never(
     "emit",
@@ -124,7 +122,7 @@ HOSTS = _only(
 WITH_JSON = _only("json", says="works only with --json", hint="add --json, or leave it out")
 NO_JSON = _only(says="has no effect with `data index`, whose program writes a file")
 NOT_ADOPT = _never("adopt", says="cannot be combined with --adopt, which already names the cluster")
-PUSHED = _never("no-push", says="has no effect with --no-push", hint="leave one of the two out")
+PUSHED = _never("no-push", says="has no effect with --no-push", hint=ONE_OF_TWO)
 ONLY_LOCAL_DATA = _only(says="has no effect: this command works on this machine")
 BUILT_HERE = _only(says="has no effect: images are built on this machine")
 ONLY_THIS_MACHINE = _only(

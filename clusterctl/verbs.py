@@ -43,42 +43,34 @@ DATA = "Data sets and images"
 
 OPTIONS = Group("Options")
 YES = flag("-y --yes", GENERAL, "Do not ask for confirmation")
-JSON_LINES = flag("--json", GENERAL, "Print one JSON object per line, the result last")
-JOB = number("", ARGUMENTS, "Number of the job", "JOB", least=0)
+JSON_LINES = flag("--json", GENERAL, "Print one JSON object per line")
+JOB = number("", ARGUMENTS, "Number of the job", "JOB", check=whole(0))
 NEW_NAME = name_argument(DEFAULT_NAME)
 ENV = "Environment variable for all ranks; repeatable"
 ENV_FILE = "NAME=VALUE lines, treated as secrets; repeatable"
 
 
-class Up(Named):
+class Up(Named, heading=CLUSTERS, module="clusters"):
     """Create a cluster, resume one, or change its number of workers."""
 
-    heading, module = CLUSTERS, "clusters"
     examples = (
         "clusterctl up",
         "clusterctl up --gpu g4dn --ttl 4h --budget 20",
         "clusterctl up --provider docker --gpus all lab",
     )
     MACHINE = Group("Machines")
-    EC2 = Group("Amazon EC2", (scope.EC2,), into="cloud")
+    EC2 = Group("Amazon EC2", (scope.EC2,))
 
     name = NEW_NAME
     provider = text(
-        "--provider",
-        MACHINE,
-        "local, docker or ec2 (default: as options imply, else local)",
-        "NAME",
+        "--provider", MACHINE, "local, docker or ec2 (default: as options imply)", "NAME"
     )
     workers = number("--workers", MACHINE, "Number of workers besides the launcher (default: 2)")
     ttl = amount(
         "--ttl", MACHINE, "Shut down after 30m, 8h, 2d (default on EC2: 8h)", "TIME", life_time
     )
     image = text(
-        "--image",
-        MACHINE,
-        "Container image of the nodes (Docker and EC2)",
-        "IMAGE",
-        limits=(scope.IMAGE, scope.CONTAINERS),
+        "--image", MACHINE, "Container image (Docker and EC2)", "IMAGE", limits=scope.IMAGE
     )
     gpus = Option[tuple[str, ...]](
         "--gpus",
@@ -89,9 +81,9 @@ class Up(Named):
         check=indices,
         limits=scope.DOCKER,
     )
-    gpu = texts("--gpu", EC2, "GPU workers: g4dn, g4ad, g5, g6; repeatable", "FAMILY[:N]", into="")
-    cpu = texts("--cpu", EC2, "CPU workers of this instance type; repeatable", "TYPE[:N]", into="")
-    instance_type = text("--instance-type", EC2, "Instance type of the workers", "TYPE", into="")
+    gpu = texts("--gpu", EC2, "GPU workers: g4dn, g4ad, g5, g6; repeatable", "FAMILY[:N]")
+    cpu = texts("--cpu", EC2, "CPU workers of this instance type; repeatable", "TYPE[:N]")
+    instance_type = text("--instance-type", EC2, "Instance type of the workers", "TYPE")
     launcher_type = text("--launcher-type", EC2, "Type of the launcher (default: t3.micro)", "TYPE")
     region = text("--region", EC2, "Region (default: that of the AWS CLI)", "NAME")
     zones = Option[tuple[str, ...]](
@@ -100,16 +92,12 @@ class Up(Named):
     spot = flag("--spot", EC2, "Use spot workers: cheaper, may be interrupted")
     spot_fallback = flag("--spot-fallback", EC2, "Use on-demand workers if no spot is available")
     runtime = choice(
-        "--runtime",
-        EC2,
-        "Where ranks run (default: docker)",
-        "docker",
-        "host",
-        limits=scope.RUNTIME,
-        into="",
+        "--runtime", EC2, "Run ranks in (default: docker)", "docker", "host", limits=scope.RUNTIME
     )
     ami = text("--ami", EC2, "Machine image of the workers", "ID")
-    disk = number("--disk", EC2, "Disk size of each worker, 8 to 16384", "GB", least=8, most=16384)
+    disk = number(
+        "--disk", EC2, "Disk size of each worker, 8 to 16384", "GB", check=whole(8, 16384)
+    )
     efa = flag("--efa", EC2, "Use Elastic Fabric Adapters, on instance types that have them")
     ssh_cidr = text("--ssh-cidr", EC2, "Addresses that may connect (default: yours)", "CIDR")
     budget = amount("--budget", EC2, "Shut down before it costs more than this", "USD", budget)
@@ -120,14 +108,13 @@ class Up(Named):
     yes = YES
 
 
-class Down(Named):
+class Down(Named, heading=CLUSTERS, module="clusters"):
     """Remove a cluster and verify that nothing of it is left.
 
     Job outputs that you have not fetched are deleted only with your consent. On a terminal you are
     asked; with --yes, with --json or without a terminal, add --fetch or --discard.
     """
 
-    heading, module = CLUSTERS, "clusters"
     examples = ("clusterctl down", "clusterctl down lab --yes --fetch")
     fetch = flag("--fetch", OPTIONS, "Save unfetched job outputs to job-N in this folder first")
     discard = flag("--discard", OPTIONS, "Delete unfetched job outputs")
@@ -135,25 +122,22 @@ class Down(Named):
     yes = YES
 
 
-class Status(Named):
+class Status(Named, heading=CLUSTERS, module="clusters"):
     """Show the nodes, age, cost and running jobs of a cluster."""
 
-    heading, module = CLUSTERS, "clusters"
     examples = ("clusterctl status", "clusterctl status lab --live")
     live = flag("--live", OPTIONS, "Query the nodes now")
 
 
-class List(Common):
+class List(Common, heading=CLUSTERS, module="clusters", function="list_clusters"):
     """List your clusters."""
 
-    heading, module, function = CLUSTERS, "clusters", "list_clusters"
     examples = ("clusterctl list",)
 
 
-class Attach(Named):
+class Attach(Named, heading=CLUSTERS, module="attach"):
     """Use machines that already exist: SSH hosts, or a site with Slurm or Grid Engine."""
 
-    heading, module = CLUSTERS, "attach"
     examples = (
         "clusterctl attach lab --hosts hosts.txt --user me",
         "clusterctl attach hpc --slurm me@login.example.org",
@@ -189,28 +173,25 @@ class Attach(Named):
         return found
 
 
-class Detach(Named):
+class Detach(Named, heading=CLUSTERS, module="attach"):
     """Stop using attached machines: remove clusterctl's files and keys, nothing else."""
 
-    heading, module = CLUSTERS, "attach"
     examples = ("clusterctl detach lab",)
     force = flag("--force", OPTIONS, "Save nothing, do not ask, and skip hosts that do not answer")
     yes = YES
 
 
-class Extend(Named):
+class Extend(Named, heading=CLUSTERS, module="money"):
     """Move the deadline of a cluster. An earlier deadline needs your consent."""
 
-    heading, module = CLUSTERS, "money"
     examples = ("clusterctl extend --ttl 4h",)
     ttl = amount("--ttl", OPTIONS, "New time to live, from now on: 30m, 8h, 2d", "TIME", life_time)
     yes = YES
 
 
-class Gc(Common):
+class Gc(Common, heading=CLUSTERS, module="money"):
     """Find clusters on EC2 without a local record, and remove them or take one back."""
 
-    heading, module = CLUSTERS, "money"
     examples = ("clusterctl gc --dry-run", "clusterctl gc --adopt lab --region eu-west-1")
     adopt = text("--adopt", OPTIONS, "Take this cluster back instead of removing it", "NAME")
     region = texts("--region", OPTIONS, "Region (default: your usual one); repeatable", "NAME")
@@ -220,10 +201,10 @@ class Gc(Common):
 
 
 STAGED = (scope.STAGED,)
-BATCH = Group("Batch systems (Slurm and Grid Engine)", (scope.BATCH, scope.STAGED), "job")
-BOTH = Group(BATCH.heading, (scope.BATCH,), "native", "Passed to either")
-SLURM = Group(BATCH.heading, (scope.SLURM,), "native", "Passed to Slurm")
-SGE = Group(BATCH.heading, (scope.SGE,), "native")
+BATCH = Group("Batch systems (Slurm and Grid Engine)", (scope.BATCH, scope.STAGED))
+BOTH = Group(BATCH.heading, (scope.BATCH,), True, "Passed to either")
+SLURM = Group(BATCH.heading, (scope.SLURM,), True, "Passed to Slurm")
+SGE = Group(BATCH.heading, (scope.SGE,), True)
 SHORT = {"-N": "--nodes", "-p": "--partition", "-t": "--time"}
 """Short options of sbatch that `run` does not have, and what to write."""
 
@@ -233,19 +214,18 @@ def _passed(group: Group, *names: str, **more: Any) -> tuple[Option[str], ...]:
     return tuple(text(f"--{name}", group, **more) for name in names)
 
 
-class Run(Common):
+class Run(Common, heading=JOBS, module="start"):
     """Run a program on all ranks of the cluster and follow its output. Options before SCRIPT are
     clusterctl's; everything after it is passed to the program."""
 
-    heading, module = JOBS, "run"
     ends_at_argument = True
     examples = (
         "clusterctl run train.py --epochs 3",
         "clusterctl run --ranks 4 --env LR=0.1 -m package.train",
         "clusterctl run --partition gpu --gpus-per-node 4 --time 2:00:00 train.py",
     )
-    RANKS, PROGRAM = Group("Ranks", STAGED, "job"), Group("Program", STAGED)
-    JOB = Group("Job", (scope.STAGED, scope.SUPERVISED), "job")
+    RANKS, PROGRAM = Group("Ranks", STAGED), Group("Program", STAGED)
+    JOB = Group("Job", (scope.STAGED, scope.SUPERVISED))
 
     command = texts("", ARGUMENTS, "Path or name of a bundled program", "SCRIPT [ARGS...]")
     ranks = number(
@@ -260,42 +240,27 @@ class Run(Common):
     nodes = number("--nodes", RANKS, "Number of workers (default: all)", limits=scope.NODES)
     backend = choice("--backend", RANKS, "Communication library", "auto", "gloo", "nccl", "mpi")
     launcher = choice(
-        "--launcher", RANKS, "Program that starts ranks", "mpirun", "torchrun", "srun", into=""
+        "--launcher", RANKS, "Program that starts ranks", "mpirun", "torchrun", "srun", empty="auto"
     )
     python_module = text("-m", PROGRAM, "Run a Python module, not SCRIPT", "MODULE")
-    env = texts("-e --env", PROGRAM, ENV, "NAME[=VALUE]")
+    variables = texts("-e --env", PROGRAM, ENV, "NAME[=VALUE]")
     env_file = files("--env-file", PROGRAM, ENV_FILE)
     stage = file("--stage", PROGRAM, "Folder to copy (default: the script's repository)", "DIR")
     source = files("--source", PROGRAM, "Compile with SCRIPT; repeatable (flags: -e CFLAGS=...)")
-    allow_cpu = flag("--allow-cpu", PROGRAM, "Let GPU programs run without a GPU", into="job")
-    detach = flag("-d --detach", JOB, "Start the job and return", into="")
+    allow_cpu = flag("--allow-cpu", PROGRAM, "Let GPU programs run without a GPU")
+    detach = flag("-d --detach", JOB, "Start the job and return")
     timeout = amount("--timeout", JOB, "Stop the job after this time: 30m", "TIME", duration)
-    retries = number("--retries", JOB, "Start again after a failure, at most N times", least=0)
-    now = flag("--now", JOB, "Do not wait for other jobs", limits=(scope.DIRECT, scope.SUPERVISED))
-    dry_run = flag("--dry-run", JOB, "Print what would run, and why", limits=(), into="")
-    emit = choice(
-        "--emit",
-        JOB,
-        "Print a script for use without clusterctl",
-        "sh",
-        "sbatch",
-        "qsub",
-        limits=STAGED,
-        into="",
+    retries = number(
+        "--retries", JOB, "Start again after a failure, at most N times", check=whole(0)
     )
+    now = flag("--now", JOB, "Do not wait for other jobs", limits=(scope.DIRECT, scope.SUPERVISED))
+    dry_run = flag("--dry-run", JOB, "Print what would run, and why", limits=())
+    emit = choice("--emit", JOB, "Print a standalone script", "sh", "sbatch", "qsub", limits=STAGED)
     interactive = flag(
-        "--interactive",
-        BATCH,
-        "Open a shell, or run SCRIPT, on nodes",
-        limits=scope.TERMINAL,
-        into="",
+        "--interactive", BATCH, "Open a shell, or run SCRIPT, on nodes", limits=scope.TERMINAL
     )
     modules = texts(
-        "--module",
-        BATCH,
-        "Environment module to load; repeatable",
-        "NAME",
-        old="environment_module",
+        "--module", BATCH, "Environment module; repeatable", "NAME", old="environment_module"
     )
     venv = text("--venv", BATCH, "Virtual environment on the nodes", "DIR")
     container = text("--container", BATCH, "Apptainer image to run ranks in", "IMAGE")
@@ -316,7 +281,7 @@ class Run(Common):
     pe = Option(
         "-pe",
         SGE,
-        "Grid Engine: parallel environment and number of slots",
+        "Grid Engine: parallel environment and slots",
         "NAME SLOTS",
         empty="",
         words=2,
@@ -325,12 +290,7 @@ class Run(Common):
     resources = texts("-l", SGE, "Grid Engine: resource; repeatable", "NAME=VALUE", old="resource")
     queue = text("--queue", SGE, "Grid Engine: queue (qsub -q)", "NAME")
     project = text("--project", SGE, "Grid Engine: project (qsub -P)", "NAME")
-    json = flag(
-        "--json",
-        GENERAL,
-        "Print one JSON object per line, the result last",
-        limits=scope.NOT_TERMINAL,
-    )
+    json = flag("--json", GENERAL, "Print one JSON object per line", limits=scope.NOT_TERMINAL)
 
     @classmethod
     def arrange(cls, words: list[str]) -> list[str]:
@@ -358,7 +318,7 @@ class Run(Common):
         given = {
             key.replace("_", "-"): self.values[key]
             for key, option in self.options().items()
-            if option.into == "native" and self.values[key]
+            if option.group.native and self.values[key]
         }
         return {
             name: "" if value is True else ",".join(value) if isinstance(value, tuple) else value
@@ -366,30 +326,27 @@ class Run(Common):
         }
 
 
-class Rerun(Common):
+class Rerun(Common, heading=JOBS, module="start"):
     """Run a job again with the same program, files and options."""
 
-    heading, module = JOBS, "run"
     examples = ("clusterctl rerun 7", "clusterctl rerun 7 --resume")
     job = JOB
     resume = flag("--resume", OPTIONS, "Start from the previous job's output files")
-    env = texts("-e --env", OPTIONS, ENV, "NAME[=VALUE]")
+    variables = texts("-e --env", OPTIONS, ENV, "NAME[=VALUE]")
     env_file = files("--env-file", OPTIONS, ENV_FILE)
     detach = flag("-d --detach", OPTIONS, "Start the job and return")
     json = JSON_LINES
 
 
-class Jobs(Common):
+class Jobs(Common, heading=JOBS, module="jobs"):
     """List your jobs, including those of removed clusters."""
 
-    heading, module = JOBS, "jobs"
     examples = ("clusterctl jobs", "clusterctl jobs --cluster lab --json")
 
 
-class Logs(Common):
+class Logs(Common, heading=JOBS, module="jobs"):
     """Show a job's output."""
 
-    heading, module = JOBS, "jobs"
     examples = ("clusterctl logs 7", "clusterctl logs 7 --follow --rank 0")
     job = JOB
     follow = flag("-f --follow", OPTIONS, "Follow the output until the job ends; Ctrl-C detaches")
@@ -399,27 +356,24 @@ class Logs(Common):
     json = JSON_LINES
 
 
-class Cancel(Common):
+class Cancel(Common, heading=JOBS, module="jobs"):
     """Stop a job on all nodes, and verify that no process of it is left."""
 
-    heading, module = JOBS, "jobs"
     examples = ("clusterctl cancel 7",)
     job = JOB
 
 
-class Fetch(Common):
+class Fetch(Common, heading=JOBS, module="jobs"):
     """Copy the files that a job wrote from its nodes to this machine."""
 
-    heading, module = JOBS, "jobs"
     examples = ("clusterctl fetch 7", "clusterctl fetch 7 --to results")
     job = JOB
     to = file("--to", OPTIONS, "Folder (default: job-N here)", "DIR")
 
 
-class Ssh(Common):
+class Ssh(Common, heading=MACHINES, module="clusters"):
     """Open a shell on a node, or run one command there."""
 
-    heading, module = MACHINES, "clusters"
     ends_at_argument = True
     examples = ("clusterctl ssh", "clusterctl ssh worker-1 -- nvidia-smi")
     node = text("", ARGUMENTS, "Node (default: the launcher)", "[NODE]")
@@ -447,72 +401,57 @@ class Ssh(Common):
         return [*ours, "--", node, *rest[rest[:1] == ["--"] :]]
 
 
-class Cp(Common):
+class Cp(Common, heading=MACHINES, module="clusters"):
     """Copy a file or a folder to or from a node."""
 
-    heading, module = MACHINES, "clusters"
     examples = ("clusterctl cp data.csv worker-1:", "clusterctl cp worker-1:out.txt .")
     source = text("", ARGUMENTS, "Path here, or NODE:PATH", "SOURCE")
     target = text("", ARGUMENTS, "NODE:PATH, or a path here", "TARGET")
     timeout = amount(
-        "--timeout",
-        OPTIONS,
-        "Stop after this time (default: 3600)",
-        "SECONDS",
-        seconds,
-        empty=3600.0,
+        "--timeout", OPTIONS, "Time limit (default: 3600)", "SECONDS", seconds, empty=3600.0
     )
 
 
-class Check(Common):
+class Check(Common, heading=MACHINES, module="machine"):
     """Check this machine: tools, packages, credentials and clusters."""
 
-    heading, module = MACHINES, "machine"
     examples = ("clusterctl check",)
     cluster = cluster_option(scope.ONLY_THIS_MACHINE)
 
 
-class DataGet(Common):
+class DataGet(Common, heading=DATA, module="data"):
     """Download data sets and copy them to $CLUSTERCTL_DATA on every worker.
 
     A download that broke off is resumed, and its checksum is verified.
     """
 
-    heading, module = DATA, "data"
     examples = ("clusterctl data get mnist", "clusterctl data get cifar10 --no-push")
     names = texts("", ARGUMENTS, "mnist, cifar10 or imagenette", "NAME...")
     mirror = text(
-        "--mirror",
-        OPTIONS,
-        "URL of a folder that holds the data sets' files",
-        "URL",
-        env="CLUSTERCTL_MIRROR",
+        "--mirror", OPTIONS, "URL of a folder with the files", "URL", env="CLUSTERCTL_MIRROR"
     )
     no_push = flag("--no-push", OPTIONS, "Do not copy to the workers")
     cluster = cluster_option(scope.PUSHED)
 
 
-class DataPush(Common):
+class DataPush(Common, heading=DATA, module="data"):
     """Copy data sets to $CLUSTERCTL_DATA on every worker."""
 
-    heading, module = DATA, "data"
     examples = ("clusterctl data push mnist", "clusterctl data push ./images --name images")
     names = texts("", ARGUMENTS, "Data set, or a folder", "NAME...")
     name = maybe("--name", OPTIONS, "Name of the folder on the workers", "NAME")
 
 
-class DataList(Common):
+class DataList(Common, heading=DATA, module="data"):
     """List the data sets, and which of them are on this machine."""
 
-    heading, module = DATA, "data"
     examples = ("clusterctl data list",)
     cluster = cluster_option(scope.ONLY_LOCAL_DATA)
 
 
-class DataIndex(Common):
+class DataIndex(Common, heading=DATA, module="data"):
     """Write a YAML index of image folders."""
 
-    heading, module = DATA, "data"
     passes_options = True
     examples = ("clusterctl data index train val",)
     words = texts("", ARGUMENTS, "Folders and options of the program", "TRAIN VALIDATION...")
@@ -520,10 +459,9 @@ class DataIndex(Common):
     cluster = cluster_option(scope.ONLY_LOCAL_DATA)
 
 
-class ImageBuild(Common):
+class ImageBuild(Common, heading=DATA, module="images"):
     """Build a node image from its recipe with this machine's Docker."""
 
-    heading, module = DATA, "images"
     examples = ("clusterctl image build cpu", "clusterctl image build nvidia --push ghcr.io/me")
     name = text("", ARGUMENTS, "launcher, cpu, nvidia or amd", "NAME")
     push = text("--push", OPTIONS, "Push the image there, as REPO/NAME", "REPO")
@@ -531,10 +469,9 @@ class ImageBuild(Common):
     cluster = cluster_option(scope.BUILT_HERE)
 
 
-class ImageLock(Common):
+class ImageLock(Common, heading=DATA, module="images"):
     """Add missing checksums to docker/downloads.json: download the files and hash them."""
 
-    heading, module = DATA, "images"
     examples = ("clusterctl image lock nvidia",)
     name = text("", ARGUMENTS, "launcher, cpu, nvidia or amd", "NAME")
     cluster = cluster_option(scope.BUILT_HERE)

@@ -22,7 +22,7 @@ def cluster_spec(name: str, given: Up) -> ClusterSpec:
         runtime=Runtime(given.runtime) if given.runtime else None,
         image=given.image,
         gpus=given.gpus,
-        cloud=CloudSpec(**given.into("cloud")),
+        cloud=CloudSpec(**given.into(CloudSpec)),
     )
 
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+
+from clusterctl import cli
+from clusterctl.verbs import VERBS
 
 HEAVY = {"torch", "boto3", "paramiko", "fabric", "jinja2", "rich", "cryptography", "numpy"}
 
@@ -50,3 +54,10 @@ def test_status_is_light(tmp_path: Path) -> None:
     assert done.returncode in (0, 7), done.stderr
     assert "Traceback" not in done.stderr
     assert not modules & HEAVY
+
+
+def test_no_module_of_a_verb_hides_the_function_that_runs_them() -> None:
+    """Importing `cli.run` would put a module where `from clusterctl.cli import run` finds it."""
+    for name in {verb.module for verb in VERBS.values()}:
+        import_module(f"clusterctl.cli.{name}")
+    assert callable(cli.run)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
 
 import pytest
 
 from clusterctl.errors import UsageError
-from clusterctl.model import CloudSpec, JobSpec
 from clusterctl.options import duration
 from clusterctl.verbs import VERBS
 from tests.unit.calling import Call, clusterctl
@@ -27,17 +25,9 @@ def test_help_of_every_verb(verb: str, call: Call, monkeypatch: pytest.MonkeyPat
     for option in VERBS[verb].options().values():
         assert option.flag in said.out
         assert f"\n{option.group.heading}:\n" in said.out
-        assert option.help or option.into == "native"
+        assert option.help or option.group.native
     assert f"\nExamples:\n  clusterctl {verb}" in said.out
     assert said.out.count(f"CLUSTERCTL_{words[0].upper()}_") == 1
-
-
-@pytest.mark.parametrize(("name", "spec"), [("cloud", CloudSpec), ("job", JobSpec)])
-def test_values_go_into_fields_of_that_name(name: str, spec: type) -> None:
-    options = [option for verb in VERBS.values() for option in verb.options().values()]
-    wanted = {option.attribute for option in options if option.into == name}
-    assert wanted <= {field.name for field in fields(spec)}
-    assert wanted
 
 
 def test_options_of_batch_systems_have_a_heading(call: Call) -> None:

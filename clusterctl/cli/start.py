@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +44,10 @@ def run(given: verbs.Run, console: Console) -> None:
     circumstances = {chosen.system, *ways, *(f"{word} {chosen.system}" for word in ways)}
     place = f"the provider of cluster {chosen.name!r} is {chosen.spec.provider}"
     given = given.within(circumstances, console.note, place)
+    program = Program(kind=ProgramKind.BINARY, target="interactive")
+    spec = JobSpec(program=program, native=given.native(), **given.into(JobSpec))
     if given.interactive:
-        program = Program(kind=ProgramKind.BINARY, target="interactive")
-        shape = JobSpec(program=program, native=given.native(), **given.into("job"))
-        terminal = action.interactive(store, chosen, shape, words)
+        terminal = action.interactive(store, chosen, spec, words)
         if not given.dry_run:
             raise typer.Exit(terminal.open())
         console.result(terminal.text)
@@ -62,15 +63,13 @@ def run(given: verbs.Run, console: Console) -> None:
         if queues and given.quiet and words and "no script" in error.message:
             error.hint = f"-q is --quiet; did you mean {queues[0]} {shlex.quote(words[0])}?"
         raise
-    variables, secrets = environment(given.env, files)
-    spec = JobSpec(
+    variables, secrets = environment(given.variables, files)
+    spec = replace(
+        spec,
         program=resolved.program,
-        launcher=given.launcher or "auto",
         env=variables,
         secret_names=tuple(sorted(secrets)),
         env_files=tuple(str(path.absolute()) for path in files),
-        native=given.native(),
-        **given.into("job"),
     )
     emit = given.emit
     dry = given.dry_run or emit != ""
@@ -112,7 +111,7 @@ def rerun(given: verbs.Rerun, console: Console) -> None:
     store = actions.open_store()
     stored = [Path(name) for name in store.job(given.job).spec.env_files]
     files = [*(path for path in stored if path.is_file()), *given.env_file]
-    variables, secrets = environment(given.env, files)
+    variables, secrets = environment(given.variables, files)
     kept = dict.fromkeys(str(path.absolute()) for path in (*stored, *given.env_file))
     changed = jobs.Variables(variables, secrets, tuple(kept))
     number = 0
