@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from clusterctl import launch, schedulers
-from clusterctl.launch.mpirun import in_batch_job
+from clusterctl.jobs.start import node_files
 from clusterctl.model import Cluster, Job, JobState, LaunchPlan, Role
 from clusterctl.schedulers import SCHEDULERS, Scheduler
 from tests.conftest import Need
@@ -56,7 +56,9 @@ def make(name: str, root: str = PLAIN, **changes: Any) -> tuple[Job, Cluster, La
     if name == "direct":
         return made, machines, plan
     login = replace(machines.launcher, name="login", role=Role.LOGIN)
-    return made, replace(machines, nodes=(login,)), replace(plan, mpirun=in_batch_job())
+    where = replace(machines, nodes=(login,), spec=replace(machines.spec, provider=name))
+    asked = launch.Request(id=7, spec=what, cluster=where, placement=made.placement)
+    return made, where, launch.load("batch").plan(asked)
 
 
 JOBS = {
@@ -86,7 +88,15 @@ def test_scripts_are_sound(
 
 def test_scripts_please_shellcheck(name: str, scheduler: Scheduler, need: Need) -> None:
     shellcheck = need("shellcheck")
-    for path, text in scheduler.script(*make(name, retries=1, timeout=5.0)).items():
+    made, where, plan = make(name, retries=1, timeout=5.0)
+    files = {
+        path: text
+        for files in node_files(made, where, plan, {}).values()
+        for path, (text, _) in files.items()
+    }
+    files["emitted"] = scheduler.emit(made, where, plan, version="1", secrets=["KEY"], beside="")
+    assert {"rank.sh", "sweep.sh"} <= set(files)
+    for path, text in files.items():
         if path.endswith(".sh") or text.startswith("#!"):
             done = subprocess.run(
                 [shellcheck, "-s", "sh", "-S", "warning", "-"],
