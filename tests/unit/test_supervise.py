@@ -303,6 +303,17 @@ def test_retries(site: Site) -> None:
     assert tries.read_text() == "1 hunter2\n2 hunter2\n"
 
 
+def test_a_cancel_between_two_attempts_is_a_cancel(site: Site) -> None:
+    site.change = lambda text: text.replace(
+        'echo "survivors $(living | wc -l)"', 'sleep 1; echo "survivors $(living | wc -l)"'
+    )
+    job = site.submit(1, "exit 5", "rank 0; rank 1", retries=3)
+    site.until(job, lambda job: "\nlauncher " in site.story(job))
+    site.cancel(job)
+    job = site.ended(job)
+    assert (job.state, job.attempt) == (JobState.CANCELLED, 1), site.story(job)
+
+
 def test_an_mpirun_that_says_0_is_not_believed(site: Site) -> None:
     """Open MPI 5.0.11 may exit 0 when it has lost a node, and the ranks on it."""
     job = site.ended(site.submit(1, "exit 0", "rank 0; exit 0"))
