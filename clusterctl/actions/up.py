@@ -379,7 +379,7 @@ def _bootstrap(
             "exec /bin/sh -s",
             stdin=scripts,
             timeout=features.bootstrap_timeout,
-            heard=progress.hear,
+            on_stdout=progress.hear,
         )
     problems = [
         NodeResult(node=result.node, error=text)

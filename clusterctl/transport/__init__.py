@@ -11,8 +11,8 @@ from typing import Protocol
 
 from clusterctl.model import NodeResult
 
-Heard = Callable[[bytes], None]
-"""Listens to a command's stdout from another thread. It must be quick."""
+OnStdout = Callable[[bytes], None]
+"""Called with each piece of a command's stdout, in another thread. It must be quick."""
 
 
 class Channel(Protocol):
@@ -43,10 +43,10 @@ class Transport(Protocol):
         """Does nothing when connected already."""
 
     def run(
-        self, command: str, *, stdin: bytes = b"", timeout: float, heard: Heard | None = None
+        self, command: str, *, stdin: bytes = b"", timeout: float, on_stdout: OnStdout | None = None
     ) -> NodeResult:
-        """Runs `command` (POSIX sh, whatever the login shell is) and waits for it. `heard` gets its
-        stdout as it comes, piece by piece, beside the result.
+        """Runs `command` (POSIX sh, whatever the login shell is) and waits for it. `on_stdout` gets
+        its stdout as it comes, piece by piece, beside the result.
 
         A command that a signal ended has the exit code 128 + signal, as in a shell. It has ended
         when it has exited and all copies of its stdout are closed: give a background process

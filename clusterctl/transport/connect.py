@@ -15,19 +15,19 @@ import paramiko
 
 from clusterctl.errors import UsageError
 from clusterctl.transport import diagnosis, dial, ssh_config
+from clusterctl.transport.connection import LOST, Connection, Socket
 from clusterctl.transport.credentials import Pinned, Refused, Target, in_words, shown
 from clusterctl.transport.deadline import WATCHDOG, Deadline
 from clusterctl.transport.diagnosis import Attempt, ConnectError
 from clusterctl.transport.dial import Hop
-from clusterctl.transport.wire import LOST, Link, Wire
 
 
 def open_chain(
-    target: Target, deadline: Deadline, hop: Hop | None, on_wire: Callable[[Wire], None]
+    target: Target, deadline: Deadline, hop: Hop | None, on_socket: Callable[[Socket], None]
 ) -> list[Any]:
     """The fabric connections to the target: its jump hosts from ssh_config, nearest first, then it.
 
-    `hop` is a gateway of ours. `on_wire` hears of every socket, so that the caller can cut it.
+    `hop` is a gateway of ours. `on_socket` hears of every socket, so that the caller can cut it.
     Raises NodeUnreachable, or UsageError for a bad ssh_config.
     """
     try:
@@ -42,7 +42,7 @@ def open_chain(
     config = fabric.Config(lazy=True, ssh_config=settings)
     chain: list[Any] = []
     try:
-        _extend(chain, target, config, deadline, hop, on_wire, 0)
+        _extend(chain, target, config, deadline, hop, on_socket, 0)
     except BaseException:
         close_chain(chain)
         raise
@@ -51,8 +51,8 @@ def open_chain(
 
 def close_chain(chain: list[Any]) -> None:
     """Closes the connections, the farthest first."""
-    for connection in reversed(chain):
-        connection.client.close()
+    for remote in reversed(chain):
+        remote.client.close()
 
 
 def _extend(
@@ -61,50 +61,50 @@ def _extend(
     config: Any,
     deadline: Deadline,
     hop: Hop | None,
-    on_wire: Callable[[Wire], None],
+    on_socket: Callable[[Socket], None],
     depth: int,
 ) -> None:
-    connection = _connection(target, config)
+    remote = _connection(target, config)
     attempt = Attempt(
         node=target.node,
-        address=connection.host,
-        port=int(connection.port),
-        user=connection.user,
-        key=in_words(target, connection),
+        address=remote.host,
+        port=int(remote.port),
+        user=remote.user,
+        key=in_words(target, remote),
         seconds=deadline.seconds,
     )
     proxy = ""
     if hop is None:
-        for name in ssh_config.jumps(connection.ssh_config, connection.original_host):
+        for name in ssh_config.jumps(remote.ssh_config, remote.original_host):
             if depth == ssh_config.MAX_DEPTH:
                 raise attempt.error("the jump hosts of your ssh_config lead in a circle")
             # fabric takes `user@host:port` apart.
             jump = replace(target, node=name, host=name, port=0, user="")
             try:
-                _extend(chain, jump, config, deadline, hop, on_wire, depth + 1)
+                _extend(chain, jump, config, deadline, hop, on_socket, depth + 1)
             except ConnectError as error:
                 raise diagnosis.gateway_failed(
                     attempt, f"jump host {name}", error.what, error.transient
                 ) from error
             hop = Hop(f"jump host {name}", chain[-1].transport)
-        proxy = ssh_config.proxy_command(connection.ssh_config)
+        proxy = ssh_config.proxy_command(remote.ssh_config)
     if hop is not None:
-        wire = dial.through(hop, attempt, deadline)
+        sock = dial.through(hop, attempt, deadline)
     else:
-        wire = dial.piped(proxy) if proxy else dial.straight(attempt, deadline)
-    on_wire(wire)
+        sock = dial.piped(proxy) if proxy else dial.straight(attempt, deadline)
+    on_socket(sock)
     try:
-        _log_in(connection, target, attempt, wire, deadline)
+        _log_in(remote, target, attempt, sock, deadline)
     except BaseException:
-        connection.client.close()
-        wire.close()
+        remote.client.close()
+        sock.close()
         raise
-    chain.append(connection)
+    chain.append(remote)
 
 
 def _connection(target: Target, config: Any) -> Any:
     try:
-        connection = fabric.Connection(
+        remote = fabric.Connection(
             target.host,
             user=target.user or None,
             port=target.port or None,
@@ -116,44 +116,44 @@ def _connection(target: Target, config: Any) -> Any:
         raise UsageError(
             f"{target.node}: your ssh_config holds a bad value for {target.host}: {error}"
         ) from error
-    connection.connect_timeout = None  # the deadline rules
-    return connection
+    remote.connect_timeout = None  # the deadline rules
+    return remote
 
 
 def _log_in(
-    connection: Any, target: Target, attempt: Attempt, wire: Wire, deadline: Deadline
+    remote: Any, target: Target, attempt: Attempt, sock: Socket, deadline: Deadline
 ) -> None:
-    policy = Pinned(target, connection, attempt)
-    links: list[Link] = []
+    policy = Pinned(target, remote, attempt)
+    made: list[Connection] = []
 
-    def make_link(sock: Wire, disabled_algorithms: object = None) -> Link:
-        links.append(Link(sock, policy.kinds))
-        return links[-1]
+    def make(sock: Socket, disabled_algorithms: object = None) -> Connection:
+        made.append(Connection(sock, policy.kinds))
+        return made[-1]
 
-    connection.client.set_missing_host_key_policy(policy)
+    remote.client.set_missing_host_key_policy(policy)
     far = deadline.left + 60  # paramiko's limits count from each step: the watchdog ends it
     try:
         with (
-            shown(target, connection, attempt) as keys,
-            WATCHDOG.guard(deadline.at, wire.sever),
+            shown(target, remote, attempt) as keys,
+            WATCHDOG.guard(deadline.at, sock.abort),
         ):
-            connection.connect_kwargs = {
-                "sock": wire,
-                "transport_factory": make_link,
+            remote.connect_kwargs = {
+                "sock": sock,
+                "transport_factory": make,
                 "timeout": far,
                 "banner_timeout": far,
                 "auth_timeout": far,
                 **keys,
             }
-            connection.open()
+            remote.open()
     except Refused as refusal:
         raise refusal.args[0] from None
     except ConnectError:
         raise
     except LOST as error:
-        stage = links[-1].stage if links else "banner"
+        stage = made[-1].stage if made else "banner"
         if deadline.passed:
             raise diagnosis.timed_out(attempt, stage) from error
-        if stage == "auth" and links[-1].is_active():
+        if stage == "auth" and made[-1].is_active():
             raise diagnosis.login_refused(attempt, error) from error
         raise diagnosis.broke_off(attempt, stage, error) from error

@@ -41,21 +41,21 @@ class Pinned(paramiko.RejectPolicy):  # type: ignore[misc]  # untyped
     paramiko's own table stays empty, so that it asks for every host.
     """
 
-    def __init__(self, target: Target, connection: Any, attempt: Attempt) -> None:
+    def __init__(self, target: Target, remote: Any, attempt: Attempt) -> None:
         self._attempt = attempt
         self._files = [target.known_hosts]
-        port = int(connection.port)
-        hosts = dict.fromkeys((target.host, connection.original_host, connection.host))
+        port = int(remote.port)
+        hosts = dict.fromkeys((target.host, remote.original_host, remote.host))
         names = [known_hosts.host_name(host, port) for host in hosts]
         self._keys = known_hosts.lookup(_text(target.known_hosts), names)
         if target.use_ssh_config and not self._keys:
-            self._ask_the_user(connection)
+            self._ask_the_user(remote)
 
-    def _ask_the_user(self, connection: Any) -> None:
+    def _ask_the_user(self, remote: Any) -> None:
         """A user's host on which our own file is silent: what the user's files say."""
-        alias = connection.ssh_config.get("hostkeyalias")
-        name = alias or known_hosts.host_name(connection.host, int(connection.port))
-        files = ssh_config.known_hosts_files(connection.ssh_config)
+        alias = remote.ssh_config.get("hostkeyalias")
+        name = alias or known_hosts.host_name(remote.host, int(remote.port))
+        files = ssh_config.known_hosts_files(remote.ssh_config)
         self._files.extend(files)
         self._keys = tuple(key for path in files for key in known_hosts.lookup(_text(path), [name]))
 
@@ -79,16 +79,16 @@ class Pinned(paramiko.RejectPolicy):  # type: ignore[misc]  # untyped
         raise Refused(diagnosis.key_unknown(self._attempt, offered, list(map(str, self._files))))
 
 
-def in_words(target: Target, connection: Any) -> str:
+def in_words(target: Target, remote: Any) -> str:
     """Which keys we show."""
     if not target.use_ssh_config:
         return f"the key {target.identity}"
     named = [str(target.identity)] if target.identity else []
-    return "the keys of " + ", ".join([*named, *_identity_files(connection), "agent", "~/.ssh"])
+    return "the keys of " + ", ".join([*named, *_identity_files(remote), "agent", "~/.ssh"])
 
 
 @contextmanager
-def shown(target: Target, connection: Any, attempt: Attempt) -> Iterator[dict[str, Any]]:
+def shown(target: Target, remote: Any, attempt: Attempt) -> Iterator[dict[str, Any]]:
     """The arguments of paramiko's connect that say which keys to show, best first.
 
     Raises ConnectError for an identity file that cannot be used.
@@ -100,8 +100,8 @@ def shown(target: Target, connection: Any, attempt: Attempt) -> Iterator[dict[st
             "look_for_keys": False,
         }
         return
-    files = _identity_files(connection)
-    others = connection.ssh_config.get("identitiesonly") != "yes"
+    files = _identity_files(remote)
+    others = remote.ssh_config.get("identitiesonly") != "yes"
     agent = paramiko.Agent()
     try:
         yield {
@@ -116,9 +116,9 @@ def shown(target: Target, connection: Any, attempt: Attempt) -> Iterator[dict[st
         agent.close()
 
 
-def _identity_files(connection: Any) -> list[str]:
+def _identity_files(remote: Any) -> list[str]:
     """Those of ssh_config that exist: paramiko would stumble over the others."""
-    return [name for name in connection.ssh_config.get("identityfile", ()) if Path(name).is_file()]
+    return [name for name in remote.ssh_config.get("identityfile", ()) if Path(name).is_file()]
 
 
 def _load(path: Path, attempt: Attempt) -> Any:

@@ -98,7 +98,7 @@ def no_connection(attempt: Attempt, error: OSError) -> ConnectError:
 
 
 def timed_out(attempt: Attempt, stage: str) -> ConnectError:
-    """The deadline passed on an open TCP connection; `stage` as in Link.stage."""
+    """The deadline passed on an open TCP connection; `stage` as in Connection.stage."""
     what = {
         "banner": "the port is open but sshd does not answer",
         "kex": "sshd answers but the key exchange does not end",

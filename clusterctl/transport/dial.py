@@ -1,4 +1,4 @@
-"""From a host to an open wire: straight, through a jump host, or through a command."""
+"""From a host to an open socket: straight, through a jump host, or through a command."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import paramiko
 
 from clusterctl import process
 from clusterctl.transport import diagnosis
+from clusterctl.transport.connection import LOST, Connection, Socket
 from clusterctl.transport.deadline import Deadline
 from clusterctl.transport.diagnosis import Attempt
-from clusterctl.transport.session import cut_at
-from clusterctl.transport.wire import LOST, Link, Wire
+from clusterctl.transport.session import abort_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +26,10 @@ class Hop:
     """An open connection to go through, and what to call it in a message."""
 
     name: str
-    link: Link
+    connection: Connection
 
 
-def straight(attempt: Attempt, deadline: Deadline) -> Wire:
+def straight(attempt: Attempt, deadline: Deadline) -> Socket:
     """Tries the host's addresses one after the other. Raises ConnectError."""
     addresses = _resolve(attempt, deadline)
     failure: OSError = TimeoutError()
@@ -39,20 +39,20 @@ def straight(attempt: Attempt, deadline: Deadline) -> Wire:
             # An address that swallows packets leaves the others their share.
             sock.settimeout(max(deadline.left / (len(addresses) - index), 0.001))
             sock.connect(address)
-            return Wire(sock)
+            return Socket(sock)
         except OSError as error:
             sock.close()
             failure = error
     raise diagnosis.no_connection(attempt, failure) from failure
 
 
-def through(hop: Hop, attempt: Attempt, deadline: Deadline) -> Wire:
+def through(hop: Hop, attempt: Attempt, deadline: Deadline) -> Socket:
     """A channel that `hop` forwards to the host. Raises ConnectError."""
     there = f"{attempt.address}:{attempt.port}"
     try:
-        with cut_at(hop.link, deadline):
-            return Wire(
-                hop.link.open_channel(
+        with abort_at(hop.connection, deadline):
+            return Socket(
+                hop.connection.open_channel(
                     "direct-tcpip",
                     (attempt.address, attempt.port),
                     ("", 0),
@@ -72,12 +72,12 @@ def through(hop: Hop, attempt: Attempt, deadline: Deadline) -> Wire:
         why = f"it gets no connection to {there}"
         if deadline.passed:
             why += f" within {deadline.seconds:g} s"
-        elif not hop.link.is_active():
+        elif not hop.connection.is_active():
             why = "the connection to it was lost"
         raise diagnosis.gateway_failed(attempt, hop.name, why, True) from error
 
 
-def piped(command: str) -> Wire:
+def piped(command: str) -> Socket:
     """Talks to the stdin and stdout of a ProxyCommand.
 
     paramiko's own class for that does not notice when the command ends.
@@ -91,7 +91,7 @@ def piped(command: str) -> Wire:
         program.kill()
         program.wait()
 
-    return Wire(ours, stop)
+    return Socket(ours, stop)
 
 
 def _resolve(attempt: Attempt, deadline: Deadline) -> list[tuple[int, Any]]:

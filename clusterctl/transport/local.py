@@ -13,7 +13,7 @@ from secrets import token_hex
 
 from clusterctl import process
 from clusterctl.model import Node, NodeResult
-from clusterctl.transport import Heard
+from clusterctl.transport import OnStdout
 
 
 class LocalTransport:
@@ -26,13 +26,13 @@ class LocalTransport:
         return None
 
     def run(
-        self, command: str, *, stdin: bytes = b"", timeout: float, heard: Heard | None = None
+        self, command: str, *, stdin: bytes = b"", timeout: float, on_stdout: OnStdout | None = None
     ) -> NodeResult:
         started = time.monotonic()
         argv = ["/bin/sh", "-c", command]
         result = process.run(argv, timeout=timeout, stdin=stdin, cwd=Path.home())
-        if heard:
-            heard(result.stdout)
+        if on_stdout:
+            on_stdout(result.stdout)
         code = result.exit_code
         return replace(
             result,

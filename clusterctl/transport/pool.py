@@ -113,10 +113,10 @@ class Pool:
         stdin: bytes | Mapping[str, bytes] = b"",
         timeout: float,
         limit: int = LIMIT,
-        heard: Callable[[str, bytes], None] | None = None,
+        on_stdout: Callable[[str, bytes], None] | None = None,
     ) -> tuple[NodeResult, ...]:
         """Runs a command on each node: the same, or one per node name; likewise for `stdin`.
-        `heard` gets a node's name and what its command prints, as it comes, in other threads.
+        `on_stdout` gets a node's name and what its command prints, as it comes, in other threads.
 
         `timeout`, in seconds, is each node's own, connecting included. Without `names`: on all
         nodes, or on those that `command` names. Never raises for what a node does.
@@ -127,7 +127,7 @@ class Pool:
                 command if isinstance(command, str) else command[name],
                 stdin=stdin if isinstance(stdin, bytes) else stdin.get(name, b""),
                 timeout=timeout,
-                heard=partial(heard, name) if heard else None,
+                on_stdout=partial(on_stdout, name) if on_stdout else None,
             )
 
         if names is None and not isinstance(command, str):

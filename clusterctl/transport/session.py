@@ -12,11 +12,11 @@ from typing import Any
 import paramiko
 from paramiko.common import cMSG_CHANNEL_REQUEST
 
-from clusterctl.transport import Heard
+from clusterctl.transport import OnStdout
+from clusterctl.transport.connection import CLOSING, LOST, Connection
 from clusterctl.transport.deadline import WATCHDOG, Deadline
 from clusterctl.transport.diagnosis import Failure
 from clusterctl.transport.shell import posix
-from clusterctl.transport.wire import CLOSING, LOST, Link
 
 COLLECT_LIMIT = 1 << 30
 """Bytes of stdout and stderr together that `collect` keeps: the command stands still after them."""
@@ -61,13 +61,13 @@ class Collector:
     """Takes the place of a channel's buffer: keeps what paramiko's thread feeds it.
 
     Nothing has to drain it, so that the caller can send all its stdin first and wait afterwards.
-    `heard` is called with each piece as it comes, in paramiko's thread: it must be quick.
+    `on_stdout` is called with each piece as it comes, in paramiko's thread: it must be quick.
     `prelude` is what is left out at the beginning.
     """
 
-    def __init__(self, heard: Heard | None = None, prelude: Prelude | None = None) -> None:
+    def __init__(self, on_stdout: OnStdout | None = None, prelude: Prelude | None = None) -> None:
         self._chunks: list[bytes] = []
-        self._heard = heard
+        self._on_stdout = on_stdout
         self._prelude = prelude
         self._fed = 0
         self.ended = threading.Event()
@@ -77,8 +77,8 @@ class Collector:
         if self._prelude:
             data = self._prelude.strip(data)
         self._chunks.append(data)
-        if self._heard and data:
-            self._heard(data)
+        if self._on_stdout and data:
+            self._on_stdout(data)
 
     def close(self) -> None:
         self.ended.set()
@@ -94,36 +94,36 @@ class Collector:
 class Session:
     """A command that runs. As a context manager it closes the channel and waits for nothing.
 
-    With `collect`, `output` hands out what the command wrote, and `heard` gets its stdout as it
+    With `collect`, `output` hands out what the command wrote, and `on_stdout` gets its stdout as it
     comes; else `receive` streams its stdout, and the end of stderr is kept. Raises Failure,
     TimeoutError, ConnectionError.
     """
 
     def __init__(
         self,
-        link: Link,
+        connection: Connection,
         command: str,
         deadline: Deadline,
         *,
         collect: bool,
-        heard: Heard | None = None,
+        on_stdout: OnStdout | None = None,
     ) -> None:
-        self._link = link
+        self._connection = connection
         self._stderr = b""
         self._prelude = Prelude()
         self._closed = False
-        if not link.sessions.acquire(timeout=deadline.left):
+        if not connection.sessions.acquire(timeout=deadline.left):
             raise Failure("too many commands run on this connection at the same time")
         try:
-            with cut_at(link, deadline):
+            with abort_at(connection, deadline):
                 self._channel = self._open(deadline, COLLECT_LIMIT if collect else STREAM_WINDOW)
                 if collect:
                     # Nothing arrives before the command is asked for.
-                    self._channel.in_buffer = Collector(heard, self._prelude)
+                    self._channel.in_buffer = Collector(on_stdout, self._prelude)
                     self._channel.in_stderr_buffer = Collector()
                 self._start(command)
         except BaseException:
-            link.sessions.release()
+            connection.sessions.release()
             raise
 
     def _open(self, deadline: Deadline, window: int) -> Any:
@@ -133,9 +133,9 @@ class Session:
         pause, patience = 0.005, Deadline(min(PATIENCE, deadline.left))
         while True:
             try:
-                return self._link.open_session(window_size=window, timeout=deadline.left)
+                return self._connection.open_session(window_size=window, timeout=deadline.left)
             except LOST as error:
-                if not self._link.is_active():
+                if not self._connection.is_active():
                     raise ConnectionResetError("the connection was lost") from error
                 if deadline.passed:
                     raise TimeoutError from error
@@ -159,7 +159,7 @@ class Session:
 
     def _guarded_send(self, message: Any) -> None:
         try:
-            self._link._send_user_message(message)
+            self._connection._send_user_message(message)
         except LOST as error:
             raise ConnectionResetError("the connection was lost") from error
 
@@ -171,7 +171,7 @@ class Session:
     def send(self, data: bytes | memoryview, deadline: Deadline) -> None:
         """All of `data`. BrokenPipeError when the command ended before it took it."""
         rest = memoryview(data)
-        with cut_at(self._link, deadline):
+        with abort_at(self._connection, deadline):
             while rest:
                 self._channel.settimeout(min(deadline.left, SLICE))
                 sent = 0
@@ -192,7 +192,7 @@ class Session:
                 rest = rest[sent:]
 
     def send_eof(self, deadline: Deadline) -> None:
-        with cut_at(self._link, deadline):
+        with abort_at(self._connection, deadline):
             try:
                 self._channel.shutdown_write()
             except LOST as error:
@@ -200,7 +200,7 @@ class Session:
 
     def receive(self, deadline: Deadline) -> bytes:
         """Some of stdout; b"" at its end."""
-        with cut_at(self._link, deadline):
+        with abort_at(self._connection, deadline):
             while True:
                 self._keep_stderr()
                 self._channel.settimeout(min(deadline.left, SLICE))
@@ -257,7 +257,7 @@ class Session:
         return self._stderr
 
     def _fail_if_lost(self, cause: BaseException | None) -> None:
-        if not self._link.is_active():
+        if not self._connection.is_active():
             raise ConnectionResetError("the connection was lost") from cause
 
     def close(self) -> None:
@@ -265,13 +265,13 @@ class Session:
         if self._closed:
             return
         self._closed = True
-        with cut_at(self._link, Deadline(CLOSING)):
+        with abort_at(self._connection, Deadline(CLOSING)):
             try:
                 self._channel.close()
             except LOST:
                 pass  # the connection is gone, and the channel with it
             finally:
-                self._link.sessions.release()
+                self._connection.sessions.release()
 
     def __enter__(self) -> Session:
         return self
@@ -286,12 +286,12 @@ class Session:
 
 
 @contextmanager
-def cut_at(link: Link, deadline: Deadline) -> Iterator[None]:
+def abort_at(connection: Connection, deadline: Deadline) -> Iterator[None]:
     """Cuts the connection if the block hangs past the deadline.
 
     paramiko's timeouts are about windows. When the peer's TCP takes nothing any more, all threads
     that have something to send hang behind one lock. A packet may be half on the wire then: the
     connection is of no use to anyone.
     """
-    with WATCHDOG.guard(deadline.at + GRACE, link.wire.sever):
+    with WATCHDOG.guard(deadline.at + GRACE, connection.sock.abort):
         yield

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.errors import ClusterctlError
 from clusterctl.model import Node, NodeResult
-from clusterctl.transport import Heard
+from clusterctl.transport import OnStdout
 from clusterctl.transport.deadline import Deadline
 from clusterctl.transport.diagnosis import (
     FAILURES,
@@ -27,8 +27,8 @@ from clusterctl.transport.diagnosis import (
 )
 
 if TYPE_CHECKING:
+    from clusterctl.transport.connection import Connection, Socket
     from clusterctl.transport.session import Session
-    from clusterctl.transport.wire import Link, Wire
 
 
 CONNECT_LIMIT = 10.0
@@ -67,34 +67,34 @@ class SshTransport:
         self._use_ssh_config = use_ssh_config
         self._connecting = threading.Lock()
         self._chain: list[Any] = []
-        self._wire: Wire | None = None
+        self._socket: Socket | None = None
 
     def connect(self, timeout: float) -> None:
-        self._link(Deadline(timeout))
+        self._connected(Deadline(timeout))
 
     def host_key(self) -> str:
         """The node's public key as the open connection has verified it: `ssh-ed25519 AAAA…`."""
-        link = self._alive()
-        if link is None:
+        connection = self._alive()
+        if connection is None:
             raise self._attempt(0).error("there is no connection", transient=True)
-        key: Any = link.get_remote_server_key()
+        key: Any = connection.get_remote_server_key()
         return f"{key.get_name()} {key.get_base64()}"
 
     def session(
-        self, command: str, deadline: Deadline, *, collect: bool, heard: Heard | None = None
+        self, command: str, deadline: Deadline, *, collect: bool, on_stdout: OnStdout | None = None
     ) -> Session:
         """Connects if need be and starts `command`. For this package; raises FAILURES."""
-        link = self._link(Deadline(min(deadline.left, CONNECT_LIMIT)))
+        connection = self._connected(Deadline(min(deadline.left, CONNECT_LIMIT)))
         from clusterctl.transport.session import Session
 
-        return Session(link, command, deadline, collect=collect, heard=heard)
+        return Session(connection, command, deadline, collect=collect, on_stdout=on_stdout)
 
     def run(
-        self, command: str, *, stdin: bytes = b"", timeout: float, heard: Heard | None = None
+        self, command: str, *, stdin: bytes = b"", timeout: float, on_stdout: OnStdout | None = None
     ) -> NodeResult:
         def collect(deadline: Deadline) -> NodeResult:
             name = self.node.name
-            with self.session(command, deadline, collect=True, heard=heard) as session:
+            with self.session(command, deadline, collect=True, on_stdout=on_stdout) as session:
                 try:
                     if stdin:
                         # A command need not read its input.
@@ -131,10 +131,10 @@ class SshTransport:
         return self._result(lambda deadline: get(self, source, target, deadline), timeout)
 
     def close(self) -> None:
-        wire, self._wire = self._wire, None
+        sock, self._socket = self._socket, None
         chain, self._chain = self._chain, []
-        if wire is not None:
-            wire.sever()
+        if sock is not None:
+            sock.abort()
         if chain:
             from clusterctl.transport.connect import close_chain
 
@@ -148,28 +148,28 @@ class SshTransport:
             result = NodeResult(node=self.node.name, error=failure(error, timeout))
         return replace(result, seconds=time.monotonic() - started)
 
-    def _link(self, deadline: Deadline) -> Link:
-        link = self._alive()
-        if link is not None:
-            return link
+    def _connected(self, deadline: Deadline) -> Connection:
+        connection = self._alive()
+        if connection is not None:
+            return connection
         if not self._connecting.acquire(timeout=deadline.left):
             raise self._attempt(deadline.seconds).error(
                 f"another attempt to connect did not end within {deadline.seconds:g} s",
                 transient=True,
             )
         try:
-            return self._alive() or self._open_link(deadline)
+            return self._alive() or self._reconnect(deadline)
         finally:
             self._connecting.release()
 
-    def _alive(self) -> Link | None:
+    def _alive(self) -> Connection | None:
         chain = self._chain
         if chain and chain[-1].transport.is_active():
-            link: Link = chain[-1].transport
-            return link
+            connection: Connection = chain[-1].transport
+            return connection
         return None
 
-    def _open_link(self, deadline: Deadline) -> Link:
+    def _reconnect(self, deadline: Deadline) -> Connection:
         from clusterctl.transport.connect import open_chain
         from clusterctl.transport.credentials import Target
         from clusterctl.transport.dial import Hop
@@ -179,7 +179,7 @@ class SshTransport:
         if self._gateway is not None:
             name = f"gateway {self._gateway.node.name}"
             try:
-                hop = Hop(name, self._gateway._link(deadline))
+                hop = Hop(name, self._gateway._connected(deadline))
             except ConnectError as error:
                 attempt = self._attempt(deadline.seconds)
                 raise gateway_failed(attempt, name, error.what, error.transient) from error
@@ -194,11 +194,11 @@ class SshTransport:
         )
         chain = open_chain(target, deadline, hop, self._remember)
         self._chain = chain
-        link: Link = chain[-1].transport
-        return link
+        connection: Connection = chain[-1].transport
+        return connection
 
-    def _remember(self, wire: Wire) -> None:
-        self._wire = wire
+    def _remember(self, sock: Socket) -> None:
+        self._socket = sock
 
     def _attempt(self, seconds: float) -> Attempt:
         node = self.node

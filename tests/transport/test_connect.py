@@ -55,7 +55,7 @@ def test_picks_fast_ciphers_and_falls_back(start_sshd: Callable[..., Sshd]) -> N
             link = transport._alive()
             assert link is not None
             assert link.local_cipher == cipher
-            sock = link.wire._sock
+            sock = link.sock._sock
             assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 

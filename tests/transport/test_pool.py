@@ -79,7 +79,7 @@ def test_what_commands_print_is_heard_as_it_comes(
         node.name: f"echo first; until [ -e {tmp_path / node.name} ]; do sleep 0.1; done; echo last"
         for node in nodes
     }
-    results = make_pool(nodes).run(commands, timeout=30, heard=hear)
+    results = make_pool(nodes).run(commands, timeout=30, on_stdout=hear)
     assert [result.text for result in results] == ["first\nlast\n"] * len(nodes)
     assert said == {node.name: b"first\nlast\n" for node in nodes}
 

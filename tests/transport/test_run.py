@@ -14,7 +14,7 @@ import pytest
 
 from clusterctl.errors import NodeUnreachable
 from clusterctl.model import NodeResult
-from clusterctl.transport import session, wire
+from clusterctl.transport import connection, session
 from clusterctl.transport.ssh import SshChannel, SshTransport
 from tests.transport.lab import Relay, Sshd, make_node
 
@@ -53,7 +53,7 @@ def test_what_a_login_shell_prints_first_is_no_output(
         result = transport.run("echo out; cat", stdin=b"in", timeout=10)
         assert (result.exit_code, result.stdout) == (0, b"out\nin")
         told: list[bytes] = []
-        transport.run("echo progress", timeout=10, heard=told.append)
+        transport.run("echo progress", timeout=10, on_stdout=told.append)
         assert b"".join(told) == b"progress\n"
         with closing(transport.open("cat")) as channel:
             channel.send(b"echo", 10)
@@ -218,8 +218,8 @@ def test_network_that_swallows_packets(relayed: SshTransport, relay: Relay) -> N
 def test_a_dead_peer_is_noticed(
     relayed: SshTransport, relay: Relay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire, "KEEPALIVE", 0.2)
-    monkeypatch.setattr(wire, "SILENCE", 0.6)
+    monkeypatch.setattr(connection, "KEEPALIVE", 0.2)
+    monkeypatch.setattr(connection, "SILENCE", 0.6)
     relayed.connect(10)
     # An idle node that answers is not dead.
     assert relayed.run("sleep 1.2", timeout=20).ok

@@ -39,22 +39,22 @@ LOST = (paramiko.SSHException, EOFError, OSError)
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 
-class Wire:
+class Socket:
     """What paramiko takes for its socket: a TCP socket, or a channel through a jump host.
 
     - Reads ahead, since paramiko reads each packet in two small pieces.
     - Acknowledges at once: sshd leaves Nagle's algorithm on for commands, so that a delayed
       acknowledgement of ours would hold its next packet back for 40 ms.
-    - `sever` ends it from any thread and never blocks, even while another thread is stuck in it.
+    - `abort` ends it from any thread and never blocks, even while another thread is stuck in it.
     """
 
     def __init__(self, sock: Any, on_close: Callable[[], None] = lambda: None) -> None:
         self._sock = sock
         self._on_close = on_close
         self._ahead = memoryview(b"")
-        self._severed = False
+        self._aborted = False
         self._closed = False  # paramiko reads this one
-        self.heard = time.monotonic()
+        self.received_at = time.monotonic()
         plain = isinstance(sock, socket.socket)
         self._tcp = plain and sock.family in (socket.AF_INET, socket.AF_INET6)
         self._quick = self._tcp and hasattr(socket, "TCP_QUICKACK")
@@ -69,7 +69,7 @@ class Wire:
             self._check()
             chunk = self._sock.recv(READ_AHEAD)
             self._check()
-            self.heard = time.monotonic()
+            self.received_at = time.monotonic()
             if self._quick:
                 self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
             self._ahead = memoryview(chunk)
@@ -91,7 +91,7 @@ class Wire:
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self.sever()
+            self.abort()
             self._close_sock()
 
     def _close_sock(self) -> None:
@@ -99,19 +99,19 @@ class Wire:
             self._sock.close()
             return
         # A channel says farewell over the jump host's connection, which may be gone or hang.
-        hop = self._sock.transport.wire
-        with suppress(*LOST), WATCHDOG.guard(time.monotonic() + CLOSING, hop.sever):
+        hop = self._sock.transport.sock
+        with suppress(*LOST), WATCHDOG.guard(time.monotonic() + CLOSING, hop.abort):
             self._sock.close()
 
-    def sever(self) -> None:
-        self._severed = True
+    def abort(self) -> None:
+        self._aborted = True
         if isinstance(self._sock, socket.socket):
             with suppress(OSError):
                 self._sock.shutdown(socket.SHUT_RDWR)
         self._on_close()
 
     def _check(self) -> None:
-        if self._severed:
+        if self._aborted:
             raise OSError(errno.ECONNABORTED, "the connection was cut")
 
 
@@ -124,7 +124,7 @@ class _Packets(Packetizer):  # type: ignore[misc]  # untyped
         """
 
 
-class Link(paramiko.Transport):  # type: ignore[misc]  # untyped
+class Connection(paramiko.Transport):  # type: ignore[misc]  # untyped
     """One SSH connection.
 
     AES-GCM first: it moves 100 MB in two thirds of the time of AES-CTR with HMAC. No CBC, no 3DES,
@@ -146,11 +146,10 @@ class Link(paramiko.Transport):  # type: ignore[misc]  # untyped
         "hmac-sha2-512",
     )
 
-    def __init__(self, wire: Wire, host_key_kinds: Sequence[str] = ()) -> None:
+    def __init__(self, sock: Socket, host_key_kinds: Sequence[str] = ()) -> None:
         """Host keys of `host_key_kinds` are asked for first: a server shows one key only, and has
         to show one of the kind that we know, if it has it."""
-        super().__init__(wire, packetizer_class=_Packets)
-        self.wire = wire
+        super().__init__(sock, packetizer_class=_Packets)
         self.sessions = threading.BoundedSemaphore(SESSIONS)
         every = paramiko.Transport._preferred_keys
         known = [kind for kind in every if kind in _algorithms(host_key_kinds)]
@@ -173,8 +172,8 @@ class Link(paramiko.Transport):  # type: ignore[misc]  # untyped
     def _keep_alive(self) -> None:
         # Asks for an answer, unlike paramiko's own, so that silence means something. It goes
         # through jump hosts, where TCP's timers see the first hop only.
-        if time.monotonic() - self.wire.heard > SILENCE:
-            self.wire.sever()
+        if time.monotonic() - self.sock.received_at > SILENCE:
+            self.sock.abort()
         elif not self.in_kex:
             message = paramiko.Message()
             message.add_byte(cMSG_GLOBAL_REQUEST)
