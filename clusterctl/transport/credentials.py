@@ -3,32 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import paramiko
 
-from clusterctl.transport import diagnosis, known_hosts, ssh_config
+from clusterctl.transport import known_hosts, ssh_config
 from clusterctl.transport.diagnosis import Attempt
 from clusterctl.transport.known_hosts import HostKey
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """Where to and with what. `port` 0 and `user` "" leave it to ssh_config and its defaults.
-
-    Without `use_ssh_config` the identity file is the only key that is shown.
-    """
-
-    node: str
-    host: str
-    port: int
-    user: str
-    identity: Path | None
-    known_hosts: Path
-    use_ssh_config: bool
+from clusterctl.transport.route import Route
 
 
 class Refused(Exception):
@@ -41,23 +25,21 @@ class Pinned(paramiko.RejectPolicy):  # type: ignore[misc]  # untyped
     paramiko's own table stays empty, so that it asks for every host.
     """
 
-    def __init__(self, target: Target, remote: Any, attempt: Attempt) -> None:
-        self._attempt = attempt
+    def __init__(self, route: Route) -> None:
+        self._attempt = attempt = route.attempt
+        target, alias = route.target, route.settings.get("hostkeyalias")
+        hosts = dict.fromkeys((target.node.address, route.remote.original_host, attempt.address))
+        names = [known_hosts.host_name(host, attempt.port) for host in hosts]
         self._files = [target.known_hosts]
-        port = int(remote.port)
-        hosts = dict.fromkeys((target.host, remote.original_host, remote.host))
-        names = [known_hosts.host_name(host, port) for host in hosts]
         self._keys = known_hosts.lookup(_text(target.known_hosts), names)
         if target.use_ssh_config and not self._keys:
-            self._ask_the_user(remote)
-
-    def _ask_the_user(self, remote: Any) -> None:
-        """A user's host on which our own file is silent: what the user's files say."""
-        alias = remote.ssh_config.get("hostkeyalias")
-        name = alias or known_hosts.host_name(remote.host, int(remote.port))
-        files = ssh_config.known_hosts_files(remote.ssh_config)
-        self._files.extend(files)
-        self._keys = tuple(key for path in files for key in known_hosts.lookup(_text(path), [name]))
+            # A user's host on which our own file is silent: what the user's files say.
+            name = alias or known_hosts.host_name(attempt.address, attempt.port)
+            files = ssh_config.known_hosts_files(route.settings)
+            self._files += files
+            self._keys = tuple(
+                key for path in files for key in known_hosts.lookup(_text(path), [name])
+            )
 
     @property
     def kinds(self) -> list[str]:
@@ -66,59 +48,53 @@ class Pinned(paramiko.RejectPolicy):  # type: ignore[misc]  # untyped
     def missing_host_key(self, client: Any, hostname: str, key: Any) -> None:
         blob = key.asbytes()
         offered = known_hosts.fingerprint(blob)
-        same = [known for known in self._keys if known.blob == blob]
-        if any(known.revoked for known in same):
-            raise Refused(diagnosis.key_revoked(self._attempt, offered))
-        if same:
-            return
         good: list[HostKey] = [known for known in self._keys if not known.revoked]
+        if any(known.blob == blob and known.revoked for known in self._keys):
+            raise Refused(
+                self._attempt.error(
+                    f"its host key {offered} is marked as revoked; nothing was sent"
+                )
+            )
+        if any(known.blob == blob for known in good):
+            return
         if good:
             alike = [known for known in good if known.kind == key.get_name()] or good
-            expected = [known.fingerprint for known in alike]
-            raise Refused(diagnosis.key_changed(self._attempt, expected, offered))
-        raise Refused(diagnosis.key_unknown(self._attempt, offered, list(map(str, self._files))))
-
-
-def in_words(target: Target, remote: Any) -> str:
-    """Which keys we show."""
-    if not target.use_ssh_config:
-        return f"the key {target.identity}"
-    named = [str(target.identity)] if target.identity else []
-    return "the keys of " + ", ".join([*named, *_identity_files(remote), "agent", "~/.ssh"])
+            expected = " or ".join(known.fingerprint for known in alike)
+            raise Refused(
+                self._attempt.error(
+                    f"its host key has changed: expected {expected}, offered {offered}; "
+                    "nothing was sent",
+                    hint="someone may be between you and the node; if it was reinstalled, create "
+                    "or attach it again",
+                )
+            )
+        raise Refused(
+            self._attempt.error(
+                f"its host key {offered} is not known; nothing was sent",
+                hint=f"no line for it in {', '.join(map(str, self._files))}",
+            )
+        )
 
 
 @contextmanager
-def shown(target: Target, remote: Any, attempt: Attempt) -> Iterator[dict[str, Any]]:
-    """The arguments of paramiko's connect that say which keys to show, best first.
+def offered_keys(route: Route) -> Iterator[dict[str, Any]]:
+    """The arguments of paramiko's connect that say which keys to offer, best first.
 
     Raises ConnectError for an identity file that cannot be used.
     """
-    if not target.use_ssh_config:
-        yield {
-            "pkey": _load(target.identity, attempt) if target.identity else None,
-            "allow_agent": False,
-            "look_for_keys": False,
-        }
+    identity = route.target.identity
+    key = _load(identity, route.attempt) if identity else None
+    if not route.target.use_ssh_config:
+        yield {"pkey": key, "allow_agent": False, "look_for_keys": False}
         return
-    files = _identity_files(remote)
-    others = remote.ssh_config.get("identitiesonly") != "yes"
-    agent = paramiko.Agent()
-    try:
+    others = route.settings.get("identitiesonly") != "yes"
+    with closing(paramiko.Agent()) as agent:
         yield {
-            "pkey": _load(target.identity, attempt)
-            if target.identity
-            else _from_agent(agent, files),
-            "key_filename": files,
+            "pkey": key or _from_agent(agent, route.identity_files),
+            "key_filename": route.identity_files,
             "allow_agent": others,
             "look_for_keys": others,
         }
-    finally:
-        agent.close()
-
-
-def _identity_files(remote: Any) -> list[str]:
-    """Those of ssh_config that exist: paramiko would stumble over the others."""
-    return [name for name in remote.ssh_config.get("identityfile", ()) if Path(name).is_file()]
 
 
 def _load(path: Path, attempt: Attempt) -> Any:

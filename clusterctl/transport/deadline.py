@@ -6,7 +6,11 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class Deadline:
@@ -40,6 +44,21 @@ class Deadline:
 
 
 NEVER = Deadline(math.inf)
+
+
+def background(action: Callable[[], T]) -> Future[T]:
+    """Starts `action` in a thread that does not keep the interpreter from ending, unlike those of
+    an executor: what it waits for may never come."""
+    future: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(action())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=work, daemon=True, name="background").start()
+    return future
 
 
 class Watchdog:

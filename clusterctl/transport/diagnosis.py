@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from clusterctl.errors import ClusterctlError, NodeUnreachable
+from clusterctl.model import Node
 
 
 class Failure(Exception):
@@ -40,6 +41,24 @@ def failure(error: BaseException, seconds: float) -> str:
     return str(error)
 
 
+def _at(node: str, address: str, port: int) -> str:
+    return f"{node} ({f'[{address}]' if ':' in address else address}:{port})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What to connect to and with what: as in SshTransport."""
+
+    node: Node
+    identity: Path | None
+    known_hosts: Path
+    use_ssh_config: bool
+
+    def error(self, what: str, *, transient: bool = False) -> ConnectError:
+        node = self.node
+        return ConnectError(_at(node.name, node.address, node.ssh_port), what, transient=transient)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
     """What was tried. `seconds` is the limit, `key` says in words which keys were offered."""
@@ -51,17 +70,16 @@ class Attempt:
     key: str
     seconds: float
 
-    @property
-    def who(self) -> str:
-        host = f"[{self.address}]" if ":" in self.address else self.address
-        return f"{self.node} ({host}:{self.port})"
-
     def error(self, what: str, *, hint: str = "", transient: bool = False) -> ConnectError:
-        return ConnectError(self.who, what, hint=hint, transient=transient)
+        who = _at(self.node, self.address, self.port)
+        return ConnectError(who, what, hint=hint, transient=transient)
+
+    def behind(self, gateway: str, why: str, transient: bool) -> ConnectError:
+        return self.error(f"not reachable through {gateway}: {why}", transient=transient)
 
 
-def name_unknown(attempt: Attempt, error: OSError) -> ConnectError:
-    """`error` is what the resolver said (socket.gaierror, or TimeoutError)."""
+def name_unknown(attempt: Attempt, error: Exception) -> ConnectError:
+    """`error` is what the resolver said (socket.gaierror, UnicodeError or TimeoutError)."""
     if isinstance(error, TimeoutError):
         return attempt.error(
             f"the name {attempt.address} was not resolved within {attempt.seconds:g} s (DNS)",
@@ -69,7 +87,7 @@ def name_unknown(attempt: Attempt, error: OSError) -> ConnectError:
             transient=True,
         )
     return attempt.error(
-        f"the name {attempt.address} is not known (DNS: {error.strerror or error})",
+        f"the name {attempt.address} is not known (DNS: {getattr(error, 'strerror', '') or error})",
         hint="check the spelling, or use an address",
         transient=isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN,
     )
@@ -149,28 +167,3 @@ def login_refused(attempt: Attempt, error: BaseException) -> ConnectError:
     return attempt.error(
         what, hint=f"is its public half in ~{attempt.user}/.ssh/authorized_keys on the node?"
     )
-
-
-def key_changed(attempt: Attempt, expected: Sequence[str], offered: str) -> ConnectError:
-    """`expected` and `offered` are SHA-256 fingerprints."""
-    return attempt.error(
-        f"its host key has changed: expected {' or '.join(expected)}, offered {offered}; "
-        "nothing was sent",
-        hint="someone may be between you and the node; if it was reinstalled, create or attach it "
-        "again",
-    )
-
-
-def key_revoked(attempt: Attempt, offered: str) -> ConnectError:
-    return attempt.error(f"its host key {offered} is marked as revoked; nothing was sent")
-
-
-def key_unknown(attempt: Attempt, offered: str, sources: Sequence[str]) -> ConnectError:
-    return attempt.error(
-        f"its host key {offered} is not known; nothing was sent",
-        hint=f"no line for it in {', '.join(sources)}",
-    )
-
-
-def gateway_failed(attempt: Attempt, gateway: str, why: str, transient: bool) -> ConnectError:
-    return attempt.error(f"not reachable through {gateway}: {why}", transient=transient)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
-import threading
+from concurrent import futures
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +15,9 @@ import paramiko
 from clusterctl import process
 from clusterctl.transport import diagnosis
 from clusterctl.transport.connection import LOST, Connection, Socket
-from clusterctl.transport.deadline import Deadline
+from clusterctl.transport.deadline import Deadline, background
 from clusterctl.transport.diagnosis import Attempt
 from clusterctl.transport.session import abort_at
-
-
-@dataclass(frozen=True, slots=True)
-class Hop:
-    """An open connection to go through, and what to call it in a message."""
-
-    name: str
-    connection: Connection
 
 
 def straight(attempt: Attempt, deadline: Deadline) -> Socket:
@@ -46,35 +37,29 @@ def straight(attempt: Attempt, deadline: Deadline) -> Socket:
     raise diagnosis.no_connection(attempt, failure) from failure
 
 
-def through(hop: Hop, attempt: Attempt, deadline: Deadline) -> Socket:
-    """A channel that `hop` forwards to the host. Raises ConnectError."""
-    there = f"{attempt.address}:{attempt.port}"
+def through(hop: Connection, name: str, attempt: Attempt, deadline: Deadline) -> Socket:
+    """A channel that `hop`, called `name`, forwards to the host. Raises ConnectError."""
+    why, transient = f"it gets no connection to {attempt.address}:{attempt.port}", True
     try:
-        with abort_at(hop.connection, deadline):
+        with abort_at(hop, deadline):
             return Socket(
-                hop.connection.open_channel(
+                hop.open_channel(
                     "direct-tcpip",
                     (attempt.address, attempt.port),
                     ("", 0),
                     timeout=deadline.left,
                 )
             )
-    except paramiko.ChannelException as error:
-        forbidden = error.code == 1  # RFC 4254, 5.1
-        why = (
-            "it does not forward connections (AllowTcpForwarding)"
-            if forbidden
-            else f"it gets no connection to {there}"
-        )
-        raise diagnosis.gateway_failed(attempt, hop.name, why, not forbidden) from error
     except LOST as error:
         # With several threads at it, paramiko may give a refusal to the wrong one.
-        why = f"it gets no connection to {there}"
-        if deadline.passed:
+        if isinstance(error, paramiko.ChannelException):
+            if error.code == 1:  # RFC 4254, 5.1
+                why, transient = "it does not forward connections (AllowTcpForwarding)", False
+        elif deadline.passed:
             why += f" within {deadline.seconds:g} s"
-        elif not hop.connection.is_active():
+        elif not hop.is_active():
             why = "the connection to it was lost"
-        raise diagnosis.gateway_failed(attempt, hop.name, why, True) from error
+        raise attempt.behind(name, why, transient) from error
 
 
 def piped(command: str) -> Socket:
@@ -100,24 +85,13 @@ def _resolve(attempt: Attempt, deadline: Deadline) -> list[tuple[int, Any]]:
         version = ipaddress.ip_address(attempt.address).version
         family = socket.AF_INET if version == 4 else socket.AF_INET6
         return [(family, (attempt.address, attempt.port))]
-    answer: list[Any] = []
-    failure: list[OSError] = []
-
-    def ask() -> None:
-        try:
-            answer.extend(
-                socket.getaddrinfo(attempt.address, attempt.port, type=socket.SOCK_STREAM)
-            )
-        except OSError as error:
-            failure.append(error)
-        except UnicodeError as error:
-            failure.append(OSError(str(error)))
-
-    # The resolver knows no time limit.
-    thread = threading.Thread(target=ask, daemon=True, name="resolve")
-    thread.start()
-    thread.join(deadline.left)
-    if not answer:
-        error = failure[0] if failure else TimeoutError()
+    lookup = background(  # the resolver knows no time limit
+        lambda: socket.getaddrinfo(attempt.address, attempt.port, type=socket.SOCK_STREAM)
+    )
+    try:
+        answer = lookup.result(deadline.left)
+    except futures.TimeoutError:
+        raise diagnosis.name_unknown(attempt, TimeoutError()) from None
+    except (OSError, UnicodeError) as error:
         raise diagnosis.name_unknown(attempt, error) from error
     return [(family, address) for family, _, _, _, address in answer]

@@ -6,9 +6,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 
 from clusterctl.errors import UsageError
 from clusterctl.model import Cluster, Node, NodeResult
@@ -42,11 +42,14 @@ class Pool:
     ) -> None:
         self._nodes = {node.name: node for node in nodes}
         self._transports: dict[str, Transport] = {}
+        self._ssh = partial(
+            SshTransport, identity=identity, known_hosts=known_hosts, use_ssh_config=use_ssh_config
+        )
         for node in nodes:
             if node.here:
                 self._transports[node.name] = LocalTransport(node)
             else:
-                self._add(node, identity, known_hosts, use_ssh_config, ())
+                self._add(node, ())
 
     @classmethod
     def of(cls, cluster: Cluster, ssh: Path) -> Pool:
@@ -61,33 +64,19 @@ class Pool:
             use_ssh_config=theirs is not None,
         )
 
-    def _add(
-        self,
-        node: Node,
-        identity: Path | None,
-        known_hosts: Path,
-        use_ssh_config: bool,
-        behind: tuple[str, ...],
-    ) -> SshTransport:
+    def _add(self, node: Node, behind: tuple[str, ...]) -> SshTransport:
         made = self._transports.get(node.name)
-        if not isinstance(made, SshTransport):
-            gateway = None
-            if node.via:
-                if node.via not in self._nodes or node.via in (node.name, *behind):
-                    raise UsageError(
-                        f"{node.name} is to be reached via {node.via}, which is no other node"
-                    )
-                behind = (*behind, node.name)
-                hop = self._nodes[node.via]
-                gateway = self._add(hop, identity, known_hosts, use_ssh_config, behind)
-            made = SshTransport(
-                node,
-                identity=identity,
-                known_hosts=known_hosts,
-                gateway=gateway,
-                use_ssh_config=use_ssh_config,
-            )
-            self._transports[node.name] = made
+        if isinstance(made, SshTransport):
+            return made
+        behind = (*behind, node.name)
+        gateway = None
+        if node.via:
+            if node.via not in self._nodes or node.via in behind:
+                raise UsageError(
+                    f"{node.name} is to be reached via {node.via}, which is no other node"
+                )
+            gateway = self._add(self._nodes[node.via], behind)
+        made = self._transports[node.name] = self._ssh(node, gateway=gateway)
         return made
 
     def transport(self, name: str) -> Transport:
@@ -144,7 +133,29 @@ class Pool:
         connections that are still busy and is raised at once.
         """
         chosen = list(self._nodes) if names is None else list(names)
-        return _FanOut(action, {name: self._transports[name] for name in chosen}, chosen).run(limit)
+        results: list[Future[NodeResult]] = [Future() for _ in chosen]
+        waiting = deque(zip(chosen, results, strict=True))
+
+        def work() -> None:
+            while True:
+                try:
+                    name, result = waiting.popleft()
+                except IndexError:
+                    return
+                _answer(result, action, name)
+
+        # Not an executor: its threads keep the interpreter alive after Ctrl-C.
+        for _ in range(min(limit, len(chosen))):
+            threading.Thread(target=work, daemon=True, name="fan-out").start()
+        try:
+            wait(results)
+        except BaseException:
+            waiting.clear()
+            for name, result in zip(chosen, results, strict=True):
+                if not result.done():
+                    self._transports[name].close()
+            raise
+        return tuple(result.result() for result in results)
 
     def close(self) -> None:
         for transport in self._transports.values():
@@ -153,65 +164,17 @@ class Pool:
     def __enter__(self) -> Pool:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
-class _FanOut:
-    """Not concurrent.futures: its threads keep the interpreter alive after Ctrl-C."""
-
-    def __init__(
-        self, action: Action, transports: Mapping[str, Transport], names: Sequence[str]
-    ) -> None:
-        self._action = action
-        self._transports = transports
-        self._names = names
-        self._waiting = deque(range(len(names)))
-        self._results: dict[int, NodeResult] = {}
-        self._bugs: list[BaseException] = []
-        self._ended = threading.Condition()
-
-    def run(self, limit: int) -> tuple[NodeResult, ...]:
-        count = len(self._names)
-        for _ in range(min(limit, count)):
-            threading.Thread(target=self._work, daemon=True, name="fan-out").start()
-        try:
-            with self._ended:
-                while len(self._results) < count:
-                    self._ended.wait()
-        except BaseException:
-            self._waiting.clear()
-            for index, name in enumerate(self._names):
-                if index not in self._results:
-                    self._transports[name].close()
-            raise
-        if self._bugs:
-            raise self._bugs[0]
-        return tuple(self._results[index] for index in range(count))
-
-    def _work(self) -> None:
-        while True:
-            try:
-                index = self._waiting.popleft()
-            except IndexError:
-                return
-            result = self._one(self._names[index])
-            with self._ended:
-                self._results[index] = result
-                self._ended.notify()
-
-    def _one(self, name: str) -> NodeResult:
-        started = time.monotonic()
-        try:
-            return self._action(name)
-        except FAILURES as error:
-            why = failure(error, time.monotonic() - started)
-        except BaseException as error:
-            self._bugs.append(error)
-            why = repr(error)
-        return NodeResult(node=name, error=why, seconds=time.monotonic() - started)
+def _answer(result: Future[NodeResult], action: Action, name: str) -> None:
+    started = time.monotonic()
+    try:
+        result.set_result(action(name))
+    except FAILURES as error:
+        seconds = time.monotonic() - started
+        why = failure(error, seconds)
+        result.set_result(NodeResult(node=name, error=why, seconds=seconds))
+    except BaseException as error:
+        result.set_exception(error)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any
 
 import paramiko
@@ -36,67 +35,45 @@ PATIENCE = 3.0
 """Seconds for which we ask again when sshd refuses a session."""
 
 
-class Prelude:
-    """What a login shell's start files print before our command runs. They are the user's own, and
-    may print anything; the command's output begins after the line START.
-
-    `text` is what has come so far (or the end of it), and empty once the command has begun.
-    """
-
+class ConnectionLost(ConnectionResetError):
     def __init__(self) -> None:
-        self.text = b""
-        self._over = False
-
-    def strip(self, data: bytes) -> bytes:
-        """What of `data` is the command's."""
-        if self._over:
-            return data
-        _, found, after = (self.text + data).partition(START)
-        self._over = bool(found)
-        self.text = b"" if found else (self.text + data)[-PRELUDE_LIMIT:]
-        return after
+        super().__init__("the connection was lost")
 
 
 class Collector:
     """Takes the place of a channel's buffer: keeps what paramiko's thread feeds it.
 
     Nothing has to drain it, so that the caller can send all its stdin first and wait afterwards.
-    `on_stdout` is called with each piece as it comes, in paramiko's thread: it must be quick.
-    `prelude` is what is left out at the beginning.
     """
 
-    def __init__(self, on_stdout: OnStdout | None = None, prelude: Prelude | None = None) -> None:
+    def __init__(self, on_data: Callable[[bytes], bytes]) -> None:
+        """`on_data` gets each piece, in paramiko's thread, and returns what of it to keep."""
+        self._on_data = on_data
         self._chunks: list[bytes] = []
-        self._on_stdout = on_stdout
-        self._prelude = prelude
-        self._fed = 0
+        self._received = 0
         self.ended = threading.Event()
 
     def feed(self, data: bytes) -> None:
-        self._fed += len(data)
-        if self._prelude:
-            data = self._prelude.strip(data)
-        self._chunks.append(data)
-        if self._on_stdout and data:
-            self._on_stdout(data)
+        self._received += len(data)
+        self._chunks.append(self._on_data(data))
 
     def close(self) -> None:
         self.ended.set()
 
     def __len__(self) -> int:
         """Bytes of the channel's window that are used up."""
-        return self._fed
+        return self._received
 
     def __bytes__(self) -> bytes:
         return b"".join(self._chunks)
 
 
 class Session:
-    """A command that runs. As a context manager it closes the channel and waits for nothing.
+    """A command that runs: a Channel. As a context manager it closes itself and waits for nothing.
 
-    With `collect`, `output` hands out what the command wrote, and `on_stdout` gets its stdout as it
-    comes; else `receive` streams its stdout, and the end of stderr is kept. Raises Failure,
-    TimeoutError, ConnectionError.
+    With `collect`, `output` returns what the command wrote, and `on_stdout` gets its stdout as it
+    comes; else `receive` streams its stdout, and the end of stderr is kept. Every call ends by
+    `deadline`, or within a timeout of its own. Raises Failure, TimeoutError, ConnectionError.
     """
 
     def __init__(
@@ -109,35 +86,38 @@ class Session:
         on_stdout: OnStdout | None = None,
     ) -> None:
         self._connection = connection
+        self._deadline = deadline
+        self._on_stdout = on_stdout
+        self._collected = (Collector(self._on_data), Collector(bytes)) if collect else None
         self._stderr = b""
-        self._prelude = Prelude()
+        self._prelude: bytes | None = b""
         self._closed = False
         if not connection.sessions.acquire(timeout=deadline.left):
             raise Failure("too many commands run on this connection at the same time")
         try:
             with abort_at(connection, deadline):
-                self._channel = self._open(deadline, COLLECT_LIMIT if collect else STREAM_WINDOW)
-                if collect:
+                self._channel = self._open(COLLECT_LIMIT if collect else STREAM_WINDOW)
+                if self._collected:
                     # Nothing arrives before the command is asked for.
-                    self._channel.in_buffer = Collector(on_stdout, self._prelude)
-                    self._channel.in_stderr_buffer = Collector()
+                    self._channel.in_buffer, self._channel.in_stderr_buffer = self._collected
                 self._start(command)
         except BaseException:
             connection.sessions.release()
             raise
 
-    def _open(self, deadline: Deadline, window: int) -> Any:
+    def _open(self, window: int) -> Any:
         # sshd counts a session for a moment longer than it lasts, so that a refusal may be early.
         # Which exception it is says little: threads that open at the same time share one slot
         # for it in paramiko, and mix theirs up.
-        pause, patience = 0.005, Deadline(min(PATIENCE, deadline.left))
+        pause, patience = 0.005, self._deadline.within(PATIENCE)
         while True:
             try:
-                return self._connection.open_session(window_size=window, timeout=deadline.left)
+                return self._connection.open_session(
+                    window_size=window, timeout=self._deadline.left
+                )
             except LOST as error:
-                if not self._connection.is_active():
-                    raise ConnectionResetError("the connection was lost") from error
-                if deadline.passed:
+                self._fail_if_lost(error)
+                if self._deadline.passed:
                     raise TimeoutError from error
                 if patience.passed:
                     raise Failure(
@@ -148,34 +128,43 @@ class Session:
 
     def _start(self, command: str) -> None:
         # channel.exec_command would wait for the confirmation: a round trip, and without a limit.
-        channel = self._channel
         message = paramiko.Message()
         message.add_byte(cMSG_CHANNEL_REQUEST)
-        message.add_int(channel.remote_chanid)
+        message.add_int(self._channel.remote_chanid)
         message.add_string("exec")
         message.add_boolean(True)
         message.add_string(posix(f"echo {START.decode().strip()}; {command}"))
-        self._guarded_send(message)
-
-    def _guarded_send(self, message: Any) -> None:
         try:
             self._connection._send_user_message(message)
         except LOST as error:
-            raise ConnectionResetError("the connection was lost") from error
+            raise ConnectionLost from error
 
-    @property
-    def ended(self) -> bool:
-        """Whether the command's input is of no more use to anyone."""
-        return bool(self._channel.closed or self._channel.status_event.is_set())
+    def _strip(self, data: bytes) -> bytes:
+        """What of `data` is the command's: it begins after the line START.
 
-    def send(self, data: bytes | memoryview, deadline: Deadline) -> None:
-        """All of `data`. BrokenPipeError when the command ended before it took it."""
+        A login shell's start files are the user's own, and may print anything before it.
+        """
+        if self._prelude is None:
+            return data
+        before, found, after = (self._prelude + data).partition(START)
+        self._prelude = None if found else before[-PRELUDE_LIMIT:]
+        return after
+
+    def _on_data(self, data: bytes) -> bytes:
+        data = self._strip(data)
+        if self._on_stdout and data:
+            self._on_stdout(data)
+        return data
+
+    def send(self, data: bytes, timeout: float | None = None) -> None:
+        deadline = self._deadline if timeout is None else Deadline(timeout)
         rest = memoryview(data)
         with abort_at(self._connection, deadline):
             while rest:
                 self._channel.settimeout(min(deadline.left, SLICE))
                 sent = 0
-                if not self.ended:
+                # Once the command has ended, its input is of no more use to anyone.
+                if not (self._channel.closed or self._channel.status_event.is_set()):
                     try:
                         sent = self._channel.send(rest)
                     except TimeoutError:
@@ -191,15 +180,15 @@ class Session:
                     raise BrokenPipeError("the command ended before it read all of its input")
                 rest = rest[sent:]
 
-    def send_eof(self, deadline: Deadline) -> None:
-        with abort_at(self._connection, deadline):
+    def send_eof(self) -> None:
+        with abort_at(self._connection, self._deadline):
             try:
                 self._channel.shutdown_write()
             except LOST as error:
                 self._fail_if_lost(error)
 
-    def receive(self, deadline: Deadline) -> bytes:
-        """Some of stdout; b"" at its end."""
+    def receive(self, timeout: float | None = None) -> bytes:
+        deadline = self._deadline if timeout is None else Deadline(timeout)
         with abort_at(self._connection, deadline):
             while True:
                 self._keep_stderr()
@@ -211,10 +200,10 @@ class Session:
                         raise TimeoutError(f"nothing came for {deadline.seconds:g} s") from None
                     continue  # a flood of stderr would fill the window that both share
                 except LOST as error:
-                    raise ConnectionResetError("the connection was lost") from error
+                    raise ConnectionLost from error
                 if not data and not self._channel.eof_received:
                     self._fail_if_lost(None)
-                if not data or (data := self._prelude.strip(data)):
+                if not data or (data := self._strip(data)):
                     return data
 
     def _keep_stderr(self) -> None:
@@ -222,17 +211,16 @@ class Session:
             while self._channel.recv_stderr_ready():
                 self._stderr = (self._stderr + self._channel.recv_stderr(1 << 20))[-STDERR_LIMIT:]
         except LOST as error:
-            raise ConnectionResetError("the connection was lost") from error
+            raise ConnectionLost from error
 
-    def exit_code(self, deadline: Deadline) -> int:
+    def exit_code(self) -> int:
         """Waits for the command's end. All of a streamed stdout has to be received before."""
         channel = self._channel
-        collected = isinstance(channel.in_buffer, Collector)
-        if collected and not channel.in_buffer.ended.wait(deadline.left):
-            if sum(map(len, self._buffers)) >= COLLECT_LIMIT:
+        if self._collected and not self._collected[0].ended.wait(self._deadline.left):
+            if sum(map(len, self._collected)) >= COLLECT_LIMIT:
                 raise Failure(f"wrote more than {COLLECT_LIMIT >> 20} MiB")
             raise TimeoutError
-        if not channel.status_event.wait(deadline.left):
+        if not channel.status_event.wait(self._deadline.left):
             raise TimeoutError
         if channel.exit_status == -1:
             self._fail_if_lost(None)
@@ -241,24 +229,18 @@ class Session:
             raise Failure("sshd ended the session and gave no exit code")
         return int(channel.exit_status)
 
-    @property
-    def _buffers(self) -> tuple[Collector, Collector]:
-        return self._channel.in_buffer, self._channel.in_stderr_buffer
-
     def output(self) -> tuple[bytes, bytes]:
-        """What has arrived so far on stdout and stderr, with `collect`. A login shell that has not
-        come to the command has said why."""
-        out, err = self._buffers
-        return bytes(out) or self._prelude.text, bytes(err)
-
-    def errors(self) -> bytes:
-        """What a streamed command has written to stderr, or the end of it."""
+        """What has come so far on stdout, with `collect`, and on stderr. A login shell that has not
+        come to the command has said why on stdout."""
+        if self._collected:
+            out, err = map(bytes, self._collected)
+            return out or self._prelude or b"", err
         self._keep_stderr()
-        return self._stderr
+        return b"", self._stderr
 
     def _fail_if_lost(self, cause: BaseException | None) -> None:
         if not self._connection.is_active():
-            raise ConnectionResetError("the connection was lost") from cause
+            raise ConnectionLost from cause
 
     def close(self) -> None:
         """Safe to repeat."""
@@ -276,12 +258,7 @@ class Session:
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

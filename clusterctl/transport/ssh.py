@@ -10,21 +10,17 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.errors import ClusterctlError
 from clusterctl.model import Node, NodeResult
-from clusterctl.transport import OnStdout
+from clusterctl.transport import OnStdout, copying
 from clusterctl.transport.deadline import Deadline
-from clusterctl.transport.diagnosis import (
-    FAILURES,
-    Attempt,
-    ConnectError,
-    failure,
-    gateway_failed,
-)
+from clusterctl.transport.diagnosis import FAILURES, ConnectError, Target, failure
+from clusterctl.transport.ssh_config import MAX_DEPTH
 
 if TYPE_CHECKING:
     from clusterctl.transport.connection import Connection, Socket
@@ -61,13 +57,18 @@ class SshTransport:
         use_ssh_config: bool = False,
     ) -> None:
         self.node = node
-        self._identity = identity
-        self._known_hosts = known_hosts
+        self._target = Target(
+            node=node,
+            identity=identity,
+            known_hosts=known_hosts,
+            use_ssh_config=use_ssh_config,
+        )
         self._gateway = gateway
-        self._use_ssh_config = use_ssh_config
+        self._jumps: list[SshTransport] = []
+        self._depth = 0
         self._connecting = threading.Lock()
-        self._chain: list[Any] = []
         self._socket: Socket | None = None
+        self._remote: Any = None
 
     def connect(self, timeout: float) -> None:
         self._connected(Deadline(timeout))
@@ -76,84 +77,82 @@ class SshTransport:
         """The node's public key as the open connection has verified it: `ssh-ed25519 AAAA…`."""
         connection = self._alive()
         if connection is None:
-            raise self._attempt(0).error("there is no connection", transient=True)
+            raise self._target.error("there is no connection", transient=True)
         key: Any = connection.get_remote_server_key()
         return f"{key.get_name()} {key.get_base64()}"
-
-    def session(
-        self, command: str, deadline: Deadline, *, collect: bool, on_stdout: OnStdout | None = None
-    ) -> Session:
-        """Connects if need be and starts `command`. For this package; raises FAILURES."""
-        connection = self._connected(Deadline(min(deadline.left, CONNECT_LIMIT)))
-        from clusterctl.transport.session import Session
-
-        return Session(connection, command, deadline, collect=collect, on_stdout=on_stdout)
 
     def run(
         self, command: str, *, stdin: bytes = b"", timeout: float, on_stdout: OnStdout | None = None
     ) -> NodeResult:
-        def collect(deadline: Deadline) -> NodeResult:
-            name = self.node.name
-            with self.session(command, deadline, collect=True, on_stdout=on_stdout) as session:
+        def collect(start: copying.Start) -> NodeResult:
+            with start(command, collect=True, on_stdout=on_stdout) as session:
+                code, why = None, ""
                 try:
                     if stdin:
                         # A command need not read its input.
                         with suppress(BrokenPipeError):
-                            session.send(stdin, deadline)
-                    session.send_eof(deadline)
-                    code = session.exit_code(deadline)
+                            session.send(stdin)
+                    session.send_eof()
+                    code = session.exit_code()
                 except FAILURES as error:
-                    out, err = session.output()
                     why = failure(error, timeout)
-                    return NodeResult(node=name, stdout=out, stderr=err, error=why)
                 out, err = session.output()
-                return NodeResult(node=name, exit_code=code, stdout=out, stderr=err)
+                return NodeResult(node="", exit_code=code, stdout=out, stderr=err, error=why)
 
         return self._result(collect, timeout)
 
-    def open(self, command: str, *, timeout: float = 30.0) -> SshChannel:
-        deadline = Deadline(timeout)
+    def open(self, command: str, *, timeout: float = 30.0) -> Session:
         try:
-            return SshChannel(self.session(command, deadline, collect=False))
+            return self._session(Deadline(timeout), command, collect=False)
         except ClusterctlError:
             raise
         except FAILURES as error:
-            raise self._attempt(timeout).error(failure(error, timeout)) from error
+            raise self._target.error(failure(error, timeout)) from error
 
     def put(self, source: Path, target: str, *, timeout: float) -> NodeResult:
-        from clusterctl.transport.put import put
-
-        return self._result(lambda deadline: put(self, source, target, deadline), timeout)
+        return self._result(lambda start: copying.put(start, source, target), timeout)
 
     def get(self, source: str, target: Path, *, timeout: float) -> NodeResult:
-        from clusterctl.transport.get import get
-
-        return self._result(lambda deadline: get(self, source, target, deadline), timeout)
+        return self._result(lambda start: copying.get(start, source, target), timeout)
 
     def close(self) -> None:
         sock, self._socket = self._socket, None
-        chain, self._chain = self._chain, []
+        remote, self._remote = self._remote, None
+        jumps, self._jumps = self._jumps, []
         if sock is not None:
             sock.abort()
-        if chain:
-            from clusterctl.transport.connect import close_chain
+        if remote is not None:
+            remote.client.close()
+        for jump in reversed(jumps):
+            jump.close()
 
-            close_chain(chain)
-
-    def _result(self, action: Callable[[Deadline], NodeResult], timeout: float) -> NodeResult:
+    def _result(self, action: Callable[[copying.Start], NodeResult], timeout: float) -> NodeResult:
         started = time.monotonic()
         try:
-            result = action(Deadline(timeout))
+            result = action(partial(self._session, Deadline(timeout)))
         except FAILURES as error:
-            result = NodeResult(node=self.node.name, error=failure(error, timeout))
-        return replace(result, seconds=time.monotonic() - started)
+            result = NodeResult(node="", error=failure(error, timeout))
+        return replace(result, node=self.node.name, seconds=time.monotonic() - started)
+
+    def _session(
+        self, deadline: Deadline, command: str, *, collect: bool, on_stdout: OnStdout | None = None
+    ) -> Session:
+        """Connects if need be and starts `command`. Raises FAILURES."""
+        connection = self._connected(deadline.within(CONNECT_LIMIT))
+        from clusterctl.transport.session import Session
+
+        return Session(connection, command, deadline, collect=collect, on_stdout=on_stdout)
+
+    def _alive(self) -> Connection | None:
+        remote = self._remote
+        connection: Connection | None = remote and remote.transport
+        return connection if connection and connection.is_active() else None
 
     def _connected(self, deadline: Deadline) -> Connection:
-        connection = self._alive()
-        if connection is not None:
+        if connection := self._alive():
             return connection
         if not self._connecting.acquire(timeout=deadline.left):
-            raise self._attempt(deadline.seconds).error(
+            raise self._target.error(
                 f"another attempt to connect did not end within {deadline.seconds:g} s",
                 transient=True,
             )
@@ -162,67 +161,45 @@ class SshTransport:
         finally:
             self._connecting.release()
 
-    def _alive(self) -> Connection | None:
-        chain = self._chain
-        if chain and chain[-1].transport.is_active():
-            connection: Connection = chain[-1].transport
-            return connection
-        return None
-
     def _reconnect(self, deadline: Deadline) -> Connection:
-        from clusterctl.transport.connect import open_chain
-        from clusterctl.transport.credentials import Target
-        from clusterctl.transport.dial import Hop
+        from clusterctl.transport import connect, dial
+        from clusterctl.transport.route import Route
 
         self.close()
-        hop = None
-        if self._gateway is not None:
-            name = f"gateway {self._gateway.node.name}"
+        route = Route(self._target, deadline.seconds)
+        attempt = route.attempt
+        kind, gateway = "gateway", self._gateway
+        if gateway is None:
+            kind, gateway = "jump host", self._jump_through(route.jumps)
+        if gateway is not None:
+            name = f"{kind} {gateway.node.name}"
             try:
-                hop = Hop(name, self._gateway._connected(deadline))
+                hop = gateway._connected(deadline)
             except ConnectError as error:
-                attempt = self._attempt(deadline.seconds)
-                raise gateway_failed(attempt, name, error.what, error.transient) from error
-        target = Target(
-            node=self.node.name,
-            host=self.node.address,
-            port=self.node.ssh_port,
-            user=self.node.user,
-            identity=self._identity,
-            known_hosts=self._known_hosts,
-            use_ssh_config=self._use_ssh_config,
-        )
-        chain = open_chain(target, deadline, hop, self._remember)
-        self._chain = chain
-        connection: Connection = chain[-1].transport
+                raise attempt.behind(name, error.what, error.transient) from error
+            sock = dial.through(hop, name, attempt, deadline)
+        elif route.proxy:
+            sock = dial.piped(route.proxy)
+        else:
+            sock = dial.straight(attempt, deadline)
+        self._socket = sock
+        self._remote = connect.log_in(route, sock, deadline)
+        connection: Connection = self._remote.transport
         return connection
 
-    def _remember(self, sock: Socket) -> None:
-        self._socket = sock
-
-    def _attempt(self, seconds: float) -> Attempt:
-        node = self.node
-        return Attempt(
-            node=node.name,
-            address=node.address,
-            port=node.ssh_port,
-            user=node.user,
-            key="",
-            seconds=seconds,
-        )
-
-
-class SshChannel:
-    """A Channel."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    def send(self, data: bytes, timeout: float) -> None:
-        self._session.send(data, Deadline(timeout))
-
-    def receive(self, timeout: float) -> bytes:
-        return self._session.receive(Deadline(timeout))
-
-    def close(self) -> None:
-        self._session.close()
+    def _jump_through(self, hosts: list[str]) -> SshTransport | None:
+        """The last of the user's jump hosts, each of which is reached through the one before."""
+        gateway = None
+        for host in hosts:
+            if self._depth == MAX_DEPTH:
+                raise self._target.error("the jump hosts of your ssh_config lead in a circle")
+            gateway = SshTransport(
+                replace(self.node, name=host, address=host, ssh_port=0, user=""),
+                identity=self._target.identity,
+                known_hosts=self._target.known_hosts,
+                gateway=gateway,
+                use_ssh_config=True,
+            )
+            gateway._depth = self._depth + 1
+            self._jumps.append(gateway)
+        return gateway

@@ -12,9 +12,9 @@ import pytest
 
 from clusterctl.model import NodeResult
 from clusterctl.transport import known_hosts, shell, ssh_config
+from clusterctl.transport.copying import mode_of
 from clusterctl.transport.deadline import Watchdog
 from clusterctl.transport.fold import fold, ranges
-from clusterctl.transport.get import mode_of
 
 
 def test_watchdog() -> None:

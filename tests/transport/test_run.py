@@ -14,8 +14,8 @@ import pytest
 
 from clusterctl.errors import NodeUnreachable
 from clusterctl.model import NodeResult
-from clusterctl.transport import connection, session
-from clusterctl.transport.ssh import SshChannel, SshTransport
+from clusterctl.transport import Channel, connection, session
+from clusterctl.transport.ssh import SshTransport
 from tests.transport.lab import Relay, Sshd, make_node
 
 pytestmark = pytest.mark.sshd
@@ -263,7 +263,7 @@ def test_talking_with_a_command(transport: SshTransport) -> None:
     assert transport.run("true", timeout=10).ok
 
 
-def read_all(channel: SshChannel) -> bytes:
+def read_all(channel: Channel) -> bytes:
     data = b""
     while more := channel.receive(10):
         data += more

@@ -192,7 +192,7 @@ def test_proxy_jump(sshd: Sshd, start_sshd: Callable[..., Sshd], home: Path) -> 
     arguments = {"node": node, "identity": None, "use_ssh_config": True}
     with closing(sshd.transport(**arguments, known_hosts=home / "none")) as transport:
         assert transport.run("true", timeout=10).ok
-        assert len(transport._chain) == 3
+        assert len(transport._jumps) == 2
     assert "Accepted publickey" in first.log
     assert "Accepted publickey" in second.log
     # A jump host's key is checked as strictly.

@@ -1,0 +1,285 @@
+"""Copying to and from a node: a file through `cat` and `head`, a folder through `tar`.
+
+Twice as fast as SFTP, which waits for an answer to every 32 KiB and to every file.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import secrets
+import tarfile
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
+
+from clusterctl.model import NodeResult
+from clusterctl.transport import OnStdout, shell, unpack
+from clusterctl.transport.diagnosis import Failure
+
+if TYPE_CHECKING:
+    from clusterctl.transport.session import Session
+
+CHUNK = 1 << 20
+"""Bytes."""
+
+
+class Start(Protocol):
+    """Starts a command on the node. Raises FAILURES."""
+
+    def __call__(
+        self, command: str, *, collect: bool, on_stdout: OnStdout | None = None
+    ) -> Session: ...
+
+
+# The traps remove what is unfinished when the connection is lost, too: cat ends then.
+_PUT_FILE = """\
+target={target}; parent={parent}; part=$parent/{mark}
+if [ -d "$target" ]; then echo 'there is a folder of that name' >&2; exit 73; fi
+mkdir -p "$parent" || exit 73
+trap 'rm -f "$part"' 0; trap 'exit 74' 1 2 13 15
+(umask 077; cat > "$part") || exit 74
+size=$(wc -c < "$part")
+if [ "$size" -ne {size} ]; then echo "$((size)) of {size} bytes arrived" >&2; exit 74; fi
+chmod {mode:o} "$part" && mv -f "$part" "$target"
+"""
+
+# The mark is the last member of the archive: when it is there, all is there.
+_PUT_FOLDER = """\
+target={target}
+if [ -e "$target" ] && [ ! -d "$target" ]; then
+  echo 'there is a file of that name' >&2; exit 73
+fi
+if [ -d "$target" ]; then new=; else new=1; mkdir -p "$target" || exit 73; fi
+tar -x -o -p -f - -C "$target" || exit 74
+rm "$target"/{mark} || exit 74
+if [ "$new" ]; then chmod {mode:o} "$target"; fi
+"""
+
+# First a line that says what comes. A file that grows is cut at the size that it had.
+_GET = """\
+source={source}
+if [ -d "$source" ]; then
+  cd "$source" || exit 66
+  echo {mark} folder
+  exec tar -c -f - .
+elif [ -f "$source" ]; then
+  mode=$(ls -ldL "$source") && size=$(wc -c < "$source") || exit 66
+  echo {mark} file "${{mode%% *}}" "$((size))"
+  exec head -c "$((size))" < "$source"
+elif [ -e "$source" ]; then
+  echo 'neither a file nor a folder' >&2; exit 66
+else
+  echo 'no such file or folder' >&2; exit 66
+fi
+"""
+
+_CHANGED = ("file changed as we read it", "File removed before we read it")
+"""What GNU tar complains about, with exit code 1, when a job still writes."""
+
+
+def put(start: Start, source: Path, target: str) -> NodeResult:
+    """Raises FAILURES."""
+    mark = ".clusterctl-" + secrets.token_hex(8)
+    try:
+        mode = source.stat().st_mode & 0o777
+        if source.is_dir():
+            command = _PUT_FOLDER.format(target=shell.path(target), mark=mark, mode=mode)
+            with start(command, collect=True) as session:
+                return _finish(session, lambda: _send_folder(session, source, mark))
+        if not source.is_file():
+            raise Failure(f"{source} is neither a file nor a folder")
+        with source.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            parent = shell.path(posixpath.dirname(target) or ".")
+            command = _PUT_FILE.format(
+                target=shell.path(target), parent=parent, mark=mark, size=size, mode=mode
+            )
+            with start(command, collect=True) as session:
+                return _finish(session, lambda: _send_file(session, file, size))
+    except OSError as error:
+        if error.errno is None:  # the session's
+            raise
+        name = error.filename or source
+        raise Failure(f"{name} cannot be read: {error.strerror}") from error
+
+
+def _finish(session: Session, send: Callable[[], None]) -> NodeResult:
+    with suppress(BrokenPipeError):  # the node gave up: it says why
+        send()
+    session.send_eof()
+    return _result(session)
+
+
+def _send_file(session: Session, file: BinaryIO, size: int) -> None:
+    while size:
+        data = file.read(min(CHUNK, size))
+        if not data:
+            raise Failure(f"{file.name} became shorter while it was read")
+        session.send(data)
+        size -= len(data)
+
+
+def _send_folder(session: Session, source: Path, mark: str) -> None:
+    try:
+        with tarfile.open(
+            fileobj=cast(BinaryIO, _Stream(session)),
+            mode="w|",
+            bufsize=CHUNK,
+            format=tarfile.GNU_FORMAT,  # every tar reads it, whatever bytes are in the names
+            encoding="utf-8",
+            errors="surrogateescape",
+        ) as archive:
+            for entry in sorted(os.listdir(source)):
+                archive.add(source / entry, "./" + entry, filter=_plain)
+            archive.addfile(tarfile.TarInfo(mark))
+    except (ConnectionError, TimeoutError):
+        raise
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        raise Failure(f"{source} changed while it was read: {error}") from error
+
+
+def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    """Files, folders and links, owned by whoever unpacks them."""
+    if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
+        return None
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    return member
+
+
+def get(start: Start, source: str, target: Path) -> NodeResult:
+    """Raises FAILURES."""
+    mark = "clusterctl-" + secrets.token_hex(8)
+    with start(_GET.format(source=shell.path(source), mark=mark), collect=False) as session:
+        stream = _Stream(session)
+        kind, *details = stream.after(mark).split() or [""]
+        if not kind:
+            code = session.exit_code()
+            raise Failure(_reason(session.output()[1], code))
+        folder = kind == "folder"
+        if target.exists() and target.is_dir() != folder:
+            raise Failure(f"{target} is a {'file' if folder else 'folder'} here")
+        # On the file system of the target, which may be a mount point.
+        near = target if target.is_dir() else target.parent
+        try:
+            near.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(
+                dir=near, prefix=".clusterctl-", ignore_cleanup_errors=True
+            ) as scratch:
+                part = Path(scratch, "part")
+                receive = _receive_folder if folder else partial(_receive_file, details)
+                result = _received(session, *receive(stream, part))
+                if result.error:
+                    return result
+                if near == target:
+                    unpack.move_into(part, target)
+                else:
+                    part.replace(target)
+                return result
+        except OSError as error:
+            if error.errno is None:  # the session's
+                raise
+            name = error.filename or target
+            raise Failure(f"{name} cannot be written: {error.strerror}") from error
+
+
+def _receive_file(details: list[str], stream: _Stream, part: Path) -> tuple[list[str], str]:
+    """What was left out, and what is wrong with what came."""
+    mode, size = mode_of(details[0]), int(details[1])
+    with part.open("xb") as file:
+        while data := stream.some():
+            file.write(data)
+        written = file.tell()
+        os.fchmod(file.fileno(), mode)
+    return [], "" if written == size else f"{written} of {size} bytes arrived"
+
+
+def _receive_folder(stream: _Stream, part: Path) -> tuple[list[str], str]:
+    """As `_receive_file`."""
+    part.mkdir()
+    try:
+        with unpack.reader_of(cast(BinaryIO, stream)) as archive:
+            left_out = unpack.unpack(archive, part)
+        while stream.some():
+            pass  # the padding
+    except tarfile.TarError as error:
+        return [], f"the archive is damaged: {error}"
+    return left_out, ""
+
+
+def _received(session: Session, left_out: list[str], damage: str) -> NodeResult:
+    """The end of the command, whose own error says more than what is wrong with its output."""
+    result = _result(session)
+    complaints = result.stderr.decode(errors="replace").splitlines()
+    if result.exit_code == 1 and complaints and all(s.endswith(_CHANGED) for s in complaints):
+        result = replace(result, exit_code=0, error="")
+    if damage and not result.error:
+        raise Failure(f"the copy failed: {damage}")
+    notes = "".join(f"left out {line}\n" for line in left_out)
+    return replace(result, stderr=result.stderr + notes.encode(errors="surrogateescape"))
+
+
+class _Stream:
+    """A session's stdin and stdout, as a file."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._ahead = memoryview(b"")
+
+    def write(self, data: bytes) -> int:
+        self._session.send(data)
+        return len(data)
+
+    def some(self) -> memoryview:
+        """What has come, at least a byte; nothing at the end."""
+        data, self._ahead = self._ahead, memoryview(b"")
+        return data or memoryview(self._session.receive())
+
+    def read(self, size: int) -> bytes:
+        parts: list[memoryview] = []
+        while size and (data := self.some()):
+            parts.append(data[:size])
+            self._ahead = data[size:]
+            size -= len(parts[-1])
+        return b"".join(parts)
+
+    def after(self, mark: str) -> str:
+        """The rest of the first line that begins with `mark`; nothing if none does."""
+        lines = b""
+        while data := self.some():
+            lines += data
+            _, found, rest = lines.partition(mark.encode())
+            line, ended, stream = rest.partition(b"\n")
+            if found and ended:
+                self._ahead = memoryview(stream)
+                return line.decode()
+        return ""
+
+
+def _result(session: Session) -> NodeResult:
+    code = session.exit_code()
+    out, err = session.output()
+    error = _reason(err, code) if code else ""
+    return NodeResult(node="", exit_code=code, stdout=out, stderr=err, error=error)
+
+
+def _reason(stderr: bytes, code: int) -> str:
+    """The node's reason for an exit code other than 0."""
+    lines = [
+        line
+        for line in stderr.decode(errors="replace").splitlines()
+        if line.strip() and "Exiting with failure status" not in line
+    ]
+    return f"the copy failed: {lines[-1] if lines else f'exit code {code}'}"
+
+
+def mode_of(text: str) -> int:
+    """The lower nine bits of a mode as `ls -l` shows it: `-rw-r--r--` is 0o644."""
+    return sum(1 << (8 - i) for i, bit in enumerate(text[1:10]) if bit not in "-ST")
