@@ -50,13 +50,56 @@ class Sge(batch.Batch):
     launchers = ("auto", "mpirun")
 
     def check(self, spec: JobSpec) -> None:
-        check(spec)
+        if "time" in spec.native:
+            seconds(spec.native["time"])
+        if "mail-type" in spec.native:
+            mail(spec.native["mail-type"])
+        for item in spec.native["l"].split(",") if "l" in spec.native else ():
+            name, _, text = item.partition("=")
+            if not (name and text):
+                raise UsageError(
+                    f"-l {item}: it has no value", hint="-l h_vmem=15G, -l exclusive=TRUE"
+                )
+        for name in ("l", "queue", "project", "account", "mail-user", "job-name"):
+            if name in spec.native:
+                batch.value(OPTIONS[name], spec.native[name])
 
     def resolve_size(self, spec: JobSpec) -> JobSpec:
-        return resolve_size(spec)
+        """Grid Engine counts slots, one rank each. UsageError for more ranks than slots."""
+        _, _, count = spec.native.get("pe", "").rpartition(" ")
+        slots = int(count) if count.isdigit() else 1
+        if spec.ranks > slots:
+            raise UsageError(
+                f"--ranks {spec.ranks} do not fit into {slots} slots",
+                hint=f"ask for them with -pe NAME {spec.ranks}",
+            )
+        return replace(spec, ranks=spec.ranks or slots)
 
     def directives(self, job: Job) -> list[str]:
-        return directives(job)
+        native = job.spec.native
+        name = native.get("job-name", batch.job_name(job))
+        lines = [
+            f"-N {batch.value('--job-name', name if name[:1].isalpha() else f'j{name}')}",
+            "-S /bin/sh",
+            "-cwd",
+            "-j y",
+            "-o batch.out",
+            "-notify",
+            f"-r {'y' if 'requeue' in native else 'n'}",
+        ]
+        if "pe" in native:
+            pe, _, slots = native["pe"].rpartition(" ")
+            lines.append(f"-pe {batch.value('-pe', pe)} {batch.value('-pe', slots)}")
+        if "l" in native:
+            lines.append(f"-l {batch.value('-l', native['l'])}")
+        if "time" in native:
+            lines.append(f"-l h_rt={seconds(native['time'])}")
+        if "mail-type" in native:
+            lines.append(f"-m {mail(native['mail-type'])}")
+        for option in ("queue", "project", "account", "mail-user"):
+            if option in native:
+                lines.append(f"{OPTIONS[option]} {batch.value(f'--{option}', native[option])}")
+        return lines
 
     def in_queue(self, state: str, reason: str) -> tuple[JobState, str]:
         """qstat's letters: `q` waits (`h` held, `E` in error), all else is some kind of running."""
@@ -75,36 +118,8 @@ class Sge(batch.Batch):
 
     def interactive_argv(self, job: Job, words: Sequence[str]) -> tuple[str, ...]:
         ours = (*self.ours, "-j ", "-S ", "-cwd")
-        lines = [line for line in directives(job) if not line.startswith(ours)]
+        lines = [line for line in self.directives(job) if not line.startswith(ours)]
         return ("qrsh", "-now", "no", *(word for line in lines for word in line.split()), *words)
-
-
-def directives(job: Job) -> list[str]:
-    """The words after #$. Paths are relative to the job's folder, where qsub is called."""
-    native = job.spec.native
-    name = native.get("job-name", batch.job_name(job))
-    lines = [
-        f"-N {batch.value('--job-name', name if name[:1].isalpha() else f'j{name}')}",
-        "-S /bin/sh",
-        "-cwd",
-        "-j y",
-        "-o batch.out",
-        "-notify",
-        f"-r {'y' if 'requeue' in native else 'n'}",
-    ]
-    if "pe" in native:
-        pe, _, slots = native["pe"].rpartition(" ")
-        lines.append(f"-pe {batch.value('-pe', pe)} {batch.value('-pe', slots)}")
-    if "l" in native:
-        lines.append(f"-l {batch.value('-l', native['l'])}")
-    if "time" in native:
-        lines.append(f"-l h_rt={seconds(native['time'])}")
-    if "mail-type" in native:
-        lines.append(f"-m {mail(native['mail-type'])}")
-    for option in ("queue", "project", "account", "mail-user"):
-        if option in native:
-            lines.append(f"{OPTIONS[option]} {batch.value(f'--{option}', native[option])}")
-    return lines
 
 
 def seconds(text: str) -> int:
@@ -139,31 +154,3 @@ def mail(text: str) -> str:
     raise UsageError(
         f"--mail-type {text!r} is unknown", hint=f"some of: {', '.join(MAIL)}, or letters of -m"
     )
-
-
-def check(spec: JobSpec) -> None:
-    """Raises UsageError for a value that Grid Engine cannot take."""
-    if "time" in spec.native:
-        seconds(spec.native["time"])
-    if "mail-type" in spec.native:
-        mail(spec.native["mail-type"])
-    for item in spec.native["l"].split(",") if "l" in spec.native else ():
-        name, _, text = item.partition("=")
-        if not (name and text):
-            raise UsageError(f"-l {item}: it has no value", hint="-l h_vmem=15G, -l exclusive=TRUE")
-    for name in ("l", "queue", "project", "account", "mail-user", "job-name"):
-        if name in spec.native:
-            batch.value(OPTIONS[name], spec.native[name])
-
-
-def resolve_size(spec: JobSpec) -> JobSpec:
-    """The spec with its number of ranks filled in: Grid Engine counts slots, one rank each. Raises
-    UsageError where that is more ranks than slots."""
-    _, _, count = spec.native.get("pe", "").rpartition(" ")
-    slots = int(count) if count.isdigit() else 1
-    if spec.ranks > slots:
-        raise UsageError(
-            f"--ranks {spec.ranks} do not fit into {slots} slots",
-            hint=f"ask for them with -pe NAME {spec.ranks}",
-        )
-    return replace(spec, ranks=spec.ranks or slots)

@@ -63,13 +63,59 @@ class Slurm(batch.Batch):
     launchers = ("auto", "mpirun", "srun")
 
     def check(self, spec: JobSpec) -> None:
-        check(spec)
+        for name, text in spec.native.items():
+            if text:
+                batch.value(f"--{name}", text)
+        warning(spec)
+        limit = spec.native.get("time", "")
+        if limit and not TIME.fullmatch(limit):
+            raise UsageError(
+                f"--time {limit!r} is no time limit of Slurm's",
+                hint="minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS, for example --time 12:00:00",
+            )
 
     def resolve_size(self, spec: JobSpec) -> JobSpec:
-        return resolve_size(spec)
+        """One rank per GPU that was asked for, else one per node."""
+        if spec.ranks and not (spec.nodes or spec.ranks_per_node):
+            return spec
+        if not (spec.ranks or spec.ranks_per_node) and (total := _gpus(spec, "gpus")):
+            return _one_per_gpu(spec, total)
+        nodes = spec.nodes or 1
+        if spec.ranks and not spec.ranks_per_node:
+            if spec.ranks < nodes:
+                raise UsageError(
+                    f"--ranks {spec.ranks} on --nodes {nodes}: a node would have none",
+                    hint="at least one rank per node",
+                )
+            return replace(spec, nodes=nodes)
+        each = spec.ranks_per_node or _gpus_per_node(spec) // _gpus_per_rank(spec) or 1
+        if spec.ranks and spec.ranks != nodes * each:
+            if spec.nodes or spec.ranks % each:
+                raise UsageError(
+                    f"--ranks {spec.ranks} is not --ranks-per-node {each} x {nodes} nodes",
+                    hint="give one of them, or add --nodes",
+                )
+            nodes = spec.ranks // each
+        return replace(spec, nodes=nodes, ranks_per_node=each, ranks=0)
 
     def directives(self, job: Job) -> list[str]:
-        return directives(job)
+        spec = job.spec
+        name = spec.native.get("job-name", batch.job_name(job))
+        lines = [
+            f"--job-name={batch.value('--job-name', name)}",
+            "--output=batch.out",
+            "--open-mode=append",
+        ]
+        lines += size(spec)
+        for option, text in spec.native.items():
+            if option in ("job-name", "requeue", "signal"):
+                continue
+            lines.append(
+                f"--{option}={batch.value(f'--{option}', text)}" if text else f"--{option}"
+            )
+        lines.append("--requeue" if "requeue" in spec.native else "--no-requeue")
+        lines.append(f"--signal=B:USR1@{warning(spec)}")
+        return lines
 
     def in_queue(self, state: str, reason: str) -> tuple[JobState, str]:
         if HOPELESS.fullmatch(reason):
@@ -83,24 +129,6 @@ class Slurm(batch.Batch):
         options = [f"--{k}={v}" if v else f"--{k}" for k, v in spec.native.items()]
         command = tuple(words) or ("/bin/sh", "-c", 'exec "${SHELL:-/bin/sh}" -l')
         return ("srun", "--pty", *size(spec), *options, *command)
-
-
-def directives(job: Job) -> list[str]:
-    """The words after #SBATCH. Paths are relative to the job's folder, where sbatch is called."""
-    spec = job.spec
-    lines = [
-        f"--job-name={batch.value('--job-name', spec.native.get('job-name', batch.job_name(job)))}",
-        "--output=batch.out",
-        "--open-mode=append",
-    ]
-    lines += size(spec)
-    for name, text in spec.native.items():
-        if name in ("job-name", "requeue", "signal"):
-            continue
-        lines.append(f"--{name}={batch.value(f'--{name}', text)}" if text else f"--{name}")
-    lines.append("--requeue" if "requeue" in spec.native else "--no-requeue")
-    lines.append(f"--signal=B:USR1@{warning(spec)}")
-    return lines
 
 
 def warning(spec: JobSpec) -> int:
@@ -123,46 +151,6 @@ def size(spec: JobSpec) -> list[str]:
     if spec.ranks:
         lines.append(f"--ntasks={spec.ranks}")
     return lines
-
-
-def check(spec: JobSpec) -> None:
-    """Raises UsageError for a value that Slurm cannot take."""
-    for name, text in spec.native.items():
-        if text:
-            batch.value(f"--{name}", text)
-    warning(spec)
-    limit = spec.native.get("time", "")
-    if limit and not TIME.fullmatch(limit):
-        raise UsageError(
-            f"--time {limit!r} is no time limit of Slurm's",
-            hint="minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS, for example --time 12:00:00",
-        )
-
-
-def resolve_size(spec: JobSpec) -> JobSpec:
-    """The spec with its numbers of ranks filled in: one per GPU that was asked for, else one per
-    node. Raises UsageError where the numbers contradict each other."""
-    if spec.ranks and not (spec.nodes or spec.ranks_per_node):
-        return spec
-    if not (spec.ranks or spec.ranks_per_node) and (total := _gpus(spec, "gpus")):
-        return _one_per_gpu(spec, total)
-    nodes = spec.nodes or 1
-    if spec.ranks and not spec.ranks_per_node:
-        if spec.ranks < nodes:
-            raise UsageError(
-                f"--ranks {spec.ranks} on --nodes {nodes}: a node would have none",
-                hint="at least one rank per node",
-            )
-        return replace(spec, nodes=nodes)
-    each = spec.ranks_per_node or _gpus_per_node(spec) // _gpus_per_rank(spec) or 1
-    if spec.ranks and spec.ranks != nodes * each:
-        if spec.nodes or spec.ranks % each:
-            raise UsageError(
-                f"--ranks {spec.ranks} is not --ranks-per-node {each} x {nodes} nodes",
-                hint="give one of them, or add --nodes",
-            )
-        nodes = spec.ranks // each
-    return replace(spec, nodes=nodes, ranks_per_node=each, ranks=0)
 
 
 def _one_per_gpu(spec: JobSpec, gpus: int) -> JobSpec:

@@ -82,7 +82,7 @@ def test_every_line_of_the_seed() -> None:
             "mem": "0",
         },
     )
-    assert slurm_scheduler.directives(made) == [
+    assert slurm_scheduler.Slurm().directives(made) == [
         "--job-name=job_name",
         "--output=batch.out",
         "--open-mode=append",
@@ -107,7 +107,7 @@ def test_what_the_other_seed_asks_of_grid_engine() -> None:
     native = {"pe": "mpi 4", "l": "h_vmem=15G", "queue": "all.q", "project": "p"}
     made = batch_job("sge", native={**native, "mail-type": "BEGIN,END", "time": "1:00:00"})
     assert made.ranks == 4
-    lines = sge_scheduler.directives(made)
+    lines = sge_scheduler.Sge().directives(made)
     for line in ("-pe mpi 4", "-l h_vmem=15G", "-q all.q", "-P p", "-m be", "-l h_rt=3600"):
         assert line in lines
     assert "kill -USR1 $$" in _script(made)
@@ -127,12 +127,12 @@ def test_what_the_other_seed_asks_of_grid_engine() -> None:
 def test_a_warning_reaches_the_script_which_alone_can_requeue(signal: str, directive: str) -> None:
     """Without `B:` Slurm signals the ranks and not the batch script."""
     made = batch_job("slurm", native={"signal": signal, "requeue": ""})
-    assert directive in slurm_scheduler.directives(made)
+    assert directive in slurm_scheduler.Slurm().directives(made)
 
 
 def test_ranks_and_gpus_of_a_job_are_dealt_out_together() -> None:
     """`--gpus 4` may be 1 and 3 on two nodes, whose ranks would be 2 and 2."""
-    lines = slurm_scheduler.directives(batch_job("slurm", native={"gpus": "t4:4"}))
+    lines = slurm_scheduler.Slurm().directives(batch_job("slurm", native={"gpus": "t4:4"}))
     assert {"--gpus-per-task=t4:1", "--ntasks=4"} <= set(lines)
     assert "--gpus=t4:4" not in lines
 
