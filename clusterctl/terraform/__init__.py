@@ -16,18 +16,18 @@ from clusterctl.terraform.events import (
     parse,
 )
 from clusterctl.terraform.folder import VARIABLES, Interrupted, Terraform, resources
-from clusterctl.terraform.seed import Seed
+from clusterctl.terraform.init_cache import InitCache
 
 __all__ = [
     "VARIABLES",
     "Binary",
     "Diagnostic",
     "Event",
+    "InitCache",
     "Interrupted",
     "Outputs",
     "Planned",
     "ResourceChange",
-    "Seed",
     "Terraform",
     "TerraformError",
     "find",

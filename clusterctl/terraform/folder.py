@@ -20,7 +20,7 @@ from clusterctl.terraform.events import (
     first_line,
     parse,
 )
-from clusterctl.terraform.seed import Seed
+from clusterctl.terraform.init_cache import InitCache
 
 VARIABLES = "cluster.tfvars.json"
 LOG = "terraform.jsonl"
@@ -154,17 +154,17 @@ class Terraform:
             if not target.exists():
                 write_atomic(target, source.read_bytes())
 
-    def init(self, begun: Seed | None = None) -> None:
-        """Gives the folder its providers, from the seed of its module: `begun`, if it is that one.
+    def init(self, begun: InitCache | None = None) -> None:
+        """Gives the folder its providers, from the cache of its module: `begun`, if it is that one.
         Nothing if that was done."""
         done = self.folder / ".terraform" / "clusterctl-ready"
         if done.exists():
             return
-        seed = Seed(self.folder, self.binary, self._cache)
-        if begun and begun.folder == seed.folder:
-            seed = begun
-        seed.make()
-        seed.copy(self.folder)
+        init_cache = InitCache(self.folder, self.binary, self._cache)
+        if begun and begun.folder == init_cache.folder:
+            init_cache = begun
+        init_cache.make()
+        init_cache.copy(self.folder)
         done.touch()
 
     def apply(

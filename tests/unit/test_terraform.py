@@ -247,21 +247,22 @@ def test_an_init_that_was_begun_is_waited_for(
     monkeypatch.delenv("TF_PLUGIN_CACHE_DIR", raising=False)
     fake(tmp_path, INIT.format(pause="time.sleep(0.5)"))
     tool = seeded(tmp_path, "one")
-    seed = terraform.Seed(tool.folder, tool.binary, tmp_path / "cache")
-    seed.begin()
+    init_cache = terraform.InitCache(tool.folder, tool.binary, tmp_path / "cache")
+    init_cache.begin()
     seeded(tmp_path, "another").init()  # of another clusterctl, say: the lock tells
-    assert seed.ready
-    tool.init(seed)
+    assert init_cache.ready
+    tool.init(init_cache)
     assert inits(tmp_path) == 1
 
 
 BEGIN = """
 import sys
 from pathlib import Path
-from clusterctl.terraform import Binary, Seed
+from clusterctl.terraform import Binary, InitCache
 folder = Path(sys.argv[1])
-seed = Seed(folder / "work", Binary(str(folder / "terraform"), (1, 11, 4)), folder / "cache")
-seed.begin()
+binary = Binary(str(folder / "terraform"), (1, 11, 4))
+init_cache = InitCache(folder / "work", binary, folder / "cache")
+init_cache.begin()
 while not list(folder.glob("terraform-seeds/*/pid")):
     pass
 """

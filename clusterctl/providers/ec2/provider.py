@@ -53,7 +53,7 @@ JOB_PORT = 2222
 class _Begun:
     """What goes on beside the preflight."""
 
-    seed: terraform.Seed
+    init_cache: terraform.InitCache
     address: Future[str]
     """This machine's, as the internet sees it; "" where nobody has to know."""
 
@@ -159,7 +159,7 @@ class Ec2Provider:
             options.cloud.ssh_cidr, state.ssh_cidr, planned.begun.address.result, on_event
         )
         runner.copy(_module())
-        runner.init(planned.begun.seed)
+        runner.init(planned.begun.init_cache)
         if known:
             # What was being made when Terraform was stopped may exist without its knowing.
             reconcile.remove_unknown(api, cluster.id, runner, on_event)
@@ -283,9 +283,9 @@ def _plugins(home: Path) -> Path:
 
 def _begin(home: Home, binary: terraform.Binary, options: ClusterSpec) -> _Begun:
     """Lets Terraform fetch its provider while AWS is asked whether there is anything to make."""
-    seed = terraform.Seed(_module(), binary, home.make(_plugins(home.path)))
-    seed.begin()
-    return _Begun(seed, ask(lambda: "" if options.cloud.ssh_cidr else ssh_cidr.my_address()))
+    init_cache = terraform.InitCache(_module(), binary, home.make(_plugins(home.path)))
+    init_cache.begin()
+    return _Begun(init_cache, ask(lambda: "" if options.cloud.ssh_cidr else ssh_cidr.my_address()))
 
 
 def _replan(cluster: Cluster, folder: Path, tell: OnEvent) -> _Planned:

@@ -19,7 +19,7 @@ INIT_TIMEOUT = 900.0  # a first init downloads 700 MB
 _LOCK_FILE = ".terraform.lock.hcl"
 
 
-class Seed:
+class InitCache:
     """A folder where `terraform init` was run for a module, once for all clusters: they take over
     what it has installed. `cache` holds the providers themselves."""
 
@@ -57,7 +57,7 @@ class Seed:
         atexit.register(self._finish, 0.0)
 
     def make(self) -> None:
-        """Sees to it that the seed is ready; waits for what was begun. Raises TerraformError."""
+        """Makes sure that it is ready; waits for what was begun. Raises TerraformError."""
         self._finish(INIT_TIMEOUT)
         with self._locked(wait=True):
             if self.ready:
