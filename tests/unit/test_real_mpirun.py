@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from ipaddress import IPv4Address
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 from clusterctl import launch
 from clusterctl.bootstrap.facts import interfaces
 from clusterctl.launch.mpi_transport import ENGINES
+from clusterctl.launch.mpirun import in_batch_job
 from clusterctl.model import LaunchPlan
 from clusterctl.schedulers.direct import command_line
 from tests.unit.making import cluster, node, request, spec
@@ -109,6 +111,34 @@ def test_the_real_mpirun_takes_every_flag(
         ]
     where = cluster(*nodes, one_host=one_host)
     plan = launch.load("mpirun").plan(request(where, spec(ranks=2)))
+    path = "/usr/bin/mpirun.openmpi" if prefix == "/usr" else f"{prefix}/bin/mpirun"
+    done = really(plan, path if Path(path).exists() else f"{prefix}/bin/mpirun", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["rank 0 of 2", "rank 1 of 2"]
+    for word in ("unrecognized", "unknown", "deprecated"):
+        assert word not in done.stderr.lower(), done.stderr
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("major", [4, 5])
+def test_the_real_mpirun_takes_every_flag_of_a_batch_job(
+    major: int, need: Any, tmp_path: Path
+) -> None:
+    prefix, _ = mpirun_of(major, need)
+    listed = subprocess.run([need("ip"), "-j", "-4", "addr"], capture_output=True, text=True).stdout
+    real = [item for item in interfaces(listed)["interfaces"] if item.up and item.device != "lo"]
+    need(bool(real), "needs a network besides loopback")
+    call = in_batch_job()[major]
+    late = {"$cctl_cidr": f"{real[0].address}/{real[0].prefix}", "$cctl_daemons": real[0].device}
+    flags = [late.get(word, word) for word in (*call.flags, *call.network, *call.tcp)]
+    plan = launch.load("mpirun").plan(request(cluster(mode="local", one_host=True), spec(ranks=2)))
+    plan = replace(
+        plan,
+        argv=("mpirun", *flags, "-np", "2", "--hostfile", "hostfile", "--wdir", "/", "/bin/sh"),
+        files={"hostfile": f"{real[0].address} slots=2\n"},
+    )
+    (tmp_path / "clusterctl-agent").write_text('#!/bin/sh\nshift\nexec /bin/sh -c "$*"\n')
+    (tmp_path / "clusterctl-agent").chmod(0o755)
     path = "/usr/bin/mpirun.openmpi" if prefix == "/usr" else f"{prefix}/bin/mpirun"
     done = really(plan, path if Path(path).exists() else f"{prefix}/bin/mpirun", tmp_path)
     assert done.returncode == 0, done.stderr
