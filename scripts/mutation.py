@@ -176,6 +176,7 @@ def report(folder: Path, wanted: list[str]) -> int:
     failed = False
     new: list[Survivor] = []
     stale: list[Survivor] = []
+    every = noticed = 0
     print(f"\n{'module':44} {'mutants':>7} {'killed':>7} {'listed':>7} {'new':>5}")
     for module in wanted:
         data = SourceFileMutationData(path=Path(place(module)))
@@ -186,7 +187,7 @@ def report(folder: Path, wanted: list[str]) -> int:
             old, replaced = difference(get_diff_for_mutant(mutant, path=data.path))
             if words(old, replaced):
                 continue
-            if status_by_exit_code[code] in ("killed", "timeout"):
+            if status_by_exit_code[code] in ("killed", "timeout", "segfault"):
                 killed += 1
             else:
                 survivors.append(Survivor(module, function_of(mutant), old, replaced))
@@ -194,12 +195,14 @@ def report(folder: Path, wanted: list[str]) -> int:
         new += unlisted
         stale += [one for one in accepted if one.module == module and one not in survivors]
         total = killed + len(survivors)
+        every, noticed = every + total, noticed + killed
         score = killed / total if total else 1.0
         failed |= score < LEAST
         print(
             f"{module:44} {total:7} {score:7.1%} {len(survivors) - len(unlisted):7}"
             f" {len(unlisted):5}"
         )
+    print(f"{'all':44} {every:7} {noticed / max(every, 1):7.1%}")
     if new:
         print("\nNo test notices these, and they are not listed:\n")
         print("\n".join(survivor.toml() for survivor in new))
@@ -242,6 +245,11 @@ def main() -> int:
         if module not in modules():
             parser.error(f"{module} is not in only_mutate of [tool.mutmut] in pyproject.toml")
     wanted = asked.modules or modules()
+    for module in wanted:
+        if not (ROOT / module).is_file():
+            parser.error(
+                f"{module} is gone: correct only_mutate of [tool.mutmut] in pyproject.toml"
+            )
     if asked.changed:
         wanted = [module for module in wanted if module in changed(asked.changed)]
     if not wanted:

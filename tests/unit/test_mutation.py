@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,3 +64,100 @@ def test_a_survivor_is_printed_as_the_list_has_it(tmp_path: Path) -> None:
     path = tmp_path / "survivors.toml"
     path.write_text(changed.toml())
     assert mutation.listed(path) == {changed: ""}
+
+
+TINY = {
+    "pyproject.toml": """
+[tool.pytest.ini_options]
+pythonpath = [".", "workloads"]
+
+[tool.mutmut]
+source_paths = ["tiny", "src"]
+only_mutate = [
+    "tiny/money.py",
+    "workloads/trainlib/mean.py",
+]
+also_copy = ["workloads"]
+pytest_add_cli_args_test_selection = ["tests/test_tiny.py"]
+""",
+    "tiny/__init__.py": "",
+    "tiny/money.py": """
+def cost(hours, price):
+    return round(hours * price, 2)
+
+def valid(price):
+    return price > 0 and price < 1000
+""",
+    "workloads/trainlib/__init__.py": "",
+    "workloads/trainlib/mean.py": "def mean(numbers):\n    return sum(numbers) / len(numbers)\n",
+    "tests/test_tiny.py": """
+from tiny.money import cost, valid
+from trainlib.mean import mean
+
+def test_cost():
+    assert cost(2, 0.25) == 0.5
+
+def test_valid():
+    prices = [0, 0.5, 1, 999, 1000, 1000.5]
+    assert [valid(price) for price in prices] == [False, True, True, True, False, False]
+
+def test_mean():
+    assert mean([1, 3]) == 2
+""",
+}
+UNNOTICED = mutation.Survivor(
+    "tiny/money.py",
+    "cost",
+    ("return round(hours * price, 2)",),
+    ("return round(hours * price, 3)",),
+)
+GONE = mutation.Survivor(
+    "workloads/trainlib/mean.py", "mean", ("return sum(numbers)",), ("return min(numbers)",)
+)
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, need: Any) -> Path:
+    """A checkout with the script and two modules."""
+    need(find_spec("mutmut") is not None, "needs mutmut")
+    for name, text in {**TINY, "scripts/mutation.py": Path(mutation.__file__).read_text()}.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    return tmp_path
+
+
+def mutate(checkout: Path, listed: mutation.Survivor) -> subprocess.CompletedProcess[str]:
+    path = checkout / "tests" / "mutation" / "survivors.toml"
+    path.parent.mkdir()
+    path.write_text(listed.toml())
+    argv = [sys.executable, "scripts/mutation.py", "--jobs", "1"]
+    return subprocess.run(argv, cwd=checkout, capture_output=True, text=True)
+
+
+@pytest.mark.slow
+def test_what_the_list_lacks_and_what_is_noticed_now_fail_a_run(tiny: Path) -> None:
+    done = mutate(tiny, GONE)
+    new, _, stale = done.stdout.partition("No test notices these")[2].partition("A test notices")
+    assert (UNNOTICED.toml() in new, GONE.toml() in stale) == (True, True), done
+    assert done.returncode == 1
+
+
+@pytest.mark.slow
+def test_a_run_that_finds_what_is_listed_is_well(tiny: Path) -> None:
+    done = mutate(tiny, UNNOTICED)
+    assert done.returncode == 0, done
+    scores = [line.split() for line in done.stdout.splitlines() if "%" in line]
+    assert scores == [
+        ["tiny/money.py", "11", "90.9%", "1", "0"],
+        ["workloads/trainlib/mean.py", "2", "100.0%", "0", "0"],
+        ["all", "13", "92.3%"],
+    ]
+
+
+def test_a_module_that_is_gone_stops_a_run(tiny: Path) -> None:
+    (tiny / "tiny" / "money.py").unlink()
+    done = mutate(tiny, UNNOTICED)
+    assert done.returncode == 2
+    assert "tiny/money.py is gone" in done.stderr
