@@ -1,0 +1,369 @@
+"""Parameter averaging in one process: the ranks are threads, and MPI is what they need of it."""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from queue import Queue
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from trainlib import averaging, data, models
+from trainlib.errors import Diverged, StartError, UsageError
+from trainlib.ranks import Ranks
+from trainlib.rows import Batch, Dataset, Split
+
+Message = tuple[int, int, int]
+"""From, to, tag."""
+
+
+@dataclass
+class Network:
+    """What was sent and not yet received."""
+
+    size: int
+    boxes: dict[Message, Queue[np.ndarray]] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def box(self, source: int, target: int, tag: int) -> Queue[np.ndarray]:
+        with self.lock:
+            return self.boxes.setdefault((source, target, tag), Queue())
+
+    def mpi(self, rank: int) -> Any:
+        """`mpi4py.MPI` as one rank sees it."""
+
+        def wait_for_all(requests: Iterable[Callable[[], None]]) -> None:
+            for complete in requests:
+                complete()
+
+        return SimpleNamespace(
+            COMM_WORLD=Communicator(self, rank),
+            Request=SimpleNamespace(Waitall=wait_for_all),
+            THREAD_SERIALIZED=2,
+            Query_thread=lambda: 2,
+            Is_initialized=lambda: True,
+            Is_finalized=lambda: False,
+            Finalize=lambda: None,
+        )
+
+
+@dataclass
+class Communicator:
+    network: Network
+    rank: int
+
+    def Get_size(self) -> int:
+        return self.network.size
+
+    def Get_rank(self) -> int:
+        return self.rank
+
+    def Barrier(self) -> None: ...
+
+    def allgather(self, value: Any) -> list[Any]:
+        """As if all ranks said the same."""
+        return [value] * self.network.size
+
+    def Send(self, array: np.ndarray, target: int, tag: int) -> None:
+        assert 0 <= target < self.network.size
+        self.network.box(self.rank, target, tag).put(array.copy())
+
+    def Recv(self, array: np.ndarray, source: int, tag: int) -> None:
+        array[...] = self.network.box(source, self.rank, tag).get(timeout=20)
+
+    def Isend(self, array: np.ndarray, target: int, tag: int) -> Callable[[], None]:
+        """The memory is read as late as MPI may read it."""
+        return lambda: self.Send(array, target, tag)
+
+    def Irecv(self, array: np.ndarray, source: int, tag: int) -> Callable[[], None]:
+        return lambda: self.Recv(array, source, tag)
+
+
+ROWS = 24
+EPOCHS = 2
+
+
+def options(**changes: Any) -> Namespace:
+    chosen = {"nepochs": EPOCHS, "lr": 0.1, "momentum": 0.9, "seed": 3, "shard": False}
+    return Namespace(**{**chosen, "batch_size": ROWS, **changes})
+
+
+def dataset(rows: torch.Tensor, labels: torch.Tensor) -> Dataset:
+    return Dataset("rows", 10, Split(rows, labels), Split(rows, labels))
+
+
+def random_rows() -> Dataset:
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(ROWS, 6, generator=generator)
+    return dataset(rows, torch.randint(10, (ROWS,), generator=generator))
+
+
+def equal_rows() -> Dataset:
+    """They have no order: a worker makes the same steps whichever it gets."""
+    one = random_rows().train.select(torch.zeros(ROWS, dtype=torch.int64), ROWS)
+    return dataset(*next(iter(one)))
+
+
+def train(workers: int, rows: Dataset, chosen: Namespace) -> tuple[torch.nn.Linear, list[Any]]:
+    """The master's model at the end, and the weights and the bias that it had in the beginning."""
+    network = Network(workers + 1)
+    models = []
+    for rank in range(workers + 1):
+        torch.manual_seed(rank)  # the master's weights have to win
+        models.append(torch.nn.Linear(6, 10))
+    began = [tensor.detach().clone() for tensor in models[0].parameters()]
+
+    def start(role: Any, rank: int) -> None:
+        session = SimpleNamespace(
+            mpi=network.mpi(rank), ranks=Ranks(rank, workers + 1, rank, workers + 1, "mpirun")
+        )
+        role(session, models[rank], rows, chosen)
+
+    threads = [
+        threading.Thread(target=start, args=(averaging.worker, rank), daemon=True)
+        for rank in range(1, workers + 1)
+    ]
+    for thread in threads:
+        thread.start()
+    start(averaging.master, 0)
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    assert all(box.empty() for box in network.boxes.values())
+    return models[0], began
+
+
+def epoch(parts: list[Any], batches: list[Batch], lr: float, momentum: float) -> list[Any]:
+    """SGD by hand for a linear classifier: momentum begins at 0; cross-entropy's gradient is
+    softmax minus one-hot."""
+    weight, bias = parts
+    speeds = [torch.zeros_like(weight), torch.zeros_like(bias)]
+    for rows, labels in batches:
+        slope = (torch.softmax(rows @ weight.T + bias, 1) - torch.eye(10)[labels]) / len(rows)
+        for number, gradient in enumerate((slope.T @ rows, slope.sum(0))):
+            speeds[number] = momentum * speeds[number] + gradient
+        weight, bias = weight - lr * speeds[0], bias - lr * speeds[1]
+    return [weight, bias]
+
+
+def accuracy(parts: list[Any], split: Split) -> tuple[float, float]:
+    """Mean cross-entropy, and how many of the rows are right."""
+    logits = split.inputs @ parts[0].T + parts[1]
+    losses = torch.logsumexp(logits, 1) - logits[torch.arange(len(logits)), split.targets]
+    return losses.mean().item(), (logits.argmax(1) == split.targets).double().mean().item()
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("shard", [False, True])
+def test_the_mean_of_one_step_each_is_the_step_of_all_rows(workers: int, shard: bool) -> None:
+    rows = random_rows()
+    batch = ROWS // workers if shard else ROWS
+    model, parts = train(workers, rows, options(shard=shard, batch_size=batch))
+    for _ in range(EPOCHS):
+        parts = epoch(parts, [(rows.train.inputs, rows.train.targets)], 0.1, 0.9)
+    for found, expected in zip(model.parameters(), parts, strict=True):
+        assert torch.allclose(found, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(("shard", "steps"), [(True, 2), (False, 6)])
+def test_a_worker_keeps_its_momentum_within_an_epoch(shard: bool, steps: int) -> None:
+    """Three workers make all steps each, or a third of them, and forget it for the next epoch."""
+    rows = equal_rows()
+    model, parts = train(3, rows, options(shard=shard, batch_size=4))
+    batch = next(iter(rows.train.select(torch.arange(4), 4)))
+    for _ in range(EPOCHS):
+        parts = epoch(parts, [batch] * steps, 0.1, 0.9)
+    for found, expected in zip(model.parameters(), parts, strict=True):
+        assert torch.allclose(found, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(("shard", "how"), [(True, "dealt out"), (False, "all for each worker")])
+def test_the_master_prints_what_was_learned(
+    shard: bool, how: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = random_rows()
+    _, parts = train(2, rows, options(shard=shard, batch_size=ROWS // 2 if shard else ROWS))
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head == f"Master of 2 workers | Data: rows (24 + 24 rows, {how}) | Seed: 3"
+    assert len(lines) == EPOCHS
+    trained, tested = rows.train, rows.test
+    for number, line in enumerate(lines):
+        before = accuracy(parts, trained)[0]
+        parts = epoch(parts, [(trained.inputs, trained.targets)], 0.1, 0.9)
+        loss, right = accuracy(parts, tested)
+        title, *figures = line.split(" | ")
+        assert title == f"Epoch {number}"
+        values = dict(figure.split(": ") for figure in figures)
+        assert float(values["Loss"]) == pytest.approx(before, rel=1e-4)
+        assert float(values["Validation loss"]) == pytest.approx(loss, rel=1e-4)
+        assert float(values["Accuracy"]) == pytest.approx(right, abs=1e-4)
+        speed, unit = values["Throughput"].split(" ", 1)
+        assert (float(speed) > 0, unit) == (True, "samples/s")
+
+
+def test_weights_that_are_no_numbers_end_the_training() -> None:
+    rows = random_rows()
+    with pytest.raises(Diverged) as caught:
+        train(1, rows, options(lr=math.inf))
+    assert "epoch 0" in caught.value.what
+    assert "--lr below inf" in caught.value.todo
+    assert not caught.value.everywhere  # the workers know nothing of it
+
+
+class Recorder(torch.nn.Module):
+    """A classifier that notes the rows it is given, and the noise of torch's generator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(1, 10)
+        self.rows: list[list[float]] = []
+        self.noise: list[float] = []
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        self.rows.append(rows.flatten().tolist())
+        self.noise.append(torch.rand(()).item())
+        made: torch.Tensor = self.linear(rows)
+        return made
+
+
+def recorded(rank: int, number: int, **changes: Any) -> Recorder:
+    """What worker `rank` of three sees of 24 rows in one epoch."""
+    rows = torch.arange(float(ROWS)).view(-1, 1) / 32
+    model = Recorder()
+    ranks = Ranks(rank, 4, rank, 4, "mpirun")
+    made = dataset(rows, torch.zeros(ROWS, dtype=torch.int64))
+    loss, count = averaging.train_worker(model, made, options(**changes), ranks, number)
+    assert count == sum(map(len, model.rows))
+    assert loss > 0
+    return model
+
+
+def test_each_row_is_in_one_shard() -> None:
+    shards = [recorded(rank, 0, shard=True, batch_size=4).rows for rank in (1, 2, 3)]
+    assert [[len(batch) for batch in batches] for batches in shards] == [[4, 4]] * 3
+    dealt = sorted(row for batches in shards for batch in batches for row in batch)
+    assert dealt == [number / 32 for number in range(ROWS)]
+    again = [recorded(rank, 1, shard=True, batch_size=4).rows for rank in (1, 2, 3)]
+    assert again != shards  # other ones in each epoch
+    other = [recorded(rank, 0, shard=True, batch_size=4, seed=4).rows for rank in (1, 2, 3)]
+    assert other != shards
+
+
+def test_workers_have_all_rows_in_an_order_of_their_own() -> None:
+    orders = [
+        recorded(rank, number, seed=seed).rows[0]
+        for rank in (1, 2, 3)
+        for number in (0, 1)
+        for seed in (3, 4)
+    ]
+    assert all(sorted(order) == [row / 32 for row in range(ROWS)] for order in orders)
+    assert len({tuple(order) for order in orders}) == len(orders)
+
+
+@pytest.mark.parametrize("shard", [False, True])
+def test_dropout_differs_between_workers_and_epochs_and_repeats(shard: bool) -> None:
+    def noise() -> list[float]:
+        return [
+            recorded(rank, number, shard=shard, seed=seed).noise[0]
+            for rank in (1, 2, 3)
+            for number in (0, 1)
+            for seed in (3, 4)
+        ]
+
+    first = noise()
+    assert len(set(first)) == len(first)
+    torch.rand(())
+    assert noise() == first
+
+
+def start_as(patch: pytest.MonkeyPatch, rank: int, network: Network) -> None:
+    """Makes this process that rank, as mpirun and mpi4py do."""
+    for name, value in (("RANK", rank), ("SIZE", network.size)):
+        patch.setenv(f"OMPI_COMM_WORLD_{name}", str(value))
+        patch.setenv(f"OMPI_COMM_WORLD_LOCAL_{name}", str(value))
+    module = network.mpi(rank)
+    patch.setitem(sys.modules, "mpi4py", SimpleNamespace(rc=SimpleNamespace(), MPI=module))
+    patch.setitem(sys.modules, "mpi4py.MPI", module)
+    patch.setattr(sys, "excepthook", sys.excepthook)  # restored afterwards
+
+
+@pytest.fixture
+def same_threads() -> Iterator[None]:
+    count = torch.get_num_threads()
+    yield
+    torch.set_num_threads(count)
+
+
+DIGITS = {"dataset": "digits", "data": None, "nepochs": 1, "batch_size": 100}
+
+
+def first_weights() -> torch.Tensor:
+    digits = data.digits()
+    torch.manual_seed(3)
+    return averaging.flat(models.build("averaging_cnn", digits.train.shape, digits.image, 10))
+
+
+@pytest.mark.usefixtures("same_threads")
+def test_rank_0_sends_its_weights_and_takes_the_mean(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    network = Network(3)
+    start_as(monkeypatch, 0, network)
+    sent: dict[int, torch.Tensor] = {}
+
+    def answer(rank: int, sign: int) -> None:
+        worker = network.mpi(rank).COMM_WORLD
+        weights = np.empty(first.numel(), np.float32)
+        worker.Recv(weights, 0, 1)
+        sent[rank] = torch.from_numpy(weights)
+        worker.Send(np.full_like(weights, sign), 0, 2)
+        worker.Send(np.array([0.25 * rank, 10.0]), 0, 3)
+
+    first = first_weights()
+    threads = [
+        threading.Thread(target=answer, args=(rank, sign), daemon=True)
+        for rank, sign in ((1, -1), (2, 1))
+    ]
+    for thread in threads:
+        thread.start()
+    assert averaging.run(options(**DIGITS)) == 0
+    assert all(torch.equal(sent[rank], first) for rank in (1, 2))
+    # The mean of the weights is 0: all classes are as likely.
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.startswith(f"Epoch 0 | Loss: 0.375 | Validation loss: {math.log(10):.6g} |")
+
+
+@pytest.mark.usefixtures("same_threads")
+def test_the_other_ranks_train_what_they_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = Network(2)
+    start_as(monkeypatch, 1, network)
+    first = first_weights()
+    network.box(0, 1, 1).put(first.numpy())
+    assert averaging.run(options(**DIGITS)) == 0
+    trained = torch.from_numpy(network.box(1, 0, 2).get(timeout=1))
+    assert 0 < (trained - first).abs().max() < 10
+    loss, rows = network.box(1, 0, 3).get(timeout=1)
+    assert (0 < loss < 5, rows) == (True, len(data.digits().train))
+
+
+@pytest.mark.usefixtures("same_threads")
+def test_a_master_alone_is_refused() -> None:
+    with pytest.raises(StartError, match="this process is alone") as caught:
+        averaging.run(options(**DIGITS))
+    assert "mpirun -np 2" in caught.value.todo
+    assert caught.value.everywhere
+
+
+@pytest.mark.usefixtures("same_threads")
+def test_more_workers_than_rows_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    start_as(monkeypatch, 1, Network(2000))
+    with pytest.raises(UsageError, match="cannot be dealt to 1999 ranks"):
+        averaging.run(options(**DIGITS))
