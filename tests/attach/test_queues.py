@@ -51,9 +51,9 @@ def test_a_client_that_dies_before_the_submit_leaves_a_lost_job(
         _kill(running)
         job = cli.job(number)
         assert (job["state"], job["native_id"]) == ("lost", "")
-        assert "ended before the queue had it" in job["reason"]
-        assert "ended before the queue had it" in cli("logs", number, "-f").err
-        assert "ended before the queue had it" in cli("cancel", number).out
+        assert "ended before it was handed in" in job["reason"]
+        assert "ended before it was handed in" in cli("logs", number, "-f").err
+        assert "ended before it was handed in" in cli("cancel", number).out
         cli.until_state(other, "succeeded")
     finally:
         go.touch()
