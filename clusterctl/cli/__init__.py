@@ -8,9 +8,7 @@ import io
 import os
 import sys
 import traceback
-from typing import Any
 
-from clusterctl import config
 from clusterctl.cli import parser
 from clusterctl.cli.console import Console, in_ascii, printable, redact, redact_arguments
 from clusterctl.errors import ClusterctlError, ProviderError, RecordError, UsageError
@@ -48,12 +46,10 @@ def run(arguments: list[str]) -> int:
     try:
         _refuse_bytes(arguments)
         command = parser.command()
-        wants_help = {"--help", "-h", "--version"} & set(arguments[:1]) or not arguments
-        settings: dict[str, Any] = {"obj": None if wants_help else config.read(parser.by_word())}
         if "_CLUSTERCTL_COMPLETE" in os.environ:
-            command.main(args=arguments, prog_name="clusterctl", **settings)
+            command.main(args=arguments, prog_name="clusterctl")
         # Not main(): it would make a silent exit code of Ctrl-C.
-        with command.make_context("clusterctl", list(arguments), **settings) as context:
+        with command.make_context("clusterctl", list(arguments)) as context:
             outcome = command.invoke(context)
         return outcome if isinstance(outcome, int) else 0
     except ClusterctlError as error:

@@ -37,13 +37,13 @@ def attach(given: verbs.Attach, console: Console) -> None:
         machines = action.Machines(
             file=given.hosts, user=user, identity=key, workdir=workdir, sudo=given.bootstrap
         )
-        made = action.attach_hosts(store, wanted, machines, console.tell)
+        made = action.attach_hosts(store, wanted, machines, console.report)
         ready = f"{len(made.nodes)} hosts, {sum(n.slots for n in made.workers)} slots"
         size = ""
     else:
         host = given.slurm or given.sge or ""
         login = action.Login(system=system, host=host, user=user, identity=key, workdir=workdir)
-        made = action.attach_site(store, wanted, login, console.tell)
+        made = action.attach_site(store, wanted, login, console.report)
         ready = f"{made.mode_reason}, jobs in {made.launcher.root}"
         size = {"slurm": "--nodes 2 ", "sge": "-pe NAME 2 "}[system]
     option = "" if made.name == DEFAULT_NAME else f"-c {made.name} "
@@ -69,7 +69,9 @@ def detach(given: verbs.Detach, console: Console) -> None:
     wanted = given.wanted() or actions.only_name(store)
     ask = (lambda question: True) if given.yes or given.force else console.confirm
     unfetched = Unfetched(ask=ask)
-    gone = down.down(store, wanted, console.tell, ask, unfetched, force=given.force, verb="detach")
+    gone = down.down(
+        store, wanted, console.report, ask, unfetched, force=given.force, verb="detach"
+    )
     if gone is None:
         console.note("aborted; nothing was removed")
         raise typer.Exit(2)

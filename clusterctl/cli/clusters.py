@@ -27,7 +27,7 @@ def up(given: verbs.Up, console: Console) -> None:
     given = given.within(action.circumstances(resolved), console.note, place)
     spec = specs.cluster_spec(called, given)
     if given.dry_run:
-        plan = action.plan(store, spec, console.tell)
+        plan = action.plan(store, spec, console.report)
         console.result("\n".join((f"mode: {plan.mode}", *plan.lines)))
         shown = pick(plan, "mode", "lines", "charges", "deadline")
         console.document({"dry_run": True, "cluster": spec.name, **shown})
@@ -37,7 +37,7 @@ def up(given: verbs.Up, console: Console) -> None:
         f"`clusterctl down {spec.name}` removes it"
     )
     consent = (lambda question: True) if given.yes else console.consent
-    made = action.up(store, spec, console.tell, consent)
+    made = action.up(store, spec, console.report, consent)
     up_cluster = made.cluster
     console.note(table([(phase, f"{seconds:.2f} s") for phase, seconds in made.phases]))
     alone = store.names() == (up_cluster.name,)
@@ -78,7 +78,7 @@ def down(given: verbs.Down, console: Console) -> None:
         discard=given.discard,
         ask=console.confirm if console.interactive and not given.yes else None,
     )
-    gone = action.down(store, wanted, console.tell, ask, unfetched, force=given.force)
+    gone = action.down(store, wanted, console.report, ask, unfetched, force=given.force)
     if gone is None:
         if wanted in before:
             console.note("aborted; nothing was removed")

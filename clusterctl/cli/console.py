@@ -47,7 +47,7 @@ class Console:
         self.json, self.quiet, self.verbose = json, quiet, verbose
         return self
 
-    def tell(self, text: str) -> None:
+    def report(self, text: str) -> None:
         """A line of progress, with the seconds since the start."""
         line = f"{time.monotonic() - self._began:6.1f} s  {lines(text)}"
         self.story.append(line)
@@ -56,7 +56,7 @@ class Console:
 
     def detail(self, text: str) -> None:
         if self.verbose:
-            self.tell(text)
+            self.report(text)
 
     def note(self, text: str) -> None:
         """A line of prose for people, without a time."""

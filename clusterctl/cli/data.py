@@ -20,14 +20,14 @@ def data_get(given: verbs.DataGet, console: Console) -> None:
     store, bar = actions.open_store(), Bar(console)
     options = action.GetOptions(given.mirror, given.cluster, not given.no_push)
     names = given.names
-    _report(console, [action.get(store, name, options, bar, console.tell) for name in names])
+    _report(console, [action.get(store, name, options, bar, console.report) for name in names])
 
 
 def data_push(given: verbs.DataPush, console: Console) -> None:
     if given.name is not None and len(given.names) > 1:
         raise UsageError("--name works with one folder", hint="push the folders one by one")
     store, name, cluster = actions.open_store(), given.name, given.cluster
-    _report(console, [action.push(store, n, name, cluster, console.tell) for n in given.names])
+    _report(console, [action.push(store, n, name, cluster, console.report) for n in given.names])
 
 
 def _report(console: Console, copies: list[Any]) -> None:
@@ -68,7 +68,7 @@ class Bar:
         self._last = step
         text = f"{name} {percent:3} % of {size / 1e6:.1f} MB"
         if not moving:
-            self._console.tell(text)
+            self._console.report(text)
             return
         full = _BAR * percent // 100
         end = "\n" if done >= size else ""

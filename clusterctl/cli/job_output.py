@@ -34,7 +34,7 @@ def announce(console: Console, job: Job, detach: bool) -> None:
     plural = "rank" if job.ranks == 1 else "ranks"
     places = f" ({where})" if where else ""
     native = f" ({job.scheduler} {job.native_id})" if job.native_id else ""
-    console.tell(f"job {job.id}: {job.ranks} {plural}{places}, {job.state.value}{native}")
+    console.report(f"job {job.id}: {job.ranks} {plural}{places}, {job.state.value}{native}")
     if detach:
         console.note(f"follow it with `clusterctl logs {job.id} -f`")
         console.document(pick(job, "id", "cluster", "state", "native_id"))
@@ -46,7 +46,7 @@ def finish(console: Console, job: Job) -> int:
     how = job.state.value
     failure = job.failure
     if job.state is JobState.SUCCEEDED:
-        console.tell(f"job {job.id} succeeded in {took(job)}")
+        console.report(f"job {job.id} succeeded in {took(job)}")
         result = 0
     elif job.state is JobState.FAILED:
         if failure:
@@ -54,7 +54,7 @@ def finish(console: Console, job: Job) -> int:
             how += f"; {job.reason}" if job.reason else ""
         else:
             how = job.reason or _exit_text(code or 1)
-        console.tell(f"job {job.id} failed after {took(job)}: {how}")
+        console.report(f"job {job.id} failed after {took(job)}: {how}")
         result = code or 1
     elif job.state is JobState.TIMEOUT:
         from clusterctl.actions.jobs import survivors_text
@@ -62,11 +62,11 @@ def finish(console: Console, job: Job) -> int:
         limit = f"--timeout of {job.spec.timeout:g} s"
         if not job.spec.timeout:
             limit = "time limit in the queue"
-        console.tell(f"job {job.id} was stopped after its {limit}: {survivors_text(job)}")
+        console.report(f"job {job.id} was stopped after its {limit}: {survivors_text(job)}")
         result = EXIT_TIMEOUT
     else:
         why = f": {job.reason}" if job.reason else ""
-        console.tell(f"job {job.id} was {how}{why}")
+        console.report(f"job {job.id} was {how}{why}")
         result = EXIT_CANCELLED
     _result(console, job, result)
     return result

@@ -64,7 +64,7 @@ def logs(given: verbs.Logs, console: Console) -> None:
     try:
         with Printer(console, only=rank, exact=not follow) as printer:
             for pieces in action.logs(
-                store, job, given.cluster, console.tell, follow=follow, rank=rank
+                store, job, given.cluster, console.report, follow=follow, rank=rank
             ):
                 printer(pieces)
     except KeyboardInterrupt:
@@ -80,7 +80,7 @@ def logs(given: verbs.Logs, console: Console) -> None:
 
 def cancel(given: verbs.Cancel, console: Console) -> None:
     job = given.job
-    ended = action.cancel(actions.open_store(), job, given.cluster, console.tell)
+    ended = action.cancel(actions.open_store(), job, given.cluster, console.report)
     left = {name: count for name, count in ended.survivors.items() if count}
     before = "was" if ended.state is JobState.CANCELLED else "had already ended:"
     counted = ended.survivors or not ended.reason
@@ -93,7 +93,7 @@ def cancel(given: verbs.Cancel, console: Console) -> None:
 
 def fetch(given: verbs.Fetch, console: Console) -> None:
     store = actions.open_store()
-    got = action.fetch(store, given.job, given.cluster, given.to, console.tell)
+    got = action.fetch(store, given.job, given.cluster, given.to, console.report)
     brought = got.brought
     if brought.outputs:
         names = (f"{got.folder}/{item.place}" for item in brought.outputs)

@@ -18,7 +18,7 @@ def extend(given: verbs.Extend, console: Console) -> None:
     store = actions.open_store()
     chosen = actions.choose(store, given.wanted())
     consent = (lambda question: True) if given.yes else console.consent
-    done = extending.extend(store, chosen.name, given.ttl, console.tell, consent)
+    done = extending.extend(store, chosen.name, given.ttl, console.report, consent)
     console.note(
         f"cluster {done.cluster.name} shuts down at {clock(done.deadline)};"
         f" cost until then: ${done.dollars:.2f}"
@@ -37,7 +37,7 @@ def gc(given: verbs.Gc, console: Console) -> None:
             console.result(f"would take back cluster {orphan.text}")
             console.document({"dry_run": True, "adopted": orphan.name, "id": orphan.id})
             return
-        taken = action.adopt(store, orphan, console.tell)
+        taken = action.adopt(store, orphan, console.report)
         console.note(
             f"cluster {taken.name} was taken back: {len(taken.nodes)} nodes. Next:\n"
             f"  clusterctl status {taken.name}\n"
@@ -65,7 +65,7 @@ def gc(given: verbs.Gc, console: Console) -> None:
     for item in [] if given.dry_run else found:
         if given.yes or console.consent(f"remove {item.text}?"):
             try:
-                if action.remove(store, item, console.tell):
+                if action.remove(store, item, console.report):
                     removed.append(item.id)
             except ClusterctlError as error:
                 failed.append(error)

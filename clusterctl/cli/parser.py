@@ -17,7 +17,6 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 from clusterctl import __version__, config
 from clusterctl.cli import help
 from clusterctl.cli.console import Console
-from clusterctl.config import Settings
 from clusterctl.errors import UsageError
 from clusterctl.options import Option, Verb
 from clusterctl.verbs import FAMILIES, VERBS
@@ -48,7 +47,7 @@ class Command(TyperCommand):
         return help.of_verb(self.path)
 
     def invoke(self, ctx: Any) -> Any:
-        given = read(self.path, ctx.params, ctx.args, ctx.find_root().obj)
+        given = read(self.path, ctx.params, ctx.args)
         module = import_module(f"clusterctl.cli.{self.verb.module}")
         function = getattr(module, self.verb.function or self.path.replace(" ", "_"))
         return function(given, Console.current())
@@ -147,10 +146,10 @@ def _parameter(option: Option[Any]) -> Any:
     )
 
 
-def read(path: str, parsed: dict[str, Any], extra: list[str], settings: Settings) -> Verb:
+def read(path: str, parsed: dict[str, Any], extra: list[str]) -> Verb:
     """What was given to a verb: on the command line, else by a variable, else in a settings file.
     Raises UsageError for what it does not take, after --json has had its effect."""
-    verb = VERBS[path]
+    verb, settings = VERBS[path], config.read(by_word())
     options = verb.options()
     found = {
         key: setting

@@ -91,7 +91,7 @@ def run(given: verbs.Run, console: Console) -> None:
     for note in prepared.plan.notes:
         console.note(note)
     if large := resolved.tree.large_files():
-        console.tell(f"staging {resolved.tree.describe()}; {large}")
+        console.report(f"staging {resolved.tree.describe()}; {large}")
     else:
         console.detail(f"staging {resolved.tree.describe()}")
     with reporting(console, lambda: action.recorded(store, number)), Printer(console) as printer:
@@ -100,7 +100,7 @@ def run(given: verbs.Run, console: Console) -> None:
             prepared,
             on_start=lambda started: announce(console, started, detach),
             on_output=printer,
-            tell=console.tell,
+            tell=console.report,
             detach=detach,
         )
     if not detach:
@@ -130,7 +130,7 @@ def rerun(given: verbs.Rerun, console: Console) -> None:
             where=given.cluster,
             on_start=on_start,
             on_output=printer,
-            tell=console.tell,
+            tell=console.report,
             detach=given.detach,
         )
     if not given.detach:

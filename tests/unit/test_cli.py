@@ -223,7 +223,7 @@ HOSTILE = "\x1b]0;owned\x07\x1b[2Jname\rgone\u202e\udcff"
 """What a file, a device or a program on a node may be called."""
 
 
-@pytest.mark.parametrize("way", ["result", "note", "tell"])
+@pytest.mark.parametrize("way", ["result", "note", "report"])
 def test_what_nodes_say_cannot_command_the_terminal(
     way: str, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +29,14 @@ def test_help_of_every_verb(verb: str, call: Call, monkeypatch: pytest.MonkeyPat
         assert option.help or option.group.native
     assert f"\nExamples:\n  clusterctl {verb}" in said.out
     assert said.out.count(f"CLUSTERCTL_{words[0].upper()}_") == 1
+
+
+def test_help_needs_no_settings(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has a mistake in their settings needs it most."""
+    Path("clusterctl.toml").write_text("[run]\nbakend = 1\n")
+    monkeypatch.setenv("CLUSTERCTL_RUN_NOPE", "1")
+    assert call("run", "--help").code == 0
+    assert call("run", "train.py").code == 2
 
 
 def test_options_of_batch_systems_have_a_heading(call: Call) -> None:

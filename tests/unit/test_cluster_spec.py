@@ -15,7 +15,7 @@ from tests.unit.making import cluster
 
 
 @pytest.fixture
-def wishes(monkeypatch: pytest.MonkeyPatch) -> list[ClusterSpec]:
+def specs(monkeypatch: pytest.MonkeyPatch) -> list[ClusterSpec]:
     """What reaches the action, which refuses it."""
     seen: list[ClusterSpec] = []
 
@@ -45,30 +45,30 @@ def test_counts_of_the_command_line_go_before_the_settings(
     line: str,
     expected: list[int],
     call: Call,
-    wishes: list[ClusterSpec],
+    specs: list[ClusterSpec],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("CLUSTERCTL_UP_WORKERS", "4")
     call("up", "--dry-run", *line.split())
-    assert [counts(spec) for spec in wishes] == [expected]
+    assert [counts(spec) for spec in specs] == [expected]
 
 
 @pytest.mark.parametrize("line", ["--gpu g4dn", "--cpu c6i.large", "--instance-type c6i.large"])
 def test_a_count_that_nobody_says_is_left_open(
-    line: str, call: Call, wishes: list[ClusterSpec]
+    line: str, call: Call, specs: list[ClusterSpec]
 ) -> None:
     call("up", "--dry-run", *line.split())
-    assert [counts(spec) for spec in wishes] == [[0]]
+    assert [counts(spec) for spec in specs] == [[0]]
 
 
 @pytest.mark.parametrize("key", ["spot = true", 'image = "mine:7"', 'runtime = "docker"'])
 def test_a_general_setting_is_passed_over_where_it_means_nothing(
-    key: str, call: Call, wishes: list[ClusterSpec]
+    key: str, call: Call, specs: list[ClusterSpec]
 ) -> None:
     Path("clusterctl.toml").write_text(f"{key}\n")
     call("up", "--dry-run", "--provider", "local")
     call("up", "--dry-run", "--provider", "ec2")
-    local, ec2 = ((spec.image, spec.runtime, spec.cloud) for spec in wishes)
+    local, ec2 = ((spec.image, spec.runtime, spec.cloud) for spec in specs)
     assert local == ("", None, CloudSpec())
     assert ec2 != local
 
@@ -81,7 +81,7 @@ def test_a_general_setting_is_passed_over_where_it_means_nothing(
     ],
 )
 def test_a_setting_of_the_verb_is_passed_over_with_a_note(
-    setting: str, name: str, call: Call, wishes: list[ClusterSpec], monkeypatch: pytest.MonkeyPatch
+    setting: str, name: str, call: Call, specs: list[ClusterSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One person's defaults for EC2 must not keep them from a local cluster."""
     if setting == "file":
@@ -90,7 +90,7 @@ def test_a_setting_of_the_verb_is_passed_over_with_a_note(
         monkeypatch.setenv("CLUSTERCTL_UP_SPOT", "1")
     said = call("up", "--dry-run", "--provider", "local")
     assert f"ignoring {name.format(folder=Path.cwd())}: it works only with EC2" in said.err
-    assert not wishes[0].cloud.spot
+    assert not specs[0].cloud.spot
 
 
 def test_an_option_of_a_cluster_that_is_there(call: Call) -> None:
