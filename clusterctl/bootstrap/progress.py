@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from types import TracebackType
 
 from clusterctl.bootstrap import facts
 from clusterctl.transport.fold import ranges
@@ -61,12 +60,7 @@ class StepReporter:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._ended.set()
         self._thread.join()
         self._flush()

@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, BinaryIO, Protocol
 
 from clusterctl.cli.console import Console
@@ -104,12 +103,7 @@ class Printer:
     def __enter__(self) -> Printer:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         if isinstance(error, OSError) and error.errno:
             return  # perhaps it was this output that failed
         for source in self._sources.values():

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Callable, Sequence
+from shlex import join, quote
 
 from clusterctl import launch, schedulers
 from clusterctl.compiling import NO_COMPILER, Compilation, advice, compilation
@@ -92,9 +92,9 @@ class DirectSystem:
         launcher = self._cluster.launcher
         # There may be no folder, where its client died.
         command = (
-            f"cd {_q(launcher.root)}/jobs/{job.id} 2>/dev/null"
+            f"cd {quote(launcher.root)}/jobs/{job.id} 2>/dev/null"
             " || { echo absent $(date +%s); exit; };"
-            f" {shlex.join(self.scheduler.status_argv(job))}"
+            f" {join(self.scheduler.status_argv(job))}"
         )
         limit = min(ASK_TIMEOUT, deadline.left)
         result = pool.transport(launcher.name).run(command, timeout=limit)
@@ -133,7 +133,7 @@ class DirectSystem:
 
             def send(name: str, binary: bytes = binary) -> NodeResult:
                 job_folder = f"{self._cluster.node(name).root}/jobs/{job.id}"
-                target = _q(f"{job_folder}/work/{program.folder}/{program.target}")
+                target = quote(f"{job_folder}/work/{program.folder}/{program.target}")
                 command = (
                     f"cat >{target} && chmod 755 {target} && {_not_output(job_folder, program)}"
                 )
@@ -146,16 +146,16 @@ class DirectSystem:
 
 def _compile_on(node: Node, job: Job, compiled: Compilation, pool: Pool) -> bytes:
     program = job.spec.program
-    target = _q(program.target)
+    target = quote(program.target)
     folder = f"{node.root}/jobs/{job.id}"
     command = (
-        f"cd {_q(folder)}/work/{_q(program.folder)} || exit;"
-        f" PATH={_q(node.mpi_prefix)}/bin:$PATH; ({compiled.script}) &&"
+        f"cd {quote(folder)}/work/{quote(program.folder)} || exit;"
+        f" PATH={quote(node.mpi_prefix)}/bin:$PATH; ({compiled.script}) &&"
         f" {_not_output(folder, program)} && cat {target}"
     )
     if node.job_port != node.ssh_port:
         # The compiler is where the program will run: in the node's container.
-        command = f"exec {_q(node.root)}/bin/clusterctl-ssh {_q(node.name)} {_q(command)}"
+        command = f"exec {quote(node.root)}/bin/clusterctl-ssh {quote(node.name)} {quote(command)}"
     result = pool.transport(node.name).run(command, timeout=COMPILE_TIMEOUT)
     if result.exit_code is None:
         raise trouble(f"compiling {program.source}", result)
@@ -177,8 +177,4 @@ def _not_output(folder: str, program: Program) -> str:
     """A command that counts a compiled program, and modules of Fortran, among what was staged: they
     are no outputs."""
     path = os.path.normpath(f"{program.folder}/{program.target}")
-    return f"/bin/sh {_q(folder)}/outputs.sh built {_q(path)}"
-
-
-def _q(text: str) -> str:
-    return shlex.quote(text)
+    return f"/bin/sh {quote(folder)}/outputs.sh built {quote(path)}"

@@ -17,7 +17,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from io import BufferedWriter
 from pathlib import Path
-from types import TracebackType
 
 from clusterctl import assets
 from clusterctl.errors import NodeUnreachable
@@ -160,12 +159,7 @@ class Follower:
             self._keep = False
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         for watch in self._watches:
             for file in watch.files.values():
                 if file.sink:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from types import FrameType, TracebackType
+from types import FrameType
 
 
 class Interrupts:
@@ -38,12 +38,7 @@ class Interrupts:
             self._ours = True
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         if self._ours:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         if kind is None:

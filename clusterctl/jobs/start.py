@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
 import threading
 from collections.abc import Callable, Mapping
+from shlex import join, quote
 
 from clusterctl import assets
 from clusterctl.errors import ClusterctlError, LaunchError, NodeUnreachable
@@ -118,8 +118,8 @@ def put(
         members = stage.text_members((path, text, mode) for path, (text, mode) in texts.items())
         steps = [
             "umask 077",
-            f"mkdir -p {_q(folder)}/out {_q(folder)}/work",
-            f"cd {_q(folder)} || exit",
+            f"mkdir -p {quote(folder)}/out {quote(folder)}/work",
+            f"cd {quote(folder)} || exit",
             *keep,
             # Ownership is ours whoever packed it; the umask must not narrow the modes.
             "umask 022; tar -xof - ; s=$?; [ $s = 0 ] || exit $s",
@@ -131,7 +131,7 @@ def put(
                 sent = transport.put(tree, archive, timeout=STAGE_TIMEOUT)
                 if not sent.ok:
                     return sent
-                steps.append(f"tar -xof {_q(archive)} || exit; rm -f {_q(archive)}")
+                steps.append(f"tar -xof {quote(archive)} || exit; rm -f {quote(archive)}")
             else:
                 members += tree.read_bytes()
             # Before what is carried over, which is this job's too: it may leave it as it is.
@@ -139,7 +139,7 @@ def put(
             if carry is not None:
                 steps.append(_carry(node, carry))
         if name == first:
-            steps.append(f"exec /bin/sh {_q(node.root)}/bin/free-port")
+            steps.append(f"exec /bin/sh {quote(node.root)}/bin/free-port")
         return transport.run(
             "\n".join(steps),
             stdin=before + members + stage.END_OF_ARCHIVE,
@@ -176,8 +176,8 @@ def start(job: Job, cluster: Cluster, pool: Pool, port: str, tell: Callable[[str
     system = systems.load(cluster)
     launcher = cluster.launcher
     command = (
-        f"cd {_q(launcher.root)}/jobs/{job.id} && echo {_q(port)} >port &&"
-        f" {shlex.join(system.scheduler.submit_argv(job))}"
+        f"cd {quote(launcher.root)}/jobs/{job.id} && echo {quote(port)} >port &&"
+        f" {join(system.scheduler.submit_argv(job))}"
     )
     slow = threading.Timer(PATIENCE, tell, [system.slow_start])
     slow.daemon = True
@@ -220,9 +220,5 @@ def _environment(variables: Mapping[str, str]) -> str:
 
 def _carry(node: Node, job: int) -> str:
     """Copies what job `job` has made there. Nothing made is nothing to copy."""
-    script = f"{_q(node.root)}/jobs/{job}/outputs.sh"
+    script = f"{quote(node.root)}/jobs/{job}/outputs.sh"
     return f"if [ -e {script} ]; then /bin/sh {script} pack | tar -xof - -C work || exit; fi"
-
-
-def _q(text: str) -> str:
-    return shlex.quote(text)

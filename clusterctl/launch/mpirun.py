@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from shlex import quote
 
 from clusterctl.errors import LaunchError
 from clusterctl.launch import Request, interconnect, mpi_transport
@@ -148,7 +149,7 @@ def rank_command(request: Request) -> tuple[str, ...]:
     cases = []
     for index, place in enumerate(request.placement):
         ranks = [index] if per_node else place.ranks
-        cases.append(f"{'|'.join(map(str, ranks))}) set -- {_quote(folders[place.node])};;")
+        cases.append(f"{'|'.join(map(str, ranks))}) set -- {quote(folders[place.node])};;")
     script = f'case $OMPI_COMM_WORLD_RANK in {" ".join(cases)} esac; exec /bin/sh "$1/rank.sh"'
     return ("/bin/sh", "-c", script)
 
@@ -314,9 +315,3 @@ def _ranks_reason(request: Request, total: int) -> str:
         return "as asked"
     gpus = any(request.cluster.node(place.node).facts.gpus for place in request.placement)
     return "one rank per GPU" if gpus else "one rank per worker"
-
-
-def _quote(text: str) -> str:
-    import shlex
-
-    return shlex.quote(text)

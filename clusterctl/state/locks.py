@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 
 from clusterctl.errors import RecordError
 from clusterctl.state.home import Home, writing
@@ -107,12 +106,7 @@ class ClusterLock:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         if self._fd is not None:
             _held.pop((self._home.path, self._name), None)
             if not any(_alive(pid) for pid in self._children):
