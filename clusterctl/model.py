@@ -1,7 +1,7 @@
 """What clusterctl talks about: clusters, nodes, facts and jobs, as frozen values.
 
-Standard library only. Times are seconds since the epoch (UTC), memory is in MiB, addresses are
-IPv4 in dotted form. Paths that live on a node are `str`, paths on this machine are `Path`.
+Standard library only. Times are seconds since the epoch (UTC), addresses are IPv4 in dotted form.
+Paths that live on a node are `str`, paths on this machine are `Path`.
 """
 
 from __future__ import annotations
@@ -77,17 +77,14 @@ class NodeFacts:
 
     hostname: str = ""
     arch: str = ""
-    os: str = ""
     boot_id: str = ""
     """The kernel's boot id. Nodes that share it share one machine and its processor."""
     cores: int = 1
     """Processors a rank may use, hardware threads counted."""
     physical_cores: int = 1
-    memory: int = 0
     interfaces: tuple[Interface, ...] = ()
     accelerator: Accelerator = Accelerator.NONE
     gpus: tuple[str, ...] = ()
-    driver: str = ""
     mpi: Mpi | None = None
     mpi_components: tuple[str, ...] = ()
     """What Open MPI was built with, as `framework:component`. Asked, like the next three, only

@@ -91,12 +91,6 @@ def physical_cores(text: str) -> Mapping[str, Any]:
     }
 
 
-def memory(text: str) -> Mapping[str, Any]:
-    """/proc/meminfo, in KiB."""
-    found = re.search(r"MemTotal:\s+(\d+) kB", text)
-    return {"memory": int(found[1]) // 1024 if found else 0}
-
-
 def interfaces(text: str) -> Mapping[str, Any]:
     """`ip -j addr`. The state of a bridge or a tunnel may be UNKNOWN while it is up."""
     found = []
@@ -115,19 +109,14 @@ def interfaces(text: str) -> Mapping[str, Any]:
 
 
 def nvidia(text: str) -> Mapping[str, Any]:
-    """`nvidia-smi --query-gpu=name,driver_version --format=csv,noheader`: a line per GPU."""
-    rows = [line.rsplit(", ", 1) for line in text.splitlines() if ", " in line]
-    if not rows:
-        return {}
-    return {
-        "accelerator": Accelerator.NVIDIA,
-        "gpus": tuple(name for name, _ in rows),
-        "driver": rows[0][1],
-    }
+    """`nvidia-smi --query-gpu=name,driver_version --format=csv,noheader`: a line per GPU. What has
+    no comma is an error message."""
+    gpus = tuple(line.rpartition(", ")[0] for line in text.splitlines() if ", " in line)
+    return {"accelerator": Accelerator.NVIDIA, "gpus": gpus} if gpus else {}
 
 
 def amd(text: str) -> Mapping[str, Any]:
-    """`rocm-smi --showproductname --showdriverversion --json`: `cardN` and `system` objects."""
+    """`rocm-smi --showproductname --json`: `cardN` and `system` objects."""
     start = text.find("{")
     if start < 0:
         return {}
@@ -136,11 +125,7 @@ def amd(text: str) -> Mapping[str, Any]:
     if not cards:
         return {}
     names = (card.get("Card Series") or card.get("Card series") or "AMD GPU" for card in cards)
-    return {
-        "accelerator": Accelerator.AMD,
-        "gpus": tuple(names),
-        "driver": answer.get("system", {}).get("Driver version", ""),
-    }
+    return {"accelerator": Accelerator.AMD, "gpus": tuple(names)}
 
 
 def python(text: str) -> Mapping[str, Any]:
@@ -221,11 +206,9 @@ def facts(pythons: Sequence[str], *, only: bool = False) -> dict[str, Fact]:
     return {
         "hostname": Fact("uname -n", _line("hostname")),
         "arch": Fact("uname -m", _line("arch")),
-        "os": Fact('(. /etc/os-release && echo "$PRETTY_NAME")', _line("os")),
         "boot_id": Fact("cat /proc/sys/kernel/random/boot_id", _line("boot_id")),
         "cores": Fact("nproc", cores),
         "physical_cores": Fact("lscpu -p=core,socket", physical_cores),
-        "memory": Fact("grep MemTotal /proc/meminfo", memory),
         "interfaces": Fact("ip -j addr", interfaces),
         "nvidia": Fact(
             "command -v nvidia-smi >/dev/null &&"
@@ -233,8 +216,7 @@ def facts(pythons: Sequence[str], *, only: bool = False) -> dict[str, Fact]:
             nvidia,
         ),
         "amd": Fact(
-            "command -v rocm-smi >/dev/null &&"
-            " timeout 20 rocm-smi --showproductname --showdriverversion --json",
+            "command -v rocm-smi >/dev/null && timeout 20 rocm-smi --showproductname --json",
             amd,
         ),
         "python": Fact(

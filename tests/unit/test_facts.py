@@ -65,7 +65,6 @@ GARBAGE = [
     "/bin/mpirun\n",
     "/x/bin/mpirun\nmpirun (Open MPI) five",
     ", \n, ",
-    "MemTotal: many kB",
     "\N{SNOWMAN} \udc80",
     "@@fact",
     "@@fact nonsense\n1",
@@ -76,9 +75,9 @@ GARBAGE = [
 def test_garbage_is_no_exception(text: str) -> None:
     """Whatever one question is answered, the others keep their answers."""
     for name in facts.questions(()):
-        found = facts.parse(f"@@fact {name}\n{text}\n@@fact os\nDebian\n@@fact end\n")
-        if name != "os":
-            assert found.os == "Debian", name
+        found = facts.parse(f"@@fact {name}\n{text}\n@@fact arch\naarch64\n@@fact end\n")
+        if name != "arch":
+            assert found.arch == "aarch64", name
 
 
 def test_an_answer_that_means_nothing_leaves_the_default() -> None:
@@ -155,7 +154,6 @@ def test_this_machine_answers(tmp_path: Path) -> None:
     assert found.arch == os.uname().machine
     assert 1 <= found.physical_cores <= (os.cpu_count() or 1)
     assert 1 <= found.cores <= (os.cpu_count() or 1)
-    assert found.memory > 100
     assert found.tools["awk"].startswith("/")
 
 
