@@ -113,7 +113,7 @@ class DirectSystem:
 
     def interactive_argv(self, spec: JobSpec, words: Sequence[str]) -> tuple[str, ...]:
         raise UsageError(
-            f"cluster {self._cluster.name!r} has no batch system that gives a terminal",
+            f"cluster {self._cluster.name!r} has no batch system; --interactive needs one",
             hint="`clusterctl ssh` opens a shell on one of its nodes",
         )
 

@@ -112,6 +112,7 @@ def check_options(options: Sequence[str], launcher: str, cluster: Cluster) -> No
     launchers = load(cluster).scheduler.launchers
     if launcher not in launchers:
         raise UsageError(
-            f"--launcher {launcher} does not work on cluster {cluster.name!r} ({name})",
+            f"--launcher {launcher} does not work on cluster {cluster.name!r}"
+            f" ({cluster.spec.provider})",
             hint=f"leave it out, or choose one of: {', '.join(launchers)}",
         )
