@@ -11,7 +11,8 @@ from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import Charge
 from clusterctl.providers.ec2 import prices
 from clusterctl.providers.ec2.prices import Quote
-from clusterctl.providers.ec2.spec import LAUNCHER, Machine
+from clusterctl.providers.ec2.spec import Machine
+from clusterctl.providers.shared.nodes import LAUNCHER
 
 KNOWN = "g4dn.xlarge"
 LISTED = catalog.PRICES[KNOWN].dollars

@@ -12,9 +12,8 @@ from clusterctl import catalog
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import Accelerator, ClusterSpec
 from clusterctl.providers.docker import engine
-from clusterctl.providers.shared import deadlines, subnets
+from clusterctl.providers.shared import deadlines, nodes, subnets
 
-LAUNCHER = "launcher"
 MAX_WORKERS = 200
 """A cluster gets a /24."""
 
@@ -93,9 +92,8 @@ class NodePlan:
         return (*words, "--group-add", "video")
 
 
-def names(workers: int) -> list[str]:
-    """The launcher and its workers, in the order of their addresses."""
-    return [LAUNCHER, *(f"worker-{number}" for number in range(1, workers + 1))]
+def names(workers: int) -> tuple[str, ...]:
+    return nodes.node_names(workers, most=MAX_WORKERS, what="a cluster in containers")
 
 
 def vendor(devices: Path = Path("/dev")) -> Accelerator:
@@ -127,11 +125,7 @@ def machines(spec: ClusterSpec, devices: Path = Path("/dev")) -> tuple[NodePlan,
             " GPUs",
         )
     count = spec.workers
-    if not 1 <= count <= MAX_WORKERS:
-        raise UsageError(
-            f"a cluster in containers has 1 to {MAX_WORKERS} workers, not {count}",
-            hint="choose another number with --workers",
-        )
+    launcher, *workers = names(count)
     maker, gpus = _gpus(spec, devices)
     if gpus and len(gpus) < count:
         raise UsageError(
@@ -141,7 +135,6 @@ def machines(spec: ClusterSpec, devices: Path = Path("/dev")) -> tuple[NodePlan,
     kind = {Accelerator.NVIDIA: "nvidia", Accelerator.AMD: "amd"}.get(maker, "cpu")
     images = catalog.CONTAINER_IMAGES
     share, rest = divmod(len(gpus), count)
-    launcher, *workers = names(count)
     made = [NodePlan(launcher, 0, spec.image or images["launcher"].reference)]
     first = 0
     for number, name in enumerate(workers, 1):

@@ -32,6 +32,7 @@ from clusterctl.providers.docker.layout import NodePlan, Privilege
 from clusterctl.providers.protocol import Created, Features, OnEvent, ProviderPlan
 from clusterctl.providers.shared import deadlines, subnets
 from clusterctl.providers.shared.greeting import greet
+from clusterctl.providers.shared.nodes import LAUNCHER, span
 
 MODE = "containers"
 START_LIMIT = 30.0
@@ -71,14 +72,13 @@ class DockerProvider:
             for machine in machines
             if machine.gpus
         ]
-        workers = layout.names(spec.workers)[1:]
-        span = workers[0] if len(workers) == 1 else f"{workers[0]} to {workers[-1]}"
         return ProviderPlan(
             mode=MODE,
             mode_reason=f"Docker {version}",
             one_host=False,
             lines=(
-                f"{len(machines)} containers on this machine's engine: launcher, {span}",
+                f"{len(machines)} containers on this machine's engine: launcher,"
+                f" {span(spec.workers)}",
                 f"image {machines[-1].image}, launcher {machines[0].image}",
                 *todo,
                 *shares,
@@ -291,7 +291,7 @@ def supported(
     cluster: str, machines: Sequence[NodePlan], on_event: OnEvent
 ) -> tuple[Privilege, ...]:
     """What this engine gives of what workers are to get. Each refusal is said with its price."""
-    workers = [machine for machine in machines if machine.name != layout.LAUNCHER]
+    workers = [machine for machine in machines if machine.name != LAUNCHER]
     if not workers:
         return ()
     wanted = layout.privileges()
@@ -338,7 +338,7 @@ def _make(
             cluster=cluster.id,
             labels={**_labels(cluster, folder), engine.DIGEST: digests[machine.name]},
             subnet=subnet,
-            privileges=() if machine.name == layout.LAUNCHER else privileges,
+            privileges=() if machine.name == LAUNCHER else privileges,
             restart=layout.restart(cluster.deadline),
         )
         what = f"{machine.name} could not be made"
@@ -425,7 +425,7 @@ def _greeted(cluster: Cluster, machines: Sequence[NodePlan], addresses: Mapping[
 
 def _node(cluster: Cluster, machine: NodePlan, address: str) -> Node:
     """Workers share this machine's cores; the launcher runs no ranks."""
-    launcher = machine.name == layout.LAUNCHER
+    launcher = machine.name == LAUNCHER
     cores = len(os.sched_getaffinity(0)) // cluster.spec.workers
     return Node(
         name=machine.name,

@@ -16,7 +16,8 @@ from clusterctl.model import (
 )
 from clusterctl.providers.ec2 import cleanup, prices
 from clusterctl.providers.ec2.api import Api
-from clusterctl.providers.ec2.spec import CPU_DISK, LAUNCHER, Machine
+from clusterctl.providers.ec2.spec import CPU_DISK, Machine
+from clusterctl.providers.shared.nodes import LAUNCHER
 
 
 def adopt(api: Api, cluster_id: str, name: str) -> Cluster:

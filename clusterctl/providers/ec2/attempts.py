@@ -21,8 +21,8 @@ from clusterctl.providers.ec2.failures import CapacityError
 from clusterctl.providers.ec2.hostkeys import HostKeys
 from clusterctl.providers.ec2.preflight import Survey
 from clusterctl.providers.ec2.provider_state import ProviderState
-from clusterctl.providers.ec2.spec import LAUNCHER
 from clusterctl.providers.protocol import OnEvent
+from clusterctl.providers.shared.nodes import LAUNCHER
 
 
 class Attempt(NamedTuple):

@@ -14,7 +14,8 @@ from clusterctl.model import Cluster, ClusterSpec
 from clusterctl.providers.ec2 import cleanup, update_rules
 from clusterctl.providers.ec2 import spec as layout
 from clusterctl.providers.ec2.api import Api, Instance, InstanceType, ask
-from clusterctl.providers.ec2.spec import LAUNCHER, Machine
+from clusterctl.providers.ec2.spec import Machine
+from clusterctl.providers.shared.nodes import LAUNCHER
 
 Tell = Callable[[str], None]
 

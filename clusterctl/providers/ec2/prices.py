@@ -11,7 +11,8 @@ from clusterctl import catalog
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import Charge
 from clusterctl.providers.ec2.api import Api, ask
-from clusterctl.providers.ec2.spec import LAUNCHER, Machine
+from clusterctl.providers.ec2.spec import Machine
+from clusterctl.providers.shared.nodes import LAUNCHER
 
 ADDRESS, DISK = "public IPv4", "gp3 GiB-month"
 """Rows of catalog.PRICES that are no instance types."""

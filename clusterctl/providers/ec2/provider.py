@@ -30,7 +30,6 @@ from clusterctl.providers.ec2.api import Api, Instance, ask, default_region
 from clusterctl.providers.ec2.attempts import Order, make
 from clusterctl.providers.ec2.preflight import Survey
 from clusterctl.providers.ec2.provider_state import ProviderState
-from clusterctl.providers.ec2.spec import LAUNCHER
 from clusterctl.providers.protocol import (
     Created,
     Features,
@@ -40,6 +39,7 @@ from clusterctl.providers.protocol import (
     Resource,
 )
 from clusterctl.providers.shared import billing, deadlines
+from clusterctl.providers.shared.nodes import LAUNCHER
 from clusterctl.state import Home
 from clusterctl.state.locks import held
 from clusterctl.transport.fold import fold

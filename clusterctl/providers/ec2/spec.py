@@ -9,10 +9,9 @@ from itertools import count
 from typing import Any
 
 from clusterctl import catalog
-from clusterctl.errors import UsageError
 from clusterctl.model import ClusterSpec, NodeGroup
+from clusterctl.providers.shared.nodes import LAUNCHER, node_names
 
-LAUNCHER = "launcher"
 MAX_WORKERS = 1000
 PARALLELISM = (10, 64)
 """Terraform's -parallelism: at least its default, at most what AWS bears without throttling."""
@@ -39,11 +38,7 @@ def launcher_type(spec: ClusterSpec) -> str:
 def check(spec: ClusterSpec) -> None:
     """What is wrong before AWS is asked: raises UsageError for the number of workers, and for a
     family that there is not."""
-    if not 1 <= spec.workers <= MAX_WORKERS:
-        raise UsageError(
-            f"a cluster on EC2 has 1 to {MAX_WORKERS} workers, not {spec.workers}",
-            hint="choose another number with --workers",
-        )
+    node_names(spec.workers, most=MAX_WORKERS, what="a cluster on EC2")
     for group in spec.groups:
         catalog.instance_type(group)
 

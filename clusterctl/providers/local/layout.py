@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl.errors import UsageError
+from clusterctl.providers.shared import nodes
+from clusterctl.providers.shared.nodes import LAUNCHER
 
 MAX_WORKERS = 200
 """A cluster gets a /24 (or 127.0.0.x), which also holds the launcher and this machine's own end."""
 
-LAUNCHER = "launcher"
 SWITCH = "switch"
 STARTER = "starter"
 REAPER = "reaper"
@@ -21,13 +22,7 @@ SCRATCH = Path("/tmp")
 
 
 def node_names(workers: int) -> tuple[str, ...]:
-    """The launcher and its workers, in the order of their addresses."""
-    if not 1 <= workers <= MAX_WORKERS:
-        raise UsageError(
-            f"a local cluster has 1 to {MAX_WORKERS} workers, not {workers}",
-            hint="choose another number with --workers",
-        )
-    return (LAUNCHER, *(f"worker-{number}" for number in range(1, workers + 1)))
+    return nodes.node_names(workers, most=MAX_WORKERS, what="a local cluster")
 
 
 def index(name: str) -> int:

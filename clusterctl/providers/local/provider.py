@@ -21,6 +21,7 @@ from clusterctl.providers.local.namespaces import Namespaces, drop_interface
 from clusterctl.providers.protocol import Created, Features, OnEvent, ProviderPlan
 from clusterctl.providers.shared import deadlines
 from clusterctl.providers.shared.greeting import Endpoint, greet
+from clusterctl.providers.shared.nodes import LAUNCHER, span
 
 
 class LocalProvider:
@@ -56,7 +57,7 @@ class LocalProvider:
             mode_reason=mode.reason,
             one_host=mode.name == modes.LOOPBACK,
             lines=(
-                f"{len(names)} nodes on this machine: launcher, {_span(spec.workers)}",
+                f"{len(names)} nodes on this machine: launcher, {span(spec.workers)}",
                 f"each an sshd with {kind} ({mode.name}: {mode.reason})",
                 "no cost",
             ),
@@ -181,7 +182,7 @@ def _node(site: layout.Site, name: str, endpoint: Endpoint, user: str, workers: 
     """Workers share this machine's cores; the launcher runs no ranks."""
     address, port = endpoint
     cores = len(os.sched_getaffinity(0))
-    launcher = name == layout.LAUNCHER
+    launcher = name == LAUNCHER
     return Node(
         name=name,
         role=Role.LAUNCHER if launcher else Role.WORKER,
@@ -193,7 +194,3 @@ def _node(site: layout.Site, name: str, endpoint: Endpoint, user: str, workers: 
         root=str(site.place(name).root),
         slots=1 if launcher else max(1, cores // workers),
     )
-
-
-def _span(workers: int) -> str:
-    return "worker-1" if workers == 1 else f"worker-1 to worker-{workers}"
