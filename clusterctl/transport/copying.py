@@ -5,9 +5,11 @@ Twice as fast as SFTP, which waits for an answer to every 32 KiB and to every fi
 
 from __future__ import annotations
 
+import io
 import os
 import posixpath
 import secrets
+import shutil
 import tarfile
 import tempfile
 from collections.abc import Callable
@@ -15,8 +17,9 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, cast
 
+from clusterctl.assets import render
 from clusterctl.model import NodeResult
 from clusterctl.transport import OnStdout, shell, unpack
 from clusterctl.transport.diagnosis import Failure
@@ -36,71 +39,27 @@ class Start(Protocol):
     ) -> Session: ...
 
 
-# The traps remove what is unfinished when the connection is lost, too: cat ends then.
-_PUT_FILE = """\
-target={target}; parent={parent}; part=$parent/{mark}
-if [ -d "$target" ]; then echo 'there is a folder of that name' >&2; exit 73; fi
-mkdir -p "$parent" || exit 73
-trap 'rm -f "$part"' 0; trap 'exit 74' 1 2 13 15
-(umask 077; cat > "$part") || exit 74
-size=$(wc -c < "$part")
-if [ "$size" -ne {size} ]; then echo "$((size)) of {size} bytes arrived" >&2; exit 74; fi
-chmod {mode:o} "$part" && mv -f "$part" "$target"
-"""
-
-# The mark is the last member of the archive: when it is there, all is there.
-_PUT_FOLDER = """\
-target={target}
-if [ -e "$target" ] && [ ! -d "$target" ]; then
-  echo 'there is a file of that name' >&2; exit 73
-fi
-if [ -d "$target" ]; then new=; else new=1; mkdir -p "$target" || exit 73; fi
-tar -x -o -p -f - -C "$target" || exit 74
-rm "$target"/{mark} || exit 74
-if [ "$new" ]; then chmod {mode:o} "$target"; fi
-"""
-
-# First a line that says what comes. A file that grows is cut at the size that it had.
-_GET = """\
-source={source}
-if [ -d "$source" ]; then
-  cd "$source" || exit 66
-  echo {mark} folder
-  exec tar -c -f - .
-elif [ -f "$source" ]; then
-  mode=$(ls -ldL "$source") && size=$(wc -c < "$source") || exit 66
-  echo {mark} file "${{mode%% *}}" "$((size))"
-  exec head -c "$((size))" < "$source"
-elif [ -e "$source" ]; then
-  echo 'neither a file nor a folder' >&2; exit 66
-else
-  echo 'no such file or folder' >&2; exit 66
-fi
-"""
-
 _CHANGED = ("file changed as we read it", "File removed before we read it")
 """What GNU tar complains about, with exit code 1, when a job still writes."""
 
 
 def put(start: Start, source: Path, target: str) -> NodeResult:
     """Raises FAILURES."""
-    mark = ".clusterctl-" + secrets.token_hex(8)
+    values = {"target": shell.path(target), "mark": ".clusterctl-" + secrets.token_hex(8)}
     try:
-        mode = source.stat().st_mode & 0o777
+        values["mode"] = f"{source.stat().st_mode & 0o777:o}"
         if source.is_dir():
-            command = _PUT_FOLDER.format(target=shell.path(target), mark=mark, mode=mode)
+            command = render("transport/put_folder.sh.j2", **values)
             with start(command, collect=True) as session:
-                return _finish(session, lambda: _send_folder(session, source, mark))
+                return _sent(session, lambda: _send_folder(session, source, values["mark"]))
         if not source.is_file():
             raise Failure(f"{source} is neither a file nor a folder")
         with source.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             parent = shell.path(posixpath.dirname(target) or ".")
-            command = _PUT_FILE.format(
-                target=shell.path(target), parent=parent, mark=mark, size=size, mode=mode
-            )
+            command = render("transport/put_file.sh.j2", **values, parent=parent, size=size)
             with start(command, collect=True) as session:
-                return _finish(session, lambda: _send_file(session, file, size))
+                return _sent(session, lambda: _send_file(session, file, size))
     except OSError as error:
         if error.errno is None:  # the session's
             raise
@@ -108,7 +67,7 @@ def put(start: Start, source: Path, target: str) -> NodeResult:
         raise Failure(f"{name} cannot be read: {error.strerror}") from error
 
 
-def _finish(session: Session, send: Callable[[], None]) -> NodeResult:
+def _sent(session: Session, send: Callable[[], None]) -> NodeResult:
     with suppress(BrokenPipeError):  # the node gave up: it says why
         send()
     session.send_eof()
@@ -137,12 +96,10 @@ def _send_folder(session: Session, source: Path, mark: str) -> None:
             for entry in sorted(os.listdir(source)):
                 archive.add(source / entry, "./" + entry, filter=_plain)
             archive.addfile(tarfile.TarInfo(mark))
-    except (ConnectionError, TimeoutError):
-        raise
     except OSError as error:
-        if error.errno is not None:
+        if type(error) is not OSError or error.errno is not None:
             raise
-        raise Failure(f"{source} changed while it was read: {error}") from error
+        raise Failure(f"{source} changed while it was read: {error}") from error  # says tarfile
 
 
 def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
@@ -157,9 +114,12 @@ def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
 def get(start: Start, source: str, target: Path) -> NodeResult:
     """Raises FAILURES."""
     mark = "clusterctl-" + secrets.token_hex(8)
-    with start(_GET.format(source=shell.path(source), mark=mark), collect=False) as session:
-        stream = _Stream(session)
-        kind, *details = stream.after(mark).split() or [""]
+    command = render("transport/get.sh.j2", source=shell.path(source), mark=mark)
+    with start(command, collect=False) as session:
+        stream = io.BufferedReader(_Stream(session), CHUNK)
+        # What the login shell's start files print may stand before it, in the same line, too.
+        header = next((line for line in stream if mark.encode() in line), b"")
+        kind, *details = header.decode(errors="replace").rpartition(mark)[2].split() or [""]
         if not kind:
             code = session.exit_code()
             raise Failure(_reason(session.output()[1], code))
@@ -190,24 +150,23 @@ def get(start: Start, source: str, target: Path) -> NodeResult:
             raise Failure(f"{name} cannot be written: {error.strerror}") from error
 
 
-def _receive_file(details: list[str], stream: _Stream, part: Path) -> tuple[list[str], str]:
+def _receive_file(details: list[str], stream: BinaryIO, part: Path) -> tuple[list[str], str]:
     """What was left out, and what is wrong with what came."""
     mode, size = mode_of(details[0]), int(details[1])
     with part.open("xb") as file:
-        while data := stream.some():
-            file.write(data)
+        shutil.copyfileobj(stream, file, CHUNK)
         written = file.tell()
         os.fchmod(file.fileno(), mode)
     return [], "" if written == size else f"{written} of {size} bytes arrived"
 
 
-def _receive_folder(stream: _Stream, part: Path) -> tuple[list[str], str]:
+def _receive_folder(stream: BinaryIO, part: Path) -> tuple[list[str], str]:
     """As `_receive_file`."""
     part.mkdir()
     try:
-        with unpack.reader_of(cast(BinaryIO, stream)) as archive:
+        with unpack.reader_of(stream) as archive:
             left_out = unpack.unpack(archive, part)
-        while stream.some():
+        while stream.read(CHUNK):
             pass  # the padding
     except tarfile.TarError as error:
         return [], f"the archive is damaged: {error}"
@@ -226,41 +185,25 @@ def _received(session: Session, left_out: list[str], damage: str) -> NodeResult:
     return replace(result, stderr=result.stderr + notes.encode(errors="surrogateescape"))
 
 
-class _Stream:
+class _Stream(io.RawIOBase):
     """A session's stdin and stdout, as a file."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._ahead = memoryview(b"")
 
-    def write(self, data: bytes) -> int:
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._ahead or memoryview(self._session.receive())
+        size = min(len(buffer), len(data))
+        buffer[:size], self._ahead = data[:size], data[size:]
+        return size
+
+    def write(self, data: Any) -> int:
         self._session.send(data)
         return len(data)
-
-    def some(self) -> memoryview:
-        """What has come, at least a byte; nothing at the end."""
-        data, self._ahead = self._ahead, memoryview(b"")
-        return data or memoryview(self._session.receive())
-
-    def read(self, size: int) -> bytes:
-        parts: list[memoryview] = []
-        while size and (data := self.some()):
-            parts.append(data[:size])
-            self._ahead = data[size:]
-            size -= len(parts[-1])
-        return b"".join(parts)
-
-    def after(self, mark: str) -> str:
-        """The rest of the first line that begins with `mark`; nothing if none does."""
-        lines = b""
-        while data := self.some():
-            lines += data
-            _, found, rest = lines.partition(mark.encode())
-            line, ended, stream = rest.partition(b"\n")
-            if found and ended:
-                self._ahead = memoryview(stream)
-                return line.decode()
-        return ""
 
 
 def _result(session: Session) -> NodeResult:

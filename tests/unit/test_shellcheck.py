@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import bootstrap, catalog, keys, schedulers
+from clusterctl import assets, bootstrap, catalog, keys, schedulers
 from clusterctl.bootstrap import steps
 from clusterctl.model import Accelerator, Role, Runtime
 from clusterctl.providers.shared import deadlines
@@ -38,6 +38,11 @@ def mesh_script() -> str:
     return bootstrap.mesh_script(where.launcher, where.workers)
 
 
+def copy_script(name: str, **values: object) -> str:
+    place = "source" if name == "get" else "target"
+    return assets.render(f"transport/{name}.sh.j2", **{place: "'/a b/c'"}, mark="mark", **values)
+
+
 RENDERED: dict[str, Callable[[], str]] = {
     **{
         f"node-{accelerator.value}-{runtime.value}": (
@@ -49,6 +54,9 @@ RENDERED: dict[str, Callable[[], str]] = {
     "mesh": mesh_script,
     "survey-slurm": lambda: schedulers.load_batch("slurm").survey(),
     "survey-sge": lambda: schedulers.load_batch("sge").survey(),
+    "put a file": lambda: copy_script("put_file", size=7, mode="644", parent="'/a b'"),
+    "put a folder": lambda: copy_script("put_folder", mode="755"),
+    "get": lambda: copy_script("get"),
     "deadline": lambda: deadlines.agent(root="/tmp/it's a root", end="poweroff", spot=True),
 }
 
