@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.e2e.cli import BUSY
+
 WORKLOADS = Path(__file__).resolve().parents[2] / "workloads"
 
 #: What launchers leave behind, and would mislead a program started by a test.
@@ -32,10 +34,14 @@ class Ended:
 
 @dataclass
 class Programs:
-    """Starts programs in one folder, with an environment that no launcher has touched."""
+    """Starts programs in one folder, with an environment that no launcher has touched.
+
+    `python` is what runs them, but under torchrun: a fresh Python, or one that has torch already.
+    """
 
     folder: Path
     need: Any
+    python: Sequence[object] = (sys.executable,)
     extra: dict[str, str] = field(default_factory=dict)
     seconds: float = 60
 
@@ -56,10 +62,10 @@ class Programs:
         return path
 
     def alone(self, script: str | Path, *arguments: object) -> Ended:
-        return self._run([sys.executable, WORKLOADS / script, *arguments])
+        return self._run([*self.python, WORKLOADS / script, *arguments])
 
     def mpirun(self, ranks: int, script: str | Path, *arguments: object) -> Ended:
-        return self._run([*self.mpirun_argv(ranks), sys.executable, WORKLOADS / script, *arguments])
+        return self._run([*self.mpirun_argv(ranks), *self.python, WORKLOADS / script, *arguments])
 
     def mpirun_argv(self, ranks: int) -> list[str]:
         argv = [self.need("mpirun"), "-np", str(ranks), "--bind-to", "none"]
@@ -83,7 +89,7 @@ class Programs:
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
-                timeout=self.seconds,
+                timeout=self.seconds * BUSY,
                 check=False,
             )
         return Ended(done.returncode, out.read_text(), err.read_text())
