@@ -174,8 +174,8 @@ class Cli:
 
     def json(self, *words: object, code: int = 0, **options: Any) -> dict[str, Any]:
         """One command with --json; its document."""
-        verb, *rest = words
-        return self(verb, "--json", *rest, code=code, **options).document()
+        verbs = 2 if words[0] in ("data", "image") else 1
+        return self(*words[:verbs], "--json", *words[verbs:], code=code, **options).document()
 
     def start(
         self,
