@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Container
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -301,6 +302,10 @@ class Cluster:
     def has(self, name: str) -> bool:
         """Whether there is such a node: a smaller `up` may have removed it since."""
         return any(node.name == name for node in self.nodes)
+
+    def without(self, names: Container[str]) -> Cluster:
+        """The cluster as far as its other nodes go."""
+        return replace(self, nodes=tuple(node for node in self.nodes if node.name not in names))
 
     def node(self, name: str) -> Node:
         return next(node for node in self.nodes if node.name == name)

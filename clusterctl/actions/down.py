@@ -117,7 +117,7 @@ def finish_down(store: Store, cluster: Cluster, tell: Tell, *, force: bool = Fal
     now = time.time()
     cluster = replace(cluster, charges=tuple(item.ended(now) for item in cluster.charges))
     how = "detached" if cluster.attached else "taken down"
-    for job in salvage.open_jobs(store, cluster):
+    for job in store.open_jobs(cluster):
         with _told(tell):
             store.save_job(replace(job, state=JobState.LOST, reason=f"its cluster was {how}"))
     store.event(cluster.name, "deleted")

@@ -72,11 +72,7 @@ def _sooner(store: Store, cluster: Cluster, end: float, now: float) -> str:
     before = cluster.deadline
     if before is not None and (before <= now or before <= end):
         return ""  # it is over, or only gets longer
-    running = [
-        str(job.id)
-        for job in store.jobs()
-        if job.cluster_id == cluster.id and not job.state.ended and not _done_by(job, end)
-    ]
+    running = [str(job.id) for job in store.open_jobs(cluster) if not _done_by(job, end)]
     if before is None and not running:
         return ""
     jobs = f"job {', '.join(running)} {'is' if len(running) == 1 else 'are'} running"

@@ -216,7 +216,7 @@ def fetch_from(
         raise UsageError(f"{folder} is a file", hint="choose a folder with --to")
     # First: what a job makes between the two is not brought.
     job = control.refresh(job, cluster, pool)
-    here = replace(cluster, nodes=tuple(node for node in cluster.nodes if node.name not in away))
+    here = cluster.without(away)
     found = outputs.find(job, here, pool)
     brought = outputs.Brought()
     if found.outputs:
@@ -351,6 +351,4 @@ def _again(
     )
 
 
-def survivors_text(job: Job) -> str:
-    """How many processes of the job are left, for people."""
-    return control.survivors_text(job)
+survivors_text = control.survivors_text

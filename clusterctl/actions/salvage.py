@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from clusterctl.actions import Tell, connected, silent
 from clusterctl.actions.jobs import Fetched, fetch_from
@@ -80,18 +80,14 @@ def save(
     # On machines that are not ours jobs would run on: ending those has no deadline.
     deadline = Deadline(LIMIT if not cluster.attached else math.inf)
     look = deadline.within(LOOK_LIMIT)
-    jobs = [
-        job
-        for job in store.jobs()
-        if job.cluster_id == cluster.id and (job.started or not job.state.ended)
-    ]
+    jobs = store.jobs_of(cluster)
     if not jobs:
         return Saved()
     with connected(store, cluster) as pool:
         away = silent(pool, [node.name for node in cluster.nodes], tell)
         for name, why in away.items():
             tell(f"what is on {name} cannot be saved: {why}")
-        here = replace(cluster, nodes=tuple(n for n in cluster.nodes if n.name not in away))
+        here = cluster.without(away)
         if all(node.role is Role.WORKER for node in here.nodes):
             blind = _agree_blind(cluster, jobs, living, unfetched, act, tell)
             return Saved() if blind else None
@@ -150,13 +146,13 @@ def _agree_to_lose(
 def end_jobs(store: Store, cluster: Cluster, tell: Tell) -> tuple[int, ...]:
     """Ends open jobs unasked, as far as nodes answer: on machines that are not ours they would go
     on after us. Returns those that were ended."""
-    jobs = open_jobs(store, cluster)
+    jobs = store.open_jobs(cluster)
     if not jobs:
         return ()
     ended: list[int] = []
     with connected(store, cluster) as pool:
         away = silent(pool, [node.name for node in cluster.nodes], tell)
-        here = replace(cluster, nodes=tuple(n for n in cluster.nodes if n.name not in away))
+        here = cluster.without(away)
         for job in jobs:
             try:
                 if cluster.launcher.name in away:
@@ -374,10 +370,6 @@ def _save_log(
     except (ClusterctlError, OSError) as error:
         tell(f"the logs of job {job.id} could not be saved: {reason(error)}")
         return True
-
-
-def open_jobs(store: Store, cluster: Cluster) -> list[Job]:
-    return [job for job in store.jobs() if job.cluster_id == cluster.id and not job.state.ended]
 
 
 def tell_price(cluster: Cluster, tell: Tell) -> None:

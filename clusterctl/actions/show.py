@@ -61,16 +61,13 @@ def status(store: Store, cluster: Cluster, *, live: bool = False) -> Status:
     overdue: tuple[str, ...] = ()
     if _outlived(cluster, now):
         charges, overdue = _overdue(store, cluster, now)
-    jobs = tuple(
-        job for job in store.jobs() if job.cluster_id == cluster.id and not job.state.ended
-    )
     return Status(
         cluster=cluster,
         nodes=tuple(
             NodeStatus(node, answers.get(node.name, ""), deadlines.get(node.name))
             for node in cluster.nodes
         ),
-        jobs=jobs,
+        jobs=tuple(store.open_jobs(cluster)),
         age=now - cluster.created,
         dollars_per_hour=cost.per_hour(charges),
         dollars=cost.dollars(charges, now),

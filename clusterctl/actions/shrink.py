@@ -38,7 +38,7 @@ def agree(
         away = silent(pool, used, tell)
         for name, why in away.items():
             tell(f"what is on {name} cannot be saved: {why}")
-        here = replace(old, nodes=tuple(n for n in old.nodes if n.name not in away))
+        here = old.without(away)
         going = replace(here, nodes=tuple(n for n in here.nodes if n.name in names))
         found, unknown = never_fetched(jobs, going, pool, Deadline(LOOK_LIMIT))
         for number, size in found:
@@ -58,10 +58,8 @@ def _jobs(store: Store, cluster: Cluster, names: Collection[str]) -> list[Job]:
     """The jobs that have, or will have, ranks on these nodes."""
     return [
         job
-        for job in store.jobs()
-        if job.cluster_id == cluster.id
-        and (job.started or not job.state.ended)
-        and not {place.node for place in job.placement}.isdisjoint(names)
+        for job in store.jobs_of(cluster)
+        if not {place.node for place in job.placement}.isdisjoint(names)
     ]
 
 

@@ -100,6 +100,18 @@ class Store:
         """Every job with a record that can be read, oldest first."""
         return tuple(_readable(self.job, self._numbers()))
 
+    def jobs_of(self, cluster: Cluster) -> list[Job]:
+        """The jobs that have been on this very cluster, or will be, oldest first."""
+        return [
+            job
+            for job in self.jobs()
+            if job.cluster_id == cluster.id and (job.started or not job.state.ended)
+        ]
+
+    def open_jobs(self, cluster: Cluster) -> list[Job]:
+        """Those that have not ended."""
+        return [job for job in self.jobs_of(cluster) if not job.state.ended]
+
     def damage(self) -> tuple[str, ...]:
         """What is wrong with records, one line each: what `clusters` and `jobs` pass over."""
         return (*_damage(self.cluster, self.names()), *_damage(self.job, self._numbers()))

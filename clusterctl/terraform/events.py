@@ -37,19 +37,11 @@ class Diagnostic:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
-    """A change that Terraform is going to make: create, update, replace or delete."""
-
-    address: str
-    action: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Outputs:
     values: Mapping[str, Any]
 
 
-Event = ResourceChange | Diagnostic | Planned | Outputs
+Event = ResourceChange | Diagnostic | Outputs
 
 
 class TerraformError(ProviderError):
@@ -82,9 +74,6 @@ def _event(event: Any) -> Event | None:
     if kind == "outputs":
         outputs = event.get("outputs", {})
         return Outputs(values={name: item.get("value") for name, item in outputs.items()})
-    if kind == "planned_change":
-        change = event["change"]
-        return Planned(address=change["resource"]["addr"], action=change["action"])
     if kind in ("apply_start", "apply_progress", "apply_complete", "apply_errored"):
         hook = event["hook"]
         return ResourceChange(

@@ -16,7 +16,7 @@ import pytest
 
 from clusterctl import process, terraform
 from clusterctl.errors import ProviderError
-from clusterctl.terraform import Binary, Diagnostic, Outputs, Planned, ResourceChange, Terraform
+from clusterctl.terraform import Binary, Diagnostic, Outputs, ResourceChange, Terraform
 from clusterctl.terraform.folder import Listener
 
 
@@ -27,7 +27,7 @@ from clusterctl.terraform.folder import Listener
         ('{"type":"version"}', None),
         ("[]", None),
         ('{"type":"diagnostic"}', None),
-        ('{"type":"planned_change","change":{"action":"delete"}}', None),
+        ('{"type":"apply_start","hook":{"action":"delete"}}', None),
         ('{"type":"outputs","outputs":{"n":7}}', None),
         ('{"type":"apply_start","hook":{"resource":{"addr":"a.b"},"elapsed_seconds":"?"}}', None),
         (
@@ -41,10 +41,6 @@ from clusterctl.terraform.folder import Listener
             '{"type":"diagnostic","diagnostic":{"severity":"error","summary":"no","detail":"way",'
             '"address":"aws_vpc.this"}}',
             Diagnostic(summary="no", detail="way", address="aws_vpc.this"),
-        ),
-        (
-            '{"type":"planned_change","change":{"resource":{"addr":"a.b"},"action":"delete"}}',
-            Planned(address="a.b", action="delete"),
         ),
         ('{"type":"outputs","outputs":{"n":{"value":[1]}}}', Outputs(values={"n": [1]})),
     ],
