@@ -1,54 +1,212 @@
-"""Logging in over an open socket: handshake, host key and our keys, under one deadline.
+"""Logging in to a host: its settings, the keys that we offer, and those that it may show.
 
-Imported at the first connect.
+fabric reads the settings, from the user's ssh_config where it counts. Imported at the first
+connect.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from clusterctl.transport import diagnosis
+import fabric
+import paramiko
+
+from clusterctl.errors import UsageError
+from clusterctl.transport import diagnosis, known_hosts, ssh_config
 from clusterctl.transport.connection import LOST, Connection, Socket
-from clusterctl.transport.credentials import Pinned, Refused, offered_keys
 from clusterctl.transport.deadline import WATCHDOG, Deadline
-from clusterctl.transport.route import Route
+from clusterctl.transport.diagnosis import ConnectError, Target
 
 
-def log_in(route: Route, sock: Socket, deadline: Deadline) -> Any:
-    """The client that holds the connection, as its `transport`. Raises NodeUnreachable."""
-    policy = Pinned(route)
-    made: list[Connection] = []
+class Host:
+    """`target` with the address, port and user that its settings say, and the way there: through
+    the hosts `jumps`, nearest first, or over the command `proxy`. Raises UsageError for a bad
+    ssh_config."""
 
-    def make(sock: Socket, disabled_algorithms: object = None) -> Connection:
-        made.append(Connection(sock, policy.kinds))
-        return made[-1]
+    def __init__(self, target: Target) -> None:
+        node = target.node
+        theirs = target.use_ssh_config
+        try:
+            settings = (
+                ssh_config.load(node.address, node.ssh_port, node.user)
+                if theirs
+                else paramiko.SSHConfig()
+            )
+            # fabric takes `user@host:port` apart, which ProxyJump may hold.
+            self.remote: Any = fabric.Connection(
+                node.address,
+                user=node.user or None,
+                port=node.ssh_port or None,
+                # Lazy: the configuration files of fabric and invoke stay unread.
+                config=fabric.Config(lazy=True, ssh_config=settings),
+                gateway=False,  # fabric would let jump hosts in whatever key they show
+                forward_agent=False,
+            )
+            port = int(self.remote.port)
+        except (paramiko.ConfigParseError, ValueError, KeyError) as error:
+            raise UsageError(
+                f"{node.name}: your ssh_config cannot be read for {node.address}: {error}"
+            ) from error
+        self.remote.connect_timeout = None  # the deadline rules
+        self.settings: dict[str, Any] = self.remote.ssh_config
+        self.names = (node.address, self.remote.original_host, self.remote.host)
+        self.jumps = ssh_config.jumps(self.settings, self.remote.original_host)
+        self.proxy = ssh_config.proxy_command(self.settings)
+        # paramiko would stumble over a file that is missing.
+        named = self.settings.get("identityfile", ())
+        self.identity_files = [name for name in named if Path(name).is_file()]
+        resolved = replace(node, address=self.remote.host, ssh_port=port, user=self.remote.user)
+        self.target = replace(target, node=resolved)
 
-    remote, attempt = route.remote, route.attempt
-    remote.client.set_missing_host_key_policy(policy)
-    far = deadline.left + 60  # paramiko's limits count from each step: the watchdog ends it
+    @property
+    def keys(self) -> str:
+        """Which keys we offer, in words."""
+        identity = self.target.identity
+        if not self.target.use_ssh_config:
+            return f"the key {identity}"
+        named = [str(identity)] if identity else []
+        return "the keys of " + ", ".join([*named, *self.identity_files, "agent", "~/.ssh"])
+
+    def log_in(self, sock: Socket, deadline: Deadline) -> Any:
+        """The fabric connection over `sock`, whose `transport` is a Connection. Raises
+        NodeUnreachable."""
+        policy = Pinned(self)
+        made: list[Connection] = []
+
+        def make(sock: Socket, disabled_algorithms: object = None) -> Connection:
+            made.append(Connection(sock, policy.kinds))
+            return made[-1]
+
+        self.remote.client.set_missing_host_key_policy(policy)
+        far = deadline.left + 60  # paramiko's limits count from each step: the watchdog ends it
+        try:
+            with _offered(self) as keys, WATCHDOG.guard(deadline.at, sock.abort):
+                self.remote.connect_kwargs = {
+                    "sock": sock,
+                    "transport_factory": make,
+                    "timeout": far,
+                    "banner_timeout": far,
+                    "auth_timeout": far,
+                    **keys,
+                }
+                self.remote.open()
+                return self.remote
+        except BaseException as error:
+            stage = made[-1].stage if made else "banner"
+            refused = stage == "auth" and made[-1].is_active()
+            self.remote.client.close()
+            sock.close()
+            if isinstance(error, Refused):
+                raise error.args[0] from None
+            if isinstance(error, ConnectError) or not isinstance(error, LOST):
+                raise
+            if deadline.passed:
+                raise diagnosis.timed_out(self.target, stage, deadline.seconds) from error
+            if refused:
+                raise diagnosis.login_refused(self.target, error, self.keys) from error
+            raise diagnosis.broke_off(self.target, stage, error, self.keys) from error
+
+
+class Refused(Exception):
+    """Carries a ConnectError, its only argument, out of paramiko's host key policy."""
+
+
+class Pinned(paramiko.RejectPolicy):  # type: ignore[misc]  # untyped
+    """Lets in the keys that we know, several per host, and no other; learns and saves nothing.
+
+    paramiko's own table stays empty, so that it asks for every host.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._target = target = host.target
+        port = target.node.ssh_port
+        names = [known_hosts.host_name(name, port) for name in host.names]
+        self._files = [target.known_hosts]
+        self._keys = known_hosts.lookup(_text(target.known_hosts), names)
+        if target.use_ssh_config and not self._keys:
+            # A user's host on which our own file is silent: what the user's files say.
+            alias = host.settings.get("hostkeyalias")
+            theirs = [alias or known_hosts.host_name(target.node.address, port)]
+            self._files += ssh_config.known_hosts_files(host.settings)
+            self._keys = tuple(
+                key for path in self._files[1:] for key in known_hosts.lookup(_text(path), theirs)
+            )
+
+    @property
+    def kinds(self) -> list[str]:
+        return [key.kind for key in self._keys if not key.revoked]
+
+    def missing_host_key(self, client: Any, hostname: str, key: Any) -> None:
+        offered = known_hosts.fingerprint(key.asbytes())
+        same = [known for known in self._keys if known.blob == key.asbytes()]
+        good = [known for known in self._keys if not known.revoked]
+        hint = ""
+        if any(known.revoked for known in same):
+            what = f"its host key {offered} is marked as revoked"
+        elif same:
+            return
+        elif good:
+            alike = [known for known in good if known.kind == key.get_name()] or good
+            expected = " or ".join(known.fingerprint for known in alike)
+            what = f"its host key has changed: expected {expected}, offered {offered}"
+            hint = (
+                "someone may be between you and the node; if it was reinstalled, create or attach "
+                "it again"
+            )
+        else:
+            what = f"its host key {offered} is not known"
+            hint = f"no line for it in {', '.join(map(str, self._files))}"
+        raise Refused(self._target.error(f"{what}; nothing was sent", hint))
+
+
+@contextmanager
+def _offered(host: Host) -> Iterator[dict[str, Any]]:
+    """The arguments of paramiko's connect that say which keys to offer, best first.
+
+    Raises ConnectError for an identity file that cannot be used.
+    """
+    identity = host.target.identity
+    key = _load(identity, host.target) if identity else None
+    if not host.target.use_ssh_config:
+        yield {"pkey": key, "allow_agent": False, "look_for_keys": False}
+        return
+    others = host.settings.get("identitiesonly") != "yes"
+    with closing(paramiko.Agent()) as agent:
+        yield {
+            "pkey": key or _from_agent(agent, host.identity_files),
+            "key_filename": host.identity_files,
+            "allow_agent": others,
+            "look_for_keys": others,
+        }
+
+
+def _load(path: Path, target: Target) -> Any:
     try:
-        with offered_keys(route) as keys, WATCHDOG.guard(deadline.at, sock.abort):
-            remote.connect_kwargs = {
-                "sock": sock,
-                "transport_factory": make,
-                "timeout": far,
-                "banner_timeout": far,
-                "auth_timeout": far,
-                **keys,
-            }
-            remote.open()
-            return remote
-    except BaseException as error:
-        stage = made[-1].stage if made else "banner"
-        refused = stage == "auth" and made[-1].is_active()
-        remote.client.close()
-        sock.close()
-        if isinstance(error, Refused):
-            raise error.args[0] from None
-        if isinstance(error, diagnosis.ConnectError) or not isinstance(error, LOST):
-            raise
-        if deadline.passed:
-            raise diagnosis.timed_out(attempt, stage) from error
-        if refused:
-            raise diagnosis.login_refused(attempt, error) from error
-        raise diagnosis.broke_off(attempt, stage, error) from error
+        return paramiko.PKey.from_path(path)
+    except OSError as error:
+        raise target.error(f"the key {path} cannot be read: {error.strerror}") from error
+    except TypeError as error:
+        raise target.error(
+            f"the key {path} has a passphrase, and nothing here may ask for it",
+            "load it into ssh-agent, and name no identity",
+        ) from error
+    except (ValueError, paramiko.SSHException, paramiko.pkey.UnknownKeyType) as error:
+        raise target.error(f"{path} holds no private key that can be used: {error}") from error
+
+
+def _from_agent(agent: Any, files: list[str]) -> Any:
+    """The agent's key that ssh_config names: to be tried first, for sshd counts what it refuses."""
+    words = (_text(Path(name + ".pub")).split() for name in files)
+    wanted = {fields[1] for fields in words if len(fields) > 1}
+    return next((key for key in agent.get_keys() if key.get_base64() in wanted), None)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""

@@ -41,10 +41,6 @@ def failure(error: BaseException, seconds: float) -> str:
     return str(error)
 
 
-def _at(node: str, address: str, port: int) -> str:
-    return f"{node} ({f'[{address}]' if ':' in address else address}:{port})"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """What to connect to and with what: as in SshTransport."""
@@ -54,116 +50,91 @@ class Target:
     known_hosts: Path
     use_ssh_config: bool
 
-    def error(self, what: str, *, transient: bool = False) -> ConnectError:
-        node = self.node
-        return ConnectError(_at(node.name, node.address, node.ssh_port), what, transient=transient)
+    @property
+    def place(self) -> tuple[str, int]:
+        return self.node.address, self.node.ssh_port
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
-    """What was tried. `seconds` is the limit, `key` says in words which keys were offered."""
-
-    node: str
-    address: str
-    port: int
-    user: str
-    key: str
-    seconds: float
-
-    def error(self, what: str, *, hint: str = "", transient: bool = False) -> ConnectError:
-        who = _at(self.node, self.address, self.port)
+    def error(self, what: str, hint: str = "", *, transient: bool = False) -> ConnectError:
+        address = self.node.address
+        host = f"[{address}]" if ":" in address else address
+        who = f"{self.node.name} ({host}:{self.node.ssh_port})"
         return ConnectError(who, what, hint=hint, transient=transient)
 
     def behind(self, gateway: str, why: str, transient: bool) -> ConnectError:
         return self.error(f"not reachable through {gateway}: {why}", transient=transient)
 
 
-def name_unknown(attempt: Attempt, error: Exception) -> ConnectError:
-    """`error` is what the resolver said (socket.gaierror, UnicodeError or TimeoutError)."""
+def name_unknown(target: Target, error: Exception, seconds: float) -> ConnectError:
+    """`error` is what the resolver said: socket.gaierror, UnicodeError or TimeoutError."""
+    name = target.node.address
     if isinstance(error, TimeoutError):
-        return attempt.error(
-            f"the name {attempt.address} was not resolved within {attempt.seconds:g} s (DNS)",
-            hint="check this machine's resolver, or use an address",
-            transient=True,
-        )
-    return attempt.error(
-        f"the name {attempt.address} is not known (DNS: {getattr(error, 'strerror', '') or error})",
-        hint="check the spelling, or use an address",
+        what = f"the name {name} was not resolved within {seconds:g} s (DNS)"
+        hint = "check this machine's resolver, or use an address"
+        return target.error(what, hint, transient=True)
+    return target.error(
+        f"the name {name} is not known (DNS: {getattr(error, 'strerror', '') or error})",
+        "check the spelling, or use an address",
         transient=isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN,
     )
 
 
-def no_connection(attempt: Attempt, error: OSError) -> ConnectError:
+def no_connection(target: Target, error: OSError, seconds: float) -> ConnectError:
     """`error` is what TCP's connect said."""
+    port, said, hint = target.node.ssh_port, error.strerror or error, ""
     if isinstance(error, ConnectionRefusedError):
-        return attempt.error(
-            f"nothing listens on port {attempt.port}: is sshd running on the node?",
-            hint="a machine that boots refuses until its sshd is up",
-            transient=True,
-        )
-    if isinstance(error, TimeoutError):
-        return attempt.error(
-            f"no answer within {attempt.seconds:g} s: address, route, firewall or security group",
-            hint=f"check that port {attempt.port} of the node is open to this machine's address",
-            transient=True,
-        )
-    if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH):
-        return attempt.error(
-            f"no route to it ({error.strerror}): is the machine up, and this one on its network?",
-            transient=True,
-        )
-    return attempt.error(f"TCP connection failed: {error.strerror or error}", transient=True)
+        what = f"nothing listens on port {port}: is sshd running on the node?"
+        hint = "a machine that boots refuses until its sshd is up"
+    elif isinstance(error, TimeoutError):
+        what = f"no answer within {seconds:g} s: address, route, firewall or security group"
+        hint = f"check that port {port} of the node is open to this machine's address"
+    elif error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH):
+        what = f"no route to it ({said}): is the machine up, and this one on its network?"
+    else:
+        what = f"TCP connection failed: {said}"
+    return target.error(what, hint, transient=True)
 
 
-def timed_out(attempt: Attempt, stage: str) -> ConnectError:
+def timed_out(target: Target, stage: str, seconds: float) -> ConnectError:
     """The deadline passed on an open TCP connection; `stage` as in Connection.stage."""
     what = {
         "banner": "the port is open but sshd does not answer",
         "kex": "sshd answers but the key exchange does not end",
         "auth": "sshd does not decide about the key",
     }[stage]
-    return attempt.error(
-        f"{what} (within {attempt.seconds:g} s)",
-        hint="the node may be overloaded, out of memory, or still booting",
-        transient=True,
-    )
+    hint = "the node may be overloaded, out of memory, or still booting"
+    return target.error(f"{what} (within {seconds:g} s)", hint, transient=True)
 
 
-def broke_off(attempt: Attempt, stage: str, error: BaseException) -> ConnectError:
-    """The SSH handshake failed before the deadline, and not for the key."""
+def broke_off(target: Target, stage: str, error: BaseException, keys: str) -> ConnectError:
+    """The SSH handshake failed before the deadline, and not for the key. `keys` were offered."""
     if "Indecipherable" in str(error):
-        return attempt.error(
-            f"what listens on port {attempt.port} is not sshd",
-            hint="check the port",
-        )
+        what = f"what listens on port {target.node.ssh_port} is not sshd"
+        return target.error(what, "check the port")
     if type(error).__name__ == "IncompatiblePeer":
-        return attempt.error(f"sshd shares no algorithm with us: {error}")
-    if stage == "banner":
-        return attempt.error(
-            "the connection was closed before sshd said a word: it may be overloaded "
-            "(MaxStartups), booting, or not let this address in",
-            transient=True,
-        )
+        return target.error(f"sshd shares no algorithm with us: {error}")
     if stage == "auth":
-        return attempt.error(
-            f"sshd closed the connection during the log-in of user {attempt.user} with "
-            f"{attempt.key}: too many keys refused (MaxAuthTries), or the user is locked out",
+        return target.error(
+            f"sshd closed the connection during the log-in of user {target.node.user} with "
+            f"{keys}: too many keys refused (MaxAuthTries), or the user is locked out",
         )
-    return attempt.error(
-        "the connection broke during the key exchange" + (f": {error}" if str(error) else ""),
-        transient=True,
-    )
-
-
-def login_refused(attempt: Attempt, error: BaseException) -> ConnectError:
-    """sshd did not take our keys."""
-    offers = getattr(error, "allowed_types", ())
-    if offers and "publickey" not in offers:
-        what = f"sshd takes no keys for user {attempt.user}, only {', '.join(offers)}"
-    elif "No authentication methods" in str(error):
-        what = f"there is no key to show for user {attempt.user} ({attempt.key})"
+    if stage == "banner":
+        what = (
+            "the connection was closed before sshd said a word: it may be overloaded "
+            "(MaxStartups), booting, or not let this address in"
+        )
     else:
-        what = f"sshd refused user {attempt.user} with {attempt.key}"
-    return attempt.error(
-        what, hint=f"is its public half in ~{attempt.user}/.ssh/authorized_keys on the node?"
-    )
+        said = f": {error}" if str(error) else ""
+        what = f"the connection broke during the key exchange{said}"
+    return target.error(what, transient=True)
+
+
+def login_refused(target: Target, error: BaseException, keys: str) -> ConnectError:
+    """sshd took none of `keys`."""
+    user, methods = target.node.user, getattr(error, "allowed_types", ())
+    if methods and "publickey" not in methods:
+        what = f"sshd takes no keys for user {user}, only {', '.join(methods)}"
+    elif "No authentication methods" in str(error):
+        what = f"there is no key to show for user {user} ({keys})"
+    else:
+        what = f"sshd refused user {user} with {keys}"
+    return target.error(what, f"is its public half in ~{user}/.ssh/authorized_keys on the node?")

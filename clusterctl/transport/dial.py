@@ -16,13 +16,13 @@ from clusterctl import process
 from clusterctl.transport import diagnosis
 from clusterctl.transport.connection import LOST, Connection, Socket
 from clusterctl.transport.deadline import Deadline, background
-from clusterctl.transport.diagnosis import Attempt
+from clusterctl.transport.diagnosis import Target
 from clusterctl.transport.session import abort_at
 
 
-def straight(attempt: Attempt, deadline: Deadline) -> Socket:
+def straight(target: Target, deadline: Deadline) -> Socket:
     """Tries the host's addresses one after the other. Raises ConnectError."""
-    addresses = _resolve(attempt, deadline)
+    addresses = _resolve(target, deadline)
     failure: OSError = TimeoutError()
     for index, (family, address) in enumerate(addresses):
         sock = socket.socket(family, socket.SOCK_STREAM)
@@ -34,18 +34,18 @@ def straight(attempt: Attempt, deadline: Deadline) -> Socket:
         except OSError as error:
             sock.close()
             failure = error
-    raise diagnosis.no_connection(attempt, failure) from failure
+    raise diagnosis.no_connection(target, failure, deadline.seconds) from failure
 
 
-def through(hop: Connection, name: str, attempt: Attempt, deadline: Deadline) -> Socket:
+def through(hop: Connection, name: str, target: Target, deadline: Deadline) -> Socket:
     """A channel that `hop`, called `name`, forwards to the host. Raises ConnectError."""
-    why, transient = f"it gets no connection to {attempt.address}:{attempt.port}", True
+    why, transient = f"it gets no connection to {':'.join(map(str, target.place))}", True
     try:
         with abort_at(hop, deadline):
             return Socket(
                 hop.open_channel(
                     "direct-tcpip",
-                    (attempt.address, attempt.port),
+                    target.place,
                     ("", 0),
                     timeout=deadline.left,
                 )
@@ -59,7 +59,7 @@ def through(hop: Connection, name: str, attempt: Attempt, deadline: Deadline) ->
             why += f" within {deadline.seconds:g} s"
         elif not hop.is_active():
             why = "the connection to it was lost"
-        raise attempt.behind(name, why, transient) from error
+        raise target.behind(name, why, transient) from error
 
 
 def piped(command: str) -> Socket:
@@ -79,19 +79,19 @@ def piped(command: str) -> Socket:
     return Socket(ours, stop)
 
 
-def _resolve(attempt: Attempt, deadline: Deadline) -> list[tuple[int, Any]]:
+def _resolve(target: Target, deadline: Deadline) -> list[tuple[int, Any]]:
     """Socket family and address, in the resolver's order."""
     with suppress(ValueError):
-        version = ipaddress.ip_address(attempt.address).version
+        version = ipaddress.ip_address(target.node.address).version
         family = socket.AF_INET if version == 4 else socket.AF_INET6
-        return [(family, (attempt.address, attempt.port))]
+        return [(family, target.place)]
     lookup = background(  # the resolver knows no time limit
-        lambda: socket.getaddrinfo(attempt.address, attempt.port, type=socket.SOCK_STREAM)
+        lambda: socket.getaddrinfo(*target.place, type=socket.SOCK_STREAM)
     )
     try:
         answer = lookup.result(deadline.left)
     except futures.TimeoutError:
-        raise diagnosis.name_unknown(attempt, TimeoutError()) from None
+        raise diagnosis.name_unknown(target, TimeoutError(), deadline.seconds) from None
     except (OSError, UnicodeError) as error:
-        raise diagnosis.name_unknown(attempt, error) from error
+        raise diagnosis.name_unknown(target, error, deadline.seconds) from error
     return [(family, address) for family, _, _, _, address in answer]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import paramiko
+from paramiko.buffered_pipe import BufferedPipe
 from paramiko.common import cMSG_CHANNEL_REQUEST
 
 from clusterctl.transport import OnStdout
@@ -40,40 +41,45 @@ class ConnectionLost(ConnectionResetError):
         super().__init__("the connection was lost")
 
 
-class Collector:
-    """Takes the place of a channel's buffer: keeps what paramiko's thread feeds it.
+class Output(BufferedPipe):  # type: ignore[misc]  # untyped
+    """A command's stdout as it comes, in paramiko's thread, without what stands before it.
 
-    Nothing has to drain it, so that the caller can send all its stdin first and wait afterwards.
+    A login shell's start files are the user's own and may print anything: the command's output
+    begins after the line START.
     """
 
-    def __init__(self, on_data: Callable[[bytes], bytes]) -> None:
-        """`on_data` gets each piece, in paramiko's thread, and returns what of it to keep."""
-        self._on_data = on_data
-        self._chunks: list[bytes] = []
-        self._received = 0
+    def __init__(self, on_stdout: OnStdout | None) -> None:
+        super().__init__()
+        self._on_stdout = on_stdout
+        self._started = False
+        self.before_start = b""
+        self.received = 0
+        """Bytes, which use up the channel's window until they are read."""
         self.ended = threading.Event()
 
     def feed(self, data: bytes) -> None:
-        self._received += len(data)
-        self._chunks.append(self._on_data(data))
+        self.received += len(data)
+        if not self._started:
+            before, found, data = (self.before_start + data).partition(START)
+            self._started = bool(found)
+            self.before_start = b"" if found else before[-PRELUDE_LIMIT:]
+        if data:
+            if self._on_stdout:
+                self._on_stdout(data)
+            super().feed(data)
 
     def close(self) -> None:
+        super().close()
         self.ended.set()
-
-    def __len__(self) -> int:
-        """Bytes of the channel's window that are used up."""
-        return self._received
-
-    def __bytes__(self) -> bytes:
-        return b"".join(self._chunks)
 
 
 class Session:
     """A command that runs: a Channel. As a context manager it closes itself and waits for nothing.
 
-    With `collect`, `output` returns what the command wrote, and `on_stdout` gets its stdout as it
-    comes; else `receive` streams its stdout, and the end of stderr is kept. Every call ends by
-    `deadline`, or within a timeout of its own. Raises Failure, TimeoutError, ConnectionError.
+    With `collect`, nobody has to read what it writes, up to COLLECT_LIMIT bytes, so that the caller
+    can send all its stdin first. Else `receive` has to read all of its stdout, and the end of
+    stderr is kept. Every call ends by `deadline`, or within a timeout of its own. Raises Failure,
+    TimeoutError, ConnectionError.
     """
 
     def __init__(
@@ -87,19 +93,15 @@ class Session:
     ) -> None:
         self._connection = connection
         self._deadline = deadline
-        self._on_stdout = on_stdout
-        self._collected = (Collector(self._on_data), Collector(bytes)) if collect else None
+        self._output = Output(on_stdout)
         self._stderr = b""
-        self._prelude: bytes | None = b""
         self._closed = False
         if not connection.sessions.acquire(timeout=deadline.left):
             raise Failure("too many commands run on this connection at the same time")
         try:
             with abort_at(connection, deadline):
                 self._channel = self._open(COLLECT_LIMIT if collect else STREAM_WINDOW)
-                if self._collected:
-                    # Nothing arrives before the command is asked for.
-                    self._channel.in_buffer, self._channel.in_stderr_buffer = self._collected
+                self._channel.in_buffer = self._output  # nothing arrives before _start
                 self._start(command)
         except BaseException:
             connection.sessions.release()
@@ -138,23 +140,6 @@ class Session:
             self._connection._send_user_message(message)
         except LOST as error:
             raise ConnectionLost from error
-
-    def _strip(self, data: bytes) -> bytes:
-        """What of `data` is the command's: it begins after the line START.
-
-        A login shell's start files are the user's own, and may print anything before it.
-        """
-        if self._prelude is None:
-            return data
-        before, found, after = (self._prelude + data).partition(START)
-        self._prelude = None if found else before[-PRELUDE_LIMIT:]
-        return after
-
-    def _on_data(self, data: bytes) -> bytes:
-        data = self._strip(data)
-        if self._on_stdout and data:
-            self._on_stdout(data)
-        return data
 
     def send(self, data: bytes, timeout: float | None = None) -> None:
         deadline = self._deadline if timeout is None else Deadline(timeout)
@@ -203,8 +188,7 @@ class Session:
                     raise ConnectionLost from error
                 if not data and not self._channel.eof_received:
                     self._fail_if_lost(None)
-                if not data or (data := self._strip(data)):
-                    return data
+                return data
 
     def _keep_stderr(self) -> None:
         try:
@@ -216,8 +200,8 @@ class Session:
     def exit_code(self) -> int:
         """Waits for the command's end. All of a streamed stdout has to be received before."""
         channel = self._channel
-        if self._collected and not self._collected[0].ended.wait(self._deadline.left):
-            if sum(map(len, self._collected)) >= COLLECT_LIMIT:
+        if not self._output.ended.wait(self._deadline.left):
+            if self._output.received + len(channel.in_stderr_buffer) >= COLLECT_LIMIT:
                 raise Failure(f"wrote more than {COLLECT_LIMIT >> 20} MiB")
             raise TimeoutError
         if not channel.status_event.wait(self._deadline.left):
@@ -230,13 +214,11 @@ class Session:
         return int(channel.exit_status)
 
     def output(self) -> tuple[bytes, bytes]:
-        """What has come so far on stdout, with `collect`, and on stderr. A login shell that has not
-        come to the command has said why on stdout."""
-        if self._collected:
-            out, err = map(bytes, self._collected)
-            return out or self._prelude or b"", err
-        self._keep_stderr()
-        return b"", self._stderr
+        """What has come so far on stdout and stderr and was not read; once only. A login shell that
+        did not come to the command has said why."""
+        out: bytes = self._output.empty() or self._output.before_start
+        err: bytes = self._stderr + self._channel.in_stderr_buffer.empty()
+        return out, err
 
     def _fail_if_lost(self, cause: BaseException | None) -> None:
         if not self._connection.is_active():

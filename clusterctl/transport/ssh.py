@@ -162,28 +162,28 @@ class SshTransport:
             self._connecting.release()
 
     def _reconnect(self, deadline: Deadline) -> Connection:
-        from clusterctl.transport import connect, dial
-        from clusterctl.transport.route import Route
+        from clusterctl.transport import dial
+        from clusterctl.transport.connect import Host
 
         self.close()
-        route = Route(self._target, deadline.seconds)
-        attempt = route.attempt
+        host = Host(self._target)
+        target = host.target
         kind, gateway = "gateway", self._gateway
         if gateway is None:
-            kind, gateway = "jump host", self._jump_through(route.jumps)
+            kind, gateway = "jump host", self._jump_through(host.jumps)
         if gateway is not None:
             name = f"{kind} {gateway.node.name}"
             try:
                 hop = gateway._connected(deadline)
             except ConnectError as error:
-                raise attempt.behind(name, error.what, error.transient) from error
-            sock = dial.through(hop, name, attempt, deadline)
-        elif route.proxy:
-            sock = dial.piped(route.proxy)
+                raise target.behind(name, error.what, error.transient) from error
+            sock = dial.through(hop, name, target, deadline)
+        elif host.proxy:
+            sock = dial.piped(host.proxy)
         else:
-            sock = dial.straight(attempt, deadline)
+            sock = dial.straight(target, deadline)
         self._socket = sock
-        self._remote = connect.log_in(route, sock, deadline)
+        self._remote = host.log_in(sock, deadline)
         connection: Connection = self._remote.transport
         return connection
 
