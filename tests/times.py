@@ -1,0 +1,83 @@
+"""`pytest --times FILE`: what each folder of tests costs, as a table between marks in a document.
+
+`seconds` are those of a folder's tests and fixtures, one after the other; of these the test process
+and the processes that it has waited for were computing in `CPU seconds`. `--durations=N` names the
+slowest tests.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections import defaultdict
+from collections.abc import Generator
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+CPU = "cpu"
+MARK = "times"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--times", type=Path, metavar="FILE", help="write what each folder costs")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    file = config.getoption("--times")
+    if file:
+        config.pluginmanager.register(Meter())
+    if file and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Table(file, config.getoption("numprocesses", None) or 1))
+
+
+class Meter:
+    """Writes into each report how much CPU time its phase has taken."""
+
+    def __init__(self) -> None:
+        self._before = self._now()
+
+    @staticmethod
+    def _now() -> float:
+        return sum(os.times()[:4])
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        now = self._now()
+        report.user_properties.append((CPU, now - self._before))
+        self._before = now
+        return report
+
+
+class Table:
+    def __init__(self, file: Path, processes: int) -> None:
+        self._file = file
+        self._processes = processes
+        self._start = time.monotonic()
+        self._load = os.getloadavg()[0]
+        self._folders: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        folder = self._folders[report.nodeid.rpartition("::")[0].rpartition("/")[0]]
+        folder["tests"] += report.when == "call"
+        folder["seconds"] += report.duration
+        folder["cpu"] += dict(report.user_properties)[CPU]
+
+    def pytest_sessionfinish(self) -> None:
+        from scripts import readme  # not there where the tests of mutants run
+
+        minutes = (time.monotonic() - self._start) / 60
+        told = (
+            f"{date.today()}, {platform.machine()}, {os.cpu_count()} cores, load average before:"
+            f" {self._load:.1f}. {minutes:.1f} minutes with {self._processes} processes:"
+        )
+        rows = ["| folder | tests | seconds | CPU seconds |", "|---|---|---|---|"]
+        rows += [
+            f"| `{name}` | {one['tests']:.0f} | {one['seconds']:.0f} | {one['cpu']:.0f} |"
+            for name, one in sorted(self._folders.items())
+        ]
+        text = "\n".join([told, "", *rows])
+        self._file.write_text(readme.replace(self._file.read_text(), MARK, text))
