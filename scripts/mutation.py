@@ -148,8 +148,8 @@ def function_of(mutant: str) -> str:
 
 def run(folder: Path, wanted: list[str], jobs: int) -> int:
     copy(folder)
-    (folder / "src").mkdir()
-    (folder / "workloads" / "trainlib").rename(folder / "src" / "trainlib")
+    shutil.copytree(folder / "workloads", folder / "src")  # data are looked for beside the package
+    shutil.rmtree(folder / "workloads" / "trainlib")
     # Not by arguments: mutmut would give pytest the names of all tests that see these modules.
     config = folder / "pyproject.toml"
     chosen = "only_mutate = [" + ", ".join(f'"{place(module)}"' for module in wanted) + "]\n"
