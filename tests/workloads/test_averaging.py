@@ -25,17 +25,31 @@ Message = tuple[int, int, int]
 """From, to, tag."""
 
 
+class Aborted(Exception):
+    """Another rank has failed: mpirun would have ended this one."""
+
+
 @dataclass
 class Network:
-    """What was sent and not yet received."""
+    """What was sent and not yet received; None: nothing more will be."""
 
     size: int
-    boxes: dict[Message, Queue[np.ndarray]] = field(default_factory=dict)
+    boxes: dict[Message, Queue[np.ndarray | None]] = field(default_factory=dict)
+    aborted: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def box(self, source: int, target: int, tag: int) -> Queue[np.ndarray]:
+    def box(self, source: int, target: int, tag: int) -> Queue[np.ndarray | None]:
         with self.lock:
-            return self.boxes.setdefault((source, target, tag), Queue())
+            box = self.boxes.setdefault((source, target, tag), Queue())
+            if self.aborted:
+                box.put(None)
+            return box
+
+    def abort(self) -> None:
+        with self.lock:
+            self.aborted = True
+            for box in self.boxes.values():
+                box.put(None)
 
     def mpi(self, rank: int) -> Any:
         """`mpi4py.MPI` as one rank sees it."""
@@ -77,7 +91,10 @@ class Communicator:
         self.network.box(self.rank, target, tag).put(array.copy())
 
     def Recv(self, array: np.ndarray, source: int, tag: int) -> None:
-        array[...] = self.network.box(source, self.rank, tag).get(timeout=20)
+        message = self.network.box(source, self.rank, tag).get(timeout=20)
+        if message is None:
+            raise Aborted
+        array[...] = message
 
     def Isend(self, array: np.ndarray, target: int, tag: int) -> Callable[[], None]:
         """The memory is read as late as MPI may read it."""
@@ -125,7 +142,12 @@ def train(workers: int, rows: Dataset, chosen: Namespace) -> tuple[torch.nn.Line
         session = SimpleNamespace(
             mpi=network.mpi(rank), ranks=Ranks(rank, workers + 1, rank, workers + 1, "mpirun")
         )
-        role(session, models[rank], rows, chosen)
+        try:
+            role(session, models[rank], rows, chosen)
+        except BaseException as error:
+            network.abort()
+            if rank == 0 or not isinstance(error, Aborted):
+                raise
 
     threads = [
         threading.Thread(target=start, args=(averaging.worker, rank), daemon=True)
@@ -133,10 +155,12 @@ def train(workers: int, rows: Dataset, chosen: Namespace) -> tuple[torch.nn.Line
     ]
     for thread in threads:
         thread.start()
-    start(averaging.master, 0)
-    for thread in threads:
-        thread.join(20)
-        assert not thread.is_alive()
+    try:
+        start(averaging.master, 0)
+    finally:
+        for thread in threads:
+            thread.join(20)
+    assert not any(thread.is_alive() for thread in threads)
     assert all(box.empty() for box in network.boxes.values())
     return models[0], began
 
@@ -335,6 +359,8 @@ def test_rank_0_sends_its_weights_and_takes_the_mean(
     for thread in threads:
         thread.start()
     assert averaging.run(options(**DIGITS)) == 0
+    for thread in threads:
+        thread.join(20)
     assert all(torch.equal(sent[rank], first) for rank in (1, 2))
     # The mean of the weights is 0: all classes are as likely.
     line = capsys.readouterr().out.splitlines()[-1]
