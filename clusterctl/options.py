@@ -1,9 +1,10 @@
 """The table of options: one declaration for each option of each verb.
 
-A declaration gives the flags, the help and its heading, how a value is checked, where the option
-has an effect (see `scope`), and where its value goes (`CloudSpec`, `JobSpec`, the batch system).
-The command line, the settings file, environment variables and the help are all made from it. An
-object of a verb's class holds what was given: `given.spot` is the checked value of `--spot`.
+A declaration gives the flags, the help and its heading, how a value is checked, and where the
+option has an effect (see `scope`). The command line, the settings file, environment variables and
+the help are all made from it. An object of a verb's class holds what was given: `given.spot` is the
+checked value of `--spot`. A value goes into the field of `CloudSpec` or `JobSpec` that has the name
+of its attribute, or to the batch system as it is.
 """
 
 from __future__ import annotations
