@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import site
+import socket
 import subprocess
 import sys
 import time
@@ -92,6 +93,20 @@ def spawn(
             cwd=cwd,
             env=env,
             pass_fds=pass_fds,
+            start_new_session=True,
+        )
+
+
+def converse(argv: Sequence[str], *, cwd: Path | None = None) -> tuple[socket.socket, Spawned]:
+    """Starts a process, in a session of its own, that reads from and writes to the socket."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        return ours, subprocess.Popen(
+            argv,
+            stdin=theirs.fileno(),
+            stdout=theirs.fileno(),
+            stderr=subprocess.DEVNULL,
+            cwd=cwd,
             start_new_session=True,
         )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import os
 import posixpath
+import re
 import secrets
 import shutil
 import tarfile
@@ -15,7 +16,6 @@ import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, cast
 
@@ -118,14 +118,13 @@ def get(start: Start, source: str, target: Path) -> NodeResult:
     with start(command, collect=False) as session:
         stream = io.BufferedReader(_Stream(session), CHUNK)
         # What the login shell's start files print may stand before it, in the same line, too.
-        header = next((line for line in stream if mark.encode() in line), b"")
-        kind, *details = header.decode(errors="replace").rpartition(mark)[2].split() or [""]
-        if not kind:
-            code = session.exit_code()
-            raise Failure(_reason(session.output()[1], code))
-        folder = kind == "folder"
-        if target.exists() and target.is_dir() != folder:
-            raise Failure(f"{target} is a {'file' if folder else 'folder'} here")
+        header = re.compile(rf"{mark} (?:folder|file (\S+) (\d+))\n".encode())
+        found = next(filter(None, map(header.search, stream)), None)
+        if not found:
+            raise Failure(_result(session).error or "the copy failed: the node sent nothing")
+        mode, size = found.groups()
+        if target.exists() and target.is_dir() == bool(mode):
+            raise Failure(f"{target} is a {'folder' if mode else 'file'} here")
         # On the file system of the target, which may be a mount point.
         near = target if target.is_dir() else target.parent
         try:
@@ -134,8 +133,7 @@ def get(start: Start, source: str, target: Path) -> NodeResult:
                 dir=near, prefix=".clusterctl-", ignore_cleanup_errors=True
             ) as scratch:
                 part = Path(scratch, "part")
-                receive = _receive_folder if folder else partial(_receive_file, details)
-                result = _received(session, *receive(stream, part))
+                result = _received(session, *_receive(stream, part, mode, size))
                 if result.error:
                     return result
                 if near == target:
@@ -150,26 +148,24 @@ def get(start: Start, source: str, target: Path) -> NodeResult:
             raise Failure(f"{name} cannot be written: {error.strerror}") from error
 
 
-def _receive_file(details: list[str], stream: BinaryIO, part: Path) -> tuple[list[str], str]:
-    """What was left out, and what is wrong with what came."""
-    mode, size = mode_of(details[0]), int(details[1])
-    with part.open("xb") as file:
-        shutil.copyfileobj(stream, file, CHUNK)
-        written = file.tell()
-        os.fchmod(file.fileno(), mode)
-    return [], "" if written == size else f"{written} of {size} bytes arrived"
-
-
-def _receive_folder(stream: BinaryIO, part: Path) -> tuple[list[str], str]:
-    """As `_receive_file`."""
+def _receive(
+    stream: BinaryIO, part: Path, mode: bytes | None, size: bytes
+) -> tuple[list[str], str]:
+    """What was left out, and what is wrong with what came. Without `mode` it is a folder."""
+    if mode:
+        with part.open("xb") as file:
+            shutil.copyfileobj(stream, file, CHUNK)
+            os.fchmod(file.fileno(), mode_of(mode.decode()))
+            written = file.tell()
+        return [], "" if written == int(size) else f"{written} of {int(size)} bytes arrived"
     part.mkdir()
     try:
         with unpack.reader_of(stream) as archive:
             left_out = unpack.unpack(archive, part)
-        while stream.read(CHUNK):
-            pass  # the padding
     except tarfile.TarError as error:
         return [], f"the archive is damaged: {error}"
+    while stream.read(CHUNK):
+        pass  # the padding
     return left_out, ""
 
 

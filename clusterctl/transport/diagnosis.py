@@ -41,7 +41,7 @@ def failure(error: BaseException, seconds: float) -> str:
     return str(error)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Target:
     """What to connect to and with what: as in SshTransport."""
 

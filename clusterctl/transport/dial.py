@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 import socket
 from concurrent import futures
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import paramiko
@@ -63,14 +61,8 @@ def through(hop: Connection, name: str, target: Target, deadline: Deadline) -> S
 
 
 def piped(command: str) -> Socket:
-    """Talks to the stdin and stdout of a ProxyCommand.
-
-    paramiko's own class for that does not notice when the command ends.
-    """
-    ours, theirs = socket.socketpair()
-    with theirs:
-        argv = ["/bin/sh", "-c", f"exec >&0; exec {command}"]
-        program = process.spawn(argv, stdin=theirs.fileno(), log=Path(os.devnull))
+    """Over a ProxyCommand: paramiko's own class for that does not notice when it ends."""
+    ours, program = process.converse(["/bin/sh", "-c", f"exec {command}"])
 
     def stop() -> None:
         program.kill()

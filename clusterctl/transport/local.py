@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import select
 import shutil
-import socket
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -72,25 +69,17 @@ class LocalTransport:
 
 
 class LocalChannel:
-    """A Channel to a child of ours, over a pair of sockets."""
+    """A Channel to a child of ours, as its stdin and stdout."""
 
     def __init__(self, command: str) -> None:
-        self._ours, theirs = socket.socketpair()
-        with theirs:
-            self._child = process.spawn(
-                ["/bin/sh", "-c", f"exec >&0; {command}"],
-                stdin=theirs.fileno(),
-                log=Path(os.devnull),
-                cwd=Path.home(),
-            )
+        self._ours, self._child = process.converse(["/bin/sh", "-c", command], cwd=Path.home())
 
     def send(self, data: bytes, timeout: float) -> None:
         self._ours.settimeout(timeout)
         self._ours.sendall(data)
 
     def receive(self, timeout: float) -> bytes:
-        if not select.select([self._ours], [], [], timeout)[0]:
-            raise TimeoutError(f"no answer within {timeout:g} s")
+        self._ours.settimeout(timeout)
         try:
             return self._ours.recv(1 << 16)
         except ConnectionResetError:

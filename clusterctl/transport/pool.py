@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from clusterctl.errors import UsageError
 from clusterctl.model import Cluster, Node, NodeResult
 from clusterctl.transport import Transport
+from clusterctl.transport.deadline import background
 from clusterctl.transport.diagnosis import FAILURES, failure
 from clusterctl.transport.local import LocalTransport
 from clusterctl.transport.ssh import SshTransport
@@ -137,16 +138,14 @@ class Pool:
         waiting = deque(zip(chosen, results, strict=True))
 
         def work() -> None:
-            while True:
-                try:
+            with suppress(IndexError):  # nothing is waiting any more
+                while True:
                     name, result = waiting.popleft()
-                except IndexError:
-                    return
-                _answer(result, action, name)
+                    _answer(result, action, name)
 
         # Not an executor: its threads keep the interpreter alive after Ctrl-C.
         for _ in range(min(limit, len(chosen))):
-            threading.Thread(target=work, daemon=True, name="fan-out").start()
+            background(work)
         try:
             wait(results)
         except BaseException:

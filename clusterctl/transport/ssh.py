@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.errors import ClusterctlError
 from clusterctl.model import Node, NodeResult
 from clusterctl.transport import OnStdout, copying
-from clusterctl.transport.deadline import Deadline
+from clusterctl.transport.deadline import Deadline, background
 from clusterctl.transport.diagnosis import FAILURES, ConnectError, Target, failure
 from clusterctl.transport.ssh_config import MAX_DEPTH
 
@@ -34,8 +34,7 @@ node that hangs is named before anybody wonders. `connect` has its own limit."""
 
 def warm() -> None:
     """Loads paramiko and fabric in the background: the first connection need not wait for it."""
-    module = "clusterctl.transport.connect"
-    threading.Thread(target=import_module, args=(module,), daemon=True, name="warm").start()
+    background(partial(import_module, "clusterctl.transport.connect"))
 
 
 class SshTransport:
@@ -57,12 +56,7 @@ class SshTransport:
         use_ssh_config: bool = False,
     ) -> None:
         self.node = node
-        self._target = Target(
-            node=node,
-            identity=identity,
-            known_hosts=known_hosts,
-            use_ssh_config=use_ssh_config,
-        )
+        self._target = Target(node, identity, known_hosts, use_ssh_config)
         self._gateway = gateway
         self._jumps: list[SshTransport] = []
         self._depth = 0
@@ -195,9 +189,9 @@ class SshTransport:
                 raise self._target.error("the jump hosts of your ssh_config lead in a circle")
             gateway = SshTransport(
                 replace(self.node, name=host, address=host, ssh_port=0, user=""),
+                gateway=gateway,
                 identity=self._target.identity,
                 known_hosts=self._target.known_hosts,
-                gateway=gateway,
                 use_ssh_config=True,
             )
             gateway._depth = self._depth + 1

@@ -338,12 +338,16 @@ def test_hostile_link(start_sshd: Callable[..., Sshd], tmp_path: Path) -> None:
 
 
 def test_stream_that_is_cut_short(start_sshd: Callable[..., Sshd], tmp_path: Path) -> None:
-    """The node says 5 bytes and sends 3; it says folder and sends no archive."""
+    """The node says 5 bytes and sends 3; it says folder and sends no archive; it says no size."""
     script = tmp_path / "short.py"
-    for header, words in (("file -rw-r--r-- 5", "3 of 5 bytes"), ("folder", "archive is damaged")):
+    for name, header, words in (
+        ("file", "file -rw-r--r-- 5", "3 of 5 bytes"),
+        ("folder", "folder", "archive is damaged"),
+        ("neither", "file", "the node sent nothing"),
+    ):
         text = re.sub(r"with tarfile.*", "os.write(1, b'abc')", HOSTILE, flags=re.DOTALL)
         script.write_text(text.replace('"folder"', repr(header)))
-        server = start_sshd(header[:4], f"ForceCommand {sys.executable} {script}\n")
+        server = start_sshd(name, f"ForceCommand {sys.executable} {script}\n")
         with closing(server.transport()) as transport:
             result = transport.get("anything", tmp_path / "here/x", timeout=10)
         assert words in result.error
