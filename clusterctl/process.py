@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from clusterctl.model import NodeResult
 
@@ -47,16 +48,7 @@ def run(
     exception.
     """
     try:
-        process = subprocess.Popen(
-            argv,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            cwd=cwd,
-            env=env,
-            pass_fds=pass_fds,
-            start_new_session=True,
-        )
+        process = _start(argv, subprocess.PIPE, subprocess.PIPE, cwd, env, pass_fds)
     except OSError as error:
         return NodeResult(node="", error=f"{argv[0]}: {error.strerror}")
     try:
@@ -85,16 +77,28 @@ def spawn(
 ) -> Spawned:
     """Starts a process that outlives us, in a session of its own, with all its output in `log`."""
     with log.open("ab") as sink:
-        return subprocess.Popen(
-            argv,
-            stdin=stdin,
-            stdout=sink,
-            stderr=sink,
-            cwd=cwd,
-            env=env,
-            pass_fds=pass_fds,
-            start_new_session=True,
-        )
+        return _start(argv, stdin, sink, cwd, env, pass_fds)
+
+
+def _start(
+    argv: Sequence[str],
+    stdin: int,
+    output: int | IO[bytes],
+    cwd: Path | None,
+    env: Mapping[str, str] | None,
+    pass_fds: Sequence[int],
+) -> Spawned:
+    """In a session of its own: neither our terminal's Ctrl-C nor its end reaches the process."""
+    return subprocess.Popen(
+        argv,
+        stdin=stdin,
+        stdout=output,
+        stderr=output,
+        cwd=cwd,
+        env=env,
+        pass_fds=pass_fds,
+        start_new_session=True,
+    )
 
 
 def converse(argv: Sequence[str], *, cwd: Path | None = None) -> tuple[socket.socket, Spawned]:
@@ -178,16 +182,7 @@ def watch(
     result = Watched(None)
     with log.open("wb") as sink:
         try:
-            process = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=sink,
-                cwd=cwd,
-                env=env,
-                pass_fds=pass_fds,
-                start_new_session=True,
-            )
+            process = _start(argv, subprocess.DEVNULL, sink, cwd, env, pass_fds)
         except OSError as error:
             result.error = f"{argv[0]}: {error.strerror}"
             return result
