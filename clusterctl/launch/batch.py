@@ -6,8 +6,11 @@ The plan holds what every rank needs; the batch script (`schedulers`) starts the
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from clusterctl.errors import LaunchError
-from clusterctl.launch import Request
+from clusterctl.launch import Request, environment
+from clusterctl.launch.environment import variables
 from clusterctl.launch.mpirun import in_batch_job
 from clusterctl.model import LaunchPlan, ProgramKind, Reason
 
@@ -26,21 +29,8 @@ class BatchScript:
 
     def plan(self, request: Request) -> LaunchPlan:
         """Raises LaunchError where there is no Python for a script."""
-        spec, login = request.spec, request.cluster.launcher
-        rows: list[tuple[str, str, str]] = [
-            ("PYTHONUNBUFFERED", "1", "output appears while the program runs"),
-            (
-                "CLUSTERCTL_WORLD_SIZE",
-                str(sum(item.count for item in request.placement)),
-                "programs check that they see as many ranks as were started",
-            ),
-        ]
-        if spec.backend != "auto":
-            rows.append(("CLUSTERCTL_BACKEND", spec.backend, "--backend"))
-        if spec.allow_cpu:
-            rows.append(("CLUSTERCTL_ALLOW_CPU", "1", "--allow-cpu"))
-        env = {name: value for name, value, _ in rows}
-        env.update(spec.env)
+        login = request.cluster.launcher
+        env, reasons = variables(request)
         late = "MASTER_ADDR, MASTER_PORT, WORLD_SIZE, RANK, LOCAL_RANK, OMP_NUM_THREADS"
         return LaunchPlan(
             argv=("/bin/sh", "rank.sh"),
@@ -51,7 +41,7 @@ class BatchScript:
             path=_path(request),
             mpirun=in_batch_job(),
             reasons=(
-                *(Reason(item=f"{name}={env[name]}", why=why) for name, _, why in rows),
+                *reasons,
                 Reason(item=late, why="known when the job starts: the script sets them"),
             ),
         )
@@ -59,13 +49,10 @@ class BatchScript:
 
 def program(request: Request) -> tuple[str, ...]:
     """The argv of a rank, on whichever node it runs."""
-    spec = request.spec
-    wanted = spec.program
-    words: tuple[str, ...] = (wanted.target, *wanted.args)
-    if wanted.kind is ProgramKind.PYTHON:
-        words = (python(request), *words)
-    elif wanted.kind is ProgramKind.MODULE:
-        words = (python(request), "-m", *words)
+    spec, login = request.spec, request.cluster.launcher
+    if spec.program.kind in (ProgramKind.PYTHON, ProgramKind.MODULE):
+        login = replace(login, python=python(request))
+    words = environment.program(request, login)
     if spec.container:
         return ("/bin/sh", "-c", _CONTAINER, "container", spec.container, *words)
     return words

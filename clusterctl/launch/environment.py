@@ -28,20 +28,31 @@ def environment(
     """Variables that are the same on all nodes, with reasons: ours, those of the transport
     (`more`), and the user's own, which come last and win."""
     first = request.cluster.node(request.placement[0].node)
-    rows: list[tuple[str, str, str]] = [
-        ("PYTHONUNBUFFERED", "1", "output appears while the program runs"),
+    own = [
         ("OMP_NUM_THREADS", str(_threads(request)), "cores ÷ ranks of a machine"),
         ("GLIBC_TUNABLES", _KEEP_MEMORY, "freed arrays are reused, not handed back to the kernel"),
         ("MASTER_ADDR", _master(request, first), f"the first worker, {first.name}"),
+    ]
+    if request.spec.launcher == "mpirun":
+        waiting = wait(request)
+        own.append((YIELD, str(int(waiting.yields)), waiting.why))
+    return variables(request, own, more)
+
+
+def variables(
+    request: Request, own: Sequence[Row] = (), more: Sequence[Row] = ()
+) -> tuple[dict[str, str], tuple[Reason, ...]]:
+    """What every launcher sets, with a launcher's own variables and those of its transport, and
+    then the user's."""
+    rows: list[Row] = [
+        ("PYTHONUNBUFFERED", "1", "output appears while the program runs"),
+        *own,
         (
             "CLUSTERCTL_WORLD_SIZE",
             str(sum(place.count for place in request.placement)),
             "programs check that they see as many ranks as were started",
         ),
     ]
-    if request.spec.launcher == "mpirun":
-        waiting = wait(request)
-        rows.append((YIELD, str(int(waiting.yields)), waiting.why))
     if request.spec.backend != "auto":
         rows.append(("CLUSTERCTL_BACKEND", request.spec.backend, "--backend"))
     if request.spec.allow_cpu:
