@@ -14,7 +14,7 @@ from clusterctl import assets
 from clusterctl.bootstrap import facts, progress
 from clusterctl.errors import NodeUnreachable
 from clusterctl.keys import KeyPair
-from clusterctl.model import Accelerator, Cluster, Node, NodeResult
+from clusterctl.model import Accelerator, Cluster, Node, NodeFacts, NodeResult
 from clusterctl.transport.pool import Pool
 
 
@@ -125,12 +125,14 @@ def problem(result: NodeResult) -> str:
         if said and said[-1].startswith("step "):
             return ": ".join((said[-1], *said[-2:-1]))
         return result.error or (said[-1] if said else f"exit code {result.exit_code}")
-    tools = facts.parse(result.text).tools
-    missing = {tool: package for tool, package in REQUIRED.items() if tool not in tools}
-    if not missing:
-        return ""
+    return lacking(facts.parse(result.text))
+
+
+def lacking(found: NodeFacts) -> str:
+    """Which of REQUIRED is not there, and the command that installs it; "" if all is."""
+    missing = {tool: package for tool, package in REQUIRED.items() if tool not in found.tools}
     packages = " ".join(sorted(set(missing.values())))
-    return f"lacks {', '.join(missing)} (apt-get install {packages})"
+    return f"lacks {', '.join(missing)} (sudo apt-get install {packages})" if missing else ""
 
 
 def read(node: Node, result: NodeResult) -> Node:

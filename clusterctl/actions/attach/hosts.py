@@ -28,7 +28,7 @@ from clusterctl.errors import (
 )
 from clusterctl.launch import interconnect
 from clusterctl.launch.mpirun import common_mpi
-from clusterctl.model import Accelerator, Cluster, Node, NodeResult, Phase
+from clusterctl.model import Cluster, Node, NodeResult, Phase
 from clusterctl.providers.hosts import hostfile
 from clusterctl.providers.shared.clean_up import key_mark
 from clusterctl.state import ClusterLock, Store
@@ -195,7 +195,7 @@ def _first(python: str) -> list[str]:
 def _unfit(node: Node, result: NodeResult) -> str:
     """Why no job can run there; "" if one can."""
     if result.error or not result.ok:
-        return result.error or last_line(result)
+        return last_line(result)
     answers = facts.answers(result.text)
     reasons = []
     root = answers.get("root", "").strip()
@@ -211,21 +211,20 @@ def _unfit(node: Node, result: NodeResult) -> str:
     told = facts.parse(result.text)
     if node.python and told.python is None:
         reasons.append(f"the file says python={node.python}, and that is no Python there")
-    missing = {tool: pack for tool, pack in bootstrap.REQUIRED.items() if tool not in told.tools}
-    if missing:
-        packages = " ".join(sorted(set(missing.values())))
-        reasons.append(f"lacks {', '.join(missing)} (sudo apt-get install {packages})")
+    if lacks := bootstrap.lacking(told):
+        reasons.append(lacks)
     return "; ".join(reasons)
 
 
 def _lacks(node: Node) -> str:
     """What some jobs will miss there, and the command that installs it."""
     missing = []
+    packages = node.facts.python.packages if node.facts.python else {}
     if node.facts.mpi is None:
         missing.append("no mpirun: no job of several hosts (sudo apt-get install openmpi-bin)")
     if not node.python:
         missing.append("no Python: no Python jobs (sudo apt-get install python3)")
-    elif without := [name for name in BUNDLED if name not in _packages(node)]:
+    elif without := [name for name in BUNDLED if name not in packages]:
         missing.append(
             f"{node.python} lacks {', '.join(without)}: no bundled programs"
             " (pip install 'clusterctl[workloads]' there, or name a Python that has them:"
@@ -236,10 +235,6 @@ def _lacks(node: Node) -> str:
             f"the file says {node.slots} slots, the host has {len(node.facts.gpus)} GPUs"
         )
     return "; ".join(missing)
-
-
-def _packages(node: Node) -> Mapping[str, str]:
-    return node.facts.python.packages if node.facts.python else {}
 
 
 def _different_mpi(nodes: tuple[Node, ...]) -> str:
@@ -256,20 +251,16 @@ def _different_mpi(nodes: tuple[Node, ...]) -> str:
 def _read(node: Node, result: NodeResult) -> Node:
     """The node as its answers describe it. The address and port that our connection has at its end
     are those at which the others find it too."""
-    answers, found = facts.answers(result.text), facts.parse(result.text)
+    answers, found = facts.answers(result.text), bootstrap.read(node, result)
     address, port = ([*answers["connection"].split(), "", "", "", ""])[2:4]
-    gpus = len(found.gpus)
     return replace(
-        node,
+        found,
         private_address=address or node.address,
         job_port=int(port) if port.isdigit() else 22,
         user=answers["user"].strip(),
         root=answers["root"].strip(),
-        facts=found,
-        python=node.python or (found.python.executable if found.python else ""),
-        mpi_prefix=found.mpi.prefix if found.mpi else "",
-        accelerator=found.accelerator if gpus else Accelerator.NONE,
-        slots=node.slots or gpus or found.cores,
+        python=node.python or found.python,
+        slots=node.slots or found.slots or found.facts.cores,
     )
 
 
