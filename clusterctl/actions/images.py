@@ -8,7 +8,6 @@ them ends up in the image. `docker/downloads.json` lists all of it with checksum
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl import assets, catalog, process
+from clusterctl.datasets import checksum
 from clusterctl.errors import ProviderError, UsageError, reason
 from clusterctl.providers.docker import engine
 
@@ -105,7 +105,7 @@ def lock(name: str, *, on_line: OnLine) -> dict[str, str]:
             wanted.write_text(f"{row['name']}=={row['version']}\n")
             _fetched(name, fetch(wanted, wheels, downloads, hashes=False), downloads)
             (wheel,) = wheels.iterdir()
-            row["sha256"] = found[what] = _sha256(wheel)
+            row["sha256"] = found[what] = checksum(wheel)
             # Gigabytes each.
             wheel.unlink()
     if not found:
@@ -119,14 +119,6 @@ def lock(name: str, *, on_line: OnLine) -> dict[str, str]:
             hint=f"write there: {lines}",
         ) from None
     return found
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as content:
-        while block := content.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _known(name: str) -> None:
@@ -245,19 +237,16 @@ def sources(rows: Sequence[dict[str, Any]], folder: Path, on_line: OnLine) -> No
 
 def _download(url: str, target: Path) -> str:
     """The SHA-256 of what was fetched."""
-    digest = hashlib.sha256()
     try:
         with urllib.request.urlopen(url, timeout=60) as source, target.open("wb") as sink:
-            while block := source.read(1 << 20):
-                digest.update(block)
-                sink.write(block)
+            shutil.copyfileobj(source, sink)
     except OSError as error:
         raise ProviderError(
             f"{url} could not be fetched: {reason(error)}",
             hint="https_proxy is heeded",
             transient=True,
         ) from None
-    return digest.hexdigest()
+    return checksum(target)
 
 
 def requirements(name: str, downloads: dict[str, Any]) -> str:
