@@ -152,7 +152,7 @@ def decimal(text: str, option: str) -> float:
 
 def seconds(text: str, option: str) -> float:
     if not 0.1 <= (found := decimal(text, option)) < 1e9:
-        raise UsageError(f"{option} {text}: must be at least 0.1", hint=_example(option, 20))
+        raise UsageError(f"{option} {text}: must be 0.1 to 1e9 seconds", hint=_example(option, 20))
     return found
 
 

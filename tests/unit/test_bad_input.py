@@ -144,7 +144,7 @@ BAD_WITH_A_CLUSTER: list[tuple[str, int, str, str]] = [
     ("run|-c|nope|train.py", 7, "nope", "lab"),
     ("run|--launcher|torchrun|--ranks|3|train.py", 6, "torchrun", "--ranks-per-node"),
     ("ssh|worker-9|--|true", 7, "worker-9", "worker-1"),
-    ("ssh|--timeout|0|worker-1", 2, "--timeout 0: must be at least 0.1", ""),
+    ("ssh|--timeout|0|worker-1", 2, "--timeout 0: must be 0.1 to 1e9 seconds", ""),
     ("cp|a|b", 2, "", "NODE:"),
     ("cp|worker-1:a|worker-2:b", 2, "", ""),
     ("cp|nowhere|worker-1:b", 2, "nowhere", ""),
