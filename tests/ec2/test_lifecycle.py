@@ -64,7 +64,7 @@ def test_from_nothing_to_nothing(world: World) -> None:
     number = job.document()["id"]
     world.wait(lambda: "Epoch" in world.ok("logs", str(number)).out, 60, "the first epoch")
     done = world.ok("extend", "--ttl", "280s", "--yes")
-    assert "ends" in done.err
+    assert "shuts down at" in done.err
     armed = world.ok("status", "--live", "--json").document()["nodes"]
     assert {int(node["deadline"]) for node in armed} == {int(world.record()["deadline"])}
     world.wait(
