@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl.errors import ProviderError, UsageError
-from clusterctl.transport.diagnosis import Failure
-from clusterctl.transport.unpack import unpack
+from clusterctl.unpack import UnsafeArchive, unpack
 
 CHUNK = 1 << 18
 """Bytes."""
@@ -248,7 +247,7 @@ def _place(dataset: Dataset, files: Sequence[Path], scratch: Path, target: Path)
             try:
                 with tarfile.open(path) as archive:
                     unpack(archive, scratch)
-            except (tarfile.TarError, EOFError, Failure) as error:
+            except (tarfile.TarError, EOFError, UnsafeArchive) as error:
                 raise ProviderError(f"{path.name} cannot be unpacked: {error}") from error
         inner = [entry for entry in scratch.iterdir() if entry.is_dir()]
         source = inner[0] if len(inner) == 1 else scratch

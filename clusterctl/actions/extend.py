@@ -10,11 +10,11 @@ from pathlib import Path
 from clusterctl import providers
 from clusterctl.actions import Tell, made_by_us
 from clusterctl.errors import UsageError
+from clusterctl.fold import ranges
 from clusterctl.insight import cost
 from clusterctl.model import Cluster, Job, Phase, clock
 from clusterctl.providers.protocol import Expiring
 from clusterctl.state import ClusterLock, Store
-from clusterctl.transport.fold import ranges
 
 
 @dataclass(frozen=True, slots=True)

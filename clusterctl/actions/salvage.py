@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from clusterctl.actions import Tell, connected, silent
 from clusterctl.actions.jobs import Fetched, fetch_from
+from clusterctl.deadline import Deadline
 from clusterctl.errors import ClusterctlError, UsageError, reason
 from clusterctl.insight import cost
 from clusterctl.jobs import control, outputs
@@ -17,7 +18,6 @@ from clusterctl.jobs.stage import human
 from clusterctl.jobs.start import ranked
 from clusterctl.model import Cluster, Job, Role, clock
 from clusterctl.state import Store
-from clusterctl.transport.deadline import Deadline
 from clusterctl.transport.pool import Pool
 
 LIMIT = 120.0

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from clusterctl import providers
 from clusterctl.errors import ClusterctlError, reason
+from clusterctl.fold import ranges
 from clusterctl.insight import cost
 from clusterctl.model import Charge, Cluster, Job, Node, Phase
 from clusterctl.providers.protocol import Expiring, Queue
@@ -15,7 +16,6 @@ from clusterctl.providers.shared import billing
 from clusterctl.providers.shared.batch_site import BatchSite
 from clusterctl.providers.shared.deadlines import answer, question
 from clusterctl.state import Store
-from clusterctl.transport.fold import ranges
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 from clusterctl.actions import Tell, connected, silent
 from clusterctl.actions.salvage import LOOK_LIMIT, never_fetched, save_logs
+from clusterctl.deadline import Deadline
 from clusterctl.errors import UsageError
+from clusterctl.fold import ranges
 from clusterctl.jobs import control
 from clusterctl.jobs.stage import human
 from clusterctl.model import Cluster, Job
 from clusterctl.providers.protocol import ProviderPlan
 from clusterctl.state import Store
-from clusterctl.transport.deadline import Deadline
-from clusterctl.transport.fold import ranges
 
 
 def surplus(old: Cluster, plan: ProviderPlan, wanted: int) -> tuple[str, ...]:

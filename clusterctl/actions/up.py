@@ -21,6 +21,7 @@ from clusterctl.errors import (
     RecordError,
     UsageError,
 )
+from clusterctl.fold import fold, ranges
 from clusterctl.insight import cost
 from clusterctl.model import (
     Accelerator,
@@ -37,7 +38,6 @@ from clusterctl.providers.protocol import Creator, Features, ProviderPlan
 from clusterctl.providers.shared import billing
 from clusterctl.state import ClusterLock, Store
 from clusterctl.state.home import write_atomic
-from clusterctl.transport.fold import fold, ranges
 from clusterctl.transport.known_hosts import host_name
 from clusterctl.transport.pool import Pool
 

@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Sequence
 
 from clusterctl import launch, schedulers
+from clusterctl.deadline import Deadline
 from clusterctl.jobs.systems import Preview, check_options
 from clusterctl.model import UNPLACED, Cluster, Job, JobSpec, LaunchPlan, Node, Placement
 from clusterctl.schedulers import batch
 from clusterctl.schedulers.direct import GRACE
-from clusterctl.transport.deadline import Deadline
 from clusterctl.transport.pool import Pool
 
 SURVEY_TIMEOUT = 45.0

@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from clusterctl.deadline import NEVER, Deadline
 from clusterctl.errors import NodeUnreachable
 from clusterctl.jobs import systems
 from clusterctl.jobs.start import ASK_TIMEOUT, involved, ranked, trouble
 from clusterctl.model import Cluster, Job, JobState, NodeResult
 from clusterctl.schedulers import direct
 from clusterctl.schedulers.direct import GRACE
-from clusterctl.transport.deadline import NEVER, Deadline
 from clusterctl.transport.pool import Pool
 
 REMARKS = 16_000

@@ -8,6 +8,7 @@ from shlex import join, quote
 
 from clusterctl import launch, schedulers
 from clusterctl.compiling import NO_COMPILER, Compilation, advice, compilation
+from clusterctl.deadline import Deadline
 from clusterctl.errors import LaunchError, UsageError
 from clusterctl.jobs.program import check
 from clusterctl.jobs.start import ASK_TIMEOUT, STAGE_TIMEOUT, trouble
@@ -24,7 +25,6 @@ from clusterctl.model import (
     Program,
 )
 from clusterctl.schedulers.direct import GRACE, command_line
-from clusterctl.transport.deadline import Deadline
 from clusterctl.transport.pool import Pool
 
 COMPILE_TIMEOUT = 600.0

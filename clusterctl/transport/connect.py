@@ -15,10 +15,10 @@ from typing import Any
 import fabric
 import paramiko
 
+from clusterctl.deadline import WATCHDOG, Deadline
 from clusterctl.errors import UsageError
 from clusterctl.transport import diagnosis, known_hosts, ssh_config
 from clusterctl.transport.connection import LOST, Connection, Socket
-from clusterctl.transport.deadline import WATCHDOG, Deadline
 from clusterctl.transport.diagnosis import ConnectError, Target
 
 

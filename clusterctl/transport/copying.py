@@ -19,9 +19,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, cast
 
+from clusterctl import unpack
 from clusterctl.assets import render
 from clusterctl.model import NodeResult
-from clusterctl.transport import OnStdout, shell, unpack
+from clusterctl.transport import OnStdout, shell
 from clusterctl.transport.diagnosis import Failure
 
 if TYPE_CHECKING:

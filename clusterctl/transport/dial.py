@@ -11,9 +11,9 @@ from typing import Any
 import paramiko
 
 from clusterctl import process
+from clusterctl.deadline import Deadline, background
 from clusterctl.transport import diagnosis
 from clusterctl.transport.connection import LOST, Connection, Socket
-from clusterctl.transport.deadline import Deadline, background
 from clusterctl.transport.diagnosis import Target
 from clusterctl.transport.session import abort_at
 

@@ -10,10 +10,10 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from clusterctl.deadline import background
 from clusterctl.errors import UsageError
 from clusterctl.model import Cluster, Node, NodeResult
 from clusterctl.transport import Transport
-from clusterctl.transport.deadline import background
 from clusterctl.transport.diagnosis import FAILURES, failure
 from clusterctl.transport.local import LocalTransport
 from clusterctl.transport.ssh import SshTransport

@@ -12,9 +12,9 @@ import paramiko
 from paramiko.buffered_pipe import BufferedPipe
 from paramiko.common import cMSG_CHANNEL_REQUEST
 
+from clusterctl.deadline import WATCHDOG, Deadline
 from clusterctl.transport import OnStdout
 from clusterctl.transport.connection import CLOSING, LOST, Connection
-from clusterctl.transport.deadline import WATCHDOG, Deadline
 from clusterctl.transport.diagnosis import Failure
 from clusterctl.transport.shell import posix
 

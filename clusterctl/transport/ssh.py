@@ -15,10 +15,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.deadline import Deadline, background
 from clusterctl.errors import ClusterctlError
 from clusterctl.model import Node, NodeResult
 from clusterctl.transport import OnStdout, copying
-from clusterctl.transport.deadline import Deadline, background
 from clusterctl.transport.diagnosis import FAILURES, ConnectError, Target, failure
 from clusterctl.transport.ssh_config import MAX_DEPTH
 

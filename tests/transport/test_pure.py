@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.deadline import Watchdog
+from clusterctl.fold import fold, ranges
 from clusterctl.model import NodeResult
 from clusterctl.transport import known_hosts, shell, ssh_config
 from clusterctl.transport.copying import mode_of
-from clusterctl.transport.deadline import Watchdog
-from clusterctl.transport.fold import fold, ranges
 
 
 def test_watchdog() -> None:

@@ -26,6 +26,7 @@ from clusterctl.errors import (
     RecordError,
     UsageError,
 )
+from clusterctl.fold import fold
 from clusterctl.launch import interconnect
 from clusterctl.launch.mpirun import common_mpi
 from clusterctl.model import Cluster, Node, NodeResult, Phase
@@ -33,7 +34,6 @@ from clusterctl.providers.hosts import hostfile
 from clusterctl.providers.shared.clean_up import key_mark
 from clusterctl.state import ClusterLock, Store
 from clusterctl.state.home import write_atomic
-from clusterctl.transport.fold import fold
 from clusterctl.transport.known_hosts import host_name
 from clusterctl.transport.pool import Pool
 from clusterctl.transport.ssh import SshTransport

@@ -11,6 +11,7 @@ from typing import Any
 
 from clusterctl import assets, catalog, terraform
 from clusterctl.errors import NodeUnreachable, ProviderError
+from clusterctl.fold import fold
 from clusterctl.model import Accelerator, Charge, Cluster, ClusterSpec, Node, Role, Runtime, clock
 from clusterctl.providers.ec2 import (
     adoption,
@@ -42,7 +43,6 @@ from clusterctl.providers.shared import billing, deadlines
 from clusterctl.providers.shared.nodes import LAUNCHER
 from clusterctl.state import Home
 from clusterctl.state.locks import held
-from clusterctl.transport.fold import fold
 from clusterctl.transport.ssh import warm
 
 JOB_PORT = 2222

@@ -8,9 +8,9 @@ from pathlib import Path, PurePosixPath
 
 from clusterctl import assets
 from clusterctl.errors import LeftoverError
+from clusterctl.fold import fold, ranges
 from clusterctl.model import MEMORY, Cluster, Node, NodeResult
 from clusterctl.providers.protocol import OnEvent
-from clusterctl.transport.fold import fold, ranges
 from clusterctl.transport.pool import Pool
 
 LIMIT = 60.0

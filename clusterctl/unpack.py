@@ -1,4 +1,4 @@
-"""Unpacking an archive from a node that may be hostile: nothing is written outside the folder.
+"""Unpacking an archive that may be hostile: nothing is written outside the folder.
 
 Not tarfile's own `data` filter: the Python of Debian 12 has none, and releases of it were fooled by
 links. Here there are none to be fooled by: the folder is fresh, links are made after all else, and
@@ -13,17 +13,21 @@ import tarfile
 from pathlib import Path
 from typing import BinaryIO
 
-from clusterctl.transport.diagnosis import Failure
+from clusterctl.errors import ClusterctlError
 
 CHUNK = 1 << 20
 """Bytes."""
 
 
+class UnsafeArchive(ClusterctlError):
+    """What it holds would be written elsewhere, or in place of something else."""
+
+
 def unpack(archive: tarfile.TarFile, folder: Path) -> list[str]:
     """Writes a stream's members into `folder`, which is empty. Returns what was left out, and why.
 
-    Owners are dropped, and modes keep their lower nine bits. Raises Failure for names that lead
-    out of the folder, OSError, tarfile.TarError.
+    Owners are dropped, and modes keep their lower nine bits. Raises UnsafeArchive for names that
+    lead out of the folder, OSError, tarfile.TarError.
     """
     left_out: list[str] = []
     modes: list[tuple[Path, int]] = []
@@ -35,7 +39,7 @@ def unpack(archive: tarfile.TarFile, folder: Path) -> list[str]:
             path.mkdir(parents=True, exist_ok=True)
             modes.append((path, member.mode & 0o777 | 0o700))
         elif not parts:
-            raise Failure(f"the node sent an archive with a bad name: {member.name!r}")
+            raise UnsafeArchive(f"the node sent an archive with a bad name: {member.name!r}")
         elif member.issym():
             if stays_inside(parts, member.linkname):
                 # Now, while there are no links on the way.
@@ -64,10 +68,10 @@ def unpack(archive: tarfile.TarFile, folder: Path) -> list[str]:
 
 
 def inner_parts(name: str) -> list[str]:
-    """The parts of a member's name, none of which leads up or out. Raises Failure."""
+    """The parts of a member's name, none of which leads up or out. Raises UnsafeArchive."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if name.startswith("/") or ".." in parts or "\0" in name:
-        raise Failure(f"the node sent an archive with a bad name: {name!r}")
+        raise UnsafeArchive(f"the node sent an archive with a bad name: {name!r}")
     return parts
 
 
@@ -83,13 +87,16 @@ def stays_inside(parts: list[str], target: str) -> bool:
 
 def move_into(source: Path, target: Path) -> None:
     """Moves what is in the folder `source` into the folder `target`, file by file, following no
-    links. What is there under the same name is replaced; folders are merged. Raises Failure."""
+    links. What is there under the same name is replaced; folders are merged.
+
+    Raises UnsafeArchive.
+    """
     for entry in list(os.scandir(source)):
         there = target / entry.name
         folder_there = there.is_dir() and not there.is_symlink()
         if not entry.is_dir(follow_symlinks=False):
             if folder_there:
-                raise Failure(f"{there} is a folder, on the node it is not")
+                raise UnsafeArchive(f"{there} is a folder, on the node it is not")
             os.replace(entry.path, there)
         elif folder_there:
             move_into(Path(entry.path), there)

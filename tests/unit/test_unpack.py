@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.transport.diagnosis import Failure
-from clusterctl.transport.unpack import move_into, reader_of, stays_inside, unpack
+from clusterctl.unpack import UnsafeArchive, move_into, reader_of, stays_inside, unpack
 
 Member = tuple[str, bytes, str]
 """Name, type, and content or target."""
@@ -86,7 +85,7 @@ def test_a_tree(inner: Path) -> None:
     ],
 )
 def test_bad_names_are_refused(inner: Path, members: list[Member]) -> None:
-    with pytest.raises(Failure, match="bad name"):
+    with pytest.raises(UnsafeArchive, match="bad name"):
         do(inner, *members)
     assert outside(inner) == ["inner"]
 
@@ -170,6 +169,6 @@ def test_move_into_follows_no_link(tree: Callable[..., Path]) -> None:
 
 def test_move_into_keeps_a_folder_that_would_become_a_file(tree: Callable[..., Path]) -> None:
     source, target = tree("s", a="new"), tree("t", a__x="old")
-    with pytest.raises(Failure, match="is a folder, on the node it is not"):
+    with pytest.raises(UnsafeArchive, match="is a folder, on the node it is not"):
         move_into(source, target)
     assert (target / "a/x").read_text() == "old"
