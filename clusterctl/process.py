@@ -40,7 +40,6 @@ def run(
     stdin: bytes = b"",
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
-    pass_fds: Sequence[int] = (),
 ) -> NodeResult:
     """Runs `argv` and waits at most `timeout` seconds; then its whole process group is killed.
 
@@ -48,7 +47,7 @@ def run(
     exception.
     """
     try:
-        process = _start(argv, subprocess.PIPE, subprocess.PIPE, cwd, env, pass_fds)
+        process = _start(argv, subprocess.PIPE, subprocess.PIPE, cwd, env)
     except OSError as error:
         return NodeResult(node="", error=f"{argv[0]}: {error.strerror}")
     try:
@@ -71,8 +70,8 @@ def spawn(
     *,
     log: Path,
     stdin: int = subprocess.DEVNULL,
-    cwd: Path | None = None,
-    env: Mapping[str, str] | None = None,
+    cwd: Path,
+    env: Mapping[str, str],
     pass_fds: Sequence[int] = (),
 ) -> Spawned:
     """Starts a process that outlives us, in a session of its own, with all its output in `log`."""
@@ -86,7 +85,7 @@ def _start(
     output: int | IO[bytes],
     cwd: Path | None,
     env: Mapping[str, str] | None,
-    pass_fds: Sequence[int],
+    pass_fds: Sequence[int] = (),
 ) -> Spawned:
     """In a session of its own: neither our terminal's Ctrl-C nor its end reaches the process."""
     return subprocess.Popen(

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 
 from clusterctl.actions import Tell, check_name, connected, ready, silent
 from clusterctl.actions.run import OnJob, OnOutput, Prepared, plan_job, run
@@ -198,7 +197,7 @@ def fetch(store: Store, number: int, where: str | None, target: Path | None, tel
                 hint="`clusterctl status --live` asks the nodes; `up` or `attach` repairs them",
                 transient=True,
             )
-        return fetch_from(store, job, cluster, pool, target, away)
+        return fetch_from(store, job, cluster, pool, away, target)
 
 
 def fetch_from(
@@ -206,8 +205,8 @@ def fetch_from(
     job: Job,
     cluster: Cluster,
     pool: Pool,
+    away: Mapping[str, str],
     target: Path | None = None,
-    away: Mapping[str, str] = MappingProxyType({}),
 ) -> Fetched:
     """Brings the job's outputs over these connections, by default into `job-N` here; none from the
     nodes that are `away`."""

@@ -293,7 +293,7 @@ def _bring(
             continue
         missing = {name: why for name, why in away.items() if name in ranked(job, cluster)}
         try:
-            got = fetch_from(store, store.job(job.id), cluster, pool, away=missing)
+            got = fetch_from(store, store.job(job.id), cluster, pool, missing)
         except (ClusterctlError, OSError) as error:
             failed.append((job.id, error))
             continue

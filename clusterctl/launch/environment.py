@@ -28,10 +28,11 @@ def environment(
     """Variables that are the same on all nodes, with reasons: ours, those of the transport
     (`more`), and the user's own, which come last and win."""
     first = request.cluster.node(request.placement[0].node)
+    master = "127.0.0.1" if request.cluster.one_host else first.private_address
     own = [
         ("OMP_NUM_THREADS", str(_threads(request)), "cores ÷ ranks of a machine"),
         ("GLIBC_TUNABLES", _KEEP_MEMORY, "freed arrays are reused, not handed back to the kernel"),
-        ("MASTER_ADDR", _master(request, first), f"the first worker, {first.name}"),
+        ("MASTER_ADDR", master, f"the first worker, {first.name}"),
     ]
     if request.spec.launcher == "mpirun":
         waiting = wait(request)
@@ -71,10 +72,6 @@ def program(request: Request, node: Node) -> tuple[str, ...]:
     if wanted.kind is ProgramKind.MODULE:
         return (node.python, "-m", wanted.target, *wanted.args)
     return (wanted.target, *wanted.args)
-
-
-def _master(request: Request, first: Node) -> str:
-    return "127.0.0.1" if request.cluster.one_host else first.private_address
 
 
 def _threads(request: Request) -> int:

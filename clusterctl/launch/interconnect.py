@@ -57,9 +57,10 @@ def solve(nodes: Sequence[Node]) -> Interconnect:
     holds the nodes' private addresses wins, then the one with the longest prefix.
     Nodes that share none (routed subnets) are each taken at their private address.
     """
+    networks = {_network(item) for node in nodes for item in _usable(node)}
     candidates = {
         network: chosen
-        for network in sorted(_networks(nodes), key=lambda net: (-net.prefixlen, net))
+        for network in sorted(networks, key=lambda net: (-net.prefixlen, net))
         if (chosen := _distinct(nodes, network))
     }
     private = {node.private_address for node in nodes}
@@ -68,8 +69,8 @@ def solve(nodes: Sequence[Node]) -> Interconnect:
             return _result([network], chosen, f"the nodes' private addresses lie in {network}")
     at_private = {node.name: found for node in nodes if (found := _with_address(node))}
     if len(at_private) == len(nodes):
-        networks = sorted({_network(item) for item in at_private.values()})
-        return _result(networks, at_private, "the nodes are routed to each other")
+        routed = sorted({_network(item) for item in at_private.values()})
+        return _result(routed, at_private, "the nodes are routed to each other")
     if candidates:
         network, chosen = next(iter(candidates.items()))
         return _result([network], chosen, f"{network} is the network that all nodes share")
@@ -108,10 +109,6 @@ def _usable(node: Node) -> list[Interface]:
     return [
         item for item in node.facts.interfaces if item.up and not item.address.startswith("127.")
     ]
-
-
-def _networks(nodes: Sequence[Node]) -> set[IPv4Network]:
-    return {_network(item) for node in nodes for item in _usable(node)}
 
 
 def _distinct(nodes: Sequence[Node], network: IPv4Network) -> dict[str, Interface]:

@@ -127,13 +127,13 @@ def make_private(folder: Path) -> None:
             _flush(place.parent)
 
 
-def write_atomic(path: Path, data: bytes, *, mode: int = 0o600) -> None:
+def write_atomic(path: Path, data: bytes) -> None:
     """Replaces `path` by `data`: after a crash it holds the old bytes or the new ones, after a
     power loss that comes later the new ones."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}.new")
     with writing(path):
         try:
-            fd = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+            fd = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with os.fdopen(fd, "wb") as file:
                 file.write(data)
                 file.flush()

@@ -88,7 +88,8 @@ def _survey_site(
     store: Store, cluster: Cluster, site: BatchSite, login: Login, pool: Pool, tell: Tell
 ) -> Cluster:
     node = cluster.launcher
-    _connect(pool, cluster)
+    if not node.here:
+        pool.transport(node.name).connect(CONNECT_TIMEOUT)
     script = assets.render(
         "batch/attach.sh.j2",
         name=cluster.name,
@@ -152,9 +153,3 @@ def _shared(pool: Pool, node: Node, site: BatchSite, tell: Tell) -> str:
     said = last_line(result)
     tell(f"whether compute nodes see {node.root} could not be checked now: {said}")
     return said
-
-
-def _connect(pool: Pool, cluster: Cluster) -> None:
-    for node in cluster.nodes:
-        if not node.here:
-            pool.transport(node.name).connect(CONNECT_TIMEOUT)
