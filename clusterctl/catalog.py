@@ -46,7 +46,7 @@ def family(name: str) -> Family:
         return FAMILIES[name]
     close = get_close_matches(name, FAMILIES, n=1, cutoff=0.5)
     raise UsageError(
-        f"there is no GPU family {name!r}",
+        f"unknown GPU family {name!r}",
         hint=f"did you mean {close[0]!r}?"
         if close
         else f"choose one of {', '.join(FAMILIES)}, or any type with --instance-type",

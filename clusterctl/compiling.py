@@ -79,7 +79,7 @@ def compilation(program: Program, env: Mapping[str, str]) -> Compilation | None:
             return shlex.split(env.get(name, ""))
         except ValueError as error:
             raise UsageError(
-                f"-e {name}={env[name]}: {error}", hint="close the quotation, as for a shell"
+                f"-e {name}={env[name]}: {error}", hint="close the quotes, as for a shell"
             ) from error
 
     return Compilation(
@@ -122,15 +122,15 @@ _ADVICE = (
     ),
     (
         re.compile(r"undefined reference to [`'‘](?:omp_|GOMP_)"),
-        "OpenMP is a flag of the compiler: -e {flags}=-fopenmp",
+        "OpenMP needs a compiler flag: -e {flags}=-fopenmp",
     ),
     (
         re.compile(r"undefined reference to|undefined symbol"),
-        "a library is named by -e LDLIBS=-lNAME, a further source file by --source FILE",
+        "add a library with -e LDLIBS=-lNAME, another source file with --source FILE",
     ),
     (
         re.compile(r"cannot find -l(?P<library>\S+)"),
-        "the library has to be installed on the node; -e LDFLAGS=-LFOLDER names where it is",
+        "install the library on the node; -e LDFLAGS=-LFOLDER names where it is",
     ),
     (
         re.compile(r"module file .*\.mod"),

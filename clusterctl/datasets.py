@@ -161,7 +161,7 @@ def get(dataset: Dataset, root: Path, mirror: str, progress: Progress) -> Path:
         raise UsageError(
             f"{error.filename or root} cannot be written: {error.strerror or error}",
             hint=f"{dataset.name} takes about {dataset.size * 3 // 1_000_000 + 1} MB while it is "
-            "unpacked; look at rights and free space, or set CLUSTERCTL_HOME",
+            "unpacked; check permissions and free space, or set CLUSTERCTL_HOME",
         ) from error
     return target
 
@@ -218,13 +218,13 @@ def _fetch(url: str, file: File, part: Path, have: int, progress: Progress) -> N
         reason = getattr(e, "reason", None) or e
         raise ProviderError(
             f"{url} cannot be downloaded: {reason}",
-            hint="the next try goes on from here; --mirror names another place",
+            hint="the next attempt continues from here; --mirror chooses another source",
             transient=True,
         ) from e
     if have < file.size:
         raise ProviderError(
             f"{url} broke off after {have:,} of {file.size:,} bytes",
-            hint="the next try goes on from here",
+            hint="the next attempt continues from here",
             transient=True,
         )
 

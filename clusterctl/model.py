@@ -268,7 +268,7 @@ class Cluster:
 
     @property
     def attached(self) -> bool:
-        """Its machines are the user's own: they have no size and no deadline of ours."""
+        """Its machines are the user's own: their number and lifetime are not ours."""
         return self.identity is not None
 
     @property

@@ -211,7 +211,7 @@ def one_of(*known: str) -> Callable[[str, str], str]:
 
 def cluster_name(text: str, option: str) -> str:
     if not text:
-        raise UsageError("'' is not a cluster name", hint="leave it out, or give a name")
+        raise UsageError("'' is not a valid cluster name", hint="leave it out, or give a name")
     return text
 
 

@@ -55,7 +55,7 @@ DOCKER = _only(
 RUNTIME = Limit(
     only=frozenset({"ec2"}),
     says="works only with EC2",
-    instead={"docker": "leave it out; --image chooses what the containers are made from"},
+    instead={"docker": "leave it out; choose the image with --image"},
 )
 IMAGE = (
     _only(

@@ -45,7 +45,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--epochs", type=positive, default=14, metavar="N", help="default 14")
     add("--lr", type=positive_float, default=1.0, metavar="X", help="default 1.0")
     add("--gamma", type=number, default=0.7, metavar="X", help="of the lr per epoch (default 0.7)")
-    add("--no-cuda", action="store_true", help="leave GPUs alone")
+    add("--no-cuda", action="store_true", help="do not use GPUs")
     add("--dry-run", action="store_true", help="one step and one test")
     add("--log-interval", type=positive, default=10, metavar="N", help="steps (default 10)")
     add("--save-model", action="store_true", help="rank 0 writes mnist_cnn.pt at the end")

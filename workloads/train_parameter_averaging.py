@@ -37,7 +37,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--momentum", type=number, default=0.9, metavar="X", help="default 0.9")
     add("--batch_size", "--batch-size", type=positive, default=16, metavar="N", help="default 16")
     add("--nepochs", "--epochs", type=positive, default=10, metavar="N", help="default 10")
-    add("--shard", action="store_true", help="deal the rows out instead of giving all to each")
+    add(
+        "--shard",
+        action="store_true",
+        help="split the rows among the workers instead of giving all to each",
+    )
     add_seed(parser)
     add_data(parser, ("mnist", "digits"), "mnist")
     return parser.parse_args(arguments)

@@ -65,7 +65,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         action="store_false",
         help="their sum, as one process with all rows would make them",
     )
-    parser.add_argument("--cpu", action="store_true", help="leave GPUs alone")
+    parser.add_argument("--cpu", action="store_true", help="do not use GPUs")
     return parser.parse_args(arguments)
 
 

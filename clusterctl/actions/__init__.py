@@ -28,7 +28,7 @@ def check_name(name: str) -> str:
     """A cluster name that is safe in hostnames, paths and tags, or UsageError."""
     if not NAME_PATTERN.fullmatch(name):
         raise UsageError(
-            f"{name!r} is not a cluster name",
+            f"{name!r} is not a valid cluster name",
             hint="use a-z, 0-9 and dashes, starting with a letter, at most 30 characters",
         )
     return name
@@ -45,10 +45,10 @@ def only_name(store: Store) -> str:
     """The name of the only cluster there is; RecordError, UsageError."""
     names = store.names()
     if not names:
-        raise RecordError("there is no cluster", hint="`clusterctl up` makes one")
+        raise RecordError("no cluster exists", hint="`clusterctl up` creates one")
     if len(names) > 1:
         raise UsageError(
-            f"there are several clusters: {', '.join(names)}",
+            f"several clusters exist: {', '.join(names)}",
             hint="choose one with --cluster NAME",
         )
     return names[0]
@@ -58,14 +58,15 @@ def ready(cluster: Cluster) -> Cluster:
     """The cluster, if jobs can run on it."""
     if cluster.deadline and cluster.deadline < time.time():
         raise RecordError(
-            f"cluster {cluster.name!r} ended itself at {clock(cluster.deadline)}, its deadline",
-            hint=f"`clusterctl down {cluster.name}` closes it,"
-            f" `clusterctl up {cluster.name}` makes it anew",
+            f"cluster {cluster.name!r} shut down at {clock(cluster.deadline)}, its deadline",
+            hint=f"`clusterctl down {cluster.name}` removes it,"
+            f" `clusterctl up {cluster.name}` creates it again",
         )
     if cluster.phase is not Phase.READY:
         raise RecordError(
             f"cluster {cluster.name!r} is {cluster.phase.value}, not ready",
-            hint=f"`{cluster.repair}` resumes, `clusterctl {cluster.end} {cluster.name}` removes",
+            hint=f"`{cluster.repair}` continues,"
+            f" `clusterctl {cluster.end} {cluster.name}` removes it",
         )
     return cluster
 
@@ -74,10 +75,10 @@ def made_by_us(cluster: Cluster) -> Cluster:
     """The cluster, if its machines are clusterctl's; UsageError for those that were attached."""
     if cluster.attached:
         raise UsageError(
-            f"cluster {cluster.name!r} was attached: its machines have no size and no deadline of"
-            " ours",
-            hint=f"`{cluster.repair}` looks at them again,"
-            f" `clusterctl detach {cluster.name}` lets them go",
+            f"cluster {cluster.name!r} was attached: clusterctl does not control the number or"
+            " lifetime of its machines",
+            hint=f"`{cluster.repair}` inspects them again,"
+            f" `clusterctl detach {cluster.name}` stops using them",
         )
     return cluster
 

@@ -26,7 +26,7 @@ def _tools() -> list[Finding]:
     rows = [
         ("sshd", "error", "apt-get install openssh-server", "local nodes"),
         ("ssh", "error", "apt-get install openssh-client", "mpirun and `clusterctl ssh`"),
-        ("git", "warning", "apt-get install git", "staging a git work tree by git's rules"),
+        ("git", "warning", "apt-get install git", "copying a git work tree without ignored files"),
         ("gcc", "warning", "apt-get install gcc libc6-dev", "C programs"),
     ]
     found = []

@@ -54,7 +54,7 @@ def find(name: str) -> Dataset:
         return DATASETS[name]
     close = get_close_matches(name, DATASETS, n=1)
     hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(DATASETS)}"
-    raise UsageError(f"there is no data set {name!r}", hint=hint)
+    raise UsageError(f"no data set named {name!r}", hint=hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +88,11 @@ def get(store: Store, name: str, options: GetOptions, progress: Progress, tell: 
         ready(choose(store, options.cluster))  # a wrong name is said before the download
     root = store.home.make(folder(store))
     if datasets.is_here(dataset, root):
-        tell(f"{name} is here already")
+        tell(f"{name} is already on this machine")
     path = datasets.get(dataset, root, options.mirror, progress)
     if not options.push or (options.cluster is None and not store.names()):
         if options.push:
-            tell(f"there is no cluster yet: `clusterctl data push {name}` copies it later")
+            tell(f"no cluster yet: `clusterctl data push {name}` copies it later")
         return Copy(name, str(path), ())
     target = ready(choose(store, options.cluster))
     return Copy(name, str(path), copy(store, target, path, name, dataset.mark, tell))
@@ -107,7 +107,7 @@ def push(store: Store, word: str, name: str | None, cluster: str | None, tell: T
         return Copy(name, str(path), copy(store, target, path, name, "", tell))
     dataset = find(word)
     if not datasets.is_here(dataset, folder(store)):
-        raise UsageError(f"{word} is not on this machine", hint=f"`data get {word}` brings it")
+        raise UsageError(f"{word} is not on this machine", hint=f"`data get {word}` downloads it")
     path, name = folder(store) / word, name or word
     return Copy(name, str(path), copy(store, target, path, name, dataset.mark, tell))
 
@@ -129,7 +129,8 @@ def copy(
         raise UsageError(f"{source} is not a folder", hint="give the data set's folder")
     if not _NAME.fullmatch(name):
         raise UsageError(
-            f"{name!r} cannot name a data set", hint="use letters, digits, dots and dashes: --name"
+            f"{name!r} is not a valid name for a data set",
+            hint="use letters, digits, dots and dashes: --name",
         )
     # The nodes of a batch system see the login node's folders.
     nodes = cluster.workers or (cluster.launcher,)
@@ -138,7 +139,9 @@ def copy(
         away = silent(pool, names, tell)
         if away:
             node, why = next(iter(away.items()))
-            raise NodeUnreachable(f"{node} does not answer: {why}", hint="`status --live` looks")
+            raise NodeUnreachable(
+                f"{node} does not answer: {why}", hint="check with `status --live`"
+            )
         roots = {node.name: f"{node.root}/data" for node in nodes}
         marks = {node: shlex.quote(f"{root}/.{name}.complete") for node, root in roots.items()}
         if mark:
@@ -165,7 +168,7 @@ def copy(
         said = failed[0].error or failed[0].stderr.decode(errors="replace").strip()
         raise ProviderError(
             f"{name} is not on {', '.join(result.node for result in failed)}: {said}",
-            hint="look at the free space there and push again",
+            hint="check the free space there and push again",
         )
     return tuple(names)
 

@@ -25,7 +25,7 @@ from clusterctl.providers.protocol import Recovering
 from clusterctl.providers.shared import billing
 from clusterctl.state import ClusterLock, Store
 
-_ACT = {"down": "take the cluster down", "detach": "remove our files from its machines"}
+_ACT = {"down": "take the cluster down", "detach": "remove clusterctl's files from its machines"}
 """What a verb does, in its questions."""
 
 
@@ -69,7 +69,7 @@ def down(
         except RecordError as error:
             return _without_record(store, name, error, tell, ask)
         if verb != cluster.end:
-            how = "was attached" if cluster.attached else "was made by clusterctl"
+            how = "was attached" if cluster.attached else "was created by clusterctl"
             raise UsageError(f"cluster {name!r} {how}", hint=f"clusterctl {cluster.end} {name}")
         living = _living(store, cluster, tell) if cluster.charges else None
         saved = salvage.Saved()
@@ -174,7 +174,7 @@ def _without_record(
             raise why
         return None
     tell(why.message)
-    question = "outputs and logs of its jobs cannot be saved; remove it all the same?"
+    question = "outputs and logs of its jobs cannot be saved; remove it anyway?"
     if found and not ask(question):
         return None
     for cluster in found:
@@ -190,4 +190,4 @@ def _told(tell: Tell) -> Iterator[None]:
     try:
         yield
     except (ProviderError, UsageError) as error:
-        tell(f"{error.message}; going on without")
+        tell(f"{error.message}; continuing without it")

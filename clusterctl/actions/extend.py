@@ -103,7 +103,7 @@ def _whole(cluster: Cluster, folder: Path, now: float) -> None:
     if not there:
         raise UsageError(
             f"no machine of cluster {name} runs any more",
-            hint=f"`clusterctl up {name}` makes it anew, `clusterctl down {name}` closes it",
+            hint=f"`clusterctl up {name}` creates it again, `clusterctl down {name}` removes it",
         )
     if strangers := sorted(node for node in there if not cluster.has(node)):
         are = "is no node" if len(strangers) == 1 else "are no nodes"

@@ -68,7 +68,7 @@ def remove(store: Store, orphan: Orphan, tell: Tell) -> bool:
     name = Path(orphan.name or orphan.id).name
     with ClusterLock(store.home, name, "gc", tell):
         if orphan.id in _known(store):
-            tell(f"{orphan.id} has a record here by now: it stays")
+            tell(f"{orphan.id} now has a record here; keeping it")
             return False
         _discovering()[orphan.provider].remove(orphan.id, orphan.region, tell)
     return True
@@ -87,12 +87,12 @@ def adoptable(store: Store, name: str, regions: Iterable[str]) -> Orphan:
     if not found:
         raise RecordError(
             f"no cluster {name!r} without a record is found by its tags in {', '.join(regions)}",
-            hint="`clusterctl gc` lists those that are; --region looks elsewhere",
+            hint="`clusterctl gc` lists all it finds; --region looks in another region",
         )
     if len(found) > 1:
         raise UsageError(
             f"several clusters are called {name!r}: {', '.join(item.id for item in found)}",
-            hint="name one by its id",
+            hint="choose one by its id",
         )
     orphan = replace(found[0], name=found[0].name or name)
     _free(store, check_name(orphan.name))  # a tag may say anything

@@ -82,7 +82,7 @@ def build(name: str, *, push: str = "", base: str = "", on_line: OnLine) -> Buil
     form = "{{.Id}} {{.Size}}"
     found = process.run(["docker", "image", "inspect", "--format", form, reference], timeout=60)
     if not found.ok:
-        raise ProviderError(f"the engine does not know {reference}: {_said(found)}")
+        raise ProviderError(f"the engine has no image {reference}: {_said(found)}")
     id, size = found.text.split()
     return Built(reference, id, int(size), bool(push))
 
@@ -125,7 +125,7 @@ def _known(name: str) -> None:
     if name not in names():
         close = get_close_matches(name, names(), n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(names())}"
-        raise UsageError(f"there is no recipe for an image {name!r}", hint=hint)
+        raise UsageError(f"no recipe for an image named {name!r}", hint=hint)
 
 
 def _list() -> Path:
@@ -183,7 +183,7 @@ def _pull(name: str, given: dict[str, str], on_line: OnLine) -> None:
             here, _, digest = reference.partition("@")
             if not digest or not engine.has_image(here):
                 raise
-            on_line(f"it could not be pulled: {here} is on this engine, and is taken as it is")
+            on_line(f"it could not be pulled; using {here} from this engine")
             given[argument] = here
 
 
@@ -193,7 +193,7 @@ def prepare(name: str, downloads: dict[str, Any], context: Path, on_line: OnLine
     shutil.copytree(source / name, context)
     shutil.copytree(source / "common", context / "common")
     (context / "requirements.txt").write_text(requirements(name, downloads))
-    on_line("fetching the wheels")
+    on_line("downloading the wheels")
     wheels = context / "wheels"
     _fetched(name, fetch(context / "requirements.txt", wheels, downloads), downloads)
     wanted = [row for row in downloads["sources"] if name in row["images"]]
@@ -212,7 +212,7 @@ def _fetched(name: str, argv: Sequence[str], downloads: dict[str, Any]) -> None:
     if not result.ok:
         raise ProviderError(
             f"the wheels for the image {name!r} could not be fetched: {_said(result)}",
-            hint="PIP_INDEX_URL and PIP_FIND_LINKS are heeded; docker/downloads.json says what has"
+            hint="PIP_INDEX_URL and PIP_FIND_LINKS apply; docker/downloads.json says what has"
             " to be there, with checksums",
         )
 
@@ -228,8 +228,8 @@ def sources(rows: Sequence[dict[str, Any]], folder: Path, on_line: OnLine) -> No
         found = _download(row["url"], target)
         if found != row["sha256"]:
             raise ProviderError(
-                f"{row['url']} is not what it was: SHA-256 {found}, expected {row['sha256']}",
-                hint="somebody has changed it on the way or at its source; do not build from it",
+                f"{row['url']} has changed: SHA-256 {found}, expected {row['sha256']}",
+                hint="it was changed on the way or at its source; do not build from it",
             )
         lines.append(f"{found}  {target.name}\n")
     (folder / "SHA256SUMS").write_text("".join(lines))
@@ -243,7 +243,7 @@ def _download(url: str, target: Path) -> str:
     except OSError as error:
         raise ProviderError(
             f"{url} could not be fetched: {reason(error)}",
-            hint="https_proxy is heeded",
+            hint="https_proxy applies",
             transient=True,
         ) from None
     return checksum(target)

@@ -45,7 +45,7 @@ def jobs(store: Store, name: str | None, tell: Tell) -> tuple[Job, ...]:
                         store.save_job(new)
         except ClusterctlError as error:
             tell(
-                f"cluster {cluster.name} does not answer, its jobs are as last seen: "
+                f"cluster {cluster.name} does not answer; showing its jobs as last seen: "
                 f"{error.message}"
             )
     return tuple(fresh.get(job.id, job) for job in found)
@@ -72,7 +72,7 @@ def alive(store: Store, job: Job) -> Cluster:
     if cluster is None:
         raise RecordError(
             f"the cluster of job {job.id} ({job.cluster}) is gone",
-            hint=f"`clusterctl logs {job.id}` has what was saved",
+            hint=f"`clusterctl logs {job.id}` shows what was saved",
         )
     return ready(cluster)
 
@@ -121,14 +121,14 @@ def _followed(
                     if where
                     else f"{cluster.launcher.name} does not answer: the output of job {job.id} may"
                     " be incomplete",
-                    hint=f"`clusterctl logs {job.id}` brings the rest once every node answers",
+                    hint=f"`clusterctl logs {job.id}` shows the rest once every node answers",
                     transient=True,
                 )
         except NodeUnreachable as error:
             if (now := cluster_of(store, job)) is None or now.phase is Phase.DELETING:
                 raise RecordError(
                     f"cluster {job.cluster} was taken down, and job {job.id} with it",
-                    hint=f"`clusterctl logs {job.id}` has what was saved",
+                    hint=f"`clusterctl logs {job.id}` shows what was saved",
                 ) from error
             raise
         finally:
@@ -140,8 +140,8 @@ def _handed_in(store: Store, job: Job, cluster: Cluster, pool: Pool) -> Job:
     RecordError while another clusterctl is still handing it in."""
     if not store.is_handed_in(job.id):
         raise RecordError(
-            f"job {job.id} is still being handed in by another clusterctl",
-            hint="try again when that has said so, or end it there with Ctrl-C",
+            f"job {job.id} is still being submitted by another clusterctl",
+            hint="try again when that has finished, or stop it with Ctrl-C",
             transient=True,
         )
     if job.state is JobState.QUEUED and not job.native_id:
@@ -193,8 +193,9 @@ def fetch(store: Store, number: int, where: str | None, target: Path | None, tel
         away = silent(pool, ranked(job, cluster), tell)
         if away and len(away) == len(ranked(job, cluster)):
             raise NodeUnreachable(
-                f"no node that has outputs of job {number} answers: {'; '.join(away.values())}",
-                hint="`clusterctl status --live` asks the nodes; `up` or `attach` repairs them",
+                f"no node with outputs of job {number} answers: {'; '.join(away.values())}",
+                hint="check the nodes with `clusterctl status --live`;"
+                " `up` or `attach` repairs them",
                 transient=True,
             )
         return fetch_from(store, job, cluster, pool, away, target)
@@ -279,7 +280,7 @@ def rerun(
     missing = [name for name in old.spec.secret_names if name not in secrets]
     if missing:
         raise RecordError(
-            f"job {number} used secrets that are not kept: {', '.join(missing)}",
+            f"job {number} used secrets that are not stored: {', '.join(missing)}",
             hint="give them again with --env NAME=VALUE or --env-file",
         )
     prepared = _again(store, old, cluster, spec, secrets)
@@ -324,7 +325,10 @@ def _check_outputs(old: Job, cluster: Cluster, pool: Pool, tell: Tell) -> None:
             hint=fresh,
         )
     if gone := [name for name in names if name not in present]:
-        tell(f"{', '.join(gone)}: what job {old.id} wrote there is gone, and not carried over")
+        tell(
+            f"{', '.join(gone)}: the files of job {old.id} there are lost and will not be"
+            " carried over"
+        )
     wrote = {output.node for output in outputs.find(old, cluster, pool).all()}
     without = [name for name in present if name not in wrote]
     if first in wrote and without:

@@ -36,10 +36,10 @@ def reduce_all(store: Store, cluster: Cluster, pool: Pool, tell: Tell) -> None:
     proof = next((text for text in said if text.startswith("ok:")), "")
     if job.state is not JobState.SUCCEEDED or not proof:
         raise BootstrapError(
-            f"the reduce-all over {job.ranks} ranks failed (job {job.id}, {job.state.value}):"
-            f" {said[-1] if said else job.reason or 'no rank said a word'}",
+            f"the all-reduce over {job.ranks} ranks failed (job {job.id}, {job.state.value}):"
+            f" {said[-1] if said else job.reason or 'no rank printed anything'}",
             hint=f"`clusterctl logs {job.id}` shows it, `clusterctl up {cluster.name}` tries again",
         )
     # It saves nothing: `down` need not look for its outputs, nor ask where no node answers.
     store.save_job(replace(store.job(job.id), fetched=True))
-    tell(f"reduce-all {proof}")
+    tell(f"all-reduce {proof}")

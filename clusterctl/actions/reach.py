@@ -75,7 +75,7 @@ def copy(store: Store, cluster: Cluster, source: str, target: str, timeout: floa
     """One of the two is `NODE:PATH`, the other a path here. Folders are copied whole."""
     remote_source, remote_target = _split(cluster, source), _split(cluster, target)
     wrong = UsageError(
-        "one of SOURCE and TARGET has to be NODE:PATH, the other a path here",
+        "one of SOURCE and TARGET must be NODE:PATH, the other a path on this machine",
         hint=f"for example {cluster.launcher.name}:results.txt",
     )
     if remote_source and remote_target:
@@ -107,7 +107,8 @@ def copy(store: Store, cluster: Cluster, source: str, target: str, timeout: floa
     if not result.ok:
         said = result.error or result.stderr.decode(errors="replace").strip()
         raise UsageError(
-            f"copying to or from {node} failed: {said}", hint="check path, rights and free space"
+            f"copying to or from {node} failed: {said}",
+            hint="check the path, its permissions and the free space",
         )
 
 
@@ -116,7 +117,7 @@ def _check_keys(store: Store, cluster: Cluster) -> None:
     ours = cluster.identity is None
     if ours and not (store.folder(cluster.name) / "ssh" / "config").exists():
         raise NodeUnreachable(
-            f"the SSH keys of cluster {cluster.name!r} are lost: its nodes let nobody in",
+            f"the SSH keys of cluster {cluster.name!r} are lost: nobody can log in to its nodes",
             hint=f"`clusterctl status {cluster.name}` watches it,"
             f" `clusterctl down {cluster.name}` removes it",
         )

@@ -238,19 +238,19 @@ def attend(
             + (f"\n{said}" if said else ""),
             hint=FREE_SPACE
             if full(job)
-            else "`clusterctl run --dry-run …` shows the command and why each flag is there",
+            else "`clusterctl run --dry-run …` shows the command and the reason for each flag",
         )
     if job.state is JobState.FAILED and (said := control.remarks(job, cluster, pool)):
         tell(f"{STARTERS.get(job.spec.launcher, 'the launcher')} said:\n{indent(said, '  ')}")
     if job.state is JobState.FAILED and (why := systems.load(cluster).explain_failure(job)):
         raise NodeUnreachable(
             f"job {job.id} failed: {why}",
-            hint=FREE_SPACE if full(job) else "`clusterctl status --live` asks the nodes",
+            hint=FREE_SPACE if full(job) else "check the nodes with `clusterctl status --live`",
         )
     if job.state is JobState.LOST:
         raise LaunchError(
             f"job {job.id} was lost: {job.reason}",
-            hint="the launcher may have restarted; `clusterctl status --live` asks it",
+            hint="the launcher may have restarted; check with `clusterctl status --live`",
         )
     return job
 

@@ -86,7 +86,7 @@ def save(
     with connected(store, cluster) as pool:
         away = silent(pool, [node.name for node in cluster.nodes], tell)
         for name, why in away.items():
-            tell(f"what is on {name} cannot be saved: {why}")
+            tell(f"files on {name} cannot be saved: {why}")
         here = cluster.without(away)
         if all(node.role is Role.WORKER for node in here.nodes):
             blind = _agree_blind(cluster, jobs, living, unfetched, act, tell)
@@ -188,7 +188,7 @@ def never_fetched(
         if job.fetched:
             continue
         if deadline.passed:
-            unknown[job.id] = f"not looked at within {deadline.seconds:g} s"
+            unknown[job.id] = f"not checked within {deadline.seconds:g} s"
             continue
         try:
             made = outputs.find(
@@ -206,7 +206,7 @@ def loss(unfetched: Sequence[tuple[int, int]], unknown: Mapping[int, str]) -> li
     """What would be lost of these jobs (number, bytes): the largest by name, the others summed.
     `unknown`: jobs that could not be looked at, and why."""
     named = sorted(sorted(unfetched, key=lambda job: job[1])[-NAMED:])
-    lines = [f"job {n} has outputs that were never fetched: {human(size)}" for n, size in named]
+    lines = [f"job {n} has unfetched outputs: {human(size)}" for n, size in named]
     others = [size for number, size in unfetched if (number, size) not in named]
     if others:
         many = "1 more job" if len(others) == 1 else f"{len(others)} more jobs"
@@ -216,7 +216,7 @@ def loss(unfetched: Sequence[tuple[int, int]], unknown: Mapping[int, str]) -> li
         whys.setdefault(why, []).append(number)
     for why, numbers in whys.items():
         which = ", ".join(str(number) for number in numbers)
-        lines.append(f"job {which} may have outputs that were never fetched: {why}")
+        lines.append(f"job {which} may have unfetched outputs: {why}")
     return lines
 
 
@@ -232,8 +232,8 @@ def _agree(
     if cluster.charges:
         tell_price(cluster, tell)
     raise UsageError(
-        f"{'; '.join(lines)}: cluster {cluster.name} stays",
-        hint="--fetch brings outputs here first, --discard loses them",
+        f"{'; '.join(lines)}: keeping cluster {cluster.name}",
+        hint="--fetch fetches them first, --discard deletes them",
     )
 
 
@@ -268,7 +268,7 @@ def _cancel(
         tell(f"job {number} could not be ended cleanly: {why}")
     if late:
         numbers, seconds = _numbers(late), f"{deadline.seconds:.0f} s"
-        tell(f"job {numbers} did not end within {seconds}: the machines are removed all the same")
+        tell(f"job {numbers} did not end within {seconds}: removing the machines anyway")
     return tuple(ended)
 
 
@@ -319,7 +319,7 @@ def _kept(got: Fetched) -> list[UsageError]:
     more = f", as {len(kept) - 1} more" if kept[1:] else ""
     return [
         UsageError(
-            f"{got.folder}/{kept[0]} is not as it was fetched, and was kept{more}",
+            f"{got.folder}/{kept[0]} was changed since it was fetched, and was kept{more}",
             hint="move it away, or --discard loses the file on the node",
         )
     ]
@@ -374,7 +374,10 @@ def _save_log(
 
 def tell_price(cluster: Cluster, tell: Tell) -> None:
     end = f" until {clock(cluster.deadline)}" if cluster.deadline else ""
-    tell(f"nothing was ended: the machines go on at ${cost.per_hour(cluster.charges):.2f}/h{end}")
+    tell(
+        f"nothing was removed: the machines keep running at ${cost.per_hour(cluster.charges):.2f}/h"
+        f"{end}"
+    )
 
 
 def _numbers(jobs: list[Job]) -> str:

@@ -117,16 +117,21 @@ def _overdue(
         there = provider.billed(cluster, folder)
     except ClusterctlError as error:
         return cluster.charges, (
-            f"the deadline of cluster {cluster.name} is over, and whether its machines still run is"
-            f" unknown ({reason(error)}); the costs assume that they do: {remove}",
+            f"the deadline of cluster {cluster.name} has passed, and it is unknown whether its"
+            f" machines are still running ({reason(error)}); the costs assume that they are:"
+            f" {remove}",
         )
     made = {node.name for node in cluster.nodes} | provider.made(folder)
     charges = billing.settled(cluster, living=there, made=made, now=now)
     if not there:
         return charges, ()
-    many = "1 machine still runs" if len(there) == 1 else f"{len(there)} machines still run"
+    many = (
+        "1 machine is still running"
+        if len(there) == 1
+        else f"{len(there)} machines are still running"
+    )
     return charges, (
-        f"the deadline of cluster {cluster.name} is over, but {many}"
+        f"the deadline of cluster {cluster.name} has passed, but {many}"
         f" ({ranges(sorted(there))}), ${cost.per_hour(charges):.2f}/h: {remove}",
     )
 

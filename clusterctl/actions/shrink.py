@@ -37,21 +37,21 @@ def agree(
     with connected(store, old) as pool:
         away = silent(pool, used, tell)
         for name, why in away.items():
-            tell(f"what is on {name} cannot be saved: {why}")
+            tell(f"files on {name} cannot be saved: {why}")
         here = old.without(away)
         going = replace(here, nodes=tuple(n for n in here.nodes if n.name in names))
         found, unknown = never_fetched(jobs, going, pool, Deadline(LOOK_LIMIT))
         for number, size in found:
-            tell(f"job {number} has outputs there that were never fetched: {human(size)}")
+            tell(f"job {number} has unfetched outputs there: {human(size)}")
         for number, why in unknown.items():
-            tell(f"job {number} may have outputs there that were never fetched: {why}")
+            tell(f"job {number} may have unfetched outputs there: {why}")
         _ask(old, names, consent)
         save_logs(store, jobs, here, pool, tell)
 
 
 def _ask(old: Cluster, names: Sequence[str], consent: Callable[[str], bool]) -> None:
     if old.charges and not consent(f"remove {ranges(names)}?"):
-        raise UsageError("you said no: nothing was removed", hint="--dry-run only shows the plan")
+        raise UsageError("aborted; nothing was removed", hint="--dry-run only shows the plan")
 
 
 def _jobs(store: Store, cluster: Cluster, names: Collection[str]) -> list[Job]:

@@ -149,7 +149,7 @@ def up(store: Store, spec: ClusterSpec, tell: Tell, consent: Consent) -> Up:
                 mode_reason=created.mode_reason or cluster.mode_reason,
             )
             for name in _write_ssh(store, cluster, created.host_keys):
-                tell(f"{name} has another host key than before; the provider vouches for it")
+                tell(f"{name} has a new host key, confirmed by the provider")
             store.save(cluster)
         store.event(cluster.name, "created", nodes=len(cluster.nodes))
         with created.pool or connected(store, cluster) as pool:
@@ -161,13 +161,13 @@ def up(store: Store, spec: ClusterSpec, tell: Tell, consent: Consent) -> Up:
                     tell(line)
                 cluster = replace(cluster, nodes=nodes)
             with clock.phase("mesh"):
-                hint = f"look for a firewall between them, then run `clusterctl up {cluster.name}`"
+                hint = f"check for a firewall between them, then run `clusterctl up {cluster.name}`"
                 bootstrap.check_mesh(pool, cluster, what="nodes", hint=hint)
             store.save(cluster)
             cluster = replace(cluster, phase=Phase.READY)
             if not features.instant:
                 # Ranks that do not add up, or that nobody waited for, make no cluster ready.
-                with clock.phase("reduce-all"):
+                with clock.phase("all-reduce"):
                     prove.reduce_all(store, cluster, pool, tell)
         store.save(cluster)
         store.event(cluster.name, "ready", phases=dict(clock.phases))
@@ -193,7 +193,7 @@ def complete(spec: ClusterSpec, old: Cluster | None) -> ClusterSpec:
     provider = spec.provider or (old.spec.provider if old else providers.DEFAULT)
     if old and old.spec.provider != provider:
         raise RecordError(
-            f"cluster {old.name!r} exists, made by provider {old.spec.provider}",
+            f"cluster {old.name!r} already exists ({old.spec.provider})",
             hint=f"`clusterctl down {old.name}` first, or choose another name",
         )
     features = providers.load_creator(provider).features
@@ -220,8 +220,9 @@ def _complete_groups(spec: ClusterSpec, base: ClusterSpec) -> tuple[NodeGroup, .
         return base.groups
     if len(base.groups) > 1:
         raise UsageError(
-            f"cluster {spec.name} has {len(base.groups)} kinds of workers: which has --workers?",
-            hint="name them all: --gpu FAMILY:N --cpu TYPE:N",
+            f"cluster {spec.name} has {len(base.groups)} kinds of workers: --workers does not say"
+            " which",
+            hint="give the number of each: --gpu FAMILY:N --cpu TYPE:N",
         )
     return (replace(base.groups[0], count=first.count),)
 
@@ -264,13 +265,13 @@ def _record(
         intent = _intend(spec, old, tell, store.home.path)
     spec, plan = intent.spec, intent.plan
     if not named:
-        tell("no machines are named: a local cluster")
+        tell("no machines requested: starting a local cluster")
     for line in plan.lines:
         tell(line)
     if old and intent.surplus:
         shrink.agree(store, old, intent.surplus, tell, consent)
     if plan.question and not consent(plan.question):
-        raise UsageError("you said no: nothing was started", hint="--dry-run only shows the plan")
+        raise UsageError("aborted; nothing was started", hint="--dry-run only shows the plan")
     base = old or Cluster(
         id=f"{spec.name}-{secrets.token_hex(4)}",
         spec=spec,
@@ -314,13 +315,13 @@ def record_failed_create(store: Store, cluster: Cluster, old: Cluster | None, te
     same = old and (there, cluster.deadline) == (before, old.deadline)
     if old and old.phase is Phase.READY and same:
         store.save(old)
-        tell(f"cluster {old.name} is as it was, and ready")
+        tell(f"cluster {old.name} is unchanged and ready")
         return
     store.save(replace(cluster, charges=charges))
     if there:
         tell(
             f"{len(there)} {'machine runs' if len(there) == 1 else 'machines run'},"
-            f" ${cost.per_hour(charges):.2f}/h: `clusterctl up {cluster.name}` goes on,"
+            f" ${cost.per_hour(charges):.2f}/h: `clusterctl up {cluster.name}` continues,"
             f" `clusterctl down {cluster.name}` removes {'it' if len(there) == 1 else 'them'}"
         )
 

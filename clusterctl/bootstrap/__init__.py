@@ -48,7 +48,7 @@ class LetIn:
         return assets.render("bootstrap/authorized.sh.j2", mark=self.mark, line=self._line)
 
     def describe(self) -> str:
-        return "lets in the cluster's own key, for commands alone"
+        return "accepts the cluster's own key, for commands only"
 
     @property
     def _line(self) -> str:
@@ -174,7 +174,7 @@ def check_mesh(pool: Pool, cluster: Cluster, *, what: str, hint: str) -> None:
         failures = (result.error or result.stderr.decode(errors="replace").strip(), *failures)
     if failures:
         raise NodeUnreachable(
-            f"the {what} do not all reach each other: {'; '.join(failures)}",
+            f"some {what} cannot reach each other: {'; '.join(failures)}",
             hint=hint,
             transient=True,
         )

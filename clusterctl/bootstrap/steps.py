@@ -86,14 +86,14 @@ def for_node(
 ) -> tuple[Step, ...]:
     """`nodes` are all of the cluster; `container` is needed for Runtime.DOCKER."""
     found: list[Step] = [
-        Template("upgrades", "no surprise upgrades", {}),
+        Template("upgrades", "no automatic upgrades", {}),
         Template("hosts", "the nodes by name", {"block": hosts(nodes)}),
         Template("secrets", "a restart removes secrets of jobs", {"rule": secrets_rule(node.root)}),
     ]
     if runtime is Runtime.HOST or container is None:
         return (
             *found,
-            Template("authorize", "the other nodes may come in", {"key": mesh_key}),
+            Template("authorize", "access for the other nodes", {"key": mesh_key}),
             Template(
                 "venv",
                 "a Python with Open MPI" + (", PyTorch and mpi4py" * (node.role is Role.WORKER)),
@@ -114,7 +114,7 @@ def for_node(
     found.append(Template("image", f"the image {container.image}", values))
     found.append(Template("container", "the node container", values))
     if node.accelerator is Accelerator.NVIDIA:
-        found.append(Template("versions", "driver and image fit together", values))
+        found.append(Template("versions", "driver and image are compatible", values))
     return tuple(found)
 
 

@@ -49,7 +49,7 @@ def gc(given: verbs.Gc, console: Console) -> None:
     looked = f"searched {', '.join(search.regions)}; --region searches other regions"
     for item in search.overdue:
         console.note(
-            f"cluster {item.text}: past its deadline, but its machines still run;"
+            f"cluster {item.text}: past its deadline, but its machines are still running;"
             f" remove it with `clusterctl down {item.name or item.id}`"
         )
     found = tuple(item for item in search.orphans if given.cluster in (None, item.name, item.id))

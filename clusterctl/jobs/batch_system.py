@@ -25,7 +25,10 @@ class BatchSystem:
     """What differs between batch systems is the scheduler of the cluster's kind."""
 
     start_limit = 60.0 + batch.HAND_IN
-    slow_start = f"the queue does not answer yet; it gets {batch.HAND_IN} s (Ctrl-C twice gives up)"
+    slow_start = (
+        f"the queue has not answered yet; waiting up to {batch.HAND_IN} s"
+        " (press Ctrl-C twice to give up)"
+    )
     end_limit = 2 * GRACE + 20.0  # its script has to see our word first, and asks all nodes
     poll = 0.5
     backoff = 1.5
@@ -74,7 +77,7 @@ class BatchSystem:
         result = pool.transport(login.name).run(command, timeout=limit)
         name = self._cluster.name
         if result.error or not result.stdout:
-            report(f"{result.node} does not answer: the jobs of {name} are as last seen")
+            report(f"{result.node} does not answer: showing the jobs of {name} as last seen")
             return tuple(jobs)
         if silence := batch.silence(result.text):
             report(f"{name}: {silence}")

@@ -144,15 +144,19 @@ def remarks(job: Job, cluster: Cluster, pool: Pool) -> str:
 
 
 def survivors_text(job: Job) -> str:
-    """`0 survivors on 3 nodes`, or the nodes that have some, or did not answer."""
+    """`no processes left on 3 nodes`, or the nodes that have some, or did not answer."""
     if not job.survivors:
         return "the batch system ended it" if job.started else "it had not started"
     left = {name: count for name, count in job.survivors.items() if count}
     if not left:
         one = len(job.survivors) == 1
-        return "0 survivors on 1 node" if one else f"0 survivors on {len(job.survivors)} nodes"
+        return (
+            "no processes left on 1 node"
+            if one
+            else f"no processes left on {len(job.survivors)} nodes"
+        )
     return ", ".join(
-        f"{name} did not answer" if count < 0 else f"{count} survivors on {name}"
+        f"{name} did not answer" if count < 0 else f"{count} processes left on {name}"
         for name, count in left.items()
     )
 

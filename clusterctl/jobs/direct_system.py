@@ -106,7 +106,7 @@ class DirectSystem:
         return ()  # what its supervisor leaves is ended on each node
 
     def describe_wait(self, job: Job) -> str:
-        return f"job {job.id} waits: other jobs use the slots (--now skips the queue)"
+        return f"job {job.id} is waiting: other jobs use the slots (--now skips the queue)"
 
     def explain_failure(self, job: Job) -> str:
         return "" if job.failure else job.reason

@@ -391,7 +391,7 @@ class Follower:
         if launcher and self._until_ended:
             raise NodeUnreachable(
                 f"lost {watch.node} while following job {self.job.id}: {why}",
-                hint=f"the job goes on; `clusterctl logs {self.job.id} -f` attaches again",
+                hint=f"the job keeps running; `clusterctl logs {self.job.id} -f` reconnects",
                 transient=True,
             )
         if watch.channel:

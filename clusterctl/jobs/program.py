@@ -48,7 +48,7 @@ def resolve(
         if folder:
             raise UsageError(f"{script} is a folder", hint="name the script in it")
         if bundled is None:
-            raise UsageError(f"there is no script {shown!r}", hint=_suggest(script))
+            raise UsageError(f"no script named {shown!r}", hint=_suggest(script))
         path = bundled
     if not os.access(path, os.R_OK):
         raise UsageError(f"{script} cannot be read", hint=f"chmod +r {script}")
@@ -99,7 +99,7 @@ def resolve_module(module: str, args: tuple[str, ...], *, chosen: Path | None = 
     found = next((path for path in candidates if path.is_file()), None)
     if found is None and here.joinpath(parts[0]).exists():
         raise UsageError(
-            f"there is no module {module!r} in {here}",
+            f"no module named {module!r} in {here}",
             hint=f"looked for {candidates[0].relative_to(here)} and"
             f" {candidates[1].relative_to(here)}",
         )
@@ -201,7 +201,7 @@ def _refuse_batch_script(path: Path) -> None:
     raise UsageError(
         f"{path} is a batch script: it has {word} lines",
         hint="run the program that it starts, with its options:"
-        " clusterctl run --nodes 2 … PROGRAM; or hand it in yourself:"
+        " clusterctl run --nodes 2 … PROGRAM; or submit it yourself:"
         f" clusterctl ssh -- {_HAND_IN[found[1]]} {path.name}",
     )
 
@@ -210,11 +210,11 @@ def _further(source: Path, tree: stage.Tree, working: str) -> str:
     """A further source file, as the compiler finds it in the ranks' working directory."""
     location = source.resolve()
     if not source.is_file():
-        raise UsageError(f"--source: there is no file {source}", hint="check the path")
+        raise UsageError(f"--source: no such file: {source}", hint="check the path")
     if source.suffix not in LANGUAGES:
         raise UsageError(
             f"--source: {source} is not a C, C++ or Fortran source",
-            hint="a library is named by -e LDLIBS=-lNAME, headers by -e CFLAGS=-IFOLDER",
+            hint="add a library with -e LDLIBS=-lNAME, headers with -e CFLAGS=-IFOLDER",
         )
     if not location.is_relative_to(tree.root):
         raise UsageError(

@@ -73,7 +73,7 @@ def find_tree(start: Path, *, script: Path | None = None, chosen: Path | None = 
         top = None
         root = chosen.resolve()
         if not root.is_dir():
-            raise UsageError(f"--stage {chosen}: there is no such folder", hint="name a folder")
+            raise UsageError(f"--stage {chosen}: no such folder", hint="name a folder")
         # Our own programs run also from a clone that belongs to somebody else.
         top = _git_top(root, refuse=root != assets.folder("workloads"))
     else:

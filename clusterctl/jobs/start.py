@@ -198,7 +198,7 @@ def trouble(doing: str, result: NodeResult) -> ClusterctlError:
     if result.exit_code is None:
         return NodeUnreachable(
             f"{doing}: {result.node}: {result.error}",
-            hint="`clusterctl status --live` asks the nodes; `up` or `attach` repairs them",
+            hint="check the nodes with `clusterctl status --live`; `up` or `attach` repairs them",
             transient=True,
         )
     no_space = [line for line in said if "No space left" in line]

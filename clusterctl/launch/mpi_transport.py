@@ -205,7 +205,7 @@ def _notes(can: Abilities, ucx: bool, ucc: bool) -> tuple[str, ...]:
     without = [node.name for node in can.nodes if node.facts.gpus and not node.facts.nccl_net]
     if can.efa and without and not can.over_mpi:
         notes.append(
-            f"EFA is there, but NCCL finds no OFI plug-in on {', '.join(without)}: it stays with"
+            f"EFA is there, but NCCL finds no OFI plug-in on {', '.join(without)}: it uses"
             " TCP (install aws-ofi-nccl, and run ldconfig)"
         )
     return tuple(notes)

@@ -192,7 +192,9 @@ def _flags(
     total = sum(counts.values())
     flags: list[Flag] = []
     if cluster.launcher.user == "root":
-        flags.append((("--allow-run-as-root",), "the nodes' user is root; mpirun asks to be told"))
+        flags.append(
+            (("--allow-run-as-root",), "the nodes' user is root; mpirun requires this flag")
+        )
     flags.append((("-np", str(total)), _ranks_reason(request, total)))
     flags.append(
         (

@@ -128,7 +128,7 @@ def _workers(cluster: Cluster, spec: JobSpec) -> tuple[Node, ...]:
             f"--nodes {spec.nodes}: cluster {cluster.name!r} has {len(workers)} workers",
             hint=f"`clusterctl up {cluster.name} --workers {spec.nodes}` makes more"
             if not cluster.attached
-            else "name more hosts in the file",
+            else "add hosts to the file",
         )
     return workers[: spec.nodes] if spec.nodes else workers
 
@@ -146,7 +146,7 @@ def _counts(workers: Sequence[Node], spec: JobSpec) -> list[int]:
         return [spec.ranks_per_node] * len(workers)
     if spec.ranks and spec.nodes > spec.ranks:
         raise UsageError(
-            f"--nodes {spec.nodes}: {spec.ranks} ranks do not reach that many",
+            f"--nodes {spec.nodes}: {spec.ranks} ranks are fewer than that",
             hint=f"--ranks {spec.nodes} or more, or fewer --nodes",
         )
     if spec.ranks:

@@ -44,9 +44,7 @@ def load_creator(name: str) -> Creator:
 
 def _load(name: str, table: Mapping[str, str]) -> Provider:
     if name not in table:
-        raise UsageError(
-            f"there is no provider {name!r}", hint=f"choose one of: {', '.join(table)}"
-        )
+        raise UsageError(f"unknown provider {name!r}", hint=f"choose one of: {', '.join(table)}")
     module, _, attribute = table[name].partition(":")
     return cast(Provider, getattr(import_module(module), attribute)())
 

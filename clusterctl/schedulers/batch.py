@@ -38,8 +38,8 @@ def value(name: str, text: str) -> str:
     """A value for a directive in a script's head, where nothing can be quoted reliably."""
     if not _SAFE.fullmatch(text):
         raise UsageError(
-            f"{name} {text!r}: a value in the head of a batch script cannot hold this",
-            hint="leave out blanks, quotes and the like",
+            f"{name} {text!r} contains characters that the header of a batch script cannot hold",
+            hint="leave out spaces, quotes and similar characters",
         )
     return text
 
@@ -255,7 +255,7 @@ def silence(text: str) -> str:
         return ""
     said = match[2].strip()
     why = f" ({said})" if said else ""
-    age = f"what it said {match[1]} s ago counts" if match[1] else "it has never answered"
+    age = f"using its answer from {match[1]} s ago" if match[1] else "it has never answered"
     return f"the queue does not answer{why}: {age}"
 
 
@@ -290,7 +290,7 @@ def _gone(job: Job, rest: str, gone: Mapping[str, JobState], stopped: bool) -> J
         ended = JobState.CANCELLED
     why = f"{state}: {reason}" if reason not in ("", "None") else state
     reasons = {
-        JobState.LOST: "it left the queue without a word",
+        JobState.LOST: "it left the queue without a final state",
         JobState.FAILED: f"the batch system ended it ({why})",
     }
     number = code.partition(":")[0]

@@ -124,7 +124,7 @@ class Direct:
         launcher = cluster.launcher
         if plan.agents:
             raise UsageError(
-                "--launcher torchrun does not work with --emit sh, which describes mpirun alone",
+                "--launcher torchrun does not work with --emit sh, which supports only mpirun",
                 hint="leave one of the two out",
             )
         wrapper = next(index for index, word in enumerate(plan.argv) if word == "/bin/sh")

@@ -70,7 +70,7 @@ class Slurm(batch.Batch):
         limit = spec.native.get("time", "")
         if limit and not TIME.fullmatch(limit):
             raise UsageError(
-                f"--time {limit!r} is no time limit of Slurm's",
+                f"--time {limit!r} is not a time limit that Slurm accepts",
                 hint="minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS, for example --time 12:00:00",
             )
 
@@ -84,7 +84,7 @@ class Slurm(batch.Batch):
         if spec.ranks and not spec.ranks_per_node:
             if spec.ranks < nodes:
                 raise UsageError(
-                    f"--ranks {spec.ranks} on --nodes {nodes}: a node would have none",
+                    f"--ranks {spec.ranks} on --nodes {nodes}: some nodes would have none",
                     hint="at least one rank per node",
                 )
             return replace(spec, nodes=nodes)
@@ -121,7 +121,7 @@ class Slurm(batch.Batch):
         if HOPELESS.fullmatch(reason):
             reason += " (waiting does not help: cancel it and ask for something else)"
         elif HELD.fullmatch(reason):
-            reason += " (held: `scontrol release` on the login node lets it go)"
+            reason += " (held: `scontrol release` on the login node releases it)"
         return QUEUE.get(state, JobState.RUNNING), reason
 
     def interactive_argv(self, job: Job, words: Sequence[str]) -> tuple[str, ...]:
@@ -161,7 +161,7 @@ def _one_per_gpu(spec: JobSpec, gpus: int) -> JobSpec:
     ranks, nodes = gpus // per_rank, spec.nodes
     if "," in kind or not ranks or gpus % per_rank or (nodes and ranks % nodes):
         raise UsageError(
-            f"--gpus {spec.native['gpus']} cannot be dealt out evenly"
+            f"--gpus {spec.native['gpus']} cannot be divided evenly"
             + (f" to --nodes {nodes}" if nodes else ""),
             hint="--gpus-per-node says how many each node gives, --ranks how many ranks there are",
         )

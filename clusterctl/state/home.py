@@ -84,7 +84,7 @@ class Home:
             raise unwritable(
                 f"the state home {self.path}",
                 error,
-                "set CLUSTERCTL_HOME to a folder you can write",
+                "set CLUSTERCTL_HOME to a writable folder",
             ) from error
         return folder
 
@@ -99,7 +99,7 @@ def home() -> Home:
         root = Path(base) if base else Path.home() / ".local" / "state"
     except RuntimeError as error:
         raise UsageError(
-            "there is no home folder to keep state in", hint="set CLUSTERCTL_HOME to a folder"
+            "no home folder to keep records in", hint="set CLUSTERCTL_HOME to a folder"
         ) from error
     return Home(root.absolute() / "clusterctl")
 

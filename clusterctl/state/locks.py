@@ -94,7 +94,7 @@ class ClusterLock:
                 raise RecordError(
                     f"cluster {self._name!r} is locked by another clusterctl"
                     f" ({holder or 'starting'})",
-                    hint="wait until it has ended, or end it with Ctrl-C, and try again",
+                    hint="wait until it has finished, or stop it with Ctrl-C, then try again",
                     transient=True,
                 )
             if not told:

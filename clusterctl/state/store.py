@@ -46,7 +46,7 @@ class Store:
                 path,
                 Cluster,
                 f"`clusterctl down {name}` finds and removes the cluster without it; "
-                f"other versions of clusterctl may read it",
+                f"another version of clusterctl may be able to read it",
             )
         names = self.names()
         if name in names:
@@ -55,8 +55,10 @@ class Store:
                 hint=f"`clusterctl down {name}` removes what is left of the cluster",
             )
         raise RecordError(
-            f"there is no cluster {name!r}",
-            hint=f"clusters here: {', '.join(names)}" if names else "`clusterctl up` makes one",
+            f"no cluster named {name!r}",
+            hint=f"existing clusters: {', '.join(names)}"
+            if names
+            else "`clusterctl up` creates one",
         )
 
     def find(self, name: str) -> Cluster | None:
@@ -125,9 +127,9 @@ class Store:
         path = self.job_folder(number) / "job.json"
         if not path.is_file():
             raise RecordError(
-                f"there is no job {number}", hint="`clusterctl jobs` lists the jobs there are"
+                f"no job with number {number}", hint="`clusterctl jobs` lists all jobs"
             )
-        return _decode(path, Job, "move it away: the job's output lies beside it")
+        return _decode(path, Job, "move it away: the job's output is beside it")
 
     def save_job(self, job: Job) -> None:
         folder = self.home.make(self.job_folder(job.id))

@@ -43,7 +43,7 @@ def find() -> Binary:
             continue
         version = _version(path)
         if version is None:
-            found.append(f"{path} does not say its version")
+            found.append(f"{path} does not report its version")
             continue
         binary = Binary(path, version)
         if binary.version >= OLDEST:

@@ -89,6 +89,6 @@ def _event(event: Any) -> Event | None:
 def first_line(text: str) -> str:
     """What is wrong. A line that only announces it (`…:`) brings the first error along."""
     lines = [line.strip("╷│╵ ") for line in text.splitlines()]
-    first, *rest = list(filter(None, lines)) or ["it said nothing"]
+    first, *rest = list(filter(None, lines)) or ["it printed nothing"]
     errors = [line for line in rest if line.startswith("Error:")] or rest
     return " ".join((first, *errors[:1])) if first.endswith(":") else first

@@ -194,7 +194,9 @@ class Terraform:
         except Interrupted:
             raise
         except KeyboardInterrupt:
-            self._tell(f"{self.binary.name} {command} goes on alone. There is by now:")
+            self._tell(
+                f"{self.binary.name} {command} keeps running in the background. Created so far:"
+            )
             for line in listener.left():
                 self._tell(f"  {line}")
             raise
@@ -214,7 +216,8 @@ class Terraform:
             on_line=listener,
             on_start=lambda pid: self._on_start(pid, f"{Path(self.binary.path).name} {command}"),
             on_interrupt=lambda: self._tell(
-                "Ctrl-C: terraform finishes what it has begun; once more leaves it alone"
+                "Ctrl-C: waiting for terraform to finish its current step; press it again to leave"
+                " terraform running"
             ),
             timeout=APPLY_TIMEOUT,
             grace=GRACE,
@@ -229,7 +232,7 @@ class Terraform:
             why = ended.error or "\n".join(said) or f"exit code {ended.exit_code}"
             raise TerraformError(
                 f"{self.binary.name} {command} failed: {first_line(why)}",
-                hint=f"all that it said is in {self.folder / LOG}",
+                hint=f"its full output is in {self.folder / LOG}",
                 diagnostics=tuple(listener.diagnostics),
             )
         return listener

@@ -132,7 +132,7 @@ def test_a_cancelled_job_leaves_nothing_on_the_hosts(hosts: Hosts, cli: Cli) -> 
     cli.script("long", "#!/bin/sh\necho started; exec sleep 301\n").chmod(0o755)
     number = cli.detach("long")
     wait_for(lambda: cli("logs", number).out.count("started") == 2, 20, "no ranks")
-    assert "0 survivors on 2 nodes" in cli("cancel", number).out
+    assert "no processes left on 2 nodes" in cli("cancel", number).out
     for name in ("alpha", "beta"):
         assert "sleep 301" not in hosts[name].run("ps", "ax")
 
@@ -206,7 +206,7 @@ def test_a_key_that_opens_nothing(hosts: Hosts, cli: Cli) -> None:
 
 def test_without_python_only_python_jobs_stop(hosts: Hosts, cli: Cli) -> None:
     done = cli("attach", "lab", "--hosts", hosts.file(cli, "{nopython}"))
-    assert "no Python: no Python jobs (sudo apt-get install python3)" in done.err
+    assert "no Python: it cannot run Python programs (sudo apt-get install python3)" in done.err
     cli.script("plain", '#!/bin/sh\necho "rank $RANK"\n').chmod(0o755)
     assert cli("run", "plain").of(0) == ["rank 0"]
     done = cli("run", cli.script("train.py", "print(1)").name, code=6)
@@ -216,11 +216,13 @@ def test_without_python_only_python_jobs_stop(hosts: Hosts, cli: Cli) -> None:
 def test_a_python_of_the_file_is_that_one(hosts: Hosts, cli: Cli) -> None:
     """Not another that happens to be on PATH, or to have more packages."""
     done = cli("attach", "lab", "--hosts", hosts.file(cli, "{alpha} python=/nope"), code=5)
-    assert "python=/nope, and that is no Python there" in done.err
+    assert "python=/nope, which is not a Python on that host" in done.err
     bare = cli.script("bare-python", f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
     bare.chmod(0o755)
     done = cli("attach", "lab", "--hosts", hosts.file(cli, f"{{alpha}} python={bare}"))
-    assert re.search(r"lacks torch, mpi4py, numpy: no bundled programs .* python=/", done.err)
+    assert re.search(
+        r"lacks torch, mpi4py, numpy: it cannot run the bundled programs .* python=/", done.err
+    )
 
 
 @pytest.mark.mpi
@@ -251,7 +253,7 @@ def test_what_is_missing_is_said_of_every_host(hosts: Hosts, cli: Cli) -> None:
     finally:
         home.run("umount", "/srv/root-of-full")
     full, noflock = hosts["full"].address, hosts["noflock"].address
-    assert re.search(rf"{full}: our folder cannot be written .*No space left", done.err)
+    assert re.search(rf"{full}: clusterctl's folder cannot be written .*No space left", done.err)
     assert f"{noflock}: lacks flock (sudo apt-get install util-linux)" in done.err
     assert hosts["alpha"].address not in done.err.partition("clusterctl:")[2]
     assert hosts.traces("alpha") == []
@@ -291,7 +293,7 @@ def test_detach_names_who_does_not_answer(hosts: Hosts, cli: Cli) -> None:
     text = record.read_text()
     record.write_text(text.replace(hosts["beta"].address, "10.0.0.256"))
     done = cli("detach", "lab", code=9)
-    assert "our folder and key are still there: 10.0.0.256" in done.err
+    assert "clusterctl's folder and key are still there: 10.0.0.256" in done.err
     assert hosts.traces("alpha") == []
     record.write_text(text)
     cli("detach", "lab")
@@ -309,7 +311,7 @@ def test_detach_says_what_goes_with_it(hosts: Hosts, cli: Cli) -> None:
     cli.until_state(number, "running")
     said = cli("detach", "lab").err
     assert f"job {number} is ended" in said
-    assert "never fetched" in said
+    assert "unfetched" in said
     assert cli.job(number)["state"] == "cancelled"
     assert hosts.traces("alpha") == hosts.traces("beta") == []
 

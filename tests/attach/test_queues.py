@@ -47,13 +47,13 @@ def test_a_client_that_dies_before_the_submit_leaves_a_lost_job(
         wait_for(called.exists, 30, "it stages the job")
         number = max(cli.jobs())
         assert cli.job(number)["state"] == "queued"
-        assert "still being handed in" in cli("logs", number, "-f", code=7).err
+        assert "still being submitted" in cli("logs", number, "-f", code=7).err
         _kill(running)
         job = cli.job(number)
         assert (job["state"], job["native_id"]) == ("lost", "")
-        assert "ended before it was handed in" in job["reason"]
-        assert "ended before it was handed in" in cli("logs", number, "-f").err
-        assert "ended before it was handed in" in cli("cancel", number).out
+        assert "ended before it was submitted" in job["reason"]
+        assert "ended before it was submitted" in cli("logs", number, "-f").err
+        assert "ended before it was submitted" in cli("cancel", number).out
         cli.until_state(other, "succeeded")
     finally:
         go.touch()
@@ -93,7 +93,7 @@ def test_a_queue_that_is_silent_for_a_while_loses_no_job(
     os.kill(daemon, signal.SIGSTOP)
     try:
         running = cli.start("run", *site.size(2), program("quick", "echo $RANK"))
-        running.until("the queue does not answer yet")
+        running.until("the queue has not answered yet")
         wait_for(lambda: "the queue does not answer" in cli("jobs").err, 60, "`jobs` says so")
         states = {number: job["state"] for number, job in cli.jobs().items()}
         assert (states[first], states[max(states)]) == ("running", "queued")

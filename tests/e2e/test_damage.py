@@ -70,7 +70,7 @@ def test_a_job_that_never_reached_its_cluster_is_lost(own: Cli) -> None:
         own(verb, *([] if verb == "jobs" else [number]), code=None, timeout=20)
         job = own.job(number)
         assert (job["state"], job["started"]) == ("lost", None)
-        assert "before it was handed in" in job["reason"]
+        assert "before it was submitted" in job["reason"]
 
 
 @pytest.mark.slow

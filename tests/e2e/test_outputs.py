@@ -201,7 +201,7 @@ def test_outputs_that_go_with_their_workers_are_named_and_logs_are_saved(own: Cl
     number = own.detach("keeps.py")
     own.until_state(number, "succeeded")
     said = own("up", "--workers", 1)
-    assert f"job {number} has outputs there that were never fetched: 1 B" in said.err
+    assert f"job {number} has unfetched outputs there: 1 B" in said.err
     assert "to be removed: worker-2" in said.err
     assert own("logs", number).of(1) == ["wrote"]
     assert [item["node"] for item in own.json("fetch", number)["files"]] == ["worker-1"]

@@ -55,11 +55,11 @@ def test_a_profile_that_is_not_there_is_named(world: World) -> None:
         del world.env[name]
     world.env["AWS_PROFILE"] = "nobody"
     row = rows(world)["AWS"]
-    assert "there is no such AWS profile" in row["text"]
+    assert "no such AWS profile" in row["text"]
     assert "AWS_PROFILE" in row["hint"]
     up = world.run("up", "--gpu", "g4dn", "--yes", timeout=60)
     assert up.code == 3, up.err
-    assert "there is no such AWS profile" in up.err
+    assert "no such AWS profile" in up.err
 
 
 def test_silence_is_told_and_not_waited_for(world: World) -> None:

@@ -61,7 +61,7 @@ def test_a_budget_is_a_deadline(world: World) -> None:
     world.ec2.fault("price", instance_type="t3.xlarge", value=None)
     refused = world.run("up", "--cpu", "t3.xlarge", "--budget", "2", "--dry-run")
     assert refused.code == 2
-    assert "nobody says what t3.xlarge costs" in refused.err
+    assert "price of t3.xlarge costs" in refused.err
     unknown = world.ok("up", "--cpu", "t3.xlarge", "--dry-run")
     assert re.search(r"2 worker +t3.xlarge .* \? ", unknown.out)
 
@@ -91,7 +91,7 @@ def test_a_zone_without_room_moves_the_whole_cluster(world: World) -> None:
     world.ec2.fault("ice", zone="us-east-1a", instance_type="t3.xlarge")
     world.ec2.fault("throttle", action="RunInstances", calls=1)
     up = world.ok(*CPU, "--zones", "us-east-1a,us-east-1b")
-    assert "us-east-1a has no room" in up.err
+    assert "us-east-1a has no capacity" in up.err
     assert "the whole cluster moves to us-east-1b" in up.err
     api = world.ec2.client("ec2")
     answer = api.describe_instances(
@@ -120,8 +120,8 @@ def test_a_zone_without_room_moves_the_whole_cluster(world: World) -> None:
     world.ec2.fault("ice", zone="us-east-1b")
     more = world.run("up", "--workers", "2", "--yes")
     assert more.code == 3
-    assert "us-east-1b has no room for more" in more.err
-    assert "cluster default is as it was, and ready" in more.err
+    assert "us-east-1b has no capacity for more" in more.err
+    assert "cluster default is unchanged and ready" in more.err
     assert len(world.ec2.machines) == 2
     status = world.ok("status", "--json").document()
     assert (status["phase"], status["dollars_per_hour"]) == ("ready", before)
@@ -130,7 +130,7 @@ def test_a_zone_without_room_moves_the_whole_cluster(world: World) -> None:
     world.ec2.fault("expired")
     kept = world.run("down", "--yes")
     assert kept.code == 3
-    assert f"the machines go on at ${before:.2f}/h until" in kept.err
+    assert f"the machines keep running at ${before:.2f}/h until" in kept.err
     world.ec2.clear()
     world.ok("down", "--yes")
     assert "ok: " in world.ok("logs", str(number)).out
@@ -141,7 +141,7 @@ def test_no_room_for_spot_anywhere_leaves_what_it_says(world: World) -> None:
     world.ec2.fault("ice", instance_type="t3.xlarge")
     up = world.run(*spot)
     assert up.code == 3
-    assert "no zone has room for the whole cluster (us-east-1a were tried)" in up.err
+    assert "no zone has capacity for the whole cluster (us-east-1a were tried)" in up.err
     assert "1 machine runs" in up.err
     assert {charge["node"] for charge in world.record()["charges"]} == {"launcher"}
 
@@ -175,7 +175,7 @@ def test_what_aws_did_but_did_not_tell_is_made_good(world: World) -> None:
     for action in (*twice, "AssociateRouteTable"):
         world.ec2.fault("lost", action=action, calls=1)
     up = world.ok(*CPU)
-    assert "AWS has something already that Terraform does not know of" in up.err
+    assert "AWS already has resources that Terraform does not know" in up.err
     assert len(world.ec2.machines) == 2
     world.ok("run", "hello.c")
     world.ok("down", "--yes", "--force")
@@ -185,7 +185,7 @@ def test_faults_of_aws_that_stay_end_in_one_line(world: World) -> None:
     world.ec2.fault("status500")
     up = world.run(*CPU)
     assert up.code == 3
-    assert "AWS itself has a fault (InternalError: " in up.err
+    assert "AWS reports an internal error (InternalError: " in up.err
     assert not (world.home / "clusters").exists()
     world.ec2.clear()
 
@@ -193,7 +193,7 @@ def test_faults_of_aws_that_stay_end_in_one_line(world: World) -> None:
     up = world.run(*CPU)
     assert up.code == 3
     [said] = [line for line in up.err.splitlines() if line.startswith("clusterctl: ")]
-    assert "AWS itself has a fault" in said
+    assert "AWS reports an internal error" in said
     assert "RunInstances" in said
     assert "health.aws.amazon.com" in up.err
     assert not world.ec2.machines
@@ -212,12 +212,12 @@ def test_a_node_that_never_boots_is_named(world: World) -> None:
 
 def test_killed_in_every_phase_it_goes_on(world: World) -> None:
     """Also with an orphaned terraform: the next `up` names it and waits."""
-    phases = ("bootstrap (after", "mesh (after", "reduce-all (after")
+    phases = ("bootstrap (after", "mesh (after", "all-reduce (after")
     jobs = world.home / "jobs"
     for word in ("worker-1: starts", "SSH answers", *phases):
         process = world.start(*CPU, "--verbose")
         before = world.until(process, word, 100)
-        if word.startswith("reduce-all"):
+        if word.startswith("all-reduce"):
             world.wait(lambda: any(jobs.glob("*/job.json")), 60, "a job that reduces")
         os.kill(process.pid, signal.SIGKILL)
         process.communicate()
@@ -226,7 +226,7 @@ def test_killed_in_every_phase_it_goes_on(world: World) -> None:
             # The one before was killed under a working terraform.
             assert re.search(r"waiting for terraform apply \(pid \d+\), left behind by", before)
     up = world.ok(*CPU)
-    assert "reduce-all ok" in up.err
+    assert "all-reduce ok" in up.err
     assert len(world.ec2.machines) == 2
     process = world.start("down", "--yes")
     world.until(process, "ends", 60)
@@ -240,11 +240,15 @@ def test_a_second_ctrl_c_says_what_is_left(world: World) -> None:
     process = world.start(*CPU)
     world.until(process, "worker-1: starts", 60)
     os.kill(process.pid, signal.SIGINT)
-    world.until(process, "terraform finishes what it has begun", 20)
+    world.until(process, "waiting for terraform to finish", 20)
     os.kill(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=20)
     assert process.returncode == 130, err
-    assert re.search(r"terraform [\d.]+ apply goes on alone. There is by now:$", err, re.MULTILINE)
+    assert re.search(
+        r"terraform [\d.]+ apply keeps running in the background. Created so far:$",
+        err,
+        re.MULTILINE,
+    )
     assert re.search(
         r'^ +[\d.]+ s +aws_instance.this\["worker-1"\]: (being made|i-\w+)$', err, re.M
     )
@@ -261,12 +265,12 @@ def test_ctrl_c_lets_terraform_finish_its_step(world: World) -> None:
     os.kill(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
-    assert "terraform finishes what it has begun" in err
+    assert "waiting for terraform to finish" in err
     assert "`clusterctl down default` removes it" in err
     assert out == ""
     # Cut short, the provider may not know what it has made: that is removed, and made again.
     up = world.ok(*CPU)
-    assert "reduce-all ok" in up.err
+    assert "all-reduce ok" in up.err
     names = sorted(machine.name for machine in world.ec2.machines.values())
     assert names == ["launcher", "worker-1"]
     world.ok("down", "--yes", "--force")

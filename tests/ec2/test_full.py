@@ -65,7 +65,7 @@ def test_the_three_commands(
         registry.serve("clusterctl/launcher:1", node_images["launcher"])
         up = in_terminal(world, "clusterctl up --gpu g4dn", {"machines for up to $": "y"}, 400)
         assert "2 worker    g4dn.xlarge" in up
-        assert "reduce-all ok: 2 ranks on 2 hosts, each holds 1 = W(W-1)/2" in up
+        assert "all-reduce ok: 2 ranks on 2 hosts, each holds 1 = W(W-1)/2" in up
         assert "clusterctl run multinode_ddp_mpi_gpu.py 1000 1000" in up
         record = world.record()
         assert {node["job_port"] for node in record["nodes"]} == {2222}

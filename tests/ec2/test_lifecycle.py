@@ -24,11 +24,11 @@ def test_from_nothing_to_nothing(world: World) -> None:
     assert not world.home.exists()
 
     up = world.ok(*CPU)
-    assert "reduce-all ok: 2 ranks on 2 hosts, each holds 1" in up.err
+    assert "all-reduce ok: 2 ranks on 2 hosts, each holds 1" in up.err
     assert re.search(r"ends \d{4}-\d\d-\d\d", up.err)
     for step in ("the nodes by name", "done"):
         assert re.search(rf"^ *[\d.]+ s  \S*worker\S*: {step}$", up.err, re.MULTILINE), step
-    for phase in ("plan", "create", "bootstrap", "mesh", "reduce-all"):
+    for phase in ("plan", "create", "bootstrap", "mesh", "all-reduce"):
         assert re.search(rf"^{phase} +\d+\.\d\d s$", up.err, re.MULTILINE), phase
     record = world.record()
     nodes = {node["name"]: node for node in record["nodes"]}
@@ -81,8 +81,8 @@ def test_from_nothing_to_nothing(world: World) -> None:
 
     refused = world.run("down", "--yes")
     assert refused.code == 2
-    assert f"job {number} has outputs" in refused.err
-    assert "nothing was ended: the machines go on at $0.37/h until" in refused.err
+    assert f"job {number} has unfetched outputs" in refused.err
+    assert "nothing was removed: the machines keep running at $0.37/h until" in refused.err
     down = world.ok("down", "--discard")
     assert "nothing tagged clusterctl:cluster=" in down.err
     assert re.search(r"instance +t3.xlarge +2 +\d+\.\d{3} +0\.1664", down.err)

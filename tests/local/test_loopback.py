@@ -146,7 +146,10 @@ def test_namespaces_cannot_be_forced(other: Other, request: pytest.FixtureReques
     answer = other.does("plan", mode="namespaces", exit_code=ProviderError.exit_code)
     assert answer["error"] == f"namespaces are not possible here: {reason}"
     answer = other.does("up", exit_code=ProviderError.exit_code, recorded="namespaces")
-    assert answer["error"] == f"cluster demo was made with namespaces, impossible now: {reason}"
+    assert (
+        answer["error"]
+        == f"cluster demo was created with namespaces, which are not possible now: {reason}"
+    )
 
 
 @pytest.fixture

@@ -106,7 +106,10 @@ def test_machines_that_outlive_the_deadline_are_named_and_paid(
     """Who bills them is asked: the record would say that they cost nothing."""
     dollars, rate, said = shown(monkeypatch, Ends("worker-1", "worker-2"))
     assert (dollars, rate) == (2 * 72 + 8, 2.0)
-    assert "2 machines still run (worker-[1-2]), $2.00/h: `clusterctl down lab` removes it" in said
+    assert (
+        "2 machines are still running (worker-[1-2]), $2.00/h: `clusterctl down lab` removes it"
+        in said
+    )
 
 
 def test_a_bill_that_cannot_be_asked_for_is_not_shown_as_nothing(
@@ -114,7 +117,7 @@ def test_a_bill_that_cannot_be_asked_for_is_not_shown_as_nothing(
 ) -> None:
     dollars, rate, said = shown(monkeypatch, Ends(away=True))
     assert (dollars, rate) == (3 * 72, 3.0)
-    assert "still run is unknown (asking for instances: AWS did not answer)" in said
+    assert "are still running (asking for instances: AWS did not answer)" in said
 
 
 def test_list_warns_of_machines_that_outlive_the_deadline(
@@ -125,7 +128,7 @@ def test_list_warns_of_machines_that_outlive_the_deadline(
         open_store().save(forgotten(spec=cluster(name=name).spec))
     said = call("list")
     assert "1.00" in said.out
-    assert re.findall(r"cluster (\w+) is over, but 1 machine still runs", said.err) == [
+    assert re.findall(r"cluster (\w+) has passed, but 1 machine is still running", said.err) == [
         "hall",
         "lab",
     ]
@@ -188,8 +191,8 @@ def test_many_jobs_with_outputs_take_few_lines() -> None:
     assert loss([], {}) == []
     few = loss([(3, 2_000_000), (1, 10)], {})
     assert few == [
-        "job 1 has outputs that were never fetched: 10 B",
-        "job 3 has outputs that were never fetched: 2.0 MB",
+        "job 1 has unfetched outputs: 10 B",
+        "job 3 has unfetched outputs: 2.0 MB",
     ]
     many = loss([(number, number * 1000) for number in range(1, 21)], {})
     assert [line.split()[1] for line in many[:-1]] == ["16", "17", "18", "19", "20"]

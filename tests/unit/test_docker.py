@@ -69,14 +69,14 @@ def test_gpus_are_dealt_out(
     [
         (FOUR_NVIDIA, {"gpus": ("4",)}, UsageError, "0, 1, 2, 3"),
         (FOUR_NVIDIA, {"gpus": ("0", "0")}, UsageError, "0, 1, 2, 3"),
-        (FOUR_NVIDIA, {"gpus": ("0",)}, UsageError, "1 GPUs do not go round 2 workers"),
+        (FOUR_NVIDIA, {"gpus": ("0",)}, UsageError, "1 GPUs cannot be shared by 2 workers"),
         ((), {"gpus": ("0",)}, ProviderError, "no GPU"),
         (("kfd",), {"gpus": ("all",)}, ProviderError, "no GPU"),
         (
             FOUR_NVIDIA,
             {"gpus": ("0", "1", "2"), "workers": 4},
             UsageError,
-            "3 GPUs do not go round",
+            "3 GPUs cannot be shared by",
         ),
         ((), {"workers": 0}, UsageError, "not 0"),
         ((), {"workers": 10**6}, UsageError, "1 to 200 workers"),
@@ -242,7 +242,7 @@ def write(docker: Path, text: str) -> None:
 def test_no_docker(docker: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["up", "--provider", "docker"]) == 3
     said = capsys.readouterr().err
-    assert "there is no docker on PATH" in said
+    assert "docker is not on PATH" in said
     assert "apt-get install docker.io" in said
     assert "Traceback" not in said
 
@@ -288,7 +288,7 @@ def test_images_that_are_not_here(docker: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_wishes_that_mean_nothing_here(docker: Path) -> None:
     write(docker, "exit 0")
-    with pytest.raises(UsageError, match="containers already"):
+    with pytest.raises(UsageError, match="already containers"):
         providers.load("docker").plan(spec(runtime=Runtime.DOCKER))
 
 

@@ -43,8 +43,8 @@ def test_down_loses_no_outputs_unasked(
     """Without a terminal there is nobody to ask, and --yes speaks of other questions."""
     said = call("down", *option)
     assert said.code == 2
-    assert "job 7 has outputs that were never fetched: 7 B" in said.err
-    assert "--fetch brings outputs here first, --discard loses them" in said.err
+    assert "job 7 has unfetched outputs: 7 B" in said.err
+    assert "--fetch fetches them first, --discard deletes them" in said.err
     assert unfetched.exists()
     assert here.store.names() == ("lab",)
 
@@ -93,7 +93,7 @@ def test_an_output_that_cannot_be_looked_at_counts(
         script.write_text(damage)
     said = call("down")
     assert said.code == 2
-    assert "job 7 may have outputs that were never fetched: the outputs of job 7" in said.err
+    assert "job 7 may have unfetched outputs: the outputs of job 7" in said.err
     assert "on worker-1 cannot be listed" in said.err
     assert unfetched.exists()
     fetched = call("fetch", "7")
@@ -141,8 +141,8 @@ def test_a_disk_that_hangs_does_not_keep_machines(
         (here.work(number=number).parent / "outputs.sh").write_text("exec sleep 600\n")
     said = call("down")
     assert said.code == 2
-    assert "job 7 may have outputs that were never fetched: looking for" in said.err
-    assert "job 8, 9 may have outputs that were never fetched: not looked at within 1 s" in said.err
+    assert "job 7 may have unfetched outputs: looking for" in said.err
+    assert "job 8, 9 may have unfetched outputs: not checked within 1 s" in said.err
     assert here.store.names() == ("lab",)
     assert call("down", "--discard").code == 0
     assert here.store.names() == ()
@@ -176,7 +176,7 @@ def test_jobs_that_do_not_end_do_not_keep_machines(
     assert said.code == 0, said.err
     folders = [here.work("launcher", job.id).parent for job in stuck]
     assert [(folder / "stop").read_text() for folder in folders] == ["cancelled\n"] * len(stuck)
-    assert "job 7, 8, 9, 10, 11 did not end within 1 s: the machines are removed" in said.err
+    assert "job 7, 8, 9, 10, 11 did not end within 1 s: removing the machines" in said.err
     assert here.store.names() == ()
     assert all(here.store.job(job.id).state is JobState.LOST for job in stuck)
 
@@ -210,7 +210,7 @@ def test_outputs_on_nodes_that_do_not_answer_count(
     """The network between may be what is broken."""
     said = call("down")
     assert said.code == 2
-    assert "what jobs 7 made cannot be looked at: cluster lab stays" in said.err
+    assert "what jobs 7 made cannot be looked at: keeping cluster lab" in said.err
     assert here.store.names() == ("lab",)
     assert call("down", "--discard").code == 0
 

@@ -1,4 +1,4 @@
-"""Where a cluster goes when a zone has no room, without Terraform: what it would be told."""
+"""Where a cluster goes when a zone has no capacity, without Terraform: what it would be told."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def attempts(
 def test_spot_becomes_on_demand_only_where_that_was_said(tmp_path: Path) -> None:
     room = {("us-east-1b", False)}
     spot = ProviderState(id="lab-1", region="us-east-1", spot=True)
-    with pytest.raises(CapacityError, match="no zone has room") as caught:
+    with pytest.raises(CapacityError, match="no zone has capacity") as caught:
         attempts(tmp_path, room, spot, spot=True)
     assert "--spot-fallback" in caught.value.hint
     spot = ProviderState(id="lab-1", region="us-east-1", spot=True)

@@ -52,7 +52,7 @@ class Machines:
     def extend(self, cluster: Cluster, folder: Path, deadline: float) -> None:
         self.noted.append(self.store.cluster(cluster.name).deadline)
         if self.silent:
-            raise NodeUnreachable("the old deadline stays on worker-2: no answer")
+            raise NodeUnreachable("the old deadline still applies on worker-2: no answer")
 
 
 @pytest.fixture

@@ -90,7 +90,7 @@ def test_a_cluster_that_comes_before_the_answer_stays(
     said = call("gc", "--json")
     assert [item["id"] for item in said.document["found"]] == [cluster().id]
     assert said.document["removed"] == account.removed == []
-    assert f"{cluster().id} has a record here by now: it stays" in said.err
+    assert f"{cluster().id} now has a record here; keeping it" in said.err
 
 
 def test_a_cluster_that_another_works_on_stays(account: Account, call: Call) -> None:
@@ -179,7 +179,7 @@ def test_a_cluster_that_outlives_its_deadline_is_not_passed_over(
     """It has a record, so that it is no orphan, and its machines should have ended themselves."""
     open_store().save(cluster(deadline=time.time() - ago))
     said = call("gc", "--yes")
-    text = "in us-east-1: 1 instance (i-1): past its deadline, but its machines still run"
+    text = "in us-east-1: 1 instance (i-1): past its deadline, but its machines are still running"
     assert (text in said.err) is warned
     assert account.removed == []
 

@@ -71,8 +71,8 @@ def test_groups_in_a_circle_end() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", ["names no hosts"]),
-        ("# nothing\n", ["names no hosts"]),
+        ("", ["lists no hosts"]),
+        ("# nothing\n", ["lists no hosts"]),
         ("a\nb slots=two\n", ["hosts:2", "two"]),
         ("a slots=0", ["hosts:1", "'0'"]),
         ("a slots = 4", ["hosts:1", "blanks"]),
@@ -83,7 +83,7 @@ def test_groups_in_a_circle_end() -> None:
         ("a user=-x", ["hosts:1"]),
         ("a;reboot", ["hosts:1"]),
         ("$(reboot)", ["hosts:1"]),
-        ("a 'b", ["quotation"]),
+        ("a 'b", ["quotes"]),
         ("fe80::1", ["IPv6"]),
         ("---\nall:\n", ["hosts:1", "YAML", "INI"]),
         ("all:\n  hosts:\n    a:\n", ["hosts:1", "YAML", "INI"]),
@@ -94,7 +94,7 @@ def test_groups_in_a_circle_end() -> None:
         ("[x:y]\na", ["section"]),
         ("a python=py", ["absolute"]),
         ("a role=launcher\nb role=launcher", ["a and b"]),
-        ("a role=launcher", ["nothing is left"]),
+        ("a role=launcher", ["no host can run"]),
     ],
 )
 def test_a_bad_line_is_named(text: str, words: list[str]) -> None:

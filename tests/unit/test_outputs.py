@@ -186,7 +186,7 @@ def test_a_worker_that_is_gone_does_not_keep_what_the_others_made(
     assert not here.store.job(job.id).fetched
     dead = tuple(replace(item, **gone) for item in (others[1], last))
     here.store.save(replace(here.where, nodes=(others[0], *dead)))
-    with pytest.raises(NodeUnreachable, match="no node that has outputs of job 7 answers"):
+    with pytest.raises(NodeUnreachable, match="no node with outputs of job 7 answers"):
         actions.fetch(here.store, job.id, None, tmp_path / "got", said.append)
 
 

@@ -105,7 +105,7 @@ def test_more_nodes_come_from_up_or_from_the_file_of_hosts() -> None:
     made = workers(4, 4)
     for where, hint in (
         (made, "`clusterctl up lab --workers 3` makes more"),
-        (replace(made, identity="/home/me/.ssh/id"), "name more hosts in the file"),
+        (replace(made, identity="/home/me/.ssh/id"), "add hosts to the file"),
     ):
         with pytest.raises(LaunchError) as caught:
             place(where, spec(nodes=3))

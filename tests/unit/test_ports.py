@@ -44,7 +44,7 @@ def test_a_firewall_is_named_with_both_hosts_and_the_port(tmp_path: Path) -> Non
         f'exec {sys.executable} "$@"\n'
     )
     closed.chmod(0o755)
-    with pytest.raises(NodeUnreachable, match="not at other ports") as caught:
+    with pytest.raises(NodeUnreachable, match="not on other ports") as caught:
         check(hosts(sys.executable, str(closed), sys.executable))
     said = caught.value.message
     assert "host-0 → host-1: port 1: " in said

@@ -166,7 +166,7 @@ def test_further_sources_are_named_from_where_ranks_start(here: Path) -> None:
 @pytest.mark.parametrize(
     ("script", "further", "word"),
     [
-        ("hello.c", "nope.c", "no file"),
+        ("hello.c", "nope.c", "no such file"),
         ("hello.c", "notes.txt", "not a C"),
         ("hello.c", "../other.c", "not inside"),
         ("train.py", "hello.c", "not compiled"),

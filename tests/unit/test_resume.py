@@ -58,7 +58,7 @@ def test_the_files_of_rank_0_are_gone(tmp_path: Path) -> None:
 def test_the_files_of_another_rank_are_gone(tmp_path: Path) -> None:
     error, said = resume(tmp_path, lost="worker-2")
     assert "never staged" in error.message
-    assert said == ["worker-2: what job 7 wrote there is gone, and not carried over"]
+    assert said == ["worker-2: the files of job 7 there are lost and will not be carried over"]
 
 
 def test_a_job_that_wrote_nothing_starts_from_the_beginning_and_says_so(tmp_path: Path) -> None:

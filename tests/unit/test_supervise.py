@@ -413,7 +413,7 @@ def test_a_job_that_was_staged_and_never_handed_in(site: Site) -> None:
     time.sleep(0.3)
     lost = site.status(replace(job, state=JobState.QUEUED, finished=None))
     assert lost.state is JobState.LOST
-    assert "before it was handed in" in lost.reason
+    assert "before it was submitted" in lost.reason
     assert lost.finished is not None
     # Ctrl-C, twice: nobody was left who could write that into its record.
     (folder / "stop").write_text("cancelled\n")

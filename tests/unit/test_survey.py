@@ -155,7 +155,7 @@ def test_an_old_answer_says_nothing_of_a_newer_job(login: Path) -> None:
 @pytest.mark.parametrize(
     ("ago", "said"),
     [
-        (40, "what it said 40 s ago counts"),
+        (40, "using its answer from 40 s ago"),
         (None, "it has never answered"),
     ],
 )
@@ -304,7 +304,7 @@ def test_a_job_that_was_never_handed_in_is_lost(login: Path) -> None:
     _age(jobs / "3", 25)
     found = survey(login)
     assert found[1].state is JobState.LOST
-    assert found[1].reason == "its clusterctl ended before it was handed in"
+    assert found[1].reason == "its clusterctl ended before it was submitted"
     assert found[1].finished is not None
     # These two may still come: the submit outlives its client.
     assert (found[2].state, found[3].state) == (JobState.QUEUED, JobState.QUEUED)

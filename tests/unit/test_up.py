@@ -62,7 +62,7 @@ def test_a_cluster_that_has_lost_and_gained_nothing_is_ready() -> None:
         charges=(*old.charges, charge("worker-2", since=NOW)),
     )
     assert found == old
-    assert told == "cluster lab is as it was, and ready"
+    assert told == "cluster lab is unchanged and ready"
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_new_machines_of_old_names_are_no_old_cluster(
     bills = Bills(launcher=machines[0], worker_1=machines[1])
     found, told = broken_off(lab(), bills, deadline=armed)
     assert (found.phase, found.deadline) == (Phase.CREATING, armed)
-    assert told.startswith("2 machines run, $2.00/h: `clusterctl up lab` goes on")
+    assert told.startswith("2 machines run, $2.00/h: `clusterctl up lab` continues")
 
 
 G4DN, LARGE = NodeGroup(count=8, family="g4dn"), NodeGroup(count=3, instance_type="c6i.large")

@@ -164,7 +164,7 @@ def test_foreign_and_damaged_snapshots_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="its data set is digits, here it is synthetic"):
         snapshots.parse(content, path, {**IDENTITY, "data set": "synthetic"})
     torch.save(torch.nn.Linear(2, 2).state_dict(), path)
-    with pytest.raises(UsageError, match="no snapshot of ours"):
+    with pytest.raises(UsageError, match="not a snapshot of this program"):
         snapshots.parse(path.read_bytes(), path, IDENTITY)
     path.write_bytes(b"")
     with pytest.raises(UsageError, match="empty"):

@@ -245,9 +245,9 @@ def test_a_wrong_index_or_folder_is_one_line(tmp_path: Path, programs: Programs)
         ("classes: [a]\nimages: [x.png]\nsplit: {}", "image 0 has no `location` or no `label`"),
         (
             "classes: [a]\nimages: [{location: x, label: b}]\nsplit: {}",
-            "the label of image 0, 'b', is no class",
+            "the label of image 0, 'b', is not a class",
         ),
-        ("classes: [a]\nimages: []\nsplit: {training: 1}", "`training` of `split` is no list"),
+        ("classes: [a]\nimages: []\nsplit: {training: 1}", "`training` of `split` is not a list"),
         ("classes: [a]\nimages: []\nsplit: {training: [0]}", "names image 0, and there are 0"),
         ("classes: [a]\nimages: []\nsplit: {training: [x]}", "names image 'x', and there are 0"),
     ):

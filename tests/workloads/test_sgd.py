@@ -259,7 +259,7 @@ with Session(discover(), over_mpi=True) as session:
     # One batch each: the mean of the steps of all shards is the step of all rows, whoever has
     # which, and the same as that of workers who all have all rows.
     whole = lambda weight, bias: epoch(weight, bias, [(rows, labels)])
-    check(session, rows, labels, whole, "dealt out", shard=True, batch_size=24 // workers)
+    check(session, rows, labels, whole, "split up", shard=True, batch_size=24 // workers)
     check(session, rows, labels, whole, "all for each", shard=False, batch_size=24)
     # Rows that are all one have no order: a worker makes this many steps, with momentum.
     same, one = rows[:1].expand(24, 6).contiguous(), labels[:1].expand(24).contiguous()
@@ -294,5 +294,5 @@ def test_parameter_averaging_is_the_mean_of_sgd_by_hand(programs: Programs) -> N
     """Each row once in all shards, and momentum within an epoch; nothing of ours in the judge."""
     script = programs.script("averaging.py", AVERAGING)
     ended = programs.mpirun(4, script)
-    expected = ["all for each", "dealt out", "momentum False", "momentum True"]
+    expected = ["all for each", "split up", "momentum False", "momentum True"]
     assert (ended.code, ended.lines("equal")) == (0, [f"equal {one}" for one in expected]), ended

@@ -41,7 +41,7 @@ def run(options: Namespace) -> int:
     with Session(ranks, over_mpi=True) as session:
         if ranks.world < 2:
             raise StartError(
-                "a master and at least one worker are needed, and this process is alone",
+                "at least one worker is needed besides the master, but this is the only process",
                 "start it with mpirun -np 2 or more",
                 everywhere=True,
             )
@@ -65,7 +65,7 @@ def master(session: Session, model: torch.nn.Module, dataset: Dataset, options: 
     workers = session.ranks.world - 1
     print_line(
         f"Master of {workers} workers | Data: {dataset.name} ({len(dataset.train)} + "
-        f"{len(dataset.test)} rows, {'dealt out' if options.shard else 'all for each worker'}) | "
+        f"{len(dataset.test)} rows, {'split up' if options.shard else 'all for each'}) | "
         f"Seed: {options.seed}"
     )
     for epoch in range(options.nepochs):

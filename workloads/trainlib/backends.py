@@ -66,7 +66,7 @@ def preset(env: Mapping[str, str] | None = None) -> str:
     """
     name = (os.environ if env is None else env).get(PRESET, "auto")
     if name not in NAMES:
-        raise UsageError(f"{PRESET}={name} is no backend", f"one of {', '.join(NAMES)}")
+        raise UsageError(f"{PRESET}={name} is not a backend", f"one of {', '.join(NAMES)}")
     return name
 
 

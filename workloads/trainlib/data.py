@@ -72,7 +72,7 @@ def load(
         size = image_size or 224
         shown, held_back, classes = image_files.folder(readers.folder("imagenette", folder), size)
         return Dataset(name, len(classes), shown, held_back, (3, size, size))
-    raise UsageError(f"there is no data set {name!r}", f"choose one of {', '.join(NAMES)}")
+    raise UsageError(f"no data set named {name!r}", f"choose one of {', '.join(NAMES)}")
 
 
 def _image_shape(split: Split) -> tuple[int, int, int]:
@@ -158,7 +158,7 @@ def shard(rows: int, rank: int, world: int, seed: int, epoch: int) -> torch.Tens
         UsageError: There are fewer rows than ranks.
     """
     if rows < world:
-        raise UsageError(f"{rows} rows cannot be dealt to {world} ranks", "start fewer ranks")
+        raise UsageError(f"{rows} rows cannot be split among {world} ranks", "start fewer ranks")
     generator = torch.Generator().manual_seed(mix(seed, epoch + 1))
     count = rows // world
     return torch.randperm(rows, generator=generator)[rank * count : (rank + 1) * count]

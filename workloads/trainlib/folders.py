@@ -35,9 +35,7 @@ def class_folders(path: Path) -> dict[str, list[Path]]:
             f"the image folder {path} cannot be read ({error.strerror})", "give another one"
         ) from error
     if not found:
-        raise UsageError(
-            f"{path} has no class folders", "it takes one folder of images for each class"
-        )
+        raise UsageError(f"{path} has no class folders", "make one folder of images per class")
     for name, files in found.items():
         if not files:
             raise UsageError(f"the class folder {path / name} holds no image", "fill or remove it")
@@ -141,12 +139,12 @@ def read_index(path: Path) -> Index:
         ) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         reason = str(error).splitlines()[0]
-        raise UsageError(f"{path} is no YAML ({reason})", "make it anew") from error
+        raise UsageError(f"{path} is not valid YAML ({reason})", "create it again") from error
     try:
         return _index_of(content)
     except ValueError as error:
         raise UsageError(
-            f"{path} is no index of images: {error}", "make one with make_dataset_yaml.py"
+            f"{path} is not an index of images: {error}", "make one with make_dataset_yaml.py"
         ) from error
 
 
@@ -156,7 +154,9 @@ def _index_of(content: Any) -> Index:
         raise ValueError("name, classes, images and split are not in it")
     for key, kind in (("classes", list), ("images", list), ("split", dict)):
         if not isinstance(content.get(key), kind):
-            raise ValueError(f"`{key}` is missing, or no {'list' if kind is list else 'mapping'}")
+            raise ValueError(
+                f"`{key}` is missing, or not a {'list' if kind is list else 'mapping'}"
+            )
     classes = tuple(str(label) for label in content["classes"])
     images = []
     for number, row in enumerate(content["images"]):
@@ -164,11 +164,11 @@ def _index_of(content: Any) -> Index:
             raise ValueError(f"image {number} has no `location` or no `label`")
         images.append((str(row["location"]), str(row["label"])))
         if images[-1][1] not in classes:
-            raise ValueError(f"the label of image {number}, {images[-1][1]!r}, is no class")
+            raise ValueError(f"the label of image {number}, {images[-1][1]!r}, is not a class")
     split = {}
     for part, numbers in content["split"].items():
         if not isinstance(numbers, list):
-            raise ValueError(f"`{part}` of `split` is no list")
+            raise ValueError(f"`{part}` of `split` is not a list")
         for number in numbers:
             if type(number) is not int or not 0 <= number < len(images):
                 raise ValueError(

@@ -178,7 +178,7 @@ def from_index(path: Path, found: Index, part: str, size: int) -> ImageFiles:
     """
     numbers: Sequence[int] = found.split.get(part, ())
     if not numbers:
-        raise UsageError(f"{path} has no images for {part}", "make it anew with such a folder")
+        raise UsageError(f"{path} has no images for {part}", "create it again with such a folder")
     codes = {label: code for code, label in enumerate(found.classes)}
     chosen = [found.images[number] for number in numbers]
     files = tuple(path.parent / location for location, _ in chosen)

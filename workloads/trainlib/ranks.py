@@ -85,7 +85,7 @@ def expand_counts(text: str) -> list[int]:
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
         if match is None:
             raise StartError(
-                f"SLURM_TASKS_PER_NODE is {text!r}, which is no list of counts",
+                f"SLURM_TASKS_PER_NODE is {text!r}, which is not a list of counts",
                 "start the program with srun",
             )
         counts += [int(match[1])] * int(match[2] or 1)

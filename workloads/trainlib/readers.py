@@ -38,7 +38,7 @@ def folder(name: str, given: Path | None) -> Path:
     todo = f"run `clusterctl data get {name}` once, or give the folder with --data"
     if not root:
         raise UsageError(
-            f"{VARIABLE} is not set: nobody says where {name} is",
+            f"{VARIABLE} is not set: {name} cannot be found",
             f"start it by `clusterctl run` after `clusterctl data get {name}`, or give the folder "
             "with --data",
         )
@@ -98,7 +98,7 @@ def idx(path: Path, dimensions: int) -> torch.Tensor:
             raise UsageError(f"{found} is damaged or cut off ({error})", _again("mnist")) from error
     if content[:4] != bytes((0, 0, 8, dimensions)):
         raise UsageError(
-            f"{found} is no IDX file of unsigned bytes with {dimensions} dimensions: it begins "
+            f"{found} is not an IDX file of unsigned bytes with {dimensions} dimensions: it begins "
             f"with {content[:4].hex(' ') or 'nothing'}",
             _again("mnist"),
         )
@@ -137,7 +137,7 @@ def cifar10(path: Path, part: str) -> tuple[torch.Tensor, torch.Tensor]:
         records = np.frombuffer(content, np.uint8).reshape(-1, _RECORD)
         if records[:, 0].max() > 9:
             raise UsageError(
-                f"{path / name} holds the label {records[:, 0].max()}: it is no CIFAR-10 file",
+                f"{path / name} holds the label {records[:, 0].max()}: it is not a CIFAR-10 file",
                 _again("cifar10"),
             )
         parts.append(records)

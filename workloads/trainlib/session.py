@@ -77,7 +77,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
     non-zero code: the launcher then stops the others, which may wait in a collective for ever.
 
     Args:
-        over_mpi: Meet by MPI alone and never use torch.distributed; there is no backend to open.
+        over_mpi: Meet by MPI alone and never use torch.distributed; there is not a backend to open.
 
     Raises:
         StartError: The ranks do not find each other, or MPI is asked for and not to be had.
@@ -121,7 +121,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
             return answer
         except RuntimeError as error:  # what all errors of torch's stores derive from
             raise PeerLost(
-                f"rank {self.ranks.rank} waited in vain for the other ranks",
+                f"rank {self.ranks.rank} timed out waiting for the other ranks",
                 "look for the first error of another rank",
             ) from error
 
@@ -431,7 +431,7 @@ def _meet(ranks: Ranks) -> Any:
     except (RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise StartError(
-            f"rank {ranks.rank} on {socket.gethostname()} cannot meet the others at "
+            f"rank {ranks.rank} on {socket.gethostname()} cannot connect to the others at "
             f"{address}:{port} ({reason})",
             "check that MASTER_ADDR is rank 0's host and that MASTER_PORT is free and reachable",
         ) from error

@@ -109,9 +109,7 @@ def _network(options: Namespace, dataset: Dataset) -> torch.nn.Module:
     shape = dataset.train.shape
     if options.net_name == "vgg16":
         if options.patch_size < 32:
-            raise UsageError(
-                "--patch-size below 32 leaves VGG-16 nothing to see", "give 32 or more"
-            )
+            raise UsageError("--patch-size below 32 is too small for VGG-16", "give 32 or more")
         dropout = 0.5 if options.dropout is None else options.dropout
         return models.vgg16(shape, dataset.classes, dropout)
     depth = int(options.net_name.removeprefix("resnet"))

@@ -122,7 +122,7 @@ def parse(content: bytes, path: Path, identity: dict[str, str]) -> Snapshot:
         snapshot = Snapshot(**fields)
     # Whatever bytes can make torch's unpickler raise (a dozen types) means the same to a person.
     except Exception as error:
-        what = f"the snapshot {path} is damaged or no snapshot of ours"
+        what = f"the snapshot {path} is damaged or not a snapshot of this program"
         raise UsageError(what, _MOVE_AWAY) from error
     for key, value in identity.items():
         found = snapshot.identity.get(key)

@@ -102,8 +102,9 @@ def _refuse_to_drop(before: Cluster, after: Cluster, store: Store) -> None:
     gone = sorted({node.name for node in before.nodes} - {node.name for node in after.nodes})
     if gone:
         raise RecordError(
-            f"cluster {before.name!r} has {', '.join(gone)}, which the file does not",
-            hint=f"`clusterctl detach {before.name}` removes our files there; then attach again",
+            f"cluster {before.name!r} has {', '.join(gone)}, which the file does not list",
+            hint=f"`clusterctl detach {before.name}` removes clusterctl's files there;"
+            " then attach again",
         )
 
 
@@ -112,7 +113,7 @@ def _prepare_hosts(
 ) -> Cluster:
     folder = store.folder(cluster.name) / "ssh"
     tell(f"connecting to {len(cluster.nodes)} hosts")
-    _all_well("not every host can be used", pool.connect(timeout=CONNECT_TIMEOUT), NodeUnreachable)
+    _all_well("some hosts cannot be used", pool.connect(timeout=CONNECT_TIMEOUT), NodeUnreachable)
     host_keys = {}
     for node in cluster.nodes:
         transport = pool.transport(node.name)
@@ -122,7 +123,7 @@ def _prepare_hosts(
     cluster = replace(cluster, nodes=tuple(found.get(node.name, node) for node in cluster.nodes))
     store.save(cluster)
     hint = "" if machines.sudo else "; --bootstrap installs packages with sudo"
-    _all_well("not every host can be used", wrong, BootstrapError, f"correct that{hint}")
+    _all_well("some hosts cannot be used", wrong, BootstrapError, f"correct that{hint}")
     if different := _different_mpi(cluster.nodes):
         tell(different)
     cluster = replace(cluster, nodes=_meeting(cluster.nodes))
@@ -139,13 +140,12 @@ def _prepare_hosts(
     }
     results = pool.run("exec /bin/sh -s", stdin=scripts, timeout=ASK_TIMEOUT)
     wrong = [NodeResult(node=r.node, error=w) for r in results if (w := bootstrap.problem(r))]
-    _all_well("not every host could be made ready", wrong, BootstrapError)
+    _all_well("some hosts could not be set up", wrong, BootstrapError)
     bootstrap.check_mesh(
         pool,
         cluster,
         what="hosts",
-        hint="look for a firewall between them, and whether their sshd reads"
-        " ~/.ssh/authorized_keys",
+        hint="check for a firewall between them, and that their sshd reads ~/.ssh/authorized_keys",
     )
     check_ports(pool, cluster)
     _pin(store, cluster, host_keys)
@@ -202,15 +202,15 @@ def _unfit(node: Node, result: NodeResult) -> str:
     if not root.startswith("/"):
         full = "No space left" in root or "Disk quota" in root
         reasons.append(
-            f"our folder cannot be written ({root.removeprefix('cannot: ')})"
-            + (": free some space there" if full else ": --workdir names another one")
+            f"clusterctl's folder cannot be written ({root.removeprefix('cannot: ')})"
+            + (": free some space there" if full else ": choose another one with --workdir")
         )
     access = answers.get("keys", "").strip()
     if access != "ok":
         reasons.append(f"~/.ssh/authorized_keys cannot be written ({access})")
     told = facts.parse(result.text)
     if node.python and told.python is None:
-        reasons.append(f"the file says python={node.python}, and that is no Python there")
+        reasons.append(f"the file says python={node.python}, which is not a Python on that host")
     if lacks := bootstrap.lacking(told):
         reasons.append(lacks)
     return "; ".join(reasons)
@@ -221,9 +221,12 @@ def _lacks(node: Node) -> str:
     missing = []
     packages = node.facts.python.packages if node.facts.python else {}
     if node.facts.mpi is None:
-        missing.append("no mpirun: no job of several hosts (sudo apt-get install openmpi-bin)")
+        missing.append(
+            "no mpirun: it cannot take part in jobs on several hosts"
+            " (sudo apt-get install openmpi-bin)"
+        )
     if not node.python:
-        missing.append("no Python: no Python jobs (sudo apt-get install python3)")
+        missing.append("no Python: it cannot run Python programs (sudo apt-get install python3)")
     elif without := [name for name in BUNDLED if name not in packages]:
         missing.append(
             f"{node.python} lacks {', '.join(without)}: no bundled programs"

@@ -60,7 +60,7 @@ def check_ports(pool: Pool, cluster: Cluster) -> None:
                     failed.append(f"{result.node} → {target}: port {ports[target]}: {said}")
     if failed:
         raise NodeUnreachable(
-            f"the hosts reach each other by SSH, but not at other ports: {'; '.join(failed)}",
+            f"the hosts reach each other by SSH, but not on other ports: {'; '.join(failed)}",
             hint="MPI and training choose ports when a job starts: let the firewalls of the hosts"
             " pass TCP between them, at the ports 1024 to 65535",
             transient=True,

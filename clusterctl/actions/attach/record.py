@@ -22,7 +22,7 @@ def new_record(store: Store, name: str, provider: str, count: int, identity: str
     old = store.find(name)
     if old and old.spec.provider != provider:
         raise RecordError(
-            f"cluster {name!r} exists ({old.spec.provider})",
+            f"cluster {name!r} already exists ({old.spec.provider})",
             hint=f"`clusterctl {old.end} {name}` first, or choose another name",
         )
     spec = ClusterSpec(name=name, provider=provider, groups=(NodeGroup(count=count),))

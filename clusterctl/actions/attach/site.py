@@ -110,8 +110,8 @@ def _survey_site(
         raise NodeUnreachable(f"{where}: {result.error}", hint="try again", transient=True)
     if not result.ok:
         raise BootstrapError(
-            f"{where} could not be made ready: {last_line(result)}",
-            hint="--workdir names a folder that can be written there",
+            f"{where} could not be created ready: {last_line(result)}",
+            hint="choose a writable folder there with --workdir",
         )
     answers = facts.answers(result.text)
     found = facts.parse(result.text)
@@ -120,7 +120,7 @@ def _survey_site(
     if missing:
         raise BootstrapError(
             f"{where} lacks {', '.join(missing)}",
-            hint="is it a login node of the cluster? On Debian: apt-get install "
+            hint="is this a login node of the cluster? On Debian: apt-get install "
             + " ".join(sorted(set(missing.values()))),
         )
     traits = {**site.traits(answers), "home": answers["home"].strip()}
@@ -148,7 +148,7 @@ def _shared(pool: Pool, node: Node, site: BatchSite, tell: Tell) -> str:
     if answer == ["unseen"]:
         raise UsageError(
             f"the compute nodes do not see {node.root}",
-            hint="--workdir names a folder that login and compute nodes share",
+            hint="choose a folder that the login and compute nodes share with --workdir",
         )
     said = last_line(result)
     tell(f"whether compute nodes see {node.root} could not be checked now: {said}")

@@ -81,21 +81,21 @@ def require() -> str:
         return result.text.strip()
     why = said(result)
     if result.error.endswith("No such file or directory"):
-        raise ProviderError("there is no docker on PATH", hint=_INSTALL)
+        raise ProviderError("docker is not on PATH", hint=_INSTALL)
     if result.error:
         raise ProviderError(
             f"the Docker engine does not answer within {GREETING:g} s",
-            hint="look what it does: systemctl status docker, journalctl -u docker",
+            hint="check it: systemctl status docker, journalctl -u docker",
             transient=True,
         )
     if "permission denied" in why:
         raise ProviderError(
-            "you may not use this machine's Docker engine",
+            "you are not allowed to use this machine's Docker engine",
             hint="sudo usermod -aG docker $USER, and log in again",
         )
     raise ProviderError(
         f"no Docker engine answers: {why}",
-        hint="start one (systemctl start docker), or say where it is with DOCKER_HOST",
+        hint="start it (systemctl start docker), or set DOCKER_HOST",
     )
 
 

@@ -46,7 +46,7 @@ PRIVILEGES = (
     Privilege(
         "unlimited locked memory",
         ("--ulimit", "memlock=-1"),
-        "RDMA and EFA cannot register large buffers, so MPI and NCCL stay with TCP",
+        "RDMA and EFA cannot register large buffers, so MPI and NCCL use TCP",
     ),
     Privilege(
         "the capability IPC_LOCK",
@@ -65,9 +65,7 @@ PRIVILEGES = (
         "memory is not bound to the socket or the GPU beside it",
     ),
 )
-INFINIBAND = Privilege(
-    "the RDMA devices", ("--device", "/dev/infiniband"), "no RDMA: MPI stays with TCP"
-)
+INFINIBAND = Privilege("the RDMA devices", ("--device", "/dev/infiniband"), "no RDMA: MPI uses TCP")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +127,7 @@ def machines(spec: ClusterSpec, devices: Path = Path("/dev")) -> tuple[NodePlan,
     maker, gpus = _gpus(spec, devices)
     if gpus and len(gpus) < count:
         raise UsageError(
-            f"{len(gpus)} GPUs do not go round {count} workers",
+            f"{len(gpus)} GPUs cannot be shared by {count} workers",
             hint=f"--workers {len(gpus)}, or more --gpus",
         )
     kind = {Accelerator.NVIDIA: "nvidia", Accelerator.AMD: "amd"}.get(maker, "cpu")
@@ -152,7 +150,7 @@ def _gpus(spec: ClusterSpec, devices: Path) -> tuple[Accelerator, tuple[str, ...
     there = indices(maker, devices)
     if not there:
         raise ProviderError(
-            "this machine has no GPU that a container could get",
+            "this machine has no GPU for containers",
             hint="no /dev/nvidiactl and no /dev/kfd: is the driver loaded? Or leave --gpus out",
         )
     wanted = there if spec.gpus == ("all",) else spec.gpus
@@ -160,7 +158,7 @@ def _gpus(spec: ClusterSpec, devices: Path) -> tuple[Accelerator, tuple[str, ...
     if strange or len(set(wanted)) < len(wanted):
         raise UsageError(
             f"--gpus {','.join(wanted)}: this machine has {', '.join(there)}",
-            hint="name each once, or --gpus all",
+            hint="name each GPU once, or use --gpus all",
         )
     return maker, wanted
 

@@ -60,8 +60,8 @@ class DockerProvider:
         machines = layout.machines(spec)
         if spec.runtime is Runtime.DOCKER:
             raise UsageError(
-                "--provider docker: its nodes are containers already",
-                hint="leave --runtime out; --image chooses what they are made from",
+                "--provider docker: its nodes are already containers",
+                hint="leave out --runtime; choose the image with --image",
             )
         version = engine.require()
         to_pull, recipes = _absent(machines)
@@ -120,7 +120,7 @@ class DockerProvider:
         gone = sorted(name for name in removed if name not in addresses)
         on_event(
             f"{len(missing)} containers started in {time.monotonic() - began:.1f} s"
-            + (f", {len(kept)} were there" if kept else "")
+            + (f", {len(kept)} already running" if kept else "")
             + (f", removed: {', '.join(gone)}" if gone else "")
         )
         return Created(
@@ -151,7 +151,9 @@ class DockerProvider:
         if refused := _arm(cluster.id, deadline):
             whys = sorted(f"{item.node}: {why}" for item, why in refused.items())
             raise NodeUnreachable(
-                f"the old deadline stays on {'; '.join(whys)}", hint="try again", transient=True
+                f"the old deadline still applies on {'; '.join(whys)}",
+                hint="try again",
+                transient=True,
             )
 
     def deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
@@ -171,8 +173,8 @@ class DockerProvider:
         ]
         if left:
             raise LeftoverError(
-                f"of cluster {cluster.name} there is still: {', '.join(left)}",
-                hint="look what holds it (docker inspect), then run down again",
+                f"of cluster {cluster.name} still exists: {', '.join(left)}",
+                hint="check what uses it (docker inspect), then run down again",
             )
         on_event(f"asked the engine again: no container, network or volume has the label {label}")
 
@@ -212,7 +214,7 @@ def _network(cluster: Cluster, folder: Path) -> IPv4Network:
     with ExitStack() as until:
         subnet = subnets.claim(cluster.id, _in_use, until)
         words += ["--subnet", str(subnet), "--gateway", str(subnet[subnets.HOST])]
-        engine.need(*words, cluster.id, what="the cluster's network could not be made")
+        engine.need(*words, cluster.id, what="the cluster's network could not be created")
     return subnet
 
 
@@ -232,11 +234,11 @@ def _labels(cluster: Cluster, folder: Path) -> dict[str, str]:
 def _trouble(found: Container | None, over: bool) -> str:
     """`over`: its deadline has passed."""
     if found is None:
-        return "gone: there is no such container"
+        return "gone: no such container"
     if found.state == "running":
-        return "" if found.address else "cut off: it has left the cluster's network"
+        return "" if found.address else "disconnected: it has left the cluster's network"
     if over and found.state == "exited" and not found.exit_code:
-        return "has ended itself at its deadline"
+        return "has shut down at its deadline"
     return f"{found.state}: exit code {found.exit_code}, see docker logs {found.name}"
 
 
@@ -341,7 +343,7 @@ def _make(
             privileges=() if machine.name == LAUNCHER else privileges,
             restart=layout.restart(cluster.deadline),
         )
-        what = f"{machine.name} could not be made"
+        what = f"{machine.name} could not be created"
         id = engine.need(*argv, what=what).strip()
         private = (folder / "containers" / machine.name).read_text()
         files = {
@@ -414,11 +416,11 @@ def _greeted(cluster: Cluster, machines: Sequence[NodePlan], addresses: Mapping[
     if state == "running":
         raise ProviderError(
             f"{failed.name} runs, but {answers[failed.name]}",
-            hint="addresses of containers are reached from the machine of the engine alone (not"
+            hint="containers can be reached only from the machine that runs the engine (not"
             " with Docker Desktop, nor with a DOCKER_HOST elsewhere)",
         )
     raise ProviderError(
-        f"{failed.name} has ended at once ({state}): {' · '.join(lines) or 'it said nothing'}",
+        f"{failed.name} stopped at once ({state}): {' · '.join(lines) or 'it printed nothing'}",
         hint=f"docker logs {name}; the image {failed.image} needs /bin/sh and an sshd",
     )
 

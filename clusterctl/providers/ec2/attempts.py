@@ -72,8 +72,8 @@ def make(order: Order, runner: terraform.Terraform, on_event: OnEvent) -> list[d
             known = _no_capacity(error)
             if settled:
                 raise CapacityError(
-                    f"{state.zone} has no room for more: {known.message}",
-                    hint="the nodes that run stay as they are: try later, or with fewer --workers",
+                    f"{state.zone} has no capacity for more: {known.message}",
+                    hint="running nodes are unchanged: try later, or with fewer --workers",
                 ) from error
             if following is None:
                 tried = ", ".join(dict.fromkeys(zone for _, zone in todo))
@@ -82,16 +82,16 @@ def make(order: Order, runner: terraform.Terraform, on_event: OnEvent) -> list[d
                 state.zone, state.spot = "", order.options.cloud.spot
                 provider_state.save(order.folder, state)
                 raise CapacityError(
-                    f"no zone has room for the whole cluster ({tried} were tried): {known.message}",
+                    f"no zone has capacity for the whole cluster (tried {tried}): {known.message}",
                     hint=hint,
                 ) from error
         on_event(
-            f"{attempt.zone} has no room{' for spot' if attempt.spot else ''} ({known.message}):"
+            f"{attempt.zone} has no capacity{' for spot' * attempt.spot} ({known.message}):"
             f" the whole cluster moves to {following.zone}"
             + ("" if following.spot == attempt.spot else ", on-demand")
         )
         running = cleanup.instances(order.api, order.cluster.id)
-    raise ProviderError("there is no zone to try", hint="name some with --zones")
+    raise ProviderError("no zone to try", hint="name some with --zones")
 
 
 def _no_capacity(error: terraform.TerraformError) -> CapacityError:

@@ -186,7 +186,7 @@ def remove(
         if time.monotonic() > end:
             left = tuple(left for _, _, left in items)
             raise LeftoverError(
-                f"of cluster {cluster_id} there is still: {describe(left)}"
+                f"of cluster {cluster_id} still exists: {describe(left)}"
                 + (f" ({why})" if why else ""),
                 hint="run the same command again, or remove that in the EC2 console",
             )

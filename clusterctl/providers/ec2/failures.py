@@ -22,9 +22,9 @@ class Known:
     capacity: bool = False
 
 
-_KEYS = "`aws sts get-caller-identity` tells who you are; `aws configure` or `aws sso login` help"
+_KEYS = "`aws sts get-caller-identity` shows who you are; run `aws configure` or `aws sso login`"
 _ELSEWHERE = "try --zones, another --region, another --instance-type, or later"
-_LATER = "try again in some minutes; https://health.aws.amazon.com/health/status tells more"
+_LATER = "try again in a few minutes; see https://health.aws.amazon.com/health/status"
 
 CODES = {
     "InsufficientInstanceCapacity": Known("no capacity", _ELSEWHERE, capacity=True),
@@ -33,17 +33,19 @@ CODES = {
     "SpotMaxPriceTooLow": Known("no spot capacity", _ELSEWHERE, capacity=True),
     "Unsupported": Known("this zone does not offer that", _ELSEWHERE, capacity=True),
     "MaxSpotInstanceCountExceeded": Known(
-        "your quota of spot vCPUs is used up", "ask for more in the Service Quotas console"
+        "your quota of spot vCPUs is used up",
+        "request a higher quota in the Service Quotas console",
     ),
     "VcpuLimitExceeded": Known(
-        "your quota of vCPUs is too small", "ask for more in the Service Quotas console"
+        "your quota of vCPUs is too small", "request a higher quota in the Service Quotas console"
     ),
     "InstanceLimitExceeded": Known(
-        "your quota of vCPUs is too small", "ask for more in the Service Quotas console"
+        "your quota of vCPUs is too small", "request a higher quota in the Service Quotas console"
     ),
     "VpcLimitExceeded": Known(
         "your quota of VPCs in this region is used up",
-        "`clusterctl gc` finds forgotten clusters; else ask for more, or use another --region",
+        "`clusterctl gc` finds forgotten clusters; otherwise request a higher quota, or use another"
+        " --region",
     ),
     "ExpiredToken": Known("your AWS credentials have expired", _KEYS),
     "RequestExpired": Known("your AWS credentials have expired, or the clock is wrong", _KEYS),
@@ -58,30 +60,33 @@ CODES = {
     "SignatureDoesNotMatch": Known("your AWS secret key is wrong", _KEYS),
     "UnrecognizedClientException": Known("AWS does not know your credentials", _KEYS),
     "UnauthorizedOperation": Known(
-        "your AWS user may not do that", "infra/ec2/policy.json holds all the rights it takes"
+        "your AWS user is not allowed to do that",
+        "infra/ec2/policy.json lists all the rights it needs",
     ),
     "AccessDenied": Known(
-        "your AWS user may not do that", "infra/ec2/policy.json holds all the rights it takes"
+        "your AWS user is not allowed to do that",
+        "infra/ec2/policy.json lists all the rights it needs",
     ),
     "AccessDeniedException": Known(
-        "your AWS user may not do that", "infra/ec2/policy.json holds all the rights it takes"
+        "your AWS user is not allowed to do that",
+        "infra/ec2/policy.json lists all the rights it needs",
     ),
     "OptInRequired": Known(
         "this region is not enabled for your account", "choose another --region"
     ),
     "RequestLimitExceeded": Known("AWS is throttling your account", "try again in a minute"),
-    "InternalError": Known("AWS itself has a fault", _LATER),
-    "InternalFailure": Known("AWS itself has a fault", _LATER),
-    "ServiceUnavailable": Known("AWS itself has a fault", _LATER),
-    "Unavailable": Known("AWS itself has a fault", _LATER),
+    "InternalError": Known("AWS reports an internal error", _LATER),
+    "InternalFailure": Known("AWS reports an internal error", _LATER),
+    "ServiceUnavailable": Known("AWS reports an internal error", _LATER),
+    "Unavailable": Known("AWS reports an internal error", _LATER),
     "Throttling": Known("AWS is throttling your account", "try again in a minute"),
 }
 
 _EXCEPTIONS = {
-    "NoCredentialsError": Known("there are no AWS credentials", _KEYS),
+    "NoCredentialsError": Known("no AWS credentials found", _KEYS),
     "PartialCredentialsError": Known("your AWS credentials are incomplete", _KEYS),
     "CredentialRetrievalError": Known("your AWS credentials cannot be read", _KEYS),
-    "ProfileNotFound": Known("there is no such AWS profile", "correct AWS_PROFILE"),
+    "ProfileNotFound": Known("no such AWS profile", "correct AWS_PROFILE"),
     "TokenRetrievalError": Known("your AWS login has expired", "`aws sso login`"),
     "SSOTokenLoadError": Known("your AWS login has expired", "`aws sso login`"),
     "UnauthorizedSSOTokenError": Known("your AWS login has expired", "`aws sso login`"),

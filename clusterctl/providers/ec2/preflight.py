@@ -158,7 +158,7 @@ def _quotas(
 def ask_for_more(code: str, vcpus: int) -> str:
     """The command that asks AWS for a larger quota."""
     return (
-        "ask for more: aws service-quotas request-service-quota-increase"
+        "request more: aws service-quotas request-service-quota-increase"
         f" --service-code ec2 --quota-code {code} --desired-value {vcpus}"
     )
 
@@ -171,7 +171,7 @@ def _used(api: Api, running: Future[list[Instance]], tell: Tell) -> dict[str, in
     try:
         return used(api, running.result())
     except ProviderError as error:
-        tell(f"what runs in your account is not known: {error.message}")
+        tell(f"could not list the running instances: {error.message}")
         return {}
 
 
@@ -216,8 +216,8 @@ def _amis(api: Api, options: ClusterSpec, machines: Sequence[Machine]) -> dict[s
     kinds = dict.fromkeys(machine.image for machine in machines)
     if options.cloud.ami and not api.image_exists(options.cloud.ami):
         raise UsageError(
-            f"there is no machine image {options.cloud.ami!r} in {api.region}",
-            hint="images have another id in every region: correct --ami",
+            f"no machine image {options.cloud.ami!r} in {api.region}",
+            hint="images have a different id in each region: correct --ami",
         )
     found: dict[str, str] = {}
     same: dict[catalog.MachineImage, str] = {}

@@ -124,7 +124,7 @@ def affordable(budget: float, charges: Iterable[Charge], spent: float) -> float:
     rate, unknown = hourly(charges)
     if unknown:
         raise UsageError(
-            f"--budget needs every price, and nobody says what {', '.join(unknown)} costs",
+            f"--budget needs every price, but the price of {', '.join(unknown)} is unknown",
             hint="use --ttl, or an instance type and a region with a known price",
         )
     left = budget - spent
@@ -176,7 +176,7 @@ def table(
         f"{least}{money(rate)}/h, {least}{money(rate * seconds / 3600, 2)} until the deadline"
         f" in {seconds / 3600:,.1f} h; traffic to the internet is extra"
     )
-    lines += [f"? nobody says what {item} costs here" for item in unknown]
+    lines += [f"? price of {item} unknown" for item in unknown]
     sources: dict[str, dict[str, None]] = {}
     for charge in charges:
         if charge.until is None and charge.hourly is not None:

@@ -130,7 +130,7 @@ class Ec2Provider:
                 f"AWS account {found.account}, {api.region}, zone {found.zones[0]}{others};"
                 f" {binary.name}",
                 *prices.table(found.machines, known, found.zones[0], deadline - now),
-                f"every node ends itself at {clock(deadline)}, whatever happens to this machine",
+                f"every node shuts down at {clock(deadline)}, even if this machine is off",
             ),
             spec=options,
             nodes=tuple(machine.name for machine in found.machines),
@@ -220,7 +220,7 @@ class Ec2Provider:
             failed = [r for r in pool.run(command, timeout=EXTEND_TIMEOUT) if not r.ok]
         if failed:
             raise NodeUnreachable(
-                f"the old deadline stays on {'; '.join(fold(failed))}",
+                f"the old deadline still applies on {'; '.join(fold(failed))}",
                 hint="`clusterctl status --live` shows each node's own; try again",
                 transient=True,
             )

@@ -44,7 +44,7 @@ def apply(
         said = [item.text for item in error.diagnostics]
         if isinstance(failures.from_terraform(said), CapacityError) or not failures.repeated(said):
             raise
-        on_event("AWS has something already that Terraform does not know of: that is made anew")
+        on_event("AWS already has resources that Terraform does not know: creating them again")
     remove_unknown(api, cluster_id, runner, on_event)
     return once()
 

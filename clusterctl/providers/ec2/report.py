@@ -21,7 +21,7 @@ def reporter(tell: Callable[[str], None]) -> Callable[[terraform.Event], None]:
             what = machine or event.address
             words = {
                 ("create", "start"): "starts" if machine else "",
-                ("create", "complete"): f"{event.id} runs" if machine else "made",
+                ("create", "complete"): f"{event.id} is running" if machine else "made",
                 ("delete", "start"): "ends" if machine else "",
                 ("delete", "complete"): "gone",
                 ("update", "complete"): "changed",

@@ -48,6 +48,6 @@ def resolve(said: str, before: str, ask: Callable[[], str], tell: Callable[[str]
             tell(f"{WHO_AM_I} does not answer; SSH stays open to {before}")
             return before
         raise UsageError(
-            f"{WHO_AM_I} does not say what this machine's public address is: {error}",
-            hint="say it: --ssh-cidr 203.0.113.7/32",
+            f"{WHO_AM_I} did not return this machine's public address: {error}",
+            hint="give it: --ssh-cidr 203.0.113.7/32",
         ) from error

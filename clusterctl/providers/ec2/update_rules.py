@@ -26,7 +26,7 @@ def on_record(current: Cluster | None) -> None:
         raise ProviderError(
             f"cluster {current.name} was adopted: when its machines end, and what Terraform knew of"
             " them, is not on record",
-            hint=f"it can be watched and taken down: `clusterctl down {current.name}`",
+            hint=f"you can only watch it and take it down: `clusterctl down {current.name}`",
         )
 
 
@@ -107,7 +107,7 @@ def deadline(
             raise UsageError(
                 f"the machines of cluster {options.name} end at {clock(armed)}, and `up` does not"
                 " change that",
-                hint=f"leave --ttl out; `clusterctl extend {options.name} --ttl …` moves the end",
+                hint=f"leave --ttl out; `clusterctl extend {options.name} --ttl …` moves it",
             )
         changed = options.cloud.budget != current.spec.cloud.budget
         if options.cloud.budget and (changed or _more(charges, present)):

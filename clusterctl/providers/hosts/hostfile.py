@@ -65,7 +65,7 @@ def parse(text: str, source: str) -> tuple[Host, ...]:
             found[host.name] = replace(old, slots=old.slots + host.slots)
     hosts = tuple(found.values())
     if not hosts:
-        raise UsageError(f"{source} names no hosts", hint="one line per host: HOST [slots=N]")
+        raise UsageError(f"{source} lists no hosts", hint="one line per host: HOST [slots=N]")
     launchers = [host.name for host in hosts if host.launcher]
     if len(launchers) > 1:
         raise UsageError(
@@ -74,7 +74,7 @@ def parse(text: str, source: str) -> tuple[Host, ...]:
         )
     if launchers and len(hosts) == 1:
         raise UsageError(
-            f"{source}: the only host is the launcher, nothing is left to run ranks",
+            f"{source}: the only host is the launcher, so no host can run ranks",
             hint="leave out role=launcher: the first host then does both",
         )
     return hosts
@@ -147,7 +147,7 @@ def _words(raw: str, where: str) -> list[str]:
     try:
         return shlex.split(raw, comments=True)
     except ValueError as error:
-        raise _wrong(where, raw, "close the quotation") from error
+        raise _wrong(where, raw, "close the quotes") from error
 
 
 def _expand(pattern: str, where: str, raw: str) -> Iterator[str]:
@@ -288,4 +288,4 @@ _FIELDS: dict[str, Callable[[str, str], str | int]] = {
 
 
 def _wrong(where: str, what: str, hint: str) -> UsageError:
-    return UsageError(f"{where}: {what.strip()!r} is no line of a hostfile", hint=hint)
+    return UsageError(f"{where}: invalid hostfile line: {what.strip()!r}", hint=hint)

@@ -104,7 +104,7 @@ def _keep_healthy(site: Site, network: Network, places: Mapping[str, Place]) -> 
     if left := processes.end(site, lambda process: process.node not in stay, seconds=2):
         raise ProviderError(
             f"process {left[0].pid} ({left[0].command}) of an earlier start cannot be ended",
-            hint="look what it waits for, and try again",
+            hint="check what it is waiting for, and try again",
         )
     if whole:
         network.prune([process for process in found if process.node in kept])

@@ -69,7 +69,7 @@ def ip(site: Site, *args: str, stdin: str = "", inside: int = 0, check: bool = T
     )
     if check and not result.ok:
         said = result.error or result.stderr.decode(errors="replace").strip()
-        raise ProviderError(f"the nodes' network could not be made: ip {' '.join(args)}: {said}")
+        raise ProviderError(f"the nodes' network could not be created: ip {' '.join(args)}: {said}")
     return result.text
 
 

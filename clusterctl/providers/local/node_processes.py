@@ -125,4 +125,4 @@ def last_words(log: Path) -> str:
         _, *lines = log.read_text(errors="replace").strip().splitlines()  # the first is its tag
         if lines:
             return lines[-1]
-    return "it ended without a word"
+    return "it ended without a message"

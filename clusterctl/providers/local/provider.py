@@ -81,7 +81,7 @@ class LocalProvider:
         on_event(
             f"{len(outcome.started)} {'node' if len(outcome.started) == 1 else 'nodes'} started"
             f" in {time.monotonic() - began:.2f} s"
-            + (f", {kept} were there" if kept else "")
+            + (f", {kept} already running" if kept else "")
             + (f", removed: {', '.join(outcome.removed)}" if outcome.removed else "")
         )
         return Created(
@@ -104,7 +104,7 @@ class LocalProvider:
             if name not in present:
                 troubles[name] = "gone: it has no process"
             elif cut_off:
-                troubles[name] = "cut off: the process that holds the network is gone"
+                troubles[name] = "disconnected: the process that holds the network is gone"
             elif endpoint is None:
                 troubles[name] = f"damaged: {site.place(name).config} is gone"
             else:
@@ -152,7 +152,7 @@ class LocalProvider:
             left += [what for what in _remnants(site, networks) if what not in left]
         if left:
             raise LeftoverError(
-                f"of cluster {cluster.name} there is still: {'; '.join(left)}",
+                f"of cluster {cluster.name} still exists: {'; '.join(left)}",
                 hint="end or remove that, then run down again",
             )
         on_event("no process, interface or file is left on this machine")
@@ -172,8 +172,9 @@ def _mode_of(cluster: Cluster) -> str:
     """A cluster keeps the mode that it was made with."""
     if cluster.mode == modes.NAMESPACES and (obstacle := modes.obstacle_to_namespaces()):
         raise ProviderError(
-            f"cluster {cluster.name} was made with namespaces, impossible now: {obstacle}",
-            hint="run clusterctl as it was run then, or take the cluster down",
+            f"cluster {cluster.name} was created with namespaces, which are not possible now:"
+            f" {obstacle}",
+            hint="run clusterctl as the same user as before, or take the cluster down",
         )
     return cluster.mode or modes.choose().name
 

@@ -43,7 +43,7 @@ def server() -> Server:
     """Raises ProviderError where no sshd of ours could run, with the package to install."""
     path = shutil.which("sshd", path=SEARCH)
     if path is None:
-        raise ProviderError("there is no sshd on this machine", hint=_PACKAGES)
+        raise ProviderError("sshd is not installed on this machine", hint=_PACKAGES)
     try:
         user = pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
@@ -165,7 +165,7 @@ def write_files(place: Place, authorized: str) -> str:
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
         raise ProviderError(
             f"{place.scratch} exists and is not ours, so {place.name} has no temporary folder",
-            hint=f"look whose it is, and remove it: ls -ld {place.scratch}",
+            hint=f"check whose it is, and remove it: ls -ld {place.scratch}",
         )
     rewrite(place.authorized_keys, authorized)
     return keys.ensure(place.host_key)

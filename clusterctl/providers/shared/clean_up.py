@@ -33,10 +33,10 @@ def clean_up_hosts(
     with Pool.of(cluster, folder / "ssh") as pool:
         results = pool.each(clean)
     if cleaned := [result.node for result in results if result.ok]:
-        on_event(f"our files are gone from {ranges(cleaned)}")
+        on_event(f"removed clusterctl's files from {ranges(cleaned)}")
     if failed := [result for result in results if not result.ok]:
         raise LeftoverError(
-            f"our folder and key are still there: {'; '.join(fold(failed))}",
+            f"clusterctl's folder and key are still there: {'; '.join(fold(failed))}",
             hint=f"`clusterctl detach {cluster.name}` again when they answer, or with --force",
         )
 
