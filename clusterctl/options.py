@@ -103,6 +103,11 @@ class Option(Generic[T]):
         """An argument that has to be there."""
         return not self.flags and not set("[ ") & set(self.metavar)
 
+    @property
+    def never(self) -> bool:
+        """It is only taken to be refused: every verb has it, and it can do nothing for this one."""
+        return any(limit.only == frozenset() for limit in self.limits)
+
     def read(self, raw: Any, label: str) -> Any:
         """The value of what was given as `label`. Raises UsageError."""
         if raw is None or raw == ():

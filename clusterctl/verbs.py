@@ -455,7 +455,7 @@ class DataIndex(Common, heading=DATA, module="data"):
     passes_options = True
     examples = ("clusterctl data index train val",)
     words = texts("", ARGUMENTS, "Folders and options of the program", "TRAIN VALIDATION...")
-    json = flag("--json", GENERAL, "Has no effect here", limits=scope.NO_JSON)
+    json = flag("--json", GENERAL, limits=scope.NO_JSON)
     cluster = cluster_option(scope.ONLY_LOCAL_DATA)
 
 

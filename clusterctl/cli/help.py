@@ -18,7 +18,7 @@ _WIDEST = 35  # columns of a flag with its value; the help of a wider one begins
 def of_verb(name: str) -> str:
     """The help of one verb."""
     verb = VERBS[name]
-    options = verb.options().values()
+    options = [option for option in verb.options().values() if not option.never]
     arguments = [option.metavar for option in options if not option.flags]
     lines = [f"Usage: clusterctl {' '.join([name, '[OPTIONS]', *arguments])}", "", *_prose(verb)]
     rows: dict[str, list[tuple[str, str]]] = {ARGUMENTS.heading: []}
@@ -78,7 +78,9 @@ def _prose(verb: type[Verb]) -> Iterator[str]:
 
 def _settings(name: str, options: Iterable[Option[Any]]) -> list[str]:
     """How an option is set for many command lines."""
-    example = next((item for item in options if item.flags and item.metavar), Verb.json)
+    example = next(
+        (item for item in options if item.metavar and item.flags and not item.env), Verb.quiet
+    )
     known = [f"{item.env} sets {item.flag}." for item in options if item.env]
     word = name.partition(" ")[0]
     text = (

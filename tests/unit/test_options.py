@@ -24,11 +24,12 @@ def test_help_of_every_verb(verb: str, call: Call, monkeypatch: pytest.MonkeyPat
     assert all(len(line) <= 100 for line in said.out.splitlines())
     assert len(said.out.splitlines()) <= 60
     for option in VERBS[verb].options().values():
-        assert option.flag in said.out
+        assert (option.flag in said.out) != option.never
         assert f"\n{option.group.heading}:\n" in said.out
-        assert option.help or option.group.native
+        assert option.help or option.group.native or option.never
     assert f"\nExamples:\n  clusterctl {verb}" in said.out
     assert said.out.count(f"CLUSTERCTL_{words[0].upper()}_") == 1
+    assert ("CLUSTERCTL_CLUSTER " in said.out) == ("--cluster" in said.out)
 
 
 def test_help_needs_no_settings(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
