@@ -283,22 +283,13 @@ def _stop(job: Job, cluster: Cluster, pool: Pool, tell: Tell) -> Job:
 
 def emit(prepared: Prepared, kind: str = "sh") -> str:
     """The job as a script that needs no clusterctl. Secrets are left for the caller."""
-    from clusterctl import __version__
-
     cluster, scheduler = prepared.cluster, systems.load(prepared.cluster).scheduler
     if kind != scheduler.emits:
         raise UsageError(
             f"--emit {kind} does not fit cluster {cluster.name!r} ({cluster.spec.provider})",
             hint=f"--emit {scheduler.emits}",
         )
-    return scheduler.emit(
-        prepared.job,
-        cluster,
-        prepared.plan,
-        version=__version__,
-        secrets=sorted(prepared.secrets),
-        beside=beside(prepared),
-    )
+    return scheduler.emit(prepared.job, cluster, prepared.plan, beside=beside(prepared))
 
 
 def beside(prepared: Prepared) -> str:

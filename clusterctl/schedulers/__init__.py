@@ -34,18 +34,9 @@ class Scheduler(Protocol):
 
     def cancel_argv(self, job: Job) -> tuple[str, ...]: ...
 
-    def emit(
-        self,
-        job: Job,
-        cluster: Cluster,
-        plan: LaunchPlan,
-        *,
-        version: str,
-        secrets: Sequence[str],
-        beside: str,
-    ) -> str:
-        """The job as a script that needs no clusterctl. `secrets` are names, set by whoever starts
-        it; `beside` is the command that copies the program there, "" where it is there."""
+    def emit(self, job: Job, cluster: Cluster, plan: LaunchPlan, *, beside: str) -> str:
+        """The job as a script that needs no clusterctl, with its secrets left to whoever starts it.
+        `beside` is the command that copies the program there, "" where it is there."""
 
 
 class BatchScheduler(Scheduler, Protocol):

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-from clusterctl import assets
+from clusterctl import __version__, assets
 from clusterctl.compiling import compilation
 from clusterctl.errors import UsageError
 from clusterctl.model import Cluster, Job, JobState, LaunchPlan
@@ -117,26 +117,19 @@ class Batch(ABC):
         )
         return {"job.sh": text, "clusterctl-agent": assets.render(f"{self.system}/agent.sh.j2")}
 
-    def emit(
-        self,
-        job: Job,
-        cluster: Cluster,
-        plan: LaunchPlan,
-        *,
-        version: str,
-        secrets: Sequence[str],
-        beside: str,
-    ) -> str:
+    def emit(self, job: Job, cluster: Cluster, plan: LaunchPlan, *, beside: str) -> str:
         """A script to hand in by hand: no state, no clean-up, no second attempt."""
-        what = job.spec.program
+        what, secrets = job.spec.program, job.spec.secret_names
         lines = [line for line in self.directives(job) if not line.startswith(self.ours)]
         return assets.render(
             "batch/emit.sh.j2",
-            directives=[f"{self.prefix} {line}" for line in (*lines, *self.pass_on(secrets))],
+            directives=[
+                f"{self.prefix} {line}" for line in (*lines, *self.pass_on(job.spec.secret_names))
+            ],
             submit=self.submit,
             beside=beside,
             title=" ".join((what.target, *what.args)),
-            version=version,
+            version=__version__,
             secrets=secrets,
             delimiter=direct.delimiter(job),
             env=sorted(plan.env.items()),

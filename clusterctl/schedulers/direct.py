@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
 from hashlib import sha256
 
-from clusterctl import assets
+from clusterctl import __version__, assets
 from clusterctl.compiling import compilation
 from clusterctl.errors import UsageError
 from clusterctl.model import Cluster, Job, LaunchPlan
@@ -110,16 +109,7 @@ class Direct:
         )
         return ("/bin/sh", "-c", script)
 
-    def emit(
-        self,
-        job: Job,
-        cluster: Cluster,
-        plan: LaunchPlan,
-        *,
-        version: str,
-        secrets: Sequence[str],
-        beside: str,
-    ) -> str:
+    def emit(self, job: Job, cluster: Cluster, plan: LaunchPlan, *, beside: str) -> str:
         """A POSIX sh script that starts mpirun as the job would."""
         launcher = cluster.launcher
         if plan.agents:
@@ -139,7 +129,7 @@ class Direct:
             compile=compiled.line.replace("\n", " ") if compiled else "",
             beside=beside,
             title=" ".join((what.target, *what.args)),
-            version=version,
+            version=__version__,
             launcher=launcher.name,
             user=launcher.user,
             address=launcher.address,
@@ -157,7 +147,7 @@ class Direct:
                 for item in job.placement
             ],
             delimiter=delimiter(job),
-            secrets=secrets,
+            secrets=job.spec.secret_names,
             reasons=plan.reasons,
             command=" ".join(words),
         )

@@ -94,7 +94,8 @@ def test_scripts_please_shellcheck(name: str, scheduler: Scheduler, need: Need) 
         for files in node_files(made, where, plan, {}).values()
         for path, (text, _) in files.items()
     }
-    files["emitted"] = scheduler.emit(made, where, plan, version="1", secrets=["KEY"], beside="")
+    made = replace(made, spec=replace(made.spec, secret_names=("KEY",)))
+    files["emitted"] = scheduler.emit(made, where, plan, beside="")
     assert {"rank.sh", "sweep.sh"} <= set(files)
     for path, text in files.items():
         if path.endswith(".sh") or text.startswith("#!"):

@@ -106,7 +106,7 @@ def test_a_batch_system_needs_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
     system = systems.load(where)
     script = dict(system.preview(made, plan).sections)["job.sh"]
     assert "#OAR -l nodes=1/core=2" in script
-    text = system.scheduler.emit(made, where, plan, version="1", secrets=[], beside="")
+    text = system.scheduler.emit(made, where, plan, beside="")
     assert system.scheduler.emits == "oarsub"
     assert "oarsub" in text
     assert system.interactive_argv(spec(), []) == ("oarsub", "-I")

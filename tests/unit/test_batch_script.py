@@ -136,9 +136,7 @@ def called(tmp_path: Path, mpi: str, **changes: str) -> tuple[str, dict[str, str
         "MPI": mpi,
         **changes,
     }
-    script = schedulers.load("sge").emit(
-        made, site("sge"), replace(plan, path=""), version="1", secrets=[], beside=""
-    )
+    script = schedulers.load("sge").emit(made, site("sge"), replace(plan, path=""), beside="")
     subprocess.run(["/bin/sh", "-c", script], cwd=tmp_path, env=env, check=True, timeout=30)
     apart, *words = (tmp_path / "said").read_text().splitlines()
     return apart, parameters(words)

@@ -99,7 +99,7 @@ def test_an_emitted_batch_script_hands_on_any_variable(
     where, one, plan = made(tmp_path, env=env)
     script = tmp_path / "script"
     scheduler = schedulers.load("slurm")
-    text = scheduler.emit(one, where, plan, version="1", secrets=[], beside="")
+    text = scheduler.emit(one, where, plan, beside="")
     script.write_text(text)
     subprocess.run([shell, script], env=slurm, cwd=tmp_path, check=True, timeout=60)
     check(seen_by_program(tmp_path), env)

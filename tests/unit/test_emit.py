@@ -31,6 +31,7 @@ def emitted(
         program=program(*args, kind=ProgramKind.BINARY, target=target),
         ranks=2,
         env=env or {"MINE": "it's\n$HOME"},
+        secret_names=tuple(secrets or ()),
     )
     plan: LaunchPlan = launch.load("mpirun").plan(request(where, what))
     return emit(
