@@ -96,7 +96,7 @@ def move_into(source: Path, target: Path) -> None:
         folder_there = there.is_dir() and not there.is_symlink()
         if not entry.is_dir(follow_symlinks=False):
             if folder_there:
-                raise UnsafeArchive(f"{there} is a folder, on the node it is not")
+                raise UnsafeArchive(f"{there} is a folder here, but not in the source")
             os.replace(entry.path, there)
         elif folder_there:
             move_into(Path(entry.path), there)

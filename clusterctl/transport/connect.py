@@ -159,7 +159,7 @@ class Pinned(paramiko.RejectPolicy):  # type: ignore[misc]  # untyped
             )
         else:
             what = f"its host key {offered} is not known"
-            hint = f"no line for it in {', '.join(map(str, self._files))}"
+            hint = f"it is not listed in {', '.join(map(str, self._files))}"
         raise Refused(self._target.error(f"{what}; nothing was sent", hint))
 
 
@@ -191,11 +191,11 @@ def _load(path: Path, target: Target) -> Any:
         raise target.error(f"the key {path} cannot be read: {error.strerror}") from error
     except TypeError as error:
         raise target.error(
-            f"the key {path} has a passphrase, and nothing here may ask for it",
-            "load it into ssh-agent, and name no identity",
+            f"the key {path} has a passphrase, which clusterctl does not ask for",
+            "load it into ssh-agent, and leave out --identity",
         ) from error
     except (ValueError, paramiko.SSHException, paramiko.pkey.UnknownKeyType) as error:
-        raise target.error(f"{path} holds no private key that can be used: {error}") from error
+        raise target.error(f"{path} is not a usable private key: {error}") from error
 
 
 def _from_agent(agent: Any, files: list[str]) -> Any:

@@ -83,7 +83,7 @@ def no_connection(target: Target, error: OSError, seconds: float) -> ConnectErro
     port, said, hint = target.node.ssh_port, error.strerror or error, ""
     if isinstance(error, ConnectionRefusedError):
         what = f"nothing listens on port {port}: is sshd running on the node?"
-        hint = "a machine that boots refuses until its sshd is up"
+        hint = "a machine that is starting up refuses connections until its sshd runs"
     elif isinstance(error, TimeoutError):
         what = f"no answer within {seconds:g} s: address, route, firewall or security group"
         hint = f"check that port {port} of the node is open to this machine's address"
@@ -99,7 +99,7 @@ def timed_out(target: Target, stage: str, seconds: float) -> ConnectError:
     what = {
         "banner": "the port is open but sshd does not answer",
         "kex": "sshd answers but the key exchange does not end",
-        "auth": "sshd does not decide about the key",
+        "auth": "sshd does not answer the log-in",
     }[stage]
     hint = "the node may be overloaded, out of memory, or still booting"
     return target.error(f"{what} (within {seconds:g} s)", hint, transient=True)
@@ -111,7 +111,7 @@ def broke_off(target: Target, stage: str, error: BaseException, keys: str) -> Co
         what = f"what listens on port {target.node.ssh_port} is not sshd"
         return target.error(what, "check the port")
     if type(error).__name__ == "IncompatiblePeer":
-        return target.error(f"sshd shares no algorithm with us: {error}")
+        return target.error(f"sshd and this client have no algorithm in common: {error}")
     if stage == "auth":
         return target.error(
             f"sshd closed the connection during the log-in of user {target.node.user} with "
@@ -119,8 +119,8 @@ def broke_off(target: Target, stage: str, error: BaseException, keys: str) -> Co
         )
     if stage == "banner":
         what = (
-            "the connection was closed before sshd said a word: it may be overloaded "
-            "(MaxStartups), booting, or not let this address in"
+            "the connection was closed before sshd answered: sshd may be overloaded "
+            "(MaxStartups), starting up, or refusing this machine's address"
         )
     else:
         said = f": {error}" if str(error) else ""
@@ -132,9 +132,9 @@ def login_refused(target: Target, error: BaseException, keys: str) -> ConnectErr
     """sshd took none of `keys`."""
     user, methods = target.node.user, getattr(error, "allowed_types", ())
     if methods and "publickey" not in methods:
-        what = f"sshd takes no keys for user {user}, only {', '.join(methods)}"
+        what = f"sshd does not accept keys for user {user}, only {', '.join(methods)}"
     elif "No authentication methods" in str(error):
-        what = f"there is no key to show for user {user} ({keys})"
+        what = f"there is no key to offer for user {user} ({keys})"
     else:
         what = f"sshd refused user {user} with {keys}"
     return target.error(what, f"is its public half in ~{user}/.ssh/authorized_keys on the node?")

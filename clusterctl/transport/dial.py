@@ -37,7 +37,7 @@ def straight(target: Target, deadline: Deadline) -> Socket:
 
 def through(hop: Connection, name: str, target: Target, deadline: Deadline) -> Socket:
     """A channel that `hop`, called `name`, forwards to the host. Raises ConnectError."""
-    why, transient = f"it gets no connection to {':'.join(map(str, target.place))}", True
+    why, transient = f"it cannot connect to {':'.join(map(str, target.place))}", True
     try:
         with abort_at(hop, deadline):
             return Socket(

@@ -74,7 +74,7 @@ class Pool:
         if node.via:
             if node.via not in self._nodes or node.via in behind:
                 raise UsageError(
-                    f"{node.name} is to be reached via {node.via}, which is no other node"
+                    f"{node.name} goes through {node.via}, which is not another node of the cluster"
                 )
             gateway = self._add(self._nodes[node.via], behind)
         made = self._transports[node.name] = self._ssh(node, gateway=gateway)

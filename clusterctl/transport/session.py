@@ -97,7 +97,7 @@ class Session:
         self._stderr = b""
         self._closed = False
         if not connection.sessions.acquire(timeout=deadline.left):
-            raise Failure("too many commands run on this connection at the same time")
+            raise Failure("too many commands are running on this connection")
         try:
             with abort_at(connection, deadline):
                 self._channel = self._open(COLLECT_LIMIT if collect else STREAM_WINDOW)
@@ -123,7 +123,7 @@ class Session:
                     raise TimeoutError from error
                 if patience.passed:
                     raise Failure(
-                        "sshd opens no more sessions on this connection: see MaxSessions"
+                        "sshd refused another session on this connection (MaxSessions)"
                     ) from error
             time.sleep(pause)
             pause = min(2 * pause, 0.05)
@@ -147,19 +147,18 @@ class Session:
         with abort_at(self._connection, deadline):
             while rest:
                 self._channel.settimeout(min(deadline.left, SLICE))
-                sent = 0
                 # Once the command has ended, its input is of no more use to anyone.
-                if not (self._channel.closed or self._channel.status_event.is_set()):
-                    try:
-                        sent = self._channel.send(rest)
-                    except TimeoutError:
-                        if deadline.passed:
-                            raise TimeoutError(
-                                f"nothing was taken for {deadline.seconds:g} s"
-                            ) from None
-                        continue  # look whether the command has ended meanwhile
-                    except LOST as error:
-                        self._fail_if_lost(error)
+                ended = self._channel.closed or self._channel.status_event.is_set()
+                try:
+                    sent = 0 if ended else self._channel.send(rest)
+                except TimeoutError:
+                    if deadline.passed:
+                        raise TimeoutError(
+                            f"the command read no input for {deadline.seconds:g} s"
+                        ) from None
+                    continue  # look whether the command has ended meanwhile
+                except LOST:
+                    sent = 0
                 if sent == 0:
                     self._fail_if_lost(None)
                     raise BrokenPipeError("the command ended before it read all of its input")
@@ -182,7 +181,9 @@ class Session:
                     data: bytes = self._channel.recv(STREAM_WINDOW)
                 except TimeoutError:
                     if deadline.passed:
-                        raise TimeoutError(f"nothing came for {deadline.seconds:g} s") from None
+                        raise TimeoutError(
+                            f"the command wrote no output for {deadline.seconds:g} s"
+                        ) from None
                     continue  # a flood of stderr would fill the window that both share
                 except LOST as error:
                     raise ConnectionLost from error

@@ -186,7 +186,7 @@ class SshTransport:
         gateway = None
         for host in hosts:
             if self._depth == MAX_DEPTH:
-                raise self._target.error("the jump hosts of your ssh_config lead in a circle")
+                raise self._target.error("the jump hosts in your ssh_config form a loop")
             gateway = SshTransport(
                 replace(self.node, name=host, address=host, ssh_port=0, user=""),
                 gateway=gateway,

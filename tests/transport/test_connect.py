@@ -61,7 +61,7 @@ def test_picks_fast_ciphers_and_falls_back(start_sshd: Callable[..., Sshd]) -> N
 
 def test_no_common_cipher(start_sshd: Callable[..., Sshd]) -> None:
     server = start_sshd(extra="Ciphers chacha20-poly1305@openssh.com\n")
-    fails(server.transport(), "shares no algorithm with us")
+    fails(server.transport(), "have no algorithm in common")
 
 
 def test_refused(sshd: Sshd) -> None:
@@ -142,12 +142,12 @@ def test_log_in_stalls(start_sshd: Callable[..., Sshd]) -> None:
         extra="AuthorizedKeysFile none\nAuthorizedKeysCommand /bin/sleep 3\n"
         f"AuthorizedKeysCommandUser {getpass.getuser()}\n"
     )
-    fails(server.transport(), "sshd does not decide about the key", timeout=0.7)
+    fails(server.transport(), "sshd does not answer the log-in", timeout=0.7)
 
 
 def test_hangs_up(sshd: Sshd, peer: Callable[..., int]) -> None:
     transport = sshd.transport(node=make_node(peer(hang_up=True)))
-    fails(transport, "closed before sshd said a word", "MaxStartups")
+    fails(transport, "closed before sshd answered", "MaxStartups")
 
 
 def test_no_sshd(sshd: Sshd, peer: Callable[..., int]) -> None:
@@ -228,7 +228,7 @@ def test_too_many_refused_keys(start_sshd: Callable[..., Sshd], tmp_path: Path) 
 
 def test_keys_not_taken(start_sshd: Callable[..., Sshd]) -> None:
     server = start_sshd(extra="PubkeyAuthentication no\nPasswordAuthentication yes\n")
-    fails(server.transport(), "sshd takes no keys for user", "only password")
+    fails(server.transport(), "sshd does not accept keys for user", "only password")
 
 
 def test_identity_that_is_of_no_use(sshd: Sshd, tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_identity_that_is_of_no_use(sshd: Sshd, tmp_path: Path) -> None:
     fails(sshd.transport(identity=missing), f"the key {missing} cannot be read")
     garbage = tmp_path / "garbage"
     garbage.write_text("no key\n")
-    fails(sshd.transport(identity=garbage), f"{garbage} holds no private key")
+    fails(sshd.transport(identity=garbage), f"{garbage} is not a usable private key")
     locked = tmp_path / "locked"
     make = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "secret", "-f", str(locked)]
     subprocess.run(make, check=True)

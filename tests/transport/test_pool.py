@@ -156,7 +156,7 @@ def test_via(make_pool: Callable[..., Pool], sshd: Sshd) -> None:
 @pytest.mark.parametrize("via", ["worker-1", "nobody", "worker-2"])
 def test_bad_via(make_pool: Callable[..., Pool], via: str) -> None:
     nodes = [make_node(1, "worker-1", via=via), make_node(1, "worker-2", via="worker-1")]
-    with pytest.raises(UsageError, match="which is no other node"):
+    with pytest.raises(UsageError, match="which is not another node"):
         make_pool(nodes)
 
 

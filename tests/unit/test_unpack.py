@@ -169,6 +169,6 @@ def test_move_into_follows_no_link(tree: Callable[..., Path]) -> None:
 
 def test_move_into_keeps_a_folder_that_would_become_a_file(tree: Callable[..., Path]) -> None:
     source, target = tree("s", a="new"), tree("t", a__x="old")
-    with pytest.raises(UnsafeArchive, match="is a folder, on the node it is not"):
+    with pytest.raises(UnsafeArchive, match="is a folder here, but not in the source"):
         move_into(source, target)
     assert (target / "a/x").read_text() == "old"

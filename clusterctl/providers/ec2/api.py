@@ -8,11 +8,10 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from clusterctl.providers.ec2 import failures
 
@@ -71,24 +70,6 @@ class Instance:
 
 
 LIVING = ("pending", "running", "stopping", "stopped", "shutting-down")
-
-
-T = TypeVar("T")
-
-
-def ask(question: Callable[[], T]) -> Future[T]:
-    """Its answer, asked for in the background: most of a question to AWS is waiting. Not by an
-    executor, whose threads Python waits for at its end, however long AWS is silent."""
-    future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(question())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True, name="ask").start()
-    return future
 
 
 class Api:

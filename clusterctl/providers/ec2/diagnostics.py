@@ -14,9 +14,10 @@ from functools import partial
 from typing import TypeVar
 
 from clusterctl import catalog
+from clusterctl.deadline import background
 from clusterctl.errors import ProviderError
 from clusterctl.providers.ec2 import preflight
-from clusterctl.providers.ec2.api import Api, InstanceType, ask, default_region
+from clusterctl.providers.ec2.api import Api, InstanceType, default_region
 from clusterctl.providers.protocol import Finding
 
 LIMIT = 12.0
@@ -55,24 +56,24 @@ def findings() -> tuple[Finding, ...]:
     """Credentials; then every quota, and for every family its zones and its machine image."""
     end = time.monotonic() + LIMIT
     asked = _Asked("AWS", end)
-    region = asked.get(ask(default_region))
+    region = asked.get(background(default_region))
     api = Api(region or "", hurried=True)
-    account = asked.get(ask(api.account)) if region else None
+    account = asked.get(background(api.account)) if region else None
     if account is None:
         assert asked.wrong
         return (_needed(asked.wrong),)
     names = {row.instance_type for row in catalog.FAMILIES.values()} | {catalog.LAUNCHER_TYPE}
-    types = ask(partial(api.instance_types, names))
-    used = ask(lambda: preflight.used(api, api.instances(states=("pending", "running"))))
+    types = background(partial(api.instance_types, names))
+    used = background(lambda: preflight.used(api, api.instances(states=("pending", "running"))))
     rows: list[Callable[[], Finding]] = []
     for quota in catalog.QUOTAS:
         if any(catalog.quota(name) == quota for name in names):
-            limit = ask(partial(api.quota, quota.on_demand))
+            limit = background(partial(api.quota, quota.on_demand))
             rows.append(partial(_quota, api, quota, limit, types, used, end))
     for family in catalog.FAMILIES.values():
-        zones = ask(partial(api.zones, (family.instance_type, catalog.LAUNCHER_TYPE)))
+        zones = background(partial(api.zones, (family.instance_type, catalog.LAUNCHER_TYPE)))
         image = catalog.MACHINE_IMAGES[family.image]
-        found = ask(partial(api.image, image.owner, image.name))
+        found = background(partial(api.image, image.owner, image.name))
         rows.append(partial(_family, api, family, zones, found, end))
     return (Finding("ok", "AWS", f"account {account}, {api.region}"), *(row() for row in rows))
 

@@ -9,11 +9,12 @@ from difflib import get_close_matches
 from functools import partial
 
 from clusterctl import catalog
+from clusterctl.deadline import background
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import Cluster, ClusterSpec
 from clusterctl.providers.ec2 import cleanup, update_rules
 from clusterctl.providers.ec2 import spec as layout
-from clusterctl.providers.ec2.api import Api, Instance, InstanceType, ask
+from clusterctl.providers.ec2.api import Api, Instance, InstanceType
 from clusterctl.providers.ec2.spec import Machine
 from clusterctl.providers.shared.nodes import LAUNCHER
 
@@ -43,16 +44,16 @@ def survey(
     if options.cloud.spot_fallback and not options.cloud.spot:
         tell("--spot-fallback does nothing without --spot: the workers are on-demand")
     # Asked at the same time; what is wrong is said in the order in which it matters.
-    account = ask(api.account)
-    known = ask(lambda: _types(api, options))
-    running = ask(lambda: api.instances(states=("pending", "running")))
-    zones = ask(lambda: (zone,) if present and zone else _zones(api, options))
+    account = background(api.account)
+    known = background(lambda: _types(api, options))
+    running = background(lambda: api.instances(states=("pending", "running")))
+    zones = background(lambda: (zone,) if present and zone else _zones(api, options))
     by_account = account.result()
     types = known.result()
     makers = {name: kind.gpu_maker for name, kind in types.items()}
     machines = layout.machines(options, makers, layout.present(present))
     _efa(api, options, types)
-    amis = ask(lambda: _amis(api, options, machines))
+    amis = background(lambda: _amis(api, options, machines))
     _quotas(api, options, machines, types, present, running, tell)
     return Survey(
         account=by_account,
@@ -138,7 +139,7 @@ def _quotas(
         needed[key] = needed.get(key, 0) + types[machine.instance_type].vcpus
     if not needed:
         return
-    limits = {code: ask(partial(api.quota, code)) for _, code in needed}
+    limits = {code: background(partial(api.quota, code)) for _, code in needed}
     taken_by_code = _used(api, running, tell)
     for (name, code), vcpus in needed.items():
         try:

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from clusterctl import catalog
+from clusterctl.deadline import background
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import Charge
-from clusterctl.providers.ec2.api import Api, ask
+from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.spec import Machine
 from clusterctl.providers.shared.nodes import LAUNCHER
 
@@ -42,7 +43,7 @@ def quotes(
     found: dict[str, Quote] = {}
     told = False
     asked = {
-        kind: ask(
+        kind: background(
             partial(api.spot_price, kind, zone) if kind in spots else partial(api.price, kind)
         )
         for kind in dict.fromkeys(types)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl import assets, catalog, terraform
+from clusterctl.deadline import background
 from clusterctl.errors import NodeUnreachable, ProviderError
 from clusterctl.fold import fold
 from clusterctl.model import Accelerator, Charge, Cluster, ClusterSpec, Node, Role, Runtime, clock
@@ -27,7 +28,7 @@ from clusterctl.providers.ec2 import (
     update_rules,
 )
 from clusterctl.providers.ec2 import spec as layout
-from clusterctl.providers.ec2.api import Api, Instance, ask, default_region
+from clusterctl.providers.ec2.api import Api, Instance, default_region
 from clusterctl.providers.ec2.attempts import Order, make
 from clusterctl.providers.ec2.preflight import Survey
 from clusterctl.providers.ec2.provider_state import ProviderState
@@ -285,7 +286,9 @@ def _begin(home: Home, binary: terraform.Binary, options: ClusterSpec) -> _Begun
     """Lets Terraform fetch its provider while AWS is asked whether there is anything to make."""
     init_cache = terraform.InitCache(_module(), binary, home.make(_plugins(home.path)))
     init_cache.begin()
-    return _Begun(init_cache, ask(lambda: "" if options.cloud.ssh_cidr else ssh_cidr.my_address()))
+    return _Begun(
+        init_cache, background(lambda: "" if options.cloud.ssh_cidr else ssh_cidr.my_address())
+    )
 
 
 def _replan(cluster: Cluster, folder: Path, tell: OnEvent) -> _Planned:
