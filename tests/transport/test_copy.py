@@ -179,8 +179,8 @@ def test_missing_and_wrong_kinds(transport: SshTransport, tmp_path: Path) -> Non
     for result, words in (
         (transport.put(none, "/tmp/x", timeout=10), f"{none} cannot be read: No such file"),
         (transport.put(pipe, "/tmp/x", timeout=10), "neither a file nor a folder"),
-        (transport.put(file, str(folder), timeout=10), "a folder with that name exists"),
-        (transport.put(folder, str(file), timeout=10), "a file with that name exists"),
+        (transport.put(file, str(folder), timeout=10), "a folder of that name exists"),
+        (transport.put(folder, str(file), timeout=10), "a file of that name exists"),
         (transport.put(file, f"{file}/x", timeout=10), "the copy failed: mkdir: "),
         (transport.get(str(none), tmp_path / "x", timeout=10), "no such file or folder"),
         (transport.get(str(pipe), tmp_path / "x", timeout=10), "neither a file nor a folder"),
