@@ -22,7 +22,7 @@ from clusterctl.transport.connection import LOST, Connection, Socket
 from clusterctl.transport.diagnosis import ConnectError, Target
 
 
-class Host:
+class Destination:
     """`target` with the address, port and user that its settings say, and the way there: through
     the hosts `jumps`, nearest first, or over the command `proxy`. Raises UsageError for a bad
     ssh_config."""
@@ -121,17 +121,17 @@ class Pinned(paramiko.RejectPolicy):  # type: ignore[misc]  # untyped
     paramiko's own table stays empty, so that it asks for every host.
     """
 
-    def __init__(self, host: Host) -> None:
-        self._target = target = host.target
+    def __init__(self, destination: Destination) -> None:
+        self._target = target = destination.target
         port = target.node.ssh_port
-        names = [known_hosts.host_name(name, port) for name in host.names]
+        names = [known_hosts.host_name(name, port) for name in destination.names]
         self._files = [target.known_hosts]
         self._keys = known_hosts.lookup(_text(target.known_hosts), names)
         if target.use_ssh_config and not self._keys:
             # A user's host on which our own file is silent: what the user's files say.
-            alias = host.settings.get("hostkeyalias")
+            alias = destination.settings.get("hostkeyalias")
             theirs = [alias or known_hosts.host_name(target.node.address, port)]
-            self._files += ssh_config.known_hosts_files(host.settings)
+            self._files += ssh_config.known_hosts_files(destination.settings)
             self._keys = tuple(
                 key for path in self._files[1:] for key in known_hosts.lookup(_text(path), theirs)
             )
@@ -164,21 +164,21 @@ class Pinned(paramiko.RejectPolicy):  # type: ignore[misc]  # untyped
 
 
 @contextmanager
-def _offered(host: Host) -> Iterator[dict[str, Any]]:
+def _offered(destination: Destination) -> Iterator[dict[str, Any]]:
     """The arguments of paramiko's connect that say which keys to offer, best first.
 
     Raises ConnectError for an identity file that cannot be used.
     """
-    identity = host.target.identity
-    key = _load(identity, host.target) if identity else None
-    if not host.target.use_ssh_config:
+    identity = destination.target.identity
+    key = _load(identity, destination.target) if identity else None
+    if not destination.target.use_ssh_config:
         yield {"pkey": key, "allow_agent": False, "look_for_keys": False}
         return
-    others = host.settings.get("identitiesonly") != "yes"
+    others = destination.settings.get("identitiesonly") != "yes"
     with closing(paramiko.Agent()) as agent:
         yield {
-            "pkey": key or _from_agent(agent, host.identity_files),
-            "key_filename": host.identity_files,
+            "pkey": key or _from_agent(agent, destination.identity_files),
+            "key_filename": destination.identity_files,
             "allow_agent": others,
             "look_for_keys": others,
         }

@@ -52,7 +52,9 @@ def put(start: Start, source: Path, target: str) -> NodeResult:
         if source.is_dir():
             command = render("transport/put_folder.sh.j2", **values)
             with start(command, collect=True) as session:
-                return _sent(session, lambda: _send_folder(session, source, values["mark"]))
+                return _finish_sending(
+                    session, lambda: _send_folder(session, source, values["mark"])
+                )
         if not source.is_file():
             raise Failure(f"{source} is neither a file nor a folder")
         with source.open("rb") as file:
@@ -60,7 +62,7 @@ def put(start: Start, source: Path, target: str) -> NodeResult:
             parent = shell.path(posixpath.dirname(target) or ".")
             command = render("transport/put_file.sh.j2", **values, parent=parent, size=size)
             with start(command, collect=True) as session:
-                return _sent(session, lambda: _send_file(session, file, size))
+                return _finish_sending(session, lambda: _send_file(session, file, size))
     except OSError as error:
         if error.errno is None:  # the session's
             raise
@@ -68,7 +70,7 @@ def put(start: Start, source: Path, target: str) -> NodeResult:
         raise Failure(f"{name} cannot be read: {error.strerror}") from error
 
 
-def _sent(session: Session, send: Callable[[], None]) -> NodeResult:
+def _finish_sending(session: Session, send: Callable[[], None]) -> NodeResult:
     with suppress(BrokenPipeError):  # the node gave up: it says why
         send()
     session.send_eof()
@@ -134,7 +136,7 @@ def get(start: Start, source: str, target: Path) -> NodeResult:
                 dir=near, prefix=".clusterctl-", ignore_cleanup_errors=True
             ) as scratch:
                 part = Path(scratch, "part")
-                result = _received(session, *_receive(stream, part, mode, size))
+                result = _finish_receiving(session, *_receive(stream, part, mode, size))
                 if result.error:
                     return result
                 if near == target:
@@ -170,7 +172,7 @@ def _receive(
     return left_out, ""
 
 
-def _received(session: Session, left_out: list[str], damage: str) -> NodeResult:
+def _finish_receiving(session: Session, left_out: list[str], damage: str) -> NodeResult:
     """The end of the command, whose own error says more than what is wrong with its output."""
     result = _result(session)
     complaints = result.stderr.decode(errors="replace").splitlines()

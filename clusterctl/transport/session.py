@@ -41,7 +41,7 @@ class ConnectionLost(ConnectionResetError):
         super().__init__("the connection was lost")
 
 
-class Output(BufferedPipe):  # type: ignore[misc]  # untyped
+class Stdout(BufferedPipe):  # type: ignore[misc]  # untyped
     """A command's stdout as it comes, in paramiko's thread, without what stands before it.
 
     A login shell's start files are the user's own and may print anything: the command's output
@@ -93,7 +93,7 @@ class Session:
     ) -> None:
         self._connection = connection
         self._deadline = deadline
-        self._output = Output(on_stdout)
+        self._stdout = Stdout(on_stdout)
         self._stderr = b""
         self._closed = False
         if not connection.sessions.acquire(timeout=deadline.left):
@@ -101,7 +101,7 @@ class Session:
         try:
             with abort_at(connection, deadline):
                 self._channel = self._open(COLLECT_LIMIT if collect else STREAM_WINDOW)
-                self._channel.in_buffer = self._output  # nothing arrives before _start
+                self._channel.in_buffer = self._stdout  # nothing arrives before _start
                 self._start(command)
         except BaseException:
             connection.sessions.release()
@@ -201,8 +201,8 @@ class Session:
     def exit_code(self) -> int:
         """Waits for the command's end. All of a streamed stdout has to be received before."""
         channel = self._channel
-        if not self._output.ended.wait(self._deadline.left):
-            if self._output.received + len(channel.in_stderr_buffer) >= COLLECT_LIMIT:
+        if not self._stdout.ended.wait(self._deadline.left):
+            if self._stdout.received + len(channel.in_stderr_buffer) >= COLLECT_LIMIT:
                 raise Failure(f"wrote more than {COLLECT_LIMIT >> 20} MiB")
             raise TimeoutError
         if not channel.status_event.wait(self._deadline.left):
@@ -217,7 +217,7 @@ class Session:
     def output(self) -> tuple[bytes, bytes]:
         """What has come so far on stdout and stderr and was not read; once only. A login shell that
         did not come to the command has said why."""
-        out: bytes = self._output.empty() or self._output.before_start
+        out: bytes = self._stdout.empty() or self._stdout.before_start
         err: bytes = self._stderr + self._channel.in_stderr_buffer.empty()
         return out, err
 

@@ -65,7 +65,7 @@ class SshTransport:
         self._remote: Any = None
 
     def connect(self, timeout: float) -> None:
-        self._connected(Deadline(timeout))
+        self._ensure_connected(Deadline(timeout))
 
     def host_key(self) -> str:
         """The node's public key as the open connection has verified it: `ssh-ed25519 AAAA…`."""
@@ -132,7 +132,7 @@ class SshTransport:
         self, deadline: Deadline, command: str, *, collect: bool, on_stdout: OnStdout | None = None
     ) -> Session:
         """Connects if need be and starts `command`. Raises FAILURES."""
-        connection = self._connected(deadline.within(CONNECT_LIMIT))
+        connection = self._ensure_connected(deadline.within(CONNECT_LIMIT))
         from clusterctl.transport.session import Session
 
         return Session(connection, command, deadline, collect=collect, on_stdout=on_stdout)
@@ -142,7 +142,7 @@ class SshTransport:
         connection: Connection | None = remote and remote.transport
         return connection if connection and connection.is_active() else None
 
-    def _connected(self, deadline: Deadline) -> Connection:
+    def _ensure_connected(self, deadline: Deadline) -> Connection:
         if connection := self._alive():
             return connection
         if not self._connecting.acquire(timeout=deadline.left):
@@ -157,27 +157,27 @@ class SshTransport:
 
     def _reconnect(self, deadline: Deadline) -> Connection:
         from clusterctl.transport import dial
-        from clusterctl.transport.connect import Host
+        from clusterctl.transport.connect import Destination
 
         self.close()
-        host = Host(self._target)
-        target = host.target
+        destination = Destination(self._target)
+        target = destination.target
         kind, gateway = "gateway", self._gateway
         if gateway is None:
-            kind, gateway = "jump host", self._jump_through(host.jumps)
+            kind, gateway = "jump host", self._jump_through(destination.jumps)
         if gateway is not None:
             name = f"{kind} {gateway.node.name}"
             try:
-                hop = gateway._connected(deadline)
+                hop = gateway._ensure_connected(deadline)
             except ConnectError as error:
                 raise target.behind(name, error.what, error.transient) from error
             sock = dial.through(hop, name, target, deadline)
-        elif host.proxy:
-            sock = dial.piped(host.proxy)
+        elif destination.proxy:
+            sock = dial.piped(destination.proxy)
         else:
             sock = dial.straight(target, deadline)
         self._socket = sock
-        self._remote = host.log_in(sock, deadline)
+        self._remote = destination.log_in(sock, deadline)
         connection: Connection = self._remote.transport
         return connection
 
