@@ -126,11 +126,11 @@ def get(start: Start, source: str, target: Path) -> NodeResult:
         if not found:
             raise Failure(_result(session).error or "the copy failed: the node sent nothing")
         mode, size = found.groups()
-        if target.exists() and target.is_dir() == bool(mode):
-            raise Failure(f"{target} is a {'folder' if mode else 'file'} here")
-        # On the file system of the target, which may be a mount point.
-        near = target if target.is_dir() else target.parent
         try:
+            if target.exists() and target.is_dir() == bool(mode):
+                raise Failure(f"{target} is a {'folder' if mode else 'file'} here")
+            # On the file system of the target, which may be a mount point.
+            near = target if target.is_dir() else target.parent
             near.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(
                 dir=near, prefix=".clusterctl-", ignore_cleanup_errors=True

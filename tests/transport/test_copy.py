@@ -187,6 +187,7 @@ def test_missing_and_wrong_kinds(transport: SshTransport, tmp_path: Path) -> Non
         (transport.get(str(file), folder, timeout=10), f"{folder} is a folder here"),
         (transport.get(str(folder), file, timeout=10), f"{file} is a file here"),
         (transport.get(str(file), file / "x", timeout=10), "cannot be written: "),
+        (transport.get(str(file), tmp_path / ("x" * 300), timeout=10), "cannot be written: "),
     ):
         assert words in result.error
         assert not result.ok
