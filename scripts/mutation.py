@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,7 +56,7 @@ def quoted(text: str) -> str:
     return f"'{text}'"
 
 
-def array(lines: tuple[str, ...]) -> str:
+def array(lines: Iterable[str]) -> str:
     return f"[{', '.join(map(quoted, lines))}]"
 
 
@@ -146,63 +147,100 @@ def function_of(mutant: str) -> str:
     return name[2:].replace("ǁ", ".") if name.startswith("xǁ") else name.removeprefix("x_")
 
 
-def run(folder: Path, wanted: list[str], jobs: int) -> int:
+@dataclass(frozen=True)
+class Score:
+    """What mutmut has found in a module."""
+
+    module: str
+    killed: int
+    survivors: list[Survivor]
+
+    @property
+    def total(self) -> int:
+        return self.killed + len(self.survivors)
+
+
+def apart(wanted: list[str]) -> list[list[str]]:
+    """Modules whose mutants run together: those of clusterctl need not be forked with torch."""
+    programs = [module for module in wanted if module.startswith("workloads/")]
+    return [part for part in ([one for one in wanted if one not in programs], programs) if part]
+
+
+def run(folder: Path, wanted: list[str], jobs: int) -> list[Score]:
+    """Raises SystemExit where mutmut cannot run the tests."""
     copy(folder)
     shutil.copytree(folder / "workloads", folder / "src")  # data are looked for beside the package
     shutil.rmtree(folder / "workloads" / "trainlib")
-    # Not by arguments: mutmut would give pytest the names of all tests that see these modules.
+    programs = wanted[0].startswith("workloads/")
+    chosen = {
+        # Not by arguments: mutmut would give pytest the names of all tests that see these modules.
+        "only_mutate": [place(module) for module in wanted],
+        "pytest_add_cli_args_test_selection": [
+            name for name in tests() if name.startswith("tests/workloads/") == programs
+        ],
+    }
     config = folder / "pyproject.toml"
-    chosen = "only_mutate = [" + ", ".join(f'"{place(module)}"' for module in wanted) + "]\n"
-    config.write_text(
-        re.sub(
-            r"^only_mutate = \[.*?^\]\n", chosen, config.read_text(), flags=re.MULTILINE | re.DOTALL
-        )
-    )
-    return subprocess.run(
+    text = config.read_text()
+    for key, names in chosen.items():
+        row = re.compile(rf"^{key} = \[.*?^\]$", re.MULTILINE | re.DOTALL)
+        text = row.sub(f"{key} = {array(names)}", text)
+    config.write_text(text)
+    code = subprocess.run(
         [sys.executable, "-m", "mutmut", "run", "--max-children", str(jobs)],
         cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1"},  # a forked process has none of torch's threads
     ).returncode
-
-
-def report(folder: Path, wanted: list[str]) -> int:
-    """Prints what mutmut found there, compared with the list."""
+    if code:
+        sys.exit(code)
     os.chdir(folder)  # mutmut reads the configuration of the working folder when it is imported
+    try:
+        return [score(module) for module in wanted]
+    finally:
+        os.chdir(ROOT)
+
+
+def score(module: str) -> Score:
+    """Of mutmut's run in the working folder."""
     from mutmut.mutation.data import SourceFileMutationData
     from mutmut.mutation.diff_apply import get_diff_for_mutant
     from mutmut.stats import status_by_exit_code
 
+    data = SourceFileMutationData(path=Path(place(module)))
+    data.load()
+    survivors: list[Survivor] = []
+    killed = 0
+    for mutant, code in data.exit_code_by_key.items():
+        old, replaced = difference(get_diff_for_mutant(mutant, path=data.path))
+        if words(old, replaced):
+            continue
+        if status_by_exit_code[code] in ("killed", "timeout", "segfault"):
+            killed += 1
+        else:
+            survivors.append(Survivor(module, function_of(mutant), old, replaced))
+    return Score(module, killed, survivors)
+
+
+def report(scores: list[Score]) -> int:
+    """Prints the scores, compared with the list; 1 where they are not as it says."""
     accepted = listed()
     failed = False
     new: list[Survivor] = []
     stale: list[Survivor] = []
-    every = noticed = 0
     print(f"\n{'module':44} {'mutants':>7} {'killed':>7} {'listed':>7} {'new':>5}")
-    for module in wanted:
-        data = SourceFileMutationData(path=Path(place(module)))
-        data.load()
-        survivors: list[Survivor] = []
-        killed = 0
-        for mutant, code in data.exit_code_by_key.items():
-            old, replaced = difference(get_diff_for_mutant(mutant, path=data.path))
-            if words(old, replaced):
-                continue
-            if status_by_exit_code[code] in ("killed", "timeout", "segfault"):
-                killed += 1
-            else:
-                survivors.append(Survivor(module, function_of(mutant), old, replaced))
-        unlisted = [survivor for survivor in survivors if survivor not in accepted]
+    for found in scores:
+        unlisted = [survivor for survivor in found.survivors if survivor not in accepted]
         new += unlisted
-        stale += [one for one in accepted if one.module == module and one not in survivors]
-        total = killed + len(survivors)
-        every, noticed = every + total, noticed + killed
-        score = killed / total if total else 1.0
-        failed |= score < LEAST
+        stale += [
+            one for one in accepted if one.module == found.module and one not in found.survivors
+        ]
+        share = found.killed / max(found.total, 1)
+        failed |= share < LEAST
         print(
-            f"{module:44} {total:7} {score:7.1%} {len(survivors) - len(unlisted):7}"
-            f" {len(unlisted):5}"
+            f"{found.module:44} {found.total:7} {share:7.1%}"
+            f" {len(found.survivors) - len(unlisted):7} {len(unlisted):5}"
         )
-    print(f"{'all':44} {every:7} {noticed / max(every, 1):7.1%}")
+    every = sum(found.total for found in scores)
+    print(f"{'all':44} {every:7} {sum(found.killed for found in scores) / max(every, 1):7.1%}")
     if new:
         print("\nNo test notices these, and they are not listed:\n")
         print("\n".join(survivor.toml() for survivor in new))
@@ -255,15 +293,14 @@ def main() -> int:
     if not wanted:
         print("none of the modules has changed")
         return 0
-    with tempfile.TemporaryDirectory(prefix="mutation-") as made:
-        folder = Path(made)
-        if asked.templates:
-            return templates(folder)
-        code = run(folder, wanted, asked.jobs)
-        try:
-            return code or report(folder, wanted)
-        finally:
-            os.chdir(ROOT)
+    if asked.templates:
+        with tempfile.TemporaryDirectory(prefix="mutation-") as made:
+            return templates(Path(made))
+    scores: list[Score] = []
+    for part in apart(wanted):
+        with tempfile.TemporaryDirectory(prefix="mutation-") as made:
+            scores += run(Path(made), part, asked.jobs)
+    return report(scores)
 
 
 if __name__ == "__main__":

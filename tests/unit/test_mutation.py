@@ -78,7 +78,10 @@ only_mutate = [
     "workloads/trainlib/mean.py",
 ]
 also_copy = ["workloads"]
-pytest_add_cli_args_test_selection = ["tests/test_tiny.py"]
+pytest_add_cli_args_test_selection = [
+    "tests/unit/test_money.py",
+    "tests/workloads/test_mean.py",
+]
 """,
     "tiny/__init__.py": "",
     "tiny/money.py": """
@@ -90,9 +93,8 @@ def valid(price):
 """,
     "workloads/trainlib/__init__.py": "",
     "workloads/trainlib/mean.py": "def mean(numbers):\n    return sum(numbers) / len(numbers)\n",
-    "tests/test_tiny.py": """
+    "tests/unit/test_money.py": """
 from tiny.money import cost, valid
-from trainlib.mean import mean
 
 def test_cost():
     assert cost(2, 0.25) == 0.5
@@ -100,6 +102,9 @@ def test_cost():
 def test_valid():
     prices = [0, 0.5, 1, 999, 1000, 1000.5]
     assert [valid(price) for price in prices] == [False, True, True, True, False, False]
+""",
+    "tests/workloads/test_mean.py": """
+from trainlib.mean import mean
 
 def test_mean():
     assert mean([1, 3]) == 2
