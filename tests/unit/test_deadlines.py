@@ -130,3 +130,19 @@ def test_a_live_status_names_nodes_whose_agent_has_died(
         "the deadline agent on launcher,worker-[1-2] has died, and the deadline ends nothing"
         " there: `clusterctl down lab` removes the cluster"
     )
+
+
+@pytest.mark.parametrize(
+    ("lines", "answer"),
+    [
+        (["1700000000", "300"], (1.7e9, True)),
+        (["1700000000", "300", "dead"], (1.7e9, False)),
+        (["1700000000"], (1.7e9, True)),  # a full disk has cut it off
+        (["", "300"], (None, True)),
+        ([], (None, True)),
+    ],
+)
+def test_what_a_node_keeps_as_its_deadline(
+    lines: list[str], answer: tuple[float | None, bool]
+) -> None:
+    assert deadlines.answer(lines) == answer

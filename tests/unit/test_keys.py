@@ -48,3 +48,9 @@ def test_half_a_pair_is_replaced(tmp_path: Path, lost: str) -> None:
     private = load_ssh_private_key(path.read_bytes(), password=None)
     assert private.public_key() == load_ssh_public_key(line.encode())
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_both_halves_are_read_from_the_files(tmp_path: Path) -> None:
+    pair = keys.pair(tmp_path / "user")
+    assert pair.private == (tmp_path / "user").read_text()
+    assert pair.public == keys.ensure(tmp_path / "user")

@@ -206,6 +206,13 @@ def test_threads_per_rank(boots: list[str], cores: list[int], ranks: int, thread
     assert plan.env["OMP_NUM_THREADS"] == str(threads)
 
 
+def test_threads_per_rank_are_whole_where_cores_differ_in_their_threads() -> None:
+    """Three cores with eight hardware threads: a rank is bound to one core."""
+    nodes = [node(name, address, cores=8, physical_cores=3) for name, address in NODES]
+    plan = launch.load("mpirun").plan(request(cluster(*nodes), spec(ranks_per_node=2)))
+    assert plan.env["OMP_NUM_THREADS"] == "2"
+
+
 @pytest.mark.parametrize(
     ("where", "what", "yields", "word"),
     [

@@ -72,3 +72,25 @@ def test_a_full_disk_is_known_by_its_reason() -> None:
     end = "running 12 1\nlauncher 30 1\nstarted 30 2\nended 31"
     assert verdict.full(verdict.judge(job(), f"{end}\nfull 31 worker-1"))
     assert not verdict.full(verdict.judge(job(), end))
+
+
+def test_a_job_that_was_cancelled_before_it_was_handed_in() -> None:
+    waits = replace(job(), state=JobState.QUEUED, reason="waits for slots")
+    ended = replace(waits, state=JobState.CANCELLED, finished=40.0, reason="")
+    assert verdict.judge(waits, "stop 20 cancelled\nabsent 40\n") == ended
+
+
+@pytest.mark.parametrize(
+    ("told", "code"),
+    [("code=3 mpirun=1", 1), ("code=3", 3), ("code= mpirun=7", 7)],
+)
+def test_an_earlier_version_says_how_mpirun_ended(told: str, code: int) -> None:
+    found = verdict.judge(job(), f"running 12 1\nended 30 state=failed {told} started=2")
+    assert found.program_exit_code == code
+    assert f"ended with {code} while no rank had failed" in found.reason
+
+
+def test_an_earlier_version_says_nothing_of_how_mpirun_ended() -> None:
+    found = verdict.judge(job(), "running 12 1\nended 30 state=failed started=2")
+    assert found.program_exit_code == 1
+    assert "ended with 0, but only 0 of" in found.reason
