@@ -209,6 +209,9 @@ NODE_PACKAGES = {
 }
 """What ranks need with --runtime host; a test compares it with constraints.txt."""
 
+BUNDLED = ("torch", "mpi4py", "numpy")
+"""Packages that the bundled programs need."""
+
 ROCM = "rocm7.2"
 """What the PyTorch of NODE_PACKAGES is built with for AMD:
 https://github.com/pytorch/pytorch/blob/main/RELEASE.md"""

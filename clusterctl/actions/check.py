@@ -6,7 +6,7 @@ import shutil
 import sys
 from importlib.metadata import PackageNotFoundError, version
 
-from clusterctl import process, providers, terraform
+from clusterctl import catalog, process, providers, terraform
 from clusterctl.errors import ClusterctlError
 from clusterctl.model import ClusterSpec, NodeGroup
 from clusterctl.providers.protocol import Diagnosing, Finding
@@ -61,7 +61,7 @@ def _terraform() -> Finding:
 
 def _packages() -> list[Finding]:
     found = []
-    for name in ("torch", "mpi4py", "numpy"):
+    for name in catalog.BUNDLED:
         try:
             found.append(Finding("ok", name, f"{version(name)} in {sys.executable}"))
         except PackageNotFoundError:

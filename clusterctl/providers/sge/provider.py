@@ -19,13 +19,9 @@ class SgeProvider(BatchSite):
     """Commands of Sun's, Son of, Univa and Open Grid Engine alike."""
 
     name = "sge"
-    required: ClassVar = {
-        "qsub": "gridengine-client",
-        "qstat": "gridengine-client",
-        "qdel": "gridengine-client",
-        "qrsh": "gridengine-client",
-        "qconf": "gridengine-client",
-    }
+    required: ClassVar = dict.fromkeys(
+        ("qsub", "qstat", "qdel", "qrsh", "qconf"), "gridengine-client"
+    )
 
     def questions(self) -> dict[str, str]:
         return {

@@ -15,13 +15,9 @@ class SlurmProvider(BatchSite):
     """Commands of Slurm's own clients, which any version since 20.11 has."""
 
     name = "slurm"
-    required: ClassVar = {
-        "sbatch": "slurm-client",
-        "squeue": "slurm-client",
-        "scancel": "slurm-client",
-        "scontrol": "slurm-client",
-        "srun": "slurm-client",
-    }
+    required: ClassVar = dict.fromkeys(
+        ("sbatch", "squeue", "scancel", "scontrol", "srun"), "slurm-client"
+    )
 
     def questions(self) -> dict[str, str]:
         return {
