@@ -15,6 +15,8 @@ from clusterctl.providers.protocol import OnEvent, Resource, describe, plural
 TAG, NAME_TAG, NODE_TAG = "clusterctl:cluster", "clusterctl:name", "clusterctl:node"
 LIMIT = 600.0
 """Seconds that removing may take: a terminating GPU instance holds its network for minutes."""
+PAUSE = 2.0
+"""Seconds between two searches: instances end slowly, and hold what they use."""
 
 
 def instances(api: Api, cluster_id: str) -> list[Instance]:
@@ -164,33 +166,24 @@ def remove(
     tell: OnEvent,
     *,
     keep: Callable[[Resource], bool] = lambda left: False,
-    limit: float = LIMIT,
-    pause: float = 2.0,
-) -> tuple[Resource, ...]:
-    """Removes until a whole search finds nothing; returns what it found at first. What `keep`
-    says yes to stays, and what is attached to it.
-
-    Raises LeftoverError that names what is still there after `limit` seconds.
-    """
-    first: tuple[Resource, ...] | None = None
-    end = time.monotonic() + limit
-    while True:
-        items = _without(_find(api, cluster_id), keep)
-        if first is None:
-            first = tuple(left for _, _, left in items)
-            if first:
-                tell(f"left over: {describe(first, ids=False)}; removing")
-        if not items:
-            return first
+) -> None:
+    """Removes until a whole search finds nothing. What `keep` says yes to stays, and what is
+    attached to it. Raises LeftoverError that names what is still there after LIMIT seconds."""
+    told = False
+    end = time.monotonic() + LIMIT
+    while items := _without(_find(api, cluster_id), keep):
+        left = tuple(left for _, _, left in items)
+        if not told:
+            tell(f"left over: {describe(left, ids=False)}; removing")
+            told = True
         why = _remove(api, items)
         if time.monotonic() > end:
-            left = tuple(left for _, _, left in items)
             raise LeftoverError(
                 f"of cluster {cluster_id} still exists: {describe(left)}"
                 + (f" ({why})" if why else ""),
                 hint="run the same command again, or remove that in the EC2 console",
             )
-        time.sleep(pause)  # instances end slowly, and hold what they use
+        time.sleep(PAUSE)
 
 
 Found = tuple[Kind, dict[str, Any], Resource]
