@@ -94,3 +94,10 @@ def test_an_earlier_version_says_nothing_of_how_mpirun_ended() -> None:
     found = verdict.judge(job(), "running 12 1\nended 30 state=failed started=2")
     assert found.program_exit_code == 1
     assert "ended with 0, but only 0 of" in found.reason
+
+
+def test_a_rank_whose_node_nobody_has_noted_may_fail() -> None:
+    facts = "running 12 1\nexit 20 9 3 1\nlauncher 30 3\nstarted 30 10\nended 31"
+    failure = verdict.judge(job(), facts).failure
+    assert failure is not None
+    assert (failure.rank, failure.node, failure.exit_code) == (9, "", 3)
