@@ -38,3 +38,16 @@ def test_efa_does_not_carry_gpu_gradients(backend: str, facts: dict[str, Any], e
     pml = next(words[2] for words, _ in chosen.flags if words[:2] == ("--mca", "pml"))
     assert pml == {"TCP": "ob1", "EFA": "cm"}.get(engine, "ucx")
     assert ("FI_PROVIDER" in {name for name, _, _ in chosen.env}) is (engine == "EFA")
+
+
+@pytest.mark.parametrize("plug_in", ["", "libnccl-net.so"])
+def test_nccl_takes_efa_where_every_node_has_its_plug_in(plug_in: str) -> None:
+    """Whatever Open MPI was built with."""
+    facts = {**CUDA, "mpi_components": ("pml:ob1",)}
+    nodes = [
+        node("worker-1", "10.0.0.1", **facts, nccl_net="libnccl-net.so"),
+        node("worker-2", "10.0.0.2", **facts, nccl_net=plug_in),
+    ]
+    chosen = mpi_transport.choose("nccl", nodes)
+    assert chosen.engine == "TCP"
+    assert ("FI_PROVIDER" in {name for name, _, _ in chosen.env}) is bool(plug_in)
