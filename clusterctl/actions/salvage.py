@@ -243,7 +243,7 @@ def _cancel(
     """Ends these jobs, all at the same time; returns those that have ended. Names those that have
     not by the deadline."""
     if jobs:
-        tell(f"job {_numbers(jobs)} is ended")
+        tell(f"ending job {_numbers(jobs)}")
     failed: dict[int, str] = {}
     for job in jobs:
         if not deadline.passed:

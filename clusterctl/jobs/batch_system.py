@@ -1,4 +1,4 @@
-"""Jobs that are handed in to Slurm or Grid Engine: the queue decides when and where they run.
+"""Jobs that are submitted to Slurm or Grid Engine: the queue decides when and where they run.
 
 All that we reach is the login node, whose disk the nodes of a job share.
 """

@@ -310,7 +310,7 @@ def test_detach_says_what_goes_with_it(hosts: Hosts, cli: Cli) -> None:
     number = cli.detach("long")
     cli.until_state(number, "running")
     said = cli("detach", "lab").err
-    assert f"job {number} is ended" in said
+    assert f"ending job {number}" in said
     assert "unfetched" in said
     assert cli.job(number)["state"] == "cancelled"
     assert hosts.traces("alpha") == hosts.traces("beta") == []

@@ -82,7 +82,7 @@ class DockerProvider:
                 f"image {machines[-1].image}, launcher {machines[0].image}",
                 *todo,
                 *shares,
-                "no cost",
+                "cost: free",
             ),
             deadline=deadlines.asked(spec, current),
             recipes=recipes,

@@ -57,7 +57,7 @@ def choose(environment: Mapping[str, str] = os.environ) -> Mode:
         return Mode(LOOPBACK, f"{VARIABLE}={LOOPBACK}")
     obstacle = obstacle_to_namespaces()
     if not obstacle:
-        return Mode(NAMESPACES, "root may make network namespaces here")
+        return Mode(NAMESPACES, "you are root")
     if wanted == NAMESPACES:
         raise ProviderError(
             f"namespaces are not possible here: {obstacle}",

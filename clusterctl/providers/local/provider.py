@@ -48,9 +48,9 @@ class LocalProvider:
         sshd.server()
         mode = modes.choose()
         kind = (
-            "its own network, hostname and file view"
+            "each node has its own network, hostname and files"
             if mode.name == modes.NAMESPACES
-            else "a loopback address of this one host"
+            else "all nodes share this machine's network and files"
         )
         return ProviderPlan(
             mode=mode.name,
@@ -58,8 +58,8 @@ class LocalProvider:
             one_host=mode.name == modes.LOOPBACK,
             lines=(
                 f"{len(names)} nodes on this machine: launcher, {span(spec.workers)}",
-                f"each an sshd with {kind} ({mode.name}: {mode.reason})",
-                "no cost",
+                f"{kind} ({mode.name} mode: {mode.reason})",
+                "cost: free",
             ),
             deadline=deadlines.asked(spec, current),
         )
