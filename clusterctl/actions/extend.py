@@ -10,9 +10,9 @@ from pathlib import Path
 from clusterctl import providers
 from clusterctl.actions import Tell, made_by_us
 from clusterctl.errors import UsageError
-from clusterctl.fold import ranges
 from clusterctl.insight import cost
 from clusterctl.model import Cluster, Job, Phase, clock
+from clusterctl.node_results import ranges
 from clusterctl.providers.protocol import Expiring
 from clusterctl.state import ClusterLock, Store
 

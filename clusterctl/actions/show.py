@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from clusterctl import providers
 from clusterctl.errors import ClusterctlError, reason
-from clusterctl.fold import ranges
 from clusterctl.insight import cost
 from clusterctl.model import Charge, Cluster, Job, Node, Phase
+from clusterctl.node_results import ranges
 from clusterctl.providers.protocol import Expiring, Queue
 from clusterctl.providers.shared import billing
 from clusterctl.providers.shared.batch_site import BatchSite

@@ -9,10 +9,10 @@ from clusterctl.actions import Tell, connected, silent
 from clusterctl.actions.salvage import LOOK_LIMIT, never_fetched, save_logs
 from clusterctl.deadline import Deadline
 from clusterctl.errors import UsageError
-from clusterctl.fold import ranges
 from clusterctl.jobs import control
 from clusterctl.jobs.stage import human
 from clusterctl.model import Cluster, Job
+from clusterctl.node_results import ranges
 from clusterctl.providers.protocol import ProviderPlan
 from clusterctl.state import Store
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from clusterctl import assets, bootstrap, catalog, keys, providers
-from clusterctl.actions import Tell, check_name, connected, made_by_us, prove, shrink
+from clusterctl.actions import Tell, check_name, connected, made_by_us, shrink, smoke_test
 from clusterctl.actions.down import finish_down, orphans
 from clusterctl.bootstrap import steps
 from clusterctl.bootstrap.progress import StepReporter
@@ -21,7 +21,6 @@ from clusterctl.errors import (
     RecordError,
     UsageError,
 )
-from clusterctl.fold import fold, ranges
 from clusterctl.insight import cost
 from clusterctl.model import (
     Accelerator,
@@ -34,6 +33,7 @@ from clusterctl.model import (
     Phase,
     Runtime,
 )
+from clusterctl.node_results import fold, ranges
 from clusterctl.providers.protocol import Creator, Features, ProviderPlan
 from clusterctl.providers.shared import billing
 from clusterctl.state import ClusterLock, Store
@@ -168,7 +168,7 @@ def up(store: Store, spec: ClusterSpec, tell: Tell, consent: Consent) -> Up:
             if not features.instant:
                 # Ranks that do not add up, or that nobody waited for, make no cluster ready.
                 with clock.phase("all-reduce"):
-                    prove.reduce_all(store, cluster, pool, tell)
+                    smoke_test.all_reduce(store, cluster, pool, tell)
         store.save(cluster)
         store.event(cluster.name, "ready", phases=dict(clock.phases))
     return Up(cluster, tuple(clock.phases))

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 from clusterctl.bootstrap import facts
-from clusterctl.fold import ranges
+from clusterctl.node_results import ranges
 
 MARKER = "@@step"
 """A script prints it with what the node is about to get."""

@@ -25,7 +25,7 @@ from clusterctl.model import Node
 from clusterctl.providers.local.converge import converge
 from clusterctl.providers.local.loopback import Loopback, free_endpoint
 from clusterctl.providers.local.sshd import Server, server
-from clusterctl.providers.shared.greeting import greet
+from clusterctl.providers.shared.sshd_probe import greet
 from tests.local.conftest import MakeLab
 from tests.local.lab import DRIVE, ROOT, Lab
 from tests.local.test_both_modes import gone, started

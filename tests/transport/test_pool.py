@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import UsageError
-from clusterctl.fold import fold
 from clusterctl.model import Node, NodeResult
+from clusterctl.node_results import fold
 from clusterctl.transport.pool import Pool
 from tests.transport.lab import Sshd, make_node
 

@@ -26,10 +26,10 @@ from clusterctl.errors import (
     RecordError,
     UsageError,
 )
-from clusterctl.fold import fold
 from clusterctl.launch import interconnect
 from clusterctl.launch.mpirun import common_mpi
 from clusterctl.model import Cluster, Node, NodeResult, Phase
+from clusterctl.node_results import fold
 from clusterctl.providers.hosts import hostfile
 from clusterctl.providers.shared.clean_up import key_mark
 from clusterctl.state import ClusterLock, Store
@@ -226,7 +226,7 @@ def _lacks(node: Node) -> str:
         missing.append("no Python: it cannot run Python programs (sudo apt-get install python3)")
     elif without := [name for name in catalog.BUNDLED if name not in packages]:
         missing.append(
-            f"{node.python} lacks {', '.join(without)}: no bundled programs"
+            f"{node.python} lacks {', '.join(without)}: it cannot run the bundled programs"
             " (pip install 'clusterctl[workloads]' there, or name a Python that has them:"
             " python=/… in the file)"
         )

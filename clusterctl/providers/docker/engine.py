@@ -18,7 +18,7 @@ from clusterctl.model import NodeResult
 
 CLUSTER = "clusterctl.cluster"
 """Label: the cluster's id."""
-FOLDER = "clusterctl.folder"
+FOLDER = "clusterctl.node_resultser"
 """Label: the cluster's folder. One engine may serve several people."""
 NODE = "clusterctl.node"
 DIGEST = "clusterctl.digest"

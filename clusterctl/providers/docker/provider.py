@@ -31,8 +31,8 @@ from clusterctl.providers.docker.engine import Container
 from clusterctl.providers.docker.layout import NodePlan, Privilege
 from clusterctl.providers.protocol import Created, Features, OnEvent, ProviderPlan
 from clusterctl.providers.shared import deadlines, subnets
-from clusterctl.providers.shared.greeting import greet
 from clusterctl.providers.shared.nodes import LAUNCHER, span
+from clusterctl.providers.shared.sshd_probe import greet
 
 MODE = "containers"
 START_LIMIT = 30.0

@@ -21,8 +21,8 @@ from pathlib import Path
 
 from clusterctl import assets, keys
 from clusterctl.errors import ClusterctlError, NodeUnreachable
-from clusterctl.fold import fold
 from clusterctl.model import Node, NodeResult
+from clusterctl.node_results import fold
 from clusterctl.state.home import write_atomic
 from clusterctl.transport.known_hosts import host_name
 from clusterctl.transport.pool import Pool

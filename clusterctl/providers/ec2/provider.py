@@ -12,8 +12,8 @@ from typing import Any
 from clusterctl import assets, catalog, terraform
 from clusterctl.deadline import background
 from clusterctl.errors import NodeUnreachable, ProviderError
-from clusterctl.fold import fold
 from clusterctl.model import Accelerator, Charge, Cluster, ClusterSpec, Node, Role, Runtime, clock
+from clusterctl.node_results import fold
 from clusterctl.providers.ec2 import (
     adoption,
     cleanup,

@@ -15,7 +15,7 @@ from clusterctl.providers.local import cleanup, node_processes, processes, sshd
 from clusterctl.providers.local.layout import SWITCH, Place, Site
 from clusterctl.providers.local.node_processes import NodeProcess
 from clusterctl.providers.local.processes import Process
-from clusterctl.providers.shared.greeting import Endpoint, greet
+from clusterctl.providers.shared.sshd_probe import Endpoint, greet
 
 _ATTEMPTS = 3
 """A loopback port that was free a moment ago may be taken when sshd wants it."""

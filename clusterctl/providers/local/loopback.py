@@ -14,7 +14,7 @@ from clusterctl.providers.local.layout import Place
 from clusterctl.providers.local.node_processes import NodeProcess, script
 from clusterctl.providers.local.processes import Process, pids, started
 from clusterctl.providers.local.sshd import Server, endpoint, locked
-from clusterctl.providers.shared.greeting import Endpoint
+from clusterctl.providers.shared.sshd_probe import Endpoint
 
 _PRIVSEP = Path("/run/sshd")
 """Compiled into sshd: when root runs it, its unprivileged half is locked up in there."""

@@ -26,7 +26,7 @@ from clusterctl.providers.local.node_processes import NodeProcess, last_words, l
 from clusterctl.providers.local.processes import Process, network_of
 from clusterctl.providers.local.sshd import SEARCH, Server, locked, rewrite, unlocked_shadow
 from clusterctl.providers.shared import subnets
-from clusterctl.providers.shared.greeting import Endpoint
+from clusterctl.providers.shared.sshd_probe import Endpoint
 
 _PORT = 22
 _ROUTES = ("-4", "-j", "route", "show", "table", "all")

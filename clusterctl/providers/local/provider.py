@@ -20,8 +20,8 @@ from clusterctl.providers.local.loopback import Loopback, drop_privsep
 from clusterctl.providers.local.namespaces import Namespaces, drop_interface
 from clusterctl.providers.protocol import Created, Features, OnEvent, ProviderPlan
 from clusterctl.providers.shared import deadlines
-from clusterctl.providers.shared.greeting import Endpoint, greet
 from clusterctl.providers.shared.nodes import LAUNCHER, span
+from clusterctl.providers.shared.sshd_probe import Endpoint, greet
 
 
 class LocalProvider:

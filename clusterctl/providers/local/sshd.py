@@ -16,7 +16,7 @@ from pathlib import Path
 from clusterctl import assets, keys, process
 from clusterctl.errors import ProviderError
 from clusterctl.providers.local.layout import Place
-from clusterctl.providers.shared.greeting import Endpoint
+from clusterctl.providers.shared.sshd_probe import Endpoint
 
 SEARCH = os.pathsep.join(
     (os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin", "/sbin")

@@ -8,8 +8,8 @@ from pathlib import Path, PurePosixPath
 
 from clusterctl import assets
 from clusterctl.errors import LeftoverError
-from clusterctl.fold import fold, ranges
 from clusterctl.model import MEMORY, Cluster, Node, NodeResult
+from clusterctl.node_results import fold, ranges
 from clusterctl.providers.protocol import OnEvent
 from clusterctl.transport.pool import Pool
 
