@@ -53,7 +53,7 @@ def find(name: str) -> Dataset:
     if name in DATASETS:
         return DATASETS[name]
     close = get_close_matches(name, DATASETS, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(DATASETS)}"
+    hint = f"did you mean {close[0]}?" if close else f"available: {', '.join(DATASETS)}"
     raise UsageError(f"no data set named {name!r}", hint=hint)
 
 

@@ -53,8 +53,8 @@ def test_what_cannot_be_copied_is_said(cli: Cli) -> None:
     assert "no data set" in cli("data", "get", "nothing", code=2).err
     assert "not on this machine" in cli("data", "push", "cifar10", code=2).err
     assert "is not a folder" in cli("data", "push", "./nothing", code=2).err
-    assert "needs a name" in cli("data", "get", code=2).err
-    assert "no option --mirorr" in cli("data", "get", "mnist", "--mirorr", "x", code=2).err
+    assert "missing argument NAME" in cli("data", "get", code=2).err
+    assert "unknown option --mirorr" in cli("data", "get", "mnist", "--mirorr", "x", code=2).err
     said = cli("data", "get", "mnist", "--mirror", "http://127.0.0.1:9", code=3).err
     assert "cannot be downloaded" in said
 
