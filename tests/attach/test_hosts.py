@@ -384,7 +384,7 @@ def test_a_jump_host_of_ssh_config_is_honoured(hosts: Hosts, cli: Cli) -> None:
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("{alpha} slots=many", "hosts:1"), ("{alpha}\nnode[5:1]", "hosts:2"), ("", "names no hosts")],
+    [("{alpha} slots=many", "hosts:1"), ("{alpha}\nnode[5:1]", "hosts:2"), ("", "lists no hosts")],
     ids=["number", "range", "empty"],
 )
 def test_a_bad_line_is_named_and_nothing_made(

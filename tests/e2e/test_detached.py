@@ -156,7 +156,7 @@ def test_a_run_that_waits_says_so_and_then_runs(cli: Cli) -> None:
     gate = cli.folder.parent / "gate"
     first = cli.detach(*fill(cli), gate)
     second = cli.start("run", *fill(cli), gate)
-    second.until("waits")
+    second.until("is waiting")
     assert "on" not in second.out
     gate.touch()
     done = second.wait(30)
