@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -15,8 +16,10 @@ from tests.e2e.cli import Cli, wait_for
 
 pytestmark = [pytest.mark.sshd, pytest.mark.mpi]
 
-VALUE = "planted-9f3c 'q' \"d\" $5 end-7be1"
-MARKS = (b"planted-9f3c", b"end-7be1")
+# Other tests of this file may run at the same time: their searches are not this secret.
+HEAD, TAIL = (f"{word}-{os.getpid()}" for word in ("planted", "end"))
+VALUE = f"{HEAD} 'q' \"d\" $5 {TAIL}"
+MARKS = (HEAD.encode(), TAIL.encode())
 
 PROGRAM = """
 import hashlib, os, pathlib, time
@@ -98,7 +101,7 @@ def test_a_secret_is_in_no_argv_record_log_or_output(cli: Cli, launcher: str) ->
     forgotten(cli.home)
     for node in cli.status()["nodes"]:
         folder = f"{node['root']}/jobs/{done.job}"
-        search = f"grep -rl -e planted-9f3c -e end-7be1 '{folder}'; test ! -e '{folder}/env'"
+        search = f"grep -rl -e {HEAD} -e {TAIL} '{folder}'; test ! -e '{folder}/env'"
         assert cli("ssh", node["name"], "--", search).out == ""
 
 

@@ -238,10 +238,10 @@ def test_a_wrong_index_or_folder_is_one_line(tmp_path: Path, programs: Programs)
     assert "other" in ended.err
     path = tmp_path / "index.yaml"
     for text, says in (
-        ("{", "is no YAML"),
+        ("{", "is not valid YAML"),
         ("just words", "classes, images and split are not in it"),
-        ("name: x", "`classes` is missing, or no list"),
-        ("classes: [a]\nimages: {}\nsplit: {}", "`images` is missing, or no list"),
+        ("name: x", "`classes` is missing, or not a list"),
+        ("classes: [a]\nimages: {}\nsplit: {}", "`images` is missing, or not a list"),
         ("classes: [a]\nimages: [x.png]\nsplit: {}", "image 0 has no `location` or no `label`"),
         (
             "classes: [a]\nimages: [{location: x, label: b}]\nsplit: {}",

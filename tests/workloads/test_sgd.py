@@ -294,5 +294,5 @@ def test_parameter_averaging_is_the_mean_of_sgd_by_hand(programs: Programs) -> N
     """Each row once in all shards, and momentum within an epoch; nothing of ours in the judge."""
     script = programs.script("averaging.py", AVERAGING)
     ended = programs.mpirun(4, script)
-    expected = ["all for each", "split up", "momentum False", "momentum True"]
+    expected = ["all for each", "momentum False", "momentum True", "split up"]
     assert (ended.code, ended.lines("equal")) == (0, [f"equal {one}" for one in expected]), ended
