@@ -220,7 +220,7 @@ def test_a_file_keeps_its_inode_when_rewritten(tmp_path: Path) -> None:
 
 def test_no_sshd_names_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sshd, "SEARCH", str(tmp_path))
-    with pytest.raises(ProviderError, match="no sshd") as error:
+    with pytest.raises(ProviderError, match="sshd is not installed") as error:
         sshd.server()
     assert "apt-get install openssh-server" in error.value.hint
 

@@ -203,7 +203,7 @@ def test_all_start_anew_without_a_switch(lab: Lab) -> None:
     [switch] = [process for process in processes.scan(lab.site) if process.node == "switch"]
     os.kill(switch.pid, signal.SIGKILL)
     assert gone(switch.pid)
-    assert {text.partition(":")[0] for text in lab.describe().values()} == {"cut off"}
+    assert {text.partition(":")[0] for text in lab.describe().values()} == {"disconnected"}
     before = started(lab)
     lab.up(2)
     assert lab.describe() == dict.fromkeys(lab.nodes, "running")
