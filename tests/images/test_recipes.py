@@ -249,7 +249,7 @@ def test_sources_are_verified(tmp_path: Path) -> None:
     done = subprocess.run(["sha256sum", "--check", "SHA256SUMS"], cwd=tmp_path / "good")
     assert done.returncode == 0
     archive.write_bytes(b"sauce")
-    with pytest.raises(ProviderError, match="is not what it was"):
+    with pytest.raises(ProviderError, match="has changed: SHA-256"):
         images.sources([row], tmp_path / "bad", print)
     archive.unlink()
     with pytest.raises(ProviderError, match="could not be fetched"):
