@@ -1,5 +1,6 @@
 """Where the command and `python -m clusterctl` begin."""
 
+import atexit
 import os
 import signal
 
@@ -14,6 +15,8 @@ def main() -> None:
 
     if listening:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        # All is done and said by then: a late Ctrl-C must not change the exit code.
+        atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
     cli.main()
 
 

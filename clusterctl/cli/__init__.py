@@ -59,6 +59,9 @@ def run(arguments: list[str]) -> int:
         console.error(error.message, error.hint, error.exit_code, path)
         return error.exit_code
     except KeyboardInterrupt:
+        # Python remembers a Ctrl-C that passed through an exec() of text, as dataclasses make while
+        # they load, and would end by SIGINT instead of this code; any other exec() clears that.
+        exec("")
         console.error("stopped by Ctrl-C", console.after_interrupt, 130)
         return 130
     except BrokenPipeError:

@@ -93,6 +93,48 @@ def test_ctrl_c() -> None:
     assert "Traceback" not in done.stderr
 
 
+LOADING = """
+import sys
+class Interrupted:
+    def find_spec(self, name, path=None, target=None):
+        if name == "clusterctl.actions":
+            exec("raise KeyboardInterrupt")  # where dataclasses make their methods
+sys.meta_path.insert(0, Interrupted())
+"""
+
+
+def test_ctrl_c_while_a_dataclass_is_made(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(LOADING)
+    done = subprocess.run(
+        [sys.executable, "-m", "clusterctl", "list"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        timeout=60,
+    )
+    assert "stopped by Ctrl-C" in done.stderr
+    assert done.returncode == 130
+
+
+def test_ctrl_c_after_the_result(tmp_path: Path) -> None:
+    """A late Ctrl-C, when everything has been said, does not change the exit code."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import atexit, os, signal\n"
+        # Handlers run last in, first out: this one comes after the command's own.
+        "atexit.register(os.kill, os.getpid(), signal.SIGINT)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "clusterctl", "--version"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_reader_that_has_gone() -> None:
     done = subprocess.run(
         ["/bin/sh", "-c", f"{sys.executable} -m clusterctl run --help | head -n 1"],
