@@ -344,6 +344,24 @@ def test_a_second_job_waits_its_turn(site: Site, tmp_path: Path) -> None:
     assert site.ended(third).state is JobState.SUCCEEDED
 
 
+def test_the_next_job_does_not_wait_for_the_last_look_after_a_success(
+    site: Site, tmp_path: Path
+) -> None:
+    end, look = tmp_path / "end", tmp_path / "look"
+    first = site.submit(1, f"until [ -e '{end}' ]; do sleep 0.05; done", BOTH)
+    sweep = site.folder("worker-2", 1) / "sweep.sh"
+    wait = f"[ \"$1\" != end ] || until [ -e '{look}' ]; do sleep 0.05; done\n"
+    sweep.write_text(wait + sweep.read_text())
+    end.touch()
+    assert site.ended(first).state is JobState.SUCCEEDED
+    try:
+        assert site.ended(site.submit(2, "true", BOTH)).state is JobState.SUCCEEDED
+    finally:
+        look.touch()
+    first = site.until(first, lambda job: bool(job.survivors))
+    assert set(first.survivors.values()) == {0}
+
+
 def kill_supervisor(site: Site, number: int) -> None:
     os.kill(int((site.folder("launcher", number) / "supervisor.pid").read_text()), 9)
 
