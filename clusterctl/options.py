@@ -297,6 +297,8 @@ class Verb:
     examples: ClassVar[tuple[str, ...]] = ()
     ends_at_argument: ClassVar[bool] = False
     """Options after the first argument are not ours."""
+    settings_of: ClassVar[tuple[str, ...]] = ()
+    """Verbs whose settings are this one's, too, where it has none of its own."""
     passes_options: ClassVar[bool] = False
     """Options that we do not know are arguments."""
 
@@ -351,6 +353,15 @@ class Verb:
         names = {field.name for field in fields(spec)}
         given = ((item.attribute, self.values[key]) for key, item in self.options().items())
         return {name: value for name, value in given if value and name in names}
+
+    def part(self, verb: type[Given], **values: Any) -> Given:
+        """What was given of another verb's options, by their keys, and `values` besides."""
+        own = self.options()
+        taken = {
+            key: self.values[key] if own.get(key) is item else item.empty
+            for key, item in verb.options().items()
+        }
+        return verb({**taken, **values}, self.typed, self.settings)
 
     def within(
         self: Given, circumstances: Collection[str], note: Callable[[str], None], place: str = ""

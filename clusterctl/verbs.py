@@ -214,11 +214,38 @@ def _passed(group: Group, *names: str, **more: Any) -> tuple[Option[str], ...]:
     return tuple(text(f"--{name}", group, **more) for name in names)
 
 
-class Run(Common, heading=JOBS, module="start"):
+class Started(Common):
+    """A verb with a program: its options, the program, and all that is the program's."""
+
+    ends_at_argument = True
+    command = texts("", ARGUMENTS, "Path or name of a bundled program", "SCRIPT [ARGS...]")
+
+    @classmethod
+    def arrange(cls, words: list[str]) -> list[str]:
+        """Options before SCRIPT are ours, the rest is the script's; `-m MODULE` ends ours."""
+        index = 0
+        while index < len(words):
+            word = words[index]
+            if word.startswith("-m"):
+                index += 1 if len(word) > 2 else 2
+                return [*words[:index], "--", *words[index:]]
+            if word == "--" or not word.startswith("-"):
+                break
+            if word == "-np":
+                count = next(iter(words[index + 1 :]), "N")
+                raise UsageError("unknown option -np", hint=f"did you mean `-n {count}`?")
+            if word[:2] in SHORT and word != "-pe":
+                raise UsageError(
+                    f"unknown option {word[:2]}", hint=f"did you mean {SHORT[word[:2]]}?"
+                )
+            index += cls.width(word)
+        return words
+
+
+class Run(Started, heading=JOBS, module="start"):
     """Run a program on all ranks of the cluster and follow its output. Options before SCRIPT are
     clusterctl's; everything after it is passed to the program."""
 
-    ends_at_argument = True
     examples = (
         "clusterctl run train.py --epochs 3",
         "clusterctl run --ranks 4 --env LR=0.1 -m package.train",
@@ -227,7 +254,6 @@ class Run(Common, heading=JOBS, module="start"):
     RANKS, PROGRAM = Group("Ranks", STAGED), Group("Program", STAGED)
     JOB = Group("Job", (scope.STAGED, scope.SUPERVISED))
 
-    command = texts("", ARGUMENTS, "Path or name of a bundled program", "SCRIPT [ARGS...]")
     ranks = number(
         "-n --ranks",
         RANKS,
@@ -292,27 +318,6 @@ class Run(Common, heading=JOBS, module="start"):
     project = text("--project", SGE, "Grid Engine: project (qsub -P)", "NAME")
     json = flag("--json", GENERAL, "Print one JSON object per line", limits=scope.NOT_TERMINAL)
 
-    @classmethod
-    def arrange(cls, words: list[str]) -> list[str]:
-        """Options before SCRIPT are ours, the rest is the script's; `-m MODULE` ends ours."""
-        index = 0
-        while index < len(words):
-            word = words[index]
-            if word.startswith("-m"):
-                index += 1 if len(word) > 2 else 2
-                return [*words[:index], "--", *words[index:]]
-            if word == "--" or not word.startswith("-"):
-                break
-            if word == "-np":
-                count = next(iter(words[index + 1 :]), "N")
-                raise UsageError("unknown option -np", hint=f"did you mean `-n {count}`?")
-            if word[:2] in SHORT and word != "-pe":
-                raise UsageError(
-                    f"unknown option {word[:2]}", hint=f"did you mean {SHORT[word[:2]]}?"
-                )
-            index += cls.width(word)
-        return words
-
     def native(self) -> dict[str, str]:
         """What was given of the batch system's own options, by its names; a flag has no value."""
         given = {
@@ -324,6 +329,34 @@ class Run(Common, heading=JOBS, module="start"):
             name: "" if value is True else ",".join(value) if isinstance(value, tuple) else value
             for name, value in given.items()
         }
+
+
+def _of(verb: type[Verb], *without: str, groups: tuple[Group, ...]) -> tuple[Option[Any], ...]:
+    """The options of another verb that stand under these headings."""
+    found = (item for item in verb.options().values() if item.group in groups and item.flags)
+    return tuple(item for item in found if item.flag not in without)
+
+
+class Launch(Started, heading=JOBS, module="launch"):
+    """Create a cluster, run a program on it, bring its output files here, and remove the cluster.
+
+    Takes the options of `up` and `run`. The exit code is the program's.
+    """
+
+    settings_of = ("up", "run")
+    examples = (
+        "clusterctl launch train.py --epochs 3",
+        "clusterctl launch --gpu g4dn:4 --spot --budget 20 train.py",
+    )
+    keep = flag("--keep", OPTIONS, "Leave the cluster running at the end")
+    of_up = _of(Up, groups=(Up.MACHINE, Up.EC2))
+    of_run = _of(
+        Run, "--detach", "--now", "--emit", "--dry-run", groups=(Run.RANKS, Run.PROGRAM, Run.JOB)
+    )
+    dry_run = flag("--dry-run", GENERAL, "Print the plan of the cluster and change nothing")
+    yes = YES
+    json = JSON_LINES
+    cluster = cluster_option(help="Name of the new cluster (default: that of the program)")
 
 
 class Rerun(Common, heading=JOBS, module="start"):
@@ -487,6 +520,7 @@ VERBS: dict[str, type[Verb]] = {
     "extend": Extend,
     "gc": Gc,
     "run": Run,
+    "launch": Launch,
     "rerun": Rerun,
     "jobs": Jobs,
     "logs": Logs,

@@ -16,7 +16,8 @@ from clusterctl.model import Cluster, clock
 from clusterctl.options import DEFAULT_NAME
 
 
-def up(given: verbs.Up, console: Console) -> None:
+def up(given: verbs.Up, console: Console, *, then: bool = True) -> None:
+    """`then`: say how long each phase took, and what to do next."""
     from clusterctl import actions
     from clusterctl.actions import up as action
 
@@ -39,15 +40,12 @@ def up(given: verbs.Up, console: Console) -> None:
     consent = (lambda question: True) if given.yes else console.consent
     made = action.up(store, spec, console.report, consent)
     up_cluster = made.cluster
-    console.note(table([(phase, f"{seconds:.2f} s") for phase, seconds in made.phases]))
-    alone = store.names() == (up_cluster.name,)
-    option, argument = ("", "") if alone else (f"-c {up_cluster.name} ", f" {up_cluster.name}")
+    if then:
+        console.note(table([(phase, f"{seconds:.2f} s") for phase, seconds in made.phases]))
     console.note(
         f"cluster {up_cluster.name} is ready: 1 launcher, {_workers(len(up_cluster.workers))}"
-        f" ({up_cluster.mode}){_ends(up_cluster)}. Next:\n"
-        f"  clusterctl run {option}{_program(up_cluster)} 1000 1000\n"
-        f"  clusterctl status{argument}\n"
-        f"  clusterctl down{argument}"
+        f" ({up_cluster.mode}){_ends(up_cluster)}"
+        + (_next(up_cluster, alone=store.names() == (up_cluster.name,)) if then else "")
     )
     console.document(
         {
@@ -222,6 +220,14 @@ def cp(given: verbs.Cp, console: Console) -> None:
     chosen = actions.choose(store, given.cluster)
     reach.copy(store, chosen, given.source, given.target, given.timeout)
     console.document({"source": given.source, "target": given.target})
+
+
+def _next(cluster: Cluster, *, alone: bool) -> str:
+    option, argument = ("", "") if alone else (f"-c {cluster.name} ", f" {cluster.name}")
+    return (
+        f". Next:\n  clusterctl run {option}{_program(cluster)} 1000 1000\n"
+        f"  clusterctl status{argument}\n  clusterctl down{argument}"
+    )
 
 
 def _workers(count: int) -> str:

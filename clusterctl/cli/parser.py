@@ -155,7 +155,7 @@ def read(path: str, parsed: dict[str, Any], extra: list[str]) -> Verb:
         key: setting
         for key, option in options.items()
         if parsed[key] in (None, False, ())
-        and (setting := config.find(path.partition(" ")[0], option, settings))
+        and (setting := _setting(verb, path.partition(" ")[0], option, settings))
     }
     raw = {**parsed, **{key: setting.value for key, setting in found.items()}}
     Console.current().set(json=raw["json"], quiet=raw["quiet"], verbose=raw["verbose"])
@@ -173,6 +173,15 @@ def read(path: str, parsed: dict[str, Any], extra: list[str]) -> Verb:
         typed={key for key in options if key not in found and raw[key] not in (None, False, ())},
         settings={key: "" if item.general else item.where for key, item in found.items()},
     )
+
+
+def _setting(
+    verb: type[Verb], word: str, option: Option[Any], settings: config.Settings
+) -> config.Setting | None:
+    """One made for the verb, else for a verb that it stands for, else for all verbs."""
+    found = [config.find(name, option, settings) for name in (word, *verb.settings_of)]
+    made = [setting for setting in found if setting]
+    return next((setting for setting in made if not setting.general), made[0] if made else None)
 
 
 def explain(error: Exception, arguments: list[str]) -> tuple[str, str]:

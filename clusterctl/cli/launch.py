@@ -1,0 +1,83 @@
+"""`launch`: a cluster for one program, from nothing to nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from pathlib import PurePath
+
+import typer
+
+from clusterctl import actions, verbs
+from clusterctl.actions import run as action
+from clusterctl.cli import clusters, start
+from clusterctl.cli.console import Console
+from clusterctl.errors import ClusterctlError, RecordError, UsageError
+
+
+def launch(given: verbs.Launch, console: Console) -> None:
+    running = given.part(verbs.Run)
+    words, module = list(running.command), running.python_module
+    if not (words or module):
+        raise UsageError("nothing to run", hint="clusterctl launch SCRIPT [ARGS...]")
+    # Mistakes about the program are found before anything is created.
+    action.resolve(words, module or None, running.stage, running.env_file, running.source)
+    store = actions.open_store()
+    # A name in the environment or in settings is that of a cluster to be used, not of a new one.
+    typed = given.cluster if "cluster" in given.typed else None
+    name = typed or _free_name(store.names(), module or words[0])
+    if name in store.names():
+        raise RecordError(
+            f"cluster {name!r} exists already", hint=f"`clusterctl run -c {name}` uses it"
+        )
+    creation = given.part(verbs.Up, name=name, cluster=None)
+    if given.dry_run:
+        clusters.up(creation, console)
+        return
+    try:
+        clusters.up(creation, console, then=False)
+        code = _run(running.part(verbs.Run, cluster=name), console)
+    except KeyboardInterrupt:
+        if name not in store.names():
+            raise
+        if console.interactive and console.confirm(f"Keep cluster {name}?"):
+            console.after_interrupt = _kept(name)
+            raise
+        console.report("Ctrl-C: removing the cluster")
+        _remove(name, given, console)
+        console.after_interrupt = ""
+        raise
+    except ClusterctlError:
+        if name in store.names() and not given.keep:
+            _remove(name, given, console)
+        raise
+    if given.keep:
+        console.note(_kept(name))
+    else:
+        _remove(name, given, console)
+    raise typer.Exit(code)
+
+
+def _run(given: verbs.Run, console: Console) -> int:
+    try:
+        start.run(given, console)
+    except typer.Exit as ended:
+        return ended.exit_code
+    return 0
+
+
+def _remove(name: str, given: verbs.Launch, console: Console) -> None:
+    """With the outputs of the program brought here first."""
+    clusters.down(given.part(verbs.Down, name=name, cluster=None, fetch=True, yes=True), console)
+
+
+def _kept(name: str) -> str:
+    return f"cluster {name} is kept: `clusterctl down {name}` removes it"
+
+
+def _free_name(taken: Collection[str], program: str) -> str:
+    """That of the program, with a number if there is such a cluster already."""
+    stem = re.sub(r"[^a-z0-9]+", "-", PurePath(program).stem.lower()).strip("-")[:20].strip("-")
+    stem = stem if stem[:1].isalpha() else f"job-{stem}".rstrip("-")
+    numbered = (f"{stem}-{number}" for number in range(2, len(taken) + 3))
+    return next(name for name in (stem, *numbered) if name not in taken)
