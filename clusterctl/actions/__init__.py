@@ -8,7 +8,8 @@ from contextlib import contextmanager
 
 from clusterctl.errors import RecordError, UsageError
 from clusterctl.model import NAME_PATTERN, Cluster, Phase, clock
-from clusterctl.state import Store, home
+from clusterctl.state import Store as Store
+from clusterctl.state import home
 from clusterctl.transport.pool import Pool
 from clusterctl.transport.ssh import CONNECT_LIMIT
 

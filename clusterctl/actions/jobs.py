@@ -257,33 +257,14 @@ def rerun(
     """
     old = store.job(number)
     cluster = ready(store.cluster(old.cluster if where is None else check_name(where)))
-    if resume and cluster.id != old.cluster_id:
-        raise RecordError(
-            f"job {number} ran on another cluster {old.cluster!r}, which is gone with its outputs",
-            hint=f"`clusterctl rerun {number}` starts fresh",
-        )
     if resume:
-        with connected(store, cluster) as pool:
-            old = control.refresh(old, cluster, pool)
-            if not old.state.ended:
-                raise RecordError(
-                    f"job {number} is {old.state.value}: its outputs are not complete",
-                    hint=f"wait for it, or `clusterctl cancel {number}` first",
-                )
-            _check_outputs(old, cluster, pool, tell)
+        old = _check_resumable(store, old, cluster, tell)
     if not (store.home.stages / old.stage).is_file():
         raise RecordError(
             f"job {number} was never staged: there is nothing to run again",
             hint="use `clusterctl run`",
         )
-    spec, secrets = _with(old.spec, given)
-    missing = [name for name in old.spec.secret_names if name not in secrets]
-    if missing:
-        raise RecordError(
-            f"job {number} used secrets that are not stored: {', '.join(missing)}",
-            hint="give them again with --env NAME=VALUE or --env-file",
-        )
-    prepared = _again(store, old, cluster, spec, secrets)
+    prepared = _again(store, old, cluster, given)
     system = systems.load(cluster)
     now, before = system.locate(prepared.job)[0], system.locate(old)[0]
     if resume and now != before:
@@ -300,6 +281,24 @@ def rerun(
         detach=detach,
         carry=old.id if resume else None,
     )
+
+
+def _check_resumable(store: Store, old: Job, cluster: Cluster, tell: Tell) -> Job:
+    """The job as it ended; RecordError where a new one cannot go on from its outputs."""
+    if cluster.id != old.cluster_id:
+        raise RecordError(
+            f"job {old.id} ran on another cluster {old.cluster!r}, which is gone with its outputs",
+            hint=f"`clusterctl rerun {old.id}` starts fresh",
+        )
+    with connected(store, cluster) as pool:
+        old = control.refresh(old, cluster, pool)
+        if not old.state.ended:
+            raise RecordError(
+                f"job {old.id} is {old.state.value}: its outputs are not complete",
+                hint=f"wait for it, or `clusterctl cancel {old.id}` first",
+            )
+        _check_outputs(old, cluster, pool, tell)
+    return old
 
 
 def _with(spec: JobSpec, given: Variables) -> tuple[JobSpec, dict[str, str]]:
@@ -340,18 +339,19 @@ def _check_outputs(old: Job, cluster: Cluster, pool: Pool, tell: Tell) -> None:
         tell(f"job {old.id} has left no files on {first}: the program starts from the beginning")
 
 
-def _again(
-    store: Store, old: Job, cluster: Cluster, spec: JobSpec, secrets: Mapping[str, str]
-) -> Prepared:
+def _again(store: Store, old: Job, cluster: Cluster, given: Variables) -> Prepared:
+    """The job as a new one; RecordError where secrets are missing."""
+    spec, secrets = _with(old.spec, given)
+    missing = [name for name in old.spec.secret_names if name not in secrets]
+    if missing:
+        raise RecordError(
+            f"job {old.id} used secrets that are not stored: {', '.join(missing)}",
+            hint="give them again with --env NAME=VALUE or --env-file",
+        )
     job, plan = plan_job(cluster, spec, number=store.next_job_id())
     job = replace(job, stage=old.stage, rerun_of=old.id)
-    return Prepared(
-        job=job,
-        cluster=cluster,
-        plan=plan,
-        tree=Tree(store.home.stages, (), 0, False),
-        secrets=secrets,
-    )
+    tree = Tree(store.home.stages, (), 0, False)
+    return Prepared(job=job, cluster=cluster, plan=plan, tree=tree, secrets=secrets)
 
 
 survivors_text = control.survivors_text

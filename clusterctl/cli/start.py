@@ -4,97 +4,123 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from clusterctl import actions, verbs
-from clusterctl.actions import jobs
+from clusterctl.actions import Store, jobs
 from clusterctl.actions import run as action
+from clusterctl.actions.run import Prepared
 from clusterctl.cli.console import Console, plain
 from clusterctl.cli.job_output import announce, finish, reporting
 from clusterctl.cli.rank_output import Printer
 from clusterctl.cli.variables import environment
 from clusterctl.errors import UsageError
-from clusterctl.model import Job, JobSpec, Program, ProgramKind
+from clusterctl.model import Cluster, Job, JobSpec, Program, ProgramKind
 
 QUEUES = ("--queue", "--qos")
 """What qsub and sbatch mean by -q."""
 
 
 def run(given: verbs.Run, console: Console) -> None:
-    words, detach, cluster = list(given.command), given.detach, given.cluster
-    if not (given.python_module or words or given.interactive):
+    if not (given.python_module or given.command or given.interactive):
         raise UsageError("nothing to run", hint="clusterctl run SCRIPT [ARGS...]")
-
     store = actions.open_store()
+    chosen = _choose(store, given.cluster)
+    circumstances = _circumstances(given, chosen)
+    place = f"the provider of cluster {chosen.name!r} is {chosen.spec.provider}"
+    given = given.within(circumstances, console.note, place)
+    if given.interactive:
+        _open_terminal(given, console, store, chosen)
+        return
+    module, files = given.python_module or None, given.env_file
+    try:
+        resolved = action.resolve(list(given.command), module, given.stage, files, given.source)
+    except UsageError as error:
+        error.hint = _queue_hint(given, circumstances, error) or error.hint
+        raise
+    variables, secrets = environment(given.variables, files)
+    spec = replace(
+        _spec(given, resolved.program),
+        env=variables,
+        secret_names=tuple(sorted(secrets)),
+        env_files=tuple(str(path.absolute()) for path in files),
+    )
+    number = action.next_number(store, dry=True)
+    prepared = action.prepare(chosen, spec, resolved, secrets, number=number)
+    if given.emit:
+        _emit(console, prepared, given.emit)
+    elif given.dry_run:
+        _print_plan(console, prepared, given.detach)
+    else:
+        number = action.next_number(store, dry=False)
+        prepared = action.prepare(chosen, spec, resolved, secrets, number=number)
+        _start(console, store, prepared, given.detach)
+
+
+def _choose(store: Store, cluster: str | None) -> Cluster:
     if cluster is not None and cluster.isdigit():
         raise UsageError(
             f"-c {cluster}: -c takes the name of a cluster",
             hint=f"Slurm's -c is --cpus-per-task {cluster}",
         )
-    chosen = actions.choose(store, cluster)
+    return actions.choose(store, cluster)
+
+
+def _circumstances(given: verbs.Run, chosen: Cluster) -> set[str]:
+    """Which of those of `scope` hold for this command line."""
     doing = {
         "interactive": given.interactive,
         "emit": given.emit,
         "terminal": given.interactive and not given.dry_run,
     }
     ways = [word for word, wanted in doing.items() if wanted]
-    circumstances = {chosen.system, *ways, *(f"{word} {chosen.system}" for word in ways)}
-    place = f"the provider of cluster {chosen.name!r} is {chosen.spec.provider}"
-    given = given.within(circumstances, console.note, place)
+    return {chosen.system, *ways, *(f"{word} {chosen.system}" for word in ways)}
+
+
+def _spec(given: verbs.Run, program: Program) -> JobSpec:
+    return JobSpec(program=program, native=given.native(), **given.into(JobSpec))
+
+
+def _open_terminal(given: verbs.Run, console: Console, store: Store, chosen: Cluster) -> None:
+    """`--interactive`: exits with the command's code."""
     program = Program(kind=ProgramKind.BINARY, target="interactive")
-    spec = JobSpec(program=program, native=given.native(), **given.into(JobSpec))
-    if given.interactive:
-        terminal = action.interactive(store, chosen, spec, words)
-        if not given.dry_run:
-            raise typer.Exit(terminal.open())
-        console.result(terminal.text)
-        console.document({"dry_run": True, "folder": str(terminal.folder), "argv": terminal.argv})
-        return
-    files = given.env_file
-    try:
-        resolved = action.resolve(
-            words, given.python_module or None, given.stage, list(files), list(given.source)
-        )
-    except UsageError as error:
-        queues = [name for name in QUEUES if verbs.limit("run", name, circumstances) is None]
-        if queues and given.quiet and words and "no script" in error.message:
-            error.hint = f"-q is --quiet; did you mean {queues[0]} {shlex.quote(words[0])}?"
-        raise
-    variables, secrets = environment(given.variables, files)
-    spec = replace(
-        spec,
-        program=resolved.program,
-        env=variables,
-        secret_names=tuple(sorted(secrets)),
-        env_files=tuple(str(path.absolute()) for path in files),
-    )
-    emit = given.emit
-    dry = given.dry_run or emit != ""
-    number = action.next_number(store, dry=True)
-    prepared = action.prepare(chosen, spec, resolved, secrets, number=number)
-    if not dry:
-        number = action.next_number(store, dry=False)
-        prepared = action.prepare(chosen, spec, resolved, secrets, number=number)
-    if emit:
-        script = action.emit(prepared, emit)
-        console.result(script, raw=True)
-        if copying := action.beside(prepared):
-            console.note(f"the script expects the program in its folder: {copying}")
-        console.document({"emit": emit, "script": script})
-        return
-    if given.dry_run:
-        _print_plan(console, prepared, detach)
-        return
+    terminal = action.interactive(store, chosen, _spec(given, program), list(given.command))
+    if not given.dry_run:
+        raise typer.Exit(terminal.open())
+    console.result(terminal.text)
+    console.document({"dry_run": True, "folder": str(terminal.folder), "argv": terminal.argv})
+
+
+def _queue_hint(given: verbs.Run, circumstances: set[str], error: UsageError) -> str:
+    """What somebody meant who wrote `-q NAME` as for sbatch or qsub."""
+    queues = [name for name in QUEUES if verbs.limit("run", name, circumstances) is None]
+    if not (queues and given.quiet and given.command and "no script" in error.message):
+        return ""
+    return f"-q is --quiet; did you mean {queues[0]} {shlex.quote(given.command[0])}?"
+
+
+def _emit(console: Console, prepared: Prepared, kind: str) -> None:
+    script = action.emit(prepared, kind)
+    console.result(script, raw=True)
+    if copying := action.beside(prepared):
+        console.note(f"the script expects the program in its folder: {copying}")
+    console.document({"emit": kind, "script": script})
+
+
+def _start(console: Console, store: Store, prepared: Prepared, detach: bool) -> None:
+    """Runs the job; exits with its code, unless it runs detached."""
     for note in prepared.plan.notes:
         console.note(note)
-    if large := resolved.tree.large_files():
-        console.report(f"staging {resolved.tree.describe()}; {large}")
+    if large := prepared.tree.large_files():
+        console.report(f"staging {prepared.tree.describe()}; {large}")
     else:
-        console.detail(f"staging {resolved.tree.describe()}")
-    with reporting(console, lambda: action.recorded(store, number)), Printer(console) as printer:
+        console.detail(f"staging {prepared.tree.describe()}")
+    latest = partial(action.recorded, store, prepared.job.id)
+    with reporting(console, latest), Printer(console) as printer:
         job = action.run(
             store,
             prepared,

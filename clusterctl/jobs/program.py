@@ -36,24 +36,8 @@ def resolve(
 ) -> Resolved:
     """SCRIPT is a path, or the name of a bundled workload; a file here wins over a bundled one.
     `sources` are compiled with it."""
-    path = Path(script)
-    shown = script if len(script) < 100 else f"{script[:97]}…"
-    if not script or "\0" in script:
-        raise UsageError(f"{shown!r} is not a path", hint="clusterctl run SCRIPT [ARGS...]")
-    bundled = stage.bundled(script)
-    try:
-        folder, found = path.is_dir(), path.is_file()
-    except OSError:  # a name that no file can have
-        folder = found = False
-    if not found:
-        if folder:
-            raise UsageError(f"{script} is a folder", hint="name the script in it")
-        if bundled is None:
-            raise UsageError(f"no script named {shown!r}", hint=_suggest(script))
-        path = bundled
-    if not os.access(path, os.R_OK):
-        raise UsageError(f"{script} cannot be read", hint=f"chmod +r {script}")
-    if path is bundled and chosen is None:
+    path, bundled = _find(script)
+    if bundled and chosen is None:
         chosen = path.parent
     _refuse_batch_script(path)
     tree = stage.find_tree(path.absolute().parent, script=path, chosen=chosen)
@@ -65,31 +49,48 @@ def resolve(
         )
     working = _folder(tree, location.parent)
     target = os.path.relpath(location, tree.root / working)
-    kind = _kind(path)
-    if sources and kind is not ProgramKind.SOURCE:
+    kind, source = _kind(path), ""
+    if kind is ProgramKind.SOURCE:
+        source, target = target, f"./{Path(target).with_suffix('')}"
+    elif sources:
         raise UsageError(
             f"--source: {script} is not compiled",
             hint="--source names files that are compiled together with a C, C++ or Fortran SCRIPT",
         )
-    further = [_further(source, tree, working) for source in sources]
-    if kind is ProgramKind.SOURCE:
-        target = f"./{Path(target).with_suffix('')}"
     elif kind is ProgramKind.BINARY or target.startswith("-"):
         target = f"./{target}"
-    return Resolved(
-        Program(
-            kind=kind,
-            target=target,
-            args=args,
-            bundled=path is bundled,
-            folder=working,
-            source=os.path.relpath(location, tree.root / working)
-            if kind is ProgramKind.SOURCE
-            else "",
-            sources=tuple(further),
-        ),
-        tree,
+    further = tuple(_further(source, tree, working) for source in sources)
+    program = Program(
+        kind=kind,
+        target=target,
+        args=args,
+        bundled=bundled,
+        folder=working,
+        source=source,
+        sources=further,
     )
+    return Resolved(program, tree)
+
+
+def _find(script: str) -> tuple[Path, bool]:
+    """The file of that name, and whether it is a bundled one."""
+    path = Path(script)
+    shown = script if len(script) < 100 else f"{script[:97]}…"
+    if not script or "\0" in script:
+        raise UsageError(f"{shown!r} is not a path", hint="clusterctl run SCRIPT [ARGS...]")
+    try:
+        folder, found = path.is_dir(), path.is_file()
+    except OSError:  # a name that no file can have
+        folder = found = False
+    if folder:
+        raise UsageError(f"{script} is a folder", hint="name the script in it")
+    bundled = None if found else stage.bundled(script)
+    if not found and bundled is None:
+        raise UsageError(f"no script named {shown!r}", hint=_suggest(script))
+    path = bundled or path
+    if not os.access(path, os.R_OK):
+        raise UsageError(f"{script} cannot be read", hint=f"chmod +r {script}")
+    return path, bundled is not None
 
 
 def resolve_module(module: str, args: tuple[str, ...], *, chosen: Path | None = None) -> Resolved:

@@ -103,42 +103,31 @@ def put(
 
     Raises NodeUnreachable or LaunchError naming the node that could not take it.
     """
-    tree = home.stages / job.stage
-    large = tree.stat().st_size > LARGE
-    library = stage.library()
+    tree, library = home.stages / job.stage, stage.library()
     placed = ranked(job, cluster)
-    first = placed[0]
 
     def send(name: str) -> NodeResult:
-        node = cluster.node(name)
-        transport = pool.transport(name)
-        folder = f"{node.root}/jobs/{job.id}"
+        node, transport = cluster.node(name), pool.transport(name)
         texts = dict(files[name])
         before, keep = _apart(texts, job, cluster)
         members = stage.text_members((path, text, mode) for path, (text, mode) in texts.items())
-        steps = [
-            "umask 077",
-            f"mkdir -p {quote(folder)}/out {quote(folder)}/work",
-            f"cd {quote(folder)} || exit",
-            *keep,
-            # Ownership is ours whoever packed it; the umask must not narrow the modes.
-            "umask 022; tar -xof - ; s=$?; [ $s = 0 ] || exit $s",
-        ]
+        archive = ""
         if name in placed:
             members += library
-            if large:
+            if tree.stat().st_size > LARGE:
                 archive = f"{node.root}/jobs/{job.id}.tar"
                 sent = transport.put(tree, archive, timeout=STAGE_TIMEOUT)
                 if not sent.ok:
                     return sent
-                steps.append(f"tar -xof {quote(archive)} || exit; rm -f {quote(archive)}")
             else:
                 members += tree.read_bytes()
+        steps = _unpack(node, job, keep, archive)
+        if name in placed:
             # Before what is carried over, which is this job's too: it may leave it as it is.
             steps.append("/bin/sh ./outputs.sh staged || exit")
             if carry is not None:
                 steps.append(_carry(node, carry))
-        if name == first:
+        if name == placed[0]:
             steps.append(f"exec /bin/sh {quote(node.root)}/bin/free-port")
         return transport.run(
             "\n".join(steps),
@@ -151,7 +140,23 @@ def put(
         if not result.ok:
             raise trouble(f"staging job {job.id}", result)
     systems.load(cluster).build(job, pool)
-    return next(result.text.strip() for result in results if result.node == first)
+    return next(result.text.strip() for result in results if result.node == placed[0])
+
+
+def _unpack(node: Node, job: Job, keep: list[str], archive: str) -> list[str]:
+    """The sh that makes the job's folder, and unpacks there what comes on stdin, and `archive`."""
+    folder = quote(f"{node.root}/jobs/{job.id}")
+    steps = [
+        "umask 077",
+        f"mkdir -p {folder}/out {folder}/work",
+        f"cd {folder} || exit",
+        *keep,
+        # Ownership is ours whoever packed it; the umask must not narrow the modes.
+        "umask 022; tar -xof - ; s=$?; [ $s = 0 ] || exit $s",
+    ]
+    if archive:
+        steps.append(f"tar -xof {quote(archive)} || exit; rm -f {quote(archive)}")
+    return steps
 
 
 def _apart(
