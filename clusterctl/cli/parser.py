@@ -18,7 +18,7 @@ from clusterctl import __version__, config
 from clusterctl.cli import help
 from clusterctl.cli.console import Console
 from clusterctl.errors import UsageError
-from clusterctl.options import Option, Verb
+from clusterctl.options import Common, Option, Verb
 from clusterctl.verbs import FAMILIES, VERBS
 
 
@@ -59,6 +59,20 @@ class Verbs(TyperGroup):
     @property
     def prefix(self) -> str:
         return f"{self.name} " if self.name in FAMILIES else ""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """What all verbs take may also stand before the verb."""
+        shared = {flag for option in Common.options().values() for flag in option.flags}
+        end = 0
+        while end < len(args) and args[end].partition("=")[0] in shared:
+            end += Common.width(args[end])
+        ahead, rest = args[:end], args[end:]
+        if ahead and rest and not rest[0].startswith("-"):
+            args = [rest[0], *ahead, *rest[1:]]
+        elif ahead and not rest and not ctx.resilient_parsing:
+            known = f"`clusterctl {self.prefix}--help` lists the commands"
+            raise UsageError(f"no command after {' '.join(ahead)}", hint=known)
+        return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: Any) -> list[str]:
         names = (path.removeprefix(self.prefix) for path in VERBS if path.startswith(self.prefix))
