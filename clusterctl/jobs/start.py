@@ -65,6 +65,7 @@ def node_files(job: Job, cluster: Cluster, plan: LaunchPlan, secrets: Mapping[st
                 working=job.spec.program.folder,
                 program=plan.programs[name],
                 agent=plan.agents.get(name, ""),
+                device_env=plan.device_env,
                 grace=GRACE,
                 line_buffered=job.spec.program.kind in (ProgramKind.SOURCE, ProgramKind.BINARY),
             ),

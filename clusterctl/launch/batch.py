@@ -11,7 +11,7 @@ from dataclasses import replace
 from clusterctl.errors import LaunchError
 from clusterctl.launch import Request, environment
 from clusterctl.launch.environment import variables
-from clusterctl.launch.mpirun import in_batch_job
+from clusterctl.launch.mpirun import IN_BATCH_JOB, in_batch_job
 from clusterctl.model import LaunchPlan, ProgramKind, Reason
 
 _CONTAINER = """\
@@ -40,6 +40,10 @@ class BatchScript:
             files={},
             path=_path(request),
             mpirun=in_batch_job(),
+            device_env={
+                **IN_BATCH_JOB.node_env()[""],
+                "OMPI_MCA_btl_tcp_if_include": IN_BATCH_JOB.devices[""],
+            },
             reasons=(
                 *reasons,
                 Reason(item=late, why="known when the job starts: the script sets them"),

@@ -8,7 +8,7 @@ https://docs.open-mpi.org/en/v5.0.x/tuning-apps/coll-tuned.html
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from clusterctl.errors import LaunchError
@@ -45,9 +45,22 @@ class Abilities:
     nodes: tuple[Node, ...]
     backend: str
 
-    def built(self, *components: str) -> bool:
-        """Every Open MPI has these, as `framework:component`."""
-        return all(set(components) <= set(node.facts.mpi_components) for node in self.nodes)
+    @property
+    def words(self) -> frozenset[str]:
+        """In the words of the tables below: what every Open MPI was built with, as
+        `framework:component`, and what else holds on every node."""
+        built = [frozenset(node.facts.mpi_components) for node in self.nodes]
+        plug_ins = [node.facts.nccl_net for node in self.nodes if node.facts.gpus]
+        others = {
+            "rdma": self.rdma,
+            "efa": self.efa,
+            "gpu": self.over_mpi,
+            "host": not self.over_mpi,
+            "memory": self.gpu_ucx or not self.over_mpi,
+            "amd": Accelerator.AMD in self.vendors,
+            "plug-in": bool(plug_ins) and all(plug_ins),
+        }
+        return frozenset.intersection(*built) | {word for word, holds in others.items() if holds}
 
     @property
     def vendors(self) -> frozenset[Accelerator]:
@@ -86,28 +99,38 @@ class Abilities:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A row of ENGINES: `fits` decides, the first that does is taken."""
+    """A row of ENGINES. The first row counts of which the nodes have all `needs`:
+
+    `rdma`, `efa`: every UCX, or every libfabric, sees such a device. `gpu`: GPU gradients go
+    through MPI, `host`: they do not. `memory`: UCX reads whatever memory gradients lie in. `amd`:
+    there are GPUs of AMD. `plug-in`: NCCL finds its OFI plug-in wherever there is a GPU.
+    """
 
     name: str
-    fits: Callable[[Abilities], bool]
+    needs: tuple[str, ...]
     flags: tuple[Flag, ...]
+
+    @property
+    def pml(self) -> str:
+        """A word for the tables of what goes with it."""
+        return next(words[2] for words, _ in self.flags if words[1] == "pml")
 
 
 TCP = Engine(
     "TCP",
-    lambda can: True,
+    (),
     ((("--mca", "pml", "ob1"), "the engine that drives these transports"),),
 )
 
 ENGINES = (
     Engine(
         "UCX over RDMA",
-        lambda can: can.built("pml:ucx") and can.rdma and (not can.over_mpi or can.gpu_ucx),
+        ("pml:ucx", "rdma", "memory"),
         ((("--mca", "pml", "ucx"), "every node's UCX sees an RDMA device"),),
     ),
     Engine(
         "EFA",
-        lambda can: can.built("pml:cm", "mtl:ofi") and can.efa and not can.over_mpi,
+        ("pml:cm", "mtl:ofi", "efa", "host"),
         (
             (("--mca", "pml", "cm"), "EFA is driven by libfabric, below Open MPI's cm"),
             (("--mca", "mtl", "ofi"), "libfabric, which sees an EFA device on every node"),
@@ -115,7 +138,7 @@ ENGINES = (
     ),
     Engine(
         "UCX over TCP, for GPU memory",
-        lambda can: can.built("pml:ucx") and can.over_mpi and can.gpu_ucx,
+        ("pml:ucx", "gpu", "memory"),
         (
             (("--mca", "pml", "ucx"), "UCX reads and writes the memory of every GPU in the job"),
             (("--mca", "pml_ucx_tls", "any"), "without it UCX is refused where there is no RDMA"),
@@ -125,10 +148,20 @@ ENGINES = (
     TCP,
 )
 
+UCC_NEEDS = ("ucx", "gpu", "coll:ucc")
 UCC: tuple[Flag, ...] = (
     (("--mca", "coll_ucc_enable", "1"), "UCC's collectives work on GPU memory; off by default"),
     (("--mca", "coll_ucc_priority", "100"), "before Open MPI's own collectives"),
 )
+
+_NEVER_DIRECT = "an AMD GPU without Large BAR: its memory is never loaded and stored directly"
+_PROVIDER: Row = ("FI_PROVIDER", "efa", "libfabric's provider for EFA, found on every node")
+VARIABLES: tuple[tuple[tuple[str, ...], tuple[Row, ...]], ...] = (
+    (("ucx", "gpu", "amd"), tuple((name, "0", _NEVER_DIRECT) for name in NO_LARGE_BAR)),
+    (("cm",), (_PROVIDER,)),
+    (("efa", "plug-in"), (_PROVIDER,)),
+)
+"""What else is told to ranks, by what it needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,13 +184,18 @@ def choose(backend: str, nodes: Sequence[Node]) -> MpiTransport:
             "NCCL and RCCL cannot talk to each other, and this job has AMD and NVIDIA GPUs",
             hint="--backend mpi (or auto), or the nodes of one vendor",
         )
-    engine = next(row for row in ENGINES if row.fits(can))
-    ucx = ("--mca", "pml", "ucx") in [words for words, _ in engine.flags]
-    ucc = ucx and can.over_mpi and can.built("coll:ucc")
+    words = can.words
+    engine = next(row for row in ENGINES if words.issuperset(row.needs))
+    words |= {engine.pml}
+    ucx, ucc = engine.pml == "ucx", words.issuperset(UCC_NEEDS)
+    rows = [row for needs, rows in VARIABLES if words.issuperset(needs) for row in rows]
+    if can.mixed and backend == "auto":
+        why = "NCCL and RCCL cannot talk to each other: gradients of both go over MPI"
+        rows.insert(0, ("CLUSTERCTL_BACKEND", "mpi", why))
     return MpiTransport(
         engine=engine.name,
         flags=engine.flags + (UCC if ucc else ()),
-        env=_env(can, ucx, engine.name),
+        env=tuple(dict.fromkeys(rows)),
         ucx_devices={node.name: rdma_devices(node) for node in nodes} if ucx and can.rdma else {},
         notes=_notes(can, ucx, ucc),
     )
@@ -172,25 +210,6 @@ def rdma_devices(node: Node) -> tuple[str, ...]:
 
 def _transports(node: Node) -> set[str]:
     return {item.partition("/")[0] for item in node.facts.ucx}
-
-
-def _env(can: Abilities, ucx: bool, engine: str) -> tuple[Row, ...]:
-    rows: list[Row] = []
-    if can.mixed and can.backend == "auto":
-        why = "NCCL and RCCL cannot talk to each other: gradients of both go over MPI"
-        rows.append(("CLUSTERCTL_BACKEND", "mpi", why))
-    if ucx and can.over_mpi and Accelerator.AMD in can.vendors:
-        why = "an AMD GPU without Large BAR: its memory is never loaded and stored directly"
-        rows += [(name, "0", why) for name in NO_LARGE_BAR]
-    if engine == "EFA" or (can.efa and _plugged(can)):
-        rows.append(("FI_PROVIDER", "efa", "libfabric's provider for EFA, found on every node"))
-    return tuple(rows)
-
-
-def _plugged(can: Abilities) -> bool:
-    """NCCL finds its OFI plug-in wherever there is a GPU."""
-    gpus = [node for node in can.nodes if node.facts.gpus]
-    return bool(gpus) and all(node.facts.nccl_net for node in gpus)
 
 
 def _notes(can: Abilities, ucx: bool, ucc: bool) -> tuple[str, ...]:

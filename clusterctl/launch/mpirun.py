@@ -22,6 +22,10 @@ AGENT = "clusterctl-ssh"
 """mpirun splits its agent at blanks, so it is given a bare name that PATH resolves."""
 BATCH_AGENT = "clusterctl-agent"
 """In a job of a batch system, which has ways of its own to reach the job's nodes."""
+IN_BATCH_JOB = Interconnect(
+    cidrs=("$cctl_cidr",), devices={"": "$cctl_device"}, reason="that of the first node's address"
+)
+"""The network of such a job: where its nodes lie is known when it starts."""
 
 AT_ONCE = 132 * 1024
 """Bytes that ranks of one node send without asking first: 128 KiB and MPI's own words. By default
@@ -225,12 +229,8 @@ def _flags(
     else:
         flags += [
             *_agent(words, AGENT),
-            _daemons(words, network),
+            *_networks(words, network),
             *_apart(words),
-            (
-                ("--mca", "btl_tcp_if_include", ",".join(network.cidrs)),
-                f"MPI messages: {network.reason}",
-            ),
             _btl(words),
         ]
     if transport.engine == "TCP" and max(counts.values()) > 1:
@@ -250,19 +250,34 @@ def in_batch_job() -> dict[int, BatchMpirun]:
 
 
 def _in_batch_job(words: Generation) -> BatchMpirun:
-    daemons = "$cctl_daemons" if words.first_address_only else "$cctl_cidr"
-    flags = (*_agent(words, BATCH_AGENT), *_apart(words))
+    engines = [
+        (row.needs, row.pml, _words(row.flags)) for row in mpi_transport.ENGINES if row.needs
+    ]
+    # Sites have fabrics that the table does not know: on those, Open MPI chooses by itself.
     tcp = (*mpi_transport.TCP.flags, _btl(words), _at_once(words))
+    engines.append((("no-fabric",), mpi_transport.TCP.pml, _words(tcp)))
+    variables = [
+        (needs, tuple(word for name, value, _ in rows for word in ("-x", f"{name}={value}")))
+        for needs, rows in mpi_transport.VARIABLES
+    ]
+    by_subnet, by_device = (
+        _words(_networks(words, replace(IN_BATCH_JOB, alone=alone))) for alone in (True, False)
+    )
     return BatchMpirun(
         command=(*(("env", f"{APART}=1") if words.memory_apart else ()), "mpirun"),
-        flags=_words((*words.alone, words.spawn, *(item for item, _ in flags))),
-        network=(*words.daemons, daemons, "--mca", "btl_tcp_if_include", "$cctl_cidr"),
-        tcp=_words(item for item, _ in tcp),
+        flags=(
+            *(word for flag in (*words.alone, words.spawn) for word in flag),
+            *_words((*_agent(words, BATCH_AGENT), *_apart(words))),
+        ),
+        by_subnet=by_subnet,
+        by_device=by_device,
+        engines=tuple(engines),
+        more=((mpi_transport.UCC_NEEDS, _words(mpi_transport.UCC)), *variables),
     )
 
 
-def _words(items: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
-    return tuple(word for item in items for word in item)
+def _words(flags: Iterable[Flag]) -> tuple[str, ...]:
+    return tuple(word for words, _ in flags for word in words)
 
 
 def _agent(words: Generation, name: str) -> list[Flag]:
@@ -296,6 +311,11 @@ def _memory_apart(request: Request, mpi: Mpi, counts: dict[str, int]) -> tuple[s
     if cluster.one_host or cluster.launcher.name not in counts:
         return ()
     return ("env", f"{APART}=1") if GENERATIONS[mpi.major].memory_apart else ()
+
+
+def _networks(words: Generation, network: Interconnect) -> list[Flag]:
+    messages = ("--mca", "btl_tcp_if_include", ",".join(network.cidrs))
+    return [_daemons(words, network), (messages, f"MPI messages: {network.reason}")]
 
 
 def _daemons(words: Generation, network: Interconnect) -> Flag:

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from clusterctl import __version__, assets
+from clusterctl.catalog import FAST
 from clusterctl.compiling import compilation
 from clusterctl.errors import UsageError
 from clusterctl.model import Cluster, Job, JobState, LaunchPlan
@@ -154,6 +155,9 @@ class Batch(ABC):
             "path": plan.path,
             "mpirun": plan.mpirun,
             "launcher": spec.launcher,
+            "backend": spec.backend,
+            "fast": FAST,
+            "device_env": plan.device_env,
             "compile": compiled.script if compiled else "",
             "target": what.target,
             "tree": f"{tree}/{what.folder}",

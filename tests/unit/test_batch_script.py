@@ -9,13 +9,15 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
 from ipaddress import IPv4Interface
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from clusterctl import assets, launch, schedulers
 from clusterctl.launch.mpirun import AGENT
-from clusterctl.model import Job, JobState, RankFailure
+from clusterctl.model import Accelerator, Job, JobState, RankFailure
 from tests.unit.making import cluster, job, node, request, spec
 from tests.unit.test_batch import batch_job, site
 
@@ -115,17 +117,23 @@ TOOLS = {
     "ip": '#!/bin/sh\necho "2: eth0 inet 10.0.0.11/24 brd 10.0.0.255 scope global eth0"\n'
     'case "$*:$SECOND" in *dev*:yes) echo "2: eth0 inet 10.9.0.1/16 scope global eth0" ;; esac\n',
     "ls": '#!/bin/sh\necho "$FABRIC"\n',
+    "ompi_info": "#!/bin/sh\nprintf 'mca:%s:version:\"component:5.0.8\"\\n' $BUILT\n",
+    "ucx_info": "#!/bin/sh\nprintf '#      Transport: %s\\n#         Device: x\\n' $UCX\n",
+    "fi_info": "#!/bin/sh\necho 'provider: tcp'; echo \"provider: $FABRICS\"\n",
 }
 
 
-def called(tmp_path: Path, mpi: str, **changes: str) -> tuple[str, dict[str, str]]:
-    """How an emitted script calls that mpirun: what glibc is told, and Open MPI's parameters."""
+def called(
+    tmp_path: Path, mpi: str, backend: str = "auto", **changes: str
+) -> tuple[str, dict[str, str]]:
+    """How an emitted script calls that mpirun: what glibc is told, and Open MPI's parameters and
+    the variables that ranks get."""
     (tmp_path / "bin").mkdir()
     for name, text in TOOLS.items():
         (tmp_path / "bin" / name).write_text(text)
         (tmp_path / "bin" / name).chmod(0o755)
     (tmp_path / "hosts").write_text("10.0.0.11 2 all.q x\n")
-    made = batch_job("sge", native={"pe": "mpi 2"})
+    made = batch_job("sge", native={"pe": "mpi 2"}, backend=backend)
     plan = launch.load("batch").plan(
         replace(request(), spec=made.spec, cluster=site("sge"), placement=made.placement)
     )
@@ -142,9 +150,15 @@ def called(tmp_path: Path, mpi: str, **changes: str) -> tuple[str, dict[str, str
     return apart, parameters(words)
 
 
+def split(word: str) -> tuple[str, str, str]:
+    return word.partition("=")
+
+
 def parameters(words: Sequence[str]) -> dict[str, str]:
     found = [at for at, word in enumerate(words) if word in ("--mca", "--prtemca")]
     values = {f"{words[at]} {words[at + 1]}": words[at + 2] for at in found}
+    given = [word for flag, word in pairwise(words) if flag == "-x"]
+    values.update({name: value for name, sign, value in map(split, given) if sign})
     # A subnet, however it is written.
     for name in values:
         if re.fullmatch(r"[\d.]+/\d+", values[name]):
@@ -170,9 +184,44 @@ def test_mpirun_is_told_in_a_batch_job_what_it_is_told_elsewhere(mpi: str, tmp_p
     assert any(name.endswith(" ras") for name in told)
 
 
-def test_a_fast_fabric_is_left_to_open_mpi(tmp_path: Path) -> None:
-    """It is known on the node alone; Open MPI prefers the engine for it."""
-    _, told = called(tmp_path, "4.1.4", FABRIC="/sys/class/infiniband", SECOND="")
+OFI = ("pml:ob1", "pml:cm", "mtl:ofi")
+UCX = ("pml:ob1", "pml:ucx", "coll:ucc")
+CUDA = {"accelerator": Accelerator.NVIDIA, "gpus": ["A10G"]}
+ROCM = {"accelerator": Accelerator.AMD, "gpus": ["V520"]}
+
+
+@pytest.mark.parametrize(
+    ("backend", "fabric", "facts"),
+    [
+        ("gloo", "/sys/class/infiniband", {"mpi_components": UCX, "ucx": ("rc_mlx5/mlx5_0:1",)}),
+        ("mpi", "/sys/class/infiniband", {"mpi_components": OFI, "fabrics": ("efa",)}),
+        ("mpi", "/dev/nvidiactl", {**CUDA, "mpi_components": UCX, "ucx": ("cuda_copy/cuda",)}),
+        ("mpi", "/dev/kfd", {**ROCM, "mpi_components": UCX, "ucx": ("rocm_copy/rocm",)}),
+    ],
+    ids=["RDMA", "EFA", "NVIDIA", "AMD"],
+)
+def test_a_batch_job_chooses_among_fabrics_as_other_jobs_do(
+    backend: str, fabric: str, facts: dict[str, Any], tmp_path: Path
+) -> None:
+    said = {
+        "FABRIC": fabric,
+        "BUILT": " ".join(facts["mpi_components"]),
+        "UCX": " ".join(item.partition("/")[0] for item in facts.get("ucx", ())),
+        "FABRICS": " ".join(facts.get("fabrics", ())),
+    }
+    _, told = called(tmp_path, "5.0.11", backend, SECOND="", **said)
+    nodes = [node(f"worker-{n}", f"10.0.0.1{n}", mpi="5.0.11", **facts) for n in (0, 1)]
+    plan = launch.load("mpirun").plan(request(cluster(*nodes), spec(ranks=2, backend=backend)))
+    chosen = re.compile(r"--mca (pml|mtl|coll)|FI_|UCX_|UCC_|OMPI_MCA_mpi_acc")
+    everything = {**plan.env, **parameters(plan.argv)}
+    wanted = {name: value for name, value in everything.items() if chosen.match(name)}
+    assert wanted["--mca pml"] != "ob1"
+    assert {name: value for name, value in told.items() if chosen.match(name)} == wanted
+
+
+def test_a_fabric_that_no_row_knows_is_left_to_open_mpi(tmp_path: Path) -> None:
+    """Omni-Path, say: Open MPI prefers the engine for it."""
+    _, told = called(tmp_path, "4.1.4", FABRIC="/sys/class/infiniband", SECOND="", BUILT="pml:ob1")
     assert "--mca btl_tcp_if_include" in told
     assert not {"--mca pml", "--mca btl"} & set(told)
 

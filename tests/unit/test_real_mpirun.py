@@ -129,8 +129,9 @@ def test_the_real_mpirun_takes_every_flag_of_a_batch_job(
     real = [item for item in interfaces(listed)["interfaces"] if item.up and item.device != "lo"]
     need(bool(real), "needs a network besides loopback")
     call = in_batch_job()[major]
-    late = {"$cctl_cidr": f"{real[0].address}/{real[0].prefix}", "$cctl_daemons": real[0].device}
-    flags = [late.get(word, word) for word in (*call.flags, *call.network, *call.tcp)]
+    late = {"$cctl_cidr": f"{real[0].address}/{real[0].prefix}", "$cctl_device": real[0].device}
+    tcp = next(flags for _, engine, flags in call.engines if engine == "ob1")
+    flags = [late.get(word, word) for word in (*call.flags, *call.by_device, *tcp)]
     plan = launch.load("mpirun").plan(request(cluster(mode="local", one_host=True), spec(ranks=2)))
     plan = replace(
         plan,
