@@ -28,7 +28,8 @@ class UsageError(ClusterctlError, ValueError):
 
 
 class ProviderError(ClusterctlError):
-    """The provider of machines said no: quota, capacity, credentials, a missing tool."""
+    """The provider of machines said no: quota, capacity, credentials, a missing tool. Also: this
+    machine's disk is full."""
 
     exit_code = 3
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 
-from clusterctl.errors import UsageError
+from clusterctl.errors import ClusterctlError
 from clusterctl.state import home
 
 LIMIT = 5_000_000
@@ -16,7 +16,7 @@ LIMIT = 5_000_000
 def record(text: str) -> str:
     """Appends to the log; returns its path, or nothing where it cannot be written."""
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    with contextlib.suppress(OSError, ValueError, UsageError):
+    with contextlib.suppress(OSError, ValueError, ClusterctlError):
         place = home()
         place.make(place.path)
         if place.log.exists() and place.log.stat().st_size > LIMIT:

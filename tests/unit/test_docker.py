@@ -140,7 +140,7 @@ def test_create_argv() -> None:
         "exec /bin/sh /usr/local/lib/clusterctl/entrypoint.sh",
     ):
         assert words in text, words
-    assert "clusterctl.node_resultser=/x y" in argv
+    assert "clusterctl.folder=/x y" in argv
     for never in ("--privileged", "--network=host", "--volume", "--publish", "SYS_ADMIN"):
         assert never not in text
     plain = " ".join(create(layout.NodePlan("worker-1", 1, "img:1"), supported=()))

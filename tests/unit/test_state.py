@@ -351,6 +351,22 @@ def test_a_full_disk_is_no_mistake_in_the_command_line(
     assert "free some space there" in said.err
 
 
+def test_a_full_disk_without_a_state_home_is_one_clear_error(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its log cannot be written either, which must not hide why."""
+
+    def mkdir(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    said = call("up")
+    assert said.code == 3
+    assert "the state home" in said.err
+    assert "free some space there" in said.err
+    assert "log:" not in said.err
+
+
 def test_a_writer_that_is_killed_leaves_a_whole_record(
     start: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:

@@ -105,7 +105,7 @@ def _survey_site(
         raise NodeUnreachable(f"{where}: {result.error}", hint="try again", transient=True)
     if not result.ok:
         raise BootstrapError(
-            f"{where} could not be created ready: {last_line(result)}",
+            f"{where} could not be prepared: {last_line(result)}",
             hint="choose a writable folder there with --workdir",
         )
     answers = facts.answers(result.text)

@@ -18,7 +18,7 @@ from clusterctl.model import NodeResult
 
 CLUSTER = "clusterctl.cluster"
 """Label: the cluster's id."""
-FOLDER = "clusterctl.node_resultser"
+FOLDER = "clusterctl.folder"
 """Label: the cluster's folder. One engine may serve several people."""
 NODE = "clusterctl.node"
 DIGEST = "clusterctl.digest"
