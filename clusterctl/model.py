@@ -259,7 +259,7 @@ class Cluster:
     show, or "" for what their ssh_config and agent offer."""
     account: str = ""
     """AWS's number of the account that the nodes are in."""
-    traits: dict[str, str] = field(default_factory=dict)
+    site_info: dict[str, str] = field(default_factory=dict)
     """What a batch system has told of itself when it was attached."""
 
     @property

@@ -58,7 +58,7 @@ def attach(given: verbs.Attach, console: Console) -> None:
             "cluster": made.name,
             **pick(made, "id", "phase"),
             "provider": made.spec.provider,
-            "traits": made.traits,
+            "site_info": made.site_info,
             "nodes": [plain(node) for node in made.nodes],
         }
     )

@@ -80,7 +80,7 @@ def python(request: Request) -> str:
 
 def _venv(request: Request) -> str:
     """Its folder; a `~` is the home on the login node."""
-    folder, home = request.spec.venv.rstrip("/"), request.cluster.traits.get("home", "")
+    folder, home = request.spec.venv.rstrip("/"), request.cluster.site_info.get("home", "")
     return f"{home}{folder[1:]}" if home and folder[:2] in ("~", "~/") else folder
 
 

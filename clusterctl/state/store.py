@@ -16,6 +16,9 @@ from clusterctl.errors import RecordError
 from clusterctl.model import Cluster, Job
 from clusterctl.state.home import Home, write_atomic, writing
 
+FORMER = {"traits": "site_info"}
+"""Keys that records of earlier versions have, and what they are called now."""
+
 Record = TypeVar("Record", Cluster, Job)
 
 
@@ -177,7 +180,11 @@ def _encode(record: Cluster | Job) -> bytes:
 
 def _decode(path: Path, kind: type[Record], hint: str) -> Record:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        raw = msgspec.json.decode(path.read_bytes())
+        for former, name in FORMER.items():
+            if isinstance(raw, dict) and former in raw:
+                raw.setdefault(name, raw.pop(former))
+        return msgspec.convert(raw, kind)
     except (msgspec.DecodeError, UnicodeDecodeError, OSError) as error:
         raise RecordError(f"the record {path} cannot be read: {error}", hint=hint) from error
 

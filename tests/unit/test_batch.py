@@ -152,7 +152,7 @@ def test_a_venv_has_one_path_wherever_ranks_start(
     monkeypatch.chdir(tmp_path)
     where = site("slurm")
     login = replace(where.launcher, address="" if here else where.launcher.address)
-    where = replace(where, nodes=(login,), traits={"home": "/home/me"})
+    where = replace(where, nodes=(login,), site_info={"home": "/home/me"})
     assert where.launcher.here is here
     _, plan = plan_job(where, spec(venv=venv, launcher="auto"), number=7)
     assert plan.programs["login"][0] == python.format(here=tmp_path)
@@ -450,7 +450,7 @@ def test_mpi_plugins_are_read_in_old_and_new_wording() -> None:
     )
     old = "srun: MPI types are...\nsrun: pmix\nsrun: none\n"
     for said, expected in ((new, "yes"), (old, "yes"), ("MPI plugin types are...\n\tpmi2", "")):
-        assert load_site("slurm").traits({"mpi_plugins": said})["pmix"] == expected
+        assert load_site("slurm").parse_site_info({"mpi_plugins": said})["pmix"] == expected
 
 
 def test_queues() -> None:

@@ -238,6 +238,17 @@ def test_a_record_with_fields_to_come_is_read(store: Store) -> None:
     assert store.cluster("lab") == cluster()
 
 
+def test_a_record_with_a_former_key_is_read_and_gets_the_new_one(store: Store) -> None:
+    site = replace(cluster(), site_info={"version": "slurm 22.05.8", "home": "/home/me"})
+    store.save(site)
+    path = store.folder("lab") / "cluster.json"
+    path.write_text(path.read_text().replace('"site_info"', '"traits"'))
+    assert store.cluster("lab") == site
+    store.save(store.cluster("lab"))
+    assert '"site_info"' in path.read_text()
+    assert '"traits"' not in path.read_text()
+
+
 def test_strangers_in_the_jobs_folder_are_passed_over(store: Store) -> None:
     """Somebody's backup of a job is no job."""
     store.save_job(job())

@@ -75,7 +75,7 @@ def attach_site(store: Store, name: str, login: Login, tell: Tell) -> Cluster:
         cluster = replace(cluster, phase=Phase.READY)
         store.save(cluster)
         write_config(store, cluster)
-        store.event(name, "attached", system=login.system, version=cluster.traits["version"])
+        store.event(name, "attached", system=login.system, version=cluster.site_info["version"])
     return cluster
 
 
@@ -118,7 +118,7 @@ def _survey_site(
             hint="is this a login node of the cluster? On Debian: apt-get install "
             + " ".join(sorted(set(missing.values()))),
         )
-    traits = {**site.traits(answers), "home": answers["home"].strip()}
+    info = {**site.parse_site_info(answers), "home": answers["home"].strip()}
     node = replace(
         node,
         root=answers["root"].strip(),
@@ -128,8 +128,8 @@ def _survey_site(
         mpi_prefix=found.mpi.prefix if found.mpi else "",
         slots=sum(queue.slots for queue in site.queues(answers.get("queues", ""))) or 1,
     )
-    traits["shared"] = _shared(pool, node, site, tell)
-    return replace(cluster, nodes=(node,), traits=traits, mode_reason=traits["version"])
+    info["shared"] = _shared(pool, node, site, tell)
+    return replace(cluster, nodes=(node,), site_info=info, mode_reason=info["version"])
 
 
 def _shared(pool: Pool, node: Node, site: BatchSite, tell: Tell) -> str:

@@ -30,7 +30,7 @@ class SgeProvider(BatchSite):
             "queues": self.status_command(),
         }
 
-    def traits(self, answers: Mapping[str, str]) -> dict[str, str]:
+    def parse_site_info(self, answers: Mapping[str, str]) -> dict[str, str]:
         """`version` and the names of the parallel environments in `pes`."""
         return {
             "version": answers.get("version", "").strip(),

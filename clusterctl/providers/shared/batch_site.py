@@ -26,7 +26,7 @@ class BatchSite:
     def questions(self) -> dict[str, str]:
         raise NotImplementedError
 
-    def traits(self, answers: Mapping[str, str]) -> dict[str, str]:
+    def parse_site_info(self, answers: Mapping[str, str]) -> dict[str, str]:
         """What the answers say, as it is kept in the cluster's record."""
         raise NotImplementedError
 

@@ -27,7 +27,7 @@ class SlurmProvider(BatchSite):
             "queues": self.status_command(),
         }
 
-    def traits(self, answers: Mapping[str, str]) -> dict[str, str]:
+    def parse_site_info(self, answers: Mapping[str, str]) -> dict[str, str]:
         """`version`, `pmix` and `sacct`, empty where the site has none."""
         plugins = re.findall(r"[a-z]\w+", answers.get("mpi_plugins", ""))
         return {
