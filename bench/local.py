@@ -161,7 +161,7 @@ def two_nodes(start: float) -> list[Row]:
         f" a=$(date +%s%N); {shlex.join(words)} {PYTHON} -c 'print(1)' </dev/null >/dev/null"
         ' && echo "$(($(date +%s%N) - a))"'
     )
-    with actions.connected(store, cluster) as pool:
+    with actions.open_pool(store, cluster) as pool:
         launcher = pool.transport(cluster.launcher.name)
         launcher.connect(20)
         nanoseconds: list[float] = []
@@ -202,7 +202,7 @@ def connected_to_start(store: Store) -> float:
     """Seconds from open connections to the moment that the supervisor starts mpirun."""
     prepared = prepare(store)
     cluster = prepared.cluster
-    with actions.connected(store, cluster) as pool:
+    with actions.open_pool(store, cluster) as pool:
         pool.connect(timeout=20)
         connected = time.time()
         job = run_action.submit(store, prepared, pool, lambda text: None)

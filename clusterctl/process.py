@@ -19,7 +19,7 @@ from clusterctl.model import NodeResult
 Spawned = subprocess.Popen[bytes]
 
 
-def ourselves(*words: str) -> list[str]:
+def own_command(*words: str) -> list[str]:
     """The command line that runs `clusterctl WORDS` in a process of its own.
 
     Its Python is isolated: neither the current folder nor PYTHONPATH can put other modules in the

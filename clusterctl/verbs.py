@@ -6,8 +6,9 @@ from collections.abc import Collection
 from itertools import zip_longest
 from typing import Any
 
-from clusterctl import scope
+from clusterctl import option_limits as where
 from clusterctl.errors import UsageError
+from clusterctl.option_limits import Limit
 from clusterctl.options import (
     ARGUMENTS,
     DEFAULT_NAME,
@@ -36,7 +37,6 @@ from clusterctl.options import (
     whole,
     zones,
 )
-from clusterctl.scope import Limit
 
 CLUSTERS, JOBS, MACHINES = "Clusters", "Jobs", "Nodes and this machine"
 DATA = "Data sets and images"
@@ -59,7 +59,7 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
         "clusterctl up --provider docker --gpus all lab",
     )
     MACHINE = Group("Machines")
-    EC2 = Group("Amazon EC2", (scope.EC2,))
+    EC2 = Group("Amazon EC2", (where.EC2,))
 
     name = NEW_NAME
     provider = text(
@@ -70,7 +70,7 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
         "--ttl", MACHINE, "Shut down after 30m, 8h, 2d (default on EC2: 8h)", "TIME", life_time
     )
     image = text(
-        "--image", MACHINE, "Container image (Docker and EC2)", "IMAGE", limits=scope.IMAGE
+        "--image", MACHINE, "Container image (Docker and EC2)", "IMAGE", limits=where.IMAGE
     )
     gpus = Option[tuple[str, ...]](
         "--gpus",
@@ -79,7 +79,7 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
         "0,1|all",
         empty=(),
         check=indices,
-        limits=scope.DOCKER,
+        limits=where.DOCKER,
     )
     gpu = texts("--gpu", EC2, "GPU workers: g4dn, g4ad, g5, g6; repeatable", "FAMILY[:N]")
     cpu = texts("--cpu", EC2, "CPU workers of this instance type; repeatable", "TYPE[:N]")
@@ -92,7 +92,7 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
     spot = flag("--spot", EC2, "Use spot workers: cheaper, may be interrupted")
     spot_fallback = flag("--spot-fallback", EC2, "Use on-demand workers if no spot is available")
     runtime = choice(
-        "--runtime", EC2, "Run ranks in (default: docker)", "docker", "host", limits=scope.RUNTIME
+        "--runtime", EC2, "Run ranks in (default: docker)", "docker", "host", limits=where.RUNTIME
     )
     ami = text("--ami", EC2, "Machine image of the workers", "ID")
     disk = number(
@@ -148,9 +148,9 @@ class Attach(Named, heading=CLUSTERS, module="attach"):
     hosts = file("--hosts", OPTIONS, "SSH hosts, one HOST [slots=N] ... per line")
     slurm = maybe("--slurm", OPTIONS, "Site with Slurm (default: here)", "[LOGIN]")
     sge = maybe("--sge", OPTIONS, "Site with Grid Engine (default: here)", "[LOGIN]")
-    user = text("--user", OPTIONS, "User to log in as", "NAME", limits=scope.HERE)
+    user = text("--user", OPTIONS, "User to log in as", "NAME", limits=where.HERE)
     identity = file(
-        "--identity", OPTIONS, "SSH private key (default: ssh_config and agent)", limits=scope.HERE
+        "--identity", OPTIONS, "SSH private key (default: ssh_config and agent)", limits=where.HERE
     )
     workdir = text(
         "--workdir",
@@ -159,7 +159,7 @@ class Attach(Named, heading=CLUSTERS, module="attach"):
         "DIR",
     )
     bootstrap = flag(
-        "--bootstrap", OPTIONS, "Install missing programs with sudo", limits=scope.HOSTS
+        "--bootstrap", OPTIONS, "Install missing programs with sudo", limits=where.HOSTS
     )
 
     @classmethod
@@ -196,15 +196,15 @@ class Gc(Common, heading=CLUSTERS, module="money"):
     adopt = text("--adopt", OPTIONS, "Take this cluster back instead of removing it", "NAME")
     region = texts("--region", OPTIONS, "Region (default: your usual one); repeatable", "NAME")
     dry_run = flag("--dry-run", GENERAL, "Print what is found and change nothing")
-    cluster = cluster_option(scope.NOT_ADOPT, help="Remove only this cluster")
+    cluster = cluster_option(where.NOT_ADOPT, help="Remove only this cluster")
     yes = YES
 
 
-STAGED = (scope.STAGED,)
-BATCH = Group("Batch systems (Slurm and Grid Engine)", (scope.BATCH, scope.STAGED))
-BOTH = Group(BATCH.heading, (scope.BATCH,), True, "Passed to either")
-SLURM = Group(BATCH.heading, (scope.SLURM,), True, "Passed to Slurm")
-SGE = Group(BATCH.heading, (scope.SGE,), True)
+STAGED = (where.STAGED,)
+BATCH = Group("Batch systems (Slurm and Grid Engine)", (where.BATCH, where.STAGED))
+BOTH = Group(BATCH.heading, (where.BATCH,), True, "Passed to either")
+SLURM = Group(BATCH.heading, (where.SLURM,), True, "Passed to Slurm")
+SGE = Group(BATCH.heading, (where.SGE,), True)
 SHORT = {"-N": "--nodes", "-p": "--partition", "-t": "--time"}
 """Short options of sbatch that `run` does not have, and what to write."""
 
@@ -252,18 +252,18 @@ class Run(Started, heading=JOBS, module="start"):
         "clusterctl run --partition gpu --gpus-per-node 4 --time 2:00:00 train.py",
     )
     RANKS, PROGRAM = Group("Ranks", STAGED), Group("Program", STAGED)
-    JOB = Group("Job", (scope.STAGED, scope.SUPERVISED))
+    JOB = Group("Job", (where.STAGED, where.SUPERVISED))
 
     ranks = number(
         "-n --ranks",
         RANKS,
         "Number of ranks (default: one per GPU, else per worker)",
-        limits=scope.NOT_SGE_TERMINAL,
+        limits=where.NOT_SGE_TERMINAL,
     )
     ranks_per_node = number(
-        "--ranks-per-node --ntasks-per-node", RANKS, "Ranks on each node", limits=scope.NODES
+        "--ranks-per-node --ntasks-per-node", RANKS, "Ranks on each node", limits=where.NODES
     )
-    nodes = number("--nodes", RANKS, "Number of workers (default: all)", limits=scope.NODES)
+    nodes = number("--nodes", RANKS, "Number of workers (default: all)", limits=where.NODES)
     backend = choice("--backend", RANKS, "Communication library", "auto", "gloo", "nccl", "mpi")
     launcher = choice(
         "--launcher", RANKS, "Program that starts ranks", "mpirun", "torchrun", "srun", empty="auto"
@@ -279,11 +279,11 @@ class Run(Started, heading=JOBS, module="start"):
     retries = number(
         "--retries", JOB, "Start again after a failure, at most N times", check=whole(0)
     )
-    now = flag("--now", JOB, "Do not wait for other jobs", limits=(scope.DIRECT, scope.SUPERVISED))
+    now = flag("--now", JOB, "Do not wait for other jobs", limits=(where.DIRECT, where.SUPERVISED))
     dry_run = flag("--dry-run", JOB, "Print what would run, and why", limits=())
     emit = choice("--emit", JOB, "Print a standalone script", "sh", "sbatch", "qsub", limits=STAGED)
     interactive = flag(
-        "--interactive", BATCH, "Open a shell, or run SCRIPT, on nodes", limits=scope.TERMINAL
+        "--interactive", BATCH, "Open a shell, or run SCRIPT, on nodes", limits=where.TERMINAL
     )
     modules = texts(
         "--module", BATCH, "Environment module; repeatable", "NAME", old="environment_module"
@@ -293,15 +293,15 @@ class Run(Started, heading=JOBS, module="start"):
 
     passed = (
         *_passed(BOTH, "account", "job-name", "mail-type", "mail-user", "time"),
-        flag("--requeue", BOTH, limits=(scope.BATCH, scope.SUPERVISED, scope.ENDS_ONCE)),
+        flag("--requeue", BOTH, limits=(where.BATCH, where.SUPERVISED, where.ENDS_ONCE)),
         *_passed(SLURM, "constraint", "exclude", "gpu-bind", "gpus-per-task", "gres"),
         *_passed(SLURM, "mem-per-gpu", "nodelist", "qos", "reservation"),
         flag("--exclusive", SLURM),
-        *_passed(SLURM, "cpus-per-task", limits=scope.on_sge("-pe NAME SLOTS with --ranks N")),
-        *_passed(SLURM, "gpus", "gpus-per-node", limits=scope.GPUS_ON_SGE),
-        *_passed(SLURM, "mem", "mem-per-cpu", limits=scope.MEMORY_ON_SGE),
-        *_passed(SLURM, "partition", limits=scope.on_sge("--queue NAME")),
-        *_passed(SLURM, "signal", limits=(scope.SLURM, scope.SUPERVISED)),
+        *_passed(SLURM, "cpus-per-task", limits=where.on_sge("-pe NAME SLOTS with --ranks N")),
+        *_passed(SLURM, "gpus", "gpus-per-node", limits=where.GPUS_ON_SGE),
+        *_passed(SLURM, "mem", "mem-per-cpu", limits=where.MEMORY_ON_SGE),
+        *_passed(SLURM, "partition", limits=where.on_sge("--queue NAME")),
+        *_passed(SLURM, "signal", limits=(where.SLURM, where.SUPERVISED)),
     )
 
     pe = Option(
@@ -316,7 +316,7 @@ class Run(Started, heading=JOBS, module="start"):
     resources = texts("-l", SGE, "Grid Engine: resource; repeatable", "NAME=VALUE", old="resource")
     queue = text("--queue", SGE, "Grid Engine: queue (qsub -q)", "NAME")
     project = text("--project", SGE, "Grid Engine: project (qsub -P)", "NAME")
-    json = flag("--json", GENERAL, "Print one JSON object per line", limits=scope.NOT_TERMINAL)
+    json = flag("--json", GENERAL, "Print one JSON object per line", limits=where.NOT_TERMINAL)
 
     def native(self) -> dict[str, str]:
         """What was given of the batch system's own options, by its names; a flag has no value."""
@@ -418,7 +418,7 @@ class Ssh(Common, heading=MACHINES, module="clusters"):
         "SECONDS",
         seconds,
         empty=600.0,
-        limits=scope.WITH_JSON,
+        limits=where.WITH_JSON,
     )
 
     @classmethod
@@ -449,7 +449,7 @@ class Check(Common, heading=MACHINES, module="machine"):
     """Check this machine: tools, packages, credentials and clusters."""
 
     examples = ("clusterctl check",)
-    cluster = cluster_option(scope.ONLY_THIS_MACHINE)
+    cluster = cluster_option(where.ONLY_THIS_MACHINE)
 
 
 class DataGet(Common, heading=DATA, module="data"):
@@ -464,7 +464,7 @@ class DataGet(Common, heading=DATA, module="data"):
         "--mirror", OPTIONS, "URL of a folder with the files", "URL", env="CLUSTERCTL_MIRROR"
     )
     no_push = flag("--no-push", OPTIONS, "Do not copy to the workers")
-    cluster = cluster_option(scope.PUSHED)
+    cluster = cluster_option(where.PUSHED)
 
 
 class DataPush(Common, heading=DATA, module="data"):
@@ -479,7 +479,7 @@ class DataList(Common, heading=DATA, module="data"):
     """List the data sets, and which of them are on this machine."""
 
     examples = ("clusterctl data list",)
-    cluster = cluster_option(scope.ONLY_LOCAL_DATA)
+    cluster = cluster_option(where.ONLY_LOCAL_DATA)
 
 
 class DataIndex(Common, heading=DATA, module="data"):
@@ -488,8 +488,8 @@ class DataIndex(Common, heading=DATA, module="data"):
     passes_options = True
     examples = ("clusterctl data index train val",)
     words = texts("", ARGUMENTS, "Folders and options of the program", "TRAIN VALIDATION...")
-    json = flag("--json", GENERAL, limits=scope.NO_JSON)
-    cluster = cluster_option(scope.ONLY_LOCAL_DATA)
+    json = flag("--json", GENERAL, limits=where.NO_JSON)
+    cluster = cluster_option(where.ONLY_LOCAL_DATA)
 
 
 class ImageBuild(Common, heading=DATA, module="images"):
@@ -499,7 +499,7 @@ class ImageBuild(Common, heading=DATA, module="images"):
     name = text("", ARGUMENTS, "launcher, cpu, nvidia or amd", "NAME")
     push = text("--push", OPTIONS, "Push the image there, as REPO/NAME", "REPO")
     base = text("--base", OPTIONS, "Build on this Debian image", "IMAGE")
-    cluster = cluster_option(scope.BUILT_HERE)
+    cluster = cluster_option(where.BUILT_HERE)
 
 
 class ImageLock(Common, heading=DATA, module="images"):
@@ -507,7 +507,7 @@ class ImageLock(Common, heading=DATA, module="images"):
 
     examples = ("clusterctl image lock nvidia",)
     name = text("", ARGUMENTS, "launcher, cpu, nvidia or amd", "NAME")
-    cluster = cluster_option(scope.BUILT_HERE)
+    cluster = cluster_option(where.BUILT_HERE)
 
 
 VERBS: dict[str, type[Verb]] = {

@@ -39,10 +39,10 @@ def choose(store: Store, name: str | None) -> Cluster:
     """The cluster of that name, or the only one there is."""
     if name is not None:
         return store.cluster(check_name(name))
-    return store.cluster(only_name(store))
+    return store.cluster(find_only_name(store))
 
 
-def only_name(store: Store) -> str:
+def find_only_name(store: Store) -> str:
     """The name of the only cluster there is; RecordError, UsageError."""
     names = store.names()
     if not names:
@@ -55,7 +55,7 @@ def only_name(store: Store) -> str:
     return names[0]
 
 
-def ready(cluster: Cluster) -> Cluster:
+def require_ready(cluster: Cluster) -> Cluster:
     """The cluster, if jobs can run on it."""
     if cluster.deadline and cluster.deadline < time.time():
         raise RecordError(
@@ -72,7 +72,7 @@ def ready(cluster: Cluster) -> Cluster:
     return cluster
 
 
-def made_by_us(cluster: Cluster) -> Cluster:
+def require_owned(cluster: Cluster) -> Cluster:
     """The cluster, if its machines are clusterctl's; UsageError for those that were attached."""
     if cluster.attached:
         raise UsageError(
@@ -84,7 +84,7 @@ def made_by_us(cluster: Cluster) -> Cluster:
     return cluster
 
 
-def silent(pool: Pool, names: Sequence[str], tell: Tell) -> dict[str, str]:
+def connect_or_report(pool: Pool, names: Sequence[str], tell: Tell) -> dict[str, str]:
     """Connects to these nodes; returns those that do not answer, each with the reason. Says whom
     it waits for."""
     slow = [r.node for r in pool.connect(names, timeout=PATIENCE) if not r.ok]
@@ -96,7 +96,7 @@ def silent(pool: Pool, names: Sequence[str], tell: Tell) -> dict[str, str]:
 
 
 @contextmanager
-def connected(store: Store, cluster: Cluster) -> Iterator[Pool]:
+def open_pool(store: Store, cluster: Cluster) -> Iterator[Pool]:
     """Connections to the cluster's nodes, opened when first used, closed on the way out."""
     with Pool.of(cluster, store.folder(cluster.name) / "ssh") as pool:
         yield pool

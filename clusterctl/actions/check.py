@@ -85,7 +85,7 @@ def _clusters(name: str) -> tuple[Finding, ...]:
     """What the provider says against clusters, else whether one can be planned."""
     provider = providers.load_creator(name)
     if isinstance(provider, Diagnosing):
-        return provider.findings()
+        return provider.diagnose()
     subject = provider.features.subject or name
     try:
         plan = provider.plan(ClusterSpec(name="check", provider=name, groups=(NodeGroup(count=2),)))

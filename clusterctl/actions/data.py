@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from clusterctl import assets, datasets, process
-from clusterctl.actions import Tell, choose, connected, ready, silent
+from clusterctl.actions import Tell, choose, connect_or_report, open_pool, require_ready
 from clusterctl.datasets import DATASETS, Dataset, Progress
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
 from clusterctl.model import Cluster, NodeResult
@@ -34,7 +34,7 @@ class Entry:
     path: str
 
 
-def entries(store: Store) -> tuple[Entry, ...]:
+def list_data(store: Store) -> tuple[Entry, ...]:
     """What `data get` knows."""
     root = folder(store)
     return tuple(
@@ -85,7 +85,7 @@ def get(store: Store, name: str, options: GetOptions, progress: Progress, tell: 
     """
     dataset = find(name)
     if options.push and options.cluster is not None:
-        ready(choose(store, options.cluster))  # a wrong name is said before the download
+        require_ready(choose(store, options.cluster))  # a wrong name is said before the download
     root = store.home.make(folder(store))
     if datasets.is_here(dataset, root):
         tell(f"{name} is already on this machine")
@@ -94,13 +94,13 @@ def get(store: Store, name: str, options: GetOptions, progress: Progress, tell: 
         if options.push:
             tell(f"no cluster yet: `clusterctl data push {name}` copies it later")
         return Copy(name, str(path), ())
-    target = ready(choose(store, options.cluster))
+    target = require_ready(choose(store, options.cluster))
     return Copy(name, str(path), copy(store, target, path, name, dataset.mark, tell))
 
 
 def push(store: Store, word: str, name: str | None, cluster: str | None, tell: Tell) -> Copy:
     """Copies a data set that is here, or a folder, to the workers. Raises as `get`."""
-    target = ready(choose(store, cluster))
+    target = require_ready(choose(store, cluster))
     if "/" in word or Path(word).is_dir():
         path = Path(word).resolve()
         name = name or path.name
@@ -135,8 +135,8 @@ def copy(
     # The nodes of a batch system see the login node's folders.
     nodes = cluster.workers or (cluster.launcher,)
     names = [node.name for node in nodes]
-    with connected(store, cluster) as pool:
-        away = silent(pool, names, tell)
+    with open_pool(store, cluster) as pool:
+        away = connect_or_report(pool, names, tell)
         if away:
             node, why = next(iter(away.items()))
             raise NodeUnreachable(
@@ -173,7 +173,7 @@ def copy(
     return tuple(names)
 
 
-def index(words: Sequence[str]) -> int:
+def write_index(words: Sequence[str]) -> int:
     """Runs `make_dataset_yaml.py` of the bundled programs on this machine; its exit code."""
     program = assets.folder("workloads") / "make_dataset_yaml.py"
     return process.foreground([sys.executable, str(program), *words], cwd=Path.cwd())

@@ -130,7 +130,7 @@ def _living(store: Store, cluster: Cluster, tell: Tell) -> Collection[str]:
     """The nodes that are billed. Raises the provider's error where it does not let us in: before a
     job is ended for a cluster that would then stay."""
     try:
-        return providers.load_billing(cluster).billed(cluster, store.folder(cluster.name))
+        return providers.load_billing(cluster).list_billed(cluster, store.folder(cluster.name))
     except ClusterctlError:
         salvage.tell_price(cluster, tell)
         raise
@@ -141,14 +141,14 @@ def _made(cluster: Cluster, folder: Path) -> tuple[Charge, ...]:
     those that are gone cost no more."""
     provider = providers.load_billing(cluster)
     try:
-        there = provider.billed(cluster, folder)
+        there = provider.list_billed(cluster, folder)
     except ClusterctlError:
         return cluster.charges
-    made = {node.name for node in cluster.nodes} | provider.made(folder)
-    return billing.settled(cluster, living=there, made=made, now=time.time())
+    made = {node.name for node in cluster.nodes} | provider.list_made(folder)
+    return billing.settle(cluster, living=there, made=made, now=time.time())
 
 
-def orphans(store: Store, name: str) -> tuple[Cluster, ...]:
+def find_orphans(store: Store, name: str) -> tuple[Cluster, ...]:
     """The clusters that run under this name and have no record, as their machines tell it."""
     folder = store.folder(name)
     return tuple(
@@ -160,7 +160,7 @@ def orphans(store: Store, name: str) -> tuple[Cluster, ...]:
         )
         for provider in providers.PROVIDERS
         if isinstance(loaded := providers.load(provider), Recovering)
-        for id in sorted(loaded.ids(folder))
+        for id in sorted(loaded.find_ids(folder))
     )
 
 
@@ -168,7 +168,7 @@ def _without_record(
     store: Store, name: str, why: RecordError, tell: Tell, ask: salvage.Ask
 ) -> Down | None:
     """Takes down what can be found of a cluster whose record is damaged or gone."""
-    found = orphans(store, name)
+    found = find_orphans(store, name)
     if not found and name not in store.names():
         if store.names():
             raise why

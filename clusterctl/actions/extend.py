@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clusterctl import providers
-from clusterctl.actions import Tell, made_by_us
+from clusterctl.actions import Tell, require_owned
 from clusterctl.errors import UsageError
 from clusterctl.insight import cost
 from clusterctl.model import Cluster, Job, Phase, clock
@@ -35,7 +35,7 @@ def extend(store: Store, name: str, ttl: float, tell: Tell, consent: Consent) ->
     their old deadline, with the later one on record, and UsageError where a budget does not last
     that long, machines run that are no nodes yet, or an end that comes sooner is not agreed to."""
     with ClusterLock(store.home, name, "extend", tell):
-        cluster = made_by_us(store.cluster(name))
+        cluster = require_owned(store.cluster(name))
         provider = providers.load(cluster.spec.provider)
         if not isinstance(provider, Expiring):
             raise UsageError(
@@ -99,7 +99,7 @@ def _whole(cluster: Cluster, folder: Path, now: float) -> None:
     over = cluster.deadline is not None and cluster.deadline <= now
     if not cluster.charges or (cluster.phase is Phase.READY and not over):
         return
-    there = providers.load_billing(cluster).billed(cluster, folder)
+    there = providers.load_billing(cluster).list_billed(cluster, folder)
     if not there:
         raise UsageError(
             f"no machine of cluster {name} runs any more",

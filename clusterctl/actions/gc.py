@@ -74,7 +74,7 @@ def remove(store: Store, orphan: Orphan, tell: Tell) -> bool:
     return True
 
 
-def adoptable(store: Store, name: str, regions: Iterable[str]) -> Orphan:
+def find_adoptable(store: Store, name: str, regions: Iterable[str]) -> Orphan:
     """The cluster of that name (or id) that has no record. Raises RecordError where there is none
     or the name is taken, UsageError where there are several."""
     check_name(name)
@@ -169,7 +169,7 @@ def _recorded(store: Store) -> set[str]:
 def _known(store: Store) -> set[str]:
     """The same, with those whose record is damaged or gone: `down` still knows them."""
     kept = (
-        provider.ids(store.folder(name))
+        provider.find_ids(store.folder(name))
         for provider in _discovering().values()
         for name in store.names()
     )

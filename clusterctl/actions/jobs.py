@@ -7,20 +7,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from clusterctl.actions import Tell, check_name, connected, ready, silent
+from clusterctl.actions import Tell, check_name, connect_or_report, open_pool, require_ready
 from clusterctl.actions.run import OnJob, OnOutput, Prepared, plan_job, run
 from clusterctl.errors import ClusterctlError, NodeUnreachable, RecordError, UsageError
 from clusterctl.jobs import control, outputs, systems
-from clusterctl.jobs.follow import Follower, Piece, complete, stored
+from clusterctl.jobs.follow import Follower, Piece, is_complete, read_stored
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.stage import Tree
-from clusterctl.jobs.start import involved, ranked
+from clusterctl.jobs.start import list_nodes, list_rank_nodes
 from clusterctl.model import Cluster, Job, JobSpec, JobState, Phase
 from clusterctl.state import Store
 from clusterctl.transport.pool import Pool
 
 
-def jobs(store: Store, name: str | None, tell: Tell) -> tuple[Job, ...]:
+def list_jobs(store: Store, name: str | None, tell: Tell) -> tuple[Job, ...]:
     """The history, newest last. Jobs that may still run are asked after."""
     for line in store.damage():
         tell(line)
@@ -37,7 +37,7 @@ def jobs(store: Store, name: str | None, tell: Tell) -> tuple[Job, ...]:
         if not going or cluster.phase is not Phase.READY:
             continue
         try:
-            with connected(store, cluster) as pool:
+            with open_pool(store, cluster) as pool:
                 asked = control.refresh_all(going, cluster, pool, tell)
                 for job, new in zip(going, asked, strict=True):
                     fresh[job.id] = new
@@ -51,7 +51,7 @@ def jobs(store: Store, name: str | None, tell: Tell) -> tuple[Job, ...]:
     return tuple(fresh.get(job.id, job) for job in found)
 
 
-def of_cluster(store: Store, number: int, where: str | None) -> Job:
+def find_job(store: Store, number: int, where: str | None) -> Job:
     """The job; where a cluster is named, it has to be that cluster's."""
     job = store.job(number)
     if where is not None and job.cluster != where:
@@ -62,19 +62,19 @@ def of_cluster(store: Store, number: int, where: str | None) -> Job:
     return job
 
 
-def cluster_of(store: Store, job: Job) -> Cluster | None:
+def find_cluster(store: Store, job: Job) -> Cluster | None:
     """The cluster the job ran on, if it still exists (not another one of the same name)."""
     return next((c for c in store.clusters() if c.id == job.cluster_id), None)
 
 
-def alive(store: Store, job: Job) -> Cluster:
-    cluster = cluster_of(store, job)
+def require_cluster(store: Store, job: Job) -> Cluster:
+    cluster = find_cluster(store, job)
     if cluster is None:
         raise RecordError(
             f"the cluster of job {job.id} ({job.cluster}) is gone",
             hint=f"`clusterctl logs {job.id}` shows what was saved",
         )
-    return ready(cluster)
+    return require_ready(cluster)
 
 
 def logs(
@@ -88,17 +88,17 @@ def logs(
 ) -> Iterator[list[Piece]]:
     """The job's output: to its end with `follow`, else as far as it is. `rank` has to be one of
     the job's, and is not filtered for. `tell` hears why a job waits."""
-    job = of_cluster(store, number, where)
+    job = find_job(store, number, where)
     if rank is not None and rank >= job.ranks:
         raise UsageError(
             f"job {number} has no rank {rank}", hint=f"its ranks are 0 to {job.ranks - 1}"
         )
     folder = store.job_folder(number)
-    cluster = cluster_of(store, job)
-    if cluster is None or complete(folder) or cluster.phase is not Phase.READY:
-        yield from stored(folder)
+    cluster = find_cluster(store, job)
+    if cluster is None or is_complete(folder) or cluster.phase is not Phase.READY:
+        yield from read_stored(folder)
         return
-    with connected(store, cluster) as pool:
+    with open_pool(store, cluster) as pool:
         job = _handed_in(store, job, cluster, pool)
         if not _never_came(job):
             yield from _followed(store, job, cluster, pool, tell, follow=follow)
@@ -115,7 +115,7 @@ def _followed(
         try:
             yield from follower.batches(until_ended=follow)
             if follower.lost:
-                where = [name for name in follower.lost if name in ranked(job, cluster)]
+                where = [name for name in follower.lost if name in list_rank_nodes(job, cluster)]
                 raise NodeUnreachable(
                     f"the output of job {job.id} on {', '.join(where)} is incomplete"
                     if where
@@ -125,7 +125,7 @@ def _followed(
                     transient=True,
                 )
         except NodeUnreachable as error:
-            if (now := cluster_of(store, job)) is None or now.phase is Phase.DELETING:
+            if (now := find_cluster(store, job)) is None or now.phase is Phase.DELETING:
                 raise RecordError(
                     f"cluster {job.cluster} was taken down, and job {job.id} with it",
                     hint=f"`clusterctl logs {job.id}` shows what was saved",
@@ -157,12 +157,12 @@ def _never_came(job: Job) -> bool:
 
 def cancel(store: Store, number: int, where: str | None, tell: Tell) -> Job:
     """Ends the job; on one that has ended, makes sure that nothing of it is left."""
-    job = of_cluster(store, number, where)
-    if job.state.ended and cluster_of(store, job) is None:
+    job = find_job(store, number, where)
+    if job.state.ended and find_cluster(store, job) is None:
         return job
-    cluster = alive(store, job)
-    with connected(store, cluster) as pool:
-        for name, why in silent(pool, involved(job, cluster), tell).items():
+    cluster = require_cluster(store, job)
+    with open_pool(store, cluster) as pool:
+        for name, why in connect_or_report(pool, list_nodes(job, cluster), tell).items():
             tell(f"{name} does not answer: {why}")
         job = _handed_in(store, job, cluster, pool)
         if _never_came(job):
@@ -187,11 +187,11 @@ class Fetched:
 
 def fetch(store: Store, number: int, where: str | None, target: Path | None, tell: Tell) -> Fetched:
     """Brings the job's outputs from all nodes that answer. NodeUnreachable if none does."""
-    job = of_cluster(store, number, where)
-    cluster = alive(store, job)
-    with connected(store, cluster) as pool:
-        away = silent(pool, ranked(job, cluster), tell)
-        if away and len(away) == len(ranked(job, cluster)):
+    job = find_job(store, number, where)
+    cluster = require_cluster(store, job)
+    with open_pool(store, cluster) as pool:
+        away = connect_or_report(pool, list_rank_nodes(job, cluster), tell)
+        if away and len(away) == len(list_rank_nodes(job, cluster)):
             raise NodeUnreachable(
                 f"no node with outputs of job {number} answers: {'; '.join(away.values())}",
                 hint="check the nodes with `clusterctl status --live`;"
@@ -256,7 +256,7 @@ def rerun(
     `resume` carries the old job's outputs over, so that a program that reads its snapshot goes on.
     """
     old = store.job(number)
-    cluster = ready(store.cluster(old.cluster if where is None else check_name(where)))
+    cluster = require_ready(store.cluster(old.cluster if where is None else check_name(where)))
     if resume:
         old = _check_resumable(store, old, cluster, tell)
     if not (store.home.stages / old.stage).is_file():
@@ -290,7 +290,7 @@ def _check_resumable(store: Store, old: Job, cluster: Cluster, tell: Tell) -> Jo
             f"job {old.id} ran on another cluster {old.cluster!r}, which is gone with its outputs",
             hint=f"`clusterctl rerun {old.id}` starts fresh",
         )
-    with connected(store, cluster) as pool:
+    with open_pool(store, cluster) as pool:
         old = control.refresh(old, cluster, pool)
         if not old.state.ended:
             raise RecordError(
@@ -317,7 +317,7 @@ def _check_outputs(old: Job, cluster: Cluster, pool: Pool, tell: Tell) -> None:
     fresh = f"`clusterctl rerun {old.id}` starts from the beginning"
     names = systems.load(cluster).locate(old)
     first = names[0]
-    present = control.staged(old, cluster, pool)
+    present = control.find_staged(old, cluster, pool)
     if first not in present:
         raise RecordError(
             f"job {old.id} cannot be resumed: {first}, where its rank 0 ran, has none of its files",
@@ -354,4 +354,4 @@ def _again(store: Store, old: Job, cluster: Cluster, given: Variables) -> Prepar
     return Prepared(job=job, cluster=cluster, plan=plan, tree=tree, secrets=secrets)
 
 
-survivors_text = control.survivors_text
+describe_survivors = control.describe_survivors

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from clusterctl import process
-from clusterctl.actions import connected
+from clusterctl.actions import open_pool
 from clusterctl.errors import NodeUnreachable, RecordError, UsageError
 from clusterctl.model import Cluster, Node, NodeResult
 from clusterctl.state import Store
@@ -56,7 +56,7 @@ def shell(store: Store, cluster: Cluster, name: str | None, words: list[str]) ->
     _check_keys(store, cluster)
     code = process.foreground(argv, cwd=store.folder(cluster.name) / "ssh")
     if code == SSH_FAILED:
-        with connected(store, cluster) as pool:
+        with open_pool(store, cluster) as pool:
             pool.transport(name or cluster.launcher.name).connect(CONNECT_TIMEOUT)
     return code
 
@@ -67,7 +67,7 @@ def execute(
     """The command's result as data, for --json."""
     node = node_of(cluster, name or cluster.launcher.name)
     _check_keys(store, cluster)
-    with connected(store, cluster) as pool:
+    with open_pool(store, cluster) as pool:
         return pool.transport(node.name).run(_at_home(words), timeout=timeout)
 
 
@@ -84,7 +84,7 @@ def copy(store: Store, cluster: Cluster, source: str, target: str, timeout: floa
         raise UsageError(f"there is no {source!r} here", hint="check the path")
     if remote_source or remote_target:
         _check_keys(store, cluster)
-    with connected(store, cluster) as pool:
+    with open_pool(store, cluster) as pool:
         for remote in (remote_source, remote_target):
             if remote:
                 pool.transport(remote[0]).connect(CONNECT_TIMEOUT)

@@ -11,7 +11,7 @@ from pathlib import Path
 from textwrap import indent
 
 from clusterctl import assets, launch, process
-from clusterctl.actions import Tell, connected, ready, silent
+from clusterctl.actions import Tell, connect_or_report, open_pool, require_ready
 from clusterctl.compiling import compilation
 from clusterctl.errors import (
     ClusterctlError,
@@ -26,7 +26,7 @@ from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.program import Resolved, backend_note, resolve_module
 from clusterctl.jobs.program import resolve as resolve_script
 from clusterctl.model import Cluster, Job, JobSpec, JobState, LaunchPlan, NodeResult, ProgramKind
-from clusterctl.schedulers.verdict import NO_RANK, full
+from clusterctl.schedulers.verdict import NO_RANK, is_disk_full
 from clusterctl.state import Store
 from clusterctl.transport.pool import Pool
 
@@ -98,7 +98,7 @@ def prepare(
 def plan_job(cluster: Cluster, spec: JobSpec, *, number: int) -> tuple[Job, LaunchPlan]:
     """The job's record before it is staged, and how its ranks are started."""
     compilation(spec.program, spec.env)  # its flags may be wrong
-    system = systems.load(ready(cluster))
+    system = systems.load(require_ready(cluster))
     spec = replace(spec, venv=_absolute(cluster, spec.venv))
     if spec.launcher == "auto":
         spec = replace(spec, launcher=system.scheduler.launchers[0])
@@ -144,8 +144,8 @@ def _ship(store: Store, prepared: Prepared, pool: Pool, tell: Tell, carry: int |
     staging = starting = False
     try:
         # Staging may take its time, a node that does not answer may not.
-        for name, why in silent(pool, start.involved(job, cluster), tell).items():
-            raise start.trouble(f"staging job {job.id}", NodeResult(node=name, error=why))
+        for name, why in connect_or_report(pool, start.list_nodes(job, cluster), tell).items():
+            raise start.make_error(f"staging job {job.id}", NodeResult(node=name, error=why))
         files = start.node_files(job, cluster, prepared.plan, prepared.secrets)
         staging = True
         port = start.put(job, cluster, files, pool, store.home, carry=carry)
@@ -191,7 +191,7 @@ def run(
 
     KeyboardInterrupt ends the job on all nodes before it is raised again.
     """
-    with nullcontext(pool) if pool else connected(store, prepared.cluster) as pool:
+    with nullcontext(pool) if pool else open_pool(store, prepared.cluster) as pool:
         job = submit(store, prepared, pool, tell, carry=carry)
         on_start(job)
         if detach:
@@ -218,7 +218,7 @@ def attend(
                         store.save_job(job)
                     if follower.job.attempt > attempt:
                         attempt = follower.job.attempt
-                        tell(attempt_text(follower.job))
+                        tell(describe_attempt(follower.job))
                 if follower.cut_short:
                     tell(
                         f"job {job.id} has ended, but not all of its output was read within"
@@ -232,20 +232,22 @@ def attend(
         store.save_job(job)
         raise
     if job.state is JobState.FAILED and job.program_exit_code is None:
-        said = control.messages(job, cluster, pool)
+        said = control.read_messages(job, cluster, pool)
         raise LaunchError(
             f"job {job.id} could not be started: {job.reason or NO_RANK}"
             + (f"\n{said}" if said else ""),
             hint=FREE_SPACE
-            if full(job)
+            if is_disk_full(job)
             else "`clusterctl run --dry-run …` shows the command and the reason for each flag",
         )
-    if job.state is JobState.FAILED and (said := control.remarks(job, cluster, pool)):
+    if job.state is JobState.FAILED and (said := control.read_remarks(job, cluster, pool)):
         tell(f"{STARTERS.get(job.spec.launcher, 'the launcher')} said:\n{indent(said, '  ')}")
     if job.state is JobState.FAILED and (why := systems.load(cluster).explain_failure(job)):
         raise NodeUnreachable(
             f"job {job.id} failed: {why}",
-            hint=FREE_SPACE if full(job) else "check the nodes with `clusterctl status --live`",
+            hint=FREE_SPACE
+            if is_disk_full(job)
+            else "check the nodes with `clusterctl status --live`",
         )
     if job.state is JobState.LOST:
         raise LaunchError(
@@ -255,7 +257,7 @@ def attend(
     return job
 
 
-def attempt_text(job: Job) -> str:
+def describe_attempt(job: Job) -> str:
     """That a job has begun again: it failed, or the batch system may have put it back."""
     tries = job.spec.retries + 1
     if job.attempt > tries or "requeue" in job.spec.native:
@@ -277,7 +279,7 @@ def _stop(job: Job, cluster: Cluster, pool: Pool, tell: Tell) -> Job:
             f" `clusterctl cancel {job.id}` waits until nothing is left"
         )
         raise
-    tell(f"job {job.id} is {job.state.value}: {control.survivors_text(job)}")
+    tell(f"job {job.id} is {job.state.value}: {control.describe_survivors(job)}")
     return job
 
 
@@ -289,10 +291,10 @@ def emit(prepared: Prepared, kind: str = "sh") -> str:
             f"--emit {kind} does not fit cluster {cluster.name!r} ({cluster.spec.provider})",
             hint=f"--emit {scheduler.emits}",
         )
-    return scheduler.emit(prepared.job, cluster, prepared.plan, beside=beside(prepared))
+    return scheduler.emit(prepared.job, cluster, prepared.plan, beside=copy_command(prepared))
 
 
-def beside(prepared: Prepared) -> str:
+def copy_command(prepared: Prepared) -> str:
     """The command that copies here what an emitted script does not hold of a bundled program; ""
     where the program is the user's own."""
     what = prepared.job.spec.program
@@ -321,10 +323,10 @@ class Terminal:
         return process.foreground(self.argv, cwd=self.folder)
 
 
-def interactive(store: Store, cluster: Cluster, spec: JobSpec, words: list[str]) -> Terminal:
+def plan_terminal(store: Store, cluster: Cluster, spec: JobSpec, words: list[str]) -> Terminal:
     """A shell, or `words`, on nodes that the batch system gives for it. Nothing is staged and
     nothing recorded."""
-    argv = systems.load(ready(cluster)).interactive_argv(spec, words)
+    argv = systems.load(require_ready(cluster)).interactive_argv(spec, words)
     if cluster.launcher.here:
         return Terminal(argv, Path.cwd())
     argv = ("ssh", "-t", "-F", "config", cluster.launcher.name, shlex.join(argv))
@@ -338,7 +340,7 @@ def next_number(store: Store, *, dry: bool) -> int:
     return max((job.id for job in store.jobs()), default=0) + 1
 
 
-def recorded(store: Store, number: int) -> Job | None:
+def find_job(store: Store, number: int) -> Job | None:
     """The job's record, if it has got that far."""
     try:
         return store.job(number)

@@ -6,18 +6,18 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from clusterctl.actions import Tell, connected, silent
+from clusterctl.actions import Tell, connect_or_report, open_pool
 from clusterctl.actions.jobs import Fetched, fetch_from
-from clusterctl.deadline import Deadline
 from clusterctl.errors import ClusterctlError, UsageError, reason
 from clusterctl.insight import cost
 from clusterctl.jobs import control, outputs
-from clusterctl.jobs.follow import Follower, complete
+from clusterctl.jobs.follow import Follower, is_complete
 from clusterctl.jobs.interrupts import Interrupts
-from clusterctl.jobs.stage import human
-from clusterctl.jobs.start import ranked
+from clusterctl.jobs.stage import format_bytes
+from clusterctl.jobs.start import list_rank_nodes
 from clusterctl.model import Cluster, Job, Role, clock
 from clusterctl.state import Store
+from clusterctl.time_limits import Deadline
 from clusterctl.transport.pool import Pool
 
 LIMIT = 120.0
@@ -83,8 +83,8 @@ def save(
     jobs = store.jobs_of(cluster)
     if not jobs:
         return Saved()
-    with connected(store, cluster) as pool:
-        away = silent(pool, [node.name for node in cluster.nodes], tell)
+    with open_pool(store, cluster) as pool:
+        away = connect_or_report(pool, [node.name for node in cluster.nodes], tell)
         for name, why in away.items():
             tell(f"files on {name} cannot be saved: {why}")
         here = cluster.without(away)
@@ -95,12 +95,12 @@ def save(
             jobs = _current(store, jobs, here, pool, look)
         except (ClusterctlError, OSError) as error:
             tell(f"not everything can be saved: {reason(error)}")
-        found, unknown = never_fetched(jobs, here, pool, look)
+        found, unknown = find_unfetched(jobs, here, pool, look)
         running = [job for job in jobs if not job.state.ended]
         with deadline.paused():
             if running and not ask(f"job {_numbers(running)} is still running; end it?"):
                 return None
-            if not _agree_to_lose(cluster, loss(found, unknown), unfetched, act, tell):
+            if not _agree_to_lose(cluster, describe_loss(found, unknown), unfetched, act, tell):
                 return None
         limit = deadline.within(END_LIMIT if not cluster.attached else math.inf)
         cancelled = _cancel(store, running, here, pool, limit, tell)
@@ -150,8 +150,8 @@ def end_jobs(store: Store, cluster: Cluster, tell: Tell) -> tuple[int, ...]:
     if not jobs:
         return ()
     ended: list[int] = []
-    with connected(store, cluster) as pool:
-        away = silent(pool, [node.name for node in cluster.nodes], tell)
+    with open_pool(store, cluster) as pool:
+        away = connect_or_report(pool, [node.name for node in cluster.nodes], tell)
         here = cluster.without(away)
         for job in jobs:
             try:
@@ -177,7 +177,7 @@ def _current(
     return [fresh.get(job.id, job) for job in jobs]
 
 
-def never_fetched(
+def find_unfetched(
     jobs: list[Job], cluster: Cluster, pool: Pool, deadline: Deadline
 ) -> tuple[list[tuple[int, int]], dict[int, str]]:
     """Jobs with outputs on these nodes that were never fetched, and how many bytes they are. Then
@@ -202,15 +202,15 @@ def never_fetched(
     return found, unknown
 
 
-def loss(unfetched: Sequence[tuple[int, int]], unknown: Mapping[int, str]) -> list[str]:
+def describe_loss(unfetched: Sequence[tuple[int, int]], unknown: Mapping[int, str]) -> list[str]:
     """What would be lost of these jobs (number, bytes): the largest by name, the others summed.
     `unknown`: jobs that could not be looked at, and why."""
     named = sorted(sorted(unfetched, key=lambda job: job[1])[-NAMED:])
-    lines = [f"job {n} has unfetched outputs: {human(size)}" for n, size in named]
+    lines = [f"job {n} has unfetched outputs: {format_bytes(size)}" for n, size in named]
     others = [size for number, size in unfetched if (number, size) not in named]
     if others:
         many = "1 more job" if len(others) == 1 else f"{len(others)} more jobs"
-        lines.append(f"{many} with smaller ones: {human(sum(others))} together")
+        lines.append(f"{many} with smaller ones: {format_bytes(sum(others))} together")
     whys: dict[str, list[int]] = {}
     for number, why in unknown.items():
         whys.setdefault(why, []).append(number)
@@ -291,7 +291,7 @@ def _bring(
     for job in jobs:
         if job.fetched:
             continue
-        missing = {name: why for name, why in away.items() if name in ranked(job, cluster)}
+        missing = {name: why for name, why in away.items() if name in list_rank_nodes(job, cluster)}
         try:
             got = fetch_from(store, store.job(job.id), cluster, pool, missing)
         except (ClusterctlError, OSError) as error:
@@ -336,7 +336,7 @@ def save_logs(
     """Brings the rest of these jobs' output into the state home, as far as `limit` seconds allow
     for all of them; what is not saved is named."""
     deadline = Deadline(limit)
-    late = [job for job in jobs if not complete(store.job_folder(job.id))]
+    late = [job for job in jobs if not is_complete(store.job_folder(job.id))]
     # In turns: a log that takes all the time must not cost the others theirs.
     while late and not deadline.passed:
         turn, late = late, []

@@ -14,7 +14,7 @@ from clusterctl.node_results import ranges
 from clusterctl.providers.protocol import Expiring, Queue
 from clusterctl.providers.shared import billing
 from clusterctl.providers.shared.batch_site import BatchSite
-from clusterctl.providers.shared.deadlines import answer, question
+from clusterctl.providers.shared.deadlines import parse_answer, render_question
 from clusterctl.state import Store
 
 
@@ -114,15 +114,15 @@ def _overdue(
     provider, folder = providers.load_billing(cluster), store.folder(cluster.name)
     remove = f"`clusterctl down {cluster.name}` removes it"
     try:
-        there = provider.billed(cluster, folder)
+        there = provider.list_billed(cluster, folder)
     except ClusterctlError as error:
         return cluster.charges, (
             f"the deadline of cluster {cluster.name} has passed, and it is unknown whether its"
             f" machines are still running ({reason(error)}); the costs assume that they are:"
             f" {remove}",
         )
-    made = {node.name for node in cluster.nodes} | provider.made(folder)
-    charges = billing.settled(cluster, living=there, made=made, now=now)
+    made = {node.name for node in cluster.nodes} | provider.list_made(folder)
+    charges = billing.settle(cluster, living=there, made=made, now=now)
     if not there:
         return charges, ()
     many = (
@@ -139,7 +139,7 @@ def _overdue(
 ASKED_AT_ONCE = 16
 
 
-def statuses(store: Store) -> tuple[Status, ...]:
+def list_statuses(store: Store) -> tuple[Status, ...]:
     """Of all clusters. AWS is asked about several at the same time."""
     clusters, now = store.clusters(), time.time()
     if not any(_outlived(cluster, now) for cluster in clusters):
@@ -155,7 +155,7 @@ def _ask(
 ) -> tuple[dict[str, str], dict[str, float], list[str], tuple[Queue, ...]]:
     """What the machines say, the deadlines that they keep themselves, those that have lost the
     agent for it, and the queues of a batch system."""
-    from clusterctl.actions import connected
+    from clusterctl.actions import open_pool
 
     provider, folder = providers.load(cluster.spec.provider), store.folder(cluster.name)
     if isinstance(provider, BatchSite):
@@ -163,8 +163,8 @@ def _ask(
         return told, {}, [], queues
     told = provider.describe(cluster, folder)
     running = [node.name for node in cluster.nodes if told.get(node.name) == "running"]
-    with connected(store, cluster) as pool:
-        command = f"cat /proc/loadavg; {question()}; exit 0"
+    with open_pool(store, cluster) as pool:
+        command = f"cat /proc/loadavg; {render_question()}; exit 0"
         results = pool.run(command, running, timeout=10)
     deadlines: dict[str, float] = {}
     dead: list[str] = []
@@ -172,7 +172,7 @@ def _ask(
         if result.ok:
             load, *lines = result.text.splitlines()
             told[result.node] = f"running, load {load.split()[0]}"
-            armed, kept = answer(lines)
+            armed, kept = parse_answer(lines)
             if armed is not None:
                 deadlines[result.node] = armed
             if not kept:

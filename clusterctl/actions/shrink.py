@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
-from clusterctl.actions import Tell, connected, silent
-from clusterctl.actions.salvage import LOOK_LIMIT, never_fetched, save_logs
-from clusterctl.deadline import Deadline
+from clusterctl.actions import Tell, connect_or_report, open_pool
+from clusterctl.actions.salvage import LOOK_LIMIT, find_unfetched, save_logs
 from clusterctl.errors import UsageError
 from clusterctl.jobs import control
-from clusterctl.jobs.stage import human
+from clusterctl.jobs.stage import format_bytes
 from clusterctl.model import Cluster, Job
 from clusterctl.node_results import ranges
 from clusterctl.providers.protocol import ProviderPlan
 from clusterctl.state import Store
+from clusterctl.time_limits import Deadline
 
 
-def surplus(old: Cluster, plan: ProviderPlan, wanted: int) -> tuple[str, ...]:
+def find_surplus(old: Cluster, plan: ProviderPlan, wanted: int) -> tuple[str, ...]:
     """The workers that there are and that the plan does without. `wanted`: how many there will be,
     where the plan names none."""
     kept = plan.nodes or [node.name for node in old.workers[:wanted]]
     return tuple(node.name for node in old.workers if node.name not in kept)
 
 
-def agree(
+def confirm_removal(
     store: Store, old: Cluster, names: Sequence[str], tell: Tell, consent: Callable[[str], bool]
 ) -> None:
     """Has a person agree to the removal of workers that cost money, names what is lost with them,
@@ -34,15 +34,15 @@ def agree(
         _ask(old, names, consent)
         return
     used = [name for name in names if any(name == p.node for job in jobs for p in job.placement)]
-    with connected(store, old) as pool:
-        away = silent(pool, used, tell)
+    with open_pool(store, old) as pool:
+        away = connect_or_report(pool, used, tell)
         for name, why in away.items():
             tell(f"files on {name} cannot be saved: {why}")
         here = old.without(away)
         going = replace(here, nodes=tuple(n for n in here.nodes if n.name in names))
-        found, unknown = never_fetched(jobs, going, pool, Deadline(LOOK_LIMIT))
+        found, unknown = find_unfetched(jobs, going, pool, Deadline(LOOK_LIMIT))
         for number, size in found:
-            tell(f"job {number} has unfetched outputs there: {human(size)}")
+            tell(f"job {number} has unfetched outputs there: {format_bytes(size)}")
         for number, why in unknown.items():
             tell(f"job {number} may have unfetched outputs there: {why}")
         _ask(old, names, consent)
@@ -67,7 +67,7 @@ def _ended(store: Store, cluster: Cluster, job: Job, names: Collection[str]) -> 
     """The job, if it has ended: fewer workers must not mean one that dies without a word."""
     if job.state.ended:
         return job
-    with connected(store, cluster) as pool:
+    with open_pool(store, cluster) as pool:
         job = control.refresh(job, cluster, pool)
     store.save_job(job)
     if not job.state.ended:

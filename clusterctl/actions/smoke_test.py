@@ -16,7 +16,7 @@ TIMEOUT = 120.0
 """Seconds that the ranks may take: they sum four numbers."""
 
 
-def all_reduce(store: Store, cluster: Cluster, pool: Pool, tell: Tell) -> None:
+def run_all_reduce(store: Store, cluster: Cluster, pool: Pool, tell: Tell) -> None:
     """Every rank has to hold W(W-1)/2. Raises BootstrapError with what the ranks said."""
     resolved = run.resolve([PROGRAM], None, None)
     spec = JobSpec(program=resolved.program, allow_cpu=True, now=True, timeout=TIMEOUT)

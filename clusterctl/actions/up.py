@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from clusterctl import assets, bootstrap, catalog, keys, providers
-from clusterctl.actions import Tell, check_name, connected, made_by_us, shrink, smoke_test
-from clusterctl.actions.down import finish_down, orphans
+from clusterctl.actions import Tell, check_name, open_pool, require_owned, shrink, smoke_test
+from clusterctl.actions.down import find_orphans, finish_down
 from clusterctl.bootstrap import steps
 from clusterctl.bootstrap.progress import StepReporter
 from clusterctl.errors import (
@@ -112,7 +112,7 @@ def _intend(
     options = complete(spec, old)
     provider = providers.load_creator(options.provider)
     plan = provider.plan(options, old, tell, ahead=ahead)
-    surplus = shrink.surplus(old, plan, options.workers) if old else ()
+    surplus = shrink.find_surplus(old, plan, options.workers) if old else ()
     if surplus:
         plan = replace(plan, lines=(*plan.lines, f"to be removed: {ranges(surplus)}"))
     return Intent(old, plan.spec or options, provider, plan, surplus)
@@ -152,7 +152,7 @@ def up(store: Store, spec: ClusterSpec, tell: Tell, consent: Consent) -> Up:
                 tell(f"{name} has a new host key, confirmed by the provider")
             store.save(cluster)
         store.event(cluster.name, "created", nodes=len(cluster.nodes))
-        with created.pool or connected(store, cluster) as pool:
+        with created.pool or open_pool(store, cluster) as pool:
             with clock.phase("connect"):
                 _connect(pool, cluster)
             with clock.phase("bootstrap"):
@@ -168,7 +168,7 @@ def up(store: Store, spec: ClusterSpec, tell: Tell, consent: Consent) -> Up:
             if not features.instant:
                 # Ranks that do not add up, or that nobody waited for, make no cluster ready.
                 with clock.phase("all-reduce"):
-                    smoke_test.all_reduce(store, cluster, pool, tell)
+                    smoke_test.run_all_reduce(store, cluster, pool, tell)
         store.save(cluster)
         store.event(cluster.name, "ready", phases=dict(clock.phases))
     return Up(cluster, tuple(clock.phases))
@@ -185,7 +185,7 @@ def _build(recipes: Sequence[str], tell: Tell) -> None:
 def _old(store: Store, spec: ClusterSpec) -> Cluster | None:
     """The record of the cluster of that name, if there is one; UsageError for an attached one."""
     old = store.find(spec.name)
-    return made_by_us(old) if old else None
+    return require_owned(old) if old else None
 
 
 def complete(spec: ClusterSpec, old: Cluster | None) -> ClusterSpec:
@@ -253,7 +253,7 @@ def _record(
     named = bool(spec.provider or intent.old)
     old = _old(store, spec)
     if old is None:
-        for orphan in orphans(store, spec.name):
+        for orphan in find_orphans(store, spec.name):
             tell(f"{orphan.id} has lost its record: it goes first")
             finish_down(store, orphan, tell)
     if old and old.phase is Phase.DELETING:
@@ -269,7 +269,7 @@ def _record(
     for line in plan.lines:
         tell(line)
     if old and intent.surplus:
-        shrink.agree(store, old, intent.surplus, tell, consent)
+        shrink.confirm_removal(store, old, intent.surplus, tell, consent)
     if plan.question and not consent(plan.question):
         raise UsageError("aborted; nothing was started", hint="--dry-run only shows the plan")
     base = old or Cluster(
@@ -303,14 +303,14 @@ def record_failed_create(store: Store, cluster: Cluster, old: Cluster | None, te
     if not cluster.charges:
         return
     try:
-        there = providers.load_billing(cluster).billed(cluster, store.folder(cluster.name))
+        there = providers.load_billing(cluster).list_billed(cluster, store.folder(cluster.name))
     except ClusterctlError:
         return
     before = {node.name: node.machine for node in old.nodes} if old else {}
     # What ran when it was planned; the rest of the plan may never have been made.
     past = set(old.charges) if old else set()
     ran = {item.node for item in past.intersection(cluster.charges) if item.until is None}
-    charges = billing.settled(cluster, living=there, made=ran, now=time.time())
+    charges = billing.settle(cluster, living=there, made=ran, now=time.time())
     # By machine and deadline, not by name: new ones are called as those in whose place they are.
     same = old and (there, cluster.deadline) == (before, old.deadline)
     if old and old.phase is Phase.READY and same:
@@ -385,7 +385,7 @@ def _bootstrap(
     problems = [
         NodeResult(node=result.node, error=text)
         for result in results
-        if (text := bootstrap.problem(result))
+        if (text := bootstrap.find_problem(result))
     ]
     if problems:
         raise BootstrapError(

@@ -118,17 +118,17 @@ def script(
     return text.encode()
 
 
-def problem(result: NodeResult) -> str:
+def find_problem(result: NodeResult) -> str:
     """Why a node is not fit for jobs: the step that failed, or the tools it lacks. "" if it is."""
     if result.error or not result.ok:
         said = result.stderr.decode(errors="replace").strip().splitlines()
         if said and said[-1].startswith("step "):
             return ": ".join((said[-1], *said[-2:-1]))
         return result.error or (said[-1] if said else f"exit code {result.exit_code}")
-    return lacking(facts.parse(result.text))
+    return find_lacking(facts.parse(result.text))
 
 
-def lacking(found: NodeFacts) -> str:
+def find_lacking(found: NodeFacts) -> str:
     """Which of REQUIRED is not there, and the command that installs it; "" if all is."""
     missing = {tool: package for tool, package in REQUIRED.items() if tool not in found.tools}
     packages = " ".join(sorted(set(missing.values())))

@@ -66,7 +66,7 @@ def attach(given: verbs.Attach, console: Console) -> None:
 
 def detach(given: verbs.Detach, console: Console) -> None:
     store = actions.open_store()
-    wanted = given.wanted() or actions.only_name(store)
+    wanted = given.wanted() or actions.find_only_name(store)
     ask = (lambda question: True) if given.yes or given.force else console.confirm
     unfetched = Unfetched(ask=ask)
     gone = down.down(

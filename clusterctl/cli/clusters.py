@@ -67,7 +67,7 @@ def down(given: verbs.Down, console: Console) -> None:
     store = actions.open_store()
     wanted = given.wanted()
     if wanted is None:
-        wanted = actions.only_name(store) if store.names() else DEFAULT_NAME
+        wanted = actions.find_only_name(store) if store.names() else DEFAULT_NAME
     ask = (lambda question: True) if given.yes or given.force else console.confirm
     before = store.names()
     console.after_interrupt = f"`clusterctl down {wanted}` continues"
@@ -160,7 +160,7 @@ def list_clusters(given: verbs.List, console: Console) -> None:
     wanted = given.cluster
     if wanted is not None:
         actions.choose(store, wanted)
-    found = tuple(item for item in show.statuses(store) if wanted in (None, item.cluster.name))
+    found = tuple(item for item in show.list_statuses(store) if wanted in (None, item.cluster.name))
     damage = store.damage()
     for line in damage:
         console.note(line)

@@ -38,7 +38,7 @@ def _report(console: Console, copies: list[Any]) -> None:
 
 def data_list(given: verbs.DataList, console: Console) -> None:
     given.within((), console.note)
-    found = action.entries(actions.open_store())
+    found = action.list_data(actions.open_store())
     rows: list[tuple[str, ...]] = [
         (entry.name, f"{entry.size / 1e6:.0f} MB", "here" if entry.here else "-", entry.title)
         for entry in found
@@ -49,7 +49,7 @@ def data_list(given: verbs.DataList, console: Console) -> None:
 
 def data_index(given: verbs.DataIndex, console: Console) -> None:
     given.within((), console.note)
-    raise typer.Exit(action.index(list(given.words)))
+    raise typer.Exit(action.write_index(list(given.words)))
 
 
 class Bar:

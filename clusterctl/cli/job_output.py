@@ -46,7 +46,7 @@ def finish(console: Console, job: Job) -> int:
     how = job.state.value
     failure = job.failure
     if job.state is JobState.SUCCEEDED:
-        console.report(f"job {job.id} succeeded in {took(job)}")
+        console.report(f"job {job.id} succeeded in {format_duration(job)}")
         result = 0
     elif job.state is JobState.FAILED:
         if failure:
@@ -54,15 +54,15 @@ def finish(console: Console, job: Job) -> int:
             how += f"; {job.reason}" if job.reason else ""
         else:
             how = job.reason or _exit_text(code or 1)
-        console.report(f"job {job.id} failed after {took(job)}: {how}")
+        console.report(f"job {job.id} failed after {format_duration(job)}: {how}")
         result = code or 1
     elif job.state is JobState.TIMEOUT:
-        from clusterctl.actions.jobs import survivors_text
+        from clusterctl.actions.jobs import describe_survivors
 
         limit = f"--timeout of {job.spec.timeout:g} s"
         if not job.spec.timeout:
             limit = "time limit in the queue"
-        console.report(f"job {job.id} was stopped after its {limit}: {survivors_text(job)}")
+        console.report(f"job {job.id} was stopped after its {limit}: {describe_survivors(job)}")
         result = EXIT_TIMEOUT
     else:
         why = f": {job.reason}" if job.reason else ""
@@ -161,7 +161,7 @@ def _exit_text(code: int) -> str:
     return f"exited {code}"
 
 
-def took(job: Job) -> str:
+def format_duration(job: Job) -> str:
     seconds = _seconds(job)
     return "-" if seconds is None else ago(seconds)
 

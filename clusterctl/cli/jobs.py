@@ -11,13 +11,19 @@ import typer
 from clusterctl import actions, verbs
 from clusterctl.actions import jobs as action
 from clusterctl.cli.console import Console, printable, table
-from clusterctl.cli.job_output import document, fetched_document, finish, note_fetched, took
+from clusterctl.cli.job_output import (
+    document,
+    fetched_document,
+    finish,
+    format_duration,
+    note_fetched,
+)
 from clusterctl.cli.rank_output import Printer
 from clusterctl.model import Job, JobState
 
 
 def jobs(given: verbs.Jobs, console: Console) -> None:
-    found = action.jobs(actions.open_store(), given.cluster, console.note)
+    found = action.list_jobs(actions.open_store(), given.cluster, console.note)
     batch = any(job.native_id for job in found)
     waiting = any(_waits_for(job) for job in found)
     head = ["job", "cluster", *["queue id"] * batch, "state", *["waits for"] * waiting]
@@ -33,7 +39,7 @@ def jobs(given: verbs.Jobs, console: Console) -> None:
                 "-" if job.program_exit_code is None else str(job.program_exit_code),
                 str(job.ranks),
                 time.strftime("%m-%d %H:%M", time.localtime(job.started or job.created)),
-                took(job),
+                format_duration(job),
                 _shown((job.spec.program.target, *job.spec.program.args)),
             )
         )
@@ -84,7 +90,7 @@ def cancel(given: verbs.Cancel, console: Console) -> None:
     left = {name: count for name, count in ended.survivors.items() if count}
     before = "was" if ended.state is JobState.CANCELLED else "had already ended:"
     counted = ended.survivors or not ended.reason
-    how = action.survivors_text(ended) if counted else ended.reason
+    how = action.describe_survivors(ended) if counted else ended.reason
     console.result(f"job {job} {before} {ended.state.value}; {how}")
     console.document({"job": document(ended)})
     if left:

@@ -32,7 +32,7 @@ def gc(given: verbs.Gc, console: Console) -> None:
     given = given.within({"adopt"} if given.adopt else (), console.note)
     store, region = actions.open_store(), list(given.region)
     if given.adopt:
-        orphan = action.adoptable(store, given.adopt, region)
+        orphan = action.find_adoptable(store, given.adopt, region)
         if given.dry_run:
             console.result(f"would take back cluster {orphan.text}")
             console.document({"dry_run": True, "adopted": orphan.name, "id": orphan.id})

@@ -71,7 +71,7 @@ def _choose(store: Store, cluster: str | None) -> Cluster:
 
 
 def _circumstances(given: verbs.Run, chosen: Cluster) -> set[str]:
-    """Which of those of `scope` hold for this command line."""
+    """Which of those of `option_limits` hold for this command line."""
     doing = {
         "interactive": given.interactive,
         "emit": given.emit,
@@ -88,7 +88,7 @@ def _spec(given: verbs.Run, program: Program) -> JobSpec:
 def _open_terminal(given: verbs.Run, console: Console, store: Store, chosen: Cluster) -> None:
     """`--interactive`: exits with the command's code."""
     program = Program(kind=ProgramKind.BINARY, target="interactive")
-    terminal = action.interactive(store, chosen, _spec(given, program), list(given.command))
+    terminal = action.plan_terminal(store, chosen, _spec(given, program), list(given.command))
     if not given.dry_run:
         raise typer.Exit(terminal.open())
     console.result(terminal.text)
@@ -106,7 +106,7 @@ def _queue_hint(given: verbs.Run, circumstances: set[str], error: UsageError) ->
 def _emit(console: Console, prepared: Prepared, kind: str) -> None:
     script = action.emit(prepared, kind)
     console.result(script, raw=True)
-    if copying := action.beside(prepared):
+    if copying := action.copy_command(prepared):
         console.note(f"the script expects the program in its folder: {copying}")
     console.document({"emit": kind, "script": script})
 
@@ -119,7 +119,7 @@ def _start(console: Console, store: Store, prepared: Prepared, detach: bool) -> 
         console.report(f"staging {prepared.tree.describe()}; {large}")
     else:
         console.detail(f"staging {prepared.tree.describe()}")
-    latest = partial(action.recorded, store, prepared.job.id)
+    latest = partial(action.find_job, store, prepared.job.id)
     with reporting(console, latest), Printer(console) as printer:
         job = action.run(
             store,
@@ -147,7 +147,7 @@ def rerun(given: verbs.Rerun, console: Console) -> None:
         number = started.id
         announce(console, started, given.detach)
 
-    with reporting(console, lambda: action.recorded(store, number)), Printer(console) as printer:
+    with reporting(console, lambda: action.find_job(store, number)), Printer(console) as printer:
         ended = jobs.rerun(
             store,
             given.job,

@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Sequence
 
 from clusterctl import launch, schedulers
-from clusterctl.deadline import Deadline
 from clusterctl.jobs.systems import Preview, check_options
 from clusterctl.model import UNPLACED, Cluster, Job, JobSpec, LaunchPlan, Node, Placement
 from clusterctl.schedulers import batch
 from clusterctl.schedulers.direct import GRACE
+from clusterctl.time_limits import Deadline
 from clusterctl.transport.pool import Pool
 
 SURVEY_TIMEOUT = 45.0
@@ -79,7 +79,7 @@ class BatchSystem:
         if result.error or not result.stdout:
             report(f"{result.node} does not answer: showing the jobs of {name} as last seen")
             return tuple(jobs)
-        if silence := batch.silence(result.text):
+        if silence := batch.describe_silence(result.text):
             report(f"{name}: {silence}")
         return tuple(self.scheduler.parse_status(job, result.text) for job in jobs)
 

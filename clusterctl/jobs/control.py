@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from clusterctl.deadline import NEVER, Deadline
 from clusterctl.errors import NodeUnreachable
 from clusterctl.jobs import systems
-from clusterctl.jobs.start import ASK_TIMEOUT, involved, ranked, trouble
+from clusterctl.jobs.start import ASK_TIMEOUT, list_nodes, list_rank_nodes, make_error
 from clusterctl.model import Cluster, Job, JobState, NodeResult
 from clusterctl.schedulers import direct
 from clusterctl.schedulers.direct import GRACE
+from clusterctl.time_limits import NEVER, Deadline
 from clusterctl.transport.pool import Pool
 
 REMARKS = 16_000
@@ -99,10 +99,10 @@ def kill_processes(
         command = f"exec /bin/sh {shlex.quote(folder)}/sweep.sh end 0"
         return pool.transport(name).run(command, timeout=min(ASK_TIMEOUT, deadline.left))
 
-    return {result.node: _survivors(result) for result in pool.each(kill, involved(job, cluster))}
+    return {result.node: _survivors(result) for result in pool.each(kill, list_nodes(job, cluster))}
 
 
-def staged(job: Job, cluster: Cluster, pool: Pool) -> tuple[str, ...]:
+def find_staged(job: Job, cluster: Cluster, pool: Pool) -> tuple[str, ...]:
     """The nodes that still have the job's working directory: a machine may have been made anew.
     Raises NodeUnreachable."""
 
@@ -110,10 +110,10 @@ def staged(job: Job, cluster: Cluster, pool: Pool) -> tuple[str, ...]:
         path = f"{cluster.node(name).root}/jobs/{job.id}/.staged"
         return pool.transport(name).run(f"test -e {shlex.quote(path)}", timeout=ASK_TIMEOUT)
 
-    results = pool.each(look, ranked(job, cluster))
+    results = pool.each(look, list_rank_nodes(job, cluster))
     for result in results:
         if result.exit_code is None:
-            raise trouble(f"looking for outputs of job {job.id}", result)
+            raise make_error(f"looking for outputs of job {job.id}", result)
     return tuple(result.node for result in results if result.ok)
 
 
@@ -125,10 +125,10 @@ def forget(job: Job, cluster: Cluster, pool: Pool) -> None:
         command = f'rm -f "$(readlink {path})" {path}'
         return pool.transport(name).run(command, timeout=ASK_TIMEOUT)
 
-    pool.each(remove, involved(job, cluster))
+    pool.each(remove, list_nodes(job, cluster))
 
 
-def messages(job: Job, cluster: Cluster, pool: Pool) -> str:
+def read_messages(job: Job, cluster: Cluster, pool: Pool) -> str:
     """What the launcher itself said (mpirun's stderr): the cause when no rank was started."""
     logs = systems.load(cluster).logs
     result = _on_launcher(
@@ -137,13 +137,13 @@ def messages(job: Job, cluster: Cluster, pool: Pool) -> str:
     return direct.unix_lines(result.text).strip()
 
 
-def remarks(job: Job, cluster: Cluster, pool: Pool) -> str:
+def read_remarks(job: Job, cluster: Cluster, pool: Pool) -> str:
     """What the launcher said about ranks that failed, less what everybody knows by then."""
     command = f"tail -c {REMARKS} {systems.load(cluster).errors} 2>/dev/null"
     return direct.remarks(_on_launcher(job, cluster, pool, ("/bin/sh", "-c", command)).text)
 
 
-def survivors_text(job: Job) -> str:
+def describe_survivors(job: Job) -> str:
     """`no processes left on 3 nodes`, or the nodes that have some, or did not answer."""
     if not job.survivors:
         return "the batch system ended it" if job.started else "it had not started"

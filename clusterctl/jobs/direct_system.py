@@ -8,10 +8,9 @@ from shlex import join, quote
 
 from clusterctl import launch, schedulers
 from clusterctl.compiling import NO_COMPILER, Compilation, advice, compilation
-from clusterctl.deadline import Deadline
 from clusterctl.errors import LaunchError, UsageError
 from clusterctl.jobs.program import check
-from clusterctl.jobs.start import ASK_TIMEOUT, STAGE_TIMEOUT, trouble
+from clusterctl.jobs.start import ASK_TIMEOUT, STAGE_TIMEOUT, make_error
 from clusterctl.jobs.systems import Preview, check_options
 from clusterctl.launch.placement import place
 from clusterctl.model import (
@@ -25,6 +24,7 @@ from clusterctl.model import (
     Program,
 )
 from clusterctl.schedulers.direct import GRACE, command_line
+from clusterctl.time_limits import Deadline
 from clusterctl.transport.pool import Pool
 
 COMPILE_TIMEOUT = 600.0
@@ -141,7 +141,7 @@ class DirectSystem:
 
             for result in pool.each(send, [node.name for node in nodes[1:]]):
                 if not result.ok:
-                    raise trouble("copying the compiled program", result)
+                    raise make_error("copying the compiled program", result)
 
 
 def _compile_on(node: Node, job: Job, compiled: Compilation, pool: Pool) -> bytes:
@@ -158,7 +158,7 @@ def _compile_on(node: Node, job: Job, compiled: Compilation, pool: Pool) -> byte
         command = f"exec {quote(node.root)}/bin/clusterctl-ssh {quote(node.name)} {quote(command)}"
     result = pool.transport(node.name).run(command, timeout=COMPILE_TIMEOUT)
     if result.exit_code is None:
-        raise trouble(f"compiling {program.source}", result)
+        raise make_error(f"compiling {program.source}", result)
     said = result.stderr.decode(errors="replace").strip()
     if result.exit_code == NO_COMPILER:
         raise LaunchError(

@@ -22,7 +22,7 @@ from clusterctl import assets
 from clusterctl.errors import NodeUnreachable
 from clusterctl.jobs import control, systems
 from clusterctl.jobs.interrupts import Interrupts
-from clusterctl.jobs.start import involved
+from clusterctl.jobs.start import list_nodes
 from clusterctl.model import Cluster, Job, JobState, NodeResult
 from clusterctl.schedulers import verdict
 from clusterctl.state.home import writing
@@ -140,7 +140,7 @@ class Follower:
         self._pool = pool
         self._folder = folder / "out"
         self._file: BufferedWriter | None = None
-        self._watches = [_Watch(name) for name in involved(job, cluster)]
+        self._watches = [_Watch(name) for name in list_nodes(job, cluster)]
         self._interrupts = interrupts
         self._tell = tell
         self._told = ""
@@ -404,7 +404,7 @@ class Follower:
         self._tell(f"{watch.node} does not answer, {missing}: {why}")
 
 
-def stored(folder: Path) -> Iterator[list[Piece]]:
+def read_stored(folder: Path) -> Iterator[list[Piece]]:
     """The output that the state home has, file by file: all there is once the cluster is gone."""
     for path in sorted(folder.glob("out/*/*-*.*"), key=_natural):
         match = _RANK_FILE.fullmatch(f"out/{path.name}")
@@ -417,7 +417,7 @@ def stored(folder: Path) -> Iterator[list[Piece]]:
                 yield [Piece(rank, path.parent.name, stream, chunk)]
 
 
-def complete(folder: Path) -> bool:
+def is_complete(folder: Path) -> bool:
     """Whether the state home has all the output there will ever be."""
     return (folder / "out" / ".complete").exists()
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from clusterctl.errors import ClusterctlError, RecordError
 from clusterctl.jobs import stage
-from clusterctl.jobs.start import ranked, trouble
+from clusterctl.jobs.start import list_rank_nodes, make_error
 from clusterctl.model import Cluster, Job, NodeResult
 from clusterctl.state import Home
 from clusterctl.state.home import write_atomic, writing
@@ -89,9 +89,9 @@ def find(job: Job, cluster: Cluster, pool: Pool, *, timeout: float = LIST_TIMEOU
 
     found: list[Output] = []
     failed: list[ClusterctlError] = []
-    for result in pool.each(ask, ranked(job, cluster)):
+    for result in pool.each(ask, list_rank_nodes(job, cluster)):
         if result.exit_code is None:
-            failed.append(trouble(f"looking for outputs of job {job.id}", result))
+            failed.append(make_error(f"looking for outputs of job {job.id}", result))
         elif not result.ok:
             failed.append(_unlisted(job, cluster, result))
         for item in result.stdout.split(b"\0")[:-1]:
@@ -157,7 +157,7 @@ def fetch(
         left_out=tuple(left_out),
         core_dumps=tuple(o.place for o in got if _is_core_dump(target / o.place)),
         failed=tuple(
-            trouble(f"fetching outputs of job {job.id}", result)
+            make_error(f"fetching outputs of job {job.id}", result)
             for result in results
             if not result.ok
         ),

@@ -84,7 +84,7 @@ def _find(script: str) -> tuple[Path, bool]:
         folder = found = False
     if folder:
         raise UsageError(f"{script} is a folder", hint="name the script in it")
-    bundled = None if found else stage.bundled(script)
+    bundled = None if found else stage.find_bundled(script)
     if not found and bundled is None:
         raise UsageError(f"no script named {shown!r}", hint=_suggest(script))
     path = bundled or path

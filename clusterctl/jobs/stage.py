@@ -17,7 +17,7 @@ from pathlib import Path
 from clusterctl import assets, process
 from clusterctl.errors import UsageError
 from clusterctl.state import Home, home
-from clusterctl.state.home import FULL, unwritable
+from clusterctl.state.home import FULL, write_error
 
 MAX_BYTES = 200_000_000
 MAX_FILES = 10_000
@@ -53,10 +53,10 @@ class Tree:
 
     def describe(self) -> str:
         how = "git's ignore rules" if self.by_git else "whole folder"
-        return f"{len(self.files)} files, {human(self.size)} from {self.root} ({how})"
+        return f"{len(self.files)} files, {format_bytes(self.size)} from {self.root} ({how})"
 
 
-def bundled(name: str) -> Path | None:
+def find_bundled(name: str) -> Path | None:
     """The bundled workload of that file name, if there is one."""
     if "/" in name or name.startswith("."):
         return None
@@ -117,8 +117,8 @@ def _too_large(root: Path, sizes: Mapping[str, int]) -> UsageError:
         most = ", ".join(f"{name} ({count})" for name, count in folders.most_common(NAMED))
         reasons.append(f"most files: {most}")
     return UsageError(
-        f"{root} is too large to stage: {len(sizes)} files, {human(sum(sizes.values()))}"
-        f" (limits: {MAX_FILES} files, {human(MAX_BYTES)}); {'; '.join(reasons)}",
+        f"{root} is too large to stage: {len(sizes)} files, {format_bytes(sum(sizes.values()))}"
+        f" (limits: {MAX_FILES} files, {format_bytes(MAX_BYTES)}); {'; '.join(reasons)}",
         hint="ignore data in .gitignore, or choose a smaller folder with --stage",
     )
 
@@ -128,7 +128,7 @@ def _largest(sizes: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
 
 
 def _sizes(files: Iterable[tuple[str, int]]) -> str:
-    return ", ".join(f"{name} ({human(size)})" for name, size in files)
+    return ", ".join(f"{name} ({format_bytes(size)})" for name, size in files)
 
 
 def archive(tree: Tree, place: Home) -> str:
@@ -150,7 +150,7 @@ def archive(tree: Tree, place: Home) -> str:
     except OSError as error:
         scratch.unlink(missing_ok=True)
         if error.errno in FULL:
-            raise unwritable(str(scratch), error) from error
+            raise write_error(str(scratch), error) from error
         raise UsageError(
             f"cannot stage {tree.root}: {error.strerror or error} ({error.filename or scratch})",
             hint="make the file readable",
@@ -158,19 +158,19 @@ def archive(tree: Tree, place: Home) -> str:
     return name
 
 
-def library() -> bytes:
+def pack_library() -> bytes:
     """The archive of the package that programs may import on the nodes: `lib/…`."""
     root = assets.folder("workloads")
     names = [name for name in _walk(root) if name.startswith(("trainlib/", "data/"))]
     return b"".join(_member(root / name, f"lib/{name}") for name in sorted(names))
 
 
-def text_members(files: Iterable[tuple[str, str, int]]) -> bytes:
+def pack_texts(files: Iterable[tuple[str, str, int]]) -> bytes:
     """An archive of generated files: (name, text, mode)."""
     return b"".join(_entry(name, text.encode(), mode) for name, text, mode in files)
 
 
-def human(size: float) -> str:
+def format_bytes(size: float) -> str:
     """Bytes for people, in decimal units."""
     for unit in ("B", "kB", "MB"):
         if size < 1000:

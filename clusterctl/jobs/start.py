@@ -31,7 +31,7 @@ def node_files(job: Job, cluster: Cluster, plan: LaunchPlan, secrets: Mapping[st
     files: Files = {}
     system = systems.load(cluster)
     tag = f"{cluster.id}/{job.id};"
-    for name in involved(job, cluster):
+    for name in list_nodes(job, cluster):
         node = cluster.node(name)
         folder = f"{node.root}/jobs/{job.id}"
         sweep = assets.render("job/sweep.sh.j2", id=job.id, node=name, tag=tag, folder=folder)
@@ -80,12 +80,12 @@ def node_files(job: Job, cluster: Cluster, plan: LaunchPlan, secrets: Mapping[st
 Files = dict[str, dict[str, tuple[str, int]]]
 
 
-def involved(job: Job, cluster: Cluster) -> tuple[str, ...]:
+def list_nodes(job: Job, cluster: Cluster) -> tuple[str, ...]:
     """The launcher, then the nodes that run ranks, as far as they still exist."""
-    return tuple(dict.fromkeys((cluster.launcher.name, *ranked(job, cluster))))
+    return tuple(dict.fromkeys((cluster.launcher.name, *list_rank_nodes(job, cluster))))
 
 
-def ranked(job: Job, cluster: Cluster) -> tuple[str, ...]:
+def list_rank_nodes(job: Job, cluster: Cluster) -> tuple[str, ...]:
     """The nodes that have the job's files, as far as they still exist."""
     return tuple(name for name in systems.load(cluster).locate(job) if cluster.has(name))
 
@@ -104,14 +104,14 @@ def put(
 
     Raises NodeUnreachable or LaunchError naming the node that could not take it.
     """
-    tree, library = home.stages / job.stage, stage.library()
-    placed = ranked(job, cluster)
+    tree, library = home.stages / job.stage, stage.pack_library()
+    placed = list_rank_nodes(job, cluster)
 
     def send(name: str) -> NodeResult:
         node, transport = cluster.node(name), pool.transport(name)
         texts = dict(files[name])
         before, keep = _apart(texts, job, cluster)
-        members = stage.text_members((path, text, mode) for path, (text, mode) in texts.items())
+        members = stage.pack_texts((path, text, mode) for path, (text, mode) in texts.items())
         archive = ""
         if name in placed:
             members += library
@@ -136,10 +136,10 @@ def put(
             timeout=STAGE_TIMEOUT,
         )
 
-    results = pool.each(send, involved(job, cluster))
+    results = pool.each(send, list_nodes(job, cluster))
     for result in results:
         if not result.ok:
-            raise trouble(f"staging job {job.id}", result)
+            raise make_error(f"staging job {job.id}", result)
     systems.load(cluster).build(job, pool)
     return next(result.text.strip() for result in results if result.node == placed[0])
 
@@ -194,11 +194,11 @@ def start(job: Job, cluster: Cluster, pool: Pool, port: str, tell: Callable[[str
     finally:
         slow.cancel()
     if not result.ok:
-        raise trouble(f"starting job {job.id}", result)
+        raise make_error(f"starting job {job.id}", result)
     return system.scheduler.parse_status(job, result.text)
 
 
-def trouble(doing: str, result: NodeResult) -> ClusterctlError:
+def make_error(doing: str, result: NodeResult) -> ClusterctlError:
     """The error for a command of ours that failed on a node."""
     said = result.stderr.decode(errors="replace").strip().splitlines()
     if result.exit_code is None:

@@ -12,11 +12,11 @@ from importlib import import_module
 from typing import Protocol, cast
 
 from clusterctl import verbs
-from clusterctl.deadline import Deadline
 from clusterctl.errors import UsageError
 from clusterctl.launch import Request
 from clusterctl.model import Cluster, Job, JobSpec, LaunchPlan, Node, Placement
 from clusterctl.schedulers import Scheduler
+from clusterctl.time_limits import Deadline
 from clusterctl.transport.pool import Pool
 
 

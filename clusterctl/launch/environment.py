@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from clusterctl.launch import Request
 from clusterctl.launch.interconnect import Interconnect
 from clusterctl.launch.mpi_transport import Row
-from clusterctl.launch.placement import YIELD, bind, wait
+from clusterctl.launch.placement import YIELD, choose_binding, choose_waiting
 from clusterctl.model import Node, ProgramKind, Reason
 
 _KEEP_MEMORY = ":".join(
@@ -35,7 +35,7 @@ def environment(
         ("MASTER_ADDR", master, f"the first worker, {first.name}"),
     ]
     if request.spec.launcher == "mpirun":
-        waiting = wait(request)
+        waiting = choose_waiting(request)
         own.append((YIELD, str(int(waiting.yields)), waiting.why))
     return variables(request, own, more)
 
@@ -82,7 +82,7 @@ def _threads(request: Request) -> int:
     """
     ranks: dict[str, int] = {}
     cores: dict[str, int] = {}
-    binding = bind(request)
+    binding = choose_binding(request)
     bound: list[int] = []
     for place in request.placement:
         facts = request.cluster.node(place.node).facts

@@ -15,7 +15,7 @@ from clusterctl.launch import Request, interconnect, mpi_transport
 from clusterctl.launch.environment import environment, program
 from clusterctl.launch.interconnect import Interconnect
 from clusterctl.launch.mpi_transport import Flag, MpiTransport
-from clusterctl.launch.placement import bind, oversubscribed
+from clusterctl.launch.placement import choose_binding, is_oversubscribed
 from clusterctl.model import BatchMpirun, LaunchPlan, Mpi, Node, Reason
 
 AGENT = "clusterctl-ssh"
@@ -109,7 +109,7 @@ def plan_mpirun(request: Request, *, per_node: bool) -> LaunchPlan:
     flags = _flags(request, mpi, network, counts, transport)
     env, reasons = environment(request, network, transport.env)
     notes = list(transport.notes)
-    if oversubscribed(cluster, request.placement):
+    if is_oversubscribed(cluster, request.placement):
         notes.append("oversubscribed: more ranks than slots, they share the processor")
     if cluster.one_host:
         notes.append(f"the nodes are one host ({cluster.mode}): mpirun forks, slots are summed")
@@ -207,7 +207,7 @@ def _flags(
             "workers only, slots as this job uses them",
         )
     )
-    binding = bind(request)
+    binding = choose_binding(request)
     several = f":PE={binding.cores}" if binding.cores > 1 else ""
     flags += [
         (("--map-by", f"slot{several}"), "ranks fill the nodes in the hostfile's order"),
@@ -229,8 +229,9 @@ def _flags(
     else:
         flags += [
             *_agent(words, AGENT),
-            *_networks(words, network),
+            _daemons(words, network),
             *_apart(words),
+            _messages(network),
             _btl(words),
         ]
     if transport.engine == "TCP" and max(counts.values()) > 1:
@@ -261,7 +262,8 @@ def _in_batch_job(words: Generation) -> BatchMpirun:
         for needs, rows in mpi_transport.VARIABLES
     ]
     by_subnet, by_device = (
-        _words(_networks(words, replace(IN_BATCH_JOB, alone=alone))) for alone in (True, False)
+        _words((_daemons(words, network), _messages(network)))
+        for network in (IN_BATCH_JOB, replace(IN_BATCH_JOB, alone=False))
     )
     return BatchMpirun(
         command=(*(("env", f"{APART}=1") if words.memory_apart else ()), "mpirun"),
@@ -313,9 +315,9 @@ def _memory_apart(request: Request, mpi: Mpi, counts: dict[str, int]) -> tuple[s
     return ("env", f"{APART}=1") if GENERATIONS[mpi.major].memory_apart else ()
 
 
-def _networks(words: Generation, network: Interconnect) -> list[Flag]:
-    messages = ("--mca", "btl_tcp_if_include", ",".join(network.cidrs))
-    return [_daemons(words, network), (messages, f"MPI messages: {network.reason}")]
+def _messages(network: Interconnect) -> Flag:
+    cidrs = ",".join(network.cidrs)
+    return ("--mca", "btl_tcp_if_include", cidrs), f"MPI messages: {network.reason}"
 
 
 def _daemons(words: Generation, network: Interconnect) -> Flag:

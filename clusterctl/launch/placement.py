@@ -58,7 +58,7 @@ def shares_processor(cluster: Cluster, placement: Sequence[Placement]) -> bool:
     return cluster.shares_machine or len(set(known)) < len(known)
 
 
-def oversubscribed(cluster: Cluster, placement: Sequence[Placement]) -> bool:
+def is_oversubscribed(cluster: Cluster, placement: Sequence[Placement]) -> bool:
     return any(place.count > cluster.node(place.node).slots for place in placement)
 
 
@@ -70,7 +70,7 @@ class Binding:
     why: str
 
 
-def bind(request: Request) -> Binding:
+def choose_binding(request: Request) -> Binding:
     """Binding is right where a node owns its cores and runs several ranks: a rank that stays keeps
     its cache. Open MPI's daemons each start at core 0, so nodes that share a processor would share
     that core."""
@@ -99,7 +99,7 @@ class Waiting:
     why: str
 
 
-def wait(request: Request) -> Waiting:
+def choose_waiting(request: Request) -> Waiting:
     cluster, placement = request.cluster, request.placement
     if cluster.shares_machine:
         return Waiting(True, "waiting ranks yield: this machine runs other programs")

@@ -125,11 +125,11 @@ class Expiring(Protocol):
 class Billing(Protocol):
     """Its machines cost money: whoever plans charges is one."""
 
-    def billed(self, cluster: Cluster, folder: Path) -> Mapping[str, str]:
+    def list_billed(self, cluster: Cluster, folder: Path) -> Mapping[str, str]:
         """The nodes that cost money now, with what the provider calls their machines (as in
         `Node.machine`), from whoever bills them."""
 
-    def made(self, folder: Path) -> frozenset[str]:
+    def list_made(self, folder: Path) -> frozenset[str]:
         """The nodes that cost money and that `folder` knows to have been made, whether or not they
         live: also those of a `create` that failed, which no record has."""
 
@@ -138,7 +138,7 @@ class Billing(Protocol):
 class Recovering(Protocol):
     """Finds clusters whose record was lost or damaged, so that they can be destroyed."""
 
-    def ids(self, folder: Path) -> frozenset[str]:
+    def find_ids(self, folder: Path) -> frozenset[str]:
         """The ids of the clusters of `folder`, from what there is of them and without a record."""
 
 
@@ -200,7 +200,7 @@ class Finding:
 class Diagnosing(Protocol):
     """Knows more of what stands against a cluster than the plan of one."""
 
-    def findings(self) -> tuple[Finding, ...]: ...
+    def diagnose(self) -> tuple[Finding, ...]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

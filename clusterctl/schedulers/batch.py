@@ -194,7 +194,7 @@ class Batch(ABC):
 
     def parse_status(self, job: Job, text: str) -> Job:
         """The job after a survey. An answer that means nothing changes nothing."""
-        native, lines = sections(text).get(job.id, ("", []))
+        native, lines = split_sections(text).get(job.id, ("", []))
         if job.state.ended:
             return job
         if native:
@@ -208,7 +208,7 @@ class Batch(ABC):
                 word, _, reason = rest.partition("|")
                 job = _waiting(job, *self.in_queue(word, reason))
             elif word == "unsubmitted" and rest.isdigit():
-                job = verdict.never_came(job, read, float(rest))
+                job = verdict.mark_unsubmitted(job, read, float(rest))
             elif word == "gone":
                 job = _gone(job, rest, self.gone, read.last.stop == "stopped")
         return job
@@ -231,7 +231,7 @@ class Batch(ABC):
         )
 
 
-def sections(text: str) -> dict[int, tuple[str, list[str]]]:
+def split_sections(text: str) -> dict[int, tuple[str, list[str]]]:
     """A survey's answers by job: the batch system's number, and the lines."""
     found: dict[int, tuple[str, list[str]]] = {}
     lines: list[str] = []
@@ -245,7 +245,7 @@ def sections(text: str) -> dict[int, tuple[str, list[str]]]:
     return found
 
 
-def silence(text: str) -> str:
+def describe_silence(text: str) -> str:
     """What a survey says of a queue that does not answer, for people; "" of one that does."""
     match = re.match(r"@@silent (\d*)\|(.*)", text)
     if match is None:

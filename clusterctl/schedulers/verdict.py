@@ -136,7 +136,7 @@ def judge(job: Job, text: str) -> Job:
         return replace(job, survivors=last.survivors) if seen else job
     if facts.absent is not None:
         # A running job that loses its folder may still be running.
-        return never_came(job, facts) if job.state is JobState.QUEUED else job
+        return mark_unsubmitted(job, facts) if job.state is JobState.QUEUED else job
     job = replace(
         job,
         placement=facts.placement or job.placement,
@@ -150,7 +150,7 @@ def judge(job: Job, text: str) -> Job:
     return replace(job, state=JobState.RUNNING, reason="") if last.number else job
 
 
-def never_came(job: Job, facts: Facts, when: float | None = None) -> Job:
+def mark_unsubmitted(job: Job, facts: Facts, when: float | None = None) -> Job:
     """A job that nobody hands in any more, since `when`: given up, or its clusterctl died."""
     finished = facts.absent or when
     if facts.last.stop:
@@ -159,7 +159,7 @@ def never_came(job: Job, facts: Facts, when: float | None = None) -> Job:
     return replace(job, state=JobState.LOST, finished=finished, reason=reason)
 
 
-def full(job: Job) -> bool:
+def is_disk_full(job: Job) -> bool:
     """Whether a job failed on a node whose disk is full."""
     return job.reason.startswith(_FULL)
 

@@ -81,7 +81,7 @@ class Home:
                 if mode & 0o077:
                     place.chmod(0o700)
         except OSError as error:
-            raise unwritable(
+            raise write_error(
                 f"the state home {self.path}",
                 error,
                 "set CLUSTERCTL_HOME to a writable folder",
@@ -167,12 +167,12 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise unwritable(
+        raise write_error(
             str(path), error, hint="look at its rights, or choose another folder"
         ) from error
 
 
-def unwritable(what: str, error: OSError, hint: str = "") -> ClusterctlError:
+def write_error(what: str, error: OSError, hint: str = "") -> ClusterctlError:
     """The error for what cannot be written. A full disk is no mistake in a command line, and may
     pass; `hint` is for all else."""
     message = f"cannot write {what}: {error.strerror}"

@@ -19,7 +19,7 @@ ORPHAN_LIMIT = 3600.0
 _held: dict[tuple[Path, str], ClusterLock] = {}
 
 
-def held(home: Path, name: str) -> ClusterLock:
+def find_held(home: Path, name: str) -> ClusterLock:
     """The lock that this process holds on that cluster of that state home. KeyError."""
     return _held[home, name]
 

@@ -15,8 +15,8 @@ from typing import Any
 import fabric
 import paramiko
 
-from clusterctl.deadline import WATCHDOG, Deadline
 from clusterctl.errors import UsageError
+from clusterctl.time_limits import WATCHDOG, Deadline
 from clusterctl.transport import diagnosis, known_hosts, ssh_config
 from clusterctl.transport.connection import LOST, Connection, Socket
 from clusterctl.transport.diagnosis import ConnectError, Target

@@ -30,7 +30,7 @@ class ConnectError(NodeUnreachable):
         self.what = what
 
 
-def failure(error: BaseException, seconds: float) -> str:
+def describe_failure(error: BaseException, seconds: float) -> str:
     """One of FAILURES in words; `seconds` was the limit."""
     if isinstance(error, ConnectError):
         return error.what

@@ -11,14 +11,14 @@ from typing import Any
 import paramiko
 
 from clusterctl import process
-from clusterctl.deadline import Deadline, background
+from clusterctl.time_limits import Deadline, background
 from clusterctl.transport import diagnosis
 from clusterctl.transport.connection import LOST, Connection, Socket
 from clusterctl.transport.diagnosis import Target
 from clusterctl.transport.session import abort_at
 
 
-def straight(target: Target, deadline: Deadline) -> Socket:
+def open_direct(target: Target, deadline: Deadline) -> Socket:
     """Tries the host's addresses one after the other. Raises ConnectError."""
     addresses = _resolve(target, deadline)
     failure: OSError = TimeoutError()
@@ -35,7 +35,7 @@ def straight(target: Target, deadline: Deadline) -> Socket:
     raise diagnosis.no_connection(target, failure, deadline.seconds) from failure
 
 
-def through(hop: Connection, name: str, target: Target, deadline: Deadline) -> Socket:
+def open_through(hop: Connection, name: str, target: Target, deadline: Deadline) -> Socket:
     """A channel that `hop`, called `name`, forwards to the host. Raises ConnectError."""
     why, transient = f"it cannot connect to {':'.join(map(str, target.place))}", True
     try:
@@ -60,7 +60,7 @@ def through(hop: Connection, name: str, target: Target, deadline: Deadline) -> S
         raise target.behind(name, why, transient) from error
 
 
-def piped(command: str) -> Socket:
+def open_piped(command: str) -> Socket:
     """Over a ProxyCommand: paramiko's own class for that does not notice when it ends."""
     ours, program = process.converse(["/bin/sh", "-c", f"exec {command}"])
 

@@ -10,11 +10,11 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from clusterctl.deadline import background
 from clusterctl.errors import UsageError
 from clusterctl.model import Cluster, Node, NodeResult
+from clusterctl.time_limits import background
 from clusterctl.transport import Transport
-from clusterctl.transport.diagnosis import FAILURES, failure
+from clusterctl.transport.diagnosis import FAILURES, describe_failure
 from clusterctl.transport.local import LocalTransport
 from clusterctl.transport.ssh import SshTransport
 
@@ -173,7 +173,7 @@ def _answer(result: Future[NodeResult], action: Action, name: str) -> None:
         result.set_result(action(name))
     except FAILURES as error:
         seconds = time.monotonic() - started
-        why = failure(error, seconds)
+        why = describe_failure(error, seconds)
         result.set_result(NodeResult(node=name, error=why, seconds=seconds))
     except BaseException as error:
         result.set_exception(error)

@@ -15,11 +15,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.deadline import Deadline, background
 from clusterctl.errors import ClusterctlError
 from clusterctl.model import Node, NodeResult
+from clusterctl.time_limits import Deadline, background
 from clusterctl.transport import OnStdout, copying
-from clusterctl.transport.diagnosis import FAILURES, ConnectError, Target, failure
+from clusterctl.transport.diagnosis import FAILURES, ConnectError, Target, describe_failure
 from clusterctl.transport.ssh_config import MAX_DEPTH
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ CONNECT_LIMIT = 10.0
 node that hangs is named before anybody wonders. `connect` has its own limit."""
 
 
-def warm() -> None:
+def preload() -> None:
     """Loads paramiko and fabric in the background: the first connection need not wait for it."""
     background(partial(import_module, "clusterctl.transport.connect"))
 
@@ -89,7 +89,7 @@ class SshTransport:
                     session.send_eof()
                     code = session.exit_code()
                 except FAILURES as error:
-                    why = failure(error, timeout)
+                    why = describe_failure(error, timeout)
                 out, err = session.output()
                 return NodeResult(node="", exit_code=code, stdout=out, stderr=err, error=why)
 
@@ -101,7 +101,7 @@ class SshTransport:
         except ClusterctlError:
             raise
         except FAILURES as error:
-            raise self._target.error(failure(error, timeout)) from error
+            raise self._target.error(describe_failure(error, timeout)) from error
 
     def put(self, source: Path, target: str, *, timeout: float) -> NodeResult:
         return self._result(lambda start: copying.put(start, source, target), timeout)
@@ -125,7 +125,7 @@ class SshTransport:
         try:
             result = action(partial(self._session, Deadline(timeout)))
         except FAILURES as error:
-            result = NodeResult(node="", error=failure(error, timeout))
+            result = NodeResult(node="", error=describe_failure(error, timeout))
         return replace(result, node=self.node.name, seconds=time.monotonic() - started)
 
     def _session(
@@ -171,11 +171,11 @@ class SshTransport:
                 hop = gateway._ensure_connected(deadline)
             except ConnectError as error:
                 raise target.behind(name, error.what, error.transient) from error
-            sock = dial.through(hop, name, target, deadline)
+            sock = dial.open_through(hop, name, target, deadline)
         elif destination.proxy:
-            sock = dial.piped(destination.proxy)
+            sock = dial.open_piped(destination.proxy)
         else:
-            sock = dial.straight(target, deadline)
+            sock = dial.open_direct(target, deadline)
         self._socket = sock
         self._remote = destination.log_in(sock, deadline)
         connection: Connection = self._remote.transport

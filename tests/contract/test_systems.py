@@ -8,12 +8,12 @@ from typing import cast
 import pytest
 
 from clusterctl.actions.run import plan_job
-from clusterctl.deadline import NEVER
 from clusterctl.errors import UsageError
 from clusterctl.jobs import systems
 from clusterctl.jobs.systems import JobSystem
 from clusterctl.model import Cluster, JobState, Role
 from clusterctl.schedulers import SCHEDULERS
+from clusterctl.time_limits import NEVER
 from clusterctl.transport.pool import Pool
 from tests.unit.making import cluster, node, spec
 

@@ -38,9 +38,9 @@ def started(lab: Lab) -> dict[str, int]:
 
 def gone(pid: int) -> bool:
     deadline = time.monotonic() + 3
-    while processes.started(pid) is not None and time.monotonic() < deadline:
+    while processes.read_start(pid) is not None and time.monotonic() < deadline:
         time.sleep(0.01)
-    return processes.started(pid) is None
+    return processes.read_start(pid) is None
 
 
 def test_a_session_finds_the_nodes_own_world(lab: Lab) -> None:

@@ -84,18 +84,18 @@ ROUTES = json.dumps(
 
 
 def test_networks_in_use() -> None:
-    busy = subnets.taken(ADDRESSES, ROUTES)
+    busy = subnets.parse_taken(ADDRESSES, ROUTES)
     free = [s for s in subnets.candidates("x") if not any(s.overlaps(b) for b in busy)]
     assert len(free) == 256 - 3
     missing = {IPv4Network(f"198.18.{third}.0/24") for third in (5, 9, 77)}
     assert not missing & set(free)
-    assert subnets.taken("", "") == ()
+    assert subnets.parse_taken("", "") == ()
 
 
 def test_own_subnet() -> None:
-    assert subnets.own(ADDRESSES, "cctl-mine") == IPv4Network("198.18.9.0/24")
-    assert subnets.own(ADDRESSES, "cctl-other") is None
-    assert subnets.own(ADDRESSES, "lo") is None
+    assert subnets.find_own(ADDRESSES, "cctl-mine") == IPv4Network("198.18.9.0/24")
+    assert subnets.find_own(ADDRESSES, "cctl-other") is None
+    assert subnets.find_own(ADDRESSES, "lo") is None
 
 
 def test_a_claim_excludes_others_until_it_ends() -> None:
@@ -185,7 +185,7 @@ def test_the_configuration_is_strict(tmp_path: Path) -> None:
     newer = sshd.config(place, "", listen, Server("", (9, 8), "a"))
     assert "\nPerSourcePenalties no\n" in newer
     place.config.write_text("\n".join(lines))
-    assert sshd.endpoint(place) == ("198.18.5.2", 22)
+    assert sshd.read_endpoint(place) == ("198.18.5.2", 22)
 
 
 def test_strict_modes_needs_a_path_that_no_one_else_can_change(tmp_path: Path) -> None:
@@ -199,9 +199,9 @@ SHADOW = "root:!$6$hash:19000:0:99999:7:::\nsshd:!:19000::::::\nu:$6$x:19000:0:9
 
 def test_accounts_are_unlocked_without_their_hashes(tmp_path: Path) -> None:
     (tmp_path / "shadow").write_text(SHADOW)
-    assert sshd.locked("root", tmp_path / "shadow")
-    assert not sshd.locked("u", tmp_path / "shadow")
-    assert not sshd.locked("u", tmp_path / "nothing")
+    assert sshd.is_locked("root", tmp_path / "shadow")
+    assert not sshd.is_locked("u", tmp_path / "shadow")
+    assert not sshd.is_locked("u", tmp_path / "nothing")
     text = sshd.unlocked_shadow(SHADOW)
     assert text.splitlines()[0] == "root:*:19000:0:99999:7:::"
     assert "$6$" not in text
@@ -221,7 +221,7 @@ def test_a_file_keeps_its_inode_when_rewritten(tmp_path: Path) -> None:
 def test_no_sshd_names_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sshd, "SEARCH", str(tmp_path))
     with pytest.raises(ProviderError, match="sshd is not installed") as error:
-        sshd.server()
+        sshd.find_server()
     assert "apt-get install openssh-server" in error.value.hint
 
 

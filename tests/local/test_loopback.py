@@ -24,7 +24,7 @@ from clusterctl.errors import ProviderError
 from clusterctl.model import Node
 from clusterctl.providers.local.converge import converge
 from clusterctl.providers.local.loopback import Loopback, free_endpoint
-from clusterctl.providers.local.sshd import Server, server
+from clusterctl.providers.local.sshd import Server, find_server
 from clusterctl.providers.shared.sshd_probe import greet
 from tests.local.conftest import MakeLab
 from tests.local.lab import DRIVE, ROOT, Lab
@@ -181,7 +181,7 @@ def test_a_port_that_was_taken_meanwhile_is_not_insisted_on(lab: Lab) -> None:
 @pytest.fixture
 def flaky(tmp_path: Path) -> Server:
     """An sshd that fails as often as the file `failures` has lines."""
-    real, failures = server(), tmp_path / "failures"
+    real, failures = find_server(), tmp_path / "failures"
     script = tmp_path / "sshd"
     script.write_text(
         "#!/bin/sh\n"

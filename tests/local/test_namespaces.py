@@ -20,7 +20,7 @@ import pytest
 
 from clusterctl.errors import LeftoverError
 from clusterctl.providers.local import processes
-from clusterctl.providers.local.sshd import endpoint
+from clusterctl.providers.local.sshd import read_endpoint
 from clusterctl.providers.shared import subnets
 from tests.local.conftest import MakeLab
 from tests.local.lab import Lab, drive
@@ -271,7 +271,7 @@ def test_a_locked_root_gets_in(lab: Lab, tmp_path: Path) -> None:
     lab.up(1)
     assert lab.ssh("worker-1", "uname -n") == "worker-1"
     assert lab.ssh("worker-1", "grep -c ^root: /etc/shadow") == "1"
-    assert endpoint(lab.site.place("worker-1")) == (lab.nodes["worker-1"].address, 22)
+    assert read_endpoint(lab.site.place("worker-1")) == (lab.nodes["worker-1"].address, 22)
 
 
 def test_a_stranger_in_the_network_is_named(lab: Lab) -> None:

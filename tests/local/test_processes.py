@@ -83,6 +83,6 @@ def test_what_does_not_die_is_named(need_root: None, tmp_path: Path) -> None:
     with slow_to_die(place):
         [left] = processes.end(place, lambda process: True, seconds=0.1)
         assert left.command == "sleep"
-        assert processes.alive(left.pid, left.start)
+        assert processes.is_alive(left.pid, left.start)
         # A later process may have that number: it is another one.
-        assert not processes.alive(left.pid, left.start - 1)
+        assert not processes.is_alive(left.pid, left.start - 1)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.deadline import Watchdog
 from clusterctl.model import NodeResult
 from clusterctl.node_results import fold, ranges
+from clusterctl.time_limits import Watchdog
 from clusterctl.transport import known_hosts, shell, ssh_config
 from clusterctl.transport.copying import mode_of
 

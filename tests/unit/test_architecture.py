@@ -20,7 +20,7 @@ import pytest
 # A unit is a package or module directly in clusterctl/. A row: what it may import besides itself.
 
 FOUNDATION = {"model", "errors", "catalog", "config", "assets", "keys", "compiling"}
-FOUNDATION |= {"scope", "options", "verbs", "deadline", "node_results", "unpack"}
+FOUNDATION |= {"option_limits", "options", "verbs", "time_limits", "node_results", "unpack"}
 EDGE = {"process", "state", "events"}  # they touch this machine
 TALK = {"transport", "terraform", "datasets"}  # they talk to other machines
 PARTS = {"providers", "bootstrap", "launch", "schedulers"}  # siblings: they never see each other
@@ -45,14 +45,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "compiling": {"model", "errors", "assets"},
     "assets": {"model", "errors"},
     "keys": {"model", "errors"},
-    "verbs": {"errors", "scope", "options"},
+    "verbs": {"errors", "option_limits", "options"},
     "config": {"model", "errors", "options"},
-    "options": {"errors", "scope"},
+    "options": {"errors", "option_limits"},
     "catalog": {"model", "errors"},
-    "deadline": set(),
+    "time_limits": set(),
     "node_results": {"model"},
     "unpack": {"errors"},
-    "scope": set(),
+    "option_limits": set(),
     "model": set(),
     "errors": set(),
     "__init__": set(),

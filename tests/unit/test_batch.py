@@ -11,7 +11,7 @@ import pytest
 
 from clusterctl import launch, schedulers
 from clusterctl.actions import open_store
-from clusterctl.actions.run import attempt_text, plan_job
+from clusterctl.actions.run import describe_attempt, plan_job
 from clusterctl.errors import UsageError
 from clusterctl.jobs import systems
 from clusterctl.model import Cluster, Job, JobSpec, JobState, Placement, Role
@@ -236,7 +236,7 @@ def test_every_way_to_write_a_time_limit_of_slurm(text: str) -> None:
     ],
 )
 def test_why_a_job_begins_again(changes: dict[str, Any], attempt: int, said: str) -> None:
-    assert attempt_text(replace(batch_job("slurm", **changes), attempt=attempt)) == said
+    assert describe_attempt(replace(batch_job("slurm", **changes), attempt=attempt)) == said
 
 
 @pytest.mark.parametrize(

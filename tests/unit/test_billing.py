@@ -12,7 +12,7 @@ import pytest
 from clusterctl import providers
 from clusterctl.actions import open_store, show
 from clusterctl.actions.down import finish_down
-from clusterctl.actions.salvage import loss
+from clusterctl.actions.salvage import describe_loss
 from clusterctl.errors import ProviderError
 from clusterctl.insight import cost
 from clusterctl.model import Charge, Cluster
@@ -56,7 +56,7 @@ class Ends:
         self.noted = noted
         self.away = away
 
-    def billed(self, cluster: Cluster, folder: Path) -> dict[str, str]:
+    def list_billed(self, cluster: Cluster, folder: Path) -> dict[str, str]:
         if self.away:
             raise ProviderError("asking for instances: AWS did not answer")
         return dict.fromkeys(self.living, "i-1")
@@ -64,7 +64,7 @@ class Ends:
     def deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
         return ""
 
-    def made(self, folder: Path) -> frozenset[str]:
+    def list_made(self, folder: Path) -> frozenset[str]:
         return self.noted
 
     def destroy(self, cluster: Cluster, *more: object) -> None:
@@ -167,7 +167,7 @@ def test_what_is_gone_has_ended_by_now(deadline: float | None, end: float) -> No
     rows = (charge("worker-1"), charge("worker-2", until=NOW - 9 * HOUR), charge("ghost"))
     made = {"worker-1", "worker-2"}
     where = cluster(charges=rows, deadline=deadline)
-    found = billing.settled(where, living=(), made=made, now=NOW)
+    found = billing.settle(where, living=(), made=made, now=NOW)
     # An end that is written down stays; what was never made is left out.
     assert found == (replace(rows[0], until=end), rows[1])
 
@@ -178,22 +178,20 @@ def test_the_last_end_of_a_machine_that_lives_is_taken_back() -> None:
     other = charge("worker-2", until=NOW - HOUR)
     again = charge("worker-2", since=NOW - HOUR)
     rows = (first, last, other, again, charge("worker-3", until=NOW - HOUR))
-    found = billing.settled(
-        cluster(charges=rows), living={"worker-1", "worker-2"}, made=(), now=NOW
-    )
+    found = billing.settle(cluster(charges=rows), living={"worker-1", "worker-2"}, made=(), now=NOW)
     # worker-2 is paid for already, and worker-3 is gone.
     assert found == (first, replace(last, until=None), other, again, rows[-1])
-    found = billing.settled(cluster(charges=(last, first)), living={"worker-1"}, made=(), now=NOW)
+    found = billing.settle(cluster(charges=(last, first)), living={"worker-1"}, made=(), now=NOW)
     assert found == (replace(last, until=None), first)
 
 
 def test_many_jobs_with_outputs_take_few_lines() -> None:
-    assert loss([], {}) == []
-    few = loss([(3, 2_000_000), (1, 10)], {})
+    assert describe_loss([], {}) == []
+    few = describe_loss([(3, 2_000_000), (1, 10)], {})
     assert few == [
         "job 1 has unfetched outputs: 10 B",
         "job 3 has unfetched outputs: 2.0 MB",
     ]
-    many = loss([(number, number * 1000) for number in range(1, 21)], {})
+    many = describe_loss([(number, number * 1000) for number in range(1, 21)], {})
     assert [line.split()[1] for line in many[:-1]] == ["16", "17", "18", "19", "20"]
     assert many[-1] == "15 more jobs with smaller ones: 120.0 kB together"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.launch.placement import bind
+from clusterctl.launch.placement import choose_binding
 from tests.unit.making import cluster, node, request, spec
 
 
@@ -16,7 +16,7 @@ def cores(counts: dict[str, Any], *, physical: tuple[int, int] = (8, 8), **chang
         node(f"worker-{index}", f"10.0.0.{index}", slots=8, boot_id=boot, physical_cores=number)
         for index, (boot, number) in enumerate(zip(boots, physical, strict=True), 1)
     ]
-    found = bind(request(cluster(*nodes, **changes), spec(**counts)))
+    found = choose_binding(request(cluster(*nodes, **changes), spec(**counts)))
     assert found.why
     return found.cores
 

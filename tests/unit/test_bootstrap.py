@@ -16,7 +16,7 @@ from clusterctl import bootstrap, keys
 from clusterctl.bootstrap import facts
 from clusterctl.model import Accelerator, Node, NodeResult
 from clusterctl.providers.sge.provider import SgeProvider
-from clusterctl.providers.shared.clean_up import shut_out
+from clusterctl.providers.shared.clean_up import render_shut_out
 from clusterctl.providers.slurm.provider import SlurmProvider
 from tests.unit.making import cluster, node
 
@@ -149,7 +149,7 @@ def test_a_step_that_fails_is_named(key: keys.KeyPair, tmp_path: Path) -> None:
     done = run(bootstrap.script(worker, mesh(key, worker), pythons=[], steps=[step]))
     assert done.returncode != 0
     result = NodeResult(node="worker-1", exit_code=done.returncode, stderr=done.stderr)
-    assert "it's broken" in bootstrap.problem(result)
+    assert "it's broken" in bootstrap.find_problem(result)
 
 
 def test_hosts_with_one_home_let_the_key_in_once(key: keys.KeyPair, tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_hosts_with_one_home_let_the_key_in_once(key: keys.KeyPair, tmp_path: Pa
     assert lines[:2] == ["# mine", "ssh-ed25519 AAAA me"]
     assert sorted(line.split()[-1] for line in lines[2:]) == ["clusterctl:one", "clusterctl:two"]
     assert file.stat().st_mode & 0o777 == 0o644
-    all_at_once([shut_out("clusterctl:one")] * 6)
+    all_at_once([render_shut_out("clusterctl:one")] * 6)
     assert file.read_text().splitlines() == [line for line in lines if "clusterctl:one" not in line]
     assert list(file.parent.iterdir()) == [file]
 
@@ -184,7 +184,7 @@ def test_no_place_to_write_is_named(key: keys.KeyPair, tmp_path: Path) -> None:
     done = run(bootstrap.script(worker, mesh(key, worker), pythons=[]))
     assert done.returncode != 0
     result = NodeResult(node="worker-1", exit_code=done.returncode, stderr=done.stderr)
-    assert bootstrap.problem(result)
+    assert bootstrap.find_problem(result)
 
 
 def answers(*tools: str, more: str = "") -> NodeResult:
@@ -198,15 +198,15 @@ def test_every_command_that_something_requires_is_looked_for() -> None:
 
 
 def test_what_a_node_lacks_is_named_with_its_package() -> None:
-    assert bootstrap.problem(answers(*bootstrap.REQUIRED)) == ""
-    said = bootstrap.problem(answers("flock", "setsid", "stat", "awk"))
+    assert bootstrap.find_problem(answers(*bootstrap.REQUIRED)) == ""
+    said = bootstrap.find_problem(answers("flock", "setsid", "stat", "awk"))
     assert all(word in said for word in ("ssh", "tar", "openssh-client"))
     assert "flock" not in said
 
 
 def test_a_node_that_did_not_answer() -> None:
-    assert "timed out" in bootstrap.problem(NodeResult(node="worker-1", error="timed out"))
-    assert "exit code 7" in bootstrap.problem(NodeResult(node="worker-1", exit_code=7))
+    assert "timed out" in bootstrap.find_problem(NodeResult(node="worker-1", error="timed out"))
+    assert "exit code 7" in bootstrap.find_problem(NodeResult(node="worker-1", exit_code=7))
 
 
 def test_gpus_become_slots() -> None:

@@ -23,33 +23,33 @@ SPEC = ClusterSpec(name="lab", provider="docker", groups=(NodeGroup(count=1),))
 
 def test_what_the_file_says() -> None:
     """A time, and five minutes of warning: less where the whole life is short."""
-    assert deadlines.content(None) == ""
-    assert deadlines.content(1000.9, 8 * 3600) == "1000\n300\n"
-    assert deadlines.content(1000.0, 600) == "1000\n60\n"
+    assert deadlines.render_file(None) == ""
+    assert deadlines.render_file(1000.9, 8 * 3600) == "1000\n300\n"
+    assert deadlines.render_file(1000.0, 600) == "1000\n60\n"
     soon = time.time() + 100
-    assert deadlines.content(soon).splitlines()[1] in ("9", "10")
+    assert deadlines.render_file(soon).splitlines()[1] in ("9", "10")
 
 
 def test_the_one_that_is_armed_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.time()
     cluster = Cluster(id="lab-1", spec=SPEC, phase=Phase.READY, created=now, deadline=now + 50)
     wish = replace(SPEC, ttl=1000.0)
-    assert deadlines.asked(SPEC, None) is None
-    assert deadlines.asked(SPEC, cluster) == now + 50
-    assert deadlines.asked(wish, cluster) == now + 50
+    assert deadlines.choose_deadline(SPEC, None) is None
+    assert deadlines.choose_deadline(SPEC, cluster) == now + 50
+    assert deadlines.choose_deadline(wish, cluster) == now + 50
     # One that is over, even just now, is no deadline.
     monkeypatch.setattr(time, "time", lambda: now)
-    assert deadlines.asked(wish, replace(cluster, deadline=now)) == now + 1000
-    assert now + 1000 <= (deadlines.asked(wish, replace(cluster, deadline=now - 1)) or 0)
+    assert deadlines.choose_deadline(wish, replace(cluster, deadline=now)) == now + 1000
+    assert now + 1000 <= (deadlines.choose_deadline(wish, replace(cluster, deadline=now - 1)) or 0)
 
 
 def test_an_agent_ends_its_own_node() -> None:
-    script = deadlines.agent(root="/home/it's me", end="power it off")
+    script = deadlines.render_agent(root="/home/it's me", end="power it off")
     assert f"file={deadlines.FILE}\n" in script
     assert "root='/home/it'\"'\"'s me'\n" in script
     assert "    power it off\n" in script
     assert "spot" not in script
-    assert "spot/instance-action" in deadlines.agent(root="/r", end=":", spot=True)
+    assert "spot/instance-action" in deadlines.render_agent(root="/r", end=":", spot=True)
 
 
 Agent = Callable[[], "subprocess.Popen[bytes]"]
@@ -63,7 +63,7 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
     sweep = tmp_path / "root" / "jobs" / "1" / "sweep.sh"
     sweep.parent.mkdir(parents=True)
     sweep.write_text(f'echo "$@" >>{story}\n')
-    script = deadlines.agent(root=str(tmp_path / "root"), end=f"echo end >>{story}; exit 0")
+    script = deadlines.render_agent(root=str(tmp_path / "root"), end=f"echo end >>{story}; exit 0")
     started: list[subprocess.Popen[bytes]] = []
 
     def start() -> subprocess.Popen[bytes]:
@@ -145,4 +145,4 @@ def test_a_live_status_names_nodes_whose_agent_has_died(
 def test_what_a_node_keeps_as_its_deadline(
     lines: list[str], answer: tuple[float | None, bool]
 ) -> None:
-    assert deadlines.answer(lines) == answer
+    assert deadlines.parse_answer(lines) == answer

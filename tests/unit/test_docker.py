@@ -16,7 +16,7 @@ from clusterctl import cli, providers
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import Accelerator, ClusterSpec, NodeGroup, NodeResult, Runtime
 from clusterctl.providers.docker import engine, layout
-from clusterctl.providers.docker.provider import archive, supported
+from clusterctl.providers.docker.provider import archive, find_supported
 
 SUBNET = IPv4Network("198.18.5.0/24")
 
@@ -215,7 +215,10 @@ def test_an_inspected_container() -> None:
     ],
 )
 def test_the_reason_of_a_failure(stderr: str, expected: str) -> None:
-    assert engine.said(NodeResult(node="", exit_code=125, stderr=stderr.encode())) == expected
+    assert (
+        engine.explain_failure(NodeResult(node="", exit_code=125, stderr=stderr.encode()))
+        == expected
+    )
 
 
 # ------------------------------------------------------------------------------ engines that fail
@@ -325,12 +328,12 @@ def test_each_refusal_costs_a_warning_and_no_other_privilege(
     )
     said: list[str] = []
     launcher, worker = layout.NodePlan("launcher", 0, "img"), layout.NodePlan("worker-1", 1, "img")
-    found = supported("lab-1", [launcher, worker], said.append)
+    found = find_supported("lab-1", [launcher, worker], said.append)
     assert found == tuple(item for item in everything if item is not privilege)
     assert said == [
         f"warning: the engine refuses {privilege.name} (not permitted): {privilege.cost}"
     ]
-    assert supported("lab-1", [launcher], said.append) == ()
+    assert find_supported("lab-1", [launcher], said.append) == ()
     assert len(said) == 1
 
 

@@ -218,10 +218,10 @@ def test_outputs_on_nodes_that_do_not_answer_count(
 class Gone:
     """A provider whose machines are gone, and with them what they had."""
 
-    def billed(self, cluster: Cluster, folder: Path) -> dict[str, str]:
+    def list_billed(self, cluster: Cluster, folder: Path) -> dict[str, str]:
         return {}
 
-    def made(self, folder: Path) -> frozenset[str]:
+    def list_made(self, folder: Path) -> frozenset[str]:
         return frozenset()
 
     def destroy(self, *what: object) -> None:

@@ -128,7 +128,7 @@ def test_machines_that_only_terraform_knows_of_were_made(tmp_path: Path) -> None
     """An `up` made them and failed while they booted: its record has no nodes."""
     provider = Ec2Provider()
     folder = Home(tmp_path).clusters / "lab"
-    assert provider.made(folder) == frozenset()
+    assert provider.list_made(folder) == frozenset()
     (folder / "terraform").mkdir(parents=True)
     resources = [
         {
@@ -141,7 +141,7 @@ def test_machines_that_only_terraform_knows_of_were_made(tmp_path: Path) -> None
     ]
     text = json.dumps({"resources": resources})
     (folder / "terraform" / "terraform.tfstate").write_text(text)
-    assert provider.made(folder) == {"worker-1"}
+    assert provider.list_made(folder) == {"worker-1"}
     current = attempted(provider.plan(wish()), ago=3 * DAY)
     charges = provider.plan(wish(), current, ahead=tmp_path).charges
     assert [item.until for item in instances(charges, "worker-1")] == [current.deadline, None]
@@ -170,7 +170,7 @@ def test_a_cluster_whose_state_is_lost_is_not_called_adopted(
         provider.create(current, folder, print)
     assert "adopted" not in caught.value.message
     assert "`clusterctl down lab`" in caught.value.hint
-    assert provider.made(folder) == frozenset()
+    assert provider.list_made(folder) == frozenset()
 
 
 @pytest.mark.parametrize(("spot", "hourly"), [(True, 1.0), (False, 10.0)])

@@ -52,15 +52,15 @@ def charge(node: str, hourly: float | None = 1.0, **changes: object) -> Charge:
 def test_machines_that_run_are_never_replaced(changed: ClusterSpec, said: str) -> None:
     machines = spec.machines(changed, {}, spec.present(PRESENT))
     with pytest.raises(UsageError, match=said) as caught:
-        update_rules.keep(changed, cluster(wish()), machines, PRESENT)
+        update_rules.check_kept(changed, cluster(wish()), machines, PRESENT)
     assert "clusterctl down lab" in caught.value.hint
-    update_rules.keep(changed, cluster(wish()), machines, {})
+    update_rules.check_kept(changed, cluster(wish()), machines, {})
 
 
 def test_workers_come_and_go() -> None:
     for count in (1, 3):
         machines = spec.machines(wish(count), {}, spec.present(PRESENT))
-        update_rules.keep(wish(count), cluster(wish()), machines, PRESENT)
+        update_rules.check_kept(wish(count), cluster(wish()), machines, PRESENT)
 
 
 def test_a_deadline_that_is_armed_stays() -> None:
@@ -112,7 +112,7 @@ def test_a_larger_budget_is_taken() -> None:
 
 def test_a_move_to_on_demand_changes_the_price_of_instances_alone() -> None:
     disk = charge("worker-1", 0.1, part="disk")
-    found = prices.requoted(
+    found = prices.requote(
         [charge("worker-1"), disk, charge("launcher", item="y")], {"x": Quote(3.0, "list")}
     )
     assert [item.hourly for item in found] == [3.0, 0.1, 1.0]

@@ -61,7 +61,7 @@ EMIT = {"slurm": "sbatch", "sge": "qsub"}
 
 @dataclass(frozen=True)
 class Scene:
-    """A command line that works. `circumstances`: see `clusterctl.scope`."""
+    """A command line that works. `circumstances`: see `clusterctl.option_limits`."""
 
     verb: str
     words: tuple[str, ...] = ()
@@ -235,7 +235,7 @@ class Planned:
 
     features = Ec2Provider.features
     regions = Ec2Provider.regions
-    ids = Ec2Provider.ids
+    find_ids = Ec2Provider.find_ids
     find: Any
     adopt: Any
     remove: Any
@@ -279,7 +279,7 @@ def stage(scene: Scene, monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[s
     for module, names in {
         attach: ("attach_hosts", "attach_site"),
         check: ("check",),
-        data: ("get", "push", "entries", "index"),
+        data: ("get", "push", "list_data", "write_index"),
         down: ("down",),
         extend: ("extend",),
         images: ("build", "lock"),

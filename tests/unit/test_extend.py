@@ -43,7 +43,7 @@ class Machines:
     silent: bool = False
     noted: list[float | None] = field(default_factory=list)
 
-    def billed(self, cluster: Cluster, folder: Path) -> frozenset[str]:
+    def list_billed(self, cluster: Cluster, folder: Path) -> frozenset[str]:
         return frozenset(self.names)
 
     def deadline_trouble(self, cluster: Cluster, folder: Path) -> str:

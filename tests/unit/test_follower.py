@@ -17,7 +17,7 @@ from clusterctl.actions import open_store
 from clusterctl.actions.salvage import save_logs
 from clusterctl.errors import NodeUnreachable, UsageError
 from clusterctl.jobs import follow
-from clusterctl.jobs.follow import Follower, Piece, complete, stored
+from clusterctl.jobs.follow import Follower, Piece, is_complete, read_stored
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.model import Cluster, Job, JobState
 from clusterctl.transport import Transport
@@ -116,8 +116,8 @@ def test_to_the_end_of_the_job(site: Site) -> None:
     assert text(pieces, 0) == data == site.copy("worker-1", "rank-0.out").read_bytes()
     assert text(pieces, 1, "stderr") == b"no end"
     assert {piece.stream for piece in pieces} == {"stdout", "stderr"}
-    assert complete(site.home)
-    again = [piece for pieces in stored(site.home) for piece in pieces]
+    assert is_complete(site.home)
+    again = [piece for pieces in read_stored(site.home) for piece in pieces]
     assert text(again, 0) == data
 
 
@@ -142,14 +142,14 @@ def test_what_is_there_now_of_a_file_that_grows(
     assert follower.job.state is JobState.RUNNING
     assert text(pieces, 0).startswith(b"first\n")
     assert text(pieces, 1) == b"whole\n"
-    assert not complete(site.home)
+    assert not is_complete(site.home)
 
 
 def test_no_time_is_left(site: Site) -> None:
     site.write("worker-1", "rank-0.out", b"too late\n")
     follower, pieces = site.follow(until_ended=False, limit=0.0)
     assert (follower.cut_short, pieces) == (True, [])
-    assert not complete(site.home)
+    assert not is_complete(site.home)
 
 
 @pytest.mark.timeout(30)
@@ -206,7 +206,7 @@ def test_a_full_disk_here_is_no_lost_node(site: Site) -> None:
             site.follow()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-    assert not complete(site.home)
+    assert not is_complete(site.home)
 
 
 def test_a_file_that_is_cut_off_meanwhile(site: Site) -> None:
@@ -239,7 +239,7 @@ def test_memory_does_not_grow_with_a_log(site: Site) -> None:
         ):
             for pieces in follower.batches():
                 size += sum(len(piece.data) for piece in pieces)
-        for pieces in stored(site.home):
+        for pieces in read_stored(site.home):
             size += sum(len(piece.data) for piece in pieces)
         _, peak = tracemalloc.get_traced_memory()
     finally:
@@ -315,7 +315,7 @@ def test_a_worker_that_is_gone_is_named_and_the_rest_is_read(
     assert text(pieces, 1) == b"what came before\n"
     assert list(follower.lost) == ["worker-2"]
     assert follower.job.reason.startswith("lost worker-2")
-    assert not complete(site.home)
+    assert not is_complete(site.home)
 
 
 def test_without_the_launcher_nobody_knows_how_the_job_goes(site: Site) -> None:
@@ -329,4 +329,4 @@ def test_what_the_workers_have_is_read_without_the_launcher(site: Site) -> None:
     follower, pieces = site.follow(without("launcher", Unreachable), until_ended=False)
     assert (text(pieces, 0), text(pieces, 1)) == (b"zero\n", b"one\n")
     assert list(follower.lost) == ["launcher"]
-    assert not complete(site.home)
+    assert not is_complete(site.home)

@@ -42,7 +42,7 @@ from clusterctl.actions import show
 from clusterctl.cli import run
 def boom(*_, **__):
     raise ZeroDivisionError("MY_TOKEN=hunter2 exploded")
-show.statuses = boom
+show.list_statuses = boom
 sys.exit(run(sys.argv[1:]))
 """
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import ClusterctlError, LaunchError, UsageError
-from clusterctl.launch.placement import MOST_ON_LOCAL, oversubscribed, place
+from clusterctl.launch.placement import MOST_ON_LOCAL, is_oversubscribed, place
 from tests.unit.making import cluster, node, spec
 
 LAUNCHER = node("launcher", "10.0.0.10")
@@ -126,5 +126,5 @@ def test_local_nodes_share_a_machine_and_may_be_oversubscribed() -> None:
     )
     placement = place(where, spec(ranks=8))
     assert [item.count for item in placement] == [4, 4]
-    assert oversubscribed(where, placement)
-    assert not oversubscribed(where, place(where, spec()))
+    assert is_oversubscribed(where, placement)
+    assert not is_oversubscribed(where, place(where, spec()))

@@ -65,6 +65,7 @@ class Rank:
                 "working": "sub dir",
                 "program": ("/bin/sh", "-c", script, "name", *values.pop("args", ())),
                 "agent": "",
+                "device_env": {"GLOO_SOCKET_IFNAME": "$cctl_device"},
                 "line_buffered": False,
                 **values,
             },

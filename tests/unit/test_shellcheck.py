@@ -57,7 +57,7 @@ RENDERED: dict[str, Callable[[], str]] = {
     "put a file": lambda: copy_script("put_file", size=7, mode="644", parent="'/a b'"),
     "put a folder": lambda: copy_script("put_folder", mode="755"),
     "get": lambda: copy_script("get"),
-    "deadline": lambda: deadlines.agent(root="/tmp/it's a root", end="poweroff", spot=True),
+    "deadline": lambda: deadlines.render_agent(root="/tmp/it's a root", end="poweroff", spot=True),
 }
 
 

@@ -14,7 +14,7 @@ from clusterctl.actions import open_store, shrink, up
 from clusterctl.errors import UsageError
 from clusterctl.jobs import outputs
 from clusterctl.jobs.outputs import Found, Output
-from clusterctl.jobs.start import ranked
+from clusterctl.jobs.start import list_rank_nodes
 from clusterctl.model import Charge, Cluster, ClusterSpec, Job, JobState, NodeGroup
 from clusterctl.providers.protocol import Features, ProviderPlan
 from tests.unit import making
@@ -40,11 +40,13 @@ def machines(monkeypatch: pytest.MonkeyPatch) -> None:
         yield
 
     def find(job: Job, cluster: Cluster, pool: object, *, timeout: float) -> Found:
-        return Found(tuple(Output(name, "model.pt", 10**6) for name in ranked(job, cluster)))
+        return Found(
+            tuple(Output(name, "model.pt", 10**6) for name in list_rank_nodes(job, cluster))
+        )
 
     monkeypatch.setattr(providers, "load", lambda name: Planner())
-    monkeypatch.setattr(shrink, "connected", connected)
-    monkeypatch.setattr(shrink, "silent", lambda pool, names, tell: {})
+    monkeypatch.setattr(shrink, "open_pool", connected)
+    monkeypatch.setattr(shrink, "connect_or_report", lambda pool, names, tell: {})
     monkeypatch.setattr(shrink, "save_logs", lambda store, job, *more: None)
     monkeypatch.setattr(outputs, "find", find)
 

@@ -367,8 +367,8 @@ def test_joined_archives(tmp_path: Path) -> None:
     home = Home(tmp_path / "state")
     name = archive(tree_of(tmp_path / "root"), home)
     data = (
-        stage.text_members([("env", "ü\n", 0o600), ("out/x", "", 0o755)])
-        + stage.library()
+        stage.pack_texts([("env", "ü\n", 0o600), ("out/x", "", 0o755)])
+        + stage.pack_library()
         + (home.stages / name).read_bytes()
         + END_OF_ARCHIVE
     )
@@ -402,4 +402,4 @@ def test_a_file_that_vanishes_is_one_clear_error(tmp_path: Path) -> None:
     [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (2_500_000, "2.5 MB"), (5e9, "5.0 GB")],
 )
 def test_human(size: float, text: str) -> None:
-    assert stage.human(size) == text
+    assert stage.format_bytes(size) == text

@@ -15,7 +15,7 @@ from clusterctl import launch
 from clusterctl.actions import open_store
 from clusterctl.actions.run import Prepared, attend, submit
 from clusterctl.cli.console import Console
-from clusterctl.cli.job_output import document, reporting, took
+from clusterctl.cli.job_output import document, format_duration, reporting
 from clusterctl.errors import NodeUnreachable, ProviderError
 from clusterctl.jobs.stage import Tree
 from clusterctl.model import JobState, NodeResult
@@ -104,8 +104,8 @@ def test_a_launcher_that_cannot_be_told_is_said() -> None:
 
 def test_the_time_of_a_job_that_has_ended_does_not_grow() -> None:
     lost = replace(job(), state=JobState.LOST, started=1.0)
-    assert (took(lost), document(lost)["seconds"]) == ("-", None)
-    assert took(replace(lost, finished=3.0)) == "2.0 s"
+    assert (format_duration(lost), document(lost)["seconds"]) == ("-", None)
+    assert format_duration(replace(lost, finished=3.0)) == "2.0 s"
 
 
 def test_a_job_whose_record_cannot_be_written_is_not_said_to_go_on(

@@ -171,12 +171,12 @@ def test_a_silent_queue_is_told_and_asked_once(login: Path, ago: int | None, sai
     assert (login.parent / "fake" / "asked").read_text() == "asked\n"
     text = answer(login)
     why = "(Unable to contact slurm controller)"
-    assert re.sub("4[0-9] s", "40 s", batch.silence(text)) == (
+    assert re.sub("4[0-9] s", "40 s", batch.describe_silence(text)) == (
         f"the queue does not answer {why}: {said}"
     )
     (login.parent / "fake" / "down").unlink()
     _age(login / "queue.silent", 10)
-    assert batch.silence(answer(login)) == ""
+    assert batch.describe_silence(answer(login)) == ""
 
 
 SBATCH = """#!/bin/sh

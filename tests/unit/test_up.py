@@ -23,7 +23,7 @@ class Bills:
     def __init__(self, **machines: str) -> None:
         self.machines = {name.replace("_", "-"): id for name, id in machines.items()}
 
-    def billed(self, cluster: Cluster, folder: Path) -> dict[str, str]:
+    def list_billed(self, cluster: Cluster, folder: Path) -> dict[str, str]:
         return self.machines
 
 

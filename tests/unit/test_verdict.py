@@ -70,8 +70,8 @@ def test_a_running_job_that_loses_its_folder_may_still_run() -> None:
 
 def test_a_full_disk_is_known_by_its_reason() -> None:
     end = "running 12 1\nlauncher 30 1\nstarted 30 2\nended 31"
-    assert verdict.full(verdict.judge(job(), f"{end}\nfull 31 worker-1"))
-    assert not verdict.full(verdict.judge(job(), end))
+    assert verdict.is_disk_full(verdict.judge(job(), f"{end}\nfull 31 worker-1"))
+    assert not verdict.is_disk_full(verdict.judge(job(), end))
 
 
 def test_a_job_that_was_cancelled_before_it_was_handed_in() -> None:

@@ -8,7 +8,7 @@ from ipaddress import ip_address, ip_network
 from pathlib import Path
 
 from clusterctl import assets, bootstrap, catalog, keys, providers
-from clusterctl.actions import Tell, check_name, connected
+from clusterctl.actions import Tell, check_name, open_pool
 from clusterctl.actions.attach.ports import check_ports
 from clusterctl.actions.attach.record import (
     ASK_TIMEOUT,
@@ -71,7 +71,7 @@ def attach_hosts(store: Store, name: str, machines: Machines, tell: Tell) -> Clu
             # Until they have answered again, the old record knows better where our files are.
             store.save(cluster)
         try:
-            with connected(store, cluster) as pool:
+            with open_pool(store, cluster) as pool:
                 cluster = _prepare_hosts(store, cluster, machines, pool, tell)
         except BaseException:
             if cluster.phase is Phase.CREATING:
@@ -136,7 +136,7 @@ def _prepare_hosts(
         for node in cluster.nodes
     }
     results = pool.run("exec /bin/sh -s", stdin=scripts, timeout=ASK_TIMEOUT)
-    wrong = [NodeResult(node=r.node, error=w) for r in results if (w := bootstrap.problem(r))]
+    wrong = [NodeResult(node=r.node, error=w) for r in results if (w := bootstrap.find_problem(r))]
     _all_well("some hosts could not be set up", wrong, BootstrapError)
     bootstrap.check_mesh(
         pool,
@@ -208,7 +208,7 @@ def _unfit(node: Node, result: NodeResult) -> str:
     told = facts.parse(result.text)
     if node.python and told.python is None:
         reasons.append(f"the file says python={node.python}, which is not a Python on that host")
-    if lacks := bootstrap.lacking(told):
+    if lacks := bootstrap.find_lacking(told):
         reasons.append(lacks)
     return "; ".join(reasons)
 

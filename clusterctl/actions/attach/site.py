@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass, replace
 
 from clusterctl import assets, providers, schedulers
-from clusterctl.actions import Tell, check_name, connected
+from clusterctl.actions import Tell, check_name, open_pool
 from clusterctl.actions.attach.record import (
     ASK_TIMEOUT,
     CONNECT_TIMEOUT,
@@ -66,7 +66,7 @@ def attach_site(store: Store, name: str, login: Login, tell: Tell) -> Cluster:
         (store.home.make(store.folder(name)) / "ssh").mkdir(mode=0o700, exist_ok=True)
         store.save(cluster)
         try:
-            with connected(store, cluster) as pool:
+            with open_pool(store, cluster) as pool:
                 cluster = _survey_site(store, cluster, site, login, pool, tell)
         except BaseException:
             if cluster.phase is Phase.CREATING:

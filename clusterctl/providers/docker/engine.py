@@ -55,7 +55,7 @@ def call(*words: str, timeout: float = PATIENCE, stdin: bytes = b"") -> NodeResu
 _DAEMON = "Error response from daemon: "
 
 
-def said(result: NodeResult) -> str:
+def explain_failure(result: NodeResult) -> str:
     """The line of a failed call that says why. Never empty: the client adds blank lines and advice
     around what the daemon said."""
     lines = [line.strip() for line in result.stderr.decode(errors="replace").splitlines()]
@@ -70,7 +70,7 @@ def need(
     """The same, or ProviderError: `what` could not be done, and why."""
     result = call(*words, timeout=timeout, stdin=stdin)
     if not result.ok:
-        raise ProviderError(f"{what}: {said(result)}", hint=hint)
+        raise ProviderError(f"{what}: {explain_failure(result)}", hint=hint)
     return result.text
 
 
@@ -79,7 +79,7 @@ def require() -> str:
     result = call("version", "--format", "{{.Server.Version}}", timeout=GREETING)
     if result.ok:
         return result.text.strip()
-    why = said(result)
+    why = explain_failure(result)
     if result.error.endswith("No such file or directory"):
         raise ProviderError("docker is not on PATH", hint=_INSTALL)
     if result.error:

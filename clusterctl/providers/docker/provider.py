@@ -84,7 +84,7 @@ class DockerProvider:
                 *shares,
                 "cost: free",
             ),
-            deadline=deadlines.asked(spec, current),
+            deadline=deadlines.choose_deadline(spec, current),
             recipes=recipes,
         )
 
@@ -114,7 +114,7 @@ class DockerProvider:
         kept, removed = _keep_healthy(cluster.id, digests, addresses)
         missing = [machine for machine in machines if machine.name not in kept]
         if missing:
-            privileges = supported(cluster.id, missing, on_event)
+            privileges = find_supported(cluster.id, missing, on_event)
             _make(cluster, folder, missing, digests, subnet, privileges, authorized)
             _greeted(cluster, missing, addresses)
         gone = sorted(name for name in removed if name not in addresses)
@@ -143,7 +143,7 @@ class DockerProvider:
         troubles |= greet(endpoints, seconds=2)
         return {name: troubles[name] or "running" for name in names}
 
-    def ids(self, folder: Path) -> frozenset[str]:
+    def find_ids(self, folder: Path) -> frozenset[str]:
         return engine.clusters(folder)
 
     def extend(self, cluster: Cluster, folder: Path, deadline: float) -> None:
@@ -224,7 +224,7 @@ def _in_use() -> tuple[IPv4Network, ...]:
         process.run(["ip", "-4", "-j", *words], timeout=10).text
         for words in (("address",), ("route", "show", "table", "all"))
     ]
-    return (*subnets.taken(*texts), *engine.subnets())
+    return (*subnets.parse_taken(*texts), *engine.subnets())
 
 
 def _labels(cluster: Cluster, folder: Path) -> dict[str, str]:
@@ -244,7 +244,7 @@ def _trouble(found: Container | None, over: bool) -> str:
 
 def _arm(cluster: str, deadline: float | None, life: float = 0.0) -> dict[Container, str]:
     """Gives the containers that are there their deadline; those that cannot get it, and why."""
-    data = archive({deadlines.FILE: (deadlines.content(deadline, life), 0o644)})
+    data = archive({deadlines.FILE: (deadlines.render_file(deadline, life), 0o644)})
     refused: dict[Container, str] = {}
 
     def arm(item: Container) -> None:
@@ -252,7 +252,7 @@ def _arm(cluster: str, deadline: float | None, life: float = 0.0) -> dict[Contai
         policy = engine.call("update", "--restart", layout.restart(deadline), item.id)
         for result in (copied, policy):
             if not result.ok:
-                refused[item] = engine.said(result)
+                refused[item] = engine.explain_failure(result)
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         list(pool.map(arm, engine.containers(cluster)))
@@ -289,7 +289,7 @@ def _wait(addresses: Mapping[str, str], limit: float) -> dict[str, str]:
     return answers
 
 
-def supported(
+def find_supported(
     cluster: str, machines: Sequence[NodePlan], on_event: OnEvent
 ) -> tuple[Privilege, ...]:
     """What this engine gives of what workers are to get. Each refusal is said with its price."""
@@ -319,7 +319,9 @@ def _refusal(cluster: str, image: str, wanted: Iterable[Privilege]) -> str:
     )
     if result.ok:
         return ""
-    return engine.said(result).removesuffix(".").removesuffix(": unknown").split(": ")[-1]
+    return (
+        engine.explain_failure(result).removesuffix(".").removesuffix(": unknown").split(": ")[-1]
+    )
 
 
 def _make(
@@ -365,9 +367,9 @@ def _files(cluster: Cluster) -> dict[str, tuple[str, int]]:
     found = {f"{layout.ETC}/sshd_config": ((common / "sshd_config").read_text(), 0o644)}
     for name in ("entrypoint.sh", "healthcheck.sh"):
         found[f"{layout.ENTRY}/{name}"] = ((common / name).read_text(), 0o755)
-    agent = deadlines.agent(root=layout.root(cluster.id), end=layout.END)
+    agent = deadlines.render_agent(root=layout.root(cluster.id), end=layout.END)
     found[layout.AGENT] = (agent, 0o755)
-    found[deadlines.FILE] = (deadlines.content(cluster.deadline, cluster.spec.ttl), 0o644)
+    found[deadlines.FILE] = (deadlines.render_file(cluster.deadline, cluster.spec.ttl), 0o644)
     return found
 
 

@@ -14,11 +14,11 @@ from functools import partial
 from typing import TypeVar
 
 from clusterctl import catalog
-from clusterctl.deadline import background
 from clusterctl.errors import ProviderError
 from clusterctl.providers.ec2 import preflight
 from clusterctl.providers.ec2.api import Api, InstanceType, default_region
 from clusterctl.providers.protocol import Finding
+from clusterctl.time_limits import background
 
 LIMIT = 12.0
 """Seconds for everything together."""
@@ -52,7 +52,7 @@ class _Asked:
         return None
 
 
-def findings() -> tuple[Finding, ...]:
+def diagnose() -> tuple[Finding, ...]:
     """Credentials; then every quota, and for every family its zones and its machine image."""
     end = time.monotonic() + LIMIT
     asked = _Asked("AWS", end)

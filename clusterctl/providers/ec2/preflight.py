@@ -9,7 +9,6 @@ from difflib import get_close_matches
 from functools import partial
 
 from clusterctl import catalog
-from clusterctl.deadline import background
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import Cluster, ClusterSpec
 from clusterctl.providers.ec2 import cleanup, update_rules
@@ -17,6 +16,7 @@ from clusterctl.providers.ec2 import spec as layout
 from clusterctl.providers.ec2.api import Api, Instance, InstanceType
 from clusterctl.providers.ec2.spec import Machine
 from clusterctl.providers.shared.nodes import LAUNCHER
+from clusterctl.time_limits import background
 
 Tell = Callable[[str], None]
 
@@ -71,7 +71,7 @@ def survey_cluster(
     """Also the machines there are: by AWS, for a record may have been cut off."""
     if current:
         # It tells soonest that nobody answers; the survey asks it again, beside other questions.
-        update_rules.account(current, api.account())
+        update_rules.check_account(current, api.account())
     running = cleanup.instances(api, current.id) if current else []
     instances = [item for item in running if item.node]
     zone = instances[0].zone if instances else ""

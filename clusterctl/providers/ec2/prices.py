@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from clusterctl import catalog
-from clusterctl.deadline import background
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import Charge
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.spec import Machine
 from clusterctl.providers.shared.nodes import LAUNCHER
+from clusterctl.time_limits import background
 
 ADDRESS, DISK = "public IPv4", "gp3 GiB-month"
 """Rows of catalog.PRICES that are no instance types."""
@@ -102,7 +102,7 @@ def merge(old: Sequence[Charge], new: Sequence[Charge], now: float) -> tuple[Cha
     return (*merged, *key.values())
 
 
-def requoted(charges: Sequence[Charge], quotes: Mapping[str, Quote]) -> tuple[Charge, ...]:
+def requote(charges: Sequence[Charge], quotes: Mapping[str, Quote]) -> tuple[Charge, ...]:
     """The instances that run at other prices, from their beginning."""
     return tuple(
         replace(charge, hourly=quotes[charge.item].dollars, source=quotes[charge.item].source)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl import assets, catalog, terraform
-from clusterctl.deadline import background
 from clusterctl.errors import NodeUnreachable, ProviderError
 from clusterctl.model import Accelerator, Charge, Cluster, ClusterSpec, Node, Role, Runtime, clock
 from clusterctl.node_results import fold
@@ -43,8 +42,9 @@ from clusterctl.providers.protocol import (
 from clusterctl.providers.shared import billing, deadlines
 from clusterctl.providers.shared.nodes import LAUNCHER
 from clusterctl.state import Home
-from clusterctl.state.locks import held
-from clusterctl.transport.ssh import warm
+from clusterctl.state.locks import find_held
+from clusterctl.time_limits import background
+from clusterctl.transport.ssh import preload
 
 JOB_PORT = 2222
 """Where the node container's sshd listens, beside the machine's own on 22."""
@@ -90,14 +90,14 @@ class Ec2Provider:
         *,
         ahead: Path | None = None,
     ) -> ProviderPlan:
-        update_rules.on_record(current)
-        options = update_rules.resolved(spec, current)
+        update_rules.require_record(current)
+        options = update_rules.resolve(spec, current)
         binary = terraform.find()
         begun = _begin(Home(ahead), binary, options) if ahead else None
         api = Api(options.cloud.region)
         found, instances = preflight.survey_cluster(api, options, current, tell)
         present = {item.node: item.type for item in instances}
-        update_rules.keep(options, current, found.machines, present)
+        update_rules.check_kept(options, current, found.machines, present)
         names = [machine.name for machine in found.machines if machine.name not in present]
         now = time.time()
         spot = options.cloud.spot and not _fell_back(instances)
@@ -106,8 +106,8 @@ class Ec2Provider:
         if current:
             made = {node.name for node in current.nodes}
             if ahead:
-                made |= self.made(Home(ahead).clusters / options.name)
-            old = billing.settled(current, living=present, made=made, now=now)
+                made |= self.list_made(Home(ahead).clusters / options.name)
+            old = billing.settle(current, living=present, made=made, now=now)
         charges = prices.merge(old, prices.charges(found.machines, quotes, api.region, now), now)
         dear = charges
         if spot and options.cloud.spot_fallback:
@@ -165,7 +165,7 @@ class Ec2Provider:
             # What was being made when Terraform was stopped may exist without its knowing.
             reconcile.remove_unknown(api, cluster.id, runner, on_event)
         host_keys = hostkeys.HostKeys(folder)
-        warm()
+        preload()
         order = Order(
             cluster=cluster,
             options=options,
@@ -185,16 +185,16 @@ class Ec2Provider:
         )
         charges = cluster.charges
         if options.cloud.spot and not state.spot:
-            charges = prices.requoted(charges, _quotes(api, found, False, on_event))
+            charges = prices.requote(charges, _quotes(api, found, False, on_event))
         reason = _mode(api.region, state.spot)
         return Created(nodes=nodes, host_keys=final, pool=pool, charges=charges, mode_reason=reason)
 
-    def billed(self, cluster: Cluster, folder: Path) -> dict[str, str]:
+    def list_billed(self, cluster: Cluster, folder: Path) -> dict[str, str]:
         api = _api(cluster, folder)
         found = cleanup.instances(api, cluster.id)
         return {item.node: item.id for item in found if item.node}
 
-    def made(self, folder: Path) -> frozenset[str]:
+    def list_made(self, folder: Path) -> frozenset[str]:
         try:
             known = terraform.resources(folder / "terraform", folder.name)
         except terraform.TerraformError:
@@ -209,7 +209,7 @@ class Ec2Provider:
             for node in cluster.nodes
         }
 
-    def ids(self, folder: Path) -> frozenset[str]:
+    def find_ids(self, folder: Path) -> frozenset[str]:
         state = provider_state.load(folder)
         return frozenset((state.id,) if state else ())
 
@@ -238,8 +238,8 @@ class Ec2Provider:
     def adopt(self, cluster_id: str, name: str, region: str) -> Cluster:
         return adoption.adopt(Api(region), cluster_id, name)
 
-    def findings(self) -> tuple[Finding, ...]:
-        return diagnostics.findings()
+    def diagnose(self) -> tuple[Finding, ...]:
+        return diagnostics.diagnose()
 
     def deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
         return ""  # each node keeps its own deadline
@@ -292,7 +292,7 @@ def _begin(home: Home, binary: terraform.Binary, options: ClusterSpec) -> _Begun
 
 
 def _replan(cluster: Cluster, folder: Path, tell: OnEvent) -> _Planned:
-    options = update_rules.resolved(cluster.spec, cluster)
+    options = update_rules.resolve(cluster.spec, cluster)
     begun = _begin(Home(folder.parent.parent), terraform.find(), options)
     api = Api(options.cloud.region)
     found, _ = preflight.survey_cluster(api, options, cluster, tell)
@@ -303,7 +303,7 @@ def _api(cluster: Cluster, folder: Path) -> Api:
     """Where the cluster is, and in its account."""
     state = provider_state.load(folder)
     api = Api(state.region if state else cluster.spec.cloud.region or default_region())
-    update_rules.account(cluster, api.account())
+    update_rules.check_account(cluster, api.account())
     return api
 
 
@@ -331,7 +331,7 @@ def _terraform(folder: Path, name: str, tell: OnEvent) -> terraform.Terraform:
     """In the cluster's own folder, with the lock of the cluster, which it inherits."""
     home = folder.parent.parent
     try:
-        lock = held(home, name)
+        lock = find_held(home, name)
     except KeyError:
         lock = None
     return terraform.Terraform(

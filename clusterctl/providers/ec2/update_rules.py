@@ -19,7 +19,7 @@ _FIXED = {"disk": "--disk", "spot": "--spot", "efa": "--efa"}
 """What EC2 or Terraform would make other machines for."""
 
 
-def on_record(current: Cluster | None) -> None:
+def require_record(current: Cluster | None) -> None:
     """Raises ProviderError for a cluster that was adopted: its tags tell neither when its machines
     end nor what Terraform knows of them, so that none can be added or left out."""
     if current and current.deadline is None:
@@ -30,7 +30,7 @@ def on_record(current: Cluster | None) -> None:
         )
 
 
-def resolved(spec: ClusterSpec, current: Cluster | None) -> ClusterSpec:
+def resolve(spec: ClusterSpec, current: Cluster | None) -> ClusterSpec:
     """The options with what they left to us. A cluster stays in its region. Raises UsageError for
     what is wrong whatever AWS says."""
     check(spec)
@@ -47,7 +47,7 @@ def resolved(spec: ClusterSpec, current: Cluster | None) -> ClusterSpec:
     return replace(spec, cloud=replace(spec.cloud, region=region))
 
 
-def account(cluster: Cluster, number: str) -> None:
+def check_account(cluster: Cluster, number: str) -> None:
     """Raises ProviderError where the credentials are for another account than the cluster's: there
     nothing would be found of it, and that be taken for nothing left."""
     if cluster.account not in ("", number):
@@ -59,7 +59,7 @@ def account(cluster: Cluster, number: str) -> None:
         )
 
 
-def keep(
+def check_kept(
     options: ClusterSpec,
     current: Cluster | None,
     machines: Sequence[Machine],

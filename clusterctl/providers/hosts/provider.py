@@ -6,7 +6,12 @@ from pathlib import Path
 
 from clusterctl.model import Cluster
 from clusterctl.providers.protocol import Features, OnEvent
-from clusterctl.providers.shared.clean_up import clean_up_hosts, key_mark, removal, shut_out
+from clusterctl.providers.shared.clean_up import (
+    clean_up_hosts,
+    key_mark,
+    render_removal,
+    render_shut_out,
+)
 
 
 class HostsProvider:
@@ -19,7 +24,10 @@ class HostsProvider:
         return dict.fromkeys((node.name for node in cluster.nodes), "running")
 
     def destroy(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> None:
-        shut = shut_out(key_mark(cluster))
+        shut = render_shut_out(key_mark(cluster))
         clean_up_hosts(
-            cluster, folder, on_event, lambda node: f"{removal(node.root, cluster.id)}\n{shut}"
+            cluster,
+            folder,
+            on_event,
+            lambda node: f"{render_removal(node.root, cluster.id)}\n{shut}",
         )

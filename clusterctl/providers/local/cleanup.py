@@ -44,7 +44,7 @@ def scratch_folders(site: Site) -> list[Path]:
     return [folder for folder in folders if folder.lstat().st_uid == os.geteuid()]
 
 
-def surplus(site: Site, names: Iterable[str]) -> list[Place]:
+def find_surplus(site: Site, names: Iterable[str]) -> list[Place]:
     """Nodes that have files here but are not wanted."""
     wanted = set(names)
     found: set[str] = set()
@@ -53,7 +53,7 @@ def surplus(site: Site, names: Iterable[str]) -> list[Place]:
     return [site.place(name) for name in sorted(found - wanted)]
 
 
-def remnants(site: Site, networks: Iterable[int]) -> list[str]:
+def find_remnants(site: Site, networks: Iterable[int]) -> list[str]:
     """What is left besides the cluster's own processes, in words.
 
     `networks` are the namespaces that it had: a stranger who entered one keeps it alive.

@@ -59,7 +59,7 @@ def converge(site: Site, network: Network, names: Sequence[str], server: sshd.Se
     site.nodes.mkdir(mode=0o700, exist_ok=True)
     places = {name: site.place(name) for name in names}
     kept = _keep_healthy(site, network, places)
-    surplus = cleanup.surplus(site, names)
+    surplus = cleanup.find_surplus(site, names)
     for place in surplus:
         cleanup.remove_node(place)
     started = tuple(name for name in names if name not in kept)
@@ -96,7 +96,7 @@ def _keep_healthy(site: Site, network: Network, places: Mapping[str, Place]) -> 
             for name, place in places.items()
             if name in present
             and place.host_key.exists()
-            and sshd.endpoint(place) == network.listen(place)[0]
+            and sshd.read_endpoint(place) == network.listen(place)[0]
         }
         answers = greet(candidates, seconds=1)
         kept = {name for name, trouble in answers.items() if not trouble}
@@ -130,18 +130,18 @@ def _start(
         (site.folder / "ssh" / key).read_text().strip() + "\n" for key in ("user.pub", "mesh.pub")
     )
     commands = network.commands(list(missing.values()))
-    with node_processes.waiting(site, commands) as started:
+    with node_processes.start_waiting(site, commands) as started:
         for name, place in places.items():
             host_keys[name] = sshd.write_files(place, authorized)
         network.write_files(everyone)
         for place in missing.values():
             # A node that starts anew numbers its processes anew, and mpirun's daemons refuse to
             # start where a namesake of an earlier life has left its folder.
-            sshd.empty(place.scratch)
+            sshd.clear(place.scratch)
             text = sshd.config(place, site.tag(place.name), network.listen(place), server)
             sshd.rewrite(place.config, text)
         network.connect(started)
-    troubles = node_processes.listening(missing, started)
+    troubles = node_processes.wait_until_listening(missing, started)
     reached = greet(
         {name: network.listen(missing[name])[0] for name in missing if name not in troubles},
         seconds=5,

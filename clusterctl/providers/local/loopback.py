@@ -12,8 +12,8 @@ from clusterctl.errors import ProviderError
 from clusterctl.providers.local import layout
 from clusterctl.providers.local.layout import Place
 from clusterctl.providers.local.node_processes import NodeProcess, script
-from clusterctl.providers.local.processes import Process, pids, started
-from clusterctl.providers.local.sshd import Server, endpoint, locked
+from clusterctl.providers.local.processes import Process, pids, read_start
+from clusterctl.providers.local.sshd import Server, is_locked, read_endpoint
 from clusterctl.providers.shared.sshd_probe import Endpoint
 
 _PRIVSEP = Path("/run/sshd")
@@ -42,7 +42,9 @@ class Loopback:
     def listen(self, place: Place) -> tuple[Endpoint, ...]:
         """Where the node listens already, else a free port on its own address."""
         if place.name not in self._ports:
-            self._ports[place.name] = endpoint(place) or free_endpoint(layout.index(place.name))
+            self._ports[place.name] = read_endpoint(place) or free_endpoint(
+                layout.index(place.name)
+            )
         return (self._ports[place.name],)
 
     def commands(self, places: Sequence[Place]) -> dict[str, list[str]]:
@@ -61,7 +63,7 @@ class Loopback:
         """There is nothing to plug in."""
 
     def _let_root_in(self) -> None:
-        if locked(self._server.user):
+        if is_locked(self._server.user):
             raise ProviderError(
                 f"sshd refuses {self._server.user}: the account is locked in /etc/shadow",
                 hint=f"unlock it without giving it a password: usermod -p '*' {self._server.user}",
@@ -90,8 +92,8 @@ def drop_privsep() -> None:
 def _sshd_is_running() -> bool:
     for pid in pids():
         with suppress(OSError):
-            if Path(f"/proc/{pid}/comm").read_text(errors="replace").startswith("sshd") and started(
-                pid
-            ):
+            if Path(f"/proc/{pid}/comm").read_text(errors="replace").startswith(
+                "sshd"
+            ) and read_start(pid):
                 return True
     return False

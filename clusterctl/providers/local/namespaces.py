@@ -22,9 +22,9 @@ from clusterctl import process
 from clusterctl.errors import ProviderError
 from clusterctl.providers.local import layout, modes
 from clusterctl.providers.local.layout import STARTER, SWITCH, Place, Site
-from clusterctl.providers.local.node_processes import NodeProcess, last_words, log_of, script
+from clusterctl.providers.local.node_processes import NodeProcess, log_of, read_last_words, script
 from clusterctl.providers.local.processes import Process, network_of
-from clusterctl.providers.local.sshd import SEARCH, Server, locked, rewrite, unlocked_shadow
+from clusterctl.providers.local.sshd import SEARCH, Server, is_locked, rewrite, unlocked_shadow
 from clusterctl.providers.shared import subnets
 from clusterctl.providers.shared.sshd_probe import Endpoint
 
@@ -100,7 +100,7 @@ class Namespaces:
         if len(whole) != 1:
             return False
         addresses = ip(self._site, "-4", "-j", "address")
-        subnet = subnets.own(addresses, self._site.interface)
+        subnet = subnets.find_own(addresses, self._site.interface)
         if subnet is None:
             return False
         self._switch, self._subnet = whole[0], subnet
@@ -113,7 +113,7 @@ class Namespaces:
 
     def _in_use(self) -> tuple[IPv4Network, ...]:
         addresses = ip(self._site, "-4", "-j", "address")
-        return subnets.taken(addresses, ip(self._site, *_ROUTES))
+        return subnets.parse_taken(addresses, ip(self._site, *_ROUTES))
 
     def prune(self, kept: Sequence[Process]) -> None:
         """Unplugs nodes that are gone: the kernel takes its time, and theirs still answer ARP."""
@@ -132,7 +132,7 @@ class Namespaces:
         """What to start: the nodes, and first the switch if there is none."""
         switch = ["unshare", "--net", "sh", script("hold.sh"), "sleep", "infinity"]
         hidden = layout.hidden(self._site.folder, _needed())
-        shadowed = locked(self._server.user)
+        shadowed = is_locked(self._server.user)
         nodes = {
             place.name: [
                 *(*modes.UNSHARE, "sh", "-eu", script("node.sh")),
@@ -148,7 +148,7 @@ class Namespaces:
         text = hosts_text({place.name: self.listen(place)[0][0] for place in places})
         for place in places:
             rewrite(place.hosts, text, 0o644)
-        if locked(self._server.user):
+        if is_locked(self._server.user):
             shadow = unlocked_shadow(Path("/etc/shadow").read_text(errors="replace"))
             for place in places:
                 rewrite(place.shadow, shadow)
@@ -184,7 +184,7 @@ class Namespaces:
                 time.sleep(0.001)
             if there in (0, here):
                 raise ProviderError(
-                    f"{name} could not be started: {last_words(log_of(self._site, name))}"
+                    f"{name} could not be started: {read_last_words(log_of(self._site, name))}"
                 )
 
 

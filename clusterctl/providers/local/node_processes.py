@@ -16,7 +16,7 @@ from pathlib import Path
 from clusterctl import assets, process
 from clusterctl.errors import ProviderError
 from clusterctl.providers.local.layout import STARTER, SWITCH, Place, Site
-from clusterctl.providers.local.processes import alive, started
+from clusterctl.providers.local.processes import is_alive, read_start
 from clusterctl.providers.local.sshd import SEARCH
 
 _PATIENCE = 10.0
@@ -32,7 +32,7 @@ class NodeProcess:
 
     @property
     def alive(self) -> bool:
-        return alive(self.pid, self.start)
+        return is_alive(self.pid, self.start)
 
 
 def script(name: str) -> str:
@@ -45,7 +45,9 @@ def log_of(site: Site, name: str) -> Path:
 
 
 @contextmanager
-def waiting(site: Site, commands: Mapping[str, Sequence[str]]) -> Iterator[dict[str, NodeProcess]]:
+def start_waiting(
+    site: Site, commands: Mapping[str, Sequence[str]]
+) -> Iterator[dict[str, NodeProcess]]:
     """Starts each command, all waiting for our word; they get it when the block ends well."""
     theirs, word = os.pipe()
     try:
@@ -54,7 +56,7 @@ def waiting(site: Site, commands: Mapping[str, Sequence[str]]) -> Iterator[dict[
         finally:
             os.close(theirs)
         yield {
-            name: NodeProcess(pid, started(pid) or 0)
+            name: NodeProcess(pid, read_start(pid) or 0)
             for name, pid in zip(commands, pids, strict=True)
         }
         os.write(word, b"\n" * len(commands))
@@ -100,7 +102,9 @@ def _start(site: Site, commands: Mapping[str, Sequence[str]], stdin: int) -> lis
     return [int(word) for word in said]
 
 
-def listening(places: Mapping[str, Place], started: Mapping[str, NodeProcess]) -> dict[str, str]:
+def wait_until_listening(
+    places: Mapping[str, Place], started: Mapping[str, NodeProcess]
+) -> dict[str, str]:
     """Waits until every node's sshd listens; returns what is wrong with those where it does not."""
     deadline = time.monotonic() + _PATIENCE
     troubles: dict[str, str] = {}
@@ -110,7 +114,7 @@ def listening(places: Mapping[str, Place], started: Mapping[str, NodeProcess]) -
             if places[name].pid_file.exists():
                 pending.remove(name)
             elif not started[name].alive:
-                troubles[name] = last_words(places[name].log)
+                troubles[name] = read_last_words(places[name].log)
             elif time.monotonic() > deadline:
                 troubles[name] = f"its sshd does not listen after {_PATIENCE:g} s"
         pending -= set(troubles)
@@ -119,7 +123,7 @@ def listening(places: Mapping[str, Place], started: Mapping[str, NodeProcess]) -
     return troubles
 
 
-def last_words(log: Path) -> str:
+def read_last_words(log: Path) -> str:
     """The last line that a node process wrote, which usually says why it ended."""
     with suppress(OSError, ValueError):
         _, *lines = log.read_text(errors="replace").strip().splitlines()  # the first is its tag

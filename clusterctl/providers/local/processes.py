@@ -45,7 +45,7 @@ class Process:
     """Its network namespace."""
 
 
-def started(pid: int) -> int | None:
+def read_start(pid: int) -> int | None:
     """When a process started; None if it is gone, or a zombie, which waits only for its parent."""
     with suppress(OSError):
         fields = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
@@ -53,8 +53,8 @@ def started(pid: int) -> int | None:
     return None
 
 
-def alive(pid: int, start: int) -> bool:
-    return started(pid) == start
+def is_alive(pid: int, start: int) -> bool:
+    return read_start(pid) == start
 
 
 def network_of(pid: int | str = "self") -> int:
@@ -90,7 +90,7 @@ def scan(site: Site) -> list[Process]:
     found = []
     for pid in pids():
         node = None if pid == os.getpid() else _node(site, pid)
-        start = None if node is None else started(pid)
+        start = None if node is None else read_start(pid)
         if node is None or start is None:
             continue
         with suppress(OSError):
@@ -99,7 +99,7 @@ def scan(site: Site) -> list[Process]:
     return found
 
 
-def ids(folder: Path) -> set[str]:
+def find_ids(folder: Path) -> set[str]:
     """The ids of the clusters that have a process writing to a log below `folder`/nodes, for when
     no record says it. A log begins with the node's tag, and can be read here though it is deleted.
     """
@@ -117,7 +117,7 @@ def ids(folder: Path) -> set[str]:
 
 
 @contextmanager
-def networks(site: Site) -> Iterator[set[int]]:
+def hold_networks(site: Site) -> Iterator[set[int]]:
     """The network namespaces of the cluster's processes. They are kept until the block ends: the
     kernel would give the number of one that is gone to the next, which is a stranger's."""
     here = network_of()
@@ -148,11 +148,11 @@ def end(
     while True:
         found = [process for process in scan(site) if doomed(process)]
         for process in found:
-            if alive(process.pid, process.start):
+            if is_alive(process.pid, process.start):
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(process.pid, signal.SIGKILL)
         dying.update(found)
-        dying = {process for process in dying if alive(process.pid, process.start)}
+        dying = {process for process in dying if is_alive(process.pid, process.start)}
         if not dying or time.monotonic() > deadline:
             return sorted(dying, key=lambda process: process.pid)
         _await_ends(dying, min(deadline, time.monotonic() + _LOOK))
@@ -168,7 +168,7 @@ def _await_ends(dying: set[Process], deadline: float) -> None:
             with suppress(ProcessLookupError):
                 file = os.pidfd_open(process.pid)
                 files.callback(os.close, file)
-                if alive(process.pid, process.start):  # not a later process of that number
+                if is_alive(process.pid, process.start):  # not a later process of that number
                     ends.register(file, select.POLLIN)
                     pending.add(file)
         while pending and (left := deadline - time.monotonic()) > 0:

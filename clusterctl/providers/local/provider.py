@@ -45,7 +45,7 @@ class LocalProvider:
         ahead: Path | None = None,
     ) -> ProviderPlan:
         names = layout.node_names(spec.workers)
-        sshd.server()
+        sshd.find_server()
         mode = modes.choose()
         kind = (
             "each node has its own network, hostname and files"
@@ -61,13 +61,13 @@ class LocalProvider:
                 f"{kind} ({mode.name} mode: {mode.reason})",
                 "cost: free",
             ),
-            deadline=deadlines.asked(spec, current),
+            deadline=deadlines.choose_deadline(spec, current),
         )
 
     def create(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> Created:
         names = layout.node_names(cluster.spec.workers)
         site = layout.site(cluster.id, folder)
-        server = sshd.server()
+        server = sshd.find_server()
         mode = _mode_of(cluster)
         began = time.monotonic()
         with ExitStack() as until:
@@ -100,7 +100,7 @@ class LocalProvider:
         troubles: dict[str, str] = {}
         endpoints: dict[str, Endpoint] = {}
         for name in names:
-            endpoint = sshd.endpoint(site.place(name))
+            endpoint = sshd.read_endpoint(site.place(name))
             if name not in present:
                 troubles[name] = "gone: it has no process"
             elif cut_off:
@@ -112,10 +112,10 @@ class LocalProvider:
         troubles |= greet(endpoints, seconds=1)
         return {name: troubles[name] or "running" for name in names}
 
-    def ids(self, folder: Path) -> frozenset[str]:
+    def find_ids(self, folder: Path) -> frozenset[str]:
         configs = folder.glob("nodes/*/etc/sshd_config")
-        return frozenset(filter(None, map(sshd.cluster_of, configs))) or frozenset(
-            processes.ids(folder)
+        return frozenset(filter(None, map(sshd.read_cluster, configs))) or frozenset(
+            processes.find_ids(folder)
         )
 
     def extend(self, cluster: Cluster, folder: Path, deadline: float) -> None:
@@ -125,7 +125,7 @@ class LocalProvider:
         site = layout.site(cluster.id, folder)
         if not cluster.deadline:
             return ""
-        if not reaper.runs(site):
+        if not reaper.is_running(site):
             return "the process that takes it down at its deadline is not running"
         if time.time() > cluster.deadline + reaper.PATIENCE:
             return f"it could not be taken down at its deadline ({reaper.log_of(site)} says why)"
@@ -133,7 +133,7 @@ class LocalProvider:
 
     def destroy(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> None:
         site = layout.site(cluster.id, folder)
-        with processes.networks(site) as networks:
+        with processes.hold_networks(site) as networks:
             # The network goes last: clients learn through it that their server is gone.
             stubborn = processes.end(site, lambda process: process.node != layout.SWITCH)
             drop_interface(site)
@@ -141,7 +141,7 @@ class LocalProvider:
             left = [
                 f"process {process.pid} ({process.command})"
                 for process in dict.fromkeys(stubborn)
-                if processes.alive(process.pid, process.start)
+                if processes.is_alive(process.pid, process.start)
             ]
             for path in (site.nodes, *cleanup.scratch_folders(site)):
                 try:
@@ -163,7 +163,7 @@ def _remnants(site: layout.Site, networks: set[int]) -> list[str]:
     network: it gets a moment.
     """
     deadline = time.monotonic() + 0.5
-    while (left := cleanup.remnants(site, networks)) and time.monotonic() < deadline:
+    while (left := cleanup.find_remnants(site, networks)) and time.monotonic() < deadline:
         time.sleep(0.01)
     return left
 

@@ -22,14 +22,14 @@ def arm(site: Site, name: str, deadline: float, life: float = 0.0) -> None:
     """Sets the deadline, in seconds since the epoch, for a cluster that is to live `life` seconds,
     and sees to it that somebody minds it."""
     path = site.folder / "deadline"
-    write_atomic(path, deadlines.content(deadline, life).encode())
-    if runs(site):
+    write_atomic(path, deadlines.render_file(deadline, life).encode())
+    if is_running(site):
         return
     script = assets.render(
         "local/reaper.sh.j2",
         deadline=path,
         nodes=site.nodes,
-        down=process.ourselves("down", name, "--yes", "--discard"),
+        down=process.own_command("down", name, "--yes", "--discard"),
     )
     home = site.folder.parent.parent
     # A shell that is gone at once starts it: it is nobody's child, and no zombie when it ends.
@@ -51,6 +51,6 @@ def log_of(site: Site) -> Path:
     return site.folder / "reaper.log"
 
 
-def runs(site: Site) -> bool:
+def is_running(site: Site) -> bool:
     """Whether the process that waits for the deadline is there."""
     return any(found.node == REAPER for found in processes.scan(site))

@@ -39,7 +39,7 @@ class Server:
     user: str
 
 
-def server() -> Server:
+def find_server() -> Server:
     """Raises ProviderError where no sshd of ours could run, with the package to install."""
     path = shutil.which("sshd", path=SEARCH)
     if path is None:
@@ -85,7 +85,7 @@ def unlocked_shadow(text: str) -> str:
     return "".join(":".join((line[0], "*", *line[2:])) + "\n" for line in lines if len(line) > 2)
 
 
-def locked(user: str, shadow: Path = _SHADOW) -> bool:
+def is_locked(user: str, shadow: Path = _SHADOW) -> bool:
     """Whether sshd, with our rights, will take this account for locked."""
     try:
         text = shadow.read_text(errors="replace")
@@ -135,7 +135,7 @@ def config(place: Place, tag: str, listen: Sequence[Endpoint], server: Server) -
     )
 
 
-def endpoint(place: Place) -> Endpoint | None:
+def read_endpoint(place: Place) -> Endpoint | None:
     """Where the node was told to listen when it was started; None: it never was."""
     with suppress(OSError):
         match = re.search(r"^ListenAddress ([\d.]+):(\d+)$", place.config.read_text(), re.M)
@@ -143,7 +143,7 @@ def endpoint(place: Place) -> Endpoint | None:
     return None
 
 
-def cluster_of(config: Path) -> str:
+def read_cluster(config: Path) -> str:
     """The id of the cluster that a node's sshd_config was written for; nothing if it cannot say."""
     with suppress(OSError):
         match = re.search(r"CLUSTERCTL_NODE=([a-z0-9-]+)/", config.read_text(errors="replace"))
@@ -171,7 +171,7 @@ def write_files(place: Place, authorized: str) -> str:
     return keys.ensure(place.host_key)
 
 
-def empty(folder: Path) -> None:
+def clear(folder: Path) -> None:
     """Removes what is in the folder, as far as it lets us."""
     for entry in folder.iterdir():
         if entry.is_dir() and not entry.is_symlink():

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from clusterctl.model import Cluster
 from clusterctl.providers.protocol import Features, OnEvent, Queue
-from clusterctl.providers.shared.clean_up import clean_up_hosts, removal
+from clusterctl.providers.shared.clean_up import clean_up_hosts, render_removal
 from clusterctl.transport.pool import Pool
 
 STATUS_TIMEOUT = 30.0
@@ -54,4 +54,6 @@ class BatchSite:
         return self.look(cluster, folder)[0]
 
     def destroy(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> None:
-        clean_up_hosts(cluster, folder, on_event, lambda node: removal(node.root, cluster.id))
+        clean_up_hosts(
+            cluster, folder, on_event, lambda node: render_removal(node.root, cluster.id)
+        )

@@ -8,7 +8,7 @@ from dataclasses import replace
 from clusterctl.model import Charge, Cluster
 
 
-def settled(
+def settle(
     cluster: Cluster, *, living: Collection[str], made: Collection[str], now: float
 ) -> tuple[Charge, ...]:
     """A cluster's charges as the machines bear them out. Nodes in `living` go on; those that were

@@ -41,7 +41,7 @@ def clean_up_hosts(
         )
 
 
-def removal(root: str, id: str) -> str:
+def render_removal(root: str, id: str) -> str:
     """sh that removes a node root, and what was made for it. "" where it cannot be ours: only a
     folder with the cluster's id as its name is, or one in such a folder."""
     path = PurePosixPath(root)
@@ -58,7 +58,7 @@ def removal(root: str, id: str) -> str:
     )
 
 
-def shut_out(mark: str) -> str:
+def render_shut_out(mark: str) -> str:
     """sh that removes the keys with that mark from those that the user lets in; others stay."""
     text = assets.render("bootstrap/authorized.sh.j2", mark=mark, line="")
     file = '"$HOME/.ssh/authorized_keys"'

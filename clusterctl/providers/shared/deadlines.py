@@ -21,7 +21,7 @@ WARNING = 300
 """Seconds before the deadline when ranks get SIGTERM; a tenth of a shorter life."""
 
 
-def asked(spec: ClusterSpec, current: Cluster | None) -> float | None:
+def choose_deadline(spec: ClusterSpec, current: Cluster | None) -> float | None:
     """For nodes that cost nothing: the one that is armed, else from --ttl, else none."""
     now = time.time()
     if current and current.deadline and current.deadline > now:
@@ -29,7 +29,7 @@ def asked(spec: ClusterSpec, current: Cluster | None) -> float | None:
     return now + spec.ttl if spec.ttl else None
 
 
-def content(deadline: float | None, life: float = 0.0) -> str:
+def render_file(deadline: float | None, life: float = 0.0) -> str:
     """What FILE says, for nodes that are to live `life` seconds. Empty: no deadline."""
     if deadline is None:
         return ""
@@ -37,20 +37,20 @@ def content(deadline: float | None, life: float = 0.0) -> str:
     return f"{int(deadline)}\n{max(0, min(WARNING, int(seconds / 10)))}\n"
 
 
-def question() -> str:
+def render_question() -> str:
     """sh that prints FILE, and behind it `dead` where no shell runs an AGENT that would keep it."""
     alive = f"grep -zqsx '/[^ ]*/{AGENT}' /proc/[0-9]*/cmdline"
     return f"cat {FILE} 2>/dev/null && {{ {alive} || echo dead; }}"
 
 
-def answer(lines: Sequence[str]) -> tuple[float | None, bool]:
+def parse_answer(lines: Sequence[str]) -> tuple[float | None, bool]:
     """The time that a node keeps, if there is one, and whether its agent is alive."""
     if not (lines and lines[0].isdigit()):
         return None, True
     return float(lines[0]), "dead" not in lines
 
 
-def agent(*, root: str, end: str, spot: bool = False) -> str:
+def render_agent(*, root: str, end: str, spot: bool = False) -> str:
     """A script that stays, warns the jobs below the node root `root`, and then does `end` (sh).
 
     `spot`: it also looks for EC2's notice that a spot instance is taken back.

@@ -25,7 +25,7 @@ def candidates(cluster_id: str) -> Iterator[IPv4Network]:
     return iter(subnets[first:] + subnets[:first])
 
 
-def taken(addresses: str, routes: str) -> tuple[IPv4Network, ...]:
+def parse_taken(addresses: str, routes: str) -> tuple[IPv4Network, ...]:
     """The networks in use, from `ip -4 -j address` and `ip -4 -j route show table all`.
 
     Routes wider than /8 are left out: those are ways to everywhere else, halved or not.
@@ -42,7 +42,7 @@ def taken(addresses: str, routes: str) -> tuple[IPv4Network, ...]:
     return tuple(network for network in networks if network.prefixlen >= 8)
 
 
-def own(addresses: str, interface: str) -> IPv4Network | None:
+def find_own(addresses: str, interface: str) -> IPv4Network | None:
     """The subnet that this cluster has already, from the address on its cable."""
     for device in json.loads(addresses or "[]"):
         for entry in device.get("addr_info", ()):
