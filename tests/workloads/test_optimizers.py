@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from bench import mpi_sgd
 from trainlib import optimizers
 from trainlib.mpi_sgd import MpiSGD
 
@@ -78,3 +79,69 @@ def test_a_snapshot_of_a_gpu_goes_on_where_images_lie_otherwise() -> None:
         optimizer.load_state_dict(state)
     steps(2)
     assert torch.allclose(convolutions[0].weight, convolutions[1].weight, atol=1e-6)
+
+
+# Only several ranks take a missing gradient for zeros.
+@pytest.mark.parametrize("script", sorted({*mpi_sgd.SCRIPTS} - {"parameter in no loss"}))
+def test_a_step_of_one_rank_is_that_of_torchs_sgd(script: str) -> None:
+    assert mpi_sgd.compare(mpi_sgd.SCRIPTS[script], 0, 1) <= mpi_sgd.LIMITS[script]
+
+
+def filled(shape: tuple[int, ...], strides: tuple[int, ...], seed: int) -> torch.Tensor:
+    """The same numbers for a seed, at the places in memory that `strides` say."""
+    numbers = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    if 0 in strides:
+        return numbers.flatten()[0].expand(shape)
+    places = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    return torch.zeros(places).as_strided(shape, strides).copy_(numbers)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize(
+    ("shape", "weight", "gradient", "fused", "kept"),
+    [
+        pytest.param((3, 2), (2, 1), (2, 1), True, True, id="both by rows"),
+        pytest.param((3, 2), (1, 3), (1, 3), True, True, id="both by columns"),
+        pytest.param((3, 2), (2, 1), (1, 3), True, False, id="gradient by columns"),
+        pytest.param((3, 2), (1, 3), (2, 1), True, False, id="weight by columns"),
+        pytest.param((2, 2), (2, 1), (1, 2), True, False, id="square, gradient by columns"),
+        pytest.param((3, 2), (2, 1), (4, 2), True, False, id="gradient with gaps"),
+        pytest.param((3, 2), (2, 1), (0, 0), True, False, id="gradient of one number"),
+        pytest.param((3, 2), (4, 2), (2, 1), False, True, id="weight with gaps"),
+        pytest.param((4, 3, 2, 1), (6, 1, 3, 3), (6, 1, 3, 9), True, True, id="axis of one"),
+    ],
+)
+def test_the_fused_kernel_steps_what_it_can_and_copies_what_it_must(
+    shape: tuple[int, ...],
+    weight: tuple[int, ...],
+    gradient: tuple[int, ...],
+    fused: bool,
+    kept: bool,
+    momentum: float,
+) -> None:
+    ours, theirs = (torch.nn.Parameter(filled(shape, weight, 0)) for _ in range(2))
+    made = torch.optim.SGD([ours], lr=0.1, momentum=momentum, fused=True)
+    plain = torch.optim.SGD([theirs], lr=0.1, momentum=momentum, foreach=False)
+    for seed in (1, 2):
+        buffer = made.state[ours].get("momentum_buffer")
+        given = filled(shape, gradient, seed)
+        ours.grad, theirs.grad = given, given.clone()
+        optimizers.prepare(made)
+        assert (made.param_groups[0]["fused"], ours.grad is given) == (fused, kept)
+        assert buffer is None or made.state[ours]["momentum_buffer"] is buffer
+        made.step()
+        plain.step()
+        assert torch.allclose(ours, theirs)
+
+
+def test_sgd_is_fused_also_beside_parameters_without_a_gradient() -> None:
+    weights = [torch.nn.Parameter(torch.ones(3)) for _ in range(3)]
+    optimizer = optimizers.sgd(weights[:2], lr=0.1)
+    plain = torch.optim.SGD(weights[2:], lr=0.1, momentum=0.9)
+    for _ in range(2):
+        weights[0].grad, weights[2].grad = torch.ones(3), torch.ones(3)
+        optimizer.step()
+        plain.step()
+    assert [group["fused"] for group in optimizer.param_groups] == [True]
+    assert torch.allclose(weights[0], weights[2])
+    assert weights[1].tolist() == [1.0] * 3

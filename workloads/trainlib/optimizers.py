@@ -71,4 +71,4 @@ def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _laid_out_as(tensor: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(tensor, requires_grad=False).copy_(numbers.detach())
+    return torch.empty_like(tensor).copy_(numbers.detach())
