@@ -19,7 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -168,18 +168,51 @@ def apart(wanted: list[str]) -> list[list[str]]:
     return [part for part in ([one for one in wanted if one not in programs], programs) if part]
 
 
+def unfit(names: Sequence[str]) -> list[str]:
+    """Of all tests in these files those that pytest does not find by their name, for it takes a
+    backslash for a slash: mutmut would count each mutant as killed that it runs one of them for.
+
+    Raises SystemExit where pytest cannot list them."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", *names],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        sys.exit(done.stdout + done.stderr)
+    return [line for line in done.stdout.splitlines() if "::" in line and "\\" in line]
+
+
+def contained() -> list[str]:
+    """The beginning of a command line: with process IDs of its own, and an end for all that it has
+    started. Mutants start processes that nobody ends, or signal wrong ones; and mutmut ends those
+    that take too long by numbers that the kernel may have given to others since.
+
+    Nothing where this machine does not allow that."""
+    for rights in ([], ["--user", "--map-current-user"]):
+        argv = ["unshare", *rights, "--pid", "--fork", "--kill-child", "--mount-proc"]
+        attempt = ["/bin/sh", "-c", 'exec "$@"', "sh", *argv, "true"]
+        if subprocess.run(attempt, capture_output=True).returncode == 0:
+            # The first process inherits orphans, and mutmut would take them for mutants of its own.
+            return [*argv, "/bin/sh", "-c", '"$@"; exit $?', "sh"]
+    print("Mutants can reach other processes of this machine: there are no PID namespaces here")
+    return []
+
+
 def run(folder: Path, wanted: list[str], jobs: int) -> list[Score]:
     """Raises SystemExit where mutmut cannot run the tests."""
+    programs = wanted[0].startswith("workloads/")
+    selected = [name for name in tests() if name.startswith("tests/workloads/") == programs]
+    if wrong := unfit(selected):
+        sys.exit("\n".join(("Give these tests names without a backslash:", *wrong)))
     copy(folder)
     shutil.copytree(folder / "workloads", folder / "src")  # data are looked for beside the package
     shutil.rmtree(folder / "workloads" / "trainlib")
-    programs = wanted[0].startswith("workloads/")
     chosen = {
         # Not by arguments: mutmut would give pytest the names of all tests that see these modules.
         "only_mutate": [place(module) for module in wanted],
-        "pytest_add_cli_args_test_selection": [
-            name for name in tests() if name.startswith("tests/workloads/") == programs
-        ],
+        "pytest_add_cli_args_test_selection": selected,
     }
     config = folder / "pyproject.toml"
     text = config.read_text()
@@ -187,10 +220,16 @@ def run(folder: Path, wanted: list[str], jobs: int) -> list[Score]:
         row = re.compile(rf"^{key} = \[.*?^\]$", re.MULTILINE | re.DOTALL)
         text = row.sub(f"{key} = {array(names)}", text)
     config.write_text(text)
+    scratch = folder / "scratch"
+    scratch.mkdir()
     code = subprocess.run(
-        [sys.executable, "-m", "mutmut", "run", "--max-children", str(jobs)],
+        [*contained(), sys.executable, "-m", "mutmut", "run", "--max-children", str(jobs)],
         cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},  # a forked process has none of torch's threads
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",  # a forked process has none of torch's threads
+            "TMPDIR": str(scratch),  # mutants leave temporary folders behind
+        },
     ).returncode
     if code:
         sys.exit(code)

@@ -151,6 +151,12 @@ REQUIREMENTS: dict[str, Callable[[], None]] = {
 """By marker. `slurm` and `sge` tests bring their own and use `need`."""
 
 
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Names that can be chosen on pytest's command line, which takes a backslash for a slash."""
+    name = ascii(val) if isinstance(val, str | bytes) else ""
+    return name.replace("\\", "|") if "\\" in name else None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for name, check in REQUIREMENTS.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -94,9 +95,12 @@ def valid(price):
     "workloads/trainlib/__init__.py": "",
     "workloads/trainlib/mean.py": "def mean(numbers):\n    return sum(numbers) / len(numbers)\n",
     "tests/unit/test_money.py": """
+import subprocess
+
 from tiny.money import cost, valid
 
 def test_cost():
+    subprocess.Popen("exec >$STARTED; echo; exec sleep 120", shell=True, start_new_session=True)
     assert cost(2, 0.25) == 0.5
 
 def test_valid():
@@ -133,12 +137,16 @@ def tiny(tmp_path: Path, need: Any) -> Path:
     return tmp_path
 
 
-def mutate(checkout: Path, listed: mutation.Survivor) -> subprocess.CompletedProcess[str]:
+def mutate(
+    checkout: Path, listed: mutation.Survivor, started: Path = Path(os.devnull)
+) -> subprocess.CompletedProcess[str]:
+    """Each run of the tests leaves a process behind, which holds `started` open."""
     path = checkout / "tests" / "mutation" / "survivors.toml"
     path.parent.mkdir()
     path.write_text(listed.toml())
     argv = [sys.executable, "scripts/mutation.py", "--jobs", "1"]
-    return subprocess.run(argv, cwd=checkout, capture_output=True, text=True)
+    env = {**os.environ, "STARTED": str(started)}
+    return subprocess.run(argv, cwd=checkout, env=env, capture_output=True, text=True)
 
 
 @pytest.mark.slow
@@ -151,7 +159,10 @@ def test_what_the_list_lacks_and_what_is_noticed_now_fail_a_run(tiny: Path) -> N
 
 @pytest.mark.slow
 def test_a_run_that_finds_what_is_listed_is_well(tiny: Path) -> None:
-    done = mutate(tiny, UNNOTICED)
+    fifo = tiny / "fifo"
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    done = mutate(tiny, UNNOTICED, started=fifo)
     assert done.returncode == 0, done
     scores = [line.split() for line in done.stdout.splitlines() if "%" in line]
     assert scores == [
@@ -159,6 +170,10 @@ def test_a_run_that_finds_what_is_listed_is_well(tiny: Path) -> None:
         ["workloads/trainlib/mean.py", "2", "100.0%", "0", "0"],
         ["all", "13", "92.3%"],
     ]
+    assert len(os.read(reader, 100)) > 3
+    if mutation.contained():
+        assert os.read(reader, 1) == b"", "something that the tests have started outlives the run"
+    os.close(reader)
 
 
 def test_a_module_that_is_gone_stops_a_run(tiny: Path) -> None:
@@ -166,3 +181,14 @@ def test_a_module_that_is_gone_stops_a_run(tiny: Path) -> None:
     done = mutate(tiny, UNNOTICED)
     assert done.returncode == 2
     assert "tiny/money.py is gone" in done.stderr
+
+
+def test_a_test_that_cannot_be_chosen_by_its_name_stops_a_run(tiny: Path) -> None:
+    """mutmut would count all mutants that it sees as killed."""
+    path = tiny / "tests" / "unit" / "test_money.py"
+    text = "import pytest\n\n@pytest.mark.parametrize('x', ['a', 'b\\n'])\ndef test_x(x): pass\n"
+    path.write_text(path.read_text() + text)
+    done = mutate(tiny, UNNOTICED)
+    assert done.returncode == 1
+    assert "test_money.py::test_x[b" in done.stderr
+    assert "test_x[a]" not in done.stderr

@@ -56,7 +56,6 @@ def test_what_a_full_disk_cuts_off_is_no_exception(path: Path) -> None:
         *("stop 12 lunch", "swept 31 survivors=worker-1", "swept 31 survivors=a:b:c", "swept"),
         *("cat: state: No such file or directory", "\N{SNOWMAN} 1 2"),
     ],
-    ids=ascii,
 )
 def test_a_line_that_means_nothing_changes_nothing(line: str) -> None:
     before = verdict.judge(job(), "running 12 1")
