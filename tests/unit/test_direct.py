@@ -79,6 +79,7 @@ def test_the_launch_carries_the_tag_and_the_plan() -> None:
     where = cluster()
     text = scripts(where)["launch.sh"]
     plan = launch.load("mpirun").plan(request(where, spec()))
+    assert "job 7" in text.splitlines()[1]
     assert text.endswith(f"exec {command_line(plan.argv)}\n")
     assert "CLUSTERCTL_JOB='lab-1a2b/7;'\n" in text
     assert f"PATH={where.launcher.root}/bin:$PATH\n" in text

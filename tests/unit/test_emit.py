@@ -5,44 +5,49 @@ from __future__ import annotations
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from clusterctl import assets, launch
+from clusterctl import __version__, assets, launch
 from clusterctl.actions.run import Prepared, emit
+from clusterctl.errors import UsageError
 from clusterctl.jobs.stage import Tree
 from clusterctl.model import LaunchPlan, ProgramKind
+from clusterctl.schedulers.direct import Direct
 from tests.unit.making import cluster, job, node, program, request, spec
 from tests.unit.scripts import HOSTILE, PLAIN, SEES, WEIRD, seen_by_program
 
 
-def emitted(
+def prepared(
     root: Path,
     *args: str,
     secrets: dict[str, str] | None = None,
     env: dict[str, str] | None = None,
-    target: str = "./program",
-) -> str:
+    **changes: Any,
+) -> Prepared:
     where = cluster(
         node("launcher", "10.0.0.10", root=str(root), mpi_prefix=str(root)),
         node("worker-1", root=str(root), mpi_prefix=str(root)),
     )
     what = spec(
-        program=program(*args, kind=ProgramKind.BINARY, target=target),
+        program=program(*args, **{"kind": ProgramKind.BINARY, "target": "./program", **changes}),
         ranks=2,
         env=env or {"MINE": "it's\n$HOME"},
         secret_names=tuple(secrets or ()),
     )
     plan: LaunchPlan = launch.load("mpirun").plan(request(where, what))
-    return emit(
-        Prepared(
-            job=job(where, what),
-            cluster=where,
-            plan=plan,
-            tree=Tree(root, (), 0, False),
-            secrets=secrets or {},
-        )
+    return Prepared(
+        job=job(where, what),
+        cluster=where,
+        plan=plan,
+        tree=Tree(root, (), 0, False),
+        secrets=secrets or {},
     )
+
+
+def emitted(root: Path, *args: str, **changes: Any) -> str:
+    return emit(prepared(root, *args, **changes))
 
 
 def with_mpirun(tmp_path: Path) -> Path:
@@ -61,11 +66,9 @@ def with_mpirun(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "args",
-    [*([word] for word in WEIRD if "\n" not in word), ["\ntouch PWNED\n#"]],
-    ids=lambda args: ascii(args[0]),
+    "argument", [*(word for word in WEIRD if "\n" not in word), "\ntouch PWNED\n#"]
 )
-def test_an_emitted_script_runs_without_us(args: list[str], tmp_path: Path) -> None:
+def test_an_emitted_script_runs_without_us(argument: str, tmp_path: Path) -> None:
     """Arguments reach the program as they are, and
     nothing else: an argument with a newline must not become a line of the script."""
     root = with_mpirun(tmp_path)
@@ -74,7 +77,7 @@ def test_an_emitted_script_runs_without_us(args: list[str], tmp_path: Path) -> N
     show = '#!/bin/sh\nprintf "%s\\n" "$RANK/$WORLD_SIZE" "$MINE" "$TOKEN" "$@"\n'
     (folder / "program").write_text(show)
     (folder / "program").chmod(0o755)
-    text = emitted(root, *args, secrets={"TOKEN": "hunter2"})
+    text = emitted(root, argument, secrets={"TOKEN": "hunter2"})
     assert "hunter2" not in text
     script = tmp_path / "script.sh"
     script.write_text(text)
@@ -91,7 +94,7 @@ def test_an_emitted_script_runs_without_us(args: list[str], tmp_path: Path) -> N
     done = run(TOKEN="hunter2")
     assert not (tmp_path / "PWNED").exists()
     assert done.returncode == 0, done.stderr
-    tail = f"it's\n$HOME\nhunter2\n{args[0]}\n"
+    tail = f"it's\n$HOME\nhunter2\n{argument}\n"
     assert done.stdout == f"0/2\n{tail}1/2\n{tail}"
     done = run()
     assert done.returncode != 0
@@ -112,6 +115,62 @@ def test_an_emitted_script_hands_on_any_variable(tmp_path: Path) -> None:
         seen = seen_by_program(tmp_path)
         assert {name: seen.get(name) for name in HOSTILE} == HOSTILE
         assert (seen["RANK"], seen["WORLD_SIZE"]) == ("1", "2")
+
+
+def test_an_emitted_script_gives_a_rank_what_its_node_has(tmp_path: Path) -> None:
+    root = with_mpirun(tmp_path)
+    (tmp_path / "sub").mkdir()
+    target, *args = SEES
+    script = tmp_path / "script.sh"
+    script.write_text(emitted(root, *args, target=target, folder="sub"))
+    subprocess.run(["/bin/sh", script, tmp_path], env={"PATH": os.environ["PATH"]}, check=True)
+    seen = seen_by_program(tmp_path / "sub")
+    assert (seen["CLUSTERCTL_DATA"], seen["GLOO_SOCKET_IFNAME"]) == (f"{root}/data", "eth0")
+
+
+def test_an_emitted_script_calls_mpirun_as_the_job_would(tmp_path: Path) -> None:
+    """With a hostfile of its own."""
+    root = with_mpirun(tmp_path)
+    (root / "bin" / "mpirun").write_text(
+        '#!/bin/sh\nprintf "%s\\0" "$@"\nwhile [ "$1" != --hostfile ]; do shift; done\ncat "$2"\n'
+    )
+    made = prepared(root)
+    script = tmp_path / "script.sh"
+    script.write_text(emit(made))
+    environment = {"PATH": os.environ["PATH"], "MASTER_PORT": "29123"}
+    said = subprocess.check_output(["/bin/sh", script, tmp_path], env=environment, text=True)
+    *words, hostfile = said.split("\0")
+    late = {"MASTER_PORT=$MASTER_PORT": "MASTER_PORT=29123"}
+    late["CLUSTERCTL_ATTEMPT=$CLUSTERCTL_ATTEMPT"] = "CLUSTERCTL_ATTEMPT=1"
+    late["hostfile"] = words[words.index("--hostfile") + 1]
+    wanted = [late.get(word, word) for word in made.plan.argv[1:]]
+    shell = wanted.index("/bin/sh")
+    assert words[: shell + 1] == wanted[: shell + 1]
+    assert hostfile == made.plan.files["hostfile"]
+
+
+def test_an_emitted_script_says_what_it_needs_and_why(tmp_path: Path) -> None:
+    """In comments, whatever a file is called."""
+    odd = {"kind": ProgramKind.SOURCE, "target": "./hello", "source": "a\nb.c"}
+    made = prepared(tmp_path, "it's", "\udcff", **odd)
+    head, _, rest = emit(made).partition("set -eu\n")
+    assert head.startswith("#!/bin/sh\n")
+    assert all(line.startswith("#") for line in head.splitlines())
+    for needed in (__version__, "./hello it", "launcher (ubuntu@10.0.0.10)", "mpicc", "a b.c"):
+        assert needed in head
+    for reason in made.plan.reasons:
+        assert f"\n#   {reason.item}: {reason.why}\n" in rest
+    assert "compiled" not in emitted(tmp_path)
+    text = Direct().emit(made.job, made.cluster, made.plan, beside="cp -r /far/trainlib .")
+    assert "cp -r /far/trainlib ." in text.partition("set -eu\n")[0]
+
+
+def test_no_script_is_emitted_for_torchrun() -> None:
+    what = spec(launcher="torchrun")
+    plan = launch.load("torchrun").plan(request(what=what))
+    with pytest.raises(UsageError, match="torchrun") as caught:
+        Direct().emit(job(what=what), cluster(), plan, beside="")
+    assert caught.value.hint
 
 
 @pytest.mark.parametrize("tag", ["", "lab-1/7;"])

@@ -183,6 +183,14 @@ def test_another_mpi_is_named() -> None:
         launch.load("mpirun").plan(request(where))
 
 
+def test_another_mpi_on_one_node_is_named() -> None:
+    mpich = Mpi(flavour="mpich", version="5.0.11", prefix="/usr")
+    worker = node("worker-1", "10.0.0.11")
+    worker = replace(worker, facts=replace(worker.facts, mpi=mpich))
+    with pytest.raises(LaunchError, match=r"different .*worker-1: mpich 5\.0\.11"):
+        launch.load("mpirun").plan(request(cluster(node("launcher", "10.0.0.10"), worker)))
+
+
 @pytest.mark.parametrize(
     ("boots", "cores", "ranks", "threads"),
     [

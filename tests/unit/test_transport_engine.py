@@ -28,8 +28,9 @@ CUDA = {"accelerator": Accelerator.NVIDIA, "gpus": ["A10G"], "fabrics": ("efa",)
         ("nccl", {**CUDA, "mpi_components": OFI}, "EFA"),
         ("mpi", {"fabrics": ("efa",), "mpi_components": OFI}, "EFA"),
         ("mpi", {"fabrics": ("tcp",), "mpi_components": OFI}, "TCP"),
+        ("mpi", {"mpi_components": ("pml:ucx",), "ucx": ("rc_mlx5/mlx5_0:1",)}, "UCX over RDMA"),
     ],
-    ids=["GPU gradients", "GPU gradients by UCX", "NCCL", "CPU", "no EFA"],
+    ids=["GPU gradients", "GPU gradients by UCX", "NCCL", "CPU", "no EFA", "InfiniBand"],
 )
 def test_efa_does_not_carry_gpu_gradients(backend: str, facts: dict[str, Any], engine: str) -> None:
     nodes = [node(f"worker-{number}", f"10.0.0.{number}", **facts) for number in (1, 2)]
