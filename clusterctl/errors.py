@@ -58,6 +58,10 @@ class RecordError(ClusterctlError, LookupError):
     exit_code = 7
 
 
+class NewerRecordError(RecordError):
+    """A later clusterctl wrote the record: this one must neither change nor replace it."""
+
+
 class LeftoverError(ClusterctlError):
     """Something of the cluster still exists after `down`."""
 

@@ -12,7 +12,14 @@ from pathlib import Path
 from clusterctl import providers
 from clusterctl.actions import Tell, check_name, salvage
 from clusterctl.actions.jobs import Fetched
-from clusterctl.errors import ClusterctlError, LeftoverError, ProviderError, RecordError, UsageError
+from clusterctl.errors import (
+    ClusterctlError,
+    LeftoverError,
+    NewerRecordError,
+    ProviderError,
+    RecordError,
+    UsageError,
+)
 from clusterctl.insight import cost
 from clusterctl.model import (
     Charge,
@@ -66,6 +73,8 @@ def down(
     with ClusterLock(store.home, name, verb, tell):
         try:
             cluster = store.cluster(name)
+        except NewerRecordError:
+            raise
         except RecordError as error:
             return _without_record(store, name, error, tell, ask)
         if verb != cluster.end:

@@ -80,6 +80,7 @@ def save(
     # On machines that are not ours jobs would run on: ending those has no deadline.
     deadline = Deadline(LIMIT if not cluster.attached else math.inf)
     look = deadline.within(LOOK_LIMIT)
+    store.check_jobs(cluster)
     jobs = store.jobs_of(cluster)
     if not jobs:
         return Saved()

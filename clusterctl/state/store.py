@@ -14,10 +14,8 @@ import msgspec
 
 from clusterctl.errors import RecordError
 from clusterctl.model import Cluster, Job
+from clusterctl.state import versions
 from clusterctl.state.home import Home, write_atomic, writing
-
-FORMER = {"traits": "site_info"}
-"""Keys that records of earlier versions have, and what they are called now."""
 
 Record = TypeVar("Record", Cluster, Job)
 
@@ -70,7 +68,7 @@ class Store:
 
     def save(self, cluster: Cluster) -> None:
         folder = self.home.make(self.folder(cluster.name))
-        write_atomic(folder / "cluster.json", _encode(cluster))
+        _write(folder / "cluster.json", cluster)
 
     def retire(self, cluster: Cluster) -> None:
         """Moves what is worth keeping to the past and removes the cluster's folder.
@@ -81,7 +79,7 @@ class Store:
         folder = self.folder(cluster.name)
         try:
             past = self.home.make(self.home.past / cluster.id)
-            write_atomic(past / "cluster.json", _encode(cluster))
+            _write(past / "cluster.json", cluster)
             events = folder / "events.jsonl"
             if events.is_file():
                 with writing(past / "events.jsonl"):
@@ -113,6 +111,16 @@ class Store:
             if job.cluster_id == cluster.id and (job.started or not job.state.ended)
         ]
 
+    def check_jobs(self, cluster: Cluster) -> None:
+        """Raises NewerRecordError where a later clusterctl has run a job on this very cluster: what
+        that job does and has made cannot be seen from here."""
+        for number in self._numbers():
+            path = self.job_folder(number) / "job.json"
+            with suppress(msgspec.DecodeError, UnicodeDecodeError, OSError):
+                raw = _read(path)
+                if raw.get("cluster_id") == cluster.id:
+                    versions.refuse_newer(path, raw)
+
     def open_jobs(self, cluster: Cluster) -> list[Job]:
         """Those that have not ended."""
         return [job for job in self.jobs_of(cluster) if not job.state.ended]
@@ -136,7 +144,7 @@ class Store:
 
     def save_job(self, job: Job) -> None:
         folder = self.home.make(self.job_folder(job.id))
-        write_atomic(folder / "job.json", _encode(job))
+        _write(folder / "job.json", job)
 
     @contextmanager
     def handing_in(self, number: int) -> Iterator[None]:
@@ -174,17 +182,21 @@ class Store:
         return highest + 1
 
 
-def _encode(record: Cluster | Job) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
+def _write(path: Path, record: Cluster | Job) -> None:
+    """Raises NewerRecordError where a later clusterctl has written the record meanwhile."""
+    with suppress(msgspec.DecodeError, UnicodeDecodeError, OSError):
+        versions.refuse_newer(path, _read(path))
+    data = msgspec.json.encode(versions.stamp(record))
+    write_atomic(path, msgspec.json.format(data, indent=2) + b"\n")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
 
 
 def _decode(path: Path, kind: type[Record], hint: str) -> Record:
     try:
-        raw = msgspec.json.decode(path.read_bytes())
-        for former, name in FORMER.items():
-            if isinstance(raw, dict) and former in raw:
-                raw.setdefault(name, raw.pop(former))
-        return msgspec.convert(raw, kind)
+        return msgspec.convert(versions.migrate(path, _read(path)), kind)
     except (msgspec.DecodeError, UnicodeDecodeError, OSError) as error:
         raise RecordError(f"the record {path} cannot be read: {error}", hint=hint) from error
 

@@ -15,7 +15,7 @@ from clusterctl import providers
 from clusterctl.actions import down, salvage
 from clusterctl.actions.salvage import Unfetched
 from clusterctl.model import Charge, Cluster, Job, JobState
-from tests.unit.calling import Call
+from tests.unit.calling import Call, judge
 from tests.unit.staged import Staged, lab
 
 
@@ -55,6 +55,20 @@ def test_down_brings_outputs_first(call: Call, here: Staged, unfetched: Path) ->
     assert Path("job-7/worker-1/model.pt").read_text() == "weights"
     assert here.store.names() == ()
     assert here.store.job(7).fetched
+
+
+@pytest.mark.parametrize("record", ["clusters/lab/cluster.json", "jobs/7/job.json"])
+def test_down_removes_nothing_that_a_later_clusterctl_knows_more_of(
+    record: str, call: Call, here: Staged, unfetched: Path
+) -> None:
+    path = here.store.home.path / record
+    later = json.dumps({**json.loads(path.read_text()), "record_version": 99})
+    path.write_text(later)
+    said = call("down", "lab", "--yes", "--discard")
+    judge(said, 7, f"the record {path} has version 99", "upgrade clusterctl")
+    assert path.read_text() == later
+    assert unfetched.exists()
+    assert here.store.names() == ("lab",)
 
 
 def test_down_stays_where_outputs_cannot_be_brought(

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.errors import RecordError, UsageError
+from clusterctl.errors import NewerRecordError, RecordError, UsageError
 from clusterctl.model import Accelerator, JobState, Phase, RankFailure
 from clusterctl.state import ClusterLock, Home, Store, home
 from clusterctl.state.home import write_atomic
@@ -238,15 +238,54 @@ def test_a_record_with_fields_to_come_is_read(store: Store) -> None:
     assert store.cluster("lab") == cluster()
 
 
-def test_a_record_with_a_former_key_is_read_and_gets_the_new_one(store: Store) -> None:
-    site = replace(cluster(), site_info={"version": "slurm 22.05.8", "home": "/home/me"})
+def test_a_record_of_the_first_version_is_brought_forward(store: Store) -> None:
+    """It named no version."""
+    site = replace(cluster(), site_info={"version": "slurm 22.05"})
     store.save(site)
     path = store.folder("lab") / "cluster.json"
-    path.write_text(path.read_text().replace('"site_info"', '"traits"'))
+    first = json.loads(path.read_text())
+    del first["record_version"]
+    first["traits"] = first.pop("site_info")
+    path.write_text(json.dumps(first))
     assert store.cluster("lab") == site
-    store.save(store.cluster("lab"))
-    assert '"site_info"' in path.read_text()
-    assert '"traits"' not in path.read_text()
+    store.save(site)
+    assert json.loads(path.read_text())["record_version"] > 1
+
+
+def test_a_record_of_a_later_version_is_refused_and_stays_as_it_is(store: Store) -> None:
+    store.save(cluster())
+    store.save_job(job())
+    for path, use in (
+        (store.folder("lab") / "cluster.json", lambda: store.cluster("lab")),
+        (store.folder("lab") / "cluster.json", lambda: store.save(cluster())),
+        (store.job_folder(7) / "job.json", lambda: store.job(7)),
+        (store.job_folder(7) / "job.json", lambda: store.save_job(job())),
+    ):
+        later = {**json.loads(path.read_text()), "record_version": 99, "phase": "?", "state": "?"}
+        path.write_text(json.dumps(later))
+        with pytest.raises(NewerRecordError) as caught:
+            use()
+        assert caught.value.exit_code == 7
+        assert str(path) in caught.value.message
+        assert "version 99" in caught.value.message
+        assert "\n" not in caught.value.message
+        assert "upgrade clusterctl" in caught.value.hint
+        assert json.loads(path.read_text()) == later
+    assert store.clusters() == store.jobs() == ()
+    assert sum("version 99" in line for line in store.damage()) == 2
+
+
+@pytest.mark.parametrize("value", ['"2"', "0", "-1", "true", "null", "2.5", "[]"])
+def test_a_version_that_is_none_is_damage(value: str, store: Store) -> None:
+    store.save(cluster())
+    path = store.folder("lab") / "cluster.json"
+    text = path.read_text()
+    path.write_text(text.replace('"record_version": 2', f'"record_version": {value}'))
+    assert path.read_text() != text
+    with pytest.raises(RecordError, match="record_version"):
+        store.cluster("lab")
+    store.save(cluster())  # damage may be repaired
+    assert store.cluster("lab") == cluster()
 
 
 def test_strangers_in_the_jobs_folder_are_passed_over(store: Store) -> None:

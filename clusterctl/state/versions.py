@@ -1,0 +1,51 @@
+"""The version of records: what an earlier clusterctl wrote is brought forward, what a later one
+wrote is refused, because to write it back would lose what this one does not know."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from clusterctl.errors import NewerRecordError
+
+KEY = "record_version"
+FIRST = 1
+"""The version of records that do not name one."""
+
+RENAMED: dict[int, dict[str, str]] = {1: {"traits": "site_info"}}
+"""By version: the keys that the next version calls something else."""
+
+VERSION = max(RENAMED) + 1
+"""The version that this clusterctl writes."""
+
+
+def stamp(record: object) -> dict[str, Any]:
+    """The record as it is written."""
+    return {KEY: VERSION, **msgspec.to_builtins(record)}
+
+
+def migrate(path: Path, raw: dict[str, Any]) -> dict[str, Any]:
+    """What the file holds, as this version would have written it. Raises NewerRecordError."""
+    refuse_newer(path, raw)
+    for version in range(_version(raw), VERSION):
+        raw = {RENAMED[version].get(key, key): value for key, value in raw.items()}
+    return raw
+
+
+def refuse_newer(path: Path, raw: dict[str, Any]) -> None:
+    """Raises NewerRecordError for what a later clusterctl wrote."""
+    if _version(raw) > VERSION:
+        raise NewerRecordError(
+            f"the record {path} has version {_version(raw)},"
+            f" and this clusterctl reads versions up to {VERSION}",
+            hint="upgrade clusterctl to the version that wrote it; the record was not changed",
+        )
+
+
+def _version(raw: dict[str, Any]) -> int:
+    version = raw.get(KEY, FIRST)
+    if type(version) is not int or version < FIRST:
+        raise msgspec.ValidationError(f"{version!r} is not a version - at `$.{KEY}`")
+    return version
