@@ -360,11 +360,17 @@ class Launch(Started, heading=JOBS, module="launch"):
 
 
 class Rerun(Common, heading=JOBS, module="start"):
-    """Run a job again with the same program, files and options."""
+    """Run a job again with the same program, files and options, here or on another cluster."""
 
-    examples = ("clusterctl rerun 7", "clusterctl rerun 7 --resume")
+    examples = (
+        "clusterctl rerun 7",
+        "clusterctl rerun 7 --resume --cluster other",
+        "clusterctl rerun 7 --resume -- --resume checkpoint.pt",
+    )
     job = JOB
+    arguments = texts("", ARGUMENTS, "Added to the program's arguments", "[-- ARGS...]")
     resume = flag("--resume", OPTIONS, "Start from the previous job's output files")
+    ranks = number("-n --ranks", OPTIONS, "Number of ranks (default: as before)")
     variables = texts("-e --env", OPTIONS, ENV, "NAME[=VALUE]")
     env_file = files("--env-file", OPTIONS, ENV_FILE)
     detach = flag("-d --detach", OPTIONS, "Start the job and return")

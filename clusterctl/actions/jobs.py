@@ -4,13 +4,14 @@ what they need has been saved."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from clusterctl.actions import Tell, check_name, connect_or_report, open_pool, require_ready
-from clusterctl.actions.run import OnJob, OnOutput, Prepared, plan_job, run
+from clusterctl.actions import resume as resuming
+from clusterctl.actions.run import OnJob, OnOutput, Prepared, attend, plan_job, submit
 from clusterctl.errors import ClusterctlError, NodeUnreachable, RecordError, UsageError
-from clusterctl.jobs import control, outputs, systems
+from clusterctl.jobs import control, fetched, outputs, systems
 from clusterctl.jobs.follow import Follower, Piece, is_complete, read_stored
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.stage import Tree
@@ -221,6 +222,8 @@ def fetch_from(
     brought = outputs.Brought()
     if found.outputs:
         brought = outputs.fetch(job, here, pool, found.outputs, folder, store.home)
+    places = (output.place for output in brought.outputs)
+    fetched.note(store.home, job, systems.load(cluster).locate(job), folder, places)
     failed = found.failed + brought.failed
     if job.state.ended and not brought.kept and not away and not failed:
         job = replace(job, fetched=True)
@@ -229,19 +232,21 @@ def fetch_from(
 
 
 @dataclass(frozen=True, slots=True)
-class Variables:
-    """What a rerun is given: `plain` may be recorded, `secrets` may not; `files` held some of
-    these."""
+class Changes:
+    """What a rerun is given: variables, of which `plain` may be recorded, `secrets` may not, and
+    `files` held some; further arguments; another number of ranks (0: as before)."""
 
-    plain: Mapping[str, str]
-    secrets: Mapping[str, str]
+    plain: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict)
     files: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+    ranks: int = 0
 
 
 def rerun(
     store: Store,
     number: int,
-    given: Variables,
+    given: Changes,
     *,
     resume: bool,
     where: str | None,
@@ -257,91 +262,45 @@ def rerun(
     """
     old = store.job(number)
     cluster = require_ready(store.cluster(old.cluster if where is None else check_name(where)))
+    spec, secrets = _with(old.spec, given)
+    source = None
     if resume:
-        old = _check_resumable(store, old, cluster, tell)
+        planned, _ = plan_job(cluster, spec, number=number)
+        source = resuming.find(store, old, planned, cluster, tell)
     if not (store.home.stages / old.stage).is_file():
         raise RecordError(
             f"job {number} was never staged: there is nothing to run again",
             hint="use `clusterctl run`",
         )
-    prepared = _again(store, old, cluster, given)
-    system = systems.load(cluster)
-    now, before = system.locate(prepared.job)[0], system.locate(old)[0]
-    if resume and now != before:
-        raise RecordError(
-            f"job {number} cannot be resumed: its rank 0 ran on {before} and would now be on {now}",
-            hint=f"`clusterctl rerun {number}` starts from the beginning",
-        )
-    return run(
-        store,
-        prepared,
-        on_start=on_start,
-        on_output=on_output,
-        tell=tell,
-        detach=detach,
-        carry=old.id if resume else None,
-    )
-
-
-def _check_resumable(store: Store, old: Job, cluster: Cluster, tell: Tell) -> Job:
-    """The job as it ended; RecordError where a new one cannot go on from its outputs."""
-    if cluster.id != old.cluster_id:
-        raise RecordError(
-            f"job {old.id} ran on another cluster {old.cluster!r}, which is gone with its outputs",
-            hint=f"`clusterctl rerun {old.id}` starts fresh",
-        )
+    prepared = _again(store, old, cluster, spec, secrets)
+    carried = resuming.carry_over(store, source, prepared.job, cluster, tell)
     with open_pool(store, cluster) as pool:
-        old = control.refresh(old, cluster, pool)
-        if not old.state.ended:
-            raise RecordError(
-                f"job {old.id} is {old.state.value}: its outputs are not complete",
-                hint=f"wait for it, or `clusterctl cancel {old.id}` first",
-            )
-        _check_outputs(old, cluster, pool, tell)
-    return old
+        with carried as carry:
+            job = submit(store, prepared, pool, tell, carry=carry)
+        on_start(job)
+        if detach:
+            return job
+        return attend(store, job, cluster, pool, on_output=on_output, tell=tell)
 
 
-def _with(spec: JobSpec, given: Variables) -> tuple[JobSpec, dict[str, str]]:
-    """The spec with these variables, and the values of its secrets. What was a secret stays one,
+def _with(spec: JobSpec, given: Changes) -> tuple[JobSpec, dict[str, str]]:
+    """The spec with these changes, and the values of its secrets. What was a secret stays one,
     however it is given this time."""
     plain = {name: value for name, value in given.plain.items() if name not in spec.secret_names}
     secrets = {**given.secrets, **{n: v for n, v in given.plain.items() if n not in plain}}
     env = {name: value for name, value in {**spec.env, **plain}.items() if name not in secrets}
     names = tuple(sorted({*spec.secret_names, *secrets}))
-    return replace(spec, env=env, secret_names=names, env_files=given.files), secrets
+    program = replace(spec.program, args=(*spec.program.args, *given.arguments))
+    spec = replace(spec, program=program, env=env, secret_names=names, env_files=given.files)
+    if given.ranks:  # sizes that the old number led to would contradict it
+        spec = replace(spec, ranks=given.ranks, ranks_per_node=0, nodes=0)
+    return spec, secrets
 
 
-def _check_outputs(old: Job, cluster: Cluster, pool: Pool, tell: Tell) -> None:
-    """Raises RecordError if a job that resumes `old` would start from the beginning because what
-    its rank 0 wrote is gone; says so where it wrote nothing, or where others have lost theirs."""
-    fresh = f"`clusterctl rerun {old.id}` starts from the beginning"
-    names = systems.load(cluster).locate(old)
-    first = names[0]
-    present = control.find_staged(old, cluster, pool)
-    if first not in present:
-        raise RecordError(
-            f"job {old.id} cannot be resumed: {first}, where its rank 0 ran, has none of its files",
-            hint=fresh,
-        )
-    if gone := [name for name in names if name not in present]:
-        tell(
-            f"{', '.join(gone)}: the files of job {old.id} there are lost and will not be"
-            " carried over"
-        )
-    wrote = {output.node for output in outputs.find(old, cluster, pool).all()}
-    without = [name for name in present if name not in wrote]
-    if first in wrote and without:
-        tell(
-            f"{', '.join(without)}: job {old.id} has left no files there, as it has on"
-            f" {first}: ranks there that read files of their own start from the beginning"
-        )
-    if first not in wrote:
-        tell(f"job {old.id} has left no files on {first}: the program starts from the beginning")
-
-
-def _again(store: Store, old: Job, cluster: Cluster, given: Variables) -> Prepared:
+def _again(
+    store: Store, old: Job, cluster: Cluster, spec: JobSpec, secrets: Mapping[str, str]
+) -> Prepared:
     """The job as a new one; RecordError where secrets are missing."""
-    spec, secrets = _with(old.spec, given)
     missing = [name for name in old.spec.secret_names if name not in secrets]
     if missing:
         raise RecordError(

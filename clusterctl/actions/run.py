@@ -128,7 +128,7 @@ def _absolute(cluster: Cluster, venv: str) -> str:
 
 
 def submit(
-    store: Store, prepared: Prepared, pool: Pool, tell: Tell, *, carry: int | None = None
+    store: Store, prepared: Prepared, pool: Pool, tell: Tell, *, carry: start.Carry | None = None
 ) -> Job:
     """Ships the job and starts it. A job that cannot be started is on record as failed."""
     job = prepared.job
@@ -138,7 +138,9 @@ def submit(
         return _ship(store, replace(prepared, job=job), pool, tell, carry)
 
 
-def _ship(store: Store, prepared: Prepared, pool: Pool, tell: Tell, carry: int | None) -> Job:
+def _ship(
+    store: Store, prepared: Prepared, pool: Pool, tell: Tell, carry: start.Carry | None
+) -> Job:
     job, cluster = prepared.job, prepared.cluster
     store.save_job(job)
     staging = starting = False
@@ -183,7 +185,6 @@ def run(
     on_output: OnOutput,
     tell: Tell,
     detach: bool = False,
-    carry: int | None = None,
     pool: Pool | None = None,
 ) -> Job:
     """Runs the job and returns it as it ended (or as it started, with `detach`). `pool` is left
@@ -192,7 +193,7 @@ def run(
     KeyboardInterrupt ends the job on all nodes before it is raised again.
     """
     with nullcontext(pool) if pool else open_pool(store, prepared.cluster) as pool:
-        job = submit(store, prepared, pool, tell, carry=carry)
+        job = submit(store, prepared, pool, tell)
         on_start(job)
         if detach:
             return job

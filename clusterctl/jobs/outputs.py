@@ -6,13 +6,14 @@ import hashlib
 import json
 import os
 import shlex
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from clusterctl.errors import ClusterctlError, RecordError
 from clusterctl.jobs import stage
+from clusterctl.jobs.fetched import read_state
 from clusterctl.jobs.start import list_rank_nodes, make_error
 from clusterctl.model import Cluster, Job, NodeResult
 from clusterctl.state import Home
@@ -123,22 +124,9 @@ def fetch(
     kept = tuple(output for output in outputs if before.is_someones_else(output))
     wanted = [output for output in outputs if output not in kept]
 
-    def get(name: str) -> NodeResult:
-        # A folder of links gives the transport one tree that holds the outputs and nothing else.
-        names = b"".join(
-            os.fsencode(f"./{output.path}") + b"\0" for output in wanted if output.node == name
-        )
-        command = f"exec /bin/sh {_script(job, cluster, name)} link"
-        linked = pool.transport(name).run(command, stdin=names, timeout=LIST_TIMEOUT)
-        if not linked.ok:
-            return linked
-        folder = f"{_folder(job, cluster, name)}/outputs"
-        got = pool.transport(name).get(folder, target / name, timeout=FETCH_TIMEOUT)
-        return replace(got, stderr=linked.stdout + got.stderr)
-
     left_out: list[str] = []
     absent: set[Output] = set()
-    results = pool.each(get, sorted({output.node for output in wanted}))
+    results = copy(job, cluster, pool, wanted, target)
     there = {result.node for result in results if result.ok}
     got = [output for output in wanted if output.node in there]
     before.note(got)
@@ -164,6 +152,28 @@ def fetch(
     )
 
 
+def copy(
+    job: Job, cluster: Cluster, pool: Pool, wanted: Collection[Output], target: Path
+) -> Sequence[NodeResult]:
+    """Copies outputs to `target`/<node>/<path>, whatever is there; one result for each node, whose
+    stderr names what was left out."""
+
+    def get(name: str) -> NodeResult:
+        # A folder of links gives the transport one tree that holds the outputs and nothing else.
+        names = b"".join(
+            os.fsencode(f"./{output.path}") + b"\0" for output in wanted if output.node == name
+        )
+        command = f"exec /bin/sh {_script(job, cluster, name)} link"
+        linked = pool.transport(name).run(command, stdin=names, timeout=LIST_TIMEOUT)
+        if not linked.ok:
+            return linked
+        folder = f"{_folder(job, cluster, name)}/outputs"
+        got = pool.transport(name).get(folder, target / name, timeout=FETCH_TIMEOUT)
+        return replace(got, stderr=linked.stdout + got.stderr)
+
+    return pool.each(get, sorted({output.node for output in wanted}))
+
+
 @dataclass(slots=True)
 class _Fetched:
     """How the files below `target` were when a fetch had put them there: size, modification time
@@ -185,24 +195,20 @@ class _Fetched:
     def is_someones_else(self, output: Output) -> bool:
         """Whether something is in the place of `output` that no fetch has left as it is."""
         try:
-            info = (self.target / output.place).lstat()
+            size, modified, changed = read_state(self.target / output.place)
         except OSError:
             return False
         if output.place in self._known:
-            return self._known[output.place] != _state(info)
+            return self._known[output.place] != [size, modified, changed]
         # A fetch that was killed has noted nothing; archives have whole seconds.
-        return (info.st_size, int(info.st_mtime)) != (output.size, int(output.modified))
+        return (size, modified // 10**9) != (output.size, int(output.modified))
 
     def note(self, outputs: Iterable[Output]) -> None:
         for output in outputs:
             with suppress(OSError):  # it may have been left out
-                self._known[output.place] = _state((self.target / output.place).lstat())
+                self._known[output.place] = read_state(self.target / output.place)
         self.home.make(self.home.fetched)
         write_atomic(self._file, json.dumps(self._known).encode())
-
-
-def _state(info: os.stat_result) -> list[int]:
-    return [info.st_size, info.st_mtime_ns, info.st_ctime_ns]
 
 
 def _is_core_dump(path: Path) -> bool:

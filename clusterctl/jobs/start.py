@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from shlex import join, quote
 
 from clusterctl import assets
@@ -21,6 +22,9 @@ PATIENCE = 5.0
 """Seconds after which a person wants to know what the hand-in waits for."""
 LINGER = "/var/lib/systemd/linger"
 """Has a file for every user whose processes and memory outlive their last session."""
+Carry = int | Mapping[str, Path]
+"""Outputs of an earlier job that a job starts with: those that the nodes have of the job of that
+number, or an archive here for each node."""
 LARGE = 8_000_000
 """Archives above this are sent as a file of their own, so that they are not held once per node."""
 
@@ -97,10 +101,10 @@ def put(
     pool: Pool,
     home: Home,
     *,
-    carry: int | None = None,
+    carry: Carry | None = None,
 ) -> str:
-    """Ships the job to its nodes; returns a port that is free on the first worker. `carry` is an
-    earlier job of the cluster, whose outputs are copied into the new working directories.
+    """Ships the job to its nodes; returns a port that is free on the first worker. `carry` is what
+    goes into the new working directories besides.
 
     Raises NodeUnreachable or LaunchError naming the node that could not take it.
     """
@@ -126,8 +130,14 @@ def put(
         if name in placed:
             # Before what is carried over, which is this job's too: it may leave it as it is.
             steps.append("/bin/sh ./outputs.sh staged || exit")
-            if carry is not None:
+            if isinstance(carry, int):
                 steps.append(_carry(node, carry))
+            elif carry is not None:
+                archive = f"{node.root}/jobs/{job.id}.carry.tar"
+                sent = transport.put(carry[name], archive, timeout=STAGE_TIMEOUT)
+                if not sent.ok:
+                    return sent
+                steps.append(f"tar -xof {quote(archive)} -C work || exit; rm -f {quote(archive)}")
         if name == placed[0]:
             steps.append(f"exec /bin/sh {quote(node.root)}/bin/free-port")
         return transport.run(

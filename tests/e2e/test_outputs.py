@@ -125,6 +125,19 @@ def test_rerun_is_fresh_and_resume_goes_on(cli: Cli) -> None:
     assert "snapshot-0" in [item["path"] for item in outputs]
 
 
+def test_a_job_resumes_on_the_next_cluster(own: Cli) -> None:
+    """Of another name and size, with what was fetched of the one that is gone."""
+    own("up", "first", "--workers", 2)
+    own.script("counts.py", COUNTS_RUNS)
+    number = own("run", "counts.py", 9, code=4).job
+    own("fetch", number)
+    own("down", "first")
+    own("up", "next", "--workers", 1)
+    done = own("rerun", number, "--resume", "-c", "next", "--ranks", 1, "--", "ignored", code=4)
+    assert done.of(0) == ["run 2"]
+    assert own.json("fetch", done.job)["files"]
+
+
 def test_rerun_is_of_the_files_as_they_were(cli: Cli) -> None:
     """Same program, tree, options and arguments, even when the folder here has changed or gone."""
     script = cli.script("prints.py", "import os; print('old', os.environ['A'], flush=True)")

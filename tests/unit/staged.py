@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +10,7 @@ from pathlib import Path
 from clusterctl import launch
 from clusterctl.actions import open_store
 from clusterctl.jobs import control, stage
-from clusterctl.jobs.start import node_files, put
+from clusterctl.jobs.start import Carry, node_files, put
 from clusterctl.model import Cluster, Job, JobState
 from clusterctl.state import Store
 from clusterctl.transport.pool import Pool
@@ -37,7 +37,7 @@ class Staged:
     def work(self, name: str = "worker-1", number: int = 7) -> Path:
         return Path(self.where.node(name).root) / "jobs" / str(number) / "work"
 
-    def job(self, tree: Path, number: int = 7, carry: int | None = None) -> Job:
+    def job(self, tree: Path, number: int = 7, carry: Carry | None = None) -> Job:
         """A job with the files of `tree` on both workers, on record as succeeded."""
         asked = request(self.where, number=number)
         plan = launch.load("mpirun").plan(asked)
@@ -51,21 +51,26 @@ class Staged:
         return made
 
 
-def lab(folder: Path, provider: str = "local") -> Staged:
+WORKERS = ("worker-1", "worker-2")
+
+
+def lab(
+    folder: Path, provider: str = "local", name: str = "lab", workers: Sequence[str] = WORKERS
+) -> Staged:
     nodes = []
-    for number, name in enumerate(("launcher", "worker-1", "worker-2")):
-        root = folder / name
+    for number, host in enumerate(("launcher", *workers)):
+        root = folder / host
         (root / "bin").mkdir(parents=True)
         (root / "bin" / "free-port").write_text("echo 4000\n")
         nodes.append(
             node(
-                name,
+                host,
                 address="",
                 root=str(root),
                 private_address=f"10.0.0.{number}",
                 interfaces=[f"eth0 10.0.0.{number}/24"],
             )
         )
-    where = cluster(*nodes, provider=provider)
+    where = cluster(*nodes, provider=provider, name=name, id=f"{name}-1a2b")
     open_store().save(where)
     return Staged(folder, where)

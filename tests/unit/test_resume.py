@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from clusterctl.actions.jobs import Variables, rerun
+from clusterctl.actions import jobs
+from clusterctl.actions import resume as resume_action
+from clusterctl.actions.jobs import Changes, rerun
+from clusterctl.actions.run import Prepared
 from clusterctl.errors import RecordError
-from tests.unit.staged import lab
+from clusterctl.model import Job, JobState
+from clusterctl.state import Store
+from tests.unit.calling import Call
+from tests.unit.making import job
+from tests.unit.staged import Staged, lab
 
 
 def resume(
@@ -21,18 +31,18 @@ def resume(
     tree.mkdir()
     (tree / "train.py").write_text("pass")
     site = lab(tmp_path / "nodes")
-    job = site.job(tree)
+    made = site.job(tree)
     for name in wrote:
         (site.work(name) / "snapshot.pt").write_text("epoch 3")
     if lost:
         shutil.rmtree(site.work(lost).parent)
-    (site.store.home.stages / job.stage).unlink()
+    (site.store.home.stages / made.stage).unlink()
     said: list[str] = []
     with pytest.raises(RecordError) as caught:
         rerun(
             site.store,
-            job.id,
-            Variables({}, {}),
+            made.id,
+            Changes(),
             resume=True,
             where=None,
             on_start=lambda job: None,
@@ -73,3 +83,156 @@ def test_a_worker_without_files_where_others_have_some_is_named(tmp_path: Path) 
         "worker-2: job 7 has left no files there, as it has on worker-1:"
         " ranks there that read files of their own start from the beginning"
     ]
+
+
+# ---------------------------------------------------------------------------- on other machines
+
+
+def write(site: Staged, name: str, **files: str) -> None:
+    for path, text in files.items():
+        (site.work(name) / path).write_text(text)
+
+
+def move(old: Staged, new: Staged, tree: Path) -> list[str]:
+    """Resumes job 7 of one cluster as job 8 of the other, as far as its files; what was said."""
+    said: list[str] = []
+    where, store = new.where, new.store
+    planned = job(where, id=8)
+    source = resume_action.find(store, store.job(7), planned, where, said.append)
+    with resume_action.carry_over(store, source, planned, where, said.append) as carry:
+        new.job(tree, number=8, carry=carry)
+    return said
+
+
+def have(site: Staged, name: str) -> dict[str, str]:
+    """The files of job 8 there, less what was staged."""
+    work = site.work(name, 8)
+    return {
+        str(path.relative_to(work)): path.read_text()
+        for path in work.rglob("*")
+        if path.is_file() and path.name != "train.py"
+    }
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    folder = tmp_path / "tree"
+    folder.mkdir()
+    (folder / "train.py").write_text("pass")
+    return folder
+
+
+@pytest.fixture
+def old(tmp_path: Path, tree: Path) -> Staged:
+    """Job 7, whose two ranks have left a file of the same name each, and one of their own."""
+    site = lab(tmp_path / "old")
+    site.job(tree)
+    write(site, "worker-1", snapshot="epoch 3", rank0="a")
+    write(site, "worker-2", snapshot="epoch 2", rank1="b")
+    return site
+
+
+@pytest.mark.parametrize("workers", [("node-a",), ("node-a", "node-b"), ("a", "b", "c")], ids=len)
+def test_another_cluster_gets_the_files_from_the_nodes(
+    workers: tuple[str, ...], old: Staged, tree: Path, tmp_path: Path
+) -> None:
+    new = lab(tmp_path / "new", name="other", workers=workers)
+    said = move(old, new, tree)
+    assert said == ["copying the files of job 7 from worker-1, worker-2"]
+    own = ["epoch 3", "epoch 2", "epoch 3"]  # of the old node in the same place, else rank 0's
+    for name, snapshot in zip(workers, own, strict=False):
+        assert have(new, name) == {"snapshot": snapshot, "rank0": "a", "rank1": "b"}
+    assert not (new.store.job_folder(8) / "carry").exists()
+
+
+def test_what_was_fetched_outlives_the_cluster(
+    old: Staged, tree: Path, tmp_path: Path, call: Call
+) -> None:
+    assert call("fetch", "7").code == 0
+    old.store.retire(old.where)
+    shutil.rmtree(old.folder)
+    new = lab(tmp_path / "new", name="other", workers=("only",))
+    said = move(old, new, tree)
+    assert said == ["using the files of job 7 that were fetched from worker-1, worker-2"]
+    assert have(new, "only") == {"snapshot": "epoch 3", "rank0": "a", "rank1": "b"}
+
+
+def test_a_machine_that_was_made_anew_gets_what_was_fetched(
+    old: Staged, tree: Path, call: Call
+) -> None:
+    """On the same cluster, whose other node still has its files."""
+    assert call("fetch", "7").code == 0
+    shutil.rmtree(old.work("worker-1").parent)
+    write(old, "worker-2", later="c")
+    said = move(old, old, tree)
+    assert "fetched from worker-1" in said[0]
+    assert have(old, "worker-1") == {
+        "snapshot": "epoch 3",
+        "rank0": "a",
+        "rank1": "b",
+        "later": "c",
+    }
+    assert have(old, "worker-2")["snapshot"] == "epoch 2"
+
+
+def test_carried_files_are_outputs_of_the_new_job(
+    old: Staged, tree: Path, tmp_path: Path, call: Call
+) -> None:
+    new = lab(tmp_path / "new", name="other", workers=("only",))
+    move(old, new, tree)
+    assert call("fetch", "8").code == 0
+    assert Path("job-8/only/snapshot").read_text() == "epoch 3"
+
+
+@pytest.mark.parametrize(
+    "change", [Path.unlink, lambda path: path.write_text("mine")], ids=["gone", "edited"]
+)
+def test_what_was_changed_since_it_was_fetched_is_not_taken_for_the_jobs(
+    change: Callable[[Path], object], old: Staged, tree: Path, tmp_path: Path, call: Call
+) -> None:
+    assert call("fetch", "7", "--to", "got").code == 0
+    old.store.retire(old.where)
+    change(Path("got/worker-1/snapshot"))
+    with pytest.raises(RecordError, match="snapshot is not as it was fetched from job 7"):
+        move(old, lab(tmp_path / "new", name="other"), tree)
+
+
+def test_a_cluster_that_is_gone_with_its_files_is_said(
+    old: Staged, tree: Path, tmp_path: Path
+) -> None:
+    old.store.retire(old.where)
+    with pytest.raises(RecordError, match="gone, and none of its files were fetched") as caught:
+        move(old, lab(tmp_path / "new", name="other"), tree)
+    assert "from the beginning" in caught.value.hint
+
+
+def test_a_job_that_runs_is_not_resumed_elsewhere(old: Staged, tree: Path, tmp_path: Path) -> None:
+    running = replace(old.store.job(7), state=JobState.RUNNING, finished=None)
+    old.store.save_job(running)
+    (old.folder / "launcher" / "jobs" / "7" / "state").write_text("running 2.0 1\n")
+    new = lab(tmp_path / "new", name="other")
+    alive = old.folder / "launcher" / "jobs" / "7" / "alive"
+    with alive.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(RecordError, match="job 7 is running"):
+            move(old, new, tree)
+
+
+def test_a_rerun_has_further_arguments_and_another_number_of_ranks(
+    old: Staged, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An ordinary script has a --resume of its own."""
+    submitted: list[Prepared] = []
+
+    def submit(store: Store, prepared: Prepared, *rest: object, **more: object) -> Job:
+        submitted.append(prepared)
+        return prepared.job
+
+    monkeypatch.setattr(jobs, "submit", submit)
+    words = ["rerun", "7", "--resume", "--detach", "-n", "1", "--", "--resume", "a b.pt", "-q"]
+    said = call(*words)
+    assert said.code == 0, said
+    [prepared] = submitted
+    assert prepared.job.spec.program.args == ("1000", "1000", "--resume", "a b.pt", "-q")
+    assert prepared.job.ranks == 1
+    assert "a b.pt" in prepared.plan.programs["worker-1"]

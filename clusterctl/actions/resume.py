@@ -1,0 +1,196 @@
+"""`rerun --resume`: what an earlier job made, wherever it is, goes to the nodes of the next."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from clusterctl.actions import Tell, connect_or_report, open_pool
+from clusterctl.errors import NodeUnreachable, RecordError
+from clusterctl.jobs import control, fetched, outputs, systems
+from clusterctl.jobs.fetched import Files
+from clusterctl.jobs.start import Carry, list_nodes, list_rank_nodes
+from clusterctl.model import Cluster, Job, Phase
+from clusterctl.state import Store
+from clusterctl.transport.pool import Pool
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the files of an earlier job are. `nodes` are those that it ran on, that of rank 0
+    first."""
+
+    old: Job
+    cluster: Cluster | None = None
+    """Where it ran, if that is still there."""
+    in_place: bool = False
+    """The nodes that have them are those that get them."""
+    nodes: tuple[str, ...] = ()
+    there: tuple[str, ...] = ()
+    """The nodes that still have their files."""
+    here: Mapping[str, Files] = field(default_factory=dict)
+    """What was fetched from the others."""
+
+
+def find(store: Store, old: Job, next_job: Job, target: Cluster, tell: Tell) -> Source:
+    """Where the files of `old` are for a job that is planned for `target`. Raises RecordError where
+    what its rank 0 wrote is gone, or the job has not ended."""
+    cluster = next((item for item in store.clusters() if item.id == old.cluster_id), None)
+    if cluster is None or (cluster.phase is not Phase.READY and cluster.id != target.id):
+        return _fetched_only(store, old, tell)
+    with open_pool(store, cluster) as pool:
+        first, *others = names = systems.load(cluster).locate(old)
+        if cluster.id == target.id and systems.load(target).locate(next_job)[0] == first:
+            old = _require_ended(control.refresh(old, cluster, pool))
+            there = control.find_staged(old, cluster, pool)
+            if first in there:
+                _tell_missing(old, cluster, pool, names, there, tell)
+                return Source(old, cluster, in_place=True)
+        else:
+            away = connect_or_report(pool, list_nodes(old, cluster), tell)
+            if cluster.launcher.name in away:
+                tell(f"{cluster.launcher.name} does not answer: job {old.id} may still be running")
+            else:
+                old = _require_ended(control.refresh(old, cluster, pool))
+            there = control.find_staged(old, cluster.without(away), pool)
+    here = fetched.find_files(store.home, old)
+    lost = [name for name in names if name not in there and name not in here]
+    if first in lost:
+        raise _refuse(old, f"{first}, where its rank 0 ran, has none of its files")
+    for name in others:
+        if name in lost:
+            tell(f"{name}: the files of job {old.id} there are lost and will not be carried over")
+    _tell_fetched(old, [name for name in names if name not in there and name in here], tell)
+    return Source(old, cluster, False, tuple(names), there, here)
+
+
+def _fetched_only(store: Store, old: Job, tell: Tell) -> Source:
+    here = fetched.find_files(store.home, old)
+    names = fetched.list_nodes(store.home, old)
+    if not names or names[0] not in here:
+        raise _refuse(
+            old, f"its cluster {old.cluster!r} is gone, and none of its files were fetched"
+        )
+    _tell_fetched(old, here, tell)
+    if lost := [name for name in names if name not in here]:
+        tell(f"{', '.join(lost)}: nothing was fetched from there")
+    return Source(old, None, False, names, (), here)
+
+
+def _require_ended(old: Job) -> Job:
+    if not old.state.ended:
+        raise RecordError(
+            f"job {old.id} is {old.state.value}: its outputs are not complete",
+            hint=f"wait for it, or `clusterctl cancel {old.id}` first",
+        )
+    return old
+
+
+def _refuse(old: Job, why: str) -> RecordError:
+    return RecordError(
+        f"job {old.id} cannot be resumed: {why}",
+        hint=f"`clusterctl rerun {old.id}` starts from the beginning",
+    )
+
+
+def _tell_fetched(old: Job, names: Mapping[str, Files] | list[str], tell: Tell) -> None:
+    if names:
+        tell(f"using the files of job {old.id} that were fetched from {', '.join(names)}")
+
+
+def _tell_missing(
+    old: Job,
+    cluster: Cluster,
+    pool: Pool,
+    names: tuple[str, ...],
+    there: tuple[str, ...],
+    tell: Tell,
+) -> None:
+    """Says where a job that resumes `old` on the same nodes starts from the beginning."""
+    first = names[0]
+    if gone := [name for name in names if name not in there]:
+        tell(
+            f"{', '.join(gone)}: the files of job {old.id} there are lost and will not be"
+            " carried over"
+        )
+    wrote = {output.node for output in outputs.find(old, cluster, pool).all()}
+    without = [name for name in there if name not in wrote]
+    if first in wrote and without:
+        tell(
+            f"{', '.join(without)}: job {old.id} has left no files there, as it has on"
+            f" {first}: ranks there that read files of their own start from the beginning"
+        )
+    if first not in wrote:
+        tell(f"job {old.id} has left no files on {first}: the program starts from the beginning")
+
+
+@contextmanager
+def carry_over(
+    store: Store, source: Source | None, job: Job, target: Cluster, tell: Tell
+) -> Iterator[Carry | None]:
+    """What `start.put` needs so that `job` starts with the files of an earlier one."""
+    if source is None or source.in_place:
+        yield source.old.id if source else None
+        return
+    # In the folder of the new job, so that what a killed clusterctl leaves is found.
+    scratch = store.home.make(store.job_folder(job.id) / "carry")
+    try:
+        files = dict(source.here)
+        if source.there and source.cluster:
+            files.update(_bring(store, source, source.cluster, scratch, tell))
+        yield _pack(source, files, list_rank_nodes(job, target), scratch)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+        with suppress(OSError):
+            scratch.parent.rmdir()  # where the job never came to a record
+
+
+def _bring(
+    store: Store, source: Source, cluster: Cluster, scratch: Path, tell: Tell
+) -> dict[str, Files]:
+    """Copies here what is still on nodes."""
+    tell(f"copying the files of job {source.old.id} from {', '.join(source.there)}")
+    others = {node.name for node in cluster.nodes}.difference(source.there)
+    here = cluster.without(others)
+    found: dict[str, Files] = {name: {} for name in source.there}
+    with open_pool(store, cluster) as pool:
+        wanted = [
+            output
+            for output in outputs.find(source.old, here, pool).all()
+            if output.node in source.there
+        ]
+        copies = outputs.copy(source.old, here, pool, wanted, scratch)
+    for result in copies:
+        if not result.ok:
+            raise NodeUnreachable(
+                f"{result.node}: the files of job {source.old.id} cannot be copied:"
+                f" {result.error or result.text.strip()}",
+                hint=f"`clusterctl fetch {source.old.id}`, then try again",
+                transient=True,
+            )
+    for output in wanted:
+        if (path := scratch / output.place).is_symlink() or path.is_file():
+            found[output.node][output.path] = path
+    return found
+
+
+def _pack(
+    source: Source, files: Mapping[str, Files], names: tuple[str, ...], scratch: Path
+) -> dict[str, Path]:
+    """An archive for each node of the new job: all files of all old nodes. Where several have one
+    of the same path, a node gets that of the old node with its own place, else rank 0's."""
+    archives: dict[tuple[tuple[str, Path], ...], Path] = {}
+    packed: dict[str, Path] = {}
+    for place, name in enumerate(names):
+        own = source.nodes[place : place + 1]
+        merged: Files = {}
+        for node in (*reversed(source.nodes), *own):
+            merged.update(files.get(node, {}))
+        key = tuple(sorted(merged.items()))
+        if key not in archives:
+            archives[key] = fetched.pack(merged, scratch / f"{len(archives)}.tar")
+        packed[name] = archives[key]
+    return packed

@@ -1,0 +1,87 @@
+"""What a fetch has put where, by job, so that a later job can start with it."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from clusterctl.errors import RecordError
+from clusterctl.model import Job
+from clusterctl.state import Home
+from clusterctl.state.home import write_atomic
+
+Files = dict[str, Path]
+"""Files of one node, by their paths below the working directory."""
+
+
+def note(home: Home, job: Job, nodes: Iterable[str], folder: Path, places: Iterable[str]) -> None:
+    """Notes that these files, `NODE/PATH` below `folder`, are as the job's nodes have them.
+    `nodes`: those that hold the job's files, that of rank 0 first."""
+    folder = folder.absolute()
+    known = _read(home, job)
+    before = known["files"] if known.get("folder") == str(folder) else {}
+    files = dict(before)
+    for place in places:
+        with suppress(OSError):  # it may have been left out
+            files[place] = read_state(folder / place)
+    document = {"folder": str(folder), "nodes": list(nodes), "files": files}
+    write_atomic(_file(home, job), json.dumps(document).encode())
+
+
+def list_nodes(home: Home, job: Job) -> tuple[str, ...]:
+    """The nodes that held the job's files, that of rank 0 first; () where nothing was fetched."""
+    return tuple(_read(home, job).get("nodes", ()))
+
+
+def find_files(home: Home, job: Job) -> dict[str, Files]:
+    """What was fetched of the job, by node. Raises RecordError where it is no longer as it was."""
+    known = _read(home, job)
+    found: dict[str, Files] = {}
+    for place, before in known.get("files", {}).items():
+        path = Path(known["folder"]) / place
+        try:
+            same = read_state(path) == before
+        except OSError:
+            same = False
+        if not same:
+            raise RecordError(
+                f"{path} is not as it was fetched from job {job.id}",
+                hint=f"`clusterctl fetch {job.id} --to DIR` fetches it again while the cluster"
+                " exists, else put the file back",
+            )
+        node, _, name = place.partition("/")
+        found.setdefault(node, {})[name] = path
+    return found
+
+
+def pack(files: Files, archive: Path) -> Path:
+    """Writes an archive of them."""
+    with tarfile.open(
+        archive, "w", format=tarfile.GNU_FORMAT, encoding="utf-8", errors="surrogateescape"
+    ) as packed:
+        for name, path in sorted(files.items()):
+            packed.add(path, name, recursive=False)
+    return archive
+
+
+def read_state(path: Path) -> list[int]:
+    """What changes with a file: size, modification time and time of the last change."""
+    info = path.lstat()
+    return [info.st_size, info.st_mtime_ns, info.st_ctime_ns]
+
+
+def _read(home: Home, job: Job) -> dict[str, Any]:
+    """{} where nothing was fetched."""
+    with suppress(OSError, ValueError):
+        found = json.loads(_file(home, job).read_bytes())
+        if isinstance(found, dict):
+            return found
+    return {}
+
+
+def _file(home: Home, job: Job) -> Path:
+    return home.jobs / str(job.id) / "fetched.json"
