@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -84,11 +85,10 @@ MACHINE_IMAGES = {
 
 @dataclass(frozen=True, slots=True)
 class ContainerImage:
-    """What runs on a node: where it comes from, where its Python and its Open MPI are, and whom its
-    processes belong to where we do not say it. `fallback` is a public image for --image where ours
-    cannot be built; it is not ours (docs/images.md)."""
+    """What runs on a kind of node: where its Python and its Open MPI are, and whom its processes
+    belong to where we do not say it. `fallback` is a public image for --image where ours cannot be
+    built; it is not ours (docs/images.md)."""
 
-    reference: str
     python: str
     mpi_prefix: str
     user: str
@@ -103,9 +103,43 @@ _PUBLIC = {
     "amd": "rafalsiwek/g4ad_distributed_ml:1.0_pytorch_2.5.1",
 }
 CONTAINER_IMAGES = {
-    kind: ContainerImage(f"clusterctl/{kind}:1", f"{_VENV}/bin/python", _VENV, "root", fallback)
+    kind: ContainerImage(f"{_VENV}/bin/python", _VENV, "root", fallback)
     for kind, fallback in _PUBLIC.items()
 }
+
+RECIPES = {
+    "launcher": "launcher",
+    "cpu": "cpu",
+    "nvidia": "cpu",
+    "nvidia-mpi": "nvidia-mpi",
+    "amd": "amd",
+}
+"""Images that can be built, with the folder of docker/ that has the recipe of each. `nvidia` and
+`cpu` differ by their wheels alone: PyTorch's for NVIDIA bring CUDA, cuDNN and NCCL."""
+
+
+def chosen_images(kinds: Iterable[str], image: str, images: Mapping[str, str]) -> dict[str, str]:
+    """What each kind of node gets: a reference, or the name of a recipe. What is not chosen, by
+    `image` for all nodes or `images` for those of a kind, is the recipe of the kind's own name.
+
+    Raises UsageError for a kind that the cluster does not have.
+    """
+    found = {kind: images.get(kind) or image or kind for kind in kinds}
+    for kind in sorted(set(images) - set(found)):
+        raise UsageError(
+            f"--image {kind}={images[kind]}: the cluster has no {kind} nodes",
+            hint=f"its kinds of nodes are {', '.join(found)}",
+        )
+    return found
+
+
+def local_image(recipe: str) -> str:
+    """What `image build` calls an image on this machine's engine."""
+    return f"clusterctl/{recipe}:1"
+
+
+COMPILED_FOR = {"nvidia-mpi": "nvidia", "amd": "amd"}
+"""Recipes that compile code for GPUs, with the kind of machine that they are for."""
 
 MORE_ARCHES = {"nvidia": ("80", "90", "100")}
 """What device code is built for besides the families': A100, H100 and B200, which come with

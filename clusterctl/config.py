@@ -155,9 +155,11 @@ def _by_key(options: Mapping[str, Option[Any]]) -> dict[str, Option[Any]]:
 def _value(path: Path, name: str, value: Any, option: Option[Any]) -> Any:
     """The value as the command line would have it: text, but for flags and lists."""
     if option.many:
+        if isinstance(value, str):
+            return (value,)
         if isinstance(value, list) and all(isinstance(item, str) for item in value):
             return tuple(value)
-        wanted = "a list of strings"
+        wanted = "a string or a list of strings"
     elif option.is_flag:
         if isinstance(value, bool):
             return value

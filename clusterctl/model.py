@@ -188,7 +188,9 @@ class ClusterSpec:
     runtime: Runtime | None = None
     """None: the provider's usual one."""
     image: str = ""
-    """For the node containers; "": the catalog's."""
+    """For the containers of all nodes; "": each kind has its own."""
+    images: dict[str, str] = field(default_factory=dict)
+    """For those of one kind (launcher, cpu, nvidia, amd), instead of `image`."""
     gpus: tuple[str, ...] = ()
     """Indices of this machine's GPUs that node containers get; ("all",): all of them."""
     cloud: CloudSpec = field(default_factory=CloudSpec)
@@ -259,6 +261,8 @@ class Cluster:
     show, or "" for what their ssh_config and agent offer."""
     account: str = ""
     """AWS's number of the account that the nodes are in."""
+    images: dict[str, str] = field(default_factory=dict)
+    """What nodes pull, by their kind and with digests: a tag may have moved by the next `up`."""
     site_info: dict[str, str] = field(default_factory=dict)
     """What a batch system has told of itself when it was attached."""
 

@@ -69,8 +69,12 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
     ttl = amount(
         "--ttl", MACHINE, "Shut down after 30m, 8h, 2d (default on EC2: 8h)", "TIME", life_time
     )
-    image = text(
-        "--image", MACHINE, "Container image (Docker and EC2)", "IMAGE", limits=where.IMAGE
+    image = texts(
+        "--image",
+        MACHINE,
+        "Container image of all nodes, or of a kind of node; repeatable (Docker and EC2)",
+        "[KIND=]IMAGE",
+        limits=where.IMAGE,
     )
     gpus = Option[tuple[str, ...]](
         "--gpus",

@@ -15,21 +15,18 @@ import shutil
 import sys
 import tempfile
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from clusterctl import assets, catalog, process
+from clusterctl import catalog, process, recipes
 from clusterctl.datasets import checksum
 from clusterctl.errors import ProviderError, UsageError, reason
 from clusterctl.providers.docker import engine
 
 OnLine = Callable[[str], None]
-
-TAG = "1"
-"""Moves when what an image promises changes: paths, user, entry point."""
 
 _PATIENCE = 3600.0
 _INDEX = "--extra-index-url"
@@ -46,11 +43,6 @@ class Built:
     pushed: bool
 
 
-def names() -> tuple[str, ...]:
-    """The images that there is a recipe for."""
-    return tuple(sorted(path.parent.name for path in assets.folder("docker").glob("*/Dockerfile")))
-
-
 def build(name: str, *, push: str = "", base: str = "", on_line: OnLine) -> Built:
     """Builds the image `name` and pushes it to the repository `push`, if given.
 
@@ -62,12 +54,14 @@ def build(name: str, *, push: str = "", base: str = "", on_line: OnLine) -> Buil
         raise UsageError(
             f"--push {push!r} is not a repository", hint="such as registry.example.com/team"
         )
-    downloads = json.loads(_list().read_text())
-    _complete(name, downloads)
+    downloads = recipes.downloads()
+    recipes.check_complete(name, downloads)
     engine.require()
-    given = arguments(name, downloads, base)
+    given = recipes.arguments(name, downloads, base)
     _pull(name, given, on_line)
-    reference = f"{push or 'clusterctl'}/{name}:{TAG}"
+    reference = catalog.local_image(name)
+    if push:
+        reference = f"{push}/{reference.rpartition('/')[2]}"
     with tempfile.TemporaryDirectory(prefix="clusterctl-image-") as scratch:
         context = Path(scratch, "context")
         prepare(name, downloads, context, on_line)
@@ -94,7 +88,7 @@ def lock(name: str, *, on_line: OnLine) -> dict[str, str]:
     Raises ProviderError where one cannot be fetched, or the list not be written.
     """
     _known(name)
-    downloads = json.loads(_list().read_text())
+    downloads = recipes.downloads()
     rows = [row for row in downloads["wheels"] if name in row["images"] and not row["sha256"]]
     found = {}
     with tempfile.TemporaryDirectory(prefix="clusterctl-image-") as scratch:
@@ -111,57 +105,22 @@ def lock(name: str, *, on_line: OnLine) -> dict[str, str]:
     if not found:
         return found
     try:
-        _list().write_text(json.dumps(downloads, indent=2, ensure_ascii=False) + "\n")
+        recipes.path().write_text(json.dumps(downloads, indent=2, ensure_ascii=False) + "\n")
     except OSError as error:
         lines = ", ".join(f"{what}: {digest}" for what, digest in found.items())
         raise ProviderError(
-            f"{_list()} could not be written: {reason(error)}",
+            f"{recipes.path()} could not be written: {reason(error)}",
             hint=f"write there: {lines}",
         ) from None
     return found
 
 
 def _known(name: str) -> None:
-    if name not in names():
-        close = get_close_matches(name, names(), n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(names())}"
+    known = recipes.names()
+    if name not in known:
+        close = get_close_matches(name, known, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(known)}"
         raise UsageError(f"no recipe for an image named {name!r}", hint=hint)
-
-
-def _list() -> Path:
-    return assets.folder("docker") / "downloads.json"
-
-
-def arguments(name: str, downloads: dict[str, Any], base: str = "") -> dict[str, str]:
-    """The recipe's build arguments. Device code is built for every family that gets this image."""
-    found = {"BASE": base or downloads["base"]["image"]}
-    if name in downloads["toolkit"]:
-        found["TOOLKIT"] = downloads["toolkit"][name]
-    arches = [
-        row.arch.removeprefix("sm_") for row in catalog.FAMILIES.values() if row.image == name
-    ]
-    if any(arches):
-        arches += [arch for arch in catalog.MORE_ARCHES.get(name, ()) if arch not in arches]
-        found["ARCHES"] = " ".join(arches)
-    return found
-
-
-def _complete(name: str, downloads: dict[str, Any]) -> None:
-    """Raises ProviderError for what the image takes and has no checksum: it could be anything."""
-    rows = [row for kind in ("wheels", "sources") for row in downloads[kind]]
-    unknown = [
-        f"{row['name']} {row['version']}"
-        for row in rows
-        if name in row["images"] and not row["sha256"]
-    ]
-    if unknown:
-        where = downloads["index"].get(name, "PyPI")
-        raise ProviderError(
-            f"the image {name!r} is not built: docker/downloads.json has no checksum for"
-            f" {', '.join(unknown)}",
-            hint=f"`clusterctl image lock {name}` fetches them from {where} and writes down what"
-            " they have; docs/images.md tells why they are missing",
-        )
 
 
 def _pull(name: str, given: dict[str, str], on_line: OnLine) -> None:
@@ -189,16 +148,13 @@ def _pull(name: str, given: dict[str, str], on_line: OnLine) -> None:
 
 def prepare(name: str, downloads: dict[str, Any], context: Path, on_line: OnLine) -> None:
     """Lays out all that the recipe takes: its files, and the wheels with their checksums."""
-    source = assets.folder("docker")
-    shutil.copytree(source / name, context)
-    shutil.copytree(source / "common", context / "common")
-    (context / "requirements.txt").write_text(requirements(name, downloads))
+    for path, text in recipes.files(name, downloads).items():
+        (context / path).parent.mkdir(parents=True, exist_ok=True)
+        (context / path).write_text(text)
     on_line("downloading the wheels")
     wheels = context / "wheels"
     _fetched(name, fetch(context / "requirements.txt", wheels, downloads), downloads)
-    wanted = [row for row in downloads["sources"] if name in row["images"]]
-    if wanted:
-        sources(wanted, context / "sources", on_line)
+    sources(recipes.sources(name, downloads), context / "sources", on_line)
 
 
 def _fetched(name: str, argv: Sequence[str], downloads: dict[str, Any]) -> None:
@@ -217,22 +173,17 @@ def _fetched(name: str, argv: Sequence[str], downloads: dict[str, Any]) -> None:
         )
 
 
-def sources(rows: Sequence[dict[str, Any]], folder: Path, on_line: OnLine) -> None:
-    """Downloads archives, with the proxies of this machine, and writes the list that the build
-    verifies once more. Raises ProviderError for one that is not what it was."""
-    folder.mkdir()
-    lines = []
-    for row in rows:
+def sources(rows: Mapping[str, dict[str, Any]], folder: Path, on_line: OnLine) -> None:
+    """Downloads archives, by the names of their files, with the proxies of this machine. Raises
+    ProviderError for one that is not what it was."""
+    for file, row in rows.items():
         on_line(f"fetching {row['name']} {row['version']}")
-        target = folder / f"{row['name']}-{row['version']}.tar.{row['url'].rpartition('.')[2]}"
-        found = _download(row["url"], target)
+        found = _download(row["url"], folder / file)
         if found != row["sha256"]:
             raise ProviderError(
                 f"{row['url']} has changed: SHA-256 {found}, expected {row['sha256']}",
                 hint="it was changed on the way or at its source; do not build from it",
             )
-        lines.append(f"{found}  {target.name}\n")
-    (folder / "SHA256SUMS").write_text("".join(lines))
 
 
 def _download(url: str, target: Path) -> str:
@@ -247,13 +198,6 @@ def _download(url: str, target: Path) -> str:
             transient=True,
         ) from None
     return checksum(target)
-
-
-def requirements(name: str, downloads: dict[str, Any]) -> str:
-    """What pip installs, and nothing else: exact versions with checksums."""
-    rows = [row for row in downloads["wheels"] if name in row["images"]]
-    lines = [f"{row['name']}=={row['version']} --hash=sha256:{row['sha256']}" for row in rows]
-    return "\n".join([*lines, ""])
 
 
 def fetch(

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from clusterctl import assets, bootstrap, catalog, keys, providers
-from clusterctl.actions import Tell, check_name, open_pool, require_owned, shrink, smoke_test
+from clusterctl.actions import (
+    Tell,
+    check_name,
+    node_images,
+    open_pool,
+    require_owned,
+    shrink,
+    smoke_test,
+)
 from clusterctl.actions.down import find_orphans, finish_down
+from clusterctl.actions.node_images import NodeImage
 from clusterctl.bootstrap import steps
 from clusterctl.bootstrap.progress import StepReporter
 from clusterctl.errors import (
@@ -34,7 +44,7 @@ from clusterctl.model import (
     Runtime,
 )
 from clusterctl.node_results import fold, ranges
-from clusterctl.providers.protocol import Creator, Features, ProviderPlan
+from clusterctl.providers.protocol import Creator, Features, LogsIn, ProviderPlan
 from clusterctl.providers.shared import billing
 from clusterctl.state import ClusterLock, Store
 from clusterctl.state.home import write_atomic
@@ -43,6 +53,9 @@ from clusterctl.transport.pool import Pool
 
 CONNECT_TIMEOUT = 20.0
 DEFAULT_WORKERS = 2
+BOOTSTRAP = "bootstrap"
+NOTEWORTHY = 0.5
+"""Seconds that a step of the bootstrap has to take to be shown."""
 
 
 @dataclass(slots=True)
@@ -51,6 +64,14 @@ class Clock:
 
     tell: Tell | None = None
     phases: list[tuple[str, float]] = field(default_factory=list)
+    parts: list[tuple[str, float]] = field(default_factory=list)
+    """Of the bootstrap: the steps that took time, on the slowest node of each."""
+
+    @property
+    def all(self) -> tuple[tuple[str, float], ...]:
+        """The phases, the parts of the bootstrap after the bootstrap."""
+        after = next((n for n, row in enumerate(self.phases, 1) if row[0] == BOOTSTRAP), 0)
+        return (*self.phases[:after], *self.parts, *self.phases[after:])
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -82,6 +103,8 @@ class Intent:
     spec: ClusterSpec
     provider: Creator
     plan: ProviderPlan
+    images: Mapping[str, NodeImage]
+    """By kind of node; none where ranks run on the machines themselves."""
     surplus: tuple[str, ...]
     """The workers that there are and that will go."""
 
@@ -112,10 +135,29 @@ def _intend(
     options = complete(spec, old)
     provider = providers.load_creator(options.provider)
     plan = provider.plan(options, old, tell, ahead=ahead)
+    options = plan.spec or options
+    images = _images(spec, options, old, provider, plan.kinds)
     surplus = shrink.find_surplus(old, plan, options.workers) if old else ()
+    more = [image.line for image in images.values()]
     if surplus:
-        plan = replace(plan, lines=(*plan.lines, f"to be removed: {ranges(surplus)}"))
-    return Intent(old, plan.spec or options, provider, plan, surplus)
+        more.append(f"to be removed: {ranges(surplus)}")
+    plan = replace(plan, lines=(*plan.lines, *more))
+    return Intent(old, options, provider, plan, images, surplus)
+
+
+def _images(
+    given: ClusterSpec,
+    options: ClusterSpec,
+    old: Cluster | None,
+    provider: Creator,
+    kinds: Sequence[str],
+) -> dict[str, NodeImage]:
+    """What the nodes get. An --image that is given again is asked for again."""
+    if not kinds:
+        return {}
+    known = old.images if old and not (given.image or given.images) else {}
+    logins = provider.registry_login if isinstance(provider, LogsIn) else lambda host: None
+    return node_images.resolve(options, kinds, known, logins)
 
 
 def up(store: Store, spec: ClusterSpec, tell: Tell, consent: Consent) -> Up:
@@ -132,7 +174,8 @@ def up(store: Store, spec: ClusterSpec, tell: Tell, consent: Consent) -> Up:
         if intent.plan.recipes:
             with clock.phase("images"):
                 _build(intent.plan.recipes, tell)
-        provider, cluster = _record(store, spec, intent, tell, consent)
+        intent, cluster = _record(store, spec, intent, tell, consent)
+        provider = intent.provider
         folder = store.folder(cluster.name)
         with clock.phase("create"):
             keys.ensure(folder / "ssh" / "user")
@@ -155,8 +198,14 @@ def up(store: Store, spec: ClusterSpec, tell: Tell, consent: Consent) -> Up:
         with created.pool or open_pool(store, cluster) as pool:
             with clock.phase("connect"):
                 _connect(pool, cluster)
-            with clock.phase("bootstrap"):
-                nodes = _bootstrap(store, pool, cluster, features, created.host_keys, tell)
+            with clock.phase(BOOTSTRAP):
+                progress = StepReporter(tell)
+                nodes = _bootstrap(store, pool, cluster, intent, created.host_keys, progress)
+                clock.parts = [
+                    (f"{BOOTSTRAP}: {what}", round(seconds, 3))
+                    for what, seconds in progress.seconds.items()
+                    if seconds >= NOTEWORTHY
+                ]
                 for line in _missing_gpus(created.nodes, nodes):
                     tell(line)
                 cluster = replace(cluster, nodes=nodes)
@@ -170,8 +219,8 @@ def up(store: Store, spec: ClusterSpec, tell: Tell, consent: Consent) -> Up:
                 with clock.phase("all-reduce"):
                     smoke_test.run_all_reduce(store, cluster, pool, tell)
         store.save(cluster)
-        store.event(cluster.name, "ready", phases=dict(clock.phases))
-    return Up(cluster, tuple(clock.phases))
+        store.event(cluster.name, "ready", phases=dict(clock.all))
+    return Up(cluster, clock.all)
 
 
 def _build(recipes: Sequence[str], tell: Tell) -> None:
@@ -205,10 +254,16 @@ def complete(spec: ClusterSpec, old: Cluster | None) -> ClusterSpec:
         groups=_complete_groups(spec, base),
         ttl=spec.ttl or base.ttl,
         runtime=spec.runtime or base.runtime or features.runtime,
-        image=spec.image or base.image,
+        **_complete_images(spec, base),
         gpus=spec.gpus or base.gpus,
         cloud=_complete_cloud(spec.cloud, base.cloud),
     )
+
+
+def _complete_images(spec: ClusterSpec, base: ClusterSpec) -> dict[str, Any]:
+    """One --image, of all nodes or of some, replaces those from before."""
+    source = spec if spec.image or spec.images else base
+    return {"image": source.image, "images": source.images}
 
 
 def _complete_groups(spec: ClusterSpec, base: ClusterSpec) -> tuple[NodeGroup, ...]:
@@ -248,7 +303,7 @@ def _complete_cloud(cloud: CloudSpec, base: CloudSpec) -> CloudSpec:
 
 def _record(
     store: Store, spec: ClusterSpec, intent: Intent, tell: Tell, consent: Consent
-) -> tuple[Creator, Cluster]:
+) -> tuple[Intent, Cluster]:
     """The record, written before anything is made; the old one if there is one to resume."""
     named = bool(spec.provider or intent.old)
     old = _old(store, spec)
@@ -286,6 +341,7 @@ def _record(
         deadline=plan.deadline,
         account=plan.account,
         shares_machine=intent.provider.features.shares_machine,
+        images={kind: i.reference for kind, i in intent.images.items() if not i.recipe},
     )
     if not base.mode:
         # A cluster stays in the mode it was made in, whatever is possible by now.
@@ -294,7 +350,7 @@ def _record(
         )
     store.save(cluster)
     store.event(cluster.name, "resuming" if old else "creating", workers=spec.workers)
-    return intent.provider, cluster
+    return intent, cluster
 
 
 def record_failed_create(store: Store, cluster: Cluster, old: Cluster | None, tell: Tell) -> None:
@@ -360,13 +416,14 @@ def _bootstrap(
     store: Store,
     pool: Pool,
     cluster: Cluster,
-    features: Features,
+    intent: Intent,
     host_keys: dict[str, str],
-    tell: Tell,
+    progress: StepReporter,
 ) -> tuple[Node, ...]:
+    features = intent.provider.features
     folder = store.folder(cluster.name) / "ssh"
     key = keys.pair(folder / "mesh")
-    containers = _containers(cluster, folder, key.public)
+    containers = _containers(cluster, intent.images, folder, key.public)
     # Nodes meet each other where jobs run: at the containers' sshd, where there are any.
     host_keys = {**host_keys, **{name: box.host_key.public for name, box in containers.items()}}
     mesh = bootstrap.Mesh(key=key, nodes=cluster.nodes, host_keys=host_keys)
@@ -375,7 +432,7 @@ def _bootstrap(
         for node in cluster.nodes
     }
 
-    with StepReporter(tell) as progress:
+    with progress:
         results = pool.run(
             "exec /bin/sh -s",
             stdin=scripts,
@@ -396,17 +453,22 @@ def _bootstrap(
     return tuple(bootstrap.read(node, result) for node, result in pairs)
 
 
-def _containers(cluster: Cluster, folder: Path, mesh_key: str) -> dict[str, steps.Container]:
+def _containers(
+    cluster: Cluster, images: Mapping[str, NodeImage], folder: Path, mesh_key: str
+) -> dict[str, steps.Container]:
     """What each node's container is made from; none where ranks run on the machine itself."""
-    if cluster.spec.runtime is not Runtime.DOCKER:
-        return {}
     found = {}
-    for node in cluster.nodes:
+    for node in cluster.nodes if images else ():
+        kind = steps.kind(node)
+        image = images[kind]
         found[node.name] = steps.Container(
-            image=steps.image(node, cluster.spec.image),
+            image=image.reference,
+            recipe=image.recipe,
+            bases=image.bases,
+            login=image.login,
             host_key=keys.pair(folder / "containers" / node.name),
             mesh_key=mesh_key,
-            row=catalog.CONTAINER_IMAGES[steps.kind(node)],
+            row=catalog.CONTAINER_IMAGES[kind],
         )
     return found
 

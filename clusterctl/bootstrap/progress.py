@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 from clusterctl.bootstrap import facts
@@ -20,7 +21,16 @@ class StepReporter:
     """A context manager. `hear` takes what the nodes print, from any thread; `tell` gets lines such
     as `worker-[1-8]: Docker`. A node that has all it needs already is not spoken of."""
 
-    def __init__(self, tell: Callable[[str], None], pause: float = PAUSE) -> None:
+    def __init__(
+        self,
+        tell: Callable[[str], None],
+        pause: float = PAUSE,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.seconds: dict[str, float] = {}
+        """How long each step took on the node that it took longest on."""
+        self._now = now
+        self._since: dict[str, tuple[str, float]] = {}
         self._tell = tell
         self._pause = pause
         self._rest: dict[str, bytes] = {}
@@ -38,13 +48,22 @@ class StepReporter:
 
     def _read(self, node: str, line: str) -> None:
         marker, _, what = line.partition(" ")
+        if marker in (MARKER, facts.MARKER):
+            self._end(node)
         if marker == MARKER:
+            self._since[node] = what, self._now()
             self._busy.add(node)
             self._news.setdefault(what, []).append(node)
         elif marker == facts.MARKER and node in self._busy:
             # The questions come when all steps are behind it.
             self._busy.remove(node)
             self._news.setdefault(DONE, []).append(node)
+
+    def _end(self, node: str) -> None:
+        """The step that a node was at is behind it."""
+        if node in self._since:
+            what, began = self._since.pop(node)
+            self.seconds[what] = max(self.seconds.get(what, 0.0), self._now() - began)
 
     def _run(self) -> None:
         while not self._ended.wait(self._pause):

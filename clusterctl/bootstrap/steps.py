@@ -8,25 +8,31 @@ from __future__ import annotations
 
 import hashlib
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from clusterctl import assets, catalog
+from clusterctl import assets, catalog, recipes, registry
 from clusterctl.bootstrap import Step
 from clusterctl.keys import KeyPair
 from clusterctl.model import Accelerator, Node, Role, Runtime
+from clusterctl.registry import Login
 
 CONTAINER = "clusterctl-node"
+CONTEXT = "image"
+"""The folder below the node root that an image is built from."""
+
 _KINDS = {Accelerator.NONE: "cpu", Accelerator.NVIDIA: "nvidia", Accelerator.AMD: "amd"}
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A step whose two texts are `templates/bootstrap/steps/<name>.sh.j2`, told apart by `part`."""
+    """A step whose two texts are `templates/bootstrap/steps/<file>.sh.j2`, told apart by `part`.
+    Usually the file is called as the step is."""
 
     name: str
     what: str
-    values: dict[str, object]
+    values: Mapping[str, object]
+    file: str = ""
 
     def check(self, node: Node) -> str:
         return self._render(node, "check")
@@ -38,23 +44,29 @@ class Template:
         return self.what
 
     def _render(self, node: Node, part: str) -> str:
-        name = f"bootstrap/steps/{self.name}.sh.j2"
+        name = f"bootstrap/steps/{self.file or self.name}.sh.j2"
         return assets.render(name, node=node, part=part, **self.values).strip()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Container:
-    """The container that a node's ranks live in: its image, its sshd and that sshd's key."""
+    """The container that a node's ranks live in: its image, its sshd and that sshd's key. An image
+    with a `recipe` is built on the node, on `bases`; any other is pulled, with `login`."""
 
     image: str
+    recipe: str = ""
+    bases: tuple[str, ...] = ()
+    login: Login | None = field(default=None, repr=False)
     host_key: KeyPair
     mesh_key: str
     """Public: the one key that its sshd lets in."""
     row: catalog.ContainerImage
 
     def files(self, node: Node) -> dict[str, str]:
-        """What it reads, below the node root."""
+        """What it reads, below the node root, and what its image is built from."""
+        context = recipes.files(self.recipe, recipes.downloads()) if self.recipe else {}
         return {
+            **{f"{CONTEXT}/{path}": text for path, text in context.items()},
             "container/host_key": self.host_key.private,
             "container/authorized_keys": self.mesh_key + "\n",
             "container/sshd_config": assets.render("bootstrap/container/sshd_config.j2", node=node),
@@ -70,10 +82,6 @@ class Container:
 def kind(node: Node) -> str:
     """The row of the catalog's images that a node is for."""
     return "launcher" if node.role is Role.LAUNCHER else _KINDS[node.accelerator]
-
-
-def image(node: Node, wanted: str) -> str:
-    return wanted or catalog.CONTAINER_IMAGES[kind(node)].reference
 
 
 def for_node(
@@ -110,12 +118,36 @@ def for_node(
         "container": CONTAINER,
         "digest": container.digest(node),
         "drivers": catalog.DRIVER_FOR_CUDA,
+        "cuda": recipes.cuda(container.recipe, recipes.downloads()) if container.recipe else "",
     }
-    found.append(Template("image", f"the image {container.image}", values))
+    found.extend(_image(node, container))
     found.append(Template("container", "the node container", values))
     if node.accelerator is Accelerator.NVIDIA:
         found.append(Template("versions", "driver and image are compatible", values))
     return tuple(found)
+
+
+def _image(node: Node, container: Container) -> Iterator[Template]:
+    """How the node gets its image."""
+    image = container.image
+    if not container.recipe:
+        login = registry.settings(image, container.login) if container.login else ""
+        yield Template("image", f"pulling {image}", {"image": image, "login": login})
+        return
+    listed = recipes.downloads()
+    unfinished = f"{image}-{recipes.WHEELS}"
+    values = {"image": image, "unfinished": unfinished, "folder": f"{node.root}/{CONTEXT}"}
+    given = recipes.arguments(container.recipe, listed).items()
+    words = [word for name, value in given for word in ("--build-arg", f"{name}={value}")]
+    yield Template("base", "base image", {**values, "bases": container.bases})
+    if archives := recipes.sources(container.recipe, listed):
+        urls = {file: row["url"] for file, row in archives.items()}
+        yield Template("sources", "sources", {**values, "sources": urls})
+    stage = [*words, "--target", recipes.WHEELS, "--tag", unfinished]
+    yield Template("wheels", "wheels", {**values, "stage": True, "words": stage}, "build")
+    whole = [*words, "--tag", image]
+    what = f"building the image {container.recipe}"
+    yield Template("build", what, {**values, "stage": False, "words": whole}, "build")
 
 
 def hosts(nodes: Sequence[Node]) -> str:

@@ -12,15 +12,19 @@ from clusterctl.verbs import Up
 def cluster_spec(name: str, given: Up) -> ClusterSpec:
     """What was given to `up`. Without a provider, the one that the options imply; "" leaves it to
     the cluster that exists."""
+    from clusterctl.actions import node_images
+
     cloud = given.gpu or given.cpu or given.instance_type
     implied = "ec2" if cloud else "docker" if given.gpus else ""
+    image, images = node_images.chosen(given.image) if given.image else ("", {})
     return ClusterSpec(
         name=name,
         provider=given.provider or implied,
         groups=_groups(given),
         ttl=given.ttl,
         runtime=Runtime(given.runtime) if given.runtime else None,
-        image=given.image,
+        image=image,
+        images=images,
         gpus=given.gpus,
         cloud=CloudSpec(**given.into(CloudSpec)),
     )

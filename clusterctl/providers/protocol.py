@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from clusterctl.model import Charge, Cluster, ClusterSpec, Node, Runtime
+from clusterctl.registry import Login
 from clusterctl.transport.pool import Pool
 
 OnEvent = Callable[[str], None]
@@ -53,6 +54,8 @@ class ProviderPlan:
     """When the nodes will end themselves, in seconds since the epoch."""
     recipes: tuple[str, ...] = ()
     """Images that `image build` has to make first, as there is no registry to pull them from."""
+    kinds: tuple[str, ...] = ()
+    """The kinds of nodes (rows of the catalog's images) that are to get a container each."""
     nodes: tuple[str, ...] = ()
     """The names of all nodes there will be; () where the provider numbers its workers from 1."""
     account: str = ""
@@ -194,6 +197,14 @@ class Finding:
     subject: str
     text: str
     hint: str = ""
+
+
+@runtime_checkable
+class LogsIn(Protocol):
+    """Has container registries of its own."""
+
+    def registry_login(self, host: str) -> Login | None:
+        """How to pull from that registry; None for one that is not its own."""
 
 
 @runtime_checkable

@@ -16,8 +16,10 @@ import pytest
 
 from clusterctl import assets
 from tests.e2e.cli import BUSY, Done, wait_for
+from tests.sim import hub as hubs
 from tests.sim.ec2.client import Ec2
 from tests.sim.ec2.iam import allows
+from tests.sim.hub import Hub
 
 OUTSIDE = "198.51.100.0/24"
 """From where the simulated launchers are reached."""
@@ -28,8 +30,9 @@ class World:
 
     wait = staticmethod(wait_for)
 
-    def __init__(self, ec2: Ec2, folder: Path) -> None:
+    def __init__(self, ec2: Ec2, hub: Hub, folder: Path) -> None:
         self.ec2 = ec2
+        self.hub = hub
         self.home = folder / "clusterctl"
         self.env = {
             **os.environ,
@@ -37,6 +40,7 @@ class World:
             "HOME": str(folder),
             "CLUSTERCTL_HOME": str(self.home),
             "CLUSTERCTL_UP_SSH_CIDR": OUTSIDE,
+            "CLUSTERCTL_DOCKER_HUB": hub.url,
             "NO_COLOR": "1",
         }
         self._folder = folder
@@ -95,11 +99,19 @@ def policy() -> dict[str, Any]:
 
 
 @pytest.fixture
-def world(ec2: Ec2, tmp_path: Path) -> Iterator[World]:
+def hub() -> Iterator[Hub]:
+    """Docker Hub, as far as it is asked what an image is."""
+    with hubs.running() as found:
+        found.serve_bases()
+        yield found
+
+
+@pytest.fixture
+def world(ec2: Ec2, hub: Hub, tmp_path: Path) -> Iterator[World]:
     """Afterwards nothing may be left in the cloud, and nothing may have been called beyond the
     policy."""
     ec2.forget_calls()
-    world = World(ec2, tmp_path)
+    world = World(ec2, hub, tmp_path)
     try:
         yield world
         assert ec2.left() == []

@@ -9,6 +9,7 @@ import select
 import shlex
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -21,7 +22,7 @@ pytestmark = [
     pytest.mark.netns,
     pytest.mark.sshd,
     pytest.mark.slow,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1500),
 ]
 
 
@@ -57,14 +58,17 @@ def in_terminal(world: World, command: str, answers: dict[str, str], seconds: fl
     return shown
 
 
-def test_the_three_commands(
-    world: World, engine: Engine, need: Need, node_images: dict[str, str]
-) -> None:
-    with world.ec2.full(engine, need) as registry:
-        registry.serve("clusterctl/nvidia:1", node_images["cpu"])
-        registry.serve("clusterctl/launcher:1", node_images["launcher"])
-        up = in_terminal(world, "clusterctl up --gpu g4dn", {"machines for up to $": "y"}, 400)
+def test_the_three_commands(world: World, engine: Engine, need: Need, tmp_path: Path) -> None:
+    """No registry holds anything of ours: the nodes build their images from public things."""
+    with world.ec2.full(engine, need) as internet:
+        digest = internet.public_base()
+        world.env["PYTHONPATH"] = str(internet.edition(tmp_path / "edition", digest))
+        world.env["CLUSTERCTL_DOCKER_HUB"] = internet.registry.url
+        up = in_terminal(world, "clusterctl up --gpu g4dn", {"machines for up to $": "y"}, 900)
         assert "2 worker    g4dn.xlarge" in up
+        for kind in ("the launcher", "nvidia workers"):
+            assert f"image of {kind}: built there from the recipe" in up
+        assert digest[:19] in up.partition("machines for up to $")[0]
         assert "all-reduce ok: 2 ranks on 2 hosts, each holds 1 = W(W-1)/2" in up
         assert "clusterctl run multinode_ddp_mpi_gpu.py 1000 1000" in up
         record = world.record()

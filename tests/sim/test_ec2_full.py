@@ -15,8 +15,8 @@ pytestmark = [pytest.mark.netns, pytest.mark.sshd, pytest.mark.slow, pytest.mark
 
 def test_full_machines(lab: Lab, engine: Engine, need: Need) -> None:
     """They boot, execute user data, pull from the registry, run containers, and switch off."""
-    with lab.ec2.full(engine, need) as registry:
-        registry.serve("clusterctl/test:1", engine.base(need))
+    with lab.ec2.full(engine, need) as internet:
+        internet.registry.serve("clusterctl/test:1", engine.base(need))
         started = time.monotonic()
         lab.launch(
             "one",

@@ -21,8 +21,9 @@ import pytest
 
 FOUNDATION = {"model", "errors", "catalog", "config", "assets", "keys", "compiling"}
 FOUNDATION |= {"option_limits", "options", "verbs", "time_limits", "node_results", "unpack"}
+FOUNDATION |= {"recipes"}
 EDGE = {"process", "state", "events"}  # they touch this machine
-TALK = {"transport", "terraform", "datasets"}  # they talk to other machines
+TALK = {"transport", "terraform", "datasets", "registry"}  # they talk to other machines
 PARTS = {"providers", "bootstrap", "launch", "schedulers"}  # siblings: they never see each other
 SERVICES = {"jobs", "insight"}
 
@@ -37,11 +38,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "launch": FOUNDATION,  # pure: from values to text and argv
     "schedulers": FOUNDATION,  # pure
     "datasets": FOUNDATION,
+    "registry": FOUNDATION | EDGE,
     "transport": FOUNDATION | EDGE,
     "terraform": FOUNDATION | EDGE,
     "process": FOUNDATION,
     "state": FOUNDATION | {"events"},
     "events": FOUNDATION,
+    "recipes": {"errors", "assets", "catalog"},
     "compiling": {"model", "errors", "assets"},
     "assets": {"model", "errors"},
     "keys": {"model", "errors"},

@@ -132,7 +132,7 @@ def test_xdg(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("[run]\ndry-run = true", ["run.dry-run"], "run.dry_run"),
         ('zzz = "x"', ["zzz"], "known: "),
         ("json = 3", ["json"], ""),
-        ("[run]\nenv = 'A=1'", ["env"], ""),
+        ("[run]\nenv = 1", ["env"], ""),
         ("[run]\nbackend = mpi", ["not valid TOML", "line 2"], "correct"),
         ("[run", ["not valid TOML"], "correct"),
         ("\udcff", ["not valid TOML"], "correct"),

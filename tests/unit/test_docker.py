@@ -104,6 +104,11 @@ def test_images_follow_the_gpus(tmp_path: Path) -> None:
     assert images(*FOUR_NVIDIA, gpus=("all",))[1] == "clusterctl/nvidia:1"
     assert images(*TWO_AMD, gpus=("all",))[1] == "clusterctl/amd:1"
     assert images(image="mine:7") == ["mine:7", "mine:7"]
+    assert images(images={"cpu": "mine:7"}) == ["clusterctl/launcher:1", "mine:7"]
+    more = {"image": "mine:7", "images": {"launcher": "cpu"}}
+    assert images(**more) == ["clusterctl/cpu:1", "mine:7"]
+    with pytest.raises(UsageError, match="the cluster has no amd nodes"):
+        images(images={"amd": "mine:7"})
 
 
 def create(

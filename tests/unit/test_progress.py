@@ -27,6 +27,17 @@ def test_a_node_that_has_all_it_needs_is_not_spoken_of() -> None:
     assert told == []
 
 
+def test_how_long_each_step_took_on_the_slowest_node() -> None:
+    clock = iter([0.0, 1.0, 5.0, 9.0, 9.0, 12.0, 13.0])
+    with StepReporter(lambda line: None, pause=60, now=lambda: next(clock)) as progress:
+        progress.hear("worker-1", b"@@step wheels\n")
+        progress.hear("worker-2", b"@@step wheels\n")
+        progress.hear("worker-1", b"@@step image\n")
+        progress.hear("worker-2", b"@@step image\n")
+        progress.hear("worker-1", b"@@fact hostname\n")
+    assert progress.seconds == {"wheels": 8.0, "image": 4.0}
+
+
 def test_it_is_told_before_all_is_over() -> None:
     """A pull of gigabytes is named while it goes on."""
     import threading

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import assets, bootstrap, catalog, keys, schedulers
+from clusterctl import assets, bootstrap, catalog, keys, recipes, schedulers
 from clusterctl.bootstrap import steps
 from clusterctl.model import Accelerator, Role, Runtime
 from clusterctl.providers.shared import deadlines
+from clusterctl.registry import Login
 from tests.conftest import Need
 from tests.unit.making import cluster, node
 
@@ -19,15 +20,24 @@ ROOT = Path(__file__).parents[2]
 IN_THE_CHECKOUT = [*ROOT.glob("scripts/*.sh"), *ROOT.glob("templates/*/*.sh"), ROOT / ".ci" / "run"]
 
 
-def node_script(accelerator: Accelerator, runtime: Runtime) -> str:
+def node_script(accelerator: Accelerator, runtime: Runtime, recipe: str = "") -> str:
     """What makes a node ready, with every step that such a node gets."""
     key = keys.generate()
     worker = node("worker-1", "10.0.0.11", accelerator=accelerator)
     nodes = (node("launcher", "10.0.0.10", role=Role.LAUNCHER), worker)
     container = None
     if runtime is Runtime.DOCKER:
-        row = catalog.CONTAINER_IMAGES[steps.kind(worker)]
-        container = steps.Container(image=row.reference, host_key=key, mesh_key=key.public, row=row)
+        kind = steps.kind(worker)
+        listed = recipes.downloads()
+        container = steps.Container(
+            image=recipes.tag(recipe or kind, listed),
+            recipe=recipe,
+            bases=recipes.bases(recipe, listed) if recipe else (),
+            login=None if recipe else Login("me", "secret"),
+            host_key=key,
+            mesh_key=key.public,
+            row=catalog.CONTAINER_IMAGES[kind],
+        )
     mesh = bootstrap.Mesh(key=key, nodes=nodes, host_keys=dict.fromkeys(("worker-1",), key.public))
     todo = steps.for_node(worker, runtime, nodes=nodes, mesh_key=key.public, container=container)
     return bootstrap.script(worker, mesh, pythons=["/opt/python"], steps=todo).decode()
@@ -51,6 +61,8 @@ RENDERED: dict[str, Callable[[], str]] = {
         for accelerator in Accelerator
         for runtime in (Runtime.HOST, Runtime.DOCKER)
     },
+    "node-recipe": lambda: node_script(Accelerator.NONE, Runtime.DOCKER, "cpu"),
+    "node-recipe-mpi": lambda: node_script(Accelerator.NVIDIA, Runtime.DOCKER, "nvidia-mpi"),
     "mesh": mesh_script,
     "survey-slurm": lambda: schedulers.load_batch("slurm").survey(),
     "survey-sge": lambda: schedulers.load_batch("sge").survey(),

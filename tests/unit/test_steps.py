@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from clusterctl import bootstrap, catalog, keys
+from clusterctl import bootstrap, catalog, keys, recipes, registry
 from clusterctl.bootstrap import Mesh, steps
 from clusterctl.bootstrap.steps import Container
 from clusterctl.model import Accelerator, Node, Runtime
+from clusterctl.registry import Login
 from tests.conftest import Need
 from tests.unit.making import node
 
@@ -22,8 +25,9 @@ def machine(accelerator: Accelerator = Accelerator.NONE, name: str = "worker-1")
     return replace(node(name), accelerator=accelerator, job_port=2222)
 
 
-def container(image: str = "some/image:1") -> Container:
+def container(image: str = "some/image:1", **more: Any) -> Container:
     return Container(
+        **more,
         image=image,
         host_key=KEY,
         mesh_key="ssh-ed25519 MESH",
@@ -31,14 +35,21 @@ def container(image: str = "some/image:1") -> Container:
     )
 
 
-def chosen(of: Node, runtime: Runtime) -> tuple[bootstrap.Step, ...]:
+def chosen(of: Node, runtime: Runtime, box: Container | None = None) -> tuple[bootstrap.Step, ...]:
     return steps.for_node(
         of,
         runtime,
         nodes=(machine(name="launcher"), of),
         mesh_key="ssh-ed25519 MESH",
-        container=container() if runtime is Runtime.DOCKER else None,
+        container=(box or container()) if runtime is Runtime.DOCKER else None,
     )
+
+
+def built(recipe: str) -> Container:
+    """One whose image the node makes."""
+    listed = recipes.downloads()
+    bases = recipes.bases(recipe, listed)
+    return container(recipes.tag(recipe, listed), recipe=recipe, bases=bases)
 
 
 def test_pip_is_asked_for_the_pytorch_of_the_accelerator() -> None:
@@ -49,21 +60,28 @@ def test_pip_is_asked_for_the_pytorch_of_the_accelerator() -> None:
 
 
 @pytest.mark.parametrize(
-    ("runtime", "accelerator", "names"),
+    ("runtime", "accelerator", "recipe", "names"),
     [
-        (Runtime.HOST, Accelerator.NONE, "upgrades hosts secrets authorize venv"),
-        (Runtime.DOCKER, Accelerator.NONE, "upgrades hosts secrets docker image container"),
+        (Runtime.HOST, Accelerator.NONE, "", "authorize venv"),
+        (Runtime.DOCKER, Accelerator.NONE, "", "docker image container"),
+        (Runtime.DOCKER, Accelerator.NONE, "cpu", "docker base wheels build container"),
+        (Runtime.DOCKER, Accelerator.NVIDIA, "", "docker nvidia image container versions"),
         (
             Runtime.DOCKER,
             Accelerator.NVIDIA,
-            "upgrades hosts secrets docker nvidia image container versions",
+            "nvidia-mpi",
+            "docker nvidia base sources wheels build container versions",
         ),
-        (Runtime.DOCKER, Accelerator.AMD, "upgrades hosts secrets docker amd image container"),
+        (Runtime.DOCKER, Accelerator.AMD, "", "docker amd image container"),
     ],
 )
-def test_steps_of_a_node(runtime: Runtime, accelerator: Accelerator, names: str) -> None:
+def test_steps_of_a_node(
+    runtime: Runtime, accelerator: Accelerator, recipe: str, names: str
+) -> None:
     of = machine(accelerator)
-    found = chosen(of, runtime)
+    box = built(recipe) if recipe else container()
+    found = chosen(of, runtime, box)
+    names = f"upgrades hosts secrets {names}"
     assert [step.name for step in found] == names.split()
     assert all(step.describe() for step in found)
     text = bootstrap.script(
@@ -71,8 +89,8 @@ def test_steps_of_a_node(runtime: Runtime, accelerator: Accelerator, names: str)
         Mesh(key=KEY, nodes=(of,), host_keys={of.name: KEY.public}),
         pythons=["/opt/python"],
         steps=found,
-        files=container().files(of) if runtime is Runtime.DOCKER else None,
-        inside=steps.inside(container() if runtime is Runtime.DOCKER else None),
+        files=box.files(of) if runtime is Runtime.DOCKER else None,
+        inside=steps.inside(box if runtime is Runtime.DOCKER else None),
     ).decode()
     done = subprocess.run(["sh", "-n"], input=text, text=True, capture_output=True)
     assert (done.returncode, done.stderr) == (0, "")
@@ -112,12 +130,120 @@ def test_the_container_is_made_as_the_seed_describes() -> None:
         "--security-opt=seccomp=unconfined",
         "--ulimit=memlock=-1",
         "--gpus=all",
+        "--env=NVIDIA_DRIVER_CAPABILITIES=compute,utility",
         "--volume=/home/ubuntu/.clusterctl/lab-1a2b:/home/ubuntu/.clusterctl/lab-1a2b",
     ):
         assert flag in text, flag
     assert "--privileged" not in text
     [amd] = [s for s in chosen(machine(Accelerator.AMD), Runtime.DOCKER) if s.name == "container"]
     assert "/dev/kfd /dev/dri" in amd.apply(machine(Accelerator.AMD))
+
+
+class Engine:
+    """What stands for `sudo docker` on a node: it has these images, writes down its calls, and
+    builds or pulls whatever it is told."""
+
+    def __init__(self, folder: Path, *images: str) -> None:
+        self.root = folder / "root"
+        self.folder, self.log, self.images = folder, folder / "log", folder / "images"
+        (self.root / "image" / "wheels").mkdir(parents=True)
+        self.images.write_text("".join(f"{name}\n" for name in images))
+        (folder / "sudo").write_text(
+            f"""#!/bin/sh
+shift # -n
+echo "$*" >>{self.log}
+shift # docker
+[ "$1" != --config ] || {{ cat "$2/config.json" >>{self.log}; echo >>{self.log}; shift 2; }}
+case "$1 $2" in
+"image inspect") shift 2; for image; do grep -qxF "$image" {self.images} || exit 1; done ;;
+"pull --quiet") [ ! -e {folder}/broken ] && echo "$3" >>{self.images} ;;
+build*) cat {folder}/said 2>/dev/null; [ ! -e {folder}/said ] ;;
+esac
+"""
+        )
+        (folder / "sudo").chmod(0o755)
+        (folder / "sleep").symlink_to("/bin/true")
+
+    def run(self, text: str) -> subprocess.CompletedProcess[str]:
+        env = {"PATH": f"{self.folder}:/usr/bin:/bin"}
+        return subprocess.run(
+            ["sh", "-eu"], input=text, text=True, capture_output=True, env=env, cwd=self.folder
+        )
+
+    @property
+    def calls(self) -> list[str]:
+        return self.log.read_text().splitlines() if self.log.exists() else []
+
+
+def step(name: str, engine: Engine, box: Container) -> tuple[str, str]:
+    """Check and apply, on a machine whose root is in that folder."""
+    of = replace(machine(), root=str(engine.root))
+    [found] = [one for one in chosen(of, Runtime.DOCKER, box) if one.name == name]
+    return found.check(of), found.apply(of)
+
+
+def test_an_image_is_built_from_what_is_public(tmp_path: Path) -> None:
+    """Pull, wheels, image; none of them again on a node that has the image."""
+    engine, box = Engine(tmp_path), built("cpu")
+    for name in ("base", "wheels", "build"):
+        check, apply = step(name, engine, box)
+        assert engine.run(check).returncode != 0, name
+        done = engine.run(apply)
+        assert done.returncode == 0, done.stderr
+    calls = [call for call in engine.calls if " image inspect " not in call]
+    base = f"--build-arg BASE={box.bases[0]}"
+    wheels = f"{box.image}-python"
+    assert calls == [
+        f"docker pull --quiet {box.bases[0]}",
+        f"docker build --network=host {base} --target python --tag {wheels} .",
+        f"docker build --network=host {base} --tag {box.image} .",
+        f"docker rmi {wheels}",
+        "docker builder prune --force",
+    ]
+    engine.images.write_text(f"{box.image}\n")
+    for name in ("base", "wheels", "build"):
+        assert engine.run(step(name, engine, box)[0]).returncode == 0, name
+
+
+def test_a_build_that_fails_says_why(tmp_path: Path) -> None:
+    """And not only in which step of the recipe."""
+    engine = Engine(tmp_path)
+    (tmp_path / "said").write_text(
+        "Step 4/9 : RUN sh /build/venv.sh\n"
+        "\x1b[91mERROR: No matching distribution found for torch\n"
+        "\x1b[0mThe command '/bin/sh -c sh /build/venv.sh' returned a non-zero code: 1\n"
+    )
+    done = engine.run(step("wheels", engine, built("cpu"))[1])
+    assert done.returncode == 1
+    said = done.stdout.strip().splitlines()
+    assert said[-1] == "ERROR: No matching distribution found for torch"
+    assert "Step 4/9" in said[0]
+
+
+def test_a_private_image_is_pulled_with_a_login_that_does_not_stay(tmp_path: Path) -> None:
+    engine, image = Engine(tmp_path), f"ghcr.io/me/cpu@sha256:{'a' * 64}"
+    box = container(image, login=Login("me", "it's secret"))
+    assert "secret" not in repr(box)
+    check, apply = step("image", engine, box)
+    assert engine.run(check).returncode != 0
+    assert engine.run(apply).returncode == 0
+    assert engine.run(check).returncode == 0
+    pull, shown = engine.calls[1:3]
+    assert pull.startswith("docker --config /dev/shm/clusterctl-")
+    assert pull.endswith(f" pull --quiet {image}")
+    assert json.loads(shown) == json.loads(registry.settings(image, Login("me", "it's secret")))
+    assert "secret" not in pull
+    assert not Path(pull.split()[2]).exists()
+    (tmp_path / "broken").touch()
+    before = set(Path("/dev/shm").glob("clusterctl-??????"))
+    assert engine.run(apply).returncode == 1
+    assert set(Path("/dev/shm").glob("clusterctl-??????")) <= before
+
+
+def test_nothing_is_pulled_that_was_not_resolved() -> None:
+    """`docker run` would fetch what a stranger has under the name of an image that is not there."""
+    [step] = [s for s in chosen(machine(), Runtime.DOCKER) if s.name == "container"]
+    assert "docker run --pull=never " in step.apply(machine())
 
 
 def test_another_image_or_key_is_another_container() -> None:

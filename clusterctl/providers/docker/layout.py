@@ -131,14 +131,17 @@ def machines(spec: ClusterSpec, devices: Path = Path("/dev")) -> tuple[NodePlan,
             hint=f"--workers {len(gpus)}, or more --gpus",
         )
     kind = {Accelerator.NVIDIA: "nvidia", Accelerator.AMD: "amd"}.get(maker, "cpu")
-    images = catalog.CONTAINER_IMAGES
+    chosen = catalog.chosen_images(("launcher", kind), spec.image, spec.images)
+    images = {
+        of: catalog.local_image(image) if image in catalog.RECIPES else image
+        for of, image in chosen.items()
+    }
     share, rest = divmod(len(gpus), count)
-    made = [NodePlan(launcher, 0, spec.image or images["launcher"].reference)]
+    made = [NodePlan(launcher, 0, images["launcher"])]
     first = 0
     for number, name in enumerate(workers, 1):
         last = first + share + (number <= rest)
-        image = spec.image or images[kind].reference
-        made.append(NodePlan(name, number, image, gpus[first:last], maker))
+        made.append(NodePlan(name, number, images[kind], gpus[first:last], maker))
         first = last
     return tuple(made)
 
@@ -214,6 +217,9 @@ def create_argv(
     environment = {"SSH_PORT": str(PORT), "SSH_USER": "root", "HOST_KEY_FILE": f"{ETC}/host_key"}
     if machine.gpus:
         environment["SLOTS"] = str(len(machine.gpus))
+    if machine.gpus and machine.vendor is Accelerator.NVIDIA:
+        # Without it, releases of the container toolkit differ in whether they hand CUDA in.
+        environment["NVIDIA_DRIVER_CAPABILITIES"] = "compute,utility"
     for name, value in environment.items():
         words += ["--env", f"{name}={value}"]
     health = f"/bin/sh {ENTRY}/healthcheck.sh"

@@ -186,18 +186,19 @@ _LET_IN = ("user.pub", "mesh.pub")
 def _absent(machines: Iterable[NodePlan]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Images that this engine lacks: references to pull, and recipes of ours to build. Raises
     ProviderError for those of ours that nobody wants to be built unasked."""
-    ours = {row.reference: kind for kind, row in catalog.CONTAINER_IMAGES.items()}
+    ours = {catalog.local_image(recipe): recipe for recipe in catalog.RECIPES}
     absent = [
         reference
         for reference in dict.fromkeys(machine.image for machine in machines)
         if not engine.has_image(reference)
     ]
     recipes = tuple(ours[reference] for reference in absent if reference in ours)
-    for kind in set(recipes) - QUICK:
+    for recipe in sorted(set(recipes) - QUICK):
+        kind = catalog.COMPILED_FOR.get(recipe, recipe)
         public = catalog.CONTAINER_IMAGES[kind].fallback
         raise ProviderError(
-            f"the engine has no image {catalog.CONTAINER_IMAGES[kind].reference}",
-            hint=f"clusterctl image build {kind}" + (f" (or --image {public})" if public else ""),
+            f"the engine has no image {catalog.local_image(recipe)}",
+            hint=f"clusterctl image build {recipe} (or --image {public})",
         )
     return tuple(reference for reference in absent if reference not in ours), recipes
 

@@ -5,6 +5,7 @@ Every call has a time limit; whatever goes wrong becomes a ProviderError that sa
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import threading
@@ -152,6 +153,15 @@ class Api:
         client = self._client("sts")
         with self._asking("checking your AWS credentials"):
             return str(client.get_caller_identity()["Account"])
+
+    def registry_login(self, account: str) -> tuple[str, str]:
+        """User and password, for twelve hours, of the registry of an account in this region."""
+        client = self._client("ecr")
+        with self._asking("asking Amazon ECR for a login"):
+            answer = client.get_authorization_token(registryIds=[account])
+            token = answer["authorizationData"][0]["authorizationToken"]
+            user, _, password = base64.b64decode(token).decode().partition(":")
+            return user, password
 
     def instance_types(self, names: Iterable[str]) -> dict[str, InstanceType]:
         """Those of the types that this region has."""

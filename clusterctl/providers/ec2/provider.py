@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -41,6 +42,7 @@ from clusterctl.providers.protocol import (
 )
 from clusterctl.providers.shared import billing, deadlines
 from clusterctl.providers.shared.nodes import LAUNCHER
+from clusterctl.registry import Login
 from clusterctl.state import Home
 from clusterctl.state.locks import find_held
 from clusterctl.time_limits import background
@@ -134,6 +136,9 @@ class Ec2Provider:
                 f"every node shuts down at {clock(deadline)}, even if this machine is off",
             ),
             spec=options,
+            kinds=tuple(dict.fromkeys(machine.image for machine in found.machines))
+            if options.runtime is Runtime.DOCKER
+            else (),
             nodes=tuple(machine.name for machine in found.machines),
             charges=charges,
             deadline=deadline,
@@ -244,6 +249,10 @@ class Ec2Provider:
     def deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
         return ""  # each node keeps its own deadline
 
+    def registry_login(self, host: str) -> Login | None:
+        found = ECR.fullmatch(host)
+        return Login(*Api(found["region"]).registry_login(found["account"])) if found else None
+
     def destroy(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> None:
         api = _api(cluster, folder)
         self._destroy_known(cluster, folder, on_event)
@@ -269,6 +278,9 @@ class Ec2Provider:
 
 _ACCELERATORS = {"nvidia": Accelerator.NVIDIA, "amd": Accelerator.AMD}
 """What the machine image is for. The facts tell later whether it is there."""
+
+ECR = re.compile(r"(?P<account>\d{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.amazonaws\.com(\.cn)?")
+"""The hosts of AWS's own registries."""
 
 _NEXT = f"{deadlines.FILE}.next"
 EXTEND_TIMEOUT = 30.0

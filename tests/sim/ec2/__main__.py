@@ -72,8 +72,9 @@ class Control:
     def do_light(self) -> None:
         self._loop.build = LightHost
 
-    def do_full(self, image: str, host: str, registry: int) -> None:
-        self._loop.full(lambda order: FullMachine(order, image, host), registry)
+    def do_full(self, image: str, host: str, ports: dict[str, int]) -> None:
+        forwarded = {int(there): here for there, here in ports.items()}
+        self._loop.full(lambda order: FullMachine(order, image, host), forwarded)
 
     def do_reset(self) -> None:
         """Forgets everything, whatever it was; machines go with the next turn of the loop."""

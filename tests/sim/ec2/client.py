@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from tests.sim import registry
+from tests.sim import internet
 from tests.sim.ec2.full import dockerfile
 from tests.sim.engine import cache, home
 
 if TYPE_CHECKING:
     from tests.conftest import Need
     from tests.sim.engine import Engine
-    from tests.sim.registry import Registry
+    from tests.sim.internet import Internet
 
 CHECKOUT = Path(__file__).parents[3]
 _PROVIDER = Path("registry.terraform.io/hashicorp/aws")
@@ -182,14 +182,12 @@ class Ec2:
         self.wait(0)
 
     @contextlib.contextmanager
-    def full(self, engine: Engine, need: Need) -> Iterator[Registry]:
-        """New instances become full machines meanwhile. Hands out the registry that serves them:
-        what it offers, their engines find as if it were on Docker's own.
-        """
+    def full(self, engine: Engine, need: Need) -> Iterator[Internet]:
+        """New instances become full machines meanwhile. Hands out what they see of the internet."""
         image = engine.build("clusterctl-test/machine", dockerfile(engine.base(need)))
-        with registry.running(engine, need, self._folder) as served:
+        with internet.running(engine, need, self._folder) as served:
             host = engine.environment.get("DOCKER_HOST", "")
-            self._ask("full", image=image, host=host, registry=served.port)
+            self._ask("full", image=image, host=host, ports=served.ports)
             try:
                 yield served
             finally:

@@ -1,8 +1,8 @@
 """Full machines: a container with systemd, sshd, cloud-init and a Docker engine of its own.
 
 The container is started without a network and gets a cable like every other machine. Its image is
-made from the distribution's packages; registries are reached through `169.254.169.254:5000`, where
-the network of the VPC hands on to a registry of the tests.
+made from the distribution's packages. Of the internet it sees what `tests/sim/internet.py` has, at
+ports of 169.254.169.254, where the network of the VPC hands on to servers of the tests.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.sim.ec2.dns import RESOLVER
 from tests.sim.ec2.machines import Order
 from tests.sim.ec2.network import IMDS, gateway
 
-REGISTRY_PORT = 5000
+REGISTRY_PORT, PACKAGES_PORT, INDEX_PORT = 5000, 5001, 5002
 
 _CAPABILITIES = (
     *("SYS_ADMIN", "NET_ADMIN", "NET_RAW", "SYS_PTRACE", "MKNOD", "IPC_LOCK", "SYS_NICE"),
@@ -83,6 +83,9 @@ FILES = {
         }
     ),
     "/usr/local/bin/nested-runc": (Path(__file__).parent / "inside" / "nested_runc.py").read_text(),
+    "/etc/pip.conf": (
+        f"[global]\nindex-url = http://{IMDS}:{INDEX_PORT}/simple\ntrusted-host = {IMDS}\n"
+    ),
     # What the Deep Learning images have, and there is no GPU to ask.
     "/usr/local/bin/nvidia-ctk": "#!/bin/sh\nexit 0\n",
     "/usr/local/bin/nvidia-container-runtime-hook": "#!/bin/sh\nexit 0\n",

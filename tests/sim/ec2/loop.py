@@ -13,7 +13,7 @@ from typing import Any
 from tests.sim.ec2 import dns, gaps, images, imds
 from tests.sim.ec2.faults import Faults, Where
 from tests.sim.ec2.forward import forward
-from tests.sim.ec2.full import REGISTRY_PORT, control_groups, sweep
+from tests.sim.ec2.full import control_groups, sweep
 from tests.sim.ec2.light import LightHost
 from tests.sim.ec2.machines import Machine, Order
 from tests.sim.ec2.network import Vpc, subnet_of
@@ -31,7 +31,7 @@ class Loop:
         self.world = world
         self.faults = faults
         self.build: Build = LightHost
-        self.registry = 0  # the port of one on this machine
+        self.ports: dict[int, int] = {}  # of the internet: a VPC's port → this machine's
         self.failures: dict[str, str] = {}  # instance → why its machine ended
         self._prefix = prefix
         self._machines: dict[str, Machine] = {}
@@ -43,9 +43,9 @@ class Loop:
         self._ports = 0
         self._groups: set[Path] | None = None
 
-    def full(self, build: Build, registry: int) -> None:
+    def full(self, build: Build, ports: dict[int, int]) -> None:
         """From now on machines are containers, of an engine that makes control groups."""
-        self.build, self.registry = build, registry
+        self.build, self.ports = build, ports
         if self._groups is None:
             self._groups = control_groups()
 
@@ -140,8 +140,8 @@ class Loop:
                 vpc.listen(80), lambda address: self._asked(id, address)
             )
             dns.serve(vpc.resolver(), lambda address: self._asked(id, address) is not None)
-            if self.registry:
-                forward(vpc.listen(REGISTRY_PORT), self.registry)
+            for there, here in self.ports.items():
+                forward(vpc.listen(there), here)
         return self._vpcs[id]
 
     def _asked(self, vpc: str, address: str) -> imds.Document | None:

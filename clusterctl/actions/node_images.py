@@ -1,0 +1,106 @@
+"""Which image each kind of node gets: asked of the registries before anything is paid for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from clusterctl import catalog, recipes, registry
+from clusterctl.errors import UsageError
+from clusterctl.model import ClusterSpec
+
+
+@dataclass(frozen=True, slots=True)
+class NodeImage:
+    """`reference` is what the node's engine runs. With a `recipe`, the node builds it, on `bases`;
+    else it is pulled, with `login` where the registry asks for one."""
+
+    reference: str
+    line: str
+    """For people: where it comes from, and how big that is."""
+    recipe: str = ""
+    bases: tuple[str, ...] = ()
+    login: registry.Login | None = field(default=None, repr=False)
+
+
+def chosen(texts: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """What --image says: the image of all nodes, and those of some kinds of nodes. The name of a
+    recipe alone is for the nodes that it was made for."""
+    everywhere, by_kind = "", dict[str, str]()
+    for text in texts:
+        kind, equals, image = text.partition("=")
+        if not equals:
+            image = text
+            kind = catalog.COMPILED_FOR.get(text, text) if text in catalog.RECIPES else ""
+        elif kind not in catalog.CONTAINER_IMAGES:
+            raise UsageError(
+                f"--image {text!r}: no kind of node is called {kind!r}",
+                hint=f"the kinds are {', '.join(catalog.CONTAINER_IMAGES)}",
+            )
+        if image not in catalog.RECIPES:
+            registry.parse(image)
+        if kind in by_kind or (everywhere and not kind):
+            raise UsageError(
+                f"--image names two images for {_nodes(kind) if kind else 'all nodes'}",
+                hint="leave one of the two out",
+            )
+        if kind:
+            by_kind[kind] = image
+        else:
+            everywhere = image
+    return everywhere, by_kind
+
+
+def resolve(
+    spec: ClusterSpec,
+    kinds: Sequence[str],
+    known: Mapping[str, str],
+    more_logins: registry.MoreLogins,
+) -> dict[str, NodeImage]:
+    """The images of these kinds of nodes. `known` are those that the cluster has, by digest: its
+    new nodes get the same, whatever a tag means by now.
+
+    Raises UsageError or ProviderError for what is no image, or none that we may see.
+    """
+    answers: dict[str, registry.Found] = {}
+
+    def ask(text: str) -> registry.Found:
+        if text not in answers:
+            answers[text] = registry.resolve(text, more_logins)
+        return answers[text]
+
+    found = {}
+    for kind, chosen in catalog.chosen_images(kinds, spec.image, spec.images).items():
+        if chosen in catalog.RECIPES:
+            found[kind] = _built(kind, chosen, ask)
+        else:
+            found[kind] = _pulled(kind, chosen, known.get(kind, chosen), ask)
+    return found
+
+
+def _built(kind: str, recipe: str, ask: Callable[[str], registry.Found]) -> NodeImage:
+    listed = recipes.downloads()
+    recipes.check_complete(recipe, listed)
+    bases = recipes.bases(recipe, listed)
+    on = ", ".join(f"{registry.parse(base).tagged} {_shown(ask(base))}" for base in bases)
+    return NodeImage(
+        reference=recipes.tag(recipe, listed),
+        line=f"image of {_nodes(kind)}: built there from the recipe {recipe!r}, on {on}",
+        recipe=recipe,
+        bases=bases,
+    )
+
+
+def _pulled(kind: str, chosen: str, wanted: str, ask: Callable[[str], registry.Found]) -> NodeImage:
+    found = ask(wanted)
+    name = registry.parse(chosen).tagged
+    line = f"image of {_nodes(kind)}: {name} {_shown(found)}"
+    return NodeImage(found.pinned, line, login=found.login)
+
+
+def _nodes(kind: str) -> str:
+    return "the launcher" if kind == "launcher" else f"{kind} workers"
+
+
+def _shown(found: registry.Found) -> str:
+    return f"({found.digest[:19]}, {found.size / 1e6:,.0f} MB)"

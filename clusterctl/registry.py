@@ -1,0 +1,319 @@
+"""Asks container registries what an image reference means, before anything is paid for.
+
+The registry's HTTP API: https://distribution.github.io/distribution/spec/api/, with its tokens:
+https://distribution.github.io/distribution/spec/auth/token/.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import os
+import re
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from clusterctl import process
+from clusterctl.errors import ProviderError, UsageError, reason
+
+HUB = "docker.io"
+HUB_URL = "CLUSTERCTL_DOCKER_HUB"
+"""The variable that names a mirror of Docker Hub to ask instead of it."""
+_HUB_LOGIN = "https://index.docker.io/v1/"
+"""What `docker login` calls Docker Hub."""
+
+TIMEOUT = 20.0
+_LIMIT = 4 << 20
+"""Bytes of a manifest: https://github.com/opencontainers/distribution-spec names 4 MiB."""
+
+_LISTS = (
+    "application/vnd.oci.image.index.v1+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+)
+_KINDS = (
+    *_LISTS,
+    "application/vnd.oci.image.manifest.v1+json",
+    "application/vnd.docker.distribution.manifest.v2+json",
+)
+PLATFORM = ("linux", "amd64")
+
+_HOST = r"(?:[a-zA-Z0-9.-]+|\[[0-9a-fA-F:]+\])(?::\d+)?"
+_PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_REFERENCE = re.compile(
+    rf"(?P<path>{_PART}(?:/{_PART})*)(?::(?P<tag>\w[\w.-]{{0,127}}))?(?:@(?P<digest>sha256:[0-9a-f]{{64}}))?",
+    re.ASCII,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """`registry/repository:tag@digest`, with the defaults that Docker has for what is left out."""
+
+    registry: str
+    repository: str
+    tag: str
+    digest: str
+    text: str
+    """As it was given."""
+
+    @property
+    def tagged(self) -> str:
+        """Without the digest."""
+        return self.text.partition("@")[0]
+
+    def pinned(self, digest: str) -> str:
+        """The same image by its digest alone, which is how an engine remembers it."""
+        name = self.tagged.removesuffix(f":{self.tag}" if self.tag else "")
+        return f"{name}@{digest}"
+
+
+def parse(text: str) -> Reference:
+    """Raises UsageError for what Docker would not take."""
+    first, slash, rest = text.partition("/")
+    # A first part is a host if it cannot be a folder of Docker Hub.
+    host = bool(slash) and (first == "localhost" or "." in first or ":" in first)
+    found = _REFERENCE.fullmatch(rest if host else text)
+    if found is None or (host and not re.fullmatch(_HOST, first)):
+        raise UsageError(
+            f"{text!r} is not an image reference", hint="such as registry.example.com/team/cpu:1"
+        )
+    path, digest = found["path"], found["digest"] or ""
+    if host and first not in (HUB, "index.docker.io"):
+        registry = first
+    else:
+        registry, path = HUB, path if "/" in path else f"library/{path}"
+    return Reference(registry, path, found["tag"] or "", digest, text)
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    user: str
+    password: str = field(repr=False)
+
+    @property
+    def basic(self) -> str:
+        return base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An image that exists. `pinned` names it by its digest, so that it cannot become another;
+    `size` in bytes, of its compressed layers."""
+
+    pinned: str
+    digest: str
+    size: int
+    login: Login | None = None
+    """What it took to see it."""
+
+
+MoreLogins = Callable[[str], Login | None]
+"""Knows the login of some registries, by their host."""
+
+
+def resolve(text: str, more_logins: MoreLogins = lambda host: None) -> Found:
+    """What the reference means now, for machines with x86-64.
+
+    Raises:
+        UsageError: It is no reference.
+        ProviderError: There is no such image, nobody lets us see it, or no registry answers.
+    """
+    reference = parse(text)
+    login = saved_login(reference.registry) or more_logins(reference.registry)
+    connection = _Registry(reference, login)
+    manifest, digest = connection.manifest(reference.digest or reference.tag or "latest")
+    if "manifests" in manifest:
+        inner = next(
+            (
+                row["digest"]
+                for row in manifest["manifests"]
+                if (
+                    row.get("platform", {}).get("os"),
+                    row.get("platform", {}).get("architecture"),
+                )
+                == PLATFORM
+            ),
+            None,
+        )
+        if inner is None:
+            raise ProviderError(
+                f"the image {text} does not exist for {'/'.join(PLATFORM)}",
+                hint="build it for that platform: docker build --platform linux/amd64",
+            )
+        manifest, _ = connection.manifest(inner)
+    parts = [manifest.get("config", {}), *manifest.get("layers", ())]
+    size = sum(int(part.get("size", 0)) for part in parts)
+    return Found(reference.pinned(digest), digest, size, login)
+
+
+class _Registry:
+    """One repository of a registry."""
+
+    def __init__(self, reference: Reference, login: Login | None) -> None:
+        self._reference = reference
+        self._login = login
+        host = reference.registry
+        local = re.match(r"(localhost|127\.[\d.]+|\[::1\])(:|$)", host)  # as Docker has it
+        usual = f"{'http' if local else 'https'}://{host}"
+        if host == HUB:
+            usual = os.environ.get(HUB_URL) or "https://registry-1.docker.io"
+        self._base = f"{usual.rstrip('/')}/v2/{reference.repository}/manifests/"
+        self._pass = ""
+
+    def manifest(self, name: str) -> tuple[dict[str, Any], str]:
+        """The manifest of a tag or digest, and its digest."""
+        url = self._base + urllib.parse.quote(name, safe=":")
+        kinds = {"Accept": ", ".join(_KINDS)}
+        try:
+            answer, headers = self._get(url, kinds, self._pass)
+        except urllib.error.HTTPError as error:
+            if error.code != 401 or self._pass:
+                raise self._refused(error) from error
+            error.close()
+            self._pass = self._authorized(error.headers.get("WWW-Authenticate", ""))
+            try:
+                answer, headers = self._get(url, kinds, self._pass)
+            except urllib.error.HTTPError as again:
+                raise self._refused(again) from again
+        digest = name if name.startswith("sha256:") else headers.get("Docker-Content-Digest", "")
+        if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
+            raise self._strange("an answer without a digest")
+        return answer, digest
+
+    def _get(
+        self, url: str, headers: Mapping[str, str], authorization: str
+    ) -> tuple[dict[str, Any], Mapping[str, str]]:
+        request = urllib.request.Request(url, headers=dict(headers))
+        if authorization:
+            # Not for whoever the registry sends us to.
+            request.add_unredirected_header("Authorization", authorization)
+        try:
+            with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
+                found = json.loads(answer.read(_LIMIT))
+                if not isinstance(found, dict):
+                    raise self._strange("something else than a JSON object")
+                return found, answer.headers
+        except urllib.error.HTTPError:
+            raise
+        except (OSError, http.client.HTTPException) as error:
+            why = getattr(error, "reason", None) or error
+            raise ProviderError(
+                f"cannot ask {urllib.parse.urlsplit(url).netloc} for the image"
+                f" {self._reference.text}: {reason(why) if isinstance(why, OSError) else why}",
+                hint="check the network and https_proxy, choose another --image, or use"
+                " --runtime host, which needs none",
+                transient=True,
+            ) from error
+        except ValueError as error:
+            raise self._strange("something else than JSON") from error
+
+    def _authorized(self, challenge: str) -> str:
+        """The header that answers `WWW-Authenticate`."""
+        scheme, _, rest = challenge.partition(" ")
+        basic = f"Basic {self._login.basic}" if self._login else ""
+        if scheme.lower() == "basic":
+            return basic
+        words = dict(re.findall(r'(\w+)="([^"]*)"', rest))
+        realm = words.get("realm", "")
+        if scheme.lower() != "bearer" or not realm.startswith(("https://", "http://")):
+            raise self._strange("a challenge of an unknown kind")
+        scope = f"repository:{self._reference.repository}:pull"
+        query = {"service": words.get("service", ""), "scope": words.get("scope", scope)}
+        try:
+            answer, _ = self._get(f"{realm}?{urllib.parse.urlencode(query)}", {}, basic)
+        except urllib.error.HTTPError as error:
+            raise self._refused(error) from error
+        return f"Bearer {answer.get('token') or answer.get('access_token') or ''}"
+
+    def _refused(self, error: urllib.error.HTTPError) -> ProviderError:
+        error.close()  # it is the answer, too
+        text, host = self._reference.text, self._reference.registry
+        login = "docker login" if host == HUB else f"docker login {host}"
+        if error.code == 404:
+            return ProviderError(
+                f"there is no image {text} at {host}", hint="correct its name or tag"
+            )
+        if error.code in (401, 403):
+            known = f" to {self._login.user}" if self._login else ""
+            return ProviderError(
+                f"{host} does not show the image {text}{known}: it is private or does not exist",
+                hint=f"correct its name, or run `{login}`: the nodes then pull with that login",
+            )
+        if error.code == 429:
+            return ProviderError(
+                f"{host} limits how often it is asked for images",
+                hint=f"wait some minutes, or run `{login}`, which raises the limit",
+                transient=True,
+            )
+        return ProviderError(
+            f"{host} answers {error.code} {error.reason} when asked for the image {text}",
+            hint="try again",
+            transient=error.code >= 500,
+        )
+
+    def _strange(self, what: str) -> ProviderError:
+        return ProviderError(
+            f"{self._reference.registry} sent {what} when asked for the image"
+            f" {self._reference.text}",
+            hint="is it a container registry?",
+        )
+
+
+def saved_login(registry: str) -> Login | None:
+    """What `docker login` has saved for a registry, in its settings or with a credential helper."""
+    folder = os.environ.get("DOCKER_CONFIG")
+    path = (Path(folder) if folder else Path("~/.docker").expanduser()) / "config.json"
+    try:
+        settings = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        why = reason(error) if isinstance(error, OSError) else "it is not JSON"
+        raise UsageError(f"{path} cannot be read: {why}", hint="correct it") from error
+    name = _HUB_LOGIN if registry == HUB else registry
+    helper = settings.get("credHelpers", {}).get(name) or settings.get("credsStore")
+    if helper:
+        return _helped(helper, name)
+    saved = settings.get("auths", {}).get(name, {}).get("auth")
+    if not saved:
+        return None
+    try:
+        user, _, password = base64.b64decode(saved, validate=True).decode().partition(":")
+    except ValueError as error:
+        raise UsageError(
+            f"{path}: the login of {name} is damaged", hint="docker login again"
+        ) from error
+    return Login(user, password)
+
+
+def _helped(helper: str, name: str) -> Login | None:
+    """https://github.com/docker/docker-credential-helpers: the name on stdin, JSON on stdout."""
+    program = f"docker-credential-{helper}"
+    result = process.run([program, "get"], timeout=TIMEOUT, stdin=name.encode())
+    if result.error:
+        raise ProviderError(
+            f"the login of {name} is not available: {result.error}",
+            hint=f"docker login {name} again, or correct credsStore in Docker's config.json",
+        )
+    if not result.ok:
+        return None  # it knows none
+    try:
+        found = json.loads(result.text)
+        return Login(str(found["Username"]), str(found["Secret"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ProviderError(
+            f"{program} said something else than a login", hint="update it"
+        ) from error
+
+
+def settings(image: str, login: Login) -> str:
+    """Docker's config.json for an engine that is to pull this image with that login."""
+    registry = parse(image).registry
+    name = _HUB_LOGIN if registry == HUB else registry
+    return json.dumps({"auths": {name: {"auth": login.basic}}})

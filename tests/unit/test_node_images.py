@@ -1,0 +1,191 @@
+"""Which image each kind of node gets; what `up` shows and refuses before it costs money."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from clusterctl import catalog, cli, providers, recipes, registry
+from clusterctl.actions import node_images, open_store, up
+from clusterctl.errors import ProviderError, UsageError
+from clusterctl.model import ClusterSpec, NodeGroup, Runtime
+from clusterctl.providers.ec2.provider import Ec2Provider
+from clusterctl.providers.protocol import ProviderPlan
+from clusterctl.registry import Login
+from tests.sim import hub as hubs
+from tests.sim.hub import Hub
+from tests.unit.making import cluster
+
+KINDS = ("launcher", "nvidia")
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with hubs.running() as found:
+        found.serve_bases()
+        monkeypatch.setenv(registry.HUB_URL, found.url)
+        yield found
+
+
+def spec(**changes: Any) -> ClusterSpec:
+    group = NodeGroup(count=2, family="g4dn")
+    return ClusterSpec(name="lab", provider="ec2", groups=(group,), **changes)
+
+
+def resolve(of: ClusterSpec, *kinds: str, **known: str) -> dict[str, node_images.NodeImage]:
+    return node_images.resolve(of, kinds or KINDS, known, lambda host: None)
+
+
+def test_by_itself_every_kind_is_built_from_its_recipe(hub: Hub) -> None:
+    found = resolve(spec())
+    listed = recipes.downloads()
+    base = listed["base"]["image"]
+    assert {kind: image.recipe for kind, image in found.items()} == {kind: kind for kind in KINDS}
+    assert {image.bases for image in found.values()} == {(base,)}
+    assert found["nvidia"].reference == recipes.tag("nvidia", listed)
+    tagged, _, digest = base.partition("@")
+    assert found["launcher"].line == (
+        "image of the launcher: built there from the recipe 'launcher', on"
+        f" {tagged} ({digest[:19]}, 28 MB)"
+    )
+    manifests = [path for path in hub.asked if "manifests" in path]
+    assert len(manifests) == 2, "one base is asked for once: without a token, and with it"
+
+
+def test_the_mpi_recipe_is_for_the_gpu_nodes_alone(hub: Hub) -> None:
+    image, images = node_images.chosen(("nvidia-mpi",))
+    found = resolve(spec(image=image, images=images))
+    assert {kind: one.recipe for kind, one in found.items()} == {
+        "launcher": "launcher",
+        "nvidia": "nvidia-mpi",
+    }
+    assert "nvidia/cuda:13.0.3-devel-ubuntu22.04" in found["nvidia"].line
+
+
+@pytest.mark.parametrize(
+    ("texts", "image", "images"),
+    [
+        (("ghcr.io/me/all:1",), "ghcr.io/me/all:1", {}),
+        (
+            ("nvidia=me/gpu:1", "launcher=me/cpu:1"),
+            "",
+            {"nvidia": "me/gpu:1", "launcher": "me/cpu:1"},
+        ),
+        (("me/all:1", "launcher=launcher"), "me/all:1", {"launcher": "launcher"}),
+        (("nvidia=cpu",), "", {"nvidia": "cpu"}),
+        (("cpu",), "", {"cpu": "cpu"}),
+    ],
+)
+def test_what_is_chosen(texts: tuple[str, ...], image: str, images: dict[str, str]) -> None:
+    assert node_images.chosen(texts) == (image, images)
+
+
+@pytest.mark.parametrize(
+    ("texts", "says"),
+    [
+        (("a", "b"), "two images for all nodes"),
+        (("nvidia=a", "nvidia=b"), "two images for nvidia workers"),
+        (("gpu=a",), "no kind of node is called 'gpu'"),
+        (("nvidia=",), "'' is not an image reference"),
+        (("https://ghcr.io/me/x",), "is not an image reference"),
+    ],
+)
+def test_what_cannot_be_chosen(texts: tuple[str, ...], says: str) -> None:
+    with pytest.raises(UsageError, match=says) as caught:
+        node_images.chosen(texts)
+    assert caught.value.hint
+
+
+def test_a_kind_that_the_cluster_does_not_have(hub: Hub) -> None:
+    with pytest.raises(UsageError, match="the cluster has no amd nodes"):
+        resolve(spec(images={"amd": "me/amd:1"}))
+
+
+def test_an_image_of_ones_own_is_pinned_and_measured(hub: Hub) -> None:
+    digest = hub.serve("me/gpu", "1", size=3_200_000_000, login="me:secret")
+    with pytest.raises(ProviderError, match="it is private or does not exist"):
+        resolve(spec(image="me/gpu:1"))
+    logins = {"docker.io": Login("me", "secret")}
+    found = node_images.resolve(spec(image="me/gpu:1"), KINDS, {}, logins.get)
+    assert found["nvidia"].reference == f"me/gpu@{digest}"
+    assert found["nvidia"].line == f"image of nvidia workers: me/gpu:1 ({digest[:19]}, 3,200 MB)"
+    assert found["nvidia"].login == Login("me", "secret")
+    assert "secret" not in repr(found)
+
+
+def test_what_has_no_checksum_is_refused_before_it_costs_money(hub: Hub) -> None:
+    with pytest.raises(ProviderError, match="the image 'amd' is not built") as caught:
+        resolve(spec(), "launcher", "amd")
+    assert caught.value.exit_code == 3
+    assert "--runtime host" in caught.value.hint
+
+
+def test_a_base_that_is_gone(hub: Hub) -> None:
+    with hubs.running() as empty, pytest.MonkeyPatch.context() as patch:
+        patch.setenv(registry.HUB_URL, empty.url)
+        with pytest.raises(ProviderError, match="there is no image debian:"):
+            resolve(spec())
+
+
+class Machines:
+    """EC2 as `up` plans with it: it has what it takes, and costs money."""
+
+    features = Ec2Provider.features
+
+    def plan(self, spec: ClusterSpec, *rest: Any, **more: Any) -> ProviderPlan:
+        return ProviderPlan(
+            mode="ec2",
+            mode_reason="",
+            one_host=False,
+            lines=("machines",),
+            kinds=KINDS if spec.runtime is Runtime.DOCKER else (),
+            question="start 3 machines?",
+        )
+
+
+@pytest.fixture
+def machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(providers, "load_creator", lambda name: Machines())
+
+
+def test_new_nodes_get_the_image_that_the_others_have(hub: Hub, machines: None) -> None:
+    """Whatever its tag means by now, until --image is given again."""
+    first = hub.serve("me/gpu", "1", size=1_000_000)
+    second = hub.serve("me/gpu", "1", size=2_000_000)
+    assert first != second
+    store = open_store()
+    pinned = dict.fromkeys(KINDS, f"me/gpu@{first}")
+    old = cluster(provider="ec2", images=pinned)
+    store.save(replace(old, spec=spec(image="me/gpu:1")))
+    again = replace(spec(), groups=(NodeGroup(count=3),))
+    lines = "\n".join(up.plan(store, again, print).lines)
+    assert first[:19] in lines
+    assert second[:19] not in lines
+    given = "\n".join(up.plan(store, replace(again, image="me/gpu:1"), print).lines)
+    assert second[:19] in given
+
+
+@pytest.mark.parametrize("words", [["--image", "me/none:1"], ["--image", "nvidia=me/none:1"]])
+def test_nothing_is_made_where_an_image_is_missing(
+    words: list[str], hub: Hub, machines: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["up", "--gpu", "g4dn", "--yes", *words]) == 3
+    said = capsys.readouterr().err
+    assert "there is no image me/none:1 at docker.io" in said
+    assert open_store().names() == ()
+
+
+def test_on_the_machines_themselves_no_registry_is_asked(hub: Hub, machines: None) -> None:
+    lines = up.plan(open_store(), spec(runtime=Runtime.HOST), print).lines
+    assert lines == ("machines",)
+    assert hub.asked == []
+
+
+@pytest.mark.parametrize("recipe", catalog.RECIPES)
+def test_every_recipe_is_made_for_a_kind_of_node(recipe: str) -> None:
+    _, images = node_images.chosen((recipe,))
+    assert set(images) <= set(catalog.CONTAINER_IMAGES)
+    assert list(images.values()) == [recipe]

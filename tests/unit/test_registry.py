@@ -1,0 +1,199 @@
+"""What registries say of an image, by their own protocol: one here behaves like Docker Hub."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl import registry
+from clusterctl.errors import ProviderError, UsageError
+from clusterctl.registry import Login
+from tests.sim import hub as hubs
+from tests.sim.hub import Hub
+
+DIGEST = f"sha256:{'a' * 64}"
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with hubs.running() as found:
+        yield found
+
+
+@pytest.fixture
+def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of `docker login`; a helper of it would be on PATH."""
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    return tmp_path
+
+
+def settings(docker: Path, **what: Any) -> None:
+    (docker / "config.json").write_text(json.dumps(what))
+
+
+def auth(text: str) -> dict[str, str]:
+    return {"auth": base64.b64encode(text.encode()).decode()}
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "repository", "tag", "digest"),
+    [
+        ("debian", "docker.io", "library/debian", "", ""),
+        ("debian:12", "docker.io", "library/debian", "12", ""),
+        ("me/cpu:1", "docker.io", "me/cpu", "1", ""),
+        ("docker.io/me/cpu", "docker.io", "me/cpu", "", ""),
+        ("ghcr.io/me/team/cpu:1.2", "ghcr.io", "me/team/cpu", "1.2", ""),
+        ("localhost/cpu", "localhost", "cpu", "", ""),
+        ("registry:5000/cpu:1", "registry:5000", "cpu", "1", ""),
+        (f"debian:12@{DIGEST}", "docker.io", "library/debian", "12", DIGEST),
+        (f"ghcr.io/me/cpu@{DIGEST}", "ghcr.io", "me/cpu", "", DIGEST),
+    ],
+)
+def test_references(text: str, host: str, repository: str, tag: str, digest: str) -> None:
+    found = registry.parse(text)
+    assert (found.registry, found.repository, found.tag, found.digest) == (
+        host,
+        repository,
+        tag,
+        digest,
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "UPPER", "a b", "https://ghcr.io/me/cpu", "x:", "x@sha256:12", "-x", "ghcr.io/", "a;b"],
+)
+def test_what_is_no_reference(text: str) -> None:
+    with pytest.raises(UsageError, match="is not an image reference"):
+        registry.parse(text)
+
+
+def test_digest_and_size(hub: Hub) -> None:
+    digest = hub.serve("team/cpu", "1", size=1_400_000_000)
+    found = registry.resolve(f"{hub.host}/team/cpu:1")
+    assert found.pinned == f"{hub.host}/team/cpu@{digest}"
+    assert (found.digest, found.size) == (digest, 1_400_000_000)
+    assert registry.resolve(found.pinned) == found
+
+
+def test_of_an_image_for_many_processors_ours_is_measured(hub: Hub) -> None:
+    digest = hub.serve("cpu", "latest", platforms=("linux/arm64", "linux/amd64"), size=100_000)
+    found = registry.resolve(f"{hub.host}/cpu")
+    assert (found.digest, found.size) == (digest, 100_001)
+    hub.serve("arm", "1", platforms=("linux/arm64",))
+    with pytest.raises(ProviderError, match="does not exist for linux/amd64"):
+        registry.resolve(f"{hub.host}/arm:1")
+
+
+def test_docker_hub_and_its_mirror(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    digest = hub.serve("library/debian", "12")
+    monkeypatch.setenv(registry.HUB_URL, hub.url)
+    assert registry.resolve("debian:12").pinned == f"debian@{digest}"
+    assert hub.asked[0] == "/v2/library/debian/manifests/12"
+
+
+@pytest.mark.parametrize("tokens", [True, False])
+def test_a_login_that_docker_has_saved(tokens: bool, docker: Path) -> None:
+    with hubs.running(tokens=tokens) as hub:
+        hub.serve("team/cpu", "1", login="me:it's:secret")
+        image = f"{hub.host}/team/cpu:1"
+        with pytest.raises(ProviderError) as refused:
+            registry.resolve(image)
+        assert "it is private or does not exist" in refused.value.message
+        assert f"docker login {hub.host}" in refused.value.hint
+        settings(docker, auths={hub.host: auth("me:it's:secret")})
+        found = registry.resolve(image)
+        assert found.login == Login("me", "it's:secret")
+        assert "secret" not in repr(found)
+        engine = json.loads(registry.settings(found.pinned, found.login))
+        assert engine == {"auths": {hub.host: auth("me:it's:secret")}}
+        settings(docker, auths={hub.host: auth("me:wrong")})
+        with pytest.raises(ProviderError, match="to me: it is private"):
+            registry.resolve(image)
+
+
+def test_a_login_of_a_credential_helper(hub: Hub, docker: Path) -> None:
+    hub.serve("team/cpu", "1", login="me:secret")
+    image = f"{hub.host}/team/cpu:1"
+    settings(docker, credsStore="mine")
+    with pytest.raises(ProviderError, match="docker-credential-mine: No such file"):
+        registry.resolve(image)
+    helper = docker / "docker-credential-mine"
+    helper.write_text(
+        f"""#!/bin/sh
+read -r name
+[ "$1 $name" = "get {hub.host}" ] || {{ echo "credentials not found"; exit 1; }}
+echo '{{"Username": "me", "Secret": "secret"}}'
+"""
+    )
+    helper.chmod(0o755)
+    assert registry.resolve(image).login == Login("me", "secret")
+    settings(docker, credHelpers={"elsewhere": "mine"})
+    assert registry.saved_login(hub.host) is None
+    settings(docker, credHelpers={hub.host: "mine"})
+    assert registry.saved_login(hub.host) == Login("me", "secret")
+
+
+def test_docker_hub_has_another_name_in_dockers_settings(docker: Path) -> None:
+    settings(docker, auths={"https://index.docker.io/v1/": auth("me:secret")})
+    assert registry.saved_login("docker.io") == Login("me", "secret")
+    engine = json.loads(registry.settings("me/cpu:1", Login("me", "secret")))
+    assert list(engine["auths"]) == ["https://index.docker.io/v1/"]
+
+
+def test_the_cloud_knows_more_logins(hub: Hub) -> None:
+    hub.serve("team/cpu", "1", login="AWS:token")
+    found = registry.resolve(f"{hub.host}/team/cpu:1", lambda host: Login("AWS", "token"))
+    assert found.login == Login("AWS", "token")
+
+
+@pytest.mark.parametrize(
+    ("code", "says", "transient"),
+    [
+        (404, "there is no image", False),
+        (403, "it is private or does not exist", False),
+        (429, "limits how often", True),
+        (503, "answers 503", True),
+    ],
+)
+def test_refusals(hub: Hub, code: int, says: str, transient: bool) -> None:
+    hub.failure = code
+    with pytest.raises(ProviderError, match=says) as caught:
+        registry.resolve(f"{hub.host}/team/cpu:1")
+    assert (caught.value.exit_code, caught.value.transient) == (3, transient)
+    assert caught.value.hint
+
+
+def test_an_image_that_is_not_there(hub: Hub) -> None:
+    hub.serve("team/cpu", "1")
+    with pytest.raises(ProviderError, match=r"there is no image .*/team/cpu:2"):
+        registry.resolve(f"{hub.host}/team/cpu:2")
+
+
+@pytest.mark.parametrize("garbage", [b"<html>", b"[1]", b'"x"'])
+def test_what_is_no_registry(hub: Hub, garbage: bytes) -> None:
+    hub.serve("team/cpu", "1")
+    hub.garbage = garbage
+    with pytest.raises(ProviderError, match="sent something else than") as caught:
+        registry.resolve(f"{hub.host}/team/cpu:1")
+    assert caught.value.hint == "is it a container registry?"
+
+
+def test_nobody_there() -> None:
+    with pytest.raises(ProviderError, match=r"cannot ask 127.0.0.1:9 .*: Connection refused"):
+        registry.resolve("127.0.0.1:9/team/cpu:1")
+
+
+def test_damaged_settings_of_docker(docker: Path) -> None:
+    (docker / "config.json").write_text("{")
+    with pytest.raises(UsageError, match=r"config.json cannot be read: it is not JSON"):
+        registry.saved_login("ghcr.io")
+    settings(docker, auths={"ghcr.io": {"auth": "###"}})
+    with pytest.raises(UsageError, match="is damaged"):
+        registry.saved_login("ghcr.io")
