@@ -529,6 +529,17 @@ class NodeResult:
     def text(self) -> str:
         return self.stdout.decode(errors="replace")
 
+    @property
+    def complaints(self) -> str:
+        """All that it wrote to stderr, without the newline at the end."""
+        return self.stderr.decode(errors="replace").strip()
+
+    @property
+    def why(self) -> str:
+        """Why it failed, in one line: what came between, or the last complaint."""
+        said = self.complaints.splitlines()
+        return self.error or (said[-1] if said else f"exit code {self.exit_code}")
+
 
 def clock(when: float) -> str:
     """A moment (seconds since the epoch) in local time: `2026-11-21 13:05:00 UTC`."""

@@ -67,7 +67,7 @@ def _answer(result: NodeResult) -> str:
     out = result.text.strip()
     if result.ok:
         return _indented(out) or "ok"
-    why = result.stderr.decode(errors="replace").strip() or out
+    why = result.complaints or out
     return f"exit {result.exit_code}" + (f": {_indented(why)}" if why else "")
 
 

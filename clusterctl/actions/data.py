@@ -165,7 +165,7 @@ def copy(
 
         failed = [result for result in pool.each(send, names) if not result.ok]
     if failed:
-        said = failed[0].error or failed[0].stderr.decode(errors="replace").strip()
+        said = failed[0].error or failed[0].complaints
         raise ProviderError(
             f"{name} is not on {', '.join(result.node for result in failed)}: {said}",
             hint="check the free space there and push again",

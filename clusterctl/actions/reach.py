@@ -105,9 +105,8 @@ def copy(store: Store, cluster: Cluster, source: str, target: str, timeout: floa
         else:
             raise wrong
     if not result.ok:
-        said = result.error or result.stderr.decode(errors="replace").strip()
         raise UsageError(
-            f"copying to or from {node} failed: {said}",
+            f"copying to or from {node} failed: {result.error or result.complaints}",
             hint="check the path, its permissions and the free space",
         )
 

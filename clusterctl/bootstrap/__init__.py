@@ -121,10 +121,8 @@ def script(
 def find_problem(result: NodeResult) -> str:
     """Why a node is not fit for jobs: the step that failed, or the tools it lacks. "" if it is."""
     if result.error or not result.ok:
-        said = result.stderr.decode(errors="replace").strip().splitlines()
-        if said and said[-1].startswith("step "):
-            return ": ".join((said[-1], *said[-2:-1]))
-        return result.error or (said[-1] if said else f"exit code {result.exit_code}")
+        *before, last = ["", *result.complaints.splitlines()]
+        return f"{last}: {before[-1]}" if last.startswith("step ") and before[-1] else result.why
     return find_lacking(facts.parse(result.text))
 
 
@@ -171,7 +169,7 @@ def check_mesh(pool: Pool, cluster: Cluster, *, what: str, hint: str) -> None:
     )
     failures = mesh_failures(result.text)
     if result.error or not result.ok:
-        failures = (result.error or result.stderr.decode(errors="replace").strip(), *failures)
+        failures = (result.error or result.complaints, *failures)
     if failures:
         raise NodeUnreachable(
             f"some {what} cannot reach each other: {'; '.join(failures)}",

@@ -119,24 +119,9 @@ def status(given: verbs.Status, console: Console) -> None:
     if found.unknown_prices:
         lines.append(f"not included (price unknown): {', '.join(found.unknown_prices)}")
     lines += [f"warning: {line}" for line in found.warnings]
-    head: tuple[str, ...] = ("node", "role", "address", "slots", "mpi", "python")
-    head += ("live", "node deadline") if live else ()
-    rows: list[tuple[str, ...]] = [head]
-    for item in found.nodes:
-        node = item.node
-        mpi, python = node.facts.mpi, node.facts.python
-        rows.append(
-            (
-                node.name,
-                node.role.value,
-                f"{node.address}:{node.ssh_port}" if node.ssh_port else node.address or "here",
-                str(node.slots),
-                f"{mpi.flavour} {mpi.version}" if mpi else "-",
-                python.version if python else "-",
-                *([item.live, clock(item.deadline) if item.deadline else "-"] if live else []),
-            )
-        )
-    lines.append(table(rows))
+    head = ["node", "role", "address", "slots", "mpi", "python"]
+    head += ["live", "node deadline"] if live else []
+    lines.append(table([head, *(_node_row(item, live) for item in found.nodes)]))
     if found.queues:
         lines.append(table(_queues(found.queues)))
     if console.verbose:
@@ -167,23 +152,8 @@ def list_clusters(given: verbs.List, console: Console) -> None:
     if not found and not damage:
         console.note("no clusters; create one with `clusterctl up`")
     elif found:
-        rows: list[tuple[str, ...]] = [
-            ("name", "provider", "mode", "phase", "workers", "age", "$/h")
-        ]
-        for item in found:
-            what = item.cluster
-            rows.append(
-                (
-                    what.name,
-                    what.spec.provider,
-                    what.mode,
-                    what.phase.value,
-                    str(what.spec.workers),
-                    ago(item.age),
-                    f"{item.dollars_per_hour:.2f}",
-                )
-            )
-        console.result(table(rows))
+        head = ["name", "provider", "mode", "phase", "workers", "age", "$/h"]
+        console.result(table([head, *map(_cluster_row, found)]))
         for line in (line for item in found for line in item.warnings):
             console.note(f"warning: {line}")
     console.document({"clusters": [_status(item, False) for item in found], "damage": damage})
@@ -234,16 +204,28 @@ def _workers(count: int) -> str:
     return "1 worker" if count == 1 else f"{count} workers"
 
 
-def _queues(queues: Any) -> list[tuple[str, ...]]:
+def _node_row(item: Any, live: bool) -> list[object]:
+    node, mpi, python = item.node, item.node.facts.mpi, item.node.facts.python
+    place = f"{node.address}:{node.ssh_port}" if node.ssh_port else node.address or "here"
+    versions = f"{mpi.flavour} {mpi.version}" if mpi else "-", python.version if python else "-"
+    now = [item.live, clock(item.deadline) if item.deadline else "-"] if live else []
+    return [node.name, node.role.value, place, node.slots, *versions, *now]
+
+
+def _cluster_row(item: Any) -> list[object]:
+    what, rate = item.cluster, f"{item.dollars_per_hour:.2f}"
+    kind = [what.name, what.spec.provider, what.mode, what.phase.value]
+    return [*kind, what.spec.workers, ago(item.age), rate]
+
+
+def _queues(queues: Any) -> list[list[object]]:
     """Partitions or queues: what is free, of what there is."""
-    rows: list[tuple[str, ...]] = [("queue", "nodes free", "slots free", "gpus free", "nodes down")]
+    rows: list[list[object]] = [["queue", "nodes free", "slots free", "gpus free", "nodes down"]]
     for queue in queues:
-        free = [
-            f"{queue.free_nodes} of {queue.nodes}",
-            f"{queue.free_slots} of {queue.slots}",
-            f"{queue.free_gpus} of {queue.gpus}" if queue.gpus else "-",
-        ]
-        rows.append((queue.name, *free, str(queue.down)))
+        nodes = f"{queue.free_nodes} of {queue.nodes}"
+        slots = f"{queue.free_slots} of {queue.slots}"
+        gpus = f"{queue.free_gpus} of {queue.gpus}" if queue.gpus else "-"
+        rows.append([queue.name, nodes, slots, gpus, queue.down])
     return rows
 
 
@@ -261,20 +243,12 @@ def _program(cluster: Cluster) -> str:
     return "multinode_ddp_mpi_gpu.py" if gpu or named else "multinode_ddp_mpi.py"
 
 
-def _receipt(lines: Any) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = [("part", "item", "count", "hours", "$/h", "$")]
+def _receipt(lines: Any) -> list[list[object]]:
+    rows: list[list[object]] = [["part", "item", "count", "hours", "$/h", "$"]]
     for line in lines:
         known = line.hourly is not None
-        rows.append(
-            (
-                line.part,
-                line.item,
-                str(line.count),
-                f"{line.hours:.3f}",
-                f"{line.hourly:.4f}" if known else "?",
-                f"{line.dollars:.4f}" if known else "?",
-            )
-        )
+        prices = [f"{line.hourly:.4f}", f"{line.dollars:.4f}"] if known else ["?", "?"]
+        rows.append([line.part, line.item, line.count, f"{line.hours:.3f}", *prices])
     return rows
 
 

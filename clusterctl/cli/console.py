@@ -7,7 +7,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, is_dataclass
 from enum import Enum
 from typing import Any
@@ -206,12 +206,12 @@ def ago(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h" if seconds < 172800 else f"{seconds / 86400:.1f} d"
 
 
-def table(rows: list[tuple[str, ...]]) -> str:
+def table(rows: Iterable[Iterable[object]]) -> str:
     """Columns as wide as their widest cell, two blanks apart; one line for each row."""
-    rows = [tuple(printable(cell) for cell in row) for row in rows]
-    widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
+    cells = [[printable(str(cell)) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     filled = (
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        for row in rows
+        for row in cells
     )
     return "\n".join(line.rstrip() for line in filled)

@@ -39,11 +39,12 @@ def _report(console: Console, copies: list[Any]) -> None:
 def data_list(given: verbs.DataList, console: Console) -> None:
     given.within((), console.note)
     found = action.list_data(actions.open_store())
-    rows: list[tuple[str, ...]] = [
-        (entry.name, f"{entry.size / 1e6:.0f} MB", "here" if entry.here else "-", entry.title)
-        for entry in found
-    ]
-    console.result(table(rows))
+    console.result(
+        table(
+            (entry.name, f"{entry.size / 1e6:.0f} MB", "here" if entry.here else "-", entry.title)
+            for entry in found
+        )
+    )
     console.document({"data": list(found)})
 
 

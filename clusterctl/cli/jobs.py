@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterable
 
 import typer
 
@@ -27,37 +26,27 @@ def jobs(given: verbs.Jobs, console: Console) -> None:
     batch = any(job.native_id for job in found)
     waiting = any(_waits_for(job) for job in found)
     head = ["job", "cluster", *["queue id"] * batch, "state", *["waits for"] * waiting]
-    rows: list[tuple[str, ...]] = [(*head, "exit", "ranks", "started", "took", "program")]
-    for job in found:
-        rows.append(
-            (
-                str(job.id),
-                job.cluster,
-                *[job.native_id or "-"] * batch,
-                job.state.value,
-                *[_waits_for(job) or "-"] * waiting,
-                "-" if job.program_exit_code is None else str(job.program_exit_code),
-                str(job.ranks),
-                time.strftime("%m-%d %H:%M", time.localtime(job.started or job.created)),
-                format_duration(job),
-                _shown((job.spec.program.target, *job.spec.program.args)),
-            )
-        )
+    head += ["exit", "ranks", "started", "took", "program"]
     if found:
-        console.result(table(rows))
+        console.result(table([head, *(_row(job, batch, waiting) for job in found)]))
     else:
         console.note("no jobs yet; start one with `clusterctl run SCRIPT`")
     console.document({"jobs": [document(job) for job in found]})
 
 
+def _row(job: Job, batch: bool, waiting: bool) -> list[object]:
+    code = "-" if job.program_exit_code is None else job.program_exit_code
+    started = time.strftime("%m-%d %H:%M", time.localtime(job.started or job.created))
+    # In one cell: nothing in a command line can reach the terminal as a command.
+    command = _cell(shlex.join((job.spec.program.target, *job.spec.program.args)))
+    where = [job.id, job.cluster, *[job.native_id or "-"] * batch, job.state.value]
+    waits = [_waits_for(job) or "-"] * waiting
+    return [*where, *waits, code, job.ranks, started, format_duration(job), command]
+
+
 def _waits_for(job: Job) -> str:
     """What the queue says of a job that is in it, in one cell."""
     return _cell(job.reason) if job.state is JobState.QUEUED else ""
-
-
-def _shown(words: Iterable[str]) -> str:
-    """A command line in one cell of a table: nothing in it can reach the terminal as a command."""
-    return _cell(shlex.join(words))
 
 
 def _cell(text: str) -> str:

@@ -12,8 +12,7 @@ from clusterctl.cli.console import Console, pick, table
 def check(given: verbs.Check, console: Console) -> None:
     given.within((), console.note)
     found = action.check(actions.open_store())
-    rows: list[tuple[str, ...]] = [(item.level, item.subject, item.text) for item in found]
-    console.result(table(rows))
+    console.result(table((item.level, item.subject, item.text) for item in found))
     for item in found:
         if item.hint and item.level != "ok":
             console.note(f"{item.subject}: {item.hint}")

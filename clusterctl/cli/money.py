@@ -55,10 +55,9 @@ def gc(given: verbs.Gc, console: Console) -> None:
     found = tuple(item for item in search.orphans if given.cluster in (None, item.name, item.id))
     if not found:
         console.note(f"no EC2 clusters without a local record ({looked})")
-    rows: list[tuple[str, ...]] = [("cluster", "name", "region", "resources")]
-    rows += [(item.id, item.name, item.region, _kinds(item)) for item in found]
     if found:
-        console.result(table(rows))
+        rows = [(item.id, item.name, item.region, _kinds(item)) for item in found]
+        console.result(table([("cluster", "name", "region", "resources"), *rows]))
         console.note(looked)
     removed: list[str] = []
     failed: list[ClusterctlError] = list(search.failed)

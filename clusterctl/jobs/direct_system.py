@@ -159,16 +159,15 @@ def _compile_on(node: Node, job: Job, compiled: Compilation, pool: Pool) -> byte
     result = pool.transport(node.name).run(command, timeout=COMPILE_TIMEOUT)
     if result.exit_code is None:
         raise make_error(f"compiling {program.source}", result)
-    said = result.stderr.decode(errors="replace").strip()
     if result.exit_code == NO_COMPILER:
         raise LaunchError(
-            f"{node.name}: {said.splitlines()[-1]}",
+            f"{node.name}: {result.why}",
             hint=f"on the node: apt-get install {compiled.language.package}",
         )
     if not result.ok:
         raise LaunchError(
-            f"{program.source} does not compile on {node.name}:\n{said}",
-            hint=advice(compiled.language, said),
+            f"{program.source} does not compile on {node.name}:\n{result.complaints}",
+            hint=advice(compiled.language, result.complaints),
         )
     return result.stdout
 

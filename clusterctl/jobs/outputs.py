@@ -224,10 +224,8 @@ def _is_core_dump(path: Path) -> bool:
 
 
 def _unlisted(job: Job, cluster: Cluster, result: NodeResult) -> RecordError:
-    said = result.stderr.decode(errors="replace").strip().splitlines()
-    detail = said[-1] if said else f"exit code {result.exit_code}"
     return RecordError(
-        f"the outputs of job {job.id} on {result.node} cannot be listed: {detail}",
+        f"the outputs of job {job.id} on {result.node} cannot be listed: {result.why}",
         hint="copy its working directory: `clusterctl cp"
         f" {result.node}:{_folder(job, cluster, result.node)}/work FOLDER`",
     )

@@ -192,10 +192,10 @@ def _git_top(folder: Path, *, refuse: bool = True) -> Path | None:
     repository = next((path for path in (place, *place.parents) if _looks_like_git(path)), None)
     if repository is None or not refuse:
         return None
-    said = result.stderr.decode(errors="replace").strip().splitlines()
+    said = result.complaints.partition("\n")[0]
     raise UsageError(
         f"{repository} is a git repository, but git cannot say which files it ignores: "
-        f"{result.error or next(iter(said), 'no reason given')}",
+        f"{result.error or said or 'no reason given'}",
         hint=f"make `git -C {shlex.quote(str(repository))} status` work, then try again",
     )
 
@@ -218,8 +218,7 @@ def _git_files(root: Path) -> Iterator[str]:
     result = process.run(argv, timeout=60)
     if not result.ok:
         raise UsageError(
-            f"git could not list the files of {root}: "
-            f"{result.error or result.stderr.decode(errors='replace').strip()}",
+            f"git could not list the files of {root}: {result.error or result.complaints}",
             hint="choose a folder with --stage",
         )
     for raw in dict.fromkeys(result.stdout.split(b"\0")):

@@ -210,18 +210,15 @@ def start(job: Job, cluster: Cluster, pool: Pool, port: str, tell: Callable[[str
 
 def make_error(doing: str, result: NodeResult) -> ClusterctlError:
     """The error for a command of ours that failed on a node."""
-    said = result.stderr.decode(errors="replace").strip().splitlines()
     if result.exit_code is None:
         return NodeUnreachable(
             f"{doing}: {result.node}: {result.error}",
             hint="check the nodes with `clusterctl status --live`; `up` or `attach` repairs them",
             transient=True,
         )
-    no_space = [line for line in said if "No space left" in line]
-    full = bool(no_space)
-    detail = (no_space or said or [f"exit code {result.exit_code}"])[-1]
+    full = [line for line in result.complaints.splitlines() if "No space left" in line]
     return LaunchError(
-        f"{doing} failed on {result.node}: {detail}",
+        f"{doing} failed on {result.node}: {full[-1] if full else result.why}",
         hint="free space there: `clusterctl ssh NODE -- df -h`" if full else "--verbose shows more",
     )
 

@@ -70,7 +70,7 @@ class InitCache:
                 env=with_plugins(self._cache),
             )
         if not result.ok:
-            said = result.error or result.stderr.decode(errors="replace").strip() or result.text
+            said = result.error or result.complaints or result.text
             raise TerraformError(
                 f"{self._binary.name} init failed: {first_line(said)}",
                 hint=_init_hint(said),

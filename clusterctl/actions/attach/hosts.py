@@ -13,7 +13,6 @@ from clusterctl.actions.attach.ports import check_ports
 from clusterctl.actions.attach.record import (
     ASK_TIMEOUT,
     CONNECT_TIMEOUT,
-    last_line,
     new_record,
     write_config,
 )
@@ -192,7 +191,7 @@ def _first(python: str) -> list[str]:
 def _unfit(node: Node, result: NodeResult) -> str:
     """Why no job can run there; "" if one can."""
     if result.error or not result.ok:
-        return last_line(result)
+        return result.why
     answers = facts.answers(result.text)
     reasons = []
     root = answers.get("root", "").strip()

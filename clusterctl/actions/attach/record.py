@@ -9,7 +9,7 @@ from pathlib import Path
 
 from clusterctl import assets
 from clusterctl.errors import RecordError
-from clusterctl.model import Cluster, ClusterSpec, NodeGroup, NodeResult, Phase
+from clusterctl.model import Cluster, ClusterSpec, NodeGroup, Phase
 from clusterctl.state import Store
 from clusterctl.state.home import write_atomic
 
@@ -45,8 +45,3 @@ def write_config(store: Store, cluster: Cluster) -> None:
         "client/attached_config.j2", cluster=cluster, home=str(Path.home() / ".ssh")
     )
     write_atomic(path, text.encode())
-
-
-def last_line(result: NodeResult) -> str:
-    said = (result.stderr or result.stdout).decode(errors="replace").strip().splitlines()
-    return result.error or (said[-1] if said else f"exit code {result.exit_code}")

@@ -10,7 +10,6 @@ from clusterctl.actions import Tell, check_name, open_pool
 from clusterctl.actions.attach.record import (
     ASK_TIMEOUT,
     CONNECT_TIMEOUT,
-    last_line,
     new_record,
     write_config,
 )
@@ -105,7 +104,7 @@ def _survey_site(
         raise NodeUnreachable(f"{where}: {result.error}", hint="try again", transient=True)
     if not result.ok:
         raise BootstrapError(
-            f"{where} could not be prepared: {last_line(result)}",
+            f"{where} could not be prepared: {result.why}",
             hint="choose a writable folder there with --workdir",
         )
     answers = facts.answers(result.text)
@@ -145,6 +144,6 @@ def _shared(pool: Pool, node: Node, site: BatchSite, tell: Tell) -> str:
             f"the compute nodes do not see {node.root}",
             hint="choose a folder that the login and compute nodes share with --workdir",
         )
-    said = last_line(result)
+    said = result.text.strip() if result.ok else result.why
     tell(f"whether compute nodes see {node.root} could not be checked now: {said}")
     return said

@@ -11,7 +11,7 @@ import io
 import os
 import tarfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from ipaddress import IPv4Network
@@ -19,7 +19,6 @@ from pathlib import Path
 
 from clusterctl import assets, catalog, keys, process
 from clusterctl.errors import (
-    ClusterctlError,
     LeftoverError,
     NodeUnreachable,
     ProviderError,
@@ -358,7 +357,11 @@ def _make(
         hint = _TOOLKIT if machine.vendor is Accelerator.NVIDIA and machine.gpus else ""
         engine.need("start", id, what=f"{machine.name} could not be started", hint=hint)
 
-    _each(make, machines)
+    # All of them, also after one has failed; then the first failure.
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        started = [pool.submit(make, machine) for machine in machines]
+    for each in started:
+        each.result()
 
 
 def _files(cluster: Cluster) -> dict[str, tuple[str, int]]:
@@ -388,22 +391,6 @@ def archive(files: Mapping[str, tuple[str, int]]) -> bytes:
             row.size, row.mode = len(data), mode
             tar.addfile(row, io.BytesIO(data))
     return sink.getvalue()
-
-
-def _each(act: Callable[[NodePlan], None], machines: Sequence[NodePlan]) -> None:
-    """All of them, also after one has failed; then the first failure."""
-    failures: list[ClusterctlError] = []
-
-    def guarded(machine: NodePlan) -> None:
-        try:
-            act(machine)
-        except ClusterctlError as error:
-            failures.append(error)
-
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        list(pool.map(guarded, machines))
-    if failures:
-        raise failures[0]
 
 
 def _greeted(cluster: Cluster, machines: Sequence[NodePlan], addresses: Mapping[str, str]) -> None:

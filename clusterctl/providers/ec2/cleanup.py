@@ -12,7 +12,7 @@ from clusterctl.errors import LeftoverError, ProviderError
 from clusterctl.providers.ec2.api import Api, Instance
 from clusterctl.providers.protocol import OnEvent, Resource, describe, plural
 
-TAG, NAME_TAG, NODE_TAG = "clusterctl:cluster", "clusterctl:name", "clusterctl:node"
+TAG, NAME_TAG = "clusterctl:cluster", "clusterctl:name"
 LIMIT = 600.0
 """Seconds that removing may take: a terminating GPU instance holds its network for minutes."""
 PAUSE = 2.0

@@ -84,5 +84,6 @@ def explain(trial: NodeResult, status: str) -> str:
     for bit, name in _CAPABILITIES.items():
         if not effective >> bit & 1:
             return f"no {name}"
-    lines = trial.stderr.decode(errors="replace").strip().splitlines()
-    return trial.error or (lines[-1] if lines else f"the trial ended with {trial.exit_code}")
+    return (
+        trial.why if trial.error or trial.complaints else f"the trial ended with {trial.exit_code}"
+    )

@@ -68,7 +68,7 @@ def ip(site: Site, *args: str, stdin: str = "", inside: int = 0, check: bool = T
         [*enter, "ip", *args], timeout=_PATIENCE, stdin=stdin.encode(), env=environment
     )
     if check and not result.ok:
-        said = result.error or result.stderr.decode(errors="replace").strip()
+        said = result.error or result.complaints
         raise ProviderError(f"the nodes' network could not be created: ip {' '.join(args)}: {said}")
     return result.text
 

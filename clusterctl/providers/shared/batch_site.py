@@ -46,8 +46,7 @@ class BatchSite:
         with Pool.of(cluster, folder / "ssh") as pool:
             result = pool.transport(login.name).run(self.status_command(), timeout=STATUS_TIMEOUT)
         if not result.ok:
-            said = result.error or result.stderr.decode(errors="replace").strip()
-            return {login.name: f"no answer: {said}"}, ()
+            return {login.name: f"no answer: {result.error or result.complaints}"}, ()
         return {login.name: "answers"}, self.queues(result.text)
 
     def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
