@@ -541,6 +541,11 @@ class NodeResult:
         return self.error or (said[-1] if said else f"exit code {self.exit_code}")
 
 
+def count(number: int, noun: str) -> str:
+    """`1 rank`, `2 ranks`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def clock(when: float) -> str:
     """A moment (seconds since the epoch) in local time: `2026-11-21 13:05:00 UTC`."""
     return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(when))

@@ -15,7 +15,7 @@ from clusterctl.jobs.follow import Follower, is_complete
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.stage import format_bytes
 from clusterctl.jobs.start import list_rank_nodes
-from clusterctl.model import Cluster, Job, Role, clock
+from clusterctl.model import Cluster, Job, Role, clock, count
 from clusterctl.state import Store
 from clusterctl.time_limits import Deadline
 from clusterctl.transport.pool import Pool
@@ -210,8 +210,8 @@ def describe_loss(unfetched: Sequence[tuple[int, int]], unknown: Mapping[int, st
     lines = [f"job {n} has unfetched outputs: {format_bytes(size)}" for n, size in named]
     others = [size for number, size in unfetched if (number, size) not in named]
     if others:
-        many = "1 more job" if len(others) == 1 else f"{len(others)} more jobs"
-        lines.append(f"{many} with smaller ones: {format_bytes(sum(others))} together")
+        more, size = count(len(others), "more job"), format_bytes(sum(others))
+        lines.append(f"{more} with smaller ones: {size} together")
     whys: dict[str, list[int]] = {}
     for number, why in unknown.items():
         whys.setdefault(why, []).append(number)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from clusterctl import providers
 from clusterctl.errors import ClusterctlError, reason
 from clusterctl.insight import cost
-from clusterctl.model import Charge, Cluster, Job, Node, Phase
+from clusterctl.model import Charge, Cluster, Job, Node, Phase, count
 from clusterctl.node_results import ranges
 from clusterctl.providers.protocol import Expiring, Queue
 from clusterctl.providers.shared import billing
@@ -125,11 +125,7 @@ def _overdue(
     charges = billing.settle(cluster, living=there, made=made, now=now)
     if not there:
         return charges, ()
-    many = (
-        "1 machine is still running"
-        if len(there) == 1
-        else f"{len(there)} machines are still running"
-    )
+    many = f"{count(len(there), 'machine')} {'is' if len(there) == 1 else 'are'} still running"
     return charges, (
         f"the deadline of cluster {cluster.name} has passed, but {many}"
         f" ({ranges(sorted(there))}), ${cost.per_hour(charges):.2f}/h: {remove}",

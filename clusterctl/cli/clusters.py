@@ -12,7 +12,7 @@ from clusterctl.cli import spec as specs
 from clusterctl.cli.console import Console, ago, pick, table
 from clusterctl.cli.job_output import fetched_document, note_fetched
 from clusterctl.errors import UsageError
-from clusterctl.model import Cluster, clock
+from clusterctl.model import Cluster, clock, count
 from clusterctl.options import DEFAULT_NAME
 
 
@@ -42,8 +42,9 @@ def up(given: verbs.Up, console: Console, *, then: bool = True) -> None:
     up_cluster = made.cluster
     if then:
         console.note(table([(phase, f"{seconds:.2f} s") for phase, seconds in made.phases]))
+    workers = count(len(up_cluster.workers), "worker")
     console.note(
-        f"cluster {up_cluster.name} is ready: 1 launcher, {_workers(len(up_cluster.workers))}"
+        f"cluster {up_cluster.name} is ready: 1 launcher, {workers}"
         f" ({up_cluster.mode}){_ends(up_cluster)}"
         + (_next(up_cluster, alone=store.names() == (up_cluster.name,)) if then else "")
     )
@@ -198,10 +199,6 @@ def _next(cluster: Cluster, *, alone: bool) -> str:
         f". Next:\n  clusterctl run {option}{_program(cluster)} 1000 1000\n"
         f"  clusterctl status{argument}\n  clusterctl down{argument}"
     )
-
-
-def _workers(count: int) -> str:
-    return "1 worker" if count == 1 else f"{count} workers"
 
 
 def _node_row(item: Any, live: bool) -> list[object]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.cli.console import Console, ago, pick, plain
 from clusterctl.errors import ClusterctlError, ProviderError, UsageError
-from clusterctl.model import UNPLACED, Job, JobState
+from clusterctl.model import UNPLACED, Job, JobState, count
 
 if TYPE_CHECKING:
     from clusterctl.actions.jobs import Fetched
@@ -31,10 +31,9 @@ def announce(console: Console, job: Job, detach: bool) -> None:
         for place in job.placement
         if place.node != UNPLACED
     )
-    plural = "rank" if job.ranks == 1 else "ranks"
     places = f" ({where})" if where else ""
     native = f" ({job.scheduler} {job.native_id})" if job.native_id else ""
-    console.report(f"job {job.id}: {job.ranks} {plural}{places}, {job.state.value}{native}")
+    console.report(f"job {job.id}: {count(job.ranks, 'rank')}{places}, {job.state.value}{native}")
     if detach:
         console.note(f"follow it with `clusterctl logs {job.id} -f`")
         console.document(pick(job, "id", "cluster", "state", "native_id"))

@@ -10,7 +10,7 @@ from dataclasses import replace
 from clusterctl.errors import NodeUnreachable
 from clusterctl.jobs import systems
 from clusterctl.jobs.start import ASK_TIMEOUT, list_nodes, list_rank_nodes, make_error
-from clusterctl.model import Cluster, Job, JobState, NodeResult
+from clusterctl.model import Cluster, Job, JobState, NodeResult, count
 from clusterctl.schedulers import direct
 from clusterctl.schedulers.direct import GRACE
 from clusterctl.time_limits import NEVER, Deadline
@@ -149,15 +149,10 @@ def describe_survivors(job: Job) -> str:
         return "the batch system ended it" if job.started else "it had not started"
     left = {name: count for name, count in job.survivors.items() if count}
     if not left:
-        one = len(job.survivors) == 1
-        return (
-            "no processes left on 1 node"
-            if one
-            else f"no processes left on {len(job.survivors)} nodes"
-        )
+        return f"no processes left on {count(len(job.survivors), 'node')}"
     return ", ".join(
-        f"{name} did not answer" if count < 0 else f"{count} processes left on {name}"
-        for name, count in left.items()
+        f"{name} did not answer" if number < 0 else f"{number} processes left on {name}"
+        for name, number in left.items()
     )
 
 

@@ -35,8 +35,8 @@ def environment(
         ("MASTER_ADDR", master, f"the first worker, {first.name}"),
     ]
     if request.spec.launcher == "mpirun":
-        waiting = choose_waiting(request)
-        own.append((YIELD, str(int(waiting.yields)), waiting.why))
+        yields, why = choose_waiting(request)
+        own.append((YIELD, str(int(yields)), why))
     return variables(request, own, more)
 
 

@@ -39,71 +39,13 @@ there (openucx/ucc#1043)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Abilities:
-    """What the nodes of one job can do together."""
-
-    nodes: tuple[Node, ...]
-    backend: str
-
-    @property
-    def words(self) -> frozenset[str]:
-        """In the words of the tables below: what every Open MPI was built with, as
-        `framework:component`, and what else holds on every node."""
-        built = [frozenset(node.facts.mpi_components) for node in self.nodes]
-        plug_ins = [node.facts.nccl_net for node in self.nodes if node.facts.gpus]
-        others = {
-            "rdma": self.rdma,
-            "efa": self.efa,
-            "gpu": self.over_mpi,
-            "host": not self.over_mpi,
-            "memory": self.gpu_ucx or not self.over_mpi,
-            "amd": Accelerator.AMD in self.vendors,
-            "plug-in": bool(plug_ins) and all(plug_ins),
-        }
-        return frozenset.intersection(*built) | {word for word, holds in others.items() if holds}
-
-    @property
-    def vendors(self) -> frozenset[Accelerator]:
-        return frozenset(node.facts.accelerator for node in self.nodes if node.facts.gpus)
-
-    @property
-    def mixed(self) -> bool:
-        return len(self.vendors) > 1
-
-    @property
-    def over_mpi(self) -> bool:
-        """GPU gradients go through MPI."""
-        return bool(self.vendors) and (
-            self.backend == "mpi" or (self.mixed and self.backend == "auto")
-        )
-
-    @property
-    def rdma(self) -> bool:
-        """Every UCX sees an RDMA device."""
-        return all(rdma_devices(node) for node in self.nodes)
-
-    @property
-    def gpu_ucx(self) -> bool:
-        """Every UCX beside a GPU can read that GPU's memory."""
-        return all(
-            COPY[node.facts.accelerator] in _transports(node)
-            for node in self.nodes
-            if node.facts.gpus
-        )
-
-    @property
-    def efa(self) -> bool:
-        """Every libfabric sees an Elastic Fabric Adapter."""
-        return all("efa" in node.facts.fabrics for node in self.nodes)
-
-
-@dataclass(frozen=True, slots=True)
 class Engine:
     """A row of ENGINES. The first row counts of which the nodes have all `needs`:
 
     `rdma`, `efa`: every UCX, or every libfabric, sees such a device. `gpu`: GPU gradients go
     through MPI, `host`: they do not. `memory`: UCX reads whatever memory gradients lie in. `amd`:
-    there are GPUs of AMD. `plug-in`: NCCL finds its OFI plug-in wherever there is a GPU.
+    there are GPUs of AMD, `mixed`: of NVIDIA too. `plug-in`: NCCL finds its OFI plug-in wherever
+    there is a GPU. Others are what every Open MPI was built with, as `framework:component`.
     """
 
     name: str
@@ -178,27 +120,46 @@ class MpiTransport:
 
 def choose(backend: str, nodes: Sequence[Node]) -> MpiTransport:
     """Raises LaunchError for NCCL among GPUs of two vendors."""
-    can = Abilities(tuple(nodes), backend)
-    if can.mixed and backend == "nccl":
+    can = _abilities(backend, nodes)
+    if "mixed" in can and backend == "nccl":
         raise LaunchError(
             "NCCL and RCCL cannot talk to each other, and this job has AMD and NVIDIA GPUs",
             hint="--backend mpi (or auto), or the nodes of one vendor",
         )
-    words = can.words
-    engine = next(row for row in ENGINES if words.issuperset(row.needs))
-    words |= {engine.pml}
-    ucx, ucc = engine.pml == "ucx", words.issuperset(UCC_NEEDS)
-    rows = [row for needs, rows in VARIABLES if words.issuperset(needs) for row in rows]
-    if can.mixed and backend == "auto":
+    engine = next(row for row in ENGINES if can.issuperset(row.needs))
+    can |= {engine.pml}
+    rows = [row for needs, rows in VARIABLES if can.issuperset(needs) for row in rows]
+    if "mixed" in can and backend == "auto":
         why = "NCCL and RCCL cannot talk to each other: gradients of both go over MPI"
         rows.insert(0, ("CLUSTERCTL_BACKEND", "mpi", why))
+    by_node = {node.name: rdma_devices(node) for node in nodes} if {"ucx", "rdma"} <= can else {}
     return MpiTransport(
         engine=engine.name,
-        flags=engine.flags + (UCC if ucc else ()),
+        flags=engine.flags + (UCC if can.issuperset(UCC_NEEDS) else ()),
         env=tuple(dict.fromkeys(rows)),
-        ucx_devices={node.name: rdma_devices(node) for node in nodes} if ucx and can.rdma else {},
-        notes=_notes(can, ucx, ucc),
+        ucx_devices=by_node,
+        notes=_notes(can, nodes),
     )
+
+
+def _abilities(backend: str, nodes: Sequence[Node]) -> frozenset[str]:
+    """What the nodes of a job can do together, in the words of `Engine.needs`."""
+    with_gpu = [node for node in nodes if node.facts.gpus]
+    vendors = {node.facts.accelerator for node in with_gpu}
+    mixed = len(vendors) > 1
+    over_mpi = bool(vendors) and (backend == "mpi" or (mixed and backend == "auto"))
+    words = {
+        "rdma": all(rdma_devices(node) for node in nodes),
+        "efa": all("efa" in node.facts.fabrics for node in nodes),
+        "gpu": over_mpi,
+        "host": not over_mpi,
+        "memory": not over_mpi or not _blind(nodes),
+        "amd": Accelerator.AMD in vendors,
+        "mixed": mixed,
+        "plug-in": bool(with_gpu) and all(node.facts.nccl_net for node in with_gpu),
+    }
+    built = (frozenset(node.facts.mpi_components) for node in nodes)
+    return frozenset.intersection(*built) | {word for word, holds in words.items() if holds}
 
 
 def rdma_devices(node: Node) -> tuple[str, ...]:
@@ -208,35 +169,33 @@ def rdma_devices(node: Node) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _transports(node: Node) -> set[str]:
-    return {item.partition("/")[0] for item in node.facts.ucx}
+def _blind(nodes: Sequence[Node]) -> list[str]:
+    """Nodes whose UCX cannot read the memory of their GPUs."""
+    return [
+        node.name
+        for node in nodes
+        if node.facts.gpus
+        and COPY[node.facts.accelerator] not in {item.partition("/")[0] for item in node.facts.ucx}
+    ]
 
 
-def _notes(can: Abilities, ucx: bool, ucc: bool) -> tuple[str, ...]:
+def _notes(can: frozenset[str], nodes: Sequence[Node]) -> tuple[str, ...]:
     notes = []
-    if can.over_mpi and not ucx:
+    if "gpu" in can and "ucx" not in can:
+        no_pml = [node.name for node in nodes if "pml:ucx" not in node.facts.mpi_components]
+        lacking = f"Open MPI has no UCX on {', '.join(no_pml)}"
+        if not no_pml:
+            lacking = f"UCX sees no GPU on {', '.join(_blind(nodes))}"
         notes.append(
             "MPI cannot reach GPU memory on every node: gradients go through host memory"
-            f" ({_lacking(can)})"
+            f" ({lacking})"
         )
-    if ucx and can.over_mpi and not ucc:
+    if {"gpu", "ucx"} <= can and "coll:ucc" not in can:
         notes.append("no UCC in Open MPI on every node: its own collectives, over UCX")
-    without = [node.name for node in can.nodes if node.facts.gpus and not node.facts.nccl_net]
-    if can.efa and without and not can.over_mpi:
+    without = [node.name for node in nodes if node.facts.gpus and not node.facts.nccl_net]
+    if {"efa", "host"} <= can and without:
         notes.append(
             f"EFA is there, but NCCL finds no OFI plug-in on {', '.join(without)}: it uses"
             " TCP (install aws-ofi-nccl, and run ldconfig)"
         )
     return tuple(notes)
-
-
-def _lacking(can: Abilities) -> str:
-    no_pml = [node.name for node in can.nodes if "pml:ucx" not in node.facts.mpi_components]
-    if no_pml:
-        return f"Open MPI has no UCX on {', '.join(no_pml)}"
-    blind = [
-        node.name
-        for node in can.nodes
-        if node.facts.gpus and COPY[node.facts.accelerator] not in _transports(node)
-    ]
-    return f"UCX sees no GPU on {', '.join(blind)}"

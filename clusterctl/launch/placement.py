@@ -91,27 +91,21 @@ def choose_binding(request: Request) -> Binding:
     return Binding(cores, "a rank that stays on its cores keeps its cache")
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """`yields`: the core is offered at every poll. `why` is for people."""
-
-    yields: bool
-    why: str
-
-
-def choose_waiting(request: Request) -> Waiting:
+def choose_waiting(request: Request) -> tuple[bool, str]:
+    """Whether a rank that waits offers its core at every poll, and why."""
     cluster, placement = request.cluster, request.placement
-    if cluster.shares_machine:
-        return Waiting(True, "waiting ranks yield: this machine runs other programs")
-    if shares_processor(cluster, placement):
-        return Waiting(True, "waiting ranks yield: the nodes share one processor")
-    if request.spec.now:
-        return Waiting(True, "waiting ranks yield: with --now, other jobs may use these cores")
-    if any(place.count > cluster.node(place.node).facts.cores for place in placement):
-        return Waiting(True, "waiting ranks yield: there are more ranks than cores")
-    if cluster.identity is not None:
-        return Waiting(True, "waiting ranks yield: these hosts may run other programs")
-    return Waiting(False, "waiting ranks poll: the machines run nothing but this job")
+    more = any(place.count > cluster.node(place.node).facts.cores for place in placement)
+    reasons = (
+        (cluster.shares_machine, "this machine runs other programs"),
+        (shares_processor(cluster, placement), "the nodes share one processor"),
+        (request.spec.now, "with --now, other jobs may use these cores"),
+        (more, "there are more ranks than cores"),
+        (cluster.attached, "these hosts may run other programs"),
+    )
+    why = next((why for holds, why in reasons if holds), "")
+    if why:
+        return True, f"waiting ranks yield: {why}"
+    return False, "waiting ranks poll: the machines run nothing but this job"
 
 
 def _most(workers: Sequence[Node]) -> int:

@@ -12,7 +12,17 @@ from typing import Any
 
 from clusterctl import assets, catalog, terraform
 from clusterctl.errors import NodeUnreachable, ProviderError
-from clusterctl.model import Accelerator, Charge, Cluster, ClusterSpec, Node, Role, Runtime, clock
+from clusterctl.model import (
+    Accelerator,
+    Charge,
+    Cluster,
+    ClusterSpec,
+    Node,
+    Role,
+    Runtime,
+    clock,
+    count,
+)
 from clusterctl.node_results import fold
 from clusterctl.providers.ec2 import (
     adoption,
@@ -122,7 +132,7 @@ class Ec2Provider:
         rate, unknown = prices.hourly(dear)
         worst = prices.money(rate * (deadline - now) / 3600, 2)
         known = [charge for charge in charges if charge.until is None]
-        many = "1 machine" if len(names) == 1 else f"{len(names)} machines"
+        many = count(len(names), "machine")
         if begun:
             self._planned[options.name] = _Planned(options, found, api, begun)
         return ProviderPlan(
@@ -143,9 +153,7 @@ class Ec2Provider:
             charges=charges,
             deadline=deadline,
             account=found.account,
-            question=f"start {many} for up to {worst}{' and more' * bool(unknown)}?"
-            if names
-            else "",
+            question=f"start {many} for up to {worst}{' and more' * bool(unknown)}?" * bool(names),
         )
 
     def create(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> Created:

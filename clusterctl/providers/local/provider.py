@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from clusterctl.errors import LeftoverError, ProviderError
-from clusterctl.model import Cluster, ClusterSpec, Node, Role
+from clusterctl.model import Cluster, ClusterSpec, Node, Role, count
 from clusterctl.providers.local import cleanup, layout, modes, processes, reaper, sshd
 from clusterctl.providers.local.converge import converge
 from clusterctl.providers.local.loopback import Loopback, drop_privsep
@@ -79,8 +79,7 @@ class LocalProvider:
         if cluster.deadline:
             reaper.arm(site, cluster.name, cluster.deadline, cluster.spec.ttl)
         on_event(
-            f"{len(outcome.started)} {'node' if len(outcome.started) == 1 else 'nodes'} started"
-            f" in {time.monotonic() - began:.2f} s"
+            f"{count(len(outcome.started), 'node')} started in {time.monotonic() - began:.2f} s"
             + (f", {kept} already running" if kept else "")
             + (f", removed: {', '.join(outcome.removed)}" if outcome.removed else "")
         )
