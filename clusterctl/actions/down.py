@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -104,7 +104,14 @@ def down(
     )
 
 
-def finish_down(store: Store, cluster: Cluster, tell: Tell, *, force: bool = False) -> Cluster:
+def finish_down(
+    store: Store,
+    cluster: Cluster,
+    tell: Tell,
+    *,
+    force: bool = False,
+    clock: Callable[[], float] = time.time,
+) -> Cluster:
     """The part that is safe to repeat: destroy, then let the record go; returns its last state.
 
     Machines go also where nothing can be written: a full disk must not keep them. `force` also lets
@@ -116,14 +123,14 @@ def finish_down(store: Store, cluster: Cluster, tell: Tell, *, force: bool = Fal
     store.event(cluster.name, "deleting")
     folder = store.folder(cluster.name)
     if cluster.charges:
-        cluster = replace(cluster, charges=_made(cluster, folder))
+        cluster = replace(cluster, charges=_made(cluster, folder, clock()))
     try:
         providers.load(cluster.spec.provider).destroy(cluster, folder, tell)
     except LeftoverError as error:
         if not (force and cluster.attached):
             raise
         tell(error.message)
-    now = time.time()
+    now = clock()
     cluster = replace(cluster, charges=tuple(item.ended(now) for item in cluster.charges))
     how = "detached" if cluster.attached else "taken down"
     for job in store.open_jobs(cluster):
@@ -145,7 +152,7 @@ def _living(store: Store, cluster: Cluster, tell: Tell) -> Collection[str]:
         raise
 
 
-def _made(cluster: Cluster, folder: Path) -> tuple[Charge, ...]:
+def _made(cluster: Cluster, folder: Path, now: float) -> tuple[Charge, ...]:
     """The charges of machines that there are, or were: an `up` that broke off has planned more, and
     those that are gone cost no more."""
     provider = providers.load_billing(cluster)
@@ -154,7 +161,7 @@ def _made(cluster: Cluster, folder: Path) -> tuple[Charge, ...]:
     except ClusterctlError:
         return cluster.charges
     made = {node.name for node in cluster.nodes} | provider.list_made(folder)
-    return billing.settle(cluster, living=there, made=made, now=time.time())
+    return billing.settle(cluster, living=there, made=made, now=now)
 
 
 def find_orphans(store: Store, name: str) -> tuple[Cluster, ...]:

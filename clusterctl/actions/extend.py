@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from clusterctl import providers
+from clusterctl import model, providers
 from clusterctl.actions import Tell, require_owned
 from clusterctl.errors import UsageError
 from clusterctl.insight import cost
-from clusterctl.model import Cluster, Job, Phase, clock
+from clusterctl.model import Cluster, Job, Phase
 from clusterctl.node_results import ranges
 from clusterctl.providers.protocol import Expiring
 from clusterctl.state import ClusterLock, Store
@@ -30,7 +30,14 @@ Consent = Callable[[str], bool]
 """Asks whether what runs may end sooner; raises UsageError where there is nobody to ask."""
 
 
-def extend(store: Store, name: str, ttl: float, tell: Tell, consent: Consent) -> Extended:
+def extend(
+    store: Store,
+    name: str,
+    ttl: float,
+    tell: Tell,
+    consent: Consent,
+    clock: Callable[[], float] = time.time,
+) -> Extended:
     """The cluster ends `ttl` seconds from now. Raises NodeUnreachable naming the nodes that keep
     their old deadline, with the later one on record, and UsageError where a budget does not last
     that long, machines run that are no nodes yet, or an end that comes sooner is not agreed to."""
@@ -42,7 +49,7 @@ def extend(store: Store, name: str, ttl: float, tell: Tell, consent: Consent) ->
                 f"the nodes of cluster {name} have no deadline",
                 hint=f"`clusterctl down {name}` removes them",
             )
-        now = time.time()
+        now = clock()
         _whole(cluster, store.folder(name), now)
         rate = cost.per_hour(cluster.charges)
         dollars = cost.dollars(cluster.charges, now) + rate * ttl / 3600
@@ -76,7 +83,7 @@ def _sooner(store: Store, cluster: Cluster, end: float, now: float) -> str:
     if before is None and not running:
         return ""
     jobs = f"job {', '.join(running)} {'is' if len(running) == 1 else 'are'} running"
-    instead = f"at {clock(end)}" + (f" instead of {clock(before)}" if before else "")
+    instead = f"at {model.clock(end)}" + (f" instead of {model.clock(before)}" if before else "")
     return (
         f"cluster {cluster.name} would end {instead}"
         + f", and {jobs}" * bool(running)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from clusterctl import providers
@@ -46,7 +46,13 @@ class Status:
     """What is wrong with the cluster and what to do, one line each."""
 
 
-def status(store: Store, cluster: Cluster, *, live: bool = False) -> Status:
+def status(
+    store: Store,
+    cluster: Cluster,
+    *,
+    live: bool = False,
+    clock: Callable[[], float] = time.time,
+) -> Status:
     """From the record alone, unless `live`: then provider and nodes are asked, within deadlines.
     When the deadline is over, whoever bills the cluster is asked in any case: its machines should
     have ended themselves, and the record cannot tell whether they did."""
@@ -56,7 +62,7 @@ def status(store: Store, cluster: Cluster, *, live: bool = False) -> Status:
     dead: list[str] = []
     if live:
         answers, deadlines, dead, queues = _ask(store, cluster)
-    now = time.time()
+    now = clock()
     charges: Sequence[Charge] = cluster.charges
     overdue: tuple[str, ...] = ()
     if _outlived(cluster, now):

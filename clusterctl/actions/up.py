@@ -353,7 +353,13 @@ def _record(
     return intent, cluster
 
 
-def record_failed_create(store: Store, cluster: Cluster, old: Cluster | None, tell: Tell) -> None:
+def record_failed_create(
+    store: Store,
+    cluster: Cluster,
+    old: Cluster | None,
+    tell: Tell,
+    clock: Callable[[], float] = time.time,
+) -> None:
     """After an `up` that broke off: the record keeps what really costs money, and a cluster that
     was ready and has lost and gained nothing is ready."""
     if not cluster.charges:
@@ -366,7 +372,7 @@ def record_failed_create(store: Store, cluster: Cluster, old: Cluster | None, te
     # What ran when it was planned; the rest of the plan may never have been made.
     past = set(old.charges) if old else set()
     ran = {item.node for item in past.intersection(cluster.charges) if item.until is None}
-    charges = billing.settle(cluster, living=there, made=ran, now=time.time())
+    charges = billing.settle(cluster, living=there, made=ran, now=clock())
     # By machine and deadline, not by name: new ones are called as those in whose place they are.
     same = old and (there, cluster.deadline) == (before, old.deadline)
     if old and old.phase is Phase.READY and same:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from clusterctl import providers
 from clusterctl.actions import open_store, show
 from clusterctl.actions.down import finish_down
 from clusterctl.actions.salvage import describe_loss
@@ -19,15 +17,15 @@ from clusterctl.model import Charge, Cluster
 from clusterctl.providers.shared import billing
 from tests.unit.calling import Call
 from tests.unit.making import cluster
+from tests.unit.provided import provide
 
-NOW = time.time()
+NOW = 1.7e9
 HOUR = 3600.0
 
 
-@pytest.fixture(autouse=True)
-def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+def clock() -> float:
     """It stands still: minutes may pass before a test has its turn."""
-    monkeypatch.setattr(time, "time", lambda: NOW)
+    return NOW
 
 
 def charge(name: str, **changes: object) -> Charge:
@@ -75,10 +73,10 @@ def receipt(
     monkeypatch: pytest.MonkeyPatch, old: Cluster, *living: str, noted: frozenset[str] = frozenset()
 ) -> tuple[tuple[int, float], ...]:
     """How many machines were paid for how many hours, as `down` has it."""
-    monkeypatch.setattr(providers, "load", lambda name: Ends(*living, noted=noted))
+    provide(monkeypatch, "ec2", Ends(*living, noted=noted))
     store = open_store()
     store.save(old)
-    ended = finish_down(store, old, print)
+    ended = finish_down(store, old, print, clock=clock)
     lines = cost.receipt(ended.charges, NOW + 999 * HOUR)
     return tuple((line.count, round(line.hours, 1)) for line in lines)
 
@@ -87,8 +85,8 @@ def shown(
     monkeypatch: pytest.MonkeyPatch, provider: Ends, **changes: object
 ) -> tuple[float, float, str]:
     """What `status` says: money so far and per hour, and its warnings."""
-    monkeypatch.setattr(providers, "load", lambda name: provider)
-    found = show.status(open_store(), forgotten(**changes))
+    provide(monkeypatch, "ec2", provider)
+    found = show.status(open_store(), forgotten(**changes), clock=clock)
     return round(found.dollars), found.dollars_per_hour, "".join(found.warnings)
 
 
@@ -123,7 +121,7 @@ def test_a_bill_that_cannot_be_asked_for_is_not_shown_as_nothing(
 def test_list_warns_of_machines_that_outlive_the_deadline(
     monkeypatch: pytest.MonkeyPatch, call: Call
 ) -> None:
-    monkeypatch.setattr(providers, "load", lambda name: Ends("worker-1"))
+    provide(monkeypatch, "ec2", Ends("worker-1"))
     for name in ("lab", "hall"):
         open_store().save(forgotten(spec=cluster(name=name).spec))
     said = call("list")

@@ -16,6 +16,7 @@ from clusterctl.actions import show
 from clusterctl.model import Cluster, ClusterSpec, NodeGroup, Phase
 from clusterctl.providers.local.provider import LocalProvider
 from clusterctl.providers.shared import deadlines
+from tests.unit.provided import provide
 from tests.unit.staged import lab
 
 SPEC = ClusterSpec(name="lab", provider="docker", groups=(NodeGroup(count=1),))
@@ -26,21 +27,23 @@ def test_what_the_file_says() -> None:
     assert deadlines.render_file(None) == ""
     assert deadlines.render_file(1000.9, 8 * 3600) == "1000\n300\n"
     assert deadlines.render_file(1000.0, 600) == "1000\n60\n"
-    soon = time.time() + 100
-    assert deadlines.render_file(soon).splitlines()[1] in ("9", "10")
+    assert deadlines.render_file(1100.0, clock=lambda: 1000.0) == "1100\n10\n"
 
 
-def test_the_one_that_is_armed_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = time.time()
+def test_the_one_that_is_armed_stays() -> None:
+    now = 1.7e9
+
+    def asked(spec: ClusterSpec, current: Cluster | None) -> float | None:
+        return deadlines.choose_deadline(spec, current, clock=lambda: now)
+
     cluster = Cluster(id="lab-1", spec=SPEC, phase=Phase.READY, created=now, deadline=now + 50)
     wish = replace(SPEC, ttl=1000.0)
-    assert deadlines.choose_deadline(SPEC, None) is None
-    assert deadlines.choose_deadline(SPEC, cluster) == now + 50
-    assert deadlines.choose_deadline(wish, cluster) == now + 50
+    assert asked(SPEC, None) is None
+    assert asked(SPEC, cluster) == now + 50
+    assert asked(wish, cluster) == now + 50
     # One that is over, even just now, is no deadline.
-    monkeypatch.setattr(time, "time", lambda: now)
-    assert deadlines.choose_deadline(wish, replace(cluster, deadline=now)) == now + 1000
-    assert now + 1000 <= (deadlines.choose_deadline(wish, replace(cluster, deadline=now - 1)) or 0)
+    assert asked(wish, replace(cluster, deadline=now)) == now + 1000
+    assert asked(wish, replace(cluster, deadline=now - 1)) == now + 1000
 
 
 def test_an_agent_ends_its_own_node() -> None:
@@ -102,6 +105,13 @@ def test_it_follows_the_file(agent: Agent, tmp_path: Path) -> None:
     assert story.read_text() == "ask 240\nend\n"
 
 
+class Running(LocalProvider):
+    """Its nodes run, whatever the processes of this machine are."""
+
+    def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
+        return {node.name: "running" for node in cluster.nodes}
+
+
 def test_a_live_status_names_nodes_whose_agent_has_died(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,11 +119,7 @@ def test_a_live_status_names_nodes_whose_agent_has_died(
     name = f"agent-{os.getpid()}.sh"
     monkeypatch.setattr(deadlines, "AGENT", name)
     monkeypatch.setattr(deadlines, "FILE", str(tmp_path / "deadline"))
-    monkeypatch.setattr(
-        LocalProvider,
-        "describe",
-        lambda self, cluster, folder: {node.name: "running" for node in cluster.nodes},
-    )
+    provide(monkeypatch, "local", Running())
     (tmp_path / name).write_text("read line\n")
 
     def told() -> show.Status:

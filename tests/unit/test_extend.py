@@ -6,21 +6,24 @@ import re
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from clusterctl import providers
+from clusterctl.actions import extend as action
 from clusterctl.actions import open_store
-from clusterctl.actions.extend import extend
 from clusterctl.errors import NodeUnreachable, UsageError
 from clusterctl.model import Charge, CloudSpec, Cluster, JobState, Phase, clock
 from clusterctl.state import Store
 from tests.unit.calling import Call
 from tests.unit.making import cluster, job, spec
+from tests.unit.provided import provide
 
-HOUR = 3600.0
+NOW, HOUR = 1.7e9, 3600.0
+
+extend = partial(action.extend, clock=lambda: NOW)
 
 
 def agreed(question: str) -> bool:
@@ -58,17 +61,19 @@ class Machines:
 @pytest.fixture
 def machines(monkeypatch: pytest.MonkeyPatch) -> Machines:
     made = Machines(open_store())
-    monkeypatch.setattr(providers, "load", lambda name: made)
+    provide(monkeypatch, "ec2", made)
     return made
 
 
-def on_record(store: Store, ends_in: float | None, **changes: Any) -> float | None:
+def on_record(
+    store: Store, ends_in: float | None, now: float = NOW, **changes: Any
+) -> float | None:
     """The deadline of the cluster that is now on record."""
     charges = [
-        Charge(node=name, part="instance", item="t", hourly=1.0, source="", since=time.time())
+        Charge(node=name, part="instance", item="t", hourly=1.0, source="", since=now)
         for name in NODES
     ]
-    end = None if ends_in is None else time.time() + ends_in
+    end = None if ends_in is None else now + ends_in
     store.save(cluster(deadline=end, charges=tuple(charges), **changes))
     return end
 
@@ -88,7 +93,7 @@ def test_whoever_did_not_answer_the_later_end_is_on_record(machines: Machines, t
     with pytest.raises(NodeUnreachable):
         extend(machines.store, "lab", ttl, print, agreed)
     kept = machines.store.cluster("lab").deadline
-    assert kept == pytest.approx(max(end or 0.0, time.time() + ttl), abs=60)
+    assert kept == max(end or 0.0, NOW + ttl)
 
 
 @pytest.mark.parametrize("ttl", [HOUR, 4 * HOUR])
@@ -143,7 +148,7 @@ def test_a_cluster_that_has_ended_is_not_extended(machines: Machines) -> None:
 def test_machines_that_outlive_their_deadline_get_another(machines: Machines) -> None:
     on_record(machines.store, -HOUR)
     done = extend(machines.store, "lab", HOUR, print, agreed)
-    assert machines.store.cluster("lab").deadline == done.deadline > time.time()
+    assert machines.store.cluster("lab").deadline == done.deadline > NOW
 
 
 def test_a_ready_cluster_is_extended_by_ssh_alone(machines: Machines) -> None:
@@ -179,10 +184,9 @@ def test_jobs_that_would_be_cut_off_are_named(machines: Machines) -> None:
     on_record(store, None)
     extend(store, "lab", HOUR, print, unasked)
     on_record(store, None)
-    now = time.time()
     running(store, 1)
-    running(store, 2, started=now, what=spec(timeout=HOUR / 2))
-    running(store, 3, started=now, what=spec(timeout=2 * HOUR))
+    running(store, 2, started=NOW, what=spec(timeout=HOUR / 2))
+    running(store, 3, started=NOW, what=spec(timeout=2 * HOUR))
     running(store, 4, cluster_id="other-1")
     store.save_job(job(cluster(), state=JobState.SUCCEEDED, id=5))
     asked: list[str] = []
@@ -201,7 +205,7 @@ def test_a_later_end_asks_nothing_whatever_runs(machines: Machines) -> None:
 
 
 def test_without_a_terminal_an_earlier_end_needs_yes(machines: Machines, call: Call) -> None:
-    end = on_record(machines.store, 8 * HOUR)
+    end = on_record(machines.store, 8 * HOUR, time.time())
     said = call("extend", "lab", "--ttl", "30m")
     assert said.code == 2
     assert "confirm with -y (--yes)" in said.err

@@ -6,7 +6,7 @@ The agent reads a file again every few seconds, so that `extend` only has to rep
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from clusterctl import assets
 from clusterctl.model import Cluster, ClusterSpec
@@ -21,19 +21,23 @@ WARNING = 300
 """Seconds before the deadline when ranks get SIGTERM; a tenth of a shorter life."""
 
 
-def choose_deadline(spec: ClusterSpec, current: Cluster | None) -> float | None:
+def choose_deadline(
+    spec: ClusterSpec, current: Cluster | None, clock: Callable[[], float] = time.time
+) -> float | None:
     """For nodes that cost nothing: the one that is armed, else from --ttl, else none."""
-    now = time.time()
+    now = clock()
     if current and current.deadline and current.deadline > now:
         return current.deadline
     return now + spec.ttl if spec.ttl else None
 
 
-def render_file(deadline: float | None, life: float = 0.0) -> str:
+def render_file(
+    deadline: float | None, life: float = 0.0, clock: Callable[[], float] = time.time
+) -> str:
     """What FILE says, for nodes that are to live `life` seconds. Empty: no deadline."""
     if deadline is None:
         return ""
-    seconds = life or deadline - time.time()
+    seconds = life or deadline - clock()
     return f"{int(deadline)}\n{max(0, min(WARNING, int(seconds / 10)))}\n"
 
 
