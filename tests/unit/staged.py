@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from clusterctl import launch
 from clusterctl.actions import open_store
 from clusterctl.jobs import control, stage
 from clusterctl.jobs.start import Carry, node_files, put
-from clusterctl.model import Cluster, Job, JobState
+from clusterctl.model import Cluster, Job, JobSpec, JobState
 from clusterctl.state import Store
 from clusterctl.transport.pool import Pool
 from tests.unit.making import cluster, job, node, request
@@ -19,7 +21,7 @@ from tests.unit.making import cluster, job, node, request
 
 @dataclass(frozen=True)
 class Staged:
-    """A cluster of a launcher and two workers on record, whose roots lie below `folder`."""
+    """A cluster of a launcher and workers on record, whose roots lie below `folder`."""
 
     folder: Path
     where: Cluster
@@ -37,11 +39,17 @@ class Staged:
     def work(self, name: str = "worker-1", number: int = 7) -> Path:
         return Path(self.where.node(name).root) / "jobs" / str(number) / "work"
 
-    def job(self, tree: Path, number: int = 7, carry: Carry | None = None) -> Job:
-        """A job with the files of `tree` on both workers, on record as succeeded."""
-        asked = request(self.where, number=number)
+    def job(
+        self,
+        tree: Path,
+        number: int = 7,
+        carry: Carry | None = None,
+        what: JobSpec | None = None,
+    ) -> Job:
+        """A job with the files of `tree` on its workers, on record as succeeded."""
+        asked = request(self.where, what, number=number)
         plan = launch.load("mpirun").plan(asked)
-        made = job(self.where, id=number, started=2.0, finished=3.0, state=JobState.SUCCEEDED)
+        made = job(self.where, what, id=number, started=2.0, finished=3.0, state=JobState.SUCCEEDED)
         made = replace(made, stage=stage.archive(stage.find_tree(tree), self.store.home))
         files = node_files(made, self.where, plan, {})
         with self.pool() as pool:
@@ -50,12 +58,28 @@ class Staged:
         self.store.save_job(made)
         return made
 
+    @contextmanager
+    def running(self, job: Job) -> Iterator[Job]:
+        """The job as one whose supervisor is alive and ends nothing."""
+        running = replace(job, state=JobState.RUNNING, finished=None)
+        self.store.save_job(running)
+        folder = self.work("launcher", job.id).parent
+        (folder / "state").write_text("running 2.0 1\n")
+        (folder / "supervisor.pid").write_text("none\n")
+        with (folder / "alive").open("w") as alive:
+            fcntl.flock(alive, fcntl.LOCK_EX)
+            yield running
+
 
 WORKERS = ("worker-1", "worker-2")
 
 
 def lab(
-    folder: Path, provider: str = "local", name: str = "lab", workers: Sequence[str] = WORKERS
+    folder: Path,
+    provider: str = "local",
+    name: str = "lab",
+    workers: Sequence[str] = WORKERS,
+    **changes: Any,
 ) -> Staged:
     nodes = []
     for number, host in enumerate(("launcher", *workers)):
@@ -71,6 +95,6 @@ def lab(
                 interfaces=[f"eth0 10.0.0.{number}/24"],
             )
         )
-    where = cluster(*nodes, provider=provider, name=name, id=f"{name}-1a2b")
+    where = cluster(*nodes, provider=provider, name=name, id=f"{name}-1a2b", **changes)
     open_store().save(where)
     return Staged(folder, where)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -11,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import providers
 from clusterctl.actions import down, salvage
 from clusterctl.actions.salvage import Unfetched
 from clusterctl.model import Charge, Cluster, Job, JobState
 from tests.unit.calling import Call, judge
+from tests.unit.provided import provide
 from tests.unit.staged import Staged, lab
 
 
@@ -168,16 +167,8 @@ def stuck(here: Staged, tmp_path: Path) -> Iterator[list[Job]]:
     tree = tmp_path / "tree"
     tree.mkdir()
     (tree / "train.py").touch()
-    with ExitStack() as files:
-        jobs = []
-        for number in range(7, 12):
-            jobs.append(replace(here.job(tree, number), state=JobState.RUNNING, finished=None))
-            here.store.save_job(jobs[-1])
-            folder = here.work("launcher", number).parent
-            (folder / "state").write_text("running 2.0 1\n")
-            (folder / "supervisor.pid").write_text("none\n")
-            fcntl.flock(files.enter_context((folder / "alive").open("w")), fcntl.LOCK_EX)
-        yield jobs
+    with ExitStack() as stack:
+        yield [stack.enter_context(here.running(here.job(tree, number))) for number in range(7, 12)]
 
 
 @pytest.mark.timeout(30)
@@ -261,7 +252,7 @@ def test_machines_that_are_gone_have_no_outputs(
     """Those that ended themselves at their deadline, or that AWS has taken back."""
     charge = Charge(node="worker-1", part="instance", item="x", hourly=1.0, source="", since=1.0)
     here.store.save(replace(silent, charges=(charge,)))
-    monkeypatch.setattr(providers, "load", lambda name: Gone())
+    provide(monkeypatch, "local", Gone())
     assert call("down").code == 0
     assert here.store.names() == ()
 

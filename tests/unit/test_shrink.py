@@ -1,66 +1,76 @@
-"""Fewer workers, without machines: what is said and asked before they go."""
+"""Fewer workers: what is said and asked before they go. Nodes are folders of this machine."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from clusterctl import providers
-from clusterctl.actions import open_store, shrink, up
-from clusterctl.errors import UsageError
-from clusterctl.jobs import outputs
-from clusterctl.jobs.outputs import Found, Output
-from clusterctl.jobs.start import list_rank_nodes
+from clusterctl.actions import open_store, up
+from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import Charge, Cluster, ClusterSpec, Job, JobState, NodeGroup
-from clusterctl.providers.protocol import Features, ProviderPlan
-from tests.unit import making
+from clusterctl.providers.protocol import Created, Features, ProviderPlan
+from tests.unit import making, staged
+from tests.unit.provided import provide
+from tests.unit.staged import Staged
 
 PAID = (Charge(node="launcher", part="instance", item="x", hourly=1.0, source="", since=0.0),)
 
 
+class Agreed(ProviderError):
+    """All questions have their answer: there is nothing more to see here."""
+
+
 class Planner:
-    """A provider that numbers its workers from 1."""
+    """A provider that numbers its workers from 1, and whose machines are as they are."""
 
     features = Features()
 
     def plan(self, spec: ClusterSpec, *others: object, ahead: Path | None = None) -> ProviderPlan:
         return ProviderPlan(mode="m", mode_reason="", one_host=False, lines=("a plan",))
 
+    def create(self, cluster: Cluster, *others: object) -> Created:
+        raise Agreed("nothing is removed here")
+
+    def list_billed(self, cluster: Cluster, folder: Path) -> dict[str, str]:
+        return {node.name: node.machine for node in cluster.nodes}
+
 
 @pytest.fixture(autouse=True)
-def machines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every node answers, and has a MB from every job that ran there. Its logs cannot be had."""
-
-    @contextmanager
-    def connected(*anything: object) -> Iterator[None]:
-        yield
-
-    def find(job: Job, cluster: Cluster, pool: object, *, timeout: float) -> Found:
-        return Found(
-            tuple(Output(name, "model.pt", 10**6) for name in list_rank_nodes(job, cluster))
-        )
-
-    monkeypatch.setattr(providers, "load", lambda name: Planner())
-    monkeypatch.setattr(shrink, "open_pool", connected)
-    monkeypatch.setattr(shrink, "connect_or_report", lambda pool, names, tell: {})
-    monkeypatch.setattr(shrink, "save_logs", lambda store, job, *more: None)
-    monkeypatch.setattr(outputs, "find", find)
+def provider(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("local", "ec2"):
+        provide(monkeypatch, name, Planner())
 
 
-def lab(*, paid: bool) -> Cluster:
-    names = ("launcher", *(f"worker-{number}" for number in range(1, 9)))
-    nodes = [making.node(name, f"10.0.0.{index + 10}") for index, name in enumerate(names)]
-    return making.cluster(*nodes, provider="ec2" if paid else "local", charges=PAID if paid else ())
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "nodes"
+
+
+def lab(folder: Path, *, paid: bool) -> Staged:
+    provider = "ec2" if paid else "local"
+    workers = [f"worker-{number}" for number in range(1, 9)]
+    return staged.lab(folder, provider, workers=workers, charges=PAID if paid else ())
 
 
 def ended(cluster: Cluster, workers: int, **changes: object) -> Job:
     """A job that has ended, with ranks on the first so many workers."""
     what = making.spec(nodes=workers)
     return making.job(cluster, what, started=1.0, state=JobState.SUCCEEDED, **changes)
+
+
+def made(here: Staged, workers: int) -> Job:
+    """The same, with its files on the nodes, and a MB that each rank has written."""
+    tree = here.folder / "tree"
+    tree.mkdir()
+    (tree / "train.py").touch()
+    job = here.job(tree, what=making.spec(nodes=workers))
+    for place in job.placement:
+        (here.work(place.node) / "model.pt").write_bytes(bytes(10**6))
+    return job
 
 
 def smaller(
@@ -77,13 +87,13 @@ def smaller(
         return yes
 
     wish = replace(cluster.spec, groups=(NodeGroup(count=workers),))
-    intent = up._intend(wish, cluster, told.append)
-    up._record(store, wish, intent, told.append, consent)
+    with suppress(Agreed):
+        up.up(store, wish, told.append, consent)
     return told, asked
 
 
-def test_machines_that_cost_money_go_only_with_consent() -> None:
-    cluster = lab(paid=True)
+def test_machines_that_cost_money_go_only_with_consent(folder: Path) -> None:
+    cluster = lab(folder, paid=True).where
     with pytest.raises(UsageError, match="nothing was removed"):
         smaller(cluster, 2, [], yes=False)
     assert open_store().cluster("lab") == cluster
@@ -91,34 +101,34 @@ def test_machines_that_cost_money_go_only_with_consent() -> None:
     assert smaller(cluster, 8, [])[1] == []
 
 
-def test_the_plan_says_who_goes() -> None:
-    cluster = lab(paid=True)
-    open_store().save(cluster)
+def test_the_plan_says_who_goes(folder: Path) -> None:
+    cluster = lab(folder, paid=True).where
     wish = replace(cluster.spec, groups=(NodeGroup(count=2),))
     assert up.plan(open_store(), wish, print).lines == ("a plan", "to be removed: worker-[3-8]")
 
 
 @pytest.mark.parametrize("paid", [True, False])
-def test_what_nobody_fetched_is_named(paid: bool) -> None:
+def test_what_nobody_fetched_is_named(paid: bool, folder: Path) -> None:
     """Only what lies on the workers that go: the rest stays where it is. Clusters that cost nothing
     never ask."""
-    cluster = lab(paid=paid)
-    told, asked = smaller(cluster, 2, [ended(cluster, 4)])
+    here = lab(folder, paid=paid)
+    told, asked = smaller(here.where, 2, [made(here, 4)])
     assert "job 7 has unfetched outputs there: 2.0 MB" in told
     assert asked == ["remove worker-[3-8]?"] * paid
 
 
 @pytest.mark.parametrize("kept", [{"workers": 2}, {"workers": 8, "fetched": True}])
-def test_nothing_is_said_of_a_cluster_that_loses_nothing(kept: dict[str, int]) -> None:
-    cluster = lab(paid=False)
+def test_nothing_is_said_of_a_cluster_that_loses_nothing(
+    kept: dict[str, int], folder: Path
+) -> None:
+    cluster = lab(folder, paid=False).where
     told, _ = smaller(cluster, 2, [ended(cluster, **kept)])
     assert not any("unfetched" in line for line in told)
 
 
-def test_workers_of_a_job_that_runs_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clusterctl.jobs.control.refresh", lambda job, *more: job)
-    cluster = lab(paid=False)
-    running = replace(ended(cluster, 3), state=JobState.RUNNING)
-    with pytest.raises(UsageError, match=r"job 7 has ranks on worker-3, which would be removed"):
-        smaller(cluster, 2, [running])
-    assert smaller(cluster, 3, [running])[1] == []
+def test_workers_of_a_job_that_runs_stay(folder: Path) -> None:
+    here = lab(folder, paid=False)
+    with here.running(made(here, 3)) as running:
+        with pytest.raises(UsageError, match=r"job 7 has ranks on worker-3, which would be remove"):
+            smaller(here.where, 2, [running])
+        assert smaller(here.where, 3, [running])[1] == []
