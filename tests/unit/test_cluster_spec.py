@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from clusterctl.actions import open_store, up
 from clusterctl.errors import UsageError
-from clusterctl.model import CloudSpec, ClusterSpec
-from clusterctl.providers.protocol import ProviderPlan
+from clusterctl.model import CloudSpec, ClusterSpec, NodeGroup, Runtime
+from clusterctl.providers.ec2.provider import Ec2Provider
+from clusterctl.providers.local.provider import LocalProvider
+from clusterctl.providers.protocol import Features, ProviderPlan
 from tests.unit.calling import Call, judge
 from tests.unit.making import cluster
+from tests.unit.provided import provide
+
+
+@dataclass
+class Refusing:
+    """A provider that notes what it is asked for, and plans nothing."""
+
+    features: Features
+    seen: list[ClusterSpec]
+
+    def plan(self, spec: ClusterSpec, *others: object, ahead: Path | None = None) -> ProviderPlan:
+        self.seen.append(spec)
+        raise UsageError("seen")
 
 
 @pytest.fixture
 def specs(monkeypatch: pytest.MonkeyPatch) -> list[ClusterSpec]:
-    """What reaches the action, which refuses it."""
+    """What reaches the provider."""
     seen: list[ClusterSpec] = []
-
-    def plan(store: object, spec: ClusterSpec, tell: object) -> ProviderPlan:
-        seen.append(spec)
-        raise UsageError("seen")
-
-    monkeypatch.setattr(up, "plan", plan)
+    for name, provider in (("local", LocalProvider), ("ec2", Ec2Provider)):
+        provide(monkeypatch, name, Refusing(provider.features, seen))
     return seen
 
 
@@ -53,12 +65,23 @@ def test_counts_of_the_command_line_go_before_the_settings(
     assert [counts(spec) for spec in specs] == [expected]
 
 
-@pytest.mark.parametrize("line", ["--gpu g4dn", "--cpu c6i.large", "--instance-type c6i.large"])
+@pytest.mark.parametrize(
+    ("line", "group"),
+    [
+        ("--gpu g4dn", NodeGroup(count=7, family="g4dn")),
+        ("--cpu c6i.large", NodeGroup(count=7, family="cpu", instance_type="c6i.large")),
+        ("--instance-type c6i.large", NodeGroup(count=7, instance_type="c6i.large")),
+    ],
+)
 def test_a_count_that_nobody_says_is_left_open(
-    line: str, call: Call, specs: list[ClusterSpec]
+    line: str, group: NodeGroup, call: Call, specs: list[ClusterSpec]
 ) -> None:
+    """It is that of the cluster there is, else the usual one."""
     call("up", "--dry-run", *line.split())
-    assert [counts(spec) for spec in specs] == [[0]]
+    there = cluster()
+    open_store().save(replace(there, spec=replace(there.spec, groups=(group,))))
+    call("up", "lab", "--dry-run", *line.split())
+    assert [counts(spec) for spec in specs] == [[up.DEFAULT_WORKERS], [7]]
 
 
 @pytest.mark.parametrize("key", ["spot = true", 'image = "mine:7"', 'runtime = "docker"'])
@@ -69,7 +92,7 @@ def test_a_general_setting_is_passed_over_where_it_means_nothing(
     call("up", "--dry-run", "--provider", "local")
     call("up", "--dry-run", "--provider", "ec2")
     local, ec2 = ((spec.image, spec.runtime, spec.cloud) for spec in specs)
-    assert local == ("", None, CloudSpec())
+    assert local == ("", Runtime.HOST, CloudSpec())
     assert ec2 != local
 
 

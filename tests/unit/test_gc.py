@@ -4,48 +4,59 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from clusterctl.actions import open_store
-from clusterctl.cli.console import Console
+from clusterctl.actions import gc, open_store
 from clusterctl.errors import LeftoverError, ProviderError
 from clusterctl.model import Cluster
 from clusterctl.providers.ec2 import provider_state
 from clusterctl.providers.ec2.provider import Ec2Provider
 from clusterctl.providers.ec2.provider_state import ProviderState
-from clusterctl.providers.protocol import Resource
+from clusterctl.providers.protocol import OnEvent, Resource
 from clusterctl.state import ClusterLock
 from tests.unit.calling import Call
 from tests.unit.making import cluster
+from tests.unit.provided import provide
+
+DAY = 86400.0
 
 
-@dataclass
-class Account:
+class Account(Ec2Provider):
     """One instance that carries the tag of cluster lab, until it is removed. `meanwhile` happens
-    while AWS is asked."""
+    while AWS is asked; in the region `stuck` nothing can be removed."""
 
-    name: str = "lab"
-    meanwhile: Callable[[], None] = lambda: None
-    removed: list[str] = field(default_factory=list)
-    asked: list[str] = field(default_factory=list)
+    def __init__(self) -> None:
+        super().__init__()
+        self.name = "lab"
+        self.meanwhile: Callable[[], None] = lambda: None
+        self.stuck = ""
+        self.removed: list[tuple[str, str]] = []
+        self.adopted: list[str] = []
+        self.asked: list[str] = []
 
     def find(self, region: str) -> tuple[Resource, ...]:
         self.asked.append(region)
         self.meanwhile()
         return (Resource("instance", "i-1", cluster().id, self.name),)
 
+    def remove(self, cluster_id: str, region: str, on_event: OnEvent) -> None:
+        if region == self.stuck:
+            raise LeftoverError("1 instance (i-1) is still there")
+        self.removed.append((cluster_id, region))
+
+    def adopt(self, cluster_id: str, name: str, region: str) -> Cluster:
+        self.adopted.append(cluster_id)
+        return cluster(account="123456789012")
+
 
 @pytest.fixture
 def account(monkeypatch: pytest.MonkeyPatch) -> Account:
     made = Account()
     monkeypatch.setenv("AWS_REGION", "us-east-1")
-    monkeypatch.setattr(Ec2Provider, "find", lambda self, region: made.find(region))
-    monkeypatch.setattr(
-        Ec2Provider, "remove", lambda self, id, region, tell: made.removed.append(id)
-    )
+    provide(monkeypatch, "ec2", made)
     return made
 
 
@@ -58,7 +69,8 @@ def another_up() -> None:
 def test_what_nothing_here_knows_of_goes(name: str, account: Account, call: Call) -> None:
     account.name = name
     said = call("gc", "--yes", "--json")
-    assert said.document["removed"] == account.removed == [cluster().id]
+    assert said.document["removed"] == [cluster().id]
+    assert account.removed == [(cluster().id, "us-east-1")]
     assert not list(open_store().home.path.parent.glob("lab*")), "a tag is no path"
 
 
@@ -83,14 +95,15 @@ def test_a_cluster_that_comes_while_aws_is_asked_stays(account: Account, call: C
     assert said.document["found"] == said.document["removed"] == account.removed == []
 
 
-def test_a_cluster_that_comes_before_the_answer_stays(
-    account: Account, call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Console, "consent", lambda self, question: another_up() or True)
-    said = call("gc", "--json")
-    assert [item["id"] for item in said.document["found"]] == [cluster().id]
-    assert said.document["removed"] == account.removed == []
-    assert f"{cluster().id} now has a record here; keeping it" in said.err
+def test_a_cluster_that_comes_before_the_answer_stays(account: Account) -> None:
+    """While a person is asked."""
+    told: list[str] = []
+    [orphan] = gc.find(open_store()).orphans
+    assert orphan.id == cluster().id
+    another_up()
+    assert not gc.remove(open_store(), orphan, told.append)
+    assert account.removed == []
+    assert told == [f"{cluster().id} now has a record here; keeping it"]
 
 
 def test_a_cluster_that_another_works_on_stays(account: Account, call: Call) -> None:
@@ -102,13 +115,11 @@ def test_a_cluster_that_another_works_on_stays(account: Account, call: Call) -> 
 
 
 def test_machines_whose_record_alone_is_gone_can_be_taken_back(
-    account: Account, call: Call, monkeypatch: pytest.MonkeyPatch
+    account: Account, call: Call
 ) -> None:
     provider_state.save(
         open_store().folder("lab"), ProviderState(id=cluster().id, region="us-east-1")
     )
-    there = cluster(account="123456789012")
-    monkeypatch.setattr(Ec2Provider, "adopt", lambda self, id, name, region: there)
     assert call("gc", "--adopt", "lab").code == 0
     found = open_store().cluster("lab")
     assert (found.id, found.account) == (cluster().id, "123456789012")
@@ -147,7 +158,8 @@ def test_a_region_that_answers_with_an_error_is_not_the_end(account: Account, ca
     said = call("gc", "--yes", "--json", *regions)
     assert said.code == 3
     assert account.asked == ["me-south-1", "eu-west-1"]
-    assert account.removed == said.document["removed"] == [cluster().id]
+    assert said.document["removed"] == [cluster().id]
+    assert account.removed == [(cluster().id, "eu-west-1")]
     assert said.document["regions"] == ["eu-west-1"]
     assert "region me-south-1 could not be searched: AWS: OptInRequired" in said.err
     said = call("gc", "--adopt", "other", *regions)
@@ -157,22 +169,15 @@ def test_a_region_that_answers_with_an_error_is_not_the_end(account: Account, ca
     assert "OptInRequired" in said.err
 
 
-def test_one_cluster_that_cannot_be_removed_is_not_the_end(
-    account: Account, call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def remove(self: Ec2Provider, id: str, region: str, tell: object) -> None:
-        if region == "me-south-1":
-            raise LeftoverError("1 instance (i-1) is still there")
-        account.removed.append(region)
-
-    monkeypatch.setattr(Ec2Provider, "remove", remove)
+def test_one_cluster_that_cannot_be_removed_is_not_the_end(account: Account, call: Call) -> None:
+    account.stuck = "me-south-1"
     said = call("gc", "--yes", "--region", "me-south-1", "--region", "eu-west-1")
     assert said.code == 9
-    assert account.removed == ["eu-west-1"]
+    assert account.removed == [(cluster().id, "eu-west-1")]
     assert "1 instance (i-1) is still there" in said.err
 
 
-@pytest.mark.parametrize(("ago", "warned"), [(60.0, True), (-60.0, False)])
+@pytest.mark.parametrize(("ago", "warned"), [(DAY, True), (-DAY, False)])
 def test_a_cluster_that_outlives_its_deadline_is_not_passed_over(
     ago: float, warned: bool, account: Account, call: Call
 ) -> None:
@@ -185,15 +190,10 @@ def test_a_cluster_that_outlives_its_deadline_is_not_passed_over(
 
 
 @pytest.mark.parametrize("more", [[], ["--json"]])
-def test_a_dry_run_takes_nothing_back(
-    more: list[str], account: Account, call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def adopted(*words: object) -> Cluster:
-        raise AssertionError("a dry run asks for no machines")
-
-    monkeypatch.setattr(Ec2Provider, "adopt", adopted)
+def test_a_dry_run_takes_nothing_back(more: list[str], account: Account, call: Call) -> None:
     said = call("gc", "--adopt", "lab", "--dry-run", *more)
     assert said.code == 0, said
     assert cluster().id in said.out
     assert not open_store().names()
+    assert account.adopted == [], "a dry run asks for no machines"
     assert call("gc", "--adopt", "other", "--dry-run").code == 7
