@@ -16,7 +16,7 @@ from clusterctl import cli, providers
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import Accelerator, ClusterSpec, NodeGroup, NodeResult, Runtime
 from clusterctl.providers.docker import engine, layout
-from clusterctl.providers.docker.provider import archive, find_supported
+from clusterctl.providers.docker.provider import DockerProvider, archive, find_supported
 
 SUBNET = IPv4Network("198.18.5.0/24")
 
@@ -278,7 +278,7 @@ def test_an_engine_that_hangs(docker: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert time.monotonic() - began < 30
 
 
-def test_images_that_are_not_here(docker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_that_are_not_here(docker: Path, tmp_path: Path) -> None:
     """Ours are built, quick ones without a question; others are pulled."""
     write(docker, '[ "$1" = version ] && echo 20.10 && exit 0; echo "No such image" >&2; exit 1')
     plan = providers.load("docker").plan(spec())
@@ -287,10 +287,9 @@ def test_images_that_are_not_here(docker: Path, monkeypatch: pytest.MonkeyPatch)
     plan = providers.load("docker").plan(spec(image="mine/own:2"))
     assert plan.recipes == ()
     assert "to be pulled: mine/own:2" in plan.lines
-    monkeypatch.setattr(layout, "vendor", lambda *_: Accelerator.NVIDIA)
-    monkeypatch.setattr(layout, "indices", lambda *_: ("0", "1"))
+    gpus = devices(tmp_path / "dev", "nvidiactl", "nvidia0", "nvidia1")
     with pytest.raises(ProviderError, match="no image clusterctl/nvidia:1") as caught:
-        providers.load("docker").plan(spec(gpus=("all",)))
+        DockerProvider(gpus).plan(spec(gpus=("all",)))
     assert caught.value.hint.startswith("clusterctl image build nvidia (or --image ")
 
 
@@ -320,11 +319,10 @@ def test_options_that_contradict(
     "privilege", [*layout.PRIVILEGES, layout.INFINIBAND], ids=lambda privilege: privilege.name
 )
 def test_each_refusal_costs_a_warning_and_no_other_privilege(
-    docker: Path, privilege: layout.Privilege, monkeypatch: pytest.MonkeyPatch
+    docker: Path, privilege: layout.Privilege
 ) -> None:
     """They are asked for together first, then one by one; the launcher's are never asked for."""
     everything = (*layout.PRIVILEGES, layout.INFINIBAND)
-    monkeypatch.setattr(layout, "privileges", lambda: everything)
     daemon = "docker: Error response from daemon: OCI: not permitted: unknown."
     refuse = f"echo '{daemon}' >&2; exit 125"
     write(
@@ -333,12 +331,12 @@ def test_each_refusal_costs_a_warning_and_no_other_privilege(
     )
     said: list[str] = []
     launcher, worker = layout.NodePlan("launcher", 0, "img"), layout.NodePlan("worker-1", 1, "img")
-    found = find_supported("lab-1", [launcher, worker], said.append)
+    found = find_supported("lab-1", [launcher, worker], everything, said.append)
     assert found == tuple(item for item in everything if item is not privilege)
     assert said == [
         f"warning: the engine refuses {privilege.name} (not permitted): {privilege.cost}"
     ]
-    assert find_supported("lab-1", [launcher], said.append) == ()
+    assert find_supported("lab-1", [launcher], everything, said.append) == ()
     assert len(said) == 1
 
 

@@ -94,14 +94,14 @@ def names(workers: int) -> tuple[str, ...]:
     return nodes.node_names(workers, most=MAX_WORKERS, what="a cluster in containers")
 
 
-def vendor(devices: Path = Path("/dev")) -> Accelerator:
+def vendor(devices: Path) -> Accelerator:
     """Whose GPUs this machine has, by the device files of the drivers."""
     if (devices / "nvidiactl").exists():
         return Accelerator.NVIDIA
     return Accelerator.AMD if (devices / "kfd").exists() else Accelerator.NONE
 
 
-def indices(maker: Accelerator, devices: Path = Path("/dev")) -> tuple[str, ...]:
+def indices(maker: Accelerator, devices: Path) -> tuple[str, ...]:
     """All GPUs of this machine, as the engine's arguments call them."""
     if maker is Accelerator.NVIDIA:
         found = [path.name.removeprefix("nvidia") for path in devices.glob("nvidia[0-9]*")]
@@ -111,7 +111,7 @@ def indices(maker: Accelerator, devices: Path = Path("/dev")) -> tuple[str, ...]
     return tuple(sorted((name for name in found if name.isdigit()), key=int))
 
 
-def machines(spec: ClusterSpec, devices: Path = Path("/dev")) -> tuple[NodePlan, ...]:
+def machines(spec: ClusterSpec, devices: Path) -> tuple[NodePlan, ...]:
     """The launcher and its workers. GPUs are dealt out evenly, neighbours together.
 
     Raises UsageError where the numbers cannot be met, ProviderError where this machine lacks them.
@@ -166,7 +166,7 @@ def _gpus(spec: ClusterSpec, devices: Path) -> tuple[Accelerator, tuple[str, ...
     return maker, wanted
 
 
-def privileges(devices: Path = Path("/dev")) -> tuple[Privilege, ...]:
+def privileges(devices: Path) -> tuple[Privilege, ...]:
     """What workers are to get beyond the engine's usual."""
     return (*PRIVILEGES, INFINIBAND) if (devices / "infiniband").exists() else PRIVILEGES
 

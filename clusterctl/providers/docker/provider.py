@@ -48,6 +48,10 @@ class DockerProvider:
     # A node is its image: nothing to install.
     features = Features(pythons=(catalog.CONTAINER_IMAGES["cpu"].python,), subject="containers")
 
+    def __init__(self, devices: Path = Path("/dev")) -> None:
+        """`devices`: where this machine shows what containers may get of it."""
+        self._devices = devices
+
     def plan(
         self,
         spec: ClusterSpec,
@@ -56,7 +60,7 @@ class DockerProvider:
         *,
         ahead: Path | None = None,
     ) -> ProviderPlan:
-        machines = layout.machines(spec)
+        machines = layout.machines(spec, self._devices)
         if spec.runtime is Runtime.DOCKER:
             raise UsageError(
                 "--provider docker: its nodes are already containers",
@@ -88,7 +92,7 @@ class DockerProvider:
         )
 
     def create(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> Created:
-        machines = layout.machines(cluster.spec)
+        machines = layout.machines(cluster.spec, self._devices)
         engine.require()
         for reference in _absent(machines)[0]:
             on_event(f"pulling {reference}")
@@ -113,7 +117,8 @@ class DockerProvider:
         kept, removed = _keep_healthy(cluster.id, digests, addresses)
         missing = [machine for machine in machines if machine.name not in kept]
         if missing:
-            privileges = find_supported(cluster.id, missing, on_event)
+            wanted = layout.privileges(self._devices)
+            privileges = find_supported(cluster.id, missing, wanted, on_event)
             _make(cluster, folder, missing, digests, subnet, privileges, authorized)
             _greeted(cluster, missing, addresses)
         gone = sorted(name for name in removed if name not in addresses)
@@ -290,16 +295,19 @@ def _wait(addresses: Mapping[str, str], limit: float) -> dict[str, str]:
 
 
 def find_supported(
-    cluster: str, machines: Sequence[NodePlan], on_event: OnEvent
+    cluster: str,
+    machines: Sequence[NodePlan],
+    wanted: Sequence[Privilege],
+    on_event: OnEvent,
 ) -> tuple[Privilege, ...]:
-    """What this engine gives of what workers are to get. Each refusal is said with its price."""
+    """What this engine gives of what workers are to get (`wanted`). Each refusal is said with its
+    price."""
     workers = [machine for machine in machines if machine.name != LAUNCHER]
     if not workers:
         return ()
-    wanted = layout.privileges()
     image = workers[0].image
     if not _refusal(cluster, image, wanted):
-        return wanted
+        return tuple(wanted)
     found = []
     for privilege in wanted:
         if why := _refusal(cluster, image, (privilege,)):
