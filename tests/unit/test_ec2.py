@@ -284,7 +284,8 @@ def test_host_keys_of_a_new_namesake_are_new(tmp_path: Path) -> None:
     assert store.known == {"worker-1": (first.public,)}
     assert store.boot(["worker-1"], living=())["worker-1"] == first, "not yet used: still good"
     assert store.boot(["worker-1"], living=("worker-1",))["worker-1"] == first
-    store._save({"worker-1": ("ssh-ed25519 ROTATED",)})
+    on_record = tmp_path / "ec2" / "host-keys.json"
+    on_record.write_text(json.dumps({"worker-1": ["ssh-ed25519 ROTATED"]}))
     second = store.boot(["worker-1"], living=())["worker-1"]
     assert second != first
     assert store.known == {"worker-1": (second.public,)}
@@ -338,5 +339,5 @@ def test_the_parts_of_a_kept_instance_stay_with_it() -> None:
         thing("network interface", "eni-1", Attachment={"InstanceId": "i-1"}),
         thing("network interface", "eni-2", Attachment={"InstanceId": "i-2"}),
     ]
-    left = cleanup._without(found, lambda left: left.id == "i-1")
+    left = cleanup.drop_kept(found, lambda left: left.id == "i-1")
     assert [item.id for _, _, item in left] == ["i-2", "vol-2", "vol-3", "eni-2"]

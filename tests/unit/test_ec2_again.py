@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
+import os
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -13,15 +13,14 @@ import pytest
 
 from clusterctl.errors import ProviderError
 from clusterctl.model import Charge, CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
-from clusterctl.providers.ec2 import provider as ec2
 from clusterctl.providers.ec2.api import Api, Instance, InstanceType
 from clusterctl.providers.ec2.provider import Ec2Provider
 from clusterctl.providers.protocol import ProviderPlan
 from clusterctl.state import Home
-from clusterctl.terraform import Binary
 from tests.unit.making import node
 
 HOUR, DAY = 3600.0, 86400.0
+NOW = 1.7e9
 
 
 class Market(Api):
@@ -67,15 +66,23 @@ class Market(Api):
         return 1.0
 
 
-@pytest.fixture(autouse=True)
-def market(monkeypatch: pytest.MonkeyPatch) -> type[Market]:
+@pytest.fixture
+def market() -> type[Market]:
     class Fresh(Market):
         pass
 
-    monkeypatch.setattr(ec2, "Api", Fresh)
-    monkeypatch.setattr(ec2, "_begin", lambda home, binary, wish: object())
-    monkeypatch.setattr("clusterctl.terraform.find", lambda: Binary("terraform", (1, 11, 4)))
     return Fresh
+
+
+@pytest.fixture
+def provider(market: type[Market], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ec2Provider:
+    """The time is NOW. Terraform is a script that says its version, and does nothing."""
+    script = tmp_path / "bin" / "terraform"
+    script.parent.mkdir()
+    script.write_text("""#!/bin/sh\necho '{"terraform_version": "1.11.4"}'\n""")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{script.parent}:{os.environ['PATH']}")
+    return Ec2Provider(market, clock=lambda: NOW)
 
 
 def wish(**cloud: Any) -> ClusterSpec:
@@ -92,7 +99,7 @@ def attempted(plan: ProviderPlan, *nodes: str, ago: float) -> Cluster:
         id="lab-1",
         spec=plan.spec,
         phase=Phase.CREATING,
-        created=time.time() - ago,
+        created=NOW - ago,
         nodes=tuple(map(node, nodes)),
         deadline=plan.deadline - ago,
         charges=tuple(replace(item, since=item.since - ago) for item in plan.charges),
@@ -103,30 +110,29 @@ def instances(charges: Iterable[Charge], name: str) -> list[Charge]:
     return [item for item in charges if (item.node, item.part) == (name, "instance")]
 
 
-def test_what_an_earlier_attempt_never_made_is_not_paid() -> None:
-    provider = Ec2Provider()
+def test_what_an_earlier_attempt_never_made_is_not_paid(provider: Ec2Provider) -> None:
     current = attempted(provider.plan(wish()), ago=3 * DAY)
     [charge] = instances(provider.plan(wish(), current).charges, "worker-1")
     assert charge.until is None
-    assert charge.since == pytest.approx(time.time(), abs=60)
+    assert charge.since == NOW
 
 
 def test_what_ended_itself_is_paid_until_then_and_what_is_made_anew_from_now(
-    market: type[Market],
+    provider: Ec2Provider, market: type[Market]
 ) -> None:
-    provider = Ec2Provider()
     current = attempted(provider.plan(wish()), "launcher", "worker-1", ago=3 * DAY)
     ended, going = instances(provider.plan(wish(), current).charges, "worker-1")
     assert (ended.until, going.until) == (current.deadline, None)
-    assert going.since == pytest.approx(time.time(), abs=60)
+    assert going.since == NOW
     current = attempted(provider.plan(wish()), "launcher", "worker-1", ago=DAY / 12)
     market.living = ("launcher", "worker-1")
     assert provider.plan(wish(), current).charges == current.charges, "they live: nothing is new"
 
 
-def test_machines_that_only_terraform_knows_of_were_made(tmp_path: Path) -> None:
+def test_machines_that_only_terraform_knows_of_were_made(
+    provider: Ec2Provider, tmp_path: Path
+) -> None:
     """An `up` made them and failed while they booted: its record has no nodes."""
-    provider = Ec2Provider()
     folder = Home(tmp_path).clusters / "lab"
     assert provider.list_made(folder) == frozenset()
     (folder / "terraform").mkdir(parents=True)
@@ -143,7 +149,7 @@ def test_machines_that_only_terraform_knows_of_were_made(tmp_path: Path) -> None
     (folder / "terraform" / "terraform.tfstate").write_text(text)
     assert provider.list_made(folder) == {"worker-1"}
     current = attempted(provider.plan(wish()), ago=3 * DAY)
-    charges = provider.plan(wish(), current, ahead=tmp_path).charges
+    charges = provider.plan(wish(ssh_cidr="198.51.100.7/32"), current, ahead=tmp_path).charges
     assert [item.until for item in instances(charges, "worker-1")] == [current.deadline, None]
     assert [item.until for item in instances(charges, "launcher")] == [None]
 
@@ -157,10 +163,9 @@ def test_machines_that_only_terraform_knows_of_were_made(tmp_path: Path) -> None
     ],
 )
 def test_a_cluster_whose_state_is_lost_is_not_called_adopted(
-    state: str | None, said: str, tmp_path: Path
+    state: str | None, said: str, provider: Ec2Provider, tmp_path: Path
 ) -> None:
     """`up` stops before it asks AWS anything; `down` works without the state."""
-    provider = Ec2Provider()
     current = attempted(provider.plan(wish()), "launcher", "worker-1", ago=60)
     folder = Home(tmp_path).clusters / "lab"
     (folder / "terraform").mkdir(parents=True)
@@ -174,9 +179,11 @@ def test_a_cluster_whose_state_is_lost_is_not_called_adopted(
 
 
 @pytest.mark.parametrize(("spot", "hourly"), [(True, 1.0), (False, 10.0)])
-def test_spot_instances_are_priced_as_such(spot: bool, hourly: float) -> None:
+def test_spot_instances_are_priced_as_such(
+    spot: bool, hourly: float, provider: Ec2Provider
+) -> None:
     """The launcher is on demand in any case."""
-    plan = Ec2Provider().plan(wish(spot=spot))
+    plan = provider.plan(wish(spot=spot))
     [worker] = instances(plan.charges, "worker-1")
     [launcher] = instances(plan.charges, "launcher")
     assert (worker.hourly, launcher.hourly) == (hourly, 10.0)
@@ -184,13 +191,12 @@ def test_spot_instances_are_priced_as_such(spot: bool, hourly: float) -> None:
     assert worker.source.startswith("AWS spot price" if spot else "AWS price list")
 
 
-def test_a_budget_lasts_on_demand_also_at_the_second_attempt() -> None:
+def test_a_budget_lasts_on_demand_also_at_the_second_attempt(provider: Ec2Provider) -> None:
     """Nothing was made: all of it may come to cost what it costs on demand."""
-    provider = Ec2Provider()
     want = wish(spot_fallback=True, budget=20.0)
     first = provider.plan(want)
     again = provider.plan(want, attempted(first, ago=60))
     assert first.deadline
     assert again.deadline
-    assert first.deadline - time.time() == pytest.approx(HOUR, abs=120)
-    assert again.deadline - time.time() == pytest.approx(HOUR, abs=120)
+    assert first.deadline - NOW == pytest.approx(HOUR, abs=120)
+    assert again.deadline - NOW == pytest.approx(HOUR, abs=120)

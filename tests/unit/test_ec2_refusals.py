@@ -22,15 +22,14 @@ from clusterctl.model import (
     ClusterSpec,
     Node,
     NodeGroup,
-    NodeResult,
     Phase,
     Role,
 )
 from clusterctl.providers.ec2 import api, cleanup, failures, preflight, ssh_cidr
-from clusterctl.providers.ec2 import provider as ec2
 from clusterctl.providers.ec2.api import Api, Instance, InstanceType
 from clusterctl.providers.ec2.hostkeys import HostKeys
 from clusterctl.providers.ec2.provider import Ec2Provider
+from tests.unit.making import node
 
 
 class Offering(Api):
@@ -65,6 +64,10 @@ def wanted(group: NodeGroup, **cloud: Any) -> ClusterSpec:
     )
 
 
+def survey(wish: ClusterSpec) -> preflight.Survey:
+    return preflight.survey(Offering("us-east-1"), wish, {}, "", print)
+
+
 def test_a_node_that_does_not_answer_names_the_cluster_to_try_again(tmp_path: Path) -> None:
     """`up` without a name would make another cluster, on this machine."""
     folder = tmp_path / "red"
@@ -82,8 +85,22 @@ def test_a_node_that_does_not_answer_names_the_cluster_to_try_again(tmp_path: Pa
     with pytest.raises(NodeUnreachable) as caught:
         HostKeys(folder).settle([silent], limit=0, on_up=lambda name, seconds: None)
     assert "`clusterctl up red` tries again, `clusterctl down red` removes" in caught.value.hint
-    with pytest.raises(NodeUnreachable, match="worker-1: no sudo") as caught:
-        HostKeys(folder)._all([NodeResult(node="worker-1", error="no sudo")])
+
+
+def test_a_node_that_refuses_names_the_cluster_to_go_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node is this machine, where `sudo` is a script that refuses: nothing else is on PATH."""
+    script = tmp_path / "bin" / "sudo"
+    script.parent.mkdir()
+    script.write_text("#!/bin/sh\necho no sudo >&2\nexit 1\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(script.parent))
+    host_keys = HostKeys(tmp_path / "red")
+    host_keys.boot(["worker-1"], living=())
+    here = node("worker-1", address="", root=str(tmp_path))
+    with pytest.raises(NodeUnreachable, match="worker-1: exit 1: no sudo") as caught:
+        host_keys.settle([here], limit=0, on_up=lambda name, seconds: None)
     assert "`clusterctl up red` goes on" in caught.value.hint
 
 
@@ -117,7 +134,7 @@ def test_a_zone_of_another_region_is_a_mistake_of_the_command_line(zones: tuple[
     with pytest.raises(
         UsageError, match=r"^--zones us-west-2a: the region is us-east-1$"
     ) as caught:
-        preflight._zones(Offering("us-east-1"), wish)
+        survey(wish)
     assert "t3.micro: us-east-1a, us-east-1b;" in caught.value.hint
 
 
@@ -134,7 +151,7 @@ def test_a_zone_of_another_region_is_a_mistake_of_the_command_line(zones: tuple[
 def test_whoever_wants_no_gpu_is_not_offered_one(family: str, kind: str, hint: str) -> None:
     wish = wanted(NodeGroup(count=1, family=family, instance_type=kind))
     with pytest.raises(UsageError, match=f"no instance type '{kind}'") as caught:
-        preflight._types(Offering("us-east-1"), wish)
+        survey(wish)
     assert caught.value.hint == hint
 
 
@@ -144,17 +161,16 @@ def test_whoever_wants_no_gpu_is_not_offered_one(family: str, kind: str, hint: s
         lambda current, folder: preflight.survey_cluster(
             Offering("us-east-1"), current.spec, current, print
         ),
-        lambda current, folder: Ec2Provider().list_billed(current, folder),
-        lambda current, folder: Ec2Provider().destroy(current, folder, print),
-        lambda current, folder: Ec2Provider().describe(current, folder),
+        lambda current, folder: Ec2Provider(Offering).list_billed(current, folder),
+        lambda current, folder: Ec2Provider(Offering).destroy(current, folder, print),
+        lambda current, folder: Ec2Provider(Offering).describe(current, folder),
     ],
     ids=["up", "billed", "down", "status"],
 )
 def test_credentials_of_another_account_find_nothing_that_counts(
-    ask: Callable[[Cluster, Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ask: Callable[[Cluster, Path], object], tmp_path: Path
 ) -> None:
     """`down` would take nothing found for nothing left."""
-    monkeypatch.setattr(ec2, "Api", Offering)
     current = Cluster(
         id="lab-1",
         spec=wanted(NodeGroup(count=1, family="cpu")),
@@ -167,19 +183,18 @@ def test_credentials_of_another_account_find_nothing_that_counts(
     assert "AWS_PROFILE" in caught.value.hint
 
 
-def test_a_mistyped_family_is_told_before_aws_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "clusterctl.providers.ec2.provider.Api", lambda region: pytest.fail("asked AWS")
-    )
+def test_a_mistyped_family_is_told_before_aws_is_asked() -> None:
     with pytest.raises(UsageError, match="unknown GPU family 'g4d'") as caught:
-        Ec2Provider().plan(wanted(NodeGroup(count=2, family="g4d")))
+        Ec2Provider(lambda region: pytest.fail("asked AWS")).plan(
+            wanted(NodeGroup(count=2, family="g4d"))
+        )
     assert caught.value.hint == "did you mean 'g4dn'?"
 
 
 def test_a_launcher_is_a_small_machine() -> None:
     wish = wanted(NodeGroup(count=1, family="cpu"), launcher_type="t3.micr")
     with pytest.raises(UsageError) as caught:
-        preflight._types(Offering("us-east-1"), wish)
+        survey(wish)
     assert caught.value.hint == "did you mean 't3.micro'?"
 
 

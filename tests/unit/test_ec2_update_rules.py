@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import pytest
@@ -13,7 +12,7 @@ from clusterctl.providers.ec2 import prices, spec, update_rules
 from clusterctl.providers.ec2.prices import Quote
 from tests.unit.making import node
 
-NOW = time.time()
+NOW = 1.7e9
 HOUR = 3600.0
 PRESENT = {"launcher": "t3.micro", "worker-1": "t3.xlarge"}
 

@@ -171,7 +171,7 @@ def remove(
     attached to it. Raises LeftoverError that names what is still there after LIMIT seconds."""
     told = False
     end = time.monotonic() + LIMIT
-    while items := _without(_find(api, cluster_id), keep):
+    while items := drop_kept(_find(api, cluster_id), keep):
         left = tuple(left for _, _, left in items)
         if not told:
             tell(f"left over: {describe(left, ids=False)}; removing")
@@ -189,7 +189,7 @@ def remove(
 Found = tuple[Kind, dict[str, Any], Resource]
 
 
-def _without(found: list[Found], keep: Callable[[Resource], bool]) -> list[Found]:
+def drop_kept(found: list[Found], keep: Callable[[Resource], bool]) -> list[Found]:
     """What is not to be kept. A disk or an interface stays with its instance: Terraform may have
     been stopped when it knew of the instance, but not yet of its parts."""
     kept = {left.id for kind, _, left in found if kind.name == "instance" and keep(left)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,7 +91,12 @@ class Ec2Provider:
         bootstrap_timeout=1800.0,  # it installs Docker and pulls gigabytes
     )
 
-    def __init__(self) -> None:
+    def __init__(
+        self, connect: Callable[[str], Api] = Api, clock: Callable[[], float] = time.time
+    ) -> None:
+        """`connect`: makes what we ask AWS with, in a region."""
+        self._connect = connect
+        self._clock = clock
         self._planned: dict[str, _Planned] = {}
 
     def plan(
@@ -106,12 +111,12 @@ class Ec2Provider:
         options = update_rules.resolve(spec, current)
         binary = terraform.find()
         begun = _begin(Home(ahead), binary, options) if ahead else None
-        api = Api(options.cloud.region)
+        api = self._connect(options.cloud.region)
         found, instances = preflight.survey_cluster(api, options, current, tell)
         present = {item.node: item.type for item in instances}
         update_rules.check_kept(options, current, found.machines, present)
         names = [machine.name for machine in found.machines if machine.name not in present]
-        now = time.time()
+        now = self._clock()
         spot = options.cloud.spot and not _fell_back(instances)
         quotes = _quotes(api, found, spot, tell)
         old: tuple[Charge, ...] = ()
@@ -165,7 +170,7 @@ class Ec2Provider:
                 hint=f"`clusterctl down {cluster.name}` finds the cluster by its tags and removes"
                 " it without the state",
             )
-        planned = self._planned.get(cluster.name) or _replan(cluster, folder, on_event)
+        planned = self._planned.get(cluster.name) or self._replan(cluster, folder, on_event)
         options, found, api = planned.options, planned.found, planned.api
         known = provider_state.load(folder)
         state = known or ProviderState(id=cluster.id, region=api.region)
@@ -203,7 +208,7 @@ class Ec2Provider:
         return Created(nodes=nodes, host_keys=final, pool=pool, charges=charges, mode_reason=reason)
 
     def list_billed(self, cluster: Cluster, folder: Path) -> dict[str, str]:
-        api = _api(cluster, folder)
+        api = self._api(cluster, folder)
         found = cleanup.instances(api, cluster.id)
         return {item.node: item.id for item in found if item.node}
 
@@ -215,7 +220,7 @@ class Ec2Provider:
         return frozenset(filter(None, map(report.node, known)))
 
     def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
-        api = _api(cluster, folder)
+        api = self._api(cluster, folder)
         living = {item.node: item.state for item in api.instances(cleanup.tagged(cluster.id))}
         return {
             node.name: living.get(node.name, "gone: AWS has no such instance")
@@ -243,13 +248,13 @@ class Ec2Provider:
         return tuple(dict.fromkeys((default_region(), *filter(None, more))))
 
     def find(self, region: str) -> tuple[Resource, ...]:
-        return cleanup.find(Api(region))
+        return cleanup.find(self._connect(region))
 
     def remove(self, cluster_id: str, region: str, on_event: OnEvent) -> None:
-        cleanup.remove(Api(region), cluster_id, on_event)
+        cleanup.remove(self._connect(region), cluster_id, on_event)
 
     def adopt(self, cluster_id: str, name: str, region: str) -> Cluster:
-        return adoption.adopt(Api(region), cluster_id, name)
+        return adoption.adopt(self._connect(region), cluster_id, name)
 
     def diagnose(self) -> tuple[Finding, ...]:
         return diagnostics.diagnose()
@@ -262,12 +267,27 @@ class Ec2Provider:
         return Login(*Api(found["region"]).registry_login(found["account"])) if found else None
 
     def destroy(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> None:
-        api = _api(cluster, folder)
+        api = self._api(cluster, folder)
         self._destroy_known(cluster, folder, on_event)
         cleanup.remove(api, cluster.id, on_event)
         on_event(
             f"asked AWS again: nothing tagged {cleanup.TAG}={cluster.id} is left in {api.region}"
         )
+
+    def _replan(self, cluster: Cluster, folder: Path, tell: OnEvent) -> _Planned:
+        options = update_rules.resolve(cluster.spec, cluster)
+        begun = _begin(Home(folder.parent.parent), terraform.find(), options)
+        api = self._connect(options.cloud.region)
+        found, _ = preflight.survey_cluster(api, options, cluster, tell)
+        return _Planned(options, found, api, begun)
+
+    def _api(self, cluster: Cluster, folder: Path) -> Api:
+        """Where the cluster is, and in its account."""
+        state = provider_state.load(folder)
+        region = state.region if state else cluster.spec.cloud.region or default_region()
+        api = self._connect(region)
+        update_rules.check_account(cluster, api.account())
+        return api
 
     def _destroy_known(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> None:
         """What Terraform knows of, by Terraform. What it leaves is for `cleanup`."""
@@ -309,22 +329,6 @@ def _begin(home: Home, binary: terraform.Binary, options: ClusterSpec) -> _Begun
     return _Begun(
         init_cache, background(lambda: "" if options.cloud.ssh_cidr else ssh_cidr.my_address())
     )
-
-
-def _replan(cluster: Cluster, folder: Path, tell: OnEvent) -> _Planned:
-    options = update_rules.resolve(cluster.spec, cluster)
-    begun = _begin(Home(folder.parent.parent), terraform.find(), options)
-    api = Api(options.cloud.region)
-    found, _ = preflight.survey_cluster(api, options, cluster, tell)
-    return _Planned(options, found, api, begun)
-
-
-def _api(cluster: Cluster, folder: Path) -> Api:
-    """Where the cluster is, and in its account."""
-    state = provider_state.load(folder)
-    api = Api(state.region if state else cluster.spec.cloud.region or default_region())
-    update_rules.check_account(cluster, api.account())
-    return api
 
 
 def _fell_back(instances: Sequence[Instance]) -> bool:
