@@ -42,7 +42,7 @@ def _complete_streams() -> None:
 
 def run(arguments: list[str]) -> int:
     """Runs one command line; never raises. Returns the exit code."""
-    console = Console.current()
+    console = Console.begin()
     try:
         _refuse_bytes(arguments)
         command = parser.command()

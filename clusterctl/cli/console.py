@@ -38,10 +38,14 @@ class Console:
         self._began = time.monotonic()
 
     @classmethod
-    def current(cls) -> Console:
-        if cls._instance is None:
-            cls._instance = cls()
+    def begin(cls) -> Console:
+        """A new one, for a new command line."""
+        cls._instance = cls()
         return cls._instance
+
+    @classmethod
+    def current(cls) -> Console:
+        return cls._instance or cls.begin()
 
     def set(self, *, json: bool = False, quiet: bool = False, verbose: bool = False) -> Console:
         self.json, self.quiet, self.verbose = json, quiet, verbose

@@ -8,7 +8,6 @@ import pytest
 
 from clusterctl.actions import open_store
 from clusterctl.cli import run
-from clusterctl.cli.console import Console
 from tests.unit.calling import Call, Said
 from tests.unit.making import cluster
 
@@ -24,7 +23,6 @@ def call(
     monkeypatch.chdir(folder)
 
     def one(*arguments: str) -> Said:
-        monkeypatch.setattr(Console, "_instance", None)
         code = run(list(arguments))
         out, err = capfd.readouterr()
         return Said(code, out, err)
