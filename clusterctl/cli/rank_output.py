@@ -13,7 +13,7 @@ import re
 import stat
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Protocol
 
@@ -94,8 +94,16 @@ class Printer:
     bars too.
     """
 
-    def __init__(self, console: Console, *, only: int | None = None, exact: bool = False) -> None:
+    def __init__(
+        self,
+        console: Console,
+        *,
+        only: int | None = None,
+        exact: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._only = only
+        self._clock = clock
         self._view: View = Json() if console.json else Text(console, exact)
         self._sources: dict[tuple[int | None, str, str], Source] = {}
         self._changed: dict[Source, None] = {}
@@ -118,7 +126,7 @@ class Printer:
                 if key not in self._sources:
                     self._sources[key] = Source(piece.rank, piece.stream)
                 self._feed(self._sources[key], piece.data)
-        self._show_progress(time.monotonic())
+        self._show_progress(self._clock())
         self._view.flush()
 
     def _show_progress(self, now: float) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from clusterctl.cli import rank_output
 from clusterctl.cli.console import Console
 from clusterctl.cli.rank_output import LINE_LIMIT, Printer
 from clusterctl.jobs.follow import Piece
@@ -89,18 +88,16 @@ BAR = [b"\r  0%|", b"\r 50%|#", b"\r100%|##"]
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def clock() -> list[float]:
     """The time that the printer sees; the test moves it."""
-    now = [100.0]
-    monkeypatch.setattr(rank_output.time, "monotonic", lambda: now[0])
-    return now
+    return [100.0]
 
 
 def test_a_progress_bar_in_a_pipe(
     clock: list[float], capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     """It is seen while it runs, and not more often than every few seconds."""
-    with Printer(Console()) as printer:
+    with Printer(Console(), clock=lambda: clock[0]) as printer:
         printer([piece(0, b"start\n\r  0%|", "stderr")])
         assert capfdbinary.readouterr().err == b"[0] start\n[0]   0%|\n"
         for number in range(1, 50):

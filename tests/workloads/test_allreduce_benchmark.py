@@ -54,10 +54,11 @@ class Clock:
         return 2 * value
 
 
-def test_a_row_has_the_time_of_the_slowest_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_has_the_time_of_the_slowest_rank() -> None:
     clock = Clock()
-    monkeypatch.setattr(allreduce_benchmark.time, "perf_counter_ns", lambda: clock.now)
-    found = allreduce_benchmark.measure([1000, 30_000, 10**7], clock.prepare, clock.slowest, 2)
+    found = allreduce_benchmark.measure(
+        [1000, 30_000, 10**7], clock.prepare, clock.slowest, 2, clock=lambda: clock.now
+    )
     assert found == [Row(1000, 2e-6, 2), Row(30_000, 6e-5, 2), Row(10**7, 0.02, 2)]
     # Three rounds of two to guess by, five for 6 ms each: from 2 to 1000 repetitions.
     assert clock.counts == {

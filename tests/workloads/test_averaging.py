@@ -9,6 +9,7 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from queue import Queue
 from types import SimpleNamespace
@@ -131,7 +132,12 @@ def equal_rows() -> Dataset:
     return dataset(*next(iter(one)))
 
 
-def train(workers: int, rows: Dataset, chosen: Namespace) -> tuple[torch.nn.Linear, list[Any]]:
+def train(
+    workers: int,
+    rows: Dataset,
+    chosen: Namespace,
+    clock: Callable[[], float] = time.perf_counter,
+) -> tuple[torch.nn.Linear, list[Any]]:
     """The master's model at the end, and the weights and the bias that it had in the beginning."""
     network = Network(workers + 1)
     models = []
@@ -158,7 +164,7 @@ def train(workers: int, rows: Dataset, chosen: Namespace) -> tuple[torch.nn.Line
     for thread in threads:
         thread.start()
     try:
-        start(averaging.master, 0)
+        start(partial(averaging.master, clock=clock), 0)
     finally:
         for thread in threads:
             thread.join(20)
@@ -213,12 +219,12 @@ def test_a_worker_keeps_its_momentum_within_an_epoch(shard: bool, steps: int) ->
 
 @pytest.mark.parametrize("shard", [False, True])
 def test_the_master_prints_what_was_learned(
-    shard: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    shard: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ticks = count(step=2.0)  # an epoch takes two seconds
-    monkeypatch.setattr(time, "perf_counter", lambda: next(ticks))
     rows = random_rows()
-    _, parts = train(2, rows, options(shard=shard, batch_size=ROWS // 2 if shard else ROWS))
+    chosen = options(shard=shard, batch_size=ROWS // 2 if shard else ROWS)
+    _, parts = train(2, rows, chosen, clock=lambda: next(ticks))
     head, *lines = capsys.readouterr().out.splitlines()
     for word in ("2 workers", "rows (24 + 24 rows", "Seed: 3"):
         assert word in head

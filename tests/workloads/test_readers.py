@@ -195,7 +195,7 @@ def test_the_noise_has_the_probabilities_of_poisson(mean: float) -> None:
 
 def test_a_rotation_by_a_quarter_turns_the_image() -> None:
     image = torch.rand(3, 8, 8)
-    turned = augment._rotated(image, torch.pi / 2)
+    turned = augment.rotate(image, torch.pi / 2)
     assert torch.allclose(turned, image.rot90(1, (1, 2)), atol=1e-4) or torch.allclose(
         turned, image.rot90(-1, (1, 2)), atol=1e-4
     )

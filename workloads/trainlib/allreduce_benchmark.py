@@ -52,12 +52,14 @@ def measure(
     prepare: Callable[[int], Prepared],
     slowest: Callable[[int], int],
     world: int,
+    clock: Callable[[], int] = time.perf_counter_ns,
 ) -> list[Row]:
     """One row per size; all ranks call it, and get the same. None for one rank alone.
 
     Args:
         prepare: Makes a message of that many bytes and returns how to reduce it.
         slowest: The largest of the ranks' numbers; it makes them wait for each other, too.
+        clock: Nanoseconds.
     """
     if world == 1:
         return []
@@ -69,11 +71,11 @@ def measure(
             count: int, reduce: Callable[[], object] = reduce, wait: Callable[[], object] = wait
         ) -> float:
             slowest(0)
-            started = time.perf_counter_ns()
+            started = clock()
             for _ in range(count):
                 reduce()
             wait()
-            return slowest(time.perf_counter_ns() - started) / 1e9 / count
+            return slowest(clock() - started) / 1e9 / count
 
         # The first one warms up; the fastest says what a round can hold on a busy machine.
         guess = min(seconds(_FEWEST) for _ in range(3))

@@ -22,7 +22,7 @@ def image(image: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     flips = [axis for axis, draw in ((2, draws[0]), (1, draws[1])) if draw < 0.5]
     if flips:
         image = image.flip(flips)
-    image = _rotated(image, math.radians((2 * draws[2] - 1) * _MAX_DEGREES))
+    image = rotate(image, math.radians((2 * draws[2] - 1) * _MAX_DEGREES))
     # Additive: each value gets a Poisson number of grey levels, the image one mean for all.
     image = image + poisson(draws[3] * _MAX_NOISE, image.shape, generator) / 255
     low, high = _GAMMA
@@ -45,7 +45,7 @@ def poisson(mean: float, shape: torch.Size, generator: torch.Generator) -> torch
     return torch.bucketize(torch.rand(shape, generator=generator), below.float(), right=True)
 
 
-def _rotated(image: torch.Tensor, angle: float) -> torch.Tensor:
+def rotate(image: torch.Tensor, angle: float) -> torch.Tensor:
     """Around the middle; what comes in from outside is black."""
     cos, sin = math.cos(angle), math.sin(angle)
     ratio = image.shape[1] / image.shape[2]

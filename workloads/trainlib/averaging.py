@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import time
 from argparse import Namespace
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -59,7 +60,13 @@ def _load(options: Namespace, ranks: Ranks) -> Dataset:
     return dataset
 
 
-def master(session: Session, model: torch.nn.Module, dataset: Dataset, options: Namespace) -> None:
+def master(
+    session: Session,
+    model: torch.nn.Module,
+    dataset: Dataset,
+    options: Namespace,
+    clock: Callable[[], float] = time.perf_counter,
+) -> None:
     """Rank 0: hand out, collect, average in the order of the ranks, validate."""
     comm = session.mpi.COMM_WORLD
     workers = session.ranks.world - 1
@@ -69,7 +76,7 @@ def master(session: Session, model: torch.nn.Module, dataset: Dataset, options: 
         f"Seed: {options.seed}"
     )
     for epoch in range(options.nepochs):
-        started = time.perf_counter()
+        started = clock()
         weights = flat(model).numpy()
         sending = [comm.Isend(weights, rank, _WEIGHTS) for rank in range(1, workers + 1)]
         trained = torch.empty(workers, weights.size)
@@ -86,7 +93,7 @@ def master(session: Session, model: torch.nn.Module, dataset: Dataset, options: 
         if not math.isfinite(loss + validation):
             # The workers wait for the next weights and hear nothing of it.
             raise Diverged(epoch, f"try an --lr below {options.lr:g}", everywhere=False)
-        speed = rows / (time.perf_counter() - started)
+        speed = rows / (clock() - started)
         print_line(
             f"Epoch {epoch} | Loss: {loss:.6g} | Validation loss: {validation:.6g} | "
             f"Accuracy: {accuracy:.4f} | Throughput: {speed:.1f} samples/s"
