@@ -65,13 +65,15 @@ def test_a_channel_that_ends_says_so(here: LocalTransport) -> None:
     channel.close()
 
 
-def test_closing_ends_the_command_and_its_children(here: LocalTransport, tmp_path: Path) -> None:
-    mark = tmp_path / "mark"
-    channel = here.open(f"(sleep 0.5; touch {mark}) & echo on; wait")
-    assert channel.receive(5) == b"on\n"
+def test_closing_ends_the_command_and_its_children(here: LocalTransport) -> None:
+    channel = here.open("sleep 60 & echo $!; wait")
+    child = Path("/proc", channel.receive(5).decode().strip(), "cmdline")
+    assert child.exists()
     channel.close()
-    time.sleep(0.8)
-    assert not mark.exists()
+    until = time.monotonic() + 30
+    while child.exists() and child.read_bytes():  # a zombie has none
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 def test_files_and_folders_are_copied(here: LocalTransport, tmp_path: Path) -> None:

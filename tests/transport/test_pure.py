@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import shutil
 import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -20,14 +21,19 @@ from clusterctl.transport.copying import mode_of
 def test_watchdog() -> None:
     watchdog, barks = Watchdog(), []
     now = time.monotonic()
-    with watchdog.guard(now + 30, lambda: barks.append("never")):
-        time.sleep(0.05)  # it waits for that one now
-        with watchdog.guard(now + 0.1, lambda: barks.append("late")):
-            time.sleep(0.3)
-        with watchdog.guard(time.monotonic() + 0.1, lambda: barks.append("in time")):
+
+    def wait_for(name: str, at: float) -> None:
+        barked = threading.Event()
+        with watchdog.guard(at, lambda: (barks.append(name), barked.set())):
+            assert barked.wait(30)
+
+    with watchdog.guard(now + 300, lambda: barks.append("never")):
+        wait_for("late", now + 0.1)
+        now = time.monotonic()
+        with watchdog.guard(now + 0.1, lambda: barks.append("in time")):
             pass
-        time.sleep(0.2)
-    assert barks == ["late"]
+        wait_for("later", now + 0.15)
+    assert barks == ["late", "later"]
 
 
 KEY = base64.b64encode(b"one").decode()
