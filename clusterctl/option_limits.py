@@ -125,6 +125,8 @@ NOT_ADOPT = _never("adopt", says="cannot be combined with --adopt, which already
 PUSHED = _never("no-push", says="has no effect with --no-push", hint=ONE_OF_TWO)
 ONLY_LOCAL_DATA = _only(says="has no effect: this command works on this machine")
 BUILT_HERE = _only(says="has no effect: images are built on this machine")
+ALL_CLUSTERS = _only(says="has no effect: the line is for all clusters")
+NOT_PRINTED = _never("print", says="cannot be combined with --print", hint=ONE_OF_TWO)
 ONLY_THIS_MACHINE = _only(
     says="has no effect: `check` checks this machine",
     hint="leave it out; `clusterctl status --live` checks a cluster",

@@ -444,6 +444,28 @@ class Ssh(Common, heading=MACHINES, module="clusters"):
         return [*ours, "--", node, *rest[rest[:1] == ["--"] :]]
 
 
+class SshConfig(Common, heading=MACHINES, module="machine", function="ssh_config"):
+    """Let plain ssh, rsync and editors reach the nodes as CLUSTER-NODE.
+
+    Adds one line to ~/.ssh/config, for all clusters. A cluster that is removed disappears from it.
+    """
+
+    examples = ("clusterctl ssh-config", "ssh default-worker-1")
+    show = flag("--print", OPTIONS, "Print the line and change nothing")
+    remove = flag("--remove", OPTIONS, "Take the line out again", limits=scope.NOT_PRINTED)
+    cluster = cluster_option(scope.ALL_CLUSTERS)
+
+
+class Forward(Common, heading=MACHINES, module="clusters"):
+    """Make a port of a node, such as TensorBoard's or Jupyter's, reachable on this machine."""
+
+    examples = ("clusterctl forward worker-1:6006", "clusterctl forward 8888 --port 9000")
+    target = text("", ARGUMENTS, "Node (default: the launcher) and port", "[NODE:]PORT")
+    port = number(
+        "--port", OPTIONS, "Port on this machine (default: the same)", check=whole(1, 65535)
+    )
+
+
 class Cp(Common, heading=MACHINES, module="clusters"):
     """Copy a file or a folder to or from a node."""
 
@@ -538,6 +560,8 @@ VERBS: dict[str, type[Verb]] = {
     "fetch": Fetch,
     "ssh": Ssh,
     "cp": Cp,
+    "forward": Forward,
+    "ssh-config": SshConfig,
     "check": Check,
     "data get": DataGet,
     "data push": DataPush,

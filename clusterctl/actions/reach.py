@@ -1,8 +1,10 @@
-"""`ssh` and `cp`: a shell on a node, a file to or from it."""
+"""`ssh`, `cp` and `forward`: a shell on a node, a file to or from it, a port of it."""
 
 from __future__ import annotations
 
+import re
 import shlex
+import socket
 import sys
 from pathlib import Path
 
@@ -58,6 +60,46 @@ def shell(store: Store, cluster: Cluster, name: str | None, words: list[str]) ->
     if code == SSH_FAILED:
         with open_pool(store, cluster) as pool:
             pool.transport(name or cluster.launcher.name).connect(CONNECT_TIMEOUT)
+    return code
+
+
+def forward_argv(cluster: Cluster, target: str, port: int) -> tuple[list[str], str]:
+    """OpenSSH's command line for `NODE:PORT`, as for `ssh_argv`, and the address on this machine.
+    Raises UsageError for a target that is none, and for a port of this machine that is taken."""
+    name, _, text = target.rpartition(":")
+    if not re.fullmatch(r"\d{1,5}", text) or not 1 <= int(text) <= 65535:
+        raise UsageError(
+            f"{target!r} is not [NODE:]PORT", hint="for example clusterctl forward worker-1:6006"
+        )
+    node = node_of(cluster, name or cluster.launcher.name)
+    if node.here:
+        raise UsageError(f"{node.name} is this machine", hint=f"its port is localhost:{text}")
+    here = f"127.0.0.1:{port or int(text)}"
+    _check_free(port or int(text))
+    options = ["-N", "-o", "ExitOnForwardFailure=yes"]
+    return ["ssh", "-F", "config", *options, "-L", f"{here}:127.0.0.1:{text}", node.name], here
+
+
+def _check_free(port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            probe.bind(("127.0.0.1", 0))
+            free = probe.getsockname()[1]
+            raise UsageError(
+                f"port {port} of this machine: {error.strerror}", hint=f"for example --port {free}"
+            ) from error
+
+
+def forward(store: Store, cluster: Cluster, argv: list[str], node: str) -> int:
+    """Runs ssh until it is interrupted; raises NodeUnreachable where it gets no connection."""
+    _check_keys(store, cluster)
+    code = process.foreground(argv, cwd=store.folder(cluster.name) / "ssh")
+    if code == SSH_FAILED:
+        with connected(store, cluster) as pool:
+            pool.transport(node).connect(CONNECT_TIMEOUT)
     return code
 
 

@@ -19,6 +19,7 @@ from clusterctl.actions import (
     require_owned,
     shrink,
     smoke_test,
+    ssh_config,
 )
 from clusterctl.actions.down import find_orphans, finish_down
 from clusterctl.actions.node_images import NodeImage
@@ -402,6 +403,7 @@ def _write_ssh(store: Store, cluster: Cluster, host_keys: dict[str, str]) -> lis
     write_atomic(folder / "known_hosts", known.encode())
     config = assets.render("client/ssh_config.j2", cluster=cluster)
     write_atomic(folder / "config", config.encode())
+    ssh_config.write_hosts(store, cluster)
     return [n for n, key in host_keys.items() if before.get(endpoints[n], key) != key]
 
 

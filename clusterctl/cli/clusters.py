@@ -1,4 +1,4 @@
-"""Verbs about clusters: up, down, status, list, ssh, cp."""
+"""Verbs about clusters: up, down, status, list, ssh, cp, forward."""
 
 from __future__ import annotations
 
@@ -181,6 +181,19 @@ def ssh(given: verbs.Ssh, console: Console) -> None:
         }
     )
     raise typer.Exit(4 if result.exit_code is None else result.exit_code)
+
+
+def forward(given: verbs.Forward, console: Console) -> None:
+    from clusterctl import actions
+    from clusterctl.actions import reach
+
+    store = actions.open_store()
+    chosen = actions.choose(store, given.cluster)
+    argv, here = reach.forward_argv(chosen, given.target, given.port)
+    console.note(f"http://{here} leads to {given.target} of cluster {chosen.name}; Ctrl-C ends it")
+    console.document({"address": here, "target": given.target, "cluster": chosen.name})
+    code = reach.forward(store, chosen, argv, argv[-1])
+    raise typer.Exit(130 if code in (-2, 130, 255) else code)
 
 
 def cp(given: verbs.Cp, console: Console) -> None:

@@ -1,14 +1,17 @@
-"""ssh and cp: a command's words and a file's bytes arrive as they left."""
+"""ssh, cp, forward: a command's words and a file's bytes arrive as they left."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import socket
+import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import NOT_ROOT
+from tests.conftest import NOT_ROOT, Need
 from tests.e2e.cli import Cli, wait_for
 
 pytestmark = pytest.mark.sshd
@@ -137,6 +140,48 @@ def test_cp_refuses_what_makes_no_sense(cli: Cli) -> None:
         assert "→" in said.err
     assert not (cli.folder / "x").exists()
     cli("cp", "file", "worker-9:x", code=7)
+
+
+def test_plain_ssh_reaches_the_nodes(own: Cli, need: Need) -> None:
+    own("up")
+    said = own("ssh-config")
+    assert "default-worker-1" in said.out.splitlines()
+    argv = [need("ssh"), "-F", f"{own.environment({})['HOME']}/.ssh/config", "-o", "BatchMode=yes"]
+    argv += ["default-worker-1", "echo $((40 + 2))"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "42\n"), done.stderr
+    own("down")
+    assert subprocess.run(argv, capture_output=True, timeout=60).returncode == 255
+
+
+def test_a_port_of_a_node_is_reached_from_here(cli: Cli) -> None:
+    """A server that listens on the node alone, as TensorBoard does."""
+    cli.script(
+        "serves.py",
+        "import socket\n"
+        "server = socket.create_server(('127.0.0.1', 0))\n"
+        "print(f'port={server.getsockname()[1]}', flush=True)\n"
+        "while True:\n    server.accept()[0].sendall(b'hello')\n",
+    )
+    job = cli.start("run", "-n", "1", "serves.py")
+    job.until("port=")
+    there = job.out.partition("port=")[2].split()[0]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        here = taken.getsockname()[1]
+        said = cli("forward", f"worker-1:{there}", "--port", str(here), code=2)
+        assert f"port {here} of this machine" in said.err
+    forward = cli.start("forward", f"worker-1:{there}", "--port", str(here))
+
+    def hello() -> bool:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", here), 5) as connection:
+            return connection.recv(5) == b"hello"
+        return False
+
+    wait_for(hello, 20, "the server to answer")
+    forward.interrupt()
+    assert forward.wait().code == 130
+    job.interrupt()
+    job.wait()
 
 
 def test_a_shell_on_a_terminal(cli: Cli) -> None:

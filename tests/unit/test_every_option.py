@@ -31,6 +31,7 @@ from clusterctl.actions import (
     open_store,
     reach,
     show,
+    ssh_config,
 )
 from clusterctl.cli import clusters, start
 from clusterctl.errors import UsageError
@@ -107,6 +108,7 @@ def scenes() -> list[Scene]:
             Scene("ssh", ("worker-1", "--", "true"), name),
             Scene("ssh", ("--json", "worker-1", "--", "true"), name, frozenset({"json"})),
             Scene("cp", ("train.py", "worker-1:"), name),
+            Scene("forward", ("6006",), name),
             Scene("detach" if name in ATTACHED else "down", (), name),
             Scene("jobs", (), name),
             *(Scene(verb, ("7",), name) for verb in ("logs", "cancel", "fetch", "rerun")),
@@ -129,6 +131,7 @@ def scenes() -> list[Scene]:
         *(Scene(verb, ("cpu",)) for verb in ("image build", "image lock")),
         *(Scene(verb) for verb in ("data list", "data index")),
         Scene("check"),
+        Scene("ssh-config"),
     ]
 
 
@@ -174,6 +177,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "--nodelist": ("c1",),
     "--nodes": ("1",),
     "--partition": ("gpu",),
+    "--port": ("16006",),
     "--project": ("abc",),
     "--provider": ("local",),
     "--push": ("registry.example.org/team",),
@@ -284,7 +288,8 @@ def stage(scene: Scene, monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[s
         extend: ("extend",),
         images: ("build", "lock"),
         jobs: ("logs", "cancel", "fetch", "rerun"),
-        reach: ("shell", "execute", "copy"),
+        reach: ("shell", "execute", "copy", "forward"),
+        ssh_config: ("install", "uninstall", "include"),
         show: ("status",),
     }.items():
         for name in names:

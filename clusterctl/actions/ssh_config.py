@@ -1,0 +1,118 @@
+"""`ssh-config`: plain ssh, rsync and editors reach the nodes as `CLUSTER-NODE`.
+
+Each cluster of ours keeps a file of its nodes, and the user's ssh_config includes all of them by
+one pattern. So new clusters appear there by themselves, and `down` takes them out again.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from clusterctl import assets
+from clusterctl.errors import ClusterctlError, UsageError
+from clusterctl.model import Cluster
+from clusterctl.state import Store
+from clusterctl.state.home import write_atomic
+
+HOSTS = "hosts"
+MARK = "# clusterctl: nodes as CLUSTER-NODE"
+
+
+def write_hosts(store: Store, cluster: Cluster) -> None:
+    """The cluster's own file, if ssh can read its folder's name."""
+    folder = store.folder(cluster.name) / "ssh"
+    if not _odd(folder):
+        escaped = str(folder).replace("%", "%%")
+        text = assets.render("client/hosts.j2", cluster=cluster, folder=escaped)
+        write_atomic(folder / HOSTS, text.encode())
+
+
+def include(store: Store) -> str:
+    """The line of an ssh_config that brings in the nodes of all clusters. Raises UsageError."""
+    folder = store.home.clusters
+    if odd := _odd(folder):
+        raise UsageError(
+            f"ssh cannot include files in {folder}: the name contains {odd!r}",
+            hint="set CLUSTERCTL_HOME to another folder, or use `clusterctl ssh`",
+        )
+    return f'Include "{folder}/*/ssh/{HOSTS}"'
+
+
+def _odd(folder: Path) -> str:
+    """What ssh would read as something else, in quotes or as a pattern."""
+    return next(
+        (word for word in ('"', "\n", "${", "*", "?", "[", "\\") if word in str(folder)), ""
+    )
+
+
+def refresh(store: Store) -> tuple[str, ...]:
+    """Writes the files of all clusters anew; the names by which ssh knows their nodes. Machines
+    that are the user's own are left out: ssh knows them already."""
+    found: list[str] = []
+    for name in store.names():
+        with suppress(ClusterctlError):  # `list` names damaged records
+            cluster = store.cluster(name)
+            if cluster.identity is None and cluster.nodes:
+                write_hosts(store, cluster)
+                found += (f"{name}-{node.name}" for node in cluster.nodes)
+    return tuple(found)
+
+
+def install(store: Store, config: Path) -> bool:
+    """Makes `config` include the nodes; whether it did not before. The line comes first: further
+    down it would belong to the Host above it."""
+    lines, line = _read(config), include(store)
+    if line in lines:
+        return False
+    _write(config, [MARK, line, *_without(lines)])
+    return True
+
+
+def uninstall(config: Path) -> bool:
+    """Takes the line out again; whether there was one."""
+    lines = _read(config)
+    kept = _without(lines)
+    if kept == lines:
+        return False
+    _write(config, kept)
+    return True
+
+
+def _without(lines: list[str]) -> list[str]:
+    """Without our two lines, also where they include the clusters of another state home."""
+    found = range(len(lines))
+    ours = {at + step for at in found if lines[at] == MARK for step in (0, 1)}
+    return [lines[at] for at in found if at not in ours]
+
+
+def _read(config: Path) -> list[str]:
+    try:
+        return config.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UsageError(
+            f"{config} cannot be read: {error.strerror}", hint="make it readable"
+        ) from error
+
+
+def _write(config: Path, lines: list[str]) -> None:
+    """Whole or not at all, and where a symbolic link leads to."""
+    target = config.resolve()
+    text = "".join(f"{line}\n" for line in lines)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mode = target.stat().st_mode & 0o777 if target.exists() else 0o600
+        temporary.touch(mode=mode)
+        temporary.chmod(mode)
+        temporary.write_text(text, encoding="utf-8", errors="surrogateescape")
+        temporary.replace(target)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise UsageError(
+            f"{config} cannot be written: {error.strerror}",
+            hint="`clusterctl ssh-config --print` shows what to add",
+        ) from error
