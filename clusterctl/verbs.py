@@ -452,8 +452,8 @@ class SshConfig(Common, heading=MACHINES, module="machine", function="ssh_config
 
     examples = ("clusterctl ssh-config", "ssh default-worker-1")
     show = flag("--print", OPTIONS, "Print the line and change nothing")
-    remove = flag("--remove", OPTIONS, "Take the line out again", limits=scope.NOT_PRINTED)
-    cluster = cluster_option(scope.ALL_CLUSTERS)
+    remove = flag("--remove", OPTIONS, "Take the line out again", limits=where.NOT_PRINTED)
+    cluster = cluster_option(where.ALL_CLUSTERS)
 
 
 class Forward(Common, heading=MACHINES, module="clusters"):

@@ -98,7 +98,7 @@ def forward(store: Store, cluster: Cluster, argv: list[str], node: str) -> int:
     _check_keys(store, cluster)
     code = process.foreground(argv, cwd=store.folder(cluster.name) / "ssh")
     if code == SSH_FAILED:
-        with connected(store, cluster) as pool:
+        with open_pool(store, cluster) as pool:
             pool.transport(node).connect(CONNECT_TIMEOUT)
     return code
 

@@ -7,11 +7,10 @@ one pattern. So new clusters appear there by themselves, and `down` takes them o
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from pathlib import Path
 
 from clusterctl import assets
-from clusterctl.errors import ClusterctlError, UsageError
+from clusterctl.errors import RecordError, UsageError
 from clusterctl.model import Cluster
 from clusterctl.state import Store
 from clusterctl.state.home import write_atomic
@@ -52,11 +51,13 @@ def refresh(store: Store) -> tuple[str, ...]:
     that are the user's own are left out: ssh knows them already."""
     found: list[str] = []
     for name in store.names():
-        with suppress(ClusterctlError):  # `list` names damaged records
+        try:
             cluster = store.cluster(name)
-            if cluster.identity is None and cluster.nodes:
-                write_hosts(store, cluster)
-                found += (f"{name}-{node.name}" for node in cluster.nodes)
+        except RecordError:
+            continue  # `list` says what is wrong with it
+        if cluster.identity is None and (store.folder(name) / "ssh").is_dir():
+            write_hosts(store, cluster)
+            found += (f"{name}-{node.name}" for node in cluster.nodes)
     return tuple(found)
 
 
