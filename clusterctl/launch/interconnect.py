@@ -21,7 +21,7 @@ class Interconnect:
 
     cidrs: tuple[str, ...]
     devices: dict[str, str]
-    reason: str
+    reason: str = ""
     alone: bool = True
     ucx_devices: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """RDMA devices that UCX is to use beside the node's device, by node."""
@@ -83,11 +83,7 @@ def solve(nodes: Sequence[Node]) -> Interconnect:
 
 def loopback(nodes: Sequence[Node]) -> Interconnect:
     """For nodes that are names of one host."""
-    return Interconnect(
-        cidrs=("127.0.0.0/8",),
-        devices={node.name: "lo" for node in nodes},
-        reason="the nodes are one host",
-    )
+    return Interconnect(cidrs=("127.0.0.0/8",), devices={node.name: "lo" for node in nodes})
 
 
 def _result(

@@ -199,7 +199,7 @@ def _flags(
         flags.append(
             (("--allow-run-as-root",), "the nodes' user is root; mpirun requires this flag")
         )
-    flags.append((("-np", str(total)), _ranks_reason(request, total)))
+    flags.append((("-np", str(total)), _ranks_reason(request)))
     flags.append(
         (
             # Relative to the job's folder, where mpirun starts: PRRTE splits the path at commas.
@@ -218,7 +218,7 @@ def _flags(
     if cluster.one_host:
         flags += [
             (
-                ("--mca", "btl_tcp_if_include", ",".join(network.cidrs)),
+                _messages(network)[0],
                 "one host: TCP only between ranks and what MPI_Comm_spawn has started",
             ),
             (
@@ -332,7 +332,7 @@ def _daemons(words: Generation, network: Interconnect) -> Flag:
     return (*words.daemons, ",".join(network.cidrs)), f"daemons: {network.reason}"
 
 
-def _ranks_reason(request: Request, total: int) -> str:
+def _ranks_reason(request: Request) -> str:
     if request.spec.launcher == "torchrun":
         return "one torchrun per node"
     if request.spec.ranks or request.spec.ranks_per_node:

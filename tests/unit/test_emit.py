@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,17 @@ def test_an_emitted_script_runs_without_us(argument: str, tmp_path: Path) -> Non
     done = run()
     assert done.returncode != 0
     assert "TOKEN" in done.stderr
+
+
+def test_no_argument_ends_the_text_that_holds_it(tmp_path: Path) -> None:
+    """Not even one that knows how that text ends in another script."""
+    end = ends(emitted(tmp_path, "argument"))[-1]
+    assert end not in ends(emitted(tmp_path, f"\n{end}\ntouch PWNED\n#"))
+
+
+def ends(script: str) -> list[str]:
+    """The words that end its here-documents."""
+    return re.findall(r"<<'(\w+)'", script)
 
 
 def test_an_emitted_script_hands_on_any_variable(tmp_path: Path) -> None:

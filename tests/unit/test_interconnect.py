@@ -146,6 +146,10 @@ def test_the_network(
         ),
         pytest.param([("10.0.0.1", []), ("10.0.0.2", ["eth0 10.0.0.2/24"])], id="loopback only"),
         pytest.param(
+            [("10.0.0.1", ["lo 127.0.1.1/8"]), ("10.0.0.2", ["lo 127.0.1.2/8"])],
+            id="loopback leads nowhere",
+        ),
+        pytest.param(
             [("10.0.0.9", ["eth0 10.0.0.9/24"]), ("10.0.1.1", ["eth0 10.0.0.9/24"])],
             id="one address twice",
         ),
@@ -190,3 +194,9 @@ def test_one_host() -> None:
     found = interconnect.loopback(nodes(("10.0.0.1", [DOCKER0]), ("10.0.0.2", [])))
     assert found.cidrs == ("127.0.0.0/8",)
     assert set(found.devices.values()) == {"lo"}
+
+
+@pytest.mark.parametrize("second", ["", " among"])
+def test_a_device_with_several_addresses_is_noticed(second: str) -> None:
+    rows = [("10.0.0.1", ["eth0 10.0.0.1/24"]), ("10.0.0.2", [f"eth0 10.0.0.2/24{second}"])]
+    assert interconnect.solve(nodes(*rows)).alone is not bool(second)

@@ -22,7 +22,7 @@ import pytest
 from clusterctl import launch
 from clusterctl.errors import ClusterctlError, LaunchError, UsageError
 from clusterctl.jobs import systems
-from clusterctl.model import Accelerator, Mpi, ProgramKind, Python
+from clusterctl.model import Accelerator, Mpi, ProgramKind, Python, Role
 from clusterctl.schedulers.direct import command_line
 from tests.unit.launch_cases import (
     CASES,
@@ -189,6 +189,17 @@ def test_another_mpi_on_one_node_is_named() -> None:
     worker = replace(worker, facts=replace(worker.facts, mpi=mpich))
     with pytest.raises(LaunchError, match=r"different .*worker-1: mpich 5\.0\.11"):
         launch.load("mpirun").plan(request(cluster(node("launcher", "10.0.0.10"), worker)))
+
+
+@pytest.mark.parametrize(
+    ("mpi", "first"), [("5.0.11", ["env", "MALLOC_MMAP_THRESHOLD_=1"]), ("4.1.4", [])]
+)
+def test_an_mpirun_beside_ranks_is_their_daemon_too(mpi: str, first: list[str]) -> None:
+    """It needs the variable that the daemons of other nodes get."""
+    both = node("launcher", "10.0.0.10", mpi=mpi, role=Role.BOTH)
+    where = cluster(both, node("worker-1", "10.0.0.11", mpi=mpi))
+    plan = launch.load("mpirun").plan(request(where))
+    assert list(plan.argv[: len(first) + 1]) == [*first, "/opt/openmpi/bin/mpirun"]
 
 
 @pytest.mark.parametrize(
