@@ -331,6 +331,10 @@ class JobState(str, Enum):
         return self not in (JobState.QUEUED, JobState.RUNNING)
 
 
+PYTHONS = ("python", "python3")
+"""Commands that mean the Python of a node that runs scripts."""
+
+
 class ProgramKind(str, Enum):
     """What SCRIPT is, which decides how it is started."""
 
@@ -338,11 +342,14 @@ class ProgramKind(str, Enum):
     MODULE = "module"
     SOURCE = "source"
     BINARY = "binary"
+    COMMAND = "command"
+    """A program of the nodes, found there on PATH."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """What every rank runs: a path inside the staged tree, or a module name, and its arguments."""
+    """What every rank runs: a path inside the staged tree, the name of a module or of a command,
+    and its arguments."""
 
     kind: ProgramKind
     target: str
@@ -354,6 +361,12 @@ class Program:
     """For ProgramKind.SOURCE: the file that is compiled to `target`, relative to `folder`."""
     sources: tuple[str, ...] = ()
     """Further files that are compiled with it."""
+
+    @property
+    def needs_python(self) -> bool:
+        """Whether the Python of each node starts it."""
+        python = self.kind is ProgramKind.COMMAND and self.target in PYTHONS
+        return python or self.kind in (ProgramKind.PYTHON, ProgramKind.MODULE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

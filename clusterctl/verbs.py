@@ -222,18 +222,23 @@ class Started(Common):
     """A verb with a program: its options, the program, and all that is the program's."""
 
     ends_at_argument = True
-    command = texts("", ARGUMENTS, "Path or name of a bundled program", "SCRIPT [ARGS...]")
+    command = texts(
+        *("", ARGUMENTS, "Path, name of a bundled program, or -- COMMAND"), "SCRIPT [ARGS...]"
+    )
 
     @classmethod
     def arrange(cls, words: list[str]) -> list[str]:
-        """Options before SCRIPT are ours, the rest is the script's; `-m MODULE` ends ours."""
+        """Options before SCRIPT are ours, the rest is the script's; `-m MODULE` or `--` ends
+        ours."""
         index = 0
         while index < len(words):
             word = words[index]
             if word.startswith("-m"):
                 index += 1 if len(word) > 2 else 2
                 return [*words[:index], "--", *words[index:]]
-            if word == "--" or not word.startswith("-"):
+            if word == "--":  # the parser takes one away: the other says that a command follows
+                return [*words[:index], "--", *words[index:]]
+            if not word.startswith("-"):
                 break
             if word == "-np":
                 count = next(iter(words[index + 1 :]), "N")
@@ -252,7 +257,7 @@ class Run(Started, heading=JOBS, module="start"):
 
     examples = (
         "clusterctl run train.py --epochs 3",
-        "clusterctl run --ranks 4 --env LR=0.1 -m package.train",
+        "clusterctl run --ranks 4 --env LR=0.1 -- python -m package.train",
         "clusterctl run --partition gpu --gpus-per-node 4 --time 2:00:00 train.py",
     )
     RANKS, PROGRAM = Group("Ranks", STAGED), Group("Program", STAGED)

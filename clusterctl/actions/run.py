@@ -23,7 +23,7 @@ from clusterctl.errors import (
 from clusterctl.jobs import control, stage, start, systems
 from clusterctl.jobs.follow import Follower, Piece
 from clusterctl.jobs.interrupts import Interrupts
-from clusterctl.jobs.program import Resolved, backend_note, resolve_module
+from clusterctl.jobs.program import Resolved, backend_note, resolve_command, resolve_module
 from clusterctl.jobs.program import resolve as resolve_script
 from clusterctl.model import Cluster, Job, JobSpec, JobState, LaunchPlan, NodeResult, ProgramKind
 from clusterctl.schedulers.verdict import NO_RANK, is_disk_full
@@ -65,14 +65,17 @@ def resolve(
     without: Sequence[Path] = (),
     sources: Sequence[Path] = (),
 ) -> Resolved:
-    """SCRIPT and ARGS, or a module and ARGS, as a program with the tree that it comes in, less the
-    files `without`, whose secrets travel another way. `sources` are compiled with SCRIPT."""
+    """SCRIPT and ARGS, a module and ARGS, or `--` and a command, as a program with the tree that it
+    comes in, less the files `without`, whose secrets travel another way. `sources` are compiled
+    with SCRIPT."""
     if module is not None:
         if sources:
             raise UsageError(
                 "--source works only with SCRIPT, not with -m", hint="leave out --source"
             )
         found = resolve_module(module, tuple(words), chosen=chosen)
+    elif words[0] == "--":
+        found = resolve_command(words[1:], chosen=chosen, sources=sources)
     else:
         found = resolve_script(words[0], tuple(words[1:]), chosen=chosen, sources=sources)
     secret = {path.resolve() for path in without}

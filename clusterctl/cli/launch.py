@@ -25,7 +25,9 @@ def launch(given: verbs.Launch, console: Console) -> None:
     store = actions.open_store()
     # A name in the environment or in settings is that of a cluster to be used, not of a new one.
     typed = given.cluster if "cluster" in given.typed else None
-    name = typed or _free_name(store.names(), module or words[0])
+    name = typed or _free_name(
+        store.names(), module or next(word for word in words if word != "--")
+    )
     if name in store.names():
         raise RecordError(
             f"cluster {name!r} exists already", hint=f"`clusterctl run -c {name}` uses it"

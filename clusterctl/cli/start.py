@@ -88,11 +88,16 @@ def _spec(given: verbs.Run, program: Program) -> JobSpec:
 def _open_terminal(given: verbs.Run, console: Console, store: Store, chosen: Cluster) -> None:
     """`--interactive`: exits with the command's code."""
     program = Program(kind=ProgramKind.BINARY, target="interactive")
-    terminal = action.plan_terminal(store, chosen, _spec(given, program), list(given.command))
+    terminal = action.plan_terminal(store, chosen, _spec(given, program), _plain(given.command))
     if not given.dry_run:
         raise typer.Exit(terminal.open())
     console.result(terminal.text)
     console.document({"dry_run": True, "folder": str(terminal.folder), "argv": terminal.argv})
+
+
+def _plain(words: tuple[str, ...]) -> list[str]:
+    """Without the `--` that says that a command follows."""
+    return list(words[words[:1] == ("--",) :])
 
 
 def _queue_hint(given: verbs.Run, circumstances: set[str], error: UsageError) -> str:
@@ -100,7 +105,7 @@ def _queue_hint(given: verbs.Run, circumstances: set[str], error: UsageError) ->
     queues = [name for name in QUEUES if verbs.limit("run", name, circumstances) is None]
     if not (queues and given.quiet and given.command and "no script" in error.message):
         return ""
-    return f"-q is --quiet; did you mean {queues[0]} {shlex.quote(given.command[0])}?"
+    return f"-q is --quiet; did you mean {queues[0]} {shlex.quote(_plain(given.command)[0])}?"
 
 
 def _emit(console: Console, prepared: Prepared, kind: str) -> None:

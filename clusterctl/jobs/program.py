@@ -8,13 +8,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import which
 
 from clusterctl.catalog import BUNDLED
 from clusterctl.compiling import LANGUAGES
 from clusterctl.errors import LaunchError, UsageError
 from clusterctl.jobs import stage
-from clusterctl.model import Cluster, Program, ProgramKind
+from clusterctl.model import PYTHONS, Cluster, Program, ProgramKind
 
+LAUNCHERS = ("mpirun", "mpiexec", "srun", "torchrun", "accelerate", "deepspeed", "horovodrun")
 HEAD = 64 << 10
 """Bytes of a file that may be a batch script, in which its directives have to be."""
 
@@ -36,6 +38,8 @@ def resolve(
 ) -> Resolved:
     """SCRIPT is a path, or the name of a bundled workload; a file here wins over a bundled one.
     `sources` are compiled with it."""
+    if script in PYTHONS and args and not Path(script).is_file():
+        return resolve_command((script, *args), chosen=chosen, sources=sources)
     path, bundled = _find(script)
     if bundled and chosen is None:
         chosen = path.parent
@@ -53,10 +57,7 @@ def resolve(
     if kind is ProgramKind.SOURCE:
         source, target = target, f"./{Path(target).with_suffix('')}"
     elif sources:
-        raise UsageError(
-            f"--source: {script} is not compiled",
-            hint="--source names files that are compiled together with a C, C++ or Fortran SCRIPT",
-        )
+        raise _not_compiled(script)
     elif kind is ProgramKind.BINARY or target.startswith("-"):
         target = f"./{target}"
     further = tuple(_further(source, tree, working) for source in sources)
@@ -117,9 +118,46 @@ def resolve_module(module: str, args: tuple[str, ...], *, chosen: Path | None = 
     )
 
 
+def resolve_command(
+    words: Sequence[str], *, chosen: Path | None = None, sources: Sequence[Path] = ()
+) -> Resolved:
+    """`-- COMMAND ARGS`: a program of the nodes, beside the files of the current folder. A script
+    of the tree, a bundled program and what Python is to run are what they are without `--`."""
+    if not words:
+        raise UsageError("nothing to run", hint="clusterctl run -- COMMAND [ARGS...]")
+    word, rest = words[0], tuple(words[1:])
+    if word in PYTHONS:
+        rest = rest[rest[:1] == ("-u",) :]  # the output of ranks is never buffered
+        if rest[:1] == ("-m",) and len(rest) > 1:
+            return resolve_module(rest[1], rest[2:], chosen=chosen)
+        if rest and not rest[0].startswith("-"):
+            return resolve(rest[0], rest[1:], chosen=chosen, sources=sources)
+    ours = Path(word).absolute().is_relative_to(chosen or Path.cwd()) and Path(word).is_file()
+    if ours or stage.find_bundled(word):
+        return resolve(word, rest, chosen=chosen, sources=sources)
+    if sources:
+        raise _not_compiled(word)
+    here = Path.cwd()
+    tree = stage.find_tree(here, chosen=chosen) if chosen or stage.may_stage(here) else None
+    program = Program(
+        kind=ProgramKind.COMMAND,
+        target=word,
+        args=rest,
+        folder=_folder(tree, here) if tree else ".",
+    )
+    return Resolved(program, tree or stage.Tree(here, (), 0, by_git=False))
+
+
+def _not_compiled(script: str) -> UsageError:
+    return UsageError(
+        f"--source: {script} is not compiled",
+        hint="--source names files that are compiled together with a C, C++ or Fortran SCRIPT",
+    )
+
+
 def check(program: Program, cluster: Cluster, nodes: tuple[str, ...]) -> None:
     """Raises LaunchError where a node lacks what the program needs before it can even start."""
-    if program.kind not in (ProgramKind.PYTHON, ProgramKind.MODULE):
+    if not program.needs_python:
         return
     missing = [name for name in nodes if not cluster.node(name).python]
     if missing:
@@ -234,7 +272,11 @@ def _suggest(script: str) -> str:
     names = [
         p.name for p in assets.folder("workloads").glob("*") if p.suffix in {".py", *LANGUAGES}
     ]
+    if script in LAUNCHERS:
+        return "clusterctl starts the ranks itself: clusterctl run [--ranks N] SCRIPT [ARGS...]"
     close = get_close_matches(Path(script).name, names, n=1)
     if close:
         return f"did you mean the bundled {close[0]}?"
+    if which(script):
+        return f"for a command of the nodes: clusterctl run -- {script}"
     return f"give a path, or a bundled program: {', '.join(sorted(names))}"

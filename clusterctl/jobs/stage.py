@@ -257,9 +257,14 @@ def _with(names: Iterable[str], extra: str) -> Iterator[str]:
     yield from (name for name in names if name != extra)
 
 
-def _refuse_whole_machine(root: Path) -> None:
+def may_stage(root: Path) -> bool:
+    """Whether that is neither the whole file system nor the home folder."""
     person = os.environ.get("HOME")
-    if root == Path("/") or (person and root == Path(person).resolve()):
+    return root != Path("/") and not (person and root == Path(person).resolve())
+
+
+def _refuse_whole_machine(root: Path) -> None:
+    if not may_stage(root):
         what = "the whole file system" if root == Path("/") else "your home folder"
         raise UsageError(
             f"{root} is {what}: it will not be staged",

@@ -71,7 +71,8 @@ def node_files(job: Job, cluster: Cluster, plan: LaunchPlan, secrets: Mapping[st
                 agent=plan.agents.get(name, ""),
                 device_env=plan.device_env,
                 grace=GRACE,
-                line_buffered=job.spec.program.kind in (ProgramKind.SOURCE, ProgramKind.BINARY),
+                line_buffered=job.spec.program.kind
+                in (*(ProgramKind.SOURCE, ProgramKind.BINARY, ProgramKind.COMMAND),),
             ),
             0o755,
         )

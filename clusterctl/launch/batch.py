@@ -12,7 +12,7 @@ from clusterctl.errors import LaunchError
 from clusterctl.launch import Request, environment
 from clusterctl.launch.environment import variables
 from clusterctl.launch.mpirun import IN_BATCH_JOB, in_batch_job
-from clusterctl.model import LaunchPlan, ProgramKind, Reason
+from clusterctl.model import LaunchPlan, Reason
 
 _CONTAINER = """\
 set -- --bind "$PWD" --pwd "$PWD" "$@"
@@ -54,7 +54,7 @@ class BatchScript:
 def program(request: Request) -> tuple[str, ...]:
     """The argv of a rank, on whichever node it runs."""
     spec, login = request.spec, request.cluster.launcher
-    if spec.program.kind in (ProgramKind.PYTHON, ProgramKind.MODULE):
+    if spec.program.needs_python:
         login = replace(login, python=python(request))
     words = environment.program(request, login)
     if spec.container:

@@ -71,6 +71,8 @@ def program(request: Request, node: Node) -> tuple[str, ...]:
         return (node.python, wanted.target, *wanted.args)
     if wanted.kind is ProgramKind.MODULE:
         return (node.python, "-m", wanted.target, *wanted.args)
+    if wanted.needs_python:
+        return (node.python, *wanted.args)
     return (wanted.target, *wanted.args)
 
 

@@ -100,6 +100,16 @@ def test_an_executable_and_a_script_without_suffix(cli: Cli) -> None:
     assert "chmod" in refused.err
 
 
+def test_a_command_of_the_nodes_runs_on_every_rank(cli: Cli) -> None:
+    done = cli("run", "--", "sh", "-c", 'echo "$RANK of $WORLD_SIZE"; cat; exit "$1"', "sh", "0")
+    assert (done.of(0), done.of(1)) == (["0 of 2"], ["1 of 2"])
+    cli.script("ours.py", "import sys; print(sys.executable)")
+    same = cli("run", "python", "ours.py")
+    assert same.of(0) == cli("run", "--", "python", "-c", "import sys; print(sys.executable)").of(0)
+    missing = cli("run", "--", "no-such-command", code=127)
+    assert "no-such-command" in missing.err
+
+
 def test_a_c_source_is_compiled_with_mpi(cli: Cli, need: Need) -> None:
     """`clusterctl run hello.c`, bundled; and one's own that talks over MPI."""
     need("cc")

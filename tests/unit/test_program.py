@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import LaunchError, UsageError
-from clusterctl.jobs.program import backend_note, check, resolve, resolve_module
+from clusterctl.jobs.program import backend_note, check, resolve, resolve_command, resolve_module
 from clusterctl.model import ProgramKind, Python
 from tests.unit.making import cluster, node, program
 
@@ -85,6 +85,52 @@ def test_ranks_start_where_the_user_stands(
     assert (found.program.folder, found.program.target) == ("pkg", "train.py")
 
 
+@pytest.mark.parametrize(
+    ("words", "kind", "target", "args"),
+    [
+        ("nvidia-smi -L", ProgramKind.COMMAND, "nvidia-smi", ("-L",)),
+        ("/bin/echo", ProgramKind.COMMAND, "/bin/echo", ()),
+        ("python -c pass", ProgramKind.COMMAND, "python", ("-c", "pass")),
+        ("python3", ProgramKind.COMMAND, "python3", ()),
+        ("python train.py 1", ProgramKind.PYTHON, "train.py", ("1",)),
+        ("python3 -u train.py", ProgramKind.PYTHON, "train.py", ()),
+        ("python -m pkg.train 1", ProgramKind.MODULE, "pkg.train", ("1",)),
+        ("train.py 1", ProgramKind.PYTHON, "train.py", ("1",)),
+        ("./tool", ProgramKind.BINARY, "./tool", ()),
+        ("hello.c", ProgramKind.SOURCE, "./hello", ()),
+        ("reduce_all.py", ProgramKind.PYTHON, "reduce_all.py", ()),
+    ],
+)
+def test_a_command_of_the_nodes(
+    words: str, kind: ProgramKind, target: str, args: tuple[str, ...], here: Path
+) -> None:
+    """`run -- WORDS`; Python's words mean what they say without `--`, too."""
+    found = resolve_command(words.split()).program
+    assert (found.kind, found.target, found.args) == (kind, target, args)
+    if words.startswith("python ") or words.startswith("python3 "):
+        first, *rest = words.split()
+        assert resolve(first, tuple(rest)).program == found
+
+
+def test_a_command_comes_with_the_folder_where_it_is_typed(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "train.py" in resolve_command(["cat", "train.py"]).tree.files
+    monkeypatch.setenv("HOME", str(here))
+    found = resolve_command(["hostname"])
+    assert (found.tree.files, found.program.folder) == ((), "."), "nothing of a home folder"
+    with pytest.raises(UsageError, match="home folder"):
+        resolve("train.py", ())
+
+
+def test_a_python_command_needs_python() -> None:
+    what = program("-c", "pass", kind=ProgramKind.COMMAND, target="python")
+    bare = cluster(node("worker-1", python=""))
+    with pytest.raises(LaunchError, match="no Python"):
+        check(what, bare, ("worker-1",))
+    check(replace(what, target="hostname"), bare, ("worker-1",))
+
+
 def test_a_link_to_a_script_inside(here: Path) -> None:
     (here / "link.py").symlink_to("pkg/train.py")
     (here / "pkg" / "train.py").write_text("print()")
@@ -111,6 +157,8 @@ def test_a_link_to_a_script_outside(here: Path, tmp_path: Path) -> None:
         ("../outside/nope.py", ["no script"], "bundled"),
         ("", [""], ""),
         ("/dev/null/x", ["no script"], ""),
+        ("hostname", ["no script"], "clusterctl run -- hostname"),
+        ("torchrun", ["no script"], "clusterctl starts the ranks itself"),
         ("line\nbreak.py", ["no script"], ""),
         ("x" * 5000, ["no script"], ""),
         ("nul\0byte.py", [""], ""),
