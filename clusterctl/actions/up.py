@@ -45,7 +45,7 @@ from clusterctl.model import (
     Runtime,
 )
 from clusterctl.node_results import fold, ranges
-from clusterctl.providers.protocol import Creator, Features, LogsIn, ProviderPlan
+from clusterctl.providers.protocol import Created, Creator, Features, LogsIn, ProviderPlan
 from clusterctl.providers.shared import billing
 from clusterctl.state import ClusterLock, Store
 from clusterctl.state.home import write_atomic
@@ -176,25 +176,8 @@ def up(store: Store, spec: ClusterSpec, tell: Tell, consent: Consent) -> Up:
             with clock.phase("images"):
                 _build(intent.plan.recipes, tell)
         intent, cluster = _record(store, spec, intent, tell, consent)
-        provider = intent.provider
-        folder = store.folder(cluster.name)
         with clock.phase("create"):
-            keys.ensure(folder / "ssh" / "user")
-            keys.ensure(folder / "ssh" / "mesh")
-            try:
-                created = provider.create(cluster, folder, tell)
-            except ClusterctlError:
-                record_failed_create(store, cluster, intent.old, tell)
-                raise
-            cluster = replace(
-                cluster,
-                nodes=created.nodes,
-                charges=cluster.charges if created.charges is None else created.charges,
-                mode_reason=created.mode_reason or cluster.mode_reason,
-            )
-            for name in _write_ssh(store, cluster, created.host_keys):
-                tell(f"{name} has a new host key, confirmed by the provider")
-            store.save(cluster)
+            cluster, created = _create(store, cluster, intent, tell)
         store.event(cluster.name, "created", nodes=len(cluster.nodes))
         with created.pool or open_pool(store, cluster) as pool:
             with clock.phase("connect"):
@@ -222,6 +205,28 @@ def up(store: Store, spec: ClusterSpec, tell: Tell, consent: Consent) -> Up:
         store.save(cluster)
         store.event(cluster.name, "ready", phases=dict(clock.all))
     return Up(cluster, clock.all)
+
+
+def _create(store: Store, cluster: Cluster, intent: Intent, tell: Tell) -> tuple[Cluster, Created]:
+    """The cluster with its machines, as it is on record by then."""
+    folder = store.folder(cluster.name)
+    keys.ensure(folder / "ssh" / "user")
+    keys.ensure(folder / "ssh" / "mesh")
+    try:
+        created = intent.provider.create(cluster, folder, tell)
+    except ClusterctlError:
+        record_failed_create(store, cluster, intent.old, tell)
+        raise
+    cluster = replace(
+        cluster,
+        nodes=created.nodes,
+        charges=cluster.charges if created.charges is None else created.charges,
+        mode_reason=created.mode_reason or cluster.mode_reason,
+    )
+    for name in _write_ssh(store, cluster, created.host_keys):
+        tell(f"{name} has a new host key, confirmed by the provider")
+    store.save(cluster)
+    return cluster, created
 
 
 def _build(recipes: Sequence[str], tell: Tell) -> None:

