@@ -45,6 +45,9 @@ OPTIONS = Group("Options")
 YES = flag("-y --yes", GENERAL, "Do not ask for confirmation")
 JSON_LINES = flag("--json", GENERAL, "Print one JSON object per line")
 JOB = number("", ARGUMENTS, "Number of the job", "JOB", check=whole(0))
+LAST_JOB = Option[int | None](
+    "", ARGUMENTS, "Number of the job (default: the last one)", "[JOB]", empty=None, check=whole(0)
+)
 NEW_NAME = name_argument(DEFAULT_NAME)
 ENV = "Environment variable for all ranks; repeatable"
 ENV_FILE = "NAME=VALUE lines, treated as secrets; repeatable"
@@ -395,8 +398,8 @@ class Jobs(Common, heading=JOBS, module="jobs"):
 class Logs(Common, heading=JOBS, module="jobs"):
     """Show a job's output."""
 
-    examples = ("clusterctl logs 7", "clusterctl logs 7 --follow --rank 0")
-    job = JOB
+    examples = ("clusterctl logs", "clusterctl logs 7 --follow --rank 0")
+    job = LAST_JOB
     follow = flag("-f --follow", OPTIONS, "Follow the output until the job ends; Ctrl-C detaches")
     rank = Option[int | None](
         "--rank", OPTIONS, "Show only this rank", "N", empty=None, check=whole(0)
@@ -408,14 +411,14 @@ class Cancel(Common, heading=JOBS, module="jobs"):
     """Stop a job on all nodes, and verify that no process of it is left."""
 
     examples = ("clusterctl cancel 7",)
-    job = JOB
+    job = LAST_JOB
 
 
 class Fetch(Common, heading=JOBS, module="jobs"):
     """Copy the files that a job wrote from its nodes to this machine."""
 
-    examples = ("clusterctl fetch 7", "clusterctl fetch 7 --to results")
-    job = JOB
+    examples = ("clusterctl fetch", "clusterctl fetch 7 --to results")
+    job = LAST_JOB
     to = file("--to", OPTIONS, "Folder (default: job-N here)", "DIR")
 
 

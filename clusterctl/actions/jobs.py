@@ -52,6 +52,15 @@ def list_jobs(store: Store, name: str | None, tell: Tell) -> tuple[Job, ...]:
     return tuple(fresh.get(job.id, job) for job in found)
 
 
+def last_job(store: Store, name: str | None) -> Job:
+    """The one that was started last, on the cluster `name` if it is given. Raises RecordError."""
+    found = [job for job in store.jobs() if name in (None, job.cluster)]
+    if not found:
+        where = f" on cluster {name!r}" if name else ""
+        raise RecordError(f"no jobs yet{where}", hint="`clusterctl run SCRIPT` starts one")
+    return max(found, key=lambda job: job.id)
+
+
 def find_job(store: Store, number: int, where: str | None) -> Job:
     """The job; where a cluster is named, it has to be that cluster's."""
     job = store.job(number)

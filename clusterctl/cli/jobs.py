@@ -8,6 +8,7 @@ import time
 import typer
 
 from clusterctl import actions, verbs
+from clusterctl.actions import Store
 from clusterctl.actions import jobs as action
 from clusterctl.cli.console import Console, printable, table
 from clusterctl.cli.job_output import (
@@ -37,11 +38,24 @@ def jobs(given: verbs.Jobs, console: Console) -> None:
 def _row(job: Job, batch: bool, waiting: bool) -> list[object]:
     code = "-" if job.program_exit_code is None else job.program_exit_code
     started = time.strftime("%m-%d %H:%M", time.localtime(job.started or job.created))
-    # In one cell: nothing in a command line can reach the terminal as a command.
-    command = _cell(shlex.join((job.spec.program.target, *job.spec.program.args)))
+    command = _command(job)
     where = [job.id, job.cluster, *[job.native_id or "-"] * batch, job.state.value]
     waits = [_waits_for(job) or "-"] * waiting
     return [*where, *waits, code, job.ranks, started, format_duration(job), command]
+
+
+def _number(given: verbs.Logs | verbs.Cancel | verbs.Fetch, store: Store, console: Console) -> int:
+    """That of the job that is meant; which one it is is said where none was named."""
+    if given.job is not None:
+        return given.job
+    last = action.last_job(store, given.cluster)
+    console.report(f"job {last.id}: {_command(last)}")
+    return last.id
+
+
+def _command(job: Job) -> str:
+    """In one cell: nothing in a command line can reach the terminal as a command."""
+    return _cell(shlex.join((job.spec.program.target, *job.spec.program.args)))
 
 
 def _waits_for(job: Job) -> str:
@@ -55,7 +69,8 @@ def _cell(text: str) -> str:
 
 
 def logs(given: verbs.Logs, console: Console) -> None:
-    store, job, follow, rank = actions.open_store(), given.job, given.follow, given.rank
+    store, follow, rank = actions.open_store(), given.follow, given.rank
+    job = _number(given, store, console)
     try:
         with Printer(console, only=rank, exact=not follow) as printer:
             for pieces in action.logs(
@@ -74,8 +89,9 @@ def logs(given: verbs.Logs, console: Console) -> None:
 
 
 def cancel(given: verbs.Cancel, console: Console) -> None:
-    job = given.job
-    ended = action.cancel(actions.open_store(), job, given.cluster, console.report)
+    store = actions.open_store()
+    job = _number(given, store, console)
+    ended = action.cancel(store, job, given.cluster, console.report)
     left = {name: count for name, count in ended.survivors.items() if count}
     before = "was" if ended.state is JobState.CANCELLED else "had already ended:"
     counted = ended.survivors or not ended.reason
@@ -88,13 +104,14 @@ def cancel(given: verbs.Cancel, console: Console) -> None:
 
 def fetch(given: verbs.Fetch, console: Console) -> None:
     store = actions.open_store()
-    got = action.fetch(store, given.job, given.cluster, given.to, console.report)
+    job = _number(given, store, console)
+    got = action.fetch(store, job, given.cluster, given.to, console.report)
     brought = got.brought
     if brought.outputs:
         names = (f"{got.folder}/{item.place}" for item in brought.outputs)
         console.result("\n".join(printable(name) for name in names))
     elif not (brought.kept or brought.left_out or got.failed):
-        console.note(f"job {given.job} wrote no files")
+        console.note(f"job {job} wrote no files")
     note_fetched(console, got)
     console.document(fetched_document(got))
     console.raise_first(got.failed)

@@ -180,7 +180,7 @@ def read(path: str, parsed: dict[str, Any], extra: list[str]) -> Verb:
     for key, option in options.items():
         if option.required and raw[key] in (None, ()):
             raise UsageError(f"missing argument {option.metavar}", hint=usage)
-        label = found[key].where if key in found else option.flag or option.metavar
+        label = found[key].where if key in found else option.flag or option.metavar.strip("[]")
         values[key] = option.read(raw[key], label)
     return verb(
         values,

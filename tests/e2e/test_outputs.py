@@ -32,6 +32,17 @@ def files(folder: Path) -> dict[str, bytes]:
     }
 
 
+def test_without_a_number_the_last_job_is_meant(cli: Cli) -> None:
+    cli.script("writes.py", "print('said'); open('made.txt', 'w').write('x')")
+    number = cli("run", "-n", "1", "writes.py").job
+    logs = cli("logs")
+    assert logs.of(0) == ["said"]
+    assert f"job {number}: writes.py" in logs.err
+    assert f"job-{number}/worker-1/made.txt" in cli("fetch").out
+    assert f"job {number} had already ended" in cli("cancel").out
+    cli("logs", "-c", "nowhere", code=7)
+
+
 def test_fetch_brings_what_is_new_or_changed_from_all_nodes(cli: Cli) -> None:
     cli.script("project/makes.py", MAKES)
     cli.script("project/staged-changed.txt", "before")

@@ -108,7 +108,7 @@ BAD: list[tuple[str, int, str, str]] = [
         "unknown option --partitions",
         "did you mean --partition?",
     ),
-    ("logs", 2, "JOB", "--help"),
+    ("logs", 7, "no jobs yet", "clusterctl run"),
     ("logs|first", 2, "JOB 'first': expected a number", ""),
     ("logs|99", 7, "99", "clusterctl jobs"),
     ("logs|99|--rank|-1", 2, "--rank -1: must be at least 0", ""),
