@@ -57,7 +57,7 @@ def test_ctrl_c_twice_still_cleans_up(cli: Cli, cluster_id: str) -> None:
     """An impatient person does not leave processes behind."""
     started = begin(cli, cluster_id)
     started.interrupt()
-    time.sleep(0.7)
+    started.until("stopping job")
     started.interrupt()
     done = started.wait(PROMISED + 5)
     assert done.code == 130

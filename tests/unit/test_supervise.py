@@ -5,11 +5,13 @@ Everything is real but the network: the files are those that a job is shipped wi
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shlex
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -252,15 +254,12 @@ def test_a_job_that_ends_while_it_is_asked_for_is_not_lost(site: Site, tmp_path:
     assert site.ended(job).state is JobState.SUCCEEDED
 
 
-def test_a_signal_while_the_end_is_looked_at_changes_nothing(site: Site) -> None:
+def test_a_signal_while_the_end_is_looked_at_changes_nothing(site: Site, tmp_path: Path) -> None:
     """`wait` returns early then: what the nodes have not yet said must not count as no."""
-    site.change = lambda text: text.replace(
-        'echo "survivors $(living | wc -l)"', 'sleep 1; echo "survivors $(living | wc -l)"'
-    )
+    looking, look = tmp_path / "looking", 'echo "survivors $(living | wc -l)"'
+    site.change = lambda text: text.replace(look, f"touch {looking}; sleep 1; {look}")
     job = site.submit(1, ":", BOTH)
-    ended = site.folder("worker-2", 1) / "out" / "rank-1.exit"
-    site.until(job, lambda _: ended.exists())
-    time.sleep(0.3)
+    site.until(job, lambda _: looking.exists())
     site.cancel(job)
     job = site.ended(job)
     assert (job.state, job.program_exit_code) == (JobState.SUCCEEDED, 0), site.story(job)
@@ -392,24 +391,37 @@ def test_the_next_job_ends_what_a_dead_supervisor_left(site: Site) -> None:
     assert "\ndead " in site.story(job)
 
 
-def test_slots_stay_taken_until_nothing_is_left_there(site: Site) -> None:
+def test_slots_stay_taken_until_nothing_is_left_there(site: Site, tmp_path: Path) -> None:
     """A node that does not answer when its job is cleaned up may still be computing."""
     site.change = lambda text: text.replace("turns % 10", "turns % 2")
     job = site.submit(1, "sleep 300", BOTH)
     site.until(job, lambda _: (site.folder("worker-2", 1) / "out" / "rank-1.pid").exists())
     sweep = site.folder("worker-2", 1) / "sweep.sh"
     text = sweep.read_text()
-    sweep.write_text("exit 255\n")
+    tries = tmp_path / "tries"
+    sweep.write_text(f"echo >>{tries}\nexit 255\n")
     kill_supervisor(site, 1)
     job = site.ended(job)
     assert (job.state, job.survivors["worker-2"]) == (JobState.LOST, -1)
     assert "worker-2" in job.reason
+    before = len(tries.read_text())
     following = site.submit(2, "true", "rank 0; rank 1")
-    time.sleep(1.5)
+    site.until(following, lambda _: len(tries.read_text()) > before + 1)
     assert site.status(following).state is JobState.QUEUED
     sweep.write_text(text)
     assert site.ended(following).state is JobState.SUCCEEDED
     assert site.living(1) == []
+
+
+def shells(folder: Path) -> list[str]:
+    """The processes that run a script in this folder: a supervisor's timers are copies of it."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words = (process / "cmdline").read_bytes()
+            if words.startswith(b"/bin/sh") and (process / "cwd").readlink() == folder:
+                found.append(process.name)
+    return found
 
 
 def test_the_watchdog_of_a_dead_supervisor_kills_nobody(site: Site) -> None:
@@ -418,7 +430,7 @@ def test_the_watchdog_of_a_dead_supervisor_kills_nobody(site: Site) -> None:
     folder = site.folder("launcher", 1)
     kill_supervisor(site, 1)
     assert site.ended(job).state is JobState.LOST
-    time.sleep(1.6)
+    site.until(job, lambda _: len(shells(folder)) < 2)  # the limit for the first rank is far off
     assert not (folder / "stop").exists()
 
 
@@ -428,7 +440,8 @@ def test_a_job_that_was_staged_and_never_handed_in(site: Site) -> None:
     folder = site.folder("launcher", 1)
     site.until(job, lambda _: not (folder / "../active/1").exists())
     (folder / "state").unlink()
-    time.sleep(0.3)
+    with (folder / "alive").open() as alive:
+        fcntl.flock(alive, fcntl.LOCK_EX)  # the supervisor that we had has gone
     lost = site.status(replace(job, state=JobState.QUEUED, finished=None))
     assert lost.state is JobState.LOST
     assert "before it was submitted" in lost.reason
