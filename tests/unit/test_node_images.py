@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl import catalog, cli, providers, recipes, registry
+from clusterctl import catalog, cli, recipes, registry
 from clusterctl.actions import node_images, open_store, up
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import ClusterSpec, NodeGroup, Runtime
@@ -18,6 +18,7 @@ from clusterctl.registry import Login
 from tests.sim import hub as hubs
 from tests.sim.hub import Hub
 from tests.unit.making import cluster
+from tests.unit.provided import provide
 
 KINDS = ("launcher", "nvidia")
 
@@ -148,7 +149,7 @@ class Machines:
 
 @pytest.fixture
 def machines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(providers, "load_creator", lambda name: Machines())
+    provide(monkeypatch, "ec2", Machines())
 
 
 def test_new_nodes_get_the_image_that_the_others_have(hub: Hub, machines: None) -> None:

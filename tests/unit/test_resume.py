@@ -10,13 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.actions import jobs
 from clusterctl.actions import resume as resume_action
 from clusterctl.actions.jobs import Changes, rerun
-from clusterctl.actions.run import Prepared
 from clusterctl.errors import RecordError
-from clusterctl.model import Job, JobState
-from clusterctl.state import Store
+from clusterctl.model import JobState
 from tests.unit.calling import Call
 from tests.unit.making import job
 from tests.unit.staged import Staged, lab
@@ -218,21 +215,11 @@ def test_a_job_that_runs_is_not_resumed_elsewhere(old: Staged, tree: Path, tmp_p
             move(old, new, tree)
 
 
-def test_a_rerun_has_further_arguments_and_another_number_of_ranks(
-    old: Staged, call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rerun_has_further_arguments_and_another_number_of_ranks(old: Staged, call: Call) -> None:
     """An ordinary script has a --resume of its own."""
-    submitted: list[Prepared] = []
-
-    def submit(store: Store, prepared: Prepared, *rest: object, **more: object) -> Job:
-        submitted.append(prepared)
-        return prepared.job
-
-    monkeypatch.setattr(jobs, "submit", submit)
-    words = ["rerun", "7", "--resume", "--detach", "-n", "1", "--", "--resume", "a b.pt", "-q"]
-    said = call(*words)
-    assert said.code == 0, said
-    [prepared] = submitted
-    assert prepared.job.spec.program.args == ("1000", "1000", "--resume", "a b.pt", "-q")
-    assert prepared.job.ranks == 1
-    assert "a b.pt" in prepared.plan.programs["worker-1"]
+    said = call("rerun", "7", "--resume", "-n", "1", "--", "--resume", "a b.pt", "-q")
+    assert "job 8 could not be started" in said.err, "there is no mpirun"
+    again = old.store.job(8)
+    assert again.spec.program.args == ("1000", "1000", "--resume", "a b.pt", "-q")
+    assert again.ranks == 1
+    assert "a b.pt" in (old.work(number=8).parent / "rank.sh").read_text()
