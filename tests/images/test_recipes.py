@@ -17,6 +17,7 @@ from clusterctl.actions import images
 from clusterctl.catalog import NODE_PACKAGES
 from clusterctl.errors import ProviderError, UsageError
 from tests.conftest import Need
+from tests.unit.calling import ROOT, clusterctl
 
 DOCKER = Path(__file__).parents[2] / "docker"
 DOWNLOADS = json.loads((DOCKER / "downloads.json").read_text())
@@ -279,11 +280,13 @@ def test_what_has_no_checksum_is_not_built(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_missing_checksums_are_fetched_and_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In a checkout of its own."""
     folder = tmp_path / "docker"
     shutil.copytree(DOCKER, folder)
-    monkeypatch.setattr(recipes.assets, "folder", lambda name: tmp_path / name)
+    shutil.copytree(ROOT / "clusterctl", tmp_path / "clusterctl")
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "links"))
     (tmp_path / "links").mkdir()
@@ -299,12 +302,14 @@ def test_missing_checksums_are_fetched_and_written(
     assert wheels
     before = (folder / "downloads.json").read_text()
     away = wheels["triton"].rename(tmp_path / wheels["triton"].name)
-    assert cli.run(["image", "lock", "amd"]) == 3
-    assert "triton" in capsys.readouterr().err
+    said = clusterctl("image", "lock", "amd", PYTHONPATH="")
+    assert said.returncode == 3
+    assert "triton" in said.stderr
     assert (folder / "downloads.json").read_text() == before, "half a list is worse than none"
     away.rename(wheels["triton"])
-    assert cli.run(["image", "lock", "amd", "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
+    said = clusterctl("image", "lock", "amd", "--json", PYTHONPATH="")
+    assert said.returncode == 0, said.stderr
+    document = json.loads(said.stdout)
     rows = json.loads((folder / "downloads.json").read_text())["wheels"]
     for old, new in zip(DOWNLOADS["wheels"], rows, strict=True):
         if old["sha256"]:
@@ -313,8 +318,9 @@ def test_missing_checksums_are_fetched_and_written(
         digest = hashlib.sha256(wheels[new["name"]].read_bytes()).hexdigest()
         assert new == {**old, "sha256": digest}
         assert document["checksums"][f"{new['name']} {new['version']}"] == digest
-    assert cli.run(["image", "lock", "amd"]) == 0
-    assert "has all its checksums" in capsys.readouterr().err
+    said = clusterctl("image", "lock", "amd", PYTHONPATH="")
+    assert said.returncode == 0
+    assert "has all its checksums" in said.stderr
     assert cli.run(["image", "lock", "amd", "--base", "debian"]) == 2
     assert cli.run(["image", "lock", "cqu"]) == 2
 
