@@ -3,16 +3,16 @@ attempt still connects, and never believes a key that it does not know."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from clusterctl import keys
+from clusterctl import assets, keys
 from clusterctl.errors import NodeUnreachable
 from clusterctl.model import Node, Role
-from clusterctl.providers.ec2 import hostkeys
 from clusterctl.providers.ec2.hostkeys import HostKeys
 from tests.sim.lab import Lab
 
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.netns, pytest.mark.sshd, pytest.mark.timeout(300)]
 SECONDS = 30.0
 
 CLIENT = """
-import json, os, signal, sys
+import os, signal, sys
 from pathlib import Path
 import msgspec
 from clusterctl.model import Node
@@ -32,26 +32,38 @@ folder, dies = Path(sys.argv[1]), int(sys.argv[3])
 node = msgspec.json.decode(sys.argv[2], type=Node)
 done = []
 
-def counted(owner, name):
-    step = getattr(owner, name)
-    def counting(self, *args, **named):
-        result = step(self, *args, **named)
-        done.append(name)
-        if len(done) == dies:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return result
-    setattr(owner, name, counting)
+def reached(step):
+    done.append(step)
+    if len(done) == dies:
+        os.kill(os.getpid(), signal.SIGKILL)
 
-for owner, name in ((HostKeys, "write"), (HostKeys, "_wait"), (HostKeys, "_save"), (Pool, "run"),
-                    (HostKeys, "_prove"), (HostKeys, "_drop_boot")):
-    counted(owner, name)
-_, pool = HostKeys(folder).settle([node], limit=30, on_up=lambda name, seconds: None)
+class CountedPool(Pool):
+    def each(self, *args, **named):
+        results = super().each(*args, **named)
+        if all(result.ok for result in results):
+            reached("answered")
+        return results
+
+class CountedKeys(HostKeys):
+    def write(self, nodes):
+        if self.known_hosts.exists():
+            reached("noted")
+        super().write(nodes)
+        reached("written")
+
+    def pool(self, nodes):
+        return CountedPool(nodes, identity=folder / "ssh" / "user", known_hosts=self.known_hosts)
+
+_, pool = CountedKeys(folder).settle([node], limit=30, on_up=lambda name, seconds: None)
 pool.close()
 print(" ".join(done))
 """
 """Settles the key of one node, and dies by SIGKILL when so many of the single steps are done."""
 
-STEPS = ["write", "_wait", "run", "_save", "write", "run", "_prove", "_save", "write", "_drop_boot"]
+CONNECT, PREPARE, SWITCH = ["answered"], ["answered"], ["answered"]
+PROVE = ["answered", "answered"]
+KNOW = ["noted", "written"]
+STEPS = ["written", *CONNECT, *PREPARE, *KNOW, *SWITCH, *PROVE, *KNOW]
 
 
 class Booted:
@@ -134,23 +146,29 @@ def test_a_client_killed_after_any_step_goes_on(lab: Lab) -> None:
         one.settle()
 
 
+AS_ROOT = "exec sudo -n /bin/sh -s"
+
+
+def script(step: str) -> str:
+    return assets.render("ec2/hostkey.sh.j2", step=step)
+
+
 @pytest.mark.parametrize("step", ["prepare", "switch"])
 def test_a_node_cut_off_after_any_line_goes_on(lab: Lab, step: str) -> None:
     """The node's shell dies in the middle of a step: a lost connection, a full disk, a reboot."""
-    lines = hostkeys._step(step).decode().splitlines()
+    lines = script(step).splitlines()
     places = [index for index, line in enumerate(lines) if line and not line.startswith("#")]
     for place, one in zip(places, booted(lab, len(places)), strict=True):
         node = one.node
         one.keys.write([node])
         with one.keys.pool([node]) as pool:
             if step == "switch":
-                [prepared] = pool.run(
-                    hostkeys._sh(), stdin=hostkeys._step("prepare"), timeout=SECONDS
-                )
-                one.keys._save({one.name: (one.first, prepared.text.strip())})
+                [prepared] = pool.run(AS_ROOT, stdin=script("prepare").encode(), timeout=SECONDS)
+                both = {one.name: [one.first, prepared.text.strip()]}
+                (one.folder / "ec2" / "host-keys.json").write_text(json.dumps(both))
                 one.keys.write([node])
             cut = "\n".join([*lines[:place], "kill -9 $$", *lines[place:]])
-            pool.run(hostkeys._sh(), stdin=cut.encode(), timeout=SECONDS)
+            pool.run(AS_ROOT, stdin=cut.encode(), timeout=SECONDS)
         one.settle()
 
 

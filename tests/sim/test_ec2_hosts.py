@@ -195,7 +195,7 @@ def test_nothing_of_a_killed_simulator_stays(need_root: None, tmp_path: Path) ->
         lab = Lab(simulator, tmp_path)
         lab.launch("one")
         (machine,) = simulator.wait(1).values()
-        simulator._process.kill()
+        simulator.kill()
         lab.until(lambda: Path(f"/proc/{machine.pid}").exists(), {True})
 
         def route() -> str:

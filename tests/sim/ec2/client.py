@@ -88,6 +88,10 @@ class Ec2:
     def log(self) -> str:
         return (self._folder / "simulator.log").read_text(errors="replace")[-8000:]
 
+    def kill(self) -> None:
+        """As the kernel does it where memory is short."""
+        self._process.kill()
+
     def close(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()

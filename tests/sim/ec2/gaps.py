@@ -272,7 +272,7 @@ def _keep_to_quota(world: World, request: Request, kind: str) -> None:
 def _associate_route_table(world: World, request: Request) -> None:
     subnet = request.parameters.get("SubnetId")
     for table in backend(request.region).describe_route_tables():
-        if subnet and subnet in table._associations.values():
+        if subnet and subnet in table.get_filter_value("association.subnet-id"):
             raise ApiError(
                 "Resource.AlreadyAssociated",
                 f"the specified association for route table {request.parameters['RouteTableId']}"

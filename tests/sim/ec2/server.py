@@ -103,7 +103,7 @@ class Layer:
         backend = gaps.backend(request.region)
         names = {pair.key_name: pair.id for pair in backend.key_pairs.values()}
         for table in backend.describe_route_tables():
-            names |= dict.fromkeys(table._associations, table.id)
+            names |= dict.fromkeys(table.all_associations_ids, table.id)
         return dict(backend.tags.get(names.get(name, name), {}))
 
     def _answer(self, request: Request) -> Answer | None:
