@@ -141,6 +141,9 @@ def local_image(recipe: str) -> str:
 COMPILED_FOR = {"nvidia-mpi": "nvidia", "amd": "amd"}
 """Recipes that compile code for GPUs, with the kind of machine that they are for."""
 
+COMPILING = 3600.0
+"""Seconds that such a recipe may take on a node beyond those of others."""
+
 MORE_ARCHES = {"nvidia": ("80", "90", "100")}
 """What device code is built for besides the families': A100, H100 and B200, which come with
 --instance-type and with hosts of one's own."""

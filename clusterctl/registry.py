@@ -15,12 +15,15 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping
+from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from clusterctl import process
 from clusterctl.errors import ProviderError, UsageError, reason
+from clusterctl.time_limits import background
 
 HUB = "docker.io"
 HUB_URL = "CLUSTERCTL_DOCKER_HUB"
@@ -29,6 +32,9 @@ _HUB_LOGIN = "https://index.docker.io/v1/"
 """What `docker login` calls Docker Hub."""
 
 TIMEOUT = 20.0
+"""Seconds that a registry may be silent."""
+LIMIT = 60.0
+"""Seconds until it has to have answered, however busily it sends."""
 _LIMIT = 4 << 20
 """Bytes of a manifest: https://github.com/opencontainers/distribution-spec names 4 MiB."""
 
@@ -125,6 +131,18 @@ def resolve(text: str, more_logins: MoreLogins = lambda host: None) -> Found:
         ProviderError: There is no such image, nobody lets us see it, or no registry answers.
     """
     reference = parse(text)
+    try:
+        return background(partial(_resolve, reference, more_logins)).result(LIMIT)
+    except FutureTimeout:
+        raise ProviderError(
+            f"{reference.registry} took more than {LIMIT:g} s to tell about the image {text}",
+            hint="try again",
+            transient=True,
+        ) from None
+
+
+def _resolve(reference: Reference, more_logins: MoreLogins) -> Found:
+    text = reference.text
     login = saved_login(reference.registry) or more_logins(reference.registry)
     connection = _Registry(reference, login)
     manifest, digest = connection.manifest(reference.digest or reference.tag or "latest")

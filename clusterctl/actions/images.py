@@ -35,8 +35,9 @@ _REPOSITORY = re.compile(r"[a-z0-9.-]+(:\d+)?(/[a-z0-9._-]+)*")
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """`reference` is what `--image` takes."""
+    """`--image KIND=REFERENCE` uses it: `kind` is that of the nodes that it is for."""
 
+    kind: str
     reference: str
     id: str
     size: int
@@ -78,7 +79,7 @@ def build(name: str, *, push: str = "", base: str = "", on_line: OnLine) -> Buil
     if not found.ok:
         raise ProviderError(f"the engine has no image {reference}: {_said(found)}")
     id, size = found.text.split()
-    return Built(reference, id, int(size), bool(push))
+    return Built(catalog.COMPILED_FOR.get(name, name), reference, id, int(size), bool(push))
 
 
 def lock(name: str, *, on_line: OnLine) -> dict[str, str]:

@@ -445,11 +445,12 @@ def _bootstrap(
         for node in cluster.nodes
     }
 
+    compiles = any(image.recipe in catalog.COMPILED_FOR for image in intent.images.values())
     with progress:
         results = pool.run(
             "exec /bin/sh -s",
             stdin=scripts,
-            timeout=features.bootstrap_timeout,
+            timeout=features.bootstrap_timeout + catalog.COMPILING * compiles,
             on_stdout=progress.hear,
         )
     problems = [

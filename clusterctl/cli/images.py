@@ -12,7 +12,8 @@ def image_build(given: verbs.ImageBuild, console: Console) -> None:
     built = images.build(given.name, push=given.push, base=given.base, on_line=console.detail)
     console.result(built.reference)
     done = "built and pushed" if built.pushed else "built"
-    console.note(f"{done}: {built.size / 1e6:.0f} MB; use it with --image {built.reference}")
+    use = f"--image {built.kind}={built.reference}"
+    console.note(f"{done}: {built.size / 1e6:.0f} MB; use it with {use}")
     console.document(pick(built, "reference", "id", "size", "pushed"))
 
 

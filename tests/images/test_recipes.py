@@ -91,13 +91,15 @@ def test_versions_are_those_of_the_tests() -> None:
     """constraints.txt and what nodes get with --runtime host say the same."""
     constraints = (DOCKER.parent / "constraints.txt").read_text().lower().replace("_", "-")
     pins = [pin.partition(" ;")[0] for pins in NODE_PACKAGES.values() for pin in pins]
-    rows = [row for row in DOWNLOADS["wheels"] if "cpu" in row["images"]]
-    listed = {row["name"]: row["version"].partition("+")[0] for row in rows}
-    for name, version in listed.items():
-        assert f"{name}=={version}" in constraints
-    for pin in pins:
-        name = pin.partition("==")[0]
-        assert f"{name}=={listed[name]}" in pins
+    for image in ("cpu", "nvidia"):
+        rows = [row for row in DOWNLOADS["wheels"] if image in row["images"]]
+        listed = {row["name"]: row["version"].partition("+")[0] for row in rows}
+        for name, version in listed.items():
+            cuda = name.startswith(("cuda-", "nvidia-", "triton"))
+            assert cuda or f"{name}=={version}" in constraints
+        for pin in pins:
+            name = pin.partition("==")[0]
+            assert f"{name}=={listed[name]}" in pins
 
 
 def test_requirements() -> None:

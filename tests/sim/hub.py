@@ -12,6 +12,7 @@ import hashlib
 import http.server
 import json
 import threading
+import time
 import urllib.parse
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -31,6 +32,8 @@ class Hub:
     tokens: bool = True
     failure: int = 0
     """An HTTP status for all questions."""
+    pause: float = 0.0
+    """Seconds between the bytes that it sends of a manifest."""
     garbage: bytes = b""
     """What it sends instead of a manifest."""
     asked: list[str] = field(default_factory=list)
@@ -104,7 +107,11 @@ def running(*, tokens: bool = True) -> Iterator[Hub]:
                 self.send_header(name.replace("_", "-"), value)
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
-            self.wfile.write(data)
+            with contextlib.suppress(ConnectionError):
+                for byte in data if hub.pause else ():
+                    time.sleep(hub.pause)
+                    self.wfile.write(bytes([byte]))
+                self.wfile.write(b"" if hub.pause else data)
 
         def do_GET(self) -> None:
             hub.asked.append(self.path)

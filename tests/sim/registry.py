@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -40,8 +41,11 @@ class Registry:
 
 
 @contextlib.contextmanager
-def running(engine: Engine, need: Need, folder: Path) -> Iterator[Registry]:
-    """The packaged configuration asks for a password; ours is four settings."""
+def running(
+    engine: Engine, need: Need, folder: Path, users: Path | None = None
+) -> Iterator[Registry]:
+    """The packaged configuration asks for a password; ours is four settings. `users`: a file of
+    htpasswd's, for a registry that lets nobody else in."""
     program = need("docker-registry")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -53,6 +57,8 @@ def running(engine: Engine, need: Need, folder: Path) -> Iterator[Registry]:
         "storage": {"filesystem": {"rootdirectory": str(blobs)}},
         "http": {"addr": f"127.0.0.1:{port}"},
     }
+    if users:
+        settings["auth"] = {"htpasswd": {"realm": "tests", "path": str(users)}}
     configuration = folder / "registry.yml"
     configuration.write_text(json.dumps(settings))  # which is YAML too
     with (folder / "registry.log").open("wb") as log:
@@ -81,5 +87,8 @@ def _answers(port: int) -> bool:
     try:
         with opener.open(f"http://127.0.0.1:{port}/v2/", timeout=2) as answer:
             return bool(answer.status == 200)
+    except urllib.error.HTTPError as error:
+        error.close()
+        return error.code == 401  # it wants a password
     except OSError:
         return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -188,6 +189,25 @@ def test_what_is_no_registry(hub: Hub, garbage: bytes) -> None:
 def test_nobody_there() -> None:
     with pytest.raises(ProviderError, match=r"cannot ask 127.0.0.1:9 .*: Connection refused"):
         registry.resolve("127.0.0.1:9/team/cpu:1")
+
+
+def test_a_registry_that_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "TIMEOUT", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        image = f"127.0.0.1:{server.getsockname()[1]}/team/cpu:1"
+        with pytest.raises(ProviderError, match=r"cannot ask .* timed out"):
+            registry.resolve(image)
+
+
+def test_a_registry_that_never_comes_to_an_end(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each byte in time, and all of them never."""
+    monkeypatch.setattr(registry, "LIMIT", 0.3)
+    hub.serve("team/cpu", "1")
+    hub.pause = 0.02
+    with pytest.raises(ProviderError, match=r"took more than 0.3 s") as caught:
+        registry.resolve(f"{hub.host}/team/cpu:1")
+    assert caught.value.transient
+    hub.pause = 0.0001
 
 
 def test_damaged_settings_of_docker(docker: Path) -> None:

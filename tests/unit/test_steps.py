@@ -205,19 +205,33 @@ def test_an_image_is_built_from_what_is_public(tmp_path: Path) -> None:
         assert engine.run(step(name, engine, box)[0]).returncode == 0, name
 
 
-def test_a_build_that_fails_says_why(tmp_path: Path) -> None:
-    """And not only in which step of the recipe."""
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (
+            "Step 4/9 : RUN sh /build/venv.sh\n"
+            "\x1b[91mERROR: No matching distribution found for torch\n"
+            "\x1b[0mThe command '/bin/sh -c sh /build/venv.sh' returned a non-zero code: 1\n",
+            "ERROR: No matching distribution found for torch",
+        ),
+        (
+            '#8 1.2 E: Unable to locate package gcc\n#8 ERROR: process "/bin/sh -c sh" did not'
+            " complete successfully: exit code: 100\n------\nERROR: failed to solve: process"
+            ' "/bin/sh -c sh" did not complete successfully: exit code: 100\n',
+            "#8 1.2 E: Unable to locate package gcc",
+        ),
+        ("no space left on device\n", "no space left on device"),
+    ],
+)
+def test_a_build_that_fails_says_why(said: str, why: str, tmp_path: Path) -> None:
+    """And not only in which step of the recipe: with Docker's first builder, and with BuildKit."""
     engine = Engine(tmp_path)
-    (tmp_path / "said").write_text(
-        "Step 4/9 : RUN sh /build/venv.sh\n"
-        "\x1b[91mERROR: No matching distribution found for torch\n"
-        "\x1b[0mThe command '/bin/sh -c sh /build/venv.sh' returned a non-zero code: 1\n"
-    )
+    (tmp_path / "said").write_text(said)
     done = engine.run(step("wheels", engine, built("cpu"))[1])
     assert done.returncode == 1
-    said = done.stdout.strip().splitlines()
-    assert said[-1] == "ERROR: No matching distribution found for torch"
-    assert "Step 4/9" in said[0]
+    lines = done.stdout.strip().splitlines()
+    assert lines[-1] == why
+    assert lines[0] in said
 
 
 def test_a_private_image_is_pulled_with_a_login_that_does_not_stay(tmp_path: Path) -> None:
