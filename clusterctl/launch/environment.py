@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from clusterctl.launch import Request
-from clusterctl.launch.interconnect import Interconnect
 from clusterctl.launch.mpi_transport import Row
 from clusterctl.launch.placement import YIELD, choose_binding, choose_waiting
 from clusterctl.model import Node, ProgramKind, Reason
@@ -23,7 +22,7 @@ gives them. By itself it hands arrays of megabytes back, and every step pays for
 
 
 def environment(
-    request: Request, network: Interconnect, more: Sequence[Row] = ()
+    request: Request, more: Sequence[Row] = ()
 ) -> tuple[dict[str, str], tuple[Reason, ...]]:
     """Variables that are the same on all nodes, with reasons: ours, those of the transport
     (`more`), and the user's own, which come last and win."""

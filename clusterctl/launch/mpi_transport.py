@@ -128,10 +128,11 @@ def choose(backend: str, nodes: Sequence[Node]) -> MpiTransport:
         )
     engine = next(row for row in ENGINES if can.issuperset(row.needs))
     can |= {engine.pml}
-    rows = [row for needs, rows in VARIABLES if can.issuperset(needs) for row in rows]
+    rows: list[Row] = []
     if "mixed" in can and backend == "auto":
         why = "NCCL and RCCL cannot talk to each other: gradients of both go over MPI"
-        rows.insert(0, ("CLUSTERCTL_BACKEND", "mpi", why))
+        rows.append(("CLUSTERCTL_BACKEND", "mpi", why))
+    rows += [row for needs, more in VARIABLES if can.issuperset(needs) for row in more]
     by_node = {node.name: rdma_devices(node) for node in nodes} if {"ucx", "rdma"} <= can else {}
     return MpiTransport(
         engine=engine.name,

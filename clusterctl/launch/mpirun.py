@@ -107,7 +107,7 @@ def plan_mpirun(request: Request, *, per_node: bool) -> LaunchPlan:
     if not cluster.one_host:
         network = replace(network, ucx_devices=transport.ucx_devices)
     flags = _flags(request, mpi, network, counts, transport)
-    env, reasons = environment(request, network, transport.env)
+    env, reasons = environment(request, transport.env)
     notes = list(transport.notes)
     if is_oversubscribed(cluster, request.placement):
         notes.append("oversubscribed: more ranks than slots, they share the processor")

@@ -170,9 +170,10 @@ def test_mpi_that_does_not_fit_is_named(versions: list[str], words: list[str]) -
 
 def test_a_patch_release_apart_is_fine() -> None:
     where = cluster(
-        node("launcher", "10.0.0.10", mpi="5.0.11"), node("worker-1", "10.0.0.11", mpi="5.0.8")
+        node("launcher", "10.0.0.10", mpi="5.0.11", mpi_prefix="/opt/of launcher"),
+        node("worker-1", "10.0.0.11", mpi="5.0.8"),
     )
-    assert launch.load("mpirun").plan(request(where)).argv[0] == "/opt/openmpi/bin/mpirun"
+    assert launch.load("mpirun").plan(request(where)).argv[0] == "/opt/of launcher/bin/mpirun"
 
 
 def test_another_mpi_is_named() -> None:

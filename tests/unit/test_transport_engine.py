@@ -41,6 +41,15 @@ def test_efa_does_not_carry_gpu_gradients(backend: str, facts: dict[str, Any], e
     assert ("FI_PROVIDER" in {name for name, _, _ in chosen.env}) is (engine == "EFA")
 
 
+@pytest.mark.parametrize("engine", ["ob1", "ucx"])
+def test_devices_are_named_where_open_mpi_uses_ucx(engine: str) -> None:
+    facts = {"mpi_components": ("pml:ob1", f"pml:{engine}"), "ucx": ("rc_mlx5/mlx5_0:1",)}
+    nodes = [node(f"worker-{number}", f"10.0.0.{number}", **facts) for number in (1, 2)]
+    chosen = mpi_transport.choose("auto", nodes)
+    expected = {"worker-1": ("mlx5_0:1",), "worker-2": ("mlx5_0:1",)} if engine == "ucx" else {}
+    assert chosen.ucx_devices == expected
+
+
 @pytest.mark.parametrize("plug_in", ["", "libnccl-net.so"])
 def test_nccl_takes_efa_where_every_node_has_its_plug_in(plug_in: str) -> None:
     """Whatever Open MPI was built with."""

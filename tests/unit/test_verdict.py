@@ -58,8 +58,45 @@ def test_what_a_full_disk_cuts_off_is_no_exception(path: Path) -> None:
     ],
 )
 def test_a_line_that_means_nothing_changes_nothing(line: str) -> None:
-    before = verdict.judge(job(), "running 12 1")
-    assert verdict.judge(job(), f"running 12 1\n{line}\n") == before
+    before = verdict.judge(job(), "running 12 1\nfull 13 worker-1\ndead 14")
+    text = f"running 12 1\n{line}\nfull 13 worker-1\ndead 14"
+    assert verdict.judge(job(), text) == before
+
+
+def test_a_job_that_is_back_in_the_queue_keeps_its_attempt() -> None:
+    found = verdict.judge(job(), "running 12 1\nrunning 20 2\nqueued 30")
+    assert (found.state, found.attempt, found.started) == (JobState.QUEUED, 2, 12.0)
+
+
+def test_an_attempt_without_a_number_is_the_first() -> None:
+    found = verdict.judge(replace(job(), reason="waits for slots"), "running 12")
+    assert (found.state, found.attempt, found.started) == (JobState.RUNNING, 1, 12.0)
+    assert found.reason == ""
+
+
+@pytest.mark.parametrize("line", ["stop 20 stopped", "stopped 20"])
+def test_a_batch_system_may_stop_a_job(line: str) -> None:
+    """It decides itself whether that runs again."""
+    found = verdict.read(f"running 12 1\n{line}")
+    assert found.last.stop == "stopped"
+    assert verdict.judge(job(), f"running 12 1\n{line}").state is JobState.RUNNING
+
+
+@pytest.mark.parametrize(
+    ("after", "survivors"),
+    [
+        ("survivors 32 worker-1 2", {"worker-1": 1}),
+        ("ended 31", {"worker-1": 1}),
+        ("ended 31\nsurvivors 32 worker-1 2", {"worker-1": 2}),
+        ("dead 31\nsurvivors 32 worker-1 0", {"worker-1": 0}),
+    ],
+)
+def test_what_is_left_of_an_ended_job_is_told_by_a_whole_file(
+    after: str, survivors: dict[str, int]
+) -> None:
+    ended = replace(job(), state=JobState.FAILED, survivors={"worker-1": 1})
+    expected = replace(ended, survivors=survivors)
+    assert verdict.judge(ended, f"running 12 1\n{after}") == expected
 
 
 def test_a_running_job_that_loses_its_folder_may_still_run() -> None:
