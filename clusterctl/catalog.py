@@ -44,10 +44,27 @@ DEFAULT_TTL = 8 * 3600.0
 """Seconds that a cluster on EC2 lives where nobody says otherwise."""
 
 
+def family_of(name: str) -> str:
+    """The family that is meant: by its own name, or by that of its GPU (`T4`), in any case."""
+    plain = name.lower()
+    gpus = {row.gpu.rpartition(" ")[2].lower(): row.name for row in FAMILIES.values() if row.gpu}
+    return gpus.get(plain, plain)
+
+
+LARGE = {"a100": "p4d.24xlarge", "h100": "p5.48xlarge", "h200": "p5en.48xlarge"}
+"""Machines of eight GPUs, which are no families of ours: people name them by type."""
+LARGE |= {kind.partition(".")[0]: kind for kind in LARGE.values()}
+
+
 def family(name: str) -> Family:
     """The family of that name, or UsageError with the nearest one."""
     if name in FAMILIES:
         return FAMILIES[name]
+    if name in LARGE:
+        raise UsageError(
+            f"unknown GPU family {name!r}",
+            hint=f"those machines have 8 GPUs each: --instance-type {LARGE[name]}",
+        )
     close = get_close_matches(name, FAMILIES, n=1, cutoff=0.5)
     raise UsageError(
         f"unknown GPU family {name!r}",

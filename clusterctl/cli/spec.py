@@ -51,7 +51,7 @@ def _groups(given: Up) -> tuple[NodeGroup, ...]:
         )
     found = []
     for option, text in named:
-        match = re.fullmatch(r"([a-z0-9.-]+)(?::([1-9]\d{0,4}))?", text)
+        match = re.fullmatch(r"([A-Za-z0-9.-]+)(?::([1-9]\d{0,4}))?", text)
         if match is None:
             example = {"--gpu": "g4dn:4", "--cpu": "t3.xlarge:4"}[option]
             raise UsageError(
@@ -61,6 +61,6 @@ def _groups(given: Up) -> tuple[NodeGroup, ...]:
         if option == "--gpu":
             found.append(NodeGroup(count=number, family=name, instance_type=instance_type))
         else:
-            kind = instance_type or name
+            kind = instance_type or name.lower()
             found.append(NodeGroup(count=number, family="cpu", instance_type=kind))
     return tuple(found)

@@ -126,3 +126,20 @@ def test_an_option_of_a_cluster_that_is_there(call: Call) -> None:
 def test_an_image_needs_containers(call: Call) -> None:
     words = ["--provider", "ec2", "--runtime", "host", "--image", "mine:7"]
     judge(call("up", "--dry-run", *words), 2, "--image needs containers", "one of the two")
+
+
+@pytest.mark.parametrize(
+    ("named", "family"), [("T4", "g4dn"), ("a10g", "g5"), ("L4", "g6"), ("V520", "g4ad")]
+)
+def test_a_gpu_by_the_name_that_people_use(
+    named: str, family: str, call: Call, specs: list[ClusterSpec]
+) -> None:
+    call("up", "--gpu", f"{named}:3", "--dry-run")
+    assert [(group.family, group.count) for group in specs[-1].groups] == [(family, 3)]
+
+
+@pytest.mark.parametrize(("named", "kind"), [("A100", "p4d.24xlarge"), ("p5", "p5.48xlarge")])
+def test_machines_of_eight_gpus_are_named_by_type(named: str, kind: str, call: Call) -> None:
+    judge(
+        call("up", "--gpu", named, "--dry-run"), 2, "unknown GPU family", f"--instance-type {kind}"
+    )
