@@ -298,7 +298,8 @@ def saved_login(registry: str) -> Login | None:
     helper = settings.get("credHelpers", {}).get(name) or settings.get("credsStore")
     if helper:
         return _helped(helper, name)
-    saved = settings.get("auths", {}).get(name, {}).get("auth")
+    rows = settings.get("auths", {}).items()
+    saved = next((row.get("auth") for key, row in rows if _host(key) == _host(name)), None)
     if not saved:
         return None
     try:
@@ -310,24 +311,21 @@ def saved_login(registry: str) -> Login | None:
     return Login(user, password)
 
 
+def _host(name: str) -> str:
+    """Docker saves logins by host, earlier versions by URL."""
+    return re.sub(r"^https?://", "", name).partition("/")[0]
+
+
 def _helped(helper: str, name: str) -> Login | None:
-    """https://github.com/docker/docker-credential-helpers: the name on stdin, JSON on stdout."""
-    program = f"docker-credential-{helper}"
-    result = process.run([program, "get"], timeout=TIMEOUT, stdin=name.encode())
-    if result.error:
-        raise ProviderError(
-            f"the login of {name} is not available: {result.error}",
-            hint=f"docker login {name} again, or correct credsStore in Docker's config.json",
-        )
-    if not result.ok:
-        return None  # it knows none
+    """https://github.com/docker/docker-credential-helpers: the name on stdin, JSON on stdout. One
+    that fails knows nothing: most images are public, and a refusal says what to do."""
+    argv = [f"docker-credential-{helper}", "get"]
+    result = process.run(argv, timeout=TIMEOUT, stdin=name.encode())
     try:
-        found = json.loads(result.text)
+        found = json.loads(result.text) if result.ok else {}
         return Login(str(found["Username"]), str(found["Secret"]))
-    except (ValueError, KeyError, TypeError) as error:
-        raise ProviderError(
-            f"{program} said something else than a login", hint="update it"
-        ) from error
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def settings(image: str, login: Login) -> str:

@@ -85,7 +85,8 @@ def _built(kind: str, recipe: str, ask: Callable[[str], registry.Found]) -> Node
     on = ", ".join(f"{registry.parse(base).tagged} {_shown(ask(base))}" for base in bases)
     return NodeImage(
         reference=recipes.tag(recipe, listed),
-        line=f"image of {_nodes(kind)}: built there from the recipe {recipe!r}, on {on}",
+        line=f"image of {_nodes(kind)}: built there from the recipe {recipe!r}, on {on}"
+        + "; experimental: nobody has built it yet" * (recipe in catalog.COMPILED_FOR),
         recipe=recipe,
         bases=bases,
     )

@@ -123,8 +123,10 @@ def test_a_login_of_a_credential_helper(hub: Hub, docker: Path) -> None:
     hub.serve("team/cpu", "1", login="me:secret")
     image = f"{hub.host}/team/cpu:1"
     settings(docker, credsStore="mine")
-    with pytest.raises(ProviderError, match="docker-credential-mine: No such file"):
+    with pytest.raises(ProviderError, match="it is private"):
         registry.resolve(image)
+    hub.serve("public", "1")
+    assert registry.resolve(f"{hub.host}/public:1").login is None, "a helper that is not there"
     helper = docker / "docker-credential-mine"
     helper.write_text(
         f"""#!/bin/sh
@@ -139,6 +141,21 @@ echo '{{"Username": "me", "Secret": "secret"}}'
     assert registry.saved_login(hub.host) is None
     settings(docker, credHelpers={hub.host: "mine"})
     assert registry.saved_login(hub.host) == Login("me", "secret")
+
+
+@pytest.mark.parametrize("key", ["ghcr.io", "https://ghcr.io", "https://ghcr.io/v2/"])
+def test_logins_that_were_saved_by_url(key: str, docker: Path) -> None:
+    settings(docker, auths={key: auth("me:secret")})
+    assert registry.saved_login("ghcr.io") == Login("me", "secret")
+    assert registry.saved_login("ghcr.io.example.org") is None
+
+
+@pytest.mark.parametrize("says", ["no JSON", '{"Username": "me"}', "[]"])
+def test_a_helper_that_says_something_else(says: str, docker: Path) -> None:
+    settings(docker, credsStore="mine")
+    (docker / "docker-credential-mine").write_text(f"#!/bin/sh\necho '{says}'\n")
+    (docker / "docker-credential-mine").chmod(0o755)
+    assert registry.saved_login("ghcr.io") is None
 
 
 def test_docker_hub_has_another_name_in_dockers_settings(docker: Path) -> None:
