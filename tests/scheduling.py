@@ -18,7 +18,7 @@ def _uses(*names: str) -> str:
 
 GROUPS = {
     # One engine, and one firewall that it and its tests change.
-    "engine": r"tests/(docker/|images/test_images|ec2/test_full|sim/test_ec2_full)|"
+    "engine": r"tests/(docker/|images/test_(images|private)|ec2/test_full|sim/test_ec2_full)|"
     + _uses("docker", "containers"),
     # Started in seconds, once; and tests look at the whole queue.
     "slurm": _uses("slurm"),

@@ -12,6 +12,7 @@ from tests.scheduling import ORDER, piece, rank
     [
         ("tests/docker/test_cluster.py::test_it_trains", "engine"),
         ("tests/ec2/test_full.py::test_the_three_commands", "engine"),
+        ("tests/images/test_private.py::test_a_node_pulls", "engine"),
         ("tests/contract/test_providers.py::test_plan[docker]", "engine"),
         ("tests/attach/test_conformance.py::test_record[containers-good]", "engine"),
         ("tests/attach/test_conformance.py::test_record[good-slurm]", "slurm"),
