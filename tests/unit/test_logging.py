@@ -38,11 +38,11 @@ def test_redacting_text() -> None:
 
 BUG = """
 import sys
-from clusterctl.actions import show
+from clusterctl import providers
 from clusterctl.cli import run
-def boom(*_, **__):
+def boom():
     raise ZeroDivisionError("MY_TOKEN=hunter2 exploded")
-show.list_statuses = boom
+providers.PROVIDERS["local"] = "__main__:boom"
 sys.exit(run(sys.argv[1:]))
 """
 
@@ -50,7 +50,7 @@ sys.exit(run(sys.argv[1:]))
 @pytest.mark.parametrize("flags", [[], ["--json"], ["--verbose"], ["--quiet"]], ids=str)
 def test_a_bug(flags: list[str]) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", BUG, "list", *flags],
+        [sys.executable, "-c", BUG, "up", "--dry-run", *flags],
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -72,7 +72,7 @@ def test_a_bug(flags: list[str]) -> None:
 
 def test_a_bug_without_a_place_for_the_log() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", BUG, "list"],
+        [sys.executable, "-c", BUG, "up", "--dry-run"],
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -87,7 +87,11 @@ def test_a_bug_without_a_place_for_the_log() -> None:
 def test_ctrl_c() -> None:
     code = BUG.replace('ZeroDivisionError("MY_TOKEN=hunter2 exploded")', "KeyboardInterrupt")
     done = subprocess.run(
-        [sys.executable, "-c", code, "list"], capture_output=True, text=True, cwd=ROOT, timeout=60
+        [sys.executable, "-c", code, "up", "--dry-run"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=60,
     )
     assert done.returncode == 130
     assert "Traceback" not in done.stderr

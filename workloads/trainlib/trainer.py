@@ -43,10 +43,10 @@ class Kind:
     elapsed: str
 
 
-_UNSAVED_S = 2.0
+UNSAVED_S = 2.0
 """Seconds of finished epochs that may be lost where a rank has to end within an epoch."""
 
-_SAVING = 20
+SAVING = 20
 """At most one part in this many of the time goes into saving that nobody asked for."""
 
 _DIVERGED = 1 << 10
@@ -332,7 +332,7 @@ class Trainer:
         due = self.epochs_done % options.save_every == 0
         # Whoever is told to stop has seconds, and this may be the last epoch that ends in time.
         unsaved = time.monotonic() - self._saved
-        due = due or unsaved > max(_UNSAVED_S, _SAVING * self._save_s)
+        due = due or unsaved > max(UNSAVED_S, SAVING * self._save_s)
         if due or signum or self.epochs_done == options.total_epochs:
             self._save()
         if signum and self.epochs_done < options.total_epochs:
