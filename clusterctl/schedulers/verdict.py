@@ -23,7 +23,7 @@ Jobs that were started by earlier versions end with one line that says it all, a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from clusterctl.model import Job, JobState, Placement, RankFailure
@@ -42,6 +42,8 @@ TOLD_TO_END = 143
 NO_RANK = "no rank was started"
 NO_SUPERVISOR = "its supervisor on the launcher is gone"
 _FULL = "disk full on "
+_NAMED = 4
+"""Ranks that a reason names; of others it gives the number."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -208,8 +210,7 @@ def _first_failure(job: Job, last: Attempt) -> RankFailure | None:
     if not failures:
         return None
     _, _, rank, code = min(failures)
-    node = next((place.node for place in job.placement if rank in place.ranks), "")
-    return RankFailure(rank=rank, node=node, exit_code=code)
+    return RankFailure(rank=rank, node=_node(job, rank), exit_code=code)
 
 
 def _reason(job: Job, state: JobState, last: Attempt, failure: RankFailure | None) -> str:
@@ -228,12 +229,28 @@ def _reason(job: Job, state: JobState, last: Attempt, failure: RankFailure | Non
     if failure:
         return ""
     launcher = "mpirun on the launcher" if job.scheduler == "direct" else "srun or mpirun"
+    ended = f"{launcher} ended with {last.launcher or 0}"
+    missing = [rank for rank in range(job.ranks) if rank not in last.exits]
+    if missing and last.exits and last.started >= job.ranks:
+        return f"{_killed(job, missing)} ({ended})"
+    if missing and last.launcher and not last.said:
+        return f"{ended}, and no rank left an exit code: it or the ranks were killed or lost"
     if last.launcher:
-        return (
-            f"{launcher} ended with {last.launcher} while no rank had failed: "
-            "it or one of its daemons was lost"
-        )
-    return f"{launcher} ended with 0, but only {_well(last)} of {job.ranks} ranks did"
+        return f"{ended} while no rank had failed: it or one of its daemons was lost"
+    return f"{ended}, but only {_well(last)} of {job.ranks} ranks did"
+
+
+def _killed(job: Job, missing: Sequence[int]) -> str:
+    """The ranks that have left no exit code, while others have."""
+    names = [f"rank {rank} on {_node(job, rank)}" for rank in missing[:_NAMED]]
+    if more := len(missing) - len(names):
+        names.append(f"{more} more")
+    were, they = ("was", "it") if len(missing) == 1 else ("were", "they")
+    return f"{', '.join(names)} {were} killed or lost: {they} left no exit code"
+
+
+def _node(job: Job, rank: int) -> str:
+    return next((place.node for place in job.placement if rank in place.ranks), "")
 
 
 def _add_old(last: Attempt, when: float, rest: list[str]) -> None:
