@@ -16,6 +16,7 @@ import argparse
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -320,6 +321,7 @@ def main() -> int:
     parser.add_argument("--templates", action="store_true", help="the shell templates")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="mutants at a time")
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # tidies up
     for module in asked.modules:
         if module not in modules():
             parser.error(f"{module} is not in only_mutate of [tool.mutmut] in pyproject.toml")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import signal
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -114,6 +115,7 @@ def test_mean():
     assert mean([1, 3]) == 2
 """,
 }
+ARGV = [sys.executable, "scripts/mutation.py", "--jobs", "1"]
 UNNOTICED = mutation.Survivor(
     "tiny/money.py",
     "cost",
@@ -137,16 +139,12 @@ def tiny(tmp_path: Path, need: Any) -> Path:
     return tmp_path
 
 
-def mutate(
-    checkout: Path, listed: mutation.Survivor, started: Path = Path(os.devnull)
-) -> subprocess.CompletedProcess[str]:
-    """Each run of the tests leaves a process behind, which holds `started` open."""
+def mutate(checkout: Path, listed: mutation.Survivor) -> subprocess.CompletedProcess[str]:
     path = checkout / "tests" / "mutation" / "survivors.toml"
     path.parent.mkdir()
     path.write_text(listed.toml())
-    argv = [sys.executable, "scripts/mutation.py", "--jobs", "1"]
-    env = {**os.environ, "STARTED": str(started)}
-    return subprocess.run(argv, cwd=checkout, env=env, capture_output=True, text=True)
+    env = {**os.environ, "STARTED": os.devnull}
+    return subprocess.run(ARGV, cwd=checkout, env=env, capture_output=True, text=True)
 
 
 @pytest.mark.slow
@@ -159,10 +157,7 @@ def test_what_the_list_lacks_and_what_is_noticed_now_fail_a_run(tiny: Path) -> N
 
 @pytest.mark.slow
 def test_a_run_that_finds_what_is_listed_is_well(tiny: Path) -> None:
-    fifo = tiny / "fifo"
-    os.mkfifo(fifo)
-    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
-    done = mutate(tiny, UNNOTICED, started=fifo)
+    done = mutate(tiny, UNNOTICED)
     assert done.returncode == 0, done
     scores = [line.split() for line in done.stdout.splitlines() if "%" in line]
     assert scores == [
@@ -170,10 +165,25 @@ def test_a_run_that_finds_what_is_listed_is_well(tiny: Path) -> None:
         ["workloads/trainlib/mean.py", "2", "100.0%", "0", "0"],
         ["all", "13", "92.3%"],
     ]
-    assert len(os.read(reader, 100)) > 3
-    if mutation.contained():
-        assert os.read(reader, 1) == b"", "something that the tests have started outlives the run"
-    os.close(reader)
+
+
+@pytest.mark.slow
+def test_nothing_is_left_of_a_run_that_is_ended(tiny: Path, need: Any, need_root: None) -> None:
+    """Not even what its tests have started, and nothing ends."""
+    need(bool(mutation.contained()), "needs PID namespaces")
+    os.mkfifo(tiny / "fifo")
+    scratch = tiny / "scratch"
+    scratch.mkdir()
+    env = {**os.environ, "STARTED": str(tiny / "fifo"), "TMPDIR": str(scratch)}
+    with (
+        subprocess.Popen(ARGV, cwd=tiny, env=env, stdout=subprocess.DEVNULL) as script,
+        (tiny / "fifo").open() as started,
+    ):
+        assert started.readline() == "\n"
+        script.terminate()
+        assert script.wait(60) == 128 + signal.SIGTERM
+        assert not started.read().strip()
+    assert list(scratch.iterdir()) == []
 
 
 def test_a_module_that_is_gone_stops_a_run(tiny: Path) -> None:
