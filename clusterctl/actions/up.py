@@ -508,6 +508,7 @@ def _script(
             nodes=cluster.nodes,
             mesh_key=mesh.key.public,
             container=container,
+            deadline_unit=features.deadline_unit,
         ),
         files=container.files(node) if container else None,
         inside=steps.inside(container),

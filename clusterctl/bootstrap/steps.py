@@ -21,6 +21,8 @@ CONTAINER = "clusterctl-node"
 CONTEXT = "image"
 """The folder below the node root that an image is built from."""
 
+BOOT_LIMIT = 300
+"""Seconds that cloud-init may take to finish."""
 _KINDS = {Accelerator.NONE: "cpu", Accelerator.NVIDIA: "nvidia", Accelerator.AMD: "amd"}
 
 
@@ -91,10 +93,15 @@ def for_node(
     nodes: Sequence[Node],
     mesh_key: str,
     container: Container | None,
+    deadline_unit: str = "",
 ) -> tuple[Step, ...]:
-    """`nodes` are all of the cluster; `container` is needed for Runtime.DOCKER."""
+    """`nodes` are all of the cluster; `container` is needed for Runtime.DOCKER. `deadline_unit` is
+    the service that ends the machine, where there is one."""
+    ends = [Template("deadline", "shuts itself down at the deadline", {"unit": deadline_unit})]
     found: list[Step] = [
+        Template("boot", "the first boot is complete", {"limit": BOOT_LIMIT}),
         Template("upgrades", "no automatic upgrades", {}),
+        *(ends if deadline_unit else []),
         Template("hosts", "the nodes by name", {"block": hosts(nodes)}),
         Template("secrets", "a restart removes secrets of jobs", {"rule": secrets_rule(node.root)}),
     ]

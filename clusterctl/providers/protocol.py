@@ -25,6 +25,8 @@ class Features:
     """The row of the catalog for workers of which only the number is given."""
     fresh_machines: bool = False
     """Nodes are bare machines: bootstrap installs what jobs need."""
+    deadline_unit: str = ""
+    """The service that ends a fresh machine at its deadline: bootstrap sees to it that it runs."""
     bootstrap_timeout: float = 120.0
     """Seconds."""
     pythons: tuple[str, ...] = ()
@@ -125,6 +127,18 @@ class Expiring(Protocol):
         where nothing speaks against it. Asks no node."""
 
 
+@runtime_checkable
+class Guarded(Protocol):
+    """Its nodes can be connected to from certain networks only."""
+
+    def allow(self, cluster: Cluster, folder: Path, networks: Sequence[str]) -> tuple[str, ...]:
+        """Lets connections in from these networks, or from this machine where none are given, and
+        from no others. Returns them. Raises UsageError and ProviderError."""
+
+    def shut_out(self, cluster: Cluster, folder: Path) -> str:
+        """Why this machine is not let in; "" where it is, or where that is not known."""
+
+
 class Billing(Protocol):
     """Its machines cost money: whoever plans charges is one."""
 
@@ -147,12 +161,14 @@ class Recovering(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """One thing that exists in a cloud. `cluster` and `name` are the values of its tags."""
+    """One thing that exists in a cloud. `cluster` and `name` are the values of its tags; `managed`:
+    the cloud put it there on its own."""
 
     kind: str
     id: str
     cluster: str = ""
     name: str = ""
+    managed: bool = False
 
 
 def describe(resources: tuple[Resource, ...], *, ids: bool = True) -> str:

@@ -39,7 +39,14 @@ def node_script(accelerator: Accelerator, runtime: Runtime, recipe: str = "") ->
             row=catalog.CONTAINER_IMAGES[kind],
         )
     mesh = bootstrap.Mesh(key=key, nodes=nodes, host_keys=dict.fromkeys(("worker-1",), key.public))
-    todo = steps.for_node(worker, runtime, nodes=nodes, mesh_key=key.public, container=container)
+    todo = steps.for_node(
+        worker,
+        runtime,
+        nodes=nodes,
+        mesh_key=key.public,
+        container=container,
+        deadline_unit="clusterctl-deadline.service",
+    )
     return bootstrap.script(worker, mesh, pythons=["/opt/python"], steps=todo).decode()
 
 

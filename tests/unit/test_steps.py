@@ -42,6 +42,7 @@ def chosen(of: Node, runtime: Runtime, box: Container | None = None) -> tuple[bo
         nodes=(machine(name="launcher"), of),
         mesh_key="ssh-ed25519 MESH",
         container=(box or container()) if runtime is Runtime.DOCKER else None,
+        deadline_unit="clusterctl-deadline.service",
     )
 
 
@@ -81,7 +82,7 @@ def test_steps_of_a_node(
     of = machine(accelerator)
     box = built(recipe) if recipe else container()
     found = chosen(of, runtime, box)
-    names = f"upgrades hosts secrets {names}"
+    names = f"boot upgrades deadline hosts secrets {names}"
     assert [step.name for step in found] == names.split()
     assert all(step.describe() for step in found)
     text = bootstrap.script(
@@ -311,6 +312,71 @@ def test_versions_that_do_not_fit_stop_the_bootstrap(
     done = subprocess.run(["sh"], input=script, text=True, capture_output=True, env=env)
     assert done.returncode == (1 if said else 0), done.stderr
     assert said in done.stderr
+
+
+def apply(folder: Path, name: str, **commands: str) -> subprocess.CompletedProcess[str]:
+    """What a step does on a machine where these commands are so; every call is in `log`."""
+    of = machine(Accelerator.NVIDIA)
+    [step] = [s for s in chosen(of, Runtime.DOCKER) if s.name == name]
+    usual = {
+        "sudo": 'shift; [ "$1" != env ] || shift 2; "$@"',
+        "sleep": "",
+        "systemctl": "",
+        "dpkg": "",
+        "dpkg-query": "",
+        "mkdir": "",
+        "touch": "",
+    }
+    for command, text in (usual | commands).items():
+        path = folder / command
+        path.write_text(f'#!/bin/sh\necho "{command} $*" >>{folder}/log\n{text}\n')
+        path.chmod(0o755)
+    env = {"PATH": f"{folder}:/usr/bin:/bin"}
+    text = f"set -eu\n{step.apply(of)}"
+    return subprocess.run(["sh"], input=text, text=True, capture_output=True, env=env)
+
+
+def test_the_first_boot_is_waited_for_but_not_for_ever(tmp_path: Path) -> None:
+    done = apply(tmp_path, "boot", timeout="exit 124", **{"cloud-init": ""})
+    assert done.returncode == 1
+    assert "cloud-init did not finish within 300 s" in done.stderr
+    done = apply(tmp_path, "boot", timeout="exit 1", **{"cloud-init": "echo a module failed"})
+    assert done.returncode == 0, "what bootstrap needs, its own steps tell"
+    assert "a module failed" in done.stderr
+    done = apply(tmp_path, "boot", timeout="", **{"cloud-init": ""})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "timeout 300 cloud-init status --wait" in (tmp_path / "log").read_text()
+
+
+def test_upgrades_that_run_already_are_stopped(tmp_path: Path) -> None:
+    assert apply(tmp_path, "upgrades").returncode == 0
+    log = (tmp_path / "log").read_text()
+    for unit in ("apt-daily.service", "apt-daily-upgrade.service"):
+        assert log.index(f"systemctl stop {unit}") < log.index("dpkg --configure -a")
+    assert log.index("disable --now apt-daily.timer") < log.index("stop apt-daily.service")
+
+
+@pytest.mark.parametrize(("failures", "tried"), [(0, 1), (2, 3), (9, 4)])
+def test_package_indexes_are_asked_for_again(tmp_path: Path, failures: int, tried: int) -> None:
+    """And where one stays away, the package may still be there."""
+    update = f'[ "$(grep -c "^apt-get .* update" {tmp_path}/log)" -gt {failures} ]'
+    apt = f'case "$*" in *update) {update} || exit 100 ;; esac'
+    apt += f"; case $* in *install*) cp {tmp_path}/sleep {tmp_path}/nvidia-ctk ;; esac"
+    more = {"curl": "", "gpg": "", "tee": "cat >/dev/null", "apt-get": apt}
+    done = apply(tmp_path, "nvidia", **more)
+    assert done.returncode == 0, done.stderr
+    log = (tmp_path / "log").read_text().splitlines()
+    assert len([line for line in log if line.startswith("apt-get") and "update" in line]) == tried
+    [installed] = [line for line in log if line.startswith("apt-get") and "install" in line]
+    assert installed.endswith("nvidia-container-toolkit")
+
+
+def test_a_machine_without_its_deadline_is_no_node(tmp_path: Path) -> None:
+    done = apply(tmp_path, "deadline", systemctl='[ "$1" != is-active ] || exit 3')
+    assert done.returncode == 1
+    assert "this machine would not shut down at its deadline" in done.stderr
+    assert "enable --now clusterctl-deadline.service" in (tmp_path / "log").read_text()
+    assert apply(tmp_path, "deadline").returncode == 0
 
 
 def test_hosts_are_ours_between_two_lines() -> None:
