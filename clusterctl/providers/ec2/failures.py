@@ -1,4 +1,7 @@
-"""What AWS answers, in words that help: one table of error codes. Pure."""
+"""What AWS answers, in words that help: one table of error codes. Pure.
+
+tests/unit/aws_errors.toml has AWS's own texts, each with its source and what becomes of it here.
+"""
 
 from __future__ import annotations
 
@@ -9,89 +12,282 @@ from dataclasses import dataclass
 from clusterctl.errors import ProviderError
 
 
-class CapacityError(ProviderError):
+class Refused(ProviderError):
+    """AWS said no, with this code."""
+
+    code = ""
+
+
+class CapacityError(Refused):
     """No machines of the wanted kind here and now: another zone may have some."""
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """`capacity`: worth trying in the next zone. `what` and `hint` are for people."""
+    """`what` and `hint` are for people. `capacity`: worth trying in the next zone; `account`: true
+    of all that this user asks for, whatever it is; `passing`: it may be different in a moment, and
+    the same request is worth repeating."""
 
     what: str
     hint: str
     capacity: bool = False
+    account: bool = False
+    passing: bool = False
 
 
 _KEYS = "`aws sts get-caller-identity` shows who you are; run `aws configure` or `aws sso login`"
+_LOGIN = "run `aws sso login` or `aws login`, with --profile if AWS_PROFILE is set"
 _ELSEWHERE = "try --zones, another --region, another --instance-type, or later"
 _LATER = "try again in a few minutes; see https://health.aws.amazon.com/health/status"
+_SUPPORT = "open a case at https://console.aws.amazon.com/support: only AWS can change that"
+_CLOCK = "set this machine's clock (`timedatectl set-ntp true`) and try again"
+_NETWORK = "check your network, your proxy and AWS_ENDPOINT_URL, and try again"
+_UNKNOWN = "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html explains it"
+_GC = (
+    "`clusterctl gc` finds forgotten clusters; otherwise request a higher quota in the Service"
+    " Quotas console, or use another --region"
+)
+
+_NO_CAPACITY = Known("no capacity", _ELSEWHERE, capacity=True)
+_NOT_OFFERED = Known("this zone does not offer that", _ELSEWHERE, capacity=True)
+_VCPUS = Known(
+    "your quota of vCPUs is too small", "request a higher quota in the Service Quotas console"
+)
+_EXPIRED = Known("your AWS credentials have expired", _KEYS, account=True)
+_UNKNOWN_KEYS = Known("AWS does not know your credentials", _KEYS, account=True)
+_RIGHTS = Known(
+    "your AWS user is not allowed to do that",
+    "infra/ec2/policy.json lists all the rights it needs; a deny in an organization's policy can"
+    " only be lifted by its administrator",
+    account=True,
+)
+_THROTTLED = Known("AWS is throttling your account", "try again in a minute", passing=True)
+_INTERNAL = Known("AWS reports an internal error", _LATER)
+_MFA = Known(
+    "the AWS profile asks for an MFA code, for which nobody can be asked in between",
+    'run `eval "$(aws configure export-credentials --format env)"` first',
+)
+_IN_USE = Known(
+    "something else in the VPC still uses it",
+    "run the same command again; what stays is shown with its id in the EC2 console",
+)
+_NOT_YET = Known(
+    "AWS does not know it, or not yet", "run the same command again in a minute", passing=True
+)
+_KMS = Known(
+    "the key that encrypts disks cannot be used",
+    "the account's default EBS encryption key has to be enabled, and its key policy has to let you"
+    " use it: kms:CreateGrant, Decrypt, DescribeKey, GenerateDataKeyWithoutPlaintext, ReEncrypt",
+)
+_NETWORK_QUOTA = Known("a quota of your account for networks is used up", _GC)
 
 CODES = {
-    "InsufficientInstanceCapacity": Known("no capacity", _ELSEWHERE, capacity=True),
-    "InsufficientHostCapacity": Known("no capacity", _ELSEWHERE, capacity=True),
-    "InsufficientReservedInstanceCapacity": Known("no capacity", _ELSEWHERE, capacity=True),
+    # ---- machines
+    "InsufficientInstanceCapacity": _NO_CAPACITY,
+    "InsufficientHostCapacity": _NO_CAPACITY,
+    "InsufficientReservedInstanceCapacity": _NO_CAPACITY,
+    "InsufficientCapacity": _NO_CAPACITY,
+    "UnfulfillableCapacity": _NO_CAPACITY,
+    "ReservationCapacityExceeded": _NO_CAPACITY,
     "SpotMaxPriceTooLow": Known("no spot capacity", _ELSEWHERE, capacity=True),
-    "Unsupported": Known("this zone does not offer that", _ELSEWHERE, capacity=True),
+    "Unsupported": _NOT_OFFERED,
     "MaxSpotInstanceCountExceeded": Known(
         "your quota of spot vCPUs is used up",
-        "request a higher quota in the Service Quotas console",
+        "request a higher quota in the Service Quotas console, or leave --spot out",
     ),
-    "VcpuLimitExceeded": Known(
-        "your quota of vCPUs is too small", "request a higher quota in the Service Quotas console"
+    "VcpuLimitExceeded": _VCPUS,
+    "InstanceLimitExceeded": _VCPUS,
+    "VolumeLimitExceeded": Known(
+        "your quota of disk space is used up",
+        "a smaller --disk, fewer --workers, or a higher quota in the Service Quotas console",
     ),
-    "InstanceLimitExceeded": Known(
-        "your quota of vCPUs is too small", "request a higher quota in the Service Quotas console"
+    "InvalidBlockDeviceMapping": Known(
+        "the disk is smaller than the image that is copied to it", "give a larger --disk"
     ),
-    "VpcLimitExceeded": Known(
-        "your quota of VPCs in this region is used up",
-        "`clusterctl gc` finds forgotten clusters; otherwise request a higher quota, or use another"
-        " --region",
+    "InvalidAMIID.NotFound": Known(
+        "there is no such machine image in this region",
+        "images have a different id in each region: correct --ami, or leave it out",
     ),
-    "ExpiredToken": Known("your AWS credentials have expired", _KEYS),
-    "RequestExpired": Known("your AWS credentials have expired, or the clock is wrong", _KEYS),
-    "ExpiredTokenException": Known("your AWS credentials have expired", _KEYS),
+    "InvalidAMIID.Unavailable": Known(
+        "the machine image cannot be used any more", "choose another --ami, or leave it out"
+    ),
+    "InvalidKMSKey": _KMS,
+    "Client.InvalidKMSKey": _KMS,
+    "Client.InternalError": _KMS,
+    "IncorrectInstanceState": Known(
+        "the machine is just changing its state", "run the same command again"
+    ),
+    "OperationNotPermitted": Known(
+        "the machine is protected",
+        "remove its stop or termination protection in the EC2 console (Actions, Instance settings)",
+    ),
+    "IdempotentParameterMismatch": Known(
+        "AWS got the same request twice, with different contents", "run the same command again"
+    ),
+    # ---- networks
+    "VpcLimitExceeded": Known("your quota of VPCs in this region is used up", _GC),
+    "InternetGatewayLimitExceeded": _NETWORK_QUOTA,
+    "NetworkInterfaceLimitExceeded": _NETWORK_QUOTA,
+    "SecurityGroupLimitExceeded": _NETWORK_QUOTA,
+    "AddressLimitExceeded": _NETWORK_QUOTA,
+    "RulesPerSecurityGroupLimitExceeded": Known(
+        "a security group has too many rules", "allow fewer networks at a time"
+    ),
+    "InsufficientFreeAddressesInSubnet": Known(
+        "the subnet has no free addresses for so many machines", "use fewer --workers"
+    ),
+    "DependencyViolation": _IN_USE,
+    "InvalidGroup.InUse": _IN_USE,
+    "InvalidPlacementGroup.InUse": _IN_USE,
+    "VPCIdNotSpecified": Known(
+        "your account has no default VPC in this region",
+        "clusterctl makes a VPC of its own; please report where this was needed",
+    ),
+    # ---- who asks
+    "ExpiredToken": _EXPIRED,
+    "ExpiredTokenException": _EXPIRED,
+    "TokenRefreshRequired": _EXPIRED,
+    "RequestExpired": Known(
+        "your AWS credentials have expired, or the clock is wrong", _KEYS, account=True
+    ),
     "AuthFailure.ServiceLinkedRoleCreationNotPermitted": Known(
         "your account has no service-linked role for spot instances yet, and you may not create it",
         "let an administrator run it once: `aws iam create-service-linked-role --aws-service-name"
         " spot.amazonaws.com`; or add the right from infra/ec2/policy.json",
+        account=True,
     ),
-    "AuthFailure": Known("AWS does not accept your credentials", _KEYS),
-    "InvalidClientTokenId": Known("AWS does not know your credentials", _KEYS),
-    "SignatureDoesNotMatch": Known("your AWS secret key is wrong", _KEYS),
-    "UnrecognizedClientException": Known("AWS does not know your credentials", _KEYS),
-    "UnauthorizedOperation": Known(
-        "your AWS user is not allowed to do that",
-        "infra/ec2/policy.json lists all the rights it needs",
-    ),
-    "AccessDenied": Known(
-        "your AWS user is not allowed to do that",
-        "infra/ec2/policy.json lists all the rights it needs",
-    ),
-    "AccessDeniedException": Known(
-        "your AWS user is not allowed to do that",
-        "infra/ec2/policy.json lists all the rights it needs",
-    ),
+    "AuthFailure": Known("AWS does not accept your credentials", _KEYS, account=True),
+    "InvalidClientTokenId": _UNKNOWN_KEYS,
+    "UnrecognizedClientException": _UNKNOWN_KEYS,
+    "MissingAuthenticationToken": _UNKNOWN_KEYS,
+    "SignatureDoesNotMatch": Known("your AWS secret key is wrong", _KEYS, account=True),
+    "InvalidSignatureException": Known("your AWS secret key is wrong", _KEYS, account=True),
+    "IncompleteSignature": Known("your AWS secret key is wrong", _KEYS, account=True),
+    "UnauthorizedOperation": _RIGHTS,
+    "AccessDenied": _RIGHTS,
+    "AccessDeniedException": _RIGHTS,
     "OptInRequired": Known(
-        "this region is not enabled for your account", "choose another --region"
+        "this region is not enabled for your account",
+        "enable it in the AWS console (Account, AWS Regions), or choose another --region",
+        account=True,
     ),
-    "RequestLimitExceeded": Known("AWS is throttling your account", "try again in a minute"),
-    "InternalError": Known("AWS reports an internal error", _LATER),
-    "InternalFailure": Known("AWS reports an internal error", _LATER),
-    "ServiceUnavailable": Known("AWS reports an internal error", _LATER),
-    "Unavailable": Known("AWS reports an internal error", _LATER),
-    "Throttling": Known("AWS is throttling your account", "try again in a minute"),
+    "PendingVerification": Known(
+        "AWS is still checking your account for this region",
+        "AWS writes you an email, mostly within minutes and at most in 4 hours; then try again",
+        account=True,
+    ),
+    "Blocked": Known("AWS has blocked your account", _SUPPORT, account=True),
+    "NotSignedUp": Known(
+        "your AWS account is not activated yet",
+        "AWS writes you an email when it is; see https://console.aws.amazon.com/billing",
+        account=True,
+    ),
+    # ---- AWS
+    "RequestLimitExceeded": _THROTTLED,
+    "Throttling": _THROTTLED,
+    "ThrottlingException": _THROTTLED,
+    "TooManyRequestsException": _THROTTLED,
+    "InternalError": _INTERNAL,
+    "InternalFailure": _INTERNAL,
+    "InternalServiceError": _INTERNAL,
+    "ServiceUnavailable": _INTERNAL,
+    "Unavailable": _INTERNAL,
 }
+
+_TEXTS = (
+    (
+        r"not eligible for Free Tier",
+        Known(
+            "your account is on AWS's free plan, which has only a few small instance types",
+            "upgrade it to the paid plan in the Billing console; credits that are left stay usable",
+            account=True,
+        ),
+    ),
+    (
+        r"AWS Marketplace product",
+        Known(
+            "the machine image is from the AWS Marketplace, and you have not subscribed to it",
+            "open the address in the message and accept its terms, or leave --ami out",
+        ),
+    ),
+    (
+        r"Signature (not yet current|expired)",
+        Known("this machine's clock is wrong", _CLOCK, account=True),
+    ),
+    (
+        r"EBS-optimized instances are not supported",
+        Known("this instance type is too old", "choose a current --instance-type"),
+    ),
+    (
+        r"architecture .* does not match the architecture",
+        Known(
+            "instance type and machine image are for different processors",
+            "choose an x86_64 type such as c7i.xlarge, or another --ami",
+        ),
+    ),
+    (
+        r"associated with a one-time Spot Instance request",
+        Known(
+            "a spot instance can be neither stopped nor started", "`clusterctl up` makes a new one"
+        ),
+    ),
+    (
+        r"AssumeRoleTokenProvider session option not set",
+        _MFA,
+    ),
+    (
+        r"SSO session has expired|retrieving token from sso|Token has expired and refresh failed",
+        Known("your AWS login has expired", _LOGIN),
+    ),
+    (r"[Nn]o valid credential sources", Known("Terraform finds no AWS credentials", _KEYS)),
+    (r"[Cc]annot assume (IAM )?[Rr]ole|cannot be assumed", _RIGHTS),
+)
+"""What a message says, whatever its code is: looked at first."""
 
 _EXCEPTIONS = {
     "NoCredentialsError": Known("no AWS credentials found", _KEYS),
     "PartialCredentialsError": Known("your AWS credentials are incomplete", _KEYS),
     "CredentialRetrievalError": Known("your AWS credentials cannot be read", _KEYS),
+    "InvalidConfigError": Known("your AWS configuration makes no sense", "correct ~/.aws/config"),
+    "ConfigParseError": Known("your AWS configuration cannot be read", "correct ~/.aws/config"),
+    "InfiniteLoopConfigError": Known(
+        "the source_profile of your AWS profile leads back to it", "correct ~/.aws/config"
+    ),
+    "UnauthorizedSSOTokenError": Known("your AWS login has expired", _LOGIN),
+    "SSOTokenLoadError": Known("your AWS login has expired", _LOGIN),
+    "TokenRetrievalError": Known("your AWS login has expired", _LOGIN),
     "ProfileNotFound": Known("no such AWS profile", "correct AWS_PROFILE"),
-    "TokenRetrievalError": Known("your AWS login has expired", "`aws sso login`"),
-    "SSOTokenLoadError": Known("your AWS login has expired", "`aws sso login`"),
-    "UnauthorizedSSOTokenError": Known("your AWS login has expired", "`aws sso login`"),
+    "InvalidRegionError": Known("the region has no valid name", "correct --region or AWS_REGION"),
+    "MissingDependencyException": Known(
+        "your AWS profile needs a package that is missing",
+        "install it beside clusterctl: `pip install 'botocore[crt]'`",
+    ),
+    "SSLError": Known(
+        "the connection to AWS is not trusted",
+        "behind a proxy that replaces certificates, set AWS_CA_BUNDLE to its certificate",
+    ),
+    "ProxyConnectionError": Known(
+        "the proxy does not answer",
+        "correct HTTPS_PROXY, or add amazonaws.com to NO_PROXY",
+        passing=True,
+    ),
+    "EndpointConnectionError": Known(
+        "AWS cannot be reached",
+        f"check --region and AWS_REGION for a typing error; {_NETWORK}",
+        passing=True,
+    ),
+    "RefreshWithMFAUnsupportedError": _MFA,
+    "LoginRefreshRequired": Known("your AWS login has expired", _LOGIN),
+    "LoginTokenLoadError": Known("your AWS login has expired", _LOGIN),
 }
 
+MAYBE_NOT_ENABLED = frozenset(
+    {"AuthFailure", "InvalidClientTokenId", "OptInRequired", "UnrecognizedClientException"}
+)
+"""What credentials are told in a region that their account has not enabled."""
+
+_PLAIN = frozenset({"NoCredentialsError", "PartialCredentialsError"})
+"""Whose own message says no more than ours."""
 
 _REPEATED = frozenset(
     {
@@ -107,18 +303,41 @@ _REPEATED = frozenset(
 """What a call is told that was done before: AWS's SDK asks again where an answer got lost."""
 
 
-def refused(doing: str, code: str, message: str, region: str) -> ProviderError:
+def refused(doing: str, code: str, message: str, region: str) -> Refused:
     """The error for what AWS said to a call of ours."""
-    known = _known(code)
+    known = _known(code, message)
     if known is None:
-        return ProviderError(f"{doing} failed in {region}: {code}: {message}", hint="see above")
-    kind = CapacityError if known.capacity else ProviderError
-    return kind(f"{doing}: {known.what} ({code}: {message})", hint=known.hint)
+        error = Refused(f"{doing} failed in {region}: {code}: {message}", hint=_UNKNOWN)
+    else:
+        kind = CapacityError if known.capacity else Refused
+        error = kind(f"{doing}: {known.what} ({code}: {message})", hint=known.hint)
+    error.code = code
+    return error
 
 
-def _known(code: str) -> Known | None:
-    """The row of a code such as `AuthFailure.Detail`: its own, else that of what it begins with."""
-    return CODES.get(code) or CODES.get(code.partition(".")[0])
+def not_enabled(region: str) -> ProviderError:
+    """The error for a region that the account has to opt in to first."""
+    known = CODES["OptInRequired"]
+    return ProviderError(f"{region}: {known.what}", hint=known.hint)
+
+
+def _known(code: str, message: str = "") -> Known | None:
+    """The row of what the message says, else of a code such as `AuthFailure.Detail`: its own, or
+    that of what it begins with."""
+    for pattern, known in _TEXTS:
+        if re.search(pattern, message):
+            return known
+    if code not in CODES and re.fullmatch(r"Invalid\w+\.NotFound", code):
+        return _NOT_YET
+    parts = code.split(".")
+    shorter = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+    return next((CODES[one] for one in shorter if one in CODES), None)
+
+
+def about_the_account(refused: Refused) -> bool:
+    """Whether this user would be told the same about anything else."""
+    known = _known(refused.code, refused.message)
+    return known is not None and known.account
 
 
 def unreadable(doing: str, what: str) -> ProviderError:
@@ -132,14 +351,13 @@ def unreadable(doing: str, what: str) -> ProviderError:
 
 def not_asked(doing: str, exception: str, message: str) -> ProviderError:
     """The error for a call that did not get through."""
-    known = _EXCEPTIONS.get(exception)
+    known = _EXCEPTIONS.get(exception) or _known("", message)
     if known is None:
         return ProviderError(
-            f"{doing}: AWS did not answer: {message}",
-            hint="check your network and AWS_ENDPOINT_URL, and try again",
-            transient=True,
+            f"{doing}: AWS did not answer: {message}", hint=_NETWORK, transient=True
         )
-    return ProviderError(f"{doing}: {known.what}", hint=known.hint)
+    said = "" if exception in _PLAIN else f" ({message})"
+    return ProviderError(f"{doing}: {known.what}{said}", hint=known.hint, transient=known.passing)
 
 
 def repeated(texts: Iterable[str]) -> bool:
@@ -149,18 +367,35 @@ def repeated(texts: Iterable[str]) -> bool:
     return not _REPEATED.isdisjoint(re.findall(r"api error ([\w.]+\w)", said))
 
 
+def passing(texts: Iterable[str]) -> bool:
+    """Whether Terraform failed over nothing but what may be different in a moment."""
+    found = [known for text in texts for known in _in_terraform(text)]
+    return bool(found) and all(known.passing for known in found)
+
+
 def from_terraform(texts: Iterable[str]) -> ProviderError | None:
-    """The first error code that we know in what Terraform said; a capacity error goes first."""
+    """The first thing that we know in what Terraform said; a capacity error goes first."""
     found = []
     for text in texts:
         flat = " ".join(text.split())
-        for code in re.findall(
-            r"api error ([\w.]*\w)|\b([A-Z]\w+(?:Exceeded|Capacity|Failure))\b", flat
-        ):
-            known = _known(code[0] or code[1])
-            if known:
-                kind = CapacityError if known.capacity else ProviderError
-                found.append(kind(f"{known.what} ({flat[:300]})", hint=known.hint))
+        for known in _in_terraform(text):
+            kind = CapacityError if known.capacity else ProviderError
+            found.append(kind(f"{known.what} ({flat[:300]})", hint=known.hint))
     return next((item for item in found if isinstance(item, CapacityError)), None) or next(
         iter(found), None
     )
+
+
+_QUOTED = re.compile(
+    r"api error ([\w.]*\w)"
+    r"|\b([A-Z]\w+(?:Exceeded|Capacity|Failure))\b"
+    rf"|\b({'|'.join(map(re.escape, sorted(CODES, key=len, reverse=True)))})(?:\.\w+)?:"
+)
+
+
+def _in_terraform(text: str) -> list[Known]:
+    flat = " ".join(text.split())
+    if said := _known("", flat):
+        return [said]
+    codes = ("".join(code) for code in _QUOTED.findall(flat))
+    return [known for code in codes if (known := _known(code))]

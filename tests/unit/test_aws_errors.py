@@ -1,0 +1,90 @@
+"""AWS's own words, as they were read elsewhere, and the line and hint that people get for them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.errors import ProviderError
+from clusterctl.providers.ec2 import failures
+from clusterctl.providers.ec2.failures import CapacityError, Refused
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+CASES: dict[str, list[dict[str, Any]]] = tomllib.loads(
+    Path(__file__).with_name("aws_errors.toml").read_text()
+)
+
+
+def cases(kind: str) -> list[Any]:
+    return [pytest.param(case, id=case.get("code", case["says"])) for case in CASES[kind]]
+
+
+def check(error: ProviderError, case: dict[str, Any]) -> None:
+    assert case["says"] in error.message
+    assert case["hint"] in error.hint
+    assert "\n" not in error.message
+    assert error.exit_code == 3
+
+
+def test_there_are_many_and_each_has_a_source() -> None:
+    found = [case for kind in CASES.values() for case in kind]
+    assert len(found) >= 60
+    assert all(case["source"] for case in found)
+
+
+@pytest.mark.parametrize("case", [*cases("answer"), *cases("documented")])
+def test_an_answer_of_the_api(case: dict[str, Any]) -> None:
+    error = failures.refused("run instances", case["code"], case["text"], "us-east-1")
+    check(error, case)
+    assert case["text"] in error.message, "people search for AWS's own words"
+    quoted = f"creating EC2 Instance: api error {case['code']}: {case['text']}"
+    known = failures.from_terraform([quoted])
+    assert known
+    check(known, case)
+    assert isinstance(known, CapacityError) == isinstance(error, CapacityError)
+
+
+@pytest.mark.parametrize("case", cases("terraform"))
+def test_a_diagnostic_of_terraform(case: dict[str, Any]) -> None:
+    known = failures.from_terraform([case["text"]])
+    assert known
+    check(known, case)
+
+
+@pytest.mark.parametrize("case", cases("exception"))
+def test_an_exception_of_botocore(case: dict[str, Any]) -> None:
+    check(failures.not_asked("checking your AWS credentials", case["code"], case["text"]), case)
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "account"),
+    [
+        ("UnauthorizedOperation", "You are not authorized to perform this operation.", True),
+        ("PendingVerification", "", True),
+        ("InvalidParameterCombination", "not eligible for Free Tier.", True),
+        ("DryRunOperation", "Request would have succeeded, but DryRun flag is set.", False),
+        ("VPCIdNotSpecified", "No default VPC for this user.", False),
+        ("RequestLimitExceeded", "Request limit exceeded.", False),
+    ],
+)
+def test_what_a_dry_run_tells_about_the_account(code: str, text: str, account: bool) -> None:
+    """Anything else depends on what is not made yet."""
+    refused: Refused = failures.refused("run instances", code, text, "us-east-1")
+    assert failures.about_the_account(refused) is account
+
+
+def test_what_may_be_different_in_a_moment() -> None:
+    throttled = "RunInstances, api error RequestLimitExceeded: Request limit exceeded."
+    unknown = "api error InvalidInstanceID.NotFound: The instance ID 'i-1' does not exist"
+    final = "api error VpcLimitExceeded: The maximum number of VPCs has been reached."
+    assert failures.passing([throttled, unknown])
+    assert not failures.passing([throttled, final])
+    assert not failures.passing(["nothing that we know"])
+    assert not failures.passing([])
