@@ -27,7 +27,7 @@ class Family:
 FAMILIES = {
     family.name: family
     for family in (
-        Family("cpu", "t3.xlarge", "cpu", Accelerator.NONE, ""),
+        Family("cpu", "c7i.xlarge", "cpu", Accelerator.NONE, ""),
         Family("g4dn", "g4dn.xlarge", "nvidia", Accelerator.NVIDIA, "NVIDIA T4", "sm_75"),
         Family("g4ad", "g4ad.xlarge", "amd", Accelerator.AMD, "AMD Radeon Pro V520", "gfx1011"),
         Family("g5", "g5.xlarge", "nvidia", Accelerator.NVIDIA, "NVIDIA A10G", "sm_86"),
@@ -170,19 +170,45 @@ DRIVER_FOR_CUDA = {"11": (450, 80), "12": (525, 60), "13": (580, 65)}
 https://docs.nvidia.com/deploy/cuda-compatibility/"""
 
 
+BASELINES = {
+    "nano": 5,
+    "micro": 10,
+    "small": 20,
+    "medium": 20,
+    "large": 30,
+    "xlarge": 40,
+    "2xlarge": 40,
+}
+"""Percent of its speed that a burstable instance (T3, T3a, T4g) has without CPU credits, by size:
+https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/burstable-credits-baseline-concepts.html"""
+
+
+def baseline(instance_type: str) -> int | None:
+    """As in BASELINES; None for a type that is not burstable. T2 has less, where it differs."""
+    family, _, size = instance_type.partition(".")
+    if not re.fullmatch(r"t\d\w*", family):
+        return None
+    return {"xlarge": 22, "2xlarge": 17}.get(size) if family == "t2" else BASELINES.get(size)
+
+
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """An EC2 limit in vCPUs. `families` are the beginnings of instance types that it counts."""
+    """An EC2 limit in vCPUs. `families` are the beginnings of instance types that it counts;
+    `spot_name` is what the limit of their spot instances is called, where that differs; its code is
+    "" where we do not know it."""
 
     name: str
     on_demand: str
     spot: str
     families: tuple[str, ...]
+    spot_name: str = ""
 
 
 QUOTAS = (
     Quota("G and VT", "L-DB2E81BA", "L-3819A6DF", ("g", "vt")),
-    Quota("P", "L-417A185B", "L-7212CCBC", ("p",)),
+    Quota("P", "L-417A185B", "L-7212CCBC", ("p2", "p3", "p4"), "P4, P3 and P2"),
+    Quota("P", "L-417A185B", "L-C4BD4855", ("p5",), "P5"),
+    Quota("P", "L-417A185B", "", ("p6",)),
     Quota(
         "Standard (A, C, D, H, I, M, R, T, Z)",
         "L-1216C47A",
@@ -194,12 +220,9 @@ QUOTAS = (
 
 def quota(instance_type: str) -> Quota | None:
     """The limit that an instance type counts towards, as far as we know it."""
-    found = re.match(r"[a-z]+", instance_type)
-    letters = found[0] if found else ""
-    first = "vt" if letters.startswith("vt") else letters[:1]
-    if letters.startswith(("inf", "hpc", "dl", "trn", "mac")):
+    if instance_type.startswith(("inf", "hpc", "dl", "trn", "mac")):
         return None  # families with a limit of their own
-    return next((row for row in QUOTAS if first in row.families), None)
+    return next((row for row in QUOTAS if instance_type.startswith(row.families)), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +242,10 @@ _GPU_LIST = (
     "data/all_gpu_instances.js"
 )  # generated from instances.vantage.sh
 _LESSON = "https://github.com/ChiefGyk3D/Clouds-Against-Humanity/wiki/Provider-AWS-Cost-Lesson"
+_KARPENTER = (
+    "https://github.com/aws/karpenter-provider-aws/blob/265ee0ba5b8e337dec6b82dde965b03021ccb418/"
+    "pkg/providers/pricing/zz_generated.pricing_aws.go"
+)  # generated from AWS's price list
 _T3 = "https://cloud-bench.com/blog/aws-t3-micro-vs-t3-small"
 
 
@@ -227,6 +254,7 @@ def _gpu(dollars: float) -> Price:
 
 
 PRICES = {
+    "c7i.xlarge": Price(0.1785, _KARPENTER, "2026-02-09"),
     "t3.micro": Price(0.0104, _T3, "2026-11-21"),
     "t3.small": Price(0.0208, _T3, "2026-11-21"),
     "g4dn.xlarge": _gpu(0.526),

@@ -35,9 +35,10 @@ class ProviderError(ClusterctlError):
 
 
 class NodeUnreachable(ClusterctlError, ConnectionError):
-    """A node cannot be reached or refuses us."""
+    """A node cannot be reached or refuses us. `cluster`: whose node, where that is known."""
 
     exit_code = 4
+    cluster = ""
 
 
 class BootstrapError(ClusterctlError):

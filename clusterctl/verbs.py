@@ -106,7 +106,7 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
         "--disk", EC2, "Disk size of each worker, 8 to 16384", "GB", check=whole(8, 16384)
     )
     efa = flag("--efa", EC2, "Use Elastic Fabric Adapters, on instance types that have them")
-    ssh_cidr = text("--ssh-cidr", EC2, "Addresses that may connect (default: yours)", "CIDR")
+    ssh_cidr = text("--ssh-cidr", EC2, "Networks that may connect (default: your address)", "A,B")
     budget = amount("--budget", EC2, "Shut down before it costs more than this", "USD", budget)
     boot_timeout = amount(
         "--boot-timeout", EC2, "Time for machines to boot (default: 10m)", "TIME", duration
@@ -194,6 +194,16 @@ class Extend(Named, heading=CLUSTERS, module="money"):
     examples = ("clusterctl extend --ttl 4h",)
     ttl = amount("--ttl", OPTIONS, "New time to live, from now on: 30m, 8h, 2d", "TIME", life_time)
     yes = YES
+
+
+class Allow(Common, heading=CLUSTERS, module="clusters"):
+    """Set the networks that may connect to a cluster on EC2: those given, and no others.
+
+    Without any, only your present address: run it if your address has changed.
+    """
+
+    examples = ("clusterctl allow", "clusterctl allow 203.0.113.7 198.51.100.0/24")
+    networks = texts("", ARGUMENTS, "Networks (default: your present address)", "[CIDR...]")
 
 
 class Gc(Common, heading=CLUSTERS, module="money"):
@@ -558,6 +568,7 @@ VERBS: dict[str, type[Verb]] = {
     "attach": Attach,
     "detach": Detach,
     "extend": Extend,
+    "allow": Allow,
     "gc": Gc,
     "run": Run,
     "launch": Launch,

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from clusterctl.errors import RecordError, UsageError
+from clusterctl.errors import NodeUnreachable, RecordError, UsageError
 from clusterctl.model import NAME_PATTERN, Cluster, Phase, clock
 from clusterctl.state import Store as Store
 from clusterctl.state import home
@@ -99,4 +99,8 @@ def connect_or_report(pool: Pool, names: Sequence[str], tell: Tell) -> dict[str,
 def open_pool(store: Store, cluster: Cluster) -> Iterator[Pool]:
     """Connections to the cluster's nodes, opened when first used, closed on the way out."""
     with Pool.of(cluster, store.folder(cluster.name) / "ssh") as pool:
-        yield pool
+        try:
+            yield pool
+        except NodeUnreachable as error:
+            error.cluster = cluster.name
+            raise

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from clusterctl import model, providers
 from clusterctl.actions import Tell, require_owned
-from clusterctl.errors import UsageError
+from clusterctl.actions.allow import ALLOW, shut_out
+from clusterctl.errors import NodeUnreachable, UsageError
 from clusterctl.insight import cost
 from clusterctl.model import Cluster, Job, Phase
 from clusterctl.node_results import ranges
-from clusterctl.providers.protocol import Expiring
+from clusterctl.providers.protocol import Expiring, Guarded
 from clusterctl.state import ClusterLock, Store
 
 
@@ -67,11 +68,33 @@ def extend(
         if cluster.deadline is not None:
             # Some nodes may get the new one and others not: the record says what may still cost.
             store.save(replace(cluster, deadline=max(cluster.deadline, now + ttl)))
-        provider.extend(cluster, store.folder(name), now + ttl)
+        try:
+            provider.extend(cluster, store.folder(name), now + ttl)
+        except NodeUnreachable as error:
+            _let_in(store, cluster, provider, error, consent)
+            provider.extend(cluster, store.folder(name), now + ttl)
         cluster = replace(cluster, deadline=now + ttl)
         store.save(cluster)
         store.event(name, "extended", deadline=round(now + ttl))
     return Extended(cluster, now + ttl, dollars)
+
+
+def _let_in(
+    store: Store, cluster: Cluster, provider: Expiring, error: NodeUnreachable, consent: Consent
+) -> None:
+    """Opens the cluster to this machine where its address has changed and that is agreed to; raises
+    the error otherwise."""
+    why = shut_out(store, cluster, error)
+    if not why or not isinstance(provider, Guarded):
+        raise error
+    explained = NodeUnreachable(f"{error.message}; {why}", hint=ALLOW)
+    try:
+        agreed = consent(f"{why}: open it to this address instead?")
+    except UsageError:
+        raise explained from error
+    if not agreed:
+        raise explained from error
+    provider.allow(cluster, store.folder(cluster.name), ())
 
 
 def _sooner(store: Store, cluster: Cluster, end: float, now: float) -> str:

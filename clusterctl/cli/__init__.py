@@ -11,7 +11,13 @@ import traceback
 
 from clusterctl.cli import parser
 from clusterctl.cli.console import Console, in_ascii, printable, redact, redact_arguments
-from clusterctl.errors import ClusterctlError, ProviderError, RecordError, UsageError
+from clusterctl.errors import (
+    ClusterctlError,
+    NodeUnreachable,
+    ProviderError,
+    RecordError,
+    UsageError,
+)
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """A disk that takes no more: nobody's bug."""
@@ -52,7 +58,8 @@ def run(arguments: list[str]) -> int:
         with command.make_context("clusterctl", list(arguments)) as context:
             outcome = command.invoke(context)
         return outcome if isinstance(outcome, int) else 0
-    except ClusterctlError as error:
+    except ClusterctlError as raised:
+        error = _explained(raised)
         # What a person mistyped needs no log; what went wrong elsewhere does.
         elsewhere = error.exit_code not in (UsageError.exit_code, RecordError.exit_code)
         path = _log(arguments, "\n".join((*console.story, error.message))) if elsewhere else ""
@@ -82,6 +89,14 @@ def run(arguments: list[str]) -> int:
         return code
     except Exception as error:
         return _other(console, arguments, error)
+
+
+def _explained(error: ClusterctlError) -> ClusterctlError:
+    if not isinstance(error, NodeUnreachable) or not error.cluster:
+        return error
+    from clusterctl.actions import allow
+
+    return allow.explained(error)
 
 
 def _refuse_bytes(arguments: list[str]) -> None:

@@ -160,6 +160,17 @@ def list_clusters(given: verbs.List, console: Console) -> None:
     console.document({"clusters": [_status(item, False) for item in found], "damage": damage})
 
 
+def allow(given: verbs.Allow, console: Console) -> None:
+    from clusterctl import actions
+    from clusterctl.actions import allow as action
+
+    store = actions.open_store()
+    chosen = actions.choose(store, given.cluster)
+    allowed = action.allow(store, chosen.name, given.networks, console.report)
+    console.note(f"cluster {chosen.name} accepts SSH from {', '.join(allowed)}")
+    console.document({"cluster": chosen.name, "networks": list(allowed)})
+
+
 def ssh(given: verbs.Ssh, console: Console) -> None:
     from clusterctl import actions
     from clusterctl.actions import reach

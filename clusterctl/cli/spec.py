@@ -53,7 +53,7 @@ def _groups(given: Up) -> tuple[NodeGroup, ...]:
     for option, text in named:
         match = re.fullmatch(r"([A-Za-z0-9.-]+)(?::([1-9]\d{0,4}))?", text)
         if match is None:
-            example = {"--gpu": "g4dn:4", "--cpu": "t3.xlarge:4"}[option]
+            example = {"--gpu": "g4dn:4", "--cpu": "c7i.xlarge:4"}[option]
             raise UsageError(
                 f"{option} {text!r} must be NAME or NAME:N", hint=f"for example {option} {example}"
             )

@@ -80,13 +80,13 @@ def with_plugins(cache: Path) -> dict[str, str]:
     )
 
 
-def command_line(binary: Binary, command: str, **options: Any) -> list[str]:
+def command_line(binary: Binary, command: str, *arguments: str, **options: Any) -> list[str]:
     """Options as python-terraform names them: underscores, and `flag()` where there is no value."""
     from python_terraform import Terraform as Builder
 
     # It reads a state file when it is made, and raises for one that is empty or damaged.
     builder = Builder(terraform_bin_path=binary.path, state=f"{os.devnull}/none")
-    argv: list[str] = builder.generate_cmd_string(command, input=False, **options)
+    argv: list[str] = builder.generate_cmd_string(command, *arguments, input=False, **options)
     return argv
 
 

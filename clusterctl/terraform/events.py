@@ -37,11 +37,24 @@ class Diagnostic:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedChange:
+    """What a plan is going to do to one resource: `action` is create, update, delete, replace …"""
+
+    address: str
+    action: str
+    reason: str = ""
+
+    @property
+    def destroys(self) -> bool:
+        return self.action in ("delete", "replace")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outputs:
     values: Mapping[str, Any]
 
 
-Event = ResourceChange | Diagnostic | Outputs
+Event = ResourceChange | PlannedChange | Diagnostic | Outputs
 
 
 class TerraformError(ProviderError):
@@ -74,6 +87,13 @@ def _event(event: Any) -> Event | None:
     if kind == "outputs":
         outputs = event.get("outputs", {})
         return Outputs(values={name: item.get("value") for name, item in outputs.items()})
+    if kind == "planned_change":
+        change = event["change"]
+        return PlannedChange(
+            address=change["resource"]["addr"],
+            action=change["action"],
+            reason=change.get("reason", ""),
+        )
     if kind in ("apply_start", "apply_progress", "apply_complete", "apply_errored"):
         hook = event["hook"]
         return ResourceChange(

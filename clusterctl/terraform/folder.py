@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from clusterctl.terraform.events import (
     Diagnostic,
     Event,
     Outputs,
+    PlannedChange,
     ResourceChange,
     TerraformError,
     first_line,
@@ -24,6 +25,9 @@ from clusterctl.terraform.init_cache import InitCache
 
 VARIABLES = "cluster.tfvars.json"
 LOG = "terraform.jsonl"
+PLAN = "cluster.tfplan"
+LASTING = ("aws_instance.", "aws_ebs_volume.")
+"""Beginnings of the addresses of what holds somebody's work: machines and disks."""
 
 APPLY_TIMEOUT = 2700.0
 SHOWN = 12
@@ -47,6 +51,7 @@ class Listener:
     diagnostics: list[Diagnostic] = field(default_factory=list)
     outputs: dict[str, Any] = field(default_factory=dict)
     prose: list[str] = field(default_factory=list)
+    planned: list[PlannedChange] = field(default_factory=list)
 
     def __call__(self, line: bytes) -> None:
         event = parse(line)
@@ -56,6 +61,8 @@ class Listener:
             return
         if isinstance(event, Diagnostic) and event.severity == "error":
             self.diagnostics.append(event)
+        if isinstance(event, PlannedChange):
+            self.planned.append(event)
         if isinstance(event, Outputs):
             self.outputs.update(event.values)
         if isinstance(event, ResourceChange):
@@ -142,9 +149,10 @@ class Terraform:
         """The state file as it is; "" without one. What Terraform knows of is named in it."""
         return _state(self.folder)
 
-    def resources(self) -> tuple[str, ...]:
-        """Addresses of the managed resources in the state file. Raises TerraformError."""
-        return tuple(resources(self.folder, self._cluster))
+    def resources(self) -> dict[str, str]:
+        """Addresses of the managed resources in the state file, with their ids. Raises
+        TerraformError."""
+        return resources(self.folder, self._cluster)
 
     def copy(self, module: Path) -> None:
         """Fills the folder with the module, once: `down` uses what `up` used, after an upgrade."""
@@ -173,24 +181,53 @@ class Terraform:
         on_event: Callable[[Event], None],
         *,
         parallelism: int,
+        may_go: Collection[str] = (),
     ) -> dict[str, Any]:
         """Makes the machines be as the variables say; returns the outputs.
 
-        Raises TerraformError, and Interrupted after Ctrl-C when Terraform has finished its step.
+        `may_go`: the addresses of the machines and disks that may be destroyed or replaced. Where
+        there are others, the plan is made and read first. Raises TerraformError, also for a plan
+        that would destroy one of them; Interrupted after Ctrl-C when Terraform has finished its
+        step.
         """
         write_atomic(self.folder / VARIABLES, json.dumps(variables, indent=1).encode())
-        return self._change("apply", on_event, parallelism).outputs
+        ids = self.resources()
+        lasting = [name for name in ids if name.startswith(LASTING) and name not in may_go]
+        if not lasting:
+            return self._change("apply", on_event, parallelism).outputs
+        path = self.folder / PLAN
+        try:
+            planned = self._change("plan", on_event, parallelism, out=PLAN).planned
+            lost = [item for item in planned if item.destroys and item.address in lasting]
+            if lost:
+                raise _destructive(lost, ids, self.binary.name, self._cluster)
+            return self._change("apply", on_event, parallelism, PLAN).outputs
+        finally:
+            path.unlink(missing_ok=True)  # it holds the nodes' first host keys
 
     def destroy(self, on_event: Callable[[Event], None], *, parallelism: int) -> None:
         """Removes all that the state knows of. Raises as `apply` does."""
         self._change("destroy", on_event, parallelism)
 
     def _change(
-        self, command: str, on_event: Callable[[Event], None], parallelism: int
+        self,
+        command: str,
+        on_event: Callable[[Event], None],
+        parallelism: int,
+        *plan: str,
+        **options: Any,
     ) -> Listener:
-        listener = Listener(on_event, resources(self.folder, self._cluster))
+        """`plan`: the file with what to apply. Without one, the variables say it."""
+        listener = Listener(on_event, self.resources())
+        if command != "plan":
+            options["auto_approve"] = flag()
+        if not plan:
+            options["var_file"] = VARIABLES
+        argv = command_line(
+            self.binary, command, *plan, json=flag(), parallelism=parallelism, **options
+        )
         try:
-            return self._watched(command, listener, parallelism)
+            return self._watched(command, argv, listener)
         except Interrupted:
             raise
         except KeyboardInterrupt:
@@ -201,17 +238,10 @@ class Terraform:
                 self._tell(f"  {line}")
             raise
 
-    def _watched(self, command: str, listener: Listener, parallelism: int) -> Listener:
+    def _watched(self, command: str, argv: list[str], listener: Listener) -> Listener:
         """KeyboardInterrupt is a second Ctrl-C, Interrupted the first."""
         ended = process.watch(
-            command_line(
-                self.binary,
-                command,
-                auto_approve=flag(),
-                json=flag(),
-                parallelism=parallelism,
-                var_file=VARIABLES,
-            ),
+            argv,
             log=self.folder / LOG,
             on_line=listener,
             on_start=lambda pid: self._on_start(pid, f"{Path(self.binary.path).name} {command}"),
@@ -236,3 +266,19 @@ class Terraform:
                 diagnostics=tuple(listener.diagnostics),
             )
         return listener
+
+
+def _destructive(
+    lost: list[PlannedChange], ids: Mapping[str, str], binary: str, cluster: str
+) -> TerraformError:
+    """The error for a plan that nobody has agreed to."""
+    what = ", ".join(
+        f"{item.action} {item.address} ({ids[item.address]}"
+        + (f": {item.reason.replace('_', ' ')})" if item.reason else ")")
+        for item in lost
+    )
+    return TerraformError(
+        f"{binary} would {what}; nothing was changed",
+        hint=f"`clusterctl fetch` saves outputs, then `clusterctl down {cluster}` removes the whole"
+        " cluster",
+    )

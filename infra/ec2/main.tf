@@ -6,7 +6,7 @@ locals {
 
   # clusterctl/catalog.py holds the same table; a test compares them.
   families = {
-    cpu  = { instance_type = "t3.xlarge", image = "cpu" }
+    cpu  = { instance_type = "c7i.xlarge", image = "cpu" }
     g4dn = { instance_type = "g4dn.xlarge", image = "nvidia" }
     g4ad = { instance_type = "g4ad.xlarge", image = "amd" }
     g5   = { instance_type = "g5.xlarge", image = "nvidia" }
@@ -150,7 +150,7 @@ resource "aws_instance" "this" {
   placement_group                      = contains(local.placement, each.key) ? one([for group in aws_placement_group.this : group.name]) : null
   user_data                            = lookup(var.user_data, each.key, local.last_resort)
   instance_initiated_shutdown_behavior = "terminate"
-  ebs_optimized                        = true
+  ebs_optimized                        = !startswith(each.value.instance_type, "t2.") # which EC2 refuses
 
   metadata_options {
     http_endpoint               = "enabled"

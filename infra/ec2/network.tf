@@ -10,8 +10,12 @@ data "aws_ec2_instance_type_offerings" "this" {
 
 locals {
   # None are asked where the zone is given, and setintersection wants at least one.
-  offering = try(sort(setintersection([for type in data.aws_ec2_instance_type_offerings.this : toset(type.locations)]...)), [])
-  zone     = var.zone != "" ? var.zone : try(local.offering[0], "none")
+  # Local Zones (us-west-2-lax-1a) and Wavelength Zones are among them where an account has opted in.
+  offering = [
+    for zone in try(sort(setintersection([for type in data.aws_ec2_instance_type_offerings.this : toset(type.locations)]...)), []) :
+    zone if can(regex("^${var.region}[a-z]$", zone))
+  ]
+  zone = var.zone != "" ? var.zone : try(local.offering[0], "none")
 }
 
 resource "aws_vpc" "this" {

@@ -35,7 +35,7 @@ resource "aws_security_group" "nodes" {
   }
 }
 
-# The one way in from outside: SSH to the launcher, from one address.
+# The one way in from outside: SSH to the launcher, from one address or a few networks.
 resource "aws_security_group" "ssh" {
   name        = "${var.cluster_id}-ssh"
   description = "SSH to the launcher"
@@ -43,14 +43,14 @@ resource "aws_security_group" "ssh" {
   tags        = { Name = "${var.cluster_id}-ssh" }
 
   dynamic "ingress" {
-    for_each = var.ssh_cidr == "" ? [] : [var.ssh_cidr]
+    for_each = var.ssh_cidr == "" ? [] : [split(",", var.ssh_cidr)]
 
     content {
       description = "Whoever made the cluster"
       from_port   = 22
       to_port     = 22
       protocol    = "tcp"
-      cidr_blocks = [ingress.value]
+      cidr_blocks = ingress.value
     }
   }
 }

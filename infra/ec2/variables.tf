@@ -124,13 +124,13 @@ variable "cidr" {
 }
 
 variable "ssh_cidr" {
-  description = "From where the launcher accepts SSH, such as 203.0.113.7/32. Empty: from nowhere outside."
+  description = "From where the launcher accepts SSH: networks such as 203.0.113.7/32, with commas between them. Empty: from nowhere outside."
   type        = string
   default     = ""
 
   validation {
-    condition     = var.ssh_cidr == "" || can(cidrhost(var.ssh_cidr, 0))
-    error_message = "ssh_cidr: an address with a prefix, such as 203.0.113.7/32."
+    condition     = alltrue([for network in compact(split(",", var.ssh_cidr)) : can(cidrhost(network, 0))])
+    error_message = "ssh_cidr: addresses with a prefix, such as 203.0.113.7/32,198.51.100.0/24."
   }
 }
 

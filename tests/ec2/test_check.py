@@ -24,7 +24,7 @@ def test_credentials_quotas_zones_and_images(world: World) -> None:
     assert "0 in use" in found["quota G and VT"]["text"]
     assert found["quota Standard"]["level"] == "ok"
     assert "quota P" not in found, "no family of ours counts towards it"
-    for family, kind in {"cpu": "t3.xlarge", "g4dn": "g4dn.xlarge", "g4ad": "g4ad.xlarge"}.items():
+    for family, kind in {"cpu": "c7i.xlarge", "g4dn": "g4dn.xlarge", "g4ad": "g4ad.xlarge"}.items():
         row = found[f"EC2 {family}"]
         assert row["level"] == "ok"
         assert f"{kind} in us-east-1a" in row["text"]

@@ -113,6 +113,22 @@ def test_a_zone_without_room_moves_the_whole_cluster(world: World) -> None:
         assert (refused.code, said in refused.err) == (2, True), refused.err
     assert set(world.ec2.machines) == running
 
+    # A machine that was stopped is started again, and a plan that would replace one is no plan.
+    worker = next(node for node in world.record()["nodes"] if node["name"] == "worker-1")
+    api.stop_instances(InstanceIds=[worker["machine"]])
+    again = world.ok("up", "--yes")
+    assert "worker-1 was stopped and is started again" in again.err
+    assert {node["machine"] for node in world.record()["nodes"]} == running
+    module = world.home / "clusters/default/terraform/main.tf"
+    text = module.read_text()
+    module.write_text(re.sub(r"key_name +=.*pair.key_name.*", 'key_name = "other"', text))
+    replaced = world.run("up", "--yes")
+    assert replaced.code == 3
+    assert f'replace aws_instance.this["worker-1"] ({worker["machine"]}' in replaced.err
+    assert "cluster default is unchanged and ready" in replaced.err
+    assert set(world.ec2.machines) == running
+    module.write_text(text)
+
     # More nodes where there is no room: those that run stay, and are as ready as before.
     world.ok("run", "reduce_all.py", "--max-bytes", "8")
     number = world.ok("jobs", "--json").document()["jobs"][-1]["id"]
@@ -212,7 +228,6 @@ def test_a_node_that_never_boots_is_named(world: World) -> None:
 
 def test_killed_in_every_phase_it_goes_on(world: World) -> None:
     """Also with an orphaned terraform: the next `up` names it and waits."""
-    world.on_the_first_day()
     phases = ("bootstrap (after", "mesh (after", "all-reduce (after")
     jobs = world.home / "jobs"
     for word in ("worker-1: starts", "SSH answers", *phases):
@@ -238,7 +253,6 @@ def test_killed_in_every_phase_it_goes_on(world: World) -> None:
 
 
 def test_a_second_ctrl_c_says_what_is_left(world: World) -> None:
-    world.on_the_first_day()
     process = world.start(*CPU)
     world.until(process, "worker-1: starts", 60)
     os.kill(process.pid, signal.SIGINT)
@@ -262,7 +276,6 @@ def test_a_second_ctrl_c_says_what_is_left(world: World) -> None:
 
 
 def test_ctrl_c_lets_terraform_finish_its_step(world: World) -> None:
-    world.on_the_first_day()
     process = world.start(*CPU)
     world.until(process, "worker-1: starts", 60)
     os.kill(process.pid, signal.SIGINT)

@@ -54,7 +54,7 @@ BAD: list[tuple[str, int, str, str]] = [
         "--workers 3 cannot be combined with 2 groups",
         "as --gpu g5:N --cpu t3.large:N",
     ),
-    ("up|--dry-run|--cpu|", 2, "--cpu '' must be NAME", "--cpu t3.xlarge:4"),
+    ("up|--dry-run|--cpu|", 2, "--cpu '' must be NAME", "--cpu c7i.xlarge:4"),
     ("up|--dry-run|--gpu|:2", 2, "--gpu ':2' must be NAME", "--gpu g4dn:4"),
     ("up|--dry-run|--provider|local|--spot", 2, "--spot works only with EC2", "ec2"),
     (

@@ -84,7 +84,7 @@ def test_variables_are_those_of_the_module() -> None:
     assert made["spot"] is False
     assert made["groups"] == [
         {
-            "instance_type": "t3.xlarge",
+            "instance_type": "c7i.xlarge",
             "image": "cpu",
             "count": 1,
             "numbers": [1],
@@ -143,6 +143,44 @@ def test_clusters_have_networks_of_their_own() -> None:
 def test_types_count_towards_their_quota(kind: str, code: str | None) -> None:
     row = catalog.quota(kind)
     assert (row.on_demand if row else None) == code
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "code"),
+    [
+        ("p4d.24xlarge", "P4, P3 and P2", "L-7212CCBC"),
+        ("p5.48xlarge", "P5", "L-C4BD4855"),
+        ("p5en.48xlarge", "P5", "L-C4BD4855"),
+        ("p6-b200.48xlarge", "", ""),
+        ("g5.xlarge", "", "L-3819A6DF"),
+    ],
+)
+def test_spot_instances_have_quotas_of_their_own(kind: str, name: str, code: str) -> None:
+    row = catalog.quota(kind)
+    assert row
+    assert (row.spot_name, row.spot) == (name, code)
+
+
+@pytest.mark.parametrize(
+    ("kind", "percent"),
+    [
+        ("t3.xlarge", 40),
+        ("t3a.large", 30),
+        ("t4g.nano", 5),
+        ("t2.2xlarge", 17),
+        ("c7i.xlarge", None),
+        ("trn1.2xlarge", None),
+    ],
+)
+def test_a_burstable_type_has_a_baseline(kind: str, percent: int | None) -> None:
+    assert catalog.baseline(kind) == percent
+
+
+def test_no_default_worker_is_burstable_or_without_a_price() -> None:
+    """A worker that computes all the time is throttled, or costs more than the table says."""
+    kinds = {family.name: family.instance_type for family in catalog.FAMILIES.values()}
+    assert [catalog.baseline(kind) for kind in kinds.values()] == [None] * len(kinds)
+    assert kinds["cpu"] in catalog.PRICES
 
 
 def test_every_price_says_where_it_is_from() -> None:

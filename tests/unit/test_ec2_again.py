@@ -7,16 +7,18 @@ import os
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from clusterctl.errors import ProviderError
 from clusterctl.model import Charge, CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
-from clusterctl.providers.ec2.api import Api, Instance, InstanceType
+from clusterctl.providers.ec2 import reconcile
+from clusterctl.providers.ec2.api import Api, Image, Instance, InstanceType
 from clusterctl.providers.ec2.provider import Ec2Provider
 from clusterctl.providers.protocol import ProviderPlan
 from clusterctl.state import Home
+from clusterctl.terraform import Diagnostic, Terraform, TerraformError
 from tests.unit.making import node
 
 HOUR, DAY = 3600.0, 86400.0
@@ -27,6 +29,7 @@ class Market(Api):
     """A type costs a dollar an hour, ten times as much on demand. `living` are its machines."""
 
     living: tuple[str, ...] = ()
+    stopped: tuple[str, ...] = ()
 
     def account(self) -> str:
         return "123456789012"
@@ -36,8 +39,8 @@ class Market(Api):
             Instance(
                 id=f"i-{name}",
                 node=name,
-                type="t3.micro" if name == "launcher" else "t3.xlarge",
-                state="running",
+                type="t3.micro" if name == "launcher" else "c7i.xlarge",
+                state="stopped" if name in self.stopped else "running",
                 zone="us-east-1a",
                 address="",
                 private_address="",
@@ -49,6 +52,12 @@ class Market(Api):
 
     def image(self, owner: str, name: str) -> str:
         return "ami-1"
+
+    def images(self, ids: Iterable[str]) -> dict[str, Image]:
+        return {id: Image(id=id, architecture="x86_64", disk=8) for id in ids}
+
+    def may_launch(self, instance_type: str, image: str, *, spot: bool, cluster: str) -> None:
+        """Everything is allowed."""
 
     def quota(self, code: str) -> float:
         return 100.0
@@ -200,3 +209,69 @@ def test_a_budget_lasts_on_demand_also_at_the_second_attempt(provider: Ec2Provid
     assert again.deadline
     assert first.deadline - NOW == pytest.approx(HOUR, abs=120)
     assert again.deadline - NOW == pytest.approx(HOUR, abs=120)
+
+
+def test_a_burstable_type_says_what_it_means(provider: Ec2Provider) -> None:
+    """It is taken only by its name."""
+    burstable = replace(wish(), groups=(NodeGroup(count=1, instance_type="t3.xlarge"),))
+    said = "\n".join(provider.plan(burstable).lines)
+    assert "t3.xlarge is burstable" in said
+    assert "40 % of its speed; c7i.xlarge always runs at full speed" in said
+    assert "burstable" not in "\n".join(provider.plan(wish()).lines), "the launcher is idle"
+
+
+def test_stopped_machines_are_in_the_plan_and_in_the_question(
+    provider: Ec2Provider, market: type[Market]
+) -> None:
+    current = attempted(provider.plan(wish()), "launcher", "worker-1", ago=60)
+    market.living = ("launcher", "worker-1")
+    assert provider.plan(wish(), current).question == ""
+    market.stopped = ("worker-1",)
+    plan = provider.plan(wish(), current)
+    assert "worker-1 was stopped and is started again" in plan.lines
+    assert plan.question.startswith("start 1 machine for up to")
+
+
+THROTTLED = Diagnostic(summary="api error RequestLimitExceeded: Request limit exceeded.")
+GONE = Diagnostic(
+    summary="api error VpcLimitExceeded: The maximum number of VPCs has been reached."
+)
+
+
+class Halting:
+    """A Terraform that makes `steps` more things each time, and then fails with `said`."""
+
+    def __init__(self, *steps: int, said: Diagnostic = THROTTLED) -> None:
+        self.steps = list(steps)
+        self.said = said
+        self.made: dict[str, str] = {}
+
+    def resources(self) -> dict[str, str]:
+        return dict(self.made)
+
+    def apply(self, variables: object, on_event: object, **more: object) -> dict[str, Any]:
+        if not self.steps:
+            return {"nodes": []}
+        self.made |= {f"aws_instance.this[{len(self.made) + n}]": "" for n in range(self.steps[0])}
+        del self.steps[0]
+        raise TerraformError("apply failed", diagnostics=(self.said,))
+
+
+def apply(runner: Halting) -> list[str]:
+    told: list[str] = []
+    variables = {"user_data": {}}
+    reconcile.apply(
+        cast(Terraform, runner), variables, Market("x"), "lab-1", told.append, may_go=()
+    )
+    return told
+
+
+def test_terraform_is_asked_again_while_it_gets_on() -> None:
+    """Many launches at once are throttled: each attempt gets some of them."""
+    told = apply(Halting(5, 4, 2))
+    assert len(told) == 3
+    assert told[0].startswith("AWS is throttling your account (api error RequestLimitExceeded")
+    with pytest.raises(TerraformError):
+        apply(Halting(5, 0, 2))
+    with pytest.raises(TerraformError):
+        apply(Halting(5, said=GONE))

@@ -26,7 +26,7 @@ from clusterctl.model import (
     Role,
 )
 from clusterctl.providers.ec2 import api, cleanup, failures, preflight, ssh_cidr
-from clusterctl.providers.ec2.api import Api, Instance, InstanceType
+from clusterctl.providers.ec2.api import Api, Image, Instance, InstanceType
 from clusterctl.providers.ec2.hostkeys import HostKeys
 from clusterctl.providers.ec2.provider import Ec2Provider
 from tests.unit.making import node
@@ -44,11 +44,17 @@ class Offering(Api):
     def image(self, owner: str, name: str) -> str:
         return "ami-1"
 
+    def images(self, ids: Iterable[str]) -> dict[str, Image]:
+        return {id: Image(id=id, architecture="x86_64", disk=8) for id in ids}
+
+    def may_launch(self, instance_type: str, image: str, *, spot: bool, cluster: str) -> None:
+        """Everything is allowed."""
+
     def quota(self, code: str) -> float:
         return 100.0
 
     def instance_types(self, names: Iterable[str]) -> dict[str, InstanceType]:
-        known = ("t3.micro", "t3.xlarge")
+        known = ("t3.micro", "t3.xlarge", "c7i.xlarge")
         return {name: InstanceType(name=name, vcpus=2) for name in known if name in set(names)}
 
     def zones(self, types: Iterable[str]) -> tuple[str, ...]:
@@ -141,9 +147,9 @@ def test_a_zone_of_another_region_is_a_mistake_of_the_command_line(zones: tuple[
 @pytest.mark.parametrize(
     ("family", "kind", "hint"),
     [
-        ("cpu", "t3.xlarg", "did you mean 't3.xlarge'?"),
-        ("cpu", "g4dn.xlarg", "did you mean 't3.xlarge'?"),
-        ("cpu", "nosuch.large", "check the name, or --region"),
+        ("cpu", "c7i.xlarg", "did you mean 'c7i.xlarge'?"),
+        ("cpu", "g4dn.xlarg", "did you mean 'c7i.xlarge'?"),
+        ("cpu", "quantum.huge", "check the name, or --region"),
         ("", "g4dn.xlarg", "did you mean 'g4dn.xlarge'?"),
         ("g5", "g5.xlarg", "did you mean 'g5.xlarge'?"),
     ],
@@ -385,7 +391,7 @@ UNREADABLE = (
         lambda api: api.quota("L-1216C47A"),
         lambda api: api.price("t3.xlarge"),
         lambda api: api.instances(),
-        lambda api: api.image_exists("ami-1"),
+        lambda api: api.images(["ami-1"]),
         go_on,
     ],
     ids=["account", "quota", "price", "instances", "image", "up"],

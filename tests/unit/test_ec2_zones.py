@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -46,7 +46,7 @@ class Account:
         ]
 
 
-def node(name: str) -> Node:
+def node(name: str, machine: str = "") -> Node:
     return Node(
         name=name,
         role=Role.WORKER,
@@ -56,6 +56,7 @@ def node(name: str) -> Node:
         job_port=22,
         user="ubuntu",
         root="",
+        machine=machine or f"i-{name}",
     )
 
 
@@ -65,24 +66,37 @@ class Runner:
     def __init__(self, room: set[tuple[str, bool]]) -> None:
         self.room = room
         self.tried: list[tuple[str, bool]] = []
+        self.may_go: list[str] = []
+
+    def resources(self) -> dict[str, str]:
+        names = ("launcher", "worker-1", "worker-2")
+        machines = {f'aws_instance.this["{name}"]': f"i-{name}" for name in names}
+        return {"aws_vpc.this": "vpc-1", **machines}
 
     def apply(
-        self, variables: Mapping[str, Any], on_event: Callable[[Any], None], *, parallelism: int
+        self,
+        variables: Mapping[str, Any],
+        on_event: Callable[[Any], None],
+        *,
+        parallelism: int,
+        may_go: Collection[str],
     ) -> dict[str, Any]:
+        self.may_go = sorted(may_go)
         self.tried.append((variables["zone"], variables["spot"]))
         if self.tried[-1] not in self.room:
             raise TerraformError("apply failed", diagnostics=(FULL,))
         return {"nodes": []}
 
 
-def attempts(
+def make_all(
     folder: Path,
     room: set[tuple[str, bool]],
     memory: ProviderState,
     running: Sequence[str] = (),
     nodes: Sequence[str] = (),
+    machines: Mapping[str, str] | None = None,
     **cloud: Any,
-) -> list[tuple[str, bool]]:
+) -> Runner:
     wish = ClusterSpec(
         name="lab",
         provider="ec2",
@@ -94,11 +108,15 @@ def attempts(
         spec=wish,
         phase=Phase.CREATING,
         created=0.0,
-        nodes=tuple(map(node, nodes)),
+        nodes=tuple(node(name, (machines or {}).get(name, "")) for name in nodes),
     )
-    machines = spec.machines(wish, {}, {})
     found = Survey(
-        account="1", machines=machines, types={}, zones=ZONES, amis={}, placement=frozenset()
+        account="1",
+        machines=spec.machines(wish, {}, {}),
+        types={},
+        zones=ZONES,
+        amis={},
+        placement=frozenset(),
     )
     runner = Runner(room)
     order = Order(
@@ -111,7 +129,11 @@ def attempts(
         host_keys=HostKeys(folder),
     )
     make(order, cast(Terraform, runner), lambda line: None)
-    return runner.tried
+    return runner
+
+
+def attempts(*arguments: Any, **more: Any) -> list[tuple[str, bool]]:
+    return make_all(*arguments, **more).tried
 
 
 def test_spot_becomes_on_demand_only_where_that_was_said(tmp_path: Path) -> None:
@@ -153,3 +175,17 @@ def test_another_day_all_zones_are_tried_again(tmp_path: Path) -> None:
     assert kept
     tried = attempts(tmp_path, {("us-east-1a", True)}, kept, spot=True, spot_fallback=True)
     assert tried == [("us-east-1a", True)]
+
+
+def test_terraform_may_remove_what_is_surplus_and_what_never_was_a_node(tmp_path: Path) -> None:
+    """One worker is wanted: the second's removal was agreed to before."""
+    memory = ProviderState(id="lab-1", region="us-east-1")
+    room = {("us-east-1a", False)}
+    both = ("launcher", "worker-1", "worker-2")
+    runner = make_all(tmp_path, room, memory, nodes=both)
+    assert runner.may_go == ['aws_instance.this["worker-2"]']
+    runner = make_all(tmp_path, room, memory, nodes=("launcher",))
+    assert runner.may_go == ['aws_instance.this["worker-1"]', 'aws_instance.this["worker-2"]']
+    memory = ProviderState(id="lab-1", region="us-east-1")
+    runner = make_all(tmp_path, room, memory, nodes=both, machines={"worker-1": "i-before"})
+    assert 'aws_instance.this["worker-1"]' in runner.may_go, "the one on record is gone"

@@ -154,7 +154,7 @@ def test_the_lock_is_lent_and_the_pid_told(tmp_path: Path) -> None:
 
 def test_state_is_read_without_terraform(tmp_path: Path) -> None:
     tool = runner(tmp_path, "")
-    assert tool.resources() == ()
+    assert tool.resources() == {}
     state = {
         "resources": [
             {"mode": "data", "type": "aws_ami", "name": "x", "instances": [{}]},
@@ -163,12 +163,60 @@ def test_state_is_read_without_terraform(tmp_path: Path) -> None:
                 "mode": "managed",
                 "type": "aws_instance",
                 "name": "this",
-                "instances": [{"index_key": "worker-1"}],
+                "instances": [{"index_key": "worker-1", "attributes": {"id": "i-1"}}],
             },
         ]
     }
     (tool.folder / "terraform.tfstate").write_text(json.dumps(state))
-    assert tool.resources() == ("aws_vpc.this", 'aws_instance.this["worker-1"]')
+    assert tool.resources() == {"aws_vpc.this": "", WORKER: "i-1"}
+
+
+WORKER = 'aws_instance.this["worker-1"]'
+
+
+def planning(folder: Path, action: str, address: str = WORKER) -> Terraform:
+    """A Terraform that knows of one machine, and would do that to one thing."""
+    change = {"resource": {"addr": address}, "action": action, "reason": "cannot_update"}
+    line = json.dumps({"type": "planned_change", "change": change})
+    tool = runner(folder, f"print({line!r})")
+    one = {"index_key": "worker-1", "attributes": {"id": "i-1"}}
+    machine = {"mode": "managed", "type": "aws_instance", "name": "this", "instances": [one]}
+    (tool.folder / "terraform.tfstate").write_text(json.dumps({"resources": [machine]}))
+    return tool
+
+
+@pytest.mark.parametrize("action", ["replace", "delete"])
+def test_no_machine_goes_that_nobody_has_agreed_to(action: str, tmp_path: Path) -> None:
+    tool = planning(tmp_path, action)
+    with pytest.raises(terraform.TerraformError, match="nothing was changed") as caught:
+        tool.apply({}, lambda event: None, parallelism=10)
+    assert f"would {action} {WORKER} (i-1: cannot update)" in caught.value.message
+    assert "`clusterctl down lab`" in caught.value.hint
+    [(argv, _)] = calls(tool)
+    assert argv[0] == "plan"
+
+
+@pytest.mark.parametrize(
+    ("action", "address"), [("update", WORKER), ("replace", "aws_vpc.this"), ("noop", WORKER)]
+)
+def test_what_was_planned_is_what_is_applied(action: str, address: str, tmp_path: Path) -> None:
+    """And not what Terraform would plan a moment later."""
+    tool = planning(tmp_path, action, address)
+    tool.apply({}, lambda event: None, parallelism=10)
+    [(plan, _), (apply, _)] = calls(tool)
+    assert (plan[0], apply[0]) == ("plan", "apply")
+    assert f"-out={apply[-1]}" in plan
+    assert f"-var-file={terraform.VARIABLES}" in plan
+    assert not [word for word in apply if word.startswith("-var")], "Terraform refuses it there"
+    assert not (tool.folder / apply[-1]).exists()
+
+
+def test_what_may_go_is_not_asked_about(tmp_path: Path) -> None:
+    """One Terraform less: its provider takes seconds to start."""
+    tool = planning(tmp_path, "replace")
+    tool.apply({}, lambda event: None, parallelism=10, may_go=[WORKER])
+    [(argv, _)] = calls(tool)
+    assert argv[0] == "apply"
 
 
 def test_the_module_is_copied_once(tmp_path: Path) -> None:
@@ -414,7 +462,7 @@ def test_a_terraform_that_was_killed_in_its_first_plan_is_run_again(tmp_path: Pa
     """It leaves an empty state file, which Terraform itself takes for none."""
     tool = runner(tmp_path, "")
     (tool.folder / "terraform.tfstate").touch()
-    assert tool.resources() == ()
+    assert tool.resources() == {}
     tool.apply({}, lambda event: None, parallelism=10)
     tool.destroy(lambda event: None, parallelism=10)
     assert [argv[0] for argv, _ in calls(tool)] == ["apply", "destroy"]

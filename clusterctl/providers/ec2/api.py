@@ -8,13 +8,16 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from clusterctl.errors import ProviderError
 from clusterctl.providers.ec2 import failures
+from clusterctl.providers.ec2.failures import Refused
 
 DEFAULT_REGION = "us-east-1"
 PRICING_REGION = "us-east-1"
@@ -53,6 +56,16 @@ class InstanceType:
     """Whether it may be in a cluster placement group."""
     efa: bool = False
     """Whether it has an Elastic Fabric Adapter."""
+    architectures: tuple[str, ...] = ("x86_64",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """A machine image. `disk`: the size in GiB of its root snapshot, which a disk has to hold."""
+
+    id: str
+    architecture: str
+    disk: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,8 +162,24 @@ class Api:
             return [item for page in pages for item in page.get(key, ())]
 
     def account(self) -> str:
-        """The account that the credentials belong to: the cheapest proof that they work."""
-        client = self._client("sts")
+        """The account that the credentials belong to: the cheapest proof that they work.
+
+        In a region that the account has not enabled, good credentials look like wrong ones: then
+        another region is asked, too.
+        """
+        try:
+            return self._account(self.region)
+        except Refused as refused:
+            if self.region == DEFAULT_REGION or refused.code not in failures.MAYBE_NOT_ENABLED:
+                raise
+            try:
+                self._account(DEFAULT_REGION)
+            except ProviderError:
+                raise refused from None
+            raise failures.not_enabled(self.region) from refused
+
+    def _account(self, region: str) -> str:
+        client = self._client("sts", region)
         with self._asking("checking your AWS credentials"):
             return str(client.get_caller_identity()["Account"])
 
@@ -187,7 +216,11 @@ class Api:
         return tuple(sorted(str(item["InstanceType"]) for item in found))
 
     def zones(self, types: Iterable[str]) -> tuple[str, ...]:
-        """The zones of the region that offer all of these types, by name."""
+        """The zones of the region that offer all of these types, by name.
+
+        Where an account has opted in to Local or Wavelength Zones, they are among the answers;
+        only the names of availability zones are the region's with one letter.
+        """
         wanted = set(types)
         offered: dict[str, set[str]] = {}
         found = self.all(
@@ -199,7 +232,10 @@ class Api:
         with self._asking("describe instance type offerings"):
             for item in found:
                 offered.setdefault(item["Location"], set()).add(item["InstanceType"])
-        return tuple(sorted(zone for zone, has in offered.items() if wanted <= has))
+        usual = re.compile(rf"{re.escape(self.region)}[a-z]")
+        return tuple(
+            sorted(zone for zone, has in offered.items() if wanted <= has and usual.fullmatch(zone))
+        )
 
     def image(self, owner: str, name: str) -> str:
         """The id of the newest available x86-64 image of that owner and name pattern, or ""."""
@@ -216,10 +252,34 @@ class Api:
         newest = max(images, key=lambda image: image.get("CreationDate", ""), default=None)
         return newest["ImageId"] if newest else ""
 
-    def image_exists(self, image: str) -> bool:
+    def images(self, ids: Iterable[str]) -> dict[str, Image]:
+        """Those of the images that there are."""
         # Asked for by ImageIds, one that is unknown would be an error like any other.
-        wanted = [{"Name": "image-id", "Values": [image]}]
-        return bool(self.all("describe_images", "Images", Filters=wanted))
+        wanted = [{"Name": "image-id", "Values": sorted(set(ids))}]
+        found = self.all("describe_images", "Images", Filters=wanted)
+        with self._asking("describe images"):
+            return {item["ImageId"]: _image(item) for item in found}
+
+    def may_launch(self, instance_type: str, image: str, *, spot: bool, cluster: str) -> None:
+        """Asks for the right to launch such a machine, and launches none. Raises ProviderError
+        where AWS says no to whoever asks; what else it says depends on what is not made yet."""
+        tags = [{"Key": "clusterctl:cluster", "Value": cluster}]
+        kinds = ("instance", "volume")
+        market = {"InstanceMarketOptions": {"MarketType": "spot"}} if spot else {}
+        try:
+            self.call(
+                "run_instances",
+                DryRun=True,
+                ImageId=image,
+                InstanceType=instance_type,
+                MinCount=1,
+                MaxCount=1,
+                TagSpecifications=[{"ResourceType": kind, "Tags": tags} for kind in kinds],
+                **market,
+            )
+        except Refused as refused:
+            if failures.about_the_account(refused):
+                raise
 
     def quota(self, code: str) -> float:
         """The value of an EC2 quota, in vCPUs."""
@@ -291,6 +351,21 @@ def _instance_type(item: dict[str, Any]) -> InstanceType:
         gpu_maker=gpus[0].get("Manufacturer", "") if gpus else "",
         clusters="cluster" in item.get("PlacementGroupInfo", {}).get("SupportedStrategies", ()),
         efa=bool(item.get("NetworkInfo", {}).get("EfaSupported")),
+        architectures=tuple(item.get("ProcessorInfo", {}).get("SupportedArchitectures", ())),
+    )
+
+
+def _image(item: dict[str, Any]) -> Image:
+    root = item.get("RootDeviceName", "")
+    disks = [
+        int(disk["Ebs"].get("VolumeSize", 0))
+        for disk in item.get("BlockDeviceMappings", ())
+        if disk.get("DeviceName") == root and "Ebs" in disk
+    ]
+    return Image(
+        id=item["ImageId"],
+        architecture=item.get("Architecture", "x86_64"),
+        disk=max(disks, default=0),
     )
 
 

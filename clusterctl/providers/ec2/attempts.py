@@ -14,7 +14,14 @@ from typing import Any, NamedTuple
 from clusterctl import catalog, keys, terraform
 from clusterctl.errors import ProviderError
 from clusterctl.model import Cluster, ClusterSpec
-from clusterctl.providers.ec2 import cleanup, failures, provider_state, reconcile, userdata
+from clusterctl.providers.ec2 import (
+    cleanup,
+    failures,
+    provider_state,
+    reconcile,
+    report,
+    userdata,
+)
 from clusterctl.providers.ec2 import spec as layout
 from clusterctl.providers.ec2.api import Api, Instance
 from clusterctl.providers.ec2.failures import CapacityError
@@ -63,10 +70,20 @@ def make(order: Order, runner: terraform.Terraform, on_event: OnEvent) -> list[d
     todo = attempts(order.options, order.found.zones, state)
     for attempt, following in zip_longest(todo, todo[1:]):
         state.spot, state.zone = attempt
+        state.unfinished = True
         provider_state.save(order.folder, state)
         variables = _variables(order, running)
         try:
-            made = reconcile.apply(runner, variables, order.api, order.cluster.id, on_event)
+            made = reconcile.apply(
+                runner,
+                variables,
+                order.api,
+                order.cluster.id,
+                on_event,
+                may_go=_may_go(order, runner),
+            )
+            state.unfinished = False
+            provider_state.save(order.folder, state)
             return list(made["nodes"])
         except terraform.TerraformError as error:
             known = _no_capacity(error)
@@ -92,6 +109,18 @@ def make(order: Order, runner: terraform.Terraform, on_event: OnEvent) -> list[d
         )
         running = cleanup.instances(order.api, order.cluster.id)
     raise ProviderError("no zone to try", hint="name some with --zones")
+
+
+def _may_go(order: Order, runner: terraform.Terraform) -> list[str]:
+    """The machines that Terraform may destroy or replace: surplus ones, whose removal was agreed
+    to, and those that never became nodes, on which nothing ever ran."""
+    nodes = {node.machine for node in order.cluster.nodes}
+    wanted = {machine.name for machine in order.found.machines}
+    return [
+        address
+        for address, machine in runner.resources().items()
+        if (name := report.node(address)) and (machine not in nodes or name not in wanted)
+    ]
 
 
 def _no_capacity(error: terraform.TerraformError) -> CapacityError:

@@ -15,6 +15,11 @@ from clusterctl.providers.protocol import OnEvent, Resource, describe, plural
 TAG, NAME_TAG = "clusterctl:cluster", "clusterctl:name"
 LIMIT = 600.0
 """Seconds that removing may take: a terminating GPU instance holds its network for minutes."""
+MANAGED = "GuardDutyManaged"
+"""Tag of what GuardDuty's runtime monitoring puts into a VPC: an endpoint, and a group for it."""
+SETTLE = 10.0
+"""Seconds that AWS may not yet show what was made just before, by its tags:
+https://docs.aws.amazon.com/ec2/latest/devguide/eventual-consistency.html"""
 PAUSE = 2.0
 """Seconds between two searches: instances end slowly, and hold what they use."""
 
@@ -89,6 +94,7 @@ KINDS = (
     ),
     Kind(name="address", field="AllocationId", verb="release"),
     Kind(name="volume"),
+    Kind(name="VPC endpoint", many=True, by_vpc="vpc-id", gone=("deleted",)),
     Kind(name="network interface", by_vpc="vpc-id"),
     Kind(name="launch template"),
     Kind(name="placement group", field="GroupName", gone=("deleted", "deleting")),
@@ -126,17 +132,31 @@ def _find(api: Api, cluster_id: str) -> list[tuple[Kind, dict[str, Any], Resourc
                 if TAG not in tags:
                     tags = vpcs.get(_vpc(item), tags)
                 left = Resource(
-                    kind.name, str(item[kind.id]), tags.get(TAG, ""), tags.get(NAME_TAG, "")
+                    kind.name,
+                    str(item[kind.id]),
+                    tags.get(TAG, ""),
+                    tags.get(NAME_TAG, ""),
+                    managed=MANAGED in _tags(item),
                 )
                 found.setdefault((kind.name, left.id), (kind, item, left))
     return list(found.values())
+
+
+def managed(api: Api, cluster_id: str) -> bool:
+    """Whether AWS has put endpoints of its own into the cluster's network: Terraform does not know
+    of them, and would wait for twenty minutes for its subnet to go."""
+    vpcs = [
+        item["VpcId"] for item in api.all("describe_vpcs", "Vpcs", Filters=[tagged(cluster_id)])
+    ]
+    search = [{"Name": "vpc-id", "Values": vpcs}]
+    return bool(vpcs and api.all("describe_vpc_endpoints", "VpcEndpoints", Filters=search))
 
 
 def _items(api: Api, kind: Kind, search: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for item in api.all(kind.action, kind.key, Filters=[search]):
         for inner in item["Instances"] if kind.key == "Reservations" else (item,):
             state = inner.get("State", inner.get("Status", ""))
-            if (state["Name"] if isinstance(state, dict) else state) not in kind.gone:
+            if (state["Name"] if isinstance(state, dict) else state).lower() not in kind.gone:
                 yield inner
 
 
@@ -166,12 +186,23 @@ def remove(
     tell: OnEvent,
     *,
     keep: Callable[[Resource], bool] = lambda left: False,
+    settle: float = 0.0,
 ) -> None:
-    """Removes until a whole search finds nothing. What `keep` says yes to stays, and what is
-    attached to it. Raises LeftoverError that names what is still there after LIMIT seconds."""
+    """Removes until a whole search finds nothing, for `settle` seconds. What `keep` says yes to
+    stays, and what is attached to it. Raises LeftoverError that names what is still there after
+    LIMIT seconds."""
     told = False
     end = time.monotonic() + LIMIT
-    while items := drop_kept(_find(api, cluster_id), keep):
+    clean = 0.0
+    while True:
+        items = drop_kept(_find(api, cluster_id), keep)
+        if not items:
+            clean = clean or time.monotonic()
+            if time.monotonic() >= clean + settle:
+                return
+            time.sleep(min(PAUSE, settle))
+            continue
+        clean = 0.0
         left = tuple(left for _, _, left in items)
         if not told:
             tell(f"left over: {describe(left, ids=False)}; removing")

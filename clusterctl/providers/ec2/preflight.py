@@ -13,7 +13,7 @@ from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import Cluster, ClusterSpec
 from clusterctl.providers.ec2 import cleanup, update_rules
 from clusterctl.providers.ec2 import spec as layout
-from clusterctl.providers.ec2.api import Api, Instance, InstanceType
+from clusterctl.providers.ec2.api import Api, Image, Instance, InstanceType
 from clusterctl.providers.ec2.spec import Machine
 from clusterctl.providers.shared.nodes import LAUNCHER
 from clusterctl.time_limits import background
@@ -53,14 +53,19 @@ def survey(
     makers = {name: kind.gpu_maker for name, kind in types.items()}
     machines = layout.machines(options, makers, layout.present(present))
     _efa(api, options, types)
+    _architectures(types)
     amis = background(lambda: _amis(api, options, machines))
+    new = [machine for machine in machines if machine.name not in present]
+    rights = background(lambda: _rights(api, options, new, amis.result()))
     _quotas(api, options, machines, types, present, running, tell)
+    found_zones, found_amis = zones.result(), amis.result()
+    rights.result()
     return Survey(
         account=by_account,
         machines=machines,
         types=types,
-        zones=zones.result(),
-        amis=amis.result(),
+        zones=found_zones,
+        amis=found_amis,
         placement=frozenset(name for name, kind in types.items() if kind.clusters),
     )
 
@@ -116,6 +121,36 @@ def _efa(api: Api, options: ClusterSpec, types: Mapping[str, InstanceType]) -> N
     )
 
 
+def _architectures(types: Mapping[str, InstanceType]) -> None:
+    for name, kind in types.items():
+        if "x86_64" not in kind.architectures:
+            raise UsageError(
+                f"{name} has a processor of another architecture ({', '.join(kind.architectures)}):"
+                " clusterctl's machine and container images are for x86_64",
+                hint=f"choose another type, such as {catalog.FAMILIES['cpu'].instance_type}",
+            )
+
+
+def _rights(
+    api: Api, options: ClusterSpec, new: Sequence[Machine], amis: Mapping[str, str]
+) -> None:
+    """Raises ProviderError where AWS would not let us start a machine of one of these kinds."""
+    asked = {}
+    for machine in new:
+        spot = options.cloud.spot and machine.name != LAUNCHER
+        asked[spot, machine.instance_type] = background(
+            partial(
+                api.may_launch,
+                machine.instance_type,
+                amis[machine.image],
+                spot=spot,
+                cluster=options.name,
+            )
+        )
+    for answer in asked.values():
+        answer.result()
+
+
 def _quotas(
     api: Api,
     options: ClusterSpec,
@@ -134,7 +169,13 @@ def _quotas(
         if row is None:
             continue
         spot = options.cloud.spot and machine.name != LAUNCHER
-        name = f"All {row.name} Spot Instance Requests" if spot else _on_demand(row.name)
+        if spot and not row.spot:
+            continue
+        name = (
+            f"All {row.spot_name or row.name} Spot Instance Requests"
+            if spot
+            else _on_demand(row.name)
+        )
         key = (name, row.spot if spot else row.on_demand)
         needed[key] = needed.get(key, 0) + types[machine.instance_type].vcpus
     if not needed:
@@ -197,6 +238,13 @@ def _zones(api: Api, options: ClusterSpec) -> tuple[str, ...]:
             hint="choose another --region or --instance-type",
         )
     wanted = options.cloud.zones or offering
+    local = [zone for zone in wanted if zone.startswith(f"{api.region}-")]
+    if local:
+        raise UsageError(
+            f"--zones {','.join(local)}: a Local or Wavelength Zone, and a cluster needs an"
+            " availability zone",
+            hint=f"zones that offer all of {names}: {', '.join(offering)}",
+        )
     elsewhere = [zone for zone in wanted if not zone.startswith(api.region)]
     if elsewhere:
         raise UsageError(
@@ -215,11 +263,6 @@ def _zones(api: Api, options: ClusterSpec) -> tuple[str, ...]:
 
 def _amis(api: Api, options: ClusterSpec, machines: Sequence[Machine]) -> dict[str, str]:
     kinds = dict.fromkeys(machine.image for machine in machines)
-    if options.cloud.ami and not api.image_exists(options.cloud.ami):
-        raise UsageError(
-            f"no machine image {options.cloud.ami!r} in {api.region}",
-            hint="images have a different id in each region: correct --ami",
-        )
     found: dict[str, str] = {}
     same: dict[catalog.MachineImage, str] = {}
     for kind in kinds:
@@ -234,4 +277,31 @@ def _amis(api: Api, options: ClusterSpec, machines: Sequence[Machine]) -> dict[s
                 f"no machine image {row.name!r} of {row.owner} is in {api.region}",
                 hint="choose another --region, or name one with --ami",
             )
+    known = api.images(found.values())
+    if options.cloud.ami and options.cloud.ami not in known:
+        raise UsageError(
+            f"no machine image {options.cloud.ami!r} in {api.region}",
+            hint="images have a different id in each region: correct --ami",
+        )
+    for machine in machines:
+        _fits(machine, known.get(found[machine.image]))
     return found
+
+
+def _fits(machine: Machine, image: Image | None) -> None:
+    """Raises UsageError for a disk that is smaller than what is copied to it, and for an image of
+    another architecture."""
+    if image is None:
+        return
+    if image.architecture != "x86_64":
+        raise UsageError(
+            f"--ami {image.id}: its architecture is {image.architecture}, and that of"
+            f" {machine.instance_type} is x86_64",
+            hint="choose another image",
+        )
+    if machine.disk < image.disk:
+        raise UsageError(
+            f"the disk of {machine.name}, {machine.disk} GiB, is smaller than the snapshot of image"
+            f" {image.id}: {image.disk} GiB",
+            hint=f"--disk {image.disk} or more",
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,12 +36,14 @@ from clusterctl.providers.ec2 import (
     report,
     ssh_cidr,
     update_rules,
+    userdata,
 )
 from clusterctl.providers.ec2 import spec as layout
 from clusterctl.providers.ec2.api import Api, Instance, default_region
 from clusterctl.providers.ec2.attempts import Order, make
 from clusterctl.providers.ec2.preflight import Survey
 from clusterctl.providers.ec2.provider_state import ProviderState
+from clusterctl.providers.ec2.spec import Machine
 from clusterctl.providers.protocol import (
     Created,
     Features,
@@ -88,6 +90,7 @@ class Ec2Provider:
         runtime=Runtime.DOCKER,
         worker_family="cpu",
         fresh_machines=True,
+        deadline_unit=userdata.UNIT,
         bootstrap_timeout=1800.0,  # it installs Docker and pulls gigabytes
     )
 
@@ -115,7 +118,8 @@ class Ec2Provider:
         found, instances = preflight.survey_cluster(api, options, current, tell)
         present = {item.node: item.type for item in instances}
         update_rules.check_kept(options, current, found.machines, present)
-        names = [machine.name for machine in found.machines if machine.name not in present]
+        stopped = {item.node for item in instances if item.state in reconcile.STOPPED}
+        names = [m.name for m in found.machines if m.name not in present or m.name in stopped]
         now = self._clock()
         spot = options.cloud.spot and not _fell_back(instances)
         quotes = _quotes(api, found, spot, tell)
@@ -147,7 +151,9 @@ class Ec2Provider:
                 f"AWS account {found.account}, {api.region}, zone {found.zones[0]}{others};"
                 f" {binary.name}",
                 *prices.table(found.machines, charges, found.zones[0], deadline - now),
+                *_burstable(found.machines),
                 f"every node shuts down at {clock(deadline)}, even if this machine is off",
+                *(f"{name} was stopped and is started again" for name in sorted(stopped)),
             ),
             spec=options,
             kinds=tuple(dict.fromkeys(machine.image for machine in found.machines))
@@ -181,6 +187,7 @@ class Ec2Provider:
         if known:
             # What was being made when Terraform was stopped may exist without its knowing.
             reconcile.remove_unknown(api, cluster.id, runner, on_event)
+            reconcile.start_stopped(api, cluster.id, on_event)
         host_keys = hostkeys.HostKeys(folder)
         preload()
         order = Order(
@@ -243,6 +250,25 @@ class Ec2Provider:
                 transient=True,
             )
 
+    def allow(self, cluster: Cluster, folder: Path, networks: Sequence[str]) -> tuple[str, ...]:
+        said = ssh_cidr.networks("network", ",".join(networks)) if networks else ""
+        try:
+            wanted = said or f"{ssh_cidr.my_address()}/32"
+        except (OSError, ValueError) as error:
+            raise ProviderError(
+                f"{ssh_cidr.WHO_AM_I} did not return this machine's public address: {error}",
+                hint="give it: clusterctl allow 203.0.113.7/32",
+            ) from error
+        ssh_cidr.change(self._api(cluster, folder), cluster.id, wanted.split(","))
+        if state := provider_state.load(folder):
+            state.ssh_cidr = wanted
+            provider_state.save(folder, state)
+        return tuple(wanted.split(","))
+
+    def shut_out(self, cluster: Cluster, folder: Path) -> str:
+        state = provider_state.load(folder)
+        return ssh_cidr.shut_out(state.ssh_cidr, ssh_cidr.my_address) if state else ""
+
     def regions(self, more: Sequence[str] = ()) -> tuple[str, ...]:
         return tuple(dict.fromkeys((default_region(), *filter(None, more))))
 
@@ -267,8 +293,11 @@ class Ec2Provider:
 
     def destroy(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> None:
         api = self._api(cluster, folder)
-        self._destroy_known(cluster, folder, on_event)
-        cleanup.remove(api, cluster.id, on_event)
+        self._destroy_known(api, cluster, folder, on_event)
+        state = provider_state.load(folder)
+        # An `up` was cut off: what it made last may have no tags yet, and no Terraform knows of it.
+        settle = cleanup.SETTLE if state and state.unfinished else 0.0
+        cleanup.remove(api, cluster.id, on_event, settle=settle)
         on_event(
             f"asked AWS again: nothing tagged {cleanup.TAG}={cluster.id} is left in {api.region}"
         )
@@ -288,12 +317,15 @@ class Ec2Provider:
         update_rules.check_account(cluster, api.account())
         return api
 
-    def _destroy_known(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> None:
+    def _destroy_known(self, api: Api, cluster: Cluster, folder: Path, on_event: OnEvent) -> None:
         """What Terraform knows of, by Terraform. What it leaves is for `cleanup`."""
         try:
             runner = _terraform(folder, cluster.name, on_event)
             resources = runner.resources()
             if not resources:
+                return
+            if cleanup.managed(api, cluster.id):
+                on_event("AWS has endpoints of its own in the cluster's VPC; removing by tag")
                 return
             runner.init()
             runner.destroy(
@@ -344,6 +376,18 @@ def _quotes(api: Api, found: Survey, spot: bool, tell: OnEvent) -> dict[str, pri
         zone=found.zones[0],
         tell=tell,
     )
+
+
+def _burstable(machines: Sequence[Machine]) -> Iterator[str]:
+    """What burstable workers mean: they have `standard` credits, so that none is billed."""
+    usual = catalog.FAMILIES["cpu"].instance_type
+    for kind in dict.fromkeys(m.instance_type for m in machines if m.name != LAUNCHER):
+        baseline = catalog.baseline(kind)
+        if baseline is not None:
+            yield (
+                f"{kind} is burstable: it starts with few CPU credits or none, and without them it"
+                f" runs at {baseline} % of its speed; {usual} always runs at full speed"
+            )
 
 
 def _mode(region: str, spot: bool) -> str:

@@ -10,13 +10,15 @@ from clusterctl.state.home import write_atomic
 
 
 class ProviderState(msgspec.Struct, kw_only=True):
-    """`zone` and `spot` are those of the last attempt, `ssh_cidr` is from where SSH is open."""
+    """`zone` and `spot` are those of the last attempt, `ssh_cidr` is from where SSH is open;
+    `unfinished`: an attempt has begun, and nobody has seen its end."""
 
     id: str
     region: str
     zone: str = ""
     ssh_cidr: str = ""
     spot: bool = False
+    unfinished: bool = False
 
 
 def load(folder: Path) -> ProviderState | None:

@@ -5,15 +5,22 @@ It is made where Terraform is stopped in the middle of a call, and where AWS's a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection
 from typing import Any
 
 from clusterctl import terraform
+from clusterctl.errors import ProviderError
+from clusterctl.node_results import ranges
 from clusterctl.providers.ec2 import cleanup, failures, report
 from clusterctl.providers.ec2 import spec as layout
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.failures import CapacityError
 from clusterctl.providers.protocol import OnEvent, Resource
+
+START_LIMIT = 300.0
+"""Seconds that stopping and starting again may take."""
+STOPPED = ("stopping", "stopped")
 
 _NAMED_BY_US = {"key pair": "aws_key_pair", "placement group": "aws_placement_group"}
 """Their names are the cluster's id, which is all over the state: their type tells."""
@@ -25,8 +32,11 @@ def apply(
     api: Api,
     cluster_id: str,
     on_event: OnEvent,
+    may_go: Collection[str],
 ) -> dict[str, Any]:
-    """Terraform's outputs; once more without what it failed over because it is there already.
+    """Terraform's outputs. Asks again where AWS was too busy for a part, as long as each attempt
+    makes something; and once without what it failed over because it is there already.
+    `may_go`: the addresses of the machines that may be destroyed or replaced.
 
     Raises TerraformError, and LeftoverError as `remove_unknown` does.
     """
@@ -36,17 +46,60 @@ def apply(
             variables,
             report.reporter(on_event),
             parallelism=layout.parallelism(len(variables["user_data"])),
+            may_go=may_go,
         )
 
-    try:
-        return once()
-    except terraform.TerraformError as error:
-        said = [item.text for item in error.diagnostics]
-        if isinstance(failures.from_terraform(said), CapacityError) or not failures.repeated(said):
-            raise
-        on_event("AWS already has resources that Terraform does not know: creating them again")
-    remove_unknown(api, cluster_id, runner, on_event)
-    return once()
+    known, tidied = len(runner.resources()), False
+    while True:
+        try:
+            return once()
+        except terraform.TerraformError as error:
+            said = [item.text for item in error.diagnostics]
+            before, known = known, len(runner.resources())
+            if isinstance(failures.from_terraform(said), CapacityError):
+                raise
+            if failures.passing(said) and known > before:
+                on_event(f"{failures.from_terraform(said)}: continuing")
+            elif failures.repeated(said) and not tidied:
+                on_event(
+                    "AWS already has resources that Terraform does not know: creating them again"
+                )
+                remove_unknown(api, cluster_id, runner, on_event)
+                tidied = True
+            else:
+                raise
+
+
+def start_stopped(api: Api, cluster_id: str, tell: OnEvent) -> None:
+    """Starts machines again that were stopped, in the console or by EC2. Terraform would replace
+    them: a stopped one has no public address, and that cannot be given to it. Raises ProviderError
+    naming those that do not start."""
+    end = time.monotonic() + START_LIMIT
+    asked: dict[str, str] = {}
+    while True:
+        found = cleanup.instances(api, cluster_id)
+        down = [item for item in found if item.state in STOPPED]
+        if not down and not any(item.id in asked and item.state == "pending" for item in found):
+            return
+        if time.monotonic() > end:
+            names = ranges(sorted(item.node or item.id for item in down))
+            raise ProviderError(
+                f"{names} was stopped and does not start again within {START_LIMIT:g} s",
+                hint="look at it in the EC2 console, and run the same command again",
+            )
+        fresh = [item for item in down if item.state == "stopped" and item.id not in asked]
+        if fresh:
+            names = ranges(sorted(item.node or item.id for item in fresh))
+            tell(f"{names}: stopped; starting again")
+            try:
+                api.call("start_instances", InstanceIds=[item.id for item in fresh])
+            except ProviderError as error:
+                raise ProviderError(
+                    f"{names} was stopped and cannot be started again: {error.message}",
+                    hint=f"{error.hint}; no machine was replaced",
+                ) from error
+            asked |= {item.id: item.node for item in fresh}
+        time.sleep(cleanup.PAUSE)
 
 
 def remove_unknown(
@@ -64,9 +117,10 @@ def remove_unknown(
 
 
 def known_to(runner: terraform.Terraform) -> Callable[[Resource], bool]:
-    """Whether Terraform's state speaks of a thing."""
+    """Whether Terraform's state speaks of a thing, or AWS has put it there on its own."""
     state = runner.state
     types = {address.partition(".")[0] for address in runner.resources()}
     return lambda left: (
-        _NAMED_BY_US[left.kind] in types if left.kind in _NAMED_BY_US else left.id in state
+        left.managed
+        or (_NAMED_BY_US[left.kind] in types if left.kind in _NAMED_BY_US else left.id in state)
     )

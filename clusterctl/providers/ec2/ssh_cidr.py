@@ -1,17 +1,26 @@
-"""From where the launcher accepts SSH: what was said, else this machine's public address alone."""
+"""From where the launcher accepts SSH: what was said, else this machine's public address alone.
+
+Rules are for IPv4: the VPC has no IPv6 addresses, so that nobody could come from one.
+"""
 
 from __future__ import annotations
 
 import urllib.request
-from collections.abc import Callable
-from ipaddress import IPv4Address, IPv4Network
+from collections.abc import Callable, Sequence
+from ipaddress import IPv4Address, IPv4Network, IPv6Network
+from typing import Any
 
-from clusterctl.errors import UsageError
+from clusterctl.errors import ProviderError, UsageError
+from clusterctl.providers.ec2 import cleanup
+from clusterctl.providers.ec2.api import Api
 
 WHO_AM_I = "https://checkip.amazonaws.com"
 ANYBODY = "0.0.0.0/0"
 LIMIT = 3.0
 """Seconds that asking for our address may take."""
+
+DESCRIPTION = "Whoever made the cluster"
+"""Of the rules, as infra/ec2 has it."""
 
 
 def network(option: str, text: str) -> str:
@@ -20,9 +29,18 @@ def network(option: str, text: str) -> str:
     try:
         return str(IPv4Network(text, strict=False))
     except ValueError as error:
-        raise UsageError(
-            f"{option} {text!r} is not a network: {error}", hint="for example 203.0.113.7/32"
-        ) from error
+        try:
+            IPv6Network(text, strict=False)
+        except ValueError:
+            why = f"is not a network: {error}"
+        else:
+            why = "is not a network of IPv4, and clusters on EC2 have no IPv6 addresses"
+        raise UsageError(f"{option} {text!r} {why}", hint="for example 203.0.113.7/32") from error
+
+
+def networks(option: str, text: str) -> str:
+    """As `network`, for several with commas between them."""
+    return ",".join(dict.fromkeys(network(option, one.strip()) for one in text.split(",")))
 
 
 def my_address() -> str:
@@ -35,8 +53,8 @@ def resolve(said: str, before: str, ask: Callable[[], str], tell: Callable[[str]
     """`said` with --ssh-cidr, else what `ask` answers, else what it was `before`: "" for nothing.
     Raises UsageError where nobody knows."""
     if said:
-        wanted = network("--ssh-cidr", said)
-        if wanted == ANYBODY:
+        wanted = networks("--ssh-cidr", said)
+        if ANYBODY in wanted.split(","):
             tell(
                 f"the launcher's SSH is open to the whole internet ({ANYBODY}); it takes keys only"
             )
@@ -51,3 +69,47 @@ def resolve(said: str, before: str, ask: Callable[[], str], tell: Callable[[str]
             f"{WHO_AM_I} did not return this machine's public address: {error}",
             hint="give it: --ssh-cidr 203.0.113.7/32",
         ) from error
+
+
+def shut_out(allowed: str, ask: Callable[[], str]) -> str:
+    """Why this machine is not let in; "" where it is, or where that is not known."""
+    try:
+        address = ask()
+    except (OSError, ValueError):
+        return ""
+    if any(IPv4Address(address) in IPv4Network(one) for one in allowed.split(",") if one):
+        return ""
+    return f"this machine's address is now {address}, and SSH is open to {allowed or 'nobody'}"
+
+
+def change(api: Api, cluster_id: str, wanted: Sequence[str]) -> None:
+    """Lets SSH in from these networks, then from no others. Raises ProviderError."""
+    found = api.all(
+        "describe_security_groups", "SecurityGroups", Filters=[cleanup.tagged(cluster_id)]
+    )
+    group = next((item for item in found if item["GroupName"] == f"{cluster_id}-ssh"), None)
+    if group is None:
+        raise ProviderError(
+            f"the security group {cluster_id}-ssh is gone", hint="`clusterctl up` makes it again"
+        )
+    present = {
+        item["CidrIp"]
+        for rule in group["IpPermissions"]
+        if rule.get("FromPort") == 22
+        for item in rule["IpRanges"]
+    }
+    for action, networks in (
+        ("authorize_security_group_ingress", [one for one in wanted if one not in present]),
+        ("revoke_security_group_ingress", sorted(present.difference(wanted))),
+    ):
+        if networks:
+            api.call(action, GroupId=group["GroupId"], IpPermissions=[_rule(networks)])
+
+
+def _rule(networks: Sequence[str]) -> dict[str, Any]:
+    return {
+        "IpProtocol": "tcp",
+        "FromPort": 22,
+        "ToPort": 22,
+        "IpRanges": [{"CidrIp": one, "Description": DESCRIPTION} for one in networks],
+    }

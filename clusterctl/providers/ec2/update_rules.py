@@ -43,7 +43,7 @@ def resolve(spec: ClusterSpec, current: Cluster | None) -> ClusterSpec:
             " name",
         )
     if spec.cloud.ssh_cidr:
-        ssh_cidr.network("--ssh-cidr", spec.cloud.ssh_cidr)
+        ssh_cidr.networks("--ssh-cidr", spec.cloud.ssh_cidr)
     return replace(spec, cloud=replace(spec.cloud, region=region))
 
 

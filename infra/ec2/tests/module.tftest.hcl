@@ -9,7 +9,7 @@ mock_provider "aws" {
   }
 
   mock_data "aws_ec2_instance_type_offerings" {
-    defaults = { locations = ["us-east-1b", "us-east-1a"] }
+    defaults = { locations = ["us-east-1b", "us-east-1-bos-1a", "us-east-1a"] }
   }
 }
 
@@ -47,8 +47,8 @@ run "defaults" {
   }
 
   assert {
-    condition     = aws_instance.this["launcher"].instance_type == "t3.micro" && aws_instance.this["worker-2"].instance_type == "t3.xlarge"
-    error_message = "The default types are t3.micro and t3.xlarge."
+    condition     = aws_instance.this["launcher"].instance_type == "t3.micro" && aws_instance.this["worker-2"].instance_type == "c7i.xlarge"
+    error_message = "The default types are t3.micro and c7i.xlarge."
   }
 
   assert {
@@ -69,18 +69,13 @@ run "defaults" {
   }
 
   assert {
-    condition     = alltrue([for name, node in aws_instance.this : name == "launcher" ? length(node.credit_specification) == 0 : one(node.credit_specification).cpu_credits == "standard"])
-    error_message = "Burstable workers do not run up a bill for surplus CPU credits."
-  }
-
-  assert {
     condition     = alltrue([for node in aws_instance.this : strcontains(node.user_data, "+480")])
     error_message = "Nodes end themselves after eight hours."
   }
 
   assert {
-    condition     = length(aws_placement_group.this) == 0
-    error_message = "Burstable types may not be in a cluster placement group."
+    condition     = alltrue([for node in aws_instance.this : length(node.credit_specification) == 0 && node.ebs_optimized])
+    error_message = "Workers are not burstable by default."
   }
 
   assert {
@@ -91,6 +86,35 @@ run "defaults" {
   assert {
     condition     = length(aws_key_pair.this) == 0
     error_message = "There is no key to upload."
+  }
+}
+
+run "burstable" {
+  command = plan
+
+  variables {
+    groups   = [{ instance_type = "t3.xlarge", count = 1 }, { instance_type = "t2.large", count = 1 }]
+    ssh_cidr = "203.0.113.7/32,198.51.100.0/24"
+  }
+
+  assert {
+    condition     = alltrue([for name, node in aws_instance.this : name == "launcher" ? length(node.credit_specification) == 0 : one(node.credit_specification).cpu_credits == "standard"])
+    error_message = "Burstable workers do not run up a bill for surplus CPU credits."
+  }
+
+  assert {
+    condition     = length(aws_placement_group.this) == 0
+    error_message = "Burstable types may not be in a cluster placement group."
+  }
+
+  assert {
+    condition     = aws_instance.this["worker-1"].ebs_optimized && !aws_instance.this["worker-2"].ebs_optimized
+    error_message = "EC2 starts no t2 with EBS optimisation."
+  }
+
+  assert {
+    condition     = toset(one(aws_security_group.ssh.ingress).cidr_blocks) == toset(["203.0.113.7/32", "198.51.100.0/24"])
+    error_message = "Several networks are let in by one rule."
   }
 }
 

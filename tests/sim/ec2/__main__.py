@@ -47,6 +47,10 @@ class Control:
     def do_fault(self, **fault: Any) -> None:
         if fault["kind"] == "quota":
             self._layer.world.quotas[fault["code"]] = fault["value"]
+        elif fault["kind"] == "late":
+            self._layer.late = fault["seconds"]
+        elif fault["kind"] == "slow_end":
+            self._layer.world.slow_end = fault["seconds"]
         elif fault["kind"] == "price":
             self._layer.world.prices[fault["instance_type"]] = fault["value"]
         else:
@@ -55,7 +59,12 @@ class Control:
     def do_clear(self) -> None:
         self._layer.faults.clear()
         self._layer.world.quotas.clear()
+        self._layer.world.slow_end = 0.0
+        self._layer.late = 0.0
         self._layer.world.prices.clear()
+
+    def do_policy(self, document: dict[str, Any] | None) -> None:
+        self._layer.policy = document
 
     def do_calls(self) -> object:
         return self._layer.calls
@@ -85,9 +94,12 @@ class Control:
             for region in regions.values():
                 region.reset()
         world = self._layer.world
-        for table in (world.placement_groups, world.spot_requests, world.launched):
+        tables = (world.placement_groups, world.spot_requests, world.launched, world.ending)
+        for table in tables:
             table.clear()
         self._layer.calls.clear()
+        self._layer.buckets.clear()
+        self._layer.births.clear()
 
 
 def main() -> int:

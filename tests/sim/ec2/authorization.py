@@ -49,6 +49,7 @@ KINDS = {
     "subnet": "subnet",
     "vol": "volume",
     "vpc": "vpc",
+    "vpce": "vpc-endpoint",
 }
 """Beginnings of ids, as ARNs call what they name."""
 

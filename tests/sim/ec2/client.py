@@ -12,14 +12,12 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from tests.conftest import find
 from tests.sim import internet
 from tests.sim.ec2.full import dockerfile
-from tests.sim.ec2.provider import PLACE, StayingProvider, programs
+from tests.sim.ec2.server import ADMINISTRATOR
 from tests.sim.engine import cache, home
 
 if TYPE_CHECKING:
@@ -28,6 +26,7 @@ if TYPE_CHECKING:
     from tests.sim.internet import Internet
 
 CHECKOUT = Path(__file__).parents[3]
+_PROVIDER = Path("registry.terraform.io/hashicorp/aws")
 
 
 @dataclass(frozen=True)
@@ -52,8 +51,6 @@ class Machine:
 
 class Ec2:
     """A simulated EC2. `env` is all that a program needs to find it."""
-
-    _provider: StayingProvider | None = None
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -96,20 +93,7 @@ class Ec2:
         """As the kernel does it where memory is short."""
         self._process.kill()
 
-    @cached_property
-    def quick_env(self) -> dict[str, str]:
-        """`env`, and a Terraform whose provider stays: for one command after the other."""
-        mirror = provider_mirror()
-        terraform = find("terraform") or find("tofu")
-        found = programs(mirror) if mirror else []
-        if not (terraform and found):
-            return self.env
-        self._provider = StayingProvider(terraform, found[-1], self._folder, self.env)
-        return self._provider.env
-
     def close(self) -> None:
-        if self._provider:
-            self._provider.close()
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -131,7 +115,7 @@ class Ec2:
             raise RuntimeError(f"{verb}: {failed.read().decode()}") from None
 
     def client(self, service: str, region: str = "us-east-1") -> Any:
-        """A boto3 client of it."""
+        """A boto3 client of it, who may do anything."""
         import boto3
         from botocore.config import Config
 
@@ -139,7 +123,7 @@ class Ec2:
             cast(Any, service),
             region_name=region,
             endpoint_url=self._base,
-            aws_access_key_id=self.env["AWS_ACCESS_KEY_ID"],
+            aws_access_key_id=ADMINISTRATOR,
             aws_secret_access_key=self.env["AWS_SECRET_ACCESS_KEY"],
             config=Config(retries={"total_max_attempts": 1}, proxies={}),
         )
@@ -179,6 +163,10 @@ class Ec2:
             if time.monotonic() > until:
                 raise TimeoutError(f"{machines} {self.failures} {self.log()}")
             time.sleep(0.05)
+
+    def policy(self, document: dict[str, Any] | None) -> None:
+        """All that whoever uses `env` may do from now on; None: anything."""
+        self._ask("policy", document=document)
 
     @property
     def calls(self) -> list[dict[str, Any]]:
@@ -237,10 +225,7 @@ def terraform_environment(folder: Path) -> dict[str, str]:
         "TF_CLI_CONFIG_FILE": str(configuration),
         "TF_PLUGIN_CACHE_DIR": str(plugins),
         "CHECKPOINT_DISABLE": "1",
-        # A quarter less processor time, for more memory.
-        "GOGC": "off",
-        "GOMEMLIMIT": "1GiB",
-        "GOMAXPROCS": "1",
+        "GOGC": "400",  # a sixth less processor time for 50 MB more of memory
     }
 
 
@@ -255,12 +240,12 @@ def provider_mirror() -> Path | None:
         Path("/usr/share/terraform/plugins"),
     ]
     for place in usual:
-        if place and any((place / PLACE).glob("*/*")):
+        if place and any((place / _PROVIDER).glob("*/*")):
             return place
     # Not `find /`: three levels below the folders where software is put take no time.
     for top in ("/opt", "/srv", "/usr/local", "/var/lib", "/usr/share", "/usr/lib", "/var/cache"):
         for depth in ("", "*/", "*/*/"):
-            for found in sorted(Path(top).glob(f"{depth}{PLACE}")):
+            for found in sorted(Path(top).glob(f"{depth}{_PROVIDER}")):
                 if any(found.glob("*/*")):
                     return found.parents[2]
     return None

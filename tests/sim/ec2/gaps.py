@@ -14,13 +14,14 @@ import json
 import random
 import subprocess
 import threading
+import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from tests.sim.ec2 import market, wire
+from tests.sim.ec2 import images, market, wire
 from tests.sim.ec2.wire import Answer, ApiError, Request
 
 ACCOUNT = "123456789012"
@@ -65,6 +66,17 @@ class World:
         self.launched: dict[str, Any] = {}  # client token → reservation
         self.quotas: dict[str, float] = {}
         self.prices: dict[str, float | None] = {}
+        self.slow_end = 0.0
+        """Seconds that an instance takes to end, with its interface in its network."""
+        self.ending: dict[str, tuple[float, set[str]]] = {}
+        """Instance → when it is gone, and what it holds until then."""
+
+    def end(self, instances: Iterable[Any]) -> None:
+        """Those whose time has come are terminated."""
+        for one in instances:
+            if one.id in self.ending and self.ending[one.id][0] <= time.monotonic():
+                del self.ending[one.id]
+                one._state.name, one._state.code = "terminated", 48
 
     def owners(self, ids: list[str]) -> list[PlacementGroup | SpotRequest]:
         """Those of these ids that are ours."""
@@ -232,6 +244,7 @@ def _modify_instance(world: World, request: Request) -> Answer | None:
 def _run_instances(world: World, request: Request) -> Answer | None:
     """Refuses what EC2 refuses; moto does the rest."""
     kind = request.parameters.get("InstanceType", "")
+    _fits_image(request, kind)
     if len(base64.b64decode(request.parameters.get("UserData", ""))) > 16384:
         raise ApiError("InvalidParameterValue", "User data is limited to 16384 bytes")
     name = request.parameters.get("Placement.GroupName")
@@ -244,6 +257,42 @@ def _run_instances(world: World, request: Request) -> Answer | None:
             raise ApiError("InvalidParameterCombination", message)
     _keep_to_quota(world, request, kind)
     return None
+
+
+def _fits_image(request: Request, kind: str) -> None:
+    """Sources of the texts: tests/unit/aws_errors.toml."""
+    from moto.ec2.models.instance_types import INSTANCE_TYPES
+
+    image = backend(request.region).amis.get(request.parameters.get("ImageId", ""))
+    if image is None:
+        return
+    row = INSTANCE_TYPES.get(kind, {})
+    processors = row.get("ProcessorInfo", {}).get("SupportedArchitectures", [image.architecture])
+    if image.architecture not in processors:
+        raise ApiError(
+            "InvalidParameterValue",
+            f"The architecture '{processors[0]}' of the specified instance type does not match the"
+            f" architecture '{image.architecture}' of the specified AMI. Specify an instance type"
+            " and an AMI that have matching architectures, and try again. You can use"
+            " 'describe-instance-types' or 'describe-images' to discover the architecture of the"
+            " instance type or AMI.",
+        )
+    optimized = request.parameters.get("EbsOptimized") == "true"
+    if optimized and row.get("EbsInfo", {}).get("EbsOptimizedSupport") == "unsupported":
+        raise ApiError(
+            "Unsupported",
+            "EBS-optimized instances are not supported for your requested configuration. Please"
+            " check the documentation for supported configurations.",
+        )
+    least = images.snapshot(image.name)
+    for disk in request.structured("BlockDeviceMapping"):
+        size = int(disk.get("Ebs.VolumeSize", least))
+        if disk.get("DeviceName") == image.root_device_name and size < least:
+            raise ApiError(
+                "InvalidBlockDeviceMapping",
+                f"Volume of size {size}GB is smaller than snapshot 'snap-{image.id[4:]}',"
+                f" expect size >= {least}GB",
+            )
 
 
 def _keep_to_quota(world: World, request: Request, kind: str) -> None:
@@ -280,7 +329,44 @@ def _associate_route_table(world: World, request: Request) -> None:
             )
 
 
+def _refuse_while_used(world: World, request: Request) -> None:
+    """What an interface is in cannot go. Source: terraform-provider-aws issues 43124 and 46747;
+    EC2 API Reference, error code DependencyViolation."""
+    form = request.parameters
+    ids = {str(form.get(key, "")) for key in ("GroupId", "SubnetId", "VpcId")} - {""}
+    held: set[str] = set()
+    for end in backend(request.region).vpc_end_points.values():
+        if end.state != "deleted":
+            held |= {end.vpc_id, *end.subnet_ids, *end.security_group_ids}
+    now = time.monotonic()
+    for until, things in world.ending.values():
+        held |= things if until > now else set()
+    for id in sorted(ids & held):
+        kind = {"s": "resource", "v": "vpc"}[id[0]]
+        name = f"The {kind} '{id}'" if kind == "vpc" else f"resource {id}"
+        raise ApiError("DependencyViolation", f"{name} has dependencies and cannot be deleted.")
+
+
+def _describe_endpoints(world: World, request: Request) -> Answer | None:
+    """moto does not know the filter that finds those of a network."""
+    filters = request.filters()
+    members = []
+    for one in backend(request.region).vpc_end_points.values():
+        tags = {tag["key"]: tag["value"] for tag in one.get_tags()}
+        by_vpc = one.vpc_id in filters.get("vpc-id", [one.vpc_id])
+        rest = [(key, values) for key, values in filters.items() if key != "vpc-id"]
+        if by_vpc and all(_tag_matches(tags, key, values) for key, values in rest):
+            texts = (wire.tag("vpcEndpointId", one.id), wire.tag("vpcId", one.vpc_id))
+            members.append("".join(texts) + wire.tag("state", one.state) + wire.tag_set(tags))
+    return wire.xml("DescribeVpcEndpoints", wire.items("vpcEndpointSet", members))
+
+
 ACTIONS: dict[str, Action] = {
+    "DeleteSecurityGroup": _refuse_while_used,
+    "DeleteSubnet": _refuse_while_used,
+    "DeleteVpc": _refuse_while_used,
+    "DetachInternetGateway": _refuse_while_used,
+    "DescribeVpcEndpoints": _describe_endpoints,
     "AssociateRouteTable": _associate_route_table,
     "CreatePlacementGroup": _create_placement_group,
     "DescribePlacementGroups": _describe_placement_groups,
@@ -354,6 +440,20 @@ def _in_use() -> set[str | None]:
     return {eni.public_ip for region in regions() for eni in list(backend(region).enis.values())}
 
 
+LOCAL_ZONE = "us-east-1-bos-1a"
+"""The account has opted in to it, so that offerings name it, too. Source: EC2 User Guide,
+"AWS Local Zones": opting in adds them to a region's zones, with names like us-west-2-lax-1a."""
+
+_LOCAL_TYPES = ("t3.micro", "t3.xlarge", "c7i.xlarge", "g4dn.xlarge")
+
+
+def _add_local_zone() -> None:
+    from moto.ec2.models import instance_types as types
+
+    rows = types.INSTANCE_TYPE_OFFERINGS["availability-zone"]["us-east-1"]
+    rows.extend({"InstanceType": kind, "Location": LOCAL_ZONE} for kind in _LOCAL_TYPES)
+
+
 _G4AD = {"xlarge": (4, 16), "2xlarge": (8, 32), "4xlarge": (16, 64)}
 """Size → vCPUs and GiB, with one GPU each."""
 
@@ -383,9 +483,13 @@ def _add_types() -> None:
 def install(world: World) -> None:
     """Amends moto's models. Once in a process, before the first request."""
     _add_types()
+    _add_local_zone()
+    from moto.core.serialize import return_if_not_empty
     from moto.ec2.models import elastic_ip_addresses, elastic_network_interfaces
+    from moto.ec2.models.amis import Ami
     from moto.ec2.models.instances import Instance, InstanceBackend
     from moto.ec2.models.launch_templates import LaunchTemplate
+    from moto.ec2.responses._base_response import EC2BaseResponse
 
     addresses = public_addresses()
     lock = threading.Lock()
@@ -429,11 +533,32 @@ def install(world: World) -> None:
 
     def terminate_once(self: Any) -> Any:
         """Its interface is gone after the first time, and moto stumbles over that."""
-        if self.state == "terminated":
+        if self.state in ("terminated", "shutting-down"):
             return copy.copy(self.instance_state)
-        return terminate(self)
+        held = {group.id for group in self.security_groups} | {self.subnet_id, self.vpc_id}
+        before = terminate(self)
+        if world.slow_end:
+            world.ending[self.id] = (time.monotonic() + world.slow_end, held)
+            self._state.name, self._state.code = "shutting-down", 32
+        return before
 
     Instance.terminate = terminate_once  # type: ignore[method-assign]
+    # moto says that a stopped instance has an association without an address: the provider takes
+    # that for a public address.
+    shown = EC2BaseResponse.RESPONSE_KEY_PATH_TO_TRANSFORMER
+    shown["InstanceNetworkInterface.Association"] = return_if_not_empty
+    mappings = Ami.block_device_mappings.fget
+    assert mappings
+
+    def block_device_mappings(self: Any) -> list[dict[str, Any]]:
+        """moto's are all of one size."""
+        found: list[dict[str, Any]] = mappings(self)
+        for disk in found:
+            if "Ebs" in disk:
+                disk["Ebs"]["VolumeSize"] = images.snapshot(self.name)
+        return found
+
+    Ami.block_device_mappings = property(block_device_mappings)  # type: ignore[assignment]
 
 
 def _amend(world: World, request: Request, instance: Any) -> None:

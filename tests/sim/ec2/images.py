@@ -14,7 +14,10 @@ NVIDIA = "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 22.04)"
 NVIDIA_24 = "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04)"
 AMAZON_LINUX = "al2023-ami-2023.9.20260512.0-kernel-6.1-x86_64"
 
+UBUNTU_ARM = "ubuntu/images/hvm-ssd/ubuntu-jammy-22.04-arm64-server"
+
 ROWS = (
+    (CANONICAL, f"{UBUNTU_ARM}-20260511", "2026-05-11", "ami-0a0000000000e2201"),
     (CANONICAL, f"{UBUNTU}-20250305", "2025-03-05", "ami-0a0000000000c2201"),
     (CANONICAL, f"{UBUNTU}-20260511", "2026-05-11", "ami-0a0000000000c2202"),
     (CANONICAL, f"{UBUNTU_24}-20260513", "2026-05-13", "ami-0a0000000000c2401"),
@@ -36,7 +39,7 @@ def write(path: Path) -> None:
             "owner_id": owner,
             "public": True,
             "virtualization_type": "hvm",
-            "architecture": "x86_64",
+            "architecture": "arm64" if "arm64" in name else "x86_64",
             "state": "available",
             "creation_date": f"{date}T00:00:00.000Z",
             "platform": None,
@@ -49,6 +52,12 @@ def write(path: Path) -> None:
         for owner, name, date, ami in ROWS
     ]
     path.write_text(json.dumps(images))
+
+
+def snapshot(name: str | None) -> int:
+    """GiB of the root disk of the image of this name. Source: the block device mappings that
+    DescribeImages has for Canonical's images and for AWS's Deep Learning Base images."""
+    return 75 if "Deep Learning" in (name or "") else 8
 
 
 def has_docker(name: str | None) -> bool:

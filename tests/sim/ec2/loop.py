@@ -6,6 +6,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from tests.sim.ec2.forward import forward
 from tests.sim.ec2.full import control_groups, sweep
 from tests.sim.ec2.light import LightHost
 from tests.sim.ec2.machines import Machine, Order
-from tests.sim.ec2.network import Vpc, subnet_of
+from tests.sim.ec2.network import Vpc, configure, subnet_of
 
 _ALIVE = ("pending", "running")
 
@@ -50,13 +51,18 @@ class Loop:
             self._groups = control_groups()
 
     def turn(self) -> None:
-        alive = {one.id: one for one in instances() if one.state in _ALIVE}
+        found = instances()
+        alive = {one.id: one for one in found if one.state in _ALIVE}
+        stopped = {one.id for one in found if one.state == "stopped"}
         for id in [one for one in self._machines if one not in alive]:
-            self._remove(id)
+            # Its disk has to last, and light hosts have theirs in memory: it loses its cable.
+            self._unplug(id) if id in stopped else self._remove(id)
         for instance in alive.values():
             if instance.id not in self._machines and self._may_boot(instance):
                 self._start(instance)
         for id, machine in list(self._machines.items()):
+            if id not in alive:
+                continue
             if id not in self._plugged and machine.pid:
                 self._plug(alive[id], machine)
             if how := machine.ended():
@@ -120,6 +126,8 @@ class Loop:
 
     def _plug(self, instance: Any, machine: Machine) -> None:
         vpc = self._vpc(instance.vpc_id)
+        again = machine.order.public != instance.public_ip_address
+        machine.order = replace(machine.order, public=instance.public_ip_address)
         self._ports += 1
         port = f"m{self._ports}"
         assert machine.pid
@@ -131,6 +139,8 @@ class Loop:
                 return
             raise failed
         self._plugged[instance.id] = (vpc, port)
+        if again:
+            configure(machine.pid, private, machine.order.subnet, machine.order.public)
         machine.connected()
 
     def _vpc(self, id: str) -> Vpc:
@@ -183,9 +193,12 @@ class Loop:
         machine = self._machines.pop(id)
         machine.kill()
         self._waits.pop(id, None)
+        self._unplug(id, machine.order.public)
+
+    def _unplug(self, id: str, public: str | None = None) -> None:
         if id in self._plugged:
             vpc, port = self._plugged.pop(id)
-            vpc.unplug(port, machine.order.public)
+            vpc.unplug(port, public or self._machines[id].order.public)
 
 
 def instances() -> list[Any]:

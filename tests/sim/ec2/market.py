@@ -18,6 +18,7 @@ PRICES = {
     "t3.large": 0.0832,
     "t3.xlarge": 0.1664,
     "c5.xlarge": 0.17,
+    "c7i.xlarge": 0.1785,
     "m5.xlarge": 0.192,
     "g4dn.xlarge": 0.526,
     "g4dn.2xlarge": 0.752,
@@ -39,6 +40,7 @@ QUOTAS = {
     "L-417A185B": ("Running On-Demand P instances", 0.0),
     "L-34B43A08": ("All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests", 256.0),
     "L-3819A6DF": ("All G and VT Spot Instance Requests", 64.0),
+    "L-C4BD4855": ("All P5 Spot Instance Requests", 0.0),
     "L-7212CCBC": ("All P4, P3 and P2 Spot Instance Requests", 0.0),
 }
 """Code → name and value, in vCPUs."""
@@ -62,6 +64,8 @@ def quota_code(instance_type: str, spot: bool) -> str:
     """The quota that instances of this type count against."""
     if instance_type.startswith(("g", "vt")):
         return "L-3819A6DF" if spot else "L-DB2E81BA"
+    if instance_type.startswith("p5") and spot:
+        return "L-C4BD4855"
     if instance_type.startswith("p"):
         return "L-7212CCBC" if spot else "L-417A185B"
     return "L-34B43A08" if spot else "L-1216C47A"

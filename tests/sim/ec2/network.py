@@ -160,6 +160,17 @@ class Vpc:
             os.close(self.namespace)
 
 
+def configure(pid: int, private: IPv4Address, subnet: IPv4Network, public: str | None) -> None:
+    """What a machine's own DHCP client does when it starts again, with the address of that day."""
+    lines = [f"address add {private}/{subnet.prefixlen} broadcast + dev eth0", "link set eth0 up"]
+    source = f" src {public}" if public else ""
+    lines += [f"address add {public}/32 dev eth0"] if public else []
+    lines.append(f"route add default via {gateway(subnet)}{source}")
+    lines.append(f"route add 169.254.169.254/32 via {gateway(subnet)}")
+    argv = ["nsenter", f"--net=/proc/{pid}/ns/net", "ip", "-force", "-batch", "-"]
+    subprocess.run(argv, input="\n".join(lines).encode(), check=True, capture_output=True)
+
+
 def gateway(subnet: IPv4Network) -> str:
     return str(subnet[1])
 

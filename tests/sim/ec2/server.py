@@ -7,6 +7,7 @@ anything else     a call of AWS
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 import traceback
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from tests.sim.ec2 import authorization, gaps, market, wire
+from tests.sim.ec2 import authorization, gaps, iam, market, wire
 from tests.sim.ec2.faults import Faults, Where
 from tests.sim.ec2.wire import Answer, ApiError, Request
 
@@ -30,6 +31,44 @@ _NAMES = {"api.pricing": "pricing", "elasticfilesystem": "efs"}
 """Names in signatures → names in policies, where they differ."""
 
 
+BUCKETS = {"RunInstances": (5, 2.0)}
+"""Action → tokens at most, and those that come back each second, for an account in a region.
+Source: EC2 Developer Guide, "Request throttling for the Amazon EC2 API": RunInstances 5 and 2."""
+
+NOT_ENABLED = frozenset({"af-south-1"})
+"""Regions that the account has not opted in to; credentials are not known there. Source: AWS
+Account Management Reference Guide, "Enable or disable AWS Regions in your account"."""
+
+
+ADMINISTRATOR = "AKIAADMINISTRATOR"
+"""The access key of the tests themselves."""
+
+
+def _denied(service: str, ask: dict[str, Any]) -> ApiError:
+    """Source of the text: IAM User Guide, "Troubleshoot access denied error messages"."""
+    said = (
+        f"User: arn:aws:iam::{gaps.ACCOUNT}:user/simulated is not authorized to perform:"
+        f" {ask['action']} on resource: {ask['resource']} because no identity-based policy allows"
+        f" the {ask['action']} action"
+    )
+    if service == "ec2":
+        message = f"You are not authorized to perform this operation. {said}"
+        return ApiError("UnauthorizedOperation", message, 403)
+    return ApiError(
+        "AccessDenied" if service in ("sts", "iam") else "AccessDeniedException", said, 403
+    )
+
+
+def _enabled(request: Request) -> None:
+    if request.region not in NOT_ENABLED:
+        return
+    if request.service == "ec2":
+        message = "AWS was not able to validate the provided access credentials"
+        raise ApiError("AuthFailure", message, 401)
+    message = "The security token included in the request is invalid."
+    raise ApiError("InvalidClientTokenId", message, 403)
+
+
 class Layer:
     """A WSGI application around moto's."""
 
@@ -41,6 +80,13 @@ class Layer:
         self.calls: list[dict[str, Any]] = []
         self._launching = threading.Lock()
         self._given: dict[str, Given] = {}
+        self.late = 0.0
+        self.births: dict[str, float] = {}
+        """Id → when it was made."""
+        self.policy: dict[str, Any] | None = None
+        """What IAM allows all but ADMINISTRATOR; None: anything."""
+        self.buckets: dict[tuple[str, str], tuple[float, float]] = {}
+        """Region and action → tokens at a time."""
 
     def __call__(self, environ: dict[str, Any], start_response: Start) -> Iterable[bytes]:
         path = environ.get("PATH_INFO", "")
@@ -62,9 +108,10 @@ class Layer:
     def _give(self, request: Request, environ: dict[str, Any]) -> Given:
         gaps.current.request = request
         try:
-            self._note(request)
+            self._authorize(request, self._note(request))
             answer = self._answer(request)
             given = self._by_moto(request, environ) if answer is None else _plain(answer)
+            given = self._eventually(request, given)
             if self.faults.take("lost", where=where_of(request)):
                 raise ApiError("Unavailable", "The server is overloaded and can't answer.", 503)
             return given
@@ -78,9 +125,18 @@ class Layer:
             gaps.current.request = None
         return _plain(answer)
 
-    def _note(self, request: Request) -> None:
+    def _authorize(self, request: Request, asks: list[dict[str, Any]]) -> None:
+        if self.policy is None or request.key == ADMINISTRATOR:
+            return
+        for ask in asks:
+            if not iam.allows(self.policy, **ask):
+                raise _denied(request.service, ask)
+
+    def _note(self, request: Request) -> list[dict[str, Any]]:
+        """Writes the call down; returns what IAM is asked about it."""
         service = _NAMES.get(request.service, request.service)
         call: dict[str, Any] = {"action": f"{service}:{request.action}", "region": request.region}
+        call["administrator"] = request.key == ADMINISTRATOR
         if request.action == "RunInstances":
             call |= {"type": request.parameters.get("InstanceType"), "zone": zone_of(request)}
         if request.parameters.get("DryRun") == "true":
@@ -94,6 +150,8 @@ class Layer:
             )
         )
         self.calls.append(call)
+        asks: list[dict[str, Any]] = call["asks"]
+        return asks
 
     def _tags(self, request: Request, name: str) -> dict[str, str]:
         """The tags of what has this id or name now; of an association, those of its table."""
@@ -107,6 +165,10 @@ class Layer:
         return dict(backend.tags.get(names.get(name, name), {}))
 
     def _answer(self, request: Request) -> Answer | None:
+        _enabled(request)
+        if self.world.ending and request.service == "ec2":
+            self.world.end(gaps.backend(request.region).all_instances())
+        self._take_token(request)
         where = where_of(request)
         if delay := self.faults.take("delay", where=where):
             time.sleep(delay["seconds"])
@@ -120,6 +182,46 @@ class Layer:
                 return None
             return gaps.ACTIONS[request.action](self.world, request)
         return None
+
+    def _eventually(self, request: Request, given: Given) -> Given:
+        """What is young is not shown yet. Source: EC2 Developer Guide, "Eventual consistency in the
+        Amazon EC2 API"; terraform-provider-aws issue 8029."""
+        if not self.late or request.service != "ec2":
+            return given
+        now = time.monotonic()
+        if request.action.startswith(("Run", "Create", "Import")):
+            for id in re.findall(rb"Id>([a-z]+-[0-9a-f]{8,})</", given[1]):
+                self.births.setdefault(id.decode(), now)
+        young = {id for id, born in self.births.items() if now < born + self.late}
+        if not young or not request.action.startswith("Describe"):
+            return given
+        for id in request.listed("InstanceId"):
+            if id in young:
+                message = f"The instance ID '{id}' does not exist"
+                raise ApiError("InvalidInstanceID.NotFound", message)
+        if any(name.startswith("tag") for name in request.filters()):
+            body = wire.without(given[1], young)
+            (status, headers, *rest) = given[0]
+            kept = [pair for pair in headers if pair[0].lower() != "content-length"]
+            return (status, [*kept, ("Content-Length", str(len(body)))], *rest), body
+        return given
+
+    def _take_token(self, request: Request) -> None:
+        if request.action not in BUCKETS or request.parameters.get("DryRun") == "true":
+            return
+        size, rate = BUCKETS[request.action]
+        with self._launching:
+            now = time.monotonic()
+            left, then = self.buckets.get((request.region, request.action), (float(size), now))
+            left = min(size, left + rate * (now - then))
+            self.buckets[request.region, request.action] = (left - 1 if left >= 1 else left, now)
+        if left < 1:
+            raise ApiError(
+                "RequestLimitExceeded",
+                f"Request limit exceeded. Account {gaps.ACCOUNT} has been throttled on"
+                f" ec2:{request.action} because it exceeded its request rate limit.",
+                503,
+            )
 
     def _by_moto(self, request: Request, environ: dict[str, Any]) -> Given:
         seen: list[tuple[Any, ...]] = []

@@ -6,13 +6,14 @@ import io
 import json
 import re
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl
+from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
-_SCOPE = re.compile(r"Credential=[^/]+/\d+/([^/]+)/([^/]+)/aws4_request")
+_SCOPE = re.compile(r"Credential=([^/]+)/\d+/([^/]+)/([^/]+)/aws4_request")
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Request:
     action: str
     region: str
     parameters: dict[str, Any] = field(default_factory=dict)
+    key: str = ""
+    """The access key of who asks."""
 
     def listed(self, name: str) -> list[str]:
         """The values of `name.1`, `name.2` …"""
@@ -71,12 +74,13 @@ def parse(environ: dict[str, Any]) -> Request:
     body = environ["wsgi.input"].read(length) if length else b""
     environ["wsgi.input"] = io.BytesIO(body)
     scope = _SCOPE.search(environ.get("HTTP_AUTHORIZATION", ""))
-    region, service = (scope[1], scope[2]) if scope else ("us-east-1", "")
+    key, region, service = scope.groups() if scope else ("", "us-east-1", "")
     if target := environ.get("HTTP_X_AMZ_TARGET", ""):
-        return Request(service, target.rpartition(".")[2], region, json.loads(body or b"{}"))
+        said = json.loads(body or b"{}")
+        return Request(service, target.rpartition(".")[2], region, said, key)
     text = body.decode(errors="replace")
     form = dict(parse_qsl(text or environ.get("QUERY_STRING", ""), keep_blank_values=True))
-    return Request(service, form.get("Action", ""), region, form)
+    return Request(service, form.get("Action", ""), region, form, key)
 
 
 @dataclass(frozen=True)
@@ -130,6 +134,18 @@ def tag_set(tags: Mapping[str, str]) -> str:
 
 def items(name: str, members: Iterable[str]) -> str:
     return f"<{name}>{''.join(f'<item>{member}</item>' for member in members)}</{name}>"
+
+
+def without(body: bytes, ids: Collection[str]) -> bytes:
+    """An answer of EC2 without the items of its lists that have one of these ids."""
+    root = ElementTree.fromstring(body)
+    for parent in list(root.iter()):
+        for item in list(parent):
+            own = {field.text for field in item if field.tag.endswith("Id")}
+            if item.tag.endswith("item") and own & set(ids):
+                parent.remove(item)
+    space = root.tag.partition("}")[0].lstrip("{")
+    return ElementTree.tostring(root, default_namespace=space)
 
 
 class ApiError(Exception):

@@ -1,0 +1,53 @@
+"""`allow`: from which networks a cluster can be connected to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from clusterctl import providers
+from clusterctl.actions import Tell, open_store, require_owned
+from clusterctl.errors import ClusterctlError, NodeUnreachable, UsageError
+from clusterctl.model import Cluster
+from clusterctl.providers.protocol import Guarded
+from clusterctl.state import ClusterLock, Store
+
+ALLOW = "`clusterctl allow` opens the cluster to your present address"
+
+
+def allow(store: Store, name: str, networks: Sequence[str], tell: Tell) -> tuple[str, ...]:
+    """Lets connections in from these networks, or from this machine's address where none are given,
+    and from no others. A later `up` keeps to it."""
+    with ClusterLock(store.home, name, "allow", tell):
+        cluster = require_owned(store.cluster(name))
+        provider = providers.load(cluster.spec.provider)
+        if not isinstance(provider, Guarded):
+            raise UsageError(
+                f"cluster {name} is not on EC2: nothing stands between it and you",
+                hint="`clusterctl status --live` shows which nodes answer",
+            )
+        allowed = provider.allow(cluster, store.folder(name), networks)
+        # "": the address that this machine has at the next `up`.
+        kept = ",".join(allowed) if networks else ""
+        cloud = replace(cluster.spec.cloud, ssh_cidr=kept)
+        store.save(replace(cluster, spec=replace(cluster.spec, cloud=cloud)))
+        store.event(name, "allowed", networks=list(allowed))
+    return allowed
+
+
+def shut_out(store: Store, cluster: Cluster, error: NodeUnreachable) -> str:
+    """Why the nodes do not answer this machine, as far as their provider knows; "" for nothing."""
+    provider = providers.load(cluster.spec.provider)
+    if "no answer" not in error.message or not isinstance(provider, Guarded):
+        return ""
+    return provider.shut_out(cluster, store.folder(cluster.name))
+
+
+def explained(error: NodeUnreachable) -> NodeUnreachable:
+    """The error, with the reason why this machine is not let in, if there is one."""
+    try:
+        store = open_store()
+        why = shut_out(store, store.cluster(error.cluster), error)
+    except ClusterctlError:
+        return error
+    return NodeUnreachable(f"{error.message}; {why}", hint=ALLOW) if why else error

@@ -1,0 +1,294 @@
+"""Where EC2 is stricter than a simulator has to be, and what clusterctl makes of it.
+
+docs/ec2-strictness.md lists them with AWS's own words. No Terraform here: what asks AWS itself runs
+against the simulated API, in seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from clusterctl import assets
+from clusterctl.errors import ProviderError, UsageError
+from clusterctl.model import CloudSpec, ClusterSpec, NodeGroup
+from clusterctl.providers.ec2 import cleanup, preflight, reconcile, ssh_cidr
+from clusterctl.providers.ec2.api import Api
+from tests.sim.lab import UBUNTU, Lab
+
+pytestmark = [pytest.mark.netns, pytest.mark.sshd]
+
+
+@pytest.fixture
+def api(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
+    """As clusterctl asks AWS."""
+    for name, value in lab.ec2.env.items():
+        monkeypatch.setenv(name, value)
+    return Api("us-east-1")
+
+
+def tagged(node: str, *kinds: str) -> list[dict[str, Any]]:
+    tags = {"clusterctl:cluster": "lab-1", "clusterctl:node": node, "Name": node}
+    pairs = [{"Key": key, "Value": value} for key, value in tags.items()]
+    return [{"ResourceType": kind, "Tags": pairs} for kind in kinds or ("instance",)]
+
+
+def test_a_stopped_machine_has_no_public_address_and_is_started_again(lab: Lab, api: Api) -> None:
+    lab.launch("worker-1", TagSpecifications=tagged("worker-1"))
+    lab.ec2.wait(1)
+    before = lab.instance("worker-1")
+    marker = lab.ssh("worker-1", "echo here >~/file && cat ~/file")
+    lab.api.stop_instances(InstanceIds=[before["InstanceId"]])
+    stopped = lab.instance("worker-1")
+    assert stopped["State"]["Name"] == "stopped"
+    assert "PublicIpAddress" not in stopped
+    assert "Association" not in stopped["NetworkInterfaces"][0], "what the provider reads"
+
+    told: list[str] = []
+    reconcile.start_stopped(api, "lab-1", told.append)
+    assert told == ["worker-1: stopped; starting again"]
+    after = lab.instance("worker-1")
+    assert after["State"]["Name"] == "running"
+    assert after["PublicIpAddress"] != before["PublicIpAddress"]
+    lab.ec2.wait(1)
+    assert lab.ssh("worker-1", "cat ~/file") == marker, "the same disk, and the same host key"
+    reconcile.start_stopped(api, "lab-1", told.append)
+    assert len(told) == 1
+
+
+def test_a_stopped_machine_that_does_not_start_is_named(lab: Lab, api: Api) -> None:
+    id = lab.launch("worker-1", TagSpecifications=tagged("worker-1"))
+    lab.api.stop_instances(InstanceIds=[id])
+    lab.ec2.fault("error", action="StartInstances", code="InsufficientInstanceCapacity", status=500)
+    with pytest.raises(ProviderError, match="worker-1 was stopped and cannot be started") as caught:
+        reconcile.start_stopped(api, "lab-1", print)
+    assert "no machine was replaced" in caught.value.hint
+
+
+CPU = NodeGroup(count=1, family="cpu")
+
+
+def survey(api: Api, group: NodeGroup = CPU, **cloud: Any) -> preflight.Survey:
+    """What `up` looks at before it asks about money."""
+    cloud = {"region": api.region, **cloud}
+    spec = ClusterSpec(name="lab", provider="ec2", groups=(group,), cloud=CloudSpec(**cloud))
+    return preflight.survey(api, spec, {}, "", lambda line: None)
+
+
+def test_local_zones_are_left_out(lab: Lab, api: Api) -> None:
+    """Where an account has opted in to them they are among the offerings, and first."""
+    offered = lab.api.describe_instance_type_offerings(
+        LocationType="availability-zone",
+        Filters=[{"Name": "instance-type", "Values": ["c7i.xlarge"]}],
+    )["InstanceTypeOfferings"]
+    assert "us-east-1-bos-1a" in [one["Location"] for one in offered]
+    assert survey(api).zones[0] == "us-east-1a"
+    with pytest.raises(UsageError, match="us-east-1-bos-1a: a Local or Wavelength Zone"):
+        survey(api, zones=("us-east-1-bos-1a",))
+
+
+@pytest.mark.parametrize(
+    ("kind", "cloud", "said"),
+    [
+        ("t4g.xlarge", {}, r"t4g.xlarge has a processor of another architecture \(arm64\)"),
+        ("c7i.xlarge", {"launcher_type": "t4g.micro"}, "t4g.micro has a processor of another"),
+        ("c7i.xlarge", {"ami": "ami-0a0000000000e2201"}, "its architecture is arm64"),
+        ("g4dn.xlarge", {"disk": 50}, "worker-1, 50 GiB, is smaller than the snapshot of image"),
+        ("c7i.xlarge", {"ami": "ami-0a0000000000d2202"}, "worker-1, 30 GiB, is smaller than"),
+    ],
+)
+def test_what_cannot_boot_is_refused_before_it_costs(
+    lab: Lab, api: Api, kind: str, cloud: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UsageError, match=said) as caught:
+        survey(api, NodeGroup(count=1, instance_type=kind), **cloud)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [
+        ({"InstanceType": "t4g.micro"}, "InvalidParameterValue"),
+        ({"InstanceType": "t2.micro", "EbsOptimized": True}, "Unsupported"),
+        (
+            {"BlockDeviceMappings": [{"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 4}}]},
+            "InvalidBlockDeviceMapping",
+        ),
+    ],
+)
+def test_ec2_refuses_what_does_not_fit_its_image(lab: Lab, how: dict[str, Any], code: str) -> None:
+    with pytest.raises(ClientError) as caught:
+        lab.launch("one", **how)
+    assert caught.value.response["Error"]["Code"] == code
+
+
+def test_a_region_that_is_not_enabled_is_named(lab: Lab, api: Api) -> None:
+    """AWS answers there as if the credentials were wrong."""
+    with pytest.raises(ProviderError, match="af-south-1: this region is not enabled") as caught:
+        Api("af-south-1").account()
+    assert "enable it in the AWS console" in caught.value.hint
+    lab.ec2.fault("error", code="InvalidClientTokenId", status=403)
+    with pytest.raises(ProviderError, match="AWS does not know your credentials"):
+        Api("af-south-1").account()
+
+
+def test_missing_rights_are_known_before_the_question(lab: Lab, api: Api) -> None:
+    """By a dry run, with the tags that the policy's conditions look at."""
+    rights = json.loads((assets.folder("infra") / "ec2" / "policy.json").read_text())
+    lab.ec2.policy(rights)
+    assert survey(api, spot=True).account == "123456789012"
+    for statement in rights["Statement"]:
+        if statement["Sid"] == "TagNewResources":
+            statement["Condition"]["StringEquals"]["ec2:CreateAction"].remove("RunInstances")
+    lab.ec2.policy(rights)
+    with pytest.raises(ProviderError, match="your AWS user is not allowed to do that") as caught:
+        survey(api)
+    assert "is not authorized to perform: ec2:CreateTags" in caught.value.message
+    assert "policy.json" in caught.value.hint
+    assert not [
+        call
+        for call in lab.ec2.calls
+        if call["action"] == "ec2:RunInstances" and "dry_run" not in call
+    ]
+
+
+def test_launches_are_rationed(lab: Lab) -> None:
+    """Five at once, then two a second, for an account in a region."""
+    lab.ec2.fault("never_boot")
+    said = []
+    for _ in range(10):
+        try:
+            lab.api.run_instances(
+                ImageId=UBUNTU, InstanceType="t3.micro", MinCount=1, MaxCount=1, SubnetId=lab.subnet
+            )
+        except ClientError as error:
+            said.append(error.response["Error"])
+    assert {one["Code"] for one in said} == {"RequestLimitExceeded"}
+    assert "throttled on ec2:RunInstances" in said[0]["Message"]
+    launched = lab.api.describe_instances()["Reservations"]
+    assert 5 <= len(launched) == 10 - len(said)
+    ids = [one["Instances"][0]["InstanceId"] for one in launched]
+    lab.api.terminate_instances(InstanceIds=ids)
+
+
+def test_another_address_is_let_in_without_terraform(lab: Lab, api: Api) -> None:
+    """The rule that Terraform makes, and that it finds again later."""
+    tags = [{"Key": "clusterctl:cluster", "Value": "lab-1"}]
+    group = lab.api.create_security_group(
+        GroupName="lab-1-ssh",
+        Description="SSH to the launcher",
+        VpcId=lab.vpcs[0],
+        TagSpecifications=[{"ResourceType": "security-group", "Tags": tags}],
+    )["GroupId"]
+    try:
+        for wanted in (
+            ["203.0.113.7/32"],
+            ["203.0.113.7/32", "198.51.100.0/24"],
+            ["203.0.113.9/32"],
+        ):
+            ssh_cidr.change(api, "lab-1", wanted)
+            [found] = lab.api.describe_security_groups(GroupIds=[group])["SecurityGroups"]
+            [rule] = found["IpPermissions"]
+            assert (rule["IpProtocol"], rule["FromPort"], rule["ToPort"]) == ("tcp", 22, 22)
+            assert {one["CidrIp"] for one in rule["IpRanges"]} == set(wanted)
+            assert {one["Description"] for one in rule["IpRanges"]} == {ssh_cidr.DESCRIPTION}
+        lab.ec2.forget_calls()
+        ssh_cidr.change(api, "lab-1", ["203.0.113.9/32"])
+        assert lab.ec2.actions == {"ec2:DescribeSecurityGroups"}
+    finally:
+        lab.api.delete_security_group(GroupId=group)
+    with pytest.raises(ProviderError, match="lab-1-ssh is gone"):
+        ssh_cidr.change(api, "lab-1", ["203.0.113.9/32"])
+
+
+def network(lab: Lab) -> tuple[str, str, str]:
+    """What a cluster has, with its tags: a VPC, its subnet and a group."""
+    tags = [{"Key": "clusterctl:cluster", "Value": "lab-1"}]
+    subnet = lab.api.describe_subnets(SubnetIds=[lab.subnet])["Subnets"][0]
+    group = lab.api.create_security_group(GroupName="g", Description="d", VpcId=subnet["VpcId"])
+    ids = subnet["VpcId"], lab.subnet, group["GroupId"]
+    lab.api.create_tags(Resources=list(ids), Tags=tags)
+    lab.vpcs.clear()
+    return ids
+
+
+def test_what_guardduty_puts_into_a_network_goes_with_it(
+    lab: Lab, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An endpoint and a group, which keep the subnet and the VPC."""
+    monkeypatch.setattr(cleanup, "PAUSE", 0.05)
+    vpc, subnet, _ = network(lab)
+    tags = [{"Key": "GuardDutyManaged", "Value": "true"}]
+    group = lab.api.create_security_group(
+        GroupName=f"GuardDutyManagedSecurityGroup-{vpc}",
+        Description="Associated with VPC endpoint",
+        VpcId=vpc,
+        TagSpecifications=[{"ResourceType": "security-group", "Tags": tags}],
+    )["GroupId"]
+    assert not cleanup.managed(api, "lab-1")
+    lab.api.create_vpc_endpoint(
+        VpcEndpointType="Interface",
+        VpcId=vpc,
+        ServiceName="com.amazonaws.us-east-1.guardduty-data",
+        SubnetIds=[subnet],
+        SecurityGroupIds=[group],
+        TagSpecifications=[{"ResourceType": "vpc-endpoint", "Tags": tags}],
+    )
+    with pytest.raises(ClientError, match="DependencyViolation"):
+        lab.api.delete_subnet(SubnetId=subnet)
+    assert cleanup.managed(api, "lab-1"), "so that Terraform is not asked to remove the rest"
+    found = {left.kind: left.managed for left in cleanup.find(api, "lab-1")}
+    assert found["VPC endpoint"], "a further `up` leaves it alone"
+    lab.ec2.policy(json.loads((assets.folder("infra") / "ec2" / "policy.json").read_text()))
+    cleanup.remove(api, "lab-1", lambda line: None)
+    assert lab.ec2.left() == []
+
+
+def test_a_network_is_removed_when_its_machines_are_gone(
+    lab: Lab, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They take a while, and hold it meanwhile."""
+    monkeypatch.setattr(cleanup, "PAUSE", 0.2)
+    _, subnet, group = network(lab)
+    lab.ec2.fault("never_boot")
+    lab.ec2.fault("slow_end", seconds=1.5)
+    id = lab.api.run_instances(
+        ImageId=UBUNTU,
+        InstanceType="t3.micro",
+        MinCount=1,
+        MaxCount=1,
+        SubnetId=subnet,
+        SecurityGroupIds=[group],
+        TagSpecifications=tagged("worker-1"),
+    )["Instances"][0]["InstanceId"]
+    lab.api.terminate_instances(InstanceIds=[id])
+    [found] = lab.api.describe_instances(InstanceIds=[id])["Reservations"][0]["Instances"]
+    assert found["State"]["Name"] == "shutting-down"
+    with pytest.raises(ClientError, match="DependencyViolation"):
+        lab.api.delete_security_group(GroupId=group)
+    cleanup.remove(api, "lab-1", lambda line: None)
+    assert lab.ec2.left() == []
+
+
+def test_what_was_made_just_before_is_found_though_its_tags_are_late(
+    lab: Lab, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an `up` that was cut off, `down` looks until AWS has had time to show everything."""
+    monkeypatch.setattr(cleanup, "PAUSE", 0.1)
+    lab.ec2.fault("never_boot")
+    lab.ec2.fault("late", seconds=3600)
+    id = lab.launch("worker-1", TagSpecifications=tagged("worker-1"))
+    with pytest.raises(ClientError, match=r"InvalidInstanceID\.NotFound"):
+        lab.api.describe_instances(InstanceIds=[id])
+    assert cleanup.find(api, "lab-1") == ()
+    shown = threading.Timer(0.3, lab.ec2.fault, ("late",), {"seconds": 0})
+    shown.start()
+    cleanup.remove(api, "lab-1", lambda line: None, settle=3.0)
+    shown.join()
+    [found] = lab.api.describe_instances(InstanceIds=[id])["Reservations"][0]["Instances"]
+    assert found["State"]["Name"] == "terminated"

@@ -1,0 +1,160 @@
+"""`allow`, and what it is for: this machine has another address than when the cluster was made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from clusterctl.actions import open_pool, open_store
+from clusterctl.actions.allow import explained
+from clusterctl.actions.extend import extend
+from clusterctl.errors import NodeUnreachable, UsageError
+from clusterctl.model import Cluster
+from clusterctl.providers.ec2 import ssh_cidr
+from tests.unit.calling import Call
+from tests.unit.making import cluster
+from tests.unit.provided import provide
+
+SILENT = NodeUnreachable(
+    "worker-1: no answer within 20 s: address, route, firewall", transient=True
+)
+WHY = "this machine's address is now 203.0.113.9, and SSH is open to 203.0.113.7/32"
+
+
+class Firewalled:
+    """A provider whose nodes answer only `allowed`; this machine is at 203.0.113.9."""
+
+    def __init__(self, *allowed: str) -> None:
+        self.allowed = allowed
+
+    def allow(self, cluster: Cluster, folder: Path, networks: Sequence[str]) -> tuple[str, ...]:
+        self.allowed = tuple(networks) or ("203.0.113.9/32",)
+        return self.allowed
+
+    def shut_out(self, cluster: Cluster, folder: Path) -> str:
+        return "" if "203.0.113.9/32" in self.allowed else WHY
+
+    def deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
+        return ""
+
+    def extend(self, cluster: Cluster, folder: Path, deadline: float) -> None:
+        if "203.0.113.9/32" not in self.allowed:
+            raise SILENT
+
+
+@pytest.fixture
+def firewall(monkeypatch: pytest.MonkeyPatch) -> Firewalled:
+    made = Firewalled("203.0.113.7/32")
+    provide(monkeypatch, "ec2", made)
+    open_store().save(cluster(deadline=None))
+    return made
+
+
+def yes(question: str) -> bool:
+    return True
+
+
+def no(question: str) -> bool:
+    return False
+
+
+def nobody(question: str) -> bool:
+    raise UsageError("cannot ask")
+
+
+def test_networks_are_kept_for_a_later_up(firewall: Firewalled, call: Call) -> None:
+    said = call("allow", "203.0.113.9", "198.51.100.0/24", "--json")
+    assert (said.code, said.document["networks"]) == (0, ["203.0.113.9", "198.51.100.0/24"])
+    assert open_store().cluster("lab").spec.cloud.ssh_cidr == "203.0.113.9,198.51.100.0/24"
+    said = call("allow")
+    assert "cluster lab accepts SSH from 203.0.113.9/32" in said.err
+    kept = open_store().cluster("lab").spec.cloud.ssh_cidr
+    assert kept == "", "a later `up` takes the address of that time"
+
+
+def test_machines_without_a_firewall_of_ours_have_nothing_to_allow(
+    monkeypatch: pytest.MonkeyPatch, call: Call
+) -> None:
+    provide(monkeypatch, "ec2", object())
+    open_store().save(cluster())
+    said = call("allow")
+    assert said.code == 2
+    assert "cluster lab is not on EC2" in said.err
+
+
+def unreachable(error: NodeUnreachable) -> NodeUnreachable:
+    """What a person is told when an action ends like this."""
+    store = open_store()
+    with pytest.raises(NodeUnreachable) as caught, open_pool(store, store.cluster("lab")):
+        raise error
+    return explained(caught.value)
+
+
+def test_nodes_that_do_not_answer_another_address_say_so(firewall: Firewalled) -> None:
+    told = unreachable(SILENT)
+    assert told.message.endswith(f"; {WHY}")
+    assert "`clusterctl allow`" in told.hint
+    firewall.allow(open_store().cluster("lab"), Path(), ())
+    assert unreachable(SILENT) is SILENT
+
+
+def test_another_failure_is_not_blamed_on_the_address(firewall: Firewalled) -> None:
+    refused = NodeUnreachable("worker-1: sshd refused user ubuntu")
+    assert unreachable(refused) is refused
+
+
+def test_the_command_line_explains_it(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Silent(Firewalled):
+        def allow(self, cluster: Cluster, folder: Path, networks: Sequence[str]) -> tuple[str, ...]:
+            store = open_store()
+            with open_pool(store, store.cluster("lab")):
+                raise NodeUnreachable(SILENT.message)
+
+    provide(monkeypatch, "ec2", Silent())
+    open_store().save(cluster(deadline=None))
+    said = call("allow")
+    assert said.code == 4
+    assert WHY in said.err
+    assert "`clusterctl allow`" in said.err
+
+
+def test_extend_offers_to_open_the_cluster(firewall: Firewalled) -> None:
+    store = open_store()
+    for answer in (no, nobody):
+        with pytest.raises(NodeUnreachable) as caught:
+            extend(store, "lab", 3600.0, print, answer)
+        assert WHY in caught.value.message
+        assert "`clusterctl allow`" in caught.value.hint
+    assert extend(store, "lab", 3600.0, print, yes).deadline > 0
+    assert firewall.allowed == ("203.0.113.9/32",)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "shut"),
+    [
+        ("203.0.113.9/32", False),
+        ("198.51.100.0/24,203.0.113.0/24", False),
+        ("0.0.0.0/0", False),
+        ("203.0.113.7/32", True),
+        ("", True),
+    ],
+)
+def test_the_address_of_now_is_compared_with_the_rule(allowed: str, shut: bool) -> None:
+    said = ssh_cidr.shut_out(allowed, lambda: "203.0.113.9")
+    assert ("203.0.113.9" in said) is shut
+
+    def unknown() -> str:
+        raise OSError("no network")
+
+    assert ssh_cidr.shut_out(allowed, unknown) == ""
+
+
+def test_several_networks_are_one_option() -> None:
+    assert (
+        ssh_cidr.networks("--ssh-cidr", "203.0.113.7, 198.51.100.9/24,203.0.113.7")
+        == "203.0.113.7/32,198.51.100.0/24"
+    )
+    with pytest.raises(UsageError, match="clusters on EC2 have no IPv6 addresses"):
+        ssh_cidr.networks("--ssh-cidr", "203.0.113.7,2001:db8::7")
