@@ -335,10 +335,25 @@ class Verb:
         return words
 
     @classmethod
+    def spelled(cls, word: str) -> tuple[str, bool]:
+        """The last option that a word gives, and whether its value stands in the word, too:
+        `-m` and False in `-qm`, `-n` and True in `-n4`."""
+        flags = {flag: option for option in cls.options().values() for flag in option.flags}
+        if word in flags or word.startswith("--"):
+            return word.partition("=")[0], "=" in word
+        for at, letter in enumerate(word[1:], start=2):
+            option = flags.get(f"-{letter}")
+            if option is None or not option.is_flag:
+                return f"-{letter}", at < len(word)
+        return word[:1] + word[-1:], False
+
+    @classmethod
     def width(cls, word: str) -> int:
         """How many words an option has with its value; 1 for what is none of ours."""
-        found = (option for option in cls.options().values() if word in option.flags)
-        return next((1 if option.is_flag else 1 + option.words for option in found), 1)
+        flag, complete = cls.spelled(word)
+        found = (option for option in cls.options().values() if flag in option.flags)
+        wanted = next((0 if option.is_flag else option.words for option in found), 0)
+        return 1 if complete else 1 + wanted
 
     @classmethod
     def leading(cls, words: list[str]) -> int:

@@ -65,6 +65,7 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
     EC2 = Group("Amazon EC2", (where.EC2,))
 
     name = NEW_NAME
+    cluster = cluster_option(help=f"Name of the cluster (default: {DEFAULT_NAME})")
     provider = text(
         "--provider", MACHINE, "local, docker or ec2 (default: as options imply)", "NAME"
     )
@@ -140,6 +141,7 @@ class List(Common, heading=CLUSTERS, module="clusters", function="list_clusters"
     """List your clusters."""
 
     examples = ("clusterctl list",)
+    cluster = cluster_option(help="Show only this cluster")
 
 
 class Attach(Named, heading=CLUSTERS, module="attach"):
@@ -152,6 +154,7 @@ class Attach(Named, heading=CLUSTERS, module="attach"):
     )
 
     name = NEW_NAME
+    cluster = cluster_option(help=f"Name of the cluster (default: {DEFAULT_NAME})")
     hosts = file("--hosts", OPTIONS, "SSH hosts, one HOST [slots=N] ... per line")
     slurm = maybe("--slurm", OPTIONS, "Site with Slurm (default: here)", "[LOGIN]")
     sge = maybe("--sge", OPTIONS, "Site with Grid Engine (default: here)", "[LOGIN]")
@@ -246,13 +249,13 @@ class Started(Common):
         index = 0
         while index < len(words):
             word = words[index]
-            if word.startswith("-m"):
-                index += 1 if len(word) > 2 else 2
-                return [*words[:index], "--", *words[index:]]
             if word == "--":  # the parser takes one away: the other says that a command follows
                 return [*words[:index], "--", *words[index:]]
             if not word.startswith("-"):
                 break
+            if cls.spelled(word)[0] == "-m":
+                index += cls.width(word)
+                return [*words[:index], "--", *words[index:]]
             if word == "-np":
                 count = next(iter(words[index + 1 :]), "N")
                 raise UsageError("unknown option -np", hint=f"did you mean `-n {count}`?")
@@ -403,6 +406,7 @@ class Jobs(Common, heading=JOBS, module="jobs"):
     """List your jobs, including those of removed clusters."""
 
     examples = ("clusterctl jobs", "clusterctl jobs --cluster lab --json")
+    cluster = cluster_option(help="Show only this cluster")
 
 
 class Logs(Common, heading=JOBS, module="jobs"):

@@ -50,6 +50,26 @@ def run(arguments: list[str]) -> int:
     """Runs one command line; never raises. Returns the exit code."""
     console = Console.begin()
     try:
+        return _answer(console, arguments)
+    except BrokenPipeError:
+        return _unheard()
+    except OSError as error:
+        if error.errno not in FULL:
+            return _bug(console, arguments, error)
+        _drop_output()
+        place = error.filename or "the output"
+        ours = error.filename and error.errno != errno.EROFS
+        code = (ProviderError if ours else UsageError).exit_code
+        path = _log(arguments, traceback.format_exc())
+        hint = "free some space there"
+        console.error(f"cannot write {place}: {error.strerror}", hint, code, path)
+        return code
+
+
+def _answer(console: Console, arguments: list[str]) -> int:
+    """The exit code, after everything has been said. Raises OSError where it cannot be said, or
+    where a disk is full."""
+    try:
         _refuse_bytes(arguments)
         command = parser.command()
         if "_CLUSTERCTL_COMPLETE" in os.environ:
@@ -71,22 +91,11 @@ def run(arguments: list[str]) -> int:
         exec("")
         console.error("stopped by Ctrl-C", console.after_interrupt, 130)
         return 130
-    except BrokenPipeError:
-        return _unheard()
     except SystemExit as error:
         # Typer turns a broken pipe into an exit of its own.
         return _unheard() if isinstance(error.__context__, BrokenPipeError) else _code(error)
-    except OSError as error:
-        if error.errno not in FULL:
-            return _other(console, arguments, error)
-        _drop_output()
-        place = error.filename or "the output"
-        ours = error.filename and error.errno != errno.EROFS
-        code = (ProviderError if ours else UsageError).exit_code
-        path = _log(arguments, traceback.format_exc())
-        hint = "free some space there"
-        console.error(f"cannot write {place}: {error.strerror}", hint, code, path)
-        return code
+    except OSError:
+        raise
     except Exception as error:
         return _other(console, arguments, error)
 
@@ -136,7 +145,7 @@ def _other(console: Console, arguments: list[str], error: Exception) -> int:
     """What is not ours: a mistake on the command line, found by Typer's parser, or a bug."""
     show = getattr(error, "format_message", None)
     if type(error).__name__ == "NoArgsIsHelpError":
-        print(show() if show else "")
+        print(show() if show else "", flush=True)
         return 0
     if show is not None:
         if "--json" in arguments:
@@ -149,6 +158,10 @@ def _other(console: Console, arguments: list[str], error: Exception) -> int:
         return 130
     if type(error).__name__ == "Exit":
         return int(getattr(error, "exit_code", 0))
+    return _bug(console, arguments, error)
+
+
+def _bug(console: Console, arguments: list[str], error: Exception) -> int:
     trace = traceback.format_exc()
     path = _log(arguments, trace)
     if console.verbose:

@@ -24,7 +24,8 @@ def up(given: verbs.Up, console: Console, *, then: bool = True) -> None:
     called = given.wanted() or DEFAULT_NAME
     store = actions.open_store()
     resolved = action.resolve(store, specs.cluster_spec(called, given))
-    place = f"the provider of cluster {called!r} is {resolved.provider}"
+    of = f" of cluster {called!r}" if called in store.names() else ""
+    place = f"the provider{of} is {resolved.provider}"
     given = given.within(action.circumstances(resolved), console.note, place)
     spec = specs.cluster_spec(called, given)
     if given.dry_run:

@@ -68,7 +68,8 @@ def _section(heading: str, lines: list[str]) -> list[str]:
 
 def summary(verb: type[Verb]) -> str:
     """A verb in one line."""
-    return inspect.cleandoc(verb.__doc__ or "").partition(".")[0].replace("\n", " ") + "."
+    text = inspect.cleandoc(verb.__doc__ or "").replace("\n", " ")
+    return text.partition(". ")[0].partition("  ")[0].rstrip(".") + "."
 
 
 def _prose(verb: type[Verb]) -> Iterator[str]:

@@ -60,7 +60,7 @@ BAD: list[tuple[str, int, str, str]] = [
     (
         "up|--spot|--budget|5|--region|mars-1|--efa|--image|x",
         2,
-        "works only with Docker and EC2; the provider of cluster 'default' is local",
+        "works only with Docker and EC2; the provider is local",
         "add --provider docker or ec2",
     ),
     ("up|--runtime|docker", 2, "--runtime works only with EC2", "leave it out"),

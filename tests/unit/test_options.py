@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -171,3 +174,35 @@ def test_a_long_duration_is_refused_at_once() -> None:
     """A pattern with two nested repetitions would take years."""
     with pytest.raises(UsageError):
         duration("1" * 40 + "x", "--timeout")
+
+
+@pytest.mark.parametrize(
+    ("words", "ours"),
+    [
+        ("-qm ok --lr 0.1", "-qm ok -- --lr 0.1"),
+        ("-qmok --timeout 1h", "-qmok -- --timeout 1h"),
+        ("-dm long -n 3", "-dm long -- -n 3"),
+        ("-n4 -q -m ok -n 3", "-n4 -q -m ok -- -n 3"),
+        ("-qn 4 train.py -m x", "-qn 4 train.py -m x"),
+        ("-c lab --ranks=4 train.py -m x", "-c lab --ranks=4 train.py -m x"),
+        ("-q -- hostname -m x", "-q -- -- hostname -m x"),
+    ],
+)
+def test_short_options_of_run_in_one_word(words: str, ours: str) -> None:
+    """Where the program's options begin does not depend on how ours are spelled."""
+    assert VERBS["run"].arrange(words.split()) == ours.split()
+
+
+def test_short_options_of_ssh_in_one_word() -> None:
+    words = ["-qc", "lab", "worker-1", "hostname", "-c", "x"]
+    assert VERBS["ssh"].arrange(words) == ["-qc", "lab", "--", "worker-1", "hostname", "-c", "x"]
+
+
+@pytest.mark.parametrize("words", [(), ("data",), ("run", "--help")], ids=" ".join)
+def test_help_for_a_reader_that_has_gone(words: tuple[str, ...]) -> None:
+    argv = [sys.executable, "-m", "clusterctl", *words]
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(argv, stdout=write, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")
