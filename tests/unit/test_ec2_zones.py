@@ -189,3 +189,17 @@ def test_terraform_may_remove_what_is_surplus_and_what_never_was_a_node(tmp_path
     memory = ProviderState(id="lab-1", region="us-east-1")
     runner = make_all(tmp_path, room, memory, nodes=both, machines={"worker-1": "i-before"})
     assert 'aws_instance.this["worker-1"]' in runner.may_go, "the one on record is gone"
+
+
+def test_an_attempt_that_was_cut_off_is_remembered(tmp_path: Path) -> None:
+    """What it made last may not be found yet: `down` looks longer then."""
+    memory = ProviderState(id="lab-1", region="us-east-1")
+    with pytest.raises(CapacityError):
+        attempts(tmp_path, set(), memory)
+    kept = provider_state.load(tmp_path)
+    assert kept
+    assert kept.unfinished
+    attempts(tmp_path, {("us-east-1a", False)}, kept)
+    done = provider_state.load(tmp_path)
+    assert done
+    assert not done.unfinished
