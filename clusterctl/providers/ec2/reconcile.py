@@ -117,10 +117,12 @@ def remove_unknown(
 
 
 def known_to(runner: terraform.Terraform) -> Callable[[Resource], bool]:
-    """Whether Terraform's state speaks of a thing, or AWS has put it there on its own."""
+    """Whether Terraform's state speaks of a thing, or it never made such a one: AWS and people may
+    have put endpoints into the network."""
     state = runner.state
     types = {address.partition(".")[0] for address in runner.resources()}
     return lambda left: (
         left.managed
+        or left.kind == "VPC endpoint"
         or (_NAMED_BY_US[left.kind] in types if left.kind in _NAMED_BY_US else left.id in state)
     )
