@@ -245,11 +245,13 @@ class Halting:
         self.steps = list(steps)
         self.said = said
         self.made: dict[str, str] = {}
+        self.may_go: list[list[str]] = []
 
     def resources(self) -> dict[str, str]:
         return dict(self.made)
 
-    def apply(self, variables: object, on_event: object, **more: object) -> dict[str, Any]:
+    def apply(self, variables: object, on_event: object, **more: Any) -> dict[str, Any]:
+        self.may_go.append(list(more["may_go"]))
         if not self.steps:
             return {"nodes": []}
         self.made |= {f"aws_instance.this[{len(self.made) + n}]": "" for n in range(self.steps[0])}
@@ -261,7 +263,12 @@ def apply(runner: Halting) -> list[str]:
     told: list[str] = []
     variables = {"user_data": {}}
     reconcile.apply(
-        cast(Terraform, runner), variables, Market("x"), "lab-1", told.append, may_go=()
+        cast(Terraform, runner),
+        variables,
+        Market("x"),
+        "lab-1",
+        told.append,
+        may_go=runner.resources,
     )
     return told
 
@@ -275,3 +282,11 @@ def test_terraform_is_asked_again_while_it_gets_on() -> None:
         apply(Halting(5, 0, 2))
     with pytest.raises(TerraformError):
         apply(Halting(5, said=GONE))
+
+
+def test_what_an_attempt_has_half_made_may_be_made_anew() -> None:
+    """Terraform calls it tainted, and replaces it: nobody has it on record as a node."""
+    runner = Halting(1, 1)
+    apply(runner)
+    first = "aws_instance.this[0]"
+    assert runner.may_go == [[], [first], [first, "aws_instance.this[1]"]]

@@ -7,6 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -80,7 +81,7 @@ def make(order: Order, runner: terraform.Terraform, on_event: OnEvent) -> list[d
                 order.api,
                 order.cluster.id,
                 on_event,
-                may_go=_may_go(order, runner),
+                may_go=partial(_may_go, order, runner),
             )
             state.unfinished = False
             provider_state.save(order.folder, state)

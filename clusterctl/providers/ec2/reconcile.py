@@ -32,11 +32,12 @@ def apply(
     api: Api,
     cluster_id: str,
     on_event: OnEvent,
-    may_go: Collection[str],
+    may_go: Callable[[], Collection[str]],
 ) -> dict[str, Any]:
     """Terraform's outputs. Asks again where AWS was too busy for a part, as long as each attempt
     makes something; and once without what it failed over because it is there already.
-    `may_go`: the addresses of the machines that may be destroyed or replaced.
+    `may_go`: the addresses of the machines that may be destroyed or replaced, asked for before each
+    attempt: what the last one has half made is among them.
 
     Raises TerraformError, and LeftoverError as `remove_unknown` does.
     """
@@ -46,7 +47,7 @@ def apply(
             variables,
             report.reporter(on_event),
             parallelism=layout.parallelism(len(variables["user_data"])),
-            may_go=may_go,
+            may_go=may_go(),
         )
 
     known, tidied = len(runner.resources()), False
