@@ -186,7 +186,7 @@ def _write(path: Path, record: Cluster | Job) -> None:
     """Raises NewerRecordError where a later clusterctl has written the record meanwhile."""
     with suppress(msgspec.DecodeError, UnicodeDecodeError, OSError):
         versions.refuse_newer(path, _read(path))
-    data = msgspec.json.encode(versions.stamp(record))
+    data = msgspec.json.encode(versions.stamp(msgspec.to_builtins(record)))
     write_atomic(path, msgspec.json.format(data, indent=2) + b"\n")
 
 

@@ -21,9 +21,9 @@ VERSION = max(RENAMED) + 1
 """The version that this clusterctl writes."""
 
 
-def stamp(record: object) -> dict[str, Any]:
-    """The record as it is written."""
-    return {KEY: VERSION, **msgspec.to_builtins(record)}
+def stamp(raw: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a record as they are written."""
+    return {KEY: VERSION, **raw}
 
 
 def migrate(path: Path, raw: dict[str, Any]) -> dict[str, Any]:
