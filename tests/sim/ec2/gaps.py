@@ -76,7 +76,7 @@ class World:
         for one in instances:
             if one.id in self.ending and self.ending[one.id][0] <= time.monotonic():
                 del self.ending[one.id]
-                one._state.name, one._state.code = "terminated", 48
+                one.instance_state.name, one.instance_state.code = "terminated", 48
 
     def owners(self, ids: list[str]) -> list[PlacementGroup | SpotRequest]:
         """Those of these ids that are ours."""
@@ -489,7 +489,7 @@ def install(world: World) -> None:
     from moto.ec2.models.amis import Ami
     from moto.ec2.models.instances import Instance, InstanceBackend
     from moto.ec2.models.launch_templates import LaunchTemplate
-    from moto.ec2.responses._base_response import EC2BaseResponse
+    from moto.ec2.responses.instances import EC2BaseResponse
 
     addresses = public_addresses()
     lock = threading.Lock()
@@ -539,7 +539,7 @@ def install(world: World) -> None:
         before = terminate(self)
         if world.slow_end:
             world.ending[self.id] = (time.monotonic() + world.slow_end, held)
-            self._state.name, self._state.code = "shutting-down", 32
+            self.instance_state.name, self.instance_state.code = "shutting-down", 32
         return before
 
     Instance.terminate = terminate_once  # type: ignore[method-assign]
