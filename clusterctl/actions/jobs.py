@@ -9,7 +9,7 @@ from pathlib import Path
 
 from clusterctl.actions import Tell, check_name, connect_or_report, open_pool, require_ready
 from clusterctl.actions import resume as resuming
-from clusterctl.actions.run import OnJob, OnOutput, Prepared, attend, plan_job, submit
+from clusterctl.actions.run import OnJob, OnOutput, Prepared, plan_job, run
 from clusterctl.errors import ClusterctlError, NodeUnreachable, RecordError, UsageError
 from clusterctl.jobs import control, fetched, outputs, systems
 from clusterctl.jobs.follow import Follower, Piece, is_complete, read_stored
@@ -283,13 +283,15 @@ def rerun(
         )
     prepared = _again(store, old, cluster, spec, secrets)
     carried = resuming.carry_over(store, source, prepared.job, cluster, tell)
-    with open_pool(store, cluster) as pool:
-        with carried as carry:
-            job = submit(store, prepared, pool, tell, carry=carry)
-        on_start(job)
-        if detach:
-            return job
-        return attend(store, job, cluster, pool, on_output=on_output, tell=tell)
+    return run(
+        store,
+        prepared,
+        on_start=on_start,
+        on_output=on_output,
+        tell=tell,
+        detach=detach,
+        carried=carried,
+    )
 
 
 def _with(spec: JobSpec, given: Changes) -> tuple[JobSpec, dict[str, str]]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import indent
@@ -146,7 +146,7 @@ def _ship(
 ) -> Job:
     job, cluster = prepared.job, prepared.cluster
     store.save_job(job)
-    staging = starting = False
+    staging = starting = started = False
     try:
         # Staging may take its time, a node that does not answer may not.
         for name, why in connect_or_report(pool, start.list_nodes(job, cluster), tell).items():
@@ -157,13 +157,14 @@ def _ship(
         starting = True
         with Interrupts():
             job = start.start(job, cluster, pool, port, tell)
+            started = True
+            store.save_job(job)
     except BaseException as error:
+        if started or (starting and isinstance(error, KeyboardInterrupt)):
+            raise  # its supervisor runs, or may have started in this very moment
         reason = error.message if isinstance(error, ClusterctlError) else "interrupted"
         ended = replace(job, state=JobState.FAILED, finished=time.time(), reason=reason)
-        if isinstance(error, KeyboardInterrupt) and starting:
-            # The supervisor may have started in this very moment.
-            ended = replace(_stop(job, cluster, pool, tell), reason=reason)
-        elif isinstance(error, KeyboardInterrupt):
+        if isinstance(error, KeyboardInterrupt):
             ended = replace(ended, state=JobState.CANCELLED)
             with Interrupts(patient=True):
                 store.save_job(ended)
@@ -175,7 +176,6 @@ def _ship(
             control.forget(job, cluster, pool)
         store.save_job(ended)
         raise
-    store.save_job(job)
     store.event(cluster.name, "job", id=job.id, program=job.spec.program.target)
     return job
 
@@ -189,52 +189,71 @@ def run(
     tell: Tell,
     detach: bool = False,
     pool: Pool | None = None,
+    carried: AbstractContextManager[start.Carry | None] | None = None,
 ) -> Job:
     """Runs the job and returns it as it ended (or as it started, with `detach`). `pool` is left
     open; without one, connections are made for this job alone.
 
-    KeyboardInterrupt ends the job on all nodes before it is raised again.
+    KeyboardInterrupt, wherever it comes, ends the job on all nodes before it is raised again.
+
+    Args:
+        carried: Holds what another job has left for this one (see `resuming`), until it is sent.
     """
-    with nullcontext(pool) if pool else open_pool(store, prepared.cluster) as pool:
-        job = submit(store, prepared, pool, tell)
+    cluster = prepared.cluster
+    with (
+        nullcontext(pool) if pool else open_pool(store, cluster) as pool,
+        stopped_by_interrupt(store, prepared.job.id, cluster, pool, tell),
+    ):
+        with carried or nullcontext() as carry:
+            job = submit(store, prepared, pool, tell, carry=carry)
         on_start(job)
         if detach:
             return job
-        return attend(store, job, prepared.cluster, pool, on_output=on_output, tell=tell)
+        return attend(store, job, cluster, pool, on_output=on_output, tell=tell)
+
+
+@contextmanager
+def stopped_by_interrupt(
+    store: Store, number: int, cluster: Cluster, pool: Pool, tell: Tell
+) -> Iterator[None]:
+    """A Ctrl-C inside, wherever it comes, ends the job on all nodes before it is raised again."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        with suppress(RecordError):  # it had not come as far as its record
+            job = store.job(number)
+            if not job.state.ended:
+                store.save_job(_stop(job, cluster, pool, tell))
+        raise
 
 
 def attend(
     store: Store, job: Job, cluster: Cluster, pool: Pool, *, on_output: OnOutput, tell: Tell
 ) -> Job:
-    """Follows the job to its end; Ctrl-C cancels it."""
-    try:
-        folder = store.job_folder(job.id)
-        with (
-            Interrupts() as interrupts,
-            Follower(job, cluster, pool, folder, interrupts, tell) as follower,
-        ):
-            try:
-                attempt = 1
-                for pieces in follower.batches(limit=REST_LIMIT):
-                    on_output(pieces)
-                    if follower.job.state is not job.state:
-                        job = follower.job
-                        store.save_job(job)
-                    if follower.job.attempt > attempt:
-                        attempt = follower.job.attempt
-                        tell(describe_attempt(follower.job))
-                if follower.cut_short:
-                    tell(
-                        f"job {job.id} has ended, but not all of its output was read within"
-                        f" {REST_LIMIT:g} s; `clusterctl logs {job.id}` reads the rest"
-                    )
-            finally:
-                job = follower.job
-                store.save_job(job)
-    except KeyboardInterrupt:
-        job = _stop(job, cluster, pool, tell)
-        store.save_job(job)
-        raise
+    """Follows the job to its end. Whoever calls it ends the job if it is interrupted."""
+    folder = store.job_folder(job.id)
+    with (
+        Interrupts() as interrupts,
+        Follower(job, cluster, pool, folder, interrupts, tell) as follower,
+    ):
+        try:
+            attempt = 1
+            for pieces in follower.batches(limit=REST_LIMIT):
+                on_output(pieces)
+                if follower.job.state is not job.state:
+                    job = follower.job
+                    store.save_job(job)
+                if follower.job.attempt > attempt:
+                    attempt = follower.job.attempt
+                    tell(describe_attempt(follower.job))
+            if follower.cut_short:
+                tell(
+                    f"job {job.id} has ended, but not all of its output was read within"
+                    f" {REST_LIMIT:g} s; `clusterctl logs {job.id}` reads the rest"
+                )
+        finally:
+            job = follower.job
+            store.save_job(job)
     if job.state is JobState.FAILED and job.program_exit_code is None:
         said = control.read_messages(job, cluster, pool)
         raise LaunchError(

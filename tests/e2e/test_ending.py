@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 
 import pytest
@@ -139,6 +140,44 @@ def test_ctrl_c_while_waiting_in_the_queue(cli: Cli, cluster_id: str) -> None:
     assert cli.job(done.job)["state"] == "cancelled"
     assert cli.job(first)["state"] == "running"
     cli("cancel", first)
+
+
+BETWEEN = """
+import signal
+from clusterctl import actions
+from clusterctl.actions import run
+from clusterctl.model import JobSpec
+store = actions.open_store()
+resolved = run.resolve(["waits.py"], None, None)
+number = run.next_number(store, dry=False)
+[where] = store.clusters()
+prepared = run.prepare(where, JobSpec(program=resolved.program), resolved, {}, number=number)
+run.run(
+    store,
+    prepared,
+    on_start=lambda job: signal.raise_signal(signal.SIGINT),
+    on_output=print,
+    tell=print,
+)
+"""
+
+
+def test_ctrl_c_between_the_start_and_the_first_line(cli: Cli, cluster_id: str) -> None:
+    """When the job runs, and nobody follows it yet."""
+    cli.script("waits.py", "import time; time.sleep(300)")
+    known = cli.jobs()
+    done = subprocess.run(
+        [cli.python, "-c", BETWEEN],
+        cwd=cli.folder,
+        env=cli.environment({}),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "KeyboardInterrupt" in done.stderr
+    [(number, job)] = (item for item in cli.jobs().items() if item[0] not in known)
+    assert job["state"] == "cancelled", done
+    wait_for(lambda: not of_job(cluster_id, number), PROMISED, "it to be gone")
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import pytest
 
 from clusterctl import launch
 from clusterctl.actions import open_store
-from clusterctl.actions.run import Prepared, attend, submit
+from clusterctl.actions.run import Prepared, attend, stopped_by_interrupt, submit
 from clusterctl.cli.console import Console
 from clusterctl.cli.job_output import document, format_duration, reporting
 from clusterctl.errors import NodeUnreachable, ProviderError
@@ -57,14 +57,14 @@ class Impatient:
         return NodeResult(node="launcher", exit_code=code, error=self.error)
 
 
-def stop(pool: Impatient) -> list[str]:
+def stop(impatient: Impatient) -> list[str]:
     said: list[str] = []
     running = replace(job(), state=JobState.RUNNING, started=1.0)
     store = open_store()
     store.save_job(running)
-    attend(
-        store, running, cluster(), cast(Pool, pool), on_output=lambda pieces: None, tell=said.append
-    )
+    where, pool = cluster(), cast(Pool, impatient)
+    with stopped_by_interrupt(store, running.id, where, pool, said.append):
+        attend(store, running, where, pool, on_output=lambda pieces: None, tell=said.append)
     return said
 
 
