@@ -1,8 +1,8 @@
 """`pytest --times FILE`: what each folder of tests costs, as a table between marks in a document.
 
 `seconds` are those of a folder's tests and fixtures, one after the other; of these the test process
-and the processes that it has waited for were computing in `CPU seconds`. `--durations=N` names the
-slowest tests.
+and what it has started were computing in `CPU seconds`: processes that were waited for, and those
+that live, such as simulators. `--durations=N` names the slowest tests.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import os
 import platform
 import time
 from collections import defaultdict
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import suppress
 from datetime import date
 from pathlib import Path
 
@@ -41,7 +42,7 @@ class Meter:
 
     @staticmethod
     def _now() -> float:
-        return sum(os.times()[:4])
+        return sum(os.times()[:4]) + sum(map(_spent, _living(os.getpid())))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
@@ -50,6 +51,24 @@ class Meter:
         report.user_properties.append((CPU, now - self._before))
         self._before = now
         return report
+
+
+def _living(pid: int) -> Iterator[int]:
+    """The processes that this one has started, and theirs."""
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            for child in map(int, path.read_text().split()):
+                yield child
+                yield from _living(child)
+
+
+def _spent(pid: int) -> float:
+    """Seconds of processor time of the process, and of those that it has waited for."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 class Table:
