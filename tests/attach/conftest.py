@@ -16,6 +16,7 @@ from tests.sim.batch import Batch
 from tests.sim.machines import Machine
 from tests.sim.sge import Sge
 from tests.sim.slurm import Slurm
+from tests.warm.client import Warm, clusterctl
 
 
 @dataclass
@@ -26,6 +27,7 @@ class Site:
     lab: Batch
     home: Path
     python: str
+    warm: Warm
 
     @property
     def login(self) -> Machine:
@@ -42,7 +44,8 @@ class Site:
 
     def cli(self, folder: Path) -> Cli:
         folder.mkdir(exist_ok=True)
-        return Cli(self.home, folder, env={"HOME": str(self.home.parent)}, python=self.python)
+        env = {"HOME": str(self.home.parent)}
+        return Cli(self.home, folder, env=env, python=self.python, warm=self.warm)
 
 
 def on_host(machine: Machine, folder: Path) -> str:
@@ -57,12 +60,15 @@ def on_host(machine: Machine, folder: Path) -> str:
 def _site(system: str, kind: type[Batch], folder: Path) -> Iterator[Site]:
     require_namespaces()
     lab = kind.start(folder)
+    python = on_host(lab.login, folder)
+    warm = clusterctl(python)
     try:
-        site = Site(system, lab, folder / "person" / "state", on_host(lab.login, folder))
+        site = Site(system, lab, folder / "person" / "state", python, warm)
         site.home.parent.mkdir()
         site.cli(folder / "first")("attach", "site", f"--{system}")
         yield site
     finally:
+        warm.close()
         lab.stop()
 
 

@@ -7,7 +7,6 @@ import os
 import shlex
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 
 from tests.conftest import require
 from tests.sim.engine import Engine
+from tests.warm.client import shared
 
 pytestmark = [pytest.mark.slow, pytest.mark.sshd, pytest.mark.timeout(900)]
 
@@ -33,12 +33,10 @@ def clusterctl(engine: Engine, node_images: dict[str, str], home: Path) -> Itera
     """The command, with a state home for the whole module; its cluster is down at the end."""
 
     def run(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "clusterctl", *words],
+        done = shared().run(
+            ["-m", "clusterctl", *words],
             env={**os.environ, **engine.environment, "CLUSTERCTL_HOME": str(home)},
             cwd=home.parent,
-            capture_output=True,
-            text=True,
             timeout=300,
         )
         assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"

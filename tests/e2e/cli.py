@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.warm.client import Warm, shared
+
 ROOT = Path(__file__).resolve().parents[2]
 
 BUSY = 3
@@ -128,12 +130,14 @@ class Running:
 
 @dataclass
 class Cli:
-    """clusterctl for one state home, called from `folder`."""
+    """clusterctl for one state home, called from `folder`. Commands that the test only waits for
+    begin in `warm`; those that it starts and watches, in a fresh `python`."""
 
     home: Path
     folder: Path
     env: Mapping[str, str] = field(default_factory=dict)
     python: str = sys.executable
+    warm: Warm = field(default_factory=shared)
     running: list[Running] = field(default_factory=list)
 
     def environment(self, env: Mapping[str, str] | None) -> dict[str, str]:
@@ -155,16 +159,11 @@ class Cli:
     ) -> Done:
         """Runs one command to its end; `code` is what it has to end with (None: anything)."""
         argv = tuple(map(str, words))
-        done = subprocess.run(
-            [self.python, "-m", "clusterctl", *argv],
+        done = self.warm.run(
+            ["-m", "clusterctl", *argv],
             cwd=cwd or self.folder,
             env=self.environment(env),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
             timeout=timeout * BUSY,
-            check=False,
         )
         result = Done(argv, done.returncode, done.stdout, done.stderr)
         assert code is None or result.code == code, f"expected {code}: {result}"

@@ -36,7 +36,7 @@ class Ended:
 class Programs:
     """Starts programs in one folder, with an environment that no launcher has touched.
 
-    `python` is what runs them, but under torchrun: a fresh Python, or one that has torch already.
+    `python` is what runs them: a fresh Python, or one that has torch already.
     """
 
     folder: Path
@@ -75,8 +75,9 @@ class Programs:
         return [*argv, "--allow-run-as-root"] if os.geteuid() == 0 else argv
 
     def torchrun(self, ranks: int, script: str | Path, *arguments: object) -> Ended:
-        argv = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        return self._run([*argv, f"--nproc-per-node={ranks}", WORKLOADS / script, *arguments])
+        argv = [*self.python, "-m", "torch.distributed.run", "--standalone"]
+        program = ["--no-python", *self.python, WORKLOADS / script, *arguments]
+        return self._run([*argv, f"--nproc-per-node={ranks}", *program])
 
     def _run(self, argv: Sequence[object]) -> Ended:
         # Files: mpirun 5.0.11 loses lines of ranks when its own stdout is a pipe.

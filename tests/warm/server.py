@@ -1,21 +1,24 @@
-"""A Python that has imported torch, and forks a process for each program that is to be run.
+"""A Python that has imported modules, and forks a process for each program that is to be run.
 
-    python warm.py SOCKET       until its standard input ends
-    python -IS begin.py SOCKET SCRIPT ARGUMENTS
+    python server.py SOCKET MODULE…       until its standard input ends
 
-`begin.py` stands for the program that it begins: it hands on its environment, folder, standard
-streams and signals, and ends as the program does. The import takes longer than most tests.
+`package.*` is a module and all below it. Programs are begun by `begin.py` or by `client.py`.
+The import takes longer than most programs.
 """
 
 from __future__ import annotations
 
+import gc
+import importlib
 import json
 import os
+import pkgutil
 import runpy
 import selectors
 import signal
 import socket
 import sys
+import time
 from contextlib import suppress
 from typing import Any
 
@@ -65,7 +68,7 @@ def serve(listener: socket.socket, ended: socket.socket) -> dict[str, Any]:
                             selector.unregister(found)
                             with found, suppress(OSError):
                                 found.sendall(b"%d\n" % status)
-                elif found := begun.get(key.data):  # `begin.py` was killed
+                elif found := begun.get(key.data):  # whoever began it was killed
                     os.kill(key.data, signal.SIGKILL)
                     selector.unregister(found)
                     found.close()
@@ -77,23 +80,44 @@ def has_ended(pid: int) -> bool:
 
 
 def become(order: dict[str, Any]) -> None:
-    """Runs the script as a fresh Python would."""
+    """Runs the script, or the module after `-m`, as a fresh Python would."""
     os.setpgid(0, 0)
+    for name, number, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
+        old = getattr(sys, name)  # of the server's own: a file perhaps, where this is a pipe
+        lines = 1 if name == "stderr" else -1
+        setattr(sys, name, os.fdopen(number, mode, lines, old.encoding, old.errors, closefd=False))
     os.chdir(order["cwd"])
     os.environ.clear()
     os.environ.update(order["env"])
-    sys.argv[:] = order["argv"]
+    time.tzset()
+    first, *more = order["argv"]
     path = order["env"].get("PYTHONPATH")
-    sys.path[0:1] = [os.path.dirname(sys.argv[0]), *(path.split(os.pathsep) if path else [])]
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    beside = os.getcwd() if first == "-m" else os.path.dirname(first)
+    sys.path[0:1] = [beside, *(path.split(os.pathsep) if path else [])]
+    if first == "-m":
+        sys.argv[:] = more
+        runpy.run_module(more[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv[:] = order["argv"]
+        runpy.run_path(first, run_name="__main__")
+
+
+def load(name: str) -> None:
+    module = importlib.import_module(name.removesuffix(".*"))
+    if name.endswith(".*"):
+        for found in pkgutil.walk_packages(module.__path__, f"{module.__name__}."):
+            if not found.name.endswith(".__main__"):
+                importlib.import_module(found.name)
 
 
 def main() -> None:
-    import torch.distributed  # noqa: F401
-
+    for name in sys.argv[2:]:
+        load(name)
+    gc.freeze()  # nobody looks for garbage in what all processes share
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(sys.argv[1])
+        listener.bind(f"{sys.argv[1]}.new")
         listener.listen(64)
+        os.rename(f"{sys.argv[1]}.new", sys.argv[1])  # who finds it can connect
         ended, wake = socket.socketpair()
         ended.setblocking(False)
         wake.setblocking(False)

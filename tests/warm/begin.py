@@ -1,4 +1,7 @@
-"""Begins a program in `warm.py`, and stands for it: `python -IS begin.py SOCKET SCRIPT …`."""
+"""Begins a program in `server.py`, and stands for it: `python -IS begin.py SOCKET SCRIPT …`.
+
+It hands on its environment, folder, standard streams and signals, and ends as the program does.
+"""
 
 import json
 import os
@@ -8,6 +11,8 @@ import sys
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
+# What comes before there is somebody to hand it on to waits.
+signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
 connection = socket.socket(socket.AF_UNIX)
 connection.connect(sys.argv[1])
 order = {"argv": sys.argv[2:], "env": dict(os.environ), "cwd": os.getcwd()}
@@ -16,6 +21,7 @@ answer = connection.makefile()
 pid = int(answer.readline())
 for number in FORWARDED:
     signal.signal(number, lambda number, _: os.kill(pid, number))
+signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
 status = int(answer.readline() or signal.SIGKILL)
 if os.WIFSIGNALED(status):
     signal.signal(os.WTERMSIG(status), signal.SIG_DFL)

@@ -1,0 +1,73 @@
+"""What stands for a fresh Python in other tests does as one does."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.cli import wait_for
+from tests.warm.client import BEGIN, Warm
+
+
+@pytest.fixture(scope="module")
+def warm() -> Iterator[Warm]:
+    warm = Warm(sys.executable, "json.*")
+    yield warm
+    warm.close()
+
+
+def script(folder: Path, text: str) -> str:
+    path = folder / "script.py"
+    path.write_text(text)
+    return str(path)
+
+
+def test_a_program_gets_what_it_is_given(warm: Warm, tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text("import os, sys\nprint(os.getcwd(), *sys.argv[1:])\n")
+    path = script(
+        tmp_path,
+        "import os, sys, beside\n"
+        "print(sorted(os.environ), repr(sys.stdin.read()), file=sys.stderr)\n"
+        "sys.exit(3)",
+    )
+    for begin in ([path], ["-m", "script"]):
+        env = {"ONE": "1", "TWO": "a b"}
+        done = warm.run([*begin, "x", "y z"], cwd=tmp_path, env=env, timeout=30)
+        assert done.stdout == f"{tmp_path} x y z\n"
+        assert done.stderr == "['ONE', 'TWO'] ''\n"
+        assert done.returncode == 3
+
+
+def test_it_ends_by_a_signal_and_by_its_time(warm: Warm, tmp_path: Path) -> None:
+    path = script(tmp_path, "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)")
+    done = warm.run([path], cwd=tmp_path, env={}, timeout=30)
+    assert done.returncode == -signal.SIGTERM
+    path = script(
+        tmp_path, "import os, time\nprint(os.getpid(), flush=True)\nwhile True: time.sleep(1)"
+    )
+    with pytest.raises(subprocess.TimeoutExpired) as caught:
+        warm.run([path], cwd=tmp_path, env={}, timeout=2)
+    place = Path("/proc", caught.value.output.decode().strip())
+    wait_for(lambda: not place.exists(), 10, "it has not ended")
+
+
+def test_a_command_stands_for_its_program(warm: Warm, tmp_path: Path) -> None:
+    """For launchers, which start a program and signal it."""
+    path = script(
+        tmp_path,
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\n"
+        "print('up', flush=True)\n"
+        "while True: time.sleep(0.01)",
+    )
+    argv = [sys.executable, "-IS", str(BEGIN), warm.address(), path]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as begun:
+        assert begun.stdout is not None
+        assert begun.stdout.readline() == b"up\n"
+        begun.terminate()
+        assert begun.wait(30) == 5
