@@ -72,7 +72,7 @@ def containers(
 @pytest.fixture(scope="module")
 def instances(ec2: Ec2, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("instances")
-    env = {**ec2.env, "HOME": str(folder), "CLUSTERCTL_UP_SSH_CIDR": OUTSIDE}
+    env = {**ec2.quick_env, "HOME": str(folder), "CLUSTERCTL_UP_SSH_CIDR": OUTSIDE}
     (folder / "project").mkdir()
     cli = Cli(folder / "state", folder / "project", env=env)
     cli("up", "cloud", "--cpu", "t3.xlarge:2", "--runtime", "host", "--yes", timeout=300)

@@ -6,6 +6,7 @@ marker.
 
 from __future__ import annotations
 
+import shutil
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -117,12 +118,15 @@ def machines(
 ) -> Iterator[Machines]:
     provider, mode = request.param
     cloud = request.getfixturevalue("ec2") if provider == "ec2" else None
-    environment = cloud.env if cloud else {}
+    environment = cloud.quick_env if cloud else {}
     if provider == "docker":
         request.getfixturevalue("node_images")
         environment = request.getfixturevalue("engine").environment
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
+    if provider == "ec2":
+        initialised = request.getfixturevalue("initialised")
+        shutil.copytree(initialised, tmp_path / initialised.name, symlinks=True)
     folder = tmp_path / "clusters" / "contract"
     keys.ensure(folder / "ssh" / "user")
     keys.ensure(folder / "ssh" / "mesh")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import signal
+import shutil
 import subprocess
 import sys
 import time
@@ -20,23 +20,27 @@ from tests.sim import hub as hubs
 from tests.sim.ec2.client import Ec2
 from tests.sim.ec2.iam import allows
 from tests.sim.hub import Hub
+from tests.warm.client import shared
 
 OUTSIDE = "198.51.100.0/24"
 """From where the simulated launchers are reached."""
 
 
 class World:
-    """One person's machine beside a cloud: `run` is the command line."""
+    """One person's machine beside a cloud: `run` is the command line. Terraform was initialised
+    there, and its provider stays from one command to the next."""
 
     wait = staticmethod(wait_for)
 
-    def __init__(self, ec2: Ec2, hub: Hub, folder: Path) -> None:
+    def __init__(self, ec2: Ec2, hub: Hub, folder: Path, initialised: Path) -> None:
         self.ec2 = ec2
         self.hub = hub
         self.home = folder / "clusterctl"
+        self.home.mkdir(mode=0o700)
+        shutil.copytree(initialised, self.home / initialised.name, symlinks=True)
         self.env = {
             **os.environ,
-            **ec2.env,
+            **ec2.quick_env,
             "HOME": str(folder),
             "CLUSTERCTL_HOME": str(self.home),
             "CLUSTERCTL_UP_SSH_CIDR": OUTSIDE,
@@ -44,6 +48,12 @@ class World:
             "NO_COLOR": "1",
         }
         self._folder = folder
+
+    def on_the_first_day(self) -> None:
+        """Nothing is initialised, and Terraform starts its provider itself: it can be interrupted
+        then, and two can run at once."""
+        shutil.rmtree(self.home)
+        self.env["PATH"] = os.environ["PATH"]
 
     def start(self, *words: str, **more: Any) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -59,14 +69,10 @@ class World:
         )
 
     def run(self, *words: str, timeout: float = 170) -> Done:
-        process = self.start(*words)
-        try:
-            out, err = process.communicate(timeout=timeout * BUSY)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            out, err = process.communicate()
-            raise AssertionError(f"{words} did not end in {timeout} s:\n{out}\n{err}") from None
-        return Done(words, process.returncode, out, err)
+        done = shared().run(
+            ["-m", "clusterctl", *words], cwd=self._folder, env=self.env, timeout=timeout * BUSY
+        )
+        return Done(words, done.returncode, done.stdout, done.stderr)
 
     def ok(self, *words: str, timeout: float = 170) -> Done:
         done = self.run(*words, timeout=timeout)
@@ -107,12 +113,12 @@ def hub() -> Iterator[Hub]:
 
 
 @pytest.fixture
-def world(ec2: Ec2, hub: Hub, tmp_path: Path) -> Iterator[World]:
+def world(ec2: Ec2, hub: Hub, initialised: Path, tmp_path: Path) -> Iterator[World]:
     """Whoever uses it has the rights of infra/ec2/policy.json, and no others. Afterwards nothing
     may be left in the cloud. EC2_CALLS names a file that gets the names of all calls."""
     ec2.forget_calls()
     ec2.policy(policy())
-    world = World(ec2, hub, tmp_path)
+    world = World(ec2, hub, tmp_path, initialised)
     try:
         yield world
         assert ec2.left() == []

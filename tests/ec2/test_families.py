@@ -15,6 +15,7 @@ HOST = ("--runtime", "host", "--yes")
 
 def test_g4ad_and_cpu_side_by_side(world: World) -> None:
     """Two clusters at once, one of them mixed; each has its own network, keys and record."""
+    world.on_the_first_day()
     first = world.start("up", "amd", "--gpu", "g4ad", *HOST)
     second = world.start("up", "mixed", "--gpu", "g4dn:1", "--cpu", "t3.xlarge:1", *HOST)
     for process in (first, second):

@@ -228,6 +228,7 @@ def test_a_node_that_never_boots_is_named(world: World) -> None:
 
 def test_killed_in_every_phase_it_goes_on(world: World) -> None:
     """Also with an orphaned terraform: the next `up` names it and waits."""
+    world.on_the_first_day()
     phases = ("bootstrap (after", "mesh (after", "all-reduce (after")
     jobs = world.home / "jobs"
     for word in ("worker-1: starts", "SSH answers", *phases):
@@ -253,6 +254,7 @@ def test_killed_in_every_phase_it_goes_on(world: World) -> None:
 
 
 def test_a_second_ctrl_c_says_what_is_left(world: World) -> None:
+    world.on_the_first_day()
     process = world.start(*CPU)
     world.until(process, "worker-1: starts", 60)
     os.kill(process.pid, signal.SIGINT)
@@ -276,6 +278,7 @@ def test_a_second_ctrl_c_says_what_is_left(world: World) -> None:
 
 
 def test_ctrl_c_lets_terraform_finish_its_step(world: World) -> None:
+    world.on_the_first_day()
     process = world.start(*CPU)
     world.until(process, "worker-1: starts", 60)
     os.kill(process.pid, signal.SIGINT)

@@ -16,6 +16,7 @@ CPU = ("up", "--cpu", "t3.xlarge", "--runtime", "host", "--yes")
 
 
 def test_from_nothing_to_nothing(world: World) -> None:
+    world.on_the_first_day()
     dry = world.ok("up", "--cpu", "t3.xlarge:2", "--dry-run")
     assert "2 worker" in dry.out
     assert "t3.xlarge" in dry.out

@@ -40,6 +40,24 @@ def ec2(need: Need, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ec2]:
         simulator.close()
 
 
+@pytest.fixture(scope="session")
+def initialised(ec2: Ec2, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `terraform init` leaves in a state home; nothing without Terraform."""
+    from clusterctl import assets, terraform
+    from tests.conftest import find
+
+    plugins = tmp_path_factory.mktemp("initialised") / "terraform-plugins"
+    if not (find("terraform") or find("tofu")):
+        plugins.mkdir()
+        return plugins
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in ec2.env.items():
+            patch.setenv(name, value)
+        made = terraform.InitCache(assets.folder("infra") / "ec2", terraform.find(), plugins)
+        made.make()
+    return made.folder.parent
+
+
 @pytest.fixture
 def lab(ec2: Ec2, tmp_path: Path) -> Iterator[Lab]:
     """A network in the simulated EC2; nothing may be left when the test's own things are gone."""
