@@ -142,7 +142,11 @@ def test_missing_rights_are_known_before_the_question(lab: Lab, api: Api) -> Non
     """By a dry run, with the tags that the policy's conditions look at."""
     rights = json.loads((assets.folder("infra") / "ec2" / "policy.json").read_text())
     lab.ec2.policy(rights)
+    lab.ec2.fault("ice", calls=1)
     assert survey(api, spot=True).account == "123456789012"
+    with pytest.raises(ClientError, match="sufficient"):
+        lab.launch("one")  # a dry run says nothing about capacity
+    lab.ec2.forget_calls()
     for statement in rights["Statement"]:
         if statement["Sid"] == "TagNewResources":
             statement["Condition"]["StringEquals"]["ec2:CreateAction"].remove("RunInstances")

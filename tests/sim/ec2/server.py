@@ -262,8 +262,10 @@ def where_of(request: Request) -> Where:
     names = {request.parameters.get("InstanceId", ""), *request.listed("InstanceId")}
     tags = request.tags("instance")
     names |= {tags.get("clusterctl:node", ""), tags.get("Name", "")}
+    # A dry run asks for rights: what goes wrong with a launch is not known by then.
+    dry = request.parameters.get("DryRun") == "true"
     return Where(
-        action=request.action,
+        action="DryRun" if dry else request.action,
         zone=zone_of(request) if request.action == "RunInstances" else "",
         instance_type=request.parameters.get("InstanceType", ""),
         names=frozenset(names - {""}),
