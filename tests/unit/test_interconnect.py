@@ -146,7 +146,7 @@ def test_the_network(
         ),
         pytest.param([("10.0.0.1", []), ("10.0.0.2", ["eth0 10.0.0.2/24"])], id="loopback only"),
         pytest.param(
-            [("10.0.0.1", ["lo 127.0.1.1/8"]), ("10.0.0.2", ["lo 127.0.1.2/8"])],
+            [("127.0.1.1", ["lo 127.0.1.1/8"]), ("127.0.1.2", ["lo 127.0.1.2/8"])],
             id="loopback leads nowhere",
         ),
         pytest.param(
