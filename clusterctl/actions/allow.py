@@ -12,7 +12,10 @@ from clusterctl.model import Cluster
 from clusterctl.providers.protocol import Guarded
 from clusterctl.state import ClusterLock, Store
 
-ALLOW = "`clusterctl allow` opens the cluster to your present address"
+
+def hint(cluster: str) -> str:
+    """What to do where this machine is not let in."""
+    return f"`clusterctl allow -c {cluster}` opens the cluster to your present address"
 
 
 def allow(store: Store, name: str, networks: Sequence[str], tell: Tell) -> tuple[str, ...]:
@@ -23,7 +26,7 @@ def allow(store: Store, name: str, networks: Sequence[str], tell: Tell) -> tuple
         provider = providers.load(cluster.spec.provider)
         if not isinstance(provider, Guarded):
             raise UsageError(
-                f"cluster {name} is not on EC2: nothing stands between it and you",
+                f"cluster {name} is not on EC2: clusterctl has no firewall rules there",
                 hint="`clusterctl status --live` shows which nodes answer",
             )
         allowed = provider.allow(cluster, store.folder(name), networks)
@@ -50,4 +53,4 @@ def explained(error: NodeUnreachable) -> NodeUnreachable:
         why = shut_out(store, store.cluster(error.cluster), error)
     except ClusterctlError:
         return error
-    return NodeUnreachable(f"{error.message}; {why}", hint=ALLOW) if why else error
+    return NodeUnreachable(f"{error.message}; {why}", hint=hint(error.cluster)) if why else error

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from clusterctl import model, providers
 from clusterctl.actions import Tell, require_owned
-from clusterctl.actions.allow import ALLOW, shut_out
+from clusterctl.actions import allow as allowing
 from clusterctl.errors import NodeUnreachable, UsageError
 from clusterctl.insight import cost
 from clusterctl.model import Cluster, Job, Phase
@@ -84,10 +84,10 @@ def _let_in(
 ) -> None:
     """Opens the cluster to this machine where its address has changed and that is agreed to; raises
     the error otherwise."""
-    why = shut_out(store, cluster, error)
+    why = allowing.shut_out(store, cluster, error)
     if not why or not isinstance(provider, Guarded):
         raise error
-    explained = NodeUnreachable(f"{error.message}; {why}", hint=ALLOW)
+    explained = NodeUnreachable(f"{error.message}; {why}", hint=allowing.hint(cluster.name))
     try:
         agreed = consent(f"{why}: open it to this address instead?")
     except UsageError:

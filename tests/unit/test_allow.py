@@ -95,7 +95,7 @@ def unreachable(error: NodeUnreachable) -> NodeUnreachable:
 def test_nodes_that_do_not_answer_another_address_say_so(firewall: Firewalled) -> None:
     told = unreachable(SILENT)
     assert told.message.endswith(f"; {WHY}")
-    assert "`clusterctl allow`" in told.hint
+    assert "`clusterctl allow -c lab`" in told.hint
     firewall.allow(open_store().cluster("lab"), Path(), ())
     assert unreachable(SILENT) is SILENT
 
@@ -117,7 +117,7 @@ def test_the_command_line_explains_it(call: Call, monkeypatch: pytest.MonkeyPatc
     said = call("allow")
     assert said.code == 4
     assert WHY in said.err
-    assert "`clusterctl allow`" in said.err
+    assert "`clusterctl allow -c lab`" in said.err
 
 
 def test_extend_offers_to_open_the_cluster(firewall: Firewalled) -> None:
@@ -126,7 +126,7 @@ def test_extend_offers_to_open_the_cluster(firewall: Firewalled) -> None:
         with pytest.raises(NodeUnreachable) as caught:
             extend(store, "lab", 3600.0, print, answer)
         assert WHY in caught.value.message
-        assert "`clusterctl allow`" in caught.value.hint
+        assert "`clusterctl allow -c lab`" in caught.value.hint
     assert extend(store, "lab", 3600.0, print, yes).deadline > 0
     assert firewall.allowed == ("203.0.113.9/32",)
 
