@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,12 +123,7 @@ class Ec2Provider:
         now = self._clock()
         spot = options.cloud.spot and not _fell_back(instances)
         quotes = _quotes(api, found, spot, tell)
-        old: tuple[Charge, ...] = ()
-        if current:
-            made = {node.name for node in current.nodes}
-            if ahead:
-                made |= self.list_made(Home(ahead).clusters / options.name)
-            old = billing.settle(current, living=present, made=made, now=now)
+        old = self._settle(current, present, ahead, now) if current else ()
         charges = prices.merge(old, prices.charges(found.machines, quotes, api.region, now), now)
         dear = charges
         if spot and options.cloud.spot_fallback:
@@ -165,6 +160,15 @@ class Ec2Provider:
             account=found.account,
             question=f"start {many} for up to {worst}{' and more' * bool(unknown)}?" * bool(names),
         )
+
+    def _settle(
+        self, current: Cluster, present: Mapping[str, str], ahead: Path | None, now: float
+    ) -> tuple[Charge, ...]:
+        """The charges so far, as the machines that there are bear them out."""
+        made = {node.name for node in current.nodes}
+        if ahead:
+            made |= self.list_made(Home(ahead).clusters / current.name)
+        return billing.settle(current, living=present, made=made, now=now)
 
     def create(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> Created:
         runner = _terraform(folder, cluster.name, on_event)
