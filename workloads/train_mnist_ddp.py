@@ -17,6 +17,7 @@ from trainlib.options import (
     add_backend,
     add_data,
     add_seed,
+    add_snapshot,
     number,
     positive,
     positive_float,
@@ -49,6 +50,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--dry-run", action="store_true", help="one step and one test")
     add("--log-interval", type=positive, default=10, metavar="N", help="steps (default 10)")
     add("--save-model", action="store_true", help="rank 0 writes mnist_cnn.pt at the end")
+    add_snapshot(parser)
     add_seed(parser, 1)
     add_data(parser, ("mnist", "digits", "cifar10"), "mnist")
     add_backend(parser)

@@ -13,7 +13,15 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from trainlib.options import Parser, add_data, add_seed, number, positive, positive_float
+from trainlib.options import (
+    Parser,
+    add_data,
+    add_seed,
+    add_snapshot,
+    number,
+    positive,
+    positive_float,
+)
 from trainlib.program import run_program
 
 
@@ -42,6 +50,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         action="store_true",
         help="split the rows among the workers instead of giving all to each",
     )
+    add_snapshot(parser)
     add_seed(parser)
     add_data(parser, ("mnist", "digits"), "mnist")
     return parser.parse_args(arguments)

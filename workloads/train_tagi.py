@@ -15,7 +15,15 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from trainlib.options import Parser, add_backend, add_data, add_seed, positive, positive_float
+from trainlib.options import (
+    Parser,
+    add_backend,
+    add_data,
+    add_seed,
+    add_snapshot,
+    positive,
+    positive_float,
+)
 from trainlib.program import run_program
 
 
@@ -36,6 +44,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = Parser(description="Train by Bayes' rule (TAGI).", allow_abbrev=False)
     add_data(parser, ("digits", "mnist", "cifar10"), "digits")
     add_backend(parser)
+    add_snapshot(parser)
     add_seed(parser)
     parser.add_argument("--epochs", "--num_epochs", type=positive, metavar="N")
     parser.add_argument(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
+from pathlib import Path
 from queue import Queue
 from types import SimpleNamespace
 from typing import Any
@@ -64,6 +65,7 @@ class Network:
         return SimpleNamespace(
             COMM_WORLD=Communicator(self, rank),
             Request=SimpleNamespace(Waitall=wait_for_all),
+            MAX=max,
             THREAD_SERIALIZED=2,
             Query_thread=lambda: 2,
             Is_initialized=lambda: True,
@@ -88,6 +90,12 @@ class Communicator:
     def allgather(self, value: Any) -> list[Any]:
         """As if all ranks said the same."""
         return [value] * self.network.size
+
+    def allreduce(self, value: Any, op: Any) -> Any:
+        return value
+
+    def bcast(self, value: Any, root: int) -> Any:
+        return value
 
     def Send(self, array: np.ndarray, target: int, tag: int) -> None:
         assert 0 <= target < self.network.size
@@ -151,7 +159,7 @@ def train(
             mpi=network.mpi(rank), ranks=Ranks(rank, workers + 1, rank, workers + 1, "mpirun")
         )
         try:
-            role(session, models[rank], rows, chosen)
+            role(session, models[rank], rows, chosen, range(chosen.nepochs))
         except BaseException as error:
             network.abort()
             if rank == 0 or not isinstance(error, Aborted):
@@ -330,13 +338,15 @@ def start_as(patch: pytest.MonkeyPatch, rank: int, network: Network) -> None:
 
 
 @pytest.fixture
-def same_threads() -> Iterator[None]:
+def same_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)  # without a snapshot
     count = torch.get_num_threads()
     yield
     torch.set_num_threads(count)
 
 
-DIGITS = {"dataset": "digits", "data": None, "nepochs": 1, "batch_size": 100}
+SNAPSHOT = Path("snapshot.pt")
+DIGITS = {"dataset": "digits", "data": None, "snapshot": SNAPSHOT, "nepochs": 1, "batch_size": 100}
 
 
 def first_weights() -> torch.Tensor:

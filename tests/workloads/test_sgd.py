@@ -242,7 +242,7 @@ def check(session, rows, labels, expected, what, **options):
     model = torch.nn.Linear(6, 10)
     start = model.weight.detach().clone(), model.bias.detach().clone()
     role = averaging.worker if session.ranks.rank else averaging.master
-    role(session, model, dataset, chosen)
+    role(session, model, dataset, chosen, range(EPOCHS))
     if session.ranks.rank:
         return
     for _ in range(EPOCHS):

@@ -14,12 +14,13 @@ from __future__ import annotations
 import math
 import time
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from trainlib import data, metrics, models
+from trainlib.epochs import Epochs
 from trainlib.errors import Diverged, StartError
 from trainlib.program import print_line
 from trainlib.ranks import Ranks, discover
@@ -50,7 +51,16 @@ def run(options: Namespace) -> int:
         torch.manual_seed(options.seed)
         model = models.build("averaging_cnn", dataset.train.shape, dataset.image, dataset.classes)
         role = master if ranks.rank == 0 else worker
-        role(session, model, dataset, options)
+        identity = {"data set": dataset.name, "model": models.signature(model)}
+        # The master's weights are all that an epoch begins with.
+        with Epochs(
+            options.nepochs,
+            {"model": model},
+            session=session,
+            path=options.snapshot,
+            identity=identity,
+        ) as epochs:
+            role(session, model, dataset, options, epochs)
     return 0
 
 
@@ -65,6 +75,7 @@ def master(
     model: torch.nn.Module,
     dataset: Dataset,
     options: Namespace,
+    epochs: Iterable[int],
     clock: Callable[[], float] = time.perf_counter,
 ) -> None:
     """Rank 0: hand out, collect, average in the order of the ranks, validate."""
@@ -75,7 +86,7 @@ def master(
         f"{len(dataset.test)} rows, {'split up' if options.shard else 'all for each'}) | "
         f"Seed: {options.seed}"
     )
-    for epoch in range(options.nepochs):
+    for epoch in epochs:
         started = clock()
         weights = flat(model).numpy()
         sending = [comm.Isend(weights, rank, _WEIGHTS) for rank in range(1, workers + 1)]
@@ -100,11 +111,17 @@ def master(
         )
 
 
-def worker(session: Session, model: torch.nn.Module, dataset: Dataset, options: Namespace) -> None:
+def worker(
+    session: Session,
+    model: torch.nn.Module,
+    dataset: Dataset,
+    options: Namespace,
+    epochs: Iterable[int],
+) -> None:
     """The other ranks: an epoch of SGD from the master's weights, and back with the result."""
     comm = session.mpi.COMM_WORLD
     received = flat(model)
-    for epoch in range(options.nepochs):
+    for epoch in epochs:
         comm.Recv(received.numpy(), 0, _WEIGHTS)
         fill(model, received)
         loss, rows = train_worker(model, dataset, options, session.ranks, epoch)

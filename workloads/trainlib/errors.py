@@ -57,9 +57,9 @@ class Diverged(WorkloadError):
         )
 
 
-class Stopped(Exception):
+class Stopped(SystemExit):
     """All ranks agreed to stop because of a signal; the exit code is 128 + its number."""
 
     def __init__(self, signum: int) -> None:
-        super().__init__(f"stopped by signal {signum}")
-        self.code = 128 + signum
+        super().__init__(128 + signum)
+        self.signum = signum

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from trainlib import data, metrics, models, snapshots
+from trainlib.epochs import Epochs, Part
 from trainlib.errors import Diverged
 from trainlib.program import print_line
 from trainlib.ranks import discover
@@ -67,28 +68,37 @@ def _train(session: Session, options: Namespace, dataset: Dataset) -> None:
             f"Device: {session.device.type} | Data: {dataset.name} ({len(dataset.train)} + "
             f"{len(dataset.test)} rows) | Seed: {options.seed}"
         )
-    for epoch in range(1 if options.dry_run else options.epochs):
-        # Dropout: another one on each rank, and the same again with the same seed.
-        torch.manual_seed(data.mix(options.seed, epoch * ranks.world + ranks.rank))
-        started = time.perf_counter()
-        batches = data.batches(
-            dataset.train, options.batch_size, ranks.rank, ranks.world, options.seed, epoch
-        )
-        if options.dry_run:
-            batches = itertools.islice(batches, 1)
-        rows = train_epoch(parallel, optimizer, batches, f"{tag} Epoch {epoch}", options)
-        schedule.step()
-        if session.device.type == "cuda":
-            torch.cuda.synchronize()  # what was only begun counts, too
-        speed = session.communicator.sum([rows / (time.perf_counter() - started)])[0]
-        test_loss, accuracy = metrics.score(session, model, dataset, options.test_batch_size)
-        if not math.isfinite(test_loss):
-            raise Diverged(epoch, f"try an --lr below {options.lr:g}")
-        if ranks.rank == 0:
-            print_line(
-                f"{tag} Epoch {epoch} | Test loss: {test_loss:.6g} | Test accuracy: "
-                f"{accuracy:.4f} | Throughput: {speed:.1f} samples/s"
+    parts: dict[str, Part] = {"model": model, "optimizer": optimizer, "schedule": schedule}
+    identity = {"data set": dataset.name, "model": models.signature(model)}
+    with Epochs(
+        1 if options.dry_run else options.epochs,
+        parts,
+        session=session,
+        path=options.snapshot,
+        identity=identity,
+    ) as epochs:
+        for epoch in epochs:
+            # Dropout: another one on each rank, and the same again with the same seed.
+            torch.manual_seed(data.mix(options.seed, epoch * ranks.world + ranks.rank))
+            started = time.perf_counter()
+            batches = data.batches(
+                dataset.train, options.batch_size, ranks.rank, ranks.world, options.seed, epoch
             )
+            if options.dry_run:
+                batches = itertools.islice(batches, 1)
+            rows = train_epoch(parallel, optimizer, batches, f"{tag} Epoch {epoch}", options)
+            schedule.step()
+            if session.device.type == "cuda":
+                torch.cuda.synchronize()  # what was only begun counts, too
+            speed = session.communicator.sum([rows / (time.perf_counter() - started)])[0]
+            test_loss, accuracy = metrics.score(session, model, dataset, options.test_batch_size)
+            if not math.isfinite(test_loss):
+                raise Diverged(epoch, f"try an --lr below {options.lr:g}")
+            if ranks.rank == 0:
+                print_line(
+                    f"{tag} Epoch {epoch} | Test loss: {test_loss:.6g} | Test accuracy: "
+                    f"{accuracy:.4f} | Throughput: {speed:.1f} samples/s"
+                )
     if options.save_model and ranks.rank == 0:
         snapshots.write(_MODEL, model.state_dict())
 

@@ -37,6 +37,7 @@ def add_mpi_sgd(parser: Parser, *, epochs: int, batch_size: int, lr: float) -> N
         help="1 averages gradients at each step, more averages weights after each N (default 1)",
     )
     add_seed(parser)
+    add_snapshot(parser)
 
 
 def add_backend(parser: argparse.ArgumentParser) -> None:
@@ -68,6 +69,17 @@ def add_data(parser: argparse.ArgumentParser, names: Sequence[str], default: str
         type=file_path,
         metavar="DIR",
         help="folder of the data set's files (default $CLUSTERCTL_DATA/NAME)",
+    )
+
+
+def add_snapshot(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--snapshot",
+        type=file_path,
+        default=Path("snapshot.pt"),
+        metavar="PATH",
+        help="where rank 0 saves an unfinished training, which the next run goes on with"
+        " (default snapshot.pt)",
     )
 
 

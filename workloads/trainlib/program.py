@@ -52,7 +52,7 @@ def run_program(main: Callable[[], int]) -> NoReturn:
             print_error(error)
         code = error.code
     except Stopped as stop:
-        code = stop.code
+        code = 128 + stop.signum
     except KeyboardInterrupt:
         code = 130
     _end(code)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from trainlib import backends, data, folders, images, metrics, models, readers, snapshots
+from trainlib.epochs import Epochs, Part
 from trainlib.errors import Diverged, UsageError, WorkloadError
 from trainlib.mpi_sgd import MpiSGD
 from trainlib.program import print_line
@@ -158,6 +159,8 @@ class _Training:
         self.history_path: Path | None = None
         self.weights_path: Path | None = None
         self.history: list[dict[str, float]] = []
+        self.best, self.since = math.inf, 0
+        """The smallest validation loss, and the epochs since."""
 
     def run(self) -> None:
         lead = self.session.ranks.rank == 0
@@ -171,27 +174,53 @@ class _Training:
                 f"{self.dataset.name} ({len(self.dataset.train)} + {len(self.dataset.test)} rows) "
                 f"| Averaged: {how} | Seed: {self.options.seed}"
             )
-        best, since = math.inf, 0
-        for epoch in range(self.options.epochs):
-            row = self._epoch(epoch)
-            if not math.isfinite(row["loss"] + row["validation_loss"]):
-                raise Diverged(epoch, f"try an --lr below {self.options.lr:g}")
-            self.history.append(row)
-            better = row["validation_loss"] < best
-            best, since = (row["validation_loss"], 0) if better else (best, since + 1)
-            if lead:
-                print_line(
-                    f"Epoch {epoch} | Loss: {row['loss']:.6g} | Validation loss: "
-                    f"{row['validation_loss']:.6g} | Validation accuracy: "
-                    f"{row['validation_accuracy']:.4f} | Throughput: {row['rows_per_s']:.1f} "
-                    "samples/s"
-                )
-                self._save(better)
-            # All ranks have the same numbers, and decide alike.
-            if self.patience is not None and since >= self.patience:
-                if lead:
-                    print_line(f"Stopped: no better validation loss for {since} epochs")
-                break
+        parts: dict[str, Part] = {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "progress": self,
+        }
+        identity = {"data set": self.dataset.name, "model": models.signature(self.model)}
+        with Epochs(
+            self.options.epochs,
+            parts,
+            session=self.session,
+            path=self.options.snapshot,
+            identity=identity,
+        ) as epochs:
+            for epoch in epochs:
+                if self._finish_epoch(epoch, lead):
+                    break
+
+    def _finish_epoch(self, epoch: int, lead: bool) -> bool:
+        """Trains an epoch; returns whether that was enough."""
+        row = self._epoch(epoch)
+        if not math.isfinite(row["loss"] + row["validation_loss"]):
+            raise Diverged(epoch, f"try an --lr below {self.options.lr:g}")
+        self.history.append(row)
+        better = row["validation_loss"] < self.best
+        self.best, self.since = (
+            (row["validation_loss"], 0) if better else (self.best, self.since + 1)
+        )
+        if lead:
+            print_line(
+                f"Epoch {epoch} | Loss: {row['loss']:.6g} | Validation loss: "
+                f"{row['validation_loss']:.6g} | Validation accuracy: "
+                f"{row['validation_accuracy']:.4f} | Throughput: {row['rows_per_s']:.1f} "
+                "samples/s"
+            )
+            self._save(better)
+        # All ranks have the same numbers, and decide alike.
+        enough = self.patience is not None and self.since >= self.patience
+        if enough and lead:
+            print_line(f"Stopped: no better validation loss for {self.since} epochs")
+        return enough
+
+    def state_dict(self) -> dict[str, Any]:
+        """What decides when to stop, and has been noted."""
+        return {"history": self.history, "best": self.best, "since": self.since}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.history, self.best, self.since = state["history"], state["best"], state["since"]
 
     def _epoch(self, epoch: int) -> dict[str, float]:
         ranks, options = self.session.ranks, self.options

@@ -23,6 +23,7 @@ import torch
 
 from trainlib import data, metrics, models, optimizers, snapshots
 from trainlib.ddp_options import Options
+from trainlib.epochs import SAVING, UNSAVED_S
 from trainlib.errors import Diverged, StartError, Stopped, UsageError
 from trainlib.program import print_line
 from trainlib.ranks import Ranks, discover
@@ -42,12 +43,6 @@ class Kind:
     rank: str
     elapsed: str
 
-
-UNSAVED_S = 2.0
-"""Seconds of finished epochs that may be lost where a rank has to end within an epoch."""
-
-SAVING = 20
-"""At most one part in this many of the time goes into saving that nobody asked for."""
 
 _DIVERGED = 1 << 10
 """More than any signal's number."""

@@ -83,6 +83,23 @@ class DDPSequential:
         for parameter in self.model.parameters():
             parameter.step(factor)
 
+    def state_dict(self) -> dict[str, list[torch.Tensor]]:
+        """All moments, and what batch norm has seen."""
+        return {"tensors": self._tensors()}
+
+    def load_state_dict(self, state: dict[str, list[torch.Tensor]]) -> None:
+        for tensor, value in zip(self._tensors(), state["tensors"], strict=True):
+            tensor.copy_(value)
+
+    def _tensors(self) -> list[torch.Tensor]:
+        seen = [
+            tensor
+            for layer in self.model.modules()
+            if isinstance(layer, BatchNorm2d)
+            for tensor in (layer.running_mean, layer.running_var)
+        ]
+        return [t for p in self.model.parameters() for t in (p.mean, p.var)] + seen
+
     def _copy_from_rank0(self, tensors: list[torch.Tensor]) -> None:
         together = torch.cat([tensor.flatten() for tensor in tensors])
         if self.config.rank:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from trainlib import augment, data, metrics
+from trainlib.epochs import Epochs
 from trainlib.errors import Diverged
 from trainlib.program import print_line
 from trainlib.ranks import discover
@@ -93,19 +94,27 @@ def train(session: Session, options: Namespace, dataset: Dataset) -> DDPSequenti
             f"{len(dataset.test)} rows) | Updates: {'mean' if options.average else 'sum'} | "
             f"sigma_v: {options.sigma_v:g} | Gain: {options.gain:g} | Seed: {options.seed}"
         )
-    for epoch in range(options.epochs):
-        started = time.perf_counter()
-        rows, loss = _epoch(session, options, dataset, model, softmax, epoch)
-        seconds = time.perf_counter() - started
-        total, loss, speed = session.communicator.sum([rows, loss, rows / seconds])
-        if not math.isfinite(loss):
-            raise Diverged(epoch, f"try a --sigma-v above {options.sigma_v:g}, or a smaller --gain")
-        correct = evaluate(session, dataset, bare, softmax)
-        if ranks.rank == 0:
-            print_line(
-                f"Epoch {epoch} | Loss: {loss / total:.6g} | Throughput: {speed:.1f} samples/s | "
-                f"Test accuracy: {correct / len(dataset.test):.4f} ({correct}/{len(dataset.test)})"
-            )
+    sizes = " ".join(str(tuple(parameter.mean.shape)) for parameter in bare.parameters())
+    identity = {"data set": dataset.name, "model": sizes}
+    with Epochs(
+        options.epochs, {"model": model}, session=session, path=options.snapshot, identity=identity
+    ) as epochs:
+        for epoch in epochs:
+            started = time.perf_counter()
+            rows, loss = _epoch(session, options, dataset, model, softmax, epoch)
+            seconds = time.perf_counter() - started
+            total, loss, speed = session.communicator.sum([rows, loss, rows / seconds])
+            if not math.isfinite(loss):
+                raise Diverged(
+                    epoch, f"try a --sigma-v above {options.sigma_v:g}, or a smaller --gain"
+                )
+            correct = evaluate(session, dataset, bare, softmax)
+            if ranks.rank == 0:
+                rows = len(dataset.test)
+                print_line(
+                    f"Epoch {epoch} | Loss: {loss / total:.6g} | Throughput: {speed:.1f} samples/s"
+                    f" | Test accuracy: {correct / rows:.4f} ({correct}/{rows})"
+                )
     return model
 
 
