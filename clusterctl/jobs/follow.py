@@ -12,7 +12,7 @@ import math
 import re
 import shlex
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from io import BufferedWriter
@@ -38,6 +38,9 @@ ANSWERS = 64 << 20
 FASTEST, SLOWEST = 0.02, 0.5
 """Seconds between polls: quick after output, slower while nothing comes."""
 ANSWER_TIMEOUT = 30.0
+NOTICE, PROBE = 8.0, 4.0
+"""Seconds of silence after which a new connection shows whether a node is there, and seconds for
+that: within 15 s it is told that one is not."""
 GLANCE = 0.5
 """Seconds between looks whether somebody has pressed Ctrl-C."""
 SUSPICION = 5.0
@@ -145,7 +148,10 @@ class Follower:
         self._tell = tell
         self._told = ""
         self._keep = False
+        self._silent: set[str] = set()
+        """Nodes that did not answer a probe, and have not answered since."""
         self._until_ended = True
+        self._began = time.monotonic()
         self._deadline = math.inf
 
     def __enter__(self) -> Follower:
@@ -367,7 +373,8 @@ class Follower:
         return data
 
     def _receive(self, watch: _Watch, channel: Channel) -> None:
-        silence = time.monotonic() + ANSWER_TIMEOUT
+        asked = time.monotonic()
+        probed = False
         while True:
             self._interrupts.check()
             if time.monotonic() > self._deadline:
@@ -376,17 +383,47 @@ class Follower:
                 data = channel.receive(GLANCE)
                 break
             except TimeoutError:
-                if time.monotonic() > silence:
+                silence = time.monotonic() - asked
+                if silence > ANSWER_TIMEOUT:
                     raise
+                if silence > NOTICE and not probed:
+                    probed = True
+                    self._report_silence()
+        if watch.node in self._silent:
+            self._silent.discard(watch.node)
+            self._tell(f"{watch.node} answers again")
         if not data:
             raise ConnectionError("it closed the connection")
         watch.buffer += data
+
+    def _report_silence(self) -> None:
+        """Says which nodes cannot be reached, and why: all of them at once, since several may be
+        gone together."""
+        names = [w.node for w in self._watches if w.channel and w.node not in self._silent]
+        for name, why in self._probe(names).items():
+            self._silent.add(name)
+            self._tell(f"{name} has not answered for {NOTICE:g} s: {why}")
+
+    def _probe(self, names: Sequence[str]) -> dict[str, str]:
+        """What is known about those of these nodes that are not as they were."""
+        found = {}
+        for result in self._pool.probe(names, timeout=PROBE):
+            # A login shell may say something first.
+            times = re.findall(r"^(\d+\.\d+) ", result.text, re.MULTILINE)
+            up = float(times[-1]) if times else math.inf
+            if result.error:
+                found[result.node] = result.error
+            elif up < time.monotonic() - self._began:
+                found[result.node] = f"it restarted {up:.0f} s ago"
+        return found
 
     def _patience(self) -> float:
         """Seconds that a node may take now."""
         return max(GLANCE, min(ANSWER_TIMEOUT, self._deadline - time.monotonic()))
 
     def _lose(self, watch: _Watch, why: str) -> None:
+        if watch.channel and watch.node not in self._silent:
+            why = self._probe([watch.node]).get(watch.node, why)
         launcher = watch.node == self._cluster.launcher.name
         if launcher and self._until_ended:
             raise NodeUnreachable(

@@ -85,7 +85,7 @@ def no_connection(target: Target, error: OSError, seconds: float) -> ConnectErro
         what = f"nothing listens on port {port}: is sshd running on the node?"
         hint = "a machine that is starting up refuses connections until its sshd runs"
     elif isinstance(error, TimeoutError):
-        what = f"no answer within {seconds:g} s: address, route, firewall or security group"
+        what = f"no answer within {seconds:.3g} s: address, route, firewall or security group"
         hint = f"check that port {port} of the node is open to this machine's address"
     elif error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH):
         what = f"no route to it ({said}): is the machine up, and this one on its network?"

@@ -67,6 +67,17 @@ class SshTransport:
     def connect(self, timeout: float) -> None:
         self._ensure_connected(Deadline(timeout))
 
+    def renew(self) -> SshTransport:
+        """Another one to the same node, without a connection."""
+        target, gateway = self._target, self._gateway
+        return SshTransport(
+            self.node,
+            identity=target.identity,
+            known_hosts=target.known_hosts,
+            gateway=gateway.renew() if gateway else None,
+            use_ssh_config=target.use_ssh_config,
+        )
+
     def host_key(self) -> str:
         """The node's public key as the open connection has verified it: `ssh-ed25519 AAAA…`."""
         connection = self._alive()

@@ -7,9 +7,10 @@ import subprocess
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -19,7 +20,7 @@ from clusterctl.errors import NodeUnreachable, UsageError
 from clusterctl.jobs import follow
 from clusterctl.jobs.follow import Follower, Piece, is_complete, read_stored
 from clusterctl.jobs.interrupts import Interrupts
-from clusterctl.model import Cluster, Job, JobState
+from clusterctl.model import Cluster, Job, JobState, NodeResult
 from clusterctl.transport import Transport
 from clusterctl.transport.local import LocalChannel, LocalTransport
 from clusterctl.transport.pool import Pool
@@ -53,12 +54,17 @@ class Site:
     def copy(self, node: str, name: str) -> Path:
         return self.home / "out" / node / name
 
-    def follow(self, pool: type[Pool] = Pool, **options: object) -> tuple[Follower, list[Piece]]:
+    def follow(
+        self,
+        pool: type[Pool] = Pool,
+        tell: Callable[[str], None] = lambda text: None,
+        **options: object,
+    ) -> tuple[Follower, list[Piece]]:
         """All that comes; raises what the follower raises."""
         with (
             pool(self.cluster.nodes, identity=None, known_hosts=self.home / "none") as nodes,
             Interrupts() as interrupts,
-            Follower(self.job, self.cluster, nodes, self.home, interrupts) as follower,
+            Follower(self.job, self.cluster, nodes, self.home, interrupts, tell) as follower,
         ):
             return follower, [
                 piece
@@ -330,3 +336,77 @@ def test_what_the_workers_have_is_read_without_the_launcher(site: Site) -> None:
     assert (text(pieces, 0), text(pieces, 1)) == (b"zero\n", b"one\n")
     assert list(follower.lost) == ["launcher"]
     assert not is_complete(site.home)
+
+
+class Mute(LocalChannel):
+    """Says nothing, as long as `silence` is open: TCP on a connection that was cut off."""
+
+    silence: ClassVar[list[None]] = []
+
+    def receive(self, timeout: float) -> bytes:
+        if self.silence:
+            self.silence.pop()
+            time.sleep(timeout)
+            raise TimeoutError("no answer")
+        return super().receive(timeout)
+
+
+class Hanging(LocalTransport):
+    def open(self, command: str, *, timeout: float = 30.0) -> LocalChannel:
+        return Mute(command)
+
+
+def probing(answers: dict[str, NodeResult]) -> type[Pool]:
+    """worker-2 hangs; a new connection shows what there is to know of it."""
+
+    class Probing(without("worker-2", Hanging)):  # type: ignore[misc]
+        def probe(self, names: Sequence[str], *, timeout: float) -> tuple[NodeResult, ...]:
+            up = NodeResult(node="", exit_code=0, stdout=b"99999.5 1.0\n")
+            return tuple(replace(answers.get(name, up), node=name) for name in names)
+
+    return Probing
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (NodeResult(node="", error="no route to it"), "no route to it"),
+        (NodeResult(node="", exit_code=0, stdout=b"0.00 0.00\n"), "it restarted 0 s ago"),
+    ],
+)
+def test_a_node_that_falls_silent_is_told_long_before_it_is_given_up(
+    answer: NodeResult, said: str, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "NOTICE", 0.1)
+    monkeypatch.setattr(follow, "GLANCE", 0.05)
+    monkeypatch.setattr(Mute, "silence", [None] * 6)
+    site.write("worker-2", "rank-1.out", b"after the outage\n")
+    site.state(ENDED)
+    told: list[str] = []
+    follower, pieces = site.follow(probing({"worker-2": answer}), tell=told.append)
+    assert told[-2:] == [f"worker-2 has not answered for 0.1 s: {said}", "worker-2 answers again"]
+    assert text(pieces, 1) == b"after the outage\n"
+    assert not follower.lost
+
+
+def test_a_node_that_is_only_slow_is_not_reported(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "NOTICE", 0.1)
+    monkeypatch.setattr(follow, "GLANCE", 0.05)
+    monkeypatch.setattr(Mute, "silence", [None] * 6)
+    site.state(ENDED)
+    told: list[str] = []
+    site.follow(probing({}), tell=told.append)
+    assert not [line for line in told if "worker-2" in line]
+
+
+def test_a_launcher_that_restarted_is_named_with_that(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Restarted(without("launcher", Dying)):  # type: ignore[misc]
+        def probe(self, names: Sequence[str], *, timeout: float) -> tuple[NodeResult, ...]:
+            return (NodeResult(node="launcher", exit_code=0, stdout=b"0.00 0.00\n"),)
+
+    with pytest.raises(NodeUnreachable, match=r"lost launcher .*: it restarted 0 s ago"):
+        site.follow(Restarted)
