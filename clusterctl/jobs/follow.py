@@ -41,6 +41,8 @@ ANSWER_TIMEOUT = 30.0
 NOTICE, PROBE = 8.0, 4.0
 """Seconds of silence after which a new connection shows whether a node is there, and seconds for
 that: within 15 s it is told that one is not."""
+STILL = 300.0
+"""Seconds without output of a running job after which that is said."""
 GLANCE = 0.5
 """Seconds between looks whether somebody has pressed Ctrl-C."""
 SUSPICION = 5.0
@@ -95,6 +97,15 @@ class _Pace:
     patience: float = SUSPICION
     heard: float = field(default_factory=time.monotonic)
     asked: float = field(default_factory=time.monotonic)
+    told: float = 0.0
+    """The silence that was told last began then."""
+
+    def should_tell(self) -> bool:
+        """Whether nothing has come for long, and that was not said yet."""
+        if self.told == self.heard or time.monotonic() - self.heard < STILL:
+            return False
+        self.told = self.heard
+        return True
 
     def should_ask(self, moved: bool) -> bool:
         """Whether it is time to ask, after a look that saw news or did not."""
@@ -216,6 +227,11 @@ class Follower:
             if pace.should_ask(moved):
                 self.job = control.refresh(self.job, self._cluster, self._pool)
                 self._say()
+            if self.job.state is JobState.RUNNING and pace.should_tell():
+                self._tell(
+                    f"job {self.job.id} has written nothing for {STILL / 60:g} minutes;"
+                    f" `clusterctl cancel {self.job.id}` ends it if it hangs"
+                )
             if not moved:
                 yield []
                 pace.rest()

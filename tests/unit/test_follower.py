@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import subprocess
 import sys
+import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
@@ -410,3 +411,22 @@ def test_a_launcher_that_restarted_is_named_with_that(
 
     with pytest.raises(NodeUnreachable, match=r"lost launcher .*: it restarted 0 s ago"):
         site.follow(Restarted)
+
+
+def test_a_job_that_has_written_nothing_for_long_is_told_once(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "STILL", 0.6)
+    told: list[str] = []
+
+    def tell(line: str) -> None:
+        told.append(line)
+        if "has written nothing" in line:
+            threading.Timer(1.0, site.state, [ENDED]).start()
+
+    follower, _ = site.follow(tell=tell)
+    assert follower.job.state is JobState.SUCCEEDED
+    silent = [line for line in told if "has written nothing" in line]
+    assert silent == [
+        "job 7 has written nothing for 0.01 minutes; `clusterctl cancel 7` ends it if it hangs"
+    ]
