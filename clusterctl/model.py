@@ -389,6 +389,8 @@ class JobSpec:
     now: bool = False
     timeout: float = 0.0
     """Seconds; 0: none."""
+    hang_timeout: float = 0.0
+    """Seconds without output after which an attempt is ended; 0: none."""
     retries: int = 0
     allow_cpu: bool = False
     native: dict[str, str] = field(default_factory=dict)
@@ -408,6 +410,7 @@ class JobSpec:
             "--venv": self.venv,
             "--container": self.container,
             "--now": self.now,
+            "--hang-timeout": self.hang_timeout,
             "--nodes": self.nodes,
             "--ranks-per-node": self.ranks_per_node,
         }

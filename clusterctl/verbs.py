@@ -268,8 +268,8 @@ class Started(Common):
 
 
 class Run(Started, heading=JOBS, module="start"):
-    """Run a program on all ranks of the cluster and follow its output. Options before SCRIPT are
-    clusterctl's; everything after it is passed to the program."""
+    """Run a program on all ranks of the cluster and follow its output. Options after SCRIPT are its
+    own."""
 
     examples = (
         "clusterctl run train.py --epochs 3",
@@ -301,9 +301,15 @@ class Run(Started, heading=JOBS, module="start"):
     allow_cpu = flag("--allow-cpu", PROGRAM, "Let GPU programs run without a GPU")
     detach = flag("-d --detach", JOB, "Start the job and return")
     timeout = amount("--timeout", JOB, "Stop the job after this time: 30m", "TIME", duration)
-    retries = number(
-        "--retries", JOB, "Start again after a failure, at most N times", check=whole(0)
+    hang_timeout = amount(
+        "--hang-timeout",
+        JOB,
+        "End an attempt silent for so long: 10m",
+        "TIME",
+        duration,
+        limits=(where.DIRECT, where.SUPERVISED),
     )
+    retries = number("--retries", JOB, "Retry after a failure, at most N times", check=whole(0))
     now = flag("--now", JOB, "Do not wait for other jobs", limits=(where.DIRECT, where.SUPERVISED))
     dry_run = flag("--dry-run", JOB, "Print what would run, and why", limits=())
     emit = choice("--emit", JOB, "Print a standalone script", "sh", "sbatch", "qsub", limits=STAGED)

@@ -19,6 +19,9 @@ START_LIMIT = 180
 """Seconds in which the first rank has to start. A launch that hangs on the wrong network would
 hang for ever; what mpirun said until then goes with the error."""
 
+HANG_POLL = 15.0
+"""Seconds between two looks whether a job with --hang-timeout has written anything, at most."""
+
 CLEAN_LIMIT = 15
 """Seconds that a question after a job waits for the clean-up behind a dead supervisor. It goes on
 without us, and the job is lost when it is done."""
@@ -75,6 +78,8 @@ class Direct:
                 now=job.spec.now,
                 timeout=f"{job.spec.timeout:g}" if job.spec.timeout else "",
                 retries=job.spec.retries,
+                hang_timeout=f"{job.spec.hang_timeout:g}" if job.spec.hang_timeout else "",
+                hang_poll=f"{min(HANG_POLL, job.spec.hang_timeout / 4):g}",
                 ranks=job.ranks,
                 first=cluster.node(job.placement[0].node),
                 **shared,

@@ -7,6 +7,7 @@ and judge nothing. TIME is in seconds since the epoch. A line counts for the att
     running TIME ATTEMPT              an attempt starts
     placed TIME NODE:RANKS,…          in rank order (batch systems: nobody knew before)
     stop TIME CAUSE                   its ranks are told to end, for one of CAUSES
+    hung TIME SECONDS                 its ranks are ended, for none has written anything for so long
     launcher TIME CODE                mpirun or srun has ended
     started TIME COUNT                so many ranks were started
     exit TIME RANK CODE ATTEMPT       a rank has ended
@@ -53,6 +54,8 @@ class Attempt:
     number: int = 0
     waits: bool = False
     stop: str = ""
+    hung: float = 0.0
+    """Seconds without output after which it was ended; 0: it was not."""
     launcher: int | None = None
     started: int = 0
     exits: dict[int, tuple[float, int]] = field(default_factory=dict)
@@ -91,6 +94,8 @@ class Facts:
             self.placement = _placed(rest[0]) or self.placement
         elif word == "stop" and rest[0] in CAUSES:
             last.stop = rest[0]
+        elif word == "hung":
+            last.hung = float(rest[0])
         elif word == "launcher":
             last.launcher = int(rest[0])
         elif word == "started":
@@ -168,7 +173,8 @@ def is_disk_full(job: Job) -> bool:
 
 def _ended(job: Job, last: Attempt) -> Job:
     state = last.said or _state(job, last)
-    failure = _first_failure(job, last) if state is JobState.FAILED else None
+    failed = state is JobState.FAILED and not last.hung
+    failure = _first_failure(job, last) if failed else None
     code = 0 if state is JobState.SUCCEEDED else None
     if state is JobState.FAILED and last.started:
         code = failure.exit_code if failure else last.launcher or 1
@@ -224,6 +230,8 @@ def _reason(job: Job, state: JobState, last: Attempt, failure: RankFailure | Non
         return f"{_FULL}{', '.join(last.full)}"
     if silent:
         return f"lost {silent}: no answer when the job ended"
+    if last.hung:
+        return f"hung: no rank printed anything for {last.hung:g} s"
     if not last.started:
         return NO_RANK
     if failure:

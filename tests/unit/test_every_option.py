@@ -188,6 +188,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "--ranks-per-node": ("2",),
     "--region": ("eu-west-1",),
     "--reservation": ("mine",),
+    "--hang-timeout": ("10m",),
     "--retries": ("2",),
     "--runtime": ("docker",),
     "--sge": ("you@login",),

@@ -482,3 +482,24 @@ def test_a_port_for_the_ranks(site: Site) -> None:
     assert site.ended(job).state is JobState.SUCCEEDED, site.story(job)
     port = int((site.folder("worker-1", 1) / "work" / "port").read_text())
     assert 1024 < port < 65536
+
+
+def test_an_attempt_that_hangs_is_ended_and_the_next_goes_on(site: Site) -> None:
+    """As long as one rank prints, nothing hangs."""
+    script = (
+        "[ -e made ] && { echo resumed; exit; }; touch made; echo started;"
+        " [ $RANK = 0 ] || for n in 1 2 3 4; do sleep 0.5; echo $n; done; sleep 60"
+    )
+    job = site.submit(1, script, BOTH, hang_timeout=1.5, retries=1)
+    job = site.ended(job)
+    assert (job.state, job.attempt) == (JobState.SUCCEEDED, 2), site.story(job)
+    wrote = (site.folder("worker-2", 1) / "out" / "rank-1.out").read_text().split()
+    assert wrote == ["started", "1", "2", "3", "4", "resumed"]
+
+
+def test_a_job_that_hangs_is_failed_and_says_so(site: Site) -> None:
+    job = site.ended(site.submit(1, "echo started; sleep 60", BOTH, hang_timeout=1))
+    assert (job.state, job.failure) == (JobState.FAILED, None), site.story(job)
+    assert job.reason == "hung: no rank printed anything for 1 s"
+    assert job.program_exit_code
+    assert site.living(1) == []
