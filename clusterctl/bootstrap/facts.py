@@ -267,6 +267,6 @@ def parse(text: str) -> NodeFacts:
             continue
         try:
             found.update(table[name].parse(answer))
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             continue
     return NodeFacts(**found)

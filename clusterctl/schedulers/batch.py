@@ -207,7 +207,7 @@ class Batch(ABC):
             if word == "queue":
                 word, _, reason = rest.partition("|")
                 job = _waiting(job, *self.in_queue(word, reason))
-            elif word == "unsubmitted" and rest.isdigit():
+            elif word == "unsubmitted" and rest.isdecimal():
                 job = verdict.mark_unsubmitted(job, read, float(rest))
             elif word == "gone":
                 job = _gone(job, rest, self.gone, read.last.stop == "stopped")
@@ -237,7 +237,7 @@ def split_sections(text: str) -> dict[int, tuple[str, list[str]]]:
     lines: list[str] = []
     for line in text.splitlines():
         words = line.split()
-        if words[:1] == ["@@job"] and len(words) > 1 and words[1].isdigit():
+        if words[:1] == ["@@job"] and len(words) > 1 and words[1].isdecimal():
             lines = []
             found[int(words[1])] = (words[2] if len(words) > 2 else "", lines)
         else:
@@ -291,11 +291,11 @@ def _gone(job: Job, rest: str, gone: Mapping[str, JobState], stopped: bool) -> J
         JobState.FAILED: f"the batch system ended it ({why})",
     }
     number = code.partition(":")[0]
-    failed = ended is JobState.FAILED and number.isdigit() and job.started is not None
+    failed = ended is JobState.FAILED and number.isdecimal() and job.started is not None
     return replace(
         job,
         state=ended,
-        finished=float(when) if when.isdigit() else None,
+        finished=float(when) if when.isdecimal() else None,
         reason=reasons.get(ended, ""),
         program_exit_code=(int(number) or 1) if failed else job.program_exit_code,
     )

@@ -67,7 +67,7 @@ class Sge(batch.Batch):
     def resolve_size(self, spec: JobSpec) -> JobSpec:
         """Grid Engine counts slots, one rank each. UsageError for more ranks than slots."""
         _, _, count = spec.native.get("pe", "").rpartition(" ")
-        slots = int(count) if count.isdigit() else 1
+        slots = int(count) if count.isdecimal() else 1
         if spec.ranks > slots:
             raise UsageError(
                 f"--ranks {spec.ranks} do not fit into {slots} slots",

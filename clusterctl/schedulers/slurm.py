@@ -175,7 +175,7 @@ def _one_per_gpu(spec: JobSpec, gpus: int) -> JobSpec:
 def _gpus(spec: JobSpec, option: str) -> int:
     """`2` or `a100:2`; several types add up."""
     counts = [item.rpartition(":")[2] for item in spec.native.get(option, "").split(",")]
-    return sum(int(count) for count in counts if count.isdigit())
+    return sum(int(count) for count in counts if count.isdecimal())
 
 
 def _gpus_per_node(spec: JobSpec) -> int:
@@ -186,7 +186,7 @@ def _gpus_per_node(spec: JobSpec) -> int:
     for item in spec.native.get("gres", "").split(","):
         name, *rest = item.removeprefix("gres/").split(":")
         if name == "gpu":
-            found += int(rest[-1]) if rest and rest[-1].isdigit() else 1
+            found += int(rest[-1]) if rest and rest[-1].isdecimal() else 1
     return found
 
 

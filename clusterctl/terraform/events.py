@@ -70,7 +70,7 @@ def parse(line: bytes) -> Event | None:
     as a line that was cut off."""
     try:
         return _event(json.loads(line))
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
 
 

@@ -255,7 +255,7 @@ def _read(node: Node, result: NodeResult) -> Node:
     return replace(
         found,
         private_address=address or node.address,
-        job_port=int(port) if port.isdigit() else 22,
+        job_port=int(port) if port.isdecimal() else 22,
         user=answers["user"].strip(),
         root=answers["root"].strip(),
         python=node.python or found.python,

@@ -85,6 +85,6 @@ def _listen(pool: Pool, nodes: list[Node], stack: ExitStack) -> dict[str, str]:
     for name, channel in channels.items():
         with suppress(OSError):
             word, _, port = channel.receive(LIMIT).decode(errors="replace").strip().partition(" ")
-            if word == "port" and port.isdigit():
+            if word == "port" and port.isdecimal():
                 ports[name] = port
     return ports

@@ -157,7 +157,7 @@ def _expand(pattern: str, where: str, raw: str) -> Iterator[str]:
         yield pattern
         return
     head, first, last, tail = match.groups()
-    if first.isdigit() and last.isdigit() and 0 <= int(last) - int(first) <= MOST:
+    if first.isdecimal() and last.isdecimal() and 0 <= int(last) - int(first) <= MOST:
         inside = [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
     elif len(first) == len(last) == 1 and first.isalpha() and first <= last:
         inside = [chr(code) for code in range(ord(first), ord(last) + 1)]

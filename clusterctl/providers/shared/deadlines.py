@@ -49,7 +49,7 @@ def render_question() -> str:
 
 def parse_answer(lines: Sequence[str]) -> tuple[float | None, bool]:
     """The time that a node keeps, if there is one, and whether its agent is alive."""
-    if not (lines and lines[0].isdigit()):
+    if not (lines and lines[0].isdecimal()):
         return None, True
     return float(lines[0]), "dead" not in lines
 

@@ -53,7 +53,7 @@ class SlurmProvider(BatchSite):
         found: dict[str, Queue] = {}
         for line in text.splitlines():
             fields = line.split("|")
-            if len(fields) < 6 or not fields[2].strip().isdigit():
+            if len(fields) < 6 or not fields[2].strip().isdecimal():
                 continue
             name, state, count = fields[0].strip(), fields[1].strip(), int(fields[2])
             gpus = _gpus(fields[4]) * count
@@ -81,9 +81,9 @@ def _gpus(text: str) -> int:
 def _idle(text: str) -> int:
     """Of `allocated/idle/other/total`."""
     parts = text.strip().split("/")
-    return int(parts[1]) if len(parts) == 4 and parts[1].isdigit() else 0
+    return int(parts[1]) if len(parts) == 4 and parts[1].isdecimal() else 0
 
 
 def _total(text: str) -> int:
     parts = text.strip().split("/")
-    return int(parts[3]) if len(parts) == 4 and parts[3].isdigit() else 0
+    return int(parts[3]) if len(parts) == 4 and parts[3].isdecimal() else 0
