@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from clusterctl.actions import open_pool, open_store
 from clusterctl.actions.allow import explained
 from clusterctl.actions.extend import extend
-from clusterctl.errors import NodeUnreachable, UsageError
+from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
 from clusterctl.model import Cluster
-from clusterctl.providers.ec2 import ssh_cidr
+from clusterctl.providers.ec2 import cleanup, ssh_cidr
+from clusterctl.providers.ec2.api import Api
 from tests.unit.calling import Call
 from tests.unit.making import cluster
 from tests.unit.provided import provide
@@ -158,3 +160,58 @@ def test_several_networks_are_one_option() -> None:
     )
     with pytest.raises(UsageError, match="clusters on EC2 have no IPv6 addresses"):
         ssh_cidr.networks("--ssh-cidr", "203.0.113.7,2001:db8::7")
+
+
+class Groups:
+    """What EC2 keeps of a cluster's security groups."""
+
+    def __init__(self, *rules: tuple[int, str], name: str = "lab-1-ssh") -> None:
+        self.rules = set(rules)
+        self.name = name
+        self.calls: list[str] = []
+
+    def all(self, action: str, key: str, *, Filters: Any) -> list[Any]:
+        assert (action, key) == ("describe_security_groups", "SecurityGroups")
+        assert Filters == [{"Name": f"tag:{cleanup.TAG}", "Values": ["lab-1"]}]
+        permissions = [
+            {"FromPort": port, "IpRanges": [{"CidrIp": cidr}]} for port, cidr in self.rules
+        ]
+        return [
+            {"GroupName": "lab-1-nodes", "GroupId": "sg-1", "IpPermissions": []},
+            {
+                "GroupName": self.name,
+                "GroupId": "sg-2",
+                "IpPermissions": [*permissions, {"IpProtocol": "-1", "IpRanges": []}],
+            },
+        ]
+
+    def call(self, action: str, *, GroupId: str, IpPermissions: Any) -> None:
+        [rule] = IpPermissions
+        assert (GroupId, rule["IpProtocol"], rule["ToPort"]) == ("sg-2", "tcp", 22)
+        assert all(item["Description"] == ssh_cidr.DESCRIPTION for item in rule["IpRanges"])
+        rules = {(rule["FromPort"], item["CidrIp"]) for item in rule["IpRanges"]}
+        self.calls.append(action)
+        if action == "authorize_security_group_ingress":
+            assert not rules & self.rules, "EC2 refuses a rule that is there"
+            self.rules |= rules
+        else:
+            assert action == "revoke_security_group_ingress"
+            self.rules -= rules
+
+
+def test_networks_are_let_in_before_others_are_shut_out() -> None:
+    groups = Groups((22, "203.0.113.7/32"), (22, "198.51.100.0/24"), (8080, "192.0.2.0/24"))
+    api = cast("Api", groups)
+    wanted = ["203.0.113.9/32", "198.51.100.0/24"]
+    ssh_cidr.change(api, "lab-1", wanted)
+    assert groups.rules == {(8080, "192.0.2.0/24"), *((22, one) for one in wanted)}
+    assert [call.partition("_")[0] for call in groups.calls] == ["authorize", "revoke"]
+    ssh_cidr.change(api, "lab-1", wanted)
+    assert len(groups.calls) == 2, "nothing has to be changed"
+
+
+def test_a_security_group_that_is_gone_is_named() -> None:
+    api = cast("Api", Groups(name="lab-1-efa"))
+    with pytest.raises(ProviderError, match="lab-1-ssh is gone") as caught:
+        ssh_cidr.change(api, "lab-1", ["203.0.113.9/32"])
+    assert caught.value.hint

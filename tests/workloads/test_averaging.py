@@ -102,7 +102,7 @@ class Communicator:
         self.network.box(self.rank, target, tag).put(array.copy())
 
     def Recv(self, array: np.ndarray, source: int, tag: int) -> None:
-        message = self.network.box(source, self.rank, tag).get(timeout=20)
+        message = self.network.box(source, self.rank, tag).get(timeout=60)
         if message is None:
             raise Aborted
         array[...] = message
@@ -175,7 +175,7 @@ def train(
         start(partial(averaging.master, clock=clock), 0)
     finally:
         for thread in threads:
-            thread.join(20)
+            thread.join(60)
     assert not any(thread.is_alive() for thread in threads)
     assert all(box.empty() for box in network.boxes.values())
     return models[0], began
@@ -380,7 +380,7 @@ def test_rank_0_sends_its_weights_and_takes_the_mean(
         thread.start()
     assert averaging.run(options(**DIGITS)) == 0
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert all(torch.equal(sent[rank], first) for rank in (1, 2))
     # The mean of the weights is 0: all classes are as likely.
     line = capsys.readouterr().out.splitlines()[-1]
