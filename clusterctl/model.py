@@ -460,7 +460,8 @@ class Job:
     started: float | None = None
     finished: float | None = None
     program_exit_code: int | None = None
-    """None: the program never started, or has not ended."""
+    """That of the rank that failed first. None: the program never started, has not ended, or was
+    killed with its launcher, whose own exit code is none of the program's."""
     failure: RankFailure | None = None
     survivors: dict[str, int] = field(default_factory=dict)
     """Processes of the job that were still there at the last look, per node. Empty: not looked."""

@@ -26,11 +26,10 @@ from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.program import Resolved, backend_note, resolve_command, resolve_module
 from clusterctl.jobs.program import resolve as resolve_script
 from clusterctl.model import Cluster, Job, JobSpec, JobState, LaunchPlan, NodeResult, ProgramKind
-from clusterctl.schedulers.verdict import NO_RANK, is_disk_full
+from clusterctl.schedulers.verdict import NO_RANK, is_disk_full, never_started
 from clusterctl.state import Store
 from clusterctl.transport.pool import Pool
 
-FREE_SPACE = "free space there: `clusterctl ssh NODE -- df -h`"
 REST_LIMIT = 300.0
 """Seconds that reading the rest of a job's output may take when the job has ended."""
 
@@ -254,30 +253,38 @@ def attend(
         finally:
             job = follower.job
             store.save_job(job)
-    if job.state is JobState.FAILED and job.program_exit_code is None:
+    said = ""
+    if never_started(job):
         said = control.read_messages(job, cluster, pool)
-        raise LaunchError(
-            f"job {job.id} could not be started: {job.reason or NO_RANK}"
-            + (f"\n{said}" if said else ""),
-            hint=FREE_SPACE
-            if is_disk_full(job)
-            else "`clusterctl run --dry-run …` shows the command and the reason for each flag",
-        )
-    if job.state is JobState.FAILED and (said := control.read_remarks(job, cluster, pool)):
-        tell(f"{STARTERS.get(job.spec.launcher, 'the launcher')} said:\n{indent(said, '  ')}")
-    if job.state is JobState.FAILED and (why := systems.load(cluster).explain_failure(job)):
-        raise NodeUnreachable(
-            f"job {job.id} failed: {why}",
-            hint=FREE_SPACE
-            if is_disk_full(job)
-            else "check the nodes with `clusterctl status --live`",
-        )
+    elif job.state is JobState.FAILED and (remarks := control.read_remarks(job, cluster, pool)):
+        tell(f"{STARTERS.get(job.spec.launcher, 'the launcher')} said:\n{indent(remarks, '  ')}")
+    if error := explain_failure(job, said):
+        raise error
+    return job
+
+
+def explain_failure(job: Job, said: str = "") -> ClusterctlError | None:
+    """Why a job failed or was lost without an exit code of its program's; None where it has one, or
+    ended otherwise. What its launcher exits with is no code of the program's. `said`: what the
+    launcher said of a job that never started."""
     if job.state is JobState.LOST:
-        raise LaunchError(
+        return LaunchError(
             f"job {job.id} was lost: {job.reason}",
             hint="the launcher may have restarted; check with `clusterctl status --live`",
         )
-    return job
+    if job.state is not JobState.FAILED or job.program_exit_code is not None:
+        return None
+    kind: type[ClusterctlError] = LaunchError
+    if never_started(job):
+        what = f"could not be started: {job.reason.removeprefix(f'{NO_RANK}: ') or NO_RANK}"
+        hint = "`clusterctl run --dry-run …` shows the command and the reason for each flag"
+    else:
+        what, hint = f"failed: {job.reason}", "check the nodes with `clusterctl status --live`"
+        if -1 in job.survivors.values():
+            kind = NodeUnreachable
+    if is_disk_full(job):
+        hint = "free space there: `clusterctl ssh NODE -- df -h`"
+    return kind(f"job {job.id} {what}" + (f"\n{said}" if said else ""), hint=hint)
 
 
 def describe_attempt(job: Job) -> str:

@@ -41,7 +41,9 @@ def announce(console: Console, job: Job, detach: bool) -> None:
 
 def finish(console: Console, job: Job) -> int:
     """The summary, and the exit code of `run`."""
-    code = job.program_exit_code
+    from clusterctl.actions.run import explain_failure
+
+    code, error = job.program_exit_code, explain_failure(job)
     how = job.state.value
     failure = job.failure
     if job.state is JobState.SUCCEEDED:
@@ -54,7 +56,7 @@ def finish(console: Console, job: Job) -> int:
         else:
             how = job.reason or _exit_text(code or 1)
         console.report(f"job {job.id} failed after {format_duration(job)}: {how}")
-        result = code or 1
+        result = error.exit_code if error else code or 1
     elif job.state is JobState.TIMEOUT:
         from clusterctl.actions.jobs import describe_survivors
 
@@ -66,7 +68,7 @@ def finish(console: Console, job: Job) -> int:
     else:
         why = f": {job.reason}" if job.reason else ""
         console.report(f"job {job.id} was {how}{why}")
-        result = EXIT_CANCELLED
+        result = error.exit_code if error else EXIT_CANCELLED
     _result(console, job, result)
     return result
 

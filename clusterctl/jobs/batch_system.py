@@ -90,9 +90,6 @@ class BatchSystem:
         why = f": {job.reason}" if job.reason else ""
         return f"job {job.id} ({self._cluster.system} {job.native_id}) is in the queue{why}"
 
-    def explain_failure(self, job: Job) -> str:
-        return ""  # the queue's word for it comes with an exit code
-
     def interactive_argv(self, spec: JobSpec, words: Sequence[str]) -> tuple[str, ...]:
         spec, placement = self.resolve(spec)
         job = Job(

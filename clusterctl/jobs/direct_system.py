@@ -108,9 +108,6 @@ class DirectSystem:
     def describe_wait(self, job: Job) -> str:
         return f"job {job.id} is waiting: other jobs use the slots (--now skips the queue)"
 
-    def explain_failure(self, job: Job) -> str:
-        return "" if job.failure else job.reason
-
     def interactive_argv(self, spec: JobSpec, words: Sequence[str]) -> tuple[str, ...]:
         raise UsageError(
             f"cluster {self._cluster.name!r} has no batch system; --interactive needs one",

@@ -84,9 +84,6 @@ class JobSystem(Protocol):
     def describe_wait(self, job: Job) -> str:
         """For people: that a job waits, and for what."""
 
-    def explain_failure(self, job: Job) -> str:
-        """Why a job failed without an exit code of the program's to pass on; "" if it has one."""
-
     def interactive_argv(self, spec: JobSpec, words: Sequence[str]) -> tuple[str, ...]:
         """A terminal on nodes as `spec` asks for them. Raises UsageError where there is none."""
 

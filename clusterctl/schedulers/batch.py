@@ -280,7 +280,7 @@ def _gone(job: Job, rest: str, gone: Mapping[str, JobState], stopped: bool) -> J
     state, _, more = rest.partition("|")
     word = state.partition(" ")[0]
     ended = gone.get(word, JobState.LOST)
-    code, reason, when = [*more.split("|"), "", ""][:3]
+    _, reason, when = [*more.split("|"), "", ""][:3]
     if _TIME_IS_UP in reason:
         ended = JobState.TIMEOUT
     elif stopped and word in _SAYS_LITTLE:
@@ -290,12 +290,9 @@ def _gone(job: Job, rest: str, gone: Mapping[str, JobState], stopped: bool) -> J
         JobState.LOST: "it left the queue without a final state",
         JobState.FAILED: f"the batch system ended it ({why})",
     }
-    number = code.partition(":")[0]
-    failed = ended is JobState.FAILED and number.isdecimal() and job.started is not None
     return replace(
         job,
         state=ended,
         finished=float(when) if when.isdecimal() else None,
         reason=reasons.get(ended, ""),
-        program_exit_code=(int(number) or 1) if failed else job.program_exit_code,
     )

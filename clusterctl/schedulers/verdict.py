@@ -166,9 +166,14 @@ def mark_unsubmitted(job: Job, facts: Facts, when: float | None = None) -> Job:
     return replace(job, state=JobState.LOST, finished=finished, reason=reason)
 
 
+def never_started(job: Job) -> bool:
+    """Whether a job failed before any of its ranks ran."""
+    return job.state is JobState.FAILED and (job.started is None or job.reason.startswith(NO_RANK))
+
+
 def is_disk_full(job: Job) -> bool:
     """Whether a job failed on a node whose disk is full."""
-    return job.reason.startswith(_FULL)
+    return _FULL in job.reason
 
 
 def _ended(job: Job, last: Attempt) -> Job:
@@ -176,8 +181,8 @@ def _ended(job: Job, last: Attempt) -> Job:
     failed = state is JobState.FAILED and not last.hung
     failure = _first_failure(job, last) if failed else None
     code = 0 if state is JobState.SUCCEEDED else None
-    if state is JobState.FAILED and last.started:
-        code = failure.exit_code if failure else last.launcher or 1
+    if failure:
+        code = failure.exit_code
     return replace(
         job,
         state=state,
@@ -226,14 +231,15 @@ def _reason(job: Job, state: JobState, last: Attempt, failure: RankFailure | Non
         return NO_SUPERVISOR + (f"; {silent} did not answer when it was found" if silent else "")
     if state is not JobState.FAILED:
         return ""
+    why = f"lost {silent}: no answer when the job ended" if silent else ""
     if last.full:
-        return f"{_FULL}{', '.join(last.full)}"
-    if silent:
-        return f"lost {silent}: no answer when the job ended"
-    if last.hung:
-        return f"hung: no rank printed anything for {last.hung:g} s"
+        why = f"{_FULL}{', '.join(last.full)}"
+    elif last.hung and not silent:
+        why = f"hung: no rank printed anything for {last.hung:g} s"
     if not last.started:
-        return NO_RANK
+        return f"{NO_RANK}: {why}" if why else NO_RANK
+    if why:
+        return why
     if failure:
         return ""
     launcher = "mpirun on the launcher" if job.scheduler == "direct" else "srun or mpirun"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from clusterctl.actions.run import explain_failure
 from clusterctl.model import Job, JobState
 from clusterctl.schedulers import verdict
 from tests.unit.making import job
@@ -104,10 +105,36 @@ def test_a_running_job_that_loses_its_folder_may_still_run() -> None:
     assert verdict.judge(runs, "absent 40") == runs
 
 
-def test_a_full_disk_is_known_by_its_reason() -> None:
-    end = "running 12 1\nlauncher 30 1\nstarted 30 2\nended 31"
-    assert verdict.is_disk_full(verdict.judge(job(), f"{end}\nfull 31 worker-1"))
-    assert not verdict.is_disk_full(verdict.judge(job(), end))
+@pytest.mark.parametrize(
+    ("facts", "code", "says", "advice"),
+    [
+        ("launcher 30 137, started 30 2", 6, " ended with 137, and no rank", "--live"),
+        ("launcher 30 1, started 30 2, survivors 31 worker-2 ?", 4, "failed: lost wor", "--live"),
+        ("launcher 30 1, started 30 2, full 31 worker-1", 6, "failed: disk full on w", "df -h"),
+        ("launcher 30 1, started 30 0", 6, "not be started: no rank was started", "--dry-run"),
+        ("launcher 30 1, started 30 0, full 31 worker-1", 6, "not be started: disk full", "df -h"),
+        ("launcher 30 1, started 30 0, survivors 31 a ?", 6, "not be started: lost a", "--dry-run"),
+        ("dead 30, survivors 31 launcher 0", 6, "was lost: its supervisor", "--live"),
+    ],
+)
+@pytest.mark.parametrize("scheduler", ["direct", "slurm"])
+def test_a_job_without_an_exit_code_of_its_program(
+    scheduler: str, facts: str, code: int, says: str, advice: str
+) -> None:
+    """The launcher's own is none, whoever runs the job."""
+    text = "\n".join(["running 12 1", *facts.split(", "), "ended 31"])
+    found = verdict.judge(job(scheduler=scheduler), text)
+    assert found.program_exit_code is None
+    error = explain_failure(found)
+    assert error is not None
+    assert error.exit_code == code
+    assert says in error.message
+    assert advice in error.hint
+
+
+def test_a_job_with_an_exit_code_of_its_program_needs_no_other() -> None:
+    facts = "running 12 1\nlauncher 30 1\nstarted 30 2\nexit 29 1 3 1\nended 31"
+    assert explain_failure(verdict.judge(job(), facts)) is None
 
 
 def test_a_job_that_was_cancelled_before_it_was_handed_in() -> None:
@@ -122,13 +149,13 @@ def test_a_job_that_was_cancelled_before_it_was_handed_in() -> None:
 )
 def test_an_earlier_version_says_how_mpirun_ended(told: str, code: int) -> None:
     found = verdict.judge(job(), f"running 12 1\nended 30 state=failed {told} started=2")
-    assert found.program_exit_code == code
+    assert found.program_exit_code is None
     assert f"ended with {code} while no rank had failed" in found.reason
 
 
 def test_an_earlier_version_says_nothing_of_how_mpirun_ended() -> None:
     found = verdict.judge(job(), "running 12 1\nended 30 state=failed started=2")
-    assert found.program_exit_code == 1
+    assert found.program_exit_code is None
     assert "ended with 0, but only 0 of" in found.reason
 
 
