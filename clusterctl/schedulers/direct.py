@@ -183,7 +183,8 @@ _NOISE = re.compile(
     r"^(\[.*\] (plm:(ssh|rsh): Warning: setpgid|PMIX ERROR: PMIX_ERR_NOT_FOUND|\d+ more process).*"
     r"|srun: error: .*(Exited with exit code|Terminated|Killed|task launch failed).*"
     r"|srun: (Terminating|launch/slurm|Job step aborted|Force Terminated).*"
-    r"|slurmstepd: error: \*\*\* STEP .*"
+    # What ends `DUE TO …` is news. Where several slurmd share a machine, the node is named.
+    r"|slurmstepd(-\S+)?: error: \*\*\* STEP \S+ ON \S+ (CANCELLED AT \S+|FAILED \(.*\)) \*\*\*"
     # A shell's word for what its exit code says too; bash puts more around it than dash.
     r"|(\S+: line \d+: +\d+ )?(Terminated|Killed|Aborted|Segmentation fault|Bus error|Hangup)"
     r"( \(core dumped\))?( {2,}.*)?$)\n?",

@@ -184,6 +184,7 @@ def said(*blocks: str) -> str:
         (
             "srun: error: c2: task 1: Exited with exit code 3\nsrun: Terminating StepId=7.1\n"
             "slurmstepd: error: *** STEP 7.1 ON c1 CANCELLED AT 2026-11-22T11:00:00 ***\n"
+            "slurmstepd-c1: error: *** STEP 7.1 ON c1 CANCELLED AT 2026-11-22T11:00:00 ***\n"
             "srun: error: c1: task 0: Terminated\n",
             "",
         ),
@@ -201,10 +202,23 @@ def said(*blocks: str) -> str:
             said("MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD", IMPROPER),
             "MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD",
         ),
+        ("slurmstepd-c1: error: *** STEP 7.1 ON c1 CANCELLED AT 1:00 DUE TO PREEMPTION ***\n", ...),
         ("srun: error: Unable to create step for job 7: Memory required by task\n", ...),
         ("bind failed\r\r\nhere\r\n", "bind failed\nhere"),
     ],
-    ids=["nothing", "5", "4", "setpgid", "srun", "shell", "spawn", "abort", "step", "terminal"],
+    ids=[
+        "nothing",
+        "5",
+        "4",
+        "setpgid",
+        "srun",
+        "shell",
+        "spawn",
+        "abort",
+        "why",
+        "step",
+        "terminal",
+    ],
 )
 def test_what_the_launcher_says_beyond_exit_codes(text: str, remarks: object) -> None:
     assert direct.remarks(text) == (text.strip() if remarks is ... else remarks)
