@@ -40,6 +40,10 @@ class BatchSystem:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self.scheduler = schedulers.load_batch(cluster.system)
+        self.refused = (
+            "check the options of the job;"
+            f" `clusterctl status {cluster.name} --live` shows partitions and queues"
+        )
 
     def resolve(self, spec: JobSpec) -> tuple[JobSpec, tuple[Placement, ...]]:
         check_options(spec.particular, spec.launcher, self._cluster)

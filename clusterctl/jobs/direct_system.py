@@ -35,6 +35,7 @@ class DirectSystem:
 
     start_limit = 60.0
     slow_start = ""
+    refused = "--verbose shows more"
     end_limit = GRACE + 4.0
     poll = 0.1
     backoff = 1.0

@@ -205,11 +205,13 @@ def start(job: Job, cluster: Cluster, pool: Pool, port: str, tell: Callable[[str
     finally:
         slow.cancel()
     if not result.ok:
-        raise make_error(f"starting job {job.id}", result)
+        raise make_error(f"starting job {job.id}", result, system.refused)
     return system.scheduler.parse_status(job, result.text)
 
 
-def make_error(doing: str, result: NodeResult) -> ClusterctlError:
+def make_error(
+    doing: str, result: NodeResult, hint: str = "--verbose shows more"
+) -> ClusterctlError:
     """The error for a command of ours that failed on a node."""
     if result.exit_code is None:
         return NodeUnreachable(
@@ -220,7 +222,7 @@ def make_error(doing: str, result: NodeResult) -> ClusterctlError:
     full = [line for line in result.complaints.splitlines() if "No space left" in line]
     return LaunchError(
         f"{doing} failed on {result.node}: {full[-1] if full else result.why}",
-        hint="free space there: `clusterctl ssh NODE -- df -h`" if full else "--verbose shows more",
+        hint="free space there: `clusterctl ssh NODE -- df -h`" if full else hint,
     )
 
 

@@ -37,6 +37,8 @@ class JobSystem(Protocol):
     """Seconds that handing in a job may take."""
     slow_start: str
     """What to say while that takes longer than usual; "" for nothing."""
+    refused: str
+    """What to do where it does not take a job."""
     end_limit: float
     """Seconds that the job's own script has to end everything, before we do."""
     poll: float

@@ -372,6 +372,7 @@ def test_a_refusal_of_the_queue_is_passed_on(cli: Cli, site: Site) -> None:
     wrong = {"slurm": ["--partition", "nowhere"], "sge": ["-pe", "nowhere", "2"]}[site.system]
     done = cli("run", *wrong, "reduce_all.py", code=6)
     assert "nowhere" in done.err or "partition" in done.err
+    assert "`clusterctl status" in done.err
 
 
 @pytest.mark.parametrize(
