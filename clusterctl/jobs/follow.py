@@ -12,7 +12,7 @@ import math
 import re
 import shlex
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from io import BufferedWriter
@@ -159,8 +159,8 @@ class Follower:
         self._tell = tell
         self._told = ""
         self._keep = False
-        self._silent: set[str] = set()
-        """Nodes that did not answer a probe, and have not answered since."""
+        self._silent: dict[str, str] = {}
+        """What a probe showed of nodes that have not answered since."""
         self._until_ended = True
         self._began = time.monotonic()
         self._deadline = math.inf
@@ -406,7 +406,7 @@ class Follower:
                     probed = True
                     self._report_silence()
         if watch.node in self._silent:
-            self._silent.discard(watch.node)
+            del self._silent[watch.node]
             self._tell(f"{watch.node} answers again")
         if not data:
             raise ConnectionError("it closed the connection")
@@ -415,13 +415,12 @@ class Follower:
     def _report_silence(self) -> None:
         """Says which nodes cannot be reached, and why: all of them at once, since several may be
         gone together."""
-        names = [w.node for w in self._watches if w.channel and w.node not in self._silent]
-        for name, why in self._probe(names).items():
-            self._silent.add(name)
+        for name, why in self._probe().items():
             self._tell(f"{name} has not answered for {NOTICE:g} s: {why}")
 
-    def _probe(self, names: Sequence[str]) -> dict[str, str]:
-        """What is known about those of these nodes that are not as they were."""
+    def _probe(self) -> dict[str, str]:
+        """What is known about nodes that are not as they were."""
+        names = [w.node for w in self._watches if w.channel and w.node not in self._silent]
         found = {}
         for result in self._pool.probe(names, timeout=PROBE):
             # A login shell may say something first.
@@ -431,6 +430,7 @@ class Follower:
                 found[result.node] = result.error
             elif up < time.monotonic() - self._began:
                 found[result.node] = f"it restarted {up:.0f} s ago"
+        self._silent |= found
         return found
 
     def _patience(self) -> float:
@@ -438,8 +438,9 @@ class Follower:
         return max(GLANCE, min(ANSWER_TIMEOUT, self._deadline - time.monotonic()))
 
     def _lose(self, watch: _Watch, why: str) -> None:
-        if watch.channel and watch.node not in self._silent:
-            why = self._probe([watch.node]).get(watch.node, why)
+        if watch.channel and self._until_ended and watch.node not in self._silent:
+            self._probe()
+        why = self._silent.pop(watch.node, why)
         launcher = watch.node == self._cluster.launcher.name
         if launcher and self._until_ended:
             raise NodeUnreachable(
