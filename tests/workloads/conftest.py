@@ -17,6 +17,14 @@ from tests.workloads.running import WORKLOADS, Programs
 sys.path.insert(0, str(WORKLOADS))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """Threads of torch that wait for each other beside other tests cost ten times what they do."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def warm_python() -> Iterator[Sequence[object]]:
     """The beginning of a command line: a Python that has torch already."""
