@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -135,8 +137,10 @@ def carry_over(
     if source is None or source.in_place:
         yield source.old.id if source else None
         return
-    # In the folder of the new job, so that what a killed clusterctl leaves is found.
+    _remove_abandoned(store)
     scratch = store.home.make(store.job_folder(job.id) / "carry")
+    lock = os.open(scratch, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
     try:
         files = dict(source.here)
         if source.there and source.cluster:
@@ -146,6 +150,20 @@ def carry_over(
         shutil.rmtree(scratch, ignore_errors=True)
         with suppress(OSError):
             scratch.parent.rmdir()  # where the job never came to a record
+        os.close(lock)
+
+
+def _remove_abandoned(store: Store) -> None:
+    """What a clusterctl that was killed has copied here: nobody holds the lock on it."""
+    for folder in store.home.jobs.glob("*/carry"):
+        with suppress(OSError):
+            lock = os.open(folder, os.O_RDONLY)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder)
+                folder.parent.rmdir()  # it may have a record
+            finally:
+                os.close(lock)
 
 
 def _bring(

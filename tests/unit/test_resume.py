@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -140,6 +141,21 @@ def test_another_cluster_gets_the_files_from_the_nodes(
     for name, snapshot in zip(workers, own, strict=False):
         assert have(new, name) == {"snapshot": snapshot, "rank0": "a", "rank1": "b"}
     assert not (new.store.job_folder(8) / "carry").exists()
+
+
+def test_what_a_killed_clusterctl_has_copied_goes_and_what_a_living_one_copies_stays(
+    old: Staged, tree: Path, tmp_path: Path
+) -> None:
+    abandoned, busy = (old.store.job_folder(number) / "carry" for number in (20, 21))
+    for folder in (abandoned, busy):
+        folder.mkdir(parents=True)
+        (folder / "0.tar").touch()
+    lock = os.open(busy, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    move(old, lab(tmp_path / "new", name="other"), tree)
+    os.close(lock)
+    assert not abandoned.parent.exists()
+    assert [path.name for path in busy.iterdir()] == ["0.tar"]
 
 
 def test_what_was_fetched_outlives_the_cluster(
