@@ -205,7 +205,14 @@ def test_a_launcher_is_a_small_machine() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "warned"), [("0.0.0.0/0", 1), ("10.0.0.1/0", 1), ("10.0.0.0/8", 0), ("203.0.113.7", 0)]
+    ("said", "warned"),
+    [
+        ("0.0.0.0/0", 1),
+        ("10.0.0.1/0", 1),
+        ("203.0.113.7,0.0.0.0/0", 1),
+        ("10.0.0.0/8", 0),
+        ("203.0.113.7", 0),
+    ],
 )
 def test_a_door_that_is_open_to_everybody_is_said_once(said: str, warned: int) -> None:
     told: list[str] = []

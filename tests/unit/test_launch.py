@@ -184,6 +184,13 @@ def test_another_mpi_is_named() -> None:
         launch.load("mpirun").plan(request(where))
 
 
+def test_daemons_are_told_every_device_where_one_has_two_addresses() -> None:
+    """PRRTE overlooks a subnet there, and devices have other names on other nodes."""
+    worker = node("worker-1", "10.0.0.11", interfaces=["ib0 10.0.0.11/24 among"])
+    plan = launch.load("mpirun").plan(request(cluster(node("launcher", "10.0.0.10"), worker)))
+    assert plan.argv[plan.argv.index("prte_if_include") + 1] == "eth0,ib0"
+
+
 def test_another_mpi_on_one_node_is_named() -> None:
     mpich = Mpi(flavour="mpich", version="5.0.11", prefix="/usr")
     worker = node("worker-1", "10.0.0.11")
