@@ -111,7 +111,19 @@ def _check_variables(verbs: Verbs) -> None:
         for option in options.values()
         for name in _variables(verb, option)
     }
+    refused = {
+        name: option.flag
+        for verb, options in verbs.items()
+        for option in options.values()
+        if not option.settable
+        for name in _variables(verb, option)
+    }
     for name in os.environ:
+        if flag := refused.get(name):
+            raise UsageError(
+                f"the variable {name} cannot be used: {flag} says what one command does",
+                hint=f"unset it, and give {flag} on the command line",
+            )
         if name not in known and name.startswith(tuple(f"CLUSTERCTL_{v.upper()}_" for v in verbs)):
             close = get_close_matches(name, known, n=1)
             raise UsageError(
@@ -129,6 +141,7 @@ def _settings(path: Path, verbs: Verbs) -> dict[str, dict[str, Setting]]:
             _known(path, key, "table", set(verbs))
             options = _by_key(verbs[key])
             for name in value:
+                _settable(path, f"{key}.{name}", verbs[key].get(name))
                 _known(path, f"{key}.{name}", "key", {f"{key}.{option}" for option in options})
             tables[key] = {
                 options[n].key: Setting(_value(path, n, v, options[n]), f"{n} in [{key}] of {path}")
@@ -136,6 +149,7 @@ def _settings(path: Path, verbs: Verbs) -> dict[str, dict[str, Setting]]:
             }
         else:
             by_verb = {verb: _by_key(options) for verb, options in verbs.items()}
+            _settable(path, key, next((o[key] for o in verbs.values() if key in o), None))
             _known(path, key, "key", set().union(*by_verb.values()))
             for verb, options in by_verb.items():
                 if option := options.get(key):
@@ -149,7 +163,8 @@ def _settings(path: Path, verbs: Verbs) -> dict[str, dict[str, Setting]]:
 def _by_key(options: Mapping[str, Option[Any]]) -> dict[str, Option[Any]]:
     """The options of a verb, by their present and former keys."""
     found = {option.old: option for option in options.values() if option.old}
-    return {**found, **{key: option for key, option in options.items() if option.flags}}
+    own = {key: option for key, option in options.items() if option.flags and option.settable}
+    return {**found, **own}
 
 
 def _value(path: Path, name: str, value: Any, option: Option[Any]) -> Any:
@@ -169,6 +184,14 @@ def _value(path: Path, name: str, value: Any, option: Option[Any]) -> Any:
             return str(value)
         wanted = "a string or a number"
     raise UsageError(f"{path}: {name} = {value!r} must be {wanted}", hint="correct that line")
+
+
+def _settable(path: Path, name: str, option: Option[Any] | None) -> None:
+    if option and not option.settable:
+        raise UsageError(
+            f"{path}: unknown key {name!r}: {option.flag} says what one command does",
+            hint=f"remove that line, and give {option.flag} on the command line",
+        )
 
 
 def _known(path: Path, name: str, what: str, known: set[str]) -> None:

@@ -51,6 +51,7 @@ class Option(Generic[T]):
         many: May be repeated; `words`: how many words a value has.
         env: A variable beside the usual CLUSTERCTL_VERB_OPTION.
         old: A former key in settings files.
+        settable: Whether settings may have it. What says what one command line does is no default.
     """
 
     def __init__(
@@ -67,12 +68,14 @@ class Option(Generic[T]):
         limits: Limit | tuple[Limit, ...] | None = None,
         env: str = "",
         old: str = "",
+        settable: bool = True,
     ) -> None:
         self.flags = tuple(flags.split())
         self.group, self.help, self.empty, self.check = group, help, empty, check
         self.metavar, self.many, self.words, self.env, self.old = metavar, many, words, env, old
         own = (limits,) if isinstance(limits, Limit) else limits
         self.limits = group.limits if own is None else own
+        self.settable = settable
         self.is_flag = empty is False
         self.separator = os.pathsep if check is path else None
         """Between the values in a variable; None: blanks."""

@@ -213,7 +213,9 @@ class Gc(Common, heading=CLUSTERS, module="money"):
     """Find clusters on EC2 without a local record, and remove them or take one back."""
 
     examples = ("clusterctl gc --dry-run", "clusterctl gc --adopt lab --region eu-west-1")
-    adopt = text("--adopt", OPTIONS, "Take this cluster back instead of removing it", "NAME")
+    adopt = text(
+        "--adopt", OPTIONS, "Take this cluster back instead of removing it", "NAME", settable=False
+    )
     region = texts("--region", OPTIONS, "Region (default: your usual one); repeatable", "NAME")
     dry_run = flag("--dry-run", GENERAL, "Print what is found and change nothing")
     cluster = cluster_option(where.NOT_ADOPT, help="Remove only this cluster")
@@ -293,7 +295,7 @@ class Run(Started, heading=JOBS, module="start"):
     launcher = choice(
         "--launcher", RANKS, "Program that starts ranks", "mpirun", "torchrun", "srun", empty="auto"
     )
-    python_module = text("-m", PROGRAM, "Run a Python module, not SCRIPT", "MODULE")
+    python_module = text("-m", PROGRAM, "Run a Python module, not SCRIPT", "MODULE", settable=False)
     variables = texts("-e --env", PROGRAM, ENV, "NAME[=VALUE]")
     env_file = files("--env-file", PROGRAM, ENV_FILE)
     stage = file("--stage", PROGRAM, "Folder to copy (default: the script's repository)", "DIR")
@@ -312,9 +314,22 @@ class Run(Started, heading=JOBS, module="start"):
     retries = number("--retries", JOB, "Retry after a failure, at most N times", check=whole(0))
     now = flag("--now", JOB, "Do not wait for other jobs", limits=(where.DIRECT, where.SUPERVISED))
     dry_run = flag("--dry-run", JOB, "Print what would run, and why", limits=())
-    emit = choice("--emit", JOB, "Print a standalone script", "sh", "sbatch", "qsub", limits=STAGED)
+    emit = choice(
+        "--emit",
+        JOB,
+        "Print a standalone script",
+        "sh",
+        "sbatch",
+        "qsub",
+        limits=STAGED,
+        settable=False,
+    )
     interactive = flag(
-        "--interactive", BATCH, "Open a shell, or run SCRIPT, on nodes", limits=where.TERMINAL
+        "--interactive",
+        BATCH,
+        "Open a shell, or run SCRIPT, on nodes",
+        limits=where.TERMINAL,
+        settable=False,
     )
     modules = texts(
         "--module", BATCH, "Environment module; repeatable", "NAME", old="environment_module"
@@ -479,8 +494,10 @@ class SshConfig(Common, heading=MACHINES, module="machine", function="ssh_config
     """
 
     examples = ("clusterctl ssh-config", "ssh default-worker-1")
-    show = flag("--print", OPTIONS, "Print the line and change nothing")
-    remove = flag("--remove", OPTIONS, "Take the line out again", limits=where.NOT_PRINTED)
+    show = flag("--print", OPTIONS, "Print the line and change nothing", settable=False)
+    remove = flag(
+        "--remove", OPTIONS, "Take the line out again", limits=where.NOT_PRINTED, settable=False
+    )
     cluster = cluster_option(where.ALL_CLUSTERS)
 
 

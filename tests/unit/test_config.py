@@ -15,6 +15,7 @@ from clusterctl import config
 from clusterctl.errors import UsageError
 from clusterctl.options import Group, cluster_option, flag, text, texts
 from clusterctl.state import Home, Store
+from tests.unit.calling import Call
 from tests.unit.making import cluster
 
 GROUP = Group("Options")
@@ -54,6 +55,32 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "deep" / "er").mkdir(parents=True)
     monkeypatch.chdir(folder / "deep" / "er")
     return folder
+
+
+@pytest.mark.parametrize(
+    ("verb", "key"),
+    [
+        *(("run", key) for key in ("m", "emit", "interactive")),
+        ("launch", "m"),
+        ("gc", "adopt"),
+        *(("ssh-config", key) for key in ("remove", "print")),
+    ],
+)
+@pytest.mark.parametrize("where", ["table", "general", "variable"])
+def test_what_a_command_does_is_no_setting(
+    where: str, verb: str, key: str, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`[run] m = "ok"` would make an argument of the SCRIPT of every command line."""
+    if where == "variable":
+        monkeypatch.setenv(f"CLUSTERCTL_{verb}_{key}".upper(), "1")
+    else:
+        table = f"[{verb}]\n" if where == "table" else ""
+        Path("clusterctl.toml").write_text(f'{table}{key} = "ok"\n')
+    said = call("list")
+    assert said.code == 2
+    flag = "-m" if key == "m" else f"--{key}"
+    assert f"{flag} says what one command does" in said.err
+    assert f"give {flag} on the command line" in said.err
 
 
 def user_file() -> Path:
