@@ -147,8 +147,11 @@ def copy(store: Store, cluster: Cluster, source: str, target: str, timeout: floa
         else:
             raise wrong
     if not result.ok:
+        # What the node itself says is about its own path.
+        place = source if remote_source else target
+        what = f"copying {source} to {target}" if result.exit_code is None else place
         raise UsageError(
-            f"copying to or from {node} failed: {result.error or result.complaints}",
+            f"{what}: {result.error or result.complaints}",
             hint="check the path, its permissions and the free space",
         )
 

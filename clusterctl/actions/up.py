@@ -317,7 +317,7 @@ def _record(
     old = _old(store, spec)
     if old is None:
         for orphan in find_orphans(store, spec.name):
-            tell(f"{orphan.id} has lost its record: it goes first")
+            tell(f"found cluster {orphan.id} without a local record; removing it first")
             finish_down(store, orphan, tell)
     if old and old.phase is Phase.DELETING:
         tell(f"finishing an earlier `down` of {old.name} first")

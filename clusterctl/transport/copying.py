@@ -124,7 +124,10 @@ def get(start: Start, source: str, target: Path) -> NodeResult:
         header = re.compile(rf"{mark} (?:folder|file (\S+) (\d+))\n".encode())
         found = next(filter(None, map(header.search, stream)), None)
         if not found:
-            raise Failure(_result(session).error or "the copy failed: the node sent nothing")
+            result = _result(session)
+            if result.error:
+                return result
+            raise Failure("the node sent nothing")
         mode, size = found.groups()
         try:
             if target.exists() and target.is_dir() == bool(mode):
@@ -179,7 +182,7 @@ def _finish_receiving(session: Session, left_out: list[str], damage: str) -> Nod
     if result.exit_code == 1 and complaints and all(s.endswith(_CHANGED) for s in complaints):
         result = replace(result, exit_code=0, error="")
     if damage and not result.error:
-        raise Failure(f"the copy failed: {damage}")
+        raise Failure(damage)
     notes = "".join(f"left out {line}\n" for line in left_out)
     return replace(result, stderr=result.stderr + notes.encode(errors="surrogateescape"))
 
@@ -219,7 +222,7 @@ def _reason(stderr: bytes, code: int) -> str:
         for line in stderr.decode(errors="replace").splitlines()
         if line.strip() and "Exiting with failure status" not in line
     ]
-    return f"the copy failed: {lines[-1] if lines else f'exit code {code}'}"
+    return lines[-1] if lines else f"exit code {code}"
 
 
 def mode_of(text: str) -> int:

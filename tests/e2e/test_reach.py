@@ -139,6 +139,8 @@ def test_cp_refuses_what_makes_no_sense(cli: Cli) -> None:
         said = cli("cp", *words, code=2)
         assert "→" in said.err
     assert not (cli.folder / "x").exists()
+    said = cli("cp", "worker-1:no/such/file", ".", code=2)
+    assert said.err.startswith("clusterctl: worker-1:no/such/file: no such file or folder\n")
     cli("cp", "file", "worker-9:x", code=7)
 
 

@@ -181,7 +181,7 @@ def test_missing_and_wrong_kinds(transport: SshTransport, tmp_path: Path) -> Non
         (transport.put(pipe, "/tmp/x", timeout=10), "neither a file nor a folder"),
         (transport.put(file, str(folder), timeout=10), "a folder of that name exists"),
         (transport.put(folder, str(file), timeout=10), "a file of that name exists"),
-        (transport.put(file, f"{file}/x", timeout=10), "the copy failed: mkdir: "),
+        (transport.put(file, f"{file}/x", timeout=10), "mkdir: "),
         (transport.get(str(none), tmp_path / "x", timeout=10), "no such file or folder"),
         (transport.get(str(pipe), tmp_path / "x", timeout=10), "neither a file nor a folder"),
         (transport.get(str(file), folder, timeout=10), f"{folder} is a folder here"),
@@ -190,6 +190,7 @@ def test_missing_and_wrong_kinds(transport: SshTransport, tmp_path: Path) -> Non
         (transport.get(str(file), tmp_path / ("x" * 300), timeout=10), "cannot be written: "),
     ):
         assert words in result.error
+        assert "copy failed" not in result.error
         assert not result.ok
     assert sorted(os.listdir(tmp_path)) == ["file", "folder", "pipe"]
 
@@ -238,7 +239,6 @@ def test_full_disk_of_the_node(full_disk: SshTransport, tmp_path: Path, size: in
     (there / "old").write_text("old")
     result = full_disk.put(tmp_path / "source/sub/file", str(there / "old"), timeout=10)
     assert result.exit_code not in (0, None)
-    assert "the copy failed: " in result.error
     assert "File too large" in result.error
     assert os.listdir(there) == ["old"]
     assert (there / "old").read_text() == "old"
@@ -352,5 +352,6 @@ def test_stream_that_is_cut_short(start_sshd: Callable[..., Sshd], tmp_path: Pat
         with closing(server.transport()) as transport:
             result = transport.get("anything", tmp_path / "here/x", timeout=10)
         assert words in result.error
+        assert "copy failed" not in result.error
         assert not result.ok
         assert os.listdir(tmp_path / "here") == []
