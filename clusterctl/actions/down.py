@@ -77,6 +77,16 @@ def down(
             raise
         except RecordError as error:
             return _without_record(store, name, error, tell, ask)
+        try:
+            providers.load(cluster.spec.provider)
+        except RecordError as error:
+            if force:
+                return _without_record(store, name, error, tell, ask)
+            path = store.folder(name) / "cluster.json"
+            raise RecordError(
+                f"{path} names an unknown provider, {cluster.spec.provider!r}",
+                hint="correct it there; --force removes the record, and what can be found by tags",
+            ) from error
         if verb != cluster.end:
             how = "was attached" if cluster.attached else "was created by clusterctl"
             raise UsageError(f"cluster {name!r} {how}", hint=f"clusterctl {cluster.end} {name}")

@@ -11,7 +11,7 @@ from pathlib import Path
 from clusterctl import process
 from clusterctl.actions import open_pool
 from clusterctl.errors import NodeUnreachable, RecordError, UsageError
-from clusterctl.model import Cluster, Node, NodeResult
+from clusterctl.model import Cluster, Node, NodeResult, Role
 from clusterctl.state import Store
 from clusterctl.transport.pool import Pool
 
@@ -20,11 +20,18 @@ SSH_FAILED = 255
 """ssh's own exit code when it gets no connection."""
 
 
-def node_of(cluster: Cluster, name: str) -> Node:
-    """The node of that name, or RecordError with the names there are."""
+def node_of(cluster: Cluster, name: str | None) -> Node:
+    """The node of that name (the launcher, unless named), or RecordError with the names there
+    are."""
     for node in cluster.nodes:
-        if node.name == name:
+        if node.name == name or (not name and node.role is not Role.WORKER):
             return node
+    if not name:
+        raise RecordError(
+            f"cluster {cluster.name!r} is {cluster.phase.value} and has no launcher",
+            hint=f"`{cluster.repair}` continues,"
+            f" `clusterctl {cluster.end} {cluster.name}` removes it",
+        )
     names = ", ".join(node.name for node in cluster.nodes)
     raise RecordError(f"cluster {cluster.name!r} has no node {name!r}", hint=f"nodes: {names}")
 
@@ -33,7 +40,7 @@ def ssh_argv(cluster: Cluster, name: str | None, words: list[str]) -> list[str]:
     """The OpenSSH command line for a node (the launcher, unless named), for the cluster's `ssh`
     folder. `words` reach the program there as they are here, but for a single one, which the
     node's shell reads: `-- 'ls | wc'`."""
-    node = node_of(cluster, name or cluster.launcher.name)
+    node = node_of(cluster, name)
     if node.here:
         return ["/bin/sh", *(["-c", _at_home(words)] if words else [])]
     if words:
@@ -59,7 +66,7 @@ def shell(store: Store, cluster: Cluster, name: str | None, words: list[str]) ->
     code = process.foreground(argv, cwd=store.folder(cluster.name) / "ssh")
     if code == SSH_FAILED:
         with open_pool(store, cluster) as pool:
-            pool.transport(name or cluster.launcher.name).connect(CONNECT_TIMEOUT)
+            pool.transport(node_of(cluster, name).name).connect(CONNECT_TIMEOUT)
     return code
 
 
@@ -71,7 +78,7 @@ def forward_argv(cluster: Cluster, target: str, port: int) -> tuple[list[str], s
         raise UsageError(
             f"{target!r} is not [NODE:]PORT", hint="for example clusterctl forward worker-1:6006"
         )
-    node = node_of(cluster, name or cluster.launcher.name)
+    node = node_of(cluster, name)
     if node.here:
         raise UsageError(f"{node.name} is this machine", hint=f"its port is localhost:{text}")
     here = f"127.0.0.1:{port or int(text)}"
@@ -107,7 +114,7 @@ def execute(
     store: Store, cluster: Cluster, name: str | None, words: list[str], timeout: float
 ) -> NodeResult:
     """The command's result as data, for --json."""
-    node = node_of(cluster, name or cluster.launcher.name)
+    node = node_of(cluster, name)
     _check_keys(store, cluster)
     with open_pool(store, cluster) as pool:
         return pool.transport(node.name).run(_at_home(words), timeout=timeout)
@@ -118,7 +125,7 @@ def copy(store: Store, cluster: Cluster, source: str, target: str, timeout: floa
     remote_source, remote_target = _split(cluster, source), _split(cluster, target)
     wrong = UsageError(
         "one of SOURCE and TARGET must be NODE:PATH, the other a path on this machine",
-        hint=f"for example {cluster.launcher.name}:results.txt",
+        hint="for example worker-1:results.txt",
     )
     if remote_source and remote_target:
         raise wrong

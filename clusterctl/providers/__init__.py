@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import cast
 
-from clusterctl.errors import UsageError
+from clusterctl.errors import RecordError, UsageError
 from clusterctl.model import Cluster
 from clusterctl.providers.protocol import Billing, Creator, Provider
 from clusterctl.providers.shared.batch_site import BatchSite
@@ -33,13 +33,19 @@ ATTACHED: dict[str, str] = {
 
 
 def load(name: str) -> Provider:
-    """The provider of that name, imported on first use."""
-    return _load(name, {**PROVIDERS, **ATTACHED})
+    """The provider that a record names, imported on first use. Raises RecordError."""
+    known = {**PROVIDERS, **ATTACHED}
+    if name not in known:
+        raise RecordError(
+            f"the record of the cluster names an unknown provider, {name!r}",
+            hint=f"correct `provider` in its cluster.json: {', '.join(known)}",
+        )
+    return _load(name, known)
 
 
 def load_creator(name: str) -> Creator:
     """The provider of that name, one that `up` can use. UsageError with the names there are."""
-    return cast(Creator, load(name) if name in PROVIDERS else _load(name, PROVIDERS))
+    return cast(Creator, _load(name, PROVIDERS))
 
 
 def _load(name: str, table: Mapping[str, str]) -> Provider:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from clusterctl.errors import RecordError
-from clusterctl.model import Cluster, Job
+from clusterctl.model import Cluster, Job, Phase, Role
 from clusterctl.state import versions
 from clusterctl.state.home import Home, write_atomic, writing
 
@@ -48,6 +48,7 @@ class Store:
                 Cluster,
                 f"`clusterctl down {name}` finds and removes the cluster without it; "
                 f"another version of clusterctl may be able to read it",
+                _check_cluster,
             )
         names = self.names()
         if name in names:
@@ -140,7 +141,7 @@ class Store:
             raise RecordError(
                 f"no job with number {number}", hint="`clusterctl jobs` lists all jobs"
             )
-        return _decode(path, Job, "move it away: the job's output is beside it")
+        return _decode(path, Job, "move it away: the job's output is beside it", _check_job)
 
     def save_job(self, job: Job) -> None:
         folder = self.home.make(self.job_folder(job.id))
@@ -194,9 +195,26 @@ def _read(path: Path) -> dict[str, Any]:
     return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
 
 
-def _decode(path: Path, kind: type[Record], hint: str) -> Record:
+def _check_cluster(cluster: Cluster) -> None:
+    if cluster.phase is not Phase.READY:
+        return  # it may not have its nodes yet
+    if all(node.role is Role.WORKER for node in cluster.nodes):
+        raise msgspec.ValidationError("it has no launcher")
+    if all(node.role is Role.LAUNCHER for node in cluster.nodes):
+        raise msgspec.ValidationError("it has no workers")
+
+
+def _check_job(job: Job) -> None:
+    if not job.placement:
+        raise msgspec.ValidationError("its ranks are on no node")
+
+
+def _decode(path: Path, kind: type[Record], hint: str, check: Callable[[Record], None]) -> Record:
+    """Raises RecordError for a file that cannot be read, and for a record that fails the check."""
     try:
-        return msgspec.convert(versions.migrate(path, _read(path)), kind)
+        record = msgspec.convert(versions.migrate(path, _read(path)), kind)
+        check(record)
+        return record
     except (msgspec.DecodeError, UnicodeDecodeError, OSError) as error:
         raise RecordError(f"the record {path} cannot be read: {error}", hint=hint) from error
 

@@ -15,9 +15,11 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from clusterctl.actions import open_store
 from clusterctl.errors import NewerRecordError, RecordError, UsageError
 from clusterctl.model import Accelerator, JobState, Phase, RankFailure
 from clusterctl.state import ClusterLock, Home, Store, home
@@ -655,3 +657,75 @@ def test_a_lock_is_held_inside_its_context_only(store: Store) -> None:
         raise KeyError
     with lock:
         assert lock.fileno() > 2
+
+
+def damage_record(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize(
+    "verb", ["run --dry-run train.py", "ssh -- true", "status", "cp train.py worker-1:"]
+)
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"nodes": []}, "it has no launcher"),
+        ({"nodes": "workers"}, "it has no launcher"),
+        ({"nodes": "launcher"}, "it has no workers"),
+    ],
+    ids=["no nodes", "no launcher", "no workers"],
+)
+def test_a_record_that_no_verb_can_work_with_is_damaged(
+    changes: dict[str, Any], what: str, verb: str, call: Call
+) -> None:
+    store = open_store()
+    store.save(cluster())
+    path = store.folder("lab") / "cluster.json"
+    raw = json.loads(path.read_text())
+    if changes.get("nodes"):
+        is_launcher = changes["nodes"] == "launcher"
+        kept = [node for node in raw["nodes"] if (node["role"] == "launcher") is is_launcher]
+        changes = {"nodes": kept}
+    damage_record(path, **changes)
+    said = call(*verb.split())
+    assert said.code == 7, said
+    assert f"{path} cannot be read: {what}" in said.err
+    assert "`clusterctl down lab`" in said.err
+
+
+def test_a_job_without_ranks_is_damaged(call: Call) -> None:
+    store = open_store()
+    store.save(cluster())
+    store.save_job(job(state=JobState.FAILED))
+    path = store.job_folder(7) / "job.json"
+    damage_record(path, placement=[])
+    said = call("rerun", "7")
+    assert said.code == 7, said
+    assert f"{path} cannot be read: " in said.err
+    assert "move it away" in said.err
+
+
+def test_a_cluster_that_has_no_nodes_yet_has_no_shell(call: Call) -> None:
+    open_store().save(cluster(phase=Phase.CREATING, nodes=()))
+    for words in (["ssh"], ["ssh", "--json", "--", "true"], ["forward", "6006"]):
+        said = call(*words)
+        assert said.code == 7, said
+        assert "is creating and has no launcher" in said.err
+        assert "`clusterctl up lab` continues" in said.err
+
+
+def test_an_unknown_provider_is_named_with_its_file_and_forced_away(call: Call) -> None:
+    store = open_store()
+    store.save(cluster(provider="local"))
+    path = store.folder("lab") / "cluster.json"
+    raw = json.loads(path.read_text())
+    damage_record(path, spec={**raw["spec"], "provider": "nowhere"})
+    said = call("status", "--live")
+    assert (said.code, "unknown provider, 'nowhere'" in said.err) == (7, True), said
+    said = call("down", "--yes", "--discard")
+    assert said.code == 7, said
+    assert f"{path} names an unknown provider, 'nowhere'" in said.err
+    assert store.names() == ("lab",)
+    said = call("down", "--force")
+    assert said.code == 0, said
+    assert store.names() == ()
