@@ -35,7 +35,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Meter:
-    """Writes into each report how much CPU time its phase has taken."""
+    """Writes into the last report of each test how much CPU time all its phases have taken."""
 
     def __init__(self) -> None:
         self._before = self._now()
@@ -47,9 +47,10 @@ class Meter:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
-        now = self._now()
-        report.user_properties.append((CPU, now - self._before))
-        self._before = now
+        if report.when == "teardown":
+            now = self._now()
+            report.user_properties.append((CPU, now - self._before))
+            self._before = now
         return report
 
 
@@ -83,7 +84,7 @@ class Table:
         folder = self._folders[report.nodeid.rpartition("::")[0].rpartition("/")[0]]
         folder["tests"] += report.when == "call"
         folder["seconds"] += report.duration
-        folder["cpu"] += dict(report.user_properties)[CPU]
+        folder["cpu"] += dict(report.user_properties).get(CPU, 0.0)
 
     def pytest_sessionfinish(self) -> None:
         from scripts import readme  # not there where the tests of mutants run
