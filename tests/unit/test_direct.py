@@ -96,6 +96,11 @@ def test_the_supervisor_keeps_to_what_was_asked_for() -> None:
     assert "echo timeout" not in text
     assert "\nattempts 0\n" in text
     assert "admit() { # called with the queue locked\n    running=''" in text
+    assert "note hung" not in text
+    text = scripts(hang_timeout=8.0)["supervise.sh"]
+    assert "while pause 2;" in text
+    assert "note hung 8\n" in text
+    assert "while pause 15;" in scripts(hang_timeout=3600.0)["supervise.sh"]
     text = scripts(timeout=90.5, retries=3, now=True, ranks=6)["supervise.sh"]
     assert "\nlater 90.5 'alive . && echo timeout >stop" in text
     assert "\ncctl_ranks=6\nattempts 3\n" in text

@@ -44,6 +44,7 @@ def workers(*slots: int, gpus: tuple[int, ...] = ()) -> Any:
         pytest.param(workers(4, 4), {"ranks_per_node": 2, "ranks": 4}, [2, 2], id="both agree"),
         pytest.param(workers(4, 4, 4), {"nodes": 2}, [1, 1], id="fewer nodes"),
         pytest.param(workers(4, 4, 4), {"nodes": 2, "ranks": 8}, [4, 4], id="nodes and ranks"),
+        pytest.param(workers(4, 4, 4), {"nodes": 2, "ranks": 2}, [1, 1], id="a rank for each node"),
         pytest.param(
             workers(4, 4, gpus=(4, 4)), {"nodes": 1, "ranks": 2}, [2], id="fewer ranks than GPUs"
         ),
