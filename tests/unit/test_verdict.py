@@ -159,6 +159,13 @@ def test_an_earlier_version_says_nothing_of_how_mpirun_ended() -> None:
     assert "ended with 0, but only 0 of" in found.reason
 
 
+def test_an_attempt_that_hung_says_so_and_blames_no_rank() -> None:
+    facts = "running 12 1\nhung 20 8\nexit 21 1 3 1\nlauncher 22 143\nstarted 22 2\nended 23"
+    found = verdict.judge(job(), facts)
+    assert (found.state, found.failure) == (JobState.FAILED, None)
+    assert "no rank printed anything for 8 s" in found.reason
+
+
 def test_a_rank_whose_node_nobody_has_noted_may_fail() -> None:
     facts = "running 12 1\nexit 20 9 3 1\nlauncher 30 3\nstarted 30 10\nended 31"
     failure = verdict.judge(job(), facts).failure
