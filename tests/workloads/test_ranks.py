@@ -228,3 +228,19 @@ def test_mpi_is_not_tried_without_a_launcher_of_mpi() -> None:
 def test_device_pointers_can_be_forced_and_are_off_without_a_library_that_says_so() -> None:
     assert mpi.takes_device_pointers("nvidia", {mpi.DEVICE_BUFFERS: "1"})
     assert not mpi.takes_device_pointers("nvidia", {mpi.DEVICE_BUFFERS: "0"})
+
+
+@pytest.mark.parametrize(
+    ("env", "named"),
+    [
+        ({"OMPI_COMM_WORLD_RANK": "x"}, "OMPI_COMM_WORLD_RANK is 'x'"),
+        ({**MPIRUN, "OMPI_COMM_WORLD_RANK": "3"}, "mpirun gave rank 3 of 3"),
+        ({"PMI_SIZE": "4"}, "PMI_SIZE says 4 ranks.*no launcher's variables"),
+        ({"CLUSTERCTL_WORLD_SIZE": "1", "PMI_SIZE": "4"}, "PMI_SIZE says 4 ranks"),
+        ({**MPIRUN, "PMI_SIZE": "4"}, "PMI_SIZE says 4 ranks.*by mpirun's variables"),
+    ],
+)
+def test_what_cannot_be_names_its_source_and_a_way_out(env: dict[str, str], named: str) -> None:
+    with pytest.raises(StartError, match=named) as caught:
+        discover(env)
+    assert caught.value.todo
