@@ -105,6 +105,7 @@ class Communicator:
         message = self.network.box(source, self.rank, tag).get(timeout=60)
         if message is None:
             raise Aborted
+        assert array.dtype == message.dtype, "MPI moves bytes"
         array[...] = message
 
     def Isend(self, array: np.ndarray, target: int, tag: int) -> Callable[[], None]:
