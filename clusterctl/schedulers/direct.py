@@ -22,6 +22,9 @@ hang for ever; what mpirun said until then goes with the error."""
 HANG_POLL = 15.0
 """Seconds between two looks whether a job with --hang-timeout has written anything, at most."""
 
+END_POLL = 20
+"""Seconds between two looks whether mpirun still waits for ranks that have all ended."""
+
 CLEAN_LIMIT = 15
 """Seconds that a question after a job waits for the clean-up behind a dead supervisor. It goes on
 without us, and the job is lost when it is done."""
@@ -79,6 +82,7 @@ class Direct:
                 timeout=f"{job.spec.timeout:g}" if job.spec.timeout else "",
                 retries=job.spec.retries,
                 hang_timeout=f"{job.spec.hang_timeout:g}" if job.spec.hang_timeout else "",
+                end_poll=END_POLL,
                 hang_poll=f"{min(HANG_POLL, job.spec.hang_timeout / 4):g}",
                 ranks=job.ranks,
                 first=cluster.node(job.placement[0].node),

@@ -251,5 +251,5 @@ def test_every_row_can_be_loaded(name: str) -> None:
 
 def test_an_unknown_provider_is_named() -> None:
     with pytest.raises(UsageError, match="locla") as caught:
-        providers.load("locla")
+        providers.load_creator("locla")
     assert "local" in caught.value.hint

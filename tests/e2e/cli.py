@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -159,7 +159,8 @@ class Cli:
     ) -> Done:
         """Runs one command to its end; `code` is what it has to end with (None: anything)."""
         argv = tuple(map(str, words))
-        done = self.warm.run(
+        run = self.warm.run if self.python == sys.executable else self._run_afresh
+        done = run(
             ["-m", "clusterctl", *argv],
             cwd=cwd or self.folder,
             env=self.environment(env),
@@ -170,6 +171,18 @@ class Cli:
         ours = [line for line in result.err.splitlines() if not line.startswith("[")]
         assert not any("Traceback" in line for line in ours), f"a traceback of ours: {result}"
         return result
+
+    def _run_afresh(self, argv: Sequence[str], **how: Any) -> subprocess.CompletedProcess[str]:
+        """By another Python, which `warm` is not."""
+        return subprocess.run(
+            [self.python, *argv],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            **how,
+        )
 
     def json(self, *words: object, code: int = 0, **options: Any) -> dict[str, Any]:
         """One command with --json; its document."""

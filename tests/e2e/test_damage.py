@@ -50,7 +50,7 @@ def test_up_after_a_lost_record_leaves_nothing_of_the_old_nodes(own: Cli) -> Non
     own("up", "--workers", 1)
     old = Traces.of(own)
     record(own).unlink()
-    assert "lost its record" in own("up", "--workers", 1).err
+    assert "without a local record" in own("up", "--workers", 1).err
     again = {str(folder) for folder in old.folders}
     assert [what for what in old.left() if what not in again] == []
 

@@ -77,6 +77,7 @@ class Booted:
         pair = self.keys.boot([name], living=())[name]
         self.first = pair.public
         said = {"ed25519_private": pair.private, "ed25519_public": pair.public}
+        lab.ec2.refill()
         lab.launch(name, {"ssh_keys": said, "ssh_authorized_keys": [user]})
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from clusterctl.actions import open_store
+from clusterctl.model import Role
 from tests.unit.calling import Call
 from tests.unit.making import cluster, node
 
@@ -13,7 +14,8 @@ from tests.unit.making import cluster, node
 def login() -> None:
     """A login node that is this machine: commands need no connection."""
     store = open_store()
-    store.save(cluster(node("launcher", ""), provider="slurm", identity=""))
+    login = node("launcher", "", role=Role.LOGIN)
+    store.save(cluster(login, provider="slurm", identity=""))
     (store.folder("lab") / "ssh").mkdir()
 
 

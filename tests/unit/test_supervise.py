@@ -289,6 +289,19 @@ def test_timeout(site: Site) -> None:
     assert site.living(1) == []
 
 
+@pytest.mark.parametrize("code", [0, 3])
+def test_an_mpirun_that_misses_the_end_of_its_ranks_is_ended(site: Site, code: int) -> None:
+    """PRRTE does now and then: the job would run, and be paid for, for ever."""
+    site.change = lambda text: text.replace("pause 20 &&", "pause 0.2 &&").replace(
+        "pause 5\n", "pause 0.1\n"
+    )
+    job = site.ended(site.submit(1, f"exit {code}", "rank 0; rank 1; sleep 300"))
+    assert job.program_exit_code == code, site.story(job)
+    assert job.state is (JobState.FAILED if code else JobState.SUCCEEDED)
+    job = site.until(job, lambda job: bool(job.survivors))
+    assert site.living(1) == []
+
+
 def test_retries(site: Site) -> None:
     """The second attempt finds the files of the first, and the secrets."""
     script = "echo $CLUSTERCTL_ATTEMPT $SECRET >>tries; [ $(wc -l <tries) = 2 ] || exit 5"

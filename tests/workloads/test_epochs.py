@@ -113,7 +113,9 @@ def test_an_ordinary_script_stops_on_all_ranks_when_one_is_told_to(programs: Pro
     script = programs.script("ordinary.py", ORDINARY)
     stopped = programs.torchrun(2, script, "stop")
     assert stopped.code != 0
-    assert stopped.err.count("exitcode  : 143") == 2, stopped.err
+    # The first to leave makes torchrun end the other, which may be on its way out.
+    assert stopped.err.count("exitcode  : 143") >= 1, stopped.err
+    assert len(re.findall(r"exitcode  : (?:143|-15)", stopped.err)) == 2, stopped.err
     assert torch.load(programs.folder / "snapshot.pt", weights_only=True)["epochs"] == 2
     ended = programs.torchrun(2, script)
     assert ended.code == 0, ended.err

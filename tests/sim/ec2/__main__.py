@@ -72,6 +72,10 @@ class Control:
     def do_forget(self) -> None:
         self._layer.calls.clear()
 
+    def do_refill(self) -> None:
+        """As if no call had been made for long: what EC2 rations may be called again."""
+        self._layer.buckets.clear()
+
     def do_left(self) -> list[str]:
         return leftovers.everything(self._layer.world)
 

@@ -198,6 +198,10 @@ class Ec2:
     def forget_calls(self) -> None:
         self._ask("forget")
 
+    def refill(self) -> None:
+        """Forgets how often what EC2 rations was called, for tests that are not about that."""
+        self._ask("refill")
+
     def left(self) -> list[str]:
         """Whatever exists, tagged or not: one line each. Empty is what `down` has to reach."""
         return list(self._ask("left"))
