@@ -49,7 +49,7 @@ def launch(given: verbs.Launch, console: Console) -> None:
         _remove(name, given, console)
         console.after_interrupt = ""
         raise
-    except ClusterctlError:
+    except (ClusterctlError, OSError):  # OSError: nobody reads the output any more, or a full disk
         if name in store.names() and not given.keep:
             _remove(name, given, console)
         raise

@@ -134,7 +134,9 @@ class _Packages(_Handler):
         self.answer(200, kept.read_bytes())
 
     def _fetched(self) -> tuple[int, bytes]:
-        mirror = debian_mirror() or "http://deb.debian.org/debian"
+        mirror = debian_mirror()
+        if not mirror:
+            return 502, b"this machine is no Debian: its sources name no mirror"
         try:
             with urllib.request.urlopen(
                 mirror + self.path.removeprefix("/debian"), timeout=60
