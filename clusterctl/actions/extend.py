@@ -51,6 +51,7 @@ def extend(
                 hint=f"`clusterctl down {name}` removes them",
             )
         now = clock()
+        end = float(int(now + ttl))  # as nodes keep it: none ends before the record's time
         _whole(cluster, store.folder(name), now)
         rate = cost.per_hour(cluster.charges)
         dollars = cost.dollars(cluster.charges, now) + rate * ttl / 3600
@@ -60,23 +61,23 @@ def extend(
                 f"that would cost ${dollars:.2f}, and the cluster's budget is ${budget:.2f}",
                 hint=f"`clusterctl up {name} --budget {dollars + 0.01:.2f}` or a shorter --ttl",
             )
-        question = _sooner(store, cluster, now + ttl, now)
+        question = _sooner(store, cluster, end, now)
         if question and not consent(question):
             raise UsageError(
                 f"aborted; the deadline of cluster {name} stays as it is", hint="choose a later end"
             )
         if cluster.deadline is not None:
             # Some nodes may get the new one and others not: the record says what may still cost.
-            store.save(replace(cluster, deadline=max(cluster.deadline, now + ttl)))
+            store.save(replace(cluster, deadline=max(cluster.deadline, end)))
         try:
-            provider.extend(cluster, store.folder(name), now + ttl)
+            provider.extend(cluster, store.folder(name), end)
         except NodeUnreachable as error:
             _let_in(store, cluster, provider, error, consent)
-            provider.extend(cluster, store.folder(name), now + ttl)
-        cluster = replace(cluster, deadline=now + ttl)
+            provider.extend(cluster, store.folder(name), end)
+        cluster = replace(cluster, deadline=end)
         store.save(cluster)
-        store.event(name, "extended", deadline=round(now + ttl))
-    return Extended(cluster, now + ttl, dollars)
+        store.event(name, "extended", deadline=round(end))
+    return Extended(cluster, end, dollars)
 
 
 def _let_in(

@@ -46,6 +46,12 @@ def test_the_one_that_is_armed_stays() -> None:
     assert asked(wish, replace(cluster, deadline=now - 1)) == now + 1000
 
 
+def test_no_node_ends_before_the_record_says() -> None:
+    """Nodes keep whole seconds."""
+    end = deadlines.choose_deadline(replace(SPEC, ttl=30.0), None, clock=lambda: 1000.75)
+    assert deadlines.parse_answer(deadlines.render_file(end, 30.0).splitlines()) == (end, True)
+
+
 def test_an_agent_ends_its_own_node() -> None:
     script = deadlines.render_agent(root="/home/it's me", end="power it off")
     assert f"file={deadlines.FILE}\n" in script

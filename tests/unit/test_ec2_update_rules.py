@@ -72,6 +72,8 @@ def test_a_deadline_that_is_armed_stays() -> None:
     assert "clusterctl extend lab --ttl" in caught.value.hint
     # Nothing runs: nothing is armed.
     assert update_rules.deadline(wish(ttl=1800), cluster(wish()), {}, running, NOW) == NOW + 1800
+    # In whole seconds, as nodes keep it: no node ends before the record says.
+    assert update_rules.deadline(wish(ttl=1800), None, {}, [], NOW + 0.75) == NOW + 1800
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,13 @@ def test_the_record_is_not_behind_while_nodes_are_told(machines: Machines, ttl: 
     assert machines.store.cluster("lab").deadline == done.deadline
 
 
+def test_no_node_ends_before_the_record_says(machines: Machines) -> None:
+    """Nodes keep whole seconds."""
+    on_record(machines.store, HOUR)
+    done = action.extend(machines.store, "lab", 2 * HOUR, print, agreed, clock=lambda: NOW + 0.75)
+    assert done.deadline == NOW + 2 * HOUR
+
+
 def test_what_has_no_end_may_keep_none(machines: Machines) -> None:
     """Some nodes of a cluster without --ttl did not answer."""
     on_record(machines.store, None)

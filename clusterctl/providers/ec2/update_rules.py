@@ -116,7 +116,7 @@ def deadline(
     seconds = options.ttl or catalog.DEFAULT_TTL
     if options.cloud.budget:
         seconds = min(seconds, prices.affordable(options.cloud.budget, charges, 0.0))
-    return now + seconds
+    return float(int(now + seconds))
 
 
 def _beyond(current: Cluster, present: Mapping[str, str], armed: float) -> UsageError:

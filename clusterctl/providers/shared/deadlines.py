@@ -24,11 +24,12 @@ WARNING = 300
 def choose_deadline(
     spec: ClusterSpec, current: Cluster | None, clock: Callable[[], float] = time.time
 ) -> float | None:
-    """For nodes that cost nothing: the one that is armed, else from --ttl, else none."""
+    """For nodes that cost nothing: the one that is armed, else from --ttl, else none. In whole
+    seconds, as nodes keep it: no node ends before the record's time."""
     now = clock()
     if current and current.deadline and current.deadline > now:
         return current.deadline
-    return now + spec.ttl if spec.ttl else None
+    return float(int(now + spec.ttl)) if spec.ttl else None
 
 
 def render_file(
