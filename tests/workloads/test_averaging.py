@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 
-from trainlib import averaging, data, models
+from trainlib import averaging, data, models, snapshots
 from trainlib.errors import Diverged, StartError, UsageError
 from trainlib.ranks import Ranks
 from trainlib.rows import Batch, Dataset, Split
@@ -327,6 +327,22 @@ def test_dropout_differs_between_workers_and_epochs_and_repeats(shard: bool) -> 
     assert noise() == first
 
 
+def test_a_seed_gives_the_same_numbers_in_every_release() -> None:
+    """Worker i of W has stream e * W + i of the seed in epoch e."""
+    rows = torch.arange(float(ROWS)).view(-1, 1) / 32
+    split = Split(rows, torch.zeros(ROWS, dtype=torch.int64))
+    for rank, number in ((1, 0), (3, 0), (2, 5)):
+        stream = number * 3 + rank - 1
+        found = recorded(rank, number)
+        torch.manual_seed(data.mix(3, stream))
+        assert found.noise[0] == torch.rand(()).item()
+        batch = next(iter(data.batches(split, ROWS, 0, 1, 3, stream)))
+        assert found.rows[0] == batch[0].flatten().tolist()
+        dealt = next(iter(data.batches(split, 4, rank - 1, 3, 3, number)))
+        sharded = recorded(rank, number, shard=True, batch_size=4)
+        assert sharded.rows[0] == dealt[0].flatten().tolist()
+
+
 def start_as(patch: pytest.MonkeyPatch, rank: int, network: Network) -> None:
     """Makes this process that rank, as mpirun and mpi4py do."""
     for name, value in (("RANK", rank), ("SIZE", network.size)):
@@ -356,36 +372,85 @@ def first_weights() -> torch.Tensor:
     return averaging.flat(models.build("averaging_cnn", digits.train.shape, digits.image, 10))
 
 
+@dataclass
+class Answers:
+    """Two workers that answer each epoch, as long as their master asks."""
+
+    network: Network
+    sent: dict[int, list[torch.Tensor]] = field(default_factory=lambda: {1: [], 2: []})
+
+    def start(self) -> None:
+        for rank, sign in ((1, -1), (2, 1)):
+            threading.Thread(target=self.answer, args=(rank, sign), daemon=True).start()
+
+    def answer(self, rank: int, sign: int) -> None:
+        worker = self.network.mpi(rank).COMM_WORLD
+        weights = np.empty(first_weights().numel(), np.float32)
+        while True:
+            try:
+                worker.Recv(weights, 0, 1)
+            except Aborted:
+                return
+            self.sent[rank].append(torch.from_numpy(weights.copy()))
+            worker.Send(np.full_like(weights, sign), 0, 2)
+            worker.Send(np.array([0.25 * rank, 10.0]), 0, 3)
+
+
+def as_master(patch: pytest.MonkeyPatch, **changes: Any) -> Answers:
+    """The master's training with two workers; returns what they were sent."""
+    network = Network(3)
+    start_as(patch, 0, network)
+    workers = Answers(network)
+    workers.start()
+    try:
+        assert averaging.run(options(**{**DIGITS, **changes})) == 0
+    finally:
+        network.abort()
+    return workers
+
+
 @pytest.mark.usefixtures("same_threads")
 def test_rank_0_sends_its_weights_and_takes_the_mean(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    network = Network(3)
-    start_as(monkeypatch, 0, network)
-    sent: dict[int, torch.Tensor] = {}
-
-    def answer(rank: int, sign: int) -> None:
-        worker = network.mpi(rank).COMM_WORLD
-        weights = np.empty(first.numel(), np.float32)
-        worker.Recv(weights, 0, 1)
-        sent[rank] = torch.from_numpy(weights)
-        worker.Send(np.full_like(weights, sign), 0, 2)
-        worker.Send(np.array([0.25 * rank, 10.0]), 0, 3)
-
     first = first_weights()
-    threads = [
-        threading.Thread(target=answer, args=(rank, sign), daemon=True)
-        for rank, sign in ((1, -1), (2, 1))
-    ]
-    for thread in threads:
-        thread.start()
-    assert averaging.run(options(**DIGITS)) == 0
-    for thread in threads:
-        thread.join(60)
-    assert all(torch.equal(sent[rank], first) for rank in (1, 2))
+    sent = as_master(monkeypatch).sent
+    assert all(torch.equal(sent[rank][0], first) for rank in (1, 2))
     # The mean of the weights is 0: all classes are as likely.
     line = capsys.readouterr().out.splitlines()[-1]
     assert line.startswith(f"Epoch 0 | Loss: 0.375 | Validation loss: {math.log(10):.6g} |")
+
+
+@pytest.mark.usefixtures("same_threads")
+def test_a_training_goes_on_from_its_snapshot(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not from one of other data, or of another model."""
+    digits, other = data.digits(), Path("other.pt")
+    model = models.build("averaging_cnn", digits.train.shape, digits.image, 10)
+    averaging.fill(model, torch.full_like(averaging.flat(model), 0.5))
+    identity = {"data set": "digits", "model": models.signature(model)}
+
+    def keep(**changes: str) -> None:
+        state = {"model": model.state_dict()}
+        snapshots.save(other, snapshots.Snapshot(1, state, {}, {**identity, **changes}, {}))
+
+    def resume() -> Answers:
+        return as_master(monkeypatch, nepochs=2, snapshot=other)
+
+    keep(**{"data set": "mnist"})
+    with pytest.raises(UsageError, match="data set"):
+        resume()
+    keep(model="another")
+    with pytest.raises(UsageError, match="model"):
+        resume()
+    keep()
+    sent = resume().sent
+    assert [len(sent[rank]) for rank in (1, 2)] == [1, 1]
+    assert (sent[1][0] == 0.5).all()
+    assert capsys.readouterr().out.splitlines()[-1].startswith("Epoch 1 | ")
+    assert not other.exists()
+    assert not SNAPSHOT.exists()
 
 
 @pytest.mark.usefixtures("same_threads")
@@ -399,6 +464,13 @@ def test_the_other_ranks_train_what_they_are_sent(monkeypatch: pytest.MonkeyPatc
     assert 0 < (trained - first).abs().max() < 10
     loss, rows = network.box(1, 0, 3).get(timeout=1)
     assert (0 < loss < 5, rows) == (True, len(data.digits().train))
+
+
+@pytest.mark.usefixtures("same_threads")
+def test_data_are_looked_for_where_they_are_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    start_as(monkeypatch, 1, Network(2))
+    with pytest.raises(UsageError, match="nowhere"):
+        averaging.run(options(**{**DIGITS, "dataset": "mnist", "data": Path("nowhere")}))
 
 
 @pytest.mark.usefixtures("same_threads")

@@ -35,11 +35,11 @@ class StopRequest(contextlib.AbstractContextManager["StopRequest"]):
         self.signum = 0
         self._before: dict[int, Any] = {}
         self._wake_before = -1
+
+    def __enter__(self) -> StopRequest:
         # Signals come through a socket, for a thread: Python runs no handler while the main thread
         # is inside of a collective, or waits for a GPU.
         self._far, self._near = socket.socketpair()
-
-    def __enter__(self) -> StopRequest:
         self._near.setblocking(False)
         for number in (signal.SIGTERM, signal.SIGINT):
             self._before[number] = signal.signal(number, self._note)
