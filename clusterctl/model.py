@@ -392,6 +392,8 @@ class JobSpec:
     hang_timeout: float = 0.0
     """Seconds without output after which an attempt is ended; 0: none."""
     retries: int = 0
+    keep_files: tuple[str, ...] = ()
+    """Patterns of outputs to copy to the launcher meanwhile; (): snapshots and small ones."""
     allow_cpu: bool = False
     native: dict[str, str] = field(default_factory=dict)
     """Options of a batch system, under the names that it has for them."""
@@ -411,6 +413,7 @@ class JobSpec:
             "--container": self.container,
             "--now": self.now,
             "--hang-timeout": self.hang_timeout,
+            "--keep-files": self.keep_files,
             "--nodes": self.nodes,
             "--ranks-per-node": self.ranks_per_node,
         }

@@ -71,6 +71,9 @@ DIRECT = _only(
     says="has no effect with a batch system",
     hint="leave it out: the queue decides when a job starts",
 )
+COPIED = _only(
+    "direct", says="has no effect with a batch system, where nodes that are lost lose no files"
+)
 BATCH = _only(
     *("slurm", "sge"),
     says="works only with Slurm and Grid Engine",

@@ -131,6 +131,17 @@ def path(text: str, option: str) -> Path:
     return Path(text)
 
 
+def pattern(text: str, option: str) -> str:
+    """A pattern for files below the working directory."""
+    parts = text.split("/")
+    if not text or text.startswith("/") or ".." in parts or "." in parts:
+        raise UsageError(
+            f"{option} {text!r}: expected a pattern below the working directory",
+            hint=f"for example {option} '*.pt' or {option} 'runs/*'",
+        )
+    return text
+
+
 def _example(option: str, value: int) -> str:
     return f"for example {option} {value}" if option.startswith("-") else f"for example {value}"
 

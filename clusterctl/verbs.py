@@ -31,6 +31,7 @@ from clusterctl.options import (
     maybe,
     name_argument,
     number,
+    pattern,
     seconds,
     text,
     texts,
@@ -312,6 +313,14 @@ class Run(Started, heading=JOBS, module="start"):
         limits=(where.DIRECT, where.SUPERVISED),
     )
     retries = number("--retries", JOB, "Retry after a failure, at most N times", check=whole(0))
+    keep_files = texts(
+        "--keep-files",
+        JOB,
+        "Outputs to copy to the launcher meanwhile; repeatable",
+        "GLOB",
+        limits=(where.COPIED, where.SUPERVISED),
+        check=pattern,
+    )
     now = flag("--now", JOB, "Do not wait for other jobs", limits=(where.DIRECT, where.SUPERVISED))
     dry_run = flag("--dry-run", JOB, "Print what would run, and why", limits=())
     emit = choice(

@@ -200,15 +200,16 @@ def fetch(store: Store, number: int, where: str | None, target: Path | None, tel
     job = find_job(store, number, where)
     cluster = require_cluster(store, job)
     with open_pool(store, cluster) as pool:
-        away = connect_or_report(pool, list_rank_nodes(job, cluster), tell)
-        if away and len(away) == len(list_rank_nodes(job, cluster)):
+        away = connect_or_report(pool, list_nodes(job, cluster), tell)
+        got = fetch_from(store, job, cluster, pool, away, target, tell=tell)
+        if len(got.missing) == len(list_rank_nodes(job, cluster)) and not got.brought.outputs:
             raise NodeUnreachable(
                 f"no node with outputs of job {number} answers: {'; '.join(away.values())}",
                 hint="check the nodes with `clusterctl status --live`;"
                 " `up` or `attach` repairs them",
                 transient=True,
             )
-        return fetch_from(store, job, cluster, pool, away, target)
+        return got
 
 
 def fetch_from(
@@ -218,26 +219,35 @@ def fetch_from(
     pool: Pool,
     away: Mapping[str, str],
     target: Path | None = None,
+    *,
+    tell: Tell,
 ) -> Fetched:
-    """Brings the job's outputs over these connections, by default into `job-N` here; none from the
-    nodes that are `away`."""
+    """Brings the job's outputs over these connections, by default into `job-N` here; those of nodes
+    that are `away`, or were made anew, as far as the launcher has copies."""
     folder = target or Path(f"job-{job.id}")
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file", hint="choose a folder with --to")
     # First: what a job makes between the two is not brought.
-    job = control.refresh(job, cluster, pool)
-    here = cluster.without(away)
-    found = outputs.find(job, here, pool)
+    asks = cluster.launcher.name not in away
+    job = control.refresh(job, cluster, pool) if asks else job
+    missing = {name: why for name, why in away.items() if name in list_rank_nodes(job, cluster)}
+    found = outputs.find(job, cluster.without(missing), pool)
+    wanted, failed = found.outputs, found.failed
+    if asks:
+        try:
+            wanted += outputs.find_copies(job, cluster, pool, (*missing, *found.lost), tell)
+        except NodeUnreachable as error:
+            failed += (error,)
     brought = outputs.Brought()
-    if found.outputs:
-        brought = outputs.fetch(job, here, pool, found.outputs, folder, store.home)
+    if wanted:
+        brought = outputs.fetch(job, cluster, pool, wanted, folder, store.home)
     places = (output.place for output in brought.outputs)
     fetched.note(store.home, job, systems.load(cluster).locate(job), folder, places)
-    failed = found.failed + brought.failed
-    if job.state.ended and not brought.kept and not away and not failed:
+    failed += brought.failed
+    if job.state.ended and not brought.kept and not missing and not failed:
         job = replace(job, fetched=True)
     store.save_job(job)
-    return Fetched(job.id, folder, brought, away, failed)
+    return Fetched(job.id, folder, brought, missing, failed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,8 @@ class Source:
     """The nodes that still have their files."""
     here: Mapping[str, Files] = field(default_factory=dict)
     """What was fetched from the others."""
+    copies: tuple[outputs.Output, ...] = ()
+    """The launcher's copies of what others had."""
 
 
 def find(store: Store, old: Job, next_job: Job, target: Cluster, tell: Tell) -> Source:
@@ -48,7 +50,8 @@ def find(store: Store, old: Job, next_job: Job, target: Cluster, tell: Tell) -> 
         if cluster.id == target.id and systems.load(target).locate(next_job)[0] == first:
             old = _require_ended(control.refresh(old, cluster, pool))
             there = control.find_staged(old, cluster, pool)
-            if first in there:
+            copies = _find_copies(old, cluster, pool, names, there, tell)
+            if first in there and not copies:
                 _tell_missing(old, cluster, pool, names, there, tell)
                 return Source(old, cluster, in_place=True)
         else:
@@ -58,15 +61,36 @@ def find(store: Store, old: Job, next_job: Job, target: Cluster, tell: Tell) -> 
             else:
                 old = _require_ended(control.refresh(old, cluster, pool))
             there = control.find_staged(old, cluster.without(away), pool)
-    here = fetched.find_files(store.home, old)
-    lost = [name for name in names if name not in there and name not in here]
+            copies = ()
+            if cluster.launcher.name not in away:
+                copies = _find_copies(old, cluster, pool, names, there, tell)
+    copied = {output.node for output in copies}
+    here = {
+        name: files
+        for name, files in fetched.find_files(store.home, old).items()
+        if name not in copied
+    }
+    lost = [name for name in names if name not in {*there, *here, *copied}]
     if first in lost:
         raise _refuse(old, f"{first}, where its rank 0 ran, has none of its files")
     for name in others:
         if name in lost:
             tell(f"{name}: the files of job {old.id} there are lost and will not be carried over")
     _tell_fetched(old, [name for name in names if name not in there and name in here], tell)
-    return Source(old, cluster, False, tuple(names), there, here)
+    return Source(old, cluster, False, tuple(names), there, here, copies)
+
+
+def _find_copies(
+    old: Job,
+    cluster: Cluster,
+    pool: Pool,
+    names: tuple[str, ...],
+    there: tuple[str, ...],
+    tell: Tell,
+) -> tuple[outputs.Output, ...]:
+    """The launcher's copies of what lost nodes had, unless all of it was fetched."""
+    lost = () if old.fetched else [name for name in names if name not in there]
+    return outputs.find_copies(old, cluster, pool, lost, tell)
 
 
 def _fetched_only(store: Store, old: Job, tell: Tell) -> Source:
@@ -143,7 +167,7 @@ def carry_over(
     fcntl.flock(lock, fcntl.LOCK_EX)
     try:
         files = dict(source.here)
-        if source.there and source.cluster:
+        if source.cluster and (source.there or source.copies):
             files.update(_bring(store, source, source.cluster, scratch, tell))
         yield _pack(source, files, list_rank_nodes(job, target), scratch)
     finally:
@@ -170,17 +194,20 @@ def _bring(
     store: Store, source: Source, cluster: Cluster, scratch: Path, tell: Tell
 ) -> dict[str, Files]:
     """Copies here what is still on nodes."""
-    tell(f"copying the files of job {source.old.id} from {', '.join(source.there)}")
+    if source.there:
+        tell(f"copying the files of job {source.old.id} from {', '.join(source.there)}")
     others = {node.name for node in cluster.nodes}.difference(source.there)
     here = cluster.without(others)
     found: dict[str, Files] = {name: {} for name in source.there}
+    found |= {output.node: {} for output in source.copies}
     with open_pool(store, cluster) as pool:
         wanted = [
             output
             for output in outputs.find(source.old, here, pool).all()
             if output.node in source.there
         ]
-        copies = outputs.copy(source.old, here, pool, wanted, scratch)
+        wanted += source.copies
+        copies = outputs.copy(source.old, cluster, pool, wanted, scratch)
     for result in copies:
         if not result.ok:
             raise NodeUnreachable(

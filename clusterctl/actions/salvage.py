@@ -14,7 +14,6 @@ from clusterctl.jobs import control, outputs
 from clusterctl.jobs.follow import Follower, is_complete
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.stage import format_bytes
-from clusterctl.jobs.start import list_rank_nodes
 from clusterctl.model import Cluster, Job, Role, clock, count
 from clusterctl.state import Store
 from clusterctl.time_limits import Deadline
@@ -292,9 +291,8 @@ def _bring(
     for job in jobs:
         if job.fetched:
             continue
-        missing = {name: why for name, why in away.items() if name in list_rank_nodes(job, cluster)}
         try:
-            got = fetch_from(store, store.job(job.id), cluster, pool, missing)
+            got = fetch_from(store, store.job(job.id), cluster, pool, away, tell=tell)
         except (ClusterctlError, OSError) as error:
             failed.append((job.id, error))
             continue

@@ -76,8 +76,10 @@ def finish(console: Console, job: Job) -> int:
 def note_fetched(console: Console, fetched: Fetched) -> None:
     """What a person has to know of files that were brought, or were not."""
     brought, folder = fetched.brought, fetched.folder
+    copied = {output.node for output in brought.outputs if output.copied}
     for name, why in fetched.missing.items():
-        console.note(f"{name} does not answer; its files were not copied: {why}")
+        what = "later files were not copied" if name in copied else "its files were not copied"
+        console.note(f"{name} does not answer; {what}: {why}")
     for line in brought.left_out:
         console.note(line)
     for place in brought.kept:

@@ -175,6 +175,7 @@ def _conditions(spec: JobSpec, detach: bool) -> list[str]:
         (spec.now, "does not wait for other jobs"),
         (spec.timeout, f"ends after {spec.timeout:g} s"),
         (spec.hang_timeout, f"ends an attempt that prints nothing for {spec.hang_timeout:g} s"),
+        (spec.keep_files, f"copies {', '.join(spec.keep_files)} to the launcher while it runs"),
         (spec.retries, f"starts again after a failure, up to {tries}"),
         (detach, "runs detached: clusterctl returns once the job is submitted"),
     )

@@ -6,13 +6,13 @@ import hashlib
 import json
 import os
 import shlex
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from clusterctl.errors import ClusterctlError, RecordError
-from clusterctl.jobs import stage
+from clusterctl.jobs import mirror, stage
 from clusterctl.jobs.fetched import read_state
 from clusterctl.jobs.start import list_rank_nodes, make_error
 from clusterctl.model import Cluster, Job, NodeResult
@@ -36,6 +36,8 @@ class Output:
     path: str
     size: int
     modified: float = 0.0
+    copied: bool = False
+    """It is the launcher's copy."""
 
     @property
     def place(self) -> str:
@@ -65,6 +67,8 @@ class Found:
 
     outputs: tuple[Output, ...]
     failed: tuple[ClusterctlError, ...] = ()
+    lost: tuple[str, ...] = ()
+    """Nodes that were made anew since."""
 
     def all(self) -> tuple[Output, ...]:
         """The outputs; raises the first error where there may be more."""
@@ -85,22 +89,41 @@ def find(job: Job, cluster: Cluster, pool: Pool, *, timeout: float = LIST_TIMEOU
             f"[ -d {root} ] && [ ! -e {folder} ]" if job.started else f"[ ! -e {folder}/.staged ]"
         )
         return pool.transport(name).run(
-            f"if {nothing}; then exit 0; fi; exec /bin/sh {script} list", timeout=timeout
+            f"if {nothing}; then printf lost; exit 0; fi; exec /bin/sh {script} list",
+            timeout=timeout,
         )
 
     found: list[Output] = []
     failed: list[ClusterctlError] = []
+    lost: list[str] = []
     for result in pool.each(ask, list_rank_nodes(job, cluster)):
         if result.exit_code is None:
             failed.append(make_error(f"looking for outputs of job {job.id}", result))
         elif not result.ok:
             failed.append(_unlisted(job, cluster, result))
+        if result.stdout.endswith(b"lost"):  # else it ends with a NUL, if anything
+            lost.append(result.node)
         for item in result.stdout.split(b"\0")[:-1]:
             size, modified, _, path = item.decode(errors="surrogateescape").split(" ", 3)
             path = path.removeprefix("./")
             found.append(Output(result.node, path, int(size), float(modified)))
     found.sort(key=lambda output: (output.node, output.path))
-    return Found(tuple(found), tuple(failed))
+    return Found(tuple(found), tuple(failed), tuple(lost))
+
+
+def find_copies(
+    job: Job, cluster: Cluster, pool: Pool, names: Collection[str], tell: Callable[[str], None]
+) -> tuple[Output, ...]:
+    """The launcher's copies of the outputs of nodes that are lost; says from when they are. Raises
+    NodeUnreachable."""
+    copies = mirror.find(job, cluster, pool, names)
+    for line in mirror.describe(copies):
+        tell(line)
+    return tuple(
+        Output(name, path, size, modified, copied=True)
+        for name, found in sorted(copies.items())
+        for path, size, modified in sorted(found.files)
+    )
 
 
 def fetch(
@@ -160,16 +183,20 @@ def copy(
 
     def get(name: str) -> NodeResult:
         # A folder of links gives the transport one tree that holds the outputs and nothing else.
-        names = b"".join(
-            os.fsencode(f"./{output.path}") + b"\0" for output in wanted if output.node == name
-        )
-        command = f"exec /bin/sh {_script(job, cluster, name)} link"
-        linked = pool.transport(name).run(command, stdin=names, timeout=LIST_TIMEOUT)
+        mine = [output for output in wanted if output.node == name]
+        paths = [output.path for output in mine]
+        if any(output.copied for output in mine):
+            linked = mirror.link(job, cluster, pool, name, paths)
+            where, folder = cluster.launcher.name, mirror.folder(job, cluster, name)
+        else:
+            names = b"".join(os.fsencode(f"./{path}") + b"\0" for path in paths)
+            command = f"exec /bin/sh {_script(job, cluster, name)} link"
+            linked = pool.transport(name).run(command, stdin=names, timeout=LIST_TIMEOUT)
+            where, folder = name, f"{_folder(job, cluster, name)}/outputs"
         if not linked.ok:
-            return linked
-        folder = f"{_folder(job, cluster, name)}/outputs"
-        got = pool.transport(name).get(folder, target / name, timeout=FETCH_TIMEOUT)
-        return replace(got, stderr=linked.stdout + got.stderr)
+            return replace(linked, node=name)
+        got = pool.transport(where).get(folder, target / name, timeout=FETCH_TIMEOUT)
+        return replace(got, node=name, stderr=linked.stdout + got.stderr)
 
     return pool.each(get, sorted({output.node for output in wanted}))
 

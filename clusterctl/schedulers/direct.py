@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from hashlib import sha256
+from typing import Any
 
 from clusterctl import __version__, assets
 from clusterctl.compiling import compilation
@@ -25,6 +26,18 @@ HANG_POLL = 15.0
 END_POLL = 20
 """Seconds between two looks whether mpirun still waits for ranks that have all ended."""
 
+MIRROR_INTERVAL = 30
+"""Seconds between two looks for outputs that are to be copied to the launcher."""
+
+MIRROR_RESERVE = 1 << 20
+"""KiB that copies of outputs leave free on the launcher's disk."""
+
+SMALL = 100_000_000
+"""Bytes up to which outputs are copied to the launcher, whatever they are called."""
+
+SNAPSHOTS = ("*.pt", "*.pth", "*.ckpt", "*.safetensors")
+"""Outputs that are copied to the launcher whatever their size."""
+
 CLEAN_LIMIT = 15
 """Seconds that a question after a job waits for the clean-up behind a dead supervisor. It goes on
 without us, and the job is lost when it is done."""
@@ -43,9 +56,9 @@ class Direct:
         launcher = cluster.launcher
         tag = f"{cluster.id}/{job.id};"
         where = {node.name: f"{node.root}/jobs/{job.id}" for node in cluster.nodes}
-        names = dict.fromkeys((launcher.name, *(place.node for place in job.placement)))
-        involved = [cluster.node(name) for name in names]
-        shared = {
+        placed = [place.node for place in job.placement]
+        involved = [cluster.node(name) for name in dict.fromkeys((launcher.name, *placed))]
+        shared: dict[str, Any] = {
             "id": job.id,
             "folder": where[launcher.name],
             "root": launcher.root,
@@ -86,6 +99,11 @@ class Direct:
                 hang_poll=f"{min(HANG_POLL, job.spec.hang_timeout / 4):g}",
                 ranks=job.ranks,
                 first=cluster.node(job.placement[0].node),
+                mirrored=not cluster.one_host,  # whose nodes can only be lost together
+                rank_nodes=[node for node in shared["nodes"] if node["name"] in placed],
+                predicates=shlex.join(_predicates(job)),
+                interval=MIRROR_INTERVAL,
+                reserve=MIRROR_RESERVE,
                 **shared,
             ),
             "clean.sh": assets.render("job/clean.sh.j2", **shared),
@@ -160,6 +178,14 @@ class Direct:
             reasons=plan.reasons,
             command=" ".join(words),
         )
+
+
+def _predicates(job: Job) -> list[str]:
+    """What `find` is to choose of the outputs for the copies on the launcher."""
+    rows = [["-size", f"-{SMALL + 1}c"]] if not job.spec.keep_files else []
+    for glob in job.spec.keep_files or SNAPSHOTS:
+        rows.append(["-path", f"./{glob}"] if "/" in glob else ["-name", glob])
+    return ["(", *[word for row in rows for word in ("-o", *row)][1:], ")"]
 
 
 def delimiter(job: Job) -> str:

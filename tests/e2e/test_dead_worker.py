@@ -36,6 +36,9 @@ def test_a_worker_that_dies(own: Cli) -> None:
     running = own.start("run", "--retries", 3, "works.py")
     running.until("here", times=2)
     number = running.now().job
+    root = next(node["root"] for node in own.status()["nodes"] if node["name"] == "launcher")
+    copy = f"{root}/jobs/{number}/mirror/worker-2/made"
+    own("ssh", "--json", "launcher", "--", f"until [ -e {copy} ]; do sleep 1; done")
     kill(own, "worker-2")
     done = running.wait(90)
     assert done.code not in (0, 6, 130)
@@ -48,8 +51,9 @@ def test_a_worker_that_dies(own: Cli) -> None:
     assert logs.of(0) == ["here"]
     assert "worker-2" in logs.err
     fetched = own("fetch", number, code=4)
-    assert fetched.out.split() == [f"job-{number}/worker-1/made"]
+    assert fetched.out.split() == [f"job-{number}/worker-{n}/made" for n in (1, 2)]
     assert "worker-2 does not answer" in fetched.err
+    assert "using the launcher's copies of the files of worker-2, as of " in fetched.err
     refused = own("rerun", "--resume", number, code=4)
     assert "worker-2" in refused.err
 

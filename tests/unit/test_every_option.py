@@ -189,6 +189,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "--region": ("eu-west-1",),
     "--reservation": ("mine",),
     "--hang-timeout": ("10m",),
+    "--keep-files": ("*.h5",),
     "--retries": ("2",),
     "--runtime": ("docker",),
     "--sge": ("you@login",),

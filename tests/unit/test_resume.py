@@ -188,6 +188,56 @@ def test_a_machine_that_was_made_anew_gets_what_was_fetched(
     assert have(old, "worker-2")["snapshot"] == "epoch 2"
 
 
+def copy_to_launcher(site: Staged, *names: str, when: int = 1_800_000_000) -> None:
+    """As the supervisor of job 7 does."""
+    mirror = site.work("launcher").parent / "mirror"
+    for name in names:
+        shutil.copytree(site.work(name), mirror / name, ignore=lambda *_: ["train.py"])
+        (mirror / f".{name}.time").write_text(f"{when}\n")
+
+
+SINCE = "using the launcher's copies of the files of worker-1, as of 2027-01-15 "
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_lost_node_is_replaced_by_the_launchers_copies(
+    elsewhere: bool, old: Staged, tree: Path, tmp_path: Path
+) -> None:
+    copy_to_launcher(old, "worker-1", "worker-2")
+    write(old, "worker-2", snapshot="epoch 4")
+    shutil.rmtree(old.work("worker-1").parent)
+    new = lab(tmp_path / "new", name="other") if elsewhere else old
+    said = move(old, new, tree)
+    assert said[0].startswith(SINCE)
+    assert have(new, "worker-1") == {"snapshot": "epoch 3", "rank0": "a", "rank1": "b"}
+    assert have(new, "worker-2")["snapshot"] == "epoch 4", "what is there is newer than its copy"
+
+
+def test_copies_are_newer_than_what_was_fetched_while_the_job_ran(
+    old: Staged, tree: Path, call: Call
+) -> None:
+    with old.running(old.store.job(7)):
+        assert call("fetch", "7").code == 0
+    write(old, "worker-1", snapshot="epoch 5")
+    copy_to_launcher(old, "worker-1")
+    shutil.rmtree(old.work("worker-1").parent)
+    (old.work("launcher").parent / "state").write_text("running 2.0 1\nended 3.0\n")
+    move(old, old, tree)
+    assert have(old, "worker-1")["snapshot"] == "epoch 5"
+
+
+def test_fetch_takes_the_copies_of_a_lost_node(old: Staged, call: Call) -> None:
+    write(old, "worker-1", **{"it's": "odd"})
+    copy_to_launcher(old, "worker-1")
+    shutil.rmtree(old.work("worker-1").parent)
+    said = call("fetch", "7")
+    assert said.code == 0, said
+    assert SINCE in said.err
+    assert Path("job-7/worker-1/snapshot").read_text() == "epoch 3"
+    assert Path("job-7/worker-1/it's").read_text() == "odd"
+    assert Path("job-7/worker-2/snapshot").read_text() == "epoch 2"
+
+
 def test_carried_files_are_outputs_of_the_new_job(
     old: Staged, tree: Path, tmp_path: Path, call: Call
 ) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shlex
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -67,6 +68,7 @@ class Site:
             folder = self.folder(name, number)
             for sub in ("out", "work"):
                 (folder / sub).mkdir(parents=True, exist_ok=True)
+            (folder / ".staged").touch()
             for path, (text, mode) in files.items():
                 (folder / path).write_text(
                     self.change(text).replace(f"cctl_grace={GRACE}\n", "cctl_grace=1\n")
@@ -516,3 +518,95 @@ def test_a_job_that_hangs_is_failed_and_says_so(site: Site) -> None:
     assert job.reason == "hung: no rank printed anything for 1 s"
     assert job.program_exit_code is None, "it was not the program that ended"
     assert site.living(1) == []
+
+
+# ---------------------------------------------------------------- copies of outputs on the launcher
+
+
+@pytest.fixture
+def apart(site: Site) -> Site:
+    """Nodes that are machines of their own, and a mesh between them; looks follow quickly."""
+    agent = Path(site.where.launcher.root) / "bin" / "clusterctl-ssh"
+    agent.write_text('#!/bin/sh\nexec /bin/sh -c "$2"\n')
+    agent.chmod(0o755)
+    site.where = replace(site.where, one_host=False)
+    site.change = lambda text: text.replace("cctl_nap=30", "cctl_nap=0.2")
+    return site
+
+
+def mirrored(site: Site, number: int = 1) -> dict[str, str]:
+    """What the launcher has of the outputs."""
+    folder = site.folder("launcher", number) / "mirror"
+    found = (path for path in folder.glob("[!.]*/**/*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_text() for path in found}
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_the_launcher_has_outputs_while_the_job_runs(apart: Site) -> None:
+    """Whole ones, also of a program that replaces its snapshot again and again, and none of those
+    that the program has removed since."""
+    script = (
+        "mkdir -p 'a  b'; echo x >'a  b/it'\"'\"'s'; echo old >old;"
+        " while [ ! -e end ]; do for i in 1 2 3; do echo $RANK; done >new; mv new snapshot;"
+        " [ ! -e remove ] || rm -f old; sleep 0.02; done; echo last >last"
+    )
+    job = apart.submit(1, script, BOTH)
+    whole = {
+        "worker-1/a  b/it's": "x\n",
+        "worker-1/old": "old\n",
+        "worker-1/snapshot": "0\n0\n0\n",
+        "worker-2/a  b/it's": "x\n",
+        "worker-2/old": "old\n",
+        "worker-2/snapshot": "1\n1\n1\n",
+    }
+    until(lambda: mirrored(apart) == whole)
+    for name in ("worker-1", "worker-2"):
+        (apart.folder(name, 1) / "work" / "remove").touch()
+    until(lambda: "worker-1/old" not in mirrored(apart))
+    for name in ("worker-1", "worker-2"):
+        (apart.folder(name, 1) / "work" / "end").touch()
+    assert apart.ended(job).state is JobState.SUCCEEDED, apart.story(job)
+    until(lambda: mirrored(apart).get("worker-2/last") == "last\n")
+
+
+def test_a_file_that_is_being_written_is_not_copied_torn(apart: Site) -> None:
+    script = "echo quiet >quiet; while :; do echo more >>busy; sleep 0.05; done"
+    job = apart.submit(1, script, BOTH)
+    until(lambda: "worker-1/quiet" in mirrored(apart))
+    assert "worker-1/busy" not in mirrored(apart)
+    apart.cancel(job)
+    apart.ended(job)
+    until(lambda: "more" in mirrored(apart).get("worker-1/busy", ""))
+
+
+def test_a_node_that_is_made_anew_leaves_the_copies_as_they_are(apart: Site) -> None:
+    script = "echo it >it; until [ -e end ]; do sleep 0.1; done"
+    job = apart.submit(1, script, BOTH)
+    until(lambda: "worker-1/it" in mirrored(apart))
+    shutil.rmtree(apart.folder("worker-1", 1))
+    began = time.time()
+    (apart.folder("worker-2", 1) / "work" / "news").touch()
+    until(lambda: "worker-2/news" in mirrored(apart))
+    assert mirrored(apart)["worker-1/it"] == "it\n"
+    said = [apart.folder("launcher", 1) / "mirror" / f".worker-{n}.time" for n in (1, 2)]
+    assert int(said[0].read_text()) <= began <= int(said[1].read_text()) + 1
+    apart.cancel(job)
+    apart.ended(job)
+
+
+def test_only_files_of_the_given_patterns_are_copied(apart: Site) -> None:
+    script = "mkdir -p runs/a; touch x.pt y.pt.partial runs/a/z log; sleep 60"
+    job = apart.submit(1, script, BOTH, keep_files=("*.pt", "runs/*"))
+    until(lambda: len(mirrored(apart)) >= 4)
+    assert {name for name in mirrored(apart) if "worker-1" in name} == {
+        "worker-1/x.pt",
+        "worker-1/runs/a/z",
+    }
+    apart.cancel(job)
+    apart.ended(job)
