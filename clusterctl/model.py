@@ -169,6 +169,10 @@ class CloudSpec:
     """GiB, of each worker."""
     efa: bool = False
     """Elastic Fabric Adapters for the workers."""
+    vpc: str = ""
+    """A network of the user's own: machines are made in its subnets."""
+    subnet: tuple[str, ...] = ()
+    """Those of them that may hold the cluster, in this order; (): any."""
     ssh_cidr: str = ""
     budget: float = 0.0
     """US dollars; 0: none."""

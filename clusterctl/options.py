@@ -234,8 +234,8 @@ def cluster_name(text: str, option: str) -> str:
     return text
 
 
-def zones(text: str, option: str) -> tuple[str, ...]:
-    return tuple(zone.strip() for zone in text.split(",") if zone.strip())
+def names(text: str, option: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def indices(text: str, option: str) -> tuple[str, ...]:

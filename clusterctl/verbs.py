@@ -30,13 +30,13 @@ from clusterctl.options import (
     life_time,
     maybe,
     name_argument,
+    names,
     number,
     pattern,
     seconds,
     text,
     texts,
     whole,
-    zones,
 )
 
 CLUSTERS, JOBS, MACHINES = "Clusters", "Jobs", "Nodes and this machine"
@@ -96,7 +96,7 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
     launcher_type = text("--launcher-type", EC2, "Type of the launcher (default: t3.micro)", "TYPE")
     region = text("--region", EC2, "Region (default: that of the AWS CLI)", "NAME")
     zones = Option[tuple[str, ...]](
-        "--zones", EC2, "Availability zones to try, in this order", "A,B", empty=(), check=zones
+        "--zones", EC2, "Availability zones to try, in this order", "A,B", empty=(), check=names
     )
     spot = flag("--spot", EC2, "Use spot workers: cheaper, may be interrupted")
     spot_fallback = flag("--spot-fallback", EC2, "Use on-demand workers if no spot is available")
@@ -108,6 +108,15 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
         "--disk", EC2, "Disk size of each worker, 8 to 16384", "GB", check=whole(8, 16384)
     )
     efa = flag("--efa", EC2, "Use Elastic Fabric Adapters, on instance types that have them")
+    vpc = text("--vpc", EC2, "Make the machines in this VPC (default: make one)", "ID")
+    subnet = Option[tuple[str, ...]](
+        "--subnet",
+        EC2,
+        "Subnets to make them in, tried in this order",
+        "A,B",
+        empty=(),
+        check=names,
+    )
     ssh_cidr = text("--ssh-cidr", EC2, "Networks that may connect (default: your address)", "A,B")
     budget = amount("--budget", EC2, "Shut down before it costs more than this", "USD", budget)
     boot_timeout = amount(

@@ -115,7 +115,7 @@ resource "aws_launch_template" "this" {
     content {
       device_index                = 0
       interface_type              = "efa"
-      subnet_id                   = aws_subnet.this.id
+      subnet_id                   = local.subnet_id
       security_groups             = [aws_security_group.nodes.id]
       associate_public_ip_address = true
       delete_on_termination       = true
@@ -143,7 +143,7 @@ resource "aws_instance" "this" {
 
   ami                                  = local.amis[each.value.image]
   instance_type                        = each.value.instance_type
-  subnet_id                            = contains(local.efa, each.key) ? null : aws_subnet.this.id
+  subnet_id                            = contains(local.efa, each.key) ? null : local.subnet_id
   associate_public_ip_address          = contains(local.efa, each.key) ? null : true
   vpc_security_group_ids               = each.key == "launcher" ? [aws_security_group.nodes.id, aws_security_group.ssh.id] : contains(local.efa, each.key) ? null : [aws_security_group.nodes.id]
   key_name                             = one([for pair in aws_key_pair.this : pair.key_name])

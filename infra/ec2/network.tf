@@ -1,5 +1,5 @@
 data "aws_ec2_instance_type_offerings" "this" {
-  for_each      = var.zone == "" ? local.types : toset([])
+  for_each      = var.zone == "" && var.subnet_id == "" ? local.types : toset([])
   location_type = "availability-zone"
 
   filter {
@@ -16,15 +16,27 @@ locals {
     zone if can(regex("^${var.region}[a-z]$", zone))
   ]
   zone = var.zone != "" ? var.zone : try(local.offering[0], "none")
+
+  # A network of the cluster's own, or a subnet that somebody else keeps.
+  own       = toset(var.subnet_id == "" ? ["own"] : [])
+  subnet_id = one(concat(values(aws_subnet.this)[*].id, values(data.aws_subnet.theirs)[*].id))
+  vpc_id    = one(concat(values(aws_vpc.this)[*].id, values(data.aws_subnet.theirs)[*].vpc_id))
+}
+
+data "aws_subnet" "theirs" {
+  for_each = toset(compact([var.subnet_id]))
+  id       = each.key
 }
 
 resource "aws_vpc" "this" {
+  for_each   = local.own
   cidr_block = var.cidr
   tags       = { Name = var.cluster_id }
 }
 
 resource "aws_subnet" "this" {
-  vpc_id            = aws_vpc.this.id
+  for_each          = local.own
+  vpc_id            = aws_vpc.this[each.key].id
   cidr_block        = cidrsubnet(var.cidr, 4, 0)
   availability_zone = local.zone
   tags              = { Name = var.cluster_id }
@@ -38,21 +50,50 @@ resource "aws_subnet" "this" {
 }
 
 resource "aws_internet_gateway" "this" {
-  vpc_id = aws_vpc.this.id
-  tags   = { Name = var.cluster_id }
+  for_each = local.own
+  vpc_id   = aws_vpc.this[each.key].id
+  tags     = { Name = var.cluster_id }
 }
 
 resource "aws_route_table" "this" {
-  vpc_id = aws_vpc.this.id
-  tags   = { Name = var.cluster_id }
+  for_each = local.own
+  vpc_id   = aws_vpc.this[each.key].id
+  tags     = { Name = var.cluster_id }
 
   route {
     cidr_block = "0.0.0.0/0"
-    gateway_id = aws_internet_gateway.this.id
+    gateway_id = aws_internet_gateway.this[each.key].id
   }
 }
 
 resource "aws_route_table_association" "this" {
-  subnet_id      = aws_subnet.this.id
-  route_table_id = aws_route_table.this.id
+  for_each       = local.own
+  subnet_id      = aws_subnet.this[each.key].id
+  route_table_id = aws_route_table.this[each.key].id
+}
+
+# Clusters from before there was a choice keep their networks.
+moved {
+  from = aws_vpc.this
+  to   = aws_vpc.this["own"]
+}
+
+moved {
+  from = aws_subnet.this
+  to   = aws_subnet.this["own"]
+}
+
+moved {
+  from = aws_internet_gateway.this
+  to   = aws_internet_gateway.this["own"]
+}
+
+moved {
+  from = aws_route_table.this
+  to   = aws_route_table.this["own"]
+}
+
+moved {
+  from = aws_route_table_association.this
+  to   = aws_route_table_association.this["own"]
 }

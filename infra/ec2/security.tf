@@ -2,7 +2,7 @@
 resource "aws_security_group" "nodes" {
   name        = "${var.cluster_id}-nodes"
   description = "Everything among the nodes, and outwards"
-  vpc_id      = aws_vpc.this.id
+  vpc_id      = local.vpc_id
   tags        = { Name = "${var.cluster_id}-nodes" }
 
   ingress {
@@ -39,7 +39,7 @@ resource "aws_security_group" "nodes" {
 resource "aws_security_group" "ssh" {
   name        = "${var.cluster_id}-ssh"
   description = "SSH to the launcher"
-  vpc_id      = aws_vpc.this.id
+  vpc_id      = local.vpc_id
   tags        = { Name = "${var.cluster_id}-ssh" }
 
   dynamic "ingress" {

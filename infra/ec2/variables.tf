@@ -123,6 +123,12 @@ variable "cidr" {
   }
 }
 
+variable "subnet_id" {
+  description = "A subnet that is there already, with a route to an internet gateway: no VPC is made. Empty: a network of the cluster's own."
+  type        = string
+  default     = ""
+}
+
 variable "ssh_cidr" {
   description = "From where the launcher accepts SSH: networks such as 203.0.113.7/32, with commas between them. Empty: from nowhere outside."
   type        = string

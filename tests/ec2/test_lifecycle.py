@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import shutil
 import time
+from collections.abc import Iterator
 
 import pytest
 
 from tests.ec2.conftest import OUTSIDE, World
+from tests.sim.lab import their_network
 
 pytestmark = [pytest.mark.terraform, pytest.mark.netns, pytest.mark.sshd, pytest.mark.timeout(400)]
 
@@ -91,8 +93,17 @@ def test_from_nothing_to_nothing(world: World) -> None:
     assert "nothing to remove" in again.err
 
 
-def test_a_changed_host_key_is_refused(world: World) -> None:
-    world.ok(*CPU, "--workers", "1")
+@pytest.fixture
+def subnet(world: World) -> Iterator[str]:
+    """One of somebody else's, whose VPC has to be there in the end as it was."""
+    with their_network(world.ec2.client("ec2"), "us-east-1a") as (_, subnet):
+        yield subnet
+
+
+def test_a_changed_host_key_is_refused(world: World, subnet: str) -> None:
+    """Of a worker in a network that is not ours."""
+    world.ok(*CPU, "--workers", "1", "--subnet", subnet)
+    assert world.ec2.machine("worker-1").private.startswith("10.99.0.")
     machine = world.ec2.machine("worker-1")
     before = machine.run("ssh-keygen", "-lf", "/etc/ssh/ssh_host_ed25519_key.pub").stdout.split()[1]
     machine.run("rm", "/etc/ssh/ssh_host_ed25519_key", "/etc/ssh/ssh_host_ed25519_key.pub")
@@ -100,6 +111,7 @@ def test_a_changed_host_key_is_refused(world: World) -> None:
     after = machine.run("ssh-keygen", "-lf", "/etc/ssh/ssh_host_ed25519_key.pub").stdout.split()[1]
     up = world.run("up", "--yes")
     assert up.code == 4
+    assert f"machines go into {subnet} (us-east-1a)" in up.err, "as before"
     assert "worker-1" in up.err
     assert before in up.err
     assert after in up.err

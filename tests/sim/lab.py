@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +22,38 @@ def keypair(path: Path) -> str:
     argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(path)]
     subprocess.run(argv, check=True)
     return path.with_suffix(".pub").read_text().strip()
+
+
+@contextmanager
+def their_network(
+    api: Any, *zones: str, cidr: str = "10.99.0.0/24", public: bool = True
+) -> Iterator[tuple[str, ...]]:
+    """A VPC of somebody else, with a subnet of 16 addresses in each zone: its id, and theirs. In
+    the end it has to be there as it was."""
+    vpc = api.create_vpc(CidrBlock=cidr)["Vpc"]["VpcId"]
+    [main] = api.describe_route_tables(Filters=[{"Name": "vpc-id", "Values": [vpc]}])["RouteTables"]
+    gateway = api.create_internet_gateway()["InternetGateway"]["InternetGatewayId"]
+    api.attach_internet_gateway(InternetGatewayId=gateway, VpcId=vpc)
+    if public:
+        api.create_route(
+            RouteTableId=main["RouteTableId"],
+            DestinationCidrBlock="0.0.0.0/0",
+            GatewayId=gateway,
+        )
+    parts = IPv4Network(cidr).subnets(new_prefix=28)
+    subnets = [
+        api.create_subnet(VpcId=vpc, CidrBlock=str(part), AvailabilityZone=zone)["Subnet"]
+        for part, zone in zip(parts, zones, strict=False)
+    ]
+    ids = [subnet["SubnetId"] for subnet in subnets]
+    try:
+        yield (vpc, *ids)
+    finally:
+        for id in ids:
+            api.delete_subnet(SubnetId=id)
+        api.detach_internet_gateway(InternetGatewayId=gateway, VpcId=vpc)
+        api.delete_internet_gateway(InternetGatewayId=gateway)
+        api.delete_vpc(VpcId=vpc)
 
 
 class Lab:

@@ -20,7 +20,7 @@ from clusterctl.model import CloudSpec, ClusterSpec, NodeGroup
 from clusterctl.providers.ec2 import cleanup, preflight, reconcile, ssh_cidr
 from clusterctl.providers.ec2.api import Api
 from clusterctl.terraform import Terraform
-from tests.sim.lab import UBUNTU, Lab
+from tests.sim.lab import UBUNTU, Lab, their_network
 
 pytestmark = [pytest.mark.netns, pytest.mark.sshd]
 
@@ -136,6 +136,89 @@ def test_a_region_that_is_not_enabled_is_named(lab: Lab, api: Api) -> None:
     lab.ec2.fault("error", code="InvalidClientTokenId", status=403)
     with pytest.raises(ProviderError, match="AWS does not know your credentials"):
         Api("af-south-1").account()
+
+
+def test_a_subnet_of_theirs_is_looked_at_before_it_costs(lab: Lab, api: Api) -> None:
+    """It has to be in one VPC and in a zone with the types, lead out, and have room."""
+    with (
+        their_network(lab.api, "us-east-1b", "us-east-1a") as (vpc, in_b, in_a),
+        their_network(lab.api, "us-east-1a", public=False) as (closed, shut),
+    ):
+        found = survey(api, subnet=(in_b, in_a))
+        assert found.zones == ("us-east-1b", "us-east-1a"), "in the order of the subnets"
+        assert found.subnets == {"us-east-1b": in_b, "us-east-1a": in_a}
+        assert survey(api, vpc=vpc).subnets == {"us-east-1a": in_a, "us-east-1b": in_b}
+        assert survey(api, vpc=vpc, zones=("us-east-1b",)).zones == ("us-east-1b",)
+        lab.api.create_tags(Resources=[lab.subnet], Tags=[{"Key": cleanup.TAG, "Value": "lab-1"}])
+        for cloud, said in (
+            ({"subnet": ("subnet-0",)}, "no subnet 'subnet-0' in us-east-1"),
+            ({"vpc": "vpc-0"}, "vpc-0 has no subnet in us-east-1, or does not exist"),
+            ({"vpc": vpc, "subnet": (shut,)}, f"{shut} is in {closed}, not in {vpc}"),
+            ({"subnet": (in_a, shut)}, "they are in different VPCs"),
+            ({"subnet": (shut,)}, f"{shut} has no route to an internet gateway"),
+            ({"vpc": closed}, f"no subnet of {closed} can hold the cluster: {shut} has no route"),
+            ({"subnet": (lab.subnet,)}, f"{lab.subnet} belongs to cluster lab-1"),
+            ({"subnet": (in_a,), "zones": ("us-east-1b",)}, f"{in_a} in us-east-1a"),
+        ):
+            with pytest.raises(UsageError, match=said) as caught:
+                survey(api, **cloud)
+            assert caught.value.hint
+        many = NodeGroup(count=11, family="cpu")
+        with pytest.raises(UsageError, match=f"{in_a} has 11 free addresses, .* needs 12 more"):
+            survey(api, many, subnet=(in_a,))
+        with pytest.raises(ClientError, match="InsufficientFreeAddressesInSubnet"):
+            lab.api.run_instances(
+                ImageId=UBUNTU, InstanceType="t3.micro", MinCount=12, MaxCount=12, SubnetId=in_a
+            )
+
+
+def test_down_removes_nothing_from_a_network_of_theirs(
+    lab: Lab, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither their machine beside ours, nor what GuardDuty has put there; and that takes no more
+    rights than infra/ec2/policy.json gives."""
+    monkeypatch.setattr(cleanup, "PAUSE", 0.05)
+    lab.ec2.fault("never_boot")
+    lab.ec2.policy(json.loads((assets.folder("infra") / "ec2" / "policy.json").read_text()))
+    with their_network(lab.api, "us-east-1a") as (vpc, subnet):
+        end = lab.api.create_vpc_endpoint(
+            VpcEndpointType="Interface",
+            VpcId=vpc,
+            ServiceName="com.amazonaws.us-east-1.guardduty-data",
+            SubnetIds=[subnet],
+        )["VpcEndpoint"]["VpcEndpointId"]
+        theirs = lab.launch("theirs", subnet=subnet)
+        group = api.call(
+            "create_security_group",
+            GroupName="lab-1-nodes",
+            Description="d",
+            VpcId=vpc,
+            TagSpecifications=tagged("lab", "security-group"),
+        )["GroupId"]
+        lab.launch("worker-1", subnet=subnet, TagSpecifications=tagged("worker-1", "instance"))
+        assert not cleanup.managed(api, "lab-1")
+        cleanup.remove(api, "lab-1", lambda line: None)
+        groups = lab.api.describe_security_groups(Filters=[{"Name": "vpc-id", "Values": [vpc]}])
+        assert group not in [one["GroupId"] for one in groups["SecurityGroups"]]
+        assert lab.instance("worker-1")["State"]["Name"] == "terminated"
+        assert lab.instance("theirs")["State"]["Name"] in ("pending", "running")
+        ends = lab.api.describe_vpc_endpoints(VpcEndpointIds=[end])["VpcEndpoints"]
+        assert [one["State"] for one in ends if one["VpcEndpointId"] == end] == ["available"]
+        lab.api.terminate_instances(InstanceIds=[theirs])
+        lab.api.delete_vpc_endpoints(VpcEndpointIds=[end])
+
+
+def test_an_account_without_a_default_network_is_as_good(lab: Lab, api: Api) -> None:
+    """AWS refuses a launch that names no subnet there; every launch of ours names one."""
+    default = [{"Name": "isDefault", "Values": ["true"]}]
+    [vpc] = lab.api.describe_vpcs(Filters=default)["Vpcs"]
+    of_it = [{"Name": "vpc-id", "Values": [vpc["VpcId"]]}]
+    for subnet in lab.api.describe_subnets(Filters=of_it)["Subnets"]:
+        lab.api.delete_subnet(SubnetId=subnet["SubnetId"])
+    lab.api.delete_vpc(VpcId=vpc["VpcId"])
+    with pytest.raises(ClientError, match="VPCIdNotSpecified"):
+        lab.api.run_instances(ImageId=UBUNTU, InstanceType="t3.micro", MinCount=1, MaxCount=1)
+    assert survey(api).zones[0] == "us-east-1a"
 
 
 def test_missing_rights_are_known_before_the_question(lab: Lab, api: Api) -> None:

@@ -71,6 +71,7 @@ def test_variables_are_those_of_the_module() -> None:
         spot=False,
         placement={"g5.xlarge"},
         efa=True,
+        subnet="",
         ssh_cidr="203.0.113.7/32",
         public_key="ssh-ed25519 AAAA",
         user_data={"worker-1": "x"},

@@ -51,7 +51,6 @@ CALLS = {
     "CreateLaunchTemplateVersion": {"LaunchTemplateId": f"lt-{ID}"},
     "CreateRoute": {"RouteTableId": f"rtb-{ID}", "GatewayId": f"igw-{ID}"},
     "CreateRouteTable": {"VpcId": f"vpc-{ID}"},
-    "CreateSecurityGroup": {"VpcId": f"vpc-{ID}", "GroupName": "lab-1"},
     "CreateSubnet": {"VpcId": f"vpc-{ID}"},
     "CreateTags": TAGGING,
     "DeleteInternetGateway": {"InternetGatewayId": f"igw-{ID}"},
@@ -80,10 +79,12 @@ NEW = {
     "CreateInternetGateway",
     "CreateLaunchTemplate",
     "CreatePlacementGroup",
+    "CreateSecurityGroup",
     "CreateVpc",
     "ImportKeyPair",
     "RunInstances",
 }
+"""What they make is new. Machines and security groups may be in anybody's network (`up --vpc`)."""
 
 
 def test_every_action_is_looked_at_here() -> None:
@@ -162,6 +163,13 @@ def test_an_instance_cannot_be_made_ours_by_a_tag() -> None:
 def test_what_is_new_is_tagged_as_it_is_made(action: str) -> None:
     spot = {"InstanceMarketOptions_MarketType": "spot"} if action == "RunInstances" else {}
     assert may(action, OWN, **spot)
+
+
+def test_machines_can_be_made_in_a_network_of_theirs_and_nothing_be_changed_there() -> None:
+    place = {"VpcId": f"vpc-{ID}", "SubnetId": f"subnet-{ID}"}
+    assert may("CreateSecurityGroup", UNTAGGED, VpcId=place["VpcId"], GroupName="lab-1")
+    assert may("RunInstances", UNTAGGED, SubnetId=place["SubnetId"])
+    assert not may("CreateSubnet", UNTAGGED, VpcId=place["VpcId"])
 
 
 def test_the_only_role_that_can_be_made_is_that_for_spot_instances() -> None:

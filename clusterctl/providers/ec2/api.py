@@ -81,6 +81,7 @@ class Instance:
     private_address: str
     launched: float
     spot: bool = False
+    subnet: str = ""
 
 
 LIVING = ("pending", "running", "stopping", "stopped", "shutting-down")
@@ -260,12 +261,16 @@ class Api:
         with self._asking("describe images"):
             return {item["ImageId"]: _image(item) for item in found}
 
-    def may_launch(self, instance_type: str, image: str, *, spot: bool, cluster: str) -> None:
+    def may_launch(
+        self, instance_type: str, image: str, *, spot: bool, cluster: str, subnet: str = ""
+    ) -> None:
         """Asks for the right to launch such a machine, and launches none. Raises ProviderError
         where AWS says no to whoever asks; what else it says depends on what is not made yet."""
         tags = [{"Key": "clusterctl:cluster", "Value": cluster}]
         kinds = ("instance", "volume")
-        market = {"InstanceMarketOptions": {"MarketType": "spot"}} if spot else {}
+        more: dict[str, Any] = {"SubnetId": subnet} if subnet else {}
+        if spot:
+            more["InstanceMarketOptions"] = {"MarketType": "spot"}
         try:
             self.call(
                 "run_instances",
@@ -275,7 +280,7 @@ class Api:
                 MinCount=1,
                 MaxCount=1,
                 TagSpecifications=[{"ResourceType": kind, "Tags": tags} for kind in kinds],
-                **market,
+                **more,
             )
         except Refused as refused:
             if failures.about_the_account(refused):
@@ -382,4 +387,5 @@ def _instance(item: dict[str, Any]) -> Instance:
         private_address=item.get("PrivateIpAddress", ""),
         launched=launched.timestamp() if launched else 0.0,
         spot=item.get("InstanceLifecycle") == "spot",
+        subnet=item.get("SubnetId", ""),
     )

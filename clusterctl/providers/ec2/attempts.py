@@ -161,6 +161,7 @@ def _variables(order: Order, running: Sequence[Instance]) -> dict[str, Any]:
         spot=state.spot,
         placement=found.placement,
         efa=order.options.cloud.efa,
+        subnet=found.subnets.get(state.zone, ""),
         ssh_cidr=state.ssh_cidr,
         public_key=public,
         user_data=user_data,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import partial
 
 from clusterctl import catalog
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import Cluster, ClusterSpec
-from clusterctl.providers.ec2 import cleanup, update_rules
+from clusterctl.providers.ec2 import cleanup, networks, update_rules
 from clusterctl.providers.ec2 import spec as layout
 from clusterctl.providers.ec2.api import Api, Image, Instance, InstanceType
 from clusterctl.providers.ec2.spec import Machine
@@ -24,7 +24,8 @@ Tell = Callable[[str], None]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
     """What AWS has for us. `zones` are to be tried in this order, `amis` are by kind of image,
-    `placement` are the types that may be in a cluster placement group."""
+    `placement` are the types that may be in a cluster placement group; `subnets` are by zone, none
+    where the cluster makes a network of its own."""
 
     account: str
     machines: tuple[Machine, ...]
@@ -32,6 +33,7 @@ class Survey:
     zones: tuple[str, ...]
     amis: Mapping[str, str]
     placement: frozenset[str]
+    subnets: Mapping[str, str] = field(default_factory=dict)
 
 
 def survey(
@@ -56,9 +58,11 @@ def survey(
     _architectures(types)
     amis = background(lambda: _amis(api, options, machines))
     new = [machine for machine in machines if machine.name not in present]
-    rights = background(lambda: _rights(api, options, new, amis.result()))
+    subnets = background(lambda: networks.choose(api, options.cloud, len(new)))
+    rights = background(lambda: _rights(api, options, new, amis.result(), subnets.result()))
     _quotas(api, options, machines, types, present, running, tell)
-    found_zones, found_amis = zones.result(), amis.result()
+    found_subnets = subnets.result()
+    found_zones, found_amis = _with_subnet(zones.result(), found_subnets), amis.result()
     rights.result()
     return Survey(
         account=by_account,
@@ -67,6 +71,7 @@ def survey(
         zones=found_zones,
         amis=found_amis,
         placement=frozenset(name for name, kind in types.items() if kind.clusters),
+        subnets=found_subnets,
     )
 
 
@@ -81,6 +86,10 @@ def survey_cluster(
     instances = [item for item in running if item.node]
     zone = instances[0].zone if instances else ""
     settled = bool(current and current.nodes)
+    if settled and instances and (options.cloud.vpc or options.cloud.subnet):
+        # Further machines go where the others are.
+        there = replace(options.cloud, subnet=(instances[0].subnet,))
+        options = replace(options, cloud=there)
     present = {item.node: item.type for item in instances}
     found = survey(api, options, present, zone if settled else "", tell)
     if zone in found.zones:
@@ -132,7 +141,11 @@ def _architectures(types: Mapping[str, InstanceType]) -> None:
 
 
 def _rights(
-    api: Api, options: ClusterSpec, new: Sequence[Machine], amis: Mapping[str, str]
+    api: Api,
+    options: ClusterSpec,
+    new: Sequence[Machine],
+    amis: Mapping[str, str],
+    subnets: Mapping[str, str],
 ) -> None:
     """Raises ProviderError where AWS would not let us start a machine of one of these kinds."""
     asked = {}
@@ -145,6 +158,7 @@ def _rights(
                 amis[machine.image],
                 spot=spot,
                 cluster=options.name,
+                subnet=next(iter(subnets.values()), ""),
             )
         )
     for answer in asked.values():
@@ -259,6 +273,20 @@ def _zones(api: Api, options: ClusterSpec) -> tuple[str, ...]:
             hint=f"zones that do: {', '.join(offering)}",
         )
     return zones
+
+
+def _with_subnet(zones: Sequence[str], subnets: Mapping[str, str]) -> tuple[str, ...]:
+    """The zones in which the cluster can be, in the order of the subnets. Raises UsageError."""
+    if not subnets:
+        return tuple(zones)
+    both = tuple(zone for zone in subnets if zone in zones)
+    if not both:
+        where = ", ".join(f"{subnet} in {zone}" for zone, subnet in subnets.items())
+        raise UsageError(
+            f"no subnet is in a zone that offers all machines of the cluster: {where}",
+            hint=f"zones that do: {', '.join(zones)}",
+        )
+    return both
 
 
 def _amis(api: Api, options: ClusterSpec, machines: Sequence[Machine]) -> dict[str, str]:

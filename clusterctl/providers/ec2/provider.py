@@ -145,6 +145,7 @@ class Ec2Provider:
             lines=(
                 f"AWS account {found.account}, {api.region}, zone {found.zones[0]}{others};"
                 f" {binary.name}",
+                *(f"machines go into {subnet} ({zone})" for zone, subnet in found.subnets.items()),
                 *prices.table(found.machines, charges, found.zones[0], deadline - now),
                 *_burstable(found.machines),
                 f"every node shuts down at {clock(deadline)}, even if this machine is off",

@@ -128,13 +128,15 @@ def variables(
     spot: bool,
     placement: Container[str],
     efa: bool,
+    subnet: str,
     ssh_cidr: str,
     public_key: str,
     user_data: Mapping[str, str],
     hours: float,
 ) -> dict[str, Any]:
     """infra/ec2's variables. `placement`: the types that may be in a cluster placement group;
-    `hours` is how long a machine may live that has no user data."""
+    `subnet`: "" where the cluster makes a network of its own; `hours` is how long a machine may
+    live that has no user data."""
     groups: dict[tuple[str, str, int], list[int]] = {}
     for machine in machines:
         if machine.name != LAUNCHER:
@@ -162,6 +164,7 @@ def variables(
         "spot": spot,
         "efa": efa,
         "cidr": cidr(cluster_id),
+        "subnet_id": subnet,
         "ssh_cidr": ssh_cidr,
         "public_key": public_key,
         "user_data": dict(user_data),

@@ -15,7 +15,13 @@ from clusterctl.providers.ec2 import prices, ssh_cidr
 from clusterctl.providers.ec2.api import default_region
 from clusterctl.providers.ec2.spec import Machine, check
 
-_FIXED = {"disk": "--disk", "spot": "--spot", "efa": "--efa"}
+_FIXED = {
+    "disk": "--disk",
+    "spot": "--spot",
+    "efa": "--efa",
+    "vpc": "--vpc",
+    "subnet": "--subnet",
+}
 """What EC2 or Terraform would make other machines for."""
 
 

@@ -52,7 +52,7 @@ run "defaults" {
   }
 
   assert {
-    condition     = aws_subnet.this.availability_zone == "us-east-1a"
+    condition     = aws_subnet.this["own"].availability_zone == "us-east-1a"
     error_message = "The zone is the first that offers every type."
   }
 
@@ -86,6 +86,34 @@ run "defaults" {
   assert {
     condition     = length(aws_key_pair.this) == 0
     error_message = "There is no key to upload."
+  }
+}
+
+run "a_subnet_of_theirs" {
+  command = plan
+
+  variables {
+    subnet_id = "subnet-0123"
+  }
+
+  override_data {
+    target = data.aws_subnet.theirs
+    values = { vpc_id = "vpc-0123" }
+  }
+
+  assert {
+    condition     = length(aws_vpc.this) + length(aws_subnet.this) + length(aws_internet_gateway.this) + length(aws_route_table.this) == 0
+    error_message = "No network is made where there is one."
+  }
+
+  assert {
+    condition     = aws_security_group.nodes.vpc_id == "vpc-0123" && aws_security_group.ssh.vpc_id == "vpc-0123"
+    error_message = "The groups are made in their VPC."
+  }
+
+  assert {
+    condition     = length(data.aws_ec2_instance_type_offerings.this) == 0
+    error_message = "The subnet says which zone it is."
   }
 }
 
@@ -170,7 +198,7 @@ run "gpus" {
   }
 
   assert {
-    condition     = aws_subnet.this.availability_zone == "us-east-1c" && aws_instance.this["worker-1"].root_block_device[0].volume_size == 100
+    condition     = aws_subnet.this["own"].availability_zone == "us-east-1c" && aws_instance.this["worker-1"].root_block_device[0].volume_size == 100
     error_message = "The zone that was named, and room for GPU images."
   }
 }
@@ -248,5 +276,5 @@ run "no_zone_has_all" {
     values = { locations = [] }
   }
 
-  expect_failures = [aws_subnet.this]
+  expect_failures = [aws_subnet.this["own"]]
 }

@@ -256,7 +256,22 @@ def _run_instances(world: World, request: Request) -> Answer | None:
             message = f"Cluster placement groups are not supported by the '{kind}' instance type."
             raise ApiError("InvalidParameterCombination", message)
     _keep_to_quota(world, request, kind)
+    _has_addresses(request)
     return None
+
+
+def _has_addresses(request: Request) -> None:
+    """Source of the text: tests/unit/aws_errors.toml."""
+    form = request.parameters
+    id = form.get("SubnetId") or form.get("NetworkInterface.1.SubnetId")
+    wanted = int(form.get("MaxCount", 1))
+    for subnet in backend(request.region).describe_subnets():
+        if subnet.id == id and subnet.available_ip_address_count < wanted:
+            raise ApiError(
+                "InsufficientFreeAddressesInSubnet",
+                f"There are not enough free addresses in subnet '{id}' to satisfy the requested"
+                " number of instances.",
+            )
 
 
 def _fits_image(request: Request, kind: str) -> None:

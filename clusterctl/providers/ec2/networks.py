@@ -1,0 +1,135 @@
+"""Networks of the user's own: which of their subnets can hold the whole cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from clusterctl.errors import UsageError
+from clusterctl.model import CloudSpec
+from clusterctl.providers.ec2.api import Api
+from clusterctl.providers.ec2.cleanup import TAG
+
+_ANYWHERE = "0.0.0.0/0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subnet:
+    """`free`: addresses; `public`: it has a route to an internet gateway; `cluster`: the id of the
+    cluster that made it, and will remove it."""
+
+    id: str
+    vpc: str
+    zone: str
+    free: int
+    public: bool
+    cluster: str
+
+
+def choose(api: Api, cloud: CloudSpec, machines: int) -> dict[str, str]:
+    """A subnet by zone, in the order of --subnet, else of their names. `machines`: how many get an
+    address there. Nothing where the cluster makes a network of its own.
+
+    Raises UsageError for a subnet that was named and cannot hold the cluster, and where none can.
+    """
+    if not (cloud.subnet or cloud.vpc):
+        return {}
+    found = _subnets(api, cloud)
+    usable: dict[str, str] = {}
+    troubles = {one.id: _trouble(one, machines) for one in found}
+    for one in found:
+        if troubles[one.id] and cloud.subnet:
+            raise UsageError(f"{one.id} {troubles[one.id]}", hint="choose another --subnet")
+        if not troubles[one.id]:
+            usable.setdefault(one.zone, one.id)
+    if not usable:
+        why = "; ".join(f"{id} {trouble}" for id, trouble in sorted(troubles.items()))
+        raise UsageError(
+            f"no subnet of {cloud.vpc} can hold the cluster: {why}",
+            hint="choose another --vpc, or leave it out: clusterctl then makes its own network",
+        )
+    return usable
+
+
+def _trouble(subnet: Subnet, machines: int) -> str:
+    """Why the cluster cannot be there; "" where it can."""
+    if subnet.cluster:
+        return f"belongs to cluster {subnet.cluster}, whose `down` removes all that is in its VPC"
+    if not subnet.public:
+        return (
+            "has no route to an internet gateway, so its machines could neither be reached over SSH"
+            " nor fetch packages"
+        )
+    if subnet.free < machines:
+        return f"has {subnet.free} free addresses, and the cluster needs {machines} more"
+    return ""
+
+
+def _subnets(api: Api, cloud: CloudSpec) -> list[Subnet]:
+    """Those that were named, in that order, else all of the VPC."""
+    search = ("subnet-id", list(cloud.subnet)) if cloud.subnet else ("vpc-id", [cloud.vpc])
+    found = _describe(api, "describe_subnets", "Subnets", *search)
+    by_id = {item["SubnetId"]: item for item in found}
+    ids = cloud.subnet or tuple(sorted(by_id, key=lambda id: (_zone(by_id[id]), id)))
+    for id in ids:
+        if id not in by_id:
+            raise UsageError(
+                f"no subnet {id!r} in {api.region}",
+                hint="`aws ec2 describe-subnets` lists them; check --region and your account",
+            )
+        vpc = by_id[id]["VpcId"]
+        if cloud.vpc and vpc != cloud.vpc:
+            raise UsageError(
+                f"{id} is in {vpc}, not in {cloud.vpc}", hint="correct --subnet or --vpc"
+            )
+    vpcs = sorted({item["VpcId"] for item in found})
+    if not vpcs:
+        raise UsageError(
+            f"{cloud.vpc} has no subnet in {api.region}, or does not exist",
+            hint="`aws ec2 describe-vpcs` lists them; check --region and your account",
+        )
+    if len(vpcs) > 1:
+        raise UsageError(
+            f"--subnet {','.join(ids)}: they are in different VPCs ({', '.join(vpcs)})",
+            hint="name subnets of one VPC, each in another zone",
+        )
+    tables = _describe(api, "describe_route_tables", "RouteTables", "vpc-id", vpcs)
+    return [_subnet(by_id[id], tables) for id in ids]
+
+
+def _describe(api: Api, action: str, key: str, name: str, values: list[str]) -> list[Any]:
+    return api.all(action, key, Filters=[{"Name": name, "Values": values}])
+
+
+def _zone(item: Mapping[str, Any]) -> str:
+    return str(item["AvailabilityZone"])
+
+
+def _subnet(item: Mapping[str, Any], tables: Sequence[Mapping[str, Any]]) -> Subnet:
+    tags = {tag["Key"]: tag["Value"] for tag in item.get("Tags", ())}
+    return Subnet(
+        id=item["SubnetId"],
+        vpc=item["VpcId"],
+        zone=_zone(item),
+        free=int(item["AvailableIpAddressCount"]),
+        public=any(map(_leads_out, _routes(item["SubnetId"], tables))),
+        cluster=tags.get(TAG, ""),
+    )
+
+
+def _routes(subnet: str, tables: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Those of the subnet's own table, else of the VPC's main one."""
+    for key, value in (("SubnetId", subnet), ("Main", True)):
+        for table in tables:
+            if any(link.get(key) == value for link in table.get("Associations", ())):
+                return list(table.get("Routes", ()))
+    return ()
+
+
+def _leads_out(route: Mapping[str, Any]) -> bool:
+    return (
+        route.get("DestinationCidrBlock") == _ANYWHERE
+        and str(route.get("GatewayId", "")).startswith("igw-")
+        and route.get("State") == "active"
+    )
