@@ -118,6 +118,7 @@ def world(ec2: Ec2, hub: Hub, initialised: Path, tmp_path: Path) -> Iterator[Wor
     may be left in the cloud. EC2_CALLS names a file that gets the names of all calls."""
     ec2.forget_calls()
     ec2.policy(policy())
+    ec2.make_role()
     world = World(ec2, hub, tmp_path, initialised)
     try:
         yield world

@@ -60,7 +60,7 @@ def test_eight_workers_three_five(world: World) -> None:
 
 
 def test_spot_workers_save_on_notice_and_all_end_at_the_deadline(world: World) -> None:
-    """The client is long gone when the deadline comes."""
+    """The client is long gone when the deadline comes, and the agent of a worker, too."""
     world.ok("up", "--cpu", "t3.xlarge", "--spot", "--ttl", "1h", *HOST)
     api = world.ec2.client("ec2")
     answer = api.describe_instances()
@@ -82,10 +82,16 @@ def test_spot_workers_save_on_notice_and_all_end_at_the_deadline(world: World) -
         "the programs save their work when EC2 wants its machine back",
     )
     assert "saved in" in world.ok("logs", number).out
+    world.ec2.machine("worker-1").run("systemctl", "stop", "clusterctl-deadline")
     world.ok("extend", "--ttl", "8s", "--yes")
     began = time.monotonic()
-    world.wait(lambda: not world.ec2.machines, 60, "machines that end themselves")
+    world.wait(lambda: len(world.ec2.machines) == 1, 60, "machines that end themselves")
     assert time.monotonic() - began > 3
+    end = world.record()["deadline"] + 60
+    [schedules] = world.ec2.schedules.values()
+    assert {round(when - end) for when in schedules.values()} <= {0, 1}
+    world.ec2.turn_the_scheduler_ahead(75)
+    world.wait(lambda: not world.ec2.machines, 60, "what AWS itself ends")
     status = world.ok("status", "--live", "--json").document()
     assert {node["live"] for node in status["nodes"]} == {"gone: AWS has no such instance"}
     world.ok("down", "--yes", "--force")

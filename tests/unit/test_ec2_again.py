@@ -13,9 +13,10 @@ import pytest
 
 from clusterctl.errors import ProviderError
 from clusterctl.model import Charge, CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
-from clusterctl.providers.ec2 import reconcile
+from clusterctl.providers.ec2 import failures, provider_state, reconcile
 from clusterctl.providers.ec2.api import Api, Image, Instance, InstanceType
 from clusterctl.providers.ec2.provider import Ec2Provider
+from clusterctl.providers.ec2.provider_state import ProviderState
 from clusterctl.providers.protocol import ProviderPlan
 from clusterctl.state import Home
 from clusterctl.terraform import Diagnostic, Terraform, TerraformError
@@ -30,9 +31,21 @@ class Market(Api):
 
     living: tuple[str, ...] = ()
     stopped: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
+
+    def call(self, action: str, service: str = "ec2", /, **arguments: Any) -> Any:
+        if action in self.refused:
+            said = f"User x is not authorized to perform: {service}"
+            raise failures.refused(action, "AccessDenied", said, self.region)
+        return {}
 
     def account(self) -> str:
         return "123456789012"
+
+    def all(self, action: str, key: str, service: str = "ec2", /, **arguments: Any) -> list[Any]:
+        return list(self.call(action, service, **arguments).get(key, ()))
+
+    partition = "aws"
 
     def instances(self, *filters: Any, **more: Any) -> list[Instance]:
         return [
@@ -113,6 +126,31 @@ def attempted(plan: ProviderPlan, *nodes: str, ago: float) -> Cluster:
         deadline=plan.deadline - ago,
         charges=tuple(replace(item, since=item.since - ago) for item in plan.charges),
     )
+
+
+def test_the_plan_says_whether_aws_itself_keeps_the_deadline(
+    provider: Ec2Provider, market: type[Market]
+) -> None:
+    """And without the rights for that it is a plan like any other."""
+    lines = provider.plan(wish()).lines
+    assert "AWS terminates what still runs one minute later" in lines
+    market.refused = ("list_schedule_groups",)
+    plan = provider.plan(wish())
+    [said] = [line for line in plan.lines if line.startswith("AWS itself ends none of them (")]
+    assert "list_schedule_groups: your AWS user is not allowed to do that" in said
+    assert said.endswith('"The deadline outside", lists the rights')
+    assert plan.question
+
+
+def test_nodes_get_no_later_deadline_than_aws_keeps(
+    provider: Ec2Provider, market: type[Market], tmp_path: Path
+) -> None:
+    """Whoever lacks rights or credentials by now is told so, and no node is asked."""
+    cluster = attempted(provider.plan(wish()), "launcher", ago=HOUR)
+    provider_state.save(tmp_path, ProviderState(id="lab-1", region="us-east-1", guarded=True))
+    market.refused = ("list_schedules", "get_role_policy", "create_schedule_group")
+    with pytest.raises(ProviderError, match="not allowed to do that"):
+        provider.extend(cluster, tmp_path, NOW + DAY)
 
 
 def instances(charges: Iterable[Charge], name: str) -> list[Charge]:

@@ -92,8 +92,15 @@ def test_every_action_is_looked_at_here() -> None:
     known = {f"ec2:{name}" for name in (*CALLS, *NEW)}
     looks = ("ec2:Describe", "ec2:Get", "pricing:Get", "servicequotas:Get", "sts:GetCallerIdentity")
     looks += ("ecr:BatchGet", "ecr:Get")
+    looks += ("scheduler:List",)
     rest = {one for one in actions() if not one.startswith(looks)} - known
-    assert rest == {"iam:CreateServiceLinkedRole", "ec2:DeleteVpcEndpoints"}
+    rest -= {one for one in actions() if one.startswith("scheduler:")}  # a test of their own
+    assert rest == {
+        "iam:CreateServiceLinkedRole",
+        "iam:GetRolePolicy",
+        "iam:PassRole",
+        "ec2:DeleteVpcEndpoints",
+    }
     assert known <= set(actions())
     assert not [one for one in actions() if "*" in one]
 
@@ -130,7 +137,8 @@ down (EC2_CALLS, tests/ec2/conftest.py)."""
 
 def called_by_us() -> set[str]:
     """The actions that clusterctl's own code names."""
-    verbs = "authorize|cancel|delete|describe|detach|disassociate|get|release|revoke|run|start"
+    verbs = "authorize|cancel|create|delete|describe|detach|disassociate|get|list|release|revoke"
+    verbs += "|run|start|update"
     named = re.compile(rf"[\".]((?:{verbs}|terminate)_[a-z_]+)[\"(]")
     found = {kind.action for kind in KINDS} | {kind.remove for kind in KINDS}
     for path in Path(ec2.__file__).parent.glob("*.py"):
@@ -141,6 +149,8 @@ def called_by_us() -> set[str]:
 def test_no_right_is_there_that_nobody_uses() -> None:
     """The rest of what is asked for, tests of tests/ec2 do with these rights alone."""
     others = {"iam:CreateServiceLinkedRole", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"}
+    # IAM asks about these where a schedule is made with its role, and a group with tags.
+    others |= {"iam:PassRole", "scheduler:TagResource"}
     used = called_by_us() | PROVIDER
     assert {one for one in actions() if one.partition(":")[2] not in used} == others
     assert {f"ec2:{one}" for one in PROVIDER} <= set(actions())
@@ -191,6 +201,43 @@ def test_what_guardduty_puts_into_a_network_can_be_removed() -> None:
         assert may(action, managed, **parameters)
         assert not may(action, FOREIGN, **parameters)
     assert not may("TerminateInstances", managed, InstanceId_1=f"i-{ID}")
+
+
+ROLE = "arn:aws:iam::123456789012:role/clusterctl-deadline"
+
+
+def may_schedule(action: str, role: str = ROLE, **parameters: Any) -> bool:
+    target = {} if "Group" in action else {"Target": {"RoleArn": role}}
+    request = Request("scheduler", action, "us-east-1", {**parameters, **target})
+    return all(allows(POLICY, **question) for question in asks(request, lambda _: {}, lambda _: {}))
+
+
+def test_schedules_are_made_for_clusters_alone_and_with_one_role_alone() -> None:
+    tags = [{"Key": TAG, "Value": "lab-1"}]
+    assert may_schedule("CreateScheduleGroup", Name="clusterctl-lab-1", Tags=tags)
+    assert not may_schedule("CreateScheduleGroup", Name="payroll", Tags=tags)
+    assert not may_schedule("DeleteScheduleGroup", Name="payroll")
+    for action in ("CreateSchedule", "UpdateSchedule", "DeleteSchedule"):
+        assert may_schedule(action, GroupName="clusterctl-lab-1", Name="i-1")
+        assert not may_schedule(action, GroupName="default", Name="i-1")
+    other = ROLE.replace("deadline", "admin")
+    assert not may_schedule("CreateSchedule", other, GroupName="clusterctl-lab-1", Name="i-1")
+    assert not allows(POLICY, "iam:PassRole", ROLE, {"iam:PassedToService": "ec2.amazonaws.com"})
+
+
+def test_nobody_gets_the_right_to_make_roles() -> None:
+    """Or to change one: that would be every right in the account."""
+    changing = ("CreateRole", "PutRolePolicy", "AttachRolePolicy", "UpdateAssumeRolePolicy")
+    assert not any(allows(POLICY, f"iam:{action}", ROLE, {}) for action in changing)
+
+
+def test_the_role_of_schedules_ends_our_instances_and_nothing_else() -> None:
+    text = (assets.folder("infra") / "ec2" / "deadline-role.json").read_text()
+    instance = f"arn:aws:ec2:us-east-1:123456789012:instance/i-{ID}"
+    ours = {f"aws:ResourceTag/{TAG}": "lab-1"}
+    assert allows(json.loads(text), "ec2:TerminateInstances", instance, ours)
+    assert not allows(json.loads(text), "ec2:TerminateInstances", instance, {})
+    assert not allows(json.loads(text), "ec2:StopInstances", instance, ours)
 
 
 def test_it_fits_into_a_managed_policy() -> None:

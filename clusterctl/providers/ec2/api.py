@@ -26,6 +26,8 @@ PRICING_REGION = "us-east-1"
 USUAL, FIRST, HURRIED = (5.0, 20.0, 5), (3.0, 4.0, 3), (3.0, 8.0, 1)
 """Seconds to connect and to answer, and attempts. Who we are is asked first: where nobody answers,
 that is known within a quarter of a minute."""
+QUICK = frozenset({"sts", "iam", "scheduler"})
+"""Services with FIRST's limits: nobody waits long for what a cluster can do without."""
 
 
 def default_region() -> str:
@@ -113,7 +115,7 @@ class Api:
 
         if self._session is None:
             self._session = boto3.session.Session(region_name=self.region)
-        usual = FIRST if service == "sts" else USUAL
+        usual = FIRST if service in QUICK else USUAL
         connect, read, attempts = HURRIED if self._hurried else usual
         limits = Config(
             connect_timeout=connect,
@@ -126,10 +128,6 @@ class Api:
             return self._session.client(service, region_name=region, config=limits)
         except ValueError as error:  # an AWS_ENDPOINT_URL that is none
             raise failures.not_asked(f"talking to {service}", "ValueError", str(error)) from error
-
-    @property
-    def ec2(self) -> Any:
-        return self._client("ec2")
 
     @contextmanager
     def _asking(self, doing: str) -> Iterator[None]:
@@ -149,18 +147,25 @@ class Api:
         except (ResponseParserError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise failures.unreadable(doing, f"{type(error).__name__}: {error}") from error
 
-    def call(self, action: str, **arguments: Any) -> Any:
-        """One EC2 call, such as `terminate_instances`. Raises ProviderError."""
+    def call(self, action: str, service: str = "ec2", /, **arguments: Any) -> Any:
+        """One call, such as `terminate_instances`. Raises ProviderError."""
+        client = self._client(service)
         with self._asking(action.replace("_", " ")):
-            return getattr(self.ec2, action)(**arguments)
+            return getattr(client, action)(**arguments)
 
-    def all(self, action: str, key: str, **arguments: Any) -> list[Any]:
-        """All pages of one `describe_…` call."""
+    def all(self, action: str, key: str, service: str = "ec2", /, **arguments: Any) -> list[Any]:
+        """All pages of one `describe_…` or `list_…` call."""
+        client = self._client(service)
         with self._asking(action.replace("_", " ")):
-            if not self.ec2.can_paginate(action):
-                return list(getattr(self.ec2, action)(**arguments).get(key, ()))
-            pages = self.ec2.get_paginator(action).paginate(**arguments)
+            if not client.can_paginate(action):
+                return list(getattr(client, action)(**arguments).get(key, ()))
+            pages = client.get_paginator(action).paginate(**arguments)
             return [item for page in pages for item in page.get(key, ())]
+
+    @property
+    def partition(self) -> str:
+        """Of AWS, as ARNs say it: `aws`, `aws-cn`, `aws-us-gov`."""
+        return str(self._client("ec2").meta.partition)
 
     def account(self) -> str:
         """The account that the credentials belong to: the cheapest proof that they work.

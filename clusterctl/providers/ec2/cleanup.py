@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusterctl.errors import LeftoverError, ProviderError
+from clusterctl.providers.ec2 import guard
 from clusterctl.providers.ec2.api import Api, Instance
 from clusterctl.providers.protocol import OnEvent, Resource, describe, plural
 
@@ -105,6 +106,8 @@ KINDS = (
     Kind(name="route table", by_vpc="vpc-id"),
     Kind(name="VPC"),
 )
+SCHEDULES = Kind(name=guard.KIND)
+"""The last to go: they are for machines that are not gone yet."""
 
 
 def find(api: Api, cluster_id: str = "") -> tuple[Resource, ...]:
@@ -139,7 +142,8 @@ def _find(api: Api, cluster_id: str) -> list[tuple[Kind, dict[str, Any], Resourc
                     managed=MANAGED in _tags(item),
                 )
                 found.setdefault((kind.name, left.id), (kind, item, left))
-    return list(found.values())
+    schedules = guard.find(api, cluster_id)
+    return [*found.values(), *((SCHEDULES, {}, left) for left in schedules)]
 
 
 def managed(api: Api, cluster_id: str) -> bool:
@@ -262,6 +266,11 @@ def _remove(api: Api, items: list[tuple[Kind, dict[str, Any], Resource]]) -> str
                 api.call(kind.remove, **{kind.id: left.id})
             except ProviderError as error:
                 why = error.message
+    for left in (left for kind, _, left in items if kind is SCHEDULES and not instances):
+        try:
+            guard.remove(api, left.id)
+        except ProviderError as error:
+            why = error.message
     return why
 
 

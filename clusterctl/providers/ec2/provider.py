@@ -28,6 +28,8 @@ from clusterctl.providers.ec2 import (
     adoption,
     cleanup,
     diagnostics,
+    failures,
+    guard,
     hostkeys,
     preflight,
     prices,
@@ -41,6 +43,7 @@ from clusterctl.providers.ec2 import (
 from clusterctl.providers.ec2 import spec as layout
 from clusterctl.providers.ec2.api import Api, Instance, default_region
 from clusterctl.providers.ec2.attempts import Order, make
+from clusterctl.providers.ec2.failures import Refused
 from clusterctl.providers.ec2.preflight import Survey
 from clusterctl.providers.ec2.provider_state import ProviderState
 from clusterctl.providers.ec2.spec import Machine
@@ -149,6 +152,7 @@ class Ec2Provider:
                 *prices.table(found.machines, charges, found.zones[0], deadline - now),
                 *_burstable(found.machines),
                 f"every node shuts down at {clock(deadline)}, even if this machine is off",
+                _guard(api),
                 *(f"{name} was stopped and is started again" for name in sorted(stopped)),
             ),
             spec=options,
@@ -204,7 +208,12 @@ class Ec2Provider:
             state=state,
             host_keys=host_keys,
         )
-        made = make(order, runner, on_event)
+        made: list[dict[str, Any]] = []
+        try:
+            made = make(order, runner, on_event)
+        finally:
+            # What came to be in an `up` that breaks off has its end, too.
+            _arm(order, {str(row["id"]) for row in made}, on_event)
         nodes = tuple(_node(row, options, found, cluster.id) for row in made)
         host_keys.forget([name for name in host_keys.known if name not in {n.name for n in nodes}])
         final, pool = host_keys.settle(
@@ -243,6 +252,12 @@ class Ec2Provider:
         return frozenset((state.id,) if state else ())
 
     def extend(self, cluster: Cluster, folder: Path, deadline: float) -> None:
+        state = provider_state.load(folder)
+        if state and state.guarded:
+            # First: where AWS keeps an earlier end, a later one of the nodes would be a lie.
+            api = self._api(cluster, folder)
+            there = [item.id for item in cleanup.instances(api, cluster.id)]
+            guard.arm(api, cluster.id, there, deadline)
         text = f"{int(deadline)}"
         command = f"exec sudo -n sh -c 'echo {text} >{_NEXT} && mv {_NEXT} {deadlines.FILE}'"
         host_keys = hostkeys.HostKeys(folder)
@@ -348,6 +363,9 @@ ECR = re.compile(r"(?P<account>\d{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.amazon
 
 _NEXT = f"{deadlines.FILE}.next"
 EXTEND_TIMEOUT = 30.0
+UNGUARDED = (
+    'only their own agents keep the deadline; docs/ec2.md, "The deadline outside", lists the rights'
+)
 
 
 def _module() -> Path:
@@ -393,6 +411,33 @@ def _burstable(machines: Sequence[Machine]) -> Iterator[str]:
                 f"{kind} is burstable: it starts with few CPU credits or none, and without them it"
                 f" runs at {baseline} % of its speed; {usual} always runs at full speed"
             )
+
+
+def _guard(api: Api) -> str:
+    """Of the plan: whether AWS ends what the nodes' own agents do not."""
+    try:
+        return guard.check(api)
+    except ProviderError as error:
+        return f"AWS itself ends none of them ({error.message}): {UNGUARDED}"
+
+
+def _arm(order: Order, made: set[str], tell: OnEvent) -> None:
+    """`made`: instances that Terraform knows of, which AWS may not yet find by their tags."""
+    state, api, id = order.state, order.api, order.cluster.id
+    guarded = state.guarded
+    try:
+        there = made | {item.id for item in cleanup.instances(api, id)}
+        if not there or not order.cluster.deadline:
+            return
+        guard.prepare(api, id)
+        state.guarded = True
+        provider_state.save(order.folder, state)
+        guard.arm(api, id, there, order.cluster.deadline)
+    except ProviderError as error:
+        if isinstance(error, Refused) and failures.about_the_account(error):
+            state.guarded = guarded
+            provider_state.save(order.folder, state)
+        tell(f"AWS itself does not end the machines ({error.message}): {UNGUARDED}")
 
 
 def _mode(region: str, spot: bool) -> str:

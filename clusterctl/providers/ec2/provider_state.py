@@ -11,7 +11,8 @@ from clusterctl.state.home import write_atomic
 
 class ProviderState(msgspec.Struct, kw_only=True):
     """`zone` and `spot` are those of the last attempt, `ssh_cidr` is from where SSH is open;
-    `unfinished`: an attempt has begun, and nobody has seen its end."""
+    `unfinished`: an attempt has begun, and nobody has seen its end; `guarded`: AWS itself ends the
+    machines after their deadline."""
 
     id: str
     region: str
@@ -19,6 +20,7 @@ class ProviderState(msgspec.Struct, kw_only=True):
     ssh_cidr: str = ""
     spot: bool = False
     unfinished: bool = False
+    guarded: bool = False
 
 
 def load(folder: Path) -> ProviderState | None:

@@ -12,7 +12,7 @@ from typing import Any
 from clusterctl import terraform
 from clusterctl.errors import ProviderError
 from clusterctl.node_results import ranges
-from clusterctl.providers.ec2 import cleanup, failures, report
+from clusterctl.providers.ec2 import cleanup, failures, guard, report
 from clusterctl.providers.ec2 import spec as layout
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.failures import CapacityError
@@ -118,12 +118,12 @@ def remove_unknown(
 
 
 def known_to(runner: terraform.Terraform) -> Callable[[Resource], bool]:
-    """Whether Terraform's state speaks of a thing, or it never made such a one: AWS and people may
-    have put endpoints into the network."""
+    """Whether Terraform's state speaks of a thing, or it never made such a one: schedules are ours,
+    and AWS and people may have put endpoints into the network."""
     state = runner.state
     types = {address.partition(".")[0] for address in runner.resources()}
     return lambda left: (
         left.managed
-        or left.kind == "VPC endpoint"
+        or left.kind in ("VPC endpoint", guard.KIND)
         or (_NAMED_BY_US[left.kind] in types if left.kind in _NAMED_BY_US else left.id in state)
     )

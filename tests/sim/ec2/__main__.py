@@ -48,7 +48,7 @@ class Control:
         if fault["kind"] == "quota":
             self._layer.world.quotas[fault["code"]] = fault["value"]
         elif fault["kind"] == "late":
-            self._layer.late = fault["seconds"]
+            self._layer.late = self._layer.schedules.settling = fault["seconds"]
         elif fault["kind"] == "slow_end":
             self._layer.world.slow_end = fault["seconds"]
         elif fault["kind"] == "price":
@@ -60,7 +60,7 @@ class Control:
         self._layer.faults.clear()
         self._layer.world.quotas.clear()
         self._layer.world.slow_end = 0.0
-        self._layer.late = 0.0
+        self._layer.late = self._layer.schedules.settling = 0.0
         self._layer.world.prices.clear()
 
     def do_policy(self, document: dict[str, Any] | None) -> None:
@@ -77,7 +77,17 @@ class Control:
         self._layer.buckets.clear()
 
     def do_left(self) -> list[str]:
-        return leftovers.everything(self._layer.world)
+        return leftovers.everything(self._layer.world, self._layer.schedules)
+
+    def do_schedules(self) -> object:
+        """Group → instance → when it ends."""
+        return {
+            group.name: {name: one["at"] for name, one in group.schedules.items()}
+            for group in self._layer.schedules.groups.values()
+        }
+
+    def do_ahead(self, seconds: float) -> None:
+        self._layer.schedules.ahead = seconds
 
     def do_machines(self) -> object:
         return {"machines": self._loop.state(), "failures": self._loop.failures}
@@ -104,6 +114,9 @@ class Control:
         self._layer.calls.clear()
         self._layer.buckets.clear()
         self._layer.births.clear()
+        self._layer.schedules.groups.clear()
+        self._layer.schedules.failed.clear()
+        self._layer.schedules.ahead = 0.0
 
 
 def main() -> int:
@@ -131,6 +144,7 @@ def main() -> int:
         while not over.is_set():
             started = time.monotonic()
             try:
+                layer.schedules.fire()
                 loop.turn()
             except Exception:
                 traceback.print_exc()  # one bad turn, and the next may be good

@@ -64,6 +64,14 @@ NAMES = {
 def asks(request: Request, look: Look, new_tags: Look) -> Iterator[dict[str, Any]]:
     """Each as `iam.allows` takes it. `new_tags`: those that a new resource of a kind is to get."""
     action = f"{request.service}:{request.action}"
+    form = request.parameters
+    if request.service == "iam" and "RoleName" in form:
+        arn = f"arn:aws:iam::{ACCOUNT}:role/{form['RoleName']}"
+        yield {"action": action, "resource": arn, "context": {}}
+        return
+    if request.service == "scheduler" and not request.action.startswith("List"):
+        yield from _scheduling(action, request)
+        return
     if request.service != "ec2" or request.action.startswith(("Describe", "Get")):
         yield {"action": action, "resource": "*", "context": {}}
         return
@@ -86,6 +94,23 @@ def asks(request: Request, look: Look, new_tags: Look) -> Iterator[dict[str, Any
             **_keys("ec2:ResourceTag", look(name)),
         }
         yield {"action": action, "resource": _arn(request, kind, name), "context": context}
+
+
+def _scheduling(action: str, request: Request) -> Iterator[dict[str, Any]]:
+    """Source: Service Authorization Reference, "… for Amazon EventBridge Scheduler", and the User
+    Guide's "Setting up": whoever gives a schedule its role has to have the right to pass it."""
+    form = request.parameters
+    kind = "schedule-group" if action.endswith("Group") else "schedule"
+    name = form["Name"] if kind == "schedule-group" else f"{form['GroupName']}/{form['Name']}"
+    arn = f"arn:aws:scheduler:{request.region}:{ACCOUNT}:{kind}/{name}"
+    tags = _keys("aws:RequestTag", {tag["Key"]: tag["Value"] for tag in form.get("Tags", ())})
+    yield {"action": action, "resource": arn, "context": tags}
+    if tags:
+        yield {"action": "scheduler:TagResource", "resource": arn, "context": tags}
+    if "Target" in form:
+        passed = {"iam:PassedToService": "scheduler.amazonaws.com"}
+        role = form["Target"]["RoleArn"]
+        yield {"action": "iam:PassRole", "resource": role, "context": passed}
 
 
 def _named(request: Request) -> set[tuple[str, str]]:

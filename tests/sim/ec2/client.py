@@ -16,6 +16,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from clusterctl import assets
+from clusterctl.providers.ec2 import guard
 from tests.conftest import find
 from tests.sim import internet
 from tests.sim.ec2.full import dockerfile
@@ -201,6 +203,37 @@ class Ec2:
     def refill(self) -> None:
         """Forgets how often what EC2 rations was called, for tests that are not about that."""
         self._ask("refill")
+
+    @property
+    def schedules(self) -> dict[str, dict[str, float]]:
+        """Group of schedules → instance → when AWS ends it."""
+        return dict(self._ask("schedules"))
+
+    def turn_the_scheduler_ahead(self, seconds: float) -> None:
+        """Its clock, and nobody else's."""
+        self._ask("ahead", seconds=seconds)
+
+    def make_role(self) -> None:
+        """An administrator has run `up` in the account, or made the role by hand."""
+        iam = self.client("iam")
+        infra = assets.folder("infra") / "ec2"
+        with contextlib.suppress(iam.exceptions.EntityAlreadyExistsException):
+            iam.create_role(
+                RoleName=guard.ROLE,
+                AssumeRolePolicyDocument=(infra / "deadline-trust.json").read_text(),
+            )
+        iam.put_role_policy(
+            RoleName=guard.ROLE,
+            PolicyName=guard.POLICY,
+            PolicyDocument=(infra / "deadline-role.json").read_text(),
+        )
+
+    def remove_role(self) -> None:
+        iam = self.client("iam")
+        with contextlib.suppress(iam.exceptions.NoSuchEntityException):
+            iam.delete_role_policy(RoleName=guard.ROLE, PolicyName=guard.POLICY)
+        with contextlib.suppress(iam.exceptions.NoSuchEntityException):
+            iam.delete_role(RoleName=guard.ROLE)
 
     def left(self) -> list[str]:
         """Whatever exists, tagged or not: one line each. Empty is what `down` has to reach."""

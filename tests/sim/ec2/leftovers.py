@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.sim.ec2 import gaps
+from tests.sim.ec2.schedules import Schedules
 
 
-def everything(world: gaps.World) -> list[str]:
+def everything(world: gaps.World, schedules: Schedules) -> list[str]:
     """One line each: region, kind, id, name."""
     found = [
         f"{region} {kind} {id} {name}".rstrip()
@@ -24,6 +25,7 @@ def everything(world: gaps.World) -> list[str]:
         for one in world.spot_requests.values()
         if one.state == "active"
     ]
+    found += [f"{group.region} schedule-group {group.name}" for group in schedules.groups.values()]
     return sorted(found)
 
 

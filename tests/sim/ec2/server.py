@@ -17,6 +17,7 @@ from typing import Any
 
 from tests.sim.ec2 import authorization, gaps, iam, market, wire
 from tests.sim.ec2.faults import Faults, Where
+from tests.sim.ec2.schedules import Schedules
 from tests.sim.ec2.wire import Answer, ApiError, Request
 
 Start = Callable[..., Any]
@@ -76,6 +77,7 @@ class Layer:
         self._moto = moto
         self.world = world
         self.faults = faults
+        self.schedules = Schedules()
         self.control: Control = lambda verb, said: None
         self.calls: list[dict[str, Any]] = []
         self._launching = threading.Lock()
@@ -173,6 +175,8 @@ class Layer:
         if delay := self.faults.take("delay", where=where):
             time.sleep(delay["seconds"])
         self.faults.check(request.service, where)
+        if request.service == "scheduler":
+            return self.schedules.answer(request)
         if request.service == "pricing":
             return market.pricing(request, self.world.prices)
         if request.service == "servicequotas":

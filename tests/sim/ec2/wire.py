@@ -68,6 +68,30 @@ def pairs(form: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+_PATHS = {
+    ("POST", "schedules"): "CreateSchedule",
+    ("PUT", "schedules"): "UpdateSchedule",
+    ("DELETE", "schedules"): "DeleteSchedule",
+    ("POST", "schedule-groups"): "CreateScheduleGroup",
+    ("DELETE", "schedule-groups"): "DeleteScheduleGroup",
+}
+_LISTS = {"schedules": "ListSchedules", "schedule-groups": "ListScheduleGroups"}
+_QUERY = {"groupName": "GroupName", "ScheduleGroup": "GroupName"}
+"""Names in the address → those of the API."""
+
+
+def rest(
+    method: str, path: str, query: Mapping[str, str], body: bytes
+) -> tuple[str, dict[str, Any]]:
+    """Action and parameters of a call of EventBridge Scheduler."""
+    kind, _, name = path.strip("/").partition("/")
+    said = json.loads(body or b"{}")
+    said |= {_QUERY.get(key, key): value for key, value in query.items()}
+    if method == "GET" and not name:
+        return _LISTS[kind], said
+    return _PATHS[method, kind], {**said, "Name": name}
+
+
 def parse(environ: dict[str, Any]) -> Request:
     """Reads the request and leaves its body readable for moto."""
     length = int(environ.get("CONTENT_LENGTH") or 0)
@@ -78,6 +102,10 @@ def parse(environ: dict[str, Any]) -> Request:
     if target := environ.get("HTTP_X_AMZ_TARGET", ""):
         said = json.loads(body or b"{}")
         return Request(service, target.rpartition(".")[2], region, said, key)
+    if service == "scheduler":
+        query = dict(parse_qsl(environ.get("QUERY_STRING", "")))
+        action, said = rest(environ["REQUEST_METHOD"], environ["PATH_INFO"], query, body)
+        return Request(service, action, region, said, key)
     text = body.decode(errors="replace")
     form = dict(parse_qsl(text or environ.get("QUERY_STRING", ""), keep_blank_values=True))
     return Request(service, form.get("Action", ""), region, form, key)
@@ -107,7 +135,7 @@ def document(value: object) -> Answer:
 
 def error(service: str, code: str, message: str, status: int = 400) -> Answer:
     """An error in the words of the service's protocol."""
-    if service in ("pricing", "servicequotas", "ssm", "tagging"):
+    if service in ("pricing", "scheduler", "servicequotas", "ssm", "tagging"):
         text = json.dumps({"__type": code, "message": message})
         return Answer(text.encode(), status, "application/x-amz-json-1.1")
     if service in ("sts", "iam"):

@@ -1,0 +1,110 @@
+"""The deadline that AWS keeps, against EventBridge Scheduler as it is simulated. No Terraform."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from clusterctl.errors import ProviderError
+from clusterctl.providers.ec2 import cleanup, guard
+from clusterctl.providers.ec2.api import Api
+from tests.ec2.conftest import policy
+from tests.sim.lab import Lab
+
+pytestmark = [pytest.mark.netns, pytest.mark.sshd]
+
+
+@pytest.fixture
+def api(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
+    """As clusterctl asks AWS, with the rights of infra/ec2/policy.json."""
+    for name, value in lab.ec2.env.items():
+        monkeypatch.setenv(name, value)
+    lab.ec2.make_role()
+    lab.ec2.policy(policy())
+    made = Api("us-east-1")
+    yield made
+    lab.ec2.policy(None)
+    for group in lab.ec2.schedules:
+        guard.remove(made, group)
+
+
+def launch(lab: Lab, name: str, cluster: str = "lab-1") -> str:
+    tags = [{"Key": "clusterctl:cluster", "Value": cluster}] if cluster else []
+    specs = [{"ResourceType": "instance", "Tags": tags}] if tags else []
+    return lab.launch(name, TagSpecifications=specs)
+
+
+def arm(api: Api, ids: list[str], deadline: float) -> None:
+    guard.prepare(api, "lab-1")
+    guard.arm(api, "lab-1", ids, deadline)
+
+
+def test_aws_ends_machines_that_do_not_end_themselves(lab: Lab, api: Api) -> None:
+    """Also where one of them is long gone, whose id AWS does not know any more."""
+    assert guard.check(api) == "AWS terminates what still runs one minute later"
+    ids = [launch(lab, "launcher"), launch(lab, "worker-1"), f"i-{'0' * 17}"]
+    deadline = time.time() + 3600
+    arm(api, ids, deadline)
+    [(group, schedules)] = lab.ec2.schedules.items()
+    assert group == "clusterctl-lab-1"
+    assert {round(when - deadline) for when in schedules.values()} <= {60, 61}
+
+    later = deadline + 3600
+    guard.arm(api, "lab-1", ids, later)
+    lab.ec2.turn_the_scheduler_ahead(3600 + 120)
+    time.sleep(0.5)
+    assert lab.states() == ["running", "running"], "the deadline was moved"
+    lab.ec2.turn_the_scheduler_ahead(7200 + 120)
+    until = time.monotonic() + 20
+    while lab.states() != ["terminated", "terminated"]:
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    assert lab.ec2.schedules == {"clusterctl-lab-1": {}}, "a schedule that is done deletes itself"
+
+
+def test_machines_that_left_the_cluster_have_no_schedule(lab: Lab, api: Api) -> None:
+    ids = [f"i-{number:017}" for number in range(3)]
+    arm(api, ids, time.time() + 3600)
+    arm(api, ids[:2], time.time() + 3600)
+    assert set(lab.ec2.schedules["clusterctl-lab-1"]) == set(ids[:2])
+
+
+def test_the_role_ends_nothing_that_is_not_ours(lab: Lab, api: Api) -> None:
+    theirs = launch(lab, "theirs", cluster="")
+    arm(api, [theirs], time.time())
+    lab.ec2.turn_the_scheduler_ahead(120)
+    time.sleep(0.5)
+    assert lab.states() == ["running"]
+
+
+def test_schedules_go_with_the_cluster_and_are_found_without_it(lab: Lab, api: Api) -> None:
+    arm(api, [f"i-{7:017}"], time.time() + 3600)
+    [left] = [item for item in cleanup.find(api) if item.kind == guard.KIND]
+    assert (left.id, left.cluster) == ("clusterctl-lab-1", "lab-1")
+    cleanup.remove(api, "lab-1", print)
+    assert lab.ec2.schedules == {}
+    assert cleanup.find(api, "lab-1") == ()
+
+
+def test_whoever_may_make_roles_makes_this_one_once(lab: Lab, api: Api) -> None:
+    """A role that is new is not known everywhere at once; without the right nothing is made."""
+    lab.ec2.remove_role()
+    assert "if you may create the role clusterctl-deadline" in guard.check(api)
+    with pytest.raises(ProviderError, match=r"not allowed to do that.*iam:CreateRole"):
+        guard.prepare(api, "lab-1")
+    assert lab.ec2.schedules == {}
+    lab.ec2.policy(None)
+    lab.ec2.fault("late", seconds=1.5)
+    arm(api, [f"i-{7:017}"], time.time() + 3600)
+    assert len(lab.ec2.schedules["clusterctl-lab-1"]) == 1
+    lab.ec2.policy(policy())
+    assert guard.check(api) == "AWS terminates what still runs one minute later"
+
+
+def test_without_the_rights_there_is_nothing_to_find(lab: Lab, api: Api) -> None:
+    lab.ec2.policy({"Statement": [{"Effect": "Allow", "Action": "ec2:*", "Resource": "*"}]})
+    with pytest.raises(ProviderError, match="not allowed to do that"):
+        guard.check(api)
+    assert guard.find(api, "lab-1") == []
