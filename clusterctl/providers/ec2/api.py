@@ -26,8 +26,8 @@ PRICING_REGION = "us-east-1"
 USUAL, FIRST, HURRIED = (5.0, 20.0, 5), (3.0, 4.0, 3), (3.0, 8.0, 1)
 """Seconds to connect and to answer, and attempts. Who we are is asked first: where nobody answers,
 that is known within a quarter of a minute."""
-QUICK = frozenset({"sts", "iam", "scheduler"})
-"""Services with FIRST's limits: nobody waits long for what a cluster can do without."""
+LIMITS = {"sts": FIRST, "iam": (2.0, 4.0, 2), "scheduler": (2.0, 4.0, 2)}
+"""By service. Nobody waits long for what a cluster can do without."""
 
 
 def default_region() -> str:
@@ -115,8 +115,7 @@ class Api:
 
         if self._session is None:
             self._session = boto3.session.Session(region_name=self.region)
-        usual = FIRST if service in QUICK else USUAL
-        connect, read, attempts = HURRIED if self._hurried else usual
+        connect, read, attempts = HURRIED if self._hurried else LIMITS.get(service, USUAL)
         limits = Config(
             connect_timeout=connect,
             read_timeout=read,
