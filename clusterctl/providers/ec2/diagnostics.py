@@ -66,10 +66,18 @@ def diagnose() -> tuple[Finding, ...]:
     types = background(partial(api.instance_types, names))
     used = background(lambda: preflight.used(api, api.instances(states=("pending", "running"))))
     rows: list[Callable[[], Finding]] = []
+    others: dict[str, dict[str, Future[float]]] = {"quotas of other types": {}, "spot quotas": {}}
     for quota in catalog.QUOTAS:
+        if quota.spot:
+            asking = background(partial(api.quota, quota.spot))
+            others["spot quotas"][(quota.spot_name or quota.name).partition(" (")[0]] = asking
         if any(catalog.quota(name) == quota for name in names):
             limit = background(partial(api.quota, quota.on_demand))
             rows.append(partial(_quota, api, quota, limit, types, used, end))
+        elif quota.name not in others["quotas of other types"]:
+            asking = background(partial(api.quota, quota.on_demand))
+            others["quotas of other types"][quota.name] = asking
+    rows += [partial(_limits, subject, limits, end) for subject, limits in others.items()]
     for family in catalog.FAMILIES.values():
         zones = background(partial(api.zones, (family.instance_type, catalog.LAUNCHER_TYPE)))
         image = catalog.MACHINE_IMAGES[family.image]
@@ -105,6 +113,16 @@ def _quota(
         return Finding("ok", subject, text)
     hint = preflight.ask_for_more(quota.on_demand, taken + needs)
     return Finding("warning", subject, f"{text}; `{command}` takes {needs}", hint)
+
+
+def _limits(subject: str, limits: dict[str, Future[float]], end: float) -> Finding:
+    """Quotas that no cluster needs which people make by default: what they are, in one row."""
+    asked = _Asked(subject, end)
+    known = {name: asked.get(limit) for name, limit in limits.items()}
+    text = ", ".join(
+        f"{name} {'?' if vcpus is None else format(vcpus, 'g')}" for name, vcpus in known.items()
+    )
+    return Finding("ok", subject, f"vCPUs: {text}")
 
 
 def _defaults(quota: catalog.Quota, known: dict[str, InstanceType]) -> Iterable[tuple[str, int]]:

@@ -41,7 +41,13 @@ QUOTAS = {
     "L-34B43A08": ("All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests", 256.0),
     "L-3819A6DF": ("All G and VT Spot Instance Requests", 64.0),
     "L-C4BD4855": ("All P5 Spot Instance Requests", 0.0),
-    "L-7212CCBC": ("All P4, P3 and P2 Spot Instance Requests", 0.0),
+    "L-7212CCBC": ("All P Spot Instance Requests", 0.0),
+    "L-6E869C2A": ("Running On-Demand DL instances", 0.0),
+    "L-85EED4F7": ("All DL Spot Instance Requests", 0.0),
+    "L-2C3B7624": ("Running On-Demand Trn instances", 8.0),
+    "L-6B0D517C": ("All Trn Spot Instance Requests", 0.0),
+    "L-1945791B": ("Running On-Demand Inf instances", 8.0),
+    "L-B5D1601B": ("All Inf Spot Instance Requests", 0.0),
 }
 """Code → name and value, in vCPUs."""
 
