@@ -68,15 +68,18 @@ def _version(path: str) -> tuple[int, int, int] | None:
 
 def _environment(**more: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not _FOREIGN.fullmatch(name)}
-    return {**kept, "TF_IN_AUTOMATION": "1", "TF_INPUT": "0", "CHECKPOINT_DISABLE": "1", **more}
+    ours = {"TF_IN_AUTOMATION": "1", "TF_INPUT": "0", "CHECKPOINT_DISABLE": "1", **more}
+    return {name: value for name, value in {**kept, **ours}.items() if value}
 
 
-def with_plugins(cache: Path) -> dict[str, str]:
-    """The environment of every command: nothing that changes what it means, and one cache."""
+def with_plugins(cache: Path, **more: str) -> dict[str, str]:
+    """The environment of every command: nothing that changes what it means, and one cache. What is
+    empty in `more` is left out."""
     return _environment(
         TF_PLUGIN_CACHE_DIR=os.environ.get("TF_PLUGIN_CACHE_DIR") or str(cache),
         # A folder's first init would download again what the cache has.
         TF_PLUGIN_CACHE_MAY_BREAK_DEPENDENCY_LOCK_FILE="1",
+        **more,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -123,7 +124,7 @@ def resources(folder: Path, cluster: str) -> dict[str, str]:
 class Terraform:
     """The working folder of a cluster. `lock` is the descriptor of the cluster's lock: Terraform
     inherits it, so that it is still held while an orphan works. `on_start` hears Terraform's pid
-    and command."""
+    and command. `lent`: the credentials, by environment variables, for as long as it runs."""
 
     def __init__(
         self,
@@ -135,6 +136,7 @@ class Terraform:
         lock: int | None = None,
         on_start: Callable[[int, str], None] = lambda pid, command: None,
         tell: Callable[[str], None] = lambda text: None,
+        lent: Callable[[], AbstractContextManager[Mapping[str, str]]] = lambda: nullcontext({}),
     ) -> None:
         self.folder = folder
         self.binary = binary
@@ -143,6 +145,7 @@ class Terraform:
         self._lock = lock
         self._on_start = on_start
         self._tell = tell
+        self._lent = lent
 
     @property
     def state(self) -> str:
@@ -240,21 +243,24 @@ class Terraform:
 
     def _watched(self, command: str, argv: list[str], listener: Listener) -> Listener:
         """KeyboardInterrupt is a second Ctrl-C, Interrupted the first."""
-        ended = process.watch(
-            argv,
-            log=self.folder / LOG,
-            on_line=listener,
-            on_start=lambda pid: self._on_start(pid, f"{Path(self.binary.path).name} {command}"),
-            on_interrupt=lambda: self._tell(
-                "Ctrl-C: waiting for terraform to finish its current step; press it again to leave"
-                " terraform running"
-            ),
-            timeout=APPLY_TIMEOUT,
-            grace=GRACE,
-            cwd=self.folder,
-            env=with_plugins(self._cache),
-            pass_fds=() if self._lock is None else (self._lock,),
-        )
+        with self._lent() as credentials:
+            ended = process.watch(
+                argv,
+                log=self.folder / LOG,
+                on_line=listener,
+                on_start=lambda pid: self._on_start(
+                    pid, f"{Path(self.binary.path).name} {command}"
+                ),
+                on_interrupt=lambda: self._tell(
+                    "Ctrl-C: waiting for terraform to finish its current step; press it again to"
+                    " leave terraform running"
+                ),
+                timeout=APPLY_TIMEOUT,
+                grace=GRACE,
+                cwd=self.folder,
+                env=with_plugins(self._cache, **credentials),
+                pass_fds=() if self._lock is None else (self._lock,),
+            )
         if ended.interrupted:
             raise Interrupted
         if ended.error or ended.exit_code != 0:

@@ -11,12 +11,13 @@ import os
 import re
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from clusterctl.errors import ProviderError
 from clusterctl.providers.ec2 import failures
+from clusterctl.providers.ec2.credentials import LEASE, Credentials
 from clusterctl.providers.ec2.failures import Refused
 
 DEFAULT_REGION = "us-east-1"
@@ -96,7 +97,7 @@ class Api:
     def __init__(self, region: str, *, hurried: bool = False) -> None:
         self.region = region
         self._hurried = hurried
-        self._session: Any = None
+        self._credentials: Credentials | None = None
         self._clients: dict[tuple[str, str], Any] = {}
         self._making = threading.Lock()
 
@@ -110,11 +111,9 @@ class Api:
             return self._clients[key]
 
     def _make(self, service: str, region: str) -> Any:
-        import boto3
         from botocore.config import Config
 
-        if self._session is None:
-            self._session = boto3.session.Session(region_name=self.region)
+        session = self._known().session
         connect, read, attempts = HURRIED if self._hurried else LIMITS.get(service, USUAL)
         limits = Config(
             connect_timeout=connect,
@@ -124,9 +123,23 @@ class Api:
             user_agent_extra="clusterctl",
         )
         try:
-            return self._session.client(service, region_name=region, config=limits)
+            return session.client(service, region_name=region, config=limits)
         except ValueError as error:  # an AWS_ENDPOINT_URL that is none
             raise failures.not_asked(f"talking to {service}", "ValueError", str(error)) from error
+
+    def _known(self) -> Credentials:
+        if self._credentials is None:
+            self._credentials = Credentials(self.region)
+        return self._credentials
+
+    @contextmanager
+    def lent(self, lease: float = LEASE) -> Iterator[dict[str, str]]:
+        """Our credentials for a program, by its environment, as long as the block runs. It asks for
+        them again after `lease` seconds, where they end. Raises ProviderError."""
+        with ExitStack() as stack:
+            with self._making, self._asking("reading your AWS credentials"):
+                environment = stack.enter_context(self._known().lent(lease))
+            yield environment
 
     @contextmanager
     def _asking(self, doing: str) -> Iterator[None]:

@@ -64,8 +64,10 @@ _RIGHTS = Known(
 _THROTTLED = Known("AWS is throttling your account", "try again in a minute", passing=True)
 _INTERNAL = Known("AWS reports an internal error", _LATER)
 _MFA = Known(
-    "the AWS profile asks for an MFA code, for which nobody can be asked in between",
-    'run `eval "$(aws configure export-credentials --format env)"` first',
+    "the AWS profile asks for an MFA code",
+    "run `aws sts get-caller-identity` first, with the same AWS_PROFILE: it asks for the code, and"
+    ' the session that it keeps is used here; or `eval "$(aws configure export-credentials --format'
+    ' env)"`',
 )
 _IN_USE = Known(
     "something else in the VPC still uses it",
@@ -286,7 +288,9 @@ MAYBE_NOT_ENABLED = frozenset(
 )
 """What credentials are told in a region that their account has not enabled."""
 
-_PLAIN = frozenset({"NoCredentialsError", "PartialCredentialsError"})
+_PLAIN = frozenset(
+    {"NoCredentialsError", "PartialCredentialsError", "RefreshWithMFAUnsupportedError"}
+)
 """Whose own message says no more than ours."""
 
 _REPEATED = frozenset(

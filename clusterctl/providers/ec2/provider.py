@@ -176,16 +176,17 @@ class Ec2Provider:
         return billing.settle(current, living=present, made=made, now=now)
 
     def create(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> Created:
-        runner = _terraform(folder, cluster.name, on_event)
-        if not runner.resources() and cluster.nodes:
+        state_folder = folder / "terraform"
+        if not terraform.resources(state_folder, cluster.name) and cluster.nodes:
             raise ProviderError(
                 f"the Terraform state of cluster {cluster.name} is lost: its folder"
-                f" {runner.folder} holds none",
+                f" {state_folder} holds none",
                 hint=f"`clusterctl down {cluster.name}` finds the cluster by its tags and removes"
                 " it without the state",
             )
         planned = self._planned.get(cluster.name) or self._replan(cluster, folder, on_event)
         options, found, api = planned.options, planned.found, planned.api
+        runner = _terraform(api, folder, cluster.name, on_event)
         known = provider_state.load(folder)
         state = known or ProviderState(id=cluster.id, region=api.region)
         state.ssh_cidr = ssh_cidr.resolve(
@@ -340,7 +341,7 @@ class Ec2Provider:
     def _destroy_known(self, api: Api, cluster: Cluster, folder: Path, on_event: OnEvent) -> None:
         """What Terraform knows of, by Terraform. What it leaves is for `cleanup`."""
         try:
-            runner = _terraform(folder, cluster.name, on_event)
+            runner = _terraform(api, folder, cluster.name, on_event)
             resources = runner.resources()
             if not resources:
                 return
@@ -444,7 +445,7 @@ def _mode(region: str, spot: bool) -> str:
     return f"{region}{', spot' if spot else ''}"
 
 
-def _terraform(folder: Path, name: str, tell: OnEvent) -> terraform.Terraform:
+def _terraform(api: Api, folder: Path, name: str, tell: OnEvent) -> terraform.Terraform:
     """In the cluster's own folder, with the lock of the cluster, which it inherits."""
     home = folder.parent.parent
     try:
@@ -459,6 +460,7 @@ def _terraform(folder: Path, name: str, tell: OnEvent) -> terraform.Terraform:
         lock=lock.fileno() if lock else None,
         on_start=lock.lend if lock else lambda pid, command: None,
         tell=tell,
+        lent=api.lent,
     )
 
 

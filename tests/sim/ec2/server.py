@@ -138,7 +138,7 @@ class Layer:
         """Writes the call down; returns what IAM is asked about it."""
         service = _NAMES.get(request.service, request.service)
         call: dict[str, Any] = {"action": f"{service}:{request.action}", "region": request.region}
-        call["administrator"] = request.key == ADMINISTRATOR
+        call |= {"key": request.key, "administrator": request.key == ADMINISTRATOR}
         if request.action == "RunInstances":
             call |= {"type": request.parameters.get("InstanceType"), "zone": zone_of(request)}
         if request.parameters.get("DryRun") == "true":

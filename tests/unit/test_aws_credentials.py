@@ -1,0 +1,289 @@
+"""Every kind of AWS credentials: what boto3 finds is what Terraform gets, while it runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timedelta, timezone
+from hashlib import sha1
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from botocore.credentials import AssumeRoleProvider
+from botocore.session import get_session
+from botocore.utils import JSONFileCache
+
+from clusterctl.errors import ProviderError
+from clusterctl.providers.ec2.api import Api
+
+
+def later(minutes: float) -> datetime:
+    return datetime.now(timezone.utc) + timedelta(minutes=minutes)
+
+
+def keys(name: str, minutes: float = 60) -> dict[str, str]:
+    return {
+        "AccessKeyId": f"AKIA{name}",
+        "SecretAccessKey": "secret",
+        "Token": "token",
+        "Expiration": f"{later(minutes):%Y-%m-%dT%H:%M:%SZ}",
+    }
+
+
+def printed(name: str, minutes: float = 60) -> dict[str, Any]:
+    """What a program for credentials prints."""
+    found = keys(name, minutes)
+    return {"Version": 1, "SessionToken": found.pop("Token"), **found}
+
+
+class Aws(ThreadingHTTPServer):
+    """What hands out credentials at AWS: STS, SSO, and the metadata of containers and instances."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Answer)
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+        self.asked: list[str] = []
+
+
+class Answer(BaseHTTPRequestHandler):
+    server: Aws
+
+    def do_PUT(self) -> None:
+        self.say("a-token")
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        self.server.asked.append(path)
+        if path == "/container":
+            self.say(json.dumps(keys("CONTAINER")))
+        elif path.startswith("/latest/meta-data/iam/security-credentials/machine"):
+            self.say(json.dumps({"Code": "Success", **keys("MACHINE")}))
+        elif path.startswith("/latest/meta-data/iam/security-credentials"):
+            self.say("machine")
+        elif path == "/federation/credentials":
+            assert self.headers["x-amz-sso_bearer_token"] == "the-login"
+            found = {
+                "accessKeyId": "AKIASSO",
+                "secretAccessKey": "secret",
+                "sessionToken": "token",
+                "expiration": int(later(60).timestamp() * 1000),
+            }
+            self.say(json.dumps({"roleCredentials": found}), "application/json")
+
+    def do_POST(self) -> None:
+        length = int(self.headers["Content-Length"])
+        said = self.rfile.read(length).decode()
+        self.server.asked.append(said)
+        role = "SECOND" if "second" in said else "FIRST"
+        self.say(
+            '<AssumeRoleResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><AssumeRoleResult>'
+            f"<Credentials><AccessKeyId>AKIA{role}</AccessKeyId><SecretAccessKey>secret"
+            f"</SecretAccessKey><SessionToken>token</SessionToken><Expiration>"
+            f"{later(60):%Y-%m-%dT%H:%M:%SZ}</Expiration></Credentials></AssumeRoleResult>"
+            "</AssumeRoleResponse>",
+            "text/xml",
+        )
+
+    def say(self, text: str, kind: str = "text/plain") -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def aws() -> Iterator[Aws]:
+    with Aws() as found:
+        threading.Thread(target=found.serve_forever, args=(0.02,), daemon=True).start()
+        yield found
+        found.shutdown()
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Somebody's home without credentials of any kind."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    (tmp_path / ".aws").mkdir()
+    return tmp_path
+
+
+def got(environment: Mapping[str, str], token: str = "") -> dict[str, str]:
+    """What the AWS provider gets for credentials, as it asks for them."""
+    if environment["AWS_ACCESS_KEY_ID"]:
+        return {"AccessKeyId": environment["AWS_ACCESS_KEY_ID"]}
+    url = environment["AWS_CONTAINER_CREDENTIALS_FULL_URI"]
+    headers = {"Authorization": token or environment["AWS_CONTAINER_AUTHORIZATION_TOKEN"]}
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(urllib.request.Request(url, headers=headers), timeout=10) as answer:
+        found: dict[str, str] = json.load(answer)
+        return found
+
+
+PROCESS = "[default]\ncredential_process = cat {home}/process.json\n"
+ROLES = """[default]
+aws_access_key_id = AKIAUSER
+aws_secret_access_key = secret
+[profile first]
+role_arn = arn:aws:iam::123456789012:role/first
+source_profile = default
+[profile second]
+role_arn = arn:aws:iam::123456789012:role/second
+source_profile = first
+[profile guarded]
+role_arn = arn:aws:iam::123456789012:role/first
+source_profile = default
+mfa_serial = arn:aws:iam::123456789012:mfa/me
+"""
+SSO = """[default]
+sso_session = ours
+sso_account_id = 123456789012
+sso_role_name = admin
+region = us-east-1
+[sso-session ours]
+sso_region = us-east-1
+sso_start_url = https://ours.awsapps.com/start
+"""
+KEYS = {"AWS_ACCESS_KEY_ID": "AKIAENV", "AWS_SECRET_ACCESS_KEY": "secret"}
+CASES: list[tuple[str, str, dict[str, str]]] = [
+    ("AKIAUSER", ROLES, {}),
+    ("AKIAENV", ROLES, KEYS),
+    ("AKIAENV", ROLES, {**KEYS, "AWS_PROFILE": "first"}),
+    ("AKIAFIRST", ROLES, {"AWS_PROFILE": "first"}),
+    ("AKIASECOND", ROLES, {"AWS_PROFILE": "second"}),
+    ("AKIAPROCESS", PROCESS, {}),
+    ("AKIACONTAINER", "", {"AWS_CONTAINER_CREDENTIALS_FULL_URI": "{aws}/container"}),
+    (
+        "AKIAMACHINE",
+        "",
+        {
+            "AWS_EC2_METADATA_DISABLED": "false",
+            "AWS_EC2_METADATA_SERVICE_ENDPOINT": "{aws}",
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("key", "config", "environment"), CASES)
+def test_terraform_gets_what_boto3_finds(
+    aws: Aws,
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    key: str,
+    config: str,
+    environment: dict[str, str],
+) -> None:
+    (home / ".aws/config").write_text(config.replace("{home}", str(home)))
+    (home / "process.json").write_text(json.dumps(printed("PROCESS")))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", aws.url)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value.format(aws=aws.url))
+    with Api("us-east-1").lent() as lent:
+        assert got(lent)["AccessKeyId"] == key
+        assert not lent["AWS_PROFILE"], "the provider would take that instead"
+        assert lent["AWS_CONFIG_FILE"] == lent["AWS_SHARED_CREDENTIALS_FILE"] == "/dev/null"
+
+
+IN_A_PROCESS = """
+import urllib.request
+from clusterctl.providers.ec2.api import Api
+
+with Api("us-east-1").lent() as lent:
+    url = lent["AWS_CONTAINER_CREDENTIALS_FULL_URI"]
+    token = {"Authorization": lent["AWS_CONTAINER_AUTHORIZATION_TOKEN"]}
+    print(urllib.request.urlopen(urllib.request.Request(url, headers=token)).read().decode())
+"""
+
+
+def test_a_login_with_sso_is_used(aws: Aws, home: Path) -> None:
+    """In a process of its own: botocore looks up the home where logins are kept once."""
+    (home / ".aws/config").write_text(SSO)
+    (home / ".aws/sso/cache").mkdir(parents=True)
+    login = {"accessToken": "the-login", "expiresAt": f"{later(60):%Y-%m-%dT%H:%M:%SZ}"}
+    (home / f".aws/sso/cache/{sha1(b'ours').hexdigest()}.json").write_text(json.dumps(login))
+    environment = {**os.environ, "AWS_ENDPOINT_URL": aws.url, "NO_PROXY": "127.0.0.1"}
+    argv = [sys.executable, "-c", IN_A_PROCESS]
+    said = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60)
+    assert '"AKIASSO"' in said.stdout, said.stderr
+
+
+def test_credentials_that_end_are_fetched_again(home: Path) -> None:
+    """They are as good for a launch of an hour as for one of a minute."""
+    counter = home / "counter"
+    script = home / "login"
+    script.write_text(
+        f"#!/bin/sh\necho >>{counter}\n"
+        f"echo '{json.dumps(printed('PROCESS', minutes=5))}' | sed s/PROCESS/$(wc -l <{counter})/\n"
+    )
+    script.chmod(0o755)
+    (home / ".aws/config").write_text(f"[default]\ncredential_process = {script}\n")
+    with Api("us-east-1").lent() as lent:
+        first, second = got(lent), got(lent)
+        assert first["AccessKeyId"] != second["AccessKeyId"]
+        url = lent["AWS_CONTAINER_CREDENTIALS_FULL_URI"]
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            got(lent, token="guessed")
+        script.write_text("#!/bin/sh\nexit 1\n")
+        with pytest.raises(urllib.error.HTTPError, match="500"):
+            got(lent)
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(url, timeout=10)
+
+
+def test_a_profile_with_mfa_is_refused_until_aws_has_asked(
+    aws: Aws, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody is asked in the middle of a script; the session that `aws` keeps is used."""
+    (home / ".aws/config").write_text(ROLES)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", aws.url)
+    monkeypatch.setenv("AWS_PROFILE", "guarded")
+    with pytest.raises(ProviderError, match="asks for an MFA code") as caught:
+        Api("us-east-1").account()
+    assert "aws sts get-caller-identity" in caught.value.hint
+    assert aws.asked == []
+
+    asked_by_aws("123456")
+    assert "123456" in aws.asked[0]
+    with Api("us-east-1").lent() as lent:
+        assert got(lent)["AccessKeyId"] == "AKIAFIRST"
+    assert len(aws.asked) == 1
+
+
+def asked_by_aws(code: str) -> None:
+    """`aws sts get-caller-identity`, as far as it fetches and keeps credentials."""
+    core: Any = get_session()
+    core.set_config_variable("region", "us-east-1")
+    role = AssumeRoleProvider(
+        load_config=lambda: core.full_config,
+        client_creator=core.create_client,
+        cache=JSONFileCache(str(Path("~/.aws/cli/cache").expanduser())),
+        profile_name="guarded",
+        prompter=lambda prompt: code,
+    )
+    role.load().get_frozen_credentials()
+
+
+def test_settings_of_the_profile_go_along(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_CA_BUNDLE", raising=False)
+    (home / ".aws/config").write_text(ROLES.replace("[default]", "[default]\nca_bundle = /ca.pem"))
+    with Api("us-east-1").lent() as lent:
+        assert lent["AWS_CA_BUNDLE"] == "/ca.pem"
+
+
+def test_no_credentials_are_one_line(home: Path) -> None:
+    with pytest.raises(ProviderError, match="no AWS credentials found"), Api("us-east-1").lent():
+        pass
