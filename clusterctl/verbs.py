@@ -475,6 +475,18 @@ class Fetch(Common, heading=JOBS, module="jobs"):
     to = file("--to", OPTIONS, "Folder (default: job-N here)", "DIR")
 
 
+class Doctor(Common, heading=JOBS, module="insight"):
+    """Say why a job hangs or has failed.
+
+    Looks at all its nodes at once: stacks of the ranks, memory, disks, clocks, links, and what the
+    ranks printed.
+    """
+
+    examples = ("clusterctl doctor", "clusterctl doctor 7 --bundle job-7.tar.gz")
+    job = LAST_JOB
+    bundle = file("--bundle", OPTIONS, "Write all that was seen, without secrets", settable=False)
+
+
 class Ssh(Common, heading=MACHINES, module="clusters"):
     """Open a shell on a node, or run one command there."""
 
@@ -622,6 +634,7 @@ VERBS: dict[str, type[Verb]] = {
     "logs": Logs,
     "cancel": Cancel,
     "fetch": Fetch,
+    "doctor": Doctor,
     "ssh": Ssh,
     "cp": Cp,
     "forward": Forward,

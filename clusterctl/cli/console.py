@@ -128,9 +128,18 @@ class Console:
 _ASSIGNMENT = re.compile(rf"(?:--?[\w-]+=)?[\w-]*(?:{SECRET.pattern})[\w-]*=", re.IGNORECASE)
 
 
+_KNOWN = re.compile(
+    r"\b(AKIA|ASIA)[0-9A-Z]{16}\b|\b(ghp|gho|hf|sk|xox[bp]|glpat)[_-][\w-]{16,}|(?<=://)[^/\s:@]+:[^/\s@]+"
+    r"(?=@)"
+)
+"""What is a secret by its form: keys of AWS, tokens of well-known services, passwords in URLs."""
+
+
 def redact(text: str) -> str:
-    """`NAME=value` becomes `NAME=***` where the name speaks of a secret."""
-    return re.sub(rf"({_ASSIGNMENT.pattern})\S+", r"\1***", text, flags=re.IGNORECASE)
+    """`NAME=value` becomes `NAME=***` where the name speaks of a secret, and `--name value`."""
+    text = re.sub(rf"({_ASSIGNMENT.pattern})\S+", r"\1***", text, flags=re.IGNORECASE)
+    text = re.sub(rf"(--[\w-]*(?:{SECRET.pattern})[\w-]* +)[^\s-]\S*", r"\1***", text, flags=re.I)
+    return _KNOWN.sub("***", text)
 
 
 def redact_arguments(arguments: list[str]) -> list[str]:

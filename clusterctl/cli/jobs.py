@@ -44,7 +44,9 @@ def _row(job: Job, batch: bool, waiting: bool) -> list[object]:
     return [*where, *waits, code, job.ranks, started, format_duration(job), command]
 
 
-def _number(given: verbs.Logs | verbs.Cancel | verbs.Fetch, store: Store, console: Console) -> int:
+def number_of(
+    given: verbs.Logs | verbs.Cancel | verbs.Fetch | verbs.Doctor, store: Store, console: Console
+) -> int:
     """That of the job that is meant; which one it is is said where none was named."""
     if given.job is not None:
         return given.job
@@ -70,7 +72,7 @@ def _cell(text: str) -> str:
 
 def logs(given: verbs.Logs, console: Console) -> None:
     store, follow, rank = actions.open_store(), given.follow, given.rank
-    job = _number(given, store, console)
+    job = number_of(given, store, console)
     try:
         with Printer(console, only=rank, exact=not follow) as printer:
             for pieces in action.logs(
@@ -90,7 +92,7 @@ def logs(given: verbs.Logs, console: Console) -> None:
 
 def cancel(given: verbs.Cancel, console: Console) -> None:
     store = actions.open_store()
-    job = _number(given, store, console)
+    job = number_of(given, store, console)
     ended = action.cancel(store, job, given.cluster, console.report)
     left = {name: count for name, count in ended.survivors.items() if count}
     before = "was" if ended.state is JobState.CANCELLED else "had already ended:"
@@ -104,7 +106,7 @@ def cancel(given: verbs.Cancel, console: Console) -> None:
 
 def fetch(given: verbs.Fetch, console: Console) -> None:
     store = actions.open_store()
-    job = _number(given, store, console)
+    job = number_of(given, store, console)
     got = action.fetch(store, job, given.cluster, given.to, console.report)
     brought = got.brought
     if brought.outputs:

@@ -230,7 +230,7 @@ class Follower:
             if self.job.state is JobState.RUNNING and pace.should_tell():
                 self._tell(
                     f"job {self.job.id} has written nothing for {STILL / 60:g} minutes;"
-                    f" `clusterctl cancel {self.job.id}` ends it if it hangs"
+                    f" `clusterctl doctor {self.job.id}` shows what its ranks are doing"
                 )
             if not moved:
                 yield []

@@ -428,5 +428,6 @@ def test_a_job_that_has_written_nothing_for_long_is_told_once(
     assert follower.job.state is JobState.SUCCEEDED
     silent = [line for line in told if "has written nothing" in line]
     assert silent == [
-        "job 7 has written nothing for 0.01 minutes; `clusterctl cancel 7` ends it if it hangs"
+        "job 7 has written nothing for 0.01 minutes;"
+        " `clusterctl doctor 7` shows what its ranks are doing"
     ]

@@ -30,6 +30,20 @@ def test_arguments_in_the_log(word: str, shown: str) -> None:
     assert redact_arguments([word, "next"]) == [shown, "next"]
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("run --api-token abc x --lr 3", "run --api-token *** x --lr 3"),
+        ("git clone https://me:pw@host/x", "git clone https://***@host/x"),
+        ("used AKIAABCDEFGHIJKLMNOP here", "used *** here"),
+        ("HF: hf_abcdefghijklmnopqrst", "HF: ***"),
+        ("the token expired at noon", "the token expired at noon"),
+    ],
+)
+def test_redacting_secrets_without_an_assignment(text: str, shown: str) -> None:
+    assert redact(text) == shown
+
+
 def test_redacting_text() -> None:
     text = redact("ran with DB_PASSWORD=hunter2, OPEN=1\nTOKEN=hunter2\n")
     assert "hunter2" not in text

@@ -1,0 +1,275 @@
+"""`doctor`: looks at a job on all its nodes at once, and says why it hangs or has failed."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import platform
+import shlex
+import sys
+import tarfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from shutil import which
+
+from clusterctl import assets
+from clusterctl.actions import Tell, jobs, open_pool
+from clusterctl.errors import UsageError
+from clusterctl.insight import doctor, evidence, stacks
+from clusterctl.insight.doctor import Evidence, Finding
+from clusterctl.insight.evidence import NodeView, Rank
+from clusterctl.insight.stacks import name_ranks as name_ranks
+from clusterctl.jobs import control
+from clusterctl.jobs.follow import read_stored
+from clusterctl.jobs.start import list_nodes, list_rank_nodes
+from clusterctl.model import Cluster, Job, NodeResult, Phase
+from clusterctl.state import Store
+from clusterctl.time_limits import Deadline
+from clusterctl.transport.pool import Pool
+
+LIMIT = 15.0
+"""Seconds that the whole look may take."""
+ANSWER = 8.0
+"""Seconds that a node may take for the first part of it."""
+DUMP = 6
+"""Seconds that the stack of one process may take."""
+TAIL = 64_000
+"""Bytes of each output of each rank that are read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """`stacks`: ranks at the same place together. `summary` where nothing is wrong."""
+
+    job: Job
+    findings: tuple[Finding, ...]
+    stacks: tuple[stacks.Folded, ...]
+    summary: str
+    seconds: float
+    evidence: Evidence
+
+
+def diagnose(
+    store: Store,
+    number: int,
+    where: str | None,
+    tell: Tell,
+    *,
+    bundle: Path | None,
+    redact: Callable[[str], str],
+) -> Diagnosis:
+    """Asks the nodes within the limit; after `down`, what was saved of the job is judged. `bundle`:
+    a file for all that was seen, without what `redact` takes out. UsageError where it cannot be
+    written."""
+    if bundle and not bundle.absolute().parent.is_dir():
+        raise UsageError(f"{bundle.parent} is not a folder", hint="choose another --bundle FILE")
+    began = time.monotonic()
+    deadline = Deadline(LIMIT)
+    job = jobs.find_job(store, number, where)
+    cluster = jobs.find_cluster(store, job)
+    if cluster is None or cluster.phase is not Phase.READY:
+        found = _stored(store, job)
+    else:
+        with open_pool(store, cluster) as pool:
+            if not job.state.ended and store.is_handed_in(job.id):
+                job = control.refresh(job, cluster, pool, deadline.within(ANSWER))
+                store.save_job(job)
+            found = _collect(job, cluster, pool, tell, deadline)
+        if all(view.absent or view.error for view in found.nodes.values()):
+            found = replace(found, ranks=_stored(store, job).ranks)
+    findings = doctor.judge(found)
+    diagnosis = Diagnosis(
+        job=job,
+        findings=findings,
+        stacks=stacks.fold(found.stacks),
+        summary=doctor.summarize(found, findings),
+        seconds=time.monotonic() - began,
+        evidence=found,
+    )
+    if bundle:
+        _write_bundle(diagnosis, bundle, redact)
+    return diagnosis
+
+
+def _stored(store: Store, job: Job) -> Evidence:
+    """What the state home has of the job: its output, and the rank that failed first."""
+    ranks: dict[int, Rank] = {}
+    nodes: dict[str, NodeView] = {}
+    for pieces in read_stored(store.job_folder(job.id)):
+        for piece in pieces:
+            if piece.rank is not None:
+                nodes.setdefault(piece.node, NodeView(piece.node))
+                rank = ranks.setdefault(piece.rank, Rank(piece.rank, piece.node))
+                text = piece.data.decode(errors="replace")
+                if piece.stream == "stdout":
+                    rank.out = (rank.out + text)[-TAIL:]
+                else:
+                    rank.err = (rank.err + text)[-TAIL:]
+    if failure := job.failure:
+        nodes.setdefault(failure.node, NodeView(failure.node))
+        rank = ranks.setdefault(failure.rank, Rank(failure.rank, failure.node))
+        rank.exit_code, rank.ended = failure.exit_code, job.finished or 0.0
+    return Evidence(job, nodes, ranks)
+
+
+def _collect(job: Job, cluster: Cluster, pool: Pool, tell: Tell, deadline: Deadline) -> Evidence:
+    names = list_nodes(job, cluster)
+    clocks: dict[str, tuple[float, float]] = {}
+
+    def read_clock(name: str) -> NodeResult:
+        pool.transport(name).connect(ANSWER)
+        before = time.time()
+        result = pool.transport(name).run("date +%s.%N", timeout=ANSWER)
+        after = time.time()
+        if result.ok:
+            when = float(result.text.split()[-1])
+            clocks[name] = when - (before + after) / 2, (after - before) / 2
+        return result
+
+    views = {r.node: NodeView(r.node, error=r.error) for r in pool.each(read_clock, names)}
+    there = [name for name in names if not views[name].error]
+    scripts = {name: _look_script(job, cluster, name) for name in there}
+    limit = min(ANSWER, deadline.left)
+    for result in pool.run("exec /bin/sh -s", there, stdin=scripts, timeout=limit):
+        view = evidence.read_look(result.node, result.text)
+        view.error = result.error if not result.text else ""
+        view.offset, view.uncertainty = clocks.get(result.node, (0.0, 0.0))
+        views[result.node] = view
+    ranks = {n: rank for view in views.values() for n, rank in view.ranks.items()}
+    found = Evidence(job, views, dict(sorted(ranks.items())))
+    if any(rank.alive for rank in found.ranks.values()):
+        _add_stacks(found, cluster, pool, tell, deadline)
+    return found
+
+
+def _look_script(job: Job, cluster: Cluster, name: str) -> bytes:
+    """Each node that runs ranks tries to reach the next one."""
+    node = cluster.node(name)
+    ring = list_rank_nodes(job, cluster)
+    peers = []
+    if name in ring and len(ring) > 1 and not cluster.one_host:
+        peer = cluster.node(ring[(ring.index(name) + 1) % len(ring)])
+        peers = [{"name": peer.name, "host": peer.name}]
+    return assets.render(
+        "insight/look.sh.j2",
+        id=job.id,
+        node=name,
+        root=node.root,
+        tag=f"{cluster.id}/{job.id};",
+        python_folder=node.python.rpartition("/")[0] or "/nowhere",
+        spot=cluster.spec.cloud.spot and bool(node.machine),
+        kernel=evidence.KERNEL,
+        tail=TAIL,
+        peers=peers,
+    ).encode()
+
+
+def _add_stacks(
+    found: Evidence, cluster: Cluster, pool: Pool, tell: Tell, deadline: Deadline
+) -> None:
+    """Adds the stacks of all ranks that live, and what they use of the processor."""
+    by_node: dict[str, dict[int, Rank]] = {}
+    for rank in found.ranks.values():
+        if rank.alive and (main := rank.main):
+            by_node.setdefault(rank.node, {})[main.pid] = rank
+    scripts: dict[str, str] = {}
+    for name, ranks in by_node.items():
+        view, node = found.nodes[name], cluster.node(name)
+        scripts[name] = assets.render(
+            "insight/stacks.sh.j2",
+            node=name,
+            root=node.root,
+            spy=view.spy,
+            sudo="sudo -n" if view.user and view.ptrace_scope else "",
+            pids=list(ranks),
+            stopped=[pid for pid, rank in ranks.items() if rank.stopped],
+            limit=DUMP,
+        )
+    spy, why = b"", ""
+    if any(not found.nodes[name].spy for name in by_node):
+        archs = {cluster.node(name).facts.arch for name in by_node}
+        spy, why = _own_spy(archs)
+    tell(f"reading the stacks of {sum(map(len, by_node.values()))} ranks")
+
+    def ask(name: str) -> NodeResult:
+        given = b"" if found.nodes[name].spy else spy
+        return pool.transport(name).run(scripts[name], stdin=given, timeout=deadline.left)
+
+    for result in pool.each(ask, list(by_node)):
+        dumps = evidence.read_dumps(result.text)
+        node = cluster.node(result.node)
+        scope = found.nodes[result.node].ptrace_scope
+        for pid, rank in by_node[result.node].items():
+            work = f"{node.root}/jobs/{found.job.id}/work"
+            rank.stack = stacks.parse(dumps.stacks.get(pid, ""), work)
+            rank.usage = dumps.usage.get(pid)
+            rank.no_stack = why or result.error or _reason(dumps.failed.get(pid, ""), rank, scope)
+
+
+def _reason(said: str, rank: Rank, scope: int) -> str:
+    """Why py-spy has no stack of a process."""
+    if rank.main and rank.main.command != "python":
+        where = f"; the kernel says that it is in {rank.waits}" if rank.waits else ""
+        return f"{rank.main.command} is no Python program{where}"
+    if "ermission denied" in said or "not permitted" in said:
+        allow = "; `sudo sysctl kernel.yama.ptrace_scope=0` there allows it" if scope else ""
+        return f"the node does not let us read its processes{allow}"
+    return said.removeprefix("Error: ") or "py-spy did not answer in time"
+
+
+def _own_spy(archs: set[str]) -> tuple[bytes, str]:
+    """This machine's py-spy, compressed, or why it cannot run on nodes of those kinds."""
+    path = Path(sys.executable).with_name("py-spy")
+    found = str(path) if path.is_file() else which("py-spy")
+    if not found:
+        return b"", "py-spy is missing on this machine: pip install py-spy"
+    if sys.platform != "linux" or archs != {platform.machine()}:
+        return b"", "the nodes have another system than this machine: pip install py-spy there"
+    return gzip.compress(Path(found).read_bytes(), 1), ""
+
+
+# -------------------------------------------------------------------------------------- bundles
+
+
+def _write_bundle(diagnosis: Diagnosis, path: Path, redact: Callable[[str], str]) -> None:
+    job = asdict(diagnosis.job)
+    program = job["spec"]["program"]
+    program["args"] = [shlex.join(program["args"])]  # `--token VALUE` is told by its name
+    texts = {
+        "job.json": json.dumps(job, indent=1, default=str),
+        "findings.json": json.dumps([asdict(item) for item in diagnosis.findings], indent=1),
+        "nodes.json": json.dumps(
+            {name: _plain(view) for name, view in diagnosis.evidence.nodes.items()},
+            indent=1,
+            default=str,
+        ),
+    }
+    for number, rank in diagnosis.evidence.ranks.items():
+        texts[f"rank-{number}.out"], texts[f"rank-{number}.err"] = rank.out, rank.err
+        if rank.stack:
+            texts[f"rank-{number}.stack"] = "".join(f"{frame}\n" for frame in rank.stack.frames)
+    for name, view in diagnosis.evidence.nodes.items():
+        if view.launcher_said:
+            texts[f"launcher-{name}.txt"] = view.launcher_said
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w:gz") as archive:
+        for name, text in texts.items():
+            content = redact(text).encode()
+            member = tarfile.TarInfo(f"{path.name.partition('.')[0]}/{name}")
+            member.size, member.mtime, member.mode = len(content), int(time.time()), 0o600
+            archive.addfile(member, io.BytesIO(content))
+    try:
+        path.touch(mode=0o600)
+        path.write_bytes(data.getvalue())
+    except OSError as error:
+        raise UsageError(
+            f"{path}: {error.strerror}", hint="choose another --bundle FILE"
+        ) from error
+
+
+def _plain(view: NodeView) -> Mapping[str, object]:
+    left_out = ("ranks", "launcher_said")
+    return {key: value for key, value in asdict(view).items() if key not in left_out}

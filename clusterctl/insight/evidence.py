@@ -1,0 +1,253 @@
+"""What nodes show of a job, as plain data: read from what two scripts print on each node
+(templates/insight/look.sh.j2 and stacks.sh.j2). Pure."""
+
+from __future__ import annotations
+
+import re
+from base64 import b64decode
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from clusterctl.insight.stacks import Stack
+
+KERNEL = (
+    r"Out of memory: Kill|[Mm]emory cgroup out of memory|NVRM: Xid|amdgpu.*(GPU reset|timeout)"
+    r"|I/O error|EXT4-fs error|XFS .*error|NETDEV WATCHDOG|nf_conntrack: table full"
+    r"|Machine check|Hardware Error"
+)
+"""Lines of the kernel's log that say that something failed."""
+TICKS = 100.0
+"""Per second, of the times in /proc/PID/stat (USER_HZ, the same on all Linux)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One of a rank's. `state` is the letter of ps(1); `ticks` is its use of the processor."""
+
+    pid: int
+    parent: int
+    command: str
+    state: str
+    ticks: int
+    started: int
+    """Ticks after the node's start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """KiB, or inodes."""
+
+    free: int
+    size: int
+    mount: str
+    inodes: bool = False
+
+    @property
+    def full(self) -> bool:
+        return self.size > 0 and self.free < (64 if self.inodes else 1024)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelLine:
+    """`when` by the node's clock, seconds since the epoch."""
+
+    when: float
+    text: str
+
+
+@dataclass(slots=True)
+class Rank:
+    """What its node shows of a rank. Times are by that node's clock."""
+
+    number: int
+    node: str
+    processes: tuple[Process, ...] = ()
+    exit_code: int | None = None
+    ended: float = 0.0
+    written: float = 0.0
+    """When it last wrote something."""
+    out: str = ""
+    err: str = ""
+    waits: str = ""
+    """The function of the kernel that its program waits in."""
+    stack: Stack | None = None
+    no_stack: str = ""
+    """Why there is none."""
+    usage: float | None = None
+    """Processors that it uses; None where that was not measured."""
+
+    @property
+    def alive(self) -> bool:
+        return any(process.state not in "ZX" for process in self.processes)
+
+    @property
+    def stopped(self) -> bool:
+        main = self.main
+        return main is not None and main.state in "Tt"
+
+    @property
+    def main(self) -> Process | None:
+        """The process whose stack counts: the first Python, else the first."""
+        order = sorted(
+            (p for p in self.processes if p.state not in "ZX"), key=lambda p: (p.started, p.pid)
+        )
+        python = (process for process in order if process.command.startswith("python"))
+        return next(python, order[0] if order else None)
+
+
+@dataclass(slots=True)
+class NodeView:
+    """One node. `offset`: seconds that its clock is ahead of this machine's, known to within
+    `uncertainty`. `error`: why it could not be asked."""
+
+    name: str
+    error: str = ""
+    offset: float = 0.0
+    uncertainty: float = 0.0
+    absent: bool = False
+    """It has no folder of the job."""
+    disks: tuple[Disk, ...] = ()
+    memory_total: int = 0
+    memory_free: int = 0
+    kernel: tuple[KernelLine, ...] = ()
+    peers: Mapping[str, str] = field(default_factory=dict)
+    """Other nodes that it was to reach: `ok`, or why it could not."""
+    spot: str = ""
+    spy: str = ""
+    user: int = 0
+    ptrace_scope: int = 0
+    launcher_said: str = ""
+    ranks: dict[int, Rank] = field(default_factory=dict)
+
+
+def read_look(name: str, text: str) -> NodeView:
+    """What look.sh printed. Lines that mean nothing, such as a login shell's, are left out."""
+    view = NodeView(name)
+    waits: dict[int, str] = {}
+    pythons: set[int] = set()
+    lines = [line.partition(" ")[::2] for line in text.splitlines()]
+    boot = 0.0
+    for word, rest in lines:
+        with suppress(ValueError, LookupError):
+            if word == "uptime":
+                up, now = rest.split()
+                boot = float(now) - float(up)
+            elif word == "waits":
+                pid, _, where = rest.partition(" ")
+                waits[int(pid)] = "" if where.strip() == "0" else where.strip()
+            elif word == "exe" and re.search(r"/python[\d.]*$", rest.partition(" ")[2]):
+                pythons.add(int(rest.partition(" ")[0]))
+            else:
+                _add(view, word, rest, boot)
+    for rank in view.ranks.values():
+        # A program may call itself as it likes: what it runs counts.
+        rank.processes = tuple(
+            Process(p.pid, p.parent, "python", p.state, p.ticks, p.started)
+            if p.pid in pythons
+            else p
+            for p in rank.processes
+        )
+        if main := rank.main:
+            rank.waits = waits.get(main.pid, "")
+    return view
+
+
+def _add(view: NodeView, word: str, rest: str, boot: float) -> None:
+    if word == "absent":
+        view.absent = True
+    elif word in ("disk", "inodes"):
+        free, size, mount = rest.split(maxsplit=2)
+        disk = Disk(int(free), int(size), mount, inodes=word == "inodes")
+        if disk not in view.disks:
+            view.disks += (disk,)
+    elif word == "memory":
+        kind, kibibytes = rest.split()
+        if kind == "MemTotal:":
+            view.memory_total = int(kibibytes)
+        else:
+            view.memory_free = int(kibibytes)
+    elif word == "ptrace":
+        numbers = [int(number) for number in rest.split()]
+        view.user, view.ptrace_scope = (*numbers, 0)[:2]
+    elif word == "spy":
+        view.spy = view.spy or rest
+    elif word == "spot":
+        view.spot = rest.strip()
+    elif word == "peer":
+        peer, _, how = rest.partition(" ")
+        view.peers = {**view.peers, peer: how}
+    elif word == "kernel":
+        if found := re.search(r"\[\s*(\d+\.\d+)\]\s*(.*)", rest):
+            view.kernel += (KernelLine(boot + float(found[1]), found[2]),)
+    elif word == "launcher":
+        view.launcher_said = _decoded(rest)
+    elif word in ("rank", "exit", "written", "out", "err", "process"):
+        number, _, value = rest.partition(" ")
+        rank = view.ranks.setdefault(int(number), Rank(int(number), view.name))
+        _add_to_rank(rank, word, value)
+
+
+def _add_to_rank(rank: Rank, word: str, value: str) -> None:
+    if word == "exit":
+        code, when, _ = value.split()
+        rank.exit_code, rank.ended = int(code), float(when)
+    elif word == "written":
+        rank.written = float(value)
+    elif word == "out":
+        rank.out = _decoded(value)
+    elif word == "err":
+        rank.err = _decoded(value)
+    elif word == "process":
+        rank.processes += (_process(value),)
+
+
+def _process(text: str) -> Process:
+    """A line of /proc/PID/stat: a command may hold blanks and parentheses."""
+    pid, _, rest = text.partition(" (")
+    command, _, numbers = rest.rpartition(") ")
+    values = numbers.split()
+    ticks = int(values[11]) + int(values[12])
+    return Process(int(pid), int(values[1]), command, values[0], ticks, int(values[19]))
+
+
+def _decoded(text: str) -> str:
+    return b64decode(text).decode(errors="replace")
+
+
+@dataclass(frozen=True, slots=True)
+class Dumps:
+    """By process: what py-spy printed, why it could not, and processors in use."""
+
+    stacks: Mapping[int, str]
+    failed: Mapping[int, str]
+    usage: Mapping[int, float]
+    states: Mapping[int, str]
+
+
+def read_dumps(text: str) -> Dumps:
+    """What stacks.sh printed."""
+    stacks: dict[int, str] = {}
+    failed: dict[int, str] = {}
+    ticks: dict[str, dict[int, Process]] = {"before": {}, "after": {}}
+    times: dict[str, float] = {}
+    for line in text.splitlines():
+        word, _, rest = line.partition(" ")
+        first, _, value = rest.partition(" ")
+        with suppress(ValueError, LookupError):
+            if word == "stack":
+                stacks[int(first)] = _decoded(value)
+            elif word == "failed":
+                failed[int(first)] = value
+            elif word == "time":
+                times[first] = float(value)
+            elif word in ticks:
+                ticks[word][int(first)] = _process(value)
+    passed = times.get("after", 0.0) - times.get("before", 0.0)
+    after = ticks["after"]
+    usage = {
+        pid: (after[pid].ticks - process.ticks) / TICKS / passed
+        for pid, process in ticks["before"].items()
+        if pid in after and passed > 0
+    }
+    return Dumps(stacks, failed, usage, {pid: process.state for pid, process in after.items()})

@@ -1,0 +1,128 @@
+"""`doctor` finds a planted cause by itself: each of these jobs is broken in its own way."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.cli import Cli, wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.sshd, pytest.mark.mpi]
+
+SKIPS = """
+import time
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+tensor = torch.ones(4)
+dist.all_reduce(tensor)
+print("on", flush=True)
+def skips_it():
+    time.sleep(300)
+if dist.get_rank() == 1:
+    skips_it()
+dist.all_reduce(tensor)
+"""
+
+STOPS = """
+import os, signal, time
+print("on", flush=True)
+if os.environ["RANK"] == "1":
+    os.kill(os.getpid(), signal.SIGSTOP)
+time.sleep(300)
+"""
+
+PORT_IN_USE = """
+import os, socket, time
+if os.environ["RANK"] == "1":
+    taken = [socket.socket(), socket.socket()]
+    taken[0].bind(("", 0))
+    taken[0].listen()
+    taken[1].bind(taken[0].getsockname())
+time.sleep(20)
+"""
+
+EATS = """
+import os, pathlib, sys
+group = pathlib.Path(sys.argv[1])
+if os.environ["RANK"] == "1":
+    (group / "cgroup.procs").write_text("0")
+    eaten = bytearray(400_000_000)
+import time
+time.sleep(20)
+"""
+
+
+def diagnosed(cli: Cli, number: int, kind: str) -> dict[str, Any]:
+    """The first finding, as soon as it is of this kind: a job needs its time to hang or fail."""
+    found: list[dict[str, Any]] = []
+
+    def there() -> bool:
+        found[:] = cli.json("doctor", number)["findings"]
+        return bool(found) and found[0]["kind"] == kind
+
+    wait_for(there, 30, lambda: f"doctor to find {kind}: {found}")
+    return found[0]
+
+
+def output_of(cli: Cli, number: int) -> str:
+    return cli("logs", number).out
+
+
+def test_a_rank_that_skips_an_all_reduce(cli: Cli) -> None:
+    """It is named with its node and its line, and so are those that wait; nothing stays there."""
+    script = cli.script("skips.py", SKIPS)
+    line = 1 + script.read_text().splitlines().index("    time.sleep(300)")
+    number = cli.detach("skips.py")
+    wait_for(lambda: output_of(cli, number).count("on") == 2, 60, "the first all-reduce")
+    found = diagnosed(cli, number, "missing")
+    assert (found["ranks"], found["nodes"]) == ([1], ["worker-2"])
+    assert f"skips_it, skips.py:{line}" in found["text"]
+    assert f"all_reduce at skips.py:{line + 3}" in found["text"]
+    said = cli("doctor", number, "--bundle", "seen.tar.gz").out
+    assert f"cause: {found['text']}" in said
+    assert "rank 0: all_reduce at skips.py" in said
+    with tarfile.open(cli.folder / "seen.tar.gz") as archive:
+        assert {"seen/job.json", "seen/findings.json", "seen/rank-1.stack"} <= {*archive.getnames()}
+    roots = [Path(node["root"]) for node in cli.status()["nodes"]]
+    assert [str(left) for root in roots for left in root.glob(".doctor*")] == []
+
+
+def test_a_stopped_rank(cli: Cli) -> None:
+    cli.script("stops.py", STOPS)
+    number = cli.detach("stops.py")
+    found = diagnosed(cli, number, "stopped")
+    assert found["ranks"] == [1]
+    assert "rank 1 on worker-2 is stopped" in found["text"]
+
+
+def test_a_stale_port(cli: Cli) -> None:
+    """The rank that failed first is named, with the cause; also after the job has ended."""
+    cli.script("port.py", PORT_IN_USE)
+    number = cli("run", "port.py", code=1).job
+    found = diagnosed(cli, number, "message:port-used")
+    assert found["ranks"] == [1]
+    assert "a port is taken" in found["text"]
+
+
+@pytest.mark.netns
+def test_a_rank_that_the_kernel_has_killed(cli: Cli, need: Any) -> None:
+    need("dmesg")
+    version_1 = Path("/sys/fs/cgroup/memory")
+    tree = version_1 if version_1.is_dir() else version_1.parent
+    group = tree / f"doctor-{os.getpid()}"
+    group.mkdir()
+    try:
+        limit = "memory.limit_in_bytes" if version_1.is_dir() else "memory.max"
+        (group / limit).write_text("100000000")
+        cli.script("eats.py", EATS)
+        number = cli("run", "eats.py", group, code=137).job
+        found = diagnosed(cli, number, "memory")
+    finally:
+        group.rmdir()
+    assert found["ranks"] == [1]
+    assert "the kernel killed rank 1 on worker-2: out of memory" in found["text"]

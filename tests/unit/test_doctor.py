@@ -1,0 +1,304 @@
+"""What `doctor` makes of what nodes show: planted causes, in the words that the nodes use."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from clusterctl.insight import doctor, evidence, stacks
+from clusterctl.insight.doctor import Evidence, Finding
+from clusterctl.insight.evidence import NodeView
+from clusterctl.model import Job, JobState
+from tests.unit.making import cluster, job, spec
+
+START = 1_000_000.0
+WORK = "/home/ubuntu/.clusterctl/lab-1a2b/jobs/7/work"
+C10D = "/opt/py/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
+
+
+def encoded(text: str) -> str:
+    return b64encode(text.encode()).decode()
+
+
+def process(rank: int, pid: int, state: str = "S", name: str = "python", parent: int = 1) -> str:
+    numbers = f"{parent} 1 1 0 -1 4194560 1 0 0 0 94 37 0 0 20 0 4 0 {pid} 1 1"
+    return f"process {rank} {pid} ({name}) {state} {numbers}"
+
+
+def running(number: int = 7, **changes: object) -> Job:
+    made = job(cluster(), spec(ranks=2), state=JobState.RUNNING, started=START)
+    return replace(made, id=number, **changes)  # type: ignore[arg-type]
+
+
+def view(name: str, *lines: str, uptime: float = 5000.0, now: float = START + 60) -> NodeView:
+    """A node that shows these lines, below what a login shell may print."""
+    usual = ("Welcome to lab!", f"uptime {uptime} {now}", "disk 9000000 10000000 /")
+    return evidence.read_look(name, "\n".join([*usual, *lines, "done"]))
+
+
+def stack(*frames: tuple[str, str, int], folder: str = WORK) -> stacks.Stack:
+    thread = [{"name": name, "filename": file, "line": line} for name, file, line in frames]
+    dump = [{"pid": 9, "os_thread_id": 9, "frames": thread}]
+    found = stacks.parse(json.dumps(dump), folder)
+    assert found
+    return found
+
+
+def reduces(line: int = 12, name: str = "all_reduce") -> stacks.Stack:
+    return stack(
+        ("pthread_cond_wait", "/usr/lib/libc.so.6", 0),
+        ("c10d::Work::wait", "/opt/py/lib/libtorch_cpu.so", 0),
+        (name, C10D, 3252),
+        ("wrapper", C10D.replace("distributed_c10d", "c10d_logger"), 83),
+        ("<module>", f"{WORK}/train.py", line),
+    )
+
+
+def sleeps(line: int = 9) -> stacks.Stack:
+    return stack(
+        ("clock_nanosleep", "/usr/lib/libc.so.6", 0),
+        ("skip", f"{WORK}/train.py", line),
+        ("<module>", f"{WORK}/train.py", 11),
+    )
+
+
+def seen(*views: NodeView, made: Job | None = None) -> Evidence:
+    ranks = {n: rank for item in views for n, rank in item.ranks.items()}
+    return Evidence(made or running(), {item.name: item for item in views}, ranks)
+
+
+def two_ranks(first: stacks.Stack, second: stacks.Stack) -> Evidence:
+    found = seen(
+        view("worker-1", "rank 0", process(0, 100)),
+        view("worker-2", "rank 1", process(1, 200), "waits 200 hrtimer_nanosleep"),
+    )
+    found.ranks[0].stack, found.ranks[1].stack = first, second
+    found.ranks[0].usage = found.ranks[1].usage = 0.0
+    return found
+
+
+def kinds(findings: Sequence[Finding]) -> list[str]:
+    return [finding.kind for finding in findings]
+
+
+# ---------------------------------------------------------------------------------------- hangs
+
+
+def test_the_rank_that_skips_a_collective_is_named_with_its_line() -> None:
+    [finding] = doctor.judge(two_ranks(reduces(), sleeps()))
+    assert (finding.kind, finding.ranks, finding.nodes) == ("missing", (1,), ("worker-2",))
+    assert finding.text == (
+        "rank 0 waits in all_reduce at train.py:12 for rank 1 on worker-2:"
+        " sleeping at skip, train.py:9"
+    )
+
+
+def test_a_rank_that_still_computes_is_a_straggler() -> None:
+    found = two_ranks(reduces(), sleeps())
+    found.ranks[1].usage = 0.98
+    [finding] = doctor.judge(found)
+    assert (finding.kind, finding.ranks) == ("straggler", (1,))
+    assert "computing" in finding.text
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (reduces(14, "broadcast"), "different collectives"),
+        (reduces(14), "different places"),
+    ],
+)
+def test_collectives_that_do_not_match(other: stacks.Stack, said: str) -> None:
+    [finding] = doctor.judge(two_ranks(reduces(), other))
+    assert finding.kind == "mismatch"
+    assert said in finding.text
+    assert "train.py:12" in finding.text
+    assert "train.py:14" in finding.text
+
+
+def test_ranks_at_the_same_place_are_no_finding() -> None:
+    found = two_ranks(reduces(), reduces())
+    assert doctor.judge(found) == ()
+    assert "all ranks are in all_reduce" in doctor.summarize(found, ())
+
+
+def test_a_stopped_rank_is_named_before_those_that_wait_for_it() -> None:
+    found = seen(
+        view("worker-1", "rank 0", process(0, 100)),
+        view("worker-2", "rank 1", process(1, 200, "T")),
+    )
+    found.ranks[0].stack, found.ranks[1].stack = reduces(), sleeps()
+    [finding] = doctor.judge(found)
+    assert (finding.kind, finding.ranks) == ("stopped", (1,))
+    assert "kill -CONT 200" in finding.advice
+
+
+def test_a_rank_that_has_left_the_others_waiting() -> None:
+    found = seen(
+        view("worker-1", "rank 0", process(0, 100)),
+        view("worker-2", "rank 1", f"exit 1 0 {START + 5} 1"),
+    )
+    found.ranks[0].stack = reduces()
+    [finding] = doctor.judge(found)
+    assert (finding.kind, finding.ranks) == ("left", (1,))
+
+
+def test_a_rank_that_is_gone_without_a_word() -> None:
+    found = seen(view("worker-1", "rank 0", process(0, 100)), view("worker-2", "rank 1"))
+    [finding] = doctor.judge(found)
+    assert (finding.kind, finding.ranks) == ("gone", (1,))
+
+
+# ------------------------------------------------------------------------------------- failures
+
+
+def failed(code: int, when: float, err: str = "") -> list[str]:
+    return [f"exit 1 {code} {when} 1", f"err 1 {encoded(err)}"]
+
+
+def test_the_first_failure_counts_by_one_clock() -> None:
+    """worker-2 is a minute behind: its rank seems to have failed first, and did not."""
+    first = view(
+        "worker-1", "rank 0", f"exit 0 1 {START + 10} 1", f"err 0 {encoded('ValueError: x')}"
+    )
+    later = view("worker-2", "rank 1", *failed(1, START + 12 - 60, "KeyError: y"))
+    later.offset = -60.0
+    found = doctor.judge(seen(first, later, made=running(state=JobState.FAILED)))
+    assert kinds(found) == ["exit", "clock"]
+    assert "rank 0 on worker-1" in found[0].text
+    assert found[1].text == "the clock of worker-2 is 60.0 s behind"
+
+
+def test_a_rank_whose_peer_has_gone_is_not_the_cause() -> None:
+    closed = "[tcp/pair.cc:534] gloo/transport/tcp: Connection closed by peer"
+    found = doctor.judge(
+        seen(
+            view("worker-1", "rank 0", f"exit 0 1 {START + 9} 1", f"err 0 {encoded(closed)}"),
+            view("worker-2", "rank 1", *failed(1, START + 10, "CUDA out of memory. Tried 2 GiB")),
+        )
+    )
+    assert found[0].kind == "message:cuda-memory"
+    assert found[0].ranks == (1,)
+
+
+def test_an_exception_is_shown_with_the_line_of_the_program() -> None:
+    trace = (
+        "Traceback (most recent call last):\n"
+        f'  File "{WORK}/train.py", line 12, in <module>\n    step()\n'
+        '  File "/opt/py/lib/python3.11/site-packages/torch/nn/modules/linear.py", line 125, in f\n'
+        "    return F.linear(input)\n"
+        "RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x8 and 7x2)\n"
+    )
+    [finding] = doctor.judge(seen(view("worker-1", "rank 1", *failed(1, START + 10, trace))))
+    assert "shapes cannot be multiplied" in finding.text
+    assert finding.lines[0].endswith('train.py", line 12, in <module>')
+
+
+def test_an_oom_kill_is_found_in_the_kernels_log() -> None:
+    """Nodes of one machine share its log: the line counts for the rank that ended with it."""
+    line = (
+        "kernel [ 5000.50] Memory cgroup out of memory: Killed process 4711 (python) total-vm:1kB"
+    )
+    killed = view("worker-2", "rank 1", *failed(137, START + 61), line)
+    other = view("worker-1", "rank 0", f"exit 0 143 {START + 62} 1", line)
+    found = doctor.judge(seen(other, killed))
+    assert kinds(found) == ["memory"]
+    assert found[0].ranks == (1,)
+    assert "4711" in found[0].lines[0]
+
+
+def test_an_old_oom_kill_is_not_taken_for_the_cause() -> None:
+    line = "kernel [   12.50] Out of memory: Killed process 4711 (python) total-vm:1kB"
+    [finding] = doctor.judge(seen(view("worker-2", "rank 1", *failed(137, START + 61), line)))
+    assert finding.kind == "exit"
+    assert "SIGKILL" in finding.text
+
+
+def test_what_mpirun_says_counts_where_no_rank_failed() -> None:
+    said = "There are not enough slots available in the system to satisfy the 8"
+    [finding] = doctor.judge(seen(view("launcher", f"launcher {encoded(said)}")))
+    assert finding.kind == "message:mpi-slots"
+
+
+# ------------------------------------------------------------------------------------- machines
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "said"),
+    [
+        ("disk 12 10000000 /data", "disk", "/data of worker-1 is full: 12 KiB free"),
+        ("inodes 0 65536 /data", "disk", "/data of worker-1 has no inodes left"),
+        ("peer worker-2 No route to host", "network", "worker-1 cannot reach worker-2: No route"),
+        ('spot {"action": "terminate"}', "spot", "taking back the spot instance worker-1"),
+        ("kernel [ 5000.0] NVRM: Xid (PCI:0000:00:1e): 79, GPU has", "gpu", "a GPU of worker-1"),
+    ],
+)
+def test_what_is_wrong_with_a_machine(line: str, kind: str, said: str) -> None:
+    [finding] = doctor.judge(seen(view("worker-1", line)))
+    assert finding.kind == kind
+    assert said in finding.text
+
+
+def test_a_node_that_does_not_answer() -> None:
+    [finding] = doctor.judge(seen(NodeView("worker-1", error="no route to host")))
+    assert (finding.kind, finding.nodes) == ("unreachable", ("worker-1",))
+
+
+def test_little_memory_is_only_noted() -> None:
+    [finding] = doctor.judge(
+        seen(view("worker-1", "memory MemTotal: 16000000", "memory MemAvailable: 100000"))
+    )
+    assert (finding.kind, finding.serious) == ("little-memory", False)
+
+
+# -------------------------------------------------------------------------------------- parsing
+
+
+def test_the_python_of_a_rank_is_chosen() -> None:
+    """A shell that starts it, and a loader that it has started, are not what a rank waits in."""
+    shell, python = process(0, 100, name="sh"), process(0, 101, name="train (x) y", parent=100)
+    child = process(0, 102, name="pt_data_worker", parent=101)
+    found = view(
+        "worker-1", "rank 0", shell, python, child, "exe 101 /usr/bin/python3.11", "exe 102 /bin/x"
+    )
+    main = found.ranks[0].main
+    assert main
+    assert main.pid == 101
+
+
+def test_use_of_the_processor_is_measured() -> None:
+    before = process(0, 100).removeprefix("process 0 ")
+    after = before.replace(" 94 37 ", " 114 67 ")
+    text = f"time before 10.0\nbefore 100 {before}\ntime after 11.0\nafter 100 {after}\ndone\n"
+    assert evidence.read_dumps(text).usage == {100: 0.5}
+
+
+@pytest.mark.parametrize(
+    ("frames", "collective"),
+    [
+        ([("PMPI_Allreduce", "/opt/libmpi.so", 0)], "MPI_Allreduce"),
+        ([("Allreduce", "mpi4py/MPI.src/Comm.pyx", 1200)], "MPI Allreduce"),
+        ([("c10d::Reducer::finalize_backward", "/x/libtorch_cpu.so", 0)], "the all-reduce of"),
+        ([("barrier", C10D, 10)], "barrier"),
+        ([("is_initialized", C10D, 10)], ""),
+        ([("forward", "model.py", 3)], ""),
+    ],
+)
+def test_where_a_rank_waits_for_others(frames: list[tuple[str, str, int]], collective: str) -> None:
+    assert stack(*frames).collective.startswith(collective)
+    assert bool(stack(*frames).collective) == bool(collective)
+
+
+@pytest.mark.parametrize("text", ["", "Error: no such process", "[]", '[{"frames": 3}]'])
+def test_what_is_no_stack(text: str) -> None:
+    assert stacks.parse(text, WORK) is None
+
+
+def test_equal_stacks_are_folded() -> None:
+    found = stacks.fold({0: reduces(), 1: sleeps(), 2: reduces(), 3: reduces()})
+    assert [item.ranks for item in found] == [(0, 2, 3), (1,)]
+    assert stacks.name_ranks((0, 2, 3, 4, 7)) == "ranks 0, 2-4, 7"

@@ -1,0 +1,55 @@
+"""What libraries print is explained by the right row of the table."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from clusterctl.insight import messages
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+CASES: dict[str, str] = tomllib.loads(Path(__file__).with_name("messages.toml").read_text())[
+    "cases"
+]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_message_is_explained(name: str) -> None:
+    noise = "epoch 3: loss 0.41\n[W socket.cpp:464] warning: reverse lookup\n"
+    found = messages.find(f"{noise}{CASES[name]}\n")
+    assert found
+    assert (found.message.name, found.line) == (name, CASES[name])
+
+
+def test_every_row_has_a_case_a_source_and_advice() -> None:
+    assert [row.name for row in messages.MESSAGES] == list(CASES)
+    for row in messages.MESSAGES:
+        assert row.source.startswith("https://")
+        assert row.cause
+        assert row.advice
+
+
+def test_a_consequence_yields_to_a_cause() -> None:
+    text = f"{CASES['gloo-closed']}\n{CASES['cuda-memory']}\n"
+    found = messages.find(text)
+    assert found
+    assert found.message.name == "cuda-memory"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "epoch 3: loss 0.41, no space wasted",
+        "loaded 60000 images from /data in 3.2 s",
+        "Using network Socket",
+        "[W909 reducer.cpp:1400] find_unused_parameters=True was specified",
+    ],
+)
+def test_ordinary_output_has_no_row(line: str) -> None:
+    assert messages.find(line) is None
