@@ -406,6 +406,10 @@ class JobSpec:
     venv: str = ""
     container: str = ""
     """A virtual environment there, or an image that ranks run in."""
+    packages: str = ""
+    """Digest of the packages that it asks for; their list lies in the state home."""
+    import_paths: tuple[str, ...] = ()
+    """Folders of the staged tree with packages of the project itself."""
 
     @property
     def particular(self) -> tuple[str, ...]:

@@ -50,8 +50,8 @@ LAST_JOB = Option[int | None](
     "", ARGUMENTS, "Number of the job (default: the last one)", "[JOB]", empty=None, check=whole(0)
 )
 NEW_NAME = name_argument(DEFAULT_NAME)
-ENV = "Environment variable for all ranks; repeatable"
-ENV_FILE = "NAME=VALUE lines, treated as secrets; repeatable"
+ENV = "Variable for all ranks; repeatable"
+ENV_FILE = "Secret NAME=VALUE lines; repeatable"
 
 
 class Up(Named, heading=CLUSTERS, module="clusters"):
@@ -308,8 +308,13 @@ class Run(Started, heading=JOBS, module="start"):
     python_module = text("-m", PROGRAM, "Run a Python module, not SCRIPT", "MODULE", settable=False)
     variables = texts("-e --env", PROGRAM, ENV, "NAME[=VALUE]")
     env_file = files("--env-file", PROGRAM, ENV_FILE)
-    stage = file("--stage", PROGRAM, "Folder to copy (default: the script's repository)", "DIR")
+    stage = file("--stage", PROGRAM, "Folder to copy (default: the repository)", "DIR")
     source = files("--source", PROGRAM, "Compile with SCRIPT; repeatable (flags: -e CFLAGS=...)")
+    requirements = text(
+        *("--requirements", PROGRAM, "Packages: FILE or none (default: uv.lock)"),
+        "FILE",
+        limits=(where.STAGED, where.SUPERVISED),
+    )
     allow_cpu = flag("--allow-cpu", PROGRAM, "Let GPU programs run without a GPU")
     detach = flag("-d --detach", JOB, "Start the job and return")
     timeout = amount("--timeout", JOB, "Stop the job after this time: 30m", "TIME", duration)

@@ -51,6 +51,7 @@ FOREIGN = (
     "PRTE_",
     "SLURM_",
     "SGE_",
+    "UV_",
     "XDG_",
 )
 """Beginnings of the names of variables that no test sees."""

@@ -20,7 +20,7 @@ from clusterctl.errors import (
     RecordError,
     UsageError,
 )
-from clusterctl.jobs import control, stage, start, systems
+from clusterctl.jobs import control, packages, stage, start, systems
 from clusterctl.jobs.follow import Follower, Piece
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.program import Resolved, backend_note, resolve_command, resolve_module
@@ -50,6 +50,8 @@ class Prepared:
     plan: LaunchPlan
     tree: stage.Tree
     secrets: Mapping[str, str]
+    wanted: packages.Wanted | None = None
+    """Packages that are installed for it; a rerun finds them in the state home."""
 
     @property
     def preview(self) -> systems.Preview:
@@ -89,12 +91,29 @@ def prepare(
     secrets: Mapping[str, str],
     *,
     number: int,
+    requirements: str = "",
 ) -> Prepared:
     """Decides everything, touches nothing. Raises LaunchError where it cannot work."""
+    wanted = None
+    if not (spec.venv or spec.modules or spec.container):
+        wanted = packages.find(resolved, requirements)
+    elif requirements not in ("", packages.NONE):
+        raise UsageError(
+            "--requirements cannot be combined with --venv, --module or --container",
+            hint="leave one of the two out",
+        )
+    if wanted:
+        paths = packages.import_paths(resolved)
+        spec = replace(spec, packages=wanted.digest, import_paths=paths)
     job, plan = plan_job(cluster, spec, number=number)
+    if wanted:
+        nodes = [cluster.node(name) for name in start.list_rank_nodes(job, cluster)]
+        plan = replace(plan, notes=(*plan.notes, packages.describe(wanted, nodes)))
     if note := backend_note(resolved, spec.backend):
         plan = replace(plan, notes=(*plan.notes, note))
-    return Prepared(job=job, cluster=cluster, plan=plan, tree=resolved.tree, secrets=secrets)
+    return Prepared(
+        job=job, cluster=cluster, plan=plan, tree=resolved.tree, secrets=secrets, wanted=wanted
+    )
 
 
 def plan_job(cluster: Cluster, spec: JobSpec, *, number: int) -> tuple[Job, LaunchPlan]:
@@ -115,7 +134,8 @@ def plan_job(cluster: Cluster, spec: JobSpec, *, number: int) -> tuple[Job, Laun
         stage="",
         created=time.time(),
     )
-    request = launch.Request(id=number, spec=spec, cluster=cluster, placement=placement)
+    equipped = packages.equip(cluster, spec.packages)
+    request = launch.Request(id=number, spec=spec, cluster=equipped, placement=placement)
     return job, system.plan(request)
 
 
@@ -136,6 +156,8 @@ def submit(
     job = prepared.job
     if not job.stage:
         job = replace(job, stage=stage.archive(prepared.tree, store.home))
+    if prepared.wanted:
+        packages.save(prepared.wanted, store.home)
     with store.handing_in(job.id):
         return _ship(store, replace(prepared, job=job), pool, tell, carry)
 
@@ -150,7 +172,10 @@ def _ship(
         # Staging may take its time, a node that does not answer may not.
         for name, why in connect_or_report(pool, start.list_nodes(job, cluster), tell).items():
             raise start.make_error(f"staging job {job.id}", NodeResult(node=name, error=why))
-        files = start.node_files(job, cluster, prepared.plan, prepared.secrets)
+        names = start.list_rank_nodes(job, cluster)
+        packages.install(job.spec.packages, cluster, names, pool, store.home, tell)
+        equipped = packages.equip(cluster, job.spec.packages)
+        files = start.node_files(job, equipped, prepared.plan, prepared.secrets)
         staging = True
         port = start.put(job, cluster, files, pool, store.home, carry=carry)
         starting = True

@@ -50,14 +50,17 @@ def run(given: verbs.Run, console: Console) -> None:
         env_files=tuple(str(path.absolute()) for path in files),
     )
     number = action.next_number(store, dry=True)
-    prepared = action.prepare(chosen, spec, resolved, secrets, number=number)
+    needs = "none" if given.emit else given.requirements
+    prepared = action.prepare(chosen, spec, resolved, secrets, number=number, requirements=needs)
     if given.emit:
         _emit(console, prepared, given.emit)
     elif given.dry_run:
         _print_plan(console, prepared, given.detach)
     else:
         number = action.next_number(store, dry=False)
-        prepared = action.prepare(chosen, spec, resolved, secrets, number=number)
+        prepared = action.prepare(
+            chosen, spec, resolved, secrets, number=number, requirements=needs
+        )
         _start(console, store, prepared, given.detach)
 
 

@@ -44,7 +44,9 @@ def node_files(job: Job, cluster: Cluster, plan: LaunchPlan, secrets: Mapping[st
             continue
         variables = {
             "CLUSTERCTL_DATA": f"{node.root}/data",
-            "PYTHONPATH": f"{folder}/lib",
+            "PYTHONPATH": ":".join(
+                (f"{folder}/lib", *(f"{folder}/work/{path}" for path in job.spec.import_paths))
+            ),
             **plan.env,
             **plan.node_env.get(name, {}),
             **job.spec.env,
@@ -53,9 +55,11 @@ def node_files(job: Job, cluster: Cluster, plan: LaunchPlan, secrets: Mapping[st
         spec = job.spec
         if node.python.startswith("/") and not (spec.venv or spec.modules or spec.container):
             # Programs expect the tools of their Python (torchrun, pip) beside it.
-            variables["PATH"] = (
-                variables.get("PATH", "") or f"{node.python.rpartition('/')[0]}:$PATH"
-            )
+            pythons = [node.python]
+            if spec.packages and node.facts.python:
+                pythons.append(node.facts.python.executable)  # the one with torch
+            bins = dict.fromkeys(python.rpartition("/")[0] for python in pythons)
+            variables["PATH"] = variables.get("PATH", "") or f"{':'.join(bins)}:$PATH"
         outputs = assets.render("job/outputs.sh.j2", id=job.id, folder=folder)
         files[name]["outputs.sh"] = (outputs, 0o755)
         files[name]["env"] = (_environment(variables), 0o600)

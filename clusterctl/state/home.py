@@ -55,6 +55,10 @@ class Home:
         return self.path / "fetched"
 
     @property
+    def packages(self) -> Path:
+        return self.path / "packages"
+
+    @property
     def past(self) -> Path:
         return self.path / "past"
 

@@ -189,6 +189,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "--ranks": ("2",),
     "--ranks-per-node": ("2",),
     "--region": ("eu-west-1",),
+    "--requirements": ("requirements.txt",),
     "--reservation": ("mine",),
     "--hang-timeout": ("10m",),
     "--keep-files": ("*.h5",),
@@ -268,6 +269,7 @@ def stage(scene: Scene, monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[s
     store.save_job(replace(kept, cluster=where.name, cluster_id=where.id))
     for name in ("mine.env", "key"):
         Path(name).write_text("MINE=2\n")
+    Path("requirements.txt").write_text("six\n")
     Path("more").mkdir()
     fake = folder / "bin" / "docker"
     fake.parent.mkdir()

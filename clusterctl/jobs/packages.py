@@ -1,0 +1,506 @@
+"""The packages of a program, beside those of the nodes' Python: found in the staged tree, resolved
+and downloaded here by uv, and brought to the nodes, which need no internet.
+
+What a job asks for is kept in the state home under the digest of its text, so that a job can be run
+again. The environment of a node is a folder named by that and by what it adds to: the node's Python
+with its torch and mpi4py, which are kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from secrets import token_hex
+from shlex import join, quote
+from shutil import which
+from time import monotonic
+from zipfile import ZipFile
+
+import msgspec
+
+from clusterctl import assets, process
+from clusterctl.errors import ClusterctlError, LaunchError, UsageError
+from clusterctl.jobs.program import Resolved
+from clusterctl.jobs.start import make_error
+from clusterctl.model import Cluster, Node, ProgramKind, Python
+from clusterctl.state import Home
+from clusterctl.state.home import write_atomic
+from clusterctl.transport.pool import Pool
+
+KEPT = ("torch", "mpi4py")
+"""Packages of the nodes' Python that fit their GPUs and their MPI: others are not put in their
+place unless a file pins another version."""
+FETCH_TIMEOUT = 3600.0
+"""Seconds that uv may take to download packages, and a node to get them."""
+ASK_TIMEOUT = 30.0
+NONE = "none"
+
+_CUDA = re.compile(r"nvidia-(?!ml-py)|cuda-(bindings|pathfinder|toolkit)$|(pytorch-)?triton\b")
+"""What torch alone needs, and brings itself: gigabytes."""
+_BLOCK = re.compile(r"(?m)^# /// script\s*$\n(?:^#(?: .*)?$\n)*?^# ///\s*$\n?")
+"""https://packaging.python.org/en/latest/specifications/inline-script-metadata/"""
+_INCLUDED = re.compile(r"(?m)^\s*(?:-r|-c|--requirements?|--constraints?)[\s=]+(\S+)")
+_LOCAL = re.compile(r"(?m)^\s*(?:(?:-e|--editable)[\s=]+\S+|\.{0,2}/\S*|\.)\s*(?:#.*)?$\n?")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a program asks for.
+
+    Args:
+        source: The file that says it, for people.
+        texts: The files for uv, by name; the first one names the others.
+        asked: Given by --requirements, not only found: it may install torch.
+        project: The folder of a uv.lock, whose text uv turns into requirements.
+    """
+
+    source: str
+    texts: dict[str, str]
+    asked: bool = False
+    project: str = ""
+
+    @property
+    def digest(self) -> str:
+        return _digest_of(self.source, str(self.asked), *self.texts, *self.texts.values())
+
+
+def find(resolved: Resolved, given: str) -> Wanted | None:
+    """What `--requirements` names, else the `script` block or the uv.lock of a Python program.
+    None: nothing. Raises UsageError for a file that is not understood."""
+    program, tree = resolved.program, resolved.tree
+    if given:
+        return None if given == NONE else _read(Path(given), asked=True)
+    if program.bundled or not program.needs_python or program.kind is ProgramKind.COMMAND:
+        return None
+    script = tree.root / program.folder / program.target
+    if program.kind is ProgramKind.PYTHON and (found := _read_block(script, asked=False)):
+        return found
+    folder = script.resolve().parent if program.kind is ProgramKind.PYTHON else script.parent
+    for place in (folder, *folder.parents):
+        if (place / "uv.lock").is_file() and (place / "pyproject.toml").is_file():
+            return _read(place / "uv.lock", asked=False)
+        if place == tree.root:
+            break
+    return None
+
+
+def import_paths(resolved: Resolved) -> tuple[str, ...]:
+    """Folders of the staged tree that hold the project's own packages, as installing it would make
+    them known."""
+    root = resolved.tree.root
+    if not (root / "pyproject.toml").is_file():
+        return ()
+    return ("src",) if (root / "src").is_dir() else (".",)
+
+
+def _read(path: Path, *, asked: bool) -> Wanted:
+    if not path.is_file():
+        raise UsageError(f"--requirements: no such file: {path}", hint=f"a file, or {NONE}")
+    if path.suffix == ".py":
+        if found := _read_block(path, asked=asked):
+            return found
+        raise UsageError(
+            f"--requirements: {path} has no `# /// script` block", hint="name a requirements file"
+        )
+    if path.name == "uv.lock":
+        project = path.absolute().parent
+        locked = {name: _text(project / name) for name in ("uv.lock", "pyproject.toml")}
+        return Wanted(path.name, locked, asked, str(project))
+    if path.name == "pyproject.toml":
+        return Wanted(path.name, {path.name: _text(path)}, asked)
+    if path.suffix not in (".txt", ".in"):
+        raise UsageError(
+            f"--requirements: {path} is not a file of packages",
+            hint="uv.lock, pyproject.toml, a requirements .txt file, or a script with a block",
+        )
+    texts: dict[str, str] = {}
+    _collect(path, path.parent, texts)
+    return Wanted(path.name, texts, asked)
+
+
+def _collect(path: Path, root: Path, texts: dict[str, str]) -> None:
+    """A requirements file, and those that it includes."""
+    name = os.path.relpath(path, root)
+    if name in texts:
+        return
+    if name.startswith(".."):
+        raise UsageError(
+            f"{path} is outside {root}, whose requirements include it", hint="move it there"
+        )
+    text = _text(path)
+    for line in _LOCAL.findall(text):
+        if line.split("#")[0].split()[-1].split("[")[0] not in (".", "./"):
+            raise UsageError(
+                f"{path}: local packages are not installed: {line.strip()!r}",
+                hint="leave it out; the project's own folder is staged and can be imported",
+            )
+    texts[name] = _LOCAL.sub("", text)
+    for included in _INCLUDED.findall(text):
+        if "://" not in included:
+            _collect(path.parent / included, root, texts)
+
+
+def _read_block(script: Path, *, asked: bool) -> Wanted | None:
+    found = _BLOCK.search(_text(script))
+    if not found or "dependencies" not in found[0]:
+        return None
+    return Wanted(script.name, {"script.py": found[0]}, asked)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise UsageError(f"{path} cannot be read: {why}", hint="check the file") from error
+
+
+def save(wanted: Wanted, home: Home) -> None:
+    """Keeps what a job asks for, for its environment and for a rerun."""
+    path = _stored(home, wanted.digest)
+    if path.is_file():
+        return
+    if wanted.project:
+        options = ("--frozen", "--no-dev", "--no-emit-local", "--no-header", "--no-annotate")
+        text = _uv(wanted.source, "export", "--quiet", *options, "--project", wanted.project)
+        wanted = replace(wanted, texts={"requirements.txt": text})
+    home.make(path.parent)
+    write_atomic(path, msgspec.json.encode(wanted))
+
+
+def equip(cluster: Cluster, digest: str) -> Cluster:
+    """The cluster with the Python of the job's environment on its nodes."""
+    if not digest:
+        return cluster
+    nodes = (
+        replace(node, python=f"{folder(node, digest)}/bin/python") if node.facts.python else node
+        for node in cluster.nodes
+    )
+    return replace(cluster, nodes=tuple(nodes))
+
+
+def folder(node: Node, digest: str) -> str:
+    """The job's environment on that node."""
+    return f"{node.root}/packages/{_key(digest, node)}"
+
+
+def _key(digest: str, node: Node) -> str:
+    python = _python_of(node)
+    kept = (f"{name}=={version}" for name, version in _kept(python).items())
+    return _digest_of(digest, python.executable, python.version, node.facts.arch, *kept)[:16]
+
+
+def _python_of(node: Node) -> Python:
+    if node.facts.python is None:
+        raise LaunchError(f"no Python on {node.name}", hint="on the node: apt-get install python3")
+    return node.facts.python
+
+
+def _kept(python: Python) -> dict[str, str]:
+    return {name: python.packages[name] for name in KEPT if name in python.packages}
+
+
+def describe(wanted: Wanted, nodes: Sequence[Node]) -> str:
+    """What is installed, and what of the nodes is kept."""
+    kept = {f"{name} {v}" for node in nodes for name, v in _kept(_python_of(node)).items()}
+    beside = f" beside {' and '.join(sorted(kept))} of the nodes" if kept else ""
+    return f"using the packages of {wanted.source}{beside}"
+
+
+def install(
+    digest: str,
+    cluster: Cluster,
+    names: Sequence[str],
+    pool: Pool,
+    home: Home,
+    report: Callable[[str], None],
+) -> None:
+    """Brings the job's environment to these nodes, as far as they do not have it. Downloads once:
+    what one node has, it sends on to the others.
+
+    Raises UsageError for packages that do not fit together, LaunchError where they cannot be
+    fetched or installed, NodeUnreachable.
+    """
+    if not digest:
+        return
+    alike: dict[str, list[Node]] = {}
+    for name in names:
+        node = cluster.node(name)
+        alike.setdefault(_key(digest, node), []).append(node)
+    for key, nodes in alike.items():
+        _Environment(digest, key, pool, home, report).bring_to(nodes)
+
+
+class _Environment:
+    """One for nodes with equal Pythons."""
+
+    def __init__(
+        self, digest: str, key: str, pool: Pool, home: Home, report: Callable[[str], None]
+    ) -> None:
+        self._digest, self._key, self._pool, self._home = digest, key, pool, home
+        self._report = report
+        self._part = f".{token_hex(4)}"
+
+    def bring_to(self, nodes: Sequence[Node]) -> None:
+        by_name = {node.name: node for node in nodes}
+        questions = {node.name: f"[ -d {quote(folder(node, self._digest))} ]" for node in nodes}
+        found = self._pool.run(questions, timeout=ASK_TIMEOUT)
+        for result in found:
+            if result.exit_code is None:
+                raise make_error("installing packages", result)
+        holders = [by_name[result.node] for result in found if result.ok]
+        missing = [by_name[result.node] for result in found if not result.ok]
+        if not missing:
+            return
+        started, count = monotonic(), len(missing)
+        try:
+            if not holders:
+                self._send(missing[0])
+                holders.append(missing.pop(0))
+            while missing:
+                receivers = missing[: len(holders)]
+                self._pass_on(
+                    dict(zip((h.name for h in holders), receivers, strict=False)), by_name
+                )
+                holders += receivers
+                missing = missing[len(receivers) :]
+        except ClusterctlError:
+            left = {
+                node.name: f"rm -rf {quote(self._scratch(node))}"
+                for node in nodes
+                if node not in holders
+            }
+            self._pool.run(left, timeout=ASK_TIMEOUT)
+            raise
+        where = "1 node" if count == 1 else f"{count} nodes"
+        self._report(f"packages are ready on {where} after {monotonic() - started:.1f} s")
+
+    def _scratch(self, node: Node) -> str:
+        return folder(node, self._digest) + self._part
+
+    def _packages(self, node: Node, root: str) -> str:
+        minor = ".".join(_python_of(node).version.split(".")[:2])
+        return f"{root}/lib/python{minor}/site-packages"
+
+    def _send(self, node: Node) -> None:
+        """Downloads the packages, and sends them to the first node."""
+        python = _python_of(node)
+        with tempfile.TemporaryDirectory(dir=self._home.make(self._home.packages)) as scratch:
+            lock, packages = Path(scratch, "lock.txt"), Path(scratch, "packages")
+            packages.mkdir()
+            text = self._resolve(node)
+            lock.write_text(text, encoding="utf-8")
+            count = len(_entries(text))
+            self._report(f"fetching {count} packages for Python {python.version}")
+            if count:
+                options = ("--no-deps", "--target", str(packages), "--requirements", str(lock))
+                target = _target(node)
+                _uv("packages", "pip", "install", "--quiet", *options, *target)
+            self._check_platform(packages, node)
+            size = sum(path.lstat().st_size for path in packages.rglob("*"))
+            self._report(f"copying {size / 1e6:.1f} MB of packages to {node.name}")
+            place = self._packages(node, self._scratch(node))
+            sent = self._pool.transport(node.name).put(packages, place, timeout=FETCH_TIMEOUT)
+        if not sent.ok:
+            raise make_error("installing packages", replace(sent, node=node.name))
+        self._set_up([node])
+
+    def _check_platform(self, packages: Path, node: Node) -> None:
+        """What had to be built was built for this machine: only plain Python runs elsewhere."""
+        version = "".join(_python_of(node).version.split(".")[:2])
+        own = f"cp{sys.version_info[0]}{sys.version_info[1]}-"
+        for wheel in packages.glob("*.dist-info/WHEEL"):
+            tags = re.findall(r"(?m)^Tag: (\S+)", wheel.read_text(encoding="utf-8"))
+            built = [tag for tag in tags if tag.endswith(f"-linux_{os.uname().machine}")]
+            foreign = os.uname().machine != node.facts.arch or not own.startswith(f"cp{version}-")
+            if (built and foreign) or any("macosx" in tag for tag in tags):
+                name = wheel.parent.name.removesuffix(".dist-info")
+                raise LaunchError(
+                    f"{name} has no wheel for Python {version[0]}.{version[1:]} on Linux"
+                    f" {node.facts.arch}, and what is built here does not run on {node.name}",
+                    hint="choose a version that has one",
+                )
+
+    def _resolve(self, node: Node) -> str:
+        """Exact versions for that node; decided once."""
+        path = self._home.packages / f"{self._key}.txt"
+        if path.is_file():
+            return path.read_text(encoding="utf-8")
+        python = _python_of(node)
+        stored = _stored(self._home, self._digest)
+        try:
+            wanted = msgspec.json.decode(stored.read_bytes(), type=Wanted)
+        except (OSError, msgspec.DecodeError) as error:
+            raise LaunchError(
+                f"the list of packages of this job cannot be read: {stored}",
+                hint="start it again with `clusterctl run`",
+            ) from error
+        kept = _keep(wanted, node, self._report)
+        self._report(f"resolving the packages of {wanted.source} for Python {python.version}")
+        text = next(iter(wanted.texts.values())) if wanted.project else _compile(wanted, kept, node)
+        entries = [
+            entry
+            for entry in _entries(text)
+            if _name(entry) not in kept and not ("torch" in kept and _CUDA.match(_name(entry)))
+        ]
+        if not wanted.asked and any(_name(entry) == "torch" for entry in entries):
+            raise LaunchError(
+                f"{wanted.source} needs torch, which {node.name} does not have",
+                hint=f"`run --requirements {wanted.source}` installs it (it may be gigabytes),"
+                f" `run --requirements {NONE}` nothing",
+            )
+        text = "".join(f"{entry}\n" for entry in entries)
+        write_atomic(path, text.encode())
+        return text
+
+    def _pass_on(self, pairs: dict[str, Node], nodes: dict[str, Node]) -> None:
+        """From each of these nodes to another one, over the network between them."""
+        commands = {}
+        for name, target in pairs.items():
+            node = nodes[name]
+            place = quote(self._packages(target, self._scratch(target)))
+            there = f"mkdir -p {place} && tar -xof - -C {place}"
+            commands[name] = (
+                f"tar -C {quote(self._packages(node, folder(node, self._digest)))} -cf - . |"
+                f" {quote(node.root)}/bin/clusterctl-ssh {target.name} {quote(there)}"
+            )
+        for result in self._pool.run(commands, timeout=FETCH_TIMEOUT):
+            if not result.ok:
+                target_name = pairs[result.node].name
+                raise make_error(f"copying packages to {target_name} from {result.node}", result)
+        self._set_up(list(pairs.values()))
+
+    def _set_up(self, nodes: Sequence[Node]) -> None:
+        script = assets.render("job/environment.py").encode()
+        commands = {}
+        for node in nodes:
+            words = (self._scratch(node), folder(node, self._digest))
+            command = join((_python_of(node).executable, "-I", "-", *words))
+            if node.job_port != node.ssh_port:  # its Python is in the node's container
+                ssh = quote(f"{node.root}/bin/clusterctl-ssh")
+                command = f"exec {ssh} {node.name} {quote(command)}"
+            commands[node.name] = command
+        for result in self._pool.run(commands, stdin=script, timeout=FETCH_TIMEOUT):
+            if not result.ok:
+                raise make_error("installing packages", result)
+
+
+def _keep(wanted: Wanted, node: Node, report: Callable[[str], None]) -> dict[str, str]:
+    """What of the node's Python stays: all but what the file pins to another version."""
+    kept = {}
+    for name, version in _kept(_python_of(node)).items():
+        pattern = rf"(?mi)(?:^|[\"'\s]){name}(?:\[[^]]*\])?\s*===?\s*([0-9][\w.+!*]*)"
+        pins = [pin for text in wanted.texts.values() for pin in re.findall(pattern, text)]
+        if not pins or any(_is_same(pin, version) for pin in pins):
+            kept[name] = version
+            continue
+        if not wanted.asked:
+            raise LaunchError(
+                f"{wanted.source} pins {name} {pins[0]}, and {node.name} has {name} {version}",
+                hint=f"`run --requirements {wanted.source}` installs that of the file,"
+                f" `run --requirements {NONE}` nothing",
+            )
+        report(f"{name} {pins[0]} of {wanted.source} is used instead of the nodes' {version}")
+    return kept
+
+
+def _is_same(pin: str, version: str) -> bool:
+    """Whether `==PIN` takes that version, as far as pins of torch are written."""
+    if "+" not in pin:
+        version = version.partition("+")[0]
+    if pin.endswith(".*"):
+        return f"{version}.".startswith(pin[:-1])
+    return re.sub(r"(\.0)+$", "", pin) == re.sub(r"(\.0)+$", "", version)
+
+
+def _compile(wanted: Wanted, kept: dict[str, str], node: Node) -> str:
+    """uv's answer: exact versions with hashes. What is kept is there as a wheel without content."""
+    with tempfile.TemporaryDirectory() as scratch:
+        wheels = Path(scratch, "wheels")
+        wheels.mkdir()
+        for name, version in kept.items():
+            _write_stub(wheels, name, version)
+        pins = Path(scratch, "kept.txt")
+        # Not as an option, which would take the place of the user's UV_FIND_LINKS.
+        lines = [f"--find-links {wheels}", *(f"{name}=={kept[name]}" for name in kept)]
+        pins.write_text("\n".join(lines))
+        for name, text in wanted.texts.items():
+            path = Path(scratch, "files", name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        options = ["--generate-hashes", "--no-header", "--no-annotate", "--no-strip-extras"]
+        options += ["--constraints", str(pins)]
+        for name in kept:
+            options += ["--no-emit-package", name, "--no-sources-package", name]
+        first = Path(scratch, "files", next(iter(wanted.texts)))
+        beside = " and ".join(f"{name} {version}" for name, version in kept.items())
+        what = f"{wanted.source}, beside {beside} of {node.name}" if kept else wanted.source
+        return _uv(what, "pip", "compile", "--quiet", str(first), *options, *_target(node))
+
+
+def _write_stub(place: Path, name: str, version: str) -> None:
+    info = f"{name}-{version}.dist-info"
+    with ZipFile(place / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        head = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        wheel.writestr(f"{info}/METADATA", head)
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+
+
+def _target(node: Node) -> tuple[str, ...]:
+    version = _python_of(node).version
+    platform = f"{node.facts.arch}-manylinux_2_28"
+    own = ("--python", sys.executable)
+    return (*own, "--python-version", version, "--python-platform", platform)
+
+
+def _uv(what: str, *words: str) -> str:
+    """What uv prints. Its settings are the user's: index, proxy, certificates, cache."""
+    beside = Path(sysconfig.get_path("scripts"), "uv")
+    program = str(beside) if beside.is_file() else which("uv")
+    if program is None:
+        raise LaunchError(
+            "uv is not installed; it installs the job's packages", hint="pip install uv"
+        )
+    env = {**os.environ, "NO_COLOR": "1", "UV_NO_PROGRESS": "1", "UV_PYTHON_DOWNLOADS": "never"}
+    result = process.run((program, *words), timeout=FETCH_TIMEOUT, env=env)
+    if result.ok:
+        return result.stdout.decode()
+    reasons = [
+        line.strip().removeprefix("error: ").removeprefix("cause: ")
+        for line in result.complaints.splitlines()
+        if line.strip().startswith(("error: ", "cause: "))
+    ]
+    # uv ends with 1 where versions do not fit together, and puts that into its last line.
+    unsolved = result.exit_code == 1 and "No solution" in result.complaints
+    why = reasons[-1] if unsolved and reasons else "; ".join(reasons[:3])
+    message = f"{what}: {result.error or why or result.why}"
+    if unsolved:
+        raise UsageError(message, hint="change the versions in the file")
+    raise LaunchError(message, hint="check the file, and the connection to the package index")
+
+
+def _entries(text: str) -> list[str]:
+    """The requirements of a file that uv wrote, each with its hashes."""
+    parts = re.split(r"\n(?=\S)", text.strip())
+    return [part for part in parts if part and not part.startswith(("#", "-"))]
+
+
+def _name(entry: str) -> str:
+    found = re.match(r"[A-Za-z0-9._-]+", entry)
+    return re.sub(r"[-_.]+", "-", found[0]).lower() if found else ""
+
+
+def _stored(home: Home, digest: str) -> Path:
+    return home.packages / f"{digest}.json"
+
+
+def _digest_of(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]

@@ -1,0 +1,282 @@
+"""The packages of a job: where they are named, how they are resolved, how nodes get them.
+
+uv is the real one, with wheels of the test's own. The nodes are folders of this machine, and a way
+from one to another is a program that runs a command here.
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import ClusterctlError, LaunchError, UsageError
+from clusterctl.jobs import packages
+from clusterctl.jobs.program import resolve, resolve_command
+from clusterctl.model import Node, Python
+from clusterctl.state import home
+from clusterctl.transport.pool import Pool
+from tests import wheels
+from tests.unit.calling import Call
+from tests.unit.making import cluster, node
+
+KEPT = {"torch": "2.13.0+cpu", "mpi4py": "4.1.0", "numpy": "2.3.0"}
+SSH = """#!/bin/sh
+echo "$1" >>{log}
+shift
+exec /bin/sh -c "$*"
+"""
+
+Said = list[str]
+Install = Callable[..., Said]
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "train.py").write_text("import demo\nprint(demo.VERSION)\n")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "index"
+    wheels.make(folder, "demo", "1.0")
+    wheels.make(folder, "demo", "2.0", "helper>=1", script=True)
+    wheels.make(folder, "helper", "1.5")
+    wheels.make(folder, "trainer", "1.0", "torch>=2.1")
+    wheels.make(folder, "outdated", "1.0", "torch<2.5")
+    for name, value in wheels.settings(folder).items():
+        monkeypatch.setenv(name, value)
+    return folder
+
+
+def here(name: str, folder: Path, **changes: str) -> Node:
+    """A node that is a folder of this machine, with its Python."""
+    installed = {"packages": KEPT, "version": platform.python_version(), **changes}
+    python = Python(executable=sys.executable, **installed)  # type: ignore[arg-type]
+    made = node(name, address="", root=str(folder / name), python=python)
+    made = replace(made, private_address="", python=sys.executable)
+    ssh = folder / name / "bin" / "clusterctl-ssh"
+    ssh.parent.mkdir(parents=True)
+    ssh.write_text(SSH.format(log=folder / "passed-on"))
+    ssh.chmod(0o755)
+    return made
+
+
+@pytest.fixture
+def install(tmp_path: Path, need: Callable[..., None]) -> Install:
+    """Finds the packages of train.py and brings them to nodes."""
+    need("uv")
+
+    def install(given: str, *nodes: Node) -> Said:
+        wanted = packages.find(resolve("train.py", ()), given)
+        assert wanted is not None
+        packages.save(wanted, home())
+        return bring(wanted.digest, *nodes)
+
+    return install
+
+
+def bring(digest: str, *nodes: Node) -> Said:
+    said: Said = []
+    where = cluster(*nodes)
+    with Pool(nodes, identity=None, known_hosts=Path("none")) as pool:
+        packages.install(digest, where, [n.name for n in nodes], pool, home(), said.append)
+    return said
+
+
+def python_of(node: Node) -> str:
+    [found] = Path(node.root, "packages").iterdir()
+    return str(found / "bin" / "python")
+
+
+def run(*argv: str) -> str:
+    return subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+def test_a_node_gets_the_packages_beside_those_of_its_python(
+    project: Path, index: Path, install: Install, tmp_path: Path
+) -> None:
+    Path("requirements.txt").write_text("-r more.txt\n-e .\n")
+    Path("more.txt").write_text("demo>=1  # the newest\n")
+    one = here("worker-1", tmp_path)
+    install("requirements.txt", one)
+    own = sysconfig.get_path("purelib")
+    code = f"import demo, helper, sys; print(demo.VERSION, helper.VERSION, {own!r} in sys.path)"
+    assert run(python_of(one), "-c", code) == "2.0 1.5 True\n"
+    assert run(python_of(one).removesuffix("python") + "demo-version") == "2.0\n"
+
+
+def test_what_one_node_has_it_passes_on(
+    project: Path, index: Path, install: Install, tmp_path: Path
+) -> None:
+    Path("requirements.txt").write_text("demo\n")
+    nodes = [here(f"worker-{number}", tmp_path) for number in range(1, 5)]
+    said = install("requirements.txt", *nodes)
+    assert [line for line in said if "worker" in line] == [
+        line for line in said if line.endswith("to worker-1")
+    ]
+    passed = (tmp_path / "passed-on").read_text().split()
+    assert sorted(passed) == ["worker-2", "worker-3", "worker-4"]
+    for one in nodes:
+        assert run(python_of(one), "train.py") == "2.0\n"
+
+
+def test_a_node_that_has_them_is_left_alone_and_a_new_one_gets_them_without_an_index(
+    project: Path, index: Path, install: Install, tmp_path: Path
+) -> None:
+    Path("requirements.txt").write_text("demo\n")
+    one = here("worker-1", tmp_path)
+    install("requirements.txt", one)
+    shutil.rmtree(index)
+    assert install("requirements.txt", one) == []
+    two = here("worker-2", tmp_path)
+    install("requirements.txt", one, two)
+    assert run(python_of(two), "train.py") == "2.0\n"
+
+
+def test_a_job_that_is_run_again_gets_the_versions_that_it_had(
+    project: Path, index: Path, install: Install, tmp_path: Path
+) -> None:
+    Path("requirements.txt").write_text("demo\n")
+    install("requirements.txt", here("worker-1", tmp_path / "first"))
+    wheels.make(index, "demo", "3.0")
+    shutil.rmtree(tmp_path / "first")
+    fresh = here("worker-1", tmp_path / "second")
+    install("requirements.txt", fresh)
+    assert run(python_of(fresh), "train.py") == "2.0\n"
+
+
+def test_the_torch_of_the_nodes_is_kept(
+    project: Path, index: Path, install: Install, tmp_path: Path
+) -> None:
+    Path("requirements.txt").write_text("trainer\ntorch==2.13.0\nnvidia-cublas-cu12==12.1\n")
+    wheels.make(index, "nvidia_cublas_cu12", "12.1")
+    wheels.make(index, "torch", "2.13.0")
+    one = here("worker-1", tmp_path)
+    install("requirements.txt", one)
+    found = {path.name for path in Path(python_of(one)).parents[1].glob("lib/*/site-packages/*")}
+    assert "trainer" in found
+    assert not {"torch", "nvidia_cublas_cu12"} & found
+
+
+def test_a_package_that_does_not_fit_the_torch_of_the_nodes(
+    project: Path, index: Path, install: Install, tmp_path: Path
+) -> None:
+    Path("requirements.txt").write_text("outdated\n")
+    with pytest.raises(UsageError, match=r"torch 2\.13\.0\+cpu .*worker-1: .*outdated") as caught:
+        install("requirements.txt", here("worker-1", tmp_path))
+    assert "\n" not in caught.value.message
+
+
+def test_a_file_that_is_asked_for_may_bring_another_torch(
+    project: Path, index: Path, install: Install, tmp_path: Path
+) -> None:
+    wheels.make(index, "torch", "2.4.1")
+    Path("requirements.txt").write_text("outdated\ntorch==2.4.1\n")
+    one = here("worker-1", tmp_path)
+    said = install("requirements.txt", one)
+    assert "torch 2.4.1 of requirements.txt is used instead of the nodes' 2.13.0+cpu" in said
+    assert run(python_of(one), "-c", "import torch; print(torch.VERSION)") == "2.4.1\n"
+
+
+@pytest.mark.parametrize("needs", ["torch==2.4.1", "trainer"])
+def test_what_is_only_found_never_installs_torch(
+    needs: str, project: Path, index: Path, install: Install, tmp_path: Path
+) -> None:
+    wheels.make(index, "torch", "2.4.1")
+    Path("train.py").write_text(f'# /// script\n# dependencies = ["{needs}"]\n# ///\n')
+    has = KEPT if needs.startswith("torch") else {}
+    with pytest.raises(LaunchError, match=r"train\.py .*torch") as caught:
+        install("", here("worker-1", tmp_path, packages=has))  # type: ignore[arg-type]
+    assert "--requirements train.py" in str(caught.value.hint)
+
+
+def test_a_lock_file_is_found_and_its_versions_are_installed(
+    project: Path, index: Path, install: Install, tmp_path: Path
+) -> None:
+    head = '[project]\nname = "mine"\nversion = "1"\nrequires-python = ">=3.10"\n'
+    Path("pyproject.toml").write_text(f'{head}dependencies = ["demo<2", "trainer"]\n')
+    wheels.make(index, "torch", "2.13.0", "helper")
+    run(str(Path(sys.executable).parent / "uv"), "lock", "--quiet")
+    one = here("worker-1", tmp_path)
+    install("", one)
+    assert run(python_of(one), "train.py") == "1.0\n"
+    names = {path.name for path in Path(python_of(one)).parents[1].glob("lib/*/site-packages/*")}
+    assert "trainer" in names
+    assert "torch" not in names
+
+
+def test_where_packages_are_looked_for(project: Path) -> None:
+    for name in ("requirements.txt", "pyproject.toml", "environment.yml"):
+        Path(name).write_text("")
+    assert packages.find(resolve("train.py", ()), "") is None
+    Path("uv.lock").write_text("")
+    assert packages.find(resolve("train.py", ()), "") is not None
+    assert packages.find(resolve("train.py", ()), "none") is None
+    assert packages.find(resolve_command(["true"]), "") is None
+    assert packages.find(resolve("reduce_all.py", ()), "") is None
+
+
+def test_the_projects_own_packages_can_be_imported(project: Path) -> None:
+    assert packages.import_paths(resolve("train.py", ())) == ()
+    Path("pyproject.toml").write_text("")
+    assert packages.import_paths(resolve("train.py", ())) == (".",)
+    Path("src").mkdir()
+    assert packages.import_paths(resolve("train.py", ())) == ("src",)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("environment.yml", "", "is not a file of packages"),
+        ("requirements.txt", "-r ../other.txt", "is outside"),
+        ("requirements.txt", "-e ./sub\n", "local packages are not installed: '-e ./sub'"),
+        ("train.py", "print()\n", "has no `# /// script` block"),
+    ],
+)
+def test_a_file_that_is_not_understood(name: str, text: str, message: str, project: Path) -> None:
+    Path(name).write_text(text)
+    with pytest.raises(UsageError, match=message):
+        packages.find(resolve("train.py", ()), name)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "message"),
+    [
+        ("missing-package\n", UsageError, "requirements.txt, beside .*missing-package"),
+        ("demo ==\n", LaunchError, "requirements.txt, beside"),
+    ],
+)
+def test_packages_that_cannot_be_resolved(
+    text: str,
+    kind: type[ClusterctlError],
+    message: str,
+    project: Path,
+    index: Path,
+    install: Install,
+    tmp_path: Path,
+) -> None:
+    Path("requirements.txt").write_text(text)
+    with pytest.raises(kind, match=message) as caught:
+        install("requirements.txt", here("worker-1", tmp_path))
+    assert "\n" not in caught.value.message
+
+
+def test_a_dry_run_shows_them_and_keeps_nothing(project: Path, call: Call, lab: None) -> None:
+    Path("requirements.txt").write_text("demo\n")
+    said = call("run", "--dry-run", "--requirements", "requirements.txt", "train.py")
+    kept = "mpi4py 4.1.0 and torch 2.13.0 of the nodes"
+    assert f"# using the packages of requirements.txt beside {kept}" in said.out
+    assert "/packages/" in said.out.split("# every rank")[1].split("\n")[1]
+    assert not home().packages.exists()
