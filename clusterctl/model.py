@@ -176,6 +176,8 @@ class CloudSpec:
     ssh_cidr: str = ""
     budget: float = 0.0
     """US dollars; 0: none."""
+    max_hourly: float = 0.0
+    """US dollars per hour that it may cost at most; 0: any."""
     boot_timeout: float = 600.0
     """Seconds that a machine may take to answer over SSH."""
 
@@ -265,6 +267,10 @@ class Cluster:
     show, or "" for what their ssh_config and agent offer."""
     account: str = ""
     """AWS's number of the account that the nodes are in."""
+    owner: str = ""
+    """Who made it, as the cloud knows them: `user/ana`."""
+    client: str = ""
+    """The name of the machine that it was made from."""
     images: dict[str, str] = field(default_factory=dict)
     """What nodes pull, by their kind and with digests: a tag may have moved by the next `up`."""
     site_info: dict[str, str] = field(default_factory=dict)

@@ -118,6 +118,7 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
         check=names,
     )
     ssh_cidr = text("--ssh-cidr", EC2, "Networks that may connect (default: your address)", "A,B")
+    max_hourly = amount("--max-hourly", EC2, "Refuse what costs more per hour", "USD", budget)
     budget = amount("--budget", EC2, "Shut down before it costs more than this", "USD", budget)
     boot_timeout = amount(
         "--boot-timeout", EC2, "Time for machines to boot (default: 10m)", "TIME", duration
@@ -147,10 +148,11 @@ class Status(Named, heading=CLUSTERS, module="clusters"):
     live = flag("--live", OPTIONS, "Query the nodes now")
 
 
-class List(Common, heading=CLUSTERS, module="clusters", function="list_clusters"):
-    """List your clusters."""
+class List(Common, heading=CLUSTERS, module="listing", function="list_clusters"):
+    """List your clusters, or with --all every cluster in your AWS account."""
 
-    examples = ("clusterctl list",)
+    examples = ("clusterctl list", "clusterctl list --all")
+    everywhere = flag("--all", OPTIONS, "Ask AWS, in all regions, for everybody's clusters")
     cluster = cluster_option(help="Show only this cluster")
 
 
@@ -220,13 +222,17 @@ class Allow(Common, heading=CLUSTERS, module="clusters"):
 
 
 class Gc(Common, heading=CLUSTERS, module="money"):
-    """Find clusters on EC2 without a local record, and remove them or take one back."""
+    """Find clusters on EC2 without a local record, and remove them or take one back.
+
+    It searches all regions of the account. --yes removes your own clusters, and one of somebody
+    else only if -c names its id.
+    """
 
     examples = ("clusterctl gc --dry-run", "clusterctl gc --adopt lab --region eu-west-1")
     adopt = text(
         "--adopt", OPTIONS, "Take this cluster back instead of removing it", "NAME", settable=False
     )
-    region = texts("--region", OPTIONS, "Region (default: your usual one); repeatable", "NAME")
+    region = texts("--region", OPTIONS, "Region (default: all); repeatable", "NAME")
     dry_run = flag("--dry-run", GENERAL, "Print what is found and change nothing")
     cluster = cluster_option(where.NOT_ADOPT, help="Remove only this cluster")
     yes = YES

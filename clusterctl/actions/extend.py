@@ -10,11 +10,11 @@ from pathlib import Path
 from clusterctl import model, providers
 from clusterctl.actions import Tell, require_owned
 from clusterctl.actions import allow as allowing
-from clusterctl.errors import NodeUnreachable, UsageError
+from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
 from clusterctl.insight import cost
 from clusterctl.model import Cluster, Job, Phase
 from clusterctl.node_results import ranges
-from clusterctl.providers.protocol import Expiring, Guarded
+from clusterctl.providers.protocol import Expiring, Guarded, Labelling
 from clusterctl.state import ClusterLock, Store
 
 
@@ -77,6 +77,11 @@ def extend(
         cluster = replace(cluster, deadline=end)
         store.save(cluster)
         store.event(name, "extended", deadline=round(end))
+        if isinstance(provider, Labelling):
+            try:
+                provider.label_deadline(cluster, store.folder(name), end)
+            except ProviderError as error:
+                tell(f"the tags in the cloud still show the old deadline: {error.message}")
     return Extended(cluster, end, dollars)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from clusterctl import providers
@@ -13,6 +15,7 @@ from clusterctl.errors import ProviderError, RecordError, UsageError
 from clusterctl.model import Cluster
 from clusterctl.providers.protocol import Discovery, Resource, describe
 from clusterctl.state import ClusterLock, Store
+from clusterctl.time_limits import Deadline, background
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +30,52 @@ class Orphan:
 
     @property
     def text(self) -> str:
-        return f"{self.id} ({self.name or 'no name'}) in {self.region}: {describe(self.resources)}"
+        whose = f", of {self.owner}" if self.owner else ""
+        called = f"{self.name or 'no name'}{whose}"
+        return f"{self.id} ({called}) in {self.region}: {describe(self.resources)}"
+
+    @property
+    def owner(self) -> str:
+        """Who made it; "" where no tag says that."""
+        return next((item.owner for item in self.resources if item.owner), "")
+
+    @property
+    def client(self) -> str:
+        """From which machine."""
+        return next((item.client for item in self.resources if item.client), "")
+
+    @property
+    def deadline(self) -> float | None:
+        """The latest of its tags: an `extend` may have moved only some."""
+        return max((item.deadline for item in self.resources if item.deadline), default=None)
+
+    @property
+    def made(self) -> float | None:
+        """When its first machine was started."""
+        return min((item.made for item in self.resources if item.made), default=None)
+
+    @property
+    def hourly(self) -> float:
+        """US dollars, without what has no known price."""
+        return sum(item.hourly or 0.0 for item in self.resources)
+
+    @property
+    def priced(self) -> bool:
+        """Whether every price is known."""
+        return all(item.hourly is not None for item in self.resources)
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """`orphans`: clusters with our tag that nothing here knows of. `overdue`: those with a record
-    here whose deadline is over and whose instances have not ended."""
+    """`tagged`: all clusters with our tag; `orphans`: those that nothing here knows of. `overdue`:
+    those with a record here whose deadline is over and whose instances have not ended. `mine`: who
+    we are to whoever bills them."""
 
     regions: tuple[str, ...]
+    tagged: tuple[Orphan, ...]
     orphans: tuple[Orphan, ...]
     overdue: tuple[Orphan, ...]
+    mine: str
     failed: tuple[ProviderError, ...] = ()
     """One for each region that could not be searched."""
 
@@ -51,12 +89,14 @@ def find(store: Store, regions: Iterable[str] = ()) -> Found:
     over = {item.id for item in store.clusters() if item.deadline and item.deadline < now}
     return Found(
         regions,
+        tuple(tagged),
         tuple(item for item in tagged if item.id not in known),
         tuple(
             item
             for item in tagged
             if item.id in over and any(resource.kind == "instance" for resource in item.resources)
         ),
+        _owner(),
         failed,
     )
 
@@ -126,24 +166,52 @@ def _discovering() -> dict[str, Discovery]:
     }
 
 
+def _owner() -> str:
+    """Who we are; "" where that is not told."""
+    try:
+        return next(iter(_discovering().values())).owner()
+    except ProviderError:
+        return ""
+
+
+SEARCH_LIMIT = 45.0
+"""Seconds that a region may take to answer: others are not kept waiting by one that hangs."""
+
+
+def _search(
+    provider: Discovery, regions: Iterable[str]
+) -> Iterator[tuple[str, tuple[Resource, ...] | ProviderError]]:
+    """What every region has, or why it could not be searched; all are asked at once."""
+    asked = {region: background(partial(provider.find, region)) for region in regions}
+    limit = Deadline(SEARCH_LIMIT)
+    for region, answer in asked.items():
+        try:
+            yield region, answer.result(limit.left)
+        except FutureTimeout:
+            yield (
+                region,
+                ProviderError(f"AWS did not answer within {SEARCH_LIMIT:g} s", transient=True),
+            )
+        except ProviderError as error:
+            yield region, error
+
+
 def _tagged(
     store: Store, wanted: Iterable[str]
 ) -> tuple[tuple[str, ...], list[Orphan], tuple[ProviderError, ...]]:
-    """The regions `wanted`, else the usual one and those of the clusters on record; every cluster
-    with our tag in them, known or not; and an error for each region that could not be searched.
-    Raises the first where that is every region."""
+    """The regions `wanted`, else all of the account and those of the clusters on record; every
+    cluster with our tag in them, known or not; and an error for each region that could not be
+    searched. Raises the first where that is every region."""
     wanted = tuple(dict.fromkeys(wanted))
     on_record = [cluster.spec.cloud.region for cluster in store.clusters()]
     looked: dict[str, None] = {}
     found = []
     failed: dict[str, ProviderError] = {}
     for name, provider in _discovering().items():
-        for region in wanted or provider.regions(on_record):
+        for region, resources in _search(provider, wanted or provider.regions(on_record)):
             groups: dict[str, list[Resource]] = {}
-            try:
-                resources = provider.find(region)
-            except ProviderError as error:
-                failed[region] = error
+            if isinstance(resources, ProviderError):
+                failed[region] = resources
                 continue
             looked[region] = None
             for resource in resources:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import secrets
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -336,10 +338,12 @@ def _record(
     if plan.question and not consent(plan.question):
         raise UsageError("aborted; nothing was started", hint="--dry-run only shows the plan")
     base = old or Cluster(
-        id=f"{spec.name}-{secrets.token_hex(4)}",
+        id=f"{_first_name(plan.owner)}{spec.name}-{secrets.token_hex(4)}",
         spec=spec,
         phase=Phase.CREATING,
         created=time.time(),
+        owner=plan.owner,
+        client=socket.gethostname() if plan.owner else "",
     )
     cluster = replace(
         base,
@@ -359,6 +363,13 @@ def _record(
     store.save(cluster)
     store.event(cluster.name, "resuming" if old else "creating", workers=spec.workers)
     return intent, cluster
+
+
+def _first_name(owner: str) -> str:
+    """`ana-` for user/ana: the ids of a shared account tell whose a cluster is."""
+    name = owner.rpartition("/")[2].partition("@")[0].lower()
+    plain = re.sub("[^a-z0-9]+", "-", name).strip("-0123456789")[:10].strip("-")
+    return f"{plain}-" if plain else ""
 
 
 def record_failed_create(

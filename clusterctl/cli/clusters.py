@@ -139,7 +139,8 @@ def status(given: verbs.Status, console: Console) -> None:
     console.document(_status(found, live))
 
 
-def list_clusters(given: verbs.List, console: Console) -> None:
+def list_here(given: verbs.List, console: Console) -> dict[str, Any]:
+    """Shows the clusters on record, and returns them for --json."""
     from clusterctl import actions
     from clusterctl.actions import show
 
@@ -158,7 +159,7 @@ def list_clusters(given: verbs.List, console: Console) -> None:
         console.result(table([head, *map(_cluster_row, found)]))
         for line in (line for item in found for line in item.warnings):
             console.note(f"warning: {line}")
-    console.document({"clusters": [_status(item, False) for item in found], "damage": damage})
+    return {"clusters": [_status(item, False) for item in found], "damage": damage}
 
 
 def allow(given: verbs.Allow, console: Console) -> None:

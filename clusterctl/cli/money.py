@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from typing import Any
 
 from clusterctl import actions, verbs
+from clusterctl.actions import Store
 from clusterctl.actions import extend as extending
 from clusterctl.actions import gc as action
-from clusterctl.cli.console import Console, pick, table
+from clusterctl.cli.console import Console, ago, pick, table
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.model import clock
 
@@ -46,7 +49,7 @@ def gc(given: verbs.Gc, console: Console) -> None:
         console.document({"adopted": taken.name, "id": taken.id, "nodes": len(taken.nodes)})
         return
     search = action.find(store, region)
-    looked = f"searched {', '.join(search.regions)}; --region searches other regions"
+    looked = searched(search.regions)
     for item in search.overdue:
         console.note(
             f"cluster {item.text}: past its deadline, but its machines are still running;"
@@ -56,12 +59,20 @@ def gc(given: verbs.Gc, console: Console) -> None:
     if not found:
         console.note(f"no EC2 clusters without a local record ({looked})")
     if found:
-        rows = [(item.id, item.name, item.region, _kinds(item)) for item in found]
-        console.result(table([("cluster", "name", "region", "resources"), *rows]))
+        rows = [(*_row(store, item), _kinds(item)) for item in found]
+        console.result(table([(*HEAD, "resources"), *rows]))
         console.note(looked)
     removed: list[str] = []
     failed: list[ClusterctlError] = list(search.failed)
     for item in [] if given.dry_run else found:
+        own = bool(item.owner) and item.owner == search.mine
+        if given.yes and not own and given.cluster != item.id:
+            console.note(
+                f"cluster {item.id} belongs to {item.owner or 'an unknown owner'}, and you are"
+                f" {search.mine or 'unknown'}: to remove it, run"
+                f" `clusterctl gc --yes -c {item.id}`"
+            )
+            continue
         if given.yes or console.consent(f"remove {item.text}?"):
             try:
                 if action.remove(store, item, console.report):
@@ -72,7 +83,7 @@ def gc(given: verbs.Gc, console: Console) -> None:
         {
             "found": [
                 {
-                    **pick(item, "id", "name", "region"),
+                    **cloud_document(store, item),
                     "left": [pick(resource, "kind", "id") for resource in item.resources],
                 }
                 for item in found
@@ -84,6 +95,55 @@ def gc(given: verbs.Gc, console: Console) -> None:
         }
     )
     console.raise_first(failed)
+
+
+HEAD = ("cluster", "name", "region", "owner", "from", "age", "ends", "$/h", "jobs")
+
+
+def searched(regions: Sequence[str]) -> str:
+    """Where that was, in words."""
+    where = ", ".join(regions) if len(regions) <= 4 else f"{len(regions)} regions"
+    return f"searched {where}; --region searches other regions"
+
+
+def _row(store: Store, item: action.Orphan) -> tuple[object, ...]:
+    """One row below HEAD. The jobs that run are known of the clusters of this machine."""
+    known = any(cluster.id == item.id for cluster in store.clusters())
+    return (
+        *(item.id, item.name or "-", item.region, item.owner or "-", item.client or "-"),
+        ago(time.time() - item.made) if item.made else "-",
+        clock(item.deadline) if item.deadline else "-",
+        f"{'' if item.priced else '>= '}{item.hourly:.2f}",
+        len(_running(store, item)) if known else "?",
+    )
+
+
+def _running(store: Store, item: action.Orphan) -> list[int]:
+    return [job.id for job in store.jobs() if job.cluster_id == item.id and not job.state.ended]
+
+
+def cloud_document(store: Store, item: action.Orphan) -> dict[str, Any]:
+    """A cluster as the cloud knows it, for --json."""
+    return {
+        **pick(item, "id", "name", "region", "owner", "client", "deadline", "made", "hourly"),
+        "every_price_known": item.priced,
+        "jobs": _running(store, item),
+    }
+
+
+def list_all(console: Console) -> dict[str, Any]:
+    """Every cluster of the account, whoever made it: shown, and returned for --json."""
+    store = actions.open_store()
+    search = action.find(store)
+    console.result(table([HEAD, *(_row(store, item) for item in search.tagged)]))
+    console.note(searched(search.regions).partition(";")[0])
+    for error in search.failed:
+        console.note(f"warning: {error.message}")
+    return {
+        "cloud": [cloud_document(store, item) for item in search.tagged],
+        "regions": search.regions,
+        "failed": [error.message for error in search.failed],
+    }
 
 
 def _kinds(orphan: Any) -> str:

@@ -62,6 +62,8 @@ class ProviderPlan:
     """The names of all nodes there will be; () where the provider numbers its workers from 1."""
     account: str = ""
     """Whose the nodes will be, by its number; "" where nobody is billed."""
+    owner: str = ""
+    """Who makes them, as the cloud knows them; "" where nobody is billed."""
     question: str = ""
     """What a person has to agree to before money is spent; "" where none is."""
 
@@ -139,6 +141,14 @@ class Guarded(Protocol):
         """Why this machine is not let in; "" where it is, or where that is not known."""
 
 
+@runtime_checkable
+class Labelling(Protocol):
+    """Shows in the cloud when a cluster ends."""
+
+    def label_deadline(self, cluster: Cluster, folder: Path, deadline: float) -> None:
+        """For people and `gc`; no machine ends by it. Raises ProviderError."""
+
+
 class Billing(Protocol):
     """Its machines cost money: whoever plans charges is one."""
 
@@ -169,6 +179,14 @@ class Resource:
     cluster: str = ""
     name: str = ""
     managed: bool = False
+    owner: str = ""
+    """Who made it; "" where its tags do not say that."""
+    client: str = ""
+    deadline: float | None = None
+    made: float | None = None
+    """When it was started, of what says that: machines."""
+    hourly: float | None = 0.0
+    """US dollars; None: unknown."""
 
 
 def describe(resources: tuple[Resource, ...], *, ids: bool = True) -> str:
@@ -192,7 +210,11 @@ class Discovery(Recovering, Protocol):
     """Finds clusters by tag, wherever they were made. `region` is a part of the cloud."""
 
     def regions(self, more: Sequence[str] = ()) -> tuple[str, ...]:
-        """Where to look for clusters: the usual region, and those of `more`."""
+        """Where to look for clusters: all regions that the account has enabled, and those of
+        `more`; where that is not told, the usual one instead of all."""
+
+    def owner(self) -> str:
+        """Who we are there, as in `Resource.owner`. Raises ProviderError."""
 
     def find(self, region: str) -> tuple[Resource, ...]:
         """Everything in a region that carries our tag."""

@@ -1,8 +1,15 @@
 locals {
-  tags = {
-    "clusterctl:cluster" = var.cluster_id
-    "clusterctl:name"    = var.cluster_name
-  }
+  # What stays: the launch template passes it on, and would get a new version if it changed.
+  tags = merge(
+    {
+      "clusterctl:cluster" = var.cluster_id
+      "clusterctl:name"    = var.cluster_name
+    },
+    { for key, value in { "clusterctl:owner" = var.owner, "clusterctl:client" = var.client } : key => value if value != "" }
+  )
+
+  # `extend` moves the deadline.
+  all_tags = merge(local.tags, { for key, value in { "clusterctl:deadline" = var.deadline } : key => value if value != "" })
 
   # clusterctl/catalog.py holds the same table; a test compares them.
   families = {
@@ -167,7 +174,7 @@ resource "aws_instance" "this" {
 
   # Disks get their tags as they are made. Those of root_block_device come in a call of its own, which
   # takes the right to tag any disk that has no tags, whoever it belongs to.
-  volume_tags = merge(local.tags, { Name = "${var.cluster_id}-${each.key}" })
+  volume_tags = merge(local.all_tags, { Name = "${var.cluster_id}-${each.key}" })
 
   # T3 and T4g begin as `unlimited`, which bills every vCPU-hour above their baseline: ranks compute all
   # the time. The launcher does not, and as `standard` a t3.micro, which gets no credits at launch, would

@@ -15,6 +15,24 @@ variable "cluster_name" {
   default     = "standalone"
 }
 
+variable "owner" {
+  description = "Who makes the cluster: the value of the tag clusterctl:owner. Empty: no such tag."
+  type        = string
+  default     = ""
+}
+
+variable "client" {
+  description = "The machine that the cluster is made from: the value of the tag clusterctl:client. Empty: no such tag."
+  type        = string
+  default     = ""
+}
+
+variable "deadline" {
+  description = "When the nodes end themselves, in UTC: the value of the tag clusterctl:deadline. Empty: no such tag."
+  type        = string
+  default     = ""
+}
+
 variable "region" {
   description = "Where everything is made."
   type        = string

@@ -16,6 +16,6 @@ provider "aws" {
   max_retries = var.max_retries
 
   default_tags {
-    tags = local.tags
+    tags = local.all_tags
   }
 }

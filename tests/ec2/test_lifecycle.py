@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import socket
 import time
 from collections.abc import Iterator
 
@@ -15,6 +16,23 @@ from tests.sim.lab import their_network
 pytestmark = [pytest.mark.terraform, pytest.mark.netns, pytest.mark.sshd, pytest.mark.timeout(400)]
 
 CPU = ("up", "--cpu", "t3.xlarge", "--runtime", "host", "--yes")
+
+
+def tags_of(world: World, id: str) -> dict[str, set[str]]:
+    """The values of each tag on all that carries the cluster's."""
+    api = world.ec2.client("ec2")
+    mine = [{"Name": "key", "Values": ["clusterctl:cluster"]}, {"Name": "value", "Values": [id]}]
+    ids = {item["ResourceId"] for item in api.describe_tags(Filters=mine)["Tags"]}
+    found: dict[str, dict[str, str]] = {}
+    for item in api.describe_tags()["Tags"]:
+        if item["ResourceId"] in ids:
+            found.setdefault(item["ResourceId"], {})[item["Key"]] = item["Value"]
+    keys = {key for tags in found.values() for key in tags}
+    return {key: {tags.get(key, "") for tags in found.values()} for key in keys}
+
+
+def utc(when: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(when))
 
 
 def test_from_nothing_to_nothing(world: World) -> None:
@@ -38,6 +56,11 @@ def test_from_nothing_to_nothing(world: World) -> None:
     assert list(nodes) == ["launcher", "worker-1", "worker-2"]
     assert nodes["worker-1"]["via"] == "launcher"
     assert 8 * 3600 - 300 < record["deadline"] - time.time() < 8 * 3600
+
+    tags = tags_of(world, record["id"])
+    assert tags["clusterctl:owner"] == {"user/moto"}
+    assert tags["clusterctl:client"] == {socket.gethostname()}
+    assert tags["clusterctl:deadline"] == {utc(record["deadline"])}
 
     groups = world.ec2.client("ec2").describe_security_groups()["SecurityGroups"]
     doors = [
@@ -78,6 +101,11 @@ def test_from_nothing_to_nothing(world: World) -> None:
     saved = world.ok("logs", str(number))
     assert "snapshot" in saved.out + saved.err, world.ok("jobs", "--json").out
     world.ok("extend", "--ttl", "4h")
+    moved = world.record()["deadline"]
+    assert tags_of(world, record["id"])["clusterctl:deadline"] == {utc(moved)}
+    [seen] = world.ok("list", "--all", "--json").document()["cloud"]
+    assert (seen["id"], seen["owner"], seen["deadline"]) == (record["id"], "user/moto", int(moved))
+    assert seen["hourly"] == pytest.approx(0.3681, abs=0.001)
     status = world.ok("status", "--json").document()
     assert status["dollars"] > 0
     assert status["dollars_per_hour"] == pytest.approx(0.3681, abs=0.001)

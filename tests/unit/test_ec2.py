@@ -199,8 +199,9 @@ def test_every_price_says_where_it_is_from() -> None:
         assert price.source.startswith("https://"), item
         assert len(price.date) == 10, item
     for family in catalog.FAMILIES.values():
-        quote = prices.fallback(family.instance_type, "us-east-1")
-        assert quote.dollars is None or quote.dollars > 0
+        assert prices.fallback(family.instance_type, "us-east-1").dollars
+    for name in (catalog.LAUNCHER_TYPE, *catalog.LARGE.values()):
+        assert prices.fallback(name, "us-east-1").dollars
     assert prices.fallback("g4dn.xlarge", "eu-west-1").dollars is None
 
 
@@ -248,10 +249,18 @@ def test_a_budget_buys_hours() -> None:
         prices.affordable(1.0, [charge()], 1.0)
 
 
+QUOTES = {
+    item: Quote(dollars, "a list")
+    for item, dollars in {
+        **{"g4dn.xlarge": 0.5, "t3.micro": 0.01},
+        **{prices.DISK: 0.08, prices.ADDRESS: 0.005},
+    }.items()
+}
+
+
 def test_the_plan_shows_a_question_mark_where_nobody_knows_the_price() -> None:
     machines = spec.machines(wish(), {}, {})
-    quotes = {"g4dn.xlarge": Quote(None, "unknown"), "t3.micro": Quote(0.01, "a list")}
-    found = prices.charges(machines, quotes, "us-east-1", 0.0)
+    found = prices.charges(machines, {**QUOTES, "g4dn.xlarge": Quote(None, "unknown")}, 0.0)
     text = "\n".join(prices.table(machines, found, "us-east-1a", 3600.0))
     assert "2 worker    g4dn.xlarge" in text
     assert "?" in text
@@ -319,8 +328,7 @@ def test_a_thousand_nodes_are_planned_in_a_moment(tmp_path: Path) -> None:
 
     began = time.process_time()
     machines = spec.machines(wish(NodeGroup(count=1000, family="g4dn")), {}, {})
-    quotes = {"g4dn.xlarge": Quote(0.5, "a list"), "t3.micro": Quote(0.01, "a list")}
-    found = prices.charges(machines, quotes, "us-east-1", 0.0)
+    found = prices.charges(machines, QUOTES, 0.0)
     prices.table(machines, found, "us-east-1a", 3600.0)
     prices.merge(found, found, 1.0)
     cost.receipt(found, 10.0)

@@ -11,16 +11,16 @@ from typing import Any, cast
 
 import pytest
 
-from clusterctl.errors import ProviderError
+from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import Charge, CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
 from clusterctl.providers.ec2 import failures, provider_state, reconcile
-from clusterctl.providers.ec2.api import Api, Image, Instance, InstanceType
+from clusterctl.providers.ec2.api import Api, Image, Instance, InstanceType, owner_of
 from clusterctl.providers.ec2.provider import Ec2Provider
 from clusterctl.providers.ec2.provider_state import ProviderState
 from clusterctl.providers.protocol import ProviderPlan
 from clusterctl.state import Home
 from clusterctl.terraform import Diagnostic, Terraform, TerraformError
-from tests.unit.making import node
+from tests.unit.making import cluster, node
 
 HOUR, DAY = 3600.0, 86400.0
 NOW = 1.7e9
@@ -78,14 +78,25 @@ class Market(Api):
     def instance_types(self, names: Iterable[str]) -> dict[str, InstanceType]:
         return {name: InstanceType(name=name, vcpus=2) for name in names}
 
+    found_zones: tuple[str, ...] = ("us-east-1a",)
+
     def zones(self, types: Iterable[str]) -> tuple[str, ...]:
-        return ("us-east-1a",)
+        return self.found_zones
 
     def price(self, instance_type: str) -> float:
         return 10.0
 
-    def spot_price(self, instance_type: str, zone: str) -> float:
-        return 1.0
+    def spot_price(self, instance_type: str, *zones: str) -> float:
+        return 3.0 if "us-east-1b" in zones else 1.0
+
+    def disk_price(self) -> None:
+        """The table has one."""
+
+    def address_price(self) -> None:
+        """So it has here."""
+
+    def traffic_price(self) -> float:
+        return 0.09
 
 
 @pytest.fixture
@@ -328,3 +339,66 @@ def test_what_an_attempt_has_half_made_may_be_made_anew() -> None:
     apply(runner)
     first = "aws_instance.this[0]"
     assert runner.may_go == [[], [first], [first, "aws_instance.this[1]"]]
+
+
+def test_a_budget_lasts_wherever_the_cluster_ends_up(
+    market: type[Market], provider: Ec2Provider
+) -> None:
+    """The second zone costs three times as much: the machines' deadline is set before they move."""
+    cheap = provider.plan(wish(budget=100.0))
+    market.found_zones = ("us-east-1a", "us-east-1b")
+    safe = provider.plan(wish(budget=100.0))
+    assert safe.charges == cheap.charges, "what it costs where it is tried first"
+    assert safe.deadline
+    assert cheap.deadline
+    dear = sum(item.hourly or 0.0 for item in safe.charges) + 2.0
+    assert safe.deadline - NOW == pytest.approx(100.0 / dear * HOUR, abs=1)
+    assert safe.deadline < cheap.deadline
+    with pytest.raises(UsageError, match=r"up to .* more than --max-hourly 12"):
+        provider.plan(wish(max_hourly=12.0))
+    market.found_zones = ("us-east-1a",)
+    assert provider.plan(wish(max_hourly=12.0))
+    with pytest.raises(UsageError, match="more than --max-hourly 12"):
+        provider.plan(wish(max_hourly=12.0, spot_fallback=True))
+
+
+@pytest.mark.parametrize(
+    ("arn", "owner"),
+    [
+        ("arn:aws:iam::123456789012:user/team/ana", "user/team/ana"),
+        ("arn:aws:iam::123456789012:root", "root"),
+        (
+            "arn:aws:sts::123456789012:assumed-role/AWSReservedSSO_Train_1a2b/ana@example.org",
+            "assumed-role/AWSReservedSSO_Train_1a2b/ana@example.org",
+        ),
+        # Sessions whose name an SDK has made up differ each time: it is the same person.
+        (
+            "arn:aws:sts::1:assumed-role/Train/botocore-session-1763844000",
+            "assumed-role/Train",
+        ),
+        ("arn:aws:sts::1:assumed-role/Train/1763844000123456789", "assumed-role/Train"),
+        (
+            "arn:aws:sts::1:assumed-role/Train/i-0123456789abcdef0",
+            "assumed-role/Train/i-0123456789abcdef0",
+        ),
+    ],
+)
+def test_an_owner_is_who_sts_says(arn: str, owner: str) -> None:
+    assert owner_of(arn) == owner
+
+
+def test_the_deadline_tag_is_moved_on_all_there_is(market: type[Market], tmp_path: Path) -> None:
+    calls: list[Any] = []
+
+    class Tagged(Market):
+        def all(self, action: str, key: str, **arguments: Any) -> list[Any]:
+            assert action == "describe_tags"
+            return [{"ResourceId": f"i-{number}"} for number in range(1201)]
+
+        def call(self, action: str, **arguments: Any) -> Any:
+            calls.append((action, arguments))
+
+    provider = Ec2Provider(Tagged)
+    provider.label_deadline(cluster(provider="ec2"), tmp_path, NOW)
+    assert [len(arguments["Resources"]) for _, arguments in calls] == [500, 500, 201]
+    assert calls[0][1]["Tags"] == [{"Key": "clusterctl:deadline", "Value": "2023-11-14T22:13:20Z"}]

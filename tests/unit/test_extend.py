@@ -14,7 +14,7 @@ import pytest
 
 from clusterctl.actions import extend as action
 from clusterctl.actions import open_store
-from clusterctl.errors import NodeUnreachable, UsageError
+from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
 from clusterctl.model import Charge, CloudSpec, Cluster, JobState, Phase, clock
 from clusterctl.state import Store
 from tests.unit.calling import Call
@@ -56,6 +56,25 @@ class Machines:
         self.noted.append(self.store.cluster(cluster.name).deadline)
         if self.silent:
             raise NodeUnreachable("the old deadline still applies on worker-2: no answer")
+
+
+class Labelled(Machines):
+    """Its tags cannot be changed."""
+
+    def label_deadline(self, cluster: Cluster, folder: Path, deadline: float) -> None:
+        assert self.store.cluster("lab").deadline == deadline, "the record goes first"
+        raise ProviderError("create tags: your AWS credentials have expired")
+
+
+def test_a_tag_that_stays_behind_is_said_and_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The nodes have their new end: nothing else has to be done again."""
+    made = Labelled(open_store())
+    provide(monkeypatch, "ec2", made)
+    on_record(made.store, 2 * HOUR)
+    told: list[str] = []
+    assert extend(made.store, "lab", 4 * HOUR, told.append, agreed).deadline == NOW + 4 * HOUR
+    [line] = told
+    assert "still show the old deadline: create tags: your AWS credentials have expired" in line
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,36 +12,58 @@ import pytest
 
 from clusterctl.actions import gc, open_store
 from clusterctl.errors import LeftoverError, ProviderError
-from clusterctl.model import Cluster
+from clusterctl.model import Cluster, JobState
 from clusterctl.providers.ec2 import provider_state
+from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.provider import Ec2Provider
 from clusterctl.providers.ec2.provider_state import ProviderState
 from clusterctl.providers.protocol import OnEvent, Resource
 from clusterctl.state import ClusterLock
 from tests.unit.calling import Call
-from tests.unit.making import cluster
+from tests.unit.making import cluster, job, spec
 from tests.unit.provided import provide
 
 DAY = 86400.0
+NOW = 1.7e9
 
 
 class Account(Ec2Provider):
     """One instance that carries the tag of cluster lab, until it is removed. `meanwhile` happens
-    while AWS is asked; in the region `stuck` nothing can be removed."""
+    while AWS is asked; in the region `stuck` nothing can be removed; `hangs` does not answer. The
+    account is ana's."""
+
+    enabled: tuple[str, ...] = ()
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(self._in)
         self.name = "lab"
-        self.meanwhile: Callable[[], None] = lambda: None
+        self.whose = "user/ana"
+        self.hangs = ""
+        self.meanwhile: Callable[[str], None] = lambda region: None
         self.stuck = ""
         self.removed: list[tuple[str, str]] = []
         self.adopted: list[str] = []
         self.asked: list[str] = []
 
+    def _in(self, region: str) -> Api:
+        account = self
+
+        class Regions(Api):
+            def regions(self) -> tuple[str, ...]:
+                return account.enabled
+
+        return Regions(region)
+
+    def owner(self) -> str:
+        return "user/ana"
+
     def find(self, region: str) -> tuple[Resource, ...]:
         self.asked.append(region)
-        self.meanwhile()
-        return (Resource("instance", "i-1", cluster().id, self.name),)
+        self.meanwhile(region)
+        if region == self.hangs:
+            time.sleep(60)
+        machine = Resource("instance", "i-1", cluster().id, self.name, owner=self.whose)
+        return (replace(machine, client="laptop", deadline=NOW, made=NOW - DAY, hourly=0.5),)
 
     def remove(self, cluster_id: str, region: str, on_event: OnEvent) -> None:
         if region == self.stuck:
@@ -60,7 +83,7 @@ def account(monkeypatch: pytest.MonkeyPatch) -> Account:
     return made
 
 
-def another_up() -> None:
+def another_up(region: str = "") -> None:
     """Of another terminal: a record comes before everything that is made."""
     open_store().save(cluster())
 
@@ -149,15 +172,15 @@ def test_the_regions_where_it_looked_are_named(account: Account, call: Call) -> 
 def test_a_region_that_answers_with_an_error_is_not_the_end(account: Account, call: Call) -> None:
     """What is found elsewhere goes; that one region was not searched is said."""
 
-    def closed() -> None:
-        if account.asked[-1] == "me-south-1":
+    def closed(region: str) -> None:
+        if region == "me-south-1":
             raise ProviderError("AWS: OptInRequired", hint="enable the region")
 
     account.meanwhile = closed
     regions = ("--region", "me-south-1", "--region", "eu-west-1")
     said = call("gc", "--yes", "--json", *regions)
     assert said.code == 3
-    assert account.asked == ["me-south-1", "eu-west-1"]
+    assert sorted(account.asked) == ["eu-west-1", "me-south-1"]
     assert said.document["removed"] == [cluster().id]
     assert account.removed == [(cluster().id, "eu-west-1")]
     assert said.document["regions"] == ["eu-west-1"]
@@ -197,3 +220,61 @@ def test_a_dry_run_takes_nothing_back(more: list[str], account: Account, call: C
     assert not open_store().names()
     assert account.adopted == [], "a dry run asks for no machines"
     assert call("gc", "--adopt", "other", "--dry-run").code == 7
+
+
+REGIONS = ("ap-south-1", "eu-west-1", "me-south-1", "us-east-1", "us-west-2")
+
+
+@pytest.mark.parametrize("verb", [("gc", "--dry-run"), ("list", "--all")], ids=" ".join)
+def test_all_regions_of_the_account_are_searched(
+    verb: tuple[str, ...], account: Account, call: Call
+) -> None:
+    account.enabled = REGIONS
+    said = call(*verb, "--json")
+    assert sorted(account.asked) == sorted(said.document["regions"]) == list(REGIONS)
+    found = said.document["cloud" if "list" in verb else "found"]
+    assert [item["region"] for item in found] == ["us-east-1", *REGIONS[:3], "us-west-2"]
+    whole = {**found[0], "left": []}
+    assert whole == {
+        **{"id": cluster().id, "name": "lab", "region": "us-east-1", "left": []},
+        **{"owner": "user/ana", "client": "laptop", "deadline": NOW, "made": NOW - DAY},
+        **{"hourly": 0.5, "every_price_known": True, "jobs": []},
+    }
+    assert "searched 5 regions" in call(*verb).err
+
+
+def test_a_region_that_hangs_is_named_and_keeps_no_other_waiting(
+    account: Account, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gc, "SEARCH_LIMIT", 1.0)
+    account.enabled, account.hangs = REGIONS[:2], "ap-south-1"
+    said = call("gc", "--dry-run", "--json", "--region", "ap-south-1", "--region", "eu-west-1")
+    assert said.code == 3
+    assert said.document["regions"] == ["eu-west-1"]
+    assert "region ap-south-1 could not be searched: AWS did not answer within 1 s" in said.err
+
+
+@pytest.mark.parametrize("whose", ["user/bob", ""], ids=["bob", "unknown"])
+def test_without_being_asked_only_ones_own_clusters_go(
+    whose: str, account: Account, call: Call
+) -> None:
+    account.whose = whose
+    said = call("gc", "--yes")
+    assert (said.code, account.removed) == (0, [])
+    assert f"belongs to {whose or 'an unknown owner'}, and you are user/ana" in said.err
+    # A name may be that of several clusters: who wants this one gives its id.
+    call("gc", "--yes", "-c", "lab")
+    assert account.removed == []
+    call("gc", "--yes", "-c", cluster().id)
+    assert account.removed == [(cluster().id, "us-east-1")]
+
+
+def test_everybody_s_clusters_are_listed_with_their_jobs(account: Account, call: Call) -> None:
+    account.whose = "user/bob"
+    theirs = call("list", "--all").out
+    assert re.search(r"lab-1a2b +lab +us-east-1 +user/bob +laptop .* 0.50 +\?$", theirs, re.M)
+    store = open_store()
+    store.save(cluster())
+    kept = job(cluster(), spec(), state=JobState.RUNNING, started=1.0)
+    store.save_job(replace(kept, cluster=cluster().name, cluster_id=cluster().id))
+    assert re.search(r"0.50 +1$", call("list", "--all").out, re.M)

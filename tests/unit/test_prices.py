@@ -33,20 +33,31 @@ class Aws:
             raise ProviderError("AWS did not answer")
         return self.on_demand.get(kind)
 
-    def spot_price(self, kind: str, zone: str) -> float | None:
+    def spot_price(self, kind: str, *zones: str) -> float | None:
         if self.silent:
             raise ProviderError("AWS did not answer")
-        return self.spot.get((kind, zone))
+        return max((self.spot[kind, zone] for zone in zones), default=None)
+
+    def disk_price(self) -> float | None:
+        return self.price(prices.DISK)
+
+    def address_price(self) -> float | None:
+        return self.price(prices.ADDRESS)
+
+    def traffic_price(self) -> float | None:
+        return self.price(prices.TRAFFIC)
 
 
-def quotes(aws: Aws, *types: str, spot: tuple[str, ...] = ()) -> tuple[dict[str, Quote], list[str]]:
+def quotes(
+    aws: Aws, *types: str, spot: tuple[str, ...] = (), zones: tuple[str, ...] = (ZONE,)
+) -> tuple[dict[str, Quote], list[str]]:
     told: list[str] = []
-    return prices.quotes(aws, types, spot=spot, zone=ZONE, tell=told.append), told
+    return prices.quotes(aws, types, spot=spot, zones=zones, tell=told.append), told
 
 
 def test_a_live_price_wins_over_the_table() -> None:
     found, told = quotes(Aws({KNOWN: 9.0, "t3.small": 8.0}), KNOWN, "t3.small", KNOWN)
-    assert {kind: quote.dollars for kind, quote in found.items()} == {KNOWN: 9.0, "t3.small": 8.0}
+    assert (found[KNOWN].dollars, found["t3.small"].dollars) == (9.0, 8.0)
     assert found[KNOWN].source.startswith("AWS price list, ")
     assert told == []
 
@@ -56,6 +67,9 @@ def test_a_spot_price_is_that_of_its_zone() -> None:
     found, _ = quotes(aws, KNOWN, spot=(KNOWN,))
     assert found[KNOWN].dollars == 0.2
     assert found[KNOWN].source.startswith("AWS spot price, ")
+    # Where it may move to another zone, it may cost what it does there.
+    found, _ = quotes(aws, KNOWN, spot=(KNOWN,), zones=("us-east-1a", ZONE))
+    assert found[KNOWN].dollars == 0.2
 
 
 def test_aws_that_does_not_answer_costs_one_line() -> None:
@@ -79,11 +93,16 @@ MACHINES = (
     Machine(name="worker-1", instance_type=KNOWN, image="nvidia", disk=100),
     Machine(name="worker-2", instance_type=KNOWN, image="nvidia", disk=100),
 )
-QUOTES = {"t3.small": Quote(0.5, "the list"), KNOWN: Quote(2.0, "the market")}
+QUOTES = {
+    "t3.small": Quote(0.5, "the list"),
+    KNOWN: Quote(2.0, "the market"),
+    prices.DISK: prices.fallback(prices.DISK, "us-east-1"),
+    prices.ADDRESS: prices.fallback(prices.ADDRESS, "us-east-1"),
+}
 
 
-def charges(region: str = "us-east-1", **changes: Quote) -> tuple[Charge, ...]:
-    return prices.charges(MACHINES, {**QUOTES, **changes}, region, 10.0)
+def charges(**changes: Quote) -> tuple[Charge, ...]:
+    return prices.charges(MACHINES, {**QUOTES, **changes}, 10.0)
 
 
 def test_every_part_of_a_machine_is_charged() -> None:
@@ -99,9 +118,31 @@ def test_every_part_of_a_machine_is_charged() -> None:
     assert found[LAUNCHER, "disk"].hourly == pytest.approx(month * 30 / 730)
 
 
-def test_a_region_without_a_table_has_unknown_parts() -> None:
-    found = {charge.part: charge.hourly for charge in charges("eu-west-1")}
-    assert found == {"instance": 2.0, "disk": None, "address": None}
+LIVE = {KNOWN: 2.0, "t3.small": 0.5, prices.DISK: 0.1, prices.ADDRESS: 0.006}
+
+
+def test_every_region_has_its_own_prices_of_disks_and_addresses() -> None:
+    """A budget is kept by them: in Frankfurt a disk costs more than in Virginia."""
+    elsewhere = Aws(LIVE, region="eu-central-1")
+    found, _ = quotes(elsewhere, "t3.small", KNOWN)
+    worker = {item.part: item.hourly for item in prices.charges(MACHINES, found, 10.0)}
+    assert worker == {"instance": 2.0, "disk": 0.1 * 100 / 730, "address": 0.006}
+    assert prices.affordable(10.0, prices.charges(MACHINES, found, 10.0), 0.0) > 3600
+    # Only where nobody can be asked they are unknown: the table is that of one region.
+    found, _ = quotes(replace(elsewhere, silent=True), "t3.small", KNOWN)
+    assert {item.hourly for item in prices.charges(MACHINES, found, 10.0)} == {None}
+
+
+def test_what_costs_more_per_hour_than_agreed_is_refused() -> None:
+    found, _ = quotes(Aws(LIVE), "t3.small", KNOWN)
+    made = prices.charges(MACHINES, found, 10.0)
+    rate, _ = prices.hourly(made)
+    prices.check_hourly(0.0, made)
+    prices.check_hourly(rate, made)
+    with pytest.raises(UsageError, match=rf"up to \${rate:.2f}/h, more than --max-hourly 4.00"):
+        prices.check_hourly(4.0, made)
+    with pytest.raises(UsageError, match=f"price of {KNOWN} is unknown"):
+        prices.check_hourly(4.0, charges(**{KNOWN: Quote(None, "unknown")}))
 
 
 def test_what_runs_is_summed_and_what_is_unknown_is_named() -> None:
@@ -152,6 +193,8 @@ def test_the_plan_folds_equal_machines_and_adds_up() -> None:
     assert launcher == launcher.strip()
     rate = 4.5 + sum(disks) + 3 * address
     assert total.startswith(f"${rate:.4f}/h, ${2 * rate:.2f} until the deadline in 2.0 h")
+    assert total.endswith("; traffic to the internet is extra")
+    assert "(up to $0.09 per GB)" in prices.table(MACHINES, charges(), ZONE, 7200.0, 0.09)[3]
     assert [line.partition(": ")[0::2] for line in sources] == [
         ("prices of instances", "the list"),
         ("prices of disks, public IPv4", prices.fallback(prices.DISK, "us-east-1").source),

@@ -30,7 +30,7 @@ def adopt(api: Api, cluster_id: str, name: str) -> Cluster:
     ]
     spots = {item.type for item in found if item.spot}
     quotes = prices.quotes(
-        api, kinds, spot=spots, zone=found[0].zone if found else "", tell=lambda line: None
+        api, kinds, spot=spots, zones=[item.zone for item in found], tell=lambda line: None
     )
     since = min((item.launched for item in found), default=0.0)
     nodes = tuple(
@@ -61,6 +61,6 @@ def adopt(api: Api, cluster_id: str, name: str) -> Cluster:
         mode="ec2",
         mode_reason=f"{api.region}, adopted",
         nodes=nodes,
-        charges=prices.charges(machines, quotes, api.region, since),
+        charges=prices.charges(machines, quotes, since),
         account=api.account(),
     )

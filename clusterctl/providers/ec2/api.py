@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from clusterctl.errors import ProviderError
@@ -27,8 +28,23 @@ PRICING_REGION = "us-east-1"
 USUAL, FIRST, HURRIED = (5.0, 20.0, 5), (3.0, 4.0, 3), (3.0, 8.0, 1)
 """Seconds to connect and to answer, and attempts. Who we are is asked first: where nobody answers,
 that is known within a quarter of a minute."""
-LIMITS = {"sts": FIRST, "iam": (2.0, 4.0, 2), "scheduler": (2.0, 4.0, 2)}
-"""By service. Nobody waits long for what a cluster can do without."""
+LIMITS = {
+    "sts": FIRST,
+    "pricing": FIRST,
+    "iam": (2.0, 4.0, 2),
+    "scheduler": (2.0, 4.0, 2),
+}
+"""By service. Nobody waits long for what a cluster can do without, or for what is in a table."""
+
+
+_DRAWN = re.compile(r"/[A-Za-z-]*\d{9,}$")
+"""The name of a session that an SDK has made up from the time."""
+
+
+def owner_of(arn: str) -> str:
+    """Who that is, as a tag may have it: `user/ana`, `assumed-role/Train/ana@example.org`."""
+    who = _DRAWN.sub("", arn.split(":", 5)[-1])
+    return re.sub(r"[^\w +=.:/@-]", "_", who)[:256]
 
 
 def default_region() -> str:
@@ -93,6 +109,9 @@ LIVING = ("pending", "running", "stopping", "stopped", "shutting-down")
 class Api:
     """AWS in one region, with the credentials that the environment and ~/.aws give. Safe to use
     from many threads. `hurried`: one attempt of a few seconds for each question."""
+
+    owner = ""
+    """Who the credentials belong to; known with the account."""
 
     def __init__(self, region: str, *, hurried: bool = False) -> None:
         self.region = region
@@ -199,7 +218,15 @@ class Api:
     def _account(self, region: str) -> str:
         client = self._client("sts", region)
         with self._asking("checking your AWS credentials"):
-            return str(client.get_caller_identity()["Account"])
+            found = client.get_caller_identity()
+            self.owner = owner_of(str(found["Arn"]))
+            return str(found["Account"])
+
+    def regions(self) -> tuple[str, ...]:
+        """Those that the account has enabled."""
+        found = self.all("describe_regions", "Regions")
+        with self._asking("describe regions"):
+            return tuple(sorted(str(item["RegionName"]) for item in found))
 
     def registry_login(self, account: str) -> tuple[str, str]:
         """User and password, for twelve hours, of the registry of an account in this region."""
@@ -322,18 +349,38 @@ class Api:
 
     def price(self, instance_type: str) -> float | None:
         """On-demand Linux in US dollars per hour; None where the price list has no such row."""
+        return self._listed(
+            "AmazonEC2",
+            instanceType=instance_type,
+            regionCode=self.region,
+            operatingSystem="Linux",
+            preInstalledSw="NA",
+            tenancy="Shared",
+            capacitystatus="Used",
+        )
+
+    def disk_price(self) -> float | None:
+        """US dollars for a GiB of gp3 and a month; None as above."""
+        return self._listed(
+            "AmazonEC2", volumeApiName="gp3", productFamily="Storage", regionCode=self.region
+        )
+
+    def address_price(self) -> float | None:
+        """US dollars per hour for a public IPv4 address in use; None as above."""
+        return self._listed("AmazonVPC", group="VPCPublicIPv4Address", regionCode=self.region)
+
+    def traffic_price(self) -> float | None:
+        """US dollars for a GB to the internet, at the dearest step; None as above."""
+        return self._listed(
+            "AWSDataTransfer", fromRegionCode=self.region, transferType="AWS Outbound"
+        )
+
+    def _listed(self, service: str, **fields: str) -> float | None:
+        """The highest price of the products that have these attributes."""
         client = self._client("pricing", PRICING_REGION)
-        fields = {
-            "instanceType": instance_type,
-            "regionCode": self.region,
-            "operatingSystem": "Linux",
-            "preInstalledSw": "NA",
-            "tenancy": "Shared",
-            "capacitystatus": "Used",
-        }
         with self._asking("asking for prices"):
             answer = client.get_products(
-                ServiceCode="AmazonEC2",
+                ServiceCode=service,
                 Filters=[
                     {"Type": "TERM_MATCH", "Field": field, "Value": value}
                     for field, value in fields.items()
@@ -349,19 +396,23 @@ class Api:
             ]
         return max((price for price in prices if price > 0), default=None)
 
-    def spot_price(self, instance_type: str, zone: str) -> float | None:
-        """The spot price of this moment in that zone, in US dollars per hour."""
+    def spot_price(self, instance_type: str, *zones: str) -> float | None:
+        """The spot price of this moment in the dearest of these zones, in US dollars per hour."""
+        now = datetime.now(timezone.utc) - timedelta(minutes=1)
         rows = self.all(
             "describe_spot_price_history",
             "SpotPriceHistory",
             InstanceTypes=[instance_type],
             ProductDescriptions=["Linux/UNIX"],
-            Filters=[{"Name": "availability-zone", "Values": [zone]}] if zone else [],
-            MaxResults=20,
+            Filters=[{"Name": "availability-zone", "Values": list(zones)}] if any(zones) else [],
+            StartTime=now,  # the price that is in force then, of each zone
+            EndTime=now,
         )
         with self._asking("describe spot price history"):
-            newest = max(rows, key=lambda row: row["Timestamp"], default=None)
-            return float(newest["SpotPrice"]) if newest else None
+            newest = {}
+            for row in sorted(rows, key=lambda row: row["Timestamp"]):
+                newest[row["AvailabilityZone"]] = float(row["SpotPrice"])
+            return max(newest.values(), default=None)
 
 
 def _instance_type(item: dict[str, Any]) -> InstanceType:

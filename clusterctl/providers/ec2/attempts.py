@@ -167,4 +167,7 @@ def _variables(order: Order, running: Sequence[Instance]) -> dict[str, Any]:
         user_data=user_data,
         # Whole minutes, so that asking again plans no change; and never nothing.
         hours=max(1, round((deadline - time.time()) / 60)) / 60,
+        owner=cluster.owner,
+        client=cluster.client,
+        deadline=cleanup.render_deadline(deadline),
     )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import calendar
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from clusterctl.errors import LeftoverError, ProviderError
@@ -14,6 +15,11 @@ from clusterctl.providers.ec2.api import Api, Instance
 from clusterctl.providers.protocol import OnEvent, Resource, describe, plural
 
 TAG, NAME_TAG = "clusterctl:cluster", "clusterctl:name"
+OWNER_TAG, CLIENT_TAG, DEADLINE_TAG = (
+    "clusterctl:owner",
+    "clusterctl:client",
+    "clusterctl:deadline",
+)
 LIMIT = 600.0
 """Seconds that removing may take: a terminating GPU instance holds its network for minutes."""
 MANAGED = "GuardDutyManaged"
@@ -21,6 +27,9 @@ MANAGED = "GuardDutyManaged"
 SETTLE = 10.0
 """Seconds that AWS may not yet show what was made just before, by its tags:
 https://docs.aws.amazon.com/ec2/latest/devguide/eventual-consistency.html"""
+MOST_TAGGED = 500
+"""Resources in one call; EC2 takes 1,000."""
+_TIME = "%Y-%m-%dT%H:%M:%SZ"
 PAUSE = 2.0
 """Seconds between two searches: instances end slowly, and hold what they use."""
 
@@ -30,9 +39,40 @@ def instances(api: Api, cluster_id: str) -> list[Instance]:
     return api.instances(tagged(cluster_id), states=("pending", "running", "stopping", "stopped"))
 
 
+def render_deadline(deadline: float) -> str:
+    """As the tag has it: 2026-11-22T21:30:00Z."""
+    return time.strftime(_TIME, time.gmtime(deadline))
+
+
+def _read_deadline(tag: str) -> float | None:
+    try:
+        return float(calendar.timegm(time.strptime(tag, _TIME)))
+    except ValueError:
+        return None
+
+
+def label(api: Api, cluster_id: str, key: str, value: str) -> None:
+    """Gives all that carries a cluster's tag another tag, whatever else it has."""
+    mine = [{"Name": "key", "Values": [TAG]}, {"Name": "value", "Values": [cluster_id]}]
+    ids = [item["ResourceId"] for item in api.all("describe_tags", "Tags", Filters=mine)]
+    for first in range(0, len(ids), MOST_TAGGED):
+        some = ids[first : first + MOST_TAGGED]
+        api.call("create_tags", Resources=some, Tags=[{"Key": key, "Value": value}])
+
+
 def tagged(cluster_id: str) -> dict[str, Any]:
     """The filter for what belongs to that cluster."""
     return {"Name": f"tag:{TAG}", "Values": [cluster_id]}
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """US dollars per hour in a region: of instance types, a GiB of disk, an address. None:
+    unknown."""
+
+    types: Mapping[str, float | None]
+    gib: float | None
+    address: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +157,56 @@ def find(api: Api, cluster_id: str = "") -> tuple[Resource, ...]:
     return tuple(left for _, _, left in _find(api, cluster_id))
 
 
+def find_priced(api: Api, price: Callable[[Api, Collection[str]], Rates]) -> tuple[Resource, ...]:
+    """As `find`, of all clusters, with what each thing costs per hour. `price`: the rates of a
+    region, for these instance types. Few calls where there is nothing."""
+    api.account()
+    if not api.all("describe_tags", "Tags", Filters=[{"Name": "key", "Values": [TAG]}]):
+        return tuple(guard.find(api))
+    found = _find(api, "")
+    running = [
+        item
+        for kind, item, _ in found
+        if kind.name == "instance" and item["State"]["Name"] in ("pending", "running")
+    ]
+    kinds = {str(item["InstanceType"]) for item in running if not _spot(item)}
+    rates = price(api, kinds) if found else Rates({}, None, None)
+    spots = {
+        (kind, zone): api.spot_price(kind, zone)
+        for kind, zone in {_market(item) for item in running if _spot(item)}
+    }
+    ids = {str(item["InstanceId"]) for item in running}
+    return tuple(
+        replace(left, hourly=_hourly(kind, item, rates, spots, ids)) for kind, item, left in found
+    )
+
+
+def _spot(item: dict[str, Any]) -> bool:
+    return item.get("InstanceLifecycle") == "spot"
+
+
+def _market(item: dict[str, Any]) -> tuple[str, str]:
+    return str(item["InstanceType"]), str(item.get("Placement", {}).get("AvailabilityZone", ""))
+
+
+def _hourly(
+    kind: Kind,
+    item: dict[str, Any],
+    rates: Rates,
+    spots: Mapping[tuple[str, str], float | None],
+    running: Collection[str],
+) -> float | None:
+    if kind.name == "volume":
+        return None if rates.gib is None else rates.gib * float(item.get("Size", 0))
+    if kind.name == "address":
+        return rates.address
+    if kind.name != "instance" or item["InstanceId"] not in running:
+        return 0.0
+    machine = spots[_market(item)] if _spot(item) else rates.types.get(str(item["InstanceType"]))
+    address = rates.address if item.get("PublicIpAddress") else 0.0
+    return None if machine is None or address is None else machine + address
+
+
 def _find(api: Api, cluster_id: str) -> list[tuple[Kind, dict[str, Any], Resource]]:
     by_tag = tagged(cluster_id) if cluster_id else {"Name": "tag-key", "Values": [TAG]}
     vpcs = {
@@ -140,6 +230,10 @@ def _find(api: Api, cluster_id: str) -> list[tuple[Kind, dict[str, Any], Resourc
                     tags.get(TAG, ""),
                     tags.get(NAME_TAG, ""),
                     managed=MANAGED in _tags(item),
+                    owner=tags.get(OWNER_TAG, ""),
+                    client=tags.get(CLIENT_TAG, ""),
+                    deadline=_read_deadline(tags.get(DEADLINE_TAG, "")),
+                    made=item["LaunchTime"].timestamp() if "LaunchTime" in item else None,
                 )
                 found.setdefault((kind.name, left.id), (kind, item, left))
     schedules = guard.find(api, cluster_id)

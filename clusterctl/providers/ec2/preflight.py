@@ -33,6 +33,7 @@ class Survey:
     zones: tuple[str, ...]
     amis: Mapping[str, str]
     placement: frozenset[str]
+    owner: str = ""
     subnets: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -66,6 +67,7 @@ def survey(
     rights.result()
     return Survey(
         account=by_account,
+        owner=api.owner,
         machines=machines,
         types=types,
         zones=found_zones,

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from clusterctl import catalog
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import Charge
+from clusterctl.providers.ec2 import cleanup
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.spec import Machine
 from clusterctl.providers.shared.nodes import LAUNCHER
 from clusterctl.time_limits import background
 
-ADDRESS, DISK = "public IPv4", "gp3 GiB-month"
+ADDRESS, DISK, TRAFFIC = "public IPv4", "gp3 GiB-month", "GB to the internet"
 """Rows of catalog.PRICES that are no instance types."""
 
 
@@ -36,17 +37,28 @@ def fallback(item: str, region: str) -> Quote:
 
 
 def quotes(
-    api: Api, types: Iterable[str], *, spot: Iterable[str], zone: str, tell: Callable[[str], None]
+    api: Api,
+    types: Iterable[str],
+    *,
+    spot: Iterable[str],
+    zones: Sequence[str],
+    tell: Callable[[str], None],
 ) -> dict[str, Quote]:
-    """A quote per instance type. An API that does not answer costs one line, not the plan."""
+    """A quote per instance type, for a spot instance in the dearest of the zones, and per row of
+    the table that is none. An API that does not answer costs one line, not the plan."""
     spots = set(spot)
     found: dict[str, Quote] = {}
     told = False
     asked = {
         kind: background(
-            partial(api.spot_price, kind, zone) if kind in spots else partial(api.price, kind)
+            partial(api.spot_price, kind, *zones) if kind in spots else partial(api.price, kind)
         )
         for kind in dict.fromkeys(types)
+    }
+    asked |= {
+        DISK: background(api.disk_price),
+        ADDRESS: background(api.address_price),
+        TRAFFIC: background(api.traffic_price),
     }
     for kind, answer in asked.items():
         live: float | None = None
@@ -64,11 +76,22 @@ def quotes(
     return found
 
 
+def rates(api: Api, types: Collection[str]) -> cleanup.Rates:
+    """What instances of these types, disks and addresses cost per hour in a region."""
+    found = quotes(api, types, spot=(), zones=(), tell=lambda line: None)
+    gib = found[DISK].dollars
+    return cleanup.Rates(
+        {kind: found[kind].dollars for kind in types},
+        None if gib is None else gib / catalog.HOURS_PER_MONTH,
+        found[ADDRESS].dollars,
+    )
+
+
 def charges(
-    machines: Sequence[Machine], quotes: Mapping[str, Quote], region: str, since: float
+    machines: Sequence[Machine], quotes: Mapping[str, Quote], since: float
 ) -> tuple[Charge, ...]:
     """What every part of every machine costs per hour."""
-    gib, address = fallback(DISK, region), fallback(ADDRESS, region)
+    gib, address = quotes[DISK], quotes[ADDRESS]
     found = []
     for machine in machines:
         quote = quotes[machine.instance_type]
@@ -119,6 +142,25 @@ def hourly(charges: Iterable[Charge]) -> tuple[float, tuple[str, ...]]:
     return sum(charge.hourly or 0.0 for charge in running), tuple(unknown)
 
 
+def check_hourly(most: float, charges: Iterable[Charge]) -> None:
+    """Raises UsageError where what is to run costs more per hour, or where a price is unknown."""
+    rate, unknown = hourly(charges)
+    if most and unknown:
+        raise UsageError(
+            f"--max-hourly needs every price, but the price of {', '.join(unknown)} is unknown",
+            hint="leave it out, or choose an instance type and a region with a known price",
+        )
+    if most and rate > most + 0.00005:
+        raise UsageError(
+            f"that costs up to {money(rate, 2)}/h, more than --max-hourly {most:.2f}",
+            hint="fewer --workers, a smaller type, or a higher --max-hourly",
+        )
+
+
+SHORTEST = 600.0
+"""Seconds of the shortest life that is worth starting: machines take minutes to get ready."""
+
+
 def affordable(budget: float, charges: Iterable[Charge], spent: float) -> float:
     """Seconds that a budget in US dollars lasts. Raises UsageError where a price is unknown or
     nothing is left."""
@@ -145,7 +187,11 @@ _PARTS = {"instance": "instances", "disk": "disks", "address": "public IPv4"}
 
 
 def table(
-    machines: Sequence[Machine], charges: Sequence[Charge], zone: str, seconds: float
+    machines: Sequence[Machine],
+    charges: Sequence[Charge],
+    zone: str,
+    seconds: float,
+    traffic: float | None = None,
 ) -> tuple[str, ...]:
     """The plan for people: equal machines folded, dollars per hour by part, and the sum until the
     deadline."""
@@ -176,6 +222,7 @@ def table(
     lines.append(
         f"{least}{money(rate)}/h, {least}{money(rate * seconds / 3600, 2)} until the deadline"
         f" in {seconds / 3600:,.1f} h; traffic to the internet is extra"
+        + (f" (up to {money(traffic, 2)} per GB)" if traffic else "")
     )
     lines += [f"? price of {item} unknown" for item in unknown]
     sources: dict[str, dict[str, None]] = {}

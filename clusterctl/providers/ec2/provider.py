@@ -125,15 +125,16 @@ class Ec2Provider:
         names = [m.name for m in found.machines if m.name not in present or m.name in stopped]
         now = self._clock()
         spot = options.cloud.spot and not _fell_back(instances)
-        quotes = _quotes(api, found, spot, tell)
+        quotes = _quotes(api, found, found.zones[:1] if spot else (), tell)
+        traffic = quotes[prices.TRAFFIC].dollars
         old = self._settle(current, present, ahead, now) if current else ()
-        charges = prices.merge(old, prices.charges(found.machines, quotes, api.region, now), now)
+        charges = prices.merge(old, prices.charges(found.machines, quotes, now), now)
         dear = charges
-        if spot and options.cloud.spot_fallback:
-            # What it may come to: the budget has to last for that too.
-            quotes = _quotes(api, found, False, tell)
-            most = prices.charges(found.machines, quotes, api.region, now)
-            dear = prices.merge(old, most, now)
+        if spot and (options.cloud.spot_fallback or len(found.zones) > 1):
+            # What it may come to, in another zone or on demand: the budget has to last for that.
+            quotes = _quotes(api, found, () if options.cloud.spot_fallback else found.zones, tell)
+            dear = prices.merge(old, prices.charges(found.machines, quotes, now), now)
+        prices.check_hourly(options.cloud.max_hourly, dear)
         deadline = update_rules.deadline(options, current, present, dear, now)
         others = f" (then {', '.join(found.zones[1:])})" if len(found.zones) > 1 else ""
         rate, unknown = prices.hourly(dear)
@@ -149,7 +150,7 @@ class Ec2Provider:
                 f"AWS account {found.account}, {api.region}, zone {found.zones[0]}{others};"
                 f" {binary.name}",
                 *(f"machines go into {subnet} ({zone})" for zone, subnet in found.subnets.items()),
-                *prices.table(found.machines, charges, found.zones[0], deadline - now),
+                *prices.table(found.machines, charges, found.zones[0], deadline - now, traffic),
                 *_burstable(found.machines),
                 f"every node shuts down at {clock(deadline)}, even if this machine is off",
                 _guard(api),
@@ -163,6 +164,7 @@ class Ec2Provider:
             charges=charges,
             deadline=deadline,
             account=found.account,
+            owner=found.owner,
             question=f"start {many} for up to {worst}{' and more' * bool(unknown)}?" * bool(names),
         )
 
@@ -223,8 +225,9 @@ class Ec2Provider:
             on_up=lambda name, seconds: on_event(f"{name}: SSH answers after {seconds:.1f} s"),
         )
         charges = cluster.charges
-        if options.cloud.spot and not state.spot:
-            charges = prices.requote(charges, _quotes(api, found, False, on_event))
+        if options.cloud.spot and (not state.spot or state.zone != found.zones[0]):
+            where = (state.zone,) if state.spot else ()
+            charges = prices.requote(charges, _quotes(api, found, where, on_event))
         reason = _mode(api.region, state.spot)
         return Created(nodes=nodes, host_keys=final, pool=pool, charges=charges, mode_reason=reason)
 
@@ -291,10 +294,24 @@ class Ec2Provider:
         return ssh_cidr.shut_out(state.ssh_cidr, ssh_cidr.my_address) if state else ""
 
     def regions(self, more: Sequence[str] = ()) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((default_region(), *filter(None, more))))
+        usual = default_region()
+        try:
+            enabled = self._connect(usual).regions()
+        except ProviderError:
+            enabled = ()  # credentials that are wrong are named by the search itself
+        return tuple(dict.fromkeys((usual, *filter(None, more), *enabled)))
+
+    def owner(self) -> str:
+        api = self._connect(default_region())
+        api.account()
+        return api.owner
+
+    def label_deadline(self, cluster: Cluster, folder: Path, deadline: float) -> None:
+        value = cleanup.render_deadline(deadline)
+        cleanup.label(self._api(cluster, folder), cluster.id, cleanup.DEADLINE_TAG, value)
 
     def find(self, region: str) -> tuple[Resource, ...]:
-        return cleanup.find(self._connect(region))
+        return cleanup.find_priced(self._connect(region), prices.rates)
 
     def remove(self, cluster_id: str, region: str, on_event: OnEvent) -> None:
         cleanup.remove(self._connect(region), cluster_id, on_event)
@@ -391,13 +408,14 @@ def _fell_back(instances: Sequence[Instance]) -> bool:
     return any(not item.spot for item in instances if item.node != LAUNCHER)
 
 
-def _quotes(api: Api, found: Survey, spot: bool, tell: OnEvent) -> dict[str, prices.Quote]:
+def _quotes(api: Api, found: Survey, spot: Sequence[str], tell: OnEvent) -> dict[str, prices.Quote]:
+    """`spot`: the zones where workers may be spot instances; on demand without any."""
     machines = found.machines
     return prices.quotes(
         api,
         [machine.instance_type for machine in machines],
         spot={m.instance_type for m in machines if m.name != LAUNCHER} if spot else (),
-        zone=found.zones[0],
+        zones=spot,
         tell=tell,
     )
 

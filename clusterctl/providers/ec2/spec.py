@@ -133,6 +133,9 @@ def variables(
     public_key: str,
     user_data: Mapping[str, str],
     hours: float,
+    owner: str = "",
+    client: str = "",
+    deadline: str = "",
 ) -> dict[str, Any]:
     """infra/ec2's variables. `placement`: the types that may be in a cluster placement group;
     `subnet`: "" where the cluster makes a network of its own; `hours` is how long a machine may
@@ -169,6 +172,9 @@ def variables(
         "public_key": public_key,
         "user_data": dict(user_data),
         "ttl_hours": hours,
+        "owner": owner,
+        "client": client,
+        "deadline": deadline,
     }
 
 

@@ -198,12 +198,13 @@ def _cancel_spot_requests(world: World, request: Request) -> Answer:
 def _spot_prices(world: World, request: Request) -> Answer:
     """Three tenths of the price on demand, in every zone a little more than in the one before."""
     kinds = request.listed("InstanceType") or list(market.PRICES)
-    wanted = request.parameters.get("AvailabilityZone")
+    wanted = [request.parameters.get("AvailabilityZone", "")]
+    wanted = request.filters().get("availability-zone", [one for one in wanted if one])
     zones = [one.name for one in backend(request.region).describe_availability_zones()]
     members = []
     for (number, zone), kind in itertools.product(enumerate(zones), kinds):
         price = {**market.PRICES, **world.prices}.get(kind)
-        if price is None or wanted not in (None, zone):
+        if price is None or (wanted and zone not in wanted):
             continue
         fields = {
             "instanceType": kind,
@@ -214,6 +215,14 @@ def _spot_prices(world: World, request: Request) -> Answer:
         }
         members.append("".join(wire.tag(*one) for one in fields.items()))
     return wire.xml("DescribeSpotPriceHistory", wire.items("spotPriceHistorySet", members))
+
+
+def _describe_regions(world: World, request: Request) -> Answer:
+    regions = (
+        wire.tag("regionName", name) + wire.tag("regionEndpoint", f"ec2.{name}.amazonaws.com")
+        for name in market.LOCATIONS
+    )
+    return wire.xml("DescribeRegions", wire.items("regionInfo", regions))
 
 
 def _create_tags(world: World, request: Request) -> Answer | None:
@@ -389,6 +398,7 @@ ACTIONS: dict[str, Action] = {
     "DescribeSpotInstanceRequests": _describe_spot_requests,
     "CancelSpotInstanceRequests": _cancel_spot_requests,
     "DescribeSpotPriceHistory": _spot_prices,
+    "DescribeRegions": _describe_regions,
     "CreateTags": _create_tags,
     "DeleteTags": _delete_tags,
     "ModifyInstanceAttribute": _modify_instance,

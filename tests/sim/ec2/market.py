@@ -33,6 +33,7 @@ PRICES = {
 
 GP3 = 0.08  # USD for a GiB and month
 ADDRESS = 0.005  # USD an hour for a public IPv4 address
+TRAFFIC = 0.09  # USD for a GB to the internet
 
 QUOTAS = {
     "L-1216C47A": ("Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances", 256.0),
@@ -51,13 +52,14 @@ QUOTAS = {
 }
 """Code → name and value, in vCPUs."""
 
-_LOCATIONS = {
+LOCATIONS = {
     "us-east-1": "US East (N. Virginia)",
     "us-east-2": "US East (Ohio)",
     "us-west-2": "US West (Oregon)",
     "eu-west-1": "EU (Ireland)",
     "eu-central-1": "EU (Frankfurt)",
 }
+"""The regions that the account has enabled: fewer than a real one, for quick searches."""
 _PREFIXES = {
     "us-east-2": "USE2-",
     "us-west-2": "USW2-",
@@ -131,7 +133,7 @@ def _matches(product: Mapping[str, Any], name: str, value: str) -> bool:
 
 
 def _products(changed: Mapping[str, float | None]) -> Iterator[dict[str, Any]]:
-    for region, location in _LOCATIONS.items():
+    for region, location in LOCATIONS.items():
         prefix = _PREFIXES.get(region, "")
         more = 1.0 if region == "us-east-1" else 1.1
         place = {"regionCode": region, "location": location, "locationType": "AWS Region"}
@@ -171,6 +173,15 @@ def _products(changed: Mapping[str, float | None]) -> Iterator[dict[str, Any]]:
             "usagetype": f"{prefix}PublicIPv4:InUseAddress",
         }
         yield _product("AmazonVPC", "VpcPublicIPv4Address", address, "Hrs", ADDRESS)
+        traffic = {
+            "servicecode": "AWSDataTransfer",
+            "transferType": "AWS Outbound",
+            "fromRegionCode": region,
+            "fromLocation": location,
+            "toLocation": "External",
+            "usagetype": f"{prefix}DataTransfer-Out-Bytes",
+        }
+        yield _product("AWSDataTransfer", "Data Transfer", traffic, "GB", TRAFFIC * more)
 
 
 def _product(
