@@ -66,6 +66,9 @@ class Mesh:
 
 
 MESH_TIMEOUT = 60.0
+MESH_WAVE, WAVE_TIMEOUT = 8, 20.0
+"""Workers that are checked at a time, and seconds that each further wave of them may take."""
+
 MESH_MARK = "@@mesh"
 """Begins the lines of a mesh check that are answers: start files of shells print lines, too."""
 
@@ -155,6 +158,7 @@ def mesh_script(launcher: Node, workers: Sequence[Node]) -> str:
         launcher=launcher,
         pairs=list(zip(workers, following, strict=True)),
         mark=MESH_MARK,
+        wave=MESH_WAVE,
     )
 
 
@@ -165,7 +169,9 @@ def check_mesh(pool: Pool, cluster: Cluster, *, what: str, hint: str) -> None:
     if not others:
         return
     result = pool.transport(launcher.name).run(
-        "exec /bin/sh -s", stdin=mesh_script(launcher, others).encode(), timeout=MESH_TIMEOUT
+        "exec /bin/sh -s",
+        stdin=mesh_script(launcher, others).encode(),
+        timeout=MESH_TIMEOUT + WAVE_TIMEOUT * (len(others) // MESH_WAVE),
     )
     failures = mesh_failures(result.text)
     if result.error or not result.ok:

@@ -8,6 +8,7 @@ import stat
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -304,6 +305,23 @@ def test_mesh_is_a_star_and_a_ring(lab: Callable[..., tuple[list[str], list[str]
     workers = ["worker-1", "worker-2", "worker-3"]
     # To each worker, back from each, and around: 3 W edges, not W².
     assert used == sorted([*workers, *["launcher"] * 3, *workers])
+
+
+def test_mesh_asks_a_few_workers_at_a_time(tmp_path: Path) -> None:
+    """256 at once are more than a small launcher has memory for, and than an sshd lets in."""
+    ssh = tmp_path / "bin" / "clusterctl-ssh"
+    ssh.parent.mkdir()
+    ssh.write_text(
+        f"#!/bin/sh\necho + >>{tmp_path}/said\nsleep 0.1\n"
+        f"echo - >>{tmp_path}/said\necho {bootstrap.MESH_MARK} ok $1 x\n"
+    )
+    ssh.chmod(0o755)
+    workers = [node(f"worker-{n}", f"10.0.0.{n}") for n in range(1, 21)]
+    launcher = node("launcher", "10.0.0.100", root=str(tmp_path))
+    done = run(bootstrap.mesh_script(launcher, workers).encode())
+    assert done.stdout.decode().count("ok launcher worker-") == 20
+    steps = [1 if word == "+" else -1 for word in (tmp_path / "said").read_text().split()]
+    assert max(accumulate(steps)) <= 8
 
 
 def test_mesh_names_a_worker_that_nobody_reaches(

@@ -110,7 +110,8 @@ class HostKeys:
         except BaseException:
             pool.close()
             raise
-        return {node.name: self.known[node.name][-1] for node in nodes}, pool
+        known = self.known
+        return {node.name: known[node.name][-1] for node in nodes}, pool
 
     def _rotate(self, pool: Pool, nodes: Sequence[Node]) -> None:
         """Nodes that have been through are not asked, and keep their connections."""
