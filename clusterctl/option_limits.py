@@ -130,6 +130,7 @@ ONLY_LOCAL_DATA = _only(says="has no effect: this command works on this machine"
 BUILT_HERE = _only(says="has no effect: images are built on this machine")
 ALL_CLUSTERS = _only(says="has no effect: the line is for all clusters")
 NOT_PRINTED = _never("print", says="cannot be combined with --print", hint=ONE_OF_TWO)
+REAL = _only("real", says="works only with --real", hint="add --real, or leave it out")
 ONLY_THIS_MACHINE = _only(
     says="has no effect: `check` checks this machine",
     hint="leave it out; `clusterctl status --live` checks a cluster",

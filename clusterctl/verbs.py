@@ -564,9 +564,22 @@ class Cp(Common, heading=MACHINES, module="clusters"):
 
 
 class Check(Common, heading=MACHINES, module="machine"):
-    """Check this machine: tools, packages, credentials and clusters."""
+    """Check this machine: tools, packages, credentials and clusters.
 
-    examples = ("clusterctl check",)
+    With --real, three small machines are created on EC2 and removed, for at most $0.10.
+    """
+
+    settings_of = ("up",)
+    examples = ("clusterctl check", "clusterctl check --real")
+    real = flag("--real", OPTIONS, "Create and remove a cluster on EC2, and write a report")
+    region = text("--region", OPTIONS, "Region of --real", "NAME", limits=where.REAL)
+    ssh_cidr = text(
+        "--ssh-cidr", OPTIONS, "Networks that may connect to it", "A,B", limits=where.REAL
+    )
+    runtime = choice(
+        "--runtime", OPTIONS, "Run ranks in (default: docker)", "docker", "host", limits=where.REAL
+    )
+    yes = YES
     cluster = cluster_option(where.ONLY_THIS_MACHINE)
 
 

@@ -8,12 +8,17 @@ import typer
 
 from clusterctl import actions, verbs
 from clusterctl.actions import check as action
+from clusterctl.actions import real_check
 from clusterctl.actions import ssh_config as plain_ssh
 from clusterctl.cli.console import Console, pick, table
+from clusterctl.model import Runtime
 
 
 def check(given: verbs.Check, console: Console) -> None:
-    given.within((), console.note)
+    given = given.within({"real"} if given.real else (), console.note)
+    if given.real:
+        _check_real(given, console)
+        return
     found = action.check(actions.open_store())
     console.result(table((item.level, item.subject, item.text) for item in found))
     for item in found:
@@ -24,6 +29,24 @@ def check(given: verbs.Check, console: Console) -> None:
     )
     if any(item.level == "error" for item in found):
         raise typer.Exit(3)
+
+
+def _check_real(given: verbs.Check, console: Console) -> None:
+    console.after_interrupt = "`clusterctl list` shows whether the cluster is still there"
+    report = real_check.run(
+        actions.open_store(),
+        region=given.region,
+        runtime=Runtime(given.runtime) if given.runtime else None,
+        ssh_cidr=given.ssh_cidr,
+        folder=Path.cwd(),
+        tell=console.report,
+        consent=(lambda question: True) if given.yes else console.consent,
+    )
+    console.result(
+        table((name, f"{seconds:.1f} s") for name, seconds in report.seconds.items())
+        + f"\nEC2 works from here; it cost ${report.dollars:.2f}"
+    )
+    console.document(pick(report, "path", "seconds", "dollars"))
 
 
 def ssh_config(given: verbs.SshConfig, console: Console) -> None:

@@ -31,6 +31,7 @@ from clusterctl.actions import (
     jobs,
     open_store,
     reach,
+    real_check,
     show,
     ssh_config,
 )
@@ -132,6 +133,7 @@ def scenes() -> list[Scene]:
         *(Scene(verb, ("cpu",)) for verb in ("image build", "image lock")),
         *(Scene(verb) for verb in ("data list", "data index")),
         Scene("check"),
+        Scene("check", ("--real",), circumstances=frozenset({"real"})),
         Scene("ssh-config"),
     ]
 
@@ -305,6 +307,7 @@ def stage(scene: Scene, monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[s
         images: ("build", "lock"),
         jobs: ("logs", "cancel", "fetch", "rerun"),
         reach: ("shell", "execute", "copy", "forward"),
+        real_check: ("run",),
         ssh_config: ("install", "uninstall", "include"),
         show: ("status",),
     }.items():

@@ -1,0 +1,168 @@
+"""`check --real`: a small cluster on EC2 from nothing to nothing, and a report of it."""
+
+from __future__ import annotations
+
+import platform
+import re
+import secrets
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from ipaddress import ip_address, ip_network
+from pathlib import Path
+
+from clusterctl import __version__, terraform
+from clusterctl.actions import Tell, salvage
+from clusterctl.actions.down import down
+from clusterctl.actions.up import Consent, up
+from clusterctl.errors import ClusterctlError, UsageError
+from clusterctl.model import CloudSpec, ClusterSpec, NodeGroup, Runtime
+from clusterctl.state import Store
+from clusterctl.state.home import write_atomic
+
+WORKERS = 2
+WORKER_TYPE = "t3.small"
+"""The launcher is a t3.micro. A worker builds its image and loads PyTorch, which 1 GiB may be too
+little for."""
+
+BUDGET = 0.10
+"""US dollars: the nodes end themselves before they cost more."""
+
+TTL = 3600.0
+
+_OF_A_VPC = ip_network("10.0.0.0/8")
+
+
+@dataclass(slots=True)
+class Report:
+    """What happened, for people who were not there. `failed` is "" where all went well."""
+
+    path: Path
+    rows: list[tuple[str, str]] = field(default_factory=list)
+    story: list[str] = field(default_factory=list)
+    dollars: float = 0.0
+    seconds: dict[str, float] = field(default_factory=dict)
+    failed: str = ""
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Notes how long a part took, and why it failed."""
+        began = time.monotonic()
+        try:
+            yield
+        except BaseException as error:
+            said = getattr(error, "message", "") or type(error).__name__
+            self.story.append(f"{name} failed: {said}")
+            self.failed = self.failed or f"{name}: {said}"
+            raise
+        finally:
+            self.seconds[name] = round(time.monotonic() - began, 1)
+
+    def write(self) -> None:
+        rows = [
+            ("result", f"failed: {self.failed}" if self.failed else "passed"),
+            *self.rows,
+            *((f"{name}, s", f"{seconds:g}") for name, seconds in self.seconds.items()),
+            ("cost, $", f"{self.dollars:.2f}"),
+        ]
+        text = "\n".join(f"| {name} | {what} |" for name, what in rows)
+        story = "\n".join(self.story)
+        body = f"# clusterctl check --real\n\n| | |\n|---|---|\n{text}\n\n```\n{story}\n```\n"
+        write_atomic(self.path, anonymous(body).encode())
+
+
+def anonymous(text: str) -> str:
+    """Without the account, public addresses and the home folder."""
+    text = re.sub(r"\b\d{12}\b", "<account>", text)
+    text = re.sub(r"\b(?:\d{1,3}\.){3}\d{1,3}\b", _private_or_hidden, text)
+    return text.replace(str(Path.home()), "~")
+
+
+def _private_or_hidden(found: re.Match[str]) -> str:
+    try:
+        private = ip_address(found[0]) in _OF_A_VPC
+    except ValueError:
+        private = True  # no address
+    return found[0] if private else "<address>"
+
+
+def run(
+    store: Store,
+    *,
+    region: str,
+    runtime: Runtime | None,
+    ssh_cidr: str,
+    folder: Path,
+    tell: Tell,
+    consent: Consent,
+) -> Report:
+    """Creates the cluster, which proves itself by an all-reduce, and removes it, whatever happens.
+    The report is written in any case but one: nothing was agreed to. Raises what went wrong, after
+    that."""
+    name = f"check-{secrets.token_hex(3)}"
+    report = Report(folder / f"clusterctl-{name}.md")
+    began = time.monotonic()
+
+    def heard(line: str) -> None:
+        report.story.append(f"{time.monotonic() - began:6.1f} s  {line}")
+        tell(line)
+
+    spec = ClusterSpec(
+        name=name,
+        provider="ec2",
+        groups=(NodeGroup(count=WORKERS, instance_type=WORKER_TYPE),),
+        ttl=TTL,
+        runtime=runtime,
+        cloud=CloudSpec(region=region, budget=BUDGET, ssh_cidr=ssh_cidr),
+    )
+    report.rows = _versions()
+    aborted = False
+    try:
+        with report.part("up"):
+            made = up(store, spec, heard, consent)
+        report.seconds |= {f"up: {phase}": seconds for phase, seconds in made.phases}
+    except (UsageError, KeyboardInterrupt):
+        aborted = name not in store.names()
+        raise
+    finally:
+        try:
+            if name in store.names():
+                with report.part("down"):
+                    _remove(store, name, report, heard)
+        finally:
+            if not aborted:
+                report.write()
+                tell(
+                    f"the report is in {report.path}: if something is wrong, attach it to an issue"
+                )
+    return report
+
+
+def _remove(store: Store, name: str, report: Report, tell: Tell) -> None:
+    """`down` asks AWS whether anything is left, and raises LeftoverError."""
+    gone = down(store, name, tell, lambda question: True, salvage.Unfetched(discard=True))
+    report.dollars = gone.dollars if gone else 0.0
+
+
+def _versions() -> list[tuple[str, str]]:
+    def installed(name: str) -> str:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            return "?"
+
+    try:
+        binary = terraform.find().name
+    except ClusterctlError as error:
+        binary = error.message
+    return [
+        ("date", f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC"),
+        ("clusterctl", __version__),
+        ("Python", f"{platform.python_version()} on {sys.platform} {platform.machine()}"),
+        ("Terraform", binary),
+        ("boto3", installed("boto3")),
+    ]
