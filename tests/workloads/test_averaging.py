@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import threading
 import time
@@ -455,7 +456,9 @@ def test_a_training_goes_on_from_its_snapshot(
 
 @pytest.mark.usefixtures("same_threads")
 def test_the_other_ranks_train_what_they_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     network = Network(2)
+    SNAPSHOT.write_text("for rank 0 alone")
     start_as(monkeypatch, 1, network)
     first = first_weights()
     network.box(0, 1, 1).put(first.numpy())
@@ -464,6 +467,8 @@ def test_the_other_ranks_train_what_they_are_sent(monkeypatch: pytest.MonkeyPatc
     assert 0 < (trained - first).abs().max() < 10
     loss, rows = network.box(1, 0, 3).get(timeout=1)
     assert (0 < loss < 5, rows) == (True, len(data.digits().train))
+    assert SNAPSHOT.read_text() == "for rank 0 alone"
+    assert torch.get_num_threads() == max(1, len(os.sched_getaffinity(0)) // 2)
 
 
 @pytest.mark.usefixtures("same_threads")
