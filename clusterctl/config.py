@@ -105,6 +105,10 @@ _TRUE, _FALSE = ("1", "true", "t", "yes", "y", "on"), ("0", "false", "f", "no", 
 
 def _check_variables(verbs: Verbs) -> None:
     """A variable CLUSTERCTL_VERB_OPTION that no verb has is a mistake like a key of the file."""
+    begin = tuple(f"CLUSTERCTL_{verb.upper()}_" for verb in verbs)
+    given = [name for name in os.environ if name.startswith(begin)]
+    if not given:
+        return
     known = {
         name
         for verb, options in verbs.items()
@@ -118,13 +122,13 @@ def _check_variables(verbs: Verbs) -> None:
         if not option.settable
         for name in _variables(verb, option)
     }
-    for name in os.environ:
+    for name in given:
         if flag := refused.get(name):
             raise UsageError(
                 f"the variable {name} cannot be used: {flag} says what one command does",
                 hint=f"unset it, and give {flag} on the command line",
             )
-        if name not in known and name.startswith(tuple(f"CLUSTERCTL_{v.upper()}_" for v in verbs)):
+        if name not in known:
             close = get_close_matches(name, known, n=1)
             raise UsageError(
                 f"the variable {name} sets no option of clusterctl",

@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, overload
 
@@ -91,12 +92,12 @@ class Option(Generic[T]):
     def __get__(self, given: Verb | None, owner: type) -> Option[T] | T:
         return self if given is None else given.values[self.key]
 
-    @property
+    @cached_property
     def flag(self) -> str:
         """As people write it: the first long spelling."""
         return next((flag for flag in self.flags if flag[:2] == "--"), "".join(self.flags[:1]))
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Its name in settings."""
         return self.flag.lstrip("-").replace("-", "_") if self.flags else self.attribute
@@ -333,7 +334,8 @@ class Verb:
         self.values, self.typed, self.settings = dict(values), frozenset(typed), settings
 
     @classmethod
-    def options(cls) -> dict[str, Option[Any]]:
+    @cache
+    def options(cls) -> Mapping[str, Option[Any]]:
         """By key: arguments and the verb's own options first, what all verbs share last."""
         found: dict[str, Option[Any]] = {}
         for owner in cls.__mro__:
@@ -344,6 +346,12 @@ class Verb:
         return found
 
     @classmethod
+    @cache
+    def spellings(cls) -> Mapping[str, Option[Any]]:
+        """By flag."""
+        return {flag: option for option in cls.options().values() for flag in option.flags}
+
+    @classmethod
     def arrange(cls, words: list[str]) -> list[str]:
         """The words after the verb as the parser needs them."""
         return words
@@ -352,7 +360,7 @@ class Verb:
     def spelled(cls, word: str) -> tuple[str, bool]:
         """The last option that a word gives, and whether its value stands in the word, too:
         `-m` and False in `-qm`, `-n` and True in `-n4`."""
-        flags = {flag: option for option in cls.options().values() for flag in option.flags}
+        flags = cls.spellings()
         if word in flags or word.startswith("--"):
             return word.partition("=")[0], "=" in word
         for at, letter in enumerate(word[1:], start=2):
@@ -365,8 +373,8 @@ class Verb:
     def width(cls, word: str) -> int:
         """How many words an option has with its value; 1 for what is none of ours."""
         flag, complete = cls.spelled(word)
-        found = (option for option in cls.options().values() if flag in option.flags)
-        wanted = next((0 if option.is_flag else option.words for option in found), 0)
+        option = cls.spellings().get(flag)
+        wanted = 0 if option is None or option.is_flag else option.words
         return 1 if complete else 1 + wanted
 
     @classmethod

@@ -62,7 +62,7 @@ class Verbs(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """What all verbs take may also stand before the verb."""
-        shared = {flag for option in Common.options().values() for flag in option.flags}
+        shared = Common.spellings()
         end = 0
         while end < len(args) and args[end].partition("=")[0] in shared:
             end += Common.width(args[end])
