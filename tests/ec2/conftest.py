@@ -53,7 +53,11 @@ class World:
         """Nothing is initialised, and Terraform starts its provider itself: it can be interrupted
         then, and two can run at once."""
         shutil.rmtree(self.home)
-        self.env["PATH"] = os.environ["PATH"]
+        self.keep_provider(False)
+
+    def keep_provider(self, keep: bool = True) -> None:
+        """For commands that come one after the other and are not interrupted."""
+        self.env["PATH"] = self.ec2.quick_env["PATH"] if keep else os.environ["PATH"]
 
     def start(self, *words: str, **more: Any) -> subprocess.Popen[str]:
         return subprocess.Popen(

@@ -22,6 +22,7 @@ def test_g4ad_and_cpu_side_by_side(world: World) -> None:
         _, err = process.communicate(timeout=170)
         assert process.returncode == 0, err
         assert "GPU is found" in err
+    world.keep_provider()
     api = world.ec2.client("ec2")
     groups = api.describe_placement_groups()["PlacementGroups"]
     assert [group["Strategy"] for group in groups] == ["cluster", "cluster"]

@@ -242,9 +242,11 @@ def test_killed_in_every_phase_it_goes_on(world: World) -> None:
         if word == "SSH answers":
             # The one before was killed under a working terraform.
             assert re.search(r"waiting for terraform apply \(pid \d+\), left behind by", before)
+            world.keep_provider()
     up = world.ok(*CPU)
     assert "all-reduce ok" in up.err
     assert len(world.ec2.machines) == 2
+    world.keep_provider(False)
     process = world.start("down", "--yes")
     world.until(process, "ends", 60)
     os.kill(process.pid, signal.SIGKILL)
@@ -287,6 +289,7 @@ def test_ctrl_c_lets_terraform_finish_its_step(world: World) -> None:
     assert "waiting for terraform to finish" in err
     assert "`clusterctl down default` removes it" in err
     assert out == ""
+    world.keep_provider()
     # Cut short, the provider may not know what it has made: that is removed, and made again.
     up = world.ok(*CPU)
     assert "all-reduce ok" in up.err

@@ -45,6 +45,7 @@ def test_from_nothing_to_nothing(world: World) -> None:
     assert not world.home.exists()
 
     up = world.ok(*CPU)
+    world.keep_provider()
     assert "all-reduce ok: 2 ranks on 2 hosts, each holds 1" in up.err
     assert re.search(r"ends \d{4}-\d\d-\d\d", up.err)
     for step in ("the nodes by name", "done"):

@@ -32,7 +32,8 @@ def ec2(need: Need, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ec2]:
     require_sshd()
     for program in ("sudo", "setpriv", "nsenter"):
         need(program)
-    need(bool(find_spec("moto") and find_spec("boto3")), "needs moto[server] and boto3")
+    for module in ("moto", "boto3", "grpc"):
+        need(bool(find_spec(module)), f"needs {module}: install the extra `dev` (CONTRIBUTING.md)")
     simulator = Ec2(tmp_path_factory.mktemp("ec2"))
     try:
         yield simulator

@@ -32,9 +32,12 @@ def test_a_second_plan_is_empty(ec2: Ec2, tmp_path: Path) -> None:
     (module / "terraform.tfvars.json").write_text(json.dumps(variables))
 
     def terraform(*words: str) -> int:
-        argv = [shutil.which("terraform") or "tofu", f"-chdir={module}", *words]
+        env = {**os.environ, **ec2.quick_env}
+        path = env["PATH"]
+        binary = shutil.which("terraform", path=path) or shutil.which("tofu", path=path)
+        assert binary
         done = subprocess.run(
-            argv, env={**os.environ, **ec2.env}, capture_output=True, text=True, timeout=200
+            [binary, *words], cwd=module, env=env, capture_output=True, text=True, timeout=200
         )
         assert done.returncode in (0, 2), f"{done.stdout}\n{done.stderr}\n{ec2.log()}"
         return done.returncode
