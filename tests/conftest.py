@@ -26,6 +26,7 @@ The environment of a test
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -150,6 +151,13 @@ REQUIREMENTS: dict[str, Callable[[], None]] = {
     "gpu": require_gpu,
 }
 """By marker. `slurm` and `sge` tests bring their own and use `need`."""
+
+
+def pytest_collection_finish() -> None:
+    """Nobody looks for garbage in what lives until the end, and seldom in the rest."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 100)
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:

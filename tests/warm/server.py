@@ -113,7 +113,8 @@ def load(name: str) -> None:
 def main() -> None:
     for name in sys.argv[2:]:
         load(name)
-    gc.freeze()  # nobody looks for garbage in what all processes share
+    gc.freeze()  # nobody looks for garbage in what all processes share, and seldom in the rest
+    gc.set_threshold(100_000)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{sys.argv[1]}.new")
         listener.listen(64)
