@@ -211,6 +211,7 @@ class Phase(str, Enum):
 
     CREATING = "creating"
     READY = "ready"
+    STOPPED = "stopped"
     DELETING = "deleting"
 
 
@@ -294,7 +295,8 @@ class Cluster:
     def repair(self) -> str:
         """The command that looks at the nodes anew, after something was installed on them."""
         if not self.attached:
-            return f"clusterctl up {self.name}"
+            verb = "start" if self.phase is Phase.STOPPED else "up"
+            return f"clusterctl {verb} {self.name}"
         return f"clusterctl attach {self.name} --{self.spec.provider} …"
 
     @property

@@ -211,6 +211,23 @@ class Extend(Named, heading=CLUSTERS, module="money"):
     yes = YES
 
 
+class Stop(Named, heading=CLUSTERS, module="money"):
+    """Stop the machines of a cluster on EC2. Their disks stay, and cost money, until the deadline.
+
+    Running jobs are ended first, with SIGTERM.
+    """
+
+    examples = ("clusterctl stop", "clusterctl stop lab --yes")
+    yes = YES
+
+
+class Start(Named, heading=CLUSTERS, module="money"):
+    """Start the machines of a stopped cluster again, with their disks and new addresses."""
+
+    examples = ("clusterctl start lab",)
+    yes = YES
+
+
 class Allow(Common, heading=CLUSTERS, module="clusters"):
     """Set the networks that may connect to a cluster on EC2: those given, and no others.
 
@@ -649,6 +666,8 @@ VERBS: dict[str, type[Verb]] = {
     "attach": Attach,
     "detach": Detach,
     "extend": Extend,
+    "stop": Stop,
+    "start": Start,
     "allow": Allow,
     "gc": Gc,
     "run": Run,

@@ -50,6 +50,11 @@ def extend(
                 f"the nodes of cluster {name} have no deadline",
                 hint=f"`clusterctl down {name}` removes them",
             )
+        if cluster.phase is Phase.STOPPED:
+            raise UsageError(
+                f"cluster {name} is stopped, and its machines cannot be told another deadline",
+                hint=f"`clusterctl start {name}` first",
+            )
         now = clock()
         end = float(int(now + ttl))  # as nodes keep it: none ends before the record's time
         _whole(cluster, store.folder(name), now)

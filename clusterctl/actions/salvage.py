@@ -14,7 +14,7 @@ from clusterctl.jobs import control, outputs
 from clusterctl.jobs.follow import Follower, is_complete
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.stage import format_bytes
-from clusterctl.model import Cluster, Job, Role, clock, count
+from clusterctl.model import Cluster, Job, Phase, Role, clock, count
 from clusterctl.state import Store
 from clusterctl.time_limits import Deadline
 from clusterctl.transport.pool import Pool
@@ -83,6 +83,9 @@ def save(
     jobs = store.jobs_of(cluster)
     if not jobs:
         return Saved()
+    if cluster.phase is Phase.STOPPED:
+        tell(f"its machines are stopped: `clusterctl start {cluster.name}` if you need their files")
+        return Saved() if _agree_blind(cluster, jobs, living, unfetched, act, tell) else None
     with open_pool(store, cluster) as pool:
         away = connect_or_report(pool, [node.name for node in cluster.nodes], tell)
         for name, why in away.items():
@@ -373,10 +376,8 @@ def _save_log(
 
 def tell_price(cluster: Cluster, tell: Tell) -> None:
     end = f" until {clock(cluster.deadline)}" if cluster.deadline else ""
-    tell(
-        f"nothing was removed: the machines keep running at ${cost.per_hour(cluster.charges):.2f}/h"
-        f"{end}"
-    )
+    goes_on = "disks keep costing" if cluster.phase is Phase.STOPPED else "machines keep running at"
+    tell(f"nothing was removed: the {goes_on} ${cost.per_hour(cluster.charges):.2f}/h{end}")
 
 
 def _numbers(jobs: list[Job]) -> str:

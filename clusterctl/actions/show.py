@@ -84,7 +84,7 @@ def status(
 
 
 def _warnings(store: Store, cluster: Cluster, now: float) -> tuple[str, ...]:
-    if not cluster.deadline or cluster.phase is not Phase.READY:
+    if not cluster.deadline or cluster.phase not in (Phase.READY, Phase.STOPPED):
         return ()
     provider = providers.load(cluster.spec.provider)
     if not isinstance(provider, Expiring):
@@ -92,7 +92,7 @@ def _warnings(store: Store, cluster: Cluster, now: float) -> tuple[str, ...]:
     trouble = provider.deadline_trouble(cluster, store.folder(cluster.name))
     if not trouble:
         return ()
-    over = cluster.deadline <= now
+    over = cluster.deadline <= now or cluster.phase is Phase.STOPPED
     advice = f"down {cluster.name}` removes it" if over else f"up {cluster.name}` starts it again"
     return (f"{trouble}: `clusterctl {advice}",)
 

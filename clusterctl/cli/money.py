@@ -1,4 +1,4 @@
-"""Verbs about what a cluster costs: extend, gc."""
+"""Verbs about what a cluster costs: extend, stop, start, gc."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import typer
+
 from clusterctl import actions, verbs
 from clusterctl.actions import Store
 from clusterctl.actions import extend as extending
 from clusterctl.actions import gc as action
+from clusterctl.actions import stop as stopping
+from clusterctl.cli import clusters
 from clusterctl.cli.console import Console, ago, pick, table
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.model import clock
@@ -29,6 +33,36 @@ def extend(given: verbs.Extend, console: Console) -> None:
     console.document(
         {"cluster": done.cluster.name, "deadline": done.deadline, "dollars": done.dollars}
     )
+
+
+def stop(given: verbs.Stop, console: Console) -> None:
+    store = actions.open_store()
+    chosen = actions.choose(store, given.wanted())
+    ask = (lambda question: True) if given.yes else console.confirm
+    done = stopping.stop(store, chosen.name, console.report, ask)
+    if done is None:
+        console.note("aborted; nothing was stopped")
+        raise typer.Exit(2)
+    end = f" until {clock(done.cluster.deadline)}" if done.cluster.deadline else ""
+    console.note(
+        f"cluster {chosen.name} is stopped; its disks cost ${done.hourly:.4f}/h{end}. Next:\n"
+        f"  clusterctl start {chosen.name}\n  clusterctl down {chosen.name}"
+    )
+    console.document(
+        {
+            "cluster": chosen.name,
+            "phase": done.cluster.phase,
+            "dollars_per_hour": done.hourly,
+            "deadline": done.cluster.deadline,
+            "jobs_cancelled": list(done.jobs),
+        }
+    )
+
+
+def start(given: verbs.Start, console: Console) -> None:
+    chosen = actions.choose(actions.open_store(), given.wanted())
+    stopping.require_pausing(chosen)
+    clusters.up(given.part(verbs.Up, name=chosen.name, cluster=None), console)
 
 
 def gc(given: verbs.Gc, console: Console) -> None:

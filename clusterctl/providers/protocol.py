@@ -130,6 +130,19 @@ class Expiring(Protocol):
 
 
 @runtime_checkable
+class Pausing(Protocol):
+    """Its machines can be stopped, with their disks, and `create` starts them again."""
+
+    def check_pausing(self, cluster: Cluster, folder: Path) -> None:
+        """Raises UsageError where these machines cannot be stopped, and ProviderError where AWS
+        does not let us in: before a job is ended."""
+
+    def stop(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> float:
+        """Stops all of them, whatever state they are in, and waits for it. Returns since when only
+        their disks cost money. Raises ProviderError."""
+
+
+@runtime_checkable
 class Guarded(Protocol):
     """Its nodes can be connected to from certain networks only."""
 

@@ -113,12 +113,33 @@ def test_a_zone_without_room_moves_the_whole_cluster(world: World) -> None:
         assert (refused.code, said in refused.err) == (2, True), refused.err
     assert set(world.ec2.machines) == running
 
-    # A machine that was stopped is started again, and a plan that would replace one is no plan.
-    worker = next(node for node in world.record()["nodes"] if node["name"] == "worker-1")
-    api.stop_instances(InstanceIds=[worker["machine"]])
-    again = world.ok("up", "--yes")
+    # Stopped machines cost what their disks do, and AWS ends them, too. They come back with other
+    # addresses, and the same disks.
+    worker, launcher = (
+        next(node for node in world.record()["nodes"] if node["name"] == name)
+        for name in ("worker-1", "launcher")
+    )
+    stop = world.ok("stop", "--yes", "--json").document()
+    assert (stop["phase"], stop["dollars_per_hour"]) == ("stopped", pytest.approx(0.0066, abs=1e-3))
+    states = {
+        item["State"]["Name"]
+        for group in api.describe_instances(InstanceIds=list(running))["Reservations"]
+        for item in group["Instances"]
+    }
+    assert states == {"stopped"}
+    [schedules] = world.ec2.schedules.values()
+    assert running <= set(schedules)
+    refused = world.run("run", "reduce_all.py")
+    assert (refused.code, "clusterctl start default" in refused.err) == (7, True), refused.err
+    again = world.ok("start", "--yes")
     assert "worker-1 was stopped and is started again" in again.err
-    assert {node["machine"] for node in world.record()["nodes"]} == running
+    record = world.record()
+    assert {node["machine"] for node in record["nodes"]} == running
+    moved = next(node for node in record["nodes"] if node["name"] == "launcher")["address"]
+    assert moved != launcher["address"]
+    assert moved in (world.home / "clusters/default/ssh/config").read_text()
+
+    # A plan that would replace a machine is no plan.
     module = world.home / "clusters/default/terraform/main.tf"
     text = module.read_text()
     module.write_text(re.sub(r"key_name +=.*pair.key_name.*", 'key_name = "other"', text))

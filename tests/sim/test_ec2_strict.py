@@ -44,13 +44,16 @@ def test_a_stopped_machine_has_no_public_address_and_is_started_again(lab: Lab, 
     lab.ec2.wait(1)
     before = lab.instance("worker-1")
     marker = lab.ssh("worker-1", "echo here >~/file && cat ~/file")
-    lab.api.stop_instances(InstanceIds=[before["InstanceId"]])
+    told: list[str] = []
+    reconcile.stop(api, "lab-1", told.append)
+    reconcile.stop(api, "lab-1", told.append)
+    assert told == ["stopping worker-1"], "what is stopped stays so"
     stopped = lab.instance("worker-1")
     assert stopped["State"]["Name"] == "stopped"
     assert "PublicIpAddress" not in stopped
     assert "Association" not in stopped["NetworkInterfaces"][0], "what the provider reads"
 
-    told: list[str] = []
+    told.clear()
     reconcile.start_stopped(api, "lab-1", told.append)
     assert told == ["worker-1: stopped; starting again"]
     after = lab.instance("worker-1")

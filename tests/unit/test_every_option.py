@@ -34,6 +34,7 @@ from clusterctl.actions import (
     real_check,
     show,
     ssh_config,
+    stop,
 )
 from clusterctl.cli import clusters, start
 from clusterctl.errors import ProviderError, UsageError
@@ -119,6 +120,7 @@ def scenes() -> list[Scene]:
             Scene("data push", ("mnist",), name),
         ]
     made += [Scene("extend", ("--ttl", "4h"), name) for name in MADE]
+    made += [Scene("stop", (), "ec2"), Scene("start", (), "ec2")]
     return [
         *made,
         Scene("launch", ("train.py",), circumstances=frozenset({"local", "direct"})),
@@ -256,6 +258,8 @@ class Planned:
     find_ids = Ec2Provider.find_ids
     owner = Ec2Provider.owner
     _connect = property(lambda self: silent)
+    check_pausing = Ec2Provider.check_pausing
+    stop = Ec2Provider.stop
     find: Any
     adopt: Any
     remove: Any
@@ -294,6 +298,8 @@ def stage(scene: Scene, monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[s
     monkeypatch.setattr(Planned, "find", lambda self, region: left, raising=False)
     monkeypatch.setattr(Planned, "adopt", recorder("adopt", reached), raising=False)
     monkeypatch.setattr(Planned, "remove", recorder("remove", reached, None), raising=False)
+    if scene.verb == "start":  # which is an `up`
+        monkeypatch.setattr(clusters, "up", part("up", scene, reached))
     if scene.verb == "launch":  # its parts have scenes of their own: what it gives them counts
         for module, name in ((clusters, "up"), (start, "run"), (clusters, "down")):
             monkeypatch.setattr(module, name, part(name, scene, reached))
@@ -310,6 +316,7 @@ def stage(scene: Scene, monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[s
         real_check: ("run",),
         ssh_config: ("install", "uninstall", "include"),
         show: ("status",),
+        stop: ("stop",),
     }.items():
         for name in names:
             if (scene.verb, name) != ("list", "status"):

@@ -112,7 +112,7 @@ def test_completion(shell: str) -> None:
 @pytest.mark.parametrize(
     ("words", "found"),
     [
-        ("clusterctl st", "status"),
+        ("clusterctl stat", "status"),
         ("clusterctl data pu", "push"),
         ("clusterctl run --ranks-p", "--ranks-per-node"),
         ("clusterctl run -N 2 --part", "--partition"),

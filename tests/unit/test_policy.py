@@ -71,6 +71,7 @@ CALLS = {
     "RevokeSecurityGroupEgress": {"GroupId": f"sg-{ID}"},
     "RevokeSecurityGroupIngress": {"GroupId": f"sg-{ID}"},
     "StartInstances": {"InstanceId_1": f"i-{ID}"},
+    "StopInstances": {"InstanceId_1": f"i-{ID}"},
     "TerminateInstances": {"InstanceId_1": f"i-{ID}"},
 }
 """Every action about something that exists, as a call."""
@@ -138,7 +139,7 @@ down (EC2_CALLS, tests/ec2/conftest.py)."""
 def called_by_us() -> set[str]:
     """The actions that clusterctl's own code names."""
     verbs = "authorize|cancel|create|delete|describe|detach|disassociate|get|list|release|revoke"
-    verbs += "|run|start|update"
+    verbs += "|run|start|stop|update"
     named = re.compile(rf"[\".]((?:{verbs}|terminate)_[a-z_]+)[\"(]")
     found = {kind.action for kind in KINDS} | {kind.remove for kind in KINDS}
     for path in Path(ec2.__file__).parent.glob("*.py"):

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl import assets, catalog, terraform
-from clusterctl.errors import NodeUnreachable, ProviderError
+from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
 from clusterctl.model import (
     Accelerator,
     Charge,
     Cluster,
     ClusterSpec,
     Node,
+    Phase,
     Role,
     Runtime,
     clock,
@@ -135,6 +136,7 @@ class Ec2Provider:
             quotes = _quotes(api, found, () if options.cloud.spot_fallback else found.zones, tell)
             dear = prices.merge(old, prices.charges(found.machines, quotes, now), now)
         prices.check_hourly(options.cloud.max_hourly, dear)
+        update_rules.check_stopped(current, present, stopped, now)
         deadline = update_rules.deadline(options, current, present, dear, now)
         others = f" (then {', '.join(found.zones[1:])})" if len(found.zones) > 1 else ""
         rate, unknown = prices.hourly(dear)
@@ -274,6 +276,19 @@ class Ec2Provider:
                 transient=True,
             )
 
+    def check_pausing(self, cluster: Cluster, folder: Path) -> None:
+        self._api(cluster, folder)
+        state = provider_state.load(folder)
+        if state.spot if state else cluster.spec.cloud.spot:
+            raise UsageError(
+                f"the workers of cluster {cluster.name} are spot instances, and EC2 does not stop"
+                " those",
+                hint=f"`clusterctl down {cluster.name} --fetch` saves the outputs and removes it",
+            )
+
+    def stop(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> float:
+        return reconcile.stop(self._api(cluster, folder), cluster.id, on_event)
+
     def allow(self, cluster: Cluster, folder: Path, networks: Sequence[str]) -> tuple[str, ...]:
         said = ssh_cidr.networks("network", ",".join(networks)) if networks else ""
         try:
@@ -323,7 +338,10 @@ class Ec2Provider:
         return diagnostics.diagnose()
 
     def deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
-        return ""  # each node keeps its own deadline
+        state = provider_state.load(folder)
+        if cluster.phase is not Phase.STOPPED or (state and state.guarded):
+            return ""  # each node keeps its own deadline
+        return "stopped machines keep no deadline, and AWS does not remove their disks"
 
     def registry_login(self, host: str) -> Login | None:
         found = ECR.fullmatch(host)

@@ -103,6 +103,27 @@ def start_stopped(api: Api, cluster_id: str, tell: OnEvent) -> None:
         time.sleep(cleanup.PAUSE)
 
 
+def stop(api: Api, cluster_id: str, tell: Callable[[str], None]) -> float:
+    """Stops all machines; returns when EC2 was told to, by our clock: from then on only disks cost
+    money. Raises ProviderError naming those that do not stop."""
+    since = time.time()
+    found = [item for item in cleanup.instances(api, cluster_id) if item.state not in STOPPED]
+    if found:
+        tell(f"stopping {ranges(sorted(item.node or item.id for item in found))}")
+        api.call("stop_instances", InstanceIds=[item.id for item in found])
+        since = time.time()
+    end = time.monotonic() + START_LIMIT
+    while going := [i for i in cleanup.instances(api, cluster_id) if i.state != "stopped"]:
+        if time.monotonic() > end:
+            names = ranges(sorted(item.node or item.id for item in going))
+            raise ProviderError(
+                f"{names} does not stop within {START_LIMIT:g} s",
+                hint="look at it in the EC2 console, and run the same command again",
+            )
+        time.sleep(cleanup.PAUSE)
+    return since
+
+
 def remove_unknown(
     api: Api, cluster_id: str, runner: terraform.Terraform, on_event: OnEvent
 ) -> None:

@@ -5,7 +5,7 @@ Machines that run are never replaced, and their deadline is moved by `extend` al
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from clusterctl import catalog
@@ -123,6 +123,25 @@ def deadline(
     if options.cloud.budget:
         seconds = min(seconds, prices.affordable(options.cloud.budget, charges, 0.0))
     return float(int(now + seconds))
+
+
+def check_stopped(
+    current: Cluster | None, present: Collection[str], stopped: Collection[str], now: float
+) -> None:
+    """Raises UsageError where all machines are stopped and their deadline is over: they would end
+    themselves as soon as they boot."""
+    if (
+        current
+        and current.deadline
+        and current.deadline <= now
+        and present
+        and set(present) == set(stopped)
+    ):
+        raise UsageError(
+            f"the stopped machines of cluster {current.name} were to end at"
+            f" {clock(current.deadline)}",
+            hint=f"`clusterctl down {current.name}` removes them",
+        )
 
 
 def _beyond(current: Cluster, present: Mapping[str, str], armed: float) -> UsageError:

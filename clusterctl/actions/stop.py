@@ -1,0 +1,71 @@
+"""`stop`: ends jobs, and switches the machines off. Their disks stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from clusterctl import providers
+from clusterctl.actions import Tell, open_pool, require_owned, require_ready, salvage
+from clusterctl.errors import UsageError
+from clusterctl.insight import cost
+from clusterctl.model import Charge, Cluster, Phase
+from clusterctl.providers.protocol import Pausing
+from clusterctl.state import ClusterLock, Store
+
+STORED = "disk"
+"""The part of a machine that costs money while it is stopped."""
+
+Ask = Callable[[str], bool]
+"""Asks whether running jobs may be ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """`hourly`: what the disks go on costing, in US dollars; without what has no known price."""
+
+    cluster: Cluster
+    jobs: tuple[int, ...]
+    hourly: float
+
+
+def require_pausing(cluster: Cluster) -> Pausing:
+    """Its provider, if that can stop and start machines; raises UsageError."""
+    provider = providers.load(require_owned(cluster).spec.provider)
+    if not isinstance(provider, Pausing):
+        raise UsageError(
+            f"cluster {cluster.name} is not on EC2: its machines cannot be stopped and started",
+            hint=f"`clusterctl down {cluster.name}` removes it",
+        )
+    return provider
+
+
+def stop(store: Store, name: str, tell: Tell, ask: Ask) -> Stopped | None:
+    """None where the person said no. Safe to repeat: a cluster that is stopped stays so."""
+    with ClusterLock(store.home, name, "stop", tell):
+        cluster = store.cluster(name)
+        provider = require_pausing(cluster)
+        folder = store.folder(name)
+        ended: tuple[int, ...] = ()
+        if cluster.phase is not Phase.STOPPED:
+            provider.check_pausing(require_ready(cluster), folder)
+            open_jobs = store.open_jobs(cluster)
+            numbers = ", ".join(str(job.id) for job in open_jobs)
+            if open_jobs and not ask(f"job {numbers} is still running; end it?"):
+                return None
+            ended = salvage.end_jobs(store, cluster, tell)
+            with open_pool(store, cluster) as pool:
+                salvage.save_logs(store, store.jobs_of(cluster), cluster, pool, tell)
+        when = provider.stop(cluster, folder, tell)
+        cluster = replace(
+            cluster,
+            phase=Phase.STOPPED,
+            charges=tuple(_kept(charge, when) for charge in cluster.charges),
+        )
+        store.save(cluster)
+        store.event(name, "stopped")
+    return Stopped(cluster, ended, cost.per_hour(cluster.charges))
+
+
+def _kept(charge: Charge, when: float) -> Charge:
+    return charge if charge.part == STORED else charge.ended(when)

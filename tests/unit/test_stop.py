@@ -1,0 +1,146 @@
+"""`stop` and what it leaves: disks that cost money, and a cluster that says so. No machines."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.errors import ProviderError, UsageError
+from clusterctl.model import Charge, Cluster, JobState, Phase
+from clusterctl.providers.local.provider import LocalProvider
+from clusterctl.providers.protocol import OnEvent
+from tests.unit.calling import Call, judge
+from tests.unit.provided import provide
+from tests.unit.staged import Staged, lab
+
+HOURLY = {"instance": 1.0, "disk": 0.25, "address": 0.5}
+
+
+@dataclass
+class Cloud(LocalProvider):
+    """A cloud whose machines can be stopped; `refuses`: what it says instead."""
+
+    stopped: list[str] = field(default_factory=list)
+    refuses: Exception | None = None
+    unpausable: str = ""
+    trouble: str = ""
+
+    def check_pausing(self, cluster: Cluster, folder: Path) -> None:
+        if self.unpausable:
+            raise UsageError(self.unpausable, hint="`clusterctl down lab`")
+
+    def stop(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> float:
+        if self.refuses:
+            raise self.refuses
+        self.stopped.append(cluster.id)
+        return 1.7e9
+
+    def deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
+        return self.trouble
+
+    def list_billed(self, cluster: Cluster, folder: Path) -> dict[str, str]:
+        return {node.name: node.machine for node in cluster.nodes}
+
+    def list_made(self, folder: Path) -> frozenset[str]:
+        return frozenset()
+
+
+@pytest.fixture
+def cloud(monkeypatch: pytest.MonkeyPatch) -> Cloud:
+    made = Cloud()
+    provide(monkeypatch, "local", made)
+    return made
+
+
+@pytest.fixture
+def here(tmp_path: Path, cloud: Cloud) -> Staged:
+    where = lab(tmp_path / "nodes")
+    charges = tuple(
+        Charge(node="worker-1", part=part, item=part, hourly=price, source="", since=1.6e9)
+        for part, price in HOURLY.items()
+    )
+    where.store.save(replace(where.where, charges=charges, deadline=4e9))
+    return where
+
+
+def work(here: Staged, tmp_path: Path, **changes: Any) -> None:
+    """Job 7, on record."""
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "train.py").touch()
+    here.job(tree)
+    here.store.save_job(replace(here.store.job(7), **changes))
+
+
+def test_a_stopped_cluster_costs_what_its_disks_do(call: Call, here: Staged, cloud: Cloud) -> None:
+    said = call("stop", "--json")
+    assert (said.code, cloud.stopped) == (0, [here.where.id])
+    assert json.loads(said.out)["dollars_per_hour"] == 0.25
+    record = here.store.cluster("lab")
+    ends = {charge.part: charge.until for charge in record.charges}
+    assert ends == {"instance": 1.7e9, "disk": None, "address": 1.7e9}
+    status = json.loads(call("status", "--json").out)
+    assert (status["phase"], status["dollars_per_hour"]) == ("stopped", 0.25)
+    assert status["warnings"] == []
+    assert "its disks cost $0.2500/h until" in call("stop").err
+    assert {charge.part: charge.until for charge in here.store.cluster("lab").charges} == ends
+
+
+def test_what_a_stopped_cluster_cannot_do_names_start(call: Call, here: Staged) -> None:
+    call("stop")
+    judge(call("run", "train.py"), 7, "cluster 'lab' is stopped", "clusterctl start lab")
+    judge(call("extend", "--ttl", "4h"), 2, "cluster lab is stopped", "clusterctl start lab")
+
+
+def test_nobody_ends_a_stopped_cluster_without_the_schedules(
+    call: Call, here: Staged, cloud: Cloud
+) -> None:
+    call("stop")
+    cloud.trouble = "stopped machines keep no deadline"
+    [warning] = json.loads(call("status", "--json").out)["warnings"]
+    assert warning == "stopped machines keep no deadline: `clusterctl down lab` removes it"
+
+
+def test_running_jobs_are_asked_about(
+    call: Call, here: Staged, cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work(here, tmp_path, state=JobState.RUNNING)
+    cloud.unpausable = "the workers of cluster lab are spot instances"
+    judge(call("stop", "--yes"), 2, "spot instances", "clusterctl down lab")
+    assert here.store.job(7).state is JobState.RUNNING
+    cloud.unpausable = ""
+    assert call("stop", "--yes").code == 0
+    assert here.store.job(7).state.ended
+
+
+def test_a_stop_that_is_refused_changes_no_record(call: Call, here: Staged, cloud: Cloud) -> None:
+    before = here.store.cluster("lab")
+    cloud.refuses = ProviderError(
+        "stop instances: your AWS credentials have expired", hint="log in"
+    )
+    judge(call("stop"), 3, "credentials have expired", "log in")
+    assert here.store.cluster("lab") == before
+    assert before.phase is Phase.READY
+
+
+def test_down_does_not_wait_for_machines_that_are_stopped(
+    call: Call, here: Staged, tmp_path: Path
+) -> None:
+    work(here, tmp_path, state=JobState.SUCCEEDED)
+    call("stop")
+    said = call("down", "--yes")
+    assert said.code == 2
+    assert "what jobs 7 made cannot be looked at" in said.err
+    assert "`clusterctl start lab` if you need their files" in said.err
+    assert "nothing was removed: the disks keep costing $0.25/h until" in said.err
+    assert here.store.names() == ("lab",)
+
+
+@pytest.mark.parametrize("verb", ["stop", "start"])
+def test_only_machines_of_a_cloud_can_be_stopped(verb: str, call: Call, tmp_path: Path) -> None:
+    lab(tmp_path / "nodes")
+    judge(call(verb), 2, "cluster lab is not on EC2", "clusterctl down lab")
