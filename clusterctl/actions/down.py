@@ -168,10 +168,11 @@ def _made(cluster: Cluster, folder: Path, now: float) -> tuple[Charge, ...]:
     provider = providers.load_billing(cluster)
     try:
         there = provider.list_billed(cluster, folder)
+        ends = provider.list_ended(cluster, folder)
     except ClusterctlError:
         return cluster.charges
     made = {node.name for node in cluster.nodes} | provider.list_made(folder)
-    return billing.settle(cluster, living=there, made=made, now=now)
+    return billing.settle(cluster, living=there, made=made, now=now, ends=ends)
 
 
 def find_orphans(store: Store, name: str) -> tuple[Cluster, ...]:

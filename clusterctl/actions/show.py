@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from clusterctl import providers
@@ -53,7 +53,8 @@ def status(
     live: bool = False,
     clock: Callable[[], float] = time.time,
 ) -> Status:
-    """From the record alone, unless `live`: then provider and nodes are asked, within deadlines.
+    """From the record alone, unless `live`: then provider and nodes are asked, within deadlines,
+    and money is what whoever bills the machines says of them.
     When the deadline is over, whoever bills the cluster is asked in any case: its machines should
     have ended themselves, and the record cannot tell whether they did."""
     answers: dict[str, str] = {}
@@ -67,6 +68,8 @@ def status(
     overdue: tuple[str, ...] = ()
     if _outlived(cluster, now):
         charges, overdue = _overdue(store, cluster, now)
+    elif live and cluster.charges:
+        _, charges = _settle(store, cluster, now)
     return Status(
         cluster=cluster,
         nodes=tuple(
@@ -117,18 +120,15 @@ def _overdue(
 ) -> tuple[Sequence[Charge], tuple[str, ...]]:
     """The charges of what really runs after the deadline, and a warning where something does or
     where that is not known."""
-    provider, folder = providers.load_billing(cluster), store.folder(cluster.name)
     remove = f"`clusterctl down {cluster.name}` removes it"
     try:
-        there = provider.list_billed(cluster, folder)
+        there, charges = _settle(store, cluster, now)
     except ClusterctlError as error:
         return cluster.charges, (
             f"the deadline of cluster {cluster.name} has passed, and it is unknown whether its"
             f" machines are still running ({reason(error)}); the costs assume that they are:"
             f" {remove}",
         )
-    made = {node.name for node in cluster.nodes} | provider.list_made(folder)
-    charges = billing.settle(cluster, living=there, made=made, now=now)
     if not there:
         return charges, ()
     many = f"{count(len(there), 'machine')} {'is' if len(there) == 1 else 'are'} still running"
@@ -136,6 +136,16 @@ def _overdue(
         f"the deadline of cluster {cluster.name} has passed, but {many}"
         f" ({ranges(sorted(there))}), ${cost.per_hour(charges):.2f}/h: {remove}",
     )
+
+
+def _settle(
+    store: Store, cluster: Cluster, now: float
+) -> tuple[Collection[str], tuple[Charge, ...]]:
+    """The nodes that cost money, and the charges, as whoever bills them has it."""
+    provider, folder = providers.load_billing(cluster), store.folder(cluster.name)
+    there, ends = provider.list_billed(cluster, folder), provider.list_ended(cluster, folder)
+    made = {node.name for node in cluster.nodes} | provider.list_made(folder)
+    return there, billing.settle(cluster, living=there, made=made, now=now, ends=ends)
 
 
 ASKED_AT_ONCE = 16

@@ -11,10 +11,8 @@ from clusterctl.errors import UsageError
 from clusterctl.insight import cost
 from clusterctl.model import Charge, Cluster, Phase
 from clusterctl.providers.protocol import Pausing
+from clusterctl.providers.shared import billing
 from clusterctl.state import ClusterLock, Store
-
-STORED = "disk"
-"""The part of a machine that costs money while it is stopped."""
 
 Ask = Callable[[str], bool]
 """Asks whether running jobs may be ended."""
@@ -68,4 +66,4 @@ def stop(store: Store, name: str, tell: Tell, ask: Ask) -> Stopped | None:
 
 
 def _kept(charge: Charge, when: float) -> Charge:
-    return charge if charge.part == STORED else charge.ended(when)
+    return charge if charge.part == billing.STORED else charge.ended(when)

@@ -162,12 +162,24 @@ class Labelling(Protocol):
         """For people and `gc`; no machine ends by it. Raises ProviderError."""
 
 
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Since when a machine does not run. `stopped`: its disk is there, and costs money."""
+
+    when: float
+    stopped: bool = False
+
+
 class Billing(Protocol):
     """Its machines cost money: whoever plans charges is one."""
 
     def list_billed(self, cluster: Cluster, folder: Path) -> Mapping[str, str]:
         """The nodes that cost money now, with what the provider calls their machines (as in
         `Node.machine`), from whoever bills them."""
+
+    def list_ended(self, cluster: Cluster, folder: Path) -> Mapping[str, Ended]:
+        """The nodes whose machines do not run, as far as whoever bills them still says when that
+        began."""
 
     def list_made(self, folder: Path) -> frozenset[str]:
         """The nodes that cost money and that `folder` knows to have been made, whether or not they

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from clusterctl.actions.salvage import describe_loss
 from clusterctl.errors import ProviderError
 from clusterctl.insight import cost
 from clusterctl.model import Charge, Cluster
+from clusterctl.providers.protocol import Ended
 from clusterctl.providers.shared import billing
 from tests.unit.calling import Call
 from tests.unit.making import cluster
@@ -48,8 +50,13 @@ class Ends:
     """A provider that bills these nodes, and takes everything down."""
 
     def __init__(
-        self, *living: str, noted: frozenset[str] = frozenset(), away: bool = False
+        self,
+        *living: str,
+        noted: frozenset[str] = frozenset(),
+        away: bool = False,
+        ended: Mapping[str, Ended] = {},
     ) -> None:
+        self.ended = ended
         self.living = living
         self.noted = noted
         self.away = away
@@ -58,6 +65,12 @@ class Ends:
         if self.away:
             raise ProviderError("asking for instances: AWS did not answer")
         return dict.fromkeys(self.living, "i-1")
+
+    def list_ended(self, cluster: Cluster, folder: Path) -> Mapping[str, Ended]:
+        return self.ended
+
+    def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
+        return {node.name: "terminated" for node in cluster.nodes}
 
     def deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
         return ""
@@ -141,6 +154,34 @@ def test_machines_that_ended_themselves_are_paid_until_then(
     # Those that went before their deadline: nobody knows when.
     early = forgotten(deadline=NOW + 8 * HOUR)
     assert receipt(monkeypatch, early, "launcher") == ((3, 3 * 72.0),)
+
+
+def test_the_ends_that_the_cloud_tells_are_those_on_the_bill(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A spot worker that EC2 took after a day costs a day, whatever the deadline."""
+    early = forgotten(deadline=NOW + 8 * HOUR)
+    ends = {"worker-1": Ended(NOW - 48 * HOUR)}
+    provide(monkeypatch, "ec2", Ends("launcher", "worker-2", ended=ends))
+    store = open_store()
+    store.save(early)
+    live = show.status(store, early, live=True, clock=clock)
+    assert (round(live.dollars), live.dollars_per_hour) == (72 + 72 + 24, 2.0)
+    ended = finish_down(store, early, print, clock=clock)
+    assert sum(line.hours for line in cost.receipt(ended.charges, NOW)) == 72 + 72 + 24
+
+
+def test_of_a_machine_that_was_stopped_elsewhere_the_disk_alone_is_paid() -> None:
+    """In the console, or by a `stop` that was killed before it wrote that down."""
+    rows = (charge("worker-1"), charge("worker-1", part="disk"))
+    found = billing.settle(
+        cluster(charges=rows),
+        living={"worker-1"},
+        made=(),
+        now=NOW,
+        ends={"worker-1": Ended(NOW - HOUR, stopped=True)},
+    )
+    assert found == (replace(rows[0], until=NOW - HOUR), rows[1])
 
 
 def test_what_was_never_made_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import pytest
 from clusterctl.actions import down, salvage
 from clusterctl.actions.salvage import Unfetched
 from clusterctl.model import Charge, Cluster, Job, JobState
+from clusterctl.providers.protocol import Ended
 from tests.unit.calling import Call, judge
 from tests.unit.provided import provide
 from tests.unit.staged import Staged, lab
@@ -224,6 +225,9 @@ class Gone:
     """A provider whose machines are gone, and with them what they had."""
 
     def list_billed(self, cluster: Cluster, folder: Path) -> dict[str, str]:
+        return {}
+
+    def list_ended(self, cluster: Cluster, folder: Path) -> dict[str, Ended]:
         return {}
 
     def list_made(self, folder: Path) -> frozenset[str]:

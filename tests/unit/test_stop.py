@@ -12,7 +12,7 @@ import pytest
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import Charge, Cluster, JobState, Phase
 from clusterctl.providers.local.provider import LocalProvider
-from clusterctl.providers.protocol import OnEvent
+from clusterctl.providers.protocol import Ended, OnEvent
 from tests.unit.calling import Call, judge
 from tests.unit.provided import provide
 from tests.unit.staged import Staged, lab
@@ -44,6 +44,9 @@ class Cloud(LocalProvider):
 
     def list_billed(self, cluster: Cluster, folder: Path) -> dict[str, str]:
         return {node.name: node.machine for node in cluster.nodes}
+
+    def list_ended(self, cluster: Cluster, folder: Path) -> dict[str, Ended]:
+        return {}
 
     def list_made(self, folder: Path) -> frozenset[str]:
         return frozenset()

@@ -6,10 +6,12 @@ Every call has a time limit; whatever goes wrong becomes a ProviderError that sa
 from __future__ import annotations
 
 import base64
+import calendar
 import json
 import os
 import re
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -101,6 +103,10 @@ class Instance:
     launched: float
     spot: bool = False
     subnet: str = ""
+    ended: float | None = None
+    """When it stopped or was terminated, if EC2 says so."""
+    why: str = ""
+    """EC2's code for that, such as Server.SpotInstanceTermination."""
 
 
 LIVING = ("pending", "running", "stopping", "stopped", "shutting-down")
@@ -442,6 +448,12 @@ def _image(item: dict[str, Any]) -> Image:
     )
 
 
+def _ended(reason: str) -> float | None:
+    """`User initiated (2026-11-22 21:30:00 GMT)`; what ended otherwise may have no time."""
+    found = re.search(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)", reason)
+    return calendar.timegm(time.strptime(found[1], "%Y-%m-%d %H:%M:%S")) if found else None
+
+
 def _instance(item: dict[str, Any]) -> Instance:
     tags = {tag["Key"]: tag["Value"] for tag in item.get("Tags", ())}
     launched = item.get("LaunchTime")
@@ -456,4 +468,6 @@ def _instance(item: dict[str, Any]) -> Instance:
         launched=launched.timestamp() if launched else 0.0,
         spot=item.get("InstanceLifecycle") == "spot",
         subnet=item.get("SubnetId", ""),
+        ended=_ended(str(item.get("StateTransitionReason", ""))),
+        why=item.get("StateReason", {}).get("Code", ""),
     )

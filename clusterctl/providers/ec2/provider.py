@@ -42,7 +42,7 @@ from clusterctl.providers.ec2 import (
     userdata,
 )
 from clusterctl.providers.ec2 import spec as layout
-from clusterctl.providers.ec2.api import Api, Instance, default_region
+from clusterctl.providers.ec2.api import LIVING, Api, Instance, default_region
 from clusterctl.providers.ec2.attempts import Order, make
 from clusterctl.providers.ec2.failures import Refused
 from clusterctl.providers.ec2.preflight import Survey
@@ -50,6 +50,7 @@ from clusterctl.providers.ec2.provider_state import ProviderState
 from clusterctl.providers.ec2.spec import Machine
 from clusterctl.providers.protocol import (
     Created,
+    Ended,
     Features,
     Finding,
     OnEvent,
@@ -246,12 +247,30 @@ class Ec2Provider:
         return frozenset(filter(None, map(report.node, known)))
 
     def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
-        api = self._api(cluster, folder)
-        living = {item.node: item.state for item in api.instances(cleanup.tagged(cluster.id))}
+        found = self._instances(cluster, folder)
         return {
-            node.name: living.get(node.name, "gone: AWS has no such instance")
+            node.name: _state(found[node.name])
+            if node.name in found
+            else "gone: AWS has no such instance"
             for node in cluster.nodes
         }
+
+    def list_ended(self, cluster: Cluster, folder: Path) -> dict[str, Ended]:
+        return {
+            name: Ended(item.ended, item.state in reconcile.STOPPED)
+            for name, item in self._instances(cluster, folder).items()
+            if item.ended and item.state not in ("pending", "running")
+        }
+
+    def _instances(self, cluster: Cluster, folder: Path) -> dict[str, Instance]:
+        """By node, while EC2 shows them: for an hour after their end."""
+        api = self._api(cluster, folder)
+        states = (*LIVING, "terminated")
+        found = api.instances(cleanup.tagged(cluster.id), states=states)
+        # One that was made anew has the name of the one that is gone.
+        machines = {node.machine for node in cluster.nodes}
+        found.sort(key=lambda item: (item.state != "terminated", item.id in machines))
+        return {item.node: item for item in found}
 
     def find_ids(self, folder: Path) -> frozenset[str]:
         state = provider_state.load(folder)
@@ -448,6 +467,22 @@ def _burstable(machines: Sequence[Machine]) -> Iterator[str]:
                 f"{kind} is burstable: it starts with few CPU credits or none, and without them it"
                 f" runs at {baseline} % of its speed; {usual} always runs at full speed"
             )
+
+
+_WHY = {
+    "Client.InstanceInitiatedShutdown": "it shut itself down",
+    "Client.UserInitiatedShutdown": "by a call of the EC2 API",
+    "Server.SpotInstanceTermination": "EC2 reclaimed the spot instance",
+}
+
+
+def _state(item: Instance) -> str:
+    """`terminated 2026-11-22 21:30: EC2 reclaimed the spot instance`."""
+    if item.state in ("pending", "running"):
+        return item.state
+    when = f" {clock(item.ended)}" if item.ended else ""
+    why = _WHY.get(item.why, item.why)
+    return f"{item.state}{when}" + (f": {why}" if why else "")
 
 
 def _guard(api: Api) -> str:
