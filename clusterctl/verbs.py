@@ -156,6 +156,17 @@ class List(Common, heading=CLUSTERS, module="listing", function="list_clusters")
     cluster = cluster_option(help="Show only this cluster")
 
 
+class Verify(Named, heading=CLUSTERS, module="insight"):
+    """Measure the nodes and links of a cluster, and compare them with what they promise.
+
+    Exit code 8 if something is below its limit.
+    """
+
+    examples = ("clusterctl verify", "clusterctl verify lab --quick")
+    quick = flag("--quick", OPTIONS, "Take about five seconds: no GEMM, no all-reduce")
+    now = flag("--now", OPTIONS, "Measure also while a job runs")
+
+
 class Attach(Named, heading=CLUSTERS, module="attach"):
     """Use machines that already exist: SSH hosts, or a site with Slurm or Grid Engine."""
 
@@ -663,6 +674,7 @@ VERBS: dict[str, type[Verb]] = {
     "down": Down,
     "status": Status,
     "list": List,
+    "verify": Verify,
     "attach": Attach,
     "detach": Detach,
     "extend": Extend,

@@ -1,12 +1,15 @@
-"""Verbs that look at clusters and jobs: doctor."""
+"""Verbs that look at clusters and jobs: verify, doctor."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import typer
+
 from clusterctl import actions, verbs
 from clusterctl.actions import doctor as action
-from clusterctl.cli.console import Console, pick, redact
+from clusterctl.actions import verify as measuring
+from clusterctl.cli.console import Console, pick, redact, table
 from clusterctl.cli.jobs import number_of
 from clusterctl.model import count
 
@@ -66,3 +69,28 @@ def _stack(item: Any) -> dict[str, Any]:
     stack = item.stack
     frames = [pick(frame, "name", "file", "line") for frame in stack.frames]
     return {"ranks": item.ranks, "collective": stack.collective, "frames": frames}
+
+
+def verify(given: verbs.Verify, console: Console) -> None:
+    store = actions.open_store()
+    cluster = actions.choose(store, given.wanted())
+    found = measuring.measure(store, cluster, console.report, quick=given.quick, now=given.now)
+    console.result(table((v.state, v.subject, v.what, v.text) for v in found.verdicts))
+    low = len(found.low)
+    console.report(f"{count(low, 'line')} below the limit" if low else "all as it should be")
+    console.document(
+        {
+            "cluster": cluster.name,
+            "ok": not low,
+            "seconds": found.seconds,
+            "verdicts": [
+                pick(v, "subject", "what", "state", "text", "value", "limit")
+                for v in found.verdicts
+            ],
+            "nodes": found.nodes,
+            "links": found.links,
+            "reductions": found.reductions,
+        }
+    )
+    if low:
+        raise typer.Exit(8)

@@ -35,6 +35,7 @@ from clusterctl.actions import (
     show,
     ssh_config,
     stop,
+    verify,
 )
 from clusterctl.cli import clusters, start
 from clusterctl.errors import ProviderError, UsageError
@@ -114,6 +115,7 @@ def scenes() -> list[Scene]:
             Scene("forward", ("6006",), name),
             Scene("detach" if name in ATTACHED else "down", (), name),
             Scene("jobs", (), name),
+            Scene("verify", (), name),
             *(Scene(verb, ("7",), name) for verb in ("logs", "cancel", "fetch", "rerun", "doctor")),
             Scene("data get", ("mnist",), name),
             Scene("data get", ("--no-push", "mnist"), name, frozenset({"no-push"})),
@@ -317,6 +319,7 @@ def stage(scene: Scene, monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[s
         ssh_config: ("install", "uninstall", "include"),
         show: ("status",),
         stop: ("stop",),
+        verify: ("measure",),
     }.items():
         for name in names:
             if (scene.verb, name) != ("list", "status"):

@@ -1,0 +1,328 @@
+"""`verify`: measures all nodes and links of a cluster, and compares them with what they promise."""
+
+from __future__ import annotations
+
+import base64
+import json
+import secrets
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from clusterctl import assets
+from clusterctl.actions import Tell, open_pool, require_ready, run
+from clusterctl.errors import ClusterctlError, NodeUnreachable, RecordError, UsageError, reason
+from clusterctl.insight import verify
+from clusterctl.insight.verify import Gpu, Link, NodeFigures, Reduction, Verdict
+from clusterctl.jobs.follow import Piece
+from clusterctl.model import Accelerator, Cluster, JobSpec, Node, NodeResult, count
+from clusterctl.state import Store
+from clusterctl.time_limits import Deadline
+from clusterctl.transport import Channel
+from clusterctl.transport.pool import Pool
+
+PROGRAM = "reduce_all.py"
+MARK = b"@@probe "
+START = 20.0
+"""Seconds for connections, and for one answer of a probe."""
+REDUCTION = 60.0
+FLOWS = (1, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """Seconds of each measurement, and what is left out where it has to be quick."""
+
+    compute: float
+    link: float
+    disk: int
+    thorough: bool
+
+
+THOROUGH = Effort(compute=0.25, link=0.2, disk=64 << 20, thorough=True)
+QUICK = Effort(compute=0.1, link=0.1, disk=16 << 20, thorough=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was measured, and the verdicts."""
+
+    nodes: tuple[NodeFigures, ...]
+    links: tuple[Link, ...]
+    reductions: tuple[Reduction, ...]
+    verdicts: tuple[Verdict, ...]
+    seconds: float
+
+    @property
+    def low(self) -> tuple[Verdict, ...]:
+        return tuple(item for item in self.verdicts if item.state == "low")
+
+
+def measure(store: Store, cluster: Cluster, tell: Tell, *, quick: bool, now: bool) -> Report:
+    """Raises RecordError while a job runs, unless `now`; UsageError for a batch system."""
+    began = time.monotonic()
+    require_ready(cluster)
+    if not cluster.workers:
+        raise UsageError(
+            f"cluster {cluster.name!r} has no nodes of its own to measure",
+            hint="run reduce_all.py on it: clusterctl run --nodes 2 reduce_all.py",
+        )
+    open_jobs = [job.id for job in store.open_jobs(cluster)]
+    if open_jobs and not now:
+        raise RecordError(
+            f"job {open_jobs[0]} may be running on cluster {cluster.name!r}: it and the"
+            " measurements would disturb each other",
+            hint="wait until it has ended, or add --now",
+        )
+    effort = QUICK if quick else THOROUGH
+    reductions: tuple[Reduction, ...] = ()
+    with open_pool(store, cluster) as pool:
+        tell(f"measuring {count(len(cluster.workers), 'node')}")
+        with _Probes(cluster, pool) as probes:
+            nodes = _nodes(cluster, pool, probes, effort)
+            links = _links(cluster, probes, effort, tell)
+        sound = not any(node.error for node in nodes) and not any(link.error for link in links)
+        if effort.thorough and sound:
+            backends = ["gloo", "mpi"]
+            if all(node.accelerator is not Accelerator.NONE for node in cluster.workers):
+                backends.append("nccl")
+            reductions = tuple(_reduce(store, cluster, pool, name, tell) for name in backends)
+    verdicts = verify.judge(nodes, links, reductions, one_machine=cluster.shares_machine)
+    return Report(nodes, links, reductions, verdicts, time.monotonic() - began)
+
+
+class _Probes:
+    """A process on each worker that measures what it is told (templates/insight/probe.py), and
+    ends with its connection. Those that fail are in `failed`, and are asked no more."""
+
+    def __init__(self, cluster: Cluster, pool: Pool) -> None:
+        self._cluster, self._pool = cluster, pool
+        self._channels: dict[str, Channel] = {}
+        self._buffers: dict[str, bytearray] = {}
+        self.failed: dict[str, str] = {}
+
+    def __enter__(self) -> _Probes:
+        code = base64.b64encode((assets.folder("templates") / "insight/probe.py").read_bytes())
+
+        def start(name: str) -> NodeResult:
+            transport = self._pool.transport(name)
+            transport.connect(START)
+            channel = transport.open(_command(self._cluster.node(name)), timeout=START)
+            self._channels[name], self._buffers[name] = channel, bytearray()
+            channel.send(code + b"\n", START)
+            return NodeResult(node=name, exit_code=0)
+
+        for node in self._cluster.workers:
+            if not node.python:
+                self.failed[node.name] = "it has no Python"
+        names = [node.name for node in self._cluster.workers if node.python]
+        for result in self._pool.each(start, names):
+            if result.error:
+                self.failed[result.node] = result.error
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for channel in self._channels.values():
+            channel.close()
+
+    @property
+    def names(self) -> list[str]:
+        return [n.name for n in self._cluster.workers if n.name not in self.failed]
+
+    def tell(self, name: str, action: str, **values: Any) -> None:
+        if name in self.failed:
+            return
+        try:
+            line = json.dumps({"do": action, **values}).encode() + b"\n"
+            self._channels[name].send(line, START)
+        except OSError as error:
+            self.failed[name] = reason(error) or "the connection is lost"
+
+    def hear(self, name: str, seconds: float = START) -> dict[str, Any]:
+        """Its next answer; {"error": why} where there is none."""
+        deadline = Deadline(seconds)
+        while name not in self.failed:
+            buffer = self._buffers[name]
+            line, newline, rest = bytes(buffer).partition(b"\n")
+            if newline:
+                buffer[:] = rest
+                if MARK in line:
+                    found: dict[str, Any] = json.loads(line.partition(MARK)[2])
+                    return found
+                continue  # what a login shell says
+            try:
+                data = self._channels[name].receive(max(0.1, deadline.left))
+            except TimeoutError:
+                self.failed[name] = f"no answer in {seconds:g} s"
+            except OSError as error:
+                self.failed[name] = reason(error) or "the connection is lost"
+            else:
+                if not data:
+                    self.failed[name] = "its Python ended"
+                buffer += data
+        return {"error": self.failed[name]}
+
+    def ask(self, names: Sequence[str], action: str, **values: Any) -> dict[str, dict[str, Any]]:
+        """All at once where they are machines of their own, else one after the other."""
+        found: dict[str, dict[str, Any]] = {}
+        groups = [[n] for n in names] if self._cluster.shares_machine else [list(names)]
+        for group in groups:
+            for name in group:
+                root = {"folder": self._cluster.node(name).root} if action == "node" else {}
+                self.tell(name, action, **values, **root)
+            found.update((name, self.hear(name)) for name in group)
+        return found
+
+
+def _command(node: Node) -> str:
+    """The Python in which ranks run: in the node's container where it has one."""
+    program = (
+        "import sys; sys.path = [p for p in sys.path if p];"
+        " import base64; exec(base64.b64decode(sys.stdin.readline()))"
+    )
+    command = f"exec {shlex.quote(node.python)} -u -c {shlex.quote(program)}"
+    if node.job_port == node.ssh_port:
+        return command
+    agent = shlex.quote(f"{node.root}/bin/clusterctl-ssh")
+    return f"exec {agent} {shlex.quote(node.name)} {shlex.quote(command)}"
+
+
+def _nodes(
+    cluster: Cluster, pool: Pool, probes: _Probes, effort: Effort
+) -> tuple[NodeFigures, ...]:
+    clocks: dict[str, tuple[float, float]] = {}
+
+    def read_clock(name: str) -> NodeResult:
+        before = time.time()
+        result = pool.transport(name).run("date +%s.%N", timeout=START)
+        after = time.time()
+        if result.ok:
+            clocks[name] = float(result.text.split()[-1]) - (before + after) / 2, after - before
+        return result
+
+    pool.each(read_clock, probes.names)
+    measured = probes.ask(probes.names, "node", seconds=effort.compute, size=effort.disk)
+    gemm: Mapping[str, dict[str, Any]] = {}
+    if effort.thorough:
+        gemm = probes.ask(probes.names, "gemm", seconds=effort.compute)
+    gpus = _gpus(cluster, pool)
+    found = []
+    for node in cluster.workers:
+        told = measured.get(node.name) or {"error": probes.failed.get(node.name, "not asked")}
+        kind = node.instance_type or f"{node.facts.arch} {node.facts.cores} {node.facts.gpus}"
+        figures = NodeFigures(
+            node.name,
+            kind=kind,
+            instance_type=node.instance_type,
+            error=str(told.get("error", "")),
+            expected_cores=node.facts.cores,
+            expected_gpus=len(node.facts.gpus),
+        )
+        if not figures.error:
+            figures.cores, figures.load, figures.steal = told["cores"], told["load"], told["steal"]
+            figures.core, figures.share, figures.together = told["one"], told["share"], told["all"]
+            figures.memory, figures.disk = told["memory"], told["disk"]
+            figures.gemm = gemm.get(node.name, {}).get("rates", {})
+            figures.offset, figures.uncertainty = clocks.get(node.name, (0.0, 0.0))
+            figures.gpus, figures.gpu_error = gpus.get(node.name, ((), ""))
+        found.append(figures)
+    return tuple(found)
+
+
+def _gpus(cluster: Cluster, pool: Pool) -> dict[str, tuple[tuple[Gpu, ...], str]]:
+    """What each node's GPUs say of themselves, or why they do not."""
+    fields = ",".join(verify.GPU_FIELDS)
+    commands = {
+        Accelerator.NVIDIA: f"nvidia-smi --query-gpu={fields} --format=csv,noheader,nounits",
+        Accelerator.AMD: "rocm-smi --showproductname --showtemp --showuse --showdriverversion"
+        " --json",
+    }
+    asked = {n.name: commands[n.accelerator] for n in cluster.workers if n.accelerator in commands}
+    found = {}
+    for result in pool.run(asked, timeout=START) if asked else ():
+        amd = cluster.node(result.node).accelerator is Accelerator.AMD
+        read = verify.read_rocm_smi if amd else verify.read_nvidia_smi
+        gpus = read(result.text)
+        said = result.text.strip().splitlines() or [result.why]
+        found[result.node] = (gpus, "" if gpus else said[-1])
+    return found
+
+
+def _links(cluster: Cluster, probes: _Probes, effort: Effort, tell: Tell) -> tuple[Link, ...]:
+    """All pairs, in rounds in which no node has two partners; nodes of one machine pair by pair."""
+    names = probes.names
+    pairs = [pair for turn in verify.rounds(names) for pair in turn]
+    if not pairs:
+        return ()
+    tell(f"measuring {count(len(pairs), 'link')}")
+    turns: Sequence[Sequence[tuple[str, str]]] = verify.rounds(names)
+    if cluster.shares_machine:
+        turns = [[pair] for pair in pairs]
+    return tuple(link for turn in turns for link in _turn(cluster, probes, turn, effort.link))
+
+
+def _turn(
+    cluster: Cluster, probes: _Probes, turn: Sequence[tuple[str, str]], seconds: float
+) -> list[Link]:
+    token = secrets.token_hex(8)
+    address = {name: cluster.node(name).private_address for pair in turn for name in pair}
+    for first, _ in turn:
+        probes.tell(first, "serve", address=address[first], token=token, flows=FLOWS)
+    ports = {first: probes.hear(first) for first, _ in turn}
+    called = [(first, second) for first, second in turn if "port" in ports[first]]
+    for first, second in called:
+        where = {"address": address[first], "port": ports[first]["port"]}
+        probes.tell(second, "call", **where, token=token, flows=FLOWS, seconds=seconds)
+    answers = {pair: (probes.hear(pair[1]), probes.hear(pair[0])) for pair in called}
+    found = []
+    for pair in turn:
+        call, served = answers.get(pair, (ports[pair[0]], {}))
+        error = call.get("error") or served.get("error")
+        if error:
+            found.append(Link(*pair, error=f"no connection: {error}"))
+        else:
+            flow, rate = served["rates"]
+            found.append(Link(*pair, call["latency"], flow, max(flow, rate)))
+    return found
+
+
+def _reduce(store: Store, cluster: Cluster, pool: Pool, backend: str, tell: Tell) -> Reduction:
+    """An all-reduce over all ranks, as a job like any other."""
+    tell(f"all-reduce over {backend}")
+    resolved = run.resolve([PROGRAM], None, None)
+    spec = JobSpec(
+        program=replace(resolved.program, args=("--backend", backend)),
+        backend=backend,
+        allow_cpu=True,
+        now=True,
+        timeout=REDUCTION,
+    )
+    heard: dict[tuple[int | None, str], bytes] = {}
+
+    def listen(pieces: list[Piece]) -> None:
+        for piece in pieces:
+            source = (piece.rank, piece.stream)
+            heard[source] = heard.get(source, b"") + piece.data
+
+    try:
+        number = run.next_number(store, dry=False)
+        prepared = run.prepare(cluster, spec, resolved, {}, number=number)
+        job = run.run(
+            store, prepared, on_start=lambda job: None, on_output=listen, tell=_silent, pool=pool
+        )
+    except NodeUnreachable:
+        raise
+    except ClusterctlError as error:
+        return Reduction(backend, error=error.message)
+    # It saves nothing: `down` need not look for its outputs.
+    store.save_job(replace(store.job(job.id), fetched=True))
+    said = b"\n".join(heard.get((rank, "stdout"), b"") for rank in range(job.ranks))
+    errors = b"\n".join(text for (_, stream), text in heard.items() if stream == "stderr")
+    failed = b"" if job.program_exit_code == 0 else errors
+    return verify.read_reduction(backend, (said + b"\n" + failed).decode(errors="replace"))
+
+
+def _silent(text: str) -> None:
+    """What a job says of its own start is not the report's."""

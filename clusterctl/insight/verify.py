@@ -1,0 +1,434 @@
+"""Does a cluster give what its hardware promises? A judgement over measurements. Pure.
+
+Nodes of one kind are held against each other, links against the limits of the instance types, or
+on one machine against each other and its memory. Units are SI: bytes, bits and operations per
+second, seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from statistics import median
+
+NETWORK_BASELINE = {
+    "g4dn.xlarge": 5.0,
+    "g4dn.2xlarge": 10.0,
+    "g4dn.4xlarge": 20.0,
+    "g4dn.8xlarge": 50.0,
+    "g4dn.12xlarge": 50.0,
+    "g4dn.16xlarge": 50.0,
+    "g4ad.xlarge": 2.0,
+    "g4ad.2xlarge": 4.167,
+    "g4ad.4xlarge": 8.333,
+    "g4ad.8xlarge": 15.0,
+    "g4ad.16xlarge": 25.0,
+    "c5.xlarge": 1.25,
+    "c5n.xlarge": 5.0,
+}
+"""Gbit/s that an instance always has, as describe-instance-types says (BaselineBandwidthInGbps):
+https://github.com/scylladb/scylla-machine-image/blob/next/common/aws_net_params.json"""
+
+SLOW = {"core": 0.8, "memory": 0.7, "gemm": 0.8, "disk": 0.4}
+"""Share of the median of its kind below which a node is slow. Disks vary most."""
+LINK = 0.85
+"""Share of the baseline below which a link is slow."""
+LINK_AMONG = 0.4
+"""The same of the median of all links, where no baseline is known."""
+LINK_MEMORY = 0.02
+"""The same of the memory copy of a machine whose nodes are names for it."""
+LATENCY = 3.0
+"""Times the median latency above which a link is slow, by LATENCY_LEAST seconds at least."""
+LATENCY_LEAST = 200e-6
+CLOCK = 0.5
+STEAL, LOAD = 0.1, 0.25
+"""Shares of a node's processors that others may have while it is measured."""
+SHARE = 0.8
+"""Share of a core that a thread has to get where nothing else wants it."""
+HOT = 90.0
+"""Degrees Celsius of a GPU."""
+_THROTTLED = {
+    0x08: "hardware slowdown",
+    0x20: "too hot",
+    0x40: "too hot",
+    0x80: "power brake",
+}
+"""Bits of clocks_throttle_reasons.active that are no ordinary work of the GPU:
+https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html"""
+GPU_FIELDS = (
+    *("index", "name", "driver_version", "temperature.gpu", "clocks.sm", "clocks.max.sm"),
+    *("pcie.link.width.current", "pcie.link.width.max"),
+    *("ecc.errors.uncorrected.volatile.total", "clocks_throttle_reasons.active"),
+    *("memory.used", "memory.total", "utilization.gpu"),
+)
+"""Asked of nvidia-smi, in this order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """None where the GPU does not say. Memory in MiB."""
+
+    index: int
+    name: str
+    driver: str = ""
+    temperature: float | None = None
+    width: float | None = None
+    width_most: float | None = None
+    errors: float | None = None
+    """ECC errors since the driver was loaded that could not be corrected."""
+    throttled: str = ""
+    memory_used: float | None = None
+    utilization: float | None = None
+
+
+@dataclass(slots=True)
+class NodeFigures:
+    """One node's measurements. `kind`: nodes of one kind have to be equally fast. `expected` cores
+    and GPUs are those of bootstrap. `error`: why it could not be measured."""
+
+    name: str
+    kind: str = ""
+    instance_type: str = ""
+    error: str = ""
+    offset: float = 0.0
+    uncertainty: float = 0.0
+    expected_cores: int = 0
+    expected_gpus: int = 0
+    cores: int = 0
+    load: float = 0.0
+    steal: float = 0.0
+    share: float = 1.0
+    """Of one core, that one thread got."""
+    core: float = 0.0
+    """Bytes of SHA-256 per second of processor time."""
+    together: float = 0.0
+    """The same of all cores, per second."""
+    memory: float = 0.0
+    disk: float | None = None
+    gemm: Mapping[str, float] = field(default_factory=dict)
+    gpus: tuple[Gpu, ...] = ()
+    gpu_error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Between two nodes: latency of a round trip, bytes per second of one flow and of several."""
+
+    first: str
+    second: str
+    latency: float = 0.0
+    flow: float = 0.0
+    rate: float = 0.0
+    error: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.first} – {self.second}"
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """An all-reduce over all ranks: latency of the smallest message, bus bandwidth of the
+    largest (bytes per second)."""
+
+    backend: str
+    ranks: int = 0
+    latency: float = 0.0
+    rate: float = 0.0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A line of the report. `state`: `ok`, `low` (below its limit) or `note`."""
+
+    subject: str
+    what: str
+    state: str
+    text: str
+    value: float | None = None
+    limit: float | None = None
+
+
+def rounds(names: Sequence[str]) -> tuple[tuple[tuple[str, str], ...], ...]:
+    """Each pair once, in rounds in which nobody has two partners (the circle method): n - 1 rounds
+    for an even number of names, n for an odd one."""
+    circle: list[str | None] = [*names, *[None] * (len(names) % 2)]
+    found = []
+    for _ in range(len(circle) - 1):
+        half = len(circle) // 2
+        pairs = zip(circle[:half], reversed(circle[half:]), strict=True)
+        found.append(tuple((a, b) for a, b in pairs if a is not None and b is not None))
+        circle = [circle[0], circle[-1], *circle[1:-1]]
+    return tuple(found)
+
+
+def judge(
+    nodes: Sequence[NodeFigures],
+    links: Sequence[Link],
+    reductions: Sequence[Reduction] = (),
+    *,
+    one_machine: bool,
+) -> tuple[Verdict, ...]:
+    """A verdict for each thing that was measured, node by node, then link by link."""
+    found: list[Verdict] = []
+    for node in nodes:
+        if node.error:
+            found.append(Verdict(node.name, "node", "low", node.error))
+            continue
+        found += _node(node, nodes, one_machine)
+    memory = max((node.memory for node in nodes), default=0.0)
+    types = {node.name: node.instance_type for node in nodes}
+    busy = one_machine and any(_others(node) for node in nodes)
+    found += _links(links, types, memory if one_machine else 0.0, busy)
+    found += (_reduction(item, links) for item in reductions)
+    return tuple(found)
+
+
+def _node(node: NodeFigures, nodes: Sequence[NodeFigures], one_machine: bool) -> Iterator[Verdict]:
+    lacks = node.cores < node.expected_cores
+    text = f"{node.cores} of {node.expected_cores}" if lacks else f"{node.cores}"
+    busy = _others(node)
+    if node.core and not busy:
+        text += f", {node.together / node.core:.1f} times as fast as one"
+    yield Verdict(node.name, "cores", _low(lacks), text, node.cores, node.expected_cores)
+    if busy:
+        # Nodes of one machine share it with all that its user does.
+        yield Verdict(node.name, "processor", "note" if one_machine else "low", busy, node.load)
+    elif node.share < SHARE:
+        text = f"a thread gets {node.share:.0%} of a core: a cgroup limits it"
+        yield Verdict(node.name, "processor", "low", text, node.share, SHARE)
+    rest = [n for n in nodes if n.kind == node.kind and not n.error and n is not node]
+    figures: list[tuple[str, str, float | None, list[float], Callable[[float], str]]] = [
+        ("core", "core speed", node.core, [n.core for n in rest], bytes_rate),
+        ("memory", "memory copy", node.memory, [n.memory for n in rest], bytes_rate),
+        ("disk", "disk write", node.disk, [n.disk for n in rest if n.disk], bytes_rate),
+        *(
+            ("gemm", f"GEMM {name}", rate, [n.gemm[name] for n in rest if name in n.gemm], flops)
+            for name, rate in node.gemm.items()
+        ),
+    ]
+    hot = next((f"GPU {gpu.index} is throttled" for gpu in node.gpus if gpu.throttled), "")
+    for key, what, value, others, show in figures:
+        if value:
+            yield _compare(node, what, value, others, SLOW[key], show, busy or hot)
+    yield from _clock(node, nodes)
+    yield from _gpus(node, nodes)
+
+
+def _compare(
+    node: NodeFigures,
+    what: str,
+    value: float,
+    others: Sequence[float],
+    least: float,
+    show: Callable[[float], str],
+    why: str,
+) -> Verdict:
+    """A figure against those of the other nodes of its kind. What others slow down is only noted:
+    it is no fault of the machine."""
+    usual = median(others) if others else None
+    share = value / usual if usual else 1.0
+    if share >= least:
+        return Verdict(node.name, what, "ok", show(value), value, usual)
+    text = f"{show(value)}, {share:.0%} of the median" + (f": {why}" if why else "")
+    return Verdict(node.name, what, "note" if _others(node) else "low", text, value, usual)
+
+
+def _low(low: bool) -> str:
+    return "low" if low else "ok"
+
+
+def _others(node: NodeFigures) -> str:
+    """Who else uses the node's processors."""
+    if node.steal > STEAL:
+        return f"the hypervisor gives {node.steal:.0%} of its processors to others"
+    if node.load > LOAD * node.cores:
+        return f"other processes use {node.load:.1f} of its {node.cores} cores"
+    return ""
+
+
+def _clock(node: NodeFigures, nodes: Sequence[NodeFigures]) -> Iterator[Verdict]:
+    offsets = [other.offset for other in nodes if not other.error]
+    difference = node.offset - sorted(offsets)[len(offsets) // 2]
+    low = abs(difference) > CLOCK + node.uncertainty
+    side = "ahead" if difference > 0 else "behind"
+    text = f"{abs(difference):.2f} s {side}: start a time service there" if low else "right"
+    yield Verdict(node.name, "clock", "low" if low else "ok", text, difference, CLOCK)
+
+
+def _gpus(node: NodeFigures, nodes: Sequence[NodeFigures]) -> Iterator[Verdict]:
+    count, expected = len(node.gpus), node.expected_gpus
+    if node.gpu_error:
+        yield Verdict(node.name, "GPUs", "low", node.gpu_error, 0, expected)
+    elif expected or count:
+        low = count < expected
+        text = f"{count} of {expected}" if low else f"{count} × {node.gpus[0].name}"
+        yield Verdict(node.name, "GPUs", "low" if low else "ok", text, count, expected)
+    drivers = {gpu.driver for other in nodes for gpu in other.gpus}
+    if node.gpus and len(drivers) > 1:
+        text = f"{node.gpus[0].driver}; the nodes have several: {', '.join(sorted(drivers))}"
+        yield Verdict(node.name, "GPU driver", "low", text)
+    for gpu in node.gpus:
+        for text in _ailments(gpu):
+            yield Verdict(node.name, f"GPU {gpu.index}", "low", text)
+
+
+def _ailments(gpu: Gpu) -> Iterator[str]:
+    if gpu.errors:
+        yield f"{gpu.errors:.0f} memory errors that could not be corrected: replace the node"
+    if gpu.throttled:
+        at = f", {gpu.temperature:.0f} °C" if gpu.temperature is not None else ""
+        yield f"throttled: {gpu.throttled}{at}"
+    elif gpu.temperature is not None and gpu.temperature > HOT:
+        yield f"{gpu.temperature:.0f} °C"
+    if gpu.width and gpu.width_most and gpu.width < gpu.width_most:
+        yield f"its PCIe link has {gpu.width:.0f} of {gpu.width_most:.0f} lanes"
+
+
+# ---------------------------------------------------------------------------------------- links
+
+
+def _links(
+    links: Sequence[Link], types: Mapping[str, str], memory: float, busy: bool
+) -> Iterator[Verdict]:
+    """`memory`: of the one machine that all nodes are names for, else 0; `busy`: with other work,
+    which latencies say more of than of links."""
+    sound = [link for link in links if not link.error]
+    usual = median(link.rate for link in sound) if sound else 0.0
+    trip = median(link.latency for link in sound) if sound else 0.0
+    for link in links:
+        if link.error:
+            yield Verdict(link.name, "link", "low", link.error)
+            continue
+        yield _bandwidth(link, types, usual if len(sound) > 2 else 0.0, memory)
+        slow = link.latency > LATENCY * trip and link.latency - trip > LATENCY_LEAST
+        text = f"{link.latency * 1e6:.0f} µs"
+        text += f", {link.latency / trip:.1f} times the median" if slow else ""
+        state = ("note" if busy else "low") if slow else "ok"
+        yield Verdict(link.name, "latency", state, text, link.latency, trip)
+
+
+def _bandwidth(link: Link, types: Mapping[str, str], usual: float, memory: float) -> Verdict:
+    bits = link.rate * 8 / 1e9
+    text = f"{bits:.3g} Gbit/s"
+    baselines = [NETWORK_BASELINE.get(types.get(name, "")) for name in (link.first, link.second)]
+    known = [baseline for baseline in baselines if baseline is not None]
+    low, limit = False, None
+    if len(known) == 2:
+        limit = min(known)
+        low = bits < LINK * limit
+        text = f"{bits:.3g} of {limit:.3g} Gbit/s: "
+        text += "below the baseline" if low else "baseline"
+        text += ", burst" if bits > 1.1 * limit else ""
+    elif usual and link.rate < LINK_AMONG * usual:
+        low, limit = True, usual * 8 / 1e9
+        text += f", {link.rate / usual:.0%} of the median link"
+    elif memory and link.rate < LINK_MEMORY * memory:
+        low, limit = True, LINK_MEMORY * memory * 8 / 1e9
+        text += f": little for a machine whose memory copies {bytes_rate(memory)}"
+    if low and link.flow > 1.5 * link.rate:
+        text += f"; one flow alone has {link.flow * 8 / 1e9:.3g} Gbit/s"
+    return Verdict(link.name, "bandwidth", "low" if low else "ok", text, bits, limit)
+
+
+def _reduction(item: Reduction, links: Sequence[Link]) -> Verdict:
+    subject = f"all-reduce {item.backend}"
+    if item.error:
+        return Verdict(subject, "all-reduce", "low", item.error)
+    slowest = min((link.rate for link in links if not link.error), default=0.0)
+    share = f", {item.rate / slowest:.0%} of the slowest link" if slowest else ""
+    text = f"{item.latency * 1e6:.0f} µs; {bytes_rate(item.rate)}{share}"
+    return Verdict(subject, "all-reduce", "ok", text, item.rate, slowest or None)
+
+
+def bytes_rate(value: float) -> str:
+    return f"{value / 1e9:.3g} GB/s" if value >= 1e9 else f"{value / 1e6:.3g} MB/s"
+
+
+def flops(value: float) -> str:
+    return f"{value / 1e12:.3g} TFLOP/s" if value >= 1e12 else f"{value / 1e9:.3g} GFLOP/s"
+
+
+# -------------------------------------------------------------------------------------- parsing
+
+
+def read_nvidia_smi(text: str) -> tuple[Gpu, ...]:
+    """The lines of `nvidia-smi --query-gpu=GPU_FIELDS --format=csv,noheader,nounits`."""
+    found = []
+    for line in text.splitlines():
+        words = [word.strip() for word in line.split(",")]
+        if len(words) != len(GPU_FIELDS) or not words[0].isdigit():
+            continue
+        given = dict(zip(GPU_FIELDS, words, strict=True))
+        active = 0
+        with suppress(ValueError):
+            active = int(given["clocks_throttle_reasons.active"], 16)
+        reasons = dict.fromkeys(text for bit, text in _THROTTLED.items() if active & bit)
+        found.append(
+            Gpu(
+                index=int(given["index"]),
+                name=given["name"],
+                driver=given["driver_version"],
+                temperature=_number(given["temperature.gpu"]),
+                width=_number(given["pcie.link.width.current"]),
+                width_most=_number(given["pcie.link.width.max"]),
+                errors=_number(given["ecc.errors.uncorrected.volatile.total"]),
+                throttled=", ".join(reasons),
+                memory_used=_number(given["memory.used"]),
+                utilization=_number(given["utilization.gpu"]),
+            )
+        )
+    return tuple(found)
+
+
+def read_rocm_smi(text: str) -> tuple[Gpu, ...]:
+    """What `rocm-smi --showproductname --showtemp --showuse --showdriverversion --json` prints."""
+    try:
+        cards = json.loads(text[text.index("{") :])
+    except ValueError:
+        return ()
+    driver = str(cards.get("system", {}).get("Driver version", ""))
+    found = []
+    for name, card in sorted(cards.items()):
+        if not (match := re.fullmatch(r"card(\d+)", name)):
+            continue
+        lower = {key.lower(): str(value) for key, value in card.items()}
+        series = next((value for key, value in lower.items() if "card series" in key), "AMD GPU")
+        hottest = [
+            degrees
+            for key, value in lower.items()
+            if "temperature" in key and (degrees := _number(value)) is not None
+        ]
+        found.append(
+            Gpu(
+                index=int(match[1]),
+                name=series,
+                driver=driver,
+                temperature=max(hottest, default=None),
+                utilization=_number(lower.get("gpu use (%)", "")),
+            )
+        )
+    return tuple(found)
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:  # `[N/A]`
+        return None
+
+
+def read_reduction(backend: str, text: str) -> Reduction:
+    """The table that reduce_all.py prints: bytes, µs, algorithm and bus bandwidth in GB/s."""
+    rows = [line.split() for line in text.splitlines()]
+    table = [row for row in rows if len(row) == 4 and None not in map(_number, row)]
+    ranks = re.search(r"^ok: (\d+) ranks", text, re.MULTILINE)
+    if not table or not ranks:
+        said = [line for line in text.splitlines() if line.strip()]
+        return Reduction(backend, error=said[-1] if said else "no rank printed anything")
+    latency, rate = float(table[0][1]) / 1e6, float(table[-1][3]) * 1e9
+    return Reduction(backend, int(ranks[1]), latency, rate)

@@ -1,0 +1,221 @@
+"""What `verify` makes of measurements: planted faults, with cause and number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+
+from clusterctl.insight import verify
+from clusterctl.insight.verify import Gpu, Link, NodeFigures, Verdict
+
+NAMES = ("worker-1", "worker-2", "worker-3")
+T4 = Gpu(0, "Tesla T4", driver="550.1", temperature=41, width=8, width_most=8, errors=0)
+
+
+def figures(name: str, **changes: object) -> NodeFigures:
+    usual = NodeFigures(
+        name,
+        kind="g4dn.xlarge",
+        instance_type="g4dn.xlarge",
+        expected_cores=4,
+        cores=4,
+        core=2e9,
+        together=6e9,
+        memory=20e9,
+        disk=250e6,
+        gemm={"cpu float32": 200e9},
+    )
+    return replace(usual, **changes)  # type: ignore[arg-type]
+
+
+def links(rate: float = 0.62e9, names: Sequence[str] = NAMES) -> list[Link]:
+    return [Link(a, b, 100e-6, rate, rate) for a, b in combinations(names, 2)]
+
+
+def judge(
+    *nodes: NodeFigures, of: Sequence[Link] = (), one_machine: bool = False
+) -> tuple[Verdict, ...]:
+    """The usual nodes, but for those given."""
+    given = {node.name: node for node in nodes}
+    every = [given.get(name, figures(name)) for name in NAMES]
+    return verify.judge(every, of, one_machine=one_machine)
+
+
+def wrong(verdicts: Sequence[Verdict]) -> list[tuple[str, str, str]]:
+    return [(v.subject, v.what, v.text) for v in verdicts if v.state != "ok"]
+
+
+# ---------------------------------------------------------------------------------------- nodes
+
+
+def test_a_sound_cluster_has_no_low_line() -> None:
+    assert wrong(judge(of=links())) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "what", "says"),
+    [
+        ({"cores": 2}, "cores", "2 of 4"),
+        ({"core": 1.22e9}, "core speed", "1.22 GB/s, 61% of the median"),
+        ({"memory": 10e9}, "memory copy", "10 GB/s, 50% of the median"),
+        ({"disk": 50e6}, "disk write", "50 MB/s, 20% of the median"),
+        ({"gemm": {"cpu float32": 100e9}}, "GEMM cpu float32", "100 GFLOP/s, 50% of the median"),
+        ({"share": 0.3}, "processor", "a thread gets 30% of a core: a cgroup limits it"),
+        ({"load": 3.1}, "processor", "other processes use 3.1 of its 4 cores"),
+        ({"steal": 0.4}, "processor", "the hypervisor gives 40% of its processors to others"),
+        ({"offset": -3.25}, "clock", "3.25 s behind: start a time service there"),
+        ({"expected_gpus": 2, "gpus": (T4,)}, "GPUs", "1 of 2"),
+        ({"expected_gpus": 1, "gpu_error": "No devices were found"}, "GPUs", "No devices"),
+        ({"gpus": (replace(T4, errors=3.0),)}, "GPU 0", "3 memory errors that could not be"),
+        ({"gpus": (replace(T4, throttled="too hot", temperature=83),)}, "GPU 0", "too hot, 83 °C"),
+        ({"gpus": (replace(T4, width=4),)}, "GPU 0", "its PCIe link has 4 of 8 lanes"),
+        ({"error": "it has no Python"}, "node", "it has no Python"),
+    ],
+)
+def test_a_fault_of_a_node(changes: dict[str, object], what: str, says: str) -> None:
+    [(subject, found, text)] = wrong(judge(figures("worker-3", **changes)))
+    assert (subject, found) == ("worker-3", what)
+    assert says in text
+
+
+def test_what_other_processes_slow_down_is_no_fault_of_the_machine() -> None:
+    """A laptop whose user works on it: noted, with the reason, and exit code 0."""
+    verdicts = judge(figures("worker-3", load=2.0, memory=5e9), one_machine=True)
+    assert {v.state for v in verdicts} == {"ok", "note"}
+    assert any("25% of the median: other processes use 2.0" in v.text for v in verdicts)
+
+
+def test_nodes_of_other_kinds_are_not_compared() -> None:
+    assert wrong(judge(figures("worker-3", kind="t3.micro", core=0.5e9, memory=1e9))) == []
+
+
+def test_drivers_have_to_be_the_same() -> None:
+    with_gpus = [figures(name, gpus=(T4,)) for name in NAMES[:2]]
+    other = figures(NAMES[2], gpus=(replace(T4, driver="535.0"),))
+    found = wrong(judge(*with_gpus, other))
+    assert {what for _, what, _ in found} == {"GPU driver"}
+
+
+# ---------------------------------------------------------------------------------------- links
+
+
+@pytest.mark.parametrize(
+    ("gbits", "state", "text"),
+    [
+        (4.9, "ok", "4.9 of 5 Gbit/s: baseline"),
+        (9.6, "ok", "9.6 of 5 Gbit/s: baseline, burst"),
+        (2.1, "low", "2.1 of 5 Gbit/s: below the baseline"),
+    ],
+)
+def test_links_are_held_against_the_baseline(gbits: float, state: str, text: str) -> None:
+    verdicts = judge(of=links(gbits / 8 * 1e9))
+    assert {(v.state, v.text) for v in verdicts if v.what == "bandwidth"} == {(state, text)}
+
+
+def test_a_slow_link_among_others() -> None:
+    """Of instance types without a known baseline."""
+    nodes = [figures(name, instance_type="") for name in NAMES]
+    of = links()
+    of[2] = replace(of[2], rate=0.062e9, flow=0.062e9)
+    [(subject, what, text)] = wrong(judge(*nodes, of=of))
+    assert (subject, what) == ("worker-2 – worker-3", "bandwidth")
+    assert "10% of the median link" in text
+
+
+def test_links_within_a_machine_are_held_against_its_memory() -> None:
+    nodes = [figures(name, instance_type="") for name in NAMES]
+    found = wrong(judge(*nodes, of=links(6e6), one_machine=True))
+    assert len(found) == 3
+    assert all("little for a machine whose memory copies 20 GB/s" in text for *_, text in found)
+
+
+def test_a_late_link() -> None:
+    of = links()
+    of[0] = replace(of[0], latency=5e-3)
+    [(subject, what, text)] = wrong(judge(of=of))
+    assert (subject, what, text) == (
+        "worker-1 – worker-2",
+        "latency",
+        "5000 µs, 50.0 times the median",
+    )
+
+
+def test_a_dead_link() -> None:
+    of = [*links()[:2], Link("worker-2", "worker-3", error="no connection: timed out")]
+    assert wrong(judge(of=of)) == [("worker-2 – worker-3", "link", "no connection: timed out")]
+
+
+@pytest.mark.parametrize("count", range(2, 10))
+def test_every_pair_meets_once_and_nobody_twice_in_a_round(count: int) -> None:
+    names = [f"n{number}" for number in range(count)]
+    rounds = verify.rounds(names)
+    assert len(rounds) == count - 1 + count % 2
+    for pairs in rounds:
+        met = [name for pair in pairs for name in pair]
+        assert len(met) == len(set(met))
+    played = [frozenset(pair) for pairs in rounds for pair in pairs]
+    assert sorted(map(sorted, played)) == sorted(map(sorted, combinations(names, 2)))
+
+
+# -------------------------------------------------------------------------------------- parsing
+
+NVIDIA_SMI = """\
+0, Tesla T4, 550.127.05, 83, 585, 1590, 8, 16, 2, 0x0000000000000020, 3, 15360, 100
+1, Tesla T4, 550.127.05, 34, 300, 1590, 16, 16, 0, 0x0000000000000001, 0, 15360, 0
+2, NVIDIA A10G, 550.127.05, 34, 300, 1590, 16, 16, [N/A], 0x0000000000000004, 0, 23028, 0
+"""
+
+
+def test_nvidia_smi() -> None:
+    """An idle clock and a power cap are no throttling; `[N/A]` is no number."""
+    first, second, third = verify.read_nvidia_smi(NVIDIA_SMI)
+    assert (first.throttled, first.temperature, first.errors) == ("too hot", 83.0, 2.0)
+    assert (first.width, first.width_most) == (8.0, 16.0)
+    assert (second.throttled, second.errors, second.driver) == ("", 0.0, "550.127.05")
+    assert (third.throttled, third.errors) == ("", None)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "No devices were found\n",
+        "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.",
+        "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 550.144",
+    ],
+)
+def test_nvidia_smi_without_gpus(text: str) -> None:
+    assert verify.read_nvidia_smi(text) == ()
+
+
+def test_rocm_smi() -> None:
+    text = (
+        'WARNING: AMD GPU device(s) is/are in a low-power state.\n{"card0": {"Temperature (Sensor '
+        'edge) (C)": "34.0", "Temperature (Sensor junction) (C)": "96.0", "GPU use (%)": "7", '
+        '"Card series": "Radeon Pro V520"}, "system": {"Driver version": "6.7.0"}}'
+    )
+    [gpu] = verify.read_rocm_smi(text)
+    assert gpu == Gpu(0, "Radeon Pro V520", driver="6.7.0", temperature=96.0, utilization=7.0)
+    assert verify.read_rocm_smi("rocm-smi: command not found") == ()
+
+
+TABLE = """\
+[Rank0] worker-1 | before: [0, 0, 0, 0] | after: [1, 1, 1, 1]
+ok: 2 ranks on 2 hosts, each holds 1 = W(W-1)/2, over gloo
+       bytes   latency us   algbw GB/s   busbw GB/s
+           8        19.32       0.0000       0.0000
+     2097152     15299.05       0.1371       0.1371
+"""
+
+
+def test_the_table_of_an_all_reduce() -> None:
+    found = verify.read_reduction("gloo", TABLE)
+    assert (found.ranks, found.error) == (2, "")
+    assert (found.latency, found.rate) == pytest.approx((19.32e-6, 137.1e6))
+    failed = verify.read_reduction("nccl", "Traceback\nRuntimeError: no GPU\n")
+    assert failed.error == "RuntimeError: no GPU"
+    [verdict] = verify.judge([], [], [failed], one_machine=False)
+    assert (verdict.subject, verdict.state) == ("all-reduce nccl", "low")
