@@ -22,6 +22,8 @@ PATIENCE = 5.0
 """Seconds after which a person wants to know what the hand-in waits for."""
 LINGER = "/var/lib/systemd/linger"
 """Has a file for every user whose processes and memory outlive their last session."""
+CGROUPS = "/sys/fs/cgroup"
+"""Where control groups of version 2 are; with those of version 1 it holds none."""
 Carry = int | Mapping[str, Path]
 """Outputs of an earlier job that a job starts with: those that the nodes have of the job of that
 number, or an archive here for each node."""
@@ -75,6 +77,7 @@ def node_files(job: Job, cluster: Cluster, plan: LaunchPlan, secrets: Mapping[st
                 agent=plan.agents.get(name, ""),
                 device_env=plan.device_env,
                 grace=GRACE,
+                cgroups=CGROUPS,
                 line_buffered=job.spec.program.kind
                 in (*(ProgramKind.SOURCE, ProgramKind.BINARY, ProgramKind.COMMAND),),
             ),

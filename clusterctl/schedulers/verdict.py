@@ -13,6 +13,8 @@ and judge nothing. TIME is in seconds since the epoch. A line counts for the att
     exit TIME RANK CODE ATTEMPT       a rank has ended
     survivors TIME NODE COUNT         processes that were left there at last; `?`: it did not answer
     full TIME NODE                    its disk is full
+    oom TIME RANK ATTEMPT             memory ran out, and the kernel killed a process there
+    node TIME NODE WORD               something came over the node: one of EVENTS
     dead TIME                         the supervisor is gone, and nobody else writes anything
     absent TIME                       there is no such file: the job was never handed in
     ended TIME                        nothing more will happen (`survivors` may follow)
@@ -36,6 +38,13 @@ CAUSES: Mapping[str, JobState] = {
     "no-rank": JobState.FAILED,  # the launch took too long
     "stopped": JobState.RUNNING,  # by the batch system, which knows whether it will run again
 }
+
+EVENTS: Mapping[str, str] = {
+    "restarted": "{} restarted while the job ran",
+    "spot": "EC2 reclaimed the spot instance {}",
+    "deadline": "{} reached the cluster's deadline",
+}
+"""What may come over a node, and how it is said."""
 
 TOLD_TO_END = 143
 """The exit code of a rank that SIGTERM has ended, which is how a launcher ends the others."""
@@ -63,6 +72,10 @@ class Attempt:
     survivors: dict[str, int] = field(default_factory=dict)
     """By node; -1: it did not answer."""
     full: list[str] = field(default_factory=list)
+    out_of_memory: set[int] = field(default_factory=set)
+    """Ranks."""
+    events: dict[str, str] = field(default_factory=dict)
+    """By node: one of EVENTS."""
     dead: float | None = None
     ended: float | None = None
     said: JobState | None = None
@@ -108,6 +121,12 @@ class Facts:
             last.survivors[rest[0]] = -1 if rest[1] == "?" else int(rest[1])
         elif word == "full":
             last.full = list(dict.fromkeys((*last.full, rest[0])))
+        elif word == "oom":
+            rank, attempt = map(int, rest)
+            if attempt == last.number:
+                last.out_of_memory.add(rank)
+        elif word == "node" and rest[1] in EVENTS:
+            last.events[rest[0]] = rest[1]
         elif word == "dead" and not last.ended:
             last.dead = when
         elif word == "absent":
@@ -234,6 +253,11 @@ def _reason(job: Job, state: JobState, last: Attempt, failure: RankFailure | Non
     why = f"lost {silent}: no answer when the job ended" if silent else ""
     if last.full:
         why = f"{_FULL}{', '.join(last.full)}"
+    elif last.events:
+        said = (EVENTS[word].format(name) for name, word in sorted(last.events.items()))
+        why = ", ".join((*said, *([why] if why else [])))
+    elif failure and failure.rank in last.out_of_memory:
+        why = f"{failure.node} ran out of memory, and the kernel killed a process"
     elif last.hung and not silent:
         why = f"hung: no rank printed anything for {last.hung:g} s"
     if not last.started:

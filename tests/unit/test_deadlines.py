@@ -91,6 +91,7 @@ def test_it_warns_and_then_ends(agent: Agent, tmp_path: Path) -> None:
     assert agent().wait(60) == 0
     assert time.time() >= at
     assert (tmp_path / "story").read_text() == "ask 1\nend\n"
+    assert (tmp_path / "root" / "ending").read_text() == "deadline\n"
 
 
 def test_it_follows_the_file(agent: Agent, tmp_path: Path) -> None:

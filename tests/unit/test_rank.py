@@ -65,6 +65,7 @@ class Rank:
                 "working": "sub dir",
                 "program": ("/bin/sh", "-c", script, "name", *values.pop("args", ())),
                 "agent": "",
+                "cgroups": "/nowhere",
                 "device_env": {"GLOO_SOCKET_IFNAME": "$cctl_device"},
                 "line_buffered": False,
                 **values,
@@ -302,3 +303,40 @@ def test_a_c_program_shows_its_lines_at_once(need: Callable[[str], str], tmp_pat
     until(lambda: out.exists() and out.read_text() == "NOW\n")
     sweep(tmp_path, "templates;", "end", "0")
     process.communicate(timeout=20)
+
+
+@pytest.mark.parametrize("end", ["kill -9 $$", "exit 1"])
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_rank_notes_that_the_kernel_killed_for_memory(
+    end: str, killed: int, tmp_path: Path
+) -> None:
+    """Its own process, or one that it has started; a count from before it began is not its own."""
+    own = Path("/proc/self/cgroup").read_text().splitlines()
+    group = next((line[3:] for line in own if line.startswith("0::")), "")
+    events = tmp_path / "two words" / group.lstrip("/") / "memory.events"
+    events.parent.mkdir(parents=True)
+    events.write_text("oom 7\noom_kill 3\n")
+    count = f"echo 'oom_kill {3 + killed}' >'{events}'"
+    values = {"cgroups": tmp_path / "two words"}
+    rank = Rank(tmp_path / "7", f"{count}; {end}", {}, **values)
+    assert rank.run(OMPI)[0] != 0
+    (tmp_path / "7" / ".staged").touch()
+    said = sweep(tmp_path / "7", "no such job", "look")
+    assert ("oom 1 1" in said) == bool(killed)
+
+
+def test_what_came_over_a_node_is_told(tmp_path: Path) -> None:
+    """A restart since a rank began there, and a notice since the job was staged."""
+    folder = tmp_path / "jobs" / "7"
+    rank = Rank(folder, "exit 3", {})
+    rank.run(OMPI)
+    notice = tmp_path / "ending"
+    notice.write_text("spot\n")
+    os.utime(notice, (1e9, 1e9))
+    (folder / ".staged").touch()
+    assert not [line for line in sweep(folder, "no such job", "look") if "node" in line]
+    notice.write_text("spot\n")
+    os.utime(notice, (2e9, 2e9))
+    (folder / "out" / "boot").write_text("another\n")
+    said = sweep(folder, "no such job", "look")
+    assert [line for line in said if "node" in line] == ["node restarted", "node spot"]
