@@ -404,6 +404,8 @@ class JobSpec:
     hang_timeout: float = 0.0
     """Seconds without output after which an attempt is ended; 0: none."""
     retries: int = 0
+    on_node_loss: str = ""
+    """`replace`, `shrink` or `fail`; "": the first where nodes cost nothing, else the last."""
     keep_files: tuple[str, ...] = ()
     """Patterns of outputs to copy to the launcher meanwhile; (): snapshots and small ones."""
     allow_cpu: bool = False
@@ -430,6 +432,7 @@ class JobSpec:
             "--now": self.now,
             "--hang-timeout": self.hang_timeout,
             "--keep-files": self.keep_files,
+            "--on-node-loss": self.on_node_loss,
             "--nodes": self.nodes,
             "--ranks-per-node": self.ranks_per_node,
         }

@@ -361,6 +361,15 @@ class Run(Started, heading=JOBS, module="start"):
         limits=(where.DIRECT, where.SUPERVISED),
     )
     retries = number("--retries", JOB, "Retry after a failure, at most N times", check=whole(0))
+    on_node_loss = choice(
+        "--on-node-loss",
+        JOB,
+        "Continue on new nodes, or on those left",
+        "replace",
+        "shrink",
+        "fail",
+        limits=(where.REPLACED, where.SUPERVISED, where.FOLLOWED),
+    )
     keep_files = texts(
         "--keep-files",
         JOB,

@@ -3,7 +3,7 @@ what they need has been saved."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -273,14 +273,16 @@ def rerun(
     on_output: OnOutput,
     tell: Tell,
     detach: bool,
+    without: Collection[str] = (),
 ) -> Job:
     """The same program, tree and options again, as a new job on a cluster of the same name, or on
-    the cluster `where`.
+    the cluster `where`, less the nodes `without`.
 
     `resume` carries the old job's outputs over, so that a program that reads its snapshot goes on.
     """
     old = store.job(number)
     cluster = require_ready(store.cluster(old.cluster if where is None else check_name(where)))
+    cluster = cluster.without(without)
     spec, secrets = _with(old.spec, given)
     source = None
     if resume:

@@ -20,6 +20,10 @@ from clusterctl.state import Store
 from clusterctl.transport.pool import Pool
 
 
+class NothingSaved(RecordError):
+    """Nothing is left of what the job's rank 0 wrote."""
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """Where the files of an earlier job are. `nodes` are those that it ran on, that of rank 0
@@ -43,6 +47,8 @@ def find(store: Store, old: Job, next_job: Job, target: Cluster, tell: Tell) -> 
     """Where the files of `old` are for a job that is planned for `target`. Raises RecordError where
     what its rank 0 wrote is gone, or the job has not ended."""
     cluster = next((item for item in store.clusters() if item.id == old.cluster_id), None)
+    if cluster is not None and cluster.id == target.id:
+        cluster = target  # as far as it is there
     if cluster is None or (cluster.phase is not Phase.READY and cluster.id != target.id):
         return _fetched_only(store, old, tell)
     with open_pool(store, cluster) as pool:
@@ -115,8 +121,8 @@ def _require_ended(old: Job) -> Job:
     return old
 
 
-def _refuse(old: Job, why: str) -> RecordError:
-    return RecordError(
+def _refuse(old: Job, why: str) -> NothingSaved:
+    return NothingSaved(
         f"job {old.id} cannot be resumed: {why}",
         hint=f"`clusterctl rerun {old.id}` starts from the beginning",
     )

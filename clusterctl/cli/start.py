@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from clusterctl import actions, verbs
-from clusterctl.actions import Store, jobs
+from clusterctl.actions import Store, jobs, recover
 from clusterctl.actions import run as action
 from clusterctl.actions.run import Prepared
 from clusterctl.cli.console import Console, plain
@@ -49,6 +48,7 @@ def run(given: verbs.Run, console: Console) -> None:
         secret_names=tuple(sorted(secrets)),
         env_files=tuple(str(path.absolute()) for path in files),
     )
+    recover.check(spec.on_node_loss, chosen)
     number = action.next_number(store, dry=True)
     needs = "none" if given.emit else given.requirements
     prepared = action.prepare(chosen, spec, resolved, secrets, number=number, requirements=needs)
@@ -78,6 +78,7 @@ def _circumstances(given: verbs.Run, chosen: Cluster) -> set[str]:
     doing = {
         "interactive": given.interactive,
         "emit": given.emit,
+        "detach": given.detach,
         "terminal": given.interactive and not given.dry_run,
     }
     ways = [word for word, wanted in doing.items() if wanted]
@@ -127,12 +128,18 @@ def _start(console: Console, store: Store, prepared: Prepared, detach: bool) -> 
         console.report(f"staging {prepared.tree.describe()}; {large}")
     else:
         console.detail(f"staging {prepared.tree.describe()}")
-    latest = partial(action.find_job, store, prepared.job.id)
-    with reporting(console, latest), Printer(console) as printer:
-        job = action.run(
+    number = prepared.job.id
+
+    def on_start(started: Job) -> None:
+        nonlocal number
+        number = started.id
+        announce(console, started, detach)
+
+    with reporting(console, lambda: action.find_job(store, number)), Printer(console) as printer:
+        job = recover.run(
             store,
             prepared,
-            on_start=lambda started: announce(console, started, detach),
+            on_start=on_start,
             on_output=printer,
             tell=console.report,
             detach=detach,
@@ -178,6 +185,7 @@ def _conditions(spec: JobSpec, detach: bool) -> list[str]:
         (spec.now, "does not wait for other jobs"),
         (spec.timeout, f"ends after {spec.timeout:g} s"),
         (spec.hang_timeout, f"ends an attempt that prints nothing for {spec.hang_timeout:g} s"),
+        (spec.on_node_loss, f"if nodes are lost: {spec.on_node_loss}"),
         (spec.keep_files, f"copies {', '.join(spec.keep_files)} to the launcher while it runs"),
         (spec.retries, f"starts again after a failure, up to {tries}"),
         (detach, "runs detached: clusterctl returns once the job is submitted"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import subprocess
@@ -33,7 +34,7 @@ def kill(cli: Cli, node: str) -> None:
 def test_a_worker_that_dies(own: Cli) -> None:
     own("up")
     own.script("works.py", WORKS)
-    running = own.start("run", "--retries", 3, "works.py")
+    running = own.start("run", "--retries", 3, "--on-node-loss", "fail", "works.py")
     running.until("here", times=2)
     number = running.now().job
     root = next(node["root"] for node in own.status()["nodes"] if node["name"] == "launcher")
@@ -44,6 +45,7 @@ def test_a_worker_that_dies(own: Cli) -> None:
     assert done.code not in (0, 6, 130)
     assert "worker-2 does not answer, its output is missing: " in done.err
     assert "lost worker-2" in done.err
+    assert "`clusterctl up default`, then `clusterctl rerun 1 --resume` continues" in done.err
     job = own.job(number)
     assert (job["state"], job["attempt"]) == ("failed", 1)
     assert job["reason"].startswith("lost worker-2")
@@ -56,6 +58,65 @@ def test_a_worker_that_dies(own: Cli) -> None:
     assert "using the launcher's copies of the files of worker-2, as of " in fetched.err
     refused = own("rerun", "--resume", number, code=4)
     assert "worker-2" in refused.err
+
+
+TRAINS = """
+import hashlib, json, os, time
+from mpi4py import MPI
+world, state = MPI.COMM_WORLD, [0, ""]
+if world.rank == 0 and os.path.exists("snapshot"):
+    with open("snapshot") as file:
+        state = json.load(file)
+state = world.bcast(state)
+print("from", state[0], flush=True)
+while state[0] < 100:
+    told = repr(world.allgather([world.rank, state]))
+    state = [state[0] + 1, hashlib.sha256(told.encode()).hexdigest()]
+    if world.rank == 0:
+        with open("new", "w") as file:
+            json.dump(state, file)
+        os.replace("new", "snapshot")
+    print("step", state[0], flush=True)
+    time.sleep(0.1)
+print(state[1], flush=True)
+"""
+
+
+def undisturbed() -> str:
+    """What TRAINS prints at last."""
+    state: list[object] = [0, ""]
+    for step in range(100):
+        told = repr([[rank, state] for rank in range(2)])
+        state = [step + 1, hashlib.sha256(told.encode()).hexdigest()]
+    return str(state[1])
+
+
+def test_a_job_goes_on_without_the_worker_it_has_lost(own: Cli) -> None:
+    """On a new one the result is that of an undisturbed run, to the last bit; on those that are
+    left it is not, but what was done is not done again."""
+    own("up")
+    own.script("trains.py", TRAINS)
+    running = own.start("run", "trains.py")
+    running.until("step 20", times=2)
+    kill(own, "worker-1")
+    done = running.wait(120)
+    assert done.code == 0, done
+    assert "lost worker-1: starting it again, then continuing job 1" in done.err
+    assert done.of(0)[-1] == done.of(1)[-1] == undisturbed()
+    begun = [int(line.split()[1]) for line in done.of(0) if line.startswith("from")]
+    assert begun[0] == 0
+    assert begun[1] >= 20
+    assert (own.job(1)["state"], own.job(2)["state"]) == ("failed", "succeeded")
+    assert own.job(2)["rerun_of"] == 1
+
+    running = own.start("run", "--on-node-loss", "shrink", "trains.py")
+    running.until("step 20", times=2)
+    kill(own, "worker-2")
+    done = running.wait(120)
+    assert done.code == 0, done
+    assert "lost worker-2: continuing job 3 with 1 rank on the others" in done.err
+    assert done.of(1)[-1].startswith("step")
+    assert int([line for line in done.of(0) if line.startswith("from")][1].split()[1]) >= 20
 
 
 EXCHANGES = """

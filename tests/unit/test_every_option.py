@@ -200,6 +200,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "--reservation": ("mine",),
     "--hang-timeout": ("10m",),
     "--keep-files": ("*.h5",),
+    "--on-node-loss": ("shrink",),
     "--retries": ("2",),
     "--runtime": ("docker",),
     "--sge": ("you@login",),

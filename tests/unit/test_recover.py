@@ -1,0 +1,120 @@
+"""What `run` does about nodes that are lost: nodes are folders here, and mpirun is a stand-in."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clusterctl.actions import recover
+from clusterctl.actions.run import prepare, resolve
+from clusterctl.errors import NodeUnreachable, UsageError
+from clusterctl.model import Charge, Job, JobState
+from tests.unit.making import spec
+from tests.unit.staged import Staged, lab
+
+MPIRUN = """#!/bin/sh
+while [ "$1" != /bin/sh ]; do shift; done
+ranks=$(awk -F = '{{ n += $2 }} END {{ print n }}' hostfile)
+export OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_SIZE=$ranks \\
+    OMPI_COMM_WORLD_LOCAL_SIZE=1
+for OMPI_COMM_WORLD_RANK in $(seq 0 $((ranks - 1))); do "$@" & done
+wait
+[ "$ranks" = 1 ] || [ ! -e {dead} ]
+"""
+AGENT = """#!/bin/sh
+[ "$1" != worker-2 ] || [ ! -e {dead} ] || exit 255
+exec /bin/sh -c "$2"
+"""
+PROGRAM = """#!/bin/sh
+cat snapshot
+echo "$WORLD_SIZE ranks, $SECRET" >snapshot
+[ $WORLD_SIZE = 1 ] || touch {dead}
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Staged]:
+    """A job of two ranks loses worker-2 there."""
+    made, mpi, dead = lab(tmp_path / "nodes"), tmp_path / "mpi", tmp_path / "dead"
+    nodes = []
+    for node in made.where.nodes:
+        assert node.facts.mpi
+        found = replace(node.facts.mpi, prefix=str(mpi))
+        facts = replace(node.facts, hostname=os.uname().nodename, mpi=found)
+        nodes.append(replace(node, facts=facts, mpi_prefix=str(mpi)))
+    made = replace(made, where=replace(made.where, nodes=tuple(nodes)))
+    made.store.save(made.where)
+    programs = {
+        mpi / "bin" / "mpirun": MPIRUN,
+        Path(made.where.launcher.root) / "bin" / "clusterctl-ssh": AGENT,
+        tmp_path / "tree" / "program": PROGRAM,
+    }
+    for path, text in programs.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text.format(dead=dead))
+        path.chmod(0o755)
+    yield made
+    for file in Path(made.where.launcher.root).glob("jobs/*/supervisor.pid"):
+        with suppress(ProcessLookupError):
+            os.kill(int(file.read_text()), signal.SIGKILL)
+
+
+def run(site: Staged, tmp_path: Path, policy: str) -> tuple[Job | NodeUnreachable, list[str], str]:
+    """How it ended, what was said, and what the ranks printed."""
+    program = resolve([str(tmp_path / "tree" / "program")], None, None)
+    what = spec(program=program.program, on_node_loss=policy, secret_names=("SECRET",))
+    secrets = {"SECRET": "hunter2"}
+    number = site.store.next_job_id()
+    prepared = prepare(site.where, what, program, secrets, number=number)
+    said: list[str] = []
+    printed: list[bytes] = []
+    try:
+        ended: Job | NodeUnreachable = recover.run(
+            site.store,
+            prepared,
+            on_start=lambda job: said.append(f"job {job.id} of {job.ranks}"),
+            on_output=lambda pieces: printed.extend(piece.data for piece in pieces),
+            tell=said.append,
+        )
+    except NodeUnreachable as error:
+        ended = error
+    return ended, said, b"".join(printed).decode()
+
+
+def test_a_job_shrinks_to_the_nodes_that_are_left(site: Staged, tmp_path: Path) -> None:
+    """With its secrets, and with what it had saved."""
+    ended, said, printed = run(site, tmp_path, "shrink")
+    assert isinstance(ended, Job), ended
+    assert (ended.id, ended.state, ended.rerun_of) == (2, JobState.SUCCEEDED, 1), said
+    assert "lost worker-2: continuing job 1 with 1 rank on the others" in said
+    assert [line for line in said if line.startswith("job")] == ["job 1 of 2", "job 2 of 1"]
+    assert "2 ranks, hunter2\n" in printed
+    assert site.store.job(1).state is JobState.FAILED
+
+
+def test_a_job_that_is_not_to_go_on_says_how_it_could(site: Staged, tmp_path: Path) -> None:
+    ended, said, _ = run(site, tmp_path, "fail")
+    assert isinstance(ended, NodeUnreachable), said
+    assert "lost worker-2" in ended.message
+    assert ended.hint == "`clusterctl up lab`, then `clusterctl rerun 1 --resume` continues"
+    assert [job.id for job in site.store.jobs()] == [1]
+
+
+def test_machines_that_cost_money_are_not_replaced_unasked(site: Staged, tmp_path: Path) -> None:
+    bill = Charge(
+        node="worker-1", part="instance", item="c6i.large", hourly=1, source="a test", since=1
+    )
+    site = replace(site, where=replace(site.where, charges=(bill,)))
+    site.store.save(site.where)
+    with pytest.raises(UsageError, match="works only with local and Docker clusters"):
+        recover.check("replace", site.where)
+    recover.check("shrink", site.where)
+    ended, _, _ = run(site, tmp_path, "")
+    assert isinstance(ended, NodeUnreachable)
+    assert [job.id for job in site.store.jobs()] == [1]
