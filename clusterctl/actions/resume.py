@@ -5,17 +5,17 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from clusterctl.actions import Tell, connect_or_report, open_pool
 from clusterctl.errors import NodeUnreachable, RecordError
-from clusterctl.jobs import control, fetched, outputs, systems
+from clusterctl.jobs import control, fetched, mirror, outputs, systems
 from clusterctl.jobs.fetched import Files
 from clusterctl.jobs.start import Carry, list_nodes, list_rank_nodes
-from clusterctl.model import Cluster, Job, Phase
+from clusterctl.model import Cluster, Job, Phase, clock
 from clusterctl.state import Store
 from clusterctl.transport.pool import Pool
 
@@ -71,18 +71,14 @@ def find(store: Store, old: Job, next_job: Job, target: Cluster, tell: Tell) -> 
             if cluster.launcher.name not in away:
                 copies = _find_copies(old, cluster, pool, names, there, tell)
     copied = {output.node for output in copies}
-    here = {
-        name: files
-        for name, files in fetched.find_files(store.home, old).items()
-        if name not in copied
-    }
+    known = _find_here(store, old, [n for n in names if n not in {*there, *copied}], tell)
+    here = {name: files for name, files in known.items() if name not in copied}
     lost = [name for name in names if name not in {*there, *here, *copied}]
     if first in lost:
         raise _refuse(old, f"{first}, where its rank 0 ran, has none of its files")
     for name in others:
         if name in lost:
             tell(f"{name}: the files of job {old.id} there are lost and will not be carried over")
-    _tell_fetched(old, [name for name in names if name not in there and name in here], tell)
     return Source(old, cluster, False, tuple(names), there, here, copies)
 
 
@@ -100,13 +96,12 @@ def _find_copies(
 
 
 def _fetched_only(store: Store, old: Job, tell: Tell) -> Source:
-    here = fetched.find_files(store.home, old)
-    names = fetched.list_nodes(store.home, old)
+    here = _find_here(store, old, [place.node for place in old.placement], tell)
+    names = fetched.list_nodes(store.home, old) or tuple(place.node for place in old.placement)
     if not names or names[0] not in here:
         raise _refuse(
             old, f"its cluster {old.cluster!r} is gone, and none of its files were fetched"
         )
-    _tell_fetched(old, here, tell)
     if lost := [name for name in names if name not in here]:
         tell(f"{', '.join(lost)}: nothing was fetched from there")
     return Source(old, None, False, names, (), here)
@@ -128,9 +123,27 @@ def _refuse(old: Job, why: str) -> NothingSaved:
     )
 
 
-def _tell_fetched(old: Job, names: Mapping[str, Files] | list[str], tell: Tell) -> None:
-    if names:
+def _find_here(store: Store, old: Job, lost: Collection[str], tell: Tell) -> dict[str, Files]:
+    """What this machine has of the job's files, by node, and says what it has of the nodes that are
+    lost: what was fetched, and copies that are newer."""
+    found = fetched.find_files(store.home, old)
+    if names := [name for name in found if name in lost]:
         tell(f"using the files of job {old.id} that were fetched from {', '.join(names)}")
+    if old.fetched:
+        return found
+    folder = mirror.place(store.job_folder(old.id))
+    for name, copies in sorted(mirror.stored(folder).items()):
+        files = found.setdefault(name, {})
+        newer = {
+            path: copy
+            for path, _, modified in copies.files
+            if os.path.lexists(copy := folder / name / path)
+            and (path not in files or files[path].lstat().st_mtime < int(modified))
+        }
+        files |= newer
+        if newer and name in lost:
+            tell(f"using copies of the files of {name} on this machine, as of {clock(copies.when)}")
+    return {name: files for name, files in found.items() if files}
 
 
 def _tell_missing(

@@ -20,7 +20,7 @@ from clusterctl.errors import (
     RecordError,
     UsageError,
 )
-from clusterctl.jobs import control, packages, stage, start, systems
+from clusterctl.jobs import control, mirror, packages, stage, start, systems
 from clusterctl.jobs.follow import Follower, Piece
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.program import Resolved, backend_note, resolve_command, resolve_module
@@ -259,6 +259,7 @@ def attend(
     with (
         Interrupts() as interrupts,
         Follower(job, cluster, pool, folder, interrupts, tell) as follower,
+        mirror.Keeper(job, cluster, pool, mirror.place(folder)) as keeper,
     ):
         try:
             attempt = 1
@@ -278,6 +279,7 @@ def attend(
         finally:
             job = follower.job
             store.save_job(job)
+        keeper.finish(job)
     said = ""
     if never_started(job):
         said = control.read_messages(job, cluster, pool)

@@ -1,18 +1,40 @@
-"""Copies of outputs that the supervisor has put onto the launcher (templates/job/mirror.sh.j2)."""
+"""Copies of outputs: those that the supervisor puts onto the launcher (templates/job/mirror.sh.j2),
+and those that are brought from there to this machine while somebody follows the job."""
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
+import secrets
 import shlex
+import shutil
+import tempfile
+import threading
+import time
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from clusterctl import assets
-from clusterctl.jobs.start import make_error
-from clusterctl.model import Cluster, Job, NodeResult, clock
+from clusterctl import assets, unpack
+from clusterctl.errors import ClusterctlError
+from clusterctl.jobs.start import list_rank_nodes, make_error
+from clusterctl.model import Cluster, Job, JobState, NodeResult, clock
+from clusterctl.state.home import write_atomic
+from clusterctl.time_limits import background
 from clusterctl.transport.pool import Pool
 
 LIST_TIMEOUT = 60.0
+COPY_TIMEOUT = 3600.0
+INTERVAL = 60.0
+"""Seconds between two looks for copies to bring here, at least."""
+LARGEST = 100_000_000
+"""Bytes of a file that is brought here: a cloud charges for what leaves it."""
+SAVE_LIMIT = 60
+"""Seconds that the launcher may take for the copies of a job that has ended."""
+RESERVE = 1_000_000_000
+"""Bytes that copies leave free on the disk here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +68,29 @@ def find(job: Job, cluster: Cluster, pool: Pool, names: Collection[str]) -> dict
     return {name: Copies(when, tuple(files)) for name, (when, files) in found.items()}
 
 
-def link(job: Job, cluster: Cluster, pool: Pool, name: str, paths: Iterable[str]) -> NodeResult:
-    """Makes `folder(…)` on the launcher hold the copies of these files of a node."""
-    target = shlex.quote(folder(job, cluster, name))
+def copy(
+    job: Job, cluster: Cluster, pool: Pool, name: str, paths: Iterable[str], target: Path
+) -> NodeResult:
+    """Copies the copies of these files of a node into the folder `target`."""
+    launcher = cluster.launcher.name
+    # A folder of links gives the transport one tree that holds them and nothing else.
+    links = f"{_folder(job, cluster)}/.{name}.{secrets.token_hex(4)}"
+    held = shlex.quote(links)
     command = (
-        f"rm -rf {target} && mkdir {target} && cd {shlex.quote(_folder(job, cluster))}/{name} &&"
-        f" xargs -0 -r cp -lP --parents -t {target}"
+        f"mkdir {held} && cd {shlex.quote(_folder(job, cluster))}/{name} &&"
+        f" xargs -0 -r cp -lP --parents -t {held}"
     )
     names = b"".join(os.fsencode(f"./{path}") + b"\0" for path in paths)
-    launcher = cluster.launcher.name
-    return pool.transport(launcher).run(command, stdin=names, timeout=LIST_TIMEOUT)
-
-
-def folder(job: Job, cluster: Cluster, name: str) -> str:
-    """Where `link` puts a node's files."""
-    return f"{_folder(job, cluster)}/.{name}.out"
+    transport = pool.transport(launcher)
+    try:
+        linked = transport.run(command, stdin=names, timeout=LIST_TIMEOUT)
+        if not linked.ok:
+            return replace(linked, node=name)
+        got = transport.get(links, target, timeout=COPY_TIMEOUT)
+        return replace(got, node=name, stderr=linked.stdout + got.stderr)
+    finally:
+        with suppress(ClusterctlError, OSError):
+            transport.run(f"rm -rf {held}", timeout=LIST_TIMEOUT)
 
 
 def describe(copies: Mapping[str, Copies]) -> list[str]:
@@ -73,3 +103,123 @@ def describe(copies: Mapping[str, Copies]) -> list[str]:
 
 def _folder(job: Job, cluster: Cluster) -> str:
     return f"{cluster.launcher.root}/jobs/{job.id}/mirror"
+
+
+# ------------------------------------------------------------------------------------ copies here
+
+
+def place(job_folder: Path) -> Path:
+    """Where copies of a job's outputs are here."""
+    return job_folder / "copies"
+
+
+class Keeper:
+    """Copies here what the launcher has copies of, while somebody follows the job: a context
+    manager. A launcher that is lost takes no more with it than came since the last look."""
+
+    def __init__(
+        self, job: Job, cluster: Cluster, pool: Pool, target: Path, interval: float = INTERVAL
+    ) -> None:
+        self._job, self._cluster, self._pool, self._target = job, cluster, pool, target
+        self._interval = interval
+        # What shares this machine's disk is not safer for a further copy on it.
+        self._works = not cluster.shares_machine and cluster.system == "direct"
+        self._end = threading.Event()
+
+    def __enter__(self) -> Keeper:
+        if self._works:
+            background(self._keep)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+
+    def _keep(self) -> None:
+        pause = self._interval
+        while not self._end.wait(pause):
+            began = time.monotonic()
+            self._bring()
+            pause = max(self._interval, time.monotonic() - began)
+
+    def _bring(self) -> None:
+        with suppress(ClusterctlError, OSError):  # the next look may do better
+            bring(self._job, self._cluster, self._pool, self._target)
+
+    def finish(self, job: Job) -> None:
+        """Brings what a job has saved that was told to end, or that failed: its nodes may be about
+        to end, too."""
+        self._end.set()
+        if not self._works or job.state is JobState.SUCCEEDED:
+            return
+        launcher = self._cluster.launcher
+        # Its supervisor is copying until then.
+        command = (
+            f"exec flock -w {SAVE_LIMIT} {shlex.quote(launcher.root)}/jobs/{job.id}/alive true"
+        )
+        self._pool.transport(launcher.name).run(command, timeout=SAVE_LIMIT + 5)
+        self._bring()
+
+
+def bring(job: Job, cluster: Cluster, pool: Pool, target: Path) -> None:
+    """Makes `target`/NODE hold the launcher's copies, less those above LARGEST. Raises
+    NodeUnreachable, OSError."""
+    found = find(job, cluster, pool, list_rank_nodes(job, cluster))
+    if not found:
+        return
+    target.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (target / ".lock").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # another clusterctl may be at it
+        for abandoned in target.glob(".part-*"):
+            shutil.rmtree(abandoned)
+        known = stored(target)
+        for name, copies in found.items():
+            _bring_node(job, cluster, pool, target, name, known.get(name), copies)
+
+
+def _bring_node(
+    job: Job,
+    cluster: Cluster,
+    pool: Pool,
+    target: Path,
+    name: str,
+    known: Copies | None,
+    copies: Copies,
+) -> None:
+    files = tuple(item for item in copies.files if item[1] <= LARGEST)
+    had = set(known.files) if known else set()
+    wanted = [item for item in files if item not in had]
+    room = shutil.disk_usage(target).free - RESERVE
+    if sum(size for _, size, _ in wanted) > room:
+        return
+    with tempfile.TemporaryDirectory(dir=target, prefix=".part-") as scratch:
+        if wanted:
+            paths = [path for path, _, _ in wanted]
+            got = copy(job, cluster, pool, name, paths, Path(scratch, name))
+            if not got.ok:
+                raise make_error(f"copying outputs of job {job.id}", got)
+        left = {path for path, _, _ in files}
+        for path, _, _ in had:
+            if path not in left:
+                (target / name / path).unlink(missing_ok=True)
+        # Some may have been replaced on the launcher since it was asked: those come next time.
+        came = {path for path, _, _ in wanted if os.path.lexists(Path(scratch, name, path))}
+        if wanted:
+            (target / name).mkdir(exist_ok=True)
+            unpack.move_into(Path(scratch, name), target / name)
+    have = tuple(item for item in files if item in had or item[0] in came)
+    write_atomic(
+        target / f".{name}.json", json.dumps({"when": copies.when, "files": have}).encode()
+    )
+
+
+def stored(target: Path) -> dict[str, Copies]:
+    """What `bring` has put below `target`, by node."""
+    found = {}
+    for path in target.glob(".*.json"):
+        with suppress(OSError, ValueError, KeyError, TypeError):  # damaged: it comes anew
+            known = json.loads(path.read_bytes())
+            files = tuple(
+                (str(name), int(size), float(when)) for name, size, when in known["files"]
+            )
+            found[path.name[1 : -len(".json")]] = Copies(float(known["when"]), files)
+    return found

@@ -186,17 +186,15 @@ def copy(
         mine = [output for output in wanted if output.node == name]
         paths = [output.path for output in mine]
         if any(output.copied for output in mine):
-            linked = mirror.link(job, cluster, pool, name, paths)
-            where, folder = cluster.launcher.name, mirror.folder(job, cluster, name)
-        else:
-            names = b"".join(os.fsencode(f"./{path}") + b"\0" for path in paths)
-            command = f"exec /bin/sh {_script(job, cluster, name)} link"
-            linked = pool.transport(name).run(command, stdin=names, timeout=LIST_TIMEOUT)
-            where, folder = name, f"{_folder(job, cluster, name)}/outputs"
+            return mirror.copy(job, cluster, pool, name, paths, target / name)
+        names = b"".join(os.fsencode(f"./{path}") + b"\0" for path in paths)
+        command = f"exec /bin/sh {_script(job, cluster, name)} link"
+        linked = pool.transport(name).run(command, stdin=names, timeout=LIST_TIMEOUT)
         if not linked.ok:
-            return replace(linked, node=name)
-        got = pool.transport(where).get(folder, target / name, timeout=FETCH_TIMEOUT)
-        return replace(got, node=name, stderr=linked.stdout + got.stderr)
+            return linked
+        folder = f"{_folder(job, cluster, name)}/outputs"
+        got = pool.transport(name).get(folder, target / name, timeout=FETCH_TIMEOUT)
+        return replace(got, stderr=linked.stdout + got.stderr)
 
     return pool.each(get, sorted({output.node for output in wanted}))
 

@@ -14,9 +14,11 @@ import pytest
 from clusterctl.actions import resume as resume_action
 from clusterctl.actions.jobs import Changes, rerun
 from clusterctl.errors import RecordError
+from clusterctl.jobs import mirror
 from clusterctl.model import JobState
 from tests.unit.calling import Call
 from tests.unit.making import job
+from tests.unit.scripts import until
 from tests.unit.staged import Staged, lab
 
 
@@ -236,6 +238,55 @@ def test_fetch_takes_the_copies_of_a_lost_node(old: Staged, call: Call) -> None:
     assert Path("job-7/worker-1/snapshot").read_text() == "epoch 3"
     assert Path("job-7/worker-1/it's").read_text() == "odd"
     assert Path("job-7/worker-2/snapshot").read_text() == "epoch 2"
+
+
+def bring(site: Staged) -> Path:
+    """What comes to this machine while somebody follows job 7."""
+    target = mirror.place(site.store.job_folder(7))
+    with site.pool() as pool:
+        mirror.bring(site.store.job(7), site.where, pool, target)
+    return target
+
+
+def test_copies_on_this_machine_outlive_the_launcher(
+    old: Staged, tree: Path, tmp_path: Path
+) -> None:
+    copy_to_launcher(old, "worker-1", "worker-2")
+    bring(old)
+    old.store.retire(old.where)
+    shutil.rmtree(old.folder)
+    new = lab(tmp_path / "new", name="other", workers=("only",))
+    said = move(old, new, tree)
+    assert said[0].startswith("using copies of the files of worker-1 on this machine, as of 2027-")
+    assert have(new, "only") == {"snapshot": "epoch 3", "rank0": "a", "rank1": "b"}
+
+
+def test_copies_on_this_machine_follow_those_on_the_launcher(old: Staged) -> None:
+    """Changed files alone; what the program has removed goes; what broke off is cleaned up."""
+    copy_to_launcher(old, "worker-1")
+    target = bring(old)
+    (target / ".part-killed").mkdir()
+    there = old.work("launcher").parent / "mirror" / "worker-1"
+    (there / "rank0").rename(there / "renamed")
+    (there / "new").write_text("epoch 4")
+    (there / "new").rename(there / "snapshot")
+    (there / "large").write_bytes(b"")
+    os.truncate(there / "large", mirror.LARGEST + 1)
+    assert bring(old) == target
+    kept = {path.name: path.read_text() for path in (target / "worker-1").iterdir()}
+    assert kept == {"snapshot": "epoch 4", "renamed": "a"}
+    assert not list(target.glob(".part-*"))
+    assert sorted(path.name for path in there.parent.iterdir()) == [".worker-1.time", "worker-1"]
+    before = (target / "worker-1" / "snapshot").stat().st_ino
+    bring(old)
+    assert (target / "worker-1" / "snapshot").stat().st_ino == before
+
+
+def test_copies_come_while_somebody_follows(old: Staged) -> None:
+    copy_to_launcher(old, "worker-1")
+    target, made = mirror.place(old.store.job_folder(7)), old.store.job(7)
+    with old.pool() as pool, mirror.Keeper(made, old.where, pool, target, interval=0.05):
+        until(lambda: (target / "worker-1" / "snapshot").exists())
 
 
 def test_carried_files_are_outputs_of_the_new_job(
