@@ -285,7 +285,8 @@ def test_copies_on_this_machine_follow_those_on_the_launcher(old: Staged) -> Non
 def test_copies_come_while_somebody_follows(old: Staged) -> None:
     copy_to_launcher(old, "worker-1")
     target, made = mirror.place(old.store.job_folder(7)), old.store.job(7)
-    with old.pool() as pool, mirror.Keeper(made, old.where, pool, target, interval=0.05):
+    where = replace(old.where, shares_machine=False)
+    with old.pool() as pool, mirror.Keeper(made, where, pool, target, interval=0.05):
         until(lambda: (target / "worker-1" / "snapshot").exists())
 
 
