@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from functools import partial
 
-from clusterctl.actions import Tell
+from clusterctl.actions import Tell, open_pool
 from clusterctl.actions.jobs import Changes, rerun
 from clusterctl.actions.resume import NothingSaved
 from clusterctl.actions.run import OnJob, OnOutput, Prepared, find_job
 from clusterctl.actions.run import run as run_once
-from clusterctl.errors import NodeUnreachable, UsageError
+from clusterctl.errors import ClusterctlError, LaunchError, NodeUnreachable, UsageError
+from clusterctl.jobs.start import list_rank_nodes
 from clusterctl.model import Cluster, ClusterSpec, Job, JobState, NodeGroup, count
+from clusterctl.schedulers.verdict import never_started
 from clusterctl.state import Store
 
 REPLACE, SHRINK, FAIL = "replace", "shrink", "fail"
 MOST = 5
 """Times that one `run` continues after a loss: more losses than that have a cause."""
+ANSWER_TIMEOUT = 10.0
+"""Seconds that a node has to answer after a failure that may be due to it."""
 
 
 def check(wanted: str, cluster: Cluster) -> None:
@@ -78,15 +82,15 @@ def run(
         run_once, store, prepared, on_start=note, on_output=on_output, tell=tell, detach=detach
     )
     for left in reversed(range(MOST + 1)):
-        error: NodeUnreachable | None = None
+        error: NodeUnreachable | LaunchError | None = None
         try:
             job = step()
-        except NodeUnreachable as caught:
+        except (NodeUnreachable, LaunchError) as caught:
             found = find_job(store, latest)
             if found is None:
                 raise
             error, job = caught, found
-        lost = list_lost(job)
+        lost = _list_lost(store, job)
         how = _choose(job, store.cluster(job.cluster), lost) if lost and left else FAIL
         if how == FAIL:
             if lost:
@@ -111,7 +115,7 @@ def _replace(store: Store, job: Job, lost: tuple[str, ...], tell: Tell) -> None:
     up(store, spec, tell, consent=lambda question: False)
 
 
-def _advise(job: Job, cluster: Cluster, error: NodeUnreachable | None, tell: Tell) -> None:
+def _advise(job: Job, cluster: Cluster, error: ClusterctlError | None, tell: Tell) -> None:
     """Says how to continue by hand."""
     how = f"`{cluster.repair}`, then `clusterctl rerun {job.id} --resume` continues"
     if error:
@@ -120,11 +124,18 @@ def _advise(job: Job, cluster: Cluster, error: NodeUnreachable | None, tell: Tel
         tell(how)
 
 
-def list_lost(job: Job) -> tuple[str, ...]:
-    """The nodes that had ranks of a job that has failed, and that did not answer at its end."""
-    if job.state is not JobState.FAILED:
+def _list_lost(store: Store, job: Job) -> tuple[str, ...]:
+    """The nodes that had ranks of a job that has failed, and that did not answer at its end; nor
+    now, where ranks ended without an exit code: a node may just have been going then."""
+    if job.state is not JobState.FAILED or never_started(job):
         return ()
-    return tuple(place.node for place in job.placement if job.survivors.get(place.node) == -1)
+    lost = [place.node for place in job.placement if job.survivors.get(place.node) == -1]
+    if lost or job.failure:
+        return tuple(lost)
+    cluster = store.cluster(job.cluster)
+    with open_pool(store, cluster) as pool:
+        results = pool.connect(list_rank_nodes(job, cluster), timeout=ANSWER_TIMEOUT)
+    return tuple(result.node for result in results if not result.ok)
 
 
 def _choose(job: Job, cluster: Cluster, lost: tuple[str, ...]) -> str:

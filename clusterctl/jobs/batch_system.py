@@ -35,6 +35,7 @@ class BatchSystem:
     logs = ("launch.err", "launch.out", "batch.out")
     errors = "launch.err"
     secrets_in_memory = False
+    copies_outputs = False
     counts_survivors = False
 
     def __init__(self, cluster: Cluster) -> None:

@@ -42,6 +42,7 @@ class DirectSystem:
     logs = ("mpirun.err", "mpirun.out", "supervise.log")
     errors = "mpirun.err"
     secrets_in_memory = True
+    copies_outputs = True
     counts_survivors = True
 
     def __init__(self, cluster: Cluster) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from clusterctl import assets, unpack
 from clusterctl.errors import ClusterctlError
+from clusterctl.jobs import systems
 from clusterctl.jobs.start import list_rank_nodes, make_error
 from clusterctl.model import Cluster, Job, JobState, NodeResult, clock
 from clusterctl.state.home import write_atomic
@@ -123,7 +124,7 @@ class Keeper:
         self._job, self._cluster, self._pool, self._target = job, cluster, pool, target
         self._interval = interval
         # What shares this machine's disk is not safer for a further copy on it.
-        self._works = not cluster.shares_machine and cluster.system == "direct"
+        self._works = not cluster.shares_machine and systems.load(cluster).copies_outputs
         self._end = threading.Event()
 
     def __enter__(self) -> Keeper:

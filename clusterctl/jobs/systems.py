@@ -49,6 +49,8 @@ class JobSystem(Protocol):
     """Files in the job's folder that say why no rank was started."""
     errors: str
     """The one of them with what mpirun or srun wrote to its stderr."""
+    copies_outputs: bool
+    """Its launcher has copies of what is on the nodes."""
     secrets_in_memory: bool
     """Whether a job starts where it was staged, before the next restart."""
     counts_survivors: bool
