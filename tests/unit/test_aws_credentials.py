@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -242,6 +244,24 @@ def test_credentials_that_end_are_fetched_again(home: Path) -> None:
             got(lent)
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(url, timeout=10)
+
+
+def test_a_terraform_that_dies_while_it_asks_is_no_news(
+    home: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (home / ".aws/config").write_text(PROCESS.replace("{home}", str(home)))
+    (home / "process.json").write_text(json.dumps(printed("PROCESS")))
+    with Api("us-east-1").lent() as lent:
+        address = lent["AWS_CONTAINER_CREDENTIALS_FULL_URI"].split("/")[2].split(":")
+        with socket.create_connection((address[0], int(address[1]))) as asking:
+            asking.sendall(b"GET / HTTP/1.1\r\n")
+            # It is reset, as by a process that was killed.
+            asking.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        assert got(lent)["AccessKeyId"] == "AKIAPROCESS"
+        for thread in threading.enumerate():
+            if "process_request" in thread.name:
+                thread.join(10)
+    assert capfd.readouterr().err == ""
 
 
 def test_a_profile_with_mfa_is_refused_until_aws_has_asked(

@@ -146,6 +146,9 @@ class _Endpoint(ThreadingHTTPServer):
         self.token = secrets.token_urlsafe(32)
         self.url = f"http://127.0.0.1:{self.server_address[1]}/"
 
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Nothing: whoever asked has ended, and stderr is for people."""
+
 
 class _Answer(BaseHTTPRequestHandler):
     server: _Endpoint
