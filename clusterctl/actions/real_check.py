@@ -41,6 +41,7 @@ _OF_A_VPC = ip_network("10.0.0.0/8")
 class Report:
     """What happened, for people who were not there. `failed` is "" where all went well."""
 
+    name: str
     path: Path
     rows: list[tuple[str, str]] = field(default_factory=list)
     story: list[str] = field(default_factory=list)
@@ -72,12 +73,14 @@ class Report:
         text = "\n".join(f"| {name} | {what} |" for name, what in rows)
         story = "\n".join(self.story)
         body = f"# clusterctl check --real\n\n| | |\n|---|---|\n{text}\n\n```\n{story}\n```\n"
-        write_atomic(self.path, anonymous(body).encode())
+        write_atomic(self.path, anonymous(body, self.name).encode())
 
 
-def anonymous(text: str) -> str:
-    """Without the account, public addresses and the home folder."""
+def anonymous(text: str, name: str) -> str:
+    """Without the account, its owner's name in that of the cluster, public addresses and the home
+    folder."""
     text = re.sub(r"\b\d{12}\b", "<account>", text)
+    text = re.sub(rf"[\w-]+-(?={re.escape(name)})", "<owner>-", text)
     text = re.sub(r"\b(?:\d{1,3}\.){3}\d{1,3}\b", _private_or_hidden, text)
     return text.replace(str(Path.home()), "~")
 
@@ -104,7 +107,7 @@ def run(
     The report is written in any case but one: nothing was agreed to. Raises what went wrong, after
     that."""
     name = f"check-{secrets.token_hex(3)}"
-    report = Report(folder / f"clusterctl-{name}.md")
+    report = Report(name, folder / f"clusterctl-{name}.md")
     began = time.monotonic()
 
     def heard(line: str) -> None:

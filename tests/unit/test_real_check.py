@@ -84,6 +84,12 @@ def test_a_cluster_that_fails_is_removed_and_reported(
     assert str(Path.home()) not in report
 
 
+def test_a_report_names_nobody() -> None:
+    said = "arn 123456789012, jane-doe-check-a1-77: 52.1.2.3, 10.0.0.4, version 1.2.3"
+    shown = real_check.anonymous(said, "check-a1")
+    assert shown == "arn <account>, <owner>-check-a1-77: <address>, 10.0.0.4, version 1.2.3"
+
+
 def test_what_could_not_be_removed_is_in_the_report_too(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -70,6 +70,17 @@ def _enabled(request: Request) -> None:
     raise ApiError("InvalidClientTokenId", message, 403)
 
 
+_BY_ID = {
+    "InstanceId": ("instance", "InvalidInstanceID"),
+    "VpcId": ("vpc", "InvalidVpcID"),
+    "SubnetId": ("subnet", "InvalidSubnetID"),
+    "GroupId": ("security group", "InvalidGroup"),
+    "InternetGatewayId": ("internetGateway", "InvalidInternetGatewayID"),
+    "RouteTableId": ("routeTable", "InvalidRouteTableID"),
+}
+"""Parameter of a Describe call → what AWS calls it, and how its error begins."""
+
+
 class Layer:
     """A WSGI application around moto's."""
 
@@ -199,10 +210,10 @@ class Layer:
         young = {id for id, born in self.births.items() if now < born + self.late}
         if not young or not request.action.startswith("Describe"):
             return given
-        for id in request.listed("InstanceId"):
-            if id in young:
-                message = f"The instance ID '{id}' does not exist"
-                raise ApiError("InvalidInstanceID.NotFound", message)
+        for name, (kind, code) in _BY_ID.items():
+            for id in request.listed(name):
+                if id in young:
+                    raise ApiError(f"{code}.NotFound", f"The {kind} ID '{id}' does not exist")
         if any(name.startswith("tag") for name in request.filters()):
             body = wire.without(given[1], young)
             (status, headers, *rest) = given[0]
