@@ -239,6 +239,18 @@ class Start(Named, heading=CLUSTERS, module="money"):
     yes = YES
 
 
+class Cost(Common, heading=CLUSTERS, module="spending", function="show"):
+    """Show what was spent, by day, cluster or job, also on clusters that are gone."""
+
+    examples = ("clusterctl cost --since 30d", "clusterctl cost --by job --csv")
+    since = amount(
+        "--since", OPTIONS, "Only of this time (default: 30d)", "TIME", duration, 30 * 86400.0
+    )
+    by = choice("--by", OPTIONS, "Rows (default: day)", "day", "cluster", "job", empty="day")
+    csv = flag("--csv", OPTIONS, "Print comma-separated values")
+    cluster = cluster_option(help="Only of clusters of this name")
+
+
 class Allow(Common, heading=CLUSTERS, module="clusters"):
     """Set the networks that may connect to a cluster on EC2: those given, and no others.
 
@@ -689,6 +701,7 @@ VERBS: dict[str, type[Verb]] = {
     "extend": Extend,
     "stop": Stop,
     "start": Start,
+    "cost": Cost,
     "allow": Allow,
     "gc": Gc,
     "run": Run,

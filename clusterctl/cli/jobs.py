@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections.abc import Mapping
 
 import typer
 
 from clusterctl import actions, verbs
-from clusterctl.actions import Store
+from clusterctl.actions import Store, cost
 from clusterctl.actions import jobs as action
 from clusterctl.cli.console import Console, printable, table
 from clusterctl.cli.job_output import (
@@ -23,25 +24,33 @@ from clusterctl.model import Job, JobState
 
 
 def jobs(given: verbs.Jobs, console: Console) -> None:
-    found = action.list_jobs(actions.open_store(), given.cluster, console.note)
+    store = actions.open_store()
+    found = action.list_jobs(store, given.cluster, console.note)
+    dollars = cost.of_jobs(store, found)
     batch = any(job.native_id for job in found)
     waiting = any(_waits_for(job) for job in found)
     head = ["job", "cluster", *["queue id"] * batch, "state", *["waits for"] * waiting]
-    head += ["exit", "ranks", "started", "took", "program"]
+    head += ["exit", "ranks", "started", "took", *["$"] * bool(dollars), "program"]
     if found:
-        console.result(table([head, *(_row(job, batch, waiting) for job in found)]))
+        money = {job.id: [_money(dollars, job)] if dollars else [] for job in found}
+        rows = (_row(job, batch, waiting, money[job.id]) for job in found)
+        console.result(table([head, *rows]))
     else:
         console.note("no jobs yet; start one with `clusterctl run SCRIPT`")
-    console.document({"jobs": [document(job) for job in found]})
+    console.document({"jobs": [{**document(job), "dollars": dollars.get(job.id)} for job in found]})
 
 
-def _row(job: Job, batch: bool, waiting: bool) -> list[object]:
+def _money(dollars: Mapping[int, float], job: Job) -> str:
+    return f"{dollars[job.id]:.4f}" if job.id in dollars else "-"
+
+
+def _row(job: Job, batch: bool, waiting: bool, money: list[str]) -> list[object]:
     code = "-" if job.program_exit_code is None else job.program_exit_code
     started = time.strftime("%m-%d %H:%M", time.localtime(job.started or job.created))
     command = _command(job)
     where = [job.id, job.cluster, *[job.native_id or "-"] * batch, job.state.value]
     waits = [_waits_for(job) or "-"] * waiting
-    return [*where, *waits, code, job.ranks, started, format_duration(job), command]
+    return [*where, *waits, code, job.ranks, started, format_duration(job), *money, command]
 
 
 def number_of(

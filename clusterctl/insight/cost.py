@@ -23,6 +23,21 @@ def unknown(charges: Iterable[Charge]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(charge.item for charge in charges if charge.hourly is None))
 
 
+def between(charges: Iterable[Charge], start: float, end: float, now: float) -> float:
+    """Spent from `start` to `end`; the minute that is billed at least begins with the charge."""
+    return sum(
+        max(0.0, min(end, item.since + item.seconds(now)) - max(start, item.since))
+        * (item.hourly or 0.0)
+        / 3600
+        for item in charges
+    )
+
+
+def is_exact(charges: Iterable[Charge]) -> bool:
+    """Whether every price is known."""
+    return all(item.hourly is not None for item in charges)
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
     """One row of a receipt: equal items folded. `hours` is their sum; `dollars` None: unknown."""

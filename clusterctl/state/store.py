@@ -67,6 +67,15 @@ class Store:
         """The same, or None where there is no record."""
         return self.cluster(name) if (self.folder(name) / "cluster.json").exists() else None
 
+    def past(self) -> tuple[Cluster, ...]:
+        """The records of clusters that were taken down and can be read, by id."""
+        files = sorted(self.home.past.glob("*/cluster.json"))
+        return tuple(
+            _readable(
+                lambda path: _decode(Path(path), Cluster, "", _check_cluster), map(str, files)
+            )
+        )
+
     def save(self, cluster: Cluster) -> None:
         folder = self.home.make(self.folder(cluster.name))
         _write(folder / "cluster.json", cluster)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,7 +40,7 @@ from clusterctl.actions import (
 )
 from clusterctl.cli import clusters, start
 from clusterctl.errors import ProviderError, UsageError
-from clusterctl.model import Cluster, ClusterSpec, JobState, Role
+from clusterctl.model import Charge, Cluster, ClusterSpec, JobState, Role
 from clusterctl.options import Option, Verb
 from clusterctl.providers.ec2.provider import Ec2Provider
 from clusterctl.providers.protocol import ProviderPlan, Resource
@@ -138,6 +139,7 @@ def scenes() -> list[Scene]:
         *(Scene(verb) for verb in ("data list", "data index")),
         Scene("check"),
         Scene("check", ("--real",), circumstances=frozenset({"real"})),
+        Scene("cost"),
         Scene("ssh-config"),
     ]
 
@@ -150,6 +152,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "--base": ("debian:13",),
     "--boot-timeout": ("20m",),
     "--budget": ("20",),
+    "--by": ("job",),
     "--bundle": ("seen.tar.gz",),
     "--max-hourly": ("20",),
     "--cluster": ("other",),
@@ -215,6 +218,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "--to": ("there",),
     "--ttl": ("1h",),
     "--user": ("me",),
+    "--since": ("1h",),
     "--venv": ("/opt/venv",),
     "--vpc": ("vpc-1",),
     "--workdir": ("/shared",),
@@ -278,7 +282,7 @@ def stage(scene: Scene, monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[s
     store = open_store()
     if scene.verb not in ("up", "attach", "gc", "launch"):
         for name in ("lab", "other"):
-            store.save(recorded(scene.provider, name))
+            store.save(replace(recorded(scene.provider, name), **money(scene, name)))
         monkeypatch.setenv("CLUSTERCTL_CLUSTER", "lab")
     where = recorded(scene.provider, "lab")
     kept = job(cluster(), spec(), state=JobState.SUCCEEDED, started=1.0, finished=2.0)
@@ -326,6 +330,15 @@ def stage(scene: Scene, monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[s
             if (scene.verb, name) != ("list", "status"):
                 monkeypatch.setattr(module, name, recorder(name, reached))
     return reached
+
+
+def money(scene: Scene, name: str) -> dict[str, Any]:
+    """What a cluster has cost, where that is what the verb is about."""
+    if scene.verb != "cost":
+        return {}
+    since = time.time() - 7200
+    spent = Charge(node="w", part="instance", item="x", hourly=1.0, source="", since=since)
+    return {"id": f"{name}-1", "charges": (spent.ended(since + 3900),)}
 
 
 def recorder(name: str, reached: list[str], *answer: Any) -> Callable[..., Any]:

@@ -1,0 +1,153 @@
+"""`cost`: what was spent, by day, cluster and job, from the records on this machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+
+from clusterctl.insight import cost
+from clusterctl.model import Charge, Cluster, Job
+from clusterctl.state import Store
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterCost:
+    """`exact`: every price is known; otherwise it cost at least that."""
+
+    cluster: str
+    id: str
+    running: bool
+    dollars: float
+    exact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DayCost:
+    """`day` is one of this machine's calendar."""
+
+    day: str
+    dollars: float
+    exact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class JobCost:
+    """What its cluster cost while it ran."""
+
+    job: int
+    cluster: str
+    id: str
+    state: str
+    dollars: float
+    exact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Spending:
+    """In US dollars since a moment, the latest day first. What ran between jobs is part of the
+    clusters and days alone."""
+
+    since: float
+    days: tuple[DayCost, ...]
+    clusters: tuple[ClusterCost, ...]
+    jobs: tuple[JobCost, ...]
+
+    @property
+    def dollars(self) -> float:
+        return sum(item.dollars for item in self.clusters)
+
+    @property
+    def exact(self) -> bool:
+        return all(item.exact for item in self.clusters)
+
+
+def spending(
+    store: Store, seconds: float, name: str | None, clock: Callable[[], float] = time.time
+) -> Spending:
+    """Of the last `seconds`, of all clusters or those of that name, also of those that are gone."""
+    now = clock()
+    since = max(0.0, now - seconds)
+    known = [item for item in find_billed(store).values() if name in (None, item.name)]
+    clusters = [
+        (item, dollars)
+        for item in known
+        if (dollars := cost.between(item.charges, since, now, now)) or not _over(item, since)
+    ]
+    charges = {item.id: item.charges for item, _ in clusters}
+    jobs = [
+        (job, cost.between(charges[job.cluster_id], max(since, job.started), _end(job, now), now))
+        for job in store.jobs()
+        if job.cluster_id in charges and job.started and _end(job, now) > since
+    ]
+    exact = {id: cost.is_exact(mine) for id, mine in charges.items()}
+    days = (
+        (day, [cost.between(mine, max(since, a), min(now, b), now) for mine in charges.values()])
+        for day, a, b in _days(max(since, _first(charges)), now)
+    )
+    return Spending(
+        since,
+        tuple(DayCost(day, sum(each), _exact(each, list(exact.values()))) for day, each in days),
+        tuple(
+            ClusterCost(item.name, item.id, not _over(item, now), dollars, exact[item.id])
+            for item, dollars in clusters
+        ),
+        tuple(
+            JobCost(
+                job.id, job.cluster, job.cluster_id, job.state.value, dollars, exact[job.cluster_id]
+            )
+            for job, dollars in jobs
+        ),
+    )
+
+
+def find_billed(store: Store) -> Mapping[str, Cluster]:
+    """The clusters that cost money, or did, by id: those that run win over a past record."""
+    found = {item.id: item for item in (*store.past(), *store.clusters())}
+    return {id: item for id, item in found.items() if item.charges}
+
+
+def of_jobs(
+    store: Store, jobs: Iterable[Job], clock: Callable[[], float] = time.time
+) -> dict[int, float]:
+    """What the cluster of each job cost while it ran, by the number of the job; without those that
+    cost nothing, or that nobody has a record of."""
+    billed, now = find_billed(store), clock()
+    return {
+        job.id: cost.between(billed[job.cluster_id].charges, job.started, _end(job, now), now)
+        for job in jobs
+        if job.started and job.cluster_id in billed
+    }
+
+
+def _first(charges: Mapping[str, Sequence[Charge]]) -> float:
+    return min((item.since for mine in charges.values() for item in mine), default=0.0)
+
+
+def _over(cluster: Cluster, when: float) -> bool:
+    return all(item.until is not None and item.until <= when for item in cluster.charges)
+
+
+def _end(job: Job, now: float) -> float:
+    return job.finished or now
+
+
+def _exact(each: list[float], exact: list[bool]) -> bool:
+    """Whether those that cost something then are exact."""
+    return all(known for dollars, known in zip(each, exact, strict=True) if dollars)
+
+
+def _days(since: float, now: float) -> Iterator[tuple[str, float, float]]:
+    """Days with their beginnings and ends, the last one first; those of daylight saving are longer
+    or shorter."""
+    day = date.fromtimestamp(now)
+    while (begins := _midnight(day)) > since - 86400 * 1.5:
+        ends = _midnight(day + timedelta(days=1))
+        if ends > since:
+            yield day.isoformat(), begins, ends
+        day -= timedelta(days=1)
+
+
+def _midnight(day: date) -> float:
+    return datetime(day.year, day.month, day.day).timestamp()

@@ -1,0 +1,48 @@
+"""The verb `cost`."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from clusterctl import actions, verbs
+from clusterctl.actions import cost
+from clusterctl.cli.console import Console, plain, table
+from clusterctl.model import clock
+
+
+def show(given: verbs.Cost, console: Console) -> None:
+    found = cost.spending(actions.open_store(), given.since, given.cluster)
+    rows: dict[str, Sequence[Any]] = {
+        "day": [item for item in found.days if item.dollars or not item.exact],
+        "cluster": found.clusters,
+        "job": found.jobs,
+    }
+    chosen = [plain(row) for row in rows[given.by]]
+    if given.csv:
+        if chosen and not given.json:
+            writer = csv.DictWriter(sys.stdout, list(chosen[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(chosen)
+    elif chosen:
+        head = [name for name in chosen[0] if name not in ("exact", "dollars")]
+        cells = ([*(row[name] for name in head), _money(row)] for row in chosen)
+        console.result(table([[*head, "$"], *cells]))
+    least = "" if found.exact else "at least "
+    console.note(
+        f"{least}${found.dollars:.2f} since {clock(found.since)}, without traffic to the internet;"
+        " from the records on this machine"
+    )
+    console.document(
+        {
+            **plain(found),
+            "dollars": found.dollars,
+            "exact": found.exact,
+        }
+    )
+
+
+def _money(row: dict[str, Any]) -> str:
+    return f"{'' if row['exact'] else '>= '}{row['dollars']:.4f}"

@@ -1,0 +1,120 @@
+"""`cost` and the dollars of jobs: from records, those of clusters that are gone included."""
+
+from __future__ import annotations
+
+import csv
+import io
+import time
+from datetime import date
+
+import pytest
+
+from clusterctl.actions import cost, open_store
+from clusterctl.model import Charge, Cluster, JobState
+from clusterctl.state import Store
+from tests.unit.calling import Call
+from tests.unit.making import cluster, job, spec
+
+HOUR, DAY = 3600.0, 86400.0
+NOON = time.mktime((2023, 11, 20, 12, 0, 0, 0, 0, -1))
+
+
+def machine(since: float, until: float | None = None, hourly: float | None = 2.0) -> Charge:
+    return Charge(
+        node="worker-1",
+        part="instance",
+        item="big",
+        hourly=hourly,
+        source="",
+        since=since,
+        until=until,
+    )
+
+
+def made(name: str, *charges: Charge) -> Cluster:
+    return cluster(name=name, provider="ec2", charges=charges, id=f"ana-{name}-1")
+
+
+@pytest.fixture
+def store() -> Store:
+    """A cluster that was gone yesterday, and one that runs since ten o'clock."""
+    kept = open_store()
+    old = made("old", machine(NOON - DAY - HOUR, NOON - DAY + HOUR))
+    kept.save(old)
+    kept.retire(old)
+    kept.save(made("lab", machine(NOON - 2 * HOUR)))
+    return kept
+
+
+def test_money_is_split_by_day_and_cluster(store: Store) -> None:
+    found = cost.spending(store, 30 * DAY, None, lambda: NOON)
+    assert {(item.cluster, item.running): item.dollars for item in found.clusters} == {
+        ("old", False): 4.0,
+        ("lab", True): 4.0,
+    }
+    spent = [(item.day, item.dollars) for item in found.days if item.dollars]
+    assert spent == [
+        (date.fromtimestamp(NOON).isoformat(), 4.0),
+        (date.fromtimestamp(NOON - DAY).isoformat(), 4.0),
+    ]
+    assert (found.dollars, found.exact) == (8.0, True)
+
+
+def test_only_what_was_spent_since_then_counts(store: Store) -> None:
+    assert cost.spending(store, HOUR, None, lambda: NOON).dollars == 2.0
+    assert cost.spending(store, DAY, None, lambda: NOON).dollars == 4.0 + 2.0
+    assert cost.spending(store, 30 * DAY, "old", lambda: NOON).dollars == 4.0
+
+
+def test_a_night_that_a_cluster_runs_through_belongs_to_two_days(store: Store) -> None:
+    midnight = NOON - 12 * HOUR
+    store.save(made("night", machine(midnight - HOUR, midnight + 3 * HOUR)))
+    found = cost.spending(store, 30 * DAY, "night", lambda: NOON)
+    assert [item.dollars for item in found.days if item.dollars] == [6.0, 2.0]
+
+
+def test_an_unknown_price_makes_every_sum_a_lower_bound(store: Store, call: Call) -> None:
+    store.save(made("dark", machine(NOON - HOUR, hourly=None), machine(NOON - HOUR)))
+    found = cost.spending(store, DAY, "dark", lambda: NOON)
+    assert (found.dollars, found.exact, found.days[0].exact) == (2.0, False, False)
+    assert "at least $" in call("cost", "--since", "9999d").err
+
+
+def test_a_job_costs_what_its_cluster_did_meanwhile(store: Store, call: Call) -> None:
+    """Also after `down`; one that has not begun, or whose cluster was free, costs nothing."""
+    for number, changes in enumerate(
+        (
+            {"cluster_id": "ana-old-1", "started": NOON - DAY, "finished": NOON - DAY + HOUR / 2},
+            {"cluster_id": "ana-lab-1", "started": NOON - HOUR, "finished": NOON},
+            {"cluster_id": "ana-lab-1", "started": None, "state": JobState.LOST},
+            {"cluster_id": "free-1", "started": NOON - HOUR, "finished": NOON},
+        ),
+        1,
+    ):
+        known = {"state": JobState.SUCCEEDED, **changes}
+        store.save_job(job(cluster(), spec(), id=number, **known))
+    assert cost.of_jobs(store, store.jobs(), lambda: NOON) == {1: 1.0, 2: 2.0}
+    listed = call("jobs", "--json").document["jobs"]
+    assert [item["dollars"] for item in listed] == [1.0, 2.0, None, None]
+    assert "2.0000" in call("jobs").out
+    spent = cost.spending(store, 30 * DAY, None, lambda: NOON)
+    assert [(item.job, item.dollars) for item in spent.jobs] == [(1, 1.0), (2, 2.0)]
+
+
+def test_programs_read_it_as_json_and_csv(store: Store, call: Call) -> None:
+    said = call("cost", "--since", "9999d", "--json").document
+    assert {row["id"] for row in said["clusters"]} == {"ana-old-1", "ana-lab-1"}
+    assert said["exact"] is True
+    rows = list(csv.DictReader(io.StringIO(call("cost", "--by", "cluster", "--csv").out)))
+    assert {row["cluster"] for row in rows} >= {"lab"}
+    assert float(rows[-1]["dollars"]) > 0
+
+
+def test_a_past_that_cannot_be_read_is_passed_over(store: Store, call: Call) -> None:
+    [path] = store.home.past.glob("*/cluster.json")
+    path.write_text("{")
+    assert call("cost", "--since", "9999d").code == 0
+
+
+def test_nothing_spent_is_said(call: Call) -> None:
+    assert "$0.00 since" in call("cost").err
