@@ -128,12 +128,13 @@ def finish_down(
     go of machines that are not ours and do not answer.
     """
     cluster = replace(cluster, phase=Phase.DELETING)
-    with _told(tell):
-        store.save(cluster)
-    store.event(cluster.name, "deleting")
     folder = store.folder(cluster.name)
     if cluster.charges:
         cluster = replace(cluster, charges=_made(cluster, folder, clock()))
+    # With what it has cost, which nobody knows any more when it is gone.
+    with _told(tell):
+        store.save(cluster)
+    store.event(cluster.name, "deleting")
     try:
         providers.load(cluster.spec.provider).destroy(cluster, folder, tell)
     except LeftoverError as error:
@@ -141,7 +142,8 @@ def finish_down(
             raise
         tell(error.message)
     now = clock()
-    cluster = replace(cluster, charges=tuple(item.ended(now) for item in cluster.charges))
+    charges = cluster.charges and _timed(cluster, folder)
+    cluster = replace(cluster, charges=tuple(item.ended(now) for item in charges))
     how = "detached" if cluster.attached else "taken down"
     for job in store.open_jobs(cluster):
         with _told(tell):
@@ -172,7 +174,17 @@ def _made(cluster: Cluster, folder: Path, now: float) -> tuple[Charge, ...]:
     except ClusterctlError:
         return cluster.charges
     made = {node.name for node in cluster.nodes} | provider.list_made(folder)
-    return billing.settle(cluster, living=there, made=made, now=now, ends=ends)
+    charges = billing.settle(cluster, living=there, made=made, now=now, ends=ends)
+    return _timed(replace(cluster, charges=charges), folder)
+
+
+def _timed(cluster: Cluster, folder: Path) -> tuple[Charge, ...]:
+    """The charges, by the times of whoever bills them where those are told."""
+    try:
+        lives = providers.load_billing(cluster).list_lives(cluster, folder)
+    except ClusterctlError:
+        return cluster.charges
+    return billing.correct(cluster.charges, lives)
 
 
 def find_orphans(store: Store, name: str) -> tuple[Cluster, ...]:

@@ -170,8 +170,21 @@ class Ended:
     stopped: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Life:
+    """From when to when a machine has cost money, by whoever bills it. `until` None: it still does,
+    or when that ended is not told."""
+
+    node: str
+    since: float
+    until: float | None = None
+
+
 class Billing(Protocol):
     """Its machines cost money: whoever plans charges is one."""
+
+    def list_lives(self, cluster: Cluster, folder: Path) -> Sequence[Life]:
+        """Of all machines of the cluster that are still known, also of those that are gone."""
 
     def list_billed(self, cluster: Cluster, folder: Path) -> Mapping[str, str]:
         """The nodes that cost money now, with what the provider calls their machines (as in

@@ -12,15 +12,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from clusterctl import assets
+from clusterctl.model import Charge
 from tests.e2e.cli import BUSY, Done, wait_for
 from tests.sim import hub as hubs
 from tests.sim.ec2.client import Ec2
 from tests.sim.ec2.iam import allows
 from tests.sim.hub import Hub
 from tests.warm.client import shared
+
+A_CENT = 0.01 / 5
+"""Nor is a fifth of one lost: the machines of a test cost so little."""
 
 OUTSIDE = "198.51.100.0/24"
 """From where the simulated launchers are reached."""
@@ -116,6 +121,16 @@ def hub() -> Iterator[Hub]:
         yield found
 
 
+def check_receipts(world: World) -> None:
+    """What `down` has told a cluster cost is what the cloud charges for it."""
+    bill = world.ec2.bill()
+    for path in (world.home / "past").glob("*/cluster.json"):
+        record = json.loads(path.read_text())
+        charges = [msgspec.convert(item, Charge) for item in record["charges"]]
+        told = sum(charge.dollars(time.time()) for charge in charges)
+        assert told == pytest.approx(bill.get(record["id"], 0.0), abs=A_CENT), record
+
+
 @pytest.fixture
 def world(ec2: Ec2, hub: Hub, initialised: Path, tmp_path: Path) -> Iterator[World]:
     """Whoever uses it has the rights of infra/ec2/policy.json, and no others. Afterwards nothing
@@ -127,6 +142,7 @@ def world(ec2: Ec2, hub: Hub, initialised: Path, tmp_path: Path) -> Iterator[Wor
     try:
         yield world
         assert ec2.left() == []
+        check_receipts(world)
         rights = policy()
         mine = [call for call in ec2.calls if not call["administrator"]]
         denied = [ask for call in mine for ask in call["asks"] if not allows(rights, **ask)]

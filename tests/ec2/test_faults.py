@@ -58,12 +58,12 @@ def test_a_budget_is_a_deadline(world: World) -> None:
     left = plan["deadline"] - plan["charges"][0]["since"]
     assert rate > 2.0
     assert left == pytest.approx(2 / rate * 3600, abs=2)
-    world.ec2.fault("price", instance_type="t3.xlarge", value=None)
-    refused = world.run("up", "--cpu", "t3.xlarge", "--budget", "2", "--dry-run")
+    world.ec2.fault("price", instance_type="c5.xlarge", value=None)
+    refused = world.run("up", "--cpu", "c5.xlarge", "--budget", "2", "--dry-run")
     assert refused.code == 2
-    assert "price of t3.xlarge is unknown" in refused.err
-    unknown = world.ok("up", "--cpu", "t3.xlarge", "--dry-run")
-    assert re.search(r"2 worker +t3.xlarge .* \? ", unknown.out)
+    assert "price of c5.xlarge is unknown" in refused.err
+    unknown = world.ok("up", "--cpu", "c5.xlarge", "--dry-run")
+    assert re.search(r"2 worker +c5.xlarge .* \? ", unknown.out)
 
 
 def test_expired_credentials_are_said_to_be(world: World) -> None:

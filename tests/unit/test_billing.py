@@ -15,7 +15,7 @@ from clusterctl.actions.salvage import describe_loss
 from clusterctl.errors import ProviderError
 from clusterctl.insight import cost
 from clusterctl.model import Charge, Cluster
-from clusterctl.providers.protocol import Ended
+from clusterctl.providers.protocol import Ended, Life
 from clusterctl.providers.shared import billing
 from tests.unit.calling import Call
 from tests.unit.making import cluster
@@ -49,6 +49,8 @@ def forgotten(**changes: object) -> Cluster:
 class Ends:
     """A provider that bills these nodes, and takes everything down."""
 
+    lives: tuple[Life, ...] = ()
+
     def __init__(
         self,
         *living: str,
@@ -71,6 +73,9 @@ class Ends:
 
     def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
         return {node.name: "terminated" for node in cluster.nodes}
+
+    def list_lives(self, cluster: Cluster, folder: Path) -> tuple[Life, ...]:
+        return self.lives
 
     def deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
         return ""
@@ -234,3 +239,62 @@ def test_many_jobs_with_outputs_take_few_lines() -> None:
     many = describe_loss([(number, number * 1000) for number in range(1, 21)], {})
     assert [line.split()[1] for line in many[:-1]] == ["16", "17", "18", "19", "20"]
     assert many[-1] == "15 more jobs with smaller ones: 120.0 kB together"
+
+
+def times(charges: tuple[Charge, ...]) -> list[tuple[str, float, float | None]]:
+    """From when to when, in minutes after the plan of the first."""
+    first = NOW - 72 * HOUR
+    return [
+        (item.node, (item.since - first) / 60, item.until and (item.until - first) / 60)
+        for item in charges
+    ]
+
+
+def at(minutes: float) -> float:
+    return NOW - 72 * HOUR + 60 * minutes
+
+
+@pytest.mark.parametrize(
+    ("charges", "lives", "expected"),
+    [
+        # Planned, then started; ended before that was noticed.
+        (
+            [charge("worker-1", until=at(90))],
+            [Life("worker-1", at(3), at(80))],
+            [("worker-1", 3, 80)],
+        ),
+        # It runs, and nobody says until when.
+        ([charge("worker-1")], [Life("worker-1", at(3))], [("worker-1", 3, None)]),
+        # One zone had no room for all: what was started there was paid for, too.
+        (
+            [charge("launcher", until=at(60))],
+            [Life("launcher", at(2), at(4)), Life("launcher", at(5), at(59))],
+            [("launcher", 2, 4), ("launcher", 5, 59)],
+        ),
+        # Its namesake came later, and the first one is known no more.
+        (
+            [charge("worker-1", until=at(30)), charge("worker-1", since=at(40))],
+            [Life("worker-1", at(42), at(50))],
+            [("worker-1", 0, 30), ("worker-1", 42, 50)],
+        ),
+        # Stopped and started again: the last start is not the first.
+        ([charge("worker-1")], [Life("worker-1", at(120), at(150))], [("worker-1", 0, 150)]),
+        # Nobody knows any more.
+        ([charge("worker-1", until=at(9))], [], [("worker-1", 0, 9)]),
+    ],
+)
+def test_a_machine_is_paid_from_its_start_to_its_end(
+    charges: list[Charge], lives: list[Life], expected: list[tuple[str, float, float | None]]
+) -> None:
+    assert times(billing.correct(charges, lives)) == expected
+
+
+def test_a_receipt_has_the_times_of_whoever_bills(monkeypatch: pytest.MonkeyPatch) -> None:
+    provider = Ends("launcher", "worker-1", "worker-2")
+    provider.lives = tuple(Life(name, at(6), at(66)) for name in provider.living)
+    provide(monkeypatch, "ec2", provider)
+    store = open_store()
+    store.save(forgotten())
+    ended = finish_down(store, forgotten(), print, clock=clock)
+    [line] = cost.receipt(ended.charges, NOW)
+    assert (line.count, line.hours) == (3, pytest.approx(3.0))

@@ -13,7 +13,7 @@ import pytest
 from clusterctl.actions import down, salvage
 from clusterctl.actions.salvage import Unfetched
 from clusterctl.model import Charge, Cluster, Job, JobState
-from clusterctl.providers.protocol import Ended
+from clusterctl.providers.protocol import Ended, Life
 from tests.unit.calling import Call, judge
 from tests.unit.provided import provide
 from tests.unit.staged import Staged, lab
@@ -232,6 +232,9 @@ class Gone:
 
     def list_made(self, folder: Path) -> frozenset[str]:
         return frozenset()
+
+    def list_lives(self, cluster: Cluster, folder: Path) -> tuple[Life, ...]:
+        return ()
 
     def destroy(self, *what: object) -> None:
         pass

@@ -110,6 +110,7 @@ class Instance:
 
 
 LIVING = ("pending", "running", "stopping", "stopped", "shutting-down")
+ENDED = ("shutting-down", "terminated")
 
 
 class Api:

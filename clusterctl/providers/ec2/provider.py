@@ -42,7 +42,7 @@ from clusterctl.providers.ec2 import (
     userdata,
 )
 from clusterctl.providers.ec2 import spec as layout
-from clusterctl.providers.ec2.api import LIVING, Api, Instance, default_region
+from clusterctl.providers.ec2.api import ENDED, LIVING, Api, Instance, default_region
 from clusterctl.providers.ec2.attempts import Order, make
 from clusterctl.providers.ec2.failures import Refused
 from clusterctl.providers.ec2.preflight import Survey
@@ -53,6 +53,7 @@ from clusterctl.providers.protocol import (
     Ended,
     Features,
     Finding,
+    Life,
     OnEvent,
     ProviderPlan,
     Resource,
@@ -238,6 +239,16 @@ class Ec2Provider:
         api = self._api(cluster, folder)
         found = cleanup.instances(api, cluster.id)
         return {item.node: item.id for item in found if item.node}
+
+    def list_lives(self, cluster: Cluster, folder: Path) -> tuple[Life, ...]:
+        found = self._api(cluster, folder).instances(
+            cleanup.tagged(cluster.id), states=(*LIVING, *ENDED)
+        )
+        return tuple(
+            Life(item.node, item.launched, item.ended if item.state in ENDED else None)
+            for item in found
+            if item.node
+        )
 
     def list_made(self, folder: Path) -> frozenset[str]:
         try:

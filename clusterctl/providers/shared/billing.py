@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from clusterctl.model import Charge, Cluster
-from clusterctl.providers.protocol import Ended
+from clusterctl.providers.protocol import Ended, Life
 
 STORED = "disk"
 """The part of a machine that costs money while it is stopped."""
@@ -37,6 +37,45 @@ def settle(
         for item in _going_on(cluster.charges, living)
         if item.until is not None or item.node in living or item.node in made
     )
+
+
+SLACK = 900.0
+"""Seconds that a machine may be started after it was planned, or before."""
+
+
+def correct(charges: Sequence[Charge], lives: Sequence[Life]) -> tuple[Charge, ...]:
+    """The charges with the times of whoever bills the machines, as far as those are known: a
+    machine is planned before it starts, and ends before that is noticed. One that was planned once
+    may have been started in several zones."""
+    by_node: dict[str, list[Life]] = {}
+    for life in sorted(lives, key=lambda life: life.since):
+        by_node.setdefault(life.node, []).append(life)
+    corrected: list[Charge] = []
+    for node in dict.fromkeys(item.node for item in charges):
+        mine = [item for item in charges if item.node == node]
+        starts = sorted({item.since for item in mine})
+        known = by_node.get(node, [])
+        # The plan that each life began by: the last one before it.
+        plans = [
+            max((since for since in starts if since <= life.since + 1), default=starts[0])
+            for life in known
+        ]
+        going_on = {item.since for item in mine if item.until is None}
+        for item in mine:
+            began = [life for life, plan in zip(known, plans, strict=True) if plan == item.since]
+            # A machine whose disk goes on was stopped: that it ended is right.
+            if item.until is not None and item.since in going_on:
+                began = []
+            corrected += [_lived(item, life) for life in began] or [item]
+    return tuple(corrected)
+
+
+def _lived(item: Charge, life: Life) -> Charge:
+    """A machine that was stopped and started again has its last start alone."""
+    near = abs(life.since - item.since) < SLACK
+    since = life.since if near else item.since
+    until = item.until if life.until is None else max(since, life.until)
+    return replace(item, since=since, until=until)
 
 
 def _going_on(charges: Sequence[Charge], living: Collection[str]) -> tuple[Charge, ...]:

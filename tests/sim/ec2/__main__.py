@@ -93,6 +93,9 @@ class Control:
     def do_machines(self) -> object:
         return {"machines": self._loop.state(), "failures": self._loop.failures}
 
+    def do_bill(self) -> dict[str, float]:
+        return self._loop.bill.total()
+
     def do_light(self) -> None:
         self._loop.build = LightHost
 
@@ -112,6 +115,7 @@ class Control:
         tables = (world.placement_groups, world.spot_requests, world.launched, world.ending)
         for table in tables:
             table.clear()
+        self._loop.bill.clear()
         self._layer.calls.clear()
         self._layer.buckets.clear()
         self._layer.births.clear()

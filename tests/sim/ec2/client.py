@@ -239,6 +239,10 @@ class Ec2:
         """Whatever exists, tagged or not: one line each. Empty is what `down` has to reach."""
         return list(self._ask("left"))
 
+    def bill(self) -> dict[str, float]:
+        """What every cluster has cost until now, in USD by its tag, as AWS would charge it."""
+        return dict(self._ask("bill"))
+
     def reset(self) -> None:
         """A new world, whatever was there."""
         self._ask("reset")

@@ -209,7 +209,7 @@ def _spot_prices(world: World, request: Request) -> Answer:
         fields = {
             "instanceType": kind,
             "productDescription": "Linux/UNIX",
-            "spotPrice": f"{price * (0.30 + 0.01 * number):.6f}",
+            "spotPrice": f"{price * market.spot_part(number):.6f}",
             "timestamp": "2026-05-20T00:00:00.000Z",
             "availabilityZone": zone,
         }

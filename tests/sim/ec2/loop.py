@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.sim.ec2 import dns, gaps, images, imds
+from tests.sim.ec2.bill import Bill
 from tests.sim.ec2.faults import Faults, Where
 from tests.sim.ec2.forward import forward
 from tests.sim.ec2.full import control_groups, sweep
@@ -33,6 +34,7 @@ class Loop:
         self.faults = faults
         self.build: Build = LightHost
         self.ports: dict[int, int] = {}  # of the internet: a VPC's port → this machine's
+        self.bill = Bill()
         self.failures: dict[str, str] = {}  # instance → why its machine ended
         self._prefix = prefix
         self._machines: dict[str, Machine] = {}
@@ -52,6 +54,7 @@ class Loop:
 
     def turn(self) -> None:
         found = instances()
+        self.bill.watch(found, self.world.prices)
         alive = {one.id: one for one in found if one.state in _ALIVE}
         stopped = {one.id for one in found if one.state == "stopped"}
         for id in [one for one in self._machines if one not in alive]:

@@ -68,6 +68,11 @@ _PREFIXES = {
 }
 
 
+def spot_part(zone: int) -> float:
+    """Of the price on demand: in every zone of a region a little more than in the one before."""
+    return 0.30 + 0.01 * zone
+
+
 def quota_code(instance_type: str, spot: bool) -> str:
     """The quota that instances of this type count against."""
     if instance_type.startswith(("g", "vt")):
