@@ -139,8 +139,12 @@ def finish_down(
         providers.load(cluster.spec.provider).destroy(cluster, folder, tell)
     except LeftoverError as error:
         if not (force and cluster.attached):
+            salvage.tell_left(cluster, tell)
             raise
         tell(error.message)
+    except ClusterctlError:
+        salvage.tell_left(cluster, tell)
+        raise
     now = clock()
     charges = cluster.charges and _timed(cluster, folder)
     cluster = replace(cluster, charges=tuple(item.ended(now) for item in charges))

@@ -14,7 +14,7 @@ from clusterctl.jobs import control, outputs
 from clusterctl.jobs.follow import Follower, is_complete
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.stage import format_bytes
-from clusterctl.model import Cluster, Job, Phase, Role, clock, count
+from clusterctl.model import Charge, Cluster, Job, Phase, Role, clock, count
 from clusterctl.state import Store
 from clusterctl.time_limits import Deadline
 from clusterctl.transport.pool import Pool
@@ -374,10 +374,42 @@ def _save_log(
         return True
 
 
+def tell_left(cluster: Cluster, tell: Tell) -> None:
+    """After a removal that broke off: what may run, as far as the record tells."""
+    running = {item.node for item in cluster.charges if item.until is None}
+    if running:
+        end = f", until {clock(cluster.deadline)}" if cluster.deadline else ""
+        tell(
+            f"not everything was removed: up to {count(len(running), 'machine')} may keep running"
+            f" {describe_rate(cluster.charges)}{end}; `clusterctl {cluster.end} {cluster.name}`"
+            " continues"
+        )
+
+
+def tell_unknown(cluster: Cluster, why: ClusterctlError, tell: Tell) -> None:
+    """After an `up` that broke off, where the cloud does not say what it has made."""
+    running = {item.node for item in cluster.charges if item.until is None}
+    end = f", until {clock(cluster.deadline)}" if cluster.deadline else ""
+    tell(
+        f"what runs now is unknown ({why.message}): up to {count(len(running), 'machine')}"
+        f" {describe_rate(cluster.charges)}{end}; `clusterctl up {cluster.name}` continues,"
+        f" `clusterctl down {cluster.name}` removes it"
+    )
+
+
+def describe_rate(charges: Sequence[Charge]) -> str:
+    """`at $1.10/h`, or `for at least $1.10/h` where a price is unknown."""
+    least = any(item.hourly is None and item.until is None for item in charges)
+    return f"{'for at least' if least else 'at'} ${cost.per_hour(charges):.2f}/h"
+
+
 def tell_price(cluster: Cluster, tell: Tell) -> None:
     end = f" until {clock(cluster.deadline)}" if cluster.deadline else ""
-    goes_on = "disks keep costing" if cluster.phase is Phase.STOPPED else "machines keep running at"
-    tell(f"nothing was removed: the {goes_on} ${cost.per_hour(cluster.charges):.2f}/h{end}")
+    rate = describe_rate(cluster.charges)
+    goes_on = f"machines keep running {rate}"
+    if cluster.phase is Phase.STOPPED:
+        goes_on = f"disks keep costing {rate.partition(' ')[2]}"
+    tell(f"nothing was removed: the {goes_on}{end}")
 
 
 def _numbers(jobs: list[Job]) -> str:

@@ -19,6 +19,7 @@ from clusterctl.actions import (
     node_images,
     open_pool,
     require_owned,
+    salvage,
     shrink,
     smoke_test,
     ssh_config,
@@ -385,7 +386,8 @@ def record_failed_create(
         return
     try:
         there = providers.load_billing(cluster).list_billed(cluster, store.folder(cluster.name))
-    except ClusterctlError:
+    except ClusterctlError as error:
+        salvage.tell_unknown(cluster, error, tell)
         return
     before = {node.name: node.machine for node in old.nodes} if old else {}
     # What ran when it was planned; the rest of the plan may never have been made.

@@ -12,7 +12,7 @@ import pytest
 from clusterctl.actions import open_store, show
 from clusterctl.actions.down import finish_down
 from clusterctl.actions.salvage import describe_loss
-from clusterctl.errors import ProviderError
+from clusterctl.errors import LeftoverError, ProviderError
 from clusterctl.insight import cost
 from clusterctl.model import Charge, Cluster
 from clusterctl.providers.protocol import Ended, Life
@@ -298,3 +298,26 @@ def test_a_receipt_has_the_times_of_whoever_bills(monkeypatch: pytest.MonkeyPatc
     ended = finish_down(store, forgotten(), print, clock=clock)
     [line] = cost.receipt(ended.charges, NOW)
     assert (line.count, line.hours) == (3, pytest.approx(3.0))
+
+
+@pytest.mark.parametrize(
+    "why",
+    [ProviderError("your AWS credentials have expired"), LeftoverError("1 VPC still exists")],
+    ids=["refused", "left over"],
+)
+def test_a_removal_that_breaks_off_says_what_it_goes_on_costing(
+    why: ProviderError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Refusing(Ends):
+        def destroy(self, cluster: Cluster, *more: object) -> None:
+            raise why
+
+    provide(monkeypatch, "ec2", Refusing("launcher", "worker-1", "worker-2"))
+    told: list[str] = []
+    open_store().save(forgotten())
+    with pytest.raises(type(why)):
+        finish_down(open_store(), forgotten(), told.append, clock=clock)
+    [line] = told
+    assert "up to 3 machines may keep running at $3.00/h" in line
+    assert line.endswith("`clusterctl down lab` continues")
+    assert len(open_store().cluster("lab").charges) == 3, "the receipt is written before"

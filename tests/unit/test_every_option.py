@@ -337,7 +337,8 @@ def money(scene: Scene, name: str) -> dict[str, Any]:
     if scene.verb != "cost":
         return {}
     since = time.time() - 7200
-    spent = Charge(node="w", part="instance", item="x", hourly=1.0, source="", since=since)
+    hourly = float(len(name))
+    spent = Charge(node="w", part="instance", item="x", hourly=hourly, source="", since=since)
     return {"id": f"{name}-1", "charges": (spent.ended(since + 3900),)}
 
 

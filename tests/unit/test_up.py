@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.actions import open_store, up
+from clusterctl.errors import ProviderError
 from clusterctl.model import Charge, Cluster, NodeGroup, Phase
 from tests.unit.making import cluster, node
 from tests.unit.provided import provide
@@ -142,3 +143,19 @@ def test_what_a_broken_off_up_has_not_made_costs_nothing() -> None:
     planned = (charge("launcher"), gone, charge("worker-1", since=NOW))
     found, _ = broken_off(old, Bills(launcher="i-1"), charges=planned)
     assert found.charges == planned[:2]
+
+
+def test_machines_that_cannot_be_asked_about_are_not_passed_over() -> None:
+    """Credentials that end in the middle: what was made by then goes on costing money."""
+
+    class Away(Bills):
+        def list_billed(self, cluster: Cluster, folder: Path) -> dict[str, str]:
+            raise ProviderError("describe instances: your AWS credentials have expired")
+
+    new = lab(charges=(charge("launcher", hourly=None), charge("worker-1")))
+    found, told = broken_off(new, Away())
+    assert found.phase is Phase.CREATING
+    assert (
+        "your AWS credentials have expired): up to 2 machines for at least $1.00/h, until" in told
+    )
+    assert "`clusterctl down lab` removes it" in told

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import calendar
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from clusterctl.errors import LeftoverError, ProviderError
-from clusterctl.providers.ec2 import guard
+from clusterctl.providers.ec2 import failures, guard
 from clusterctl.providers.ec2.api import Api, Instance
 from clusterctl.providers.protocol import OnEvent, Resource, describe, plural
 
@@ -288,8 +288,9 @@ def remove(
 ) -> None:
     """Removes until a whole search finds nothing, for `settle` seconds. What `keep` says yes to
     stays, and what is attached to it. Raises LeftoverError that names what is still there after
-    LIMIT seconds."""
+    LIMIT seconds, or as soon as AWS refuses for good what all the rest waits for."""
     told = False
+    stuck: dict[str, ProviderError] = {}
     end = time.monotonic() + LIMIT
     clean = 0.0
     while True:
@@ -305,12 +306,16 @@ def remove(
         if not told:
             tell(f"left over: {describe(left, ids=False)}; removing")
             told = True
-        why = _remove(api, items)
-        if time.monotonic() > end:
+        refused = _remove(api, items)
+        stuck |= {id: error for id, error in refused.items() if failures.permanent(error)}
+        over = time.monotonic() > end
+        if over or _hopeless(left, stuck):
+            causes = list((refused if over else stuck).values())
             raise LeftoverError(
                 f"of cluster {cluster_id} still exists: {describe(left)}"
-                + (f" ({why})" if why else ""),
-                hint="run the same command again, or remove that in the EC2 console",
+                + (f" ({causes[0].message})" if causes else ""),
+                hint=(f"{causes[0].hint}; then " if causes and causes[0].hint else "")
+                + "run the same command again, or remove that in the EC2 console",
             )
         time.sleep(PAUSE)
 
@@ -335,9 +340,17 @@ def _holder(item: dict[str, Any]) -> str:
     return str(attached[0].get("InstanceId", ""))
 
 
-def _remove(api: Api, items: list[tuple[Kind, dict[str, Any], Resource]]) -> str:
-    """One attempt at everything, in order; the last thing that was refused, in words."""
-    why = ""
+def _hopeless(left: Sequence[Resource], stuck: Container[str]) -> bool:
+    """Whether nothing more can go: machines hold the network that they are in."""
+    machines = [item for item in left if item.kind == "instance"]
+    return all(item.id in stuck for item in machines or left)
+
+
+def _remove(
+    api: Api, items: list[tuple[Kind, dict[str, Any], Resource]]
+) -> dict[str, ProviderError]:
+    """One attempt at everything, in order; what was refused, by the id of the resource."""
+    refused: dict[str, ProviderError] = {}
     instances = [left for kind, _, left in items if kind.name == "instance"]
     for kind in KINDS:
         mine = [(item, left) for owner, item, left in items if owner is kind]
@@ -350,7 +363,7 @@ def _remove(api: Api, items: list[tuple[Kind, dict[str, Any], Resource]]) -> str
                 api.call(kind.remove, **{f"{kind.id}s": [left.id for _, left in mine]})
                 continue
         except ProviderError as error:
-            why = error.message
+            refused |= {left.id: error for _, left in mine}
             continue
         for item, left in mine:
             try:
@@ -359,13 +372,13 @@ def _remove(api: Api, items: list[tuple[Kind, dict[str, Any], Resource]]) -> str
                         api.call(step, **arguments)
                 api.call(kind.remove, **{kind.id: left.id})
             except ProviderError as error:
-                why = error.message
+                refused[left.id] = error
     for left in (left for kind, _, left in items if kind is SCHEDULES and not instances):
         try:
             guard.remove(api, left.id)
         except ProviderError as error:
-            why = error.message
-    return why
+            refused[left.id] = error
+    return refused
 
 
 def _before(kind: Kind, item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -338,6 +338,13 @@ def _known(code: str, message: str = "") -> Known | None:
     return next((CODES[one] for one in shorter if one in CODES), None)
 
 
+def permanent(error: ProviderError) -> bool:
+    """Whether asking again cannot help: not before a person has changed something."""
+    if not isinstance(error, Refused):
+        return False
+    return error.code == "OperationNotPermitted" or about_the_account(error)
+
+
 def about_the_account(refused: Refused) -> bool:
     """Whether this user would be told the same about anything else."""
     known = _known(refused.code, refused.message)

@@ -1,0 +1,125 @@
+"""An EC2 with behaviour, without moto: what carries a tag is found, and goes when it is told to."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any
+
+from clusterctl.errors import ProviderError
+from clusterctl.providers.ec2 import failures
+from clusterctl.providers.ec2.api import Api, Instance
+
+ACCOUNT = "123456789012"
+LAUNCHED = 1.7e9
+
+
+@dataclass
+class Cloud:
+    """What one account has in one region: machines, disks and networks by id, each with the id of
+    its cluster. `refusals`: what a call is answered with, by its name."""
+
+    region: str = "us-east-1"
+    things: dict[str, tuple[str, str]] = field(default_factory=dict)
+    refusals: dict[str, tuple[str, str]] = field(default_factory=dict)
+    calls: list[str] = field(default_factory=list)
+    name: str = "lab"
+
+    def make(self, cluster: str, *nodes: str) -> None:
+        """Machines, a disk of each, and their network."""
+        for node in nodes:
+            self.things[f"i-{node}"] = ("instance", cluster)
+            self.things[f"vol-{node}"] = ("volume", cluster)
+        self.things["vpc-1"] = ("VPC", cluster)
+
+    def left(self) -> list[str]:
+        return sorted(self.things)
+
+
+KEYS = {"Reservations": "instance", "Volumes": "volume", "Vpcs": "VPC"}
+IDS = {"instance": "InstanceId", "volume": "VolumeId", "VPC": "VpcId"}
+
+
+class FakeApi(Api):
+    """The questions and orders that `cleanup` has for AWS."""
+
+    owner = "user/ana"
+
+    def __init__(self, cloud: Cloud, region: str = "us-east-1") -> None:
+        super().__init__(region)
+        self._cloud = cloud
+
+    @property
+    def _things(self) -> dict[str, tuple[str, str]]:
+        return self._cloud.things if self.region == self._cloud.region else {}
+
+    def _checked(self, action: str) -> None:
+        self._cloud.calls.append(action)
+        if refusal := self._cloud.refusals.get(action):
+            raise failures.refused(action.replace("_", " "), *refusal, self.region)
+
+    def account(self) -> str:
+        self._checked("get_caller_identity")
+        return ACCOUNT
+
+    def all(self, action: str, key: str, service: str = "ec2", **arguments: Any) -> list[Any]:
+        if service != "ec2":
+            raise ProviderError("no rights for that")
+        self._checked(action)
+        wanted = {value for rule in arguments["Filters"] for value in rule["Values"]}
+        by_vpc = any("vpc-id" in rule["Name"] for rule in arguments["Filters"])
+        found = [
+            self._item(id, kind, cluster)
+            for id, (kind, cluster) in self._things.items()
+            if kind == KEYS.get(key) and not by_vpc and not wanted.isdisjoint((cluster, TAG))
+        ]
+        return [{"Instances": found}] if key == "Reservations" and found else found
+
+    def _item(self, id: str, kind: str, cluster: str) -> dict[str, Any]:
+        node = id.partition("-")[2]
+        tags = {TAG: cluster, "clusterctl:name": self._cloud.name, "clusterctl:node": node}
+        item: dict[str, Any] = {
+            IDS[kind]: id,
+            "Tags": [{"Key": name, "Value": value} for name, value in tags.items()],
+        }
+        if kind == "instance":
+            launched = datetime.fromtimestamp(LAUNCHED, timezone.utc)
+            item |= {
+                "State": {"Name": "running"},
+                "LaunchTime": launched,
+                "InstanceType": "t3.micro",
+            }
+        if kind == "volume":
+            machine = f"i-{node}"
+            item["Attachments"] = [{"InstanceId": machine}] if machine in self._things else []
+        return item
+
+    def instances(self, *filters: dict[str, Any], **more: Any) -> list[Instance]:
+        self._checked("describe_instances")
+        wanted = {value for rule in filters for value in rule["Values"]}
+        return [
+            Instance(
+                id=id,
+                node=id.partition("-")[2],
+                type="t3.micro",
+                state="running",
+                zone="us-east-1a",
+                address="",
+                private_address="",
+                launched=LAUNCHED,
+            )
+            for id, (kind, cluster) in self._things.items()
+            if kind == "instance" and cluster in wanted
+        ]
+
+    def call(self, action: str, service: str = "ec2", **arguments: Any) -> Any:
+        self._checked(action)
+        gone = [value if isinstance(value, list) else [value] for value in arguments.values()]
+        for id in itertools.chain(*gone):
+            self._things.pop(str(id), None)
+            if str(id).startswith("i-"):
+                self._things.pop(f"vol-{str(id).partition('-')[2]}", None)
+
+
+TAG = "clusterctl:cluster"

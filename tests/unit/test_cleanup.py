@@ -1,0 +1,77 @@
+"""What `down` does where AWS refuses: it says so at once, with what it costs."""
+
+from __future__ import annotations
+
+import pytest
+
+from clusterctl.errors import LeftoverError, ProviderError
+from clusterctl.providers.ec2 import cleanup
+from tests.unit.fake_ec2 import Cloud, FakeApi
+
+DENIED = ("UnauthorizedOperation", "You are not authorized to perform this operation.")
+PROTECTED = ("OperationNotPermitted", "The instance 'i-launcher' may not be terminated.")
+BUSY = ("DependencyViolation", "has dependencies")
+
+
+def removed(cloud: Cloud) -> list[str]:
+    told: list[str] = []
+    cleanup.remove(FakeApi(cloud), "lab-1", told.append)
+    return told
+
+
+@pytest.fixture
+def cloud(monkeypatch: pytest.MonkeyPatch) -> Cloud:
+    """A launcher and a worker."""
+    monkeypatch.setattr(cleanup, "PAUSE", 0.0)
+    made = Cloud()
+    made.make("lab-1", "launcher", "worker-1")
+    return made
+
+
+def test_all_that_carries_the_tag_goes(cloud: Cloud) -> None:
+    cloud.things["vpc-2"] = ("VPC", "other-1")
+    [line] = removed(cloud)
+    assert line == "left over: 2 instances, 2 volumes, 1 VPC; removing"
+    assert cloud.left() == ["vpc-2"]
+
+
+@pytest.mark.parametrize("refusal", [DENIED, PROTECTED], ids=["denied", "protected"])
+def test_a_refusal_for_good_ends_it_at_once(cloud: Cloud, refusal: tuple[str, str]) -> None:
+    """It took ten minutes of asking again, and named the last thing that waited for the first."""
+    cloud.refusals = {"terminate_instances": refusal, "delete_vpc": BUSY}
+    with pytest.raises(LeftoverError) as caught:
+        removed(cloud)
+    assert "2 instances (i-launcher, i-worker-1)" in caught.value.message
+    assert refusal[0] in caught.value.message
+    assert BUSY[0] not in caught.value.message
+    assert cloud.calls.count("terminate_instances") == 1
+
+
+def test_what_costs_nothing_and_may_not_be_removed_keeps_no_machine(cloud: Cloud) -> None:
+    cloud.refusals = {"delete_vpc": DENIED}
+    with pytest.raises(LeftoverError, match=r"1 VPC \(vpc-1\) \(delete vpc: your AWS"):
+        removed(cloud)
+    assert cloud.left() == ["vpc-1"]
+
+
+def test_what_passes_is_asked_again(cloud: Cloud) -> None:
+    class Busy(FakeApi):
+        left = 3
+
+        def call(self, action: str, *more: object, **arguments: object) -> object:
+            if action == "delete_vpc" and self.left:
+                Busy.left -= 1
+                cloud.refusals = {"delete_vpc": BUSY}
+            else:
+                cloud.refusals = {}
+            return super().call(action, *more, **arguments)
+
+    cleanup.remove(Busy(cloud), "lab-1", print)
+    assert (cloud.left(), Busy.left) == ([], 0)
+
+
+def test_credentials_that_end_in_between_are_no_empty_cloud(cloud: Cloud) -> None:
+    cloud.refusals = {"describe_volumes": ("RequestExpired", "Request has expired.")}
+    with pytest.raises(ProviderError, match="expired"):
+        removed(cloud)
+    assert "i-launcher" in cloud.left()
