@@ -229,6 +229,26 @@ def one_of(*known: str) -> Callable[[str, str], str]:
     return check
 
 
+def expression(text: str, option: str) -> str:
+    try:
+        re.compile(text.encode())
+    except re.error as error:
+        raise UsageError(
+            f"{option} {text!r} is not a regular expression: {error}",
+            hint=f"for this text as it is: {option} {re.escape(text)!r}",
+        ) from None
+    return text
+
+
+def byte_size(text: str, option: str) -> int:
+    """Of `500MB` or `2GB`, in decimal units."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMGT]?)B?", text, re.IGNORECASE)
+    power = " kMGT".lower().index(found[2].lower() or " ") if found else 0
+    if not found or not (size := int(float(found[1]) * 1000**power)):
+        raise UsageError(f"{option} {text!r} is not a size", hint=f"for example {option} 2GB")
+    return size
+
+
 def cluster_name(text: str, option: str) -> str:
     if not text:
         raise UsageError("'' is not a valid cluster name", hint="leave it out, or give a name")

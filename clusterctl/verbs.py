@@ -20,9 +20,11 @@ from clusterctl.options import (
     Verb,
     amount,
     budget,
+    byte_size,
     choice,
     cluster_option,
     duration,
+    expression,
     file,
     files,
     flag,
@@ -355,6 +357,9 @@ class Run(Started, heading=JOBS, module="start"):
     variables = texts("-e --env", PROGRAM, ENV, "NAME[=VALUE]")
     env_file = files("--env-file", PROGRAM, ENV_FILE)
     stage = file("--stage", PROGRAM, "Folder to copy (default: the repository)", "DIR")
+    max_stage = number(
+        "--max-stage", PROGRAM, "Copy at most this (default: 200MB)", "SIZE", check=byte_size
+    )
     source = files("--source", PROGRAM, "Compile with SCRIPT; repeatable (flags: -e CFLAGS=...)")
     requirements = text(
         *("--requirements", PROGRAM, "Packages: FILE or none (default: uv.lock)"),
@@ -487,11 +492,15 @@ class Rerun(Common, heading=JOBS, module="start"):
     """Run a job again with the same program, files and options, here or on another cluster."""
 
     examples = (
-        "clusterctl rerun 7",
+        "clusterctl rerun",
         "clusterctl rerun 7 --resume --cluster other",
         "clusterctl rerun 7 --resume -- --resume checkpoint.pt",
     )
-    job = JOB
+    job = Option[int | None](
+        *("", ARGUMENTS, LAST_JOB.help, LAST_JOB.metavar),
+        empty=None,
+        check=lambda text, option: whole(0)(text, option) if text else None,
+    )
     arguments = texts("", ARGUMENTS, "Added to the program's arguments", "[-- ARGS...]")
     resume = flag("--resume", OPTIONS, "Start from the previous job's output files")
     ranks = number("-n --ranks", OPTIONS, "Number of ranks (default: as before)")
@@ -499,6 +508,12 @@ class Rerun(Common, heading=JOBS, module="start"):
     env_file = files("--env-file", OPTIONS, ENV_FILE)
     detach = flag("-d --detach", OPTIONS, "Start the job and return")
     json = JSON_LINES
+
+    @classmethod
+    def arrange(cls, words: list[str]) -> list[str]:
+        """Without a number before it, all after `--` is still the program's."""
+        end = cls.leading(words)
+        return [*words[:end], "", *words[end:]] if words[end : end + 1] == ["--"] else words
 
 
 class Jobs(Common, heading=JOBS, module="jobs"):
@@ -517,6 +532,8 @@ class Logs(Common, heading=JOBS, module="jobs"):
     rank = Option[int | None](
         "--rank", OPTIONS, "Show only this rank", "N", empty=None, check=whole(0)
     )
+    tail = number("--tail", OPTIONS, "Show the last N lines of each rank", limits=where.FOLLOWED)
+    grep = text("--grep", OPTIONS, "Show lines that match an expression", "REGEX", check=expression)
     json = JSON_LINES
 
 

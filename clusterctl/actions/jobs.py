@@ -14,6 +14,8 @@ from clusterctl.errors import ClusterctlError, NodeUnreachable, RecordError, Usa
 from clusterctl.jobs import control, fetched, outputs, systems
 from clusterctl.jobs.follow import Follower, Piece, is_complete, read_stored
 from clusterctl.jobs.interrupts import Interrupts
+from clusterctl.jobs.lines import ALL, choose
+from clusterctl.jobs.lines import Choice as Choice
 from clusterctl.jobs.stage import Tree
 from clusterctl.jobs.start import list_nodes, list_rank_nodes
 from clusterctl.model import Cluster, Job, JobSpec, JobState, Phase
@@ -95,15 +97,20 @@ def logs(
     *,
     follow: bool,
     rank: int | None = None,
+    choice: Choice = ALL,
 ) -> Iterator[list[Piece]]:
-    """The job's output: to its end with `follow`, else as far as it is. `rank` has to be one of
-    the job's, and is not filtered for. `tell` hears why a job waits."""
+    """The lines of the job's output that are chosen: to its end with `follow`, else as far as it
+    is. `rank` has to be one of the job's, and is not filtered for. `tell` hears why a job waits."""
     job = find_job(store, number, where)
     if rank is not None and rank >= job.ranks:
         raise UsageError(
             f"job {number} has no rank {rank}", hint=f"its ranks are 0 to {job.ranks - 1}"
         )
-    folder = store.job_folder(number)
+    yield from choose(_output(store, job, tell, follow=follow), choice)
+
+
+def _output(store: Store, job: Job, tell: Tell, *, follow: bool) -> Iterator[list[Piece]]:
+    folder = store.job_folder(job.id)
     cluster = find_cluster(store, job)
     if cluster is None or is_complete(folder) or cluster.phase is not Phase.READY:
         yield from read_stored(folder)

@@ -20,6 +20,7 @@ from clusterctl.errors import (
     RecordError,
     UsageError,
 )
+from clusterctl.insight import messages
 from clusterctl.jobs import control, mirror, packages, stage, start, systems
 from clusterctl.jobs.follow import Follower, Piece
 from clusterctl.jobs.interrupts import Interrupts
@@ -32,6 +33,9 @@ from clusterctl.transport.pool import Pool
 
 REST_LIMIT = 300.0
 """Seconds that reading the rest of a job's output may take when the job has ended."""
+
+REMARKS = 64_000
+"""Bytes at the end of a failed rank's stderr that are searched for the cause."""
 
 OnOutput = Callable[[list[Piece]], None]
 OnJob = Callable[[Job], None]
@@ -65,20 +69,23 @@ def resolve(
     chosen: Path | None,
     without: Sequence[Path] = (),
     sources: Sequence[Path] = (),
+    limit: int = 0,
 ) -> Resolved:
     """SCRIPT and ARGS, a module and ARGS, or `--` and a command, as a program with the tree that it
     comes in, less the files `without`, whose secrets travel another way. `sources` are compiled
-    with SCRIPT."""
+    with SCRIPT. `limit`: bytes that the tree may have; 0: the usual limits."""
     if module is not None:
         if sources:
             raise UsageError(
                 "--source works only with SCRIPT, not with -m", hint="leave out --source"
             )
-        found = resolve_module(module, tuple(words), chosen=chosen)
+        found = resolve_module(module, tuple(words), chosen=chosen, limit=limit)
     elif words[0] == "--":
-        found = resolve_command(words[1:], chosen=chosen, sources=sources)
+        found = resolve_command(words[1:], chosen=chosen, sources=sources, limit=limit)
     else:
-        found = resolve_script(words[0], tuple(words[1:]), chosen=chosen, sources=sources)
+        found = resolve_script(
+            words[0], tuple(words[1:]), chosen=chosen, sources=sources, limit=limit
+        )
     secret = {path.resolve() for path in without}
     files = tuple(name for name in found.tree.files if (found.tree.root / name) not in secret)
     return replace(found, tree=replace(found.tree, files=files))
@@ -287,7 +294,28 @@ def attend(
         tell(f"{STARTERS.get(job.spec.launcher, 'the launcher')} said:\n{indent(remarks, '  ')}")
     if error := explain_failure(job, said):
         raise error
+    if hint := suggest(store, job):
+        tell(hint)
     return job
+
+
+def suggest(store: Store, job: Job) -> str:
+    """The line in which the rank that failed first says why, with what it means and what to do; ""
+    for what is not known."""
+    failure = job.failure
+    if job.state is not JobState.FAILED or failure is None:
+        return ""
+    path = store.job_folder(job.id) / "out" / failure.node / f"rank-{failure.rank}.err"
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - REMARKS))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    found = messages.find(text)
+    if found is None:
+        return ""
+    return f"{found.line}\n  {found.message.cause}; {found.message.advice}"
 
 
 def explain_failure(job: Job, said: str = "") -> ClusterctlError | None:

@@ -11,6 +11,7 @@ import typer
 from clusterctl import actions, verbs
 from clusterctl.actions import Store, cost
 from clusterctl.actions import jobs as action
+from clusterctl.actions.jobs import Choice
 from clusterctl.cli.console import Console, printable, table
 from clusterctl.cli.job_output import (
     document,
@@ -54,12 +55,15 @@ def _row(job: Job, batch: bool, waiting: bool, money: list[str]) -> list[object]
 
 
 def number_of(
-    given: verbs.Logs | verbs.Cancel | verbs.Fetch | verbs.Doctor, store: Store, console: Console
+    given: verbs.Logs | verbs.Cancel | verbs.Fetch | verbs.Doctor | verbs.Rerun,
+    store: Store,
+    console: Console,
 ) -> int:
     """That of the job that is meant; which one it is is said where none was named."""
     if given.job is not None:
         return given.job
-    last = action.last_job(store, given.cluster)
+    # `rerun` names the cluster where it is to run, not the one where it ran.
+    last = action.last_job(store, None if isinstance(given, verbs.Rerun) else given.cluster)
     console.report(f"job {last.id}: {_command(last)}")
     return last.id
 
@@ -80,12 +84,14 @@ def _cell(text: str) -> str:
 
 
 def logs(given: verbs.Logs, console: Console) -> None:
+    given = given.within({"follow"} if given.follow else (), console.note)
     store, follow, rank = actions.open_store(), given.follow, given.rank
+    choice = Choice(given.tail, given.grep)
     job = number_of(given, store, console)
     try:
         with Printer(console, only=rank, exact=not follow) as printer:
             for pieces in action.logs(
-                store, job, given.cluster, console.report, follow=follow, rank=rank
+                store, job, given.cluster, console.report, follow=follow, rank=rank, choice=choice
             ):
                 printer(pieces)
     except KeyboardInterrupt:

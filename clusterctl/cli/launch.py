@@ -21,7 +21,9 @@ def launch(given: verbs.Launch, console: Console) -> None:
     if not (words or module):
         raise UsageError("nothing to run", hint="clusterctl launch SCRIPT [ARGS...]")
     # Mistakes about the program are found before anything is created.
-    action.resolve(words, module or None, running.stage, running.env_file, running.source)
+    action.resolve(
+        *(words, module or None, running.stage, running.env_file, running.source, running.max_stage)
+    )
     store = actions.open_store()
     # A name in the environment or in settings is that of a cluster to be used, not of a new one.
     typed = given.cluster if "cluster" in given.typed else None

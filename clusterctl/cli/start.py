@@ -15,6 +15,7 @@ from clusterctl.actions import run as action
 from clusterctl.actions.run import Prepared
 from clusterctl.cli.console import Console, plain
 from clusterctl.cli.job_output import announce, finish, reporting
+from clusterctl.cli.jobs import number_of
 from clusterctl.cli.rank_output import Printer
 from clusterctl.cli.variables import environment
 from clusterctl.errors import UsageError
@@ -37,7 +38,9 @@ def run(given: verbs.Run, console: Console) -> None:
         return
     module, files = given.python_module or None, given.env_file
     try:
-        resolved = action.resolve(list(given.command), module, given.stage, files, given.source)
+        resolved = action.resolve(
+            *(list(given.command), module, given.stage, files, given.source, given.max_stage)
+        )
     except UsageError as error:
         error.hint = _queue_hint(given, circumstances, error) or error.hint
         raise
@@ -150,7 +153,8 @@ def _start(console: Console, store: Store, prepared: Prepared, detach: bool) -> 
 
 def rerun(given: verbs.Rerun, console: Console) -> None:
     store = actions.open_store()
-    stored = [Path(name) for name in store.job(given.job).spec.env_files]
+    job = number_of(given, store, console)
+    stored = [Path(name) for name in store.job(job).spec.env_files]
     files = [*(path for path in stored if path.is_file()), *given.env_file]
     variables, secrets = environment(given.variables, files)
     kept = dict.fromkeys(str(path.absolute()) for path in (*stored, *given.env_file))
@@ -165,7 +169,7 @@ def rerun(given: verbs.Rerun, console: Console) -> None:
     with reporting(console, lambda: action.find_job(store, number)), Printer(console) as printer:
         ended = jobs.rerun(
             store,
-            given.job,
+            job,
             changed,
             resume=given.resume,
             where=given.cluster,

@@ -35,16 +35,17 @@ def resolve(
     *,
     chosen: Path | None = None,
     sources: Sequence[Path] = (),
+    limit: int = 0,
 ) -> Resolved:
     """SCRIPT is a path, or the name of a bundled workload; a file here wins over a bundled one.
     `sources` are compiled with it."""
     if script in PYTHONS and args and not Path(script).is_file():
-        return resolve_command((script, *args), chosen=chosen, sources=sources)
+        return resolve_command((script, *args), chosen=chosen, sources=sources, limit=limit)
     path, bundled = _find(script)
     if bundled and chosen is None:
         chosen = path.parent
     _refuse_batch_script(path)
-    tree = stage.find_tree(path.absolute().parent, script=path, chosen=chosen)
+    tree = stage.find_tree(path.absolute().parent, script=path, chosen=chosen, limit=limit)
     location = path.resolve()
     if not location.is_relative_to(tree.root):
         raise UsageError(
@@ -94,7 +95,9 @@ def _find(script: str) -> tuple[Path, bool]:
     return path, bundled is not None
 
 
-def resolve_module(module: str, args: tuple[str, ...], *, chosen: Path | None = None) -> Resolved:
+def resolve_module(
+    module: str, args: tuple[str, ...], *, chosen: Path | None = None, limit: int = 0
+) -> Resolved:
     """`-m MODULE`: found from the current folder, as `python -m` does."""
     parts = module.split(".")
     here = Path.cwd()
@@ -106,7 +109,7 @@ def resolve_module(module: str, args: tuple[str, ...], *, chosen: Path | None = 
             hint=f"looked for {candidates[0].relative_to(here)} and"
             f" {candidates[1].relative_to(here)}",
         )
-    tree = stage.find_tree(here, script=found, chosen=chosen)
+    tree = stage.find_tree(here, script=found, chosen=chosen, limit=limit)
     return Resolved(
         Program(
             kind=ProgramKind.MODULE,
@@ -119,7 +122,11 @@ def resolve_module(module: str, args: tuple[str, ...], *, chosen: Path | None = 
 
 
 def resolve_command(
-    words: Sequence[str], *, chosen: Path | None = None, sources: Sequence[Path] = ()
+    words: Sequence[str],
+    *,
+    chosen: Path | None = None,
+    sources: Sequence[Path] = (),
+    limit: int = 0,
 ) -> Resolved:
     """`-- COMMAND ARGS`: a program of the nodes, beside the files of the current folder. A script
     of the tree, a bundled program and what Python is to run are what they are without `--`."""
@@ -129,16 +136,17 @@ def resolve_command(
     if word in PYTHONS:
         rest = rest[rest[:1] == ("-u",) :]  # the output of ranks is never buffered
         if rest[:1] == ("-m",) and len(rest) > 1:
-            return resolve_module(rest[1], rest[2:], chosen=chosen)
+            return resolve_module(rest[1], rest[2:], chosen=chosen, limit=limit)
         if rest and not rest[0].startswith("-"):
-            return resolve(rest[0], rest[1:], chosen=chosen, sources=sources)
+            return resolve(rest[0], rest[1:], chosen=chosen, sources=sources, limit=limit)
     ours = Path(word).absolute().is_relative_to(chosen or Path.cwd()) and Path(word).is_file()
     if ours or stage.find_bundled(word):
-        return resolve(word, rest, chosen=chosen, sources=sources)
+        return resolve(word, rest, chosen=chosen, sources=sources, limit=limit)
     if sources:
         raise _not_compiled(word)
     here = Path.cwd()
-    tree = stage.find_tree(here, chosen=chosen) if chosen or stage.may_stage(here) else None
+    whole = chosen or stage.may_stage(here)
+    tree = stage.find_tree(here, chosen=chosen, limit=limit) if whole else None
     program = Program(
         kind=ProgramKind.COMMAND,
         target=word,

@@ -10,7 +10,7 @@ import shlex
 import tarfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +30,7 @@ LOOK_ON = 2.0
 END_OF_ARCHIVE = bytes(1024)
 IGNORED = {"__pycache__", ".git", ".hg", ".svn", ".venv", "node_modules", ".mypy_cache"}
 """What a folder that git does not know leaves behind."""
+IGNORE = ".clusterctlignore"
 MARK = ".clusterctl-fetched"
 """Lies in a folder that `fetch` made: what a job has made is no part of the next one's program."""
 
@@ -64,8 +65,11 @@ def find_bundled(name: str) -> Path | None:
     return next((path for path in found if path.name == name and path.is_file()), None)
 
 
-def find_tree(start: Path, *, script: Path | None = None, chosen: Path | None = None) -> Tree:
-    """The tree to stage: `chosen`, else the git work tree around `start`, else that folder.
+def find_tree(
+    start: Path, *, script: Path | None = None, chosen: Path | None = None, limit: int = 0
+) -> Tree:
+    """The tree to stage: `chosen`, else the git work tree around `start`, else that folder; less
+    what its .clusterctlignore names. `limit`: bytes that it may have, in any number of files.
 
     Raises UsageError for a tree that is too large, or is the file system or the home folder.
     """
@@ -82,8 +86,13 @@ def find_tree(start: Path, *, script: Path | None = None, chosen: Path | None = 
     _refuse_whole_machine(root)
     own = home().path.resolve()
     fetched: dict[Path, bool] = {}
-    found = _git_files(root) if top else _walk(root, without=own)
-    names: Iterable[str] = (n for n in found if not _in_fetched((root / n).parent, root, fetched))
+    ignored = _ignored(root)
+    found = _git_files(root) if top else _walk(root, own, ignored)
+    names: Iterable[str] = (
+        name
+        for name in found
+        if not ignored(name) and not _in_fetched((root / name).parent, root, fetched)
+    )
     if script is not None and script.resolve().is_relative_to(root):
         names = _with(names, str(script.resolve().relative_to(root)))
     sizes: dict[str, int] = {}
@@ -98,28 +107,31 @@ def find_tree(start: Path, *, script: Path | None = None, chosen: Path | None = 
             continue  # git lists what is tracked, also when it has been deleted here
         sizes[name] = info.st_size
         size += info.st_size
-        if len(sizes) > MAX_FILES or size > MAX_BYTES:
+        if size > (limit or MAX_BYTES) or (len(sizes) > MAX_FILES and not limit):
             too_large_since = min(too_large_since, time.monotonic())
         if time.monotonic() - too_large_since > LOOK_ON:
             break
     if too_large_since < math.inf:
-        raise _too_large(root, sizes)
+        raise _too_large(root, sizes, limit)
     return Tree(root, tuple(sorted(sizes)), size, top is not None, _largest(sizes))
 
 
-def _too_large(root: Path, sizes: Mapping[str, int]) -> UsageError:
+def _too_large(root: Path, sizes: Mapping[str, int], limit: int) -> UsageError:
     """Names what has to go: large files, or folders with many."""
     reasons = []
-    if sum(sizes.values()) > MAX_BYTES:
+    size = sum(sizes.values())
+    if size > (limit or MAX_BYTES):
         reasons.append(f"largest: {_sizes(_largest(sizes))}")
-    if len(sizes) > MAX_FILES:
+    if len(sizes) > MAX_FILES and not limit:
         folders = Counter(name.rpartition("/")[0] or "." for name in sizes)
         most = ", ".join(f"{name} ({count})" for name, count in folders.most_common(NAMED))
         reasons.append(f"most files: {most}")
+    limits = f"{MAX_FILES} files, {format_bytes(MAX_BYTES)}" if not limit else format_bytes(limit)
     return UsageError(
-        f"{root} is too large to stage: {len(sizes)} files, {format_bytes(sum(sizes.values()))}"
-        f" (limits: {MAX_FILES} files, {format_bytes(MAX_BYTES)}); {'; '.join(reasons)}",
-        hint="ignore data in .gitignore, or choose a smaller folder with --stage",
+        f"{root} is too large to stage: {len(sizes)} files, {format_bytes(size)}"
+        f" (limits: {limits}); {'; '.join(reasons)}",
+        hint=f"list data in .gitignore or {IGNORE}, choose a smaller folder with --stage, or raise"
+        " the limit: --max-stage 2GB",
     )
 
 
@@ -232,10 +244,32 @@ def _git_files(root: Path) -> Iterator[str]:
             yield from (f"{name}/{inner}" for inner in _git_files(path))
 
 
-def _walk(root: Path, without: Path | None = None) -> Iterator[str]:
+def _ignored(root: Path) -> Callable[[str], bool]:
+    """Whether the tree's own file says to leave that path out, in the words of .gitignore."""
+    path = root / IGNORE
+    if not path.is_file():
+        return lambda name: False
+    from pathspec import GitIgnoreSpec
+
+    try:
+        rules = GitIgnoreSpec.from_lines(path.read_text(encoding="utf-8").splitlines())
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: {error}", hint="it is written like a .gitignore") from error
+    return rules.match_file
+
+
+def _walk(
+    root: Path, without: Path | None = None, ignored: Callable[[str], bool] = lambda name: False
+) -> Iterator[str]:
     for folder, folders, files in os.walk(root):
         inside = Path(folder)
-        folders[:] = sorted(n for n in folders if n not in IGNORED and inside / n != without)
+        folders[:] = sorted(
+            name
+            for name in folders
+            if name not in IGNORED
+            and inside / name != without
+            and not ignored(f"{(inside / name).relative_to(root)}/")
+        )
         links = [name for name in folders if (Path(folder) / name).is_symlink()]
         for name in sorted([*files, *links]):
             path = Path(folder) / name

@@ -73,6 +73,7 @@ MAY_USE: dict[str, set[str]] = {
     "cryptography": {"keys", "transport"},
     "msgspec": set(MAY_IMPORT) - {"model", "errors", "catalog", "__init__"},
     "tomli": {"config"},
+    "pathspec": {"jobs"},
     "python_terraform": {"terraform"},
     "boto3": {"providers"},
     "botocore": {"providers"},

@@ -52,6 +52,15 @@ def test_the_record_has_the_variables_that_the_job_got(
     assert "hunter" not in "".join(path.read_text() for path in records())
 
 
+def test_the_last_job_is_run_again_without_a_number(jobs: Rows, call: Call) -> None:
+    assert call("rerun", "--detach", "1", "-e", "MODE=long").code == 0
+    again = call("rerun", "--detach", "--", "--lr", "0.1")
+    assert "job 2: train.py" in again.err
+    first, second, third = jobs()
+    assert third["env"] == second["env"] != first["env"]
+    assert third["args"] == ["--lr", "0.1"]
+
+
 def test_the_next_rerun_has_them_too(jobs: Rows, call: Call, tmp_path: Path) -> None:
     words = ["-e", "MODE=long", "--env-file", "more.env"]
     assert call("rerun", "--detach", "1", *words).code == 0

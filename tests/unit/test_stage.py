@@ -229,6 +229,34 @@ def test_too_many_files(tmp_path: Path) -> None:
         find_tree(tmp_path)
 
 
+def test_a_limit_of_ones_own_counts_bytes_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage, "MAX_FILES", 2)
+    monkeypatch.setattr(stage, "MAX_BYTES", 10)
+    for name in "abc":
+        (tmp_path / name).write_text("12345")
+    assert find_tree(tmp_path, limit=15).size == 15
+    with pytest.raises(
+        UsageError, match=r"3 files, 15 B \(limits: 14 B\); largest: a \(5 B\)"
+    ) as e:
+        find_tree(tmp_path, limit=14)
+    assert "--max-stage" in str(e.value.hint)
+
+
+@pytest.mark.parametrize("repository", [True, False])
+def test_a_tree_may_name_what_is_left_out(tmp_path: Path, repository: bool) -> None:
+    for name in ("train.py", "data/big.bin", "data/keep.txt", "runs/1/model.pt", "sub/model.pt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    (tmp_path / ".clusterctlignore").write_text("# large\n/data/*\n!/data/keep.txt\nruns/\n*.pt\n")
+    if repository:
+        for words in (["init", "-q"], ["add", "."]):
+            subprocess.run(["git", *words], cwd=tmp_path, check=True, timeout=20)
+    assert find_tree(tmp_path).files == (".clusterctlignore", "data/keep.txt", "train.py")
+    assert "sub/model.pt" in find_tree(tmp_path, script=tmp_path / "sub/model.pt").files
+
+
 def test_what_makes_a_tree_too_large_is_named(tmp_path: Path) -> None:
     """The script comes first: the limit is reached before the walk gets to what matters."""
     write(tmp_path, {"a/small.py": "x", "train.py": "x"})
