@@ -284,7 +284,7 @@ STAGED = (where.STAGED,)
 BATCH = Group("Batch systems (Slurm and Grid Engine)", (where.BATCH, where.STAGED))
 BOTH = Group(BATCH.heading, (where.BATCH,), True, "Passed to either")
 SLURM = Group(BATCH.heading, (where.SLURM,), True, "Passed to Slurm")
-SGE = Group(BATCH.heading, (where.SGE,), True)
+SGE = Group(BATCH.heading, (where.SGE,), True, "Passed to Grid Engine")
 SHORT = {"-N": "--nodes", "-p": "--partition", "-t": "--time"}
 """Short options of sbatch that `run` does not have, and what to write."""
 
@@ -349,6 +349,7 @@ class Run(Started, heading=JOBS, module="start"):
         "--ranks-per-node --ntasks-per-node", RANKS, "Ranks on each node", limits=where.NODES
     )
     nodes = number("--nodes", RANKS, "Number of workers (default: all)", limits=where.NODES)
+    once = flag("--once", RANKS, "Run it once, on one node")
     backend = choice("--backend", RANKS, "Communication library", "auto", "gloo", "nccl", "mpi")
     launcher = choice(
         "--launcher", RANKS, "Program that starts ranks", "mpirun", "torchrun", "srun", empty="auto"
@@ -443,8 +444,8 @@ class Run(Started, heading=JOBS, module="start"):
         check=lambda words, option: f"{words[0]} {whole(1)(words[1], option)}",
     )
     resources = texts("-l", SGE, "Grid Engine: resource; repeatable", "NAME=VALUE", old="resource")
-    queue = text("--queue", SGE, "Grid Engine: queue (qsub -q)", "NAME")
-    project = text("--project", SGE, "Grid Engine: project (qsub -P)", "NAME")
+    queue = text("--queue", SGE)
+    project = text("--project", SGE)
     json = flag("--json", GENERAL, "Print one JSON object per line", limits=where.NOT_TERMINAL)
 
     def native(self) -> dict[str, str]:

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import indent
+from typing import Any
 
 from clusterctl import assets, launch, process
 from clusterctl.actions import Tell, connect_or_report, open_pool, require_ready
@@ -24,6 +25,7 @@ from clusterctl.insight import messages
 from clusterctl.jobs import control, mirror, packages, stage, start, systems
 from clusterctl.jobs.follow import Follower, Piece
 from clusterctl.jobs.interrupts import Interrupts
+from clusterctl.jobs.launch_words import translate
 from clusterctl.jobs.program import Resolved, backend_note, resolve_command, resolve_module
 from clusterctl.jobs.program import resolve as resolve_script
 from clusterctl.model import Cluster, Job, JobSpec, JobState, LaunchPlan, NodeResult, ProgramKind
@@ -80,6 +82,9 @@ def resolve(
                 "--source works only with SCRIPT, not with -m", hint="leave out --source"
             )
         found = resolve_module(module, tuple(words), chosen=chosen, limit=limit)
+    elif (asked := translate(words[words[0] == "--" :])).launcher:
+        found = resolve_command(asked.command, chosen=chosen, sources=sources, limit=limit)
+        found = replace(found, asked=asked)
     elif words[0] == "--":
         found = resolve_command(words[1:], chosen=chosen, sources=sources, limit=limit)
     else:
@@ -112,7 +117,14 @@ def prepare(
     if wanted:
         paths = packages.import_paths(resolved)
         spec = replace(spec, packages=wanted.digest, import_paths=paths)
+    asked = resolved.asked
+    if asked.launcher:
+        chosen = spec.ranks or spec.ranks_per_node or spec.nodes or spec.native
+        sizes: dict[str, Any] = {} if chosen else dict(asked.sizes)
+        spec = replace(spec, env={**asked.env, **spec.env}, **sizes)
     job, plan = plan_job(cluster, spec, number=number)
+    if asked.launcher:
+        plan = replace(plan, notes=(*plan.notes, asked.note))
     if wanted:
         nodes = [cluster.node(name) for name in start.list_rank_nodes(job, cluster)]
         plan = replace(plan, notes=(*plan.notes, packages.describe(wanted, nodes)))

@@ -47,6 +47,7 @@ def run(given: verbs.Run, console: Console) -> None:
     variables, secrets = environment(given.variables, files)
     spec = replace(
         _spec(given, resolved.program),
+        ranks=_count(given),
         env=variables,
         secret_names=tuple(sorted(secrets)),
         env_files=tuple(str(path.absolute()) for path in files),
@@ -90,6 +91,18 @@ def _circumstances(given: verbs.Run, chosen: Cluster) -> set[str]:
 
 def _spec(given: verbs.Run, program: Program) -> JobSpec:
     return JobSpec(program=program, native=given.native(), **given.into(JobSpec))
+
+
+def _count(given: verbs.Run) -> int:
+    sizes = (
+        ("--ranks", given.ranks),
+        ("--ranks-per-node", given.ranks_per_node),
+        ("--nodes", given.nodes),
+        ("-pe", given.pe),
+    )
+    if given.once and (other := next((name for name, value in sizes if value), "")):
+        raise UsageError(f"--once cannot be combined with {other}", hint="leave one of the two out")
+    return 1 if given.once else given.ranks
 
 
 def _open_terminal(given: verbs.Run, console: Console, store: Store, chosen: Cluster) -> None:

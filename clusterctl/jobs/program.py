@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from shutil import which
 
@@ -14,9 +14,9 @@ from clusterctl.catalog import BUNDLED
 from clusterctl.compiling import LANGUAGES
 from clusterctl.errors import LaunchError, UsageError
 from clusterctl.jobs import stage
+from clusterctl.jobs.launch_words import Asked
 from clusterctl.model import PYTHONS, Cluster, Program, ProgramKind
 
-LAUNCHERS = ("mpirun", "mpiexec", "srun", "torchrun", "accelerate", "deepspeed", "horovodrun")
 HEAD = 64 << 10
 """Bytes of a file that may be a batch script, in which its directives have to be."""
 
@@ -27,6 +27,8 @@ class Resolved:
 
     program: Program
     tree: stage.Tree
+    asked: Asked = field(default_factory=Asked)
+    """What the words of another launcher say, which it was written after."""
 
 
 def resolve(
@@ -280,8 +282,6 @@ def _suggest(script: str) -> str:
     names = [
         p.name for p in assets.folder("workloads").glob("*") if p.suffix in {".py", *LANGUAGES}
     ]
-    if script in LAUNCHERS:
-        return "clusterctl starts the ranks itself: clusterctl run [--ranks N] SCRIPT [ARGS...]"
     close = get_close_matches(Path(script).name, names, n=1)
     if close:
         return f"did you mean the bundled {close[0]}?"

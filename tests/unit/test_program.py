@@ -158,7 +158,6 @@ def test_a_link_to_a_script_outside(here: Path, tmp_path: Path) -> None:
         ("", [""], ""),
         ("/dev/null/x", ["no script"], ""),
         ("hostname", ["no script"], "clusterctl run -- hostname"),
-        ("torchrun", ["no script"], "clusterctl starts the ranks itself"),
         ("line\nbreak.py", ["no script"], ""),
         ("x" * 5000, ["no script"], ""),
         ("nul\0byte.py", [""], ""),

@@ -1,0 +1,133 @@
+"""`torchrun …`, `accelerate launch …`, `mpirun …` as people write them: what they say about ranks
+holds for the job, and clusterctl starts the ranks itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from clusterctl.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Launcher:
+    """Its options, spelled with dashes. `does`: what clusterctl does by itself instead."""
+
+    ranks: tuple[str, ...] = ()
+    per_node: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    does: tuple[str, ...] = ()
+    does_flags: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Options that its programs find as variables."""
+    python: bool = True
+    """It starts a Python script or, with -m, a module; else any command."""
+
+
+_MEETING = ("--master-addr", "--master-port")
+_MPIRUN = _Launcher(
+    ranks=("-np", "--np", "-n"),
+    does=("--hostfile", "-hostfile", "--machinefile", "--host", "-H"),
+    does_flags=("--allow-run-as-root", "--oversubscribe"),
+    python=False,
+)
+_LAUNCHERS: dict[str, _Launcher] = {
+    # https://docs.pytorch.org/docs/stable/elastic/run.html
+    "torchrun": _Launcher(
+        per_node=("--nproc-per-node",),
+        nodes=("--nnodes",),
+        does=(
+            *(*_MEETING, "--node-rank", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id"),
+            *("--rdzv-conf", "--local-addr"),
+        ),
+        does_flags=("--standalone",),
+    ),
+    # https://huggingface.co/docs/accelerate/package_reference/cli#accelerate-launch
+    "accelerate launch": _Launcher(
+        ranks=("--num-processes",),
+        nodes=("--num-machines",),
+        does=("--machine-rank", "--main-process-ip", "--main-process-port", "--rdzv-backend"),
+        does_flags=("--multi-gpu", "--same-network"),
+        env={
+            "--mixed-precision": "ACCELERATE_MIXED_PRECISION",
+            "--num-cpu-threads-per-process": "OMP_NUM_THREADS",
+        },
+    ),
+    # https://www.deepspeed.ai/getting-started/#launching-deepspeed-training
+    "deepspeed": _Launcher(per_node=("--num-gpus",), nodes=("--num-nodes",), does=_MEETING),
+    "mpirun": _MPIRUN,
+    "mpiexec": _MPIRUN,
+    "horovodrun": _MPIRUN,
+    "srun": _Launcher(
+        ranks=("-n", "--ntasks"),
+        per_node=("--ntasks-per-node",),
+        nodes=("-N", "--nodes"),
+        python=False,
+    ),
+}
+_ALL = ("auto", "gpu", "cpu")
+"""As many ranks as a node has GPUs or cores, which is what clusterctl starts unless told."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the words of another launcher ask for: a command, numbers by their names in JobSpec, and
+    variables. `launcher`: "" for words that are none of one."""
+
+    launcher: str = ""
+    command: tuple[str, ...] = ()
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def note(self) -> str:
+        """For people: what became of the words."""
+        texts = {"ranks": "--ranks", "ranks_per_node": "--ranks-per-node", "nodes": "--nodes"}
+        given = [f"{texts[name]} {value}" for name, value in self.sizes.items()]
+        given += [f"--env {name}={value}" for name, value in self.env.items()]
+        how = f", with {' '.join(given)}" if given else ""
+        return f"clusterctl starts the ranks itself instead of {self.launcher}{how}"
+
+
+def translate(words: Sequence[str]) -> Asked:
+    """Raises UsageError for an option that has no meaning here."""
+    name = " ".join(words[: 1 + (words[:1] == ["accelerate"])])
+    launcher = _LAUNCHERS.get(name)
+    if launcher is None or Path(words[0]).is_file():
+        return Asked()
+    sizes: dict[str, int] = {}
+    env: dict[str, str] = {}
+    rest = list(words[len(name.split()) :])
+    while rest and rest[0].startswith("-") and rest[0] not in ("-m", "--module", "--"):
+        given, equals, value = rest.pop(0).partition("=")
+        option = given if given[:2] != "--" else given.replace("_", "-")
+        if option in launcher.does_flags:
+            continue
+        kinds = {
+            **dict.fromkeys(launcher.ranks, "ranks"),
+            **dict.fromkeys(launcher.per_node, "ranks_per_node"),
+            **dict.fromkeys(launcher.nodes, "nodes"),
+        }
+        kind = kinds.get(option, "")
+        if not (kind or option in launcher.does or option in launcher.env):
+            raise UsageError(
+                f"{name} {given} has no meaning here: clusterctl starts the ranks itself",
+                hint="clusterctl run [--ranks N] SCRIPT [ARGS...]; `run --help` lists the options",
+            )
+        if not equals:
+            value = rest.pop(0) if rest else ""
+        if option in launcher.env:
+            env[launcher.env[option]] = value
+        elif kind and value not in _ALL:
+            if not value.isdecimal() or not int(value):
+                raise UsageError(f"{name} {given} {value}: expected a number", hint=f"{given} 2")
+            sizes[kind] = int(value)
+    if rest[:1] == ["--"]:
+        rest.pop(0)
+    if not rest:
+        raise UsageError(f"{name}: nothing to run", hint="clusterctl run SCRIPT [ARGS...]")
+    if launcher.python:
+        module = rest[0] in ("-m", "--module")
+        rest = ["python", *(["-m", *rest[1:]] if module else rest)]
+    return Asked(launcher=name, command=tuple(rest), sizes=sizes, env=env)
