@@ -380,6 +380,25 @@ def test_a_network_is_removed_when_its_machines_are_gone(
     assert lab.ec2.left() == []
 
 
+def test_all_machines_begin_to_end_with_one_call(lab: Lab, api: Api) -> None:
+    """However many they are, they are billed until then. What is not of the cluster stays."""
+    for name in ("launcher", "worker-1", "worker-2"):
+        lab.launch(name, TagSpecifications=tagged(name))
+    other = lab.launch("other")
+    lab.ec2.forget_calls()
+    cleanup.terminate(api, "lab-1")
+    calls = [call for call in lab.ec2.calls if call["action"] == "ec2:TerminateInstances"]
+    assert len(calls) == 1
+    assert [item.node for item in cleanup.instances(api, "lab-1")] == []
+    lab.api.terminate_instances(InstanceIds=[other])
+
+    lab.ec2.fault("error", action="TerminateInstances", code="OperationNotPermitted")
+    lab.launch("launcher", TagSpecifications=tagged("launcher"))
+    cleanup.terminate(api, "lab-1")  # whoever comes next says which, and why
+    lab.ec2.clear()
+    cleanup.terminate(api, "lab-1")
+
+
 def test_what_was_made_just_before_is_found_though_its_tags_are_late(
     lab: Lab, api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:

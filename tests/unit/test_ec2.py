@@ -172,6 +172,33 @@ def test_spot_instances_have_quotas_of_their_own(kind: str, name: str, code: str
     assert (row.spot_name, row.spot) == (name, code)
 
 
+def test_many_machines_wait_for_their_turn_and_few_leave_a_full_zone_soon() -> None:
+    """EC2 starts two machines a second that are asked for one by one."""
+
+    def attempts(workers: int) -> int:
+        found = spec.machines(wish(NodeGroup(count=workers, family="cpu")), {}, {})
+        made = spec.variables(
+            cluster_id="lab-1",
+            name="lab",
+            region="us-east-1",
+            zone="us-east-1a",
+            machines=found,
+            amis={},
+            spot=False,
+            placement=(),
+            efa=False,
+            subnet="",
+            ssh_cidr="",
+            public_key="",
+            user_data={},
+            hours=1,
+        )
+        return int(made["max_retries"])
+
+    assert attempts(8) == 5
+    assert attempts(256) > attempts(8)
+
+
 @pytest.mark.parametrize(
     ("kind", "percent"),
     [

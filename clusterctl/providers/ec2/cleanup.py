@@ -30,6 +30,8 @@ https://docs.aws.amazon.com/ec2/latest/devguide/eventual-consistency.html"""
 MOST_TAGGED = 500
 """Resources in one call; EC2 takes 1,000."""
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
+AT_A_TIME = 1000
+"""Machines that one call may end."""
 PAUSE = 2.0
 """Seconds between two searches: instances end slowly, and hold what they use."""
 
@@ -238,6 +240,15 @@ def _find(api: Api, cluster_id: str) -> list[tuple[Kind, dict[str, Any], Resourc
                 found.setdefault((kind.name, left.id), (kind, item, left))
     schedules = guard.find(api, cluster_id)
     return [*found.values(), *((SCHEDULES, {}, left) for left in schedules)]
+
+
+def terminate(api: Api, cluster_id: str) -> None:
+    """Begins to end all machines of a cluster at once, as far as AWS lets us. What is refused (a
+    protected machine) is for who ends them one by one."""
+    ids = [item.id for item in instances(api, cluster_id)]
+    for first in range(0, len(ids), AT_A_TIME):
+        with suppress(ProviderError):
+            api.call("terminate_instances", InstanceIds=ids[first : first + AT_A_TIME])
 
 
 def managed(api: Api, cluster_id: str) -> bool:

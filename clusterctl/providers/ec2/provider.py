@@ -414,9 +414,11 @@ class Ec2Provider:
                 on_event("AWS has endpoints of its own in the cluster's VPC; removing by tag")
                 return
             runner.init()
-            runner.destroy(
-                report.reporter(on_event), parallelism=layout.parallelism(len(resources))
-            )
+            at_a_time = layout.parallelism(len(resources))
+            if len(resources) > at_a_time:
+                # Terraform waits for each: the others would be billed meanwhile.
+                cleanup.terminate(api, cluster.id)
+            runner.destroy(report.reporter(on_event), parallelism=at_a_time)
         except ProviderError as error:
             on_event(f"{error.message}; removing by tag")
 

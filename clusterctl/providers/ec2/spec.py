@@ -16,6 +16,11 @@ MAX_WORKERS = 1000
 PARALLELISM = (10, 64)
 """Terraform's -parallelism: at least its default, at most what AWS bears without throttling."""
 
+FEW, ATTEMPTS = 24, (5, 8)
+"""How often Terraform's provider tries a request to AWS, for clusters of FEW machines and for
+larger ones. EC2 lets five launches through and then two a second; the provider launches each
+machine by a call of its own, and waits longer after each refusal: docs/adr/0018 has the numbers."""
+
 LAUNCHER_DISK = 30
 GPU_DISK, CPU_DISK = 100, 30
 """GiB, as infra/ec2 has them."""
@@ -166,6 +171,7 @@ def variables(
         "disk": disks.pop() if len(disks) == 1 else 0,
         "spot": spot,
         "efa": efa,
+        "max_retries": ATTEMPTS[len(machines) > FEW],
         "cidr": cidr(cluster_id),
         "subnet_id": subnet,
         "ssh_cidr": ssh_cidr,
