@@ -283,6 +283,18 @@ def test_a_profile_with_mfa_is_refused_until_aws_has_asked(
     assert len(aws.asked) == 1
 
 
+def test_a_role_works_where_its_session_cannot_be_kept(
+    aws: Aws, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container whose home folder is read-only."""
+    (home / ".aws/config").write_text(ROLES)
+    (home / ".aws/cli").write_text("no folder")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", aws.url)
+    monkeypatch.setenv("AWS_PROFILE", "first")
+    with Api("us-east-1").lent() as lent:
+        assert got(lent)["AccessKeyId"] == "AKIAFIRST"
+
+
 def asked_by_aws(code: str) -> None:
     """`aws sts get-caller-identity`, as far as it fetches and keeps credentials."""
     core: Any = get_session()

@@ -14,7 +14,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -61,10 +61,9 @@ class Credentials:
         import boto3
         import botocore.session
         from botocore import credentials
-        from botocore.utils import JSONFileCache
 
         self._core = core = botocore.session.get_session()
-        cache = JSONFileCache(str(Path(CLI_CACHE).expanduser()))
+        cache = _cache()
         chain = core.get_component("credential_provider")
         sources = ("env", "container-role", "iam-role")
         roles = credentials.AssumeRoleProvider(
@@ -128,6 +127,18 @@ class Credentials:
         finally:
             endpoint.shutdown()
             endpoint.server_close()
+
+
+def _cache() -> Any:
+    """The sessions that `aws` keeps; where it cannot be written, ours are kept in memory alone."""
+    from botocore.utils import JSONFileCache
+
+    class Cache(JSONFileCache):  # type: ignore[misc]
+        def __setitem__(self, key: str, value: object) -> None:
+            with suppress(OSError):
+                super().__setitem__(key, value)
+
+    return Cache(str(Path(CLI_CACHE).expanduser()))
 
 
 def _refuse(prompt: str) -> str:
