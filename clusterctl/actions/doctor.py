@@ -10,7 +10,7 @@ import shlex
 import sys
 import tarfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from shutil import which
@@ -22,18 +22,18 @@ from clusterctl.insight import doctor, evidence, stacks
 from clusterctl.insight.doctor import Evidence, Finding
 from clusterctl.insight.evidence import NodeView, Rank
 from clusterctl.insight.stacks import name_ranks as name_ranks
-from clusterctl.jobs import control
+from clusterctl.jobs import control, systems
 from clusterctl.jobs.follow import read_stored
 from clusterctl.jobs.start import list_nodes, list_rank_nodes
-from clusterctl.model import Cluster, Job, NodeResult, Phase
+from clusterctl.model import Cluster, Job, JobState, NodeResult, Phase
 from clusterctl.state import Store
 from clusterctl.time_limits import Deadline
 from clusterctl.transport.pool import Pool
 
 LIMIT = 15.0
 """Seconds that the whole look may take."""
-ANSWER = 8.0
-"""Seconds that a node may take for the first part of it."""
+CONNECT, ANSWER = 4.0, 8.0
+"""Seconds that a node may take to answer at all, and for the first part of it."""
 DUMP = 6
 """Seconds that the stack of one process may take."""
 TAIL = 64_000
@@ -81,11 +81,14 @@ def diagnose(
         if all(view.absent or view.error for view in found.nodes.values()):
             found = replace(found, ranks=_stored(store, job).ranks)
     findings = doctor.judge(found)
+    summary = doctor.summarize(found, findings)
+    if cluster and job.state is JobState.QUEUED:
+        summary = systems.load(cluster).describe_wait(job)
     diagnosis = Diagnosis(
         job=job,
         findings=findings,
         stacks=stacks.fold(found.stacks),
-        summary=doctor.summarize(found, findings),
+        summary=summary,
         seconds=time.monotonic() - began,
         evidence=found,
     )
@@ -120,9 +123,9 @@ def _collect(job: Job, cluster: Cluster, pool: Pool, tell: Tell, deadline: Deadl
     clocks: dict[str, tuple[float, float]] = {}
 
     def read_clock(name: str) -> NodeResult:
-        pool.transport(name).connect(ANSWER)
+        pool.transport(name).connect(CONNECT)
         before = time.time()
-        result = pool.transport(name).run("date +%s.%N", timeout=ANSWER)
+        result = pool.transport(name).run("date +%s.%N", timeout=CONNECT)
         after = time.time()
         if result.ok:
             when = float(result.text.split()[-1])
@@ -131,7 +134,7 @@ def _collect(job: Job, cluster: Cluster, pool: Pool, tell: Tell, deadline: Deadl
 
     views = {r.node: NodeView(r.node, error=r.error) for r in pool.each(read_clock, names)}
     there = [name for name in names if not views[name].error]
-    scripts = {name: _look_script(job, cluster, name) for name in there}
+    scripts = {name: _look_script(job, cluster, name, there) for name in there}
     limit = min(ANSWER, deadline.left)
     for result in pool.run("exec /bin/sh -s", there, stdin=scripts, timeout=limit):
         view = evidence.read_look(result.node, result.text)
@@ -145,10 +148,10 @@ def _collect(job: Job, cluster: Cluster, pool: Pool, tell: Tell, deadline: Deadl
     return found
 
 
-def _look_script(job: Job, cluster: Cluster, name: str) -> bytes:
-    """Each node that runs ranks tries to reach the next one."""
+def _look_script(job: Job, cluster: Cluster, name: str, there: Sequence[str]) -> bytes:
+    """Each node that runs ranks tries to reach the next one of those that answer."""
     node = cluster.node(name)
-    ring = list_rank_nodes(job, cluster)
+    ring = [other for other in list_rank_nodes(job, cluster) if other in there]
     peers = []
     if name in ring and len(ring) > 1 and not cluster.one_host:
         peer = cluster.node(ring[(ring.index(name) + 1) % len(ring)])

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from clusterctl.insight import messages, stacks
 from clusterctl.insight.evidence import KernelLine, NodeView, Rank
 from clusterctl.insight.stacks import Folded, Stack, name_ranks
-from clusterctl.model import Job
+from clusterctl.model import Job, JobState
 
 CLOCK = 1.0
 """Seconds that clocks may differ by before it is told."""
@@ -23,6 +23,8 @@ KILLED, TOLD = 137, 143
 """Exit codes after SIGKILL and SIGTERM."""
 BUSY, IDLE = 0.5, 0.05
 """Processors in use by a rank that computes, and by one that does not."""
+POLLS = 0.1
+"""The same of one that polls for messages on a machine with too few processors."""
 LITTLE_MEMORY = 0.03
 """Free share of a node's memory below which programs are about to be killed."""
 
@@ -76,6 +78,7 @@ def judge(evidence: Evidence) -> tuple[Finding, ...]:
         *_failures(evidence),
         *_vanished(evidence),
         *_places(evidence),
+        *_idle(evidence),
         *_networks(evidence),
         *_warnings(evidence),
     ]
@@ -209,8 +212,10 @@ def _failures(evidence: Evidence) -> Iterator[Finding]:
         (rank for rank in failed if rank not in told or len(told) == len(failed)),
         key=lambda rank: (_follows(rank), evidence.corrected(rank), rank.number),
     )
-    if first:
+    lost = any(view.error for view in evidence.nodes.values())
+    if first and not (lost and len(told) == len(failed)):  # they were ended with the lost node
         yield _failure(evidence, first[0])
+    if failed:
         return
     said = "".join(view.launcher_said for view in evidence.nodes.values())
     if (match := messages.find(said)) and not match.message.after:
@@ -351,6 +356,23 @@ def _missing(evidence: Evidence, waiting: Folded, item: Folded) -> Iterator[Find
     )
 
 
+def _idle(evidence: Evidence) -> Iterator[Finding]:
+    """Ranks without stacks, as of programs in C: most poll for a message, and some do nothing."""
+    unseen = {n: r.usage for n, r in evidence.ranks.items() if r.alive and not r.stack}
+    idle = [n for n, use in sorted(unseen.items()) if use is not None and use <= IDLE]
+    busy = [n for n, use in unseen.items() if use is not None and use >= POLLS]
+    if busy and 0 < len(idle) <= len(busy) and not any(evidence.ranks[n].stopped for n in idle):
+        rank = evidence.ranks[idle[0]]
+        yield Finding(
+            "idle",
+            f"{', '.join(map(evidence.place, idle[:3]))} does nothing ({_waiting(rank)}), while the"
+            " others compute or wait for a message",
+            "look at what it does there: all ranks have to come to the same communication",
+            ranks=tuple(idle),
+            nodes=tuple(dict.fromkeys(evidence.ranks[number].node for number in idle)),
+        )
+
+
 _WAITS = (
     (r"nanosleep", "sleeping"),
     (r"nfs|rpc_|ceph|fuse|lustre|ll_", "waiting for a network file system"),
@@ -416,6 +438,8 @@ def summarize(evidence: Evidence, findings: Sequence[Finding]) -> str:
     """What to say where nothing is wrong."""
     if any(finding.serious for finding in findings):
         return ""
+    if evidence.job.state is JobState.SUCCEEDED:
+        return f"job {evidence.job.id} succeeded, and nothing is wrong"
     living = [rank for rank in evidence.ranks.values() if rank.alive]
     if not living:
         return "nothing is wrong with the nodes, and no rank printed a known error"
@@ -428,4 +452,4 @@ def summarize(evidence: Evidence, findings: Sequence[Finding]) -> str:
             f"all ranks are in {waiting[0]} at the same line, and nothing is wrong with the nodes:"
             " it may only be slow, or the ranks use different sizes or groups"
         )
-    return "nothing is wrong with the nodes, and all ranks stand at the same place"
+    return "nothing is wrong with the nodes, and no rank waits for another one"

@@ -147,6 +147,16 @@ def test_a_rank_that_has_left_the_others_waiting() -> None:
     assert (finding.kind, finding.ranks) == ("left", (1,))
 
 
+def test_a_program_without_stacks_that_does_nothing() -> None:
+    """Open MPI polls for messages: the one that sleeps has not come to the others."""
+    found = two_ranks(reduces(), sleeps())
+    for rank, usage in zip(found.ranks.values(), (1.0, 0.0), strict=True):
+        rank.stack, rank.usage = None, usage
+    [finding] = doctor.judge(found)
+    assert (finding.kind, finding.ranks) == ("idle", (1,))
+    assert "rank 1 on worker-2 does nothing (sleeping)" in finding.text
+
+
 def test_a_rank_that_is_gone_without_a_word() -> None:
     found = seen(view("worker-1", "rank 0", process(0, 100)), view("worker-2", "rank 1"))
     [finding] = doctor.judge(found)
@@ -246,6 +256,16 @@ def test_what_is_wrong_with_a_machine(line: str, kind: str, said: str) -> None:
 def test_a_node_that_does_not_answer() -> None:
     [finding] = doctor.judge(seen(NodeView("worker-1", error="no route to host")))
     assert (finding.kind, finding.nodes) == ("unreachable", ("worker-1",))
+
+
+def test_ranks_that_were_ended_with_a_lost_node_are_no_cause() -> None:
+    [finding] = doctor.judge(
+        seen(
+            view("worker-1", "rank 0", f"exit 0 143 {START + 9} 1"),
+            NodeView("worker-2", error="no answer within 4 s"),
+        )
+    )
+    assert finding.kind == "unreachable"
 
 
 def test_little_memory_is_only_noted() -> None:
