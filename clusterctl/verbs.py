@@ -565,6 +565,14 @@ class Doctor(Common, heading=JOBS, module="insight"):
     bundle = file("--bundle", OPTIONS, "Write all that was seen, without secrets", settable=False)
 
 
+class Diff(Common, heading=JOBS, module="insight"):
+    """Compare two jobs: how they were started, the files they ran with, and how they ended."""
+
+    examples = ("clusterctl diff 7 9",)
+    first = number("", ARGUMENTS, "Number of a job", "JOB", check=whole(0))
+    second = number("", ARGUMENTS, "Number of the other one", "OTHER", check=whole(0))
+
+
 class Ssh(Common, heading=MACHINES, module="clusters"):
     """Open a shell on a node, or run one command there."""
 
@@ -730,6 +738,7 @@ VERBS: dict[str, type[Verb]] = {
     "cancel": Cancel,
     "fetch": Fetch,
     "doctor": Doctor,
+    "diff": Diff,
     "ssh": Ssh,
     "cp": Cp,
     "forward": Forward,

@@ -1,4 +1,4 @@
-"""Verbs that look at clusters and jobs: verify, doctor."""
+"""Verbs that look at clusters and jobs: verify, doctor, diff."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import typer
 
 from clusterctl import actions, verbs
+from clusterctl.actions import diff as comparing
 from clusterctl.actions import doctor as action
 from clusterctl.actions import verify as measuring
 from clusterctl.cli.console import Console, pick, redact, table
@@ -94,3 +95,22 @@ def verify(given: verbs.Verify, console: Console) -> None:
     )
     if low:
         raise typer.Exit(8)
+
+
+def diff(given: verbs.Diff, console: Console) -> None:
+    store = actions.open_store()
+    found = comparing.diff(store, given.first, given.second, given.cluster, console.note)
+    texts = []
+    if found.changes:
+        head = ("", f"job {found.first.id}", f"job {found.second.id}")
+        rows = ((c.what, c.first or "-", c.second or "-") for c in found.changes)
+        texts.append(table([head, *rows]))
+    texts += ("\n".join([f"{file.how} {file.path}", *file.lines]) for file in found.files)
+    console.result(redact("\n\n".join(texts)) if texts else "no difference")
+    console.document(
+        {
+            "jobs": [found.first.id, found.second.id],
+            "changes": [pick(item, "what", "first", "second") for item in found.changes],
+            "files": [pick(item, "path", "how", "lines") for item in found.files],
+        }
+    )

@@ -1,0 +1,113 @@
+"""What differs between two jobs: how they were started, the files they ran with, how they ended.
+Pure."""
+
+from __future__ import annotations
+
+import difflib
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from clusterctl.model import Job
+
+MOST = 400
+"""Lines of one file's differences that are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One thing that is not the same; "" where a job does not have it."""
+
+    what: str
+    first: str
+    second: str
+
+
+@dataclass(frozen=True, slots=True)
+class FileChange:
+    """A file that is `added`, `removed` or `changed`, with the lines of a unified diff: none of
+    what is no text, or is large."""
+
+    path: str
+    how: str
+    lines: tuple[str, ...] = ()
+
+
+def compare(first: Job, second: Job) -> tuple[Change, ...]:
+    """All that the records say, but for times and numbers that always differ."""
+    one, other = _facts(first), _facts(second)
+    names = dict.fromkeys((*one, *other))
+    changes = (Change(name, one.get(name, ""), other.get(name, "")) for name in names)
+    return tuple(change for change in changes if change.first != change.second)
+
+
+def _facts(job: Job) -> dict[str, str]:
+    spec = job.spec
+    program = spec.program
+    native = {f"option {name}": value or "yes" for name, value in spec.native.items()}
+    variables = {f"variable {name}": value for name, value in spec.env.items()}
+    secrets = {f"variable {name}": "***" for name in spec.secret_names}
+    places = (f"{place.count} on {place.node}" for place in job.placement)
+    found = {
+        "program": program.target,
+        "arguments": shlex.join(program.args),
+        "folder": program.folder if program.folder != "." else "",
+        "cluster": f"{job.cluster} ({job.cluster_id})",
+        "run by": job.scheduler,
+        "ranks": str(job.ranks),
+        "placement": ", ".join(places),
+        "backend": spec.backend,
+        "launcher": spec.launcher,
+        "--allow-cpu": "yes" if spec.allow_cpu else "",
+        "--timeout": _seconds(spec.timeout or None),
+        "--hang-timeout": _seconds(spec.hang_timeout or None),
+        "--retries": str(spec.retries or ""),
+        "--module": " ".join(spec.modules),
+        "--venv": spec.venv,
+        "--container": spec.container,
+        **native,
+        **variables,
+        **secrets,
+        "state": job.state.value,
+        "reason": job.reason,
+        "exit code": "" if job.program_exit_code is None else str(job.program_exit_code),
+        "failed first": f"rank {job.failure.rank} on {job.failure.node}" if job.failure else "",
+        "attempts": str(job.attempt),
+        "took": _seconds(job.finished - job.started if job.started and job.finished else None),
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g} s"
+
+
+def compare_files(
+    first: Mapping[str, str], second: Mapping[str, str]
+) -> tuple[tuple[str, str], ...]:
+    """Paths and how they differ, from the digests of two trees."""
+    found = []
+    for path in sorted({*first, *second}):
+        if path not in second:
+            found.append((path, "removed"))
+        elif path not in first:
+            found.append((path, "added"))
+        elif first[path] != second[path]:
+            found.append((path, "changed"))
+    return tuple(found)
+
+
+def unified(path: str, first: bytes | None, second: bytes | None) -> tuple[str, ...]:
+    """The differences of a text; () where one of the two is none."""
+    texts = []
+    for data in (first or b"", second or b""):
+        try:
+            texts.append(data.decode())
+        except UnicodeDecodeError:
+            return ()
+        if "\0" in texts[-1]:
+            return ()
+    before, after = (text.splitlines() for text in texts)
+    lines = [*difflib.unified_diff(before, after, path, path, lineterm="")]
+    more = [f"… {len(lines) - MOST} more lines"] if len(lines) > MOST else []
+    return (*lines[:MOST], *more)
