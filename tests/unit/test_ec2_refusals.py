@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import AddressValueError
 from itertools import repeat
@@ -25,7 +28,7 @@ from clusterctl.model import (
     Phase,
     Role,
 )
-from clusterctl.providers.ec2 import api, cleanup, failures, preflight, ssh_cidr
+from clusterctl.providers.ec2 import api, cleanup, failures, preflight, spec, ssh_cidr
 from clusterctl.providers.ec2.api import Api, Image, Instance, InstanceType
 from clusterctl.providers.ec2.hostkeys import HostKeys
 from clusterctl.providers.ec2.provider import Ec2Provider
@@ -356,8 +359,9 @@ def test_a_fallback_from_nothing_is_said_before_it_costs(spot: bool) -> None:
 
 
 @contextmanager
-def answering(bodies: Iterator[bytes]) -> Iterator[str]:
-    """An endpoint that has one answer after the other, whatever is asked."""
+def answering(bodies: Iterator[bytes], status: int = 200, ahead: float = 0.0) -> Iterator[str]:
+    """An endpoint that has one answer after the other, whatever is asked. Its clock is so many
+    seconds ahead."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -366,7 +370,8 @@ def answering(bodies: Iterator[bytes]) -> Iterator[str]:
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers.get("Content-Length", 0)))
             body = next(bodies)
-            self.send_response(200)
+            self.send_response_only(status)
+            self.send_header("Date", formatdate(time.time() + ahead, usegmt=True))
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -417,6 +422,37 @@ def test_an_answer_that_is_not_from_aws_is_no_bug_of_ours(
                 ask(api)
             assert caught.value.exit_code == 3
             assert "AWS_ENDPOINT_URL" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("code", "ahead", "said"),
+    [
+        ("SignatureDoesNotMatch", -3600.0, "this machine's clock is 60 minutes ahead of AWS's"),
+        ("AuthFailure", 7200.0, "this machine's clock is 120 minutes behind AWS's"),
+        ("SignatureDoesNotMatch", 0.0, "your AWS secret key is wrong"),
+        ("AccessDenied", 7200.0, "your AWS user is not allowed to do that"),
+    ],
+)
+def test_a_wrong_clock_is_told_from_wrong_keys(
+    code: str, ahead: float, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AWS says when it answered: EC2 itself speaks of credentials alone."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "nobody")
+    body = f"<ErrorResponse><Error><Code>{code}</Code><Message>no</Message></Error></ErrorResponse>"
+    with answering(repeat(body.encode()), 403, ahead) as address:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+        with pytest.raises(ProviderError, match=said):
+            Api("us-east-1").account()
+
+
+@pytest.mark.parametrize(("family", "kind"), [("g4dn", "t3.xlarge"), ("g5", "g5g.xlarge")])
+def test_a_family_and_a_type_that_contradict_each_other_are_refused(family: str, kind: str) -> None:
+    groups = (NodeGroup(count=1, family=family, instance_type=kind),)
+    with pytest.raises(UsageError, match=f"--gpu {family} and --instance-type {kind} contradict"):
+        spec.check(ClusterSpec(name="lab", provider="ec2", groups=groups))
+    fits = (replace(groups[0], instance_type=f"{family}.2xlarge"),)
+    spec.check(ClusterSpec(name="lab", provider="ec2", groups=fits))
 
 
 def test_an_endpoint_that_is_no_address_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 from clusterctl.errors import ProviderError
@@ -178,7 +179,11 @@ class Api:
         except ClientError as error:
             said = error.response.get("Error", {})
             raise failures.refused(
-                doing, str(said.get("Code", "")), str(said.get("Message", "")), self.region
+                doing,
+                str(said.get("Code", "")),
+                str(said.get("Message", "")),
+                self.region,
+                _skew(error.response),
             ) from error
         except BotoCoreError as error:
             raise failures.not_asked(doing, type(error).__name__, str(error)) from error
@@ -420,6 +425,15 @@ class Api:
             for row in sorted(rows, key=lambda row: row["Timestamp"]):
                 newest[row["AvailabilityZone"]] = float(row["SpotPrice"])
             return max(newest.values(), default=None)
+
+
+def _skew(response: Any) -> float:
+    """Seconds that this machine's clock is ahead of that of whoever answered."""
+    sent = response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", "")
+    try:
+        return time.time() - parsedate_to_datetime(sent).timestamp()
+    except (TypeError, ValueError):
+        return 0.0
 
 
 def _instance_type(item: dict[str, Any]) -> InstanceType:

@@ -293,6 +293,11 @@ _PLAIN = frozenset(
 )
 """Whose own message says no more than ours."""
 
+_UNSIGNED = frozenset(
+    {"AccessDenied", "AccessDeniedException", "OptInRequired", "UnauthorizedOperation"}
+)
+"""Said to those whose signature is accepted, whatever their clock says."""
+
 _REPEATED = frozenset(
     {
         "InvalidGroup.Duplicate",
@@ -307,9 +312,21 @@ _REPEATED = frozenset(
 """What a call is told that was done before: AWS's SDK asks again where an answer got lost."""
 
 
-def refused(doing: str, code: str, message: str, region: str) -> Refused:
-    """The error for what AWS said to a call of ours."""
+SKEW = 300.0
+"""Seconds that a signature may be from AWS's own time."""
+
+
+def refused(doing: str, code: str, message: str, region: str, skew: float = 0.0) -> Refused:
+    """The error for what AWS said to a call of ours. `skew`: seconds that this machine's clock is
+    ahead of AWS's, negative where it is behind."""
     known = _known(code, message)
+    if known and known.account and abs(skew) > SKEW and code not in _UNSIGNED:
+        direction = "ahead of" if skew > 0 else "behind"
+        known = Known(
+            f"this machine's clock is {abs(skew) / 60:.0f} minutes {direction} AWS's",
+            _CLOCK,
+            account=True,
+        )
     if known is None:
         error = Refused(f"{doing} failed in {region}: {code}: {message}", hint=_UNKNOWN)
     else:

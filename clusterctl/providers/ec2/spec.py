@@ -9,6 +9,7 @@ from itertools import count
 from typing import Any
 
 from clusterctl import catalog
+from clusterctl.errors import UsageError
 from clusterctl.model import ClusterSpec, NodeGroup
 from clusterctl.providers.shared.nodes import LAUNCHER, node_names
 
@@ -45,7 +46,14 @@ def check(spec: ClusterSpec) -> None:
     family that there is not."""
     node_names(spec.workers, most=MAX_WORKERS, what="a cluster on EC2")
     for group in spec.groups:
-        catalog.instance_type(group)
+        kind = catalog.instance_type(group)
+        if group.family not in ("", "cpu") and kind.partition(".")[0] != group.family:
+            raise UsageError(
+                f"--gpu {group.family} and --instance-type {kind} contradict each other:"
+                f" {kind} has no {catalog.family(group.family).gpu}",
+                hint=f"leave one of the two out, or name a type such as"
+                f" {catalog.family(group.family).instance_type}",
+            )
 
 
 def types(spec: ClusterSpec) -> tuple[str, ...]:

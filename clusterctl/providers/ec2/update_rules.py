@@ -120,8 +120,21 @@ def deadline(
             _lasts(options, charges, armed, now)
         return armed
     seconds = options.ttl or catalog.DEFAULT_TTL
+    if seconds < prices.SHORTEST:
+        raise UsageError(
+            f"--ttl of {seconds:g} s: the machines would end before they are ready",
+            hint=f"give at least {prices.SHORTEST / 60:g}m",
+        )
     if options.cloud.budget:
-        seconds = min(seconds, prices.affordable(options.cloud.budget, charges, 0.0))
+        lasts = prices.affordable(options.cloud.budget, charges, 0.0)
+        if lasts < prices.SHORTEST:
+            least = prices.hourly(charges)[0] * prices.SHORTEST / 3600
+            raise UsageError(
+                f"--budget {options.cloud.budget:g} lasts for {lasts:.0f} s: the machines would end"
+                " before they are ready",
+                hint=f"give at least {least + 0.01:.2f}, fewer --workers or a smaller type",
+            )
+        seconds = min(seconds, lasts)
     return float(int(now + seconds))
 
 
