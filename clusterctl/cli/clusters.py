@@ -29,7 +29,8 @@ def up(given: verbs.Up, console: Console, *, then: bool = True) -> None:
     given = given.within(action.circumstances(resolved), console.note, place)
     spec = specs.cluster_spec(called, given)
     if given.dry_run:
-        plan = action.plan(store, spec, console.report)
+        with console.waiting():
+            plan = action.plan(store, spec, console.report)
         console.result("\n".join((f"mode: {plan.mode}", *plan.lines)))
         shown = pick(plan, "mode", "lines", "charges", "deadline")
         console.document({"dry_run": True, "cluster": spec.name, **shown})
@@ -39,7 +40,8 @@ def up(given: verbs.Up, console: Console, *, then: bool = True) -> None:
         f"`clusterctl down {spec.name}` removes it"
     )
     consent = (lambda question: True) if given.yes else console.consent
-    made = action.up(store, spec, console.report, consent)
+    with console.waiting():
+        made = action.up(store, spec, console.report, consent)
     up_cluster = made.cluster
     if then:
         console.note(table([(phase, f"{seconds:.2f} s") for phase, seconds in made.phases]))
@@ -78,7 +80,8 @@ def down(given: verbs.Down, console: Console) -> None:
         discard=given.discard,
         ask=console.confirm if console.interactive and not given.yes else None,
     )
-    gone = action.down(store, wanted, console.report, ask, unfetched, force=given.force)
+    with console.waiting():
+        gone = action.down(store, wanted, console.report, ask, unfetched, force=given.force)
     if gone is None:
         if wanted in before:
             console.note("aborted; nothing was removed")

@@ -6,8 +6,9 @@ import contextlib
 import json
 import re
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, is_dataclass
 from enum import Enum
 from typing import Any
@@ -16,6 +17,10 @@ from clusterctl.errors import ClusterctlError, UsageError
 
 SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 """Names of variables whose values are nobody's business."""
+
+
+SILENCE = 5.0
+"""Seconds that a verb about machines may say nothing."""
 
 
 class Console:
@@ -35,7 +40,9 @@ class Console:
         """All progress of this run, for the log when something goes wrong."""
         self.before_message: Callable[[], None] | None = None
         """Makes room on a terminal that shows something in place."""
-        self._began = time.monotonic()
+        self._began = self._spoke = time.monotonic()
+        self._doing = ""
+        self._asking = False
 
     @classmethod
     def begin(cls) -> Console:
@@ -55,8 +62,31 @@ class Console:
         """A line of progress, with the seconds since the start."""
         line = f"{time.monotonic() - self._began:6.1f} s  {lines(text)}"
         self.story.append(line)
+        self._doing = text
         if not self.quiet:
             self._stderr(line)
+
+    @contextlib.contextmanager
+    def waiting(self, silence: float = SILENCE) -> Iterator[None]:
+        """Meanwhile nobody has to guess whether something still happens: after so many seconds
+        without a word, the last line of progress is repeated."""
+        over = threading.Event()
+
+        def watch() -> None:
+            while not over.wait(silence / 10):
+                if time.monotonic() - self._spoke >= silence and not (self._asking or self.quiet):
+                    seconds = time.monotonic() - self._began
+                    after = f" after: {lines(self._doing)}" if self._doing else ""
+                    self._stderr(f"{seconds:6.1f} s  still working{after}")
+
+        self._spoke = time.monotonic()
+        thread = threading.Thread(target=watch, daemon=True, name="waiting")
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
 
     def detail(self, text: str) -> None:
         if self.verbose:
@@ -106,8 +136,12 @@ class Console:
         """Asks on a terminal; yes where there is none, or with --json."""
         if not self.interactive:
             return True
-        self._stderr(f"{question} [y/N] ", end="")
-        return sys.stdin.readline().strip().lower() in ("y", "yes")
+        self._asking = True
+        try:
+            self._stderr(f"{question} [y/N] ", end="")
+            return sys.stdin.readline().strip().lower() in ("y", "yes")
+        finally:
+            self._spoke, self._asking = time.monotonic(), False
 
     def consent(self, question: str) -> bool:
         """As `confirm`, for what costs money: where there is nobody to ask, it is UsageError."""
@@ -118,6 +152,7 @@ class Console:
         return self.confirm(question)
 
     def _stderr(self, text: str, end: str = "\n") -> None:
+        self._spoke = time.monotonic()
         with contextlib.suppress(OSError):  # nobody reads it, or its disk is full
             if self.before_message:
                 self.before_message()

@@ -25,7 +25,8 @@ def extend(given: verbs.Extend, console: Console) -> None:
     store = actions.open_store()
     chosen = actions.choose(store, given.wanted())
     consent = (lambda question: True) if given.yes else console.consent
-    done = extending.extend(store, chosen.name, given.ttl, console.report, consent)
+    with console.waiting():
+        done = extending.extend(store, chosen.name, given.ttl, console.report, consent)
     console.note(
         f"cluster {done.cluster.name} shuts down at {clock(done.deadline)};"
         f" cost until then: ${done.dollars:.2f}"
@@ -39,7 +40,8 @@ def stop(given: verbs.Stop, console: Console) -> None:
     store = actions.open_store()
     chosen = actions.choose(store, given.wanted())
     ask = (lambda question: True) if given.yes else console.confirm
-    done = stopping.stop(store, chosen.name, console.report, ask)
+    with console.waiting():
+        done = stopping.stop(store, chosen.name, console.report, ask)
     if done is None:
         console.note("aborted; nothing was stopped")
         raise typer.Exit(2)
@@ -82,7 +84,8 @@ def gc(given: verbs.Gc, console: Console) -> None:
         )
         console.document({"adopted": taken.name, "id": taken.id, "nodes": len(taken.nodes)})
         return
-    search = action.find(store, region)
+    with console.waiting():
+        search = action.find(store, region)
     looked = searched(search.regions)
     for item in search.overdue:
         console.note(
@@ -109,8 +112,9 @@ def gc(given: verbs.Gc, console: Console) -> None:
             continue
         if given.yes or console.consent(f"remove {item.text}?"):
             try:
-                if action.remove(store, item, console.report):
-                    removed.append(item.id)
+                with console.waiting():
+                    gone = action.remove(store, item, console.report)
+                removed += [item.id] * gone
             except ClusterctlError as error:
                 failed.append(error)
     console.document(
@@ -168,7 +172,8 @@ def cloud_document(store: Store, item: action.Orphan) -> dict[str, Any]:
 def list_all(console: Console) -> dict[str, Any]:
     """Every cluster of the account, whoever made it: shown, and returned for --json."""
     store = actions.open_store()
-    search = action.find(store)
+    with console.waiting():
+        search = action.find(store)
     console.result(table([HEAD, *(_row(store, item) for item in search.tagged)]))
     console.note(searched(search.regions).partition(";")[0])
     for error in search.failed:

@@ -1,0 +1,62 @@
+"""A verb that waits says so."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from clusterctl.cli.console import Console
+
+
+def wait_for(capsys: pytest.CaptureFixture[str], word: str) -> str:
+    said = ""
+    end = time.monotonic() + 30
+    while word not in said and time.monotonic() < end:
+        time.sleep(0.01)
+        said += capsys.readouterr().err
+    return said
+
+
+def test_what_is_waited_for_is_said_again(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console()
+    console.report("launcher: starts")
+    with console.waiting(silence=0.05):
+        said = wait_for(capsys, "still")
+    assert "s  still working after: launcher: starts\n" in said
+    assert [thread.name for thread in threading.enumerate()].count("waiting") == 0
+    assert len(console.story) == 1, "the log has it once"
+
+
+def test_quiet_means_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console().set(quiet=True)
+    with console.waiting(silence=0.01):
+        time.sleep(0.2)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_question_is_not_talked_over(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    class Person:
+        """Takes its time."""
+
+        def isatty(self) -> bool:
+            return True
+
+        def readline(self) -> str:
+            time.sleep(0.2)
+            seen.append(capsys.readouterr().err)
+            return "y\n"
+
+    class Terminal(Console):
+        interactive = True
+
+    monkeypatch.setattr("sys.stdin", Person())
+    console = Terminal()
+    with console.waiting(silence=0.1):
+        assert console.confirm("start 3 machines?")
+    assert seen[0].endswith("start 3 machines? [y/N] ")
