@@ -430,7 +430,6 @@ class JobSpec:
             "--venv": self.venv,
             "--container": self.container,
             "--now": self.now,
-            "--hang-timeout": self.hang_timeout,
             "--keep-files": self.keep_files,
             "--on-node-loss": self.on_node_loss,
             "--nodes": self.nodes,

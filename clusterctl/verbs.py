@@ -376,7 +376,6 @@ class Run(Started, heading=JOBS, module="start"):
         "End an attempt silent for so long: 10m",
         "TIME",
         duration,
-        limits=(where.DIRECT, where.SUPERVISED),
     )
     retries = number("--retries", JOB, "Retry after a failure, at most N times", check=whole(0))
     on_node_loss = choice(

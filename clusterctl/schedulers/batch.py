@@ -114,6 +114,7 @@ class Batch(ABC):
             grace=GRACE,
             timers=timers,
             retries=job.spec.retries,
+            **direct.watching(job),
             **self._start(job, plan, "work"),
         )
         return {"job.sh": text, "clusterctl-agent": assets.render(f"{self.system}/agent.sh.j2")}

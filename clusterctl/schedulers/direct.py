@@ -94,9 +94,7 @@ class Direct:
                 now=job.spec.now,
                 timeout=f"{job.spec.timeout:g}" if job.spec.timeout else "",
                 retries=job.spec.retries,
-                hang_timeout=f"{job.spec.hang_timeout:g}" if job.spec.hang_timeout else "",
-                end_poll=END_POLL,
-                hang_poll=f"{min(HANG_POLL, job.spec.hang_timeout / 4):g}",
+                **watching(job),
                 ranks=job.ranks,
                 first=cluster.node(job.placement[0].node),
                 mirrored=not cluster.one_host,  # whose nodes can only be lost together
@@ -178,6 +176,16 @@ class Direct:
             reasons=plan.reasons,
             command=" ".join(words),
         )
+
+
+def watching(job: Job) -> dict[str, object]:
+    """What templates/job/watch.sh.j2 needs."""
+    limit = job.spec.hang_timeout
+    return {
+        "end_poll": END_POLL,
+        "hang_timeout": f"{limit:g}" if limit else "",
+        "hang_poll": f"{min(HANG_POLL, limit / 4):g}",
+    }
 
 
 def _predicates(job: Job) -> list[str]:

@@ -30,6 +30,7 @@ while [ "$1" != /bin/sh ]; do shift; done
 SLURM_PROCID=1 SLURM_LOCALID=1 SLURM_NTASKS=2 "$@" &
 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=2 "$@"
 wait $!
+[ ! -e "$0.misses" ] || sleep 300
 """,
     "scontrol": "#!/bin/sh\nuname -n\n",
 }
@@ -131,9 +132,10 @@ def start(
     """Starts a job whose ranks run some lines of sh."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def one(script: str, **changes: Any) -> Batch:
+    def one(script: str, change: Callable[[str], str] = str, **changes: Any) -> Batch:
         where, job, plan = made(tmp_path, ("/bin/sh", "-c", script), **changes)
         folder = staged(tmp_path, where, job, plan)
+        (folder / "job.sh").write_text(change((folder / "job.sh").read_text()))
         argv = [request.param, folder / "job.sh"]
         started.append(subprocess.Popen(argv, env=slurm, start_new_session=True))
         return Batch(job, folder, started[-1])
@@ -196,6 +198,39 @@ def test_a_batch_job_tries_again(start: Callable[..., Batch]) -> None:
     script = 'echo "$CLUSTERCTL_ATTEMPT"; [ "$CLUSTERCTL_ATTEMPT$RANK" != 11 ] || exit 3'
     found = start(script, retries=2).end()
     assert (found.state, found.attempt, found.failure) == (JobState.SUCCEEDED, 2, None)
+
+
+def test_a_batch_job_that_hangs_is_ended_and_tried_again(start: Callable[..., Batch]) -> None:
+    """As long as one rank prints, nothing hangs."""
+    script = (
+        'echo started; [ "$CLUSTERCTL_ATTEMPT" = 1 ] || exit 0;'
+        " [ $RANK = 0 ] || for n in 1 2 3 4; do sleep 0.5; echo $n; done; sleep 60"
+    )
+    batch = start(script, hang_timeout=1.5, retries=1)
+    found = batch.end()
+    assert (found.state, found.attempt) == (JobState.SUCCEEDED, 2)
+    wrote = (batch.folder / "out" / "rank-1.out").read_text().split()
+    assert wrote == ["started", "1", "2", "3", "4", "started"]
+
+
+def test_a_batch_job_that_hangs_says_so(start: Callable[..., Batch]) -> None:
+    found = start("echo started; sleep 60", hang_timeout=1).end()
+    assert (found.state, found.failure) == (JobState.FAILED, None)
+    assert found.reason == "hung: no rank printed anything for 1 s"
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_launcher_that_misses_the_end_of_its_ranks_is_ended(
+    start: Callable[..., Batch], code: int, tmp_path: Path
+) -> None:
+    (tmp_path / "tools" / "srun.misses").touch()
+
+    def quick(text: str) -> str:
+        return text.replace("pause 20 &&", "pause 0.2 &&").replace("pause 5\n", "pause 0.1\n")
+
+    found = start(f"exit {code}", quick).end()
+    assert found.state is (JobState.FAILED if code else JobState.SUCCEEDED)
+    assert found.program_exit_code == code
 
 
 def test_a_batch_job_fails_with_its_first_failure(start: Callable[..., Batch]) -> None:
