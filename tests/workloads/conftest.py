@@ -27,8 +27,9 @@ def _one_thread() -> None:
 
 @pytest.fixture(scope="session")
 def warm_python() -> Iterator[Sequence[object]]:
-    """The beginning of a command line: a Python that has torch already."""
-    warm = Warm(sys.executable, "torch.distributed.run")
+    """The beginning of a command line: a Python that has torch already, and what torch imports when
+    a process makes its first optimizer, which takes as long as torch itself."""
+    warm = Warm(sys.executable, "torch.distributed.run", "torch._dynamo")
     try:
         yield sys.executable, "-IS", BEGIN, warm.address()
     finally:
