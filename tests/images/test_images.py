@@ -57,7 +57,7 @@ class Container:
         return subprocess.run([*argv, command], capture_output=True, text=True, timeout=300)
 
     def wait(self) -> None:
-        until = time.monotonic() + 20
+        until = time.monotonic() + 60
         while (done := self.ssh("true")).returncode:
             log = self.engine.try_("logs", self.id)
             assert time.monotonic() < until, f"{done.stderr}\n{log.stderr}"

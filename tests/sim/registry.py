@@ -70,7 +70,7 @@ def running(
             start_new_session=True,
         )
     try:
-        until = time.monotonic() + 20
+        until = time.monotonic() + 60
         while not _answers(port):
             said = (folder / "registry.log").read_text()
             assert process.poll() is None, said

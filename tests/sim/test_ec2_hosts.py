@@ -155,7 +155,7 @@ def test_metadata(lab: Lab) -> None:
     assert lab.ssh("one", f"{script}{read}instance-id") == id
     assert lab.ssh("one", f"curl -sS -o /dev/null -w '%{{http_code}}' {url}/meta-data/") == "401"
     assert lab.ssh("one", f"{script}get spot/instance-action") == "404 "
-    lab.ec2.fault("spot_notice", node="one", seconds=6, calls=1)
+    lab.ec2.fault("spot_notice", node="one", seconds=12, calls=1)
     ask = lambda: lab.try_ssh("one", f"{script}{read}spot/instance-action").stdout  # noqa: E731
     notice = lab.until(lambda: "action" in ask() and ask(), {False, ""})
     assert json.loads(str(notice))["action"] == "terminate"
