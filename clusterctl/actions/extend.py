@@ -41,7 +41,8 @@ def extend(
 ) -> Extended:
     """The cluster ends `ttl` seconds from now. Raises NodeUnreachable naming the nodes that keep
     their old deadline, with the later one on record, and UsageError where a budget does not last
-    that long, machines run that are no nodes yet, or an end that comes sooner is not agreed to."""
+    that long, machines run that are no nodes yet, or an end that comes sooner is not agreed to.
+    ProviderError where the cloud keeps the old one: then nothing has changed."""
     with ClusterLock(store.home, name, "extend", tell):
         cluster = require_owned(store.cluster(name))
         provider = providers.load(cluster.spec.provider)
@@ -76,6 +77,9 @@ def extend(
             store.save(replace(cluster, deadline=max(cluster.deadline, end)))
         try:
             provider.extend(cluster, store.folder(name), end)
+        except ProviderError:
+            store.save(cluster)  # no node was told
+            raise
         except NodeUnreachable as error:
             _let_in(store, cluster, provider, error, consent)
             provider.extend(cluster, store.folder(name), end)

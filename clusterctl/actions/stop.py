@@ -10,7 +10,7 @@ from clusterctl.actions import Tell, open_pool, require_owned, require_ready, sa
 from clusterctl.errors import UsageError
 from clusterctl.insight import cost
 from clusterctl.model import Charge, Cluster, Phase
-from clusterctl.providers.protocol import Pausing
+from clusterctl.providers.protocol import Ended, Pausing
 from clusterctl.providers.shared import billing
 from clusterctl.state import ClusterLock, Store
 
@@ -55,15 +55,18 @@ def stop(store: Store, name: str, tell: Tell, ask: Ask) -> Stopped | None:
             with open_pool(store, cluster) as pool:
                 salvage.save_logs(store, store.jobs_of(cluster), cluster, pool, tell)
         when = provider.stop(cluster, folder, tell)
+        ends = providers.load_billing(cluster).list_ended(cluster, folder)
         cluster = replace(
             cluster,
             phase=Phase.STOPPED,
-            charges=tuple(_kept(charge, when) for charge in cluster.charges),
+            charges=tuple(
+                _kept(item, ends.get(item.node, Ended(when))) for item in cluster.charges
+            ),
         )
         store.save(cluster)
         store.event(name, "stopped")
     return Stopped(cluster, ended, cost.per_hour(cluster.charges))
 
 
-def _kept(charge: Charge, when: float) -> Charge:
-    return charge if charge.part == billing.STORED else charge.ended(when)
+def _kept(charge: Charge, end: Ended) -> Charge:
+    return charge if charge.part == billing.STORED else charge.ended(end.when)

@@ -122,7 +122,7 @@ class Expiring(Protocol):
 
     def extend(self, cluster: Cluster, folder: Path, deadline: float) -> None:
         """Moves the deadline (seconds since the epoch) wherever it is armed. Raises NodeUnreachable
-        naming the nodes that keep the old one."""
+        naming the nodes that keep the old one, and ProviderError before any node is told."""
 
     def deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
         """Why the cluster would outlive its deadline, as far as this machine alone can tell; ""

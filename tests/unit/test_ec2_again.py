@@ -164,6 +164,30 @@ def test_nodes_get_no_later_deadline_than_aws_keeps(
         provider.extend(cluster, tmp_path, NOW + DAY)
 
 
+def test_spot_workers_cannot_be_stopped(
+    provider: Ec2Provider, market: type[Market], tmp_path: Path
+) -> None:
+    cluster = attempted(provider.plan(wish()), "launcher", ago=HOUR)
+    provider_state.save(tmp_path, ProviderState(id="lab-1", region="us-east-1", spot=True))
+    with pytest.raises(UsageError, match="EC2 does not stop"):
+        provider.check_pausing(cluster, tmp_path)
+    provider_state.save(tmp_path, ProviderState(id="lab-1", region="us-east-1"))
+    provider.check_pausing(cluster, tmp_path)  # they fell back to on-demand
+
+
+def test_stopped_machines_past_their_deadline_can_only_go(
+    provider: Ec2Provider, market: type[Market]
+) -> None:
+    """They would end themselves as soon as they boot."""
+    current = attempted(provider.plan(wish()), "launcher", "worker-1", ago=3 * DAY)
+    market.living = market.stopped = ("launcher", "worker-1")
+    with pytest.raises(
+        UsageError, match="the stopped machines of cluster lab were to end at"
+    ) as no:
+        provider.plan(wish(), current)
+    assert no.value.hint == "`clusterctl down lab` removes them"
+
+
 def instances(charges: Iterable[Charge], name: str) -> list[Charge]:
     return [item for item in charges if (item.node, item.part) == (name, "instance")]
 

@@ -44,6 +44,7 @@ class Machines:
     store: Store
     names: Iterable[str] = NODES
     silent: bool = False
+    refused: bool = False
     noted: list[float | None] = field(default_factory=list)
 
     def list_billed(self, cluster: Cluster, folder: Path) -> frozenset[str]:
@@ -54,6 +55,8 @@ class Machines:
 
     def extend(self, cluster: Cluster, folder: Path, deadline: float) -> None:
         self.noted.append(self.store.cluster(cluster.name).deadline)
+        if self.refused:
+            raise ProviderError("list schedules: your AWS credentials have expired")
         if self.silent:
             raise NodeUnreachable("the old deadline still applies on worker-2: no answer")
 
@@ -113,6 +116,18 @@ def test_whoever_did_not_answer_the_later_end_is_on_record(machines: Machines, t
         extend(machines.store, "lab", ttl, print, agreed)
     kept = machines.store.cluster("lab").deadline
     assert kept == max(end or 0.0, NOW + ttl)
+
+
+@pytest.mark.parametrize("ttl", [HOUR, 4 * HOUR])
+def test_a_deadline_that_the_cloud_does_not_move_stays_on_record(
+    machines: Machines, ttl: float
+) -> None:
+    """The record would promise hours in which AWS ends the machines."""
+    end = on_record(machines.store, 2 * HOUR)
+    machines.refused = True
+    with pytest.raises(ProviderError):
+        extend(machines.store, "lab", ttl, print, agreed)
+    assert machines.store.cluster("lab").deadline == end
 
 
 @pytest.mark.parametrize("ttl", [HOUR, 4 * HOUR])

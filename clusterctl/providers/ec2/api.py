@@ -107,7 +107,7 @@ class Instance:
     ended: float | None = None
     """When it stopped or was terminated, if EC2 says so."""
     why: str = ""
-    """EC2's code for that, such as Server.SpotInstanceTermination."""
+    """EC2's code for that, such as Server.SpotInstanceTermination, else who did it."""
 
 
 LIVING = ("pending", "running", "stopping", "stopped", "shutting-down")
@@ -464,14 +464,15 @@ def _image(item: dict[str, Any]) -> Image:
 
 
 def _ended(reason: str) -> float | None:
-    """`User initiated (2026-11-22 21:30:00 GMT)`; what ended otherwise may have no time."""
-    found = re.search(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)", reason)
+    """`User initiated (2026-11-22 21:30:00 GMT)`, or `Service initiated`; else there is no time."""
+    found = re.search(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) GMT\)", reason)
     return calendar.timegm(time.strptime(found[1], "%Y-%m-%d %H:%M:%S")) if found else None
 
 
 def _instance(item: dict[str, Any]) -> Instance:
     tags = {tag["Key"]: tag["Value"] for tag in item.get("Tags", ())}
     launched = item.get("LaunchTime")
+    reason = str(item.get("StateTransitionReason", ""))
     return Instance(
         id=item["InstanceId"],
         node=tags.get("clusterctl:node", ""),
@@ -483,6 +484,6 @@ def _instance(item: dict[str, Any]) -> Instance:
         launched=launched.timestamp() if launched else 0.0,
         spot=item.get("InstanceLifecycle") == "spot",
         subnet=item.get("SubnetId", ""),
-        ended=_ended(str(item.get("StateTransitionReason", ""))),
-        why=item.get("StateReason", {}).get("Code", ""),
+        ended=_ended(reason),
+        why=item.get("StateReason", {}).get("Code", "") or reason.partition(" (")[0],
     )

@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -380,6 +381,9 @@ class Ec2Provider:
     def destroy(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> None:
         api = self._api(cluster, folder)
         self._destroy_known(api, cluster, folder, on_event)
+        if not cleanup.instances(api, cluster.id):
+            with suppress(ProviderError):  # the search below finds what is left
+                guard.remove(api, guard.group_of(cluster.id))
         state = provider_state.load(folder)
         # An `up` was cut off: what it made last may have no tags yet, and no Terraform knows of it.
         settle = cleanup.SETTLE if state and state.unfinished else 0.0
@@ -486,6 +490,7 @@ _WHY = {
     "Client.InstanceInitiatedShutdown": "it shut itself down",
     "Client.UserInitiatedShutdown": "by a call of the EC2 API",
     "Server.SpotInstanceTermination": "EC2 reclaimed the spot instance",
+    "Service initiated": "by EC2",
 }
 
 

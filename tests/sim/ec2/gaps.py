@@ -568,6 +568,10 @@ def install(world: World) -> None:
         return before
 
     Instance.terminate = terminate_once  # type: ignore[method-assign]
+    # As EC2 writes it.
+    Instance.state_transition_reason = property(  # type: ignore[assignment]
+        lambda self: self._reason.replace("UTC", "GMT")
+    )
     # moto says that a stopped instance has an association without an address: the provider takes
     # that for a public address.
     shown = EC2BaseResponse.RESPONSE_KEY_PATH_TO_TRANSFORMER
