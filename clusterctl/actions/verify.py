@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from clusterctl import assets
-from clusterctl.actions import Tell, open_pool, require_ready, run
+from clusterctl.actions import Tell, jobs, open_pool, require_ready, run
 from clusterctl.errors import ClusterctlError, NodeUnreachable, RecordError, UsageError, reason
 from clusterctl.insight import verify
 from clusterctl.insight.verify import Gpu, Link, NodeFigures, Reduction, Verdict
@@ -69,10 +69,14 @@ def measure(store: Store, cluster: Cluster, tell: Tell, *, quick: bool, now: boo
             f"cluster {cluster.name!r} has no nodes of its own to measure",
             hint="run reduce_all.py on it: clusterctl run --nodes 2 reduce_all.py",
         )
-    open_jobs = [job.id for job in store.open_jobs(cluster)]
-    if open_jobs and not now:
+    running = [
+        job.id
+        for job in (() if now else jobs.list_jobs(store, cluster.name, tell))
+        if job.cluster_id == cluster.id and not job.state.ended
+    ]
+    if running:
         raise RecordError(
-            f"job {open_jobs[0]} may be running on cluster {cluster.name!r}: it and the"
+            f"job {running[0]} may be running on cluster {cluster.name!r}: it and the"
             " measurements would disturb each other",
             hint="wait until it has ended, or add --now",
         )

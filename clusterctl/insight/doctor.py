@@ -74,12 +74,12 @@ def judge(evidence: Evidence) -> tuple[Finding, ...]:
         *_machines(evidence),
         *_memory(evidence),
         *_disks(evidence),
+        *_networks(evidence),
         *_stopped(evidence),
         *_failures(evidence),
         *_vanished(evidence),
         *_places(evidence),
         *_idle(evidence),
-        *_networks(evidence),
         *_warnings(evidence),
     ]
     explained = {finding.ranks for finding in found if finding.kind == "memory"}

@@ -260,7 +260,7 @@ def main():
         try:
             answer(actions[given.pop("do")](**given))
         except Exception as error:  # the other side has to hear of it, whatever it is
-            answer({"error": f"{type(error).__name__}: {error}"})
+            answer({"error": getattr(error, "strerror", None) or str(error) or repr(error)})
 
 
 main()

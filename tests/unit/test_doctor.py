@@ -253,6 +253,12 @@ def test_what_is_wrong_with_a_machine(line: str, kind: str, said: str) -> None:
     assert said in finding.text
 
 
+def test_a_broken_network_counts_before_the_ranks_that_wait() -> None:
+    found = two_ranks(reduces(), sleeps())
+    found.nodes["worker-1"].peers = {"worker-2": "no answer in 5 s"}
+    assert kinds(doctor.judge(found)) == ["network", "missing"]
+
+
 def test_a_node_that_does_not_answer() -> None:
     [finding] = doctor.judge(seen(NodeView("worker-1", error="no route to host")))
     assert (finding.kind, finding.nodes) == ("unreachable", ("worker-1",))
