@@ -141,8 +141,7 @@ def _collect(job: Job, cluster: Cluster, pool: Pool, tell: Tell, deadline: Deadl
         view.error = result.error if not result.text else ""
         view.offset, view.uncertainty = clocks.get(result.node, (0.0, 0.0))
         views[result.node] = view
-    ranks = {n: rank for view in views.values() for n, rank in view.ranks.items()}
-    found = Evidence(job, views, dict(sorted(ranks.items())))
+    found = doctor.assemble(job, views)
     if any(rank.alive for rank in found.ranks.values()):
         _add_stacks(found, cluster, pool, tell, deadline)
     return found

@@ -25,7 +25,7 @@ from clusterctl.transport.pool import Pool
 
 PROGRAM = "reduce_all.py"
 MARK = b"@@probe "
-START = 20.0
+CONNECT, START = 6.0, 20.0
 """Seconds for connections, and for one answer of a probe."""
 REDUCTION = 60.0
 FLOWS = (1, 4)
@@ -112,7 +112,7 @@ class _Probes:
 
         def start(name: str) -> NodeResult:
             transport = self._pool.transport(name)
-            transport.connect(START)
+            transport.connect(CONNECT)
             channel = transport.open(_command(self._cluster.node(name)), timeout=START)
             self._channels[name], self._buffers[name] = channel, bytearray()
             channel.send(code + b"\n", START)

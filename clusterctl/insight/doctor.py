@@ -64,6 +64,18 @@ class Evidence:
         return f"rank {number} on {node}" if node else f"rank {number}"
 
 
+def assemble(job: Job, views: Mapping[str, NodeView]) -> Evidence:
+    """Each rank as its own node shows it: nodes that are names of one host see each other's
+    processes. A batch system's nodes are not asked, and any view of their ranks is taken."""
+    ranks = {
+        number: rank
+        for view in views.values()
+        for number, rank in view.ranks.items()
+        if _planned(job, number) == view.name or _planned(job, number) not in views
+    }
+    return Evidence(job, views, dict(sorted(ranks.items())))
+
+
 def _planned(job: Job, rank: int) -> str:
     return next((place.node for place in job.placement if rank in place.ranks), "")
 

@@ -12,7 +12,7 @@ import pytest
 from clusterctl.insight import doctor, evidence, stacks
 from clusterctl.insight.doctor import Evidence, Finding
 from clusterctl.insight.evidence import NodeView
-from clusterctl.model import Job, JobState
+from clusterctl.model import Job, JobState, Placement
 from tests.unit.making import cluster, job, spec
 
 START = 1_000_000.0
@@ -67,8 +67,7 @@ def sleeps(line: int = 9) -> stacks.Stack:
 
 
 def seen(*views: NodeView, made: Job | None = None) -> Evidence:
-    ranks = {n: rank for item in views for n, rank in item.ranks.items()}
-    return Evidence(made or running(), {item.name: item for item in views}, ranks)
+    return doctor.assemble(made or running(), {item.name: item for item in views})
 
 
 def two_ranks(first: stacks.Stack, second: stacks.Stack) -> Evidence:
@@ -282,6 +281,25 @@ def test_little_memory_is_only_noted() -> None:
 
 
 # -------------------------------------------------------------------------------------- parsing
+
+
+def test_nodes_of_one_host_see_each_others_processes() -> None:
+    """In loopback mode; the files of a rank are with its own node."""
+    both = (process(0, 100), process(1, 200))
+    found = seen(
+        view("worker-1", *both, "rank 0", f"err 0 {encoded('mine')}"),
+        view("worker-2", *both, "rank 1", f"err 1 {encoded('mine')}"),
+    )
+    assert {n: (rank.node, rank.err) for n, rank in found.ranks.items()} == {
+        0: ("worker-1", "mine"),
+        1: ("worker-2", "mine"),
+    }
+
+
+def test_ranks_of_a_batch_system_are_seen_from_its_login_node() -> None:
+    queued = running(placement=(Placement(node="c1", first=0, count=2),))
+    found = seen(view("login", "rank 0", "rank 1", *failed(1, START)), made=queued)
+    assert list(found.ranks) == [0, 1]
 
 
 def test_the_python_of_a_rank_is_chosen() -> None:
