@@ -3,6 +3,7 @@ what they need has been saved."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -295,11 +296,15 @@ def rerun(
     if resume:
         planned, _ = plan_job(cluster, spec, number=number)
         source = resuming.find(store, old, planned, cluster, tell)
-    if not (store.home.stages / old.stage).is_file():
+    archive = store.home.stages / old.stage
+    if not archive.is_file():
         raise RecordError(
-            f"job {number} was never staged: there is nothing to run again",
+            f"the staged files of job {number} are no longer on this machine"
+            if old.stage
+            else f"job {number} was never staged: there is nothing to run again",
             hint="use `clusterctl run`",
         )
+    os.utime(archive)  # it is in use again
     prepared = _again(store, old, cluster, spec, secrets)
     carried = resuming.carry_over(store, source, prepared.job, cluster, tell)
     return run(

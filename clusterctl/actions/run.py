@@ -177,6 +177,7 @@ def submit(
         job = replace(job, stage=stage.archive(prepared.tree, store.home))
     if prepared.wanted:
         packages.save(prepared.wanted, store.home)
+    stage.remove_old(store)
     with store.handing_in(job.id):
         return _ship(store, replace(prepared, job=job), pool, tell, carry)
 

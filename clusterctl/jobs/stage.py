@@ -11,18 +11,22 @@ import tarfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl import assets, process
 from clusterctl.errors import UsageError
-from clusterctl.state import Home, home
+from clusterctl.state import Home, Store, home
 from clusterctl.state.home import FULL, write_error
 
 MAX_BYTES = 200_000_000
 MAX_FILES = 10_000
 LARGE_TREE = 20_000_000
 """Bytes from which on staging takes so long that people ask why."""
+KEPT_JOBS = 100
+KEPT_SECONDS = 30 * 86400
+"""Archives are kept for so many jobs, and for so long in any case."""
 NAMED = 5
 """Large files, or folders with many, that are named."""
 LOOK_ON = 2.0
@@ -168,6 +172,20 @@ def archive(tree: Tree, place: Home) -> str:
             hint="make the file readable",
         ) from error
     return name
+
+
+def remove_old(store: Store) -> None:
+    """Removes archives that none of the last KEPT_JOBS jobs used, and nobody for KEPT_SECONDS."""
+    limit = time.time() - KEPT_SECONDS
+    with suppress(OSError):  # what is not removed now is removed with the next job
+        old = [path for path in store.home.stages.glob("[!.]*") if path.lstat().st_mtime < limit]
+        if not old or store.damage():
+            return  # a record that cannot be read may name one of them
+        jobs = sorted(store.jobs(), key=lambda job: job.id)
+        used = {job.stage for job in jobs[-KEPT_JOBS:]}
+        for path in old:
+            if path.name not in used:
+                path.unlink()
 
 
 def pack_library() -> bytes:

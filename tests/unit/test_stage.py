@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.actions import open_store
 from clusterctl.errors import UsageError
 from clusterctl.jobs import stage
 from clusterctl.jobs.program import resolve
 from clusterctl.jobs.stage import END_OF_ARCHIVE, Tree, archive, find_tree
 from clusterctl.state import Home
+from tests.unit.making import job
 
 WEIRD = [
     b"two words",
@@ -431,3 +433,32 @@ def test_a_file_that_vanishes_is_one_clear_error(tmp_path: Path) -> None:
 )
 def test_human(size: float, text: str) -> None:
     assert stage.format_bytes(size) == text
+
+
+def test_archives_that_no_recent_job_used_are_removed_after_a_month() -> None:
+    store = open_store()
+    folder = store.home.make(store.home.stages)
+    first = 5
+    for number in range(first, first + stage.KEPT_JOBS + 1):
+        store.save_job(job(id=number, stage=f"tree-{number}"))
+    for name in (f"tree-{first}", f"tree-{first + 1}", "nobodys", "fresh", ".1.new"):
+        (folder / name).touch()
+        if name != "fresh":
+            os.utime(folder / name, (1e9, 1e9))
+    stage.remove_old(store)
+    assert sorted(path.name for path in folder.iterdir()) == [
+        ".1.new",
+        "fresh",
+        f"tree-{first + 1}",
+    ]
+
+
+def test_no_archive_is_removed_while_a_record_cannot_be_read() -> None:
+    store = open_store()
+    store.save_job(job(id=1))
+    (store.job_folder(1) / "job.json").write_text("{")
+    archive = store.home.make(store.home.stages) / "its"
+    archive.touch()
+    os.utime(archive, (1e9, 1e9))
+    stage.remove_old(store)
+    assert archive.exists()
