@@ -76,12 +76,12 @@ def down(
         except NewerRecordError:
             raise
         except RecordError as error:
-            return _without_record(store, name, error, tell, ask)
+            return _without_record(store, name, error, tell, ask, force)
         try:
             providers.load(cluster.spec.provider)
         except RecordError as error:
             if force:
-                return _without_record(store, name, error, tell, ask)
+                return _without_record(store, name, error, tell, ask, force)
             path = store.folder(name) / "cluster.json"
             raise RecordError(
                 f"{path} names an unknown provider, {cluster.spec.provider!r}",
@@ -208,10 +208,17 @@ def find_orphans(store: Store, name: str) -> tuple[Cluster, ...]:
 
 
 def _without_record(
-    store: Store, name: str, why: RecordError, tell: Tell, ask: salvage.Ask
+    store: Store, name: str, why: RecordError, tell: Tell, ask: salvage.Ask, force: bool
 ) -> Down | None:
-    """Takes down what can be found of a cluster whose record is damaged or gone."""
-    found = find_orphans(store, name)
+    """Takes down what can be found of a cluster whose record is damaged or gone. Raises RecordError
+    where it cannot be known which one that was, unless `force`."""
+    try:
+        found = find_orphans(store, name)
+    except RecordError as error:
+        if not force:
+            raise
+        tell(f"{error.message}; {error.hint}")
+        found = ()
     if not found and name not in store.names():
         if store.names():
             raise why

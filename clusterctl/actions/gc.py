@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -236,9 +237,9 @@ def _recorded(store: Store) -> set[str]:
 
 def _known(store: Store) -> set[str]:
     """The same, with those whose record is damaged or gone: `down` still knows them."""
-    kept = (
-        provider.find_ids(store.folder(name))
-        for provider in _discovering().values()
-        for name in store.names()
-    )
-    return _recorded(store).union(*kept)
+    kept: set[str] = set()
+    for provider in _discovering().values():
+        for name in store.names():
+            with suppress(RecordError):  # nothing tells which it is: it can be found here alone
+                kept |= provider.find_ids(store.folder(name))
+    return _recorded(store) | kept

@@ -86,7 +86,7 @@ def down(given: verbs.Down, console: Console) -> None:
         if wanted in before:
             console.note("aborted; nothing was removed")
             raise typer.Exit(2)
-        console.note(f"no cluster named {wanted}; nothing to remove")
+        console.note(f"no cluster named {wanted} on record here; nothing to remove")
         console.document({"cluster": wanted, "existed": False})
         return
     cost = f"${gone.dollars:.2f}" if gone.receipt else f"$0.00 ({gone.provider})"

@@ -204,7 +204,8 @@ class Recovering(Protocol):
     """Finds clusters whose record was lost or damaged, so that they can be destroyed."""
 
     def find_ids(self, folder: Path) -> frozenset[str]:
-        """The ids of the clusters of `folder`, from what there is of them and without a record."""
+        """The ids of the clusters of `folder`, from what there is of them and without a record.
+        Raises RecordError where there was one, and nothing tells which."""
 
 
 @dataclass(frozen=True, slots=True)

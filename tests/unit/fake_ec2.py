@@ -67,6 +67,8 @@ class FakeApi(Api):
         if service != "ec2":
             raise ProviderError("no rights for that")
         self._checked(action)
+        if key == "Tags":
+            return [{"ResourceId": id} for id in self._things]
         wanted = {value for rule in arguments["Filters"] for value in rule["Values"]}
         by_vpc = any("vpc-id" in rule["Name"] for rule in arguments["Filters"])
         found = [
@@ -112,6 +114,18 @@ class FakeApi(Api):
             for id, (kind, cluster) in self._things.items()
             if kind == "instance" and cluster in wanted
         ]
+
+    def price(self, instance_type: str) -> float:
+        return 1.0
+
+    def disk_price(self) -> float:
+        return 0.073
+
+    def address_price(self) -> float:
+        return 0.005
+
+    def traffic_price(self) -> None:
+        """Nobody asks for it here."""
 
     def call(self, action: str, service: str = "ec2", **arguments: Any) -> Any:
         self._checked(action)

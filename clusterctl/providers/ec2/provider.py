@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl import assets, catalog, terraform
-from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
+from clusterctl.errors import NodeUnreachable, ProviderError, RecordError, UsageError
 from clusterctl.model import (
     Accelerator,
     Charge,
@@ -285,8 +285,15 @@ class Ec2Provider:
         return {item.node: item for item in found}
 
     def find_ids(self, folder: Path) -> frozenset[str]:
-        state = provider_state.load(folder)
-        return frozenset((state.id,) if state else ())
+        known = provider_state.identify(folder)
+        if known is None and (folder / "terraform").exists():
+            raise RecordError(
+                f"{folder} is that of a cluster on EC2, and nothing in it can be read that tells"
+                " which one",
+                hint="`clusterctl gc` finds it in AWS, by its tags, and removes it;"
+                f" `clusterctl down {folder.name} --force` then removes the folder",
+            )
+        return frozenset((known.id,) if known else ())
 
     def extend(self, cluster: Cluster, folder: Path, deadline: float) -> None:
         state = provider_state.load(folder)
@@ -401,8 +408,8 @@ class Ec2Provider:
 
     def _api(self, cluster: Cluster, folder: Path) -> Api:
         """Where the cluster is, and in its account."""
-        state = provider_state.load(folder)
-        region = state.region if state else cluster.spec.cloud.region or default_region()
+        known = provider_state.identify(folder)
+        region = known.region if known else cluster.spec.cloud.region or default_region()
         api = self._connect(region)
         update_rules.check_account(cluster, api.account())
         return api

@@ -1,0 +1,148 @@
+"""Three witnesses of a cluster: its record, Terraform's state, and AWS by tag. Any of them may be
+damaged or gone, and what `down`, `status` and `up` do is right: machines go or are spoken of."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clusterctl.actions import open_store
+from clusterctl.model import Charge
+from clusterctl.providers.ec2 import cleanup, provider_state
+from clusterctl.providers.ec2.provider import Ec2Provider
+from clusterctl.providers.ec2.provider_state import ProviderState
+from tests.unit.calling import Call
+from tests.unit.fake_ec2 import ACCOUNT, LAUNCHED, Cloud, FakeApi
+from tests.unit.making import cluster
+from tests.unit.provided import provide
+
+NODES = ("launcher", "worker-1", "worker-2")
+ID = "lab-1a2b"
+REGION = "eu-west-1"
+HOUR = 3600.0
+
+RIGHT, DAMAGED, GONE = "right", "damaged", "gone"
+CASES = list(itertools.product((RIGHT, DAMAGED, GONE), repeat=3))
+"""Of the record, of what Terraform and the provider keep, and of the machines: `damaged` is one of
+three that ended itself."""
+
+
+@pytest.fixture
+def cloud(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cloud:
+    """Another region than the usual one. Terraform is a script that fails."""
+    script = tmp_path / "bin" / "terraform"
+    script.parent.mkdir()
+    version = """echo '{"terraform_version": "1.11.4"}'"""
+    script.write_text(f"#!/bin/sh\ncase $* in *version*) {version} ;; *) exit 1 ;; esac\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{script.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    monkeypatch.setattr(cleanup, "PAUSE", 0.0)
+    made = Cloud(region=REGION)
+    provide(monkeypatch, "ec2", Ec2Provider(lambda region: FakeApi(made, region)))
+    return made
+
+
+def arrange(cloud: Cloud, record: str, state: str, machines: str) -> None:
+    """A cluster of three machines on the record, of which these witnesses are left."""
+    store = open_store()
+    charges = tuple(
+        Charge(node=name, part="instance", item="x", hourly=1.0, source="", since=LAUNCHED)
+        for name in NODES
+    )
+    made = cluster(charges=charges, deadline=LAUNCHED + HOUR, account=ACCOUNT)
+    spec = replace(made.spec, cloud=replace(made.spec.cloud, region=REGION))
+    store.save(replace(made, spec=spec))
+    folder = store.folder("lab")
+    path = folder / "cluster.json"
+    provider_state.save(folder, ProviderState(id=ID, region=REGION))
+    (folder / "terraform").mkdir()
+    rows = [
+        {
+            **{"mode": "managed", "type": "aws_instance", "name": "this"},
+            "instances": [{"index_key": name, "attributes": {"id": f"i-{name}"}}],
+        }
+        for name in NODES
+    ]
+    files = {
+        folder / "terraform" / "terraform.tfstate": json.dumps({"resources": rows}),
+        folder / "terraform" / "cluster.tfvars.json": json.dumps(
+            {"cluster_id": ID, "region": REGION}
+        ),
+        folder / "ec2" / "memory.json": (folder / "ec2" / "memory.json").read_text(),
+    }
+    for file, text in files.items():
+        if state == GONE:
+            file.unlink(missing_ok=True)
+        else:
+            file.write_text(text if state == RIGHT else text[: len(text) // 2])
+    if record != RIGHT:
+        path.write_text(path.read_text()[:200]) if record == DAMAGED else path.unlink()
+    if machines != GONE:
+        cloud.make(ID, *NODES[: 3 if machines == RIGHT else 2])
+
+
+def known(record: str, state: str) -> bool:
+    """Whether anything here tells which cluster it was."""
+    return RIGHT in (record, state)
+
+
+@pytest.mark.parametrize(("record", "state", "machines"), CASES)
+def test_down_leaves_nothing_or_says_so(
+    record: str, state: str, machines: str, cloud: Cloud, call: Call
+) -> None:
+    arrange(cloud, record, state, machines)
+    said = call("down", "lab", "--force" if known(record, state) else "--yes")
+    if known(record, state):
+        assert (said.code, cloud.left()) == (0, []), said.err
+        assert open_store().names() == ()
+        receipts = open_store().past()
+        assert [item.id for item in receipts] == [ID]
+        if record == RIGHT:
+            assert all(item.until is not None for item in receipts[0].charges)
+        return
+    # Only AWS knows: nobody is told that nothing is left, and nothing here is thrown away.
+    assert said.code == 7
+    assert "`clusterctl gc` finds it in AWS" in said.err
+    assert open_store().names() == ("lab",)
+    found = call("gc", "--dry-run", "--json", "--region", REGION).document["found"]
+    assert [item["id"] for item in found] == ([ID] if machines != GONE else [])
+    call("gc", "--yes", "-c", ID, "--region", REGION)
+    assert cloud.left() == []
+    assert call("down", "lab", "--force").code == 0
+    assert open_store().names() == ()
+
+
+@pytest.mark.parametrize(("record", "state", "machines"), CASES)
+def test_status_takes_no_figure_from_a_damaged_witness(
+    record: str, state: str, machines: str, cloud: Cloud, call: Call
+) -> None:
+    """The deadline is over: AWS is asked, wherever the cluster is."""
+    arrange(cloud, record, state, machines)
+    said = call("status", "lab", "--json")
+    if record != RIGHT:
+        assert said.code == 7
+        return
+    assert said.code == 0
+    running = {RIGHT: 3.0, DAMAGED: 2.0, GONE: 0.0}[machines]
+    assert said.document["dollars_per_hour"] == running
+    assert any("still running" in line for line in said.document["warnings"]) is bool(running)
+
+
+@pytest.mark.parametrize(
+    ("state", "machines"), list(itertools.product((DAMAGED, GONE), (RIGHT, GONE)))
+)
+def test_up_makes_no_second_cluster_beside_one_that_it_cannot_name(
+    state: str, machines: str, cloud: Cloud, call: Call
+) -> None:
+    arrange(cloud, GONE, state, machines)
+    before = cloud.left()
+    said = call("up", "lab", "--cpu", "c7i.xlarge", "--yes")
+    assert said.code != 0
+    assert cloud.left() == before
+    assert "run_instances" not in cloud.calls
