@@ -66,18 +66,18 @@ def diagnose() -> tuple[Finding, ...]:
     types = background(partial(api.instance_types, names))
     used = background(lambda: preflight.used(api, api.instances(states=("pending", "running"))))
     rows: list[Callable[[], Finding]] = []
-    others: dict[str, dict[str, Future[float]]] = {"quotas of other types": {}, "spot quotas": {}}
+    others: dict[str, dict[str, str]] = {"quotas of other types": {}, "spot quotas": {}}
     for quota in catalog.QUOTAS:
         if quota.spot:
-            asking = background(partial(api.quota, quota.spot))
-            others["spot quotas"][(quota.spot_name or quota.name).partition(" (")[0]] = asking
+            name = quota.spot_name or quota.name
+            others["spot quotas"][name.partition(" (")[0]] = quota.spot
         if any(catalog.quota(name) == quota for name in names):
             limit = background(partial(api.quota, quota.on_demand))
             rows.append(partial(_quota, api, quota, limit, types, used, end))
-        elif quota.name not in others["quotas of other types"]:
-            asking = background(partial(api.quota, quota.on_demand))
-            others["quotas of other types"][quota.name] = asking
-    rows += [partial(_limits, subject, limits, end) for subject, limits in others.items()]
+        else:
+            others["quotas of other types"][quota.name] = quota.on_demand
+    found_others = background(lambda: [_texts(api, codes) for codes in others.values()])
+    rows += [partial(_others, found_others, n, subject, end) for n, subject in enumerate(others)]
     for family in catalog.FAMILIES.values():
         zones = background(partial(api.zones, (family.instance_type, catalog.LAUNCHER_TYPE)))
         image = catalog.MACHINE_IMAGES[family.image]
@@ -115,14 +115,26 @@ def _quota(
     return Finding("warning", subject, f"{text}; `{command}` takes {needs}", hint)
 
 
-def _limits(subject: str, limits: dict[str, Future[float]], end: float) -> Finding:
-    """Quotas that no cluster needs which people make by default: what they are, in one row."""
+def _texts(api: Api, codes: dict[str, str]) -> str:
+    """What these quotas are, one asked after the other: AWS lets few such questions through at a
+    time, and what a default cluster needs is asked beside them."""
+    said = []
+    for name, code in codes.items():
+        try:
+            said.append(f"{name} {api.quota(code):g}")
+        except ProviderError:
+            said.append(f"{name} ?")
+    return ", ".join(said)
+
+
+def _others(found: Future[list[str]], row: int, subject: str, end: float) -> Finding:
+    """Quotas that no cluster needs which people make by default."""
     asked = _Asked(subject, end)
-    known = {name: asked.get(limit) for name, limit in limits.items()}
-    text = ", ".join(
-        f"{name} {'?' if vcpus is None else format(vcpus, 'g')}" for name, vcpus in known.items()
-    )
-    return Finding("ok", subject, f"vCPUs: {text}")
+    texts = asked.get(found)
+    if texts is None:
+        assert asked.wrong
+        return asked.wrong
+    return Finding("ok", subject, f"vCPUs: {texts[row]}")
 
 
 def _defaults(quota: catalog.Quota, known: dict[str, InstanceType]) -> Iterable[tuple[str, int]]:
