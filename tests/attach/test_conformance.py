@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from tests import wheels
 from tests.attach.conftest import Site
 from tests.attach.lab import Hosts
-from tests.conftest import require_namespaces
+from tests.conftest import Need, require_namespaces
 from tests.e2e.cli import Cli
 from tests.ec2.conftest import OUTSIDE
 from tests.sim.ec2.client import Ec2
@@ -41,7 +45,9 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     lab = Hosts.start(tmp_path_factory.mktemp("conforming"), ["alpha", "beta"], {})
     try:
         cli = lab.cli(tmp_path_factory.mktemp("project"))
-        cli("attach", "lab", "--hosts", lab.file(cli, "{alpha}", "{beta}"))
+        with_torch = f"python={sys.executable}"
+        file = lab.file(cli, f"{{alpha}} {with_torch}", f"{{beta}} {with_torch}")
+        cli("attach", "lab", "--hosts", file)
         yield Place(cli, [])
         cli("detach", "lab")
     finally:
@@ -174,3 +180,28 @@ def test_a_cancelled_record_is_the_same(place: Place) -> None:
     assert (job["state"], job["program_exit_code"], job["failure"]) == ("cancelled", None, None)
     assert job["started"] <= job["finished"]
     assert not any(job["survivors"].values())
+
+
+PROJECT = Path(__file__).resolve().parents[1] / "project"
+
+
+def test_a_project_with_a_lock_file_runs_as_it_is(place: Place, need: Need, tmp_path: Path) -> None:
+    """With a package layout, a config file, a data set, and packages that no node can download."""
+    need("uv")
+    index = tmp_path / "index"
+    wheels.make(index, "demo", "2.0", "helper")
+    wheels.make(index, "helper", "1.0")
+    wheels.make(index, "torch", "2.13.0")  # what the lock names; the nodes have their own
+    env = wheels.settings(index)
+    folder = place.cli.folder / "wave"
+    shutil.copytree(PROJECT, folder)
+    uv = str(Path(sys.executable).parent / "uv")
+    own = place.cli.environment(env)
+    subprocess.run([uv, "lock", "-q"], cwd=folder, env=own, check=True, timeout=60)
+
+    done = place.cli("run", *place.size, "train.py", cwd=folder, env=env, timeout=120)
+    for rank in range(2):
+        [line] = done.of(rank)
+        assert line.startswith(f"demo 2.0, rank {rank} of 2: loss 0.")
+    got = place.cli.json("fetch", done.job)
+    assert [Path(item["path"]).name for item in got["files"]] == ["model.json"]
