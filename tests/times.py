@@ -81,7 +81,7 @@ class Table:
         self._folders: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        folder = self._folders[report.nodeid.rpartition("::")[0].rpartition("/")[0]]
+        folder = self._folders[report.nodeid.partition("::")[0].rpartition("/")[0]]
         folder["tests"] += report.when == "call"
         folder["seconds"] += report.duration
         folder["cpu"] += dict(report.user_properties).get(CPU, 0.0)

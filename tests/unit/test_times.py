@@ -11,13 +11,17 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
+PARAMETER = "@pytest.mark.parametrize('name', ['tests/three/test_it.py::test_one'])\n"
+"""Part of the test's own name."""
+
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_each_folder_has_its_tests_and_seconds(tmp_path: Path, processes: int) -> None:
     for folder, number in (("one", 1), ("two", 2)):
         path = tmp_path / "tests" / folder / f"test_{folder}.py"
         path.parent.mkdir(parents=True)
-        path.write_text("".join(f"def test_{n}() -> None: pass\n" for n in range(number)))
+        tests = "".join(f"{PARAMETER}def test_{n}(name): pass\n" for n in range(number))
+        path.write_text(f"import pytest\n{tests}")
     document = tmp_path / "document.md"
     document.write_text("before\n<!-- times -->\nold\n<!-- /times -->\nafter\n")
     argv = [sys.executable, "-m", "pytest", "-q", "-p", "tests.times", "--times", str(document)]
