@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,7 +53,7 @@ def test_a_program_saves_at_sigterm_and_goes_on_as_if_nothing_had_happened(
     ranks = 2 if "averaging" in name else 1
     launcher = [] if ranks == 1 else programs.mpirun_argv(ranks)
     out, snapshot = programs.folder / "out.txt", programs.folder / "snapshot.pt"
-    command = [*launcher, sys.executable, WORKLOADS / name, *arguments[1:], 100_000]
+    command = [*launcher, *programs.python, WORKLOADS / name, *arguments[1:], 100_000]
     with open(out, "wb") as stdout:
         process = subprocess.Popen(
             [str(word) for word in command],

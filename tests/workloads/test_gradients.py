@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ pytestmark = pytest.mark.mpi
 
 
 @pytest.fixture(scope="module")
-def differences(tmp_path_factory: pytest.TempPathFactory, need: Any) -> dict[str, dict[str, str]]:
+def differences(
+    tmp_path_factory: pytest.TempPathFactory, need: Any, warm_python: Sequence[object]
+) -> dict[str, dict[str, str]]:
     """All kinds of scripts in one start of two ranks."""
-    programs = Programs(tmp_path_factory.mktemp("kinds"), need)
+    programs = Programs(tmp_path_factory.mktemp("kinds"), need, warm_python)
     ended = programs.mpirun(2, Path(gradients.__file__))
     assert ended.code == 0, ended
     found: dict[str, dict[str, str]] = json.loads(ended.out.splitlines()[-1])["kinds"]

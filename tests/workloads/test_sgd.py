@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -188,9 +189,11 @@ def test_a_rank_ends_with_its_own_exit_code(
 
 
 @pytest.fixture(scope="module")
-def differences(tmp_path_factory: pytest.TempPathFactory, need: Any) -> dict[str, float]:
+def differences(
+    tmp_path_factory: pytest.TempPathFactory, need: Any, warm_python: Sequence[object]
+) -> dict[str, float]:
     """Of the weights, for all scripts in one start of two ranks."""
-    programs = Programs(tmp_path_factory.mktemp("scripts"), need)
+    programs = Programs(tmp_path_factory.mktemp("scripts"), need, warm_python)
     ended = programs.mpirun(2, Path(mpi_sgd.__file__))
     assert ended.code == 0, ended
     found: dict[str, float] = json.loads(ended.out.splitlines()[-1])["largest_difference"]
