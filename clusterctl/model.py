@@ -173,6 +173,8 @@ class CloudSpec:
     """A network of the user's own: machines are made in its subnets."""
     subnet: tuple[str, ...] = ()
     """Those of them that may hold the cluster, in this order; (): any."""
+    reservation: str = ""
+    """The Capacity Reservation or Capacity Block that workers run in."""
     ssh_cidr: str = ""
     budget: float = 0.0
     """US dollars; 0: none."""

@@ -110,6 +110,7 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
         "--disk", EC2, "Disk size of each worker, 8 to 16384", "GB", check=whole(8, 16384)
     )
     efa = flag("--efa", EC2, "Use Elastic Fabric Adapters, on instance types that have them")
+    reservation = text("--reservation", EC2, "Capacity Reservation or Block of the workers", "ID")
     vpc = text("--vpc", EC2, "Make the machines in this VPC (default: make one)", "ID")
     subnet = Option[tuple[str, ...]](
         "--subnet",

@@ -65,8 +65,12 @@ locals {
   # others, and whoever runs cannot move.
   placement = [
     for name, node in local.nodes : name
-    if var.placement_group && node.placement && !can(regex("^t[0-9]", node.instance_type))
+    if var.placement_group && var.reservation == null && node.placement && !can(regex("^t[0-9]", node.instance_type))
   ]
+
+  # The group that reserved machines were made in, and how they are bought.
+  reserved = try(compact([var.reservation.placement_group]), [])
+  market   = var.spot ? ["spot"] : try(var.reservation.block, false) ? ["capacity-block"] : []
 
   # The nodes whose network interface is an EFA, from the launch template.
   efa = var.efa ? keys(local.workers) : []
@@ -154,7 +158,7 @@ resource "aws_instance" "this" {
   associate_public_ip_address          = contains(local.efa, each.key) ? null : true
   vpc_security_group_ids               = each.key == "launcher" ? [aws_security_group.nodes.id, aws_security_group.ssh.id] : contains(local.efa, each.key) ? null : [aws_security_group.nodes.id]
   key_name                             = one([for pair in aws_key_pair.this : pair.key_name])
-  placement_group                      = contains(local.placement, each.key) ? one([for group in aws_placement_group.this : group.name]) : null
+  placement_group                      = contains(local.placement, each.key) ? one([for group in aws_placement_group.this : group.name]) : each.key == "launcher" ? null : one(local.reserved)
   user_data                            = lookup(var.user_data, each.key, local.last_resort)
   instance_initiated_shutdown_behavior = "terminate"
   ebs_optimized                        = !startswith(each.value.instance_type, "t2.") # which EC2 refuses
@@ -197,14 +201,28 @@ resource "aws_instance" "this" {
   }
 
   dynamic "instance_market_options" {
-    for_each = var.spot && each.key != "launcher" ? ["spot"] : []
+    for_each = each.key == "launcher" ? [] : local.market
 
     content {
-      market_type = "spot"
+      market_type = instance_market_options.value
 
-      spot_options {
-        spot_instance_type             = "one-time"
-        instance_interruption_behavior = "terminate"
+      dynamic "spot_options" {
+        for_each = var.spot ? ["spot"] : []
+
+        content {
+          spot_instance_type             = "one-time"
+          instance_interruption_behavior = "terminate"
+        }
+      }
+    }
+  }
+
+  dynamic "capacity_reservation_specification" {
+    for_each = each.key == "launcher" || var.reservation == null ? [] : [var.reservation.id]
+
+    content {
+      capacity_reservation_target {
+        capacity_reservation_id = capacity_reservation_specification.value
       }
     }
   }

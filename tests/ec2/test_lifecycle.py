@@ -130,8 +130,15 @@ def subnet(world: World) -> Iterator[str]:
 
 
 def test_a_changed_host_key_is_refused(world: World, subnet: str) -> None:
-    """Of a worker in a network that is not ours."""
-    world.ok(*CPU, "--workers", "1", "--subnet", subnet)
+    """Of a worker in a network that is not ours, on a machine that was reserved."""
+    reserved = world.ec2.client("ec2").create_capacity_reservation(
+        InstanceType="t3.xlarge",
+        InstancePlatform="Linux/UNIX",
+        AvailabilityZone="us-east-1a",
+        InstanceCount=1,
+        InstanceMatchCriteria="targeted",
+    )["CapacityReservation"]["CapacityReservationId"]
+    world.ok(*CPU, "--workers", "1", "--subnet", subnet, "--reservation", reserved)
     assert world.ec2.machine("worker-1").private.startswith("10.99.0.")
     machine = world.ec2.machine("worker-1")
     before = machine.run("ssh-keygen", "-lf", "/etc/ssh/ssh_host_ed25519_key.pub").stdout.split()[1]

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -222,6 +224,136 @@ def test_an_account_without_a_default_network_is_as_good(lab: Lab, api: Api) -> 
     with pytest.raises(ClientError, match="VPCIdNotSpecified"):
         lab.api.run_instances(ImageId=UBUNTU, InstanceType="t3.micro", MinCount=1, MaxCount=1)
     assert survey(api).zones[0] == "us-east-1a"
+
+
+def launch_encrypted(lab: Lab, api: Api) -> dict[str, Any]:
+    """As Terraform does it: with the account's default key. Returns what becomes of it."""
+    disk = {
+        "DeviceName": "/dev/sda1",
+        "Ebs": {"Encrypted": True, "VolumeSize": 30, "DeleteOnTermination": True},
+    }
+    id = api.call(
+        "run_instances",
+        ImageId=UBUNTU,
+        InstanceType="t3.micro",
+        MinCount=1,
+        MaxCount=1,
+        SubnetId=lab.subnet,
+        BlockDeviceMappings=[disk],
+        TagSpecifications=tagged("one", "instance", "volume"),
+    )["Instances"][0]["InstanceId"]
+    [found] = lab.api.describe_instances(InstanceIds=[id])["Reservations"][0]["Instances"]
+    lab.api.terminate_instances(InstanceIds=[id])
+    return dict(found)
+
+
+def test_a_key_that_cannot_encrypt_disks_is_named_before_it_costs(lab: Lab, api: Api) -> None:
+    """EC2 starts the machines, and ends them at once."""
+    lab.ec2.fault("never_boot")
+    rights = json.loads((assets.folder("infra") / "ec2" / "policy.json").read_text())
+    lab.ec2.policy(rights)
+    assert survey(api).account, "AWS's own key is no trouble"
+    kms = lab.ec2.client("kms")
+    made = kms.create_key()["KeyMetadata"]
+    key = made["Arn"]
+    lab.api.modify_ebs_default_kms_key_id(KmsKeyId=key)
+    assert survey(api).account
+    assert launch_encrypted(lab, api)["State"]["Name"] in ("pending", "running")
+    told: list[str] = []
+    lab.ec2.policy({"Statement": [r for r in rights["Statement"] if r["Sid"] != "UseDiskKey"]})
+    ended = launch_encrypted(lab, api)
+    assert (ended["State"]["Name"], ended["StateReason"]["Code"]) == (
+        "terminated",
+        "Client.InternalError",
+    )
+    for rule in rights["Statement"]:
+        if rule["Sid"] == "Look":
+            rule["Action"].remove("kms:DescribeKey")
+    lab.ec2.policy(rights)
+    spec = ClusterSpec(name="lab", provider="ec2", groups=(CPU,), cloud=CloudSpec())
+    assert preflight.survey(api, spec, {}, "", told.append).account
+    [line] = told
+    assert line.startswith("the state of the key that encrypts disks is not known: describe key")
+    lab.ec2.policy(None)
+    kms.disable_key(KeyId=made["KeyId"])
+    assert launch_encrypted(lab, api)["StateReason"]["Code"] == "Client.InvalidKMSKey.InvalidState"
+    with pytest.raises(ProviderError, match=f"{key}, .* is Disabled") as caught:
+        survey(api)
+    assert "aws kms enable-key" in caught.value.hint
+    assert "reset-ebs-default-kms-key-id" in caught.value.hint
+
+
+def reserve(lab: Lab, count: int = 2, **how: Any) -> str:
+    answer = lab.api.create_capacity_reservation(
+        **{
+            "InstanceType": "c7i.xlarge",
+            "InstancePlatform": "Linux/UNIX",
+            "AvailabilityZone": "us-east-1b",
+            "InstanceCount": count,
+            "InstanceMatchCriteria": "targeted",
+            **how,
+        }
+    )
+    return str(answer["CapacityReservation"]["CapacityReservationId"])
+
+
+def test_reserved_machines_are_looked_at_before_they_cost(lab: Lab, api: Api) -> None:
+    """A reservation has a zone, a type, a platform, and so many places."""
+    lab.ec2.fault("never_boot")
+    id = reserve(lab)
+    lab.ec2.fault("quota", code="L-1216C47A", value=2)
+    found = survey(api, replace(CPU, count=2), reservation=id)
+    assert found.zones == ("us-east-1b",)
+    assert found.placement == frozenset(), "it was made outside any group"
+    assert found.reservation
+    assert "AWS bills with or without them" in found.reservation.line
+    other = NodeGroup(count=1, instance_type="m5.xlarge")
+    with pytest.raises(UsageError, match=r"for machines of type c7i\.xlarge, and the workers are"):
+        survey(api, other, reservation=id)
+    for cloud, said in (
+        ({"reservation": "cr-0"}, "no Capacity Reservation 'cr-0' in us-east-1"),
+        ({"reservation": id, "zones": ("us-east-1a",)}, f"{id} is in us-east-1b, and the cluster"),
+        ({"reservation": reserve(lab, InstancePlatform="Windows")}, "for the platform Windows"),
+        ({"reservation": reserve(lab, Tenancy="dedicated")}, "for the tenancy dedicated"),
+    ):
+        with pytest.raises(UsageError, match=said) as caught:
+            survey(api, **cloud)
+        assert caught.value.hint
+    target = {"CapacityReservationTarget": {"CapacityReservationId": id}}
+    subnet = lab.network("us-east-1b")
+    one = {
+        "ImageId": UBUNTU,
+        "InstanceType": "c7i.xlarge",
+        "MinCount": 1,
+        "SubnetId": subnet,
+        "CapacityReservationSpecification": target,
+    }
+    [made] = lab.api.run_instances(**one, MaxCount=1)["Instances"]
+    assert made["CapacityReservationId"] == id
+    lab.ec2.fault("quota", code="L-1216C47A", value=6)
+    with pytest.raises(ProviderError, match="has room for 1 machine more, and 2 are wanted"):
+        survey(api, replace(CPU, count=2), reservation=id)
+    with pytest.raises(ClientError, match="ReservationCapacityExceeded"):
+        lab.api.run_instances(**one, MaxCount=2)
+    lab.api.terminate_instances(InstanceIds=[made["InstanceId"]])
+
+
+def test_a_capacity_block_is_paid_and_has_an_end(lab: Lab, api: Api) -> None:
+    def buy(hours: int, state: str) -> str:
+        offering = f"cb-c7i.xlarge/us-east-1b/1/{hours}/{state}"
+        answer = lab.api.purchase_capacity_block(
+            CapacityBlockOfferingId=offering, InstancePlatform="Linux/UNIX"
+        )
+        return str(answer["CapacityReservation"]["CapacityReservationId"])
+
+    with pytest.raises(ProviderError, match=r"is scheduled and starts at .*: it takes no"):
+        survey(api, reservation=buy(24, "scheduled"))
+    reservation = survey(api, reservation=buy(24, "active")).reservation
+    assert reservation
+    assert reservation.block
+    assert reservation.latest
+    assert 0 < 24 * 3600 - 35 * 60 - (reservation.latest - time.time()) < 600
+    assert "paid in advance, until " in reservation.line
 
 
 def test_missing_rights_are_known_before_the_question(lab: Lab, api: Api) -> None:

@@ -19,6 +19,7 @@ from clusterctl.providers.ec2.failures import CapacityError
 from clusterctl.providers.ec2.hostkeys import HostKeys
 from clusterctl.providers.ec2.prices import Quote
 from clusterctl.providers.ec2.reconcile import known_to
+from clusterctl.providers.ec2.reservations import Reservation
 from clusterctl.providers.protocol import Resource
 from clusterctl.providers.shared import deadlines
 from clusterctl.terraform import Binary, Terraform
@@ -71,7 +72,8 @@ def test_variables_are_those_of_the_module() -> None:
         spot=False,
         placement={"g5.xlarge"},
         efa=True,
-        subnet="",
+        subnet="subnet-1",
+        reservation=Reservation(id="cr-1", zone="", block=True, group="g", latest=None),
         ssh_cidr="203.0.113.7/32",
         public_key="ssh-ed25519 AAAA",
         user_data={"worker-1": "x"},
@@ -81,6 +83,8 @@ def test_variables_are_those_of_the_module() -> None:
     for name in made:
         assert f'variable "{name}"' in text
     assert made["ssh_cidr"] == "203.0.113.7/32"
+    assert made["subnet_id"] == "subnet-1"
+    assert made["reservation"] == {"id": "cr-1", "block": True, "placement_group": "g"}
     assert made["efa"] is True
     assert made["spot"] is False
     assert made["groups"] == [
@@ -188,6 +192,7 @@ def test_many_machines_wait_for_their_turn_and_few_leave_a_full_zone_soon() -> N
             placement=(),
             efa=False,
             subnet="",
+            reservation=None,
             ssh_cidr="",
             public_key="",
             user_data={},

@@ -72,6 +72,9 @@ class Market(Api):
     def may_launch(self, instance_type: str, image: str, **how: Any) -> None:
         """Everything is allowed."""
 
+    def disk_key(self) -> str:
+        return "alias/aws/ebs"
+
     def quota(self, code: str) -> float:
         return 100.0
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from clusterctl import keys
-from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
+from clusterctl.errors import ClusterctlError, NodeUnreachable, ProviderError, UsageError
 from clusterctl.model import (
     CloudSpec,
     Cluster,
@@ -53,6 +53,9 @@ class Offering(Api):
     def may_launch(self, instance_type: str, image: str, **how: Any) -> None:
         """Everything is allowed."""
 
+    def disk_key(self) -> str:
+        return "alias/aws/ebs"
+
     def quota(self, code: str) -> float:
         return 100.0
 
@@ -75,6 +78,32 @@ def wanted(group: NodeGroup, **cloud: Any) -> ClusterSpec:
 
 def survey(wish: ClusterSpec) -> preflight.Survey:
     return preflight.survey(Offering("us-east-1"), wish, {}, "", print)
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_workers_that_run_outlive_their_reservation(gone: bool) -> None:
+    """On demand: a further `up` has nothing to reserve."""
+
+    class Ended(Offering):
+        def call(self, action: str, **arguments: Any) -> Any:
+            if gone:
+                raise failures.refused(action, "InvalidCapacityReservationId.NotFound", "", "")
+            row = {
+                "InstanceType": "c7i.xlarge",
+                "InstancePlatform": "Linux/UNIX",
+                "State": "expired",
+            }
+            row |= {"Tenancy": "default", "AvailabilityZone": "us-east-1b"}
+            return {"CapacityReservations": [row | {"AvailableInstanceCount": 0}]}
+
+    wish = wanted(NodeGroup(count=1, family="cpu"), reservation="cr-1")
+    present = {"launcher": "t3.micro", "worker-1": "c7i.xlarge"}
+    there = Ended("us-east-1")
+    found = preflight.survey(there, wish, present, "us-east-1b", print)
+    assert found.reservation
+    assert found.zones == ("us-east-1b",)
+    with pytest.raises(ClusterctlError, match=r"no Capacity Reservation|is expired: it takes no"):
+        preflight.survey(there, wish, {}, "", print)
 
 
 def test_a_node_that_does_not_answer_names_the_cluster_to_try_again(tmp_path: Path) -> None:

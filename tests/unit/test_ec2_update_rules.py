@@ -46,6 +46,9 @@ def charge(node: str, hourly: float | None = 1.0, **changes: object) -> Charge:
         (wish(disk=60), "--disk cannot change"),
         (wish(spot=True), "--spot cannot change"),
         (wish(efa=True), "--efa cannot change"),
+        (wish(vpc="vpc-1"), "--vpc cannot change"),
+        (wish(subnet=("subnet-1",)), "--subnet cannot change"),
+        (wish(reservation="cr-1"), "--reservation cannot change"),
     ],
 )
 def test_machines_that_run_are_never_replaced(changed: ClusterSpec, said: str) -> None:
@@ -60,6 +63,26 @@ def test_workers_come_and_go() -> None:
     for count in (1, 3):
         machines = spec.machines(wish(count), {}, spec.present(PRESENT))
         update_rules.check_kept(wish(count), cluster(wish()), machines, PRESENT)
+
+
+@pytest.mark.parametrize(
+    ("cloud", "said"),
+    [
+        ({"spot": True, "reservation": "cr-1"}, "--spot cannot be combined with --reservation"),
+        ({"regions": ("eu-west-1",)}, "--region us-east-1 is none of --regions eu-west-1"),
+    ],
+)
+def test_options_that_exclude_each_other(cloud: dict[str, object], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        update_rules.resolve(wish(**cloud), None)
+
+
+def test_machines_end_before_their_capacity_block() -> None:
+    asked = wish(ttl=8 * HOUR)
+    assert update_rules.deadline(asked, None, {}, [], NOW, NOW + HOUR) == NOW + HOUR
+    assert update_rules.deadline(asked, None, {}, [], NOW, NOW + 9 * HOUR) == NOW + 8 * HOUR
+    with pytest.raises(UsageError, match="the Capacity Block of --reservation ends its machines"):
+        update_rules.deadline(asked, None, {}, [], NOW, NOW - 1)
 
 
 def test_a_deadline_that_is_armed_stays() -> None:

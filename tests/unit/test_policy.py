@@ -95,6 +95,7 @@ def test_every_action_is_looked_at_here() -> None:
     looks += ("ecr:BatchGet", "ecr:Get")
     looks += ("scheduler:List",)
     rest = {one for one in actions() if not one.startswith(looks)} - known
+    rest -= DISK_KEY
     rest -= {one for one in actions() if one.startswith("scheduler:")}  # a test of their own
     assert rest == {
         "iam:CreateServiceLinkedRole",
@@ -105,6 +106,16 @@ def test_every_action_is_looked_at_here() -> None:
     assert known <= set(actions())
     assert not [one for one in actions() if "*" in one]
 
+
+DISK_KEY = {
+    "kms:CreateGrant",
+    "kms:Decrypt",
+    "kms:DescribeKey",
+    "kms:GenerateDataKeyWithoutPlaintext",
+    "kms:ReEncryptFrom",
+    "kms:ReEncryptTo",
+}
+"""What EC2 does with the account's key for disks, in the name of who asks for a machine."""
 
 PROVIDER = {
     "AssociateRouteTable",
@@ -151,6 +162,7 @@ def test_no_right_is_there_that_nobody_uses() -> None:
     """The rest of what is asked for, tests of tests/ec2 do with these rights alone."""
     others = {"iam:CreateServiceLinkedRole", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"}
     # IAM asks about these where a schedule is made with its role, and a group with tags.
+    others |= DISK_KEY - {"kms:DescribeKey"}
     others |= {"iam:PassRole", "scheduler:TagResource"}
     used = called_by_us() | PROVIDER
     assert {one for one in actions() if one.partition(":")[2] not in used} == others
@@ -190,6 +202,14 @@ def test_the_only_role_that_can_be_made_is_that_for_spot_instances() -> None:
 
     assert can("spot.amazonaws.com")
     assert not can("ec2.amazonaws.com")
+
+
+def test_keys_are_used_through_ec2_alone() -> None:
+    key = "arn:aws:kms:us-east-1:123456789012:key/mine"
+    for action in sorted(DISK_KEY):
+        assert allows(POLICY, action, key, {"kms:ViaService": "ec2.us-east-1.amazonaws.com"})
+        assert allows(POLICY, action, key, {}) is (action == "kms:DescribeKey")
+    assert not allows(POLICY, "kms:Decrypt", key, {"kms:ViaService": "s3.us-east-1.amazonaws.com"})
 
 
 def test_what_guardduty_puts_into_a_network_can_be_removed() -> None:

@@ -342,6 +342,16 @@ class Api:
             if failures.about_the_account(refused):
                 raise
 
+    def disk_key(self) -> str:
+        """The key that encrypts disks here unless told otherwise: its ARN, or `alias/aws/ebs`."""
+        return str(self.call("get_ebs_default_kms_key_id")["KmsKeyId"])
+
+    def key_state(self, key: str) -> str:
+        """`Enabled`, or why a key cannot be used."""
+        client = self._client("kms")
+        with self._asking("describe key"):
+            return str(client.describe_key(KeyId=key)["KeyMetadata"]["KeyState"])
+
     def quota(self, code: str) -> float:
         """The value of an EC2 quota, in vCPUs."""
         client = self._client("service-quotas")

@@ -162,6 +162,7 @@ def _variables(order: Order, running: Sequence[Instance]) -> dict[str, Any]:
         placement=found.placement,
         efa=order.options.cloud.efa,
         subnet=found.subnets.get(state.zone, ""),
+        reservation=found.reservation,
         ssh_cidr=state.ssh_cidr,
         public_key=public,
         user_data=user_data,

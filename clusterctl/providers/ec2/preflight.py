@@ -11,14 +11,18 @@ from functools import partial
 from clusterctl import catalog
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import Cluster, ClusterSpec
-from clusterctl.providers.ec2 import cleanup, networks, update_rules
+from clusterctl.providers.ec2 import cleanup, networks, reservations, update_rules
 from clusterctl.providers.ec2 import spec as layout
 from clusterctl.providers.ec2.api import Api, Image, Instance, InstanceType
+from clusterctl.providers.ec2.reservations import Reservation
 from clusterctl.providers.ec2.spec import Machine
 from clusterctl.providers.shared.nodes import LAUNCHER
 from clusterctl.time_limits import background
 
 Tell = Callable[[str], None]
+
+_ENABLED, _AWS_KEY = "Enabled", "alias/aws/ebs"
+"""A key's state, and the key for disks where an account has chosen none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +39,7 @@ class Survey:
     placement: frozenset[str]
     owner: str = ""
     subnets: Mapping[str, str] = field(default_factory=dict)
+    reservation: Reservation | None = None
 
 
 def survey(
@@ -50,6 +55,7 @@ def survey(
     account = background(api.account)
     known = background(lambda: _types(api, options))
     running = background(lambda: api.instances(states=("pending", "running")))
+    disk_key = background(partial(_disk_key, api))
     zones = background(lambda: (zone,) if present and zone else _zones(api, options))
     by_account = account.result()
     types = known.result()
@@ -60,9 +66,12 @@ def survey(
     amis = background(lambda: _amis(api, options, machines))
     new = [machine for machine in machines if machine.name not in present]
     subnets = background(lambda: networks.choose(api, options.cloud, len(new)))
+    workers = sum(machine.name != LAUNCHER for machine in new)
+    reserved = background(partial(reservations.check, api, options, workers))
     rights = background(lambda: _rights(api, options, new, amis.result(), subnets.result()))
     _quotas(api, options, machines, types, present, running, tell)
-    found_subnets = subnets.result()
+    _check_disk_key(api, disk_key, tell)
+    found_subnets, reservation = subnets.result(), reserved.result()
     found_zones, found_amis = _with_subnet(zones.result(), found_subnets), amis.result()
     rights.result()
     return Survey(
@@ -70,10 +79,14 @@ def survey(
         owner=api.owner,
         machines=machines,
         types=types,
-        zones=found_zones,
+        zones=_reserved(found_zones, reservation),
         amis=found_amis,
-        placement=frozenset(name for name, kind in types.items() if kind.clusters),
+        # Reserved machines are where they are: only in a placement group that was made with them.
+        placement=frozenset(
+            name for name, kind in types.items() if kind.clusters and not reservation
+        ),
         subnets=found_subnets,
+        reservation=reservation,
     )
 
 
@@ -167,6 +180,29 @@ def _rights(
         answer.result()
 
 
+def _disk_key(api: Api) -> tuple[str, str]:
+    """The key that encrypts disks, and its state."""
+    key = api.disk_key()
+    return key, _ENABLED if key.endswith(_AWS_KEY) else api.key_state(key)
+
+
+def _check_disk_key(api: Api, asked: Future[tuple[str, str]], tell: Tell) -> None:
+    """Raises ProviderError where the account's own key for disks cannot be used: EC2 would start
+    all machines, and end them at once."""
+    try:
+        key, state = asked.result()
+    except ProviderError as error:
+        tell(f"the state of the key that encrypts disks is not known: {error.message}")
+        return
+    if state != _ENABLED:
+        raise ProviderError(
+            f"{key}, which encrypts disks in {api.region} by default, is {state}: EC2 would end all"
+            " machines as soon as they start",
+            hint=f"`aws kms enable-key --key-id {key}`, or AWS's own key again: `aws ec2"
+            " reset-ebs-default-kms-key-id`",
+        )
+
+
 def _quotas(
     api: Api,
     options: ClusterSpec,
@@ -179,8 +215,8 @@ def _quotas(
     """Every quota that the new machines count towards, against what runs in the account."""
     needed: dict[tuple[str, str], int] = {}
     for machine in machines:
-        if machine.name in present:
-            continue
+        if machine.name in present or (options.cloud.reservation and machine.name != LAUNCHER):
+            continue  # what is reserved was counted when it was reserved
         row = catalog.quota(machine.instance_type)
         if row is None:
             continue
@@ -289,6 +325,20 @@ def _with_subnet(zones: Sequence[str], subnets: Mapping[str, str]) -> tuple[str,
             hint=f"zones that do: {', '.join(zones)}",
         )
     return both
+
+
+def _reserved(zones: tuple[str, ...], reservation: Reservation | None) -> tuple[str, ...]:
+    """The zones in which the cluster can be. Raises UsageError where the reserved machines are in
+    another."""
+    if reservation is None or not reservation.zone:
+        return zones
+    if reservation.zone not in zones:
+        raise UsageError(
+            f"{reservation.id} is in {reservation.zone}, and the cluster can be in"
+            f" {', '.join(zones)} only",
+            hint="correct --zones, --subnet or --launcher-type, or choose another --reservation",
+        )
+    return (reservation.zone,)
 
 
 def _amis(api: Api, options: ClusterSpec, machines: Sequence[Machine]) -> dict[str, str]:

@@ -140,7 +140,9 @@ class Ec2Provider:
             dear = prices.merge(old, prices.charges(found.machines, quotes, now), now)
         prices.check_hourly(options.cloud.max_hourly, dear)
         update_rules.check_stopped(current, present, stopped, now)
-        deadline = update_rules.deadline(options, current, present, dear, now)
+        reserved = found.reservation
+        latest = reserved.latest if reserved else None
+        deadline = update_rules.deadline(options, current, present, dear, now, latest)
         others = f" (then {', '.join(found.zones[1:])})" if len(found.zones) > 1 else ""
         rate, unknown = prices.hourly(dear)
         worst = prices.money(rate * (deadline - now) / 3600, 2)
@@ -155,6 +157,7 @@ class Ec2Provider:
                 f"AWS account {found.account}, {api.region}, zone {found.zones[0]}{others};"
                 f" {binary.name}",
                 *(f"machines go into {subnet} ({zone})" for zone, subnet in found.subnets.items()),
+                *([reserved.line] if reserved else []),
                 *prices.table(found.machines, charges, found.zones[0], deadline - now, traffic),
                 *_burstable(found.machines),
                 f"every node shuts down at {clock(deadline)}, even if this machine is off",
@@ -472,13 +475,17 @@ def _fell_back(instances: Sequence[Instance]) -> bool:
 def _quotes(api: Api, found: Survey, spot: Sequence[str], tell: OnEvent) -> dict[str, prices.Quote]:
     """`spot`: the zones where workers may be spot instances; on demand without any."""
     machines = found.machines
-    return prices.quotes(
+    workers = {m.instance_type for m in machines if m.name != LAUNCHER}
+    quotes = prices.quotes(
         api,
         [machine.instance_type for machine in machines],
-        spot={m.instance_type for m in machines if m.name != LAUNCHER} if spot else (),
+        spot=workers if spot else (),
         zones=spot,
         tell=tell,
     )
+    if found.reservation and found.reservation.block:
+        quotes |= dict.fromkeys(workers, prices.Quote(0.0, "paid with the Capacity Block"))
+    return quotes
 
 
 def _burstable(machines: Sequence[Machine]) -> Iterator[str]:

@@ -11,6 +11,7 @@ from typing import Any
 from clusterctl import catalog
 from clusterctl.errors import UsageError
 from clusterctl.model import ClusterSpec, NodeGroup
+from clusterctl.providers.ec2.reservations import Reservation
 from clusterctl.providers.shared.nodes import LAUNCHER, node_names
 
 MAX_WORKERS = 1000
@@ -142,6 +143,7 @@ def variables(
     placement: Container[str],
     efa: bool,
     subnet: str,
+    reservation: Reservation | None,
     ssh_cidr: str,
     public_key: str,
     user_data: Mapping[str, str],
@@ -181,7 +183,6 @@ def variables(
         "efa": efa,
         "max_retries": ATTEMPTS[len(machines) > FEW],
         "cidr": cidr(cluster_id),
-        "subnet_id": subnet,
         "ssh_cidr": ssh_cidr,
         "public_key": public_key,
         "user_data": dict(user_data),
@@ -189,7 +190,14 @@ def variables(
         "owner": owner,
         "client": client,
         "deadline": deadline,
+        # Only where they are given: the module of an older cluster does not know them.
+        **({"subnet_id": subnet} if subnet else {}),
+        **({"reservation": _reservation(reservation)} if reservation else {}),
     }
+
+
+def _reservation(found: Reservation) -> dict[str, Any]:
+    return {"id": found.id, "block": found.block, "placement_group": found.group}
 
 
 def root(machine: Machine, cluster_id: str) -> str:

@@ -19,6 +19,7 @@ _FIXED = {
     "disk": "--disk",
     "spot": "--spot",
     "efa": "--efa",
+    "reservation": "--reservation",
     "vpc": "--vpc",
     "subnet": "--subnet",
 }
@@ -98,9 +99,10 @@ def deadline(
     present: Mapping[str, str],
     charges: Sequence[Charge],
     now: float,
+    latest: float | None = None,
 ) -> float:
     """When every node ends itself: as the machines that run have it from their first minute, else
-    from --ttl and --budget, whichever is nearer.
+    from --ttl and --budget, whichever is nearer, and by `latest`.
 
     Raises UsageError where another one is asked for, a budget does not last until then, or they
     run beyond it.
@@ -135,7 +137,12 @@ def deadline(
                 hint=f"give at least {least + 0.01:.2f}, fewer --workers or a smaller type",
             )
         seconds = min(seconds, lasts)
-    return float(int(now + seconds))
+    if latest is not None and latest < now + prices.SHORTEST:
+        raise UsageError(
+            f"the Capacity Block of --reservation ends its machines at {clock(latest)}",
+            hint="choose another --reservation",
+        )
+    return float(int(now + seconds if latest is None else min(now + seconds, latest)))
 
 
 def check_stopped(

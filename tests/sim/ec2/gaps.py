@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from tests.sim.ec2 import images, market, wire
+from tests.sim.ec2 import images, market, reserved, wire
 from tests.sim.ec2.wire import Answer, ApiError, Request
 
 ACCOUNT = "123456789012"
@@ -63,11 +63,14 @@ class World:
     def __init__(self) -> None:
         self.placement_groups: dict[str, PlacementGroup] = {}
         self.spot_requests: dict[str, SpotRequest] = {}
+        self.reservations: dict[str, reserved.Reservation] = {}
         self.launched: dict[str, Any] = {}  # client token → reservation
         self.quotas: dict[str, float] = {}
         self.prices: dict[str, float | None] = {}
         self.slow_end = 0.0
         """Seconds that an instance takes to end, with its interface in its network."""
+        self.allowed: Callable[[str, str, dict[str, str]], bool] = lambda *ask: True
+        """Whether IAM allows who asks an action on a resource, with these condition keys."""
         self.ending: dict[str, tuple[float, set[str]]] = {}
         """Instance → when it is gone, and what it holds until then."""
 
@@ -264,7 +267,8 @@ def _run_instances(world: World, request: Request) -> Answer | None:
         if world.placement_groups[name].strategy == "cluster" and kind.startswith("t"):
             message = f"Cluster placement groups are not supported by the '{kind}' instance type."
             raise ApiError("InvalidParameterCombination", message)
-    _keep_to_quota(world, request, kind)
+    if not _in_reservation(world, request):
+        _keep_to_quota(world, request, kind)
     _has_addresses(request)
     return None
 
@@ -385,7 +389,94 @@ def _describe_endpoints(world: World, request: Request) -> Answer | None:
     return wire.xml("DescribeVpcEndpoints", wire.items("vpcEndpointSet", members))
 
 
+def _customer_key(region: str) -> Any:
+    """The key of the account's own that encrypts disks by default; None for AWS's."""
+    from moto.kms.models import kms_backends
+
+    keys, arn = kms_backends[ACCOUNT][region], backend(region).default_kms_key_id
+    ours = arn and not (
+        keys.alias_exists("alias/aws/ebs") and keys.describe_key("alias/aws/ebs").arn == arn
+    )
+    return keys.describe_key(arn) if ours else None
+
+
+def _get_default_key(world: World, request: Request) -> Answer:
+    key = _customer_key(request.region)
+    return wire.xml(
+        "GetEbsDefaultKmsKeyId", wire.tag("kmsKeyId", key.arn if key else "alias/aws/ebs")
+    )
+
+
+_KEY_USE = ("CreateGrant", "Decrypt", "DescribeKey", "GenerateDataKeyWithoutPlaintext")
+
+
+def _encrypt(world: World, request: Request, instance: Any) -> None:
+    """A machine whose disk cannot be encrypted ends at once. Source: EBS User Guide, "Requirements
+    for Amazon EBS encryption"; karpenter-provider-aws issue 1407, cloud-cml issue 8."""
+    from moto.ec2.models.instances import StateReason
+
+    key = _customer_key(request.region)
+    encrypted = any(
+        disk.get("Ebs.Encrypted") == "true" for disk in request.structured("BlockDeviceMapping")
+    )
+    if key is None or not encrypted:
+        return
+    code = "Client.InternalError"
+    said = f"{code}: Client error on launch"
+    if key.key_state != "Enabled":
+        code = "Client.InvalidKMSKey.InvalidState"
+        said = f"{code}: The KMS key provided is in an incorrect state"
+    elif all(
+        world.allowed(
+            f"kms:{name}", key.arn, {"kms:ViaService": f"ec2.{request.region}.amazonaws.com"}
+        )
+        for name in _KEY_USE
+    ):
+        return
+    instance.terminate()
+    instance.state_reason = StateReason(said, code)
+
+
+def _reserve(world: World, request: Request) -> Answer:
+    made = (reserved.create if request.action[0] == "C" else reserved.purchase)(request)
+    world.reservations[made.id] = made
+    return wire.xml(request.action, f"<capacityReservation>{made.xml(())}</capacityReservation>")
+
+
+def _describe_reservations(world: World, request: Request) -> Answer:
+    instances = list(backend(request.region).all_instances())
+    ids = request.listed("CapacityReservationId") or list(world.reservations)
+    for id in ids:
+        if id not in world.reservations:
+            raise reserved.unknown(id)
+    members = (world.reservations[id].xml(instances) for id in ids)
+    inner = wire.items("capacityReservationSet", members)
+    return wire.xml("DescribeCapacityReservations", inner)
+
+
+_TARGET = "CapacityReservationSpecification.CapacityReservationTarget.CapacityReservationId"
+
+
+def _in_reservation(world: World, request: Request) -> bool:
+    """Whether the launch targets one. Raises ApiError where that has no place for it."""
+    id = request.parameters.get(_TARGET)
+    if not id:
+        return False
+    if id not in world.reservations:
+        raise reserved.unknown(id)
+    there = backend(request.region)
+    form = request.parameters
+    subnet = form.get("SubnetId") or form.get("NetworkInterface.1.SubnetId")
+    zones = [one.availability_zone for one in there.describe_subnets() if one.id == subnet]
+    reserved.refuse(world.reservations[id], request, "".join(zones), there.all_instances())
+    return True
+
+
 ACTIONS: dict[str, Action] = {
+    "CreateCapacityReservation": _reserve,
+    "PurchaseCapacityBlock": _reserve,
+    "DescribeCapacityReservations": _describe_reservations,
+    "GetEbsDefaultKmsKeyId": _get_default_key,
     "DeleteSecurityGroup": _refuse_while_used,
     "DeleteSubnet": _refuse_while_used,
     "DeleteVpc": _refuse_while_used,
@@ -591,6 +682,11 @@ def install(world: World) -> None:
 
 
 def _amend(world: World, request: Request, instance: Any) -> None:
+    _dress(world, request, instance)
+    _encrypt(world, request, instance)
+
+
+def _dress(world: World, request: Request, instance: Any) -> None:
     form = request.parameters
     instance.placement.group_name = form.get("Placement.GroupName", "")
     if not instance.security_groups:
@@ -600,6 +696,10 @@ def _amend(world: World, request: Request, instance: Any) -> None:
         said = form.get(f"NetworkInterface.{number + 1}.DeleteOnTermination")
         given = form.get(f"NetworkInterface.{number + 1}.NetworkInterfaceId")
         nic.delete_on_termination = said == "true" if said else not given
+    if id := form.get(_TARGET):
+        instance.capacity_reservation_id = id
+        target = {"capacity_reservation_target": {"capacity_reservation_id": id}}
+        instance.capacity_reservation_specification = target
     disks = {one.get("DeviceName"): one for one in request.structured("BlockDeviceMapping")}
     for device, block in instance.get_block_device_mapping:
         volume = instance.ec2_backend.volumes[block.volume_id]

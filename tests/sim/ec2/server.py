@@ -98,6 +98,7 @@ class Layer:
         """Id → when it was made."""
         self.policy: dict[str, Any] | None = None
         """What IAM allows all but ADMINISTRATOR; None: anything."""
+        world.allowed = self._allowed
         self.buckets: dict[tuple[str, str], tuple[float, float]] = {}
         """Region and action → tokens at a time."""
 
@@ -137,6 +138,12 @@ class Layer:
         finally:
             gaps.current.request = None
         return _plain(answer)
+
+    def _allowed(self, action: str, resource: str, context: dict[str, str]) -> bool:
+        request: Request = gaps.current.request
+        if self.policy is None or request.key == ADMINISTRATOR:
+            return True
+        return iam.allows(self.policy, action, resource, context)
 
     def _authorize(self, request: Request, asks: list[dict[str, Any]]) -> None:
         if self.policy is None or request.key == ADMINISTRATOR:

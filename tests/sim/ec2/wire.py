@@ -135,7 +135,7 @@ def document(value: object) -> Answer:
 
 def error(service: str, code: str, message: str, status: int = 400) -> Answer:
     """An error in the words of the service's protocol."""
-    if service in ("pricing", "scheduler", "servicequotas", "ssm", "tagging"):
+    if service in ("kms", "pricing", "scheduler", "servicequotas", "ssm", "tagging"):
         text = json.dumps({"__type": code, "message": message})
         return Answer(text.encode(), status, "application/x-amz-json-1.1")
     if service in ("sts", "iam"):

@@ -1,0 +1,106 @@
+"""Machines that are paid for already: On-Demand Capacity Reservations and Capacity Blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from clusterctl import catalog
+from clusterctl.errors import ProviderError, UsageError
+from clusterctl.model import ClusterSpec, clock, count
+from clusterctl.providers.ec2.api import Api
+from clusterctl.providers.ec2.failures import Refused
+
+_PLATFORM, _TENANCY = "Linux/UNIX", "default"
+_BLOCK_ENDS = 35 * 60.0
+"""Seconds before the end of a Capacity Block by which its machines have to be gone: EC2 ends them
+half an hour before, and programs get five minutes to save their work."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reservation:
+    """`zone`: "" where it is gone; `block`: a Capacity Block, paid in advance; `group`: the
+    placement group that it was made in, if any; `latest`: when machines have to be gone, None:
+    never."""
+
+    id: str
+    zone: str
+    block: bool
+    group: str
+    latest: float | None
+
+    @property
+    def line(self) -> str:
+        """For the plan."""
+        if not self.block:
+            return (
+                f"workers run in the Capacity Reservation {self.id}, which AWS bills with or"
+                " without them"
+            )
+        end = f", until {clock(self.latest)} at most" if self.latest else ""
+        return f"workers run in the Capacity Block {self.id}, which is paid in advance{end}"
+
+
+def check(api: Api, options: ClusterSpec, workers: int) -> Reservation | None:
+    """`workers`: how many are to be made. Raises UsageError or ProviderError where they do not fit
+    into --reservation; None without one. Those that run do so when it has ended, too."""
+    id = options.cloud.reservation
+    if not id:
+        return None
+    try:
+        [found] = api.call("describe_capacity_reservations", CapacityReservationIds=[id])[
+            "CapacityReservations"
+        ]
+    except Refused as refused:
+        if not refused.code.startswith("InvalidCapacityReservationId"):
+            raise
+        if not workers:
+            return Reservation(id=id, zone="", block=False, group="", latest=None)
+        raise UsageError(
+            f"no Capacity Reservation {id!r} in {api.region}",
+            hint="`aws ec2 describe-capacity-reservations` lists them; check --region and your"
+            " account",
+        ) from refused
+    kinds = sorted({catalog.instance_type(group) for group in options.groups})
+    for wanted, has, what in (
+        (", ".join(kinds), found["InstanceType"], "machines of type"),
+        (_PLATFORM, found["InstancePlatform"], "the platform"),
+        (_TENANCY, found["Tenancy"], "the tenancy"),
+    ):
+        if wanted != has:
+            raise UsageError(
+                f"{id} is for {what} {has}, and the workers are {wanted}",
+                hint="choose another --reservation, or leave it out",
+            )
+    if workers:
+        _check_available(id, found, workers)
+    return _reservation(id, found)
+
+
+def _check_available(id: str, found: dict[str, Any], workers: int) -> None:
+    if found["State"] != "active":
+        start = found.get("StartDate")
+        when = f" and starts at {clock(start.timestamp())}" if start else ""
+        scheduled = found["State"] == "scheduled"
+        raise ProviderError(
+            f"{id} is {found['State']}{when if scheduled else ''}: it takes no machines now",
+            hint="try again then" if scheduled else "choose another --reservation",
+        )
+    free = int(found["AvailableInstanceCount"])
+    if free < workers:
+        raise ProviderError(
+            f"{id} has room for {count(free, 'machine')} more, and {workers} are wanted",
+            hint="use fewer --workers; machines that have just ended hold their place for minutes",
+        )
+
+
+def _reservation(id: str, found: dict[str, Any]) -> Reservation:
+    block = found.get("ReservationType") == "capacity-block"
+    end = found.get("EndDate")
+    return Reservation(
+        id=id,
+        zone=found["AvailabilityZone"],
+        block=block,
+        group=str(found.get("PlacementGroupArn", "")).rpartition("/")[2],
+        latest=end.timestamp() - _BLOCK_ENDS if block and end else None,
+    )
