@@ -157,6 +157,8 @@ class CloudSpec:
     """What a person asked of a cloud. "" and 0 leave it to us."""
 
     region: str = ""
+    regions: tuple[str, ...] = ()
+    """Where the whole cluster may be, to be tried in this order."""
     zones: tuple[str, ...] = ()
     """To be tried in this order."""
     launcher_type: str = ""

@@ -97,6 +97,9 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
     instance_type = text("--instance-type", EC2, "Instance type of the workers", "TYPE")
     launcher_type = text("--launcher-type", EC2, "Type of the launcher (default: t3.micro)", "TYPE")
     region = text("--region", EC2, "Region (default: that of the AWS CLI)", "NAME")
+    regions = Option[tuple[str, ...]](
+        "--regions", EC2, "Regions to try, in this order", "A,B", empty=(), check=names
+    )
     zones = Option[tuple[str, ...]](
         "--zones", EC2, "Availability zones to try, in this order", "A,B", empty=(), check=names
     )

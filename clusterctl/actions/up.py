@@ -48,7 +48,14 @@ from clusterctl.model import (
     Runtime,
 )
 from clusterctl.node_results import fold, ranges
-from clusterctl.providers.protocol import Created, Creator, Features, LogsIn, ProviderPlan
+from clusterctl.providers.protocol import (
+    Created,
+    Creator,
+    Features,
+    LogsIn,
+    NoCapacity,
+    ProviderPlan,
+)
 from clusterctl.providers.shared import billing
 from clusterctl.state import ClusterLock, Store
 from clusterctl.state.home import write_atomic
@@ -111,6 +118,8 @@ class Intent:
     """By kind of node; none where ranks run on the machines themselves."""
     surplus: tuple[str, ...]
     """The workers that there are and that will go."""
+    others: tuple[ClusterSpec, ...] = ()
+    """The same for other regions, to be tried next."""
 
 
 def resolve(store: Store, spec: ClusterSpec) -> ClusterSpec:
@@ -130,7 +139,38 @@ def circumstances(spec: ClusterSpec) -> set[str]:
 def plan(store: Store, spec: ClusterSpec, tell: Tell) -> ProviderPlan:
     """What `up` would do."""
     check_name(spec.name)
-    return _intend(spec, _old(store, spec), tell).plan
+    old = _old(store, spec)
+    first, *others = _places(spec, old)
+    return _with_others(_intend(first, old, tell), others, tell).plan
+
+
+def _places(spec: ClusterSpec, old: Cluster | None) -> list[ClusterSpec]:
+    """The options for each region that the cluster may be made in, in this order. One that has
+    nodes stays where it is; one that was cut off goes on there."""
+    regions = complete(spec, old).cloud.regions
+    if not regions or spec.cloud.region:
+        return [spec]
+    here = old.spec.cloud.region if old else ""
+    if here in regions:
+        at = regions.index(here)
+        regions = regions[at : at + 1] if old and old.nodes else regions[at:]
+    return [replace(spec, cloud=replace(spec.cloud, region=region)) for region in regions]
+
+
+def _with_others(intent: Intent, others: Sequence[ClusterSpec], tell: Tell) -> Intent:
+    """With what the plan becomes in other regions, and one question for all: what cannot be made
+    there is found out before money is spent here."""
+    lines, questions, here = [*intent.plan.lines], [], intent.spec.cloud.region
+    if intent.plan.question:
+        questions.append(f"{intent.plan.question.removesuffix('?')} in {here}")
+    for other in others if questions else ():
+        place = other.cloud.region
+        plan = _intend(other, None, tell).plan
+        lines += [f"if {here} has no capacity, the whole cluster moves to {place}:", *plan.lines]
+        questions.append(f"{plan.question.removesuffix('?')} in {place}")
+    question = f"{', or else '.join(questions)}?" if questions[1:] else intent.plan.question
+    plan = replace(intent.plan, lines=tuple(lines), question=question)
+    return replace(intent, plan=plan, others=tuple(others))
 
 
 def _intend(
@@ -166,12 +206,40 @@ def _images(
 
 def up(store: Store, spec: ClusterSpec, tell: Tell, consent: Consent) -> Up:
     """Creates or resumes. Raises the error of the first thing that cannot be done; what has been
-    made by then is in the record, so that `up` goes on there and `down` removes it."""
+    made by then is in the record, so that `up` goes on there and `down` removes it.
+
+    With several regions, one without capacity is left with nothing in it before the next is tried.
+    """
     check_name(spec.name)
+    here, *others = _places(spec, _old(store, spec))
+    while True:
+        try:
+            return _up(store, here, others, tell, consent)
+        except NoCapacity as error:
+            made = store.find(spec.name)
+            if not others or made is None or made.nodes:
+                raise
+            gone, (here, *others) = here.cloud.region, others
+            tell(f"{error.message}: the whole cluster moves from {gone} to {here.cloud.region}")
+            with ClusterLock(store.home, spec.name, "up", tell):
+                finish_down(store, made, tell)
+            consent = _agreed
+
+
+def _agreed(question: str) -> bool:
+    """Consent to a region was asked for with the first."""
+    return True
+
+
+def _up(
+    store: Store, spec: ClusterSpec, others: Sequence[ClusterSpec], tell: Tell, consent: Consent
+) -> Up:
     clock = Clock()
     with clock.phase("plan"):
         # Before anything is written: most of what cannot be done is found out here.
         intent = _intend(spec, _old(store, spec), tell, store.home.path)
+        if consent is not _agreed:
+            intent = _with_others(intent, others, tell)
     features = intent.provider.features
     clock.tell = None if features.instant else tell
     with ClusterLock(store.home, spec.name, "up", tell):
@@ -328,7 +396,8 @@ def _record(
         old = None
     if old != intent.old:
         # Another clusterctl was at work in between, or an old cluster had to go first.
-        intent = _intend(spec, old, tell, store.home.path)
+        others, intent = intent.others, _intend(spec, old, tell, store.home.path)
+        intent = _with_others(intent, others, tell)
     spec, plan = intent.spec, intent.plan
     if not named:
         tell("no machines requested: starting a local cluster")

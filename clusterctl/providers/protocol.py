@@ -7,12 +7,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from clusterctl.errors import ProviderError
 from clusterctl.model import Charge, Cluster, ClusterSpec, Node, Runtime
 from clusterctl.registry import Login
 from clusterctl.transport.pool import Pool
 
 OnEvent = Callable[[str], None]
 """Takes one line of progress for people."""
+
+
+class NoCapacity(ProviderError):
+    """No machines of the wanted kind here and now; elsewhere there may be some."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

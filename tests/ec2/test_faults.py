@@ -196,10 +196,16 @@ def test_no_room_for_spot_anywhere_leaves_what_it_says(world: World) -> None:
 
 
 def test_faults_of_aws_that_pass_are_ridden_out(world: World) -> None:
-    """Those that we ask for ourselves, and those that Terraform asks for."""
+    """Those that we ask for ourselves, and those that Terraform asks for; and a region that has no
+    room, which is left empty."""
+    world.ec2.fault("ice", zone="us-west-1a", instance_type="t3.xlarge")
+    world.ec2.fault("ice", zone="us-west-1b", instance_type="t3.xlarge")
     for action in ("DescribeInstanceTypes", "CreateVpc", "RunInstances", "DescribeInstances"):
         world.ec2.fault("status500", action=action, calls=1)
-    world.ok(*CPU)
+    up = world.ok(*CPU, "--regions", "us-west-1,us-east-1")
+    assert "the whole cluster moves from us-west-1 to us-east-1" in up.err
+    assert "is left in us-west-1" in up.err
+    assert not [line for line in world.ec2.left() if line.startswith("us-west-1 ")]
     assert len(world.ec2.machines) == 2
     for action in ("TerminateInstances", "DeleteVpc", "DescribeVolumes"):
         world.ec2.fault("status500", action=action, calls=1)

@@ -202,6 +202,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "--ranks": ("2",),
     "--ranks-per-node": ("2",),
     "--region": ("eu-west-1",),
+    "--regions": ("eu-west-1,us-east-1",),
     "--requirements": ("requirements.txt",),
     "--reservation": ("mine",),
     "--hang-timeout": ("10m",),

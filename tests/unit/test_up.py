@@ -9,7 +9,8 @@ import pytest
 
 from clusterctl.actions import open_store, up
 from clusterctl.errors import ProviderError
-from clusterctl.model import Charge, Cluster, NodeGroup, Phase
+from clusterctl.model import Charge, CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase, Runtime
+from clusterctl.providers.protocol import Created, Features, NoCapacity, ProviderPlan
 from tests.unit.making import cluster, node
 from tests.unit.provided import provide
 
@@ -41,6 +42,94 @@ def lab(**changes: object) -> Cluster:
         deadline=NOW + 7 * HOUR,
     )
     return replace(made, **changes)
+
+
+class Regions:
+    """A provider that has no capacity in some regions, and whose machines break in the others."""
+
+    features = Features(runtime=Runtime.HOST, worker_family="cpu")
+
+    def __init__(self, *full: str) -> None:
+        self.full = full
+        self.done: list[str] = []
+
+    def plan(
+        self, spec: ClusterSpec, current: Cluster | None, tell: object, **more: object
+    ) -> ProviderPlan:
+        here = spec.cloud.region
+        return ProviderPlan(
+            mode="ec2",
+            mode_reason=here,
+            one_host=False,
+            lines=(f"a machine in {here}",),
+            spec=spec,
+            nodes=("launcher",),
+            charges=(charge("launcher", since=NOW),),
+            question=f"start 1 machine for up to ${len(here)}?",
+        )
+
+    def create(self, cluster: Cluster, folder: Path, on_event: object) -> Created:
+        here = cluster.spec.cloud.region
+        self.done.append(f"create in {here}")
+        if here in self.full:
+            raise NoCapacity(f"no zone of {here} has capacity")
+        raise ProviderError("the cable is cut")
+
+    def destroy(self, cluster: Cluster, folder: Path, on_event: object) -> None:
+        self.done.append(f"destroy in {cluster.spec.cloud.region}")
+
+    def list_billed(self, cluster: Cluster, folder: Path) -> dict[str, str]:
+        return {}
+
+
+def wanted(*regions: str, **cloud: str) -> ClusterSpec:
+    return ClusterSpec(
+        name="lab",
+        provider="ec2",
+        groups=(NodeGroup(count=1, family="cpu"),),
+        cloud=CloudSpec(regions=regions, **cloud),
+    )
+
+
+def test_a_region_without_capacity_is_left_empty_before_the_next_is_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One question names both prices, and nothing is asked again."""
+    there, told, asked = Regions("a"), list[str](), list[str]()
+    provide(monkeypatch, "ec2", there)
+    store = open_store()
+
+    def consent(question: str) -> bool:
+        asked.append(question)
+        return True
+
+    with pytest.raises(ProviderError, match="the cable is cut"):
+        up.up(store, wanted("a", "bb"), told.append, consent)
+    assert there.done == ["create in a", "destroy in a", "create in bb"]
+    assert asked == [
+        "start 1 machine for up to $1 in a, or else start 1 machine for up to $2 in bb?"
+    ]
+    assert "if a has no capacity, the whole cluster moves to bb:" in told
+    assert "no zone of a has capacity: the whole cluster moves from a to bb" in told
+    assert store.cluster("lab").spec.cloud.region == "bb"
+
+    there.done.clear()
+    there.full = ("a", "bb")
+    with pytest.raises(NoCapacity, match="no zone of bb has capacity"):
+        up.up(store, wanted(), told.append, consent)
+    assert there.done == ["create in bb"], "it goes on where it was, and not back"
+
+
+def test_a_cluster_with_nodes_stays_in_its_region(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = Regions("a", "bb")
+    provide(monkeypatch, "ec2", there)
+    store = open_store()
+    old = lab(spec=wanted("a", "bb", region="a"))
+    store.save(old)
+    with pytest.raises(NoCapacity):
+        up.up(store, wanted(), lambda line: None, lambda question: True)
+    assert there.done == ["create in a"]
+    assert store.cluster("lab").nodes == old.nodes
 
 
 def broken_off(old: Cluster, bills: Bills, **planned: object) -> tuple[Cluster, str]:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from clusterctl.errors import ProviderError
+from clusterctl.providers.protocol import NoCapacity
 
 
 class Refused(ProviderError):
@@ -18,8 +19,8 @@ class Refused(ProviderError):
     code = ""
 
 
-class CapacityError(Refused):
-    """No machines of the wanted kind here and now: another zone may have some."""
+class CapacityError(Refused, NoCapacity):
+    """No machines of the wanted kind in a zone: another may have some."""
 
 
 @dataclass(frozen=True, slots=True)

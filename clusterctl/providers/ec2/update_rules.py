@@ -49,6 +49,16 @@ def resolve(spec: ClusterSpec, current: Cluster | None) -> ClusterSpec:
             hint=f"leave --region out, or `clusterctl down {spec.name}` first, or choose another"
             " name",
         )
+    if spec.cloud.regions and region not in spec.cloud.regions:
+        raise UsageError(
+            f"--region {region} is none of --regions {','.join(spec.cloud.regions)}",
+            hint="leave one of the two out",
+        )
+    if spec.cloud.spot and spec.cloud.reservation:
+        raise UsageError(
+            "--spot cannot be combined with --reservation: reserved machines are no spot instances",
+            hint="leave one of the two out",
+        )
     if spec.cloud.ssh_cidr:
         ssh_cidr.networks("--ssh-cidr", spec.cloud.ssh_cidr)
     return replace(spec, cloud=replace(spec.cloud, region=region))
