@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from clusterctl import providers
@@ -14,7 +14,7 @@ from clusterctl.node_results import ranges
 from clusterctl.providers.protocol import Expiring, Queue
 from clusterctl.providers.shared import billing
 from clusterctl.providers.shared.batch_site import BatchSite
-from clusterctl.providers.shared.deadlines import parse_answer, render_question
+from clusterctl.providers.shared.deadlines import describe_difference, parse_answer, render_question
 from clusterctl.state import Store
 
 
@@ -82,7 +82,7 @@ def status(
         dollars=cost.dollars(charges, now),
         queues=queues,
         unknown_prices=cost.unknown(cluster.charges),
-        warnings=(*_warnings(store, cluster, now), *overdue, *_unguarded(cluster, dead)),
+        warnings=(*_warnings(store, cluster, now), *overdue, *_unguarded(cluster, dead, deadlines)),
     )
 
 
@@ -100,10 +100,11 @@ def _warnings(store: Store, cluster: Cluster, now: float) -> tuple[str, ...]:
     return (f"{trouble}: `clusterctl {advice}",)
 
 
-def _unguarded(cluster: Cluster, dead: Sequence[str]) -> tuple[str, ...]:
-    """A warning where nodes have lost the agent that ends them at their deadline."""
+def _unguarded(cluster: Cluster, dead: Sequence[str], kept: Mapping[str, float]) -> tuple[str, ...]:
+    """A warning where nodes have lost the agent that ends them at their deadline, or keep another
+    one than is on record."""
     if not dead:
-        return ()
+        return tuple(filter(None, (describe_difference(cluster, kept),)))
     return (
         f"the deadline agent on {ranges(dead)} has died, and the deadline ends nothing there:"
         f" `clusterctl down {cluster.name}` removes the cluster",

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from clusterctl.actions import show
-from clusterctl.model import Cluster, ClusterSpec, NodeGroup, Phase
+from clusterctl.model import Cluster, ClusterSpec, NodeGroup, Phase, clock
 from clusterctl.providers.local.provider import LocalProvider
 from clusterctl.providers.shared import deadlines
+from tests.unit.making import cluster
 from tests.unit.provided import provide
 from tests.unit.staged import lab
 
@@ -159,3 +160,13 @@ def test_what_a_node_keeps_as_its_deadline(
     lines: list[str], answer: tuple[float | None, bool]
 ) -> None:
     assert deadlines.parse_answer(lines) == answer
+
+
+def test_a_node_that_an_extend_did_not_reach_is_named() -> None:
+    """It was killed when it had told some of them: the record has the later end."""
+    made = cluster(deadline=2000.0)
+    assert deadlines.describe_difference(made, {"launcher": 2000.0, "worker-1": 2000.0}) == ""
+    said = deadlines.describe_difference(made, {"launcher": 2000.0, "worker-1": 1000.0})
+    assert said.startswith(f"worker-1 ends at {clock(1000.0)}, and the record says {clock(2000.0)}")
+    assert "`clusterctl extend lab --ttl …` sets it everywhere" in said
+    assert deadlines.describe_difference(cluster(), {"worker-1": 1000.0}) == ""

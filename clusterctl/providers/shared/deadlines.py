@@ -6,10 +6,11 @@ The agent reads a file again every few seconds, so that `extend` only has to rep
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from clusterctl import assets
+from clusterctl import assets, model
 from clusterctl.model import Cluster, ClusterSpec
+from clusterctl.node_results import ranges
 
 FILE = "/var/lib/clusterctl/deadline"
 """On nodes that end themselves. The first line is the time, in seconds since the epoch."""
@@ -53,6 +54,20 @@ def parse_answer(lines: Sequence[str]) -> tuple[float | None, bool]:
     if not (lines and lines[0].isdecimal()):
         return None, True
     return float(lines[0]), "dead" not in lines
+
+
+def describe_difference(cluster: Cluster, kept: Mapping[str, float]) -> str:
+    """What is wrong where nodes keep another deadline than the record has; "" where none does."""
+    end = cluster.deadline
+    others = {name: when for name, when in kept.items() if end and abs(when - end) > 1}
+    if not others or not end:
+        return ""
+    ends = " or ".join(model.clock(when) for when in sorted(set(others.values())))
+    verb = "ends" if len(others) == 1 else "end"
+    return (
+        f"{ranges(sorted(others))} {verb} at {ends}, and the record says {model.clock(end)}: an"
+        f" `extend` was cut off; `clusterctl extend {cluster.name} --ttl …` sets it everywhere"
+    )
 
 
 def render_agent(*, root: str, end: str, spot: bool = False) -> str:
