@@ -132,6 +132,17 @@ def test_what_one_node_has_it_passes_on(
         assert run(python_of(one), "train.py") == "2.0\n"
 
 
+def test_the_environment_is_made_in_the_container_of_a_node(
+    project: Path, index: Path, install: Install, tmp_path: Path
+) -> None:
+    """The node's Python is there, behind a second sshd."""
+    Path("requirements.txt").write_text("demo\n")
+    one = replace(here("worker-1", tmp_path), job_port=2222)
+    install("requirements.txt", one)
+    assert (tmp_path / "passed-on").read_text() == "worker-1\n"
+    assert run(python_of(one), "train.py") == "2.0\n"
+
+
 def test_a_node_that_has_them_is_left_alone_and_a_new_one_gets_them_without_an_index(
     project: Path, index: Path, install: Install, tmp_path: Path
 ) -> None:
