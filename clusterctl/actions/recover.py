@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from clusterctl.actions import Tell, open_pool
 from clusterctl.actions.jobs import Changes, rerun
 from clusterctl.actions.resume import NothingSaved
-from clusterctl.actions.run import OnJob, OnOutput, Prepared, find_job
-from clusterctl.actions.run import run as run_once
+from clusterctl.actions.run import OnJob, OnOutput, find_job
 from clusterctl.errors import ClusterctlError, LaunchError, NodeUnreachable, UsageError
 from clusterctl.jobs.start import list_rank_nodes
 from clusterctl.model import Cluster, ClusterSpec, Job, JobState, NodeGroup, count
@@ -39,16 +39,17 @@ def _is_replaceable(cluster: Cluster) -> bool:
 
 def run(
     store: Store,
-    prepared: Prepared,
+    number: int,
+    first: Callable[[OnJob], Job],
+    secrets: Mapping[str, str],
     *,
     on_start: OnJob,
     on_output: OnOutput,
     tell: Tell,
-    detach: bool = False,
 ) -> Job:
-    """As `run.run`. A job that has lost nodes is continued as its --on-node-loss says, as a new
-    job; returns the last one."""
-    latest = prepared.job.id
+    """Runs job `number` by `first`, as `run.run` does. If it loses nodes, it is continued as its
+    --on-node-loss says, as a new job; returns the last one."""
+    latest = number
 
     def note(started: Job) -> None:
         nonlocal latest
@@ -57,7 +58,7 @@ def run(
 
     def again(job: Job, without: tuple[str, ...], resume: bool = True) -> Job:
         ranks = _left(job, without) if without else 0
-        changes = Changes(secrets=prepared.secrets, files=job.spec.env_files, ranks=ranks)
+        changes = Changes(secrets=secrets, files=job.spec.env_files, ranks=ranks)
         return rerun(
             store,
             job.id,
@@ -78,9 +79,7 @@ def run(
             tell(f"{error.message}: starting from the beginning")
             return again(job, without, resume=False)
 
-    step = partial(
-        run_once, store, prepared, on_start=note, on_output=on_output, tell=tell, detach=detach
-    )
+    step = partial(first, note)
     for left in reversed(range(MOST + 1)):
         error: NodeUnreachable | LaunchError | None = None
         try:

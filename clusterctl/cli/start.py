@@ -152,14 +152,18 @@ def _start(console: Console, store: Store, prepared: Prepared, detach: bool) -> 
         announce(console, started, detach)
 
     with reporting(console, lambda: action.find_job(store, number)), Printer(console) as printer:
-        job = recover.run(
-            store,
-            prepared,
-            on_start=on_start,
-            on_output=printer,
-            tell=console.report,
-            detach=detach,
-        )
+        seen: Any = {"on_output": printer, "tell": console.report}
+        if detach:
+            job = action.run(store, prepared, on_start=on_start, detach=True, **seen)
+        else:
+            job = recover.run(
+                store,
+                number,
+                lambda note: action.run(store, prepared, on_start=note, **seen),
+                prepared.secrets,
+                on_start=on_start,
+                **seen,
+            )
     if not detach:
         raise typer.Exit(finish(console, job))
 

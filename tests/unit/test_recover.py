@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from clusterctl.actions import recover
 from clusterctl.actions.run import prepare, resolve
+from clusterctl.actions.run import run as run_once
 from clusterctl.errors import NodeUnreachable, UsageError
 from clusterctl.model import Charge, Job, JobState
 from tests.unit.making import spec
@@ -75,12 +77,17 @@ def run(site: Staged, tmp_path: Path, policy: str) -> tuple[Job | NodeUnreachabl
     said: list[str] = []
     printed: list[bytes] = []
     try:
+        seen: Any = {
+            "on_output": lambda pieces: printed.extend(piece.data for piece in pieces),
+            "tell": said.append,
+        }
         ended: Job | NodeUnreachable = recover.run(
             site.store,
-            prepared,
+            number,
+            lambda note: run_once(site.store, prepared, on_start=note, **seen),
+            secrets,
             on_start=lambda job: said.append(f"job {job.id} of {job.ranks}"),
-            on_output=lambda pieces: printed.extend(piece.data for piece in pieces),
-            tell=said.append,
+            **seen,
         )
     except NodeUnreachable as error:
         ended = error
