@@ -659,10 +659,14 @@ def install(world: World) -> None:
         return before
 
     Instance.terminate = terminate_once  # type: ignore[method-assign]
-    # As EC2 writes it.
-    Instance.state_transition_reason = property(  # type: ignore[assignment]
-        lambda self: self._reason.replace("UTC", "GMT")
-    )
+    told = Instance.state_transition_reason.fget
+
+    def transition(self: Any) -> str:
+        """As EC2 writes it. `end_of` has other words for what moto takes for a person's wish."""
+        said = str(told(self)).replace("UTC", "GMT")
+        return str(getattr(self, "other_words", {}).get(said, said))
+
+    Instance.state_transition_reason = property(transition)  # type: ignore[assignment]
     # moto says that a stopped instance has an association without an address: the provider takes
     # that for a public address.
     shown = EC2BaseResponse.RESPONSE_KEY_PATH_TO_TRANSFORMER

@@ -219,7 +219,8 @@ def instances() -> list[Any]:
 def end_of(instance: Any, action: str, reason: str) -> None:
     instance.terminate() if action == "terminate" else instance.stop()
     now = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
-    instance._reason = f"Service initiated ({now} GMT)" if reason.startswith("Server.") else ""
+    words = f"Service initiated ({now} GMT)" if reason.startswith("Server.") else ""
+    instance.other_words = {instance.state_transition_reason: words}
     instance.state_reason.code = reason
     instance.state_reason.message = reason
 
