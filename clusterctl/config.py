@@ -85,7 +85,12 @@ def find(verb: str, option: Option[Any], settings: Settings) -> Setting | None:
 
 
 def _variables(verb: str, option: Option[Any]) -> list[str]:
-    return [f"CLUSTERCTL_{verb}_{key}".upper() for key in (option.key, option.old) if key]
+    return [f"{prefix(verb)}{key.upper()}" for key in (option.key, option.old) if key]
+
+
+def prefix(verb: str) -> str:
+    """Of the variables of a verb: shells set none with a dash in its name."""
+    return f"CLUSTERCTL_{verb.upper().replace('-', '_')}_"
 
 
 def _from_variable(name: str, text: str, option: Option[Any]) -> Any:
@@ -105,7 +110,7 @@ _TRUE, _FALSE = ("1", "true", "t", "yes", "y", "on"), ("0", "false", "f", "no", 
 
 def _check_variables(verbs: Verbs) -> None:
     """A variable CLUSTERCTL_VERB_OPTION that no verb has is a mistake like a key of the file."""
-    begin = tuple(f"CLUSTERCTL_{verb.upper()}_" for verb in verbs)
+    begin = tuple(map(prefix, verbs))
     given = [name for name in os.environ if name.startswith(begin)]
     if not given:
         return

@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from clusterctl.config import prefix
 from clusterctl.options import ARGUMENTS, GENERAL, Option, Verb
 from clusterctl.verbs import FAMILIES, VERBS
 
@@ -80,13 +81,13 @@ def _prose(verb: type[Verb]) -> Iterator[str]:
 def _settings(name: str, options: Iterable[Option[Any]]) -> list[str]:
     """How an option is set for many command lines."""
     example = next(
-        (item for item in options if item.metavar and item.flags and not item.env), Verb.quiet
+        (o for o in options if o.metavar and o.flags and o.settable and not o.env), Verb.quiet
     )
     known = [f"{item.env} sets {item.flag}." for item in options if item.env]
     word = name.partition(" ")[0]
     text = (
         f"Options can also be set in clusterctl.toml, or by variables such as"
-        f" CLUSTERCTL_{word.upper()}_{example.key.upper()} for {example.flag}. {' '.join(known)}"
+        f" {prefix(word)}{example.key.upper()} for {example.flag}. {' '.join(known)}"
     )
     return textwrap.wrap(text, _width(), break_on_hyphens=False)
 

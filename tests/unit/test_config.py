@@ -72,7 +72,7 @@ def test_what_a_command_does_is_no_setting(
 ) -> None:
     """`[run] m = "ok"` would make an argument of the SCRIPT of every command line."""
     if where == "variable":
-        monkeypatch.setenv(f"CLUSTERCTL_{verb}_{key}".upper(), "1")
+        monkeypatch.setenv(f"CLUSTERCTL_{verb}_{key}".replace("-", "_").upper(), "1")
     else:
         table = f"[{verb}]\n" if where == "table" else ""
         Path("clusterctl.toml").write_text(f'{table}{key} = "ok"\n')
