@@ -98,7 +98,7 @@ def save(
             jobs = _current(store, jobs, here, pool, look)
         except (ClusterctlError, OSError) as error:
             tell(f"not everything can be saved: {reason(error)}")
-        found, unknown = find_unfetched(jobs, here, pool, look)
+        found, unknown = find_unfetched(jobs, here, pool, look, away)
         running = [job for job in jobs if not job.state.ended]
         with deadline.paused():
             if running and not ask(f"job {_numbers(running)} is still running; end it?"):
@@ -181,10 +181,15 @@ def _current(
 
 
 def find_unfetched(
-    jobs: list[Job], cluster: Cluster, pool: Pool, deadline: Deadline
+    jobs: list[Job],
+    cluster: Cluster,
+    pool: Pool,
+    deadline: Deadline,
+    away: Collection[str] = (),
 ) -> tuple[list[tuple[int, int]], dict[int, str]]:
     """Jobs with outputs on these nodes that were never fetched, and how many bytes they are. Then
-    those of which that is not known by the deadline, and why."""
+    those of which that is not known by the deadline, and why. Of nodes that are `away`, or were
+    made anew, the launcher's copies count."""
     found: list[tuple[int, int]] = []
     unknown: dict[int, str] = {}
     for job in jobs:
@@ -194,15 +199,21 @@ def find_unfetched(
             unknown[job.id] = f"not checked within {deadline.seconds:g} s"
             continue
         try:
-            made = outputs.find(
+            there = outputs.find(
                 job, cluster, pool, timeout=min(outputs.LIST_TIMEOUT, deadline.left)
-            ).all()
+            )
+            gone = {place.node for place in job.placement if place.node in away}
+            copies = outputs.find_copies(job, cluster, pool, gone.union(there.lost), _silent)
+            made = there.all() + copies
         except (ClusterctlError, OSError) as error:
             unknown[job.id] = reason(error)
             continue
         if made:
             found.append((job.id, sum(output.size for output in made)))
     return found, unknown
+
+
+def _silent(line: str) -> None: ...
 
 
 def describe_loss(unfetched: Sequence[tuple[int, int]], unknown: Mapping[int, str]) -> list[str]:

@@ -240,6 +240,19 @@ def test_fetch_takes_the_copies_of_a_lost_node(old: Staged, call: Call) -> None:
     assert Path("job-7/worker-2/snapshot").read_text() == "epoch 2"
 
 
+def test_down_does_not_lose_the_copies_of_lost_nodes(old: Staged, call: Call) -> None:
+    """They are on the launcher alone."""
+    copy_to_launcher(old, "worker-1", "worker-2")
+    for name in ("worker-1", "worker-2"):
+        shutil.rmtree(old.work(name).parent)
+    said = call("down")
+    assert said.code == 2
+    assert "job 7 has unfetched outputs" in said.err
+    said = call("down", "--fetch")
+    assert said.code == 0, said.err
+    assert Path("job-7/worker-1/snapshot").read_text() == "epoch 3"
+
+
 def bring(site: Staged) -> Path:
     """What comes to this machine while somebody follows job 7."""
     target = mirror.place(site.store.job_folder(7))
