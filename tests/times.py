@@ -1,4 +1,4 @@
-"""`pytest --times FILE`: what each folder of tests costs, as a table between marks in a document.
+"""`pytest --times=FILE`: what each folder of tests costs, as a table between marks in a document.
 
 `seconds` are those of a folder's tests and fixtures, one after the other; of these the test process
 and what it has started were computing in `CPU seconds`: processes that were waited for, and those

@@ -277,8 +277,32 @@ def at(minutes: float) -> float:
             [Life("worker-1", at(42), at(50))],
             [("worker-1", 0, 30), ("worker-1", 42, 50)],
         ),
+        # AWS began to bill it a moment before the plan was noted: up to a second is clocks.
+        (
+            [charge("worker-1", until=at(30)), charge("worker-1", since=at(40))],
+            [Life("worker-1", at(40) - 1, at(50))],
+            [("worker-1", 0, 30), ("worker-1", 40 - 1 / 60, 50)],
+        ),
+        (
+            [charge("worker-1", until=at(30)), charge("worker-1", since=at(40))],
+            [Life("worker-1", at(40) - 1.5, at(40))],
+            [("worker-1", 0, 40), ("worker-1", 40, None)],
+        ),
+        # Before any plan there is no other one.
+        (
+            [charge("worker-1", until=at(30))],
+            [Life("worker-1", at(-2), at(20))],
+            [("worker-1", -2, 20)],
+        ),
+        # A stopped machine's disk goes on: that the machine ended is right.
+        (
+            [charge("worker-1", until=at(30)), charge("worker-1")],
+            [Life("worker-1", at(2), None)],
+            [("worker-1", 0, 30), ("worker-1", 2, None)],
+        ),
         # Stopped and started again: the last start is not the first.
         ([charge("worker-1")], [Life("worker-1", at(120), at(150))], [("worker-1", 0, 150)]),
+        ([charge("worker-1")], [Life("worker-1", at(15), at(150))], [("worker-1", 0, 150)]),
         # Nobody knows any more.
         ([charge("worker-1", until=at(9))], [], [("worker-1", 0, 9)]),
     ],

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
+import shlex
 import signal
 import subprocess
 from dataclasses import replace
@@ -94,6 +96,7 @@ def test_the_supervisor_keeps_to_what_was_asked_for() -> None:
     text = scripts()["supervise.sh"]
     assert f"\nlater {direct.START_LIMIT} " in text
     assert "echo timeout" not in text
+    assert f"while pause {direct.END_POLL} && kill -0" in text
     assert "\nattempts 0\n" in text
     assert "admit() { # called with the queue locked\n    running=''" in text
     assert "note hung" not in text
@@ -105,6 +108,32 @@ def test_the_supervisor_keeps_to_what_was_asked_for() -> None:
     assert "\nlater 90.5 'alive . && echo timeout >stop" in text
     assert "\ncctl_ranks=6\nattempts 3\n" in text
     assert "    return 0\n" in text
+
+
+def chosen(**wanted: Any) -> list[str]:
+    """What `find` is asked for on each node whose outputs the supervisor copies."""
+    text = scripts(**wanted)["supervise.sh"]
+    [line] = [line for line in text.splitlines() if " mirror $cctl_room " in line]
+    quoted = line.partition("$cctl_room ")[2].partition(' <"$cctl_list"')[0]
+    # The shell here takes the quotes away, and then the one on the node.
+    [once] = shlex.split(quoted.removeprefix('"'))
+    return shlex.split(once)
+
+
+def test_small_outputs_and_snapshots_are_copied_unless_others_are_named() -> None:
+    names = [word for glob in direct.SNAPSHOTS for word in ("-o", "-name", glob)]
+    assert chosen() == ["(", "-size", f"-{direct.SMALL + 1}c", *names, ")"]
+    found = chosen(keep_files=("*.h5", "runs/*"))
+    assert found == ["(", "-name", "*.h5", "-o", "-path", "./runs/*", ")"]
+
+
+def test_outputs_are_copied_from_the_nodes_of_ranks_to_another_machine() -> None:
+    text = scripts()["supervise.sh"]
+    copied = re.findall(r"mirror_node (\S+) ", text)
+    assert copied == ["worker-1", "worker-2"]
+    assert f"cctl_nap={direct.MIRROR_INTERVAL}\n" in text
+    assert f"- {direct.MIRROR_RESERVE}) / 2" in text
+    assert "mirror_all" not in scripts(replace(cluster(), one_host=True))["supervise.sh"]
 
 
 @pytest.mark.parametrize("name", ["supervise.sh", "clean.sh"])

@@ -10,6 +10,7 @@ from clusterctl import catalog
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import Charge
 from clusterctl.providers.ec2 import prices
+from clusterctl.providers.ec2.cleanup import Rates
 from clusterctl.providers.ec2.prices import Quote
 from clusterctl.providers.ec2.spec import Machine
 from clusterctl.providers.shared.nodes import LAUNCHER
@@ -133,16 +134,27 @@ def test_every_region_has_its_own_prices_of_disks_and_addresses() -> None:
     assert {item.hourly for item in prices.charges(MACHINES, found, 10.0)} == {None}
 
 
+def test_what_a_region_charges_per_hour() -> None:
+    found = prices.rates(Aws(LIVE, region="eu-central-1"), {KNOWN, "m7.unheard"})
+    assert found == Rates({KNOWN: 2.0, "m7.unheard": None}, 0.1 / 730, 0.006)
+    found = prices.rates(Aws(LIVE, silent=True, region="eu-central-1"), {KNOWN})
+    assert found == Rates({KNOWN: None}, None, None)
+
+
 def test_what_costs_more_per_hour_than_agreed_is_refused() -> None:
     found, _ = quotes(Aws(LIVE), "t3.small", KNOWN)
     made = prices.charges(MACHINES, found, 10.0)
     rate, _ = prices.hourly(made)
     prices.check_hourly(0.0, made)
     prices.check_hourly(rate, made)
-    with pytest.raises(UsageError, match=rf"up to \${rate:.2f}/h, more than --max-hourly 4.00"):
+    with pytest.raises(
+        UsageError, match=rf"up to \${rate:.2f}/h, more than --max-hourly 4.00"
+    ) as caught:
         prices.check_hourly(4.0, made)
-    with pytest.raises(UsageError, match=f"price of {KNOWN} is unknown"):
+    assert "a higher --max-hourly" in caught.value.hint
+    with pytest.raises(UsageError, match=f"price of {KNOWN} is unknown") as caught:
         prices.check_hourly(4.0, charges(**{KNOWN: Quote(None, "unknown")}))
+    assert "a region with a known price" in caught.value.hint
 
 
 def test_what_runs_is_summed_and_what_is_unknown_is_named() -> None:
