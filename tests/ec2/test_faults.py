@@ -299,7 +299,7 @@ def test_a_second_ctrl_c_says_what_is_left(world: World) -> None:
     assert re.search(
         r'^ +[\d.]+ s +aws_instance.this\["worker-1"\]: (being made|i-\w+)$', err, re.M
     )
-    [vpc] = re.findall(r"aws_vpc.this: (vpc-\w+)$", err, re.MULTILINE)
+    [vpc] = re.findall(r'aws_vpc\.this\["own"\]: (vpc-\w+)$', err, re.MULTILINE)
     assert any(vpc in line for line in world.ec2.left())
     assert "`clusterctl down default` removes it" in err
     # Terraform may still be at work: `down` waits for it, and leaves nothing.

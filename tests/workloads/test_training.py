@@ -148,6 +148,7 @@ def test_batch_norms_statistics_are_those_of_all_ranks(programs: Programs) -> No
 @pytest.mark.timeout(300)  # it compiles, with as many processes as there are cores
 def test_compile_learns_and_says_what_it_lacks(programs: Programs) -> None:
     programs.seconds = 240  # on two busy cores, with nothing in the cache
+    programs.python = (sys.executable,)  # it reads the variables when it imports torch's compiler
     programs.extra = {"TORCHINDUCTOR_CACHE_DIR": str(programs.folder / "cache")}
     plain = programs.alone(DDP, 2, 2, "--snapshot", "plain.pt")
     ended = programs.alone(DDP, 2, 2, "--compile")

@@ -59,7 +59,7 @@ class Loop:
         stopped = {one.id for one in found if one.state == "stopped"}
         for id in [one for one in self._machines if one not in alive]:
             # Its disk has to last, and light hosts have theirs in memory: it loses its cable.
-            self._unplug(id) if id in stopped else self._remove(id)
+            self._unplug(id, self._machines[id]) if id in stopped else self._remove(id)
         for instance in alive.values():
             if instance.id not in self._machines and self._may_boot(instance):
                 self._start(instance)
@@ -196,12 +196,12 @@ class Loop:
         machine = self._machines.pop(id)
         machine.kill()
         self._waits.pop(id, None)
-        self._unplug(id, machine.order.public)
+        self._unplug(id, machine)
 
-    def _unplug(self, id: str, public: str | None = None) -> None:
+    def _unplug(self, id: str, machine: Machine) -> None:
         if id in self._plugged:
             vpc, port = self._plugged.pop(id)
-            vpc.unplug(port, public or self._machines[id].order.public)
+            vpc.unplug(port, machine.order.public)
 
 
 def instances() -> list[Any]:
