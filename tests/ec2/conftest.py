@@ -24,8 +24,11 @@ from tests.sim.ec2.iam import allows
 from tests.sim.hub import Hub
 from tests.warm.client import shared
 
+LONGEST = 300
+"""Seconds for one command: less than a test has, so that it can say what the command has said."""
+
 A_CENT = 0.01 / 5
-"""Nor is a fifth of one lost: the machines of a test cost so little."""
+"""A fifth of one: the machines of a test cost so little."""
 
 OUTSIDE = "198.51.100.0/24"
 """From where the simulated launchers are reached."""
@@ -78,9 +81,16 @@ class World:
         )
 
     def run(self, *words: str, timeout: float = 170) -> Done:
-        done = shared().run(
-            ["-m", "clusterctl", *words], cwd=self._folder, env=self.env, timeout=timeout * BUSY
-        )
+        limit = min(timeout * BUSY, LONGEST)
+        try:
+            done = shared().run(
+                ["-m", "clusterctl", *words], cwd=self._folder, env=self.env, timeout=limit
+            )
+        except subprocess.TimeoutExpired as late:
+            said = (late.stderr or b"").decode(errors="replace")
+            raise AssertionError(
+                f"{words}: no end in {limit} s\n{said}\n{self.ec2.log()}"
+            ) from late
         return Done(words, done.returncode, done.stdout, done.stderr)
 
     def ok(self, *words: str, timeout: float = 170) -> Done:

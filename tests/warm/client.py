@@ -72,7 +72,9 @@ class Warm:
                 while selector.get_map():
                     ready = selector.select(max(0.0, end - time.monotonic()))
                     if not ready:  # the end of the connection is the end of the process
-                        raise subprocess.TimeoutExpired(argv, timeout, bytes(said[out]))
+                        raise subprocess.TimeoutExpired(
+                            argv, timeout, bytes(said[out]), bytes(said[err])
+                        )
                     for key, _ in ready:
                         data = os.read(key.fd, 1 << 16)
                         said[key.fd] += data
