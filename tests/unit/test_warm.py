@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.cli import wait_for
-from tests.warm.client import BEGIN, Warm
+from tests.warm.client import BEGIN, Late, Warm
 
 
 @pytest.fixture(scope="module")
@@ -50,10 +51,34 @@ def test_it_ends_by_a_signal_and_by_its_time(warm: Warm, tmp_path: Path) -> None
     path = script(
         tmp_path, "import os, time\nprint(os.getpid(), flush=True)\nwhile True: time.sleep(1)"
     )
-    with pytest.raises(subprocess.TimeoutExpired) as caught:
-        warm.run([path], cwd=tmp_path, env={}, timeout=2)
+    with pytest.raises(Late) as caught:
+        warm.run([path], cwd=tmp_path, env={}, timeout=4)
+    assert "<module> (" in str(caught.value), "where it stands"
     place = Path("/proc", caught.value.output.decode().strip())
     wait_for(lambda: not place.exists(), 10, "it has not ended")
+
+
+def test_who_keeps_its_output_is_named_and_ended(warm: Warm, tmp_path: Path) -> None:
+    """A process that a command has left behind, and that has its stdout: to read takes for ever."""
+    path = script(
+        tmp_path,
+        "import subprocess\n"
+        "print(subprocess.Popen(['sleep', '300'], start_new_session=True).pid, flush=True)",
+    )
+    with pytest.raises(Late) as caught:
+        warm.run([path], cwd=tmp_path, env={}, timeout=5)
+    pid = int(caught.value.output)
+    assert f"{pid} (of " in str(caught.value)
+    assert ": sleep 300" in str(caught.value)
+    wait_for(lambda: not Path(f"/proc/{pid}/fd/1").exists(), 10, "it has not ended")
+
+
+def test_who_asks_and_is_killed_harms_no_other(warm: Warm, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(warm.address())
+        connection.sendall(b"{")
+    path = script(tmp_path, "print('fine')")
+    assert warm.run([path], cwd=tmp_path, env={}, timeout=30).stdout == "fine\n"
 
 
 def test_a_command_stands_for_its_program(warm: Warm, tmp_path: Path) -> None:

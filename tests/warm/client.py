@@ -15,8 +15,21 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
+from tests.warm import late
+
 HERE = Path(__file__).parent
 BEGIN = HERE / "begin.py"
+
+
+class Late(subprocess.TimeoutExpired):
+    """A program did not end in its time: what it had said, and what it and all it had started were
+    doing before they were ended."""
+
+    doing = ""
+
+    def __str__(self) -> str:
+        said = [(one or b"").decode(errors="replace")[-3000:] for one in (self.output, self.stderr)]
+        return f"{super().__str__()}\n{self.doing}\n" + "\n".join(said)
 
 
 class Warm:
@@ -57,7 +70,8 @@ class Warm:
     def run(
         self, argv: Sequence[str], *, cwd: Path, env: Mapping[str, str], timeout: float
     ) -> subprocess.CompletedProcess[str]:
-        """As `subprocess.run` does, with the output as text and nothing to read."""
+        """As `subprocess.run` does, with the output as text and nothing to read. Whoever has its
+        output at the end of its time is ended, too."""
         said: dict[int, bytearray] = {}
         with socket.socket(socket.AF_UNIX) as connection, selectors.DefaultSelector() as selector:
             connection.connect(self.address())
@@ -71,10 +85,15 @@ class Warm:
                 end = time.monotonic() + timeout
                 while selector.get_map():
                     ready = selector.select(max(0.0, end - time.monotonic()))
-                    if not ready:  # the end of the connection is the end of the process
-                        raise subprocess.TimeoutExpired(
-                            argv, timeout, bytes(said[out]), bytes(said[err])
-                        )
+                    if not ready:
+                        failed = Late(argv, timeout, bytes(said[out]), bytes(said[err]))
+                        begun = said[connection.fileno()].split()
+                        pids = set(late.tree(int(begun[0]))) if begun else set()
+                        pids |= late.holders((out, err))
+                        server = self._server.pid if self._server else 0
+                        failed.doing = late.explain(pids or {server})
+                        late.end(pids - {server})
+                        raise failed
                     for key, _ in ready:
                         data = os.read(key.fd, 1 << 16)
                         said[key.fd] += data

@@ -26,7 +26,10 @@ from typing import Any
 def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
     data, streams, _, _ = socket.recv_fds(connection, 1 << 20, 3)
     while not data.endswith(b"\n"):
-        data += connection.recv(1 << 20)
+        more = connection.recv(1 << 20)
+        if not more:
+            raise EOFError  # whoever asks was killed
+        data += more
     return json.loads(data), streams
 
 
@@ -39,7 +42,8 @@ def fork(connection: socket.socket) -> tuple[int, dict[str, Any]]:
             os.dup2(stream, target)
         os.close(stream)
     if pid:
-        connection.sendall(b"%d\n" % pid)
+        with suppress(OSError):  # whoever began it was killed: `serve` is told so
+            connection.sendall(b"%d\n" % pid)
     return pid, order
 
 
@@ -55,7 +59,11 @@ def serve(listener: socket.socket, ended: socket.socket) -> dict[str, Any]:
                     sys.exit()
                 elif key.fileobj is listener:
                     connection, _ = listener.accept()
-                    pid, order = fork(connection)
+                    try:
+                        pid, order = fork(connection)
+                    except EOFError:
+                        connection.close()
+                        continue
                     if pid == 0:
                         return order
                     begun[pid] = connection

@@ -24,6 +24,7 @@ from tests.sim.ec2.full import dockerfile
 from tests.sim.ec2.provider import PLACE, StayingProvider, programs
 from tests.sim.ec2.server import ADMINISTRATOR
 from tests.sim.engine import cache, home
+from tests.warm.late import stacks
 
 if TYPE_CHECKING:
     from tests.conftest import Need
@@ -95,6 +96,14 @@ class Ec2:
     def log(self) -> str:
         return (self._folder / "simulator.log").read_text(errors="replace")[-8000:]
 
+    def doing(self) -> str:
+        """What it does, for who looks into a failure: also one that does not answer."""
+        machines = "its machines: no answer"
+        with contextlib.suppress(OSError, RuntimeError):
+            machines = f"its machines: {self._ask('machines', timeout=5)}"
+        routes = subprocess.run(["ip", "route"], capture_output=True, text=True, timeout=20).stdout
+        return f"simulator {stacks(self._process.pid)}\n{machines}\n{routes}\n{self.log()}"
+
     def kill(self) -> None:
         """As the kernel does it where memory is short."""
         self._process.kill()
@@ -122,13 +131,13 @@ class Ec2:
             self._process.wait()
         self._log.close()
 
-    def _ask(self, verb: str, **said: Any) -> Any:
+    def _ask(self, verb: str, *, timeout: float = 60, **said: Any) -> Any:
         request = urllib.request.Request(
             f"{self._base}/_sim/{verb}", json.dumps(said).encode(), method="POST"
         )
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            with opener.open(request, timeout=60) as answer:
+            with opener.open(request, timeout=timeout) as answer:
                 return json.load(answer)
         except urllib.error.HTTPError as failed:
             raise RuntimeError(f"{verb}: {failed.read().decode()}") from None
