@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import typer
 
-from clusterctl import actions, verbs
+from clusterctl import actions
 from clusterctl.actions import attach as action
 from clusterctl.actions import down
 from clusterctl.actions.salvage import Unfetched
 from clusterctl.cli.console import Console, ago, pick, plain
 from clusterctl.errors import UsageError
 from clusterctl.options import DEFAULT_NAME
+from clusterctl.verbs.clusters import Attach, Detach
 
 
-def attach(given: verbs.Attach, console: Console) -> None:
+def attach(given: Attach, console: Console) -> None:
     ways = {"--hosts": given.hosts, "--slurm": given.slurm, "--sge": given.sge}
     chosen = [option for option, value in ways.items() if value is not None]
     if len(chosen) != 1:
@@ -64,7 +65,7 @@ def attach(given: verbs.Attach, console: Console) -> None:
     )
 
 
-def detach(given: verbs.Detach, console: Console) -> None:
+def detach(given: Detach, console: Console) -> None:
     store = actions.open_store()
     wanted = given.wanted() or actions.find_only_name(store)
     ask = (lambda question: True) if given.yes or given.force else console.confirm

@@ -7,16 +7,17 @@ from typing import Any
 
 import typer
 
-from clusterctl import verbs
 from clusterctl.cli import spec as specs
 from clusterctl.cli.console import Console, ago, pick, table
 from clusterctl.cli.job_output import fetched_document, note_fetched
 from clusterctl.errors import UsageError
 from clusterctl.model import Cluster, clock, count
 from clusterctl.options import DEFAULT_NAME
+from clusterctl.verbs.clusters import Allow, Down, List, Status, Up
+from clusterctl.verbs.machine import Cp, Forward, Ssh
 
 
-def up(given: verbs.Up, console: Console, *, then: bool = True) -> None:
+def up(given: Up, console: Console, *, then: bool = True) -> None:
     """`then`: say how long each phase took, and what to do next."""
     from clusterctl import actions
     from clusterctl.actions import up as action
@@ -61,7 +62,7 @@ def up(given: verbs.Up, console: Console, *, then: bool = True) -> None:
     )
 
 
-def down(given: verbs.Down, console: Console) -> None:
+def down(given: Down, console: Console) -> None:
     if given.fetch and given.force:
         raise UsageError("--force and --fetch cannot be combined", hint="leave one of them out")
     from clusterctl import actions
@@ -108,7 +109,7 @@ def down(given: verbs.Down, console: Console) -> None:
     )
 
 
-def status(given: verbs.Status, console: Console) -> None:
+def status(given: Status, console: Console) -> None:
     from clusterctl import actions
     from clusterctl.actions import show
 
@@ -142,7 +143,7 @@ def status(given: verbs.Status, console: Console) -> None:
     console.document(_status(found, live))
 
 
-def list_here(given: verbs.List, console: Console) -> dict[str, Any]:
+def list_here(given: List, console: Console) -> dict[str, Any]:
     """Shows the clusters on record, and returns them for --json."""
     from clusterctl import actions
     from clusterctl.actions import show
@@ -165,7 +166,7 @@ def list_here(given: verbs.List, console: Console) -> dict[str, Any]:
     return {"clusters": [_status(item, False) for item in found], "damage": damage}
 
 
-def allow(given: verbs.Allow, console: Console) -> None:
+def allow(given: Allow, console: Console) -> None:
     from clusterctl import actions
     from clusterctl.actions import allow as action
 
@@ -176,7 +177,7 @@ def allow(given: verbs.Allow, console: Console) -> None:
     console.document({"cluster": chosen.name, "networks": list(allowed)})
 
 
-def ssh(given: verbs.Ssh, console: Console) -> None:
+def ssh(given: Ssh, console: Console) -> None:
     from clusterctl import actions
     from clusterctl.actions import reach
 
@@ -199,7 +200,7 @@ def ssh(given: verbs.Ssh, console: Console) -> None:
     raise typer.Exit(4 if result.exit_code is None else result.exit_code)
 
 
-def forward(given: verbs.Forward, console: Console) -> None:
+def forward(given: Forward, console: Console) -> None:
     from clusterctl import actions
     from clusterctl.actions import reach
 
@@ -212,7 +213,7 @@ def forward(given: verbs.Forward, console: Console) -> None:
     raise typer.Exit(130 if code in (-2, 130, 255) else code)
 
 
-def cp(given: verbs.Cp, console: Console) -> None:
+def cp(given: Cp, console: Console) -> None:
     from clusterctl import actions
     from clusterctl.actions import reach
 

@@ -7,15 +7,16 @@ from typing import Any
 
 import typer
 
-from clusterctl import actions, verbs
+from clusterctl import actions
 from clusterctl.actions import data as action
 from clusterctl.cli.console import Console, table
 from clusterctl.errors import UsageError
+from clusterctl.verbs.data import DataGet, DataIndex, DataList, DataPush
 
 _BAR = 30  # characters
 
 
-def data_get(given: verbs.DataGet, console: Console) -> None:
+def data_get(given: DataGet, console: Console) -> None:
     given = given.within({"no-push"} if given.no_push else (), console.note)
     store, bar = actions.open_store(), Bar(console)
     options = action.GetOptions(given.mirror, given.cluster, not given.no_push)
@@ -23,7 +24,7 @@ def data_get(given: verbs.DataGet, console: Console) -> None:
     _report(console, [action.get(store, name, options, bar, console.report) for name in names])
 
 
-def data_push(given: verbs.DataPush, console: Console) -> None:
+def data_push(given: DataPush, console: Console) -> None:
     if given.name is not None and len(given.names) > 1:
         raise UsageError("--name works with one folder", hint="push the folders one by one")
     store, name, cluster = actions.open_store(), given.name, given.cluster
@@ -36,7 +37,7 @@ def _report(console: Console, copies: list[Any]) -> None:
     console.document({"data": copies})
 
 
-def data_list(given: verbs.DataList, console: Console) -> None:
+def data_list(given: DataList, console: Console) -> None:
     given.within((), console.note)
     found = action.list_data(actions.open_store())
     console.result(
@@ -48,7 +49,7 @@ def data_list(given: verbs.DataList, console: Console) -> None:
     console.document({"data": list(found)})
 
 
-def data_index(given: verbs.DataIndex, console: Console) -> None:
+def data_index(given: DataIndex, console: Console) -> None:
     given.within((), console.note)
     raise typer.Exit(action.write_index(list(given.words)))
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from clusterctl import verbs
 from clusterctl.actions import images
 from clusterctl.cli.console import Console, pick
+from clusterctl.verbs.data import ImageBuild, ImageLock
 
 
-def image_build(given: verbs.ImageBuild, console: Console) -> None:
+def image_build(given: ImageBuild, console: Console) -> None:
     given.within((), console.note)
     built = images.build(given.name, push=given.push, base=given.base, on_line=console.detail)
     console.result(built.reference)
@@ -17,7 +17,7 @@ def image_build(given: verbs.ImageBuild, console: Console) -> None:
     console.document(pick(built, "reference", "id", "size", "pushed"))
 
 
-def image_lock(given: verbs.ImageLock, console: Console) -> None:
+def image_lock(given: ImageLock, console: Console) -> None:
     given.within((), console.note)
     found = images.lock(given.name, on_line=console.detail)
     for wheel, digest in found.items():

@@ -6,19 +6,21 @@ from typing import Any
 
 import typer
 
-from clusterctl import actions, verbs
+from clusterctl import actions
 from clusterctl.actions import diff as comparing
 from clusterctl.actions import doctor as action
 from clusterctl.actions import verify as measuring
 from clusterctl.cli.console import Console, pick, redact, table
 from clusterctl.cli.jobs import number_of
 from clusterctl.model import count
+from clusterctl.verbs.clusters import Verify
+from clusterctl.verbs.jobs import Diff, Doctor
 
 SHOWN = 12
 """Frames of a stack that are shown without --verbose."""
 
 
-def doctor(given: verbs.Doctor, console: Console) -> None:
+def doctor(given: Doctor, console: Console) -> None:
     store = actions.open_store()
     number = number_of(given, store, console)
     found = action.diagnose(
@@ -72,7 +74,7 @@ def _stack(item: Any) -> dict[str, Any]:
     return {"ranks": item.ranks, "collective": stack.collective, "frames": frames}
 
 
-def verify(given: verbs.Verify, console: Console) -> None:
+def verify(given: Verify, console: Console) -> None:
     store = actions.open_store()
     cluster = actions.choose(store, given.wanted())
     found = measuring.measure(store, cluster, console.report, quick=given.quick, now=given.now)
@@ -97,7 +99,7 @@ def verify(given: verbs.Verify, console: Console) -> None:
         raise typer.Exit(8)
 
 
-def diff(given: verbs.Diff, console: Console) -> None:
+def diff(given: Diff, console: Console) -> None:
     store = actions.open_store()
     found = comparing.diff(store, given.first, given.second, given.cluster, console.note)
     texts = []

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import typer
 
-from clusterctl import actions, verbs
+from clusterctl import actions
 from clusterctl.actions import Store, cost
 from clusterctl.actions import jobs as action
 from clusterctl.actions.jobs import Choice
@@ -22,9 +22,11 @@ from clusterctl.cli.job_output import (
 )
 from clusterctl.cli.rank_output import Printer
 from clusterctl.model import Job, JobState
+from clusterctl.verbs.jobs import Cancel, Doctor, Fetch, Jobs, Logs
+from clusterctl.verbs.start import Rerun
 
 
-def jobs(given: verbs.Jobs, console: Console) -> None:
+def jobs(given: Jobs, console: Console) -> None:
     store = actions.open_store()
     found = action.list_jobs(store, given.cluster, console.note)
     dollars = cost.of_jobs(store, found)
@@ -55,7 +57,7 @@ def _row(job: Job, batch: bool, waiting: bool, money: list[str]) -> list[object]
 
 
 def number_of(
-    given: verbs.Logs | verbs.Cancel | verbs.Fetch | verbs.Doctor | verbs.Rerun,
+    given: Logs | Cancel | Fetch | Doctor | Rerun,
     store: Store,
     console: Console,
 ) -> int:
@@ -63,7 +65,7 @@ def number_of(
     if given.job is not None:
         return given.job
     # `rerun` names the cluster where it is to run, not the one where it ran.
-    last = action.last_job(store, None if isinstance(given, verbs.Rerun) else given.cluster)
+    last = action.last_job(store, None if isinstance(given, Rerun) else given.cluster)
     console.report(f"job {last.id}: {_command(last)}")
     return last.id
 
@@ -83,7 +85,7 @@ def _cell(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:59]}…"
 
 
-def logs(given: verbs.Logs, console: Console) -> None:
+def logs(given: Logs, console: Console) -> None:
     given = given.within({"follow"} if given.follow else (), console.note)
     store, follow, rank = actions.open_store(), given.follow, given.rank
     choice = Choice(given.tail, given.grep)
@@ -105,7 +107,7 @@ def logs(given: verbs.Logs, console: Console) -> None:
         console.document({**document(ended), "exit_code": None})
 
 
-def cancel(given: verbs.Cancel, console: Console) -> None:
+def cancel(given: Cancel, console: Console) -> None:
     store = actions.open_store()
     job = number_of(given, store, console)
     ended = action.cancel(store, job, given.cluster, console.report)
@@ -119,7 +121,7 @@ def cancel(given: verbs.Cancel, console: Console) -> None:
         raise typer.Exit(4)
 
 
-def fetch(given: verbs.Fetch, console: Console) -> None:
+def fetch(given: Fetch, console: Console) -> None:
     store = actions.open_store()
     job = number_of(given, store, console)
     got = action.fetch(store, job, given.cluster, given.to, console.report)

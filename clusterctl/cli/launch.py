@@ -8,15 +8,17 @@ from pathlib import PurePath
 
 import typer
 
-from clusterctl import actions, verbs
+from clusterctl import actions
 from clusterctl.actions import run as action
 from clusterctl.cli import clusters, start
 from clusterctl.cli.console import Console
 from clusterctl.errors import ClusterctlError, RecordError, UsageError
+from clusterctl.verbs.clusters import Down, Up
+from clusterctl.verbs.start import Launch, Run
 
 
-def launch(given: verbs.Launch, console: Console) -> None:
-    running = given.part(verbs.Run)
+def launch(given: Launch, console: Console) -> None:
+    running = given.part(Run)
     words, module = list(running.command), running.python_module
     if not (words or module):
         raise UsageError("nothing to run", hint="clusterctl launch SCRIPT [ARGS...]")
@@ -34,13 +36,13 @@ def launch(given: verbs.Launch, console: Console) -> None:
         raise RecordError(
             f"cluster {name!r} exists already", hint=f"`clusterctl run -c {name}` uses it"
         )
-    creation = given.part(verbs.Up, name=name, cluster=None)
+    creation = given.part(Up, name=name, cluster=None)
     if given.dry_run:
         clusters.up(creation, console)
         return
     try:
         clusters.up(creation, console, then=False)
-        code = _run(running.part(verbs.Run, cluster=name), console)
+        code = _run(running.part(Run, cluster=name), console)
     except KeyboardInterrupt:
         if name not in store.names():
             raise
@@ -62,7 +64,7 @@ def launch(given: verbs.Launch, console: Console) -> None:
     raise typer.Exit(code)
 
 
-def _run(given: verbs.Run, console: Console) -> int:
+def _run(given: Run, console: Console) -> int:
     try:
         start.run(given, console)
     except typer.Exit as ended:
@@ -70,9 +72,9 @@ def _run(given: verbs.Run, console: Console) -> int:
     return 0
 
 
-def _remove(name: str, given: verbs.Launch, console: Console) -> None:
+def _remove(name: str, given: Launch, console: Console) -> None:
     """With the outputs of the program brought here first."""
-    clusters.down(given.part(verbs.Down, name=name, cluster=None, fetch=True, yes=True), console)
+    clusters.down(given.part(Down, name=name, cluster=None, fetch=True, yes=True), console)
 
 
 def _kept(name: str) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from clusterctl import verbs
 from clusterctl.cli.clusters import list_here
 from clusterctl.cli.console import Console
+from clusterctl.verbs.clusters import List
 
 
-def list_clusters(given: verbs.List, console: Console) -> None:
+def list_clusters(given: List, console: Console) -> None:
     document = list_here(given, console)
     if given.everywhere:
         from clusterctl.cli import money

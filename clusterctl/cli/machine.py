@@ -6,15 +6,16 @@ from pathlib import Path
 
 import typer
 
-from clusterctl import actions, verbs
+from clusterctl import actions
 from clusterctl.actions import check as action
 from clusterctl.actions import real_check
 from clusterctl.actions import ssh_config as plain_ssh
 from clusterctl.cli.console import Console, pick, table
 from clusterctl.model import Runtime
+from clusterctl.verbs.machine import Check, SshConfig
 
 
-def check(given: verbs.Check, console: Console) -> None:
+def check(given: Check, console: Console) -> None:
     given = given.within({"real"} if given.real else (), console.note)
     if given.real:
         _check_real(given, console)
@@ -31,7 +32,7 @@ def check(given: verbs.Check, console: Console) -> None:
         raise typer.Exit(3)
 
 
-def _check_real(given: verbs.Check, console: Console) -> None:
+def _check_real(given: Check, console: Console) -> None:
     console.after_interrupt = "`clusterctl list` shows whether the cluster is still there"
     report = real_check.run(
         actions.open_store(),
@@ -49,7 +50,7 @@ def _check_real(given: verbs.Check, console: Console) -> None:
     console.document(pick(report, "path", "seconds", "dollars"))
 
 
-def ssh_config(given: verbs.SshConfig, console: Console) -> None:
+def ssh_config(given: SshConfig, console: Console) -> None:
     given = given.within({"print"} if given.show else (), console.note)
     store = actions.open_store()
     config = Path.home() / ".ssh" / "config"

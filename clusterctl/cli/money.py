@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from clusterctl import actions, verbs
+from clusterctl import actions
 from clusterctl.actions import Store
 from clusterctl.actions import extend as extending
 from clusterctl.actions import gc as action
@@ -17,9 +17,10 @@ from clusterctl.cli import clusters
 from clusterctl.cli.console import Console, ago, pick, table
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.model import clock
+from clusterctl.verbs.clusters import Extend, Gc, Start, Stop, Up
 
 
-def extend(given: verbs.Extend, console: Console) -> None:
+def extend(given: Extend, console: Console) -> None:
     if not given.ttl:
         raise UsageError("extend needs --ttl", hint="clusterctl extend --ttl 4h")
     store = actions.open_store()
@@ -36,7 +37,7 @@ def extend(given: verbs.Extend, console: Console) -> None:
     )
 
 
-def stop(given: verbs.Stop, console: Console) -> None:
+def stop(given: Stop, console: Console) -> None:
     store = actions.open_store()
     chosen = actions.choose(store, given.wanted())
     ask = (lambda question: True) if given.yes else console.confirm
@@ -61,13 +62,13 @@ def stop(given: verbs.Stop, console: Console) -> None:
     )
 
 
-def start(given: verbs.Start, console: Console) -> None:
+def start(given: Start, console: Console) -> None:
     chosen = actions.choose(actions.open_store(), given.wanted())
     stopping.require_pausing(chosen)
-    clusters.up(given.part(verbs.Up, name=chosen.name, cluster=None), console)
+    clusters.up(given.part(Up, name=chosen.name, cluster=None), console)
 
 
-def gc(given: verbs.Gc, console: Console) -> None:
+def gc(given: Gc, console: Console) -> None:
     given = given.within({"adopt"} if given.adopt else (), console.note)
     store, region = actions.open_store(), list(given.region)
     if given.adopt:

@@ -6,7 +6,7 @@ import re
 
 from clusterctl.errors import UsageError
 from clusterctl.model import CloudSpec, ClusterSpec, NodeGroup, Runtime
-from clusterctl.verbs import Up
+from clusterctl.verbs.clusters import Up
 
 
 def cluster_spec(name: str, given: Up) -> ClusterSpec:

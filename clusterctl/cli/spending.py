@@ -7,13 +7,14 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from clusterctl import actions, verbs
+from clusterctl import actions
 from clusterctl.actions import cost
 from clusterctl.cli.console import Console, plain, table
 from clusterctl.model import clock
+from clusterctl.verbs.clusters import Cost
 
 
-def show(given: verbs.Cost, console: Console) -> None:
+def show(given: Cost, console: Console) -> None:
     found = cost.spending(actions.open_store(), given.since, given.cluster)
     rows: dict[str, Sequence[Any]] = {
         "day": [item for item in found.days if item.dollars or not item.exact],

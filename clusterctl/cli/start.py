@@ -20,12 +20,13 @@ from clusterctl.cli.rank_output import Printer
 from clusterctl.cli.variables import environment
 from clusterctl.errors import UsageError
 from clusterctl.model import Cluster, Job, JobSpec, Program, ProgramKind
+from clusterctl.verbs.start import Rerun, Run
 
 QUEUES = ("--queue", "--qos")
 """What qsub and sbatch mean by -q."""
 
 
-def run(given: verbs.Run, console: Console) -> None:
+def run(given: Run, console: Console) -> None:
     if not (given.python_module or given.command or given.interactive):
         raise UsageError("nothing to run", hint="clusterctl run SCRIPT [ARGS...]")
     store = actions.open_store()
@@ -77,7 +78,7 @@ def _choose(store: Store, cluster: str | None) -> Cluster:
     return actions.choose(store, cluster)
 
 
-def _circumstances(given: verbs.Run, chosen: Cluster) -> set[str]:
+def _circumstances(given: Run, chosen: Cluster) -> set[str]:
     """Which of those of `option_limits` hold for this command line."""
     doing = {
         "interactive": given.interactive,
@@ -89,11 +90,11 @@ def _circumstances(given: verbs.Run, chosen: Cluster) -> set[str]:
     return {chosen.system, *ways, *(f"{word} {chosen.system}" for word in ways)}
 
 
-def _spec(given: verbs.Run, program: Program) -> JobSpec:
+def _spec(given: Run, program: Program) -> JobSpec:
     return JobSpec(program=program, native=given.native(), **given.into(JobSpec))
 
 
-def _count(given: verbs.Run) -> int:
+def _count(given: Run) -> int:
     sizes = (
         ("--ranks", given.ranks),
         ("--ranks-per-node", given.ranks_per_node),
@@ -105,7 +106,7 @@ def _count(given: verbs.Run) -> int:
     return 1 if given.once else given.ranks
 
 
-def _open_terminal(given: verbs.Run, console: Console, store: Store, chosen: Cluster) -> None:
+def _open_terminal(given: Run, console: Console, store: Store, chosen: Cluster) -> None:
     """`--interactive`: exits with the command's code."""
     program = Program(kind=ProgramKind.BINARY, target="interactive")
     terminal = action.plan_terminal(store, chosen, _spec(given, program), _plain(given.command))
@@ -120,7 +121,7 @@ def _plain(words: tuple[str, ...]) -> list[str]:
     return list(words[words[:1] == ("--",) :])
 
 
-def _queue_hint(given: verbs.Run, circumstances: set[str], error: UsageError) -> str:
+def _queue_hint(given: Run, circumstances: set[str], error: UsageError) -> str:
     """What somebody meant who wrote `-q NAME` as for sbatch or qsub."""
     queues = [name for name in QUEUES if verbs.limit("run", name, circumstances) is None]
     if not (queues and given.quiet and given.command and "no script" in error.message):
@@ -168,7 +169,7 @@ def _start(console: Console, store: Store, prepared: Prepared, detach: bool) -> 
         raise typer.Exit(finish(console, job))
 
 
-def rerun(given: verbs.Rerun, console: Console) -> None:
+def rerun(given: Rerun, console: Console) -> None:
     store = actions.open_store()
     job = number_of(given, store, console)
     stored = [Path(name) for name in store.job(job).spec.env_files]

@@ -1,6 +1,6 @@
 """Every option of every verb has an effect where it is taken, or is refused there.
 
-The options are those of `clusterctl/verbs.py`. Each is given once in each scene: a verb with a kind
+The options are those of `clusterctl/verbs/`. Each is given once in each scene: a verb with a kind
 of cluster and a way to use it. Where the table takes it, the outcome has to differ from that of the
 same line without it; where the table does not, the line is refused, and nothing happens.
 

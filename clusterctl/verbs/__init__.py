@@ -1,0 +1,54 @@
+"""The verbs, in the order of `clusterctl --help`: each is a class with its options (see
+`options`), in the module of its heading."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from clusterctl.option_limits import Limit
+from clusterctl.options import Verb
+from clusterctl.verbs import clusters, data, jobs, machine, start
+
+VERBS: dict[str, type[Verb]] = {
+    "up": clusters.Up,
+    "down": clusters.Down,
+    "status": clusters.Status,
+    "list": clusters.List,
+    "verify": clusters.Verify,
+    "attach": clusters.Attach,
+    "detach": clusters.Detach,
+    "extend": clusters.Extend,
+    "stop": clusters.Stop,
+    "start": clusters.Start,
+    "cost": clusters.Cost,
+    "allow": clusters.Allow,
+    "gc": clusters.Gc,
+    "run": start.Run,
+    "launch": start.Launch,
+    "rerun": start.Rerun,
+    "jobs": jobs.Jobs,
+    "logs": jobs.Logs,
+    "cancel": jobs.Cancel,
+    "fetch": jobs.Fetch,
+    "doctor": jobs.Doctor,
+    "diff": jobs.Diff,
+    "ssh": machine.Ssh,
+    "cp": machine.Cp,
+    "forward": machine.Forward,
+    "ssh-config": machine.SshConfig,
+    "check": machine.Check,
+    "data get": data.DataGet,
+    "data push": data.DataPush,
+    "data list": data.DataList,
+    "data index": data.DataIndex,
+    "image build": data.ImageBuild,
+    "image lock": data.ImageLock,
+}
+FAMILIES = {"data": "Download, copy and list data sets.", "image": "Build node images."}
+"""Words that verbs of two words begin with."""
+
+
+def limit(verb: str, option: str, circumstances: Collection[str]) -> Limit | None:
+    """Why the option (as it is written: `--spot`, `-pe`) has no effect there; None where it has."""
+    found = next(item for item in VERBS[verb].options().values() if option in item.flags)
+    return next((item for item in found.limits if not item.holds(circumstances)), None)

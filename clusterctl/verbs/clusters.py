@@ -1,0 +1,264 @@
+"""Verbs that create clusters, watch what they cost, and remove them."""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+
+from clusterctl import option_limits as where
+from clusterctl.options import (
+    ARGUMENTS,
+    DEFAULT_NAME,
+    GENERAL,
+    Common,
+    Group,
+    Named,
+    Option,
+    amount,
+    budget,
+    choice,
+    cluster_option,
+    duration,
+    file,
+    flag,
+    indices,
+    life_time,
+    maybe,
+    name_argument,
+    names,
+    number,
+    text,
+    texts,
+    whole,
+)
+from clusterctl.verbs.shared import OPTIONS, YES
+
+CLUSTERS = "Clusters"
+NEW_NAME = name_argument(DEFAULT_NAME)
+
+
+class Up(Named, heading=CLUSTERS, module="clusters"):
+    """Create a cluster, resume one, or change its number of workers."""
+
+    examples = (
+        "clusterctl up",
+        "clusterctl up --gpu g4dn --ttl 4h --budget 20",
+        "clusterctl up --provider docker --gpus all lab",
+    )
+    MACHINE = Group("Machines")
+    EC2 = Group("Amazon EC2", (where.EC2,))
+
+    name = NEW_NAME
+    cluster = cluster_option(help=f"Name of the cluster (default: {DEFAULT_NAME})")
+    provider = text(
+        "--provider", MACHINE, "local, docker or ec2 (default: as options imply)", "NAME"
+    )
+    workers = number("--workers", MACHINE, "Number of workers besides the launcher (default: 2)")
+    ttl = amount(
+        "--ttl", MACHINE, "Shut down after 30m, 8h, 2d (default on EC2: 8h)", "TIME", life_time
+    )
+    image = texts(
+        "--image",
+        MACHINE,
+        "Container image of all nodes, or of a kind of node; repeatable (Docker and EC2)",
+        "[KIND=]IMAGE",
+        limits=where.IMAGE,
+    )
+    gpus = Option[tuple[str, ...]](
+        "--gpus",
+        MACHINE,
+        "This machine's GPUs for the workers (Docker)",
+        "0,1|all",
+        empty=(),
+        check=indices,
+        limits=where.DOCKER,
+    )
+    gpu = texts("--gpu", EC2, "GPU workers: g4dn or T4, g4ad, g5, g6; repeatable", "FAMILY[:N]")
+    cpu = texts("--cpu", EC2, "CPU workers of this instance type; repeatable", "TYPE[:N]")
+    instance_type = text("--instance-type", EC2, "Instance type of the workers", "TYPE")
+    launcher_type = text("--launcher-type", EC2, "Type of the launcher (default: t3.micro)", "TYPE")
+    region = text("--region", EC2, "Region (default: that of the AWS CLI)", "NAME")
+    regions = Option[tuple[str, ...]](
+        "--regions", EC2, "Regions to try, in this order", "A,B", empty=(), check=names
+    )
+    zones = Option[tuple[str, ...]](
+        "--zones", EC2, "Availability zones to try, in this order", "A,B", empty=(), check=names
+    )
+    spot = flag("--spot", EC2, "Use spot workers: cheaper, may be interrupted")
+    spot_fallback = flag("--spot-fallback", EC2, "Use on-demand workers if no spot is available")
+    runtime = choice(
+        "--runtime", EC2, "Run ranks in (default: docker)", "docker", "host", limits=where.RUNTIME
+    )
+    ami = text("--ami", EC2, "Machine image of the workers", "ID")
+    disk = number(
+        "--disk", EC2, "Disk size of each worker, 8 to 16384", "GB", check=whole(8, 16384)
+    )
+    efa = flag("--efa", EC2, "Use Elastic Fabric Adapters, on instance types that have them")
+    reservation = text("--reservation", EC2, "Capacity Reservation or Block of the workers", "ID")
+    vpc = text("--vpc", EC2, "Make the machines in this VPC (default: make one)", "ID")
+    subnet = Option[tuple[str, ...]](
+        "--subnet",
+        EC2,
+        "Subnets to make them in, tried in this order",
+        "A,B",
+        empty=(),
+        check=names,
+    )
+    ssh_cidr = text("--ssh-cidr", EC2, "Networks that may connect (default: your address)", "A,B")
+    max_hourly = amount("--max-hourly", EC2, "Refuse what costs more per hour", "USD", budget)
+    budget = amount("--budget", EC2, "Shut down before it costs more than this", "USD", budget)
+    boot_timeout = amount(
+        "--boot-timeout", EC2, "Time for machines to boot (default: 10m)", "TIME", duration
+    )
+    dry_run = flag("--dry-run", GENERAL, "Print the plan and change nothing")
+    yes = YES
+
+
+class Down(Named, heading=CLUSTERS, module="clusters"):
+    """Remove a cluster and verify that nothing of it is left.
+
+    Job outputs that you have not fetched are deleted only with your consent. On a terminal you are
+    asked; with --yes, with --json or without a terminal, add --fetch or --discard.
+    """
+
+    examples = ("clusterctl down", "clusterctl down lab --yes --fetch")
+    fetch = flag("--fetch", OPTIONS, "Save unfetched job outputs to job-N in this folder first")
+    discard = flag("--discard", OPTIONS, "Delete unfetched job outputs")
+    force = flag("--force", OPTIONS, "Save no logs or outputs, and do not ask")
+    yes = YES
+
+
+class Status(Named, heading=CLUSTERS, module="clusters"):
+    """Show the nodes, age, cost and running jobs of a cluster."""
+
+    examples = ("clusterctl status", "clusterctl status lab --live")
+    live = flag("--live", OPTIONS, "Query the nodes now")
+
+
+class List(Common, heading=CLUSTERS, module="listing", function="list_clusters"):
+    """List your clusters, or with --all every cluster in your AWS account."""
+
+    examples = ("clusterctl list", "clusterctl list --all")
+    everywhere = flag("--all", OPTIONS, "Ask AWS, in all regions, for everybody's clusters")
+    cluster = cluster_option(help="Show only this cluster")
+
+
+class Verify(Named, heading=CLUSTERS, module="insight"):
+    """Measure the nodes and links of a cluster, and compare them with what they promise.
+
+    Exit code 8 if something is below its limit.
+    """
+
+    examples = ("clusterctl verify", "clusterctl verify lab --quick")
+    quick = flag("--quick", OPTIONS, "Take about five seconds: no GEMM, no all-reduce")
+    now = flag("--now", OPTIONS, "Measure also while a job runs")
+
+
+class Attach(Named, heading=CLUSTERS, module="attach"):
+    """Use machines that already exist: SSH hosts, or a site with Slurm or Grid Engine."""
+
+    examples = (
+        "clusterctl attach lab --hosts hosts.txt --user me",
+        "clusterctl attach hpc --slurm me@login.example.org",
+        "clusterctl attach --sge",
+    )
+
+    name = NEW_NAME
+    cluster = cluster_option(help=f"Name of the cluster (default: {DEFAULT_NAME})")
+    hosts = file("--hosts", OPTIONS, "SSH hosts, one HOST [slots=N] ... per line")
+    slurm = maybe("--slurm", OPTIONS, "Site with Slurm (default: here)", "[LOGIN]")
+    sge = maybe("--sge", OPTIONS, "Site with Grid Engine (default: here)", "[LOGIN]")
+    user = text("--user", OPTIONS, "User to log in as", "NAME", limits=where.HERE)
+    identity = file(
+        "--identity", OPTIONS, "SSH private key (default: ssh_config and agent)", limits=where.HERE
+    )
+    workdir = text(
+        "--workdir",
+        OPTIONS,
+        "Folder for files, shared by a site's nodes (default: ~/.clusterctl)",
+        "DIR",
+    )
+    bootstrap = flag(
+        "--bootstrap", OPTIONS, "Install missing programs with sudo", limits=where.HOSTS
+    )
+
+    @classmethod
+    def arrange(cls, words: list[str]) -> list[str]:
+        """`--slurm` and `--sge` may stand alone: then this machine is the login node."""
+        found: list[str] = []
+        for word, following in zip_longest(words, words[1:], fillvalue="-"):
+            found.append(word)
+            if word in ("--slurm", "--sge") and following.startswith("-"):
+                found.append("")
+        return found
+
+
+class Detach(Named, heading=CLUSTERS, module="attach"):
+    """Stop using attached machines: remove clusterctl's files and keys, nothing else."""
+
+    examples = ("clusterctl detach lab",)
+    force = flag("--force", OPTIONS, "Save nothing, do not ask, and skip hosts that do not answer")
+    yes = YES
+
+
+class Extend(Named, heading=CLUSTERS, module="money"):
+    """Move the deadline of a cluster. An earlier deadline needs your consent."""
+
+    examples = ("clusterctl extend --ttl 4h",)
+    ttl = amount("--ttl", OPTIONS, "New time to live, from now on: 30m, 8h, 2d", "TIME", life_time)
+    yes = YES
+
+
+class Stop(Named, heading=CLUSTERS, module="money"):
+    """Stop the machines of a cluster on EC2. Their disks stay, and cost money, until the deadline.
+
+    Running jobs are ended first, with SIGTERM.
+    """
+
+    examples = ("clusterctl stop", "clusterctl stop lab --yes")
+    yes = YES
+
+
+class Start(Named, heading=CLUSTERS, module="money"):
+    """Start the machines of a stopped cluster again, with their disks and new addresses."""
+
+    examples = ("clusterctl start lab",)
+    yes = YES
+
+
+class Cost(Common, heading=CLUSTERS, module="spending", function="show"):
+    """Show what was spent, by day, cluster or job, also on clusters that are gone."""
+
+    examples = ("clusterctl cost --since 30d", "clusterctl cost --by job --csv")
+    since = amount(
+        "--since", OPTIONS, "Only of this time (default: 30d)", "TIME", duration, 30 * 86400.0
+    )
+    by = choice("--by", OPTIONS, "Rows (default: day)", "day", "cluster", "job", empty="day")
+    csv = flag("--csv", OPTIONS, "Print comma-separated values")
+    cluster = cluster_option(help="Only of clusters of this name")
+
+
+class Allow(Common, heading=CLUSTERS, module="clusters"):
+    """Set the networks that may connect to a cluster on EC2: those given, and no others.
+
+    Without any, only your present address: run it if your address has changed.
+    """
+
+    examples = ("clusterctl allow", "clusterctl allow 203.0.113.7 198.51.100.0/24")
+    networks = texts("", ARGUMENTS, "Networks (default: your present address)", "[CIDR...]")
+
+
+class Gc(Common, heading=CLUSTERS, module="money"):
+    """Find clusters on EC2 without a local record, and remove them or take one back.
+
+    It searches all regions of the account. --yes removes your own clusters, and one of somebody
+    else only if -c names its id.
+    """
+
+    examples = ("clusterctl gc --dry-run", "clusterctl gc --adopt lab --region eu-west-1")
+    adopt = text(
+        "--adopt", OPTIONS, "Take this cluster back instead of removing it", "NAME", settable=False
+    )
+    region = texts("--region", OPTIONS, "Region (default: all); repeatable", "NAME")
+    dry_run = flag("--dry-run", GENERAL, "Print what is found and change nothing")
+    cluster = cluster_option(where.NOT_ADOPT, help="Remove only this cluster")
+    yes = YES

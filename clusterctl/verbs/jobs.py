@@ -1,0 +1,74 @@
+"""Verbs about jobs that were started."""
+
+from __future__ import annotations
+
+from clusterctl import option_limits as where
+from clusterctl.options import (
+    ARGUMENTS,
+    Common,
+    Option,
+    cluster_option,
+    expression,
+    file,
+    flag,
+    number,
+    text,
+    whole,
+)
+from clusterctl.verbs.shared import JOBS, JSON_LINES, LAST_JOB, OPTIONS
+
+
+class Jobs(Common, heading=JOBS, module="jobs"):
+    """List your jobs, including those of removed clusters."""
+
+    examples = ("clusterctl jobs", "clusterctl jobs --cluster lab --json")
+    cluster = cluster_option(help="Show only this cluster")
+
+
+class Logs(Common, heading=JOBS, module="jobs"):
+    """Show a job's output."""
+
+    examples = ("clusterctl logs", "clusterctl logs 7 --follow --rank 0")
+    job = LAST_JOB
+    follow = flag("-f --follow", OPTIONS, "Follow the output until the job ends; Ctrl-C detaches")
+    rank = Option[int | None](
+        "--rank", OPTIONS, "Show only this rank", "N", empty=None, check=whole(0)
+    )
+    tail = number("--tail", OPTIONS, "Show the last N lines of each rank", limits=where.FOLLOWED)
+    grep = text("--grep", OPTIONS, "Show lines that match an expression", "REGEX", check=expression)
+    json = JSON_LINES
+
+
+class Cancel(Common, heading=JOBS, module="jobs"):
+    """Stop a job on all nodes, and verify that no process of it is left."""
+
+    examples = ("clusterctl cancel 7",)
+    job = LAST_JOB
+
+
+class Fetch(Common, heading=JOBS, module="jobs"):
+    """Copy the files that a job wrote from its nodes to this machine."""
+
+    examples = ("clusterctl fetch", "clusterctl fetch 7 --to results")
+    job = LAST_JOB
+    to = file("--to", OPTIONS, "Folder (default: job-N here)", "DIR")
+
+
+class Doctor(Common, heading=JOBS, module="insight"):
+    """Say why a job hangs or has failed.
+
+    Looks at all its nodes at once: stacks of the ranks, memory, disks, clocks, links, and what the
+    ranks printed.
+    """
+
+    examples = ("clusterctl doctor", "clusterctl doctor 7 --bundle job-7.tar.gz")
+    job = LAST_JOB
+    bundle = file("--bundle", OPTIONS, "Write all that was seen, without secrets", settable=False)
+
+
+class Diff(Common, heading=JOBS, module="insight"):
+    """Compare two jobs: how they were started, the files they ran with, and how they ended."""
+
+    examples = ("clusterctl diff 7 9",)
+    first = number("", ARGUMENTS, "Number of a job", "JOB", check=whole(0))
+    second = number("", ARGUMENTS, "Number of the other one", "OTHER", check=whole(0))

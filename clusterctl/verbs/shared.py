@@ -1,0 +1,15 @@
+"""Options that several verbs have."""
+
+from __future__ import annotations
+
+from clusterctl.options import ARGUMENTS, GENERAL, Group, Option, flag, whole
+
+JOBS = "Jobs"
+"""The heading of the verbs in `start` and `jobs`."""
+
+OPTIONS = Group("Options")
+YES = flag("-y --yes", GENERAL, "Do not ask for confirmation")
+JSON_LINES = flag("--json", GENERAL, "Print one JSON object per line")
+LAST_JOB = Option[int | None](
+    "", ARGUMENTS, "Number of the job (default: the last one)", "[JOB]", empty=None, check=whole(0)
+)

@@ -1,0 +1,269 @@
+"""Verbs that start a job: `run`, `launch`, `rerun`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clusterctl import option_limits as where
+from clusterctl.errors import UsageError
+from clusterctl.options import (
+    ARGUMENTS,
+    GENERAL,
+    Common,
+    Group,
+    Option,
+    Verb,
+    amount,
+    byte_size,
+    choice,
+    cluster_option,
+    duration,
+    file,
+    files,
+    flag,
+    number,
+    pattern,
+    text,
+    texts,
+    whole,
+)
+from clusterctl.verbs.clusters import Up
+from clusterctl.verbs.shared import JOBS, JSON_LINES, LAST_JOB, OPTIONS, YES
+
+ENV = "Variable for all ranks; repeatable"
+ENV_FILE = "Secret NAME=VALUE lines; repeatable"
+
+STAGED = (where.STAGED,)
+BATCH = Group("Batch systems (Slurm and Grid Engine)", (where.BATCH, where.STAGED))
+BOTH = Group(BATCH.heading, (where.BATCH,), True, "Passed to either")
+SLURM = Group(BATCH.heading, (where.SLURM,), True, "Passed to Slurm")
+SGE = Group(BATCH.heading, (where.SGE,), True, "Passed to Grid Engine")
+SHORT = {"-N": "--nodes", "-p": "--partition", "-t": "--time"}
+"""Short options of sbatch that `run` does not have, and what to write."""
+
+
+def _passed(group: Group, *names: str, **more: Any) -> tuple[Option[str], ...]:
+    """Options that go to the batch system as they are."""
+    return tuple(text(f"--{name}", group, **more) for name in names)
+
+
+class Started(Common):
+    """A verb with a program: its options, the program, and all that is the program's."""
+
+    ends_at_argument = True
+    command = texts(
+        *("", ARGUMENTS, "Path, name of a bundled program, or -- COMMAND"), "SCRIPT [ARGS...]"
+    )
+
+    @classmethod
+    def arrange(cls, words: list[str]) -> list[str]:
+        """Options before SCRIPT are ours, the rest is the script's; `-m MODULE` or `--` ends
+        ours."""
+        index = 0
+        while index < len(words):
+            word = words[index]
+            if word == "--":  # the parser takes one away: the other says that a command follows
+                return [*words[:index], "--", *words[index:]]
+            if not word.startswith("-"):
+                break
+            if cls.spelled(word)[0] == "-m":
+                index += cls.width(word)
+                return [*words[:index], "--", *words[index:]]
+            if word == "-np":
+                count = next(iter(words[index + 1 :]), "N")
+                raise UsageError("unknown option -np", hint=f"did you mean `-n {count}`?")
+            if word[:2] in SHORT and word != "-pe":
+                raise UsageError(
+                    f"unknown option {word[:2]}", hint=f"did you mean {SHORT[word[:2]]}?"
+                )
+            index += cls.width(word)
+        return words
+
+
+class Run(Started, heading=JOBS, module="start"):
+    """Run a program on all ranks of the cluster and follow its output. Options after SCRIPT are its
+    own."""
+
+    examples = (
+        "clusterctl run train.py --epochs 3",
+        "clusterctl run --ranks 4 --env LR=0.1 -- python -m package.train",
+        "clusterctl run --partition gpu --gpus-per-node 4 --time 2:00:00 train.py",
+    )
+    RANKS, PROGRAM = Group("Ranks", STAGED), Group("Program", STAGED)
+    JOB = Group("Job", (where.STAGED, where.SUPERVISED))
+
+    ranks = number(
+        "-n --ranks",
+        RANKS,
+        "Number of ranks (default: one per GPU, else per worker)",
+        limits=where.NOT_SGE_TERMINAL,
+    )
+    ranks_per_node = number(
+        "--ranks-per-node --ntasks-per-node", RANKS, "Ranks on each node", limits=where.NODES
+    )
+    nodes = number("--nodes", RANKS, "Number of workers (default: all)", limits=where.NODES)
+    once = flag("--once", RANKS, "Run it once, on one node")
+    backend = choice("--backend", RANKS, "Communication library", "auto", "gloo", "nccl", "mpi")
+    launcher = choice(
+        "--launcher", RANKS, "Program that starts ranks", "mpirun", "torchrun", "srun", empty="auto"
+    )
+    python_module = text("-m", PROGRAM, "Run a Python module, not SCRIPT", "MODULE", settable=False)
+    variables = texts("-e --env", PROGRAM, ENV, "NAME[=VALUE]")
+    env_file = files("--env-file", PROGRAM, ENV_FILE)
+    stage = file("--stage", PROGRAM, "Folder to copy (default: the repository)", "DIR")
+    max_stage = number(
+        "--max-stage", PROGRAM, "Copy at most this (default: 200MB)", "SIZE", check=byte_size
+    )
+    source = files("--source", PROGRAM, "Compile with SCRIPT; repeatable (flags: -e CFLAGS=...)")
+    requirements = text(
+        *("--requirements", PROGRAM, "Packages: FILE or none (default: uv.lock)"),
+        "FILE",
+        limits=(where.STAGED, where.SUPERVISED),
+    )
+    allow_cpu = flag("--allow-cpu", PROGRAM, "Let GPU programs run without a GPU")
+    detach = flag("-d --detach", JOB, "Start the job and return")
+    timeout = amount("--timeout", JOB, "Stop the job after this time: 30m", "TIME", duration)
+    hang_timeout = amount(
+        "--hang-timeout",
+        JOB,
+        "End an attempt silent for so long: 10m",
+        "TIME",
+        duration,
+    )
+    retries = number("--retries", JOB, "Retry after a failure, at most N times", check=whole(0))
+    on_node_loss = choice(
+        "--on-node-loss",
+        JOB,
+        "Continue on new nodes, or on those left",
+        "replace",
+        "shrink",
+        "fail",
+        limits=(where.REPLACED, where.SUPERVISED, where.FOLLOWED),
+    )
+    keep_files = texts(
+        "--keep-files",
+        JOB,
+        "Outputs to copy to the launcher meanwhile; repeatable",
+        "GLOB",
+        limits=(where.COPIED, where.SUPERVISED),
+        check=pattern,
+    )
+    now = flag("--now", JOB, "Do not wait for other jobs", limits=(where.DIRECT, where.SUPERVISED))
+    dry_run = flag("--dry-run", JOB, "Print what would run, and why", limits=())
+    emit = choice(
+        "--emit",
+        JOB,
+        "Print a standalone script",
+        "sh",
+        "sbatch",
+        "qsub",
+        limits=STAGED,
+        settable=False,
+    )
+    interactive = flag(
+        "--interactive",
+        BATCH,
+        "Open a shell, or run SCRIPT, on nodes",
+        limits=where.TERMINAL,
+        settable=False,
+    )
+    modules = texts(
+        "--module", BATCH, "Environment module; repeatable", "NAME", old="environment_module"
+    )
+    venv = text("--venv", BATCH, "Virtual environment on the nodes", "DIR")
+    container = text("--container", BATCH, "Apptainer image to run ranks in", "IMAGE")
+
+    passed = (
+        *_passed(BOTH, "account", "job-name", "mail-type", "mail-user", "time"),
+        flag("--requeue", BOTH, limits=(where.BATCH, where.SUPERVISED, where.ENDS_ONCE)),
+        *_passed(SLURM, "constraint", "exclude", "gpu-bind", "gpus-per-task", "gres"),
+        *_passed(SLURM, "mem-per-gpu", "nodelist", "qos", "reservation"),
+        flag("--exclusive", SLURM),
+        *_passed(SLURM, "cpus-per-task", limits=where.on_sge("-pe NAME SLOTS with --ranks N")),
+        *_passed(SLURM, "gpus", "gpus-per-node", limits=where.GPUS_ON_SGE),
+        *_passed(SLURM, "mem", "mem-per-cpu", limits=where.MEMORY_ON_SGE),
+        *_passed(SLURM, "partition", limits=where.on_sge("--queue NAME")),
+        *_passed(SLURM, "signal", limits=(where.SLURM, where.SUPERVISED)),
+    )
+
+    pe = Option(
+        "-pe",
+        SGE,
+        "Grid Engine: parallel environment and slots",
+        "NAME SLOTS",
+        empty="",
+        words=2,
+        check=lambda words, option: f"{words[0]} {whole(1)(words[1], option)}",
+    )
+    resources = texts("-l", SGE, "Grid Engine: resource; repeatable", "NAME=VALUE", old="resource")
+    queue = text("--queue", SGE)
+    project = text("--project", SGE)
+    json = flag("--json", GENERAL, "Print one JSON object per line", limits=where.NOT_TERMINAL)
+
+    def native(self) -> dict[str, str]:
+        """What was given of the batch system's own options, by its names; a flag has no value."""
+        given = {
+            key.replace("_", "-"): self.values[key]
+            for key, option in self.options().items()
+            if option.group.native and self.values[key]
+        }
+        return {
+            name: "" if value is True else ",".join(value) if isinstance(value, tuple) else value
+            for name, value in given.items()
+        }
+
+
+def _of(verb: type[Verb], *without: str, groups: tuple[Group, ...]) -> tuple[Option[Any], ...]:
+    """The options of another verb that stand under these headings."""
+    found = (item for item in verb.options().values() if item.group in groups and item.flags)
+    return tuple(item for item in found if item.flag not in without)
+
+
+class Launch(Started, heading=JOBS, module="launch"):
+    """Create a cluster, run a program on it, bring its output files here, and remove the cluster.
+
+    Takes the options of `up` and `run`. The exit code is the program's.
+    """
+
+    settings_of = ("up", "run")
+    examples = (
+        "clusterctl launch train.py --epochs 3",
+        "clusterctl launch --gpu g4dn:4 --spot --budget 20 train.py",
+    )
+    keep = flag("--keep", OPTIONS, "Leave the cluster running at the end")
+    of_up = _of(Up, groups=(Up.MACHINE, Up.EC2))
+    of_run = _of(
+        Run, "--detach", "--now", "--emit", "--dry-run", groups=(Run.RANKS, Run.PROGRAM, Run.JOB)
+    )
+    dry_run = flag("--dry-run", GENERAL, "Print the plan of the cluster and change nothing")
+    yes = YES
+    json = JSON_LINES
+    cluster = cluster_option(help="Name of the new cluster (default: that of the program)")
+
+
+class Rerun(Common, heading=JOBS, module="start"):
+    """Run a job again with the same program, files and options, here or on another cluster."""
+
+    examples = (
+        "clusterctl rerun",
+        "clusterctl rerun 7 --resume --cluster other",
+        "clusterctl rerun 7 --resume -- --resume checkpoint.pt",
+    )
+    job = Option[int | None](
+        *("", ARGUMENTS, LAST_JOB.help, LAST_JOB.metavar),
+        empty=None,
+        check=lambda text, option: whole(0)(text, option) if text else None,
+    )
+    arguments = texts("", ARGUMENTS, "Added to the program's arguments", "[-- ARGS...]")
+    resume = flag("--resume", OPTIONS, "Start from the previous job's output files")
+    ranks = number("-n --ranks", OPTIONS, "Number of ranks (default: as before)")
+    variables = texts("-e --env", OPTIONS, ENV, "NAME[=VALUE]")
+    env_file = files("--env-file", OPTIONS, ENV_FILE)
+    detach = flag("-d --detach", OPTIONS, "Start the job and return")
+    json = JSON_LINES
+
+    @classmethod
+    def arrange(cls, words: list[str]) -> list[str]:
+        """Without a number before it, all after `--` is still the program's."""
+        end = cls.leading(words)
+        return [*words[:end], "", *words[end:]] if words[end : end + 1] == ["--"] else words
