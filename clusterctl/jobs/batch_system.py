@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from clusterctl import launch, schedulers
 from clusterctl.jobs.systems import Preview, check_options
@@ -54,7 +55,8 @@ class BatchSystem:
         return spec, (Placement(node=UNPLACED, first=0, count=count),)
 
     def plan(self, request: launch.Request) -> LaunchPlan:
-        return launch.load("batch").plan(request)
+        plan = launch.load("batch").plan(request)
+        return replace(plan, reasons=(*plan.reasons, *self.scheduler.reasons(request.spec)))
 
     def preview(self, job: Job, plan: LaunchPlan) -> Preview:
         files = self.scheduler.script(job, self._cluster, plan)

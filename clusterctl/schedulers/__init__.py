@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Protocol, cast
 
-from clusterctl.model import Cluster, Job, JobSpec, LaunchPlan
+from clusterctl.model import Cluster, Job, JobSpec, LaunchPlan, Reason
 
 
 class Scheduler(Protocol):
@@ -48,6 +48,9 @@ class BatchScheduler(Scheduler, Protocol):
     def resolve_size(self, spec: JobSpec) -> JobSpec:
         """The spec with the numbers of nodes and ranks that it left open. Raises UsageError where
         they contradict each other."""
+
+    def reasons(self, spec: JobSpec) -> tuple[Reason, ...]:
+        """Why its own launcher is told what it is told, where that may start the ranks."""
 
     def survey(self) -> str:
         """The script `bin/survey` on the login node: it answers for many jobs at once."""

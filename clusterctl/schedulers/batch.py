@@ -19,7 +19,7 @@ from clusterctl import __version__, assets
 from clusterctl.catalog import FAST
 from clusterctl.compiling import compilation
 from clusterctl.errors import UsageError
-from clusterctl.model import Cluster, Job, JobState, LaunchPlan
+from clusterctl.model import Cluster, Job, JobSpec, JobState, LaunchPlan, Reason
 from clusterctl.schedulers import direct, verdict
 
 GRACE = direct.GRACE
@@ -75,6 +75,8 @@ class Batch(ABC):
     ours: ClassVar[tuple[str, ...]]
     """Beginnings of the directives that serve our job folder: no use in an emitted script."""
     launchers: ClassVar[tuple[str, ...]]
+    native_env: ClassVar[Sequence[tuple[str, str, str]]] = ()
+    """What its own launcher is told: a variable, its value unless the site sets one, and why."""
 
     @property
     def emits(self) -> str:
@@ -93,6 +95,11 @@ class Batch(ABC):
         """Seconds until the script warns itself of its time limit, where the system does not; 0:
         never."""
         return 0.0
+
+    def reasons(self, spec: JobSpec) -> tuple[Reason, ...]:
+        if spec.launcher == "mpirun":
+            return ()
+        return tuple(Reason(item=f"{name}={text}", why=why) for name, text, why in self.native_env)
 
     def script(self, job: Job, cluster: Cluster, plan: LaunchPlan) -> dict[str, str]:
         root = cluster.launcher.root
@@ -156,6 +163,7 @@ class Batch(ABC):
             "path": plan.path,
             "mpirun": plan.mpirun,
             "launcher": spec.launcher,
+            "native_env": self.native_env,
             "backend": spec.backend,
             "fast": FAST,
             "device_env": plan.device_env,

@@ -50,6 +50,22 @@ GONE: dict[str, JobState] = {
     "REVOKED": JobState.FAILED,
 }
 
+SRUN = (
+    (
+        "SLURM_PMIX_FENCE",
+        "ring",
+        "srun: no rank leaves a fence of PMIx before all are there, or MPI_Init may crash",
+    ),
+)
+"""By default, Slurm's PMIx plug-in runs fences that carry data as a ring and all others as a tree.
+The tree has no branches in a step with fewer nodes than TreeWidth (50): every node takes itself for
+the root (`width > num_nodes` in src/slurmd/common/reverse_tree_math.c) and lets its own ranks go at
+once. Open MPI 5 ends MPI_Init with such a fence. A rank that is through sends its first message to
+one that still waits for the fence before it, and that one dies by SIGSEGV: its MPI_COMM_WORLD has
+no data for the message yet (ompi/runtime/ompi_mpi_init.c, open-mpi/ompi#12495). Seen with 22.05:
+always where the word that a fence is over is late on one node. A ring waits for all nodes. What the
+plug-in reads: src/plugins/mpi/pmix/pmixp_info.c."""
+
 
 class Slurm(batch.Batch):
     system = "slurm"
@@ -61,6 +77,7 @@ class Slurm(batch.Batch):
     signals = (("USR1", "checkpoint"), ("TERM", "stopped"))
     ours = ("--output=", "--open-mode=", "--signal=", "--no-requeue", "--requeue")
     launchers = ("auto", "mpirun", "srun")
+    native_env = SRUN
 
     def check(self, spec: JobSpec) -> None:
         for name, text in spec.native.items():

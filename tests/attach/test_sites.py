@@ -64,6 +64,25 @@ def test_both_launchers_of_slurm(cli: Cli, site: Site, launcher: str) -> None:
     assert "Sorry" not in done.out + done.err
 
 
+@ON_SLURM
+def test_ranks_wait_for_each_other(cli: Cli, site: Site) -> None:
+    """By a fence of PMIx: what lets one through early at the end lets it through in MPI_Init too,
+    and there it crashes others by its first message."""
+    cli.script(
+        "wait.py",
+        "import pathlib, time\n"
+        "from mpi4py import MPI\n"
+        "late = pathlib.Path('late')\n"
+        "if MPI.COMM_WORLD.Get_rank():\n"
+        "    time.sleep(1)\n"
+        "    late.touch()\n"
+        "MPI.Finalize()\n"
+        "print('waited' if late.exists() else 'left early')\n",
+    )
+    done = cli("run", "--launcher", "srun", *site.size(2), "wait.py")
+    assert [done.of(rank) for rank in (0, 1)] == [["waited"]] * 2
+
+
 def test_what_every_rank_is_told(cli: Cli, site: Site, program: Program) -> None:
     names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT MINE"
     echo = " ".join(f"${name}" for name in names.split())

@@ -266,6 +266,25 @@ def test_options_that_begin_as_theirs_stay_ours(call: Call) -> None:
     assert call("run", "--dry-run", "-pe", "mpi", "2", "train.py", "-N", "2").code == 0
 
 
+@pytest.mark.parametrize(
+    ("system", "words", "told"),
+    [
+        ("slurm", [], 1),
+        ("slurm", ["--launcher", "srun"], 1),
+        ("slurm", ["--launcher", "mpirun"], 0),
+        ("sge", [], 0),
+    ],
+    ids=["slurm", "srun", "mpirun", "sge"],
+)
+def test_a_dry_run_says_what_srun_is_told(
+    call: Call, system: str, words: list[str], told: int
+) -> None:
+    open_store().save(site(system))
+    said = call("run", "--dry-run", *words, "train.py")
+    assert said.code == 0
+    assert said.out.partition("# why")[2].count("SLURM_PMIX_FENCE=ring: ") == told
+
+
 # ------------------------------------------------------------------------------------------ sizes
 
 

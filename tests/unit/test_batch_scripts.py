@@ -106,6 +106,22 @@ def test_an_emitted_batch_script_hands_on_any_variable(
     check(seen_by_program(tmp_path), env)
 
 
+@pytest.mark.parametrize(("site", "found"), [({}, "ring"), ({"SLURM_PMIX_FENCE": "tree"}, "tree")])
+@pytest.mark.parametrize("emits", [False, True], ids=["job", "emitted"])
+def test_no_fence_of_pmix_ends_early(
+    emits: bool, site: dict[str, str], found: str, slurm: dict[str, str], tmp_path: Path
+) -> None:
+    """Slurm's plug-in is told so unless the site has decided otherwise."""
+    where, one, plan = made(tmp_path, ("/bin/sh", "-c", 'echo "$SLURM_PMIX_FENCE" >fence'))
+    folder = staged(tmp_path, where, one, plan)
+    script, cwd = folder / "job.sh", folder / "work"
+    if emits:
+        script, cwd = tmp_path / "script", tmp_path
+        script.write_text(schedulers.load("slurm").emit(one, where, plan, beside=""))
+    subprocess.run(["sh", script], env=slurm | site, cwd=cwd, check=True, timeout=60)
+    assert (cwd / "fence").read_text() == f"{found}\n"
+
+
 @dataclass
 class Batch:
     """A job that the queue has started here."""
