@@ -356,6 +356,21 @@ def test_upgrades_that_run_already_are_stopped(tmp_path: Path) -> None:
     assert log.index("disable --now apt-daily.timer") < log.index("stop apt-daily.service")
 
 
+@pytest.mark.parametrize("package", ["nvidia-driver-570", "libnvidia-compute-570"])
+def test_only_what_is_installed_is_held(tmp_path: Path, package: str) -> None:
+    """dpkg knows names that others only mention; apt-mark complains of those."""
+    listed = f"echo installed {package}; echo not-installed nvidia-libopencl1-dev"
+    answer = f'case "$*" in *db:Status-Status*) {listed} ;; *) echo nvidia-libopencl1-dev ;; esac'
+    assert apply(tmp_path, "upgrades", **{"dpkg-query": answer, "apt-mark": ""}).returncode == 0
+    assert f"apt-mark hold {package}\n" in (tmp_path / "log").read_text()
+
+
+def test_nothing_is_held_where_nothing_is_installed(tmp_path: Path) -> None:
+    answer = "case $* in *db:*) echo not-installed x ;; *) echo nvidia-libopencl1-dev ;; esac"
+    assert apply(tmp_path, "upgrades", **{"dpkg-query": answer, "apt-mark": ""}).returncode == 0
+    assert "apt-mark" not in (tmp_path / "log").read_text()
+
+
 @pytest.mark.parametrize(("failures", "tried"), [(0, 1), (2, 3), (9, 4)])
 def test_package_indexes_are_asked_for_again(tmp_path: Path, failures: int, tried: int) -> None:
     """And where one stays away, the package may still be there."""
