@@ -21,17 +21,18 @@ def up(given: Up, console: Console, *, then: bool = True) -> None:
     """`then`: say how long each phase took, and what to do next."""
     from clusterctl import actions
     from clusterctl.actions import up as action
+    from clusterctl.actions import up_plan
 
     called = given.wanted() or DEFAULT_NAME
     store = actions.open_store()
-    resolved = action.resolve(store, specs.cluster_spec(called, given))
+    resolved = up_plan.resolve(store, specs.cluster_spec(called, given))
     of = f" of cluster {called!r}" if called in store.names() else ""
     place = f"the provider{of} is {resolved.provider}"
-    given = given.within(action.circumstances(resolved), console.note, place)
+    given = given.within(up_plan.circumstances(resolved), console.note, place)
     spec = specs.cluster_spec(called, given)
     if given.dry_run:
         with console.waiting():
-            plan = action.plan(store, spec, console.report)
+            plan = up_plan.plan(store, spec, console.report)
         console.result("\n".join((f"mode: {plan.mode}", *plan.lines)))
         shown = pick(plan, "mode", "lines", "charges", "deadline")
         console.document({"dry_run": True, "cluster": spec.name, **shown})

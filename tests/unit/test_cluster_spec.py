@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.actions import open_store, up
+from clusterctl.actions import open_store, up_plan
 from clusterctl.errors import UsageError
 from clusterctl.model import CloudSpec, ClusterSpec, NodeGroup, Runtime
 from clusterctl.providers.ec2.provider import Ec2Provider
@@ -81,7 +81,7 @@ def test_a_count_that_nobody_says_is_left_open(
     there = cluster()
     open_store().save(replace(there, spec=replace(there.spec, groups=(group,))))
     call("up", "lab", "--dry-run", *line.split())
-    assert [counts(spec) for spec in specs] == [[up.DEFAULT_WORKERS], [7]]
+    assert [counts(spec) for spec in specs] == [[up_plan.DEFAULT_WORKERS], [7]]
 
 
 @pytest.mark.parametrize("key", ["spot = true", 'image = "mine:7"', 'runtime = "docker"'])

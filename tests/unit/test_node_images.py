@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from clusterctl import catalog, cli, recipes, registry
-from clusterctl.actions import node_images, open_store, up
+from clusterctl.actions import node_images, open_store, up_plan
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import ClusterSpec, NodeGroup, Runtime
 from clusterctl.providers.ec2.provider import Ec2Provider
@@ -163,10 +163,10 @@ def test_new_nodes_get_the_image_that_the_others_have(hub: Hub, machines: None) 
     old = cluster(provider="ec2", images=pinned)
     store.save(replace(old, spec=spec(image="me/gpu:1")))
     again = replace(spec(), groups=(NodeGroup(count=3),))
-    lines = "\n".join(up.plan(store, again, print).lines)
+    lines = "\n".join(up_plan.plan(store, again, print).lines)
     assert first[:19] in lines
     assert second[:19] not in lines
-    given = "\n".join(up.plan(store, replace(again, image="me/gpu:1"), print).lines)
+    given = "\n".join(up_plan.plan(store, replace(again, image="me/gpu:1"), print).lines)
     assert second[:19] in given
 
 
@@ -181,7 +181,7 @@ def test_nothing_is_made_where_an_image_is_missing(
 
 
 def test_on_the_machines_themselves_no_registry_is_asked(hub: Hub, machines: None) -> None:
-    lines = up.plan(open_store(), spec(runtime=Runtime.HOST), print).lines
+    lines = up_plan.plan(open_store(), spec(runtime=Runtime.HOST), print).lines
     assert lines == ("machines",)
     assert hub.asked == []
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.actions import open_store, up
+from clusterctl.actions import open_store, up, up_plan
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import Charge, Cluster, ClusterSpec, Job, JobState, NodeGroup
 from clusterctl.providers.protocol import Created, Features, ProviderPlan
@@ -104,7 +104,11 @@ def test_machines_that_cost_money_go_only_with_consent(folder: Path) -> None:
 def test_the_plan_says_who_goes(folder: Path) -> None:
     cluster = lab(folder, paid=True).where
     wish = replace(cluster.spec, groups=(NodeGroup(count=2),))
-    assert up.plan(open_store(), wish, print).lines == ("a plan", "to be removed: worker-[3-8]")
+    plan = up_plan.plan(open_store(), wish, print)
+    assert plan.lines == (
+        "a plan",
+        "to be removed: worker-[3-8]",
+    )
 
 
 @pytest.mark.parametrize("paid", [True, False])

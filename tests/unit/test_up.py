@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.actions import open_store, up
+from clusterctl.actions import open_store, up, up_plan
 from clusterctl.errors import ProviderError
 from clusterctl.model import Charge, CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase, Runtime
 from clusterctl.providers.protocol import Created, Features, NoCapacity, ProviderPlan
@@ -194,9 +194,9 @@ def test_a_group_without_a_number_has_as_many_as_there_are(
     old = lab()
     old = replace(old, spec=replace(old.spec, groups=(G4DN, LARGE)))
     spec = replace(old.spec, groups=tuple(wished))
-    assert [group.count for group in up.complete(spec, old).groups] == expected
+    assert [group.count for group in up_plan.complete(spec, old).groups] == expected
     fresh = [group.count or 2 for group in wished]
-    assert [group.count for group in up.complete(spec, None).groups] == fresh
+    assert [group.count for group in up_plan.complete(spec, None).groups] == fresh
 
 
 def test_a_worker_that_was_to_go_and_runs_is_paid_on() -> None:

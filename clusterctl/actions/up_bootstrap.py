@@ -1,0 +1,154 @@
+"""What `up` does on the nodes that there are: SSH files, connections, the bootstrap."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from clusterctl import assets, bootstrap, catalog, keys
+from clusterctl.actions import ssh_config
+from clusterctl.actions.node_images import NodeImage
+from clusterctl.bootstrap import steps
+from clusterctl.bootstrap.progress import StepReporter
+from clusterctl.errors import BootstrapError, NodeUnreachable
+from clusterctl.model import Accelerator, Cluster, Node, NodeResult, Runtime
+from clusterctl.node_results import fold
+from clusterctl.providers.protocol import Features
+from clusterctl.state import Store
+from clusterctl.state.home import write_atomic
+from clusterctl.transport.known_hosts import host_name
+from clusterctl.transport.pool import Pool
+
+CONNECT_TIMEOUT = 20.0
+
+
+def write_ssh(store: Store, cluster: Cluster, host_keys: dict[str, str]) -> list[str]:
+    """known_hosts and an ssh_config: for us, and for `ssh -F` by hand. Returns the nodes whose
+    host key has changed since they were last written."""
+    folder = store.folder(cluster.name) / "ssh"
+    before: dict[str, str] = {}
+    with suppress(OSError):
+        lines = (folder / "known_hosts").read_text(errors="replace").splitlines()
+        before = dict(line.split(" ", 1) for line in lines if " " in line)
+    nodes = {name: cluster.node(name) for name in host_keys}
+    endpoints = {name: host_name(node.address, node.ssh_port) for name, node in nodes.items()}
+    known = "".join(f"{endpoints[name]} {key}\n" for name, key in host_keys.items())
+    write_atomic(folder / "known_hosts", known.encode())
+    config = assets.render("client/ssh_config.j2", cluster=cluster)
+    write_atomic(folder / "config", config.encode())
+    ssh_config.write_hosts(store, cluster)
+    return [n for n, key in host_keys.items() if before.get(endpoints[n], key) != key]
+
+
+def connect(pool: Pool, cluster: Cluster) -> None:
+    """Every node, or one error that names those that do not answer."""
+    failed = [result for result in pool.connect(timeout=CONNECT_TIMEOUT) if not result.ok]
+    if failed:
+        raise NodeUnreachable(
+            "; ".join(fold(failed)),
+            hint=f"`clusterctl up {cluster.name}` tries again,"
+            f" `clusterctl down {cluster.name}` removes the cluster",
+            transient=True,
+        )
+
+
+def bootstrap_nodes(
+    pool: Pool,
+    cluster: Cluster,
+    features: Features,
+    images: Mapping[str, NodeImage],
+    folder: Path,
+    host_keys: dict[str, str],
+    progress: StepReporter,
+) -> tuple[Node, ...]:
+    """The nodes with what they say of themselves. `folder`: where the cluster's keys are."""
+    key = keys.pair(folder / "mesh")
+    containers = _containers(cluster, images, folder, key.public)
+    # Nodes meet each other where jobs run: at the containers' sshd, where there are any.
+    host_keys = {**host_keys, **{name: box.host_key.public for name, box in containers.items()}}
+    mesh = bootstrap.Mesh(key=key, nodes=cluster.nodes, host_keys=host_keys)
+    scripts = {
+        node.name: _script(node, cluster, features, mesh, containers.get(node.name))
+        for node in cluster.nodes
+    }
+
+    compiles = any(image.recipe in catalog.COMPILED_FOR for image in images.values())
+    with progress:
+        results = pool.run(
+            "exec /bin/sh -s",
+            stdin=scripts,
+            timeout=features.bootstrap_timeout + catalog.COMPILING * compiles,
+            on_stdout=progress.hear,
+        )
+    problems = [
+        NodeResult(node=result.node, error=text)
+        for result in results
+        if (text := bootstrap.find_problem(result))
+    ]
+    if problems:
+        raise BootstrapError(
+            f"bootstrap failed: {'; '.join(fold(problems))}",
+            hint=f"correct that, then `clusterctl up {cluster.name}` resumes",
+        )
+    pairs = zip(cluster.nodes, results, strict=True)
+    return tuple(bootstrap.read(node, result) for node, result in pairs)
+
+
+def _containers(
+    cluster: Cluster, images: Mapping[str, NodeImage], folder: Path, mesh_key: str
+) -> dict[str, steps.Container]:
+    """What each node's container is made from; none where ranks run on the machine itself."""
+    found = {}
+    for node in cluster.nodes if images else ():
+        kind = steps.kind(node)
+        image = images[kind]
+        found[node.name] = steps.Container(
+            image=image.reference,
+            recipe=image.recipe,
+            bases=image.bases,
+            login=image.login,
+            host_key=keys.pair(folder / "containers" / node.name),
+            mesh_key=mesh_key,
+            row=catalog.CONTAINER_IMAGES[kind],
+        )
+    return found
+
+
+def _script(
+    node: Node,
+    cluster: Cluster,
+    features: Features,
+    mesh: bootstrap.Mesh,
+    container: steps.Container | None,
+) -> bytes:
+    if not features.fresh_machines:
+        return bootstrap.script(node, mesh, pythons=features.pythons)
+    return bootstrap.script(
+        node,
+        mesh,
+        pythons=steps.pythons(node, container),
+        steps=steps.for_node(
+            node,
+            cluster.spec.runtime or Runtime.HOST,
+            nodes=cluster.nodes,
+            mesh_key=mesh.key.public,
+            container=container,
+            deadline_unit=features.deadline_unit,
+        ),
+        files=container.files(node) if container else None,
+        inside=steps.inside(container),
+    )
+
+
+def find_missing_gpus(promised: Sequence[Node], found: Sequence[Node]) -> tuple[str, ...]:
+    """Machines that were paid for as GPU machines, and where no driver shows any."""
+    results = [
+        NodeResult(
+            node=node.name,
+            error=f"no {before.accelerator.value} GPU is found, and {before.instance_type} has one",
+        )
+        for before, node in zip(promised, found, strict=True)
+        if before.accelerator is not Accelerator.NONE and not node.facts.gpus
+    ]
+    return fold(results)

@@ -1,0 +1,187 @@
+"""What `up` is going to do: from options to a complete spec, to a plan in each region."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from clusterctl import catalog, providers
+from clusterctl.actions import Tell, check_name, node_images, require_owned, shrink
+from clusterctl.actions.node_images import NodeImage
+from clusterctl.errors import RecordError, UsageError
+from clusterctl.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Runtime
+from clusterctl.node_results import ranges
+from clusterctl.providers.protocol import Creator, LogsIn, ProviderPlan
+from clusterctl.state import Store
+
+DEFAULT_WORKERS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """What `up` is going to do about the cluster that there is, or about none."""
+
+    old: Cluster | None
+    spec: ClusterSpec
+    provider: Creator
+    plan: ProviderPlan
+    images: Mapping[str, NodeImage]
+    """By kind of node; none where ranks run on the machines themselves."""
+    surplus: tuple[str, ...]
+    """The workers that there are and that will go."""
+    others: tuple[ClusterSpec, ...] = ()
+    """The same for other regions, to be tried next."""
+
+
+def resolve(store: Store, spec: ClusterSpec) -> ClusterSpec:
+    """The options, with defaults for what they leave out: these decide what others mean."""
+    check_name(spec.name)
+    return complete(spec, find_owned(store, spec))
+
+
+def circumstances(spec: ClusterSpec) -> set[str]:
+    """What decides which options of `up` have an effect: the provider, and `host` where ranks run
+    on machines that would usually have containers."""
+    usual = providers.load_creator(spec.provider).features.runtime
+    host = {"host"} if spec.runtime is Runtime.HOST and usual is Runtime.DOCKER else set()
+    return {spec.provider, *host}
+
+
+def plan(store: Store, spec: ClusterSpec, tell: Tell) -> ProviderPlan:
+    """What `up` would do."""
+    check_name(spec.name)
+    old = find_owned(store, spec)
+    first, *others = find_places(spec, old)
+    return add_regions(intend(first, old, tell), others, tell).plan
+
+
+def find_places(spec: ClusterSpec, old: Cluster | None) -> list[ClusterSpec]:
+    """The options for each region that the cluster may be made in, in this order. One that has
+    nodes stays where it is; one that was cut off goes on there."""
+    regions = complete(spec, old).cloud.regions
+    if not regions or spec.cloud.region:
+        return [spec]
+    here = old.spec.cloud.region if old else ""
+    if here in regions:
+        at = regions.index(here)
+        regions = regions[at : at + 1] if old and old.nodes else regions[at:]
+    return [replace(spec, cloud=replace(spec.cloud, region=region)) for region in regions]
+
+
+def add_regions(intent: Intent, others: Sequence[ClusterSpec], tell: Tell) -> Intent:
+    """With what the plan becomes in other regions, and one question for all: what cannot be made
+    there is found out before money is spent here."""
+    lines, questions, here = [*intent.plan.lines], [], intent.spec.cloud.region
+    if intent.plan.question:
+        questions.append(f"{intent.plan.question.removesuffix('?')} in {here}")
+    for other in others if questions else ():
+        place = other.cloud.region
+        plan = intend(other, None, tell).plan
+        lines += [f"if {here} has no capacity, the whole cluster moves to {place}:", *plan.lines]
+        questions.append(f"{plan.question.removesuffix('?')} in {place}")
+    question = f"{', or else '.join(questions)}?" if questions[1:] else intent.plan.question
+    plan = replace(intent.plan, lines=tuple(lines), question=question)
+    return replace(intent, plan=plan, others=tuple(others))
+
+
+def intend(spec: ClusterSpec, old: Cluster | None, tell: Tell, ahead: Path | None = None) -> Intent:
+    options = complete(spec, old)
+    provider = providers.load_creator(options.provider)
+    plan = provider.plan(options, old, tell, ahead=ahead)
+    options = plan.spec or options
+    images = _images(spec, options, old, provider, plan.kinds)
+    surplus = shrink.find_surplus(old, plan, options.workers) if old else ()
+    more = [image.line for image in images.values()]
+    if surplus:
+        more.append(f"to be removed: {ranges(surplus)}")
+    plan = replace(plan, lines=(*plan.lines, *more))
+    return Intent(old, options, provider, plan, images, surplus)
+
+
+def _images(
+    given: ClusterSpec,
+    options: ClusterSpec,
+    old: Cluster | None,
+    provider: Creator,
+    kinds: Sequence[str],
+) -> dict[str, NodeImage]:
+    """What the nodes get. An --image that is given again is asked for again."""
+    if not kinds:
+        return {}
+    known = old.images if old and not (given.image or given.images) else {}
+    logins = provider.registry_login if isinstance(provider, LogsIn) else lambda host: None
+    return node_images.resolve(options, kinds, known, logins)
+
+
+def find_owned(store: Store, spec: ClusterSpec) -> Cluster | None:
+    """The record of the cluster of that name, if there is one; UsageError for an attached one."""
+    old = store.find(spec.name)
+    return require_owned(old) if old else None
+
+
+def complete(spec: ClusterSpec, old: Cluster | None) -> ClusterSpec:
+    """The options; what they leave out is taken from the cluster there is, else the defaults."""
+    named = (replace(group, family=catalog.family_of(group.family)) for group in spec.groups)
+    spec = replace(spec, groups=tuple(named))
+    provider = spec.provider or (old.spec.provider if old else providers.DEFAULT)
+    if old and old.spec.provider != provider:
+        raise RecordError(
+            f"cluster {old.name!r} already exists ({old.spec.provider})",
+            hint=f"`clusterctl down {old.name}` first, or choose another name",
+        )
+    features = providers.load_creator(provider).features
+    usual = NodeGroup(count=DEFAULT_WORKERS, family=features.worker_family)
+    base = old.spec if old else ClusterSpec(name=spec.name, provider=provider, groups=(usual,))
+    return replace(
+        spec,
+        provider=provider,
+        groups=_complete_groups(spec, base),
+        ttl=spec.ttl or base.ttl,
+        runtime=spec.runtime or base.runtime or features.runtime,
+        **_complete_images(spec, base),
+        gpus=spec.gpus or base.gpus,
+        cloud=_complete_cloud(spec.cloud, base.cloud),
+    )
+
+
+def _complete_images(spec: ClusterSpec, base: ClusterSpec) -> dict[str, Any]:
+    """One --image, of all nodes or of some, replaces those from before."""
+    source = spec if spec.image or spec.images else base
+    return {"image": source.image, "images": source.images}
+
+
+def _complete_groups(spec: ClusterSpec, base: ClusterSpec) -> tuple[NodeGroup, ...]:
+    """A group that names no machines means those of `base`; a count of 0, as many as it has."""
+    first = spec.groups[0]
+    if first.family or first.instance_type:
+        return tuple(_counted(group, base) for group in spec.groups)
+    if not first.count:
+        return base.groups
+    if len(base.groups) > 1:
+        raise UsageError(
+            f"cluster {spec.name} has {len(base.groups)} kinds of workers: --workers does not say"
+            " which",
+            hint="give the number of each: --gpu FAMILY:N --cpu TYPE:N",
+        )
+    return (replace(base.groups[0], count=first.count),)
+
+
+def _counted(group: NodeGroup, base: ClusterSpec) -> NodeGroup:
+    if group.count:
+        return group
+    kind = catalog.instance_type(group)
+    have = [item.count for item in base.groups if catalog.instance_type(item) == kind]
+    return replace(group, count=have[0] if have else DEFAULT_WORKERS)
+
+
+def _complete_cloud(cloud: CloudSpec, base: CloudSpec) -> CloudSpec:
+    """`base` with what differs from the defaults."""
+    defaults = CloudSpec()
+    given = {
+        name: value
+        for name in CloudSpec.__dataclass_fields__
+        if (value := getattr(cloud, name)) != getattr(defaults, name)
+    }
+    return replace(base, **given)
