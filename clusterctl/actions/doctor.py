@@ -36,6 +36,8 @@ CONNECT, ANSWER = 4.0, 8.0
 """Seconds that a node may take to answer at all, and for the first part of it."""
 DUMP = 6
 """Seconds that the stack of one process may take."""
+HELPERS = 16
+"""Processes beside the ranks' own whose stacks are read on a node."""
 TAIL = 64_000
 """Bytes of each output of each rank that are read."""
 
@@ -144,6 +146,7 @@ def _collect(job: Job, cluster: Cluster, pool: Pool, tell: Tell, deadline: Deadl
     found = doctor.assemble(job, views)
     if any(rank.alive for rank in found.ranks.values()):
         _add_stacks(found, cluster, pool, tell, deadline)
+        _watch(found, pool, tell, deadline)
     return found
 
 
@@ -174,9 +177,12 @@ def _add_stacks(
 ) -> None:
     """Adds the stacks of all ranks that live, and what they use of the processor."""
     by_node: dict[str, dict[int, Rank]] = {}
+    helpers: dict[str, dict[int, Rank]] = {}
     for rank in found.ranks.values():
         if rank.alive and (main := rank.main):
             by_node.setdefault(rank.node, {})[main.pid] = rank
+            more = helpers.setdefault(rank.node, {})
+            more |= {p.pid: rank for p in rank.others[: max(0, HELPERS - len(more))]}
     scripts: dict[str, str] = {}
     for name, ranks in by_node.items():
         view, node = found.nodes[name], cluster.node(name)
@@ -187,8 +193,9 @@ def _add_stacks(
             spy=view.spy,
             sudo="sudo -n" if view.user and view.ptrace_scope else "",
             pids=list(ranks),
+            helpers=list(helpers[name]),
             stopped=[pid for pid, rank in ranks.items() if rank.stopped],
-            limit=DUMP,
+            limit=max(1, min(DUMP, int(deadline.left / 2) - 1)),
         )
     spy, why = b"", ""
     if any(not found.nodes[name].spy for name in by_node):
@@ -208,7 +215,32 @@ def _add_stacks(
             work = f"{node.root}/jobs/{found.job.id}/work"
             rank.stack = stacks.parse(dumps.stacks.get(pid, ""), work)
             rank.usage = dumps.usage.get(pid)
+            rank.running = pid in dumps.running
             rank.no_stack = why or result.error or _reason(dumps.failed.get(pid, ""), rank, scope)
+        for pid, rank in helpers[result.node].items():
+            work = f"{node.root}/jobs/{found.job.id}/work"
+            if stack := stacks.parse(dumps.stacks.get(pid, ""), work):
+                rank.helpers = {**rank.helpers, f"its process {pid}": stack}
+
+
+def _watch(found: Evidence, pool: Pool, tell: Tell, deadline: Deadline) -> None:
+    """Sees whether ranks that wait for others go on: then these are slow, and do not hang."""
+    by_node: dict[str, dict[int, Rank]] = {}
+    for number in doctor.watchable(found):
+        rank = found.ranks[number]
+        if main := rank.main:
+            by_node.setdefault(rank.node, {})[main.pid] = rank
+    if not by_node or deadline.left < doctor.WATCH + 2:
+        return
+    tell(f"watching for {doctor.WATCH} s whether the ranks that wait go on")
+    scripts = {
+        name: assets.render("insight/moves.sh.j2", pids=list(ranks), seconds=doctor.WATCH)
+        for name, ranks in by_node.items()
+    }
+    for result in pool.run(scripts, timeout=deadline.left):
+        moves = evidence.read_moves(result.text)
+        for pid, rank in by_node[result.node].items():
+            rank.moved = moves.get(pid)
 
 
 def _reason(said: str, rank: Rank, scope: int) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from clusterctl.insight import messages, stacks
 from clusterctl.insight.evidence import KernelLine, NodeView, Rank
@@ -25,6 +25,10 @@ BUSY, IDLE = 0.5, 0.05
 """Processors in use by a rank that computes, and by one that does not."""
 POLLS = 0.1
 """The same of one that polls for messages on a machine with too few processors."""
+SAME_TIME = 0.2
+"""Seconds by which the end of a rank may be noticed by others before it is written down."""
+WATCH = 5
+"""Seconds for which ranks that wait are watched."""
 LITTLE_MEMORY = 0.03
 """Free share of a node's memory below which programs are about to be killed."""
 
@@ -96,7 +100,24 @@ def judge(evidence: Evidence) -> tuple[Finding, ...]:
     ]
     explained = {finding.ranks for finding in found if finding.kind == "memory"}
     kept = [f for f in found if f.kind != "exit" or f.ranks not in explained]
+    if not any(finding.serious for finding in kept):
+        kept = [*_recorded(evidence), *(_promoted(evidence, finding) for finding in kept)]
     return tuple(sorted(kept, key=lambda finding: not finding.serious))
+
+
+def _promoted(evidence: Evidence, finding: Finding) -> Finding:
+    """A known message in the last exception of a rank that lives is the cause if nothing else is:
+    it is about to end."""
+    raised = [_last_error(evidence.ranks[number].err) for number in finding.ranks]
+    message = finding.kind.startswith("message:")
+    return replace(finding, serious=True) if message and any(raised) else finding
+
+
+def _recorded(evidence: Evidence) -> Iterator[Finding]:
+    """What the record says of a job that never started, or that was ended from outside."""
+    job = evidence.job
+    if job.reason and job.state in (JobState.FAILED, JobState.LOST, JobState.TIMEOUT):
+        yield Finding("record", f"job {job.id}: {job.reason}")
 
 
 # ------------------------------------------------------------------------------------- machines
@@ -219,13 +240,19 @@ def _failures(evidence: Evidence) -> Iterator[Finding]:
     """The rank that failed first, by one clock, and why. What the others printed because of that
     is left out."""
     failed = [rank for rank in evidence.ranks.values() if rank.exit_code]
+    if evidence.job.state is JobState.CANCELLED:  # that is what ended them
+        failed = [rank for rank in failed if rank.exit_code not in (KILLED, TOLD)]
     told = [rank for rank in failed if rank.exit_code == TOLD]
     first = sorted(
         (rank for rank in failed if rank not in told or len(told) == len(failed)),
         key=lambda rank: (_follows(rank), evidence.corrected(rank), rank.number),
     )
     lost = any(view.error for view in evidence.nodes.values())
-    if first and not (lost and len(told) == len(failed)):  # they were ended with the lost node
+    ended_with_it = lost and len(told) == len(failed)  # with the lost node
+    before = _gone_before(evidence, first[0]) if first and _follows(first[0]) else None
+    if before:
+        yield before
+    elif first and not ended_with_it:
         yield _failure(evidence, first[0])
     if failed:
         return
@@ -236,6 +263,42 @@ def _failures(evidence: Evidence) -> Iterator[Finding]:
         match = messages.find(rank.err) if not evidence.job.state.ended else None
         if match and not match.message.after:
             yield _explained(match, evidence.place(number), (number,), serious=False)
+
+
+def _gone_before(evidence: Evidence, failed: Rank) -> Finding | None:
+    """The rank whose end a failed one tells of, if it ended without a failure of its own."""
+    when = evidence.corrected(failed) + SAME_TIME
+    quiet = [r for r in evidence.ranks.values() if r.exit_code == 0]
+    early = [rank for rank in quiet if evidence.corrected(rank) <= when]
+    if early and len(quiet) < len(evidence.ranks):
+        first = min(early, key=evidence.corrected)
+        match = messages.find(f"{failed.err}\n{failed.out}")
+        return Finding(
+            "left",
+            f"{evidence.place(first.number)} ended with code 0 while"
+            f" {evidence.place(failed.number)} still needed it",
+            "give all ranks the same number of steps (a sampler with drop_last, or model.join());"
+            " look for sys.exit or a return that only some ranks reach",
+            (match.line,) if match else (),
+            (first.number,),
+            (first.node,),
+        )
+    silent = [r for r in evidence.ranks.values() if not r.alive and r.exit_code is None]
+    there = [rank for rank in silent if not evidence.nodes[rank.node].error]
+    return _without_trace(evidence, there[0]) if there else None
+
+
+def _without_trace(evidence: Evidence, rank: Rank) -> Finding:
+    return Finding(
+        "gone",
+        f"{evidence.place(rank.number)} is gone without an exit code: it was killed with all that"
+        " started it, its node restarted, or the disk of its output was full",
+        ""
+        if evidence.job.state.ended
+        else f"`clusterctl cancel {evidence.job.id}` ends the others",
+        ranks=(rank.number,),
+        nodes=(rank.node,),
+    )
 
 
 def _follows(rank: Rank) -> bool:
@@ -300,14 +363,7 @@ def _vanished(evidence: Evidence) -> Iterator[Finding]:
         return
     gone = [n for n, r in sorted(evidence.ranks.items()) if not r.alive and r.exit_code is None]
     for number in gone:
-        yield Finding(
-            "gone",
-            f"{evidence.place(number)} is gone without an exit code: it was killed with all that"
-            " started it, or its node restarted",
-            f"`clusterctl cancel {evidence.job.id}` ends the others",
-            ranks=(number,),
-            nodes=(evidence.ranks[number].node,),
-        )
+        yield _without_trace(evidence, evidence.ranks[number])
     quiet = [n for n, r in sorted(evidence.ranks.items()) if r.exit_code == 0]
     if quiet and any(stack.collective for stack in evidence.stacks.values()):
         yield Finding(
@@ -347,24 +403,67 @@ def _places(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _missing(evidence: Evidence, waiting: Folded, item: Folded) -> Iterator[Finding]:
-    """Ranks that have not come to the collective: they compute, or they hang themselves."""
-    usage = [evidence.ranks[number].usage for number in item.ranks]
-    busy = any(use is not None and use >= BUSY for use in usage)
+    """Ranks that have not come to the collective: they compute, they are slow, or they hang."""
+    late = [evidence.ranks[number] for number in item.ranks]
+    busy = any(rank.running or (rank.usage or 0.0) >= BUSY for rank in late)
+    moved = [evidence.ranks[number].moved for number in waiting.ranks]
     ranks = [evidence.place(number) for number in item.ranks[:3]]
     more = f" and {len(item.ranks) - 3} more" if len(item.ranks) > 3 else ""
-    rank = evidence.ranks[item.ranks[0]]
-    doing = "computing" if busy else _waiting(rank)
+    doing = "computing" if busy else item.stack.waits or _waiting(late[0])
+    slow = any(moved)
+    if slow:
+        advice = (
+            "these ranks have more work than the others, wait longer for it, or have a slower"
+            " processor: `clusterctl verify` compares the nodes"
+        )
+    elif busy:
+        advice = (
+            "look at that line: an endless loop, more work than the others have, or a slower"
+            " processor (`clusterctl verify` compares the nodes)"
+        )
+    else:
+        advice = "look at that line: all ranks have to call the same collectives"
+    elsewhere = list(_elsewhere(late[0], item.stack))
+    if any(moved):
+        elsewhere.insert(0, "the others go on from time to time: the job is slow, it does not hang")
+    elif False in moved:
+        elsewhere.insert(0, f"no rank has gone on for {WATCH} s")
     yield Finding(
-        "straggler" if busy else "missing",
+        "straggler" if busy or slow else "missing",
         f"{name_ranks(waiting.ranks)} wait{'s' if len(waiting.ranks) == 1 else ''}"
         f" in {waiting.stack.describe()}"
         f" for {', '.join(ranks)}{more}: {doing} at {item.stack.describe()}",
-        "these ranks have more work than the others, or a slower processor:"
-        " `clusterctl verify` compares the nodes"
-        if busy
-        else "look at that line: all ranks have to call the same collectives",
-        ranks=item.ranks,
-        nodes=tuple(dict.fromkeys(evidence.ranks[number].node for number in item.ranks)),
+        advice,
+        tuple(elsewhere),
+        item.ranks,
+        tuple(dict.fromkeys(rank.node for rank in late)),
+    )
+
+
+def _elsewhere(rank: Rank, main: Stack) -> Iterator[str]:
+    """Where other threads and processes of a rank are in lines of the program."""
+    threads = (
+        (f"its thread {other.thread or number}", other)
+        for number, other in enumerate(main.others, 2)
+    )
+    for name, stack in (*threads, *rank.helpers.items()):
+        if main.left_by(stack):
+            yield f"{name} is at {stack.describe()}{f': {stack.waits}' if stack.waits else ''}"
+
+
+def watchable(evidence: Evidence) -> tuple[int, ...]:
+    """Ranks that wait, asleep, for others that are elsewhere: if they wake, the job goes on."""
+    folded = stacks.fold(
+        {n: s for n, s in evidence.stacks.items() if not evidence.ranks[n].stopped}
+    )
+    if all(item.stack.collective for item in folded):
+        return ()
+    return tuple(
+        number
+        for number, stack in evidence.stacks.items()
+        if stack.collective
+        and (stack.blocked or "futex" in evidence.ranks[number].waits)
+        and not evidence.ranks[number].stopped
     )
 
 
@@ -387,7 +486,7 @@ def _idle(evidence: Evidence) -> Iterator[Finding]:
 
 _WAITS = (
     (r"nanosleep", "sleeping"),
-    (r"nfs|rpc_|ceph|fuse|lustre|ll_", "waiting for a network file system"),
+    (r"nfs|rpc_|ceph|fuse|lustre|\bll_", "waiting for a network file system"),
     (r"sk_|tcp_|inet_|unix_|skb_", "waiting for the network"),
     (r"pipe_|anon_pipe", "waiting for a pipe"),
     (r"do_wait|kernel_wait", "waiting for a child process"),
@@ -453,6 +552,8 @@ def summarize(evidence: Evidence, findings: Sequence[Finding]) -> str:
     if evidence.job.state is JobState.SUCCEEDED:
         return f"job {evidence.job.id} succeeded, and nothing is wrong"
     living = [rank for rank in evidence.ranks.values() if rank.alive]
+    if evidence.job.state is JobState.CANCELLED and not living:
+        return f"job {evidence.job.id} was cancelled, and nothing is wrong with the nodes"
     if not living:
         return "nothing is wrong with the nodes, and no rank printed a known error"
     busy = [rank for rank in living if rank.usage is not None and rank.usage >= BUSY]

@@ -74,8 +74,14 @@ class Rank:
     stack: Stack | None = None
     no_stack: str = ""
     """Why there is none."""
+    helpers: Mapping[str, Stack] = field(default_factory=dict)
+    """Other Python processes of it, such as those of a data loader, by name and number."""
     usage: float | None = None
     """Processors that it uses; None where that was not measured."""
+    running: bool = False
+    """It has used or wanted a processor each time it was looked at."""
+    moved: bool | None = None
+    """Whether it woke while it was watched; None where it was not, or polls."""
 
     @property
     def alive(self) -> bool:
@@ -94,6 +100,16 @@ class Rank:
         )
         python = (process for process in order if process.command.startswith("python"))
         return next(python, order[0] if order else None)
+
+    @property
+    def others(self) -> tuple[Process, ...]:
+        """Its Python processes beside the main one."""
+        main = self.main
+        return tuple(
+            p
+            for p in self.processes
+            if p != main and p.state not in "ZX" and p.command.startswith("python")
+        )
 
 
 @dataclass(slots=True)
@@ -222,7 +238,8 @@ class Dumps:
     stacks: Mapping[int, str]
     failed: Mapping[int, str]
     usage: Mapping[int, float]
-    states: Mapping[int, str]
+    running: frozenset[int]
+    """Processes that had or wanted a processor both times."""
 
 
 def read_dumps(text: str) -> Dumps:
@@ -250,4 +267,21 @@ def read_dumps(text: str) -> Dumps:
         for pid, process in ticks["before"].items()
         if pid in after and passed > 0
     }
-    return Dumps(stacks, failed, usage, {pid: process.state for pid, process in after.items()})
+    running = frozenset(
+        pid
+        for pid, process in ticks["before"].items()
+        if pid in after and process.state == after[pid].state == "R"
+    )
+    return Dumps(stacks, failed, usage, running)
+
+
+def read_moves(text: str) -> Mapping[int, bool]:
+    """What moves.sh printed: of each process, whether its main thread has woken."""
+    moves: dict[int, bool] = {}
+    for line in text.splitlines():
+        word, _, rest = line.partition(" ")
+        with suppress(ValueError):
+            if word == "moved":
+                pid, before, after = rest.split()
+                moves[int(pid)] = before != after
+    return moves

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 _COLLECTIVES = re.compile(
     r"all_gather\w*|all_reduce\w*|all_to_all\w*|barrier|broadcast\w*|gather\w*|reduce\w*"
@@ -16,7 +17,22 @@ _COLLECTIVES = re.compile(
 _C10D = "torch/distributed/distributed_c10d.py"
 _MPI = re.compile(r"P?(MPI_[A-Z]\w+)|PyMPI_(\w+)")
 _MPI4PY = re.compile(r"mpi4py/MPI.*\.pyx")
-_LIBRARIES = re.compile(r"/(site|dist)-packages/|/lib/python3[\d.]*/|^<|\.(so|pyx)(\.|$)")
+_LIBRARIES = re.compile(r"/(site|dist)-packages/|/lib/python3[\d.]*/|^<|\.so(\.|$)")
+_COMPILED = re.compile(r"\.(c|cc|cpp|cxx|cu|h|hh|hpp|rs|pyx|S|so[\d.]*)$")
+_RUNTIME = re.compile(r"/(lib(c|m|dl|pthread|ffi|stdc\+\+|python\w*)|ld-linux[\w-]*)\b[^/]*$")
+"""Libraries, and sources of Python's own, that say nothing about the program."""
+_PYTHONS_OWN = re.compile(r"/(Modules|Objects|Python|Include)/[^/]+(/[^/]+)?\.[ch]$")
+_WAITS = (
+    (r"(clock_)?nanosleep|(py)?time_sleep", "sleeping"),
+    (
+        r"(lock_)?PyThread_acquire\w*|sem_(timed|clock)?wait|do_futex_wait\w*|(__)?lll_lock_wait\w*"
+        r"|pthread_mutex_lock|rlock_acquire\w*",
+        "waiting for a lock that another thread holds",
+    ),
+    (r"waitpid|wait4|waitid", "waiting for a child process"),
+    (r"accept4?|recv(from|msg)?|connect|sendmsg", "waiting for the network"),
+)
+"""Functions in which a thread waits, by what for."""
 _LONGEST = 60
 """Characters of a C++ name that are shown."""
 
@@ -30,9 +46,15 @@ class Frame:
     line: int = 0
 
     @property
+    def python(self) -> bool:
+        """Whether it is a line of a Python program. Libraries built with debugging symbols have
+        lines too."""
+        return self.line > 0 and not _COMPILED.search(self.file)
+
+    @property
     def place(self) -> str:
         short = "/".join(self.file.rsplit("/", 3)[-3:]) if "-packages/" in self.file else self.file
-        short = short if self.line else self.file.rpartition("/")[2]
+        short = short if self.python else self.file.rpartition("/")[2]
         return f"{short}:{self.line}" if self.line else short
 
     def __str__(self) -> str:
@@ -42,15 +64,17 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """The main thread of a rank, innermost frame first. Paths of its own files are relative to its
-    working directory."""
+    """A thread, innermost frame first: the main one of a process, with its `others`. Paths of its
+    own files are relative to its working directory."""
 
     frames: tuple[Frame, ...]
+    thread: str = ""
+    others: tuple[Stack, ...] = ()
 
     @property
     def own(self) -> Frame | None:
         """The innermost line of the program itself."""
-        inner = (frame for frame in self.frames if frame.line)
+        inner = (frame for frame in self.frames if frame.python)
         return next((frame for frame in inner if not _LIBRARIES.search(frame.file)), None)
 
     @property
@@ -70,6 +94,40 @@ class Stack:
         return "a collective" if waits else ""
 
     @property
+    def native(self) -> Frame | None:
+        """The function of a compiled library of the program's that it is in."""
+        for frame in self.shown:
+            if frame.python:
+                break
+            if not _RUNTIME.search(f"/{frame.file}") and not _PYTHONS_OWN.search(frame.file):
+                return frame
+        return None
+
+    @property
+    def waits(self) -> str:
+        """What it waits for, by the functions that it is in; "" where they do not tell."""
+        for frame in self.frames:
+            if frame.python:
+                break
+            for pattern, text in _WAITS:
+                if re.fullmatch(pattern, frame.name):
+                    return text
+        return ""
+
+    @property
+    def blocked(self) -> bool:
+        """Whether the kernel wakes it only for what it waits for: it does not poll."""
+        names = [frame.name for frame in self.frames[:2]]
+        return any(re.fullmatch(r"(__)?pthread_cond_\w*wait\w*", name) for name in names)
+
+    def left_by(self, other: Stack) -> Frame | None:
+        """The innermost line of the program in another thread or process that this one, or what
+        started it, is not in: an idle thread has none. A forked process has the frames of both."""
+        mine = {(frame.name, frame.file) for frame in self.frames}
+        own = other.own
+        return own if own and (own.name, own.file) not in mine else None
+
+    @property
     def point(self) -> tuple[str, str]:
         """Equal for ranks that stand at the same place."""
         own = self.own
@@ -79,6 +137,8 @@ class Stack:
     def describe(self) -> str:
         own = self.own
         where = f"{own.name}, {own.place}" if own else ""
+        if own and (native := self.native):
+            where += f", in {native}"
         if self.collective:
             return f"{self.collective}{f' at {own.place}' if own else ''}"
         return where or (str(self.frames[0]) if self.frames else "an unknown place")
@@ -95,13 +155,19 @@ def parse(text: str, folder: str) -> Stack | None:
     try:
         threads = json.loads(text)
         main = next((t for t in threads if t["pid"] == t["os_thread_id"]), threads[0])
-        frames = tuple(
-            Frame(f["name"], f["filename"].removeprefix(f"{folder}/"), f["line"] or 0)
-            for f in main["frames"]
-        )
+        others = tuple(_thread(t, folder) for t in threads if t is not main)
+        stack = _thread(main, folder)
     except (ValueError, LookupError, TypeError, AttributeError):
         return None
-    return Stack(frames) if frames else None
+    return Stack(stack.frames, stack.thread, others) if stack.frames else None
+
+
+def _thread(dump: Mapping[str, Any], folder: str) -> Stack:
+    frames = (
+        Frame(f["name"], f["filename"].removeprefix(f"{folder}/"), f["line"] or 0)
+        for f in dump["frames"]
+    )
+    return Stack(tuple(frames), dump.get("thread_name") or "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,7 +162,170 @@ def test_a_rank_that_is_gone_without_a_word() -> None:
     assert (finding.kind, finding.ranks) == ("gone", (1,))
 
 
+BUILD = "/tmp/build/Python-3.11.7/Modules"
+
+
+def test_a_python_with_debugging_symbols_hides_no_line_of_the_program() -> None:
+    """Its C sources have lines too. The C function of a library is named with the line."""
+    in_c = stack(
+        ("spin", "/data/jobs/libspin.so", 0),
+        ("ffi_call", "/usr/lib/libffi.so.8.1.2", 0),
+        ("_call_function_pointer", f"{BUILD}/_ctypes/callproc.c", 943),
+        ("decode", f"{WORK}/train.py", 8),
+        ("<module>", f"{WORK}/train.py", 11),
+    )
+    [finding] = doctor.judge(two_ranks(reduces(), in_c))
+    assert finding.text.endswith("at decode, train.py:8, in spin (libspin.so)")
+
+
+@pytest.mark.parametrize(
+    ("frame", "waits", "said"),
+    [
+        ("lock_PyThread_acquire_lock", "hrtimer_nanosleep", "a lock that another thread holds"),
+        ("accept4", "inet_csk_accept", "waiting for the network"),
+        ("poll", "poll_schedule_timeout.constprop.0", "waiting for input"),
+        ("read", "ll_file_read", "waiting for a network file system"),
+    ],
+)
+def test_what_a_rank_waits_for(frame: str, waits: str, said: str) -> None:
+    """The stack counts before the kernel, which was asked a moment earlier."""
+    at = stack((frame, "/usr/lib/libc.so.6", 0), ("step", f"{WORK}/train.py", 9))
+    found = two_ranks(reduces(), at)
+    found.ranks[1].waits = waits
+    [finding] = doctor.judge(found)
+    assert said in finding.text
+
+
+def test_another_thread_and_a_loader_process_are_named_with_their_lines() -> None:
+    """A forked process has the frames of its parent; an idle one has no others."""
+    read = ("__getitem__", f"{WORK}/data.py", 30)
+    loop = ("_worker_loop", "/opt/py/lib/python3.11/site-packages/torch/utils/worker.py", 300)
+    main = ("<module>", f"{WORK}/train.py", 11)
+    threads = [
+        {"pid": 9, "os_thread_id": 9, "thread_name": "MainThread", "frames": [main]},
+        {"pid": 9, "os_thread_id": 11, "thread_name": "prefetch", "frames": [read]},
+        {"pid": 9, "os_thread_id": 12, "thread_name": "pin", "frames": [loop]},
+    ]
+    names = ("name", "filename", "line")
+    for thread in threads:
+        thread["frames"] = [dict(zip(names, frame, strict=True)) for frame in thread["frames"]]
+    odd = stacks.parse(json.dumps(threads), WORK)
+    assert odd
+    found = two_ranks(reduces(), odd)
+    found.ranks[1].helpers = {
+        "its process 41": stack(loop, main),
+        "its process 42": stack(("read", "/usr/lib/libc.so.6", 0), read, loop, main),
+    }
+    [finding] = doctor.judge(found)
+    assert finding.lines == (
+        "its thread prefetch is at __getitem__, data.py:30",
+        "its process 42 is at __getitem__, data.py:30",
+    )
+
+
+@pytest.mark.parametrize(
+    ("moved", "usage", "kind", "said"),
+    [
+        (True, 0.0, "straggler", "the others go on from time to time"),
+        (False, 0.0, "missing", "no rank has gone on for 5 s"),
+        (False, 1.0, "straggler", "no rank has gone on for 5 s"),
+    ],
+)
+def test_a_slow_rank_and_one_that_hangs_are_told_apart(
+    moved: bool, usage: float, kind: str, said: str
+) -> None:
+    found = two_ranks(reduces(), sleeps())
+    assert doctor.watchable(found) == (0,)
+    found.ranks[0].moved, found.ranks[1].usage = moved, usage
+    [finding] = doctor.judge(found)
+    assert (finding.kind, finding.lines) == (kind, (finding.lines[0],))
+    assert said in finding.lines[0]
+    assert ("endless loop" in finding.advice) == (usage > 0 and not moved)
+
+
+def test_ranks_that_poll_are_not_watched() -> None:
+    """They wake all the time."""
+    polls = stack(("PMPI_Allreduce", "/opt/libmpi.so", 0), ("step", f"{WORK}/train.py", 3))
+    assert doctor.watchable(two_ranks(polls, sleeps())) == ()
+    assert doctor.watchable(two_ranks(reduces(), reduces())) == (), "no rank is elsewhere"
+
+
+def test_a_rank_that_gets_little_of_a_busy_processor_computes() -> None:
+    process_line = process(1, 200, "R").removeprefix("process 1 ")
+    text = f"time before 1\nbefore 200 {process_line}\ntime after 2\nafter 200 {process_line}\n"
+    found = two_ranks(reduces(), sleeps())
+    found.ranks[1].running = 200 in evidence.read_dumps(text).running
+    [finding] = doctor.judge(found)
+    assert "computing" in finding.text
+
+
+def test_whether_a_process_has_woken() -> None:
+    assert evidence.read_moves("moved 7 10 10\nmoved 8 10 11\nmoved 9 0 \nx\n") == {
+        7: False,
+        8: True,
+    }
+
+
 # ------------------------------------------------------------------------------------- failures
+
+GLOO_CLOSED = "[tcp/pair.cc:534] gloo/transport/tcp: Connection closed by peer"
+
+
+def closed(rank: int, when: float) -> tuple[str, ...]:
+    """A rank that failed because another one had gone."""
+    return (f"rank {rank}", f"exit {rank} 1 {when} 1", f"err {rank} {encoded(GLOO_CLOSED)}")
+
+
+def test_a_rank_that_ended_early_with_code_0_is_the_cause() -> None:
+    """It has no failure of its own: the others tell of its end."""
+    gone = view("worker-2", "rank 1", f"exit 1 0 {START + 9.1} 1")
+    ended = seen(view("worker-1", *closed(0, START + 9)), gone, made=running(state=JobState.FAILED))
+    found = doctor.judge(ended)[0]
+    assert (found.kind, found.ranks, found.nodes) == ("left", (1,), ("worker-2",))
+    assert (
+        found.text
+        == "rank 1 on worker-2 ended with code 0 while rank 0 on worker-1 still needed it"
+    )
+    later = view("worker-2", "rank 1", f"exit 1 0 {START + 30} 1")
+    found = doctor.judge(seen(view("worker-1", *closed(0, START + 9)), later))[0]
+    assert found.kind == "message:gloo-closed", "it ended long after"
+
+
+def test_a_rank_without_an_exit_code_is_the_cause_of_what_the_others_say() -> None:
+    """The disk on which its end is written may be full."""
+    ended = running(state=JobState.FAILED)
+    found = doctor.judge(
+        seen(view("worker-1", *closed(0, START + 9)), view("worker-2", "rank 1"), made=ended)
+    )[0]
+    assert (found.kind, found.ranks) == ("gone", (1,))
+
+
+def test_a_job_that_did_not_start_has_its_reason() -> None:
+    why = "staging job 7 failed on worker-2: No space left on device"
+    [finding] = doctor.judge(
+        seen(view("worker-1"), made=running(state=JobState.FAILED, reason=why))
+    )
+    assert finding.text == f"job 7: {why}"
+
+
+def test_ranks_of_a_cancelled_job_have_not_failed() -> None:
+    cancelled = seen(
+        view("worker-1", "rank 0", f"exit 0 143 {START + 9} 1"),
+        view("worker-2", "rank 1", f"exit 1 137 {START + 9} 1"),
+        made=running(state=JobState.CANCELLED, reason="cancelled"),
+    )
+    assert doctor.judge(cancelled) == ()
+    assert doctor.summarize(cancelled, ()).startswith("job 7 was cancelled")
+
+
+def test_the_last_exception_of_a_rank_that_is_about_to_end_is_the_cause() -> None:
+    """Without an exception, a known message of a running job is a note."""
+    error = "OSError: [Errno 98] EADDRINUSE: address already in use"
+    trace = f'Traceback (most recent call last):\n  File "{WORK}/train.py", line 3\n{error}'
+    for text, serious in ((trace, True), (error, False)):
+        living = ("rank 0", process(0, 100), f"err 0 {encoded(text)}")
+        [finding] = doctor.judge(seen(view("worker-1", *living)))
+        assert (finding.kind, finding.serious) == ("message:port-used", serious)
 
 
 def failed(code: int, when: float, err: str = "") -> list[str]:
