@@ -16,11 +16,9 @@ pytestmark = [pytest.mark.netns, pytest.mark.sshd]
 
 
 def test_hosts_are_machines(lab: Lab) -> None:
-    started = time.monotonic()
     lab.launch("one")
     lab.launch("two")
     machines = lab.ec2.wait(2)
-    took = time.monotonic() - started
     one, two = lab.ec2.machine("one"), lab.ec2.machine("two")
     assert lab.ssh("one", "hostname; whoami; echo ~") == f"{one.hostname}\nubuntu\n/home/ubuntu\n"
     assert lab.ssh("one", "sudo -n id -u") == "0\n"
@@ -28,7 +26,6 @@ def test_hosts_are_machines(lab: Lab) -> None:
     # Private addresses are for the machines alone: the way to them is through another machine.
     assert lab.ssh("two", "hostname", jump="one") == f"{two.hostname}\n"
     assert len(machines) == 2
-    assert took < 10
 
 
 def test_what_one_writes_no_other_sees(lab: Lab) -> None:
@@ -205,3 +202,15 @@ def test_nothing_of_a_killed_simulator_stays(need_root: None, tmp_path: Path) ->
         lab.until(lambda: bool(route()), {True})
     finally:
         simulator.close()
+
+
+def test_it_is_reached_where_it_is_after_a_stop(lab: Lab) -> None:
+    """However short: the loop may see it run before and after, with another address."""
+    id = lab.launch("one")
+    lab.ec2.wait(1)
+    lab.ssh("one", "sudo touch /etc/kept")
+    lab.api.stop_instances(InstanceIds=[id])
+    lab.api.start_instances(InstanceIds=[id])
+    address = lab.instance("one")["PublicIpAddress"]
+    lab.until(lambda: lab.ec2.machine("one").public == address, {False})
+    assert lab.until(lambda: lab.try_ssh("one", "ls /etc/kept").stdout, {""}) == "/etc/kept\n"

@@ -8,24 +8,20 @@ from __future__ import annotations
 
 import base64
 import copy
-import ipaddress
 import itertools
-import json
-import random
-import subprocess
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
 from tests.sim.ec2 import images, market, reserved, wire
+from tests.sim.ec2.addresses import Addresses
 from tests.sim.ec2.wire import Answer, ApiError, Request
 
 ACCOUNT = "123456789012"
-PUBLIC = ipaddress.IPv4Network("198.51.100.0/24")  # TEST-NET-2: nobody's
 
 current = threading.local()
 """`.request`: what this thread is answering."""
@@ -539,21 +535,11 @@ def vcpus(kind: str) -> int:
     return int(INSTANCE_TYPES.get(kind, {}).get("VCpuInfo", {}).get("DefaultVCpus", 0))
 
 
-def public_addresses() -> Iterator[str]:
-    """Addresses of the test network that are not routed on this machine: another simulator may
-    run here.
-    """
-    pool = [str(one) for one in PUBLIC.hosts()][9:]
-    while True:
-        address = random.choice(pool)
-        argv = ["ip", "-4", "-j", "route", "show", "table", "all", "root", str(PUBLIC)]
-        routes = json.loads(subprocess.run(argv, capture_output=True).stdout or "[]")
-        if address not in (one.get("dst") for one in routes) and address not in _in_use():
-            yield address
-
-
-def _in_use() -> set[str | None]:
-    return {eni.public_ip for region in regions() for eni in list(backend(region).enis.values())}
+def _addresses_in_use() -> set[str]:
+    backends = [backend(region) for region in regions()]
+    found = {one.public_ip for each in backends for one in list(each.enis.values())}
+    found |= {one.public_ip for each in backends for one in list(each.addresses)}
+    return found - {None}
 
 
 LOCAL_ZONE = "us-east-1-bos-1a"
@@ -607,15 +593,10 @@ def install(world: World) -> None:
     from moto.ec2.models.launch_templates import LaunchTemplate
     from moto.ec2.responses.instances import EC2BaseResponse
 
-    addresses = public_addresses()
+    addresses = Addresses(_addresses_in_use)
+    elastic_network_interfaces.random_public_ip = addresses.take
+    elastic_ip_addresses.random_ip = addresses.take
     lock = threading.Lock()
-
-    def public_address() -> str:
-        with lock:
-            return next(addresses)
-
-    elastic_network_interfaces.random_public_ip = public_address
-    elastic_ip_addresses.random_ip = public_address
     launch = InstanceBackend.run_instances
 
     def run_instances(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -39,6 +39,7 @@ class Loop:
         self._prefix = prefix
         self._machines: dict[str, Machine] = {}
         self._plugged: dict[str, tuple[Vpc, str]] = {}
+        self._connected: set[str] = set()  # instances whose machine has had a cable once
         self._vpcs: dict[str, Vpc] = {}
         self._services: dict[str, imds.Service] = {}
         self._waits: dict[str, float] = {}  # instance → when it boots
@@ -57,9 +58,13 @@ class Loop:
         self.bill.watch(found, self.world.prices)
         alive = {one.id: one for one in found if one.state in _ALIVE}
         stopped = {one.id for one in found if one.state == "stopped"}
-        for id in [one for one in self._machines if one not in alive]:
-            # Its disk has to last, and light hosts have theirs in memory: it loses its cable.
-            self._unplug(id, self._machines[id]) if id in stopped else self._remove(id)
+        for id, machine in list(self._machines.items()):
+            if id in alive and alive[id].public_ip_address == machine.order.public:
+                continue
+            # Its disk has to last, and light hosts have theirs in memory: it loses its cable. One
+            # with another address was stopped and started since the last turn.
+            kept = id in self._connected and (id in alive or id in stopped)
+            self._unplug(id, machine) if kept else self._remove(id)
         for instance in alive.values():
             if instance.id not in self._machines and self._may_boot(instance):
                 self._start(instance)
@@ -129,7 +134,6 @@ class Loop:
 
     def _plug(self, instance: Any, machine: Machine) -> None:
         vpc = self._vpc(instance.vpc_id)
-        again = machine.order.public != instance.public_ip_address
         machine.order = replace(machine.order, public=instance.public_ip_address)
         self._ports += 1
         port = f"m{self._ports}"
@@ -137,14 +141,17 @@ class Loop:
         try:
             private = IPv4Address(machine.order.private)
             vpc.plug(port, machine.pid, machine.order.subnet, private, machine.order.public)
-        except OSError as failed:
+        except OSError:
+            vpc.unplug(port, machine.order.public)  # half of it would be in the way next time
             if machine.ended():
                 return
-            raise failed
+            raise
         self._plugged[instance.id] = (vpc, port)
-        if again:
+        if instance.id in self._connected:
             configure(machine.pid, private, machine.order.subnet, machine.order.public)
-        machine.connected()
+        else:
+            self._connected.add(instance.id)
+            machine.connected()
 
     def _vpc(self, id: str) -> Vpc:
         if id not in self._vpcs:
@@ -196,6 +203,7 @@ class Loop:
         machine = self._machines.pop(id)
         machine.kill()
         self._waits.pop(id, None)
+        self._connected.discard(id)
         self._unplug(id, machine)
 
     def _unplug(self, id: str, machine: Machine) -> None:
