@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from clusterctl import assets
 from clusterctl.errors import UsageError
-from clusterctl.model import Program
+from clusterctl.job_model import Program
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 
 from clusterctl.insight import cost
-from clusterctl.model import Charge, Cluster, Job
+from clusterctl.job_model import Job
+from clusterctl.model import Charge, Cluster
 from clusterctl.state import Store
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from clusterctl.actions import Tell, jobs
 from clusterctl.insight import compare
 from clusterctl.insight.compare import Change, FileChange
-from clusterctl.model import Job
+from clusterctl.job_model import Job
 from clusterctl.state import Store
 
 LARGEST = 1 << 20

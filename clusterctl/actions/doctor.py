@@ -22,10 +22,11 @@ from clusterctl.insight import doctor, evidence, stacks
 from clusterctl.insight.doctor import Evidence, Finding
 from clusterctl.insight.evidence import NodeView, Rank
 from clusterctl.insight.stacks import name_ranks as name_ranks
+from clusterctl.job_model import Job, JobState
 from clusterctl.jobs import control, systems
 from clusterctl.jobs.follow import read_stored
 from clusterctl.jobs.start import list_nodes, list_rank_nodes
-from clusterctl.model import Cluster, Job, JobState, NodeResult, Phase
+from clusterctl.model import Cluster, NodeResult, Phase
 from clusterctl.state import Store
 from clusterctl.time_limits import Deadline
 from clusterctl.transport.pool import Pool

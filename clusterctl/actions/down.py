@@ -21,13 +21,8 @@ from clusterctl.errors import (
     UsageError,
 )
 from clusterctl.insight import cost
-from clusterctl.model import (
-    Charge,
-    Cluster,
-    ClusterSpec,
-    JobState,
-    Phase,
-)
+from clusterctl.job_model import JobState
+from clusterctl.model import Charge, Cluster, ClusterSpec, Phase
 from clusterctl.providers.protocol import Recovering
 from clusterctl.providers.shared import billing
 from clusterctl.state import ClusterLock, Store

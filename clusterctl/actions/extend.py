@@ -12,7 +12,8 @@ from clusterctl.actions import Tell, require_owned
 from clusterctl.actions import allow as allowing
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
 from clusterctl.insight import cost
-from clusterctl.model import Cluster, Job, Phase
+from clusterctl.job_model import Job
+from clusterctl.model import Cluster, Phase
 from clusterctl.node_results import ranges
 from clusterctl.providers.protocol import Expiring, Guarded, Labelling
 from clusterctl.state import ClusterLock, Store

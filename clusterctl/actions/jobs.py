@@ -12,6 +12,7 @@ from clusterctl.actions import Tell, check_name, connect_or_report, open_pool, r
 from clusterctl.actions import resume as resuming
 from clusterctl.actions.run import OnJob, OnOutput, Prepared, plan_job, run
 from clusterctl.errors import ClusterctlError, NodeUnreachable, RecordError, UsageError
+from clusterctl.job_model import Job, JobSpec, JobState
 from clusterctl.jobs import control, fetched, outputs, systems
 from clusterctl.jobs.follow import Follower, Piece, is_complete, read_stored
 from clusterctl.jobs.interrupts import Interrupts
@@ -19,7 +20,7 @@ from clusterctl.jobs.lines import ALL, choose
 from clusterctl.jobs.lines import Choice as Choice
 from clusterctl.jobs.stage import Tree
 from clusterctl.jobs.start import list_nodes, list_rank_nodes
-from clusterctl.model import Cluster, Job, JobSpec, JobState, Phase
+from clusterctl.model import Cluster, Phase
 from clusterctl.state import Store
 from clusterctl.transport.pool import Pool
 

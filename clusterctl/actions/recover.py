@@ -10,8 +10,9 @@ from clusterctl.actions.jobs import Changes, rerun
 from clusterctl.actions.resume import NothingSaved
 from clusterctl.actions.run import OnJob, OnOutput, find_job
 from clusterctl.errors import ClusterctlError, LaunchError, NodeUnreachable, UsageError
+from clusterctl.job_model import Job, JobState
 from clusterctl.jobs.start import list_rank_nodes
-from clusterctl.model import Cluster, ClusterSpec, Job, JobState, NodeGroup, count
+from clusterctl.model import Cluster, ClusterSpec, NodeGroup, count
 from clusterctl.schedulers.verdict import never_started
 from clusterctl.state import Store
 

@@ -12,10 +12,11 @@ from pathlib import Path
 
 from clusterctl.actions import Tell, connect_or_report, open_pool
 from clusterctl.errors import NodeUnreachable, RecordError
+from clusterctl.job_model import Job
 from clusterctl.jobs import control, fetched, mirror, outputs, systems
 from clusterctl.jobs.fetched import Files
 from clusterctl.jobs.start import Carry, list_nodes, list_rank_nodes
-from clusterctl.model import Cluster, Job, Phase, clock
+from clusterctl.model import Cluster, Phase, clock
 from clusterctl.state import Store
 from clusterctl.transport.pool import Pool
 

@@ -22,13 +22,15 @@ from clusterctl.errors import (
     UsageError,
 )
 from clusterctl.insight import messages
+from clusterctl.job_model import Job, JobSpec, JobState, ProgramKind
 from clusterctl.jobs import control, mirror, packages, stage, start, systems
 from clusterctl.jobs.follow import Follower, Piece
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.launch_words import translate
 from clusterctl.jobs.program import Resolved, backend_note, resolve_command, resolve_module
 from clusterctl.jobs.program import resolve as resolve_script
-from clusterctl.model import Cluster, Job, JobSpec, JobState, LaunchPlan, NodeResult, ProgramKind
+from clusterctl.launch_plan import LaunchPlan
+from clusterctl.model import Cluster, NodeResult
 from clusterctl.schedulers.verdict import NO_RANK, is_disk_full, never_started
 from clusterctl.state import Store
 from clusterctl.transport.pool import Pool

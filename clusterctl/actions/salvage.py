@@ -10,11 +10,12 @@ from clusterctl.actions import Tell, connect_or_report, open_pool
 from clusterctl.actions.jobs import Fetched, fetch_from
 from clusterctl.errors import ClusterctlError, UsageError, reason
 from clusterctl.insight import cost
+from clusterctl.job_model import Job
 from clusterctl.jobs import control, outputs
 from clusterctl.jobs.follow import Follower, is_complete
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.stage import format_bytes
-from clusterctl.model import Charge, Cluster, Job, Phase, Role, clock, count
+from clusterctl.model import Charge, Cluster, Phase, Role, clock, count
 from clusterctl.state import Store
 from clusterctl.time_limits import Deadline
 from clusterctl.transport.pool import Pool

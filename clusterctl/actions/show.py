@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from clusterctl import providers
 from clusterctl.errors import ClusterctlError, reason
 from clusterctl.insight import cost
-from clusterctl.model import Charge, Cluster, Job, Node, Phase, count
+from clusterctl.job_model import Job
+from clusterctl.model import Charge, Cluster, Node, Phase, count
 from clusterctl.node_results import ranges
 from clusterctl.providers.protocol import Expiring, Queue
 from clusterctl.providers.shared import billing

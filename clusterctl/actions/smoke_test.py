@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from clusterctl.actions import Tell, run
 from clusterctl.errors import BootstrapError
+from clusterctl.job_model import JobSpec, JobState
 from clusterctl.jobs.follow import Piece
-from clusterctl.model import Cluster, JobSpec, JobState
+from clusterctl.model import Cluster
 from clusterctl.state import Store
 from clusterctl.transport.pool import Pool
 

@@ -16,8 +16,9 @@ from clusterctl.actions import Tell, jobs, open_pool, require_ready, run
 from clusterctl.errors import ClusterctlError, NodeUnreachable, RecordError, UsageError, reason
 from clusterctl.insight import verify
 from clusterctl.insight.verify import Gpu, Link, NodeFigures, Reduction, Verdict
+from clusterctl.job_model import JobSpec
 from clusterctl.jobs.follow import Piece
-from clusterctl.model import Accelerator, Cluster, JobSpec, Node, NodeResult, count
+from clusterctl.model import Accelerator, Cluster, Node, NodeResult, count
 from clusterctl.state import Store
 from clusterctl.time_limits import Deadline
 from clusterctl.transport import Channel

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.cli.console import Console, ago, pick, plain
 from clusterctl.errors import ClusterctlError, ProviderError, UsageError
-from clusterctl.model import UNPLACED, Job, JobState, count
+from clusterctl.job_model import UNPLACED, Job, JobState
+from clusterctl.model import count
 
 if TYPE_CHECKING:
     from clusterctl.actions.jobs import Fetched

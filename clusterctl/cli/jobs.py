@@ -21,7 +21,7 @@ from clusterctl.cli.job_output import (
     note_fetched,
 )
 from clusterctl.cli.rank_output import Printer
-from clusterctl.model import Job, JobState
+from clusterctl.job_model import Job, JobState
 from clusterctl.verbs.jobs import Cancel, Doctor, Fetch, Jobs, Logs
 from clusterctl.verbs.start import Rerun
 

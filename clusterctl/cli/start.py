@@ -19,7 +19,8 @@ from clusterctl.cli.jobs import number_of
 from clusterctl.cli.rank_output import Printer
 from clusterctl.cli.variables import environment
 from clusterctl.errors import UsageError
-from clusterctl.model import Cluster, Job, JobSpec, Program, ProgramKind
+from clusterctl.job_model import Job, JobSpec, Program, ProgramKind
+from clusterctl.model import Cluster
 from clusterctl.verbs.start import Rerun, Run
 
 QUEUES = ("--queue", "--qos")

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from clusterctl.model import Job
+from clusterctl.job_model import Job
 
 MOST = 400
 """Lines of one file's differences that are kept."""

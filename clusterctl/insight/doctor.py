@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from clusterctl.insight import messages, stacks
 from clusterctl.insight.evidence import KernelLine, NodeView, Rank
 from clusterctl.insight.stacks import Folded, Stack, name_ranks
-from clusterctl.model import Job, JobState
+from clusterctl.job_model import Job, JobState
 
 CLOCK = 1.0
 """Seconds that clocks may differ by before it is told."""

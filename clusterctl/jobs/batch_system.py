@@ -11,8 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from clusterctl import launch, schedulers
+from clusterctl.job_model import UNPLACED, Job, JobSpec, Placement
 from clusterctl.jobs.systems import Preview, check_options
-from clusterctl.model import UNPLACED, Cluster, Job, JobSpec, LaunchPlan, Node, Placement
+from clusterctl.launch_plan import LaunchPlan
+from clusterctl.model import Cluster, Node
 from clusterctl.schedulers import batch
 from clusterctl.schedulers.direct import GRACE
 from clusterctl.time_limits import Deadline

@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from clusterctl.errors import NodeUnreachable
+from clusterctl.job_model import Job, JobState
 from clusterctl.jobs import systems
 from clusterctl.jobs.start import ASK_TIMEOUT, list_nodes, list_rank_nodes, make_error
-from clusterctl.model import Cluster, Job, JobState, NodeResult, count
+from clusterctl.model import Cluster, NodeResult, count
 from clusterctl.schedulers import direct
 from clusterctl.schedulers.direct import GRACE
 from clusterctl.time_limits import NEVER, Deadline

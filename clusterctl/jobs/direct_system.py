@@ -9,20 +9,13 @@ from shlex import join, quote
 from clusterctl import launch, schedulers
 from clusterctl.compiling import NO_COMPILER, Compilation, advice, compilation
 from clusterctl.errors import LaunchError, UsageError
+from clusterctl.job_model import Job, JobSpec, Placement, Program
 from clusterctl.jobs.program import check
 from clusterctl.jobs.start import ASK_TIMEOUT, STAGE_TIMEOUT, make_error
 from clusterctl.jobs.systems import Preview, check_options
 from clusterctl.launch.placement import place
-from clusterctl.model import (
-    Cluster,
-    Job,
-    JobSpec,
-    LaunchPlan,
-    Node,
-    NodeResult,
-    Placement,
-    Program,
-)
+from clusterctl.launch_plan import LaunchPlan
+from clusterctl.model import Cluster, Node, NodeResult
 from clusterctl.schedulers.direct import GRACE, command_line
 from clusterctl.time_limits import Deadline
 from clusterctl.transport.pool import Pool

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import RecordError
-from clusterctl.model import Job
+from clusterctl.job_model import Job
 from clusterctl.state import Home
 from clusterctl.state.home import write_atomic
 

@@ -20,10 +20,11 @@ from pathlib import Path
 
 from clusterctl import assets
 from clusterctl.errors import NodeUnreachable
+from clusterctl.job_model import Job, JobState
 from clusterctl.jobs import control, systems
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.start import list_nodes
-from clusterctl.model import Cluster, Job, JobState, NodeResult
+from clusterctl.model import Cluster, NodeResult
 from clusterctl.schedulers import verdict
 from clusterctl.state.home import writing
 from clusterctl.transport import Channel

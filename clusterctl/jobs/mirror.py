@@ -19,9 +19,10 @@ from pathlib import Path
 
 from clusterctl import assets, unpack
 from clusterctl.errors import ClusterctlError
+from clusterctl.job_model import Job, JobState
 from clusterctl.jobs import systems
 from clusterctl.jobs.start import list_rank_nodes, make_error
-from clusterctl.model import Cluster, Job, JobState, NodeResult, clock
+from clusterctl.model import Cluster, NodeResult, clock
 from clusterctl.state.home import write_atomic
 from clusterctl.time_limits import background
 from clusterctl.transport.pool import Pool

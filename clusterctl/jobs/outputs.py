@@ -12,10 +12,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from clusterctl.errors import ClusterctlError, RecordError
+from clusterctl.job_model import Job
 from clusterctl.jobs import mirror, stage
 from clusterctl.jobs.fetched import read_state
 from clusterctl.jobs.start import list_rank_nodes, make_error
-from clusterctl.model import Cluster, Job, NodeResult
+from clusterctl.model import Cluster, NodeResult
 from clusterctl.state import Home
 from clusterctl.state.home import write_atomic, writing
 from clusterctl.transport.pool import Pool

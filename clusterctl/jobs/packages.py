@@ -27,9 +27,10 @@ import msgspec
 
 from clusterctl import assets, process
 from clusterctl.errors import ClusterctlError, LaunchError, UsageError
+from clusterctl.job_model import ProgramKind
 from clusterctl.jobs.program import Resolved
 from clusterctl.jobs.start import make_error
-from clusterctl.model import Cluster, Node, ProgramKind, Python
+from clusterctl.model import Cluster, Node, Python
 from clusterctl.state import Home
 from clusterctl.state.home import write_atomic
 from clusterctl.transport.pool import Pool

@@ -13,9 +13,10 @@ from shutil import which
 from clusterctl.catalog import BUNDLED
 from clusterctl.compiling import LANGUAGES
 from clusterctl.errors import LaunchError, UsageError
+from clusterctl.job_model import PYTHONS, Program, ProgramKind
 from clusterctl.jobs import stage
 from clusterctl.jobs.launch_words import Asked
-from clusterctl.model import PYTHONS, Cluster, Program, ProgramKind
+from clusterctl.model import Cluster
 
 HEAD = 64 << 10
 """Bytes of a file that may be a batch script, in which its directives have to be."""

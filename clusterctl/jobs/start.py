@@ -9,8 +9,10 @@ from shlex import join, quote
 
 from clusterctl import assets
 from clusterctl.errors import ClusterctlError, LaunchError, NodeUnreachable
+from clusterctl.job_model import Job, ProgramKind
 from clusterctl.jobs import stage, systems
-from clusterctl.model import MEMORY, Cluster, Job, LaunchPlan, Node, NodeResult, ProgramKind
+from clusterctl.launch_plan import LaunchPlan
+from clusterctl.model import MEMORY, Cluster, Node, NodeResult
 from clusterctl.schedulers.direct import CLEAN_LIMIT, GRACE
 from clusterctl.state import Home
 from clusterctl.transport.pool import Pool

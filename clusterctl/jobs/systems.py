@@ -13,8 +13,10 @@ from typing import Protocol, cast
 
 from clusterctl import verbs
 from clusterctl.errors import UsageError
+from clusterctl.job_model import Job, JobSpec, Placement
 from clusterctl.launch import Request
-from clusterctl.model import Cluster, Job, JobSpec, LaunchPlan, Node, Placement
+from clusterctl.launch_plan import LaunchPlan
+from clusterctl.model import Cluster, Node
 from clusterctl.schedulers import Scheduler
 from clusterctl.time_limits import Deadline
 from clusterctl.transport.pool import Pool

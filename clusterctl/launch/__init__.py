@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Protocol, cast
 
-from clusterctl.model import Cluster, JobSpec, LaunchPlan, Placement
+from clusterctl.job_model import JobSpec, Placement
+from clusterctl.launch_plan import LaunchPlan
+from clusterctl.model import Cluster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

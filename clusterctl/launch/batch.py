@@ -12,7 +12,7 @@ from clusterctl.errors import LaunchError
 from clusterctl.launch import Request, environment
 from clusterctl.launch.environment import variables
 from clusterctl.launch.mpirun import IN_BATCH_JOB, in_batch_job
-from clusterctl.model import LaunchPlan, Reason
+from clusterctl.launch_plan import LaunchPlan, Reason
 
 _CONTAINER = """\
 set -- --bind "$PWD" --pwd "$PWD" "$@"

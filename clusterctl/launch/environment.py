@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from clusterctl.job_model import ProgramKind
 from clusterctl.launch import Request
 from clusterctl.launch.mpi_transport import Row
 from clusterctl.launch.placement import YIELD, choose_binding, choose_waiting
-from clusterctl.model import Node, ProgramKind, Reason
+from clusterctl.launch_plan import Reason
+from clusterctl.model import Node
 
 _KEEP_MEMORY = ":".join(
     (

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from ipaddress import IPv4Interface, IPv4Network
 
 from clusterctl.errors import LaunchError
-from clusterctl.model import Interface, Node, Reason
+from clusterctl.launch_plan import Reason
+from clusterctl.model import Interface, Node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,8 @@ from clusterctl.launch.environment import environment, program
 from clusterctl.launch.interconnect import Interconnect
 from clusterctl.launch.mpi_transport import Flag, MpiTransport
 from clusterctl.launch.placement import choose_binding, is_oversubscribed
-from clusterctl.model import BatchMpirun, LaunchPlan, Mpi, Node, Reason
+from clusterctl.launch_plan import BatchMpirun, LaunchPlan, Reason
+from clusterctl.model import Mpi, Node
 
 AGENT = "clusterctl-ssh"
 """mpirun splits its agent at blanks, so it is given a bare name that PATH resolves."""

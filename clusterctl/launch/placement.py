@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from clusterctl.errors import LaunchError, UsageError
+from clusterctl.job_model import JobSpec, Placement
 from clusterctl.launch import Request
-from clusterctl.model import Cluster, JobSpec, Node, Placement
+from clusterctl.model import Cluster, Node
 
 MOST_ON_LOCAL = 1000
 """Ranks of a local node: more would take this machine's processes from everybody else."""

@@ -12,7 +12,8 @@ from dataclasses import replace
 from clusterctl.errors import LaunchError
 from clusterctl.launch import Request
 from clusterctl.launch.mpirun import plan_mpirun
-from clusterctl.model import LaunchPlan, Node, Reason
+from clusterctl.launch_plan import LaunchPlan, Reason
+from clusterctl.model import Node
 
 
 class Torchrun:

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Protocol, cast
 
-from clusterctl.model import Cluster, Job, JobSpec, LaunchPlan, Reason
+from clusterctl.job_model import Job, JobSpec
+from clusterctl.launch_plan import LaunchPlan, Reason
+from clusterctl.model import Cluster
 
 
 class Scheduler(Protocol):

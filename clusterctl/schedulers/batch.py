@@ -19,7 +19,9 @@ from clusterctl import __version__, assets
 from clusterctl.catalog import FAST
 from clusterctl.compiling import compilation
 from clusterctl.errors import UsageError
-from clusterctl.model import Cluster, Job, JobSpec, JobState, LaunchPlan, Reason
+from clusterctl.job_model import Job, JobSpec, JobState
+from clusterctl.launch_plan import LaunchPlan, Reason
+from clusterctl.model import Cluster
 from clusterctl.schedulers import direct, verdict
 
 GRACE = direct.GRACE

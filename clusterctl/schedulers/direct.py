@@ -10,7 +10,9 @@ from typing import Any
 from clusterctl import __version__, assets
 from clusterctl.compiling import compilation
 from clusterctl.errors import UsageError
-from clusterctl.model import Cluster, Job, LaunchPlan
+from clusterctl.job_model import Job
+from clusterctl.launch_plan import LaunchPlan
+from clusterctl.model import Cluster
 from clusterctl.schedulers import verdict
 
 GRACE = 5

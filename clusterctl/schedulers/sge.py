@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from clusterctl.errors import UsageError
-from clusterctl.model import Job, JobSpec, JobState
+from clusterctl.job_model import Job, JobSpec, JobState
 from clusterctl.schedulers import batch
 
 OPTIONS = {

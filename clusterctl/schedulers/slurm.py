@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from clusterctl.errors import UsageError
-from clusterctl.model import Job, JobSpec, JobState
+from clusterctl.job_model import Job, JobSpec, JobState
 from clusterctl.schedulers import batch
 
 TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|-1|infinite|unlimited", re.I | re.A)

@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from clusterctl.model import Job, JobState, Placement, RankFailure
+from clusterctl.job_model import Job, JobState, Placement, RankFailure
 
 CAUSES: Mapping[str, JobState] = {
     "cancelled": JobState.CANCELLED,

@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from clusterctl.errors import RecordError
-from clusterctl.model import Cluster, Job, Phase, Role
+from clusterctl.job_model import Job
+from clusterctl.model import Cluster, Phase, Role
 from clusterctl.state import versions
 from clusterctl.state.home import Home, write_atomic, writing
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-from clusterctl.model import Job, JobSpec, JobState
+from clusterctl.job_model import Job, JobSpec, JobState
 from clusterctl.schedulers.batch import Batch, job_name
 
 

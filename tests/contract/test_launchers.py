@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from clusterctl import launch
+from clusterctl.job_model import UNPLACED, Placement, ProgramKind
 from clusterctl.launch import LAUNCHERS, Request
-from clusterctl.model import UNPLACED, LaunchPlan, Placement, ProgramKind, Role
+from clusterctl.launch_plan import LaunchPlan
+from clusterctl.model import Role
 from clusterctl.schedulers.direct import Direct, command_line
 from tests.unit.making import cluster, node, program, request, spec
 

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from clusterctl import launch, schedulers
+from clusterctl.job_model import Job, JobState
 from clusterctl.jobs.start import node_files
-from clusterctl.model import Cluster, Job, JobState, LaunchPlan, Role
+from clusterctl.launch_plan import LaunchPlan
+from clusterctl.model import Cluster, Role
 from clusterctl.schedulers import SCHEDULERS, Scheduler
 from tests.conftest import Need
 from tests.unit.making import cluster, job, node, program, request, spec

@@ -9,9 +9,10 @@ import pytest
 
 from clusterctl.actions.run import plan_job
 from clusterctl.errors import UsageError
+from clusterctl.job_model import JobState
 from clusterctl.jobs import systems
 from clusterctl.jobs.systems import JobSystem
-from clusterctl.model import Cluster, JobState, Role
+from clusterctl.model import Cluster, Role
 from clusterctl.schedulers import SCHEDULERS
 from clusterctl.time_limits import NEVER
 from clusterctl.transport.pool import Pool

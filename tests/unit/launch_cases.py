@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl import launch
+from clusterctl.job_model import ProgramKind
 from clusterctl.launch import Request
-from clusterctl.model import Accelerator, ProgramKind
+from clusterctl.model import Accelerator
 from tests.unit.making import cluster, node, program, request, spec
 
 FOLDER = Path(__file__).resolve().parents[1] / "cases" / "launch"

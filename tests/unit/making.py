@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from clusterctl.job_model import Job, JobSpec, Program, ProgramKind
 from clusterctl.launch import Request
 from clusterctl.launch.placement import place
 from clusterctl.model import (
@@ -12,15 +13,11 @@ from clusterctl.model import (
     Cluster,
     ClusterSpec,
     Interface,
-    Job,
-    JobSpec,
     Mpi,
     Node,
     NodeFacts,
     NodeGroup,
     Phase,
-    Program,
-    ProgramKind,
     Python,
     Role,
 )

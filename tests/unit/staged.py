@@ -11,9 +11,10 @@ from typing import Any
 
 from clusterctl import launch
 from clusterctl.actions import open_store
+from clusterctl.job_model import Job, JobSpec, JobState
 from clusterctl.jobs import control, stage
 from clusterctl.jobs.start import Carry, node_files, put
-from clusterctl.model import Cluster, Job, JobSpec, JobState
+from clusterctl.model import Cluster
 from clusterctl.state import Store
 from clusterctl.transport.pool import Pool
 from tests.unit.making import cluster, job, node, request

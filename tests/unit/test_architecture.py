@@ -21,7 +21,7 @@ import pytest
 
 FOUNDATION = {"model", "errors", "catalog", "config", "assets", "keys", "compiling"}
 FOUNDATION |= {"option_limits", "options", "verbs", "time_limits", "node_results", "unpack"}
-FOUNDATION |= {"recipes"}
+FOUNDATION |= {"recipes", "job_model", "launch_plan"}
 EDGE = {"process", "state", "events"}  # they touch this machine
 TALK = {"transport", "terraform", "datasets", "registry"}  # they talk to other machines
 PARTS = {"providers", "bootstrap", "launch", "schedulers"}  # siblings: they never see each other
@@ -29,7 +29,7 @@ SERVICES = {"jobs", "insight"}
 
 MAY_IMPORT: dict[str, set[str]] = {
     "__main__": {"cli"},
-    "cli": {"actions", "model", "errors", "config", "options", "verbs"},
+    "cli": {"actions", "model", "job_model", "errors", "config", "options", "verbs"},
     "actions": FOUNDATION | EDGE | TALK | PARTS | SERVICES,
     "jobs": FOUNDATION | EDGE | TALK | PARTS,
     "insight": FOUNDATION | EDGE | TALK | PARTS,
@@ -45,7 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "state": FOUNDATION | {"events"},
     "events": FOUNDATION,
     "recipes": {"errors", "assets", "catalog"},
-    "compiling": {"model", "errors", "assets"},
+    "compiling": {"job_model", "errors", "assets"},
     "assets": {"model", "errors"},
     "keys": {"model", "errors"},
     "verbs": {"errors", "option_limits", "options"},
@@ -56,6 +56,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "node_results": {"model"},
     "unpack": {"errors"},
     "option_limits": set(),
+    "job_model": set(),
+    "launch_plan": set(),
     "model": set(),
     "errors": set(),
     "__init__": set(),

@@ -13,8 +13,9 @@ from clusterctl import launch, schedulers
 from clusterctl.actions import open_store
 from clusterctl.actions.run import describe_attempt, plan_job
 from clusterctl.errors import UsageError
+from clusterctl.job_model import Job, JobSpec, JobState, Placement
 from clusterctl.jobs import systems
-from clusterctl.model import Cluster, Job, JobSpec, JobState, Placement, Role
+from clusterctl.model import Cluster, Role
 from clusterctl.providers import load_site
 from clusterctl.providers.protocol import Queue
 from clusterctl.schedulers import sge as sge_scheduler

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from clusterctl import assets, launch, schedulers
+from clusterctl.job_model import Job, JobState, RankFailure
 from clusterctl.launch.mpirun import AGENT
-from clusterctl.model import Accelerator, Job, JobState, RankFailure
+from clusterctl.model import Accelerator
 from tests.unit.making import cluster, job, node, request, spec
 from tests.unit.test_batch import batch_job, site
 

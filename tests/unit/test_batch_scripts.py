@@ -15,10 +15,12 @@ from typing import Any
 import pytest
 
 from clusterctl import launch, schedulers
+from clusterctl.job_model import Job, JobState, ProgramKind, RankFailure
 from clusterctl.jobs import systems
 from clusterctl.jobs.start import node_files
 from clusterctl.launch import Request
-from clusterctl.model import Cluster, Job, JobState, LaunchPlan, ProgramKind, RankFailure, Role
+from clusterctl.launch_plan import LaunchPlan
+from clusterctl.model import Cluster, Role
 from clusterctl.schedulers import verdict
 from tests.unit.making import cluster, job, node, program, spec
 from tests.unit.scripts import HOSTILE, PLAIN, SEES, seen_by_program, until

@@ -10,7 +10,7 @@ import pytest
 
 from clusterctl.actions import open_store
 from clusterctl.cli.console import Console, ago, table
-from clusterctl.model import JobState
+from clusterctl.job_model import JobState
 from tests.unit.calling import Call, judge, state
 from tests.unit.making import cluster, job, node, spec
 

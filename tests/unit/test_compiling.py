@@ -12,7 +12,7 @@ import pytest
 
 from clusterctl.compiling import FORTRAN, C, advice, compilation
 from clusterctl.errors import UsageError
-from clusterctl.model import Program, ProgramKind
+from clusterctl.job_model import Program, ProgramKind
 from tests.conftest import Need
 from tests.unit.making import program
 

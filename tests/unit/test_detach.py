@@ -8,7 +8,7 @@ import pytest
 
 from clusterctl.actions import down, open_store
 from clusterctl.actions.salvage import Unfetched
-from clusterctl.model import JobState
+from clusterctl.job_model import JobState
 from tests.unit import batch_here
 from tests.unit.calling import Call
 

@@ -10,8 +10,8 @@ import pytest
 from clusterctl.actions import diff, open_store
 from clusterctl.errors import RecordError
 from clusterctl.insight import compare
+from clusterctl.job_model import Job, JobState, RankFailure
 from clusterctl.jobs import stage
-from clusterctl.model import Job, JobState, RankFailure
 from tests.unit.calling import Call
 from tests.unit.making import cluster, job, program, spec
 

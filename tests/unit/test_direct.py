@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from clusterctl import launch
-from clusterctl.model import Cluster, JobState
+from clusterctl.job_model import JobState
+from clusterctl.model import Cluster
 from clusterctl.schedulers import direct
 from clusterctl.schedulers.direct import Direct, command_line
 from tests.unit.making import cluster, job, node, request, spec

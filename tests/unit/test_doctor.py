@@ -12,7 +12,7 @@ import pytest
 from clusterctl.insight import doctor, evidence, stacks
 from clusterctl.insight.doctor import Evidence, Finding
 from clusterctl.insight.evidence import NodeView
-from clusterctl.model import Job, JobState, Placement
+from clusterctl.job_model import Job, JobState, Placement
 from tests.unit.making import cluster, job, spec
 
 START = 1_000_000.0

@@ -12,7 +12,8 @@ import pytest
 
 from clusterctl.actions import down, salvage
 from clusterctl.actions.salvage import Unfetched
-from clusterctl.model import Charge, Cluster, Job, JobState
+from clusterctl.job_model import Job, JobState
+from clusterctl.model import Charge, Cluster
 from clusterctl.providers.protocol import Ended, Life
 from tests.unit.calling import Call, judge
 from tests.unit.provided import provide

@@ -13,8 +13,9 @@ import pytest
 from clusterctl import __version__, assets, launch
 from clusterctl.actions.run import Prepared, emit
 from clusterctl.errors import UsageError
+from clusterctl.job_model import ProgramKind
 from clusterctl.jobs.stage import Tree
-from clusterctl.model import LaunchPlan, ProgramKind
+from clusterctl.launch_plan import LaunchPlan
 from clusterctl.schedulers.direct import Direct
 from tests.unit.making import cluster, job, node, program, request, spec
 from tests.unit.scripts import HOSTILE, PLAIN, SEES, WEIRD, seen_by_program

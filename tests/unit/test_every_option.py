@@ -41,7 +41,8 @@ from clusterctl.actions import (
 )
 from clusterctl.cli import clusters, start
 from clusterctl.errors import ProviderError, UsageError
-from clusterctl.model import Charge, Cluster, ClusterSpec, JobState, Role
+from clusterctl.job_model import JobState
+from clusterctl.model import Charge, Cluster, ClusterSpec, Role
 from clusterctl.options import Option, Verb
 from clusterctl.providers.ec2.provider import Ec2Provider
 from clusterctl.providers.protocol import ProviderPlan, Resource

@@ -15,7 +15,8 @@ import pytest
 from clusterctl.actions import extend as action
 from clusterctl.actions import open_store
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
-from clusterctl.model import Charge, CloudSpec, Cluster, JobState, Phase, clock
+from clusterctl.job_model import JobState
+from clusterctl.model import Charge, CloudSpec, Cluster, Phase, clock
 from clusterctl.state import Store
 from tests.unit.calling import Call
 from tests.unit.making import cluster, job, spec

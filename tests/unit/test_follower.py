@@ -18,10 +18,11 @@ import pytest
 from clusterctl.actions import open_store
 from clusterctl.actions.salvage import save_logs
 from clusterctl.errors import NodeUnreachable, UsageError
+from clusterctl.job_model import Job, JobState
 from clusterctl.jobs import follow
 from clusterctl.jobs.follow import Follower, Piece, is_complete, read_stored
 from clusterctl.jobs.interrupts import Interrupts
-from clusterctl.model import Cluster, Job, JobState, NodeResult
+from clusterctl.model import Cluster, NodeResult
 from clusterctl.transport import Transport
 from clusterctl.transport.local import LocalChannel, LocalTransport
 from clusterctl.transport.pool import Pool

@@ -12,7 +12,8 @@ import pytest
 
 from clusterctl.actions import gc, open_store
 from clusterctl.errors import LeftoverError, ProviderError
-from clusterctl.model import Cluster, JobState
+from clusterctl.job_model import JobState
+from clusterctl.model import Cluster
 from clusterctl.providers.ec2 import provider_state
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.provider import Ec2Provider

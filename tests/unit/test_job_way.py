@@ -16,8 +16,9 @@ from types import FrameType
 from typing import Any
 
 from clusterctl.actions.run import Prepared
+from clusterctl.job_model import Job, JobSpec
 from clusterctl.launch import Request
-from clusterctl.model import Job, JobSpec, LaunchPlan
+from clusterctl.launch_plan import LaunchPlan
 from tests.unit.calling import Call
 from tests.unit.staged import lab
 

@@ -21,8 +21,9 @@ import pytest
 
 from clusterctl import launch
 from clusterctl.errors import ClusterctlError, LaunchError, UsageError
+from clusterctl.job_model import ProgramKind
 from clusterctl.jobs import systems
-from clusterctl.model import Accelerator, Mpi, ProgramKind, Python, Role
+from clusterctl.model import Accelerator, Mpi, Python, Role
 from clusterctl.schedulers.direct import command_line
 from tests.unit.launch_cases import (
     CASES,

@@ -9,9 +9,9 @@ import pytest
 
 from clusterctl.actions import open_store
 from clusterctl.actions.run import suggest
+from clusterctl.job_model import JobState, RankFailure
 from clusterctl.jobs.follow import Piece
 from clusterctl.jobs.lines import Choice, choose
-from clusterctl.model import JobState, RankFailure
 from tests.unit.calling import Call
 from tests.unit.making import job
 

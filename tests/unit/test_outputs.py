@@ -13,8 +13,8 @@ import pytest
 
 from clusterctl.actions import jobs as actions
 from clusterctl.errors import NodeUnreachable, RecordError
+from clusterctl.job_model import Job
 from clusterctl.jobs import outputs
-from clusterctl.model import Job
 from tests.conftest import Need
 from tests.unit.staged import Staged, lab
 

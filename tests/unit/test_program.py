@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import LaunchError, UsageError
+from clusterctl.job_model import ProgramKind
 from clusterctl.jobs.program import backend_note, check, resolve, resolve_command, resolve_module
-from clusterctl.model import ProgramKind, Python
+from clusterctl.model import Python
 from tests.unit.making import cluster, node, program
 
 BUNDLED = "multinode_ddp_mpi.py"

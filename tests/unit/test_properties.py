@@ -22,7 +22,7 @@ from clusterctl import assets, options
 from clusterctl.actions import check_name
 from clusterctl.bootstrap import facts
 from clusterctl.errors import RecordError, UsageError
-from clusterctl.model import JobState
+from clusterctl.job_model import JobState
 from clusterctl.providers.hosts import hostfile
 from clusterctl.schedulers import direct, load_batch, verdict
 from clusterctl.state import Home, Store

@@ -19,7 +19,7 @@ from clusterctl import launch
 from clusterctl.bootstrap.facts import interfaces
 from clusterctl.launch.mpi_transport import ENGINES
 from clusterctl.launch.mpirun import in_batch_job
-from clusterctl.model import LaunchPlan
+from clusterctl.launch_plan import LaunchPlan
 from clusterctl.schedulers.direct import command_line
 from tests.unit.making import cluster, node, request, spec
 

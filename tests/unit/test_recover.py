@@ -16,7 +16,8 @@ from clusterctl.actions import recover
 from clusterctl.actions.run import prepare, resolve
 from clusterctl.actions.run import run as run_once
 from clusterctl.errors import NodeUnreachable, UsageError
-from clusterctl.model import Charge, Job, JobState
+from clusterctl.job_model import Job, JobState
+from clusterctl.model import Charge
 from tests.unit.making import spec
 from tests.unit.staged import Staged, lab
 

@@ -14,8 +14,8 @@ import pytest
 from clusterctl.actions import resume as resume_action
 from clusterctl.actions.jobs import Changes, rerun
 from clusterctl.errors import RecordError
+from clusterctl.job_model import JobState
 from clusterctl.jobs import mirror
-from clusterctl.model import JobState
 from tests.unit.calling import Call
 from tests.unit.making import job
 from tests.unit.scripts import until

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from clusterctl import assets, launch
+from clusterctl.job_model import JobState
 from clusterctl.jobs import control, stage
 from clusterctl.jobs.start import node_files, put
-from clusterctl.model import JobState, Role
+from clusterctl.model import Role
 from clusterctl.transport.pool import Pool
 from tests.unit.making import cluster, job, node, request
 from tests.unit.scripts import sweep

@@ -11,7 +11,8 @@ import pytest
 
 from clusterctl.actions import open_store, up, up_plan
 from clusterctl.errors import ProviderError, UsageError
-from clusterctl.model import Charge, Cluster, ClusterSpec, Job, JobState, NodeGroup
+from clusterctl.job_model import Job, JobState
+from clusterctl.model import Charge, Cluster, ClusterSpec, NodeGroup
 from clusterctl.providers.protocol import Created, Features, ProviderPlan
 from tests.unit import making, staged
 from tests.unit.provided import provide

@@ -10,7 +10,8 @@ from datetime import date
 import pytest
 
 from clusterctl.actions import cost, open_store
-from clusterctl.model import Charge, Cluster, JobState
+from clusterctl.job_model import JobState
+from clusterctl.model import Charge, Cluster
 from clusterctl.state import Store
 from tests.unit.calling import Call
 from tests.unit.making import cluster, job, spec

@@ -21,7 +21,8 @@ import pytest
 
 from clusterctl.actions import open_store
 from clusterctl.errors import NewerRecordError, RecordError, UsageError
-from clusterctl.model import Accelerator, JobState, Phase, RankFailure
+from clusterctl.job_model import JobState, RankFailure
+from clusterctl.model import Accelerator, Phase
 from clusterctl.state import ClusterLock, Home, Store, home
 from clusterctl.state.home import write_atomic
 from tests.unit.calling import Call

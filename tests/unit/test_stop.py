@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import ProviderError, UsageError
-from clusterctl.model import Charge, Cluster, JobState, Phase
+from clusterctl.job_model import JobState
+from clusterctl.model import Charge, Cluster, Phase
 from clusterctl.providers.local.provider import LocalProvider
 from clusterctl.providers.protocol import Ended, OnEvent
 from tests.unit.calling import Call, judge

@@ -17,8 +17,9 @@ from clusterctl.actions.run import Prepared, attend, stopped_by_interrupt, submi
 from clusterctl.cli.console import Console
 from clusterctl.cli.job_output import document, format_duration, reporting
 from clusterctl.errors import NodeUnreachable, ProviderError
+from clusterctl.job_model import JobState
 from clusterctl.jobs.stage import Tree
-from clusterctl.model import JobState, NodeResult
+from clusterctl.model import NodeResult
 from clusterctl.state.home import writing
 from clusterctl.transport.pool import Pool
 from tests.unit.making import cluster, job, request

@@ -20,8 +20,9 @@ from typing import Any
 import pytest
 
 from clusterctl import assets, launch
+from clusterctl.job_model import Job, JobState, ProgramKind
 from clusterctl.jobs.start import node_files
-from clusterctl.model import Cluster, Job, JobState, ProgramKind
+from clusterctl.model import Cluster
 from clusterctl.schedulers.direct import GRACE, START_LIMIT, Direct
 from tests.unit.making import cluster, node, program, request, spec
 

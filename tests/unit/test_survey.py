@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl import schedulers
-from clusterctl.model import Job, JobState
+from clusterctl.job_model import Job, JobState
 from clusterctl.schedulers import batch
 from tests.unit.test_batch import batch_job
 

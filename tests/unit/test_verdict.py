@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from clusterctl.actions.run import explain_failure
-from clusterctl.model import Job, JobState
+from clusterctl.job_model import Job, JobState
 from clusterctl.schedulers import verdict
 from tests.unit.making import job
 

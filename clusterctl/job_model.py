@@ -1,0 +1,176 @@
+"""Programs, jobs and their records, as frozen values. Standard library only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class JobState(str, Enum):
+    """QUEUED → RUNNING → one of the ends. LOST: its supervisor vanished without a word."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    TIMEOUT = "timeout"
+    LOST = "lost"
+
+    @property
+    def ended(self) -> bool:
+        return self not in (JobState.QUEUED, JobState.RUNNING)
+
+
+PYTHONS = ("python", "python3")
+"""Commands that mean the Python of a node that runs scripts."""
+
+
+class ProgramKind(str, Enum):
+    """What SCRIPT is, which decides how it is started."""
+
+    PYTHON = "python"
+    MODULE = "module"
+    SOURCE = "source"
+    BINARY = "binary"
+    COMMAND = "command"
+    """A program of the nodes, found there on PATH."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """What every rank runs: a path inside the staged tree, the name of a module or of a command,
+    and its arguments."""
+
+    kind: ProgramKind
+    target: str
+    args: tuple[str, ...] = ()
+    bundled: bool = False
+    folder: str = "."
+    """Working directory of the ranks, relative to the staged tree."""
+    source: str = ""
+    """For ProgramKind.SOURCE: the file that is compiled to `target`, relative to `folder`."""
+    sources: tuple[str, ...] = ()
+    """Further files that are compiled with it."""
+
+    @property
+    def needs_python(self) -> bool:
+        """Whether the Python of each node starts it."""
+        python = self.kind is ProgramKind.COMMAND and self.target in PYTHONS
+        return python or self.kind in (ProgramKind.PYTHON, ProgramKind.MODULE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """What a person asked to run."""
+
+    program: Program
+    ranks: int = 0
+    """0: let the facts decide (one per GPU, else one per worker)."""
+    ranks_per_node: int = 0
+    nodes: int = 0
+    """0: all workers."""
+    backend: str = "auto"
+    launcher: str = "mpirun"
+    """`auto`: the usual one of whatever runs the cluster's jobs."""
+    env: dict[str, str] = field(default_factory=dict)
+    """Variables that are no secret. Secrets have no place in a record: only their names do."""
+    secret_names: tuple[str, ...] = ()
+    env_files: tuple[str, ...] = ()
+    now: bool = False
+    timeout: float = 0.0
+    """Seconds; 0: none."""
+    hang_timeout: float = 0.0
+    """Seconds without output after which an attempt is ended; 0: none."""
+    retries: int = 0
+    on_node_loss: str = ""
+    """`replace`, `shrink` or `fail`; "": the first where nodes cost nothing, else the last."""
+    keep_files: tuple[str, ...] = ()
+    """Patterns of outputs to copy to the launcher meanwhile; (): snapshots and small ones."""
+    allow_cpu: bool = False
+    native: dict[str, str] = field(default_factory=dict)
+    """Options of a batch system, under the names that it has for them."""
+    modules: tuple[str, ...] = ()
+    """Environment modules to load on the nodes of a batch system."""
+    venv: str = ""
+    container: str = ""
+    """A virtual environment there, or an image that ranks run in."""
+    packages: str = ""
+    """Digest of the packages that it asks for; their list lies in the state home."""
+    import_paths: tuple[str, ...] = ()
+    """Folders of the staged tree with packages of the project itself."""
+
+    @property
+    def particular(self) -> tuple[str, ...]:
+        """The options of `run` that it was given and that only some clusters know."""
+        native = (f"-{name}" if name in ("pe", "l") else f"--{name}" for name in self.native)
+        given = {
+            "--module": self.modules,
+            "--venv": self.venv,
+            "--container": self.container,
+            "--now": self.now,
+            "--keep-files": self.keep_files,
+            "--on-node-loss": self.on_node_loss,
+            "--nodes": self.nodes,
+            "--ranks-per-node": self.ranks_per_node,
+        }
+        return (*native, *(option for option, value in given.items() if value))
+
+
+UNPLACED = "(queue)"
+"""Stands for the nodes of a job that waits in the queue of a batch system."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Which ranks run on which node: `first` … `first + count - 1`, in hostfile order."""
+
+    node: str
+    first: int
+    count: int
+
+    @property
+    def ranks(self) -> range:
+        return range(self.first, self.first + self.count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFailure:
+    """The first rank that failed: the one a person should look at."""
+
+    rank: int
+    node: str
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """The record of a job. Outlives its cluster."""
+
+    id: int
+    cluster: str
+    cluster_id: str
+    spec: JobSpec
+    scheduler: str
+    placement: tuple[Placement, ...]
+    stage: str
+    """Digest of the staged tree; the archive of that name lies in the state home."""
+    created: float
+    state: JobState = JobState.QUEUED
+    started: float | None = None
+    finished: float | None = None
+    program_exit_code: int | None = None
+    """That of the rank that failed first. None: the program never started, has not ended, or was
+    killed with its launcher, whose own exit code is none of the program's."""
+    failure: RankFailure | None = None
+    survivors: dict[str, int] = field(default_factory=dict)
+    """Processes of the job that were still there at the last look, per node. Empty: not looked."""
+    reason: str = ""
+    native_id: str = ""
+    attempt: int = 1
+    fetched: bool = False
+    rerun_of: int | None = None
+
+    @property
+    def ranks(self) -> int:
+        return sum(place.count for place in self.placement)
