@@ -146,7 +146,7 @@ BETWEEN = """
 import signal
 from clusterctl import actions
 from clusterctl.actions import run
-from clusterctl.model import JobSpec
+from clusterctl.job_model import JobSpec
 store = actions.open_store()
 resolved = run.resolve(["waits.py"], None, None)
 number = run.next_number(store, dry=False)
