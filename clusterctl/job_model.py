@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from signal import Signals
 
 
 class JobState(str, Enum):
@@ -142,6 +143,10 @@ class RankFailure:
     node: str
     exit_code: int
 
+    @property
+    def text(self) -> str:
+        return f"rank {self.rank} on {self.node} {describe_exit(self.exit_code)}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
@@ -174,3 +179,11 @@ class Job:
     @property
     def ranks(self) -> int:
         return sum(place.count for place in self.placement)
+
+
+def describe_exit(code: int) -> str:
+    """`exited 3`, `was killed by SIGKILL`."""
+    try:
+        return f"was killed by {Signals(code - 128).name}"
+    except ValueError:
+        return f"exited {code}"

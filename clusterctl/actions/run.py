@@ -340,7 +340,8 @@ def explain_failure(job: Job, said: str = "") -> ClusterctlError | None:
     if job.state is JobState.LOST:
         return LaunchError(
             f"job {job.id} was lost: {job.reason}",
-            hint="the launcher may have restarted; check with `clusterctl status --live`",
+            hint="check the launcher with `clusterctl status --live`; then"
+            f" `clusterctl rerun {job.id} --resume` continues from the job's files",
         )
     if job.state is not JobState.FAILED or job.program_exit_code is not None:
         return None
@@ -362,7 +363,8 @@ def describe_attempt(job: Job) -> str:
     tries = job.spec.retries + 1
     if job.attempt > tries or "requeue" in job.spec.native:
         return f"job {job.id} runs again: attempt {job.attempt}"
-    return f"job {job.id} failed; attempt {job.attempt} of {tries}"
+    why = f": {job.reason}" if job.reason else ""
+    return f"job {job.id} failed{why}; attempt {job.attempt} of {tries}"
 
 
 def _stop(job: Job, cluster: Cluster, pool: Pool, tell: Tell) -> Job:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.cli.console import Console, ago, pick, plain
 from clusterctl.errors import ClusterctlError, ProviderError, UsageError
-from clusterctl.job_model import UNPLACED, Job, JobState
+from clusterctl.job_model import UNPLACED, Job, JobState, describe_exit
 from clusterctl.model import count
 
 if TYPE_CHECKING:
@@ -52,10 +52,9 @@ def finish(console: Console, job: Job) -> int:
         result = 0
     elif job.state is JobState.FAILED:
         if failure:
-            how = f"rank {failure.rank} on {failure.node} {_exit_text(failure.exit_code)}"
-            how += f"; {job.reason}" if job.reason else ""
+            how = failure.text + (f"; {job.reason}" if job.reason else "")
         else:
-            how = job.reason or _exit_text(code or 1)
+            how = job.reason or describe_exit(code or 1)
         console.report(f"job {job.id} failed after {format_duration(job)}: {how}")
         result = error.exit_code if error else code or 1
     elif job.state is JobState.TIMEOUT:
@@ -154,15 +153,6 @@ def _result(console: Console, job: Job, code: int) -> None:
         sys.stdout.write(json.dumps({"schema": 1, **document(job), "exit_code": code}) + "\n")
         sys.stdout.flush()
         console.reported = True
-
-
-def _exit_text(code: int) -> str:
-    if code > 128:
-        try:
-            return f"was killed by {signal.Signals(code - 128).name}"
-        except ValueError:
-            pass
-    return f"exited {code}"
 
 
 def format_duration(job: Job) -> str:

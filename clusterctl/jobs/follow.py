@@ -42,6 +42,8 @@ ANSWER_TIMEOUT = 30.0
 NOTICE, PROBE = 8.0, 4.0
 """Seconds of silence after which a new connection shows whether a node is there, and seconds for
 that: within 15 s it is told that one is not."""
+FROZEN = 14.0
+"""The same of a node that can be reached, and where what ran before is frozen or very slow."""
 STILL = 300.0
 """Seconds without output of a running job after which that is said."""
 GLANCE = 0.5
@@ -50,8 +52,10 @@ SUSPICION = 5.0
 """Seconds of silence after which we ask whether the supervisor is still there."""
 
 LONGEST = 60.0
-"""The longest time between such questions: also with output that never pauses, and with a batch
-system, whose queue is asked less and less often."""
+"""The longest time between such questions of a batch system, whose queue is asked less and less
+often."""
+STEADY = 10.0
+"""The same of a launcher, also with output that never pauses."""
 
 _HEADER = re.compile(rb"F (\S+) \d+ (\d+) (\d+)")
 _RANK_FILE = re.compile(r"out/(?:rank|(?P<agent>agent))-(?P<number>\d+)\.(?P<stream>out|err)")
@@ -113,7 +117,8 @@ class _Pace:
         now = time.monotonic()
         if moved:
             self.heard, self.pause, self.patience = now, FASTEST, SUSPICION
-        if now - max(self.heard, self.asked) <= self.patience and now - self.asked <= LONGEST:
+        longest = LONGEST if self.backoff > 1 else STEADY
+        if now - max(self.heard, self.asked) <= self.patience and now - self.asked <= longest:
             return False
         self.asked = now
         self.patience = min(self.patience * self.backoff, LONGEST)
@@ -402,10 +407,14 @@ class Follower:
             except TimeoutError:
                 silence = time.monotonic() - asked
                 if silence > ANSWER_TIMEOUT:
-                    raise
+                    raise TimeoutError(f"no answer for {ANSWER_TIMEOUT:g} s") from None
                 if silence > NOTICE and not probed:
                     probed = True
                     self._report_silence()
+                if silence > FROZEN and watch.node not in self._silent:
+                    why = "new connections work, but what ran there is frozen or very slow"
+                    self._silent[watch.node] = why
+                    self._tell(f"{watch.node} has not answered for {FROZEN:g} s: {why}")
         if watch.node in self._silent:
             del self._silent[watch.node]
             self._tell(f"{watch.node} answers again")
@@ -446,7 +455,9 @@ class Follower:
         if launcher and self._until_ended:
             raise NodeUnreachable(
                 f"lost {watch.node} while following job {self.job.id}: {why}",
-                hint=f"the job keeps running; `clusterctl logs {self.job.id} -f` reconnects",
+                hint=f"if it still runs, so does the job: `clusterctl logs {self.job.id} -f`"
+                f" reconnects; if not, `{self._cluster.repair}`, then"
+                f" `clusterctl rerun {self.job.id} --resume` continues",
                 transient=True,
             )
         if watch.channel:

@@ -87,6 +87,8 @@ class Facts:
     """The lines, read one by one."""
 
     last: Attempt = field(default_factory=Attempt)
+    before: Attempt | None = None
+    """The attempt before the last, if that has failed."""
     began: float | None = None
     """When the first attempt did."""
     placement: tuple[Placement, ...] = ()
@@ -102,6 +104,7 @@ class Facts:
             attempt = int(rest[0]) if rest else 1
             if attempt == 1:
                 self.began = when
+            self.before = last if last.launcher is not None and attempt > last.number else None
             self.last = Attempt(number=attempt)
         elif word == "placed":
             self.placement = _placed(rest[0]) or self.placement
@@ -173,7 +176,18 @@ def judge(job: Job, text: str) -> Job:
         return _ended(job, last)
     if last.waits:
         return replace(job, state=JobState.QUEUED)
-    return replace(job, state=JobState.RUNNING, reason="") if last.number else job
+    if not last.number:
+        return job
+    return replace(job, state=JobState.RUNNING, reason=_why_again(job, facts.before))
+
+
+def _why_again(job: Job, before: Attempt | None) -> str:
+    """How the attempt before has failed; "" where that is not known, or there was none."""
+    if before is None:
+        return ""
+    failure = None if before.hung else _first_failure(job, before)
+    reason = _reason(job, JobState.FAILED, before, failure)
+    return "; ".join(filter(None, (failure.text if failure else "", reason)))
 
 
 def mark_unsubmitted(job: Job, facts: Facts, when: float | None = None) -> Job:

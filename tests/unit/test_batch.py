@@ -228,6 +228,11 @@ def test_every_way_to_write_a_time_limit_of_slurm(text: str) -> None:
     ("changes", "attempt", "said"),
     [
         ({"retries": 2}, 2, "job 7 failed; attempt 2 of 3"),
+        (
+            {"retries": 2, "reason": "rank 1 on c2 exited 3"},
+            2,
+            "job 7 failed: rank 1 on c2 exited 3; attempt 2 of 3",
+        ),
         ({}, 2, "job 7 runs again: attempt 2"),
         (
             {"retries": 2, "native": {"requeue": ""}},
@@ -237,7 +242,9 @@ def test_every_way_to_write_a_time_limit_of_slurm(text: str) -> None:
     ],
 )
 def test_why_a_job_begins_again(changes: dict[str, Any], attempt: int, said: str) -> None:
-    assert describe_attempt(replace(batch_job("slurm", **changes), attempt=attempt)) == said
+    reason = changes.pop("reason", "")
+    again = replace(batch_job("slurm", **changes), attempt=attempt, reason=reason)
+    assert describe_attempt(again) == said
 
 
 @pytest.mark.parametrize(

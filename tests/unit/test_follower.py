@@ -198,7 +198,7 @@ def test_down_saves_logs_and_goes_on(site: Site, append_for_ever: Callable[[Path
 def test_a_dead_supervisor_is_noticed_while_a_rank_goes_on_writing(
     site: Site, append_for_ever: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follow, "LONGEST", 0.2)
+    monkeypatch.setattr(follow, "STEADY", 0.2)
     append_for_ever(site.folder("worker-1") / "out" / "rank-0.out")
     follower, _ = site.follow()
     assert follower.job.state is JobState.LOST
@@ -401,6 +401,22 @@ def test_a_node_that_is_only_slow_is_not_reported(
     told: list[str] = []
     site.follow(probing({}), tell=told.append)
     assert not [line for line in told if "worker-2" in line]
+
+
+def test_a_node_that_is_frozen_is_told_and_given_up_though_it_can_be_reached(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "NOTICE", 0.1)
+    monkeypatch.setattr(follow, "GLANCE", 0.05)
+    monkeypatch.setattr(follow, "FROZEN", 0.2)
+    monkeypatch.setattr(follow, "ANSWER_TIMEOUT", 0.5)
+    monkeypatch.setattr(Mute, "silence", [None] * 1000)
+    site.state(ENDED)
+    told: list[str] = []
+    follower, _ = site.follow(probing({}), tell=told.append)
+    why = "new connections work, but what ran there is frozen or very slow"
+    assert f"worker-2 has not answered for 0.2 s: {why}" in told
+    assert follower.lost == {"worker-2": why}
 
 
 def test_a_launcher_that_restarted_is_named_with_that(
