@@ -28,10 +28,12 @@ GROUPS = {
 
 ON_EC2 = r"tests/ec2/|" + _uses("ec2")
 
-ALONE = r"tests/e2e/|tests/workloads/test_(programs|training)|" + ON_EC2
+ALONE = r"tests/(chaos|e2e)/|tests/workloads/test_(programs|training)|" + ON_EC2
 """Tests that take long and share nothing that does not start fast in every process."""
 
-COSTLY = r"tests/(attach|docker|ec2|images|sim)/|tests/e2e/(?!test_plan)|" + _uses("docker", "ec2")
+COSTLY = r"tests/(attach|chaos|docker|ec2|images|sim)/|tests/e2e/(?!test_plan)|" + _uses(
+    "docker", "ec2"
+)
 """Tests that start engines, simulators, batch systems, or clusters that run jobs; those of the plan
 show that a job runs at all."""
 

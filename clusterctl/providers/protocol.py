@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -132,6 +133,29 @@ class Expiring(Protocol):
     def deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
         """Why the cluster would outlive its deadline, as far as this machine alone can tell; ""
         where nothing speaks against it. Asks no node."""
+
+
+class Harm(Enum):
+    """What may happen to a node."""
+
+    KILL = "kill"
+    """All its processes end at once; its disk stays."""
+    LOSE = "lose"
+    """The same, and its disk is gone."""
+    FREEZE = "freeze"
+    THAW = "thaw"
+    CUT = "cut"
+    """From its network."""
+    JOIN = "join"
+    """It is back there."""
+
+
+@runtime_checkable
+class Breakable(Protocol):
+    """Its nodes can be broken on purpose, for `drill`."""
+
+    def harm(self, cluster: Cluster, folder: Path, name: str, harm: Harm) -> None:
+        """Does that to a node. `create` mends all of it. Raises UsageError, ProviderError."""
 
 
 @runtime_checkable

@@ -15,6 +15,7 @@ VERBS: dict[str, type[Verb]] = {
     "status": clusters.Status,
     "list": clusters.List,
     "verify": clusters.Verify,
+    "drill": clusters.Drill,
     "attach": clusters.Attach,
     "detach": clusters.Detach,
     "extend": clusters.Extend,

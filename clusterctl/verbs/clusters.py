@@ -153,6 +153,27 @@ class Verify(Named, heading=CLUSTERS, module="insight"):
     now = flag("--now", OPTIONS, "Measure also while a job runs")
 
 
+class Drill(Named, heading=CLUSTERS, module="drill"):
+    """Break a throw-away cluster on purpose while a program runs, and show what was lost.
+
+    Exit code 8 if anything was, or if a wrong reason was given.
+    """
+
+    examples = ("clusterctl drill", "clusterctl drill --faults kill-node,partition --seed 7")
+    name = name_argument("drill")
+    cluster = cluster_option(help="Name of the cluster (default: drill, which is removed again)")
+    provider = choice("--provider", OPTIONS, "Where a new cluster is created", "local", "docker")
+    workers = number("--workers", OPTIONS, "Number of workers of a new cluster (default: 2)")
+    faults = Option[tuple[str, ...]](
+        "--faults", OPTIONS, "Only these, separated by commas", "NAMES", empty=(), check=names
+    )
+    rounds = number("--rounds", OPTIONS, "Number of times for each fault (default: 1)")
+    seed = number("--seed", OPTIONS, "Choose other nodes and moments (default: 0)", check=whole(0))
+    steps = number("--steps", OPTIONS, "Steps of the program, 0.1 s each (default: 450)")
+    dry_run = flag("--dry-run", GENERAL, "Print the faults, and break nothing")
+    yes = YES
+
+
 class Attach(Named, heading=CLUSTERS, module="attach"):
     """Use machines that already exist: SSH hosts, or a site with Slurm or Grid Engine."""
 

@@ -143,6 +143,7 @@ def scenes() -> list[Scene]:
         Scene("check"),
         Scene("check", ("--real",), circumstances=frozenset({"real"})),
         Scene("cost"),
+        Scene("drill", ("--dry-run", "--json")),
         Scene("ssh-config"),
     ]
 
@@ -168,6 +169,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "--env": ("MINE=1",),
     "--env-file": ("mine.env",),
     "--exclude": ("c9",),
+    "--faults": ("kill-node",),
     "--gpu": ("g5",),
     "--gpu-bind": ("closest",),
     "--gpus": ("0",),
@@ -210,7 +212,9 @@ VALUES: dict[str, tuple[str, ...]] = {
     "--keep-files": ("*.h5",),
     "--on-node-loss": ("shrink",),
     "--retries": ("2",),
+    "--rounds": ("2",),
     "--runtime": ("docker",),
+    "--seed": ("7",),
     "--sge": ("you@login",),
     "--signal": ("USR1@30",),
     "--slurm": ("you@login",),
@@ -218,6 +222,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "--ssh-cidr": ("192.0.2.0/24",),
     "--subnet": ("subnet-1",),
     "--stage": ("..",),
+    "--steps": ("99",),
     "--time": ("1:00:00",),
     "--timeout": ("30",),
     "--to": ("there",),
@@ -242,6 +247,7 @@ OTHER: dict[tuple[str, str], tuple[str, ...]] = {
     ("direct", "--ranks"): ("4",),
     ("slurm", "--ranks"): ("4",),
     ("gc", "--cluster"): ("nope",),
+    ("drill", "--provider"): ("docker",),
     ("ec2", "--runtime"): ("host",),
 }
 """Where the value has to be another: by circumstance or verb."""
@@ -287,7 +293,7 @@ def stage(scene: Scene, monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[s
     reaches the actions."""
     reached: list[str] = []
     store = open_store()
-    if scene.verb not in ("up", "attach", "gc", "launch"):
+    if scene.verb not in ("up", "attach", "gc", "launch", "drill"):
         for name in ("lab", "other"):
             store.save(replace(recorded(scene.provider, name), **money(scene, name)))
         monkeypatch.setenv("CLUSTERCTL_CLUSTER", "lab")

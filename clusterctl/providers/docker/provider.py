@@ -28,7 +28,7 @@ from clusterctl.model import Accelerator, Cluster, ClusterSpec, Node, Role, Runt
 from clusterctl.providers.docker import engine, layout
 from clusterctl.providers.docker.engine import Container
 from clusterctl.providers.docker.layout import NodePlan, Privilege
-from clusterctl.providers.protocol import Created, Features, OnEvent, ProviderPlan
+from clusterctl.providers.protocol import Created, Features, Harm, OnEvent, ProviderPlan
 from clusterctl.providers.shared import deadlines, subnets
 from clusterctl.providers.shared.nodes import LAUNCHER, span
 from clusterctl.providers.shared.sshd_probe import greet
@@ -43,7 +43,7 @@ _AT_ONCE = 8
 
 
 class DockerProvider:
-    """Implements `Creator`, `Expiring` and `Recovering` of `clusterctl.providers.protocol`."""
+    """Implements `Creator`, `Expiring`, `Recovering` and `Breakable` of `providers.protocol`."""
 
     # A node is its image: nothing to install.
     features = Features(pythons=(catalog.CONTAINER_IMAGES["cpu"].python,), subject="containers")
@@ -162,6 +162,22 @@ class DockerProvider:
 
     def deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
         return ""  # each node keeps its own deadline
+
+    def harm(self, cluster: Cluster, folder: Path, name: str, harm: Harm) -> None:
+        found = next((item for item in engine.containers(cluster.id) if item.node == name), None)
+        if found is None:
+            raise ProviderError(f"{name} is gone: no such container")
+        (network,) = engine.networks(f"{engine.CLUSTER}={cluster.id}")
+        address = cluster.node(name).address
+        words = {
+            Harm.KILL: ("kill", found.id),
+            Harm.LOSE: ("rm", "--force", "--volumes", found.id),
+            Harm.FREEZE: ("pause", found.id),
+            Harm.THAW: ("unpause", found.id),
+            Harm.CUT: ("network", "disconnect", network, found.id),
+            Harm.JOIN: ("network", "connect", "--ip", address, network, found.id),
+        }[harm]
+        engine.need(*words, what=f"{harm.value} {name}")
 
     def destroy(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> None:
         engine.require()

@@ -9,23 +9,25 @@ from __future__ import annotations
 import os
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from signal import SIGCONT, SIGSTOP
 
-from clusterctl.errors import LeftoverError, ProviderError
+from clusterctl import process
+from clusterctl.errors import LeftoverError, ProviderError, UsageError
 from clusterctl.model import Cluster, ClusterSpec, Node, Role, count
 from clusterctl.providers.local import cleanup, layout, modes, processes, reaper, sshd
 from clusterctl.providers.local.converge import converge
 from clusterctl.providers.local.loopback import Loopback, drop_privsep
 from clusterctl.providers.local.namespaces import Namespaces, drop_interface
-from clusterctl.providers.protocol import Created, Features, OnEvent, ProviderPlan
+from clusterctl.providers.protocol import Created, Features, Harm, OnEvent, ProviderPlan
 from clusterctl.providers.shared import deadlines
 from clusterctl.providers.shared.nodes import LAUNCHER, span
 from clusterctl.providers.shared.sshd_probe import Endpoint, greet
 
 
 class LocalProvider:
-    """Implements `Creator`, `Expiring` and `Recovering` of `clusterctl.providers.protocol`."""
+    """Implements `Creator`, `Expiring`, `Recovering` and `Breakable` of `providers.protocol`."""
 
     features = Features(
         # They see this machine's files: the Python that runs clusterctl has what programs need.
@@ -129,6 +131,31 @@ class LocalProvider:
         if time.time() > cluster.deadline + reaper.PATIENCE:
             return f"it could not be taken down at its deadline ({reaper.log_of(site)} says why)"
         return ""
+
+    def harm(self, cluster: Cluster, folder: Path, name: str, harm: Harm) -> None:
+        if cluster.mode != modes.NAMESPACES:
+            raise UsageError(
+                "the nodes of this cluster share this machine's processes and network",
+                hint="run as root, or use --provider docker",
+            )
+        site = layout.site(cluster.id, folder)
+        if harm in (Harm.KILL, Harm.LOSE):
+            processes.end(site, lambda process: process.node == name)
+            if harm is Harm.LOSE:
+                cleanup.remove_tree(site.place(name).root)
+            return
+        mine = [process for process in processes.scan(site) if process.node == name]
+        if harm in (Harm.FREEZE, Harm.THAW):
+            for found in mine:
+                with suppress(ProcessLookupError):
+                    os.kill(found.pid, SIGSTOP if harm is Harm.FREEZE else SIGCONT)
+            return
+        here, state = processes.network_of(), "down" if harm is Harm.CUT else "up"
+        pid = next((found.pid for found in mine if found.network not in (here, 0)), 0)
+        words = ("nsenter", "-t", str(pid), "-n", "ip", "link", "set", "eth0", state)
+        if not pid or not (result := process.run(words, timeout=10)).ok:
+            why = result.text if pid else "it has no process"
+            raise ProviderError(f"the network of {name} could not be set {state}: {why}")
 
     def destroy(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> None:
         site = layout.site(cluster.id, folder)

@@ -1,0 +1,401 @@
+"""`drill`: breaks a throw-away cluster on purpose while a job runs, and sees what becomes of it.
+
+Which faults come, where and when, follows from the seed alone. The job is run by clusterctl
+processes of their own, as a person would: their words, exit codes and records are what is judged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from clusterctl import assets, process, providers
+from clusterctl.actions import Tell, open_pool
+from clusterctl.actions.up import up
+from clusterctl.errors import ProviderError, RecordError, UsageError
+from clusterctl.job_model import Job, JobState
+from clusterctl.jobs.mirror import SAVE_LIMIT
+from clusterctl.model import Cluster, ClusterSpec, Phase
+from clusterctl.providers.protocol import Breakable, Harm
+from clusterctl.providers.shared import nodes
+from clusterctl.providers.shared.nodes import LAUNCHER
+from clusterctl.schedulers.direct import MIRROR_INTERVAL
+from clusterctl.state import Store
+
+NAME = "drill"
+TTL = 2 * 3600.0
+"""Seconds that a cluster of its own lives at most, should nobody take it down."""
+STEPS, STEP = 450, 0.1
+"""Of the program, which outlives the first copy of its snapshot; seconds that a step takes."""
+BREAK = 10.0
+"""Seconds that an outage lasts. Jobs outlive 15."""
+HANG = 15
+"""Seconds of silence after which an attempt with a frozen rank ends."""
+PATIENCE = 300.0
+"""Seconds that any one command may take, beside those of the program."""
+LATE = 15.0
+"""Seconds in which a lost node has to be told, and what one more look may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is done, and what has to follow. One of `harm`, `names` and `client` says whom it
+    meets."""
+
+    reason: str = ""
+    """What clusterctl has to say of it: a pattern."""
+    harm: Harm | None = None
+    launcher: bool = False
+    """Not a worker."""
+    names: tuple[str, ...] = ()
+    """Processes of the job, by name."""
+    file: str = ""
+    """Or the files in the job's folder that have their numbers."""
+    signal: str = "KILL"
+    client: bool = False
+    passes: bool = False
+    """It is over after BREAK, and the job goes on."""
+    options: tuple[str, ...] = ()
+    """Of `run`."""
+
+
+_RETRY = ("--retries", "1")
+FAULTS: Mapping[str, Fault] = {
+    "kill-rank": Fault(r"was killed by SIGKILL", file="out/rank-*.pid", options=_RETRY),
+    "freeze-rank": Fault(
+        r"hung: no rank printed",
+        file="out/rank-*.pid",
+        signal="STOP",
+        options=("--hang-timeout", str(HANG), *_RETRY),
+    ),
+    "kill-daemon": Fault(r"{node}|daemon", names=("prted", "orted"), options=_RETRY),
+    "kill-mpirun": Fault(
+        r"mpirun", launcher=True, names=("mpirun", "prterun", "orterun"), options=_RETRY
+    ),
+    "kill-supervisor": Fault(r"supervisor", launcher=True, file="supervisor.pid"),
+    "kill-client": Fault(client=True),
+    "kill-node": Fault(r"lost {node}|{node} restarted", Harm.KILL),
+    "lose-node": Fault(r"lost {node}", Harm.LOSE),
+    "kill-launcher": Fault(r"lost {node}|supervisor", Harm.KILL, launcher=True),
+    "freeze-node": Fault(r"lost {node}", Harm.FREEZE),
+    "partition": Fault(r"lost {node}", Harm.CUT),
+    "outage": Fault(harm=Harm.CUT, passes=True),
+}
+"""By name, in the order of a drill."""
+
+
+@dataclass(frozen=True, slots=True)
+class Strike:
+    """One round of a plan: the fault, the node and the step at which it comes."""
+
+    fault: str
+    node: str
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What became of it. `told`: seconds until clusterctl named it; None: it did not. `misses` is
+    empty where all was as it should be."""
+
+    strike: Strike
+    told: float | None
+    reason: str
+    outcome: str
+    lost: float
+    """Seconds of work that were done again."""
+    left: tuple[str, ...]
+    misses: tuple[str, ...]
+
+
+def plan(
+    faults: Sequence[str], rounds: int, seed: int, workers: Sequence[str], steps: int
+) -> tuple[Strike, ...]:
+    """The same for the same arguments. Raises UsageError for an unknown fault."""
+    if unknown := [name for name in faults if name not in FAULTS]:
+        raise UsageError(
+            f"--faults: unknown fault {unknown[0]!r}", hint=f"choose from {', '.join(FAULTS)}"
+        )
+    chance = random.Random(seed)
+    strikes = []
+    for name in [name for _ in range(rounds) for name in faults or FAULTS]:
+        node, step = chance.choice(workers), chance.randrange(steps // 5, steps * 4 // 5 + 1)
+        strikes.append(Strike(name, LAUNCHER if FAULTS[name].launcher else node, step))
+    return tuple(strikes)
+
+
+def list_workers(number: int) -> tuple[str, ...]:
+    """The names of the workers of a new cluster. Raises UsageError."""
+    return nodes.node_names(number, most=20, what="a drill")[1:]
+
+
+def weights(steps: int, ranks: int) -> str:
+    """What the program ends with that nothing has disturbed (templates/drill/train.py)."""
+    state: list[object] = [0, ""]
+    for step in range(steps):
+        told = repr([[rank, state] for rank in range(ranks)])
+        state = [step + 1, hashlib.sha256(told.encode()).hexdigest()]
+    return str(state[1])
+
+
+def find(store: Store, name: str) -> Cluster | None:
+    """The cluster that is to be broken, where it is there already. Raises UsageError, RecordError
+    where it must not be."""
+    cluster = store.find(name)
+    if cluster is None:
+        return None
+    if cluster.phase is not Phase.READY:
+        raise RecordError(
+            f"cluster {name!r} is {cluster.phase.value}", hint=f"clusterctl down {name}"
+        )
+    _provider(cluster)
+    if busy := [job.id for job in store.jobs_of(cluster) if not job.state.ended]:
+        raise RecordError(
+            f"cluster {name!r} may be running job {busy[0]}", hint=f"clusterctl cancel {busy[0]}"
+        )
+    return cluster
+
+
+def _provider(cluster: Cluster) -> Breakable:
+    provider = providers.load(cluster.spec.provider)
+    if not isinstance(provider, Breakable):
+        raise UsageError(
+            f"a drill breaks local and Docker clusters only, and cluster {cluster.name!r} is"
+            f" {cluster.spec.provider}",
+            hint="leave the name out: drill then creates a cluster of its own",
+        )
+    return provider
+
+
+@contextmanager
+def prepare(store: Store, spec: ClusterSpec, tell: Tell) -> Iterator[Cluster]:
+    """The cluster of the drill; one that it has created is gone afterwards."""
+    made = store.find(spec.name) is None
+    try:
+        yield up(store, spec, tell, consent=lambda question: False).cluster
+    finally:
+        if made:
+            tell(f"removing cluster {spec.name}")
+            gone = process.run(
+                process.own_command("down", spec.name, "--discard"), timeout=PATIENCE
+            )
+            if not gone.ok:
+                raise ProviderError(gone.error or _last_line(gone.stderr.decode(errors="replace")))
+
+
+def run(
+    store: Store, cluster: Cluster, strikes: Sequence[Strike], steps: int, tell: Tell
+) -> Iterator[Round]:
+    """Round by round, on a cluster that is mended in between."""
+    with tempfile.TemporaryDirectory(prefix="clusterctl-drill-") as scratch:
+        folder = Path(scratch)
+        program = folder / "train" / "train.py"
+        program.parent.mkdir()
+        program.write_text((assets.folder("templates") / "drill" / "train.py").read_text())
+        for number, strike in enumerate(strikes, 1):
+            tell(f"{number} of {len(strikes)}: {strike.fault}, {strike.node}, step {strike.step}")
+            yield _Drill(store, cluster.name, strike, steps, program, folder / str(number)).run()
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a round has shown. `outputs`: of each of the jobs, what each rank has printed."""
+
+    told: float | None
+    said: str
+    outcome: str
+    pace: float
+    """Seconds that a step took."""
+    steps: int
+    jobs: Sequence[Job]
+    outputs: Sequence[Mapping[str, str]]
+    left: tuple[str, ...] = ()
+
+
+def judge(strike: Strike, seen: Seen) -> Round:
+    """What became of the program, and what is not as it should be."""
+    fault, misses = FAULTS[strike.fault], []
+    first, last = seen.jobs[0], seen.jobs[-1]
+    pattern = fault.reason.replace("{node}", re.escape(strike.node))
+    found = re.search(f"^.*(?:{pattern}).*$", f"{first.reason}\n{seen.said}", re.MULTILINE)
+    reason = first.reason or (found[0] if found else "")
+    if not found:
+        misses.append(f"wrong reason: {reason or 'none'}")
+    if fault.harm and not fault.passes and (seen.told is None or seen.told > LATE):
+        misses.append(f"not told within {LATE:g} s")
+    lost = _follow_steps(seen, misses) * seen.pace
+    final = f"weights {weights(seen.steps, last.ranks)}\n"
+    if last.state is not JobState.SUCCEEDED:
+        misses.append(f"job {last.id} is {last.state.value}: {last.reason}")
+    elif not seen.outputs[-1] or not all(final in text for text in seen.outputs[-1].values()):
+        misses.append("the weights are not those of an undisturbed run")
+    if lost > 2 * MIRROR_INTERVAL:
+        misses.append(f"{lost:.0f} s of work are lost")
+    misses += [f"left behind: {item}" for item in seen.left]
+    return Round(strike, seen.told, reason, seen.outcome, lost, seen.left, tuple(misses))
+
+
+def _follow_steps(seen: Seen, misses: list[str]) -> int:
+    """How many steps were done again. Every line of those that were done has to be there."""
+    again = 0
+    for rank in sorted({name for texts in seen.outputs for name in texts}):
+        reached = 0
+        for job, texts in zip(seen.jobs, seen.outputs, strict=True):
+            at = -1
+            for word, digits in re.findall(_STEP, texts.get(rank, "")):
+                number = int(digits)
+                if word == "from":
+                    again = max(again, reached - number)
+                elif number != at + 1:
+                    misses.append(f"job {job.id}, {rank}: lines {at + 1} to {number} are lost")
+                at = reached = number
+    return again
+
+
+class _Drill:
+    """One round."""
+
+    def __init__(
+        self, store: Store, name: str, strike: Strike, steps: int, program: Path, folder: Path
+    ) -> None:
+        self._store, self._name, self._strike, self._steps = store, name, strike, steps
+        self._program, self._log = program, folder
+        self._fault = FAULTS[strike.fault]
+        self._before = max((job.id for job in store.jobs()), default=0)
+        self._limit = PATIENCE + steps * STEP * 3
+
+    def run(self) -> Round:
+        before = time.monotonic()
+        client = self._start()
+        self._until(lambda: f"] step {self._strike.step}\n" in self._said(), client, "no step")
+        pace = (time.monotonic() - before) / self._strike.step
+        at, struck = len(self._said()), time.monotonic()
+        self._strike_now(client)
+        told = None
+        while client.poll() is None and time.monotonic() - struck < self._limit:
+            if told is None and _ours(self._said()[at:]):
+                told = time.monotonic() - struck
+            time.sleep(0.05)
+        took = time.monotonic() - struck
+        ended = client.poll()
+        if ended is None:
+            process.kill_group(client.pid)
+        client.wait()
+        said = _ours(self._said()[at:])
+        if told is None and said and not self._fault.client:
+            told = took
+        outcome, more = self._recover(ended)
+        jobs = self._jobs()
+        outputs = [self._read_outputs(job) for job in jobs]
+        words = "\n".join((*said, *more))
+        seen = Seen(told, words, outcome, pace, self._steps, jobs, outputs, self._left())
+        return judge(self._strike, seen)
+
+    def _start(self) -> process.Spawned:
+        words = ("run", "-c", self._name, *self._fault.options, str(self._program))
+        argv = process.own_command(*words, str(self._steps), str(STEP))
+        return process.spawn(argv, log=self._log, cwd=self._program.parent, env=os.environ)
+
+    def _said(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def _until(self, there: Callable[[], bool], client: process.Spawned, what: str) -> None:
+        until = time.monotonic() + self._limit
+        while not there():
+            if client.poll() is not None or time.monotonic() > until:
+                process.kill_group(client.pid)
+                raise ProviderError(
+                    f"the program of the drill shows {what} {self._strike.step}:"
+                    f" {_last_line(self._said())}",
+                    hint=f"clusterctl verify {self._name}",
+                )
+            time.sleep(0.02)
+
+    def _strike_now(self, client: process.Spawned) -> None:
+        fault, cluster = self._fault, self._store.cluster(self._name)
+        folder, node = self._store.folder(self._name), self._strike.node
+        if fault.client:
+            client.kill()
+        elif fault.harm:
+            _provider(cluster).harm(cluster, folder, node, fault.harm)
+            if fault.passes:
+                time.sleep(BREAK)
+                _provider(cluster).harm(cluster, folder, node, Harm.JOIN)
+        else:
+            job = self._jobs()[-1]
+            script = assets.render(
+                "drill/kill.sh.j2",
+                folder=f"{cluster.node(node).root}/jobs/{job.id}",
+                file=fault.file,
+                names=fault.names,
+                tag=f"{cluster.id}/{job.id};",
+                signal=fault.signal,
+            )
+            with open_pool(self._store, cluster) as pool:
+                result = pool.transport(node).run(script, timeout=LATE)
+            if not result.stdout:
+                raise ProviderError(f"{self._strike.fault}: {node} has no such process")
+
+    def _jobs(self) -> list[Job]:
+        return [job for job in self._store.jobs() if job.id > self._before]
+
+    def _call(self, *words: str) -> tuple[bool, list[str]]:
+        """Whether a command went well, and what it said."""
+        result = process.run(process.own_command(*words), timeout=self._limit)
+        said = _ours(result.stderr.decode(errors="replace"))
+        return result.ok, [*said, *([f"{words[0]}: {result.error}"] if result.error else [])]
+
+    def _recover(self, ended: int | None) -> tuple[str, list[str]]:
+        """What it took until the program was at its end, and what was said meanwhile."""
+        job = self._jobs()[-1]
+        if ended == 0:
+            if len(self._jobs()) > 1:
+                return "replaced", []
+            return ("retried" if job.attempt > 1 else "went on"), []
+        if ended is None:
+            return "hangs", []
+        ok, said = self._call("logs", str(job.id), "-f")
+        if ok and self._store.job(job.id).state is JobState.SUCCEEDED:
+            return "went on", said
+        ok, more = self._call("up", self._name)
+        said += more
+        ok, more = self._call("rerun", str(self._jobs()[-1].id), "--resume")
+        return ("resumed by rerun" if ok else "lost"), said + more
+
+    def _read_outputs(self, job: Job) -> dict[str, str]:
+        files = self._store.job_folder(job.id).glob("out/*/rank-*.out")
+        return {path.stem: path.read_text() for path in sorted(files)}
+
+    def _left(self) -> tuple[str, ...]:
+        cluster = self._store.cluster(self._name)
+        found = []
+        with open_pool(self._store, cluster) as pool:
+            for node in cluster.nodes:
+                script = assets.render(
+                    "drill/left.sh.j2", cluster=cluster.id, root=node.root, patience=SAVE_LIMIT
+                )
+                result = pool.transport(node.name).run(script, timeout=PATIENCE)
+                lines = result.text.splitlines() if result.ok else [result.error or "no answer"]
+                found += [f"{node.name}: {line}" for line in lines]
+        return tuple(found)
+
+
+_STEP = re.compile(r"^(from|step) (\d+)$", re.MULTILINE)
+_LINE = re.compile(r"^( *\d+\.\d s  |clusterctl: |  → )(.*)$", re.MULTILINE)
+
+
+def _ours(text: str) -> list[str]:
+    """The lines of clusterctl, and not of ranks."""
+    return [line for _, line in _LINE.findall(text)]
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or ["it said nothing"])[-1]

@@ -1,0 +1,84 @@
+"""The verb drill."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import typer
+
+from clusterctl import actions
+from clusterctl.actions import drill as action
+from clusterctl.cli.console import Console, table
+from clusterctl.errors import UsageError
+from clusterctl.model import ClusterSpec, NodeGroup, count
+from clusterctl.verbs.clusters import Drill
+
+HEAD = ("fault", "node", "step", "told after", "reason", "outcome", "lost", "left")
+
+
+def drill(given: Drill, console: Console) -> None:
+    store = actions.open_store()
+    name = actions.check_name(given.wanted() or action.NAME)
+    there = action.find(store, name)
+    if there and (given.provider or given.workers):
+        raise UsageError(
+            f"cluster {name!r} exists already: --provider and --workers are for a new one",
+            hint="leave them out",
+        )
+    spec = ClusterSpec(name=name, provider="", groups=(NodeGroup(count=0),))
+    if not there:
+        group = NodeGroup(count=given.workers or 2)
+        provider = given.provider or "local"
+        spec = ClusterSpec(name=name, provider=provider, groups=(group,), ttl=action.TTL)
+    steps = given.steps or action.STEPS
+    names = [node.name for node in there.workers] if there else action.list_workers(spec.workers)
+    strikes = action.plan(given.faults, given.rounds or 1, given.seed or 0, names, steps)
+    if given.dry_run:
+        where = there.spec.provider if there else spec.provider
+        console.note(f"cluster {name} ({where}), {count(len(names), 'worker')}, {steps} steps")
+        console.result(table((item.fault, item.node, f"step {item.step}") for item in strikes))
+        console.document(
+            {
+                "dry_run": True,
+                "cluster": name,
+                "provider": where,
+                "workers": names,
+                "steps": steps,
+                "rounds": strikes,
+            }
+        )
+        return
+    if there and not given.yes and not console.consent(f"Break cluster {name!r} on purpose?"):
+        console.note("aborted; nothing was broken")
+        raise typer.Exit(2)
+    console.after_interrupt = f"`clusterctl down {name}` removes the cluster"
+    rounds = []
+    with action.prepare(store, spec, console.report) as cluster:
+        for item in action.run(store, cluster, strikes, steps, console.report):
+            rounds.append(item)
+            console.report("; ".join(item.misses) or f"{item.strike.fault}: {item.outcome}")
+    report(console, name, given.seed or 0, rounds)
+
+
+def report(console: Console, name: str, seed: int, rounds: Sequence[action.Round]) -> None:
+    """The table of all rounds. Exits with 8 where something was not as it should be."""
+    console.result(table([HEAD, *map(_row, rounds)]))
+    missed = [item for item in rounds if item.misses]
+    for item in missed:
+        console.result(f"miss: {item.strike.fault}: {'; '.join(item.misses)}")
+    console.note(f"{count(len(rounds), 'round')}, {len(missed)} with misses")
+    console.document({"cluster": name, "seed": seed, "ok": not missed, "rounds": rounds})
+    if missed:
+        raise typer.Exit(8)
+
+
+def _row(item: action.Round) -> tuple[str, ...]:
+    strike = item.strike
+    return (
+        *(strike.fault, strike.node, str(strike.step)),
+        "-" if item.told is None else f"{item.told:.1f} s",
+        item.reason or "-",
+        item.outcome,
+        f"{item.lost:.1f} s",
+        ", ".join(item.left) or "nothing",
+    )

@@ -1,0 +1,26 @@
+"""`clusterctl drill` as CI runs it: few faults and a short program. A long one is run by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.cli import Cli, tagged
+
+pytestmark = [pytest.mark.slow, pytest.mark.netns, pytest.mark.mpi]
+
+
+def test_a_drill_loses_nothing_and_leaves_nothing(tmp_path: Path) -> None:
+    cli = Cli(tmp_path / "state", tmp_path)
+    words = ("--faults", "kill-rank,kill-client,lose-node", "--steps", 40)
+    found = cli.json("drill", *words, timeout=280)
+    rounds = {item["strike"]["fault"]: item for item in found["rounds"]}
+    assert [item["misses"] for item in rounds.values()] == [[], [], []]
+    assert found["ok"]
+    outcomes = [rounds[name]["outcome"] for name in ("kill-rank", "kill-client", "lose-node")]
+    assert outcomes == ["retried", "went on", "replaced"]
+    node = rounds["lose-node"]["strike"]["node"]
+    assert rounds["lose-node"]["reason"].startswith(f"lost {node}")
+    assert cli.clusters() == []
+    assert tagged("CLUSTERCTL_NODE=drill-") == []
