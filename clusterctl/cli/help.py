@@ -13,7 +13,8 @@ from clusterctl.options import ARGUMENTS, GENERAL, Option, Verb
 from clusterctl.verbs import FAMILIES, VERBS
 
 HELP = ("-h, --help", "Show this help")
-_WIDEST = 35  # columns of a flag with its value; the help of a wider one begins on the next line
+_WIDEST = 0.41
+"""Of the columns, for a flag with its value; the help of a wider one begins on the next line."""
 
 
 def of_verb(name: str) -> str:
@@ -27,11 +28,13 @@ def of_verb(name: str) -> str:
     for option in options:
         heading, lead = option.group.heading, option.group.lead
         rows.setdefault(heading, [])
-        if option.help:
+        if of := _taken_from(verb, option):
+            bare.setdefault(heading, {}).setdefault(f"As for `{of}`", []).append(option.flag)
+        elif option.help:
             rows[heading].append((_flags(option), option.help))
         else:
             bare.setdefault(heading, {}).setdefault(lead, []).append(option.flag)
-    rows[GENERAL.heading].append(HELP)
+    rows[GENERAL.heading] = [*rows.pop(GENERAL.heading), HELP]  # what all verbs have stands last
     column = _column(row for section in rows.values() for row in section)
     for heading, section in rows.items():
         wrapped = [
@@ -39,8 +42,15 @@ def of_verb(name: str) -> str:
             for lead, flags in bare.get(heading, {}).items()
         ]
         lines += _section(heading, sum(wrapped, _table(section, column)))
-    lines += _section("Examples", [f"  {example}" for example in verb.examples])
-    return "\n".join([*lines, "", *_settings(name, options)])
+    lines += _wrapped(_settings(name, options))
+    return "\n".join([*lines, *_section("Examples", [f"  {text}" for text in verb.examples])])
+
+
+def _taken_from(verb: type[Verb], option: Option[Any]) -> str:
+    """The other verb whose own option this is, and whose help explains it; "" for none."""
+    others = {name: VERBS[name].options().values() for name in verb.settings_of}
+    own = option.group not in (ARGUMENTS, GENERAL)
+    return next((name for name, options in others.items() if own and option in options), "")
 
 
 def of_group(name: str, rows: Iterable[tuple[str, str]]) -> str:
@@ -78,18 +88,14 @@ def _prose(verb: type[Verb]) -> Iterator[str]:
         yield from ([""] if number else []) + textwrap.wrap(paragraph, _width())
 
 
-def _settings(name: str, options: Iterable[Option[Any]]) -> list[str]:
+def _settings(name: str, options: Iterable[Option[Any]]) -> str:
     """How an option is set for many command lines."""
     example = next(
         (o for o in options if o.metavar and o.flags and o.settable and not o.env), Verb.quiet
     )
-    known = [f"{item.env} sets {item.flag}." for item in options if item.env]
-    word = name.partition(" ")[0]
-    text = (
-        f"Options can also be set in clusterctl.toml, or by variables such as"
-        f" {prefix(word)}{example.key.upper()} for {example.flag}. {' '.join(known)}"
-    )
-    return textwrap.wrap(text, _width(), break_on_hyphens=False)
+    variable = f"{prefix(name.partition(' ')[0])}{example.key.upper()}"
+    known = " and ".join((variable, *(item.env for item in options if item.env)))
+    return f"Set defaults in clusterctl.toml or variables such as {known}"
 
 
 def _flags(option: Option[Any]) -> str:
@@ -100,7 +106,7 @@ def _flags(option: Option[Any]) -> str:
 
 def _column(rows: Iterable[tuple[str, str]]) -> int:
     """Where the second column begins."""
-    return 4 + max(len(first) for first, _ in rows if len(first) <= _WIDEST)
+    return 4 + max(len(first) for first, _ in rows if len(first) <= _WIDEST * _width())
 
 
 def _table(rows: list[tuple[str, str]], column: int) -> list[str]:

@@ -85,9 +85,8 @@ class Run(Started, heading=JOBS, module="start"):
     own."""
 
     examples = (
-        "clusterctl run train.py --epochs 3",
-        "clusterctl run --ranks 4 --env LR=0.1 -- python -m package.train",
-        "clusterctl run --partition gpu --gpus-per-node 4 --time 2:00:00 train.py",
+        "clusterctl run --ranks 4 --env LR=0.1 train.py --epochs 3",
+        "clusterctl run --partition gpu --gpus-per-node 4 -- python -m package.train",
     )
     RANKS, PROGRAM = Group("Ranks", STAGED), Group("Program", STAGED)
     JOB = Group("Job", (where.STAGED, where.SUPERVISED))
