@@ -38,6 +38,7 @@ from clusterctl.providers.ec2 import (
     provider_state,
     reconcile,
     report,
+    reservations,
     ssh_cidr,
     update_rules,
     userdata,
@@ -299,6 +300,8 @@ class Ec2Provider:
         return frozenset((known.id,) if known else ())
 
     def extend(self, cluster: Cluster, folder: Path, deadline: float) -> None:
+        if reserved := cluster.spec.cloud.reservation:
+            reservations.check_end(self._api(cluster, folder), reserved, deadline)
         state = provider_state.load(folder)
         if state and state.guarded:
             # First: where AWS keeps an earlier end, a later one of the nodes would be a lie.

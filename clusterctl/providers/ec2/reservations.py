@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,9 +49,7 @@ def check(api: Api, options: ClusterSpec, workers: int) -> Reservation | None:
     if not id:
         return None
     try:
-        [found] = api.call("describe_capacity_reservations", CapacityReservationIds=[id])[
-            "CapacityReservations"
-        ]
+        [found] = _describe(api, id)
     except Refused as refused:
         if not refused.code.startswith("InvalidCapacityReservationId"):
             raise
@@ -75,6 +74,31 @@ def check(api: Api, options: ClusterSpec, workers: int) -> Reservation | None:
     if workers:
         _check_available(id, found, workers)
     return _reservation(id, found)
+
+
+def check_end(api: Api, id: str, deadline: float) -> None:
+    """Raises ProviderError where EC2 ends the machines of a Capacity Block before that: programs
+    would get no signal, and lose their work."""
+    try:
+        [found] = _describe(api, id)
+    except Refused as refused:
+        if not refused.code.startswith("InvalidCapacityReservationId"):
+            raise
+        return  # AWS has forgotten it: it ended long ago, and its machines with it
+    latest = _reservation(id, found).latest
+    if latest is not None and deadline > latest:
+        left = max(0.0, latest - time.time())
+        raise ProviderError(
+            f"the Capacity Block {id} keeps its machines until {clock(latest)}, and the new"
+            f" deadline would be {clock(deadline)}",
+            hint=f"give at most --ttl {int(left / 60)}m; AWS can extend a block that has not ended:"
+            " `aws ec2 describe-capacity-block-extension-offerings`",
+        )
+
+
+def _describe(api: Api, id: str) -> list[dict[str, Any]]:
+    answer = api.call("describe_capacity_reservations", CapacityReservationIds=[id])
+    return list(answer["CapacityReservations"])
 
 
 def _check_available(id: str, found: dict[str, Any], workers: int) -> None:
