@@ -58,6 +58,35 @@ def test_a_diagnostic_of_terraform(case: dict[str, Any]) -> None:
     check(known, case)
 
 
+DENIED = (
+    "You are not authorized to perform this operation. User: arn:aws:sts::123456789012:"
+    "assumed-role/AWSReservedSSO_MachineLearning_0123456789abcdef/ana@example.org is not authorized"
+    " to perform: ec2:RunInstances on resource:"
+    " arn:aws:ec2:us-east-1:123456789012:network-interface/* with an explicit deny"
+    " in a service control policy."
+)
+CODED = f"Encoded authorization failure message: {'g4oZPBqZ4Bni8dE5' * 40}"
+SENT = (
+    "operation error EC2: RunInstances, https response error StatusCode: 403, RequestID: b1543c77"
+)
+
+
+def test_what_was_denied_and_by_whom_is_on_the_line() -> None:
+    """Not the number of the request, nor what AWS repeats in a code of a thousand letters."""
+    denied = f"api error UnauthorizedOperation: {DENIED} {CODED}"
+    quoted = f'aws_instance.this["worker-1"]: creating EC2 Instance: {SENT}, {denied}'
+    known = failures.from_terraform([quoted])
+    assert known
+    asked = failures.refused("run instances", "UnauthorizedOperation", f"{DENIED} {CODED}", "")
+    for error in (known, asked):
+        assert DENIED in error.message
+        assert "g4oZ" not in error.message
+    assert "RequestID" not in known.message
+    old = "You are not authorized to perform this operation."
+    asked = failures.refused("run instances", "UnauthorizedOperation", f"{old} {CODED}", "")
+    assert CODED in asked.message, "all that AWS has said"
+
+
 @pytest.mark.parametrize("case", cases("exception"))
 def test_an_exception_of_botocore(case: dict[str, Any]) -> None:
     check(failures.not_asked("checking your AWS credentials", case["code"], case["text"]), case)

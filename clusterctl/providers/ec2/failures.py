@@ -320,6 +320,7 @@ SKEW = 300.0
 def refused(doing: str, code: str, message: str, region: str, skew: float = 0.0) -> Refused:
     """The error for what AWS said to a call of ours. `skew`: seconds that this machine's clock is
     ahead of AWS's, negative where it is behind."""
+    message = _readable(message)
     known = _known(code, message)
     if known and known.account and abs(skew) > SKEW and code not in _UNSIGNED:
         direction = "ahead of" if skew > 0 else "behind"
@@ -409,10 +410,19 @@ def from_terraform(texts: Iterable[str]) -> ProviderError | None:
         flat = " ".join(text.split())
         for known in _in_terraform(text):
             kind = CapacityError if known.capacity else ProviderError
-            found.append(kind(f"{known.what} ({flat[:300]})", hint=known.hint))
+            found.append(kind(f"{known.what} ({_readable(flat)[:500]})", hint=known.hint))
     return next((item for item in found if isinstance(item, CapacityError)), None) or next(
         iter(found), None
     )
+
+
+def _readable(message: str) -> str:
+    """Without what only fills the line: the number of a request, and what AWS has told in words
+    already, in a code that takes a right of its own to read."""
+    message = re.sub(r"https? response error StatusCode: \d+, RequestID: [\w-]*, ", "", message)
+    if "not authorized to perform: " in message:
+        message = re.sub(r"\s*Encoded authorization failure message: \S{64,}", "", message)
+    return message
 
 
 _QUOTED = re.compile(
