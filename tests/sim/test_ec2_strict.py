@@ -283,6 +283,20 @@ def test_a_key_that_cannot_encrypt_disks_is_named_before_it_costs(lab: Lab, api:
     assert "reset-ebs-default-kms-key-id" in caught.value.hint
 
 
+def test_an_account_that_keeps_its_networks_closed_is_named(lab: Lab, api: Api) -> None:
+    """EC2 makes the network and the machines, and nobody would reach them."""
+    lab.api.modify_vpc_block_public_access_options(InternetGatewayBlockMode="block-ingress")
+    with pytest.raises(ProviderError, match="VPC Block Public Access is on in us-east-1") as caught:
+        survey(api)
+    assert "--vpc that is excluded" in caught.value.hint
+    with their_network(lab.api, "us-east-1a") as (vpc, _):
+        assert survey(api, vpc=vpc).zones, "its subnets tell themselves that they are excluded"
+    rights = json.loads((assets.folder("infra") / "ec2" / "policy.json").read_text())
+    rights["Statement"][0]["Action"].remove("ec2:DescribeVpcBlockPublicAccessOptions")
+    lab.ec2.policy(rights)
+    assert survey(api).zones, "whoever may not ask is told nothing"
+
+
 def reserve(lab: Lab, count: int = 2, **how: Any) -> str:
     answer = lab.api.create_capacity_reservation(
         **{
@@ -378,6 +392,39 @@ def test_missing_rights_are_known_before_the_question(lab: Lab, api: Api) -> Non
         for call in lab.ec2.calls
         if call["action"] == "ec2:RunInstances" and "dry_run" not in call
     ]
+
+
+GUARDRAILS = (
+    ("instance", "StringNotEquals", "ec2:MetadataHttpTokens", "required"),
+    ("volume", "Bool", "ec2:Encrypted", "false"),
+    ("volume", "Null", "ec2:Encrypted", "true"),
+    ("volume", "StringNotEquals", "ec2:VolumeType", "gp3"),
+)
+"""What organizations deny: machines without IMDSv2, and disks that are not encrypted. Sources: AWS
+Organizations User Guide, "Example SCPs for Amazon EC2"; karpenter-provider-aws, issue 9018."""
+
+
+def denied(kind: str, operator: str, key: str, value: str) -> dict[str, Any]:
+    return {
+        "Effect": "Deny",
+        "Action": "ec2:RunInstances",
+        "Resource": f"arn:aws:ec2:*:*:{kind}/*",
+        "Condition": {operator: {key: value}},
+    }
+
+
+def test_what_an_organization_asks_of_a_launch_is_asked_for(lab: Lab, api: Api) -> None:
+    """The dry run says what the launch is going to say, so that one is denied as the other is."""
+    rights = json.loads((assets.folder("infra") / "ec2" / "policy.json").read_text())
+    rights["Statement"] += [denied(*row) for row in GUARDRAILS]
+    lab.ec2.policy(rights)
+    assert survey(api).zones
+    with their_network(lab.api, "us-east-1a") as (_, subnet):
+        assert survey(api, subnet=(subnet,)).zones
+        row = ("network-interface", "Bool", "ec2:AssociatePublicIpAddress", "true")
+        lab.ec2.policy({"Statement": [*rights["Statement"], denied(*row)]})
+        with pytest.raises(ProviderError, match="not allowed"):
+            survey(api, subnet=(subnet,))
 
 
 def test_launches_are_rationed(lab: Lab) -> None:

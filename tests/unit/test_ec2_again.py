@@ -75,6 +75,9 @@ class Market(Api):
     def disk_key(self) -> str:
         return "alias/aws/ebs"
 
+    def block_mode(self) -> str:
+        return "off"
+
     def quota(self, code: str) -> float:
         return 100.0
 

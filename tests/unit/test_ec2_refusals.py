@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import AddressValueError
@@ -32,7 +33,7 @@ from clusterctl.providers.ec2 import api, cleanup, failures, preflight, spec, ss
 from clusterctl.providers.ec2.api import Api, Image, Instance, InstanceType
 from clusterctl.providers.ec2.hostkeys import HostKeys
 from clusterctl.providers.ec2.provider import Ec2Provider
-from tests.unit.making import node
+from tests.unit.making import cluster, node
 
 
 class Offering(Api):
@@ -55,6 +56,9 @@ class Offering(Api):
 
     def disk_key(self) -> str:
         return "alias/aws/ebs"
+
+    def block_mode(self) -> str:
+        return "off"
 
     def quota(self, code: str) -> float:
         return 100.0
@@ -104,6 +108,66 @@ def test_workers_that_run_outlive_their_reservation(gone: bool) -> None:
     assert found.zones == ("us-east-1b",)
     with pytest.raises(ClusterctlError, match=r"no Capacity Reservation|is expired: it takes no"):
         preflight.survey(there, wish, {}, "", print)
+
+
+@pytest.mark.parametrize("kind", ["capacity-block", "default", "gone"])
+def test_a_capacity_block_is_not_extended_beyond_its_end(kind: str, tmp_path: Path) -> None:
+    """EC2 ends its machines half an hour before, and programs would get no signal."""
+
+    class Reserved(Offering):
+        def call(self, action: str, **arguments: Any) -> Any:
+            assert arguments == {"CapacityReservationIds": ["cr-1"]}
+            if kind == "gone":
+                raise failures.refused(action, "InvalidCapacityReservationId.NotFound", "", "")
+            end = datetime.now(timezone.utc) + timedelta(hours=4)
+            row = {"ReservationType": kind, "EndDate": end, "AvailabilityZone": "us-east-1b"}
+            return {"CapacityReservations": [row]}
+
+    wish = wanted(NodeGroup(count=1, family="cpu"), reservation="cr-1")
+    made = replace(cluster(), spec=wish, nodes=())
+    provider = Ec2Provider(connect=Reserved)
+    provider.extend(made, tmp_path, time.time() + 3 * 3600)
+    late = time.time() + 3.5 * 3600
+    if kind != "capacity-block":
+        provider.extend(made, tmp_path, late)
+        return
+    with pytest.raises(ProviderError, match="Capacity Block cr-1 keeps its machines until") as no:
+        provider.extend(made, tmp_path, late)
+    assert "--ttl 204m" in no.value.hint
+
+
+def test_a_subnet_that_the_account_closes_is_refused() -> None:
+    """It has its route to the internet gateway, and nothing passes there."""
+
+    class Closed(Offering):
+        def all(self, action: str, key: str, service: str = "ec2", /, **how: Any) -> list[Any]:
+            out = {"DestinationCidrBlock": "0.0.0.0/0", "GatewayId": "igw-1", "State": "active"}
+            subnet = {"SubnetId": "subnet-1", "VpcId": "vpc-1", "AvailabilityZone": "us-east-1a"}
+            closed = {"InternetGatewayBlockMode": "block-bidirectional"}
+            subnet |= {"AvailableIpAddressCount": "200", "BlockPublicAccessStates": closed}
+            links = [{"Main": True}]
+            rows = {"Subnets": [subnet], "RouteTables": [{"Associations": links, "Routes": [out]}]}
+            return rows[key]
+
+    wish = wanted(NodeGroup(count=1, family="cpu"), subnet=("subnet-1",))
+    said = r"subnet-1 is closed to the internet by VPC Block .*\(block-bidirectional\)"
+    with pytest.raises(UsageError, match=said):
+        preflight.survey(Closed("us-east-1"), wish, {}, "", print)
+
+
+@pytest.mark.parametrize("spot", [True, False])
+def test_a_type_that_is_not_sold_that_way_is_refused(spot: bool) -> None:
+    class Particular(Offering):
+        def instance_types(self, names: Iterable[str]) -> dict[str, InstanceType]:
+            markets = ("on-demand",) if spot else ("capacity-block", "spot")
+            found = super().instance_types(names)
+            return found | {"t3.xlarge": replace(found["t3.xlarge"], markets=markets)}
+
+    wish = wanted(NodeGroup(count=1, instance_type="t3.xlarge"), spot=spot)
+    said = "as spot instances" if spot else "on demand"
+    with pytest.raises(UsageError, match=f"does not sell t3.xlarge {said} in us-east-1") as no:
+        preflight.survey(Particular("us-east-1"), wish, {}, "", print)
+    assert no.value.hint
 
 
 def test_a_node_that_does_not_answer_names_the_cluster_to_try_again(tmp_path: Path) -> None:

@@ -66,6 +66,9 @@ def default_region() -> str:
         raise failures.not_asked(doing, type(error).__name__, str(error)) from error
 
 
+_MARKETS, _ROOT = ("on-demand", "spot"), "/dev/sda1"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceType:
     """What EC2 says about a type. `gpu_maker` is empty without GPUs."""
@@ -79,15 +82,19 @@ class InstanceType:
     efa: bool = False
     """Whether it has an Elastic Fabric Adapter."""
     architectures: tuple[str, ...] = ("x86_64",)
+    markets: tuple[str, ...] = _MARKETS
+    """How it can be bought; also `capacity-block`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
-    """A machine image. `disk`: the size in GiB of its root snapshot, which a disk has to hold."""
+    """A machine image. `disk`: the size in GiB of its root snapshot, which a disk has to hold;
+    `device`: what the root disk is called."""
 
     id: str
-    architecture: str
-    disk: int
+    architecture: str = "x86_64"
+    disk: int = 0
+    device: str = _ROOT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,23 +325,47 @@ class Api:
             return {item["ImageId"]: _image(item) for item in found}
 
     def may_launch(
-        self, instance_type: str, image: str, *, spot: bool, cluster: str, subnet: str = ""
+        self,
+        instance_type: str,
+        image: Image,
+        *,
+        disk: int,
+        spot: bool,
+        cluster: str,
+        subnet: str = "",
     ) -> None:
         """Asks for the right to launch such a machine, and launches none. Raises ProviderError
-        where AWS says no to whoever asks; what else it says depends on what is not made yet."""
+        where AWS says no to whoever asks; what else it says depends on what is not made yet.
+
+        It asks for what infra/ec2 makes: policies of organizations allow machines with IMDSv2 and
+        encrypted disks alone, or none with a public address."""
         tags = [{"Key": "clusterctl:cluster", "Value": cluster}]
         kinds = ("instance", "volume")
-        more: dict[str, Any] = {"SubnetId": subnet} if subnet else {}
+        more: dict[str, Any] = {}
+        if subnet:
+            network = {"DeviceIndex": 0, "SubnetId": subnet, "AssociatePublicIpAddress": True}
+            more["NetworkInterfaces"] = [network]
         if spot:
             more["InstanceMarketOptions"] = {"MarketType": "spot"}
         try:
             self.call(
                 "run_instances",
                 DryRun=True,
-                ImageId=image,
+                ImageId=image.id,
                 InstanceType=instance_type,
                 MinCount=1,
                 MaxCount=1,
+                MetadataOptions={
+                    "HttpEndpoint": "enabled",
+                    "HttpTokens": "required",
+                    "HttpPutResponseHopLimit": 1,
+                },
+                BlockDeviceMappings=[
+                    {
+                        "DeviceName": image.device,
+                        "Ebs": {"VolumeType": "gp3", "VolumeSize": disk, "Encrypted": True},
+                    }
+                ],
                 TagSpecifications=[{"ResourceType": kind, "Tags": tags} for kind in kinds],
                 **more,
             )
@@ -351,6 +382,11 @@ class Api:
         client = self._client("kms")
         with self._asking("describe key"):
             return str(client.describe_key(KeyId=key)["KeyMetadata"]["KeyState"])
+
+    def block_mode(self) -> str:
+        """How VPC Block Public Access closes the region's internet gateways; `off`: not at all."""
+        action, key = "describe_vpc_block_public_access_options", "VpcBlockPublicAccessOptions"
+        return str(self.call(action)[key].get("InternetGatewayBlockMode", "off"))
 
     def quota(self, code: str) -> float:
         """The value of an EC2 quota, in vCPUs."""
@@ -456,6 +492,7 @@ def _instance_type(item: dict[str, Any]) -> InstanceType:
         clusters="cluster" in item.get("PlacementGroupInfo", {}).get("SupportedStrategies", ()),
         efa=bool(item.get("NetworkInfo", {}).get("EfaSupported")),
         architectures=tuple(item.get("ProcessorInfo", {}).get("SupportedArchitectures", ())),
+        markets=tuple(item.get("SupportedUsageClasses", _MARKETS)),
     )
 
 
@@ -470,6 +507,7 @@ def _image(item: dict[str, Any]) -> Image:
         id=item["ImageId"],
         architecture=item.get("Architecture", "x86_64"),
         disk=max(disks, default=0),
+        device=root or _ROOT,
     )
 
 

@@ -6,24 +6,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clusterctl.errors import UsageError
+from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import CloudSpec
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.cleanup import TAG
 
-_ANYWHERE = "0.0.0.0/0"
+_ANYWHERE, _OPEN = "0.0.0.0/0", "off"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subnet:
-    """`free`: addresses; `public`: it has a route to an internet gateway; `cluster`: the id of the
-    cluster that made it, and will remove it."""
+    """`free`: addresses; `public`: it has a route to an internet gateway; `blocked`: how VPC Block
+    Public Access closes that, `off` for not at all; `cluster`: the id of the cluster that made it,
+    and will remove it."""
 
     id: str
     vpc: str
     zone: str
     free: int
     public: bool
+    blocked: str
     cluster: str
 
 
@@ -31,9 +33,12 @@ def choose(api: Api, cloud: CloudSpec, machines: int) -> dict[str, str]:
     """A subnet by zone, in the order of --subnet, else of their names. `machines`: how many get an
     address there. Nothing where the cluster makes a network of its own.
 
-    Raises UsageError for a subnet that was named and cannot hold the cluster, and where none can.
+    Raises UsageError for a subnet that was named and cannot hold the cluster, and where none can;
+    ProviderError where the account keeps all new networks from the internet.
     """
     if not (cloud.subnet or cloud.vpc):
+        if machines:
+            _check_open(api)
         return {}
     found = _subnets(api, cloud)
     usable: dict[str, str] = {}
@@ -52,6 +57,22 @@ def choose(api: Api, cloud: CloudSpec, machines: int) -> dict[str, str]:
     return usable
 
 
+def _check_open(api: Api) -> None:
+    """Raises ProviderError where SSH to a new network would time out: EC2 makes it all the same."""
+    try:
+        mode = api.block_mode()
+    except ProviderError:
+        return  # who may not ask is not told
+    if mode != _OPEN:
+        raise ProviderError(
+            f"VPC Block Public Access is on in {api.region} ({mode}): the launcher of a new network"
+            " could not be reached from the internet",
+            hint="choose a --vpc that is excluded from it, another --region, or have an"
+            " administrator switch it off: `aws ec2 modify-vpc-block-public-access-options"
+            " --internet-gateway-block-mode off`",
+        )
+
+
 def _trouble(subnet: Subnet, machines: int) -> str:
     """Why the cluster cannot be there; "" where it can."""
     if subnet.cluster:
@@ -61,6 +82,8 @@ def _trouble(subnet: Subnet, machines: int) -> str:
             "has no route to an internet gateway, so its machines could neither be reached over SSH"
             " nor fetch packages"
         )
+    if subnet.blocked != _OPEN:
+        return f"is closed to the internet by VPC Block Public Access ({subnet.blocked})"
     if subnet.free < machines:
         return f"has {subnet.free} free addresses, and the cluster needs {machines} more"
     return ""
@@ -114,6 +137,7 @@ def _subnet(item: Mapping[str, Any], tables: Sequence[Mapping[str, Any]]) -> Sub
         zone=_zone(item),
         free=int(item["AvailableIpAddressCount"]),
         public=any(map(_leads_out, _routes(item["SubnetId"], tables))),
+        blocked=item.get("BlockPublicAccessStates", {}).get("InternetGatewayBlockMode", _OPEN),
         cluster=tags.get(TAG, ""),
     )
 

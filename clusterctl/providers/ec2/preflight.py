@@ -63,6 +63,7 @@ def survey(
     machines = layout.machines(options, makers, layout.present(present))
     _efa(api, options, types)
     _architectures(types)
+    _markets(api, options, types)
     amis = background(lambda: _amis(api, options, machines))
     new = [machine for machine in machines if machine.name not in present]
     subnets = background(lambda: networks.choose(api, options.cloud, len(new)))
@@ -80,7 +81,7 @@ def survey(
         machines=machines,
         types=types,
         zones=_reserved(found_zones, reservation),
-        amis=found_amis,
+        amis={kind: image.id for kind, image in found_amis.items()},
         # Reserved machines are where they are: only in a placement group that was made with them.
         placement=frozenset(
             name for name, kind in types.items() if kind.clusters and not reservation
@@ -155,11 +156,28 @@ def _architectures(types: Mapping[str, InstanceType]) -> None:
             )
 
 
+def _markets(api: Api, options: ClusterSpec, types: Mapping[str, InstanceType]) -> None:
+    """Types that are not sold in the way that is asked for: EC2 says so when the launcher runs."""
+    market, said = (
+        ("spot", "as spot instances") if options.cloud.spot else ("on-demand", "on demand")
+    )
+    workers = {catalog.instance_type(group) for group in options.groups}
+    lacking = sorted(name for name in workers if market not in types[name].markets)
+    if lacking and not options.cloud.reservation:
+        names = ", ".join(lacking)
+        raise UsageError(
+            f"EC2 does not sell {names} {said} in {api.region}",
+            hint="leave --spot out, or choose another type"
+            if options.cloud.spot
+            else "--spot or --reservation, or choose another type",
+        )
+
+
 def _rights(
     api: Api,
     options: ClusterSpec,
     new: Sequence[Machine],
-    amis: Mapping[str, str],
+    amis: Mapping[str, Image],
     subnets: Mapping[str, str],
 ) -> None:
     """Raises ProviderError where AWS would not let us start a machine of one of these kinds."""
@@ -171,6 +189,7 @@ def _rights(
                 api.may_launch,
                 machine.instance_type,
                 amis[machine.image],
+                disk=machine.disk,
                 spot=spot,
                 cluster=options.name,
                 subnet=next(iter(subnets.values()), ""),
@@ -341,7 +360,7 @@ def _reserved(zones: tuple[str, ...], reservation: Reservation | None) -> tuple[
     return (reservation.zone,)
 
 
-def _amis(api: Api, options: ClusterSpec, machines: Sequence[Machine]) -> dict[str, str]:
+def _amis(api: Api, options: ClusterSpec, machines: Sequence[Machine]) -> dict[str, Image]:
     kinds = dict.fromkeys(machine.image for machine in machines)
     found: dict[str, str] = {}
     same: dict[catalog.MachineImage, str] = {}
@@ -363,16 +382,15 @@ def _amis(api: Api, options: ClusterSpec, machines: Sequence[Machine]) -> dict[s
             f"no machine image {options.cloud.ami!r} in {api.region}",
             hint="images have a different id in each region: correct --ami",
         )
+    images = {kind: known.get(id, Image(id=id)) for kind, id in found.items()}
     for machine in machines:
-        _fits(machine, known.get(found[machine.image]))
-    return found
+        _fits(machine, images[machine.image])
+    return images
 
 
-def _fits(machine: Machine, image: Image | None) -> None:
+def _fits(machine: Machine, image: Image) -> None:
     """Raises UsageError for a disk that is smaller than what is copied to it, and for an image of
     another architecture."""
-    if image is None:
-        return
     if image.architecture != "x86_64":
         raise UsageError(
             f"--ami {image.id}: its architecture is {image.architecture}, and that of"

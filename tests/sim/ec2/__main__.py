@@ -60,6 +60,7 @@ class Control:
     def do_clear(self) -> None:
         self._layer.faults.clear()
         self._layer.world.quotas.clear()
+        self._layer.world.blocked.clear()
         self._layer.world.slow_end = 0.0
         self._layer.late = self._layer.schedules.settling = 0.0
         self._layer.world.prices.clear()

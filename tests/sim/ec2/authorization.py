@@ -82,7 +82,8 @@ def asks(request: Request, look: Look, new_tags: Look) -> Iterator[dict[str, Any
         tags = _keys("aws:RequestTag", new_tags(kind))
         arn = _arn(request, kind, "*")
         if kind != "spot-instances-request":  # RunInstances has no such resource
-            yield {"action": action, "resource": arn, "context": tags}
+            said_of_it = _said_of(kind, form) if request.action == "RunInstances" else {}
+            yield {"action": action, "resource": arn, "context": {**tags, **said_of_it}}
         if tags:
             made = {**tags, "ec2:CreateAction": request.action}
             yield {"action": "ec2:CreateTags", "resource": arn, "context": made}
@@ -94,6 +95,27 @@ def asks(request: Request, look: Look, new_tags: Look) -> Iterator[dict[str, Any
             **_keys("ec2:ResourceTag", look(name)),
         }
         yield {"action": action, "resource": _arn(request, kind, name), "context": context}
+
+
+def _said_of(kind: str, form: Mapping[str, Any]) -> dict[str, str]:
+    """Condition keys of what RunInstances makes, as its request says it: EC2 does not look them up
+    in a launch template (karpenter-provider-aws, pull request 9256)."""
+    keys = {
+        "instance": {
+            "ec2:InstanceType": "InstanceType",
+            "ec2:MetadataHttpTokens": "MetadataOptions.HttpTokens",
+            "ec2:MetadataHttpPutResponseHopLimit": "MetadataOptions.HttpPutResponseHopLimit",
+        },
+        "volume": {
+            "ec2:Encrypted": "BlockDeviceMapping.1.Ebs.Encrypted",
+            "ec2:VolumeSize": "BlockDeviceMapping.1.Ebs.VolumeSize",
+            "ec2:VolumeType": "BlockDeviceMapping.1.Ebs.VolumeType",
+        },
+        "network-interface": {
+            "ec2:AssociatePublicIpAddress": "NetworkInterface.1.AssociatePublicIpAddress",
+        },
+    }
+    return {key: str(form[name]) for key, name in keys.get(kind, {}).items() if name in form}
 
 
 def _scheduling(action: str, request: Request) -> Iterator[dict[str, Any]]:

@@ -62,6 +62,8 @@ class World:
         self.reservations: dict[str, reserved.Reservation] = {}
         self.launched: dict[str, Any] = {}  # client token → reservation
         self.quotas: dict[str, float] = {}
+        self.blocked: dict[str, str] = {}
+        """How VPC Block Public Access closes a region."""
         self.prices: dict[str, float | None] = {}
         self.slow_end = 0.0
         """Seconds that an instance takes to end, with its interface in its network."""
@@ -403,6 +405,18 @@ def _get_default_key(world: World, request: Request) -> Answer:
     )
 
 
+def _public_access(world: World, request: Request) -> Answer:
+    """VPC Block Public Access, which closes the internet gateways of a region for all networks that
+    are not excluded. Source: EC2 API Reference, VpcBlockPublicAccessOptions."""
+    if mode := request.parameters.get("InternetGatewayBlockMode"):
+        world.blocked[request.region] = mode
+    found = world.blocked.get(request.region, "off")
+    options = wire.tag("internetGatewayBlockMode", found) + wire.tag("awsRegion", request.region)
+    return wire.xml(
+        request.action, f"<vpcBlockPublicAccessOptions>{options}</vpcBlockPublicAccessOptions>"
+    )
+
+
 _KEY_USE = ("CreateGrant", "Decrypt", "DescribeKey", "GenerateDataKeyWithoutPlaintext")
 
 
@@ -473,6 +487,8 @@ ACTIONS: dict[str, Action] = {
     "PurchaseCapacityBlock": _reserve,
     "DescribeCapacityReservations": _describe_reservations,
     "GetEbsDefaultKmsKeyId": _get_default_key,
+    "DescribeVpcBlockPublicAccessOptions": _public_access,
+    "ModifyVpcBlockPublicAccessOptions": _public_access,
     "DeleteSecurityGroup": _refuse_while_used,
     "DeleteSubnet": _refuse_while_used,
     "DeleteVpc": _refuse_while_used,

@@ -44,7 +44,10 @@ def _applies(statement: Mapping[str, Any], action: str, resource: str, context: 
 _OPERATORS: dict[str, Callable[[str, str], bool]] = {
     "StringEquals": lambda value, wanted: value == wanted,
     "StringLike": lambda value, wanted: _like(value, wanted),
+    "Bool": lambda value, wanted: value.lower() == wanted.lower(),
 }
+_NEGATED = {"StringNotEquals": "StringEquals", "StringNotLike": "StringLike"}
+"""What holds where the other does not, for all values and for a key that a request lacks."""
 
 
 def _holds(operator: str, key: str, wanted: Sequence[str], context: Context) -> bool:
@@ -55,6 +58,8 @@ def _holds(operator: str, key: str, wanted: Sequence[str], context: Context) -> 
     if operator == "Null":
         return str(value is None).lower() in wanted
     name = operator.removesuffix("IfExists")
+    if name in _NEGATED:
+        return value is None or not any(_OPERATORS[_NEGATED[name]](value, one) for one in wanted)
     if name not in _OPERATORS:
         raise ValueError(f"not evaluated here: {operator}")
     if value is None:
