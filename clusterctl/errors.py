@@ -53,6 +53,27 @@ class LaunchError(ClusterctlError):
     exit_code = 6
 
 
+class JobError(ClusterctlError):
+    """A job of the Python API did not succeed: a function raised, a program failed, or it was
+    ended. `rank`, `node`: which one failed first, where one did; `traceback` is that rank's."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str = "",
+        job: int = 0,
+        rank: int | None = None,
+        node: str = "",
+        traceback: str = "",
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.job, self.rank, self.node, self.traceback = job, rank, node, traceback
+
+    def __str__(self) -> str:
+        return f"{self.message}\n\n{self.traceback}" if self.traceback else self.message
+
+
 class RecordError(ClusterctlError, LookupError):
     """A cluster or job record is unknown, taken, or locked by another clusterctl."""
 

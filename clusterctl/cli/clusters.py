@@ -7,7 +7,6 @@ from typing import Any
 
 import typer
 
-from clusterctl.cli import spec as specs
 from clusterctl.cli.console import Console, ago, pick, table
 from clusterctl.cli.job_output import fetched_document, note_fetched
 from clusterctl.errors import UsageError
@@ -20,6 +19,7 @@ from clusterctl.verbs.machine import Cp, Forward, Ssh
 def up(given: Up, console: Console, *, then: bool = True) -> None:
     """`then`: say how long each phase took, and what to do next."""
     from clusterctl import actions
+    from clusterctl.actions import spec as specs
     from clusterctl.actions import up as action
     from clusterctl.actions import up_plan
 

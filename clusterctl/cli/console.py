@@ -14,10 +14,7 @@ from enum import Enum
 from typing import Any
 
 from clusterctl.errors import ClusterctlError, UsageError
-
-SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
-"""Names of variables whose values are nobody's business."""
-
+from clusterctl.variables import SECRET
 
 SILENCE = 5.0
 """Seconds that a verb about machines may say nothing."""

@@ -17,10 +17,10 @@ from clusterctl.cli.console import Console, plain
 from clusterctl.cli.job_output import announce, finish, reporting
 from clusterctl.cli.jobs import number_of
 from clusterctl.cli.rank_output import Printer
-from clusterctl.cli.variables import environment
 from clusterctl.errors import UsageError
 from clusterctl.job_model import Job, JobSpec, Program, ProgramKind
 from clusterctl.model import Cluster
+from clusterctl.variables import environment
 from clusterctl.verbs.start import Rerun, Run
 
 QUEUES = ("--queue", "--qos")

@@ -49,6 +49,8 @@ class Tree:
     by_git: bool
     largest: tuple[tuple[str, int], ...] = ()
     """Some of the files, with their sizes in bytes, the largest first."""
+    written: tuple[tuple[str, bytes], ...] = ()
+    """Further files that are not on this machine's disk: path and content."""
 
     def large_files(self) -> str:
         """What makes the tree large, for people; "" for one that is not."""
@@ -327,6 +329,8 @@ def _refuse_whole_machine(root: Path) -> None:
 def _members(tree: Tree) -> Iterator[bytes]:
     for name in tree.files:
         yield _member(tree.root / name, f"work/{name}")
+    for name, data in tree.written:
+        yield _entry(f"work/{name}", data, 0o644)
 
 
 def _member(path: Path, name: str) -> bytes:

@@ -21,15 +21,17 @@ import pytest
 
 FOUNDATION = {"model", "errors", "catalog", "config", "assets", "keys", "compiling"}
 FOUNDATION |= {"option_limits", "options", "verbs", "time_limits", "node_results", "unpack"}
-FOUNDATION |= {"recipes", "job_model", "launch_plan"}
+FOUNDATION |= {"recipes", "job_model", "launch_plan", "variables"}
 EDGE = {"process", "state", "events"}  # they touch this machine
 TALK = {"transport", "terraform", "datasets", "registry"}  # they talk to other machines
 PARTS = {"providers", "bootstrap", "launch", "schedulers"}  # siblings: they never see each other
 SERVICES = {"jobs", "insight"}
 
 MAY_IMPORT: dict[str, set[str]] = {
+    "__init__": {"api"},  # on first use
     "__main__": {"cli"},
-    "cli": {"actions", "model", "job_model", "errors", "config", "options", "verbs"},
+    "cli": {"actions", "model", "job_model", "errors", "config", "options", "verbs", "variables"},
+    "api": {"actions", "model", "job_model", "errors", "options", "verbs", "variables"},
     "actions": FOUNDATION | EDGE | TALK | PARTS | SERVICES,
     "jobs": FOUNDATION | EDGE | TALK | PARTS,
     "insight": FOUNDATION | EDGE | TALK | PARTS,
@@ -55,12 +57,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "time_limits": set(),
     "node_results": {"model"},
     "unpack": {"errors"},
+    "variables": {"errors"},
     "option_limits": set(),
     "job_model": set(),
     "launch_plan": set(),
     "model": set(),
     "errors": set(),
-    "__init__": set(),
 }
 
 # Libraries beyond the standard one, and the units that may use them. Nothing else may be imported;
@@ -76,6 +78,7 @@ MAY_USE: dict[str, set[str]] = {
     "msgspec": set(MAY_IMPORT) - {"model", "errors", "catalog", "__init__"},
     "tomli": {"config"},
     "pathspec": {"jobs"},
+    "cloudpickle": {"jobs"},
     "python_terraform": {"terraform"},
     "boto3": {"providers"},
     "botocore": {"providers"},

@@ -1,4 +1,4 @@
-"""Variables for the ranks, from --env and --env-file."""
+"""Variables for the ranks, from --env and --env-file, and which of them are secrets."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from clusterctl.cli.console import SECRET
 from clusterctl.errors import UsageError
 
+SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
+"""Names of variables whose values are nobody's business."""
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 OURS = ("CLUSTERCTL_JOB", "CLUSTERCTL_NODE", "CLUSTERCTL_RANK", "CLUSTERCTL_ATTEMPT")
 """Variables by which processes of a job and of a node are found again."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from clusterctl.actions import node_images
 from clusterctl.errors import UsageError
 from clusterctl.model import CloudSpec, ClusterSpec, NodeGroup, Runtime
 from clusterctl.verbs.clusters import Up
@@ -12,8 +13,6 @@ from clusterctl.verbs.clusters import Up
 def cluster_spec(name: str, given: Up) -> ClusterSpec:
     """What was given to `up`. Without a provider, the one that the options imply; "" leaves it to
     the cluster that exists."""
-    from clusterctl.actions import node_images
-
     cloud = given.gpu or given.cpu or given.instance_type
     implied = "ec2" if cloud else "docker" if given.gpus else ""
     image, images = node_images.chosen(given.image) if given.image else ("", {})

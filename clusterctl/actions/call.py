@@ -1,0 +1,106 @@
+"""Calling a function on all ranks of a cluster: what differs from running a script."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+from clusterctl.actions import open_pool
+from clusterctl.actions.jobs import require_cluster
+from clusterctl.errors import JobError, UsageError
+from clusterctl.job_model import Job, JobState
+from clusterctl.jobs.calls import PYTHON, Outcome, read_outcomes
+from clusterctl.jobs.calls import resolve as resolve
+from clusterctl.model import Cluster
+from clusterctl.state import Store
+
+
+def check_pythons(cluster: Cluster) -> None:
+    """Raises UsageError where a node has another Python than this one: what is pickled here could
+    not be read there."""
+    for node in cluster.workers or cluster.nodes:
+        there = node.facts.python.version if node.facts.python else PYTHON
+        if there.split(".")[:2] != PYTHON.split("."):
+            raise UsageError(
+                f"{node.name} has Python {there}, and this is Python {PYTHON}: a function needs the"
+                " same version on both",
+                hint=f"use Python {'.'.join(there.split('.')[:2])} here, or run a script instead",
+            )
+
+
+def fail(job: Job) -> JobError:
+    """Why a job that ended did not succeed."""
+    failure = job.failure
+    if job.state is JobState.FAILED and failure:
+        code = failure.exit_code
+        how = f"signal {code - 128} ended it" if 128 < code < 193 else f"exit code {code}"
+        what = f"failed: rank {failure.rank} on {failure.node}: {how}"
+    else:
+        what = f"{'was ' if job.state is not JobState.FAILED else ''}{job.state.value}"
+        what += f": {job.reason}" if job.reason else ""
+    return JobError(
+        f"job {job.id} {what}",
+        hint=f"`clusterctl logs {job.id}` shows its output, `clusterctl doctor {job.id}` the cause",
+        job=job.id,
+        rank=failure.rank if failure else None,
+        node=failure.node if failure else "",
+    )
+
+
+def results(store: Store, job: Job) -> list[Any]:
+    """What the function has returned, by rank. Raises JobError from what a rank has raised, where
+    that can be pickled."""
+    if job.state not in (JobState.SUCCEEDED, JobState.FAILED):
+        raise fail(job)
+    cluster = require_cluster(store, job)
+    with open_pool(store, cluster) as pool:
+        outcomes = read_outcomes(job, cluster, pool)
+    if job.state is JobState.FAILED:
+        rank = job.failure.rank if job.failure else -1
+        if rank not in outcomes or outcomes[rank].ok:
+            raise fail(job)
+        raise _raised(job, rank, outcomes[rank]) from _load(job, rank, outcomes[rank], None)
+    values = []
+    for rank in range(job.ranks):
+        if rank not in outcomes:
+            raise JobError(
+                f"the result of rank {rank} of job {job.id} could not be read",
+                hint="check the nodes with `clusterctl status --live`",
+                job=job.id,
+                rank=rank,
+                node=_node(job, rank),
+            )
+        values.append(_load(job, rank, outcomes[rank], outcomes[rank]))
+    return values
+
+
+def _node(job: Job, rank: int) -> str:
+    return next((place.node for place in job.placement if rank in place.ranks), "")
+
+
+def _raised(job: Job, rank: int, outcome: Outcome) -> JobError:
+    node = _node(job, rank)
+    return JobError(
+        f"rank {rank} on {node}: {outcome.said}",
+        hint=f"`traceback` of this error shows where; `clusterctl logs {job.id}` shows its output",
+        job=job.id,
+        rank=rank,
+        node=node,
+        traceback=outcome.traceback,
+    )
+
+
+def _load(job: Job, rank: int, outcome: Outcome, needed: Outcome | None) -> Any:
+    """The value; None for an exception that cannot be read here."""
+    try:
+        return pickle.loads(outcome.data) if outcome.data else None
+    except Exception as error:
+        if needed is None:
+            return None
+        raise JobError(
+            f"the result of rank {rank} cannot be read here: {error}",
+            hint="return plain values, or install what they are made of on this machine too",
+            job=job.id,
+            rank=rank,
+            node=_node(job, rank),
+        ) from error

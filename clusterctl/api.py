@@ -1,0 +1,311 @@
+"""The Python API: `from clusterctl import Cluster`. The same actions as the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import timedelta
+from difflib import get_close_matches
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from clusterctl import actions
+from clusterctl.actions import call, recover, run, salvage, spec, up_plan
+from clusterctl.actions import down as down_action
+from clusterctl.actions import jobs as job_actions
+from clusterctl.actions import up as up_action
+from clusterctl.actions import verify as verify_action
+from clusterctl.errors import UsageError
+from clusterctl.job_model import Job, JobSpec, JobState
+from clusterctl.model import Node
+from clusterctl.options import DEFAULT_NAME, Option, Verb
+from clusterctl.variables import environment
+from clusterctl.verbs.clusters import Up
+from clusterctl.verbs.start import Run
+
+if TYPE_CHECKING:
+    from clusterctl.actions import Store
+    from clusterctl.actions.down import Down
+    from clusterctl.actions.verify import Report
+
+T = TypeVar("T")
+V = TypeVar("V", bound=Verb)
+Tell = Callable[[str], object]
+"""Takes one line, such as `print`."""
+
+_NOT_HERE = {"cluster", "dry_run", "emit", "interactive", "json", "m", "quiet", "verbose"}
+"""Options that mean something on a command line alone."""
+
+
+class Cluster:
+    """A cluster, and what the command line can do with it. Make one with `up` or `attach`.
+
+    As a context manager, a cluster that `up` has created is removed at the end; one that existed
+    before stays. Nothing is printed: `report` takes the lines that the command line shows as
+    progress. Errors are those of `clusterctl.errors`, each with a `message` and a `hint`.
+
+    Not for several threads at once.
+    """
+
+    def __init__(self, store: Store, name: str, *, created: bool, report: Tell | None) -> None:
+        self._store, self.name, self.created = store, name, created
+        self._tell = report
+
+    def _report(self, line: str) -> None:
+        if self._tell:
+            self._tell(line)
+
+    @classmethod
+    def up(
+        cls,
+        name: str = DEFAULT_NAME,
+        *,
+        yes: bool = False,
+        report: Tell | None = None,
+        **options: Any,
+    ) -> Cluster:
+        """Creates a cluster, or resumes one, as `clusterctl up` does, with its options:
+        `workers=2`, `gpu="g4dn:2"`, `ttl="4h"`, `spot=True`.
+
+        Args:
+            yes: Agrees to what the cluster costs. Without it, one that costs money is a UsageError.
+        """
+        store = actions.open_store()
+        given = _given(Up, options)
+        resolved = up_plan.resolve(store, spec.cluster_spec(name, given))
+        place = f"the provider is {resolved.provider}"
+        given = given.within(up_plan.circumstances(resolved), lambda line: None, place)
+        before = store.names()
+        made = cls(store, name, created=name not in before, report=report)
+
+        def consent(question: str) -> bool:
+            if yes:
+                return True
+            raise UsageError(f"not agreed to: {question}", hint="agree with yes=True")
+
+        up_action.up(store, spec.cluster_spec(name, given), made._report, consent)
+        return made
+
+    @classmethod
+    def attach(cls, name: str | None = None, *, report: Tell | None = None) -> Cluster:
+        """The cluster of that name, or the only one there is. RecordError where there is none."""
+        store = actions.open_store()
+        return cls(store, actions.choose(store, name).name, created=False, report=report)
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        """Files of jobs that were not fetched come into `job-N` here first."""
+        if self.created and self.name in self._store.names():
+            self.down(fetch=True)
+
+    def __repr__(self) -> str:
+        return f"<Cluster {self.name!r}>"
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """As they were when `up` or `attach` last looked."""
+        return self._store.cluster(self.name).nodes
+
+    @overload
+    def run(
+        self,
+        program: str | Path,
+        *args: object,
+        env: Mapping[str, str] | None = ...,
+        output: Tell | None = ...,
+        check: bool = ...,
+        **options: Any,
+    ) -> Job: ...
+    @overload
+    def run(
+        self,
+        program: Callable[..., T],
+        *args: object,
+        env: Mapping[str, str] | None = ...,
+        output: Tell | None = ...,
+        **options: Any,
+    ) -> list[T]: ...
+    def run(
+        self,
+        program: str | Path | Callable[..., Any],
+        *args: object,
+        env: Mapping[str, str] | None = None,
+        output: Tell | None = None,
+        check: bool = True,
+        **options: Any,
+    ) -> Any:
+        """Runs a script, or calls a function, on all ranks, and waits for the end.
+
+        A script returns its Job; with `detach=True`, as soon as it has started. A function is
+        called with `args` on every rank, and returns a list of its results by rank. It sees the
+        variables of its rank, such as RANK and MASTER_ADDR.
+
+        Args:
+            env: Variables for the ranks.
+            output: Takes each line that a rank prints, such as `[0] epoch 1`.
+            check: Raises JobError for a script that fails.
+            options: Those of `clusterctl run`: `ranks=4`, `timeout="30m"`, `stage="src"`.
+
+        Raises:
+            JobError: It did not succeed. From a function, its cause is what the rank has raised.
+            LaunchError, NodeUnreachable: It could not be started, or a node was lost.
+        """
+        cluster = actions.require_ready(self._store.cluster(self.name))
+        given = _given(Run, options)
+        ways = {"detach"} if given.detach else set()
+        place = f"the provider of cluster {self.name!r} is {cluster.spec.provider}"
+        given = given.within({cluster.system, *ways}, self._report, place)
+        is_call = callable(program)
+        needs = given.requirements
+        if callable(program):
+            if given.detach:
+                raise UsageError("a function cannot be detached", hint="run a script instead")
+            call.check_pythons(cluster)
+            resolved = call.resolve(program, args, given.stage, given.max_stage)
+            needs = needs or "none"
+        else:
+            words = [str(program), *map(str, args)]
+            resolved = run.resolve(
+                *(words, None, given.stage, given.env_file, given.source, given.max_stage)
+            )
+        pairs = (f"{name}={value}" for name, value in (env or {}).items())
+        variables, secrets = environment((*given.variables, *pairs), given.env_file)
+        wanted = replace(
+            JobSpec(program=resolved.program, native=given.native(), **given.into(JobSpec)),
+            ranks=1 if given.once else given.ranks,
+            env=variables,
+            secret_names=tuple(sorted(secrets)),
+            env_files=tuple(str(path.absolute()) for path in given.env_file),
+        )
+        recover.check(wanted.on_node_loss, cluster)
+        number = run.next_number(self._store, dry=True)
+        run.prepare(cluster, wanted, resolved, secrets, number=number, requirements=needs)
+        number = run.next_number(self._store, dry=False)
+        prepared = run.prepare(
+            cluster, wanted, resolved, secrets, number=number, requirements=needs
+        )
+        lines = _Lines(output)
+        seen: Any = {"on_output": lines, "tell": self._report}
+        if given.detach:
+            return run.run(self._store, prepared, on_start=lambda job: None, detach=True, **seen)
+        job = recover.run(
+            self._store,
+            number,
+            lambda note: run.run(self._store, prepared, on_start=note, **seen),
+            prepared.secrets,
+            on_start=lambda job: None,
+            **seen,
+        )
+        lines.finish()
+        if is_call:
+            return call.results(self._store, job)
+        if check and job.state is not JobState.SUCCEEDED:
+            raise call.fail(job)
+        return job
+
+    def jobs(self) -> tuple[Job, ...]:
+        """The jobs of this cluster, the newest last, as they are now."""
+        return job_actions.list_jobs(self._store, self.name, self._report)
+
+    def logs(self, job: int | None = None, *, stream: str = "stdout") -> dict[int, str]:
+        """What each rank has printed so far, by rank. `job`: by default the last one; `stream`:
+        `stdout` or `stderr`."""
+        if stream not in ("stdout", "stderr"):
+            raise UsageError(f"unknown stream {stream!r}", hint="choose stdout or stderr")
+        found: dict[int, bytes] = {}
+        number = self._number(job)
+        for pieces in job_actions.logs(self._store, number, self.name, self._report, follow=False):
+            for piece in pieces:
+                if piece.rank is not None and piece.stream == stream:
+                    found[piece.rank] = found.get(piece.rank, b"") + piece.data
+        return {rank: found[rank].decode(errors="replace") for rank in sorted(found)}
+
+    def fetch(self, job: int | None = None, to: str | Path | None = None) -> Path:
+        """Brings the files that a job has made to `to`, by default `job-N` here, and returns that
+        folder. It has a folder for each node."""
+        number, target = self._number(job), Path(to) if to else None
+        got = job_actions.fetch(self._store, number, self.name, target, self._report)
+        if got.failed:
+            raise got.failed[0]
+        return got.folder
+
+    def cancel(self, job: int | None = None) -> Job:
+        """Ends a job on all nodes."""
+        return job_actions.cancel(self._store, self._number(job), self.name, self._report)
+
+    def verify(self, *, quick: bool = False) -> Report:
+        """Measures nodes and links as `clusterctl verify` does. `low` of the report has what is
+        below its limit."""
+        cluster = self._store.cluster(self.name)
+        return verify_action.measure(self._store, cluster, self._report, quick=quick, now=False)
+
+    def down(
+        self, *, fetch: bool = False, discard: bool = False, force: bool = False
+    ) -> Down | None:
+        """Ends all jobs and removes the cluster; None where there is none. UsageError where files
+        of jobs were not fetched: with `fetch` they are brought here, with `discard` they go."""
+        unfetched = salvage.Unfetched(fetch=fetch, discard=discard)
+        return down_action.down(
+            *(self._store, self.name, self._report, lambda question: True, unfetched), force=force
+        )
+
+    def _number(self, job: int | None) -> int:
+        return job_actions.last_job(self._store, self.name).id if job is None else job
+
+
+class _Lines:
+    """Passes on the output of ranks in whole lines, each with the number of its rank."""
+
+    def __init__(self, output: Tell | None) -> None:
+        self._output = output
+        self._rest: dict[tuple[int | None, str], bytes] = {}
+
+    def __call__(self, pieces: list[Any]) -> None:
+        for piece in pieces if self._output else ():
+            key = (piece.rank, piece.stream)
+            *lines, rest = (self._rest.get(key, b"") + piece.data).split(b"\n")
+            self._rest[key] = rest
+            for line in lines:
+                self._pass(piece.rank, line)
+
+    def finish(self) -> None:
+        """Passes on what has no end of line."""
+        for (rank, _), rest in self._rest.items():
+            if rest:
+                self._pass(rank, rest)
+
+    def _pass(self, rank: int | None, line: bytes) -> None:
+        assert self._output
+        tag = "" if rank is None else f"[{rank}] "
+        self._output(tag + line.decode(errors="replace"))
+
+
+def _given(verb: type[V], options: Mapping[str, Any]) -> V:
+    """Options of a verb by their Python names, checked as the command line checks them."""
+    known = {
+        key: item for key, item in verb.options().items() if item.flags and key not in _NOT_HERE
+    }
+    values = {key: option.empty for key, option in verb.options().items()}
+    for key, value in options.items():
+        if key not in known:
+            close = get_close_matches(key, known, n=1)
+            hint = "docs/python.md says where to find their names"
+            hint = f"did you mean {close[0]}?" if close else hint
+            raise UsageError(f"unknown option {key}", hint=hint)
+        values[key] = known[key].read(_raw(known[key], value), key)
+    return verb(values, [key for key in options if values[key]], {})
+
+
+def _raw(option: Option[Any], value: Any) -> Any:
+    """A value as the command line would have it."""
+    if value is None or option.is_flag:
+        return value and bool(value)
+    if isinstance(value, timedelta):
+        value = f"{value.total_seconds():g}s"
+    items = [str(item) for item in value] if isinstance(value, (list, tuple)) else [str(value)]
+    return tuple(items) if option.many else ",".join(items)

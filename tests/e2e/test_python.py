@@ -1,0 +1,53 @@
+"""The Python API on a real cluster: the examples of its guide, run as they stand there."""
+
+from __future__ import annotations
+
+import doctest
+from pathlib import Path
+
+import pytest
+
+from clusterctl import Cluster
+from clusterctl.actions import open_store
+from tests.e2e.cli import ROOT, Cli
+
+pytestmark = [pytest.mark.slow, pytest.mark.sshd, pytest.mark.mpi]
+
+
+def test_the_guide_is_true(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a cluster that exists, which `with` leaves in peace."""
+    monkeypatch.setenv("CLUSTERCTL_HOME", str(cli.home))
+    monkeypatch.chdir(cli.folder)
+    guide = str(ROOT / "docs" / "python.md")
+    done = doctest.testfile(guide, module_relative=False, encoding="utf-8")
+    assert done.attempted > 10
+    assert done.failed == 0, "the differences are above"
+    assert open_store().names() == ("default",)
+
+
+MODULE = """
+import helper
+def call(number):
+    with open("made.txt", "w") as file:
+        file.write("x")
+    return helper.double(number)
+"""
+
+
+def test_a_function_of_a_module_imports_its_neighbours(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it writes is an output of its job; what carries the call is not."""
+    monkeypatch.setenv("CLUSTERCTL_HOME", str(cli.home))
+    monkeypatch.chdir(cli.folder)
+    monkeypatch.syspath_prepend(cli.folder)
+    (cli.folder / "helper.py").write_text("def double(number):\n    return 2 * number\n")
+    (cli.folder / "project_of_a_test.py").write_text(MODULE)
+    from project_of_a_test import call  # type: ignore[import-not-found]
+
+    cluster = Cluster.attach()
+    assert cluster.run(call, 21) == [42, 42]
+    folder = cluster.fetch(to="out")
+    found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert {path for path in found if "/" in path} == {"worker-1/made.txt", "worker-2/made.txt"}
+    assert isinstance(folder, Path)

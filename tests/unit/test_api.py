@@ -1,0 +1,278 @@
+"""The Python API without a network: what is sent, what a rank makes of it, and what comes back."""
+
+from __future__ import annotations
+
+import functools
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import clusterctl
+from clusterctl import Cluster
+from clusterctl.actions import call, open_store
+from clusterctl.errors import JobError, RecordError, UsageError
+from clusterctl.job_model import Job, JobState, Program, ProgramKind, RankFailure
+from clusterctl.jobs import stage
+from clusterctl.model import Python
+from tests.unit import making
+from tests.unit.provided import provide
+from tests.unit.staged import Staged, lab
+from tests.unit.test_up import Regions
+
+
+def local(code: str) -> Any:
+    """A function of a notebook: its module has no file."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(code, names)
+    return names["f"]
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Staged:
+    return lab(tmp_path / "nodes")
+
+
+Answer = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def answer(tmp_path: Path) -> Answer:
+    """What a rank writes down of a call, in a working tree that has been staged."""
+
+    def one(function: Any, *args: Any, python: str = "", most: int = 0) -> dict[str, Any]:
+        resolved = call.resolve(function, args)
+        for name, data in resolved.tree.written:
+            path = tmp_path / "work" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        name, *limits = resolved.program.args
+        limits = [python or limits[0], str(most or limits[1])]
+        done = subprocess.run(
+            [sys.executable, "-I", ".clusterctl-call/call.py", name, *limits],
+            cwd=tmp_path / "work",
+            env={**os.environ, "RANK": "3"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        written = (tmp_path / "work/.clusterctl-call/results/3").read_bytes()
+        outcome: dict[str, Any] = pickle.loads(written)
+        return {**outcome, "code": done.returncode, "err": done.stderr}
+
+    return one
+
+
+# ----------------------------------------------------------------------------------- what is sent
+
+
+def test_a_function_of_a_notebook_travels_alone() -> None:
+    resolved = call.resolve(local("def f(): return 1"), ())
+    assert resolved.tree.files == ()
+    assert resolved.program.args[0] == "f"
+    assert resolved.program.target == ".clusterctl-call/call.py"
+
+
+def test_a_function_of_a_module_brings_its_neighbours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs where its package can be imported."""
+    (tmp_path / "api_of_a_test").mkdir()
+    (tmp_path / "api_of_a_test" / "__init__.py").touch()
+    (tmp_path / "api_of_a_test" / "inner.py").write_text("def f(): return 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    from api_of_a_test.inner import f  # type: ignore[import-not-found]
+
+    for function in (f, functools.partial(f)):
+        resolved = call.resolve(function, (), chosen=tmp_path.parent)
+        assert f"{tmp_path.name}/api_of_a_test/inner.py" in resolved.tree.files
+        assert resolved.program.folder == tmp_path.name
+        assert resolved.program.target == "../.clusterctl-call/call.py"
+
+
+def test_a_function_of_a_library_brings_no_library() -> None:
+    assert call.resolve(os.path.join, ("a", "b")).tree.files == ()
+
+
+def test_equal_calls_have_one_archive() -> None:
+    tree = call.resolve(local("def f(): return 1"), ()).tree
+    name = stage.archive(tree, open_store().home)
+    assert stage.archive(tree, open_store().home) == name
+    assert (open_store().home.stages / name).stat().st_size > 1000
+
+
+def test_what_cannot_be_sent_is_refused() -> None:
+    with pytest.raises(UsageError, match="f cannot be sent to the nodes: cannot pickle"):
+        call.resolve(local("def f(lock): pass"), (threading.Lock(),))
+    with pytest.raises(UsageError, match=r"f and its arguments have 1\.0 MB"):
+        call.resolve(local("def f(data): pass"), (bytes(1_000_000),), limit=500_000)
+
+
+def test_a_node_with_another_python_is_refused() -> None:
+    node = making.node(python=Python(executable="/usr/bin/python3", version="3.4.1", packages={}))
+    with pytest.raises(UsageError, match=r"worker-1 has Python 3\.4\.1, and this is Python 3\."):
+        call.check_pythons(making.cluster(node))
+
+
+# -------------------------------------------------------------------------------------- on a rank
+
+
+def test_a_rank_returns_what_the_function_does(answer: Answer) -> None:
+    found = answer(local("import os\ndef f(x): return x, os.environ['RANK']"), 7)
+    assert (found["ok"], found["code"]) == (True, 0)
+    assert pickle.loads(found["data"]) == (7, "3")
+
+
+def test_a_rank_that_exits_with_code_0_returns_nothing(answer: Answer) -> None:
+    found = answer(local("import sys\ndef f(): sys.exit()"))
+    assert found["ok"]
+    assert pickle.loads(found["data"]) is None
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("def f(): raise KeyError('x')", "KeyError: 'x'"),
+        ("import sys\ndef f(): sys.exit(3)", "SystemExit: 3"),
+        ("import threading\ndef f(): return threading.Lock()", "TypeError: cannot pickle"),
+        ("def f(): return bytes(2000)", "at most 1,000 can be returned"),
+    ],
+)
+def test_what_a_rank_raises_comes_back(code: str, said: str, answer: Answer) -> None:
+    found = answer(local(code), most=1000)
+    assert (found["ok"], found["code"]) == (False, 1)
+    assert said in found["said"]
+    assert found["traceback"] in found["err"], "it is in the job's output, too"
+    assert said in found["traceback"]
+
+
+def test_an_exception_that_cannot_be_pickled_comes_back_as_text(answer: Answer) -> None:
+    code = "class Odd(Exception):\n    def __init__(self, a, b): super().__init__(a)\n"
+    found = answer(local(code + "def f(): raise Odd(1, 2)"))
+    assert (found["data"], found["said"]) == (b"", "Odd: 1")
+
+
+def test_another_python_is_refused_on_a_rank_too(answer: Answer) -> None:
+    """A batch system starts ranks on nodes that nobody has asked."""
+    found = answer(local("def f(): return 1"), python="2.7")
+    assert "a function of Python 2.7 cannot run in Python 3." in found["said"]
+
+
+# ------------------------------------------------------------------------------- what comes back
+
+
+def ended(here: Staged, tmp_path: Path, *outcomes: dict[str, Any], **changes: Any) -> Job:
+    """A job of two ranks that has ended, with what its ranks have written down."""
+    (tmp_path / "tree").mkdir()
+    program = Program(kind=ProgramKind.PYTHON, target="call.py")
+    job = here.job(tmp_path / "tree", what=making.spec(program=program, ranks=2))
+    for rank, outcome in enumerate(outcomes):
+        folder = here.work(f"worker-{rank + 1}") / ".clusterctl-call" / "results"
+        folder.mkdir(parents=True)
+        (folder / str(rank)).write_bytes(pickle.dumps(outcome))
+    return replace(job, **changes)
+
+
+def outcome(value: Any, said: str = "") -> dict[str, Any]:
+    data = pickle.dumps(value)
+    return {"ok": not said, "data": data, "said": said, "traceback": said and f"File x\n{said}"}
+
+
+def test_results_come_by_rank(here: Staged, tmp_path: Path) -> None:
+    job = ended(here, tmp_path, outcome("a"), outcome("b"))
+    assert call.results(here.store, job) == ["a", "b"]
+
+
+def test_a_result_that_is_missing_is_an_error(here: Staged, tmp_path: Path) -> None:
+    job = ended(here, tmp_path, outcome("a"))
+    with pytest.raises(JobError, match="the result of rank 1 of job 7 could not be read"):
+        call.results(here.store, job)
+
+
+def test_the_exception_of_the_first_rank_that_failed_is_raised(
+    here: Staged, tmp_path: Path
+) -> None:
+    failure = RankFailure(rank=1, node="worker-2", exit_code=1)
+    raised = outcome(ValueError("boom"), "ValueError: boom")
+    failed: Any = {"state": JobState.FAILED, "failure": failure}
+    job = ended(here, tmp_path, outcome("a"), raised, **failed)
+    with pytest.raises(JobError) as caught:
+        call.results(here.store, job)
+    error = caught.value
+    assert error.message == "rank 1 on worker-2: ValueError: boom"
+    assert (error.job, error.rank, error.node) == (7, 1, "worker-2")
+    assert "File x" in str(error), "an uncaught one shows where"
+    assert isinstance(error.__cause__, ValueError)
+    again = pickle.loads(pickle.dumps(error))  # as a pool of processes passes it on
+    assert (str(again), again.rank, again.hint) == (str(error), 1, error.hint)
+
+
+def test_a_rank_that_was_killed_has_no_result(here: Staged, tmp_path: Path) -> None:
+    failure = RankFailure(rank=0, node="worker-1", exit_code=137)
+    job = ended(here, tmp_path, state=JobState.FAILED, failure=failure)
+    with pytest.raises(JobError, match="job 7 failed: rank 0 on worker-1: signal 9 ended it"):
+        call.results(here.store, job)
+
+
+# --------------------------------------------------------------------------------------- clusters
+
+
+def test_the_package_has_one_name() -> None:
+    assert clusterctl.Cluster is Cluster
+    with pytest.raises(AttributeError, match="no attribute 'Clusters'"):
+        clusterctl.Clusters  # noqa: B018
+
+
+def test_a_cluster_that_is_not_there() -> None:
+    with pytest.raises(RecordError, match="no cluster exists"):
+        Cluster.attach()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"worker": 2}, "unknown option worker"),
+        ({"workers": 0}, "workers 0: must be at least 1"),
+        ({"ttl": "8"}, "ttl '8' ends without a unit"),
+        ({"dry_run": True}, "unknown option dry_run"),
+        ({"provider": "local", "spot": True}, "--spot works only"),
+    ],
+)
+def test_options_are_checked_as_on_the_command_line(options: Any, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        Cluster.up(**options)
+    assert open_store().names() == ()
+
+
+def test_money_is_not_spent_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = Regions("us-east-1")
+    provide(monkeypatch, "ec2", there)
+    options = {"cpu": "c7i.large:1", "regions": ["us-east-1"]}
+    with pytest.raises(UsageError, match=r"not agreed to: start 1 machine for up to \$9"):
+        Cluster.up("paid", **options)
+    assert there.done == []
+
+
+def test_only_a_cluster_that_up_has_made_goes_with_its_block(
+    here: Staged, capfd: pytest.CaptureFixture[str]
+) -> None:
+    store = here.store
+    with Cluster.attach("lab") as cluster:
+        assert [node.name for node in cluster.nodes] == ["launcher", "worker-1", "worker-2"]
+    assert store.names() == ("lab",)
+    told: list[str] = []
+    with (
+        pytest.raises(KeyboardInterrupt),
+        Cluster(store, "lab", created=True, report=told.append),
+    ):
+        raise KeyboardInterrupt
+    assert store.names() == ()
+    assert told, "progress is for whoever asks for it"
+    assert capfd.readouterr().out == ""
