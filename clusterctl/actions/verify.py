@@ -274,12 +274,13 @@ def _turn(
     token = secrets.token_hex(8)
     address = {name: cluster.node(name).private_address for pair in turn for name in pair}
     for first, _ in turn:
-        probes.tell(first, "serve", address=address[first], token=token, flows=FLOWS)
+        given: dict[str, Any] = {"token": token, "flows": FLOWS, "seconds": seconds}
+        probes.tell(first, "serve", address=address[first], **given)
     ports = {first: probes.hear(first) for first, _ in turn}
     called = [(first, second) for first, second in turn if "port" in ports[first]]
     for first, second in called:
         where = {"address": address[first], "port": ports[first]["port"]}
-        probes.tell(second, "call", **where, token=token, flows=FLOWS, seconds=seconds)
+        probes.tell(second, "call", **where, **given)
     answers = {pair: (probes.hear(pair[1]), probes.hear(pair[0])) for pair in called}
     found = []
     for pair in turn:
@@ -289,7 +290,7 @@ def _turn(
             found.append(Link(*pair, error=f"no connection: {error}"))
         else:
             flow, rate = served["rates"]
-            found.append(Link(*pair, call["latency"], flow, max(flow, rate)))
+            found.append(Link(*pair, call["latency"], flow, max(flow, rate), call["back"]))
     return found
 
 

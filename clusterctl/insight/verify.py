@@ -115,18 +115,25 @@ class NodeFigures:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Between two nodes: latency of a round trip, bytes per second of one flow and of several."""
+    """Between two nodes: latency of a round trip, bytes per second of one flow and of several from
+    the second to the first, and of several the other way; 0: not measured."""
 
     first: str
     second: str
     latency: float = 0.0
     flow: float = 0.0
     rate: float = 0.0
+    back: float = 0.0
     error: str = ""
 
     @property
     def name(self) -> str:
         return f"{self.first} – {self.second}"
+
+    @property
+    def least(self) -> float:
+        """Of the slower direction."""
+        return min(self.rate, self.back or self.rate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +305,7 @@ def _links(
     """`memory`: of the one machine that all nodes are names for, else 0; `busy`: with other work,
     which latencies say more of than of links."""
     sound = [link for link in links if not link.error]
-    usual = median(link.rate for link in sound) if sound else 0.0
+    usual = median(link.least for link in sound) if sound else 0.0
     trip = median(link.latency for link in sound) if sound else 0.0
     for link in links:
         if link.error:
@@ -313,7 +320,7 @@ def _links(
 
 
 def _bandwidth(link: Link, types: Mapping[str, str], usual: float, memory: float) -> Verdict:
-    bits = link.rate * 8 / 1e9
+    bits = link.least * 8 / 1e9
     text = f"{bits:.3g} Gbit/s"
     baselines = [NETWORK_BASELINE.get(types.get(name, "")) for name in (link.first, link.second)]
     known = [baseline for baseline in baselines if baseline is not None]
@@ -324,13 +331,17 @@ def _bandwidth(link: Link, types: Mapping[str, str], usual: float, memory: float
         text = f"{bits:.3g} of {limit:.3g} Gbit/s: "
         text += "below the baseline" if low else "baseline"
         text += ", burst" if bits > 1.1 * limit else ""
-    elif usual and link.rate < LINK_AMONG * usual:
+    elif usual and link.least < LINK_AMONG * usual:
         low, limit = True, usual * 8 / 1e9
-        text += f", {link.rate / usual:.0%} of the median link"
-    elif memory and link.rate < LINK_MEMORY * memory:
+        text += f", {100 * link.least / usual:.2g}% of the median link"
+    elif memory and link.least < LINK_MEMORY * memory:
         low, limit = True, LINK_MEMORY * memory * 8 / 1e9
         text += f": little for a machine whose memory copies {bytes_rate(memory)}"
-    if low and link.flow > 1.5 * link.rate:
+    faster = max(link.rate, link.back)
+    if low and faster > 1.5 * link.least:
+        slow_way = (link.first, link.second)[:: 1 if link.back < link.rate else -1]
+        text += f"; that is from {' to '.join(slow_way)}, the other way has {faster * 8 / 1e9:.3g}"
+    elif low and link.flow > 1.5 * link.least:
         text += f"; one flow alone has {link.flow * 8 / 1e9:.3g} Gbit/s"
     return Verdict(link.name, "bandwidth", "low" if low else "ok", text, bits, limit)
 
@@ -339,7 +350,7 @@ def _reduction(item: Reduction, links: Sequence[Link]) -> Verdict:
     subject = f"all-reduce {item.backend}"
     if item.error:
         return Verdict(subject, "all-reduce", "low", item.error)
-    slowest = min((link.rate for link in links if not link.error), default=0.0)
+    slowest = min((link.least for link in links if not link.error), default=0.0)
     share = f", {item.rate / slowest:.0%} of the slowest link" if slowest else ""
     text = f"{item.latency * 1e6:.0f} µs; {bytes_rate(item.rate)}{share}"
     return Verdict(subject, "all-reduce", "ok", text, item.rate, slowest or None)

@@ -153,8 +153,9 @@ def torch_rate(torch, device, precision, size, seconds):
         return None
 
 
-def serve(address, token, flows, **_):
-    """Takes the connections of one other node: echoes the first, counts the bytes of the others."""
+def serve(address, token, flows, seconds, **_):
+    """Takes the connections of one other node: echoes the first, counts the bytes of the next, and
+    sends over the last."""
     with socket.socket() as door:
         door.bind((address, 0))
         door.listen(16)
@@ -172,6 +173,7 @@ def serve(address, token, flows, **_):
         for count in flows:
             calls = accept(door, token, count)
             rates.append(receive(calls))
+        send_all(accept(door, token, flows[-1]), seconds)
         return {"rates": rates}
 
 
@@ -212,7 +214,8 @@ def receive(calls):
 
 
 def call(address, port, token, flows, seconds, **_):
-    """The other side of `serve`: seconds of a round trip; the server has the rates."""
+    """The other side of `serve`: seconds of a round trip, and the rate of what it receives; the
+    server has the other rates."""
 
     def connect():
         made = socket.create_connection((address, port), timeout=5)
@@ -228,13 +231,17 @@ def call(address, port, token, flows, seconds, **_):
             line.recv(64)
             trips.append(time.perf_counter() - began)
     for count in flows:
-        lines = [connect() for _ in range(count)]
-        workers = [threading.Thread(target=send, args=(line, seconds)) for line in lines]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-    return {"latency": sorted(trips)[len(trips) // 2]}
+        send_all([connect() for _ in range(count)], seconds)
+    back = receive([connect() for _ in range(flows[-1])])
+    return {"latency": sorted(trips)[len(trips) // 2], "back": back}
+
+
+def send_all(lines, seconds):
+    workers = [threading.Thread(target=send, args=(line, seconds)) for line in lines]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
 
 
 def send(line, seconds):

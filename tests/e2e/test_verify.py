@@ -33,16 +33,16 @@ def test_nodes_links_and_all_reduces(cli: Cli) -> None:
 
 def test_a_slow_link(cli: Cli, need: Need) -> None:
     need("tc")
-    cli(
-        "ssh", "worker-2", "--", f"tc qdisc add dev {DEVICE} root tbf rate 20mbit burst 32kb lat 1s"
-    )
+    shape = f"tc qdisc add dev {DEVICE} root tbf rate 20mbit burst 32kb lat 1s"
+    cli("ssh", "worker-1", "--", shape)  # what it sends is slow, not what it receives
     try:
         done = cli("verify", "--quick", code=8)
     finally:
-        cli("ssh", "worker-2", "--", f"tc qdisc del dev {DEVICE} root")
+        cli("ssh", "worker-1", "--", f"tc qdisc del dev {DEVICE} root")
     [line] = [line for line in done.out.splitlines() if "bandwidth" in line]
     assert line.startswith("low ")
     assert "little for a machine" in line
+    assert "from worker-1 to worker-2" in line
 
 
 def test_a_cluster_with_a_job_is_left_alone(cli: Cli, cluster_id: str) -> None:

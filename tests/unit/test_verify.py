@@ -125,6 +125,20 @@ def test_a_slow_link_among_others() -> None:
     assert "10% of the median link" in text
 
 
+@pytest.mark.parametrize(
+    ("forth", "back", "way"),
+    [(0.62e9, 0.003e9, "worker-2 to worker-3"), (0.003e9, 0.62e9, "worker-3 to worker-2")],
+)
+def test_a_link_is_as_fast_as_its_slower_direction(forth: float, back: float, way: str) -> None:
+    of = links()
+    of[2] = Link("worker-2", "worker-3", 100e-6, forth, forth, back)
+    nodes = [figures(name, instance_type="") for name in NAMES]
+    [(_, _, text)] = wrong(judge(*nodes, of=of))
+    assert text == (
+        f"0.024 Gbit/s, 0.48% of the median link; that is from {way}, the other way has 4.96"
+    )
+
+
 def test_links_within_a_machine_are_held_against_its_memory() -> None:
     nodes = [figures(name, instance_type="") for name in NAMES]
     found = wrong(judge(*nodes, of=links(6e6), one_machine=True))
