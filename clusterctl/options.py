@@ -155,7 +155,8 @@ def whole(least: int, most: int = 1_000_000_000) -> Callable[[str, str], int]:
             raise UsageError(f"{option} {text!r}: expected a number", hint=_example(option, 2))
         if not least <= int(text) <= most:
             limit = f"at least {least}" if int(text) < least else f"at most {most}"
-            raise UsageError(f"{option} {text}: must be {limit}", hint=_example(option, 2))
+            fits = max(least, min(2, most))
+            raise UsageError(f"{option} {text}: must be {limit}", hint=_example(option, fits))
         return int(text)
 
     return check
@@ -256,7 +257,7 @@ def cluster_name(text: str, option: str) -> str:
 
 
 def names(text: str, option: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
+    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
 
 
 def indices(text: str, option: str) -> tuple[str, ...]:

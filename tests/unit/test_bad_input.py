@@ -21,6 +21,7 @@ BAD: list[tuple[str, int, str, str]] = [
     ("attach", 2, "specify --hosts, --slurm or --sge", "clusterctl attach NAME --hosts FILE"),
     ("attach|--hosts|a|--slurm", 2, "--hosts and --slurm cannot be combined", "clusterctl attach"),
     ("up|--workers|0", 2, "--workers 0: must be at least 1", "--workers 2"),
+    ("up|--gpu|g4dn|--disk|5", 2, "--disk 5: must be at least 8", "--disk 8"),
     ("up|--workers|-1", 2, "--workers -1", "--workers"),
     ("up|--workers|two", 2, "--workers 'two': expected a number", "2"),
     ("up|--workers|100000", 2, "100000", ""),
