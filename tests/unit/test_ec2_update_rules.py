@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from clusterctl.errors import UsageError
 from clusterctl.model import Charge, CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
-from clusterctl.providers.ec2 import prices, spec, update_rules
+from clusterctl.providers.ec2 import preflight, prices, spec, update_rules
+from clusterctl.providers.ec2.api import Api, Instance
 from clusterctl.providers.ec2.prices import Quote
 from tests.unit.making import node
 
@@ -43,12 +45,6 @@ def charge(node: str, hourly: float | None = 1.0, **changes: object) -> Charge:
     [
         (wish(kind="g4dn.xlarge"), "worker-1 of cluster lab is a t3.xlarge, not a g4dn.xlarge"),
         (wish(launcher_type="t3.small"), "launcher of cluster lab is a t3.micro, not a t3.small"),
-        (wish(disk=60), "--disk cannot change"),
-        (wish(spot=True), "--spot cannot change"),
-        (wish(efa=True), "--efa cannot change"),
-        (wish(vpc="vpc-1"), "--vpc cannot change"),
-        (wish(subnet=("subnet-1",)), "--subnet cannot change"),
-        (wish(reservation="cr-1"), "--reservation cannot change"),
     ],
 )
 def test_machines_that_run_are_never_replaced(changed: ClusterSpec, said: str) -> None:
@@ -57,6 +53,50 @@ def test_machines_that_run_are_never_replaced(changed: ClusterSpec, said: str) -
         update_rules.check_kept(changed, cluster(wish()), machines, PRESENT)
     assert "clusterctl down lab" in caught.value.hint
     update_rules.check_kept(changed, cluster(wish()), machines, {})
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (wish(disk=60), "--disk cannot change"),
+        (wish(spot=True), "--spot cannot change"),
+        (wish(efa=True), "--efa cannot change"),
+        (wish(vpc="vpc-1"), "--vpc cannot change"),
+        (wish(subnet=("subnet-1",)), "--subnet cannot change"),
+        (wish(reservation="cr-1"), "--reservation cannot change"),
+        (wish(zones=("us-east-1b",)), "run in us-east-1a, and stay there"),
+    ],
+)
+def test_what_would_replace_machines_is_refused_before_aws_is_asked_about_it(
+    changed: ClusterSpec, said: str
+) -> None:
+    """Else the answer would be about a network or a zone that they are not in."""
+
+    class There(Api):
+        def account(self) -> str:
+            return ""
+
+        def instances(self, *filters: Any, **more: Any) -> list[Instance]:
+            return [
+                Instance(
+                    id="i-1",
+                    node="launcher",
+                    type="t3.micro",
+                    state="running",
+                    zone="us-east-1a",
+                    address="",
+                    private_address="",
+                    launched=0.0,
+                )
+            ]
+
+    made = replace(cluster(wish()), nodes=(node("launcher"),))
+    with pytest.raises(UsageError, match=said) as caught:
+        preflight.survey_cluster(There("us-east-1"), changed, made, print)
+    assert "clusterctl down lab" in caught.value.hint
+    here = wish(zones=("us-east-1b", "us-east-1a"))
+    update_rules.check_settings(here, made, "us-east-1a")
+    update_rules.check_settings(wish(zones=("us-east-1b",)), made, "")
 
 
 def test_workers_come_and_go() -> None:

@@ -102,6 +102,8 @@ def survey_cluster(
     instances = [item for item in running if item.node]
     zone = instances[0].zone if instances else ""
     settled = bool(current and current.nodes)
+    if current and instances:
+        update_rules.check_settings(options, current, zone if settled else "")
     if settled and instances and (options.cloud.vpc or options.cloud.subnet):
         # Further machines go where the others are.
         there = replace(options.cloud, subnet=(instances[0].subnet,))

@@ -86,21 +86,34 @@ def check_kept(
     replace one of them: what runs on it would be lost, and a new one would cost other money."""
     if current is None or not present:
         return
-    hint = f"`clusterctl down {options.name}` first, or choose another name for another cluster"
     for machine in machines:
         kind = present.get(machine.name, machine.instance_type)
         if kind != machine.instance_type:
             raise UsageError(
                 f"{machine.name} of cluster {options.name} is a {kind}, not a"
                 f" {machine.instance_type}",
-                hint=hint,
+                hint=_another(options),
             )
+
+
+def check_settings(options: ClusterSpec, current: Cluster, zone: str) -> None:
+    """Raises UsageError for what cannot change under machines that run. `zone`: where nodes are, ""
+    while all may still move."""
     for field, flag in _FIXED.items():
         if getattr(options.cloud, field) != getattr(current.spec.cloud, field):
             raise UsageError(
                 f"the machines of cluster {options.name} run, and {flag} cannot change under them",
-                hint=hint,
+                hint=_another(options),
             )
+    if zone and options.cloud.zones and zone not in options.cloud.zones:
+        raise UsageError(
+            f"the machines of cluster {options.name} run in {zone}, and stay there",
+            hint=f"leave --zones out; {_another(options)}",
+        )
+
+
+def _another(options: ClusterSpec) -> str:
+    return f"`clusterctl down {options.name}` first, or choose another name for another cluster"
 
 
 def deadline(
