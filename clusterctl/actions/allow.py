@@ -38,10 +38,11 @@ def allow(store: Store, name: str, networks: Sequence[str], tell: Tell) -> tuple
     return allowed
 
 
-def shut_out(store: Store, cluster: Cluster, error: NodeUnreachable) -> str:
-    """Why the nodes do not answer this machine, as far as their provider knows; "" for nothing."""
+def shut_out(store: Store, cluster: Cluster, said: str) -> str:
+    """Why the nodes do not answer this machine, as far as their provider knows; "" for nothing.
+    `said` is what became of connecting to them."""
     provider = providers.load(cluster.spec.provider)
-    if "no answer" not in error.message or not isinstance(provider, Guarded):
+    if "no answer" not in said or not isinstance(provider, Guarded):
         return ""
     return provider.shut_out(cluster, store.folder(cluster.name))
 
@@ -50,7 +51,7 @@ def explained(error: NodeUnreachable) -> NodeUnreachable:
     """The error, with the reason why this machine is not let in, if there is one."""
     try:
         store = open_store()
-        why = shut_out(store, store.cluster(error.cluster), error)
+        why = shut_out(store, store.cluster(error.cluster), error.message)
     except ClusterctlError:
         return error
     return NodeUnreachable(f"{error.message}; {why}", hint=hint(error.cluster)) if why else error

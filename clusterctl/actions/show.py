@@ -62,8 +62,10 @@ def status(
     queues: tuple[Queue, ...] = ()
     deadlines: dict[str, float] = {}
     dead: list[str] = []
+    shut: tuple[str, ...] = ()
     if live:
         answers, deadlines, dead, queues = _ask(store, cluster)
+        shut = _shut_out(store, cluster, answers)
     now = clock()
     charges: Sequence[Charge] = cluster.charges
     overdue: tuple[str, ...] = ()
@@ -83,8 +85,21 @@ def status(
         dollars=cost.dollars(charges, now),
         queues=queues,
         unknown_prices=cost.unknown(cluster.charges),
-        warnings=(*_warnings(store, cluster, now), *overdue, *_unguarded(cluster, dead, deadlines)),
+        warnings=(
+            *_warnings(store, cluster, now),
+            *overdue,
+            *_unguarded(cluster, dead, deadlines),
+            *shut,
+        ),
     )
+
+
+def _shut_out(store: Store, cluster: Cluster, told: Mapping[str, str]) -> tuple[str, ...]:
+    """A warning where nodes are silent because this machine's address has changed."""
+    from clusterctl.actions import allow
+
+    why = allow.shut_out(store, cluster, "; ".join(told.values()))
+    return (f"{why}: {allow.hint(cluster.name)}",) if why else ()
 
 
 def _warnings(store: Store, cluster: Cluster, now: float) -> tuple[str, ...]:

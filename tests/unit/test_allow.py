@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from clusterctl.actions import open_pool, open_store
+from clusterctl.actions import open_pool, open_store, show
 from clusterctl.actions.allow import explained
 from clusterctl.actions.extend import extend
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
@@ -120,6 +120,26 @@ def test_the_command_line_explains_it(call: Call, monkeypatch: pytest.MonkeyPatc
     assert said.code == 4
     assert WHY in said.err
     assert "`clusterctl allow -c lab`" in said.err
+
+
+def test_a_live_status_of_nodes_that_do_not_answer_another_address_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Silent(Firewalled):
+        def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
+            return {
+                "launcher": "machine runs, SSH does not answer: no answer within 10 s",
+                "worker-1": "terminated: it shut itself down",
+            }
+
+    made = Silent("203.0.113.7/32")
+    provide(monkeypatch, "ec2", made)
+    store = open_store()
+    store.save(cluster(deadline=None))
+    [said] = show.status(store, store.cluster("lab"), live=True).warnings
+    assert said == f"{WHY}: `clusterctl allow -c lab` opens the cluster to your present address"
+    made.allow(store.cluster("lab"), Path(), ())
+    assert show.status(store, store.cluster("lab"), live=True).warnings == ()
 
 
 def test_extend_offers_to_open_the_cluster(firewall: Firewalled) -> None:

@@ -159,13 +159,17 @@ class HostKeys:
         failed = self._connect(pool, names, limit, on_up)
         final = [result for result in failed if _is_final(result)]
         if failed:
-            raise NodeUnreachable(
+            name = self._folder.name
+            silent = any("no answer" in result.error for result in failed)
+            error = NodeUnreachable(
                 "; ".join(fold(final or failed))
                 + ("" if final else f" (waited {limit:g} s for the machine to boot)"),
-                hint=f"`clusterctl up {self._folder.name}` tries again,"
-                f" `clusterctl down {self._folder.name}` removes the cluster",
+                hint=f"`clusterctl up {name}` tries again, `clusterctl down {name}` removes the"
+                " cluster" + "; your own network has to let SSH out (port 22)" * silent,
                 transient=not final,
             )
+            error.cluster = name
+            raise error
 
     def _connect(
         self,
