@@ -18,6 +18,7 @@ from clusterctl.model import Cluster, ClusterSpec
 from clusterctl.providers.ec2 import (
     cleanup,
     failures,
+    guard,
     provider_state,
     reconcile,
     report,
@@ -25,7 +26,7 @@ from clusterctl.providers.ec2 import (
 )
 from clusterctl.providers.ec2 import spec as layout
 from clusterctl.providers.ec2.api import Api, Instance
-from clusterctl.providers.ec2.failures import CapacityError
+from clusterctl.providers.ec2.failures import CapacityError, Refused
 from clusterctl.providers.ec2.hostkeys import HostKeys
 from clusterctl.providers.ec2.preflight import Survey
 from clusterctl.providers.ec2.provider_state import ProviderState
@@ -172,3 +173,25 @@ def _variables(order: Order, running: Sequence[Instance]) -> dict[str, Any]:
         client=cluster.client,
         deadline=cleanup.render_deadline(deadline),
     )
+
+
+def arm(order: Order, made: set[str], tell: OnEvent) -> None:
+    """Gives the machines that there are an end outside of themselves.
+
+    `made`: instances that Terraform knows of, which AWS may not yet find by their tags.
+    """
+    state, api, id = order.state, order.api, order.cluster.id
+    guarded = state.guarded
+    try:
+        there = made | {item.id for item in cleanup.instances(api, id)}
+        if not there or not order.cluster.deadline:
+            return
+        guard.prepare(api, id)
+        state.guarded = True
+        provider_state.save(order.folder, state)
+        guard.arm(api, id, there, order.cluster.deadline)
+    except ProviderError as error:
+        if isinstance(error, Refused) and failures.about_the_account(error):
+            state.guarded = guarded
+            provider_state.save(order.folder, state)
+        tell(f"AWS itself does not end the machines ({error.message}): {guard.UNGUARDED}")

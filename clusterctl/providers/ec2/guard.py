@@ -30,6 +30,9 @@ SPREADING = 30.0
 """Seconds that a new role may be unknown to the scheduler."""
 AT_ONCE = 8
 """Regions take 50 schedules a second or more."""
+UNGUARDED = (
+    'only their own agents keep the deadline; docs/ec2.md, "The deadline outside", lists the rights'
+)
 
 
 def check(api: Api) -> str:

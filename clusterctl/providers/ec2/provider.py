@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,17 +22,15 @@ from clusterctl.model import (
     Phase,
     Role,
     Runtime,
-    clock,
-    count,
 )
 from clusterctl.node_results import fold
 from clusterctl.providers.ec2 import (
     adoption,
     cleanup,
     diagnostics,
-    failures,
     guard,
     hostkeys,
+    plan,
     preflight,
     prices,
     provider_state,
@@ -45,11 +43,9 @@ from clusterctl.providers.ec2 import (
 )
 from clusterctl.providers.ec2 import spec as layout
 from clusterctl.providers.ec2.api import ENDED, LIVING, Api, Instance, default_region
-from clusterctl.providers.ec2.attempts import Order, make
-from clusterctl.providers.ec2.failures import Refused
+from clusterctl.providers.ec2.attempts import Order, arm, make
 from clusterctl.providers.ec2.preflight import Survey
 from clusterctl.providers.ec2.provider_state import ProviderState
-from clusterctl.providers.ec2.spec import Machine
 from clusterctl.providers.protocol import (
     Created,
     Ended,
@@ -129,52 +125,37 @@ class Ec2Provider:
         stopped = {item.node for item in instances if item.state in reconcile.STOPPED}
         names = [m.name for m in found.machines if m.name not in present or m.name in stopped]
         now = self._clock()
-        spot = options.cloud.spot and not _fell_back(instances)
-        quotes = _quotes(api, found, found.zones[:1] if spot else (), tell)
-        traffic = quotes[prices.TRAFFIC].dollars
+        spot = options.cloud.spot and not plan.fell_back(instances)
         old = self._settle(current, present, ahead, now) if current else ()
-        charges = prices.merge(old, prices.charges(found.machines, quotes, now), now)
-        dear = charges
-        if spot and (options.cloud.spot_fallback or len(found.zones) > 1):
-            # What it may come to, in another zone or on demand: the budget has to last for that.
-            quotes = _quotes(api, found, () if options.cloud.spot_fallback else found.zones, tell)
-            dear = prices.merge(old, prices.charges(found.machines, quotes, now), now)
-        prices.check_hourly(options.cloud.max_hourly, dear)
+        cost = plan.estimate(api, found, options.cloud, old, now, spot=spot, tell=tell)
+        prices.check_hourly(options.cloud.max_hourly, cost.dear)
         update_rules.check_stopped(current, present, stopped, now)
         reserved = found.reservation
         latest = reserved.latest if reserved else None
-        deadline = update_rules.deadline(options, current, present, dear, now, latest)
-        others = f" (then {', '.join(found.zones[1:])})" if len(found.zones) > 1 else ""
-        rate, unknown = prices.hourly(dear)
-        worst = prices.money(rate * (deadline - now) / 3600, 2)
-        many = count(len(names), "machine")
+        deadline = update_rules.deadline(options, current, present, cost.dear, now, latest)
         if begun:
             self._planned[options.name] = _Planned(options, found, api, begun)
         return ProviderPlan(
             mode="ec2",
-            mode_reason=_mode(api.region, spot),
+            mode_reason=plan.mode(api.region, spot),
             one_host=False,
             lines=(
-                f"AWS account {found.account}, {api.region}, zone {found.zones[0]}{others};"
-                f" {binary.name}",
-                *(f"machines go into {subnet} ({zone})" for zone, subnet in found.subnets.items()),
-                *([reserved.line] if reserved else []),
-                *prices.table(found.machines, charges, found.zones[0], deadline - now, traffic),
-                *_burstable(found.machines),
-                f"every node shuts down at {clock(deadline)}, even if this machine is off",
-                _guard(api),
-                *(f"{name} was stopped and is started again" for name in sorted(stopped)),
+                *plan.place(api, found, binary.name),
+                *prices.table(
+                    found.machines, cost.charges, found.zones[0], deadline - now, cost.traffic
+                ),
+                *plan.ends(api, found.machines, deadline, stopped),
             ),
             spec=options,
             kinds=tuple(dict.fromkeys(machine.image for machine in found.machines))
             if options.runtime is Runtime.DOCKER
             else (),
             nodes=tuple(machine.name for machine in found.machines),
-            charges=charges,
+            charges=cost.charges,
             deadline=deadline,
             account=found.account,
             owner=found.owner,
-            question=f"start {many} for up to {worst}{' and more' * bool(unknown)}?" * bool(names),
+            question=plan.question(len(names), cost.dear, deadline - now),
         )
 
     def _settle(
@@ -225,7 +206,7 @@ class Ec2Provider:
             made = make(order, runner, on_event)
         finally:
             # What came to be in an `up` that breaks off has its end, too.
-            _arm(order, {str(row["id"]) for row in made}, on_event)
+            arm(order, {str(row["id"]) for row in made}, on_event)
         nodes = tuple(_node(row, options, found, cluster.id) for row in made)
         host_keys.forget([name for name in host_keys.known if name not in {n.name for n in nodes}])
         final, pool = host_keys.settle(
@@ -236,8 +217,8 @@ class Ec2Provider:
         charges = cluster.charges
         if options.cloud.spot and (not state.spot or state.zone != found.zones[0]):
             where = (state.zone,) if state.spot else ()
-            charges = prices.requote(charges, _quotes(api, found, where, on_event))
-        reason = _mode(api.region, state.spot)
+            charges = prices.requote(charges, plan.quote_machines(api, found, where, on_event))
+        reason = plan.mode(api.region, state.spot)
         return Created(nodes=nodes, host_keys=final, pool=pool, charges=charges, mode_reason=reason)
 
     def list_billed(self, cluster: Cluster, folder: Path) -> dict[str, str]:
@@ -265,7 +246,7 @@ class Ec2Provider:
     def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
         found = self._instances(cluster, folder)
         return {
-            node.name: _state(found[node.name])
+            node.name: report.describe(found[node.name])
             if node.name in found
             else "gone: AWS has no such instance"
             for node in cluster.nodes
@@ -448,9 +429,6 @@ ECR = re.compile(r"(?P<account>\d{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.amazon
 
 _NEXT = f"{deadlines.FILE}.next"
 EXTEND_TIMEOUT = 30.0
-UNGUARDED = (
-    'only their own agents keep the deadline; docs/ec2.md, "The deadline outside", lists the rights'
-)
 
 
 def _module() -> Path:
@@ -468,87 +446,6 @@ def _begin(home: Home, binary: terraform.Binary, options: ClusterSpec) -> _Begun
     return _Begun(
         init_cache, background(lambda: "" if options.cloud.ssh_cidr else ssh_cidr.my_address())
     )
-
-
-def _fell_back(instances: Sequence[Instance]) -> bool:
-    """Whether workers are on-demand that were asked for as spot instances."""
-    return any(not item.spot for item in instances if item.node != LAUNCHER)
-
-
-def _quotes(api: Api, found: Survey, spot: Sequence[str], tell: OnEvent) -> dict[str, prices.Quote]:
-    """`spot`: the zones where workers may be spot instances; on demand without any."""
-    machines = found.machines
-    workers = {m.instance_type for m in machines if m.name != LAUNCHER}
-    quotes = prices.quotes(
-        api,
-        [machine.instance_type for machine in machines],
-        spot=workers if spot else (),
-        zones=spot,
-        tell=tell,
-    )
-    if found.reservation and found.reservation.block:
-        quotes |= dict.fromkeys(workers, prices.Quote(0.0, "paid with the Capacity Block"))
-    return quotes
-
-
-def _burstable(machines: Sequence[Machine]) -> Iterator[str]:
-    """What burstable workers mean: they have `standard` credits, so that none is billed."""
-    usual = catalog.FAMILIES["cpu"].instance_type
-    for kind in dict.fromkeys(m.instance_type for m in machines if m.name != LAUNCHER):
-        baseline = catalog.baseline(kind)
-        if baseline is not None:
-            yield (
-                f"{kind} is burstable: it starts with few CPU credits or none, and without them it"
-                f" runs at {baseline} % of its speed; {usual} always runs at full speed"
-            )
-
-
-_WHY = {
-    "Client.InstanceInitiatedShutdown": "it shut itself down",
-    "Client.UserInitiatedShutdown": "by a call of the EC2 API",
-    "Server.SpotInstanceTermination": "EC2 reclaimed the spot instance",
-    "Service initiated": "by EC2",
-}
-
-
-def _state(item: Instance) -> str:
-    """`terminated 2026-11-22 21:30: EC2 reclaimed the spot instance`."""
-    if item.state in ("pending", "running"):
-        return item.state
-    when = f" {clock(item.ended)}" if item.ended else ""
-    why = _WHY.get(item.why, item.why)
-    return f"{item.state}{when}" + (f": {why}" if why else "")
-
-
-def _guard(api: Api) -> str:
-    """Of the plan: whether AWS ends what the nodes' own agents do not."""
-    try:
-        return guard.check(api)
-    except ProviderError as error:
-        return f"AWS itself ends none of them ({error.message}): {UNGUARDED}"
-
-
-def _arm(order: Order, made: set[str], tell: OnEvent) -> None:
-    """`made`: instances that Terraform knows of, which AWS may not yet find by their tags."""
-    state, api, id = order.state, order.api, order.cluster.id
-    guarded = state.guarded
-    try:
-        there = made | {item.id for item in cleanup.instances(api, id)}
-        if not there or not order.cluster.deadline:
-            return
-        guard.prepare(api, id)
-        state.guarded = True
-        provider_state.save(order.folder, state)
-        guard.arm(api, id, there, order.cluster.deadline)
-    except ProviderError as error:
-        if isinstance(error, Refused) and failures.about_the_account(error):
-            state.guarded = guarded
-            provider_state.save(order.folder, state)
-        tell(f"AWS itself does not end the machines ({error.message}): {UNGUARDED}")
-
-
-def _mode(region: str, spot: bool) -> str:
-    return f"{region}{', spot' if spot else ''}"
 
 
 def _terraform(api: Api, folder: Path, name: str, tell: OnEvent) -> terraform.Terraform:

@@ -1,10 +1,12 @@
-"""What Terraform does, in lines for people."""
+"""What Terraform does, and how an instance is, in lines for people."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from clusterctl import terraform
+from clusterctl.model import clock
+from clusterctl.providers.ec2.api import Instance
 
 
 def node(address: str) -> str:
@@ -33,3 +35,20 @@ def reporter(tell: Callable[[str], None]) -> Callable[[terraform.Event], None]:
                 tell(f"{what}: {words}{after}")
 
     return report
+
+
+_WHY = {
+    "Client.InstanceInitiatedShutdown": "it shut itself down",
+    "Client.UserInitiatedShutdown": "by a call of the EC2 API",
+    "Server.SpotInstanceTermination": "EC2 reclaimed the spot instance",
+    "Service initiated": "by EC2",
+}
+
+
+def describe(item: Instance) -> str:
+    """`terminated 2026-11-22 21:30: EC2 reclaimed the spot instance`."""
+    if item.state in ("pending", "running"):
+        return item.state
+    when = f" {clock(item.ended)}" if item.ended else ""
+    why = _WHY.get(item.why, item.why)
+    return f"{item.state}{when}" + (f": {why}" if why else "")

@@ -1,0 +1,126 @@
+"""What `up` says of a cluster on EC2 before it makes one: its place, its costs, its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from clusterctl import catalog
+from clusterctl.errors import ProviderError
+from clusterctl.model import Charge, CloudSpec, clock, count
+from clusterctl.providers.ec2 import guard, prices
+from clusterctl.providers.ec2.api import Api, Instance
+from clusterctl.providers.ec2.preflight import Survey
+from clusterctl.providers.ec2.spec import Machine
+from clusterctl.providers.shared.nodes import LAUNCHER
+
+
+def mode(region: str, spot: bool) -> str:
+    return f"{region}{', spot' if spot else ''}"
+
+
+def fell_back(instances: Sequence[Instance]) -> bool:
+    """Whether workers are on-demand that were asked for as spot instances."""
+    return any(not item.spot for item in instances if item.node != LAUNCHER)
+
+
+def quote_machines(
+    api: Api, found: Survey, spot: Sequence[str], tell: Callable[[str], None]
+) -> dict[str, prices.Quote]:
+    """`spot`: the zones where workers may be spot instances; on demand without any."""
+    machines = found.machines
+    workers = {m.instance_type for m in machines if m.name != LAUNCHER}
+    quoted = prices.quotes(
+        api,
+        [machine.instance_type for machine in machines],
+        spot=workers if spot else (),
+        zones=spot,
+        tell=tell,
+    )
+    if found.reservation and found.reservation.block:
+        quoted |= dict.fromkeys(workers, prices.Quote(0.0, "paid with the Capacity Block"))
+    return quoted
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a plan costs; `dear`: at most, in another zone or on demand, for which a budget has to
+    last. `traffic`: dollars for a GB to the internet."""
+
+    charges: tuple[Charge, ...]
+    dear: tuple[Charge, ...]
+    traffic: float | None
+
+
+def estimate(
+    api: Api,
+    found: Survey,
+    cloud: CloudSpec,
+    old: Sequence[Charge],
+    now: float,
+    *,
+    spot: bool,
+    tell: Callable[[str], None],
+) -> Estimate:
+    """`old`: the charges so far. `spot`: whether the workers are to be spot instances."""
+
+    def charged(zones: Sequence[str]) -> tuple[tuple[Charge, ...], float | None]:
+        quoted = quote_machines(api, found, zones, tell)
+        new = prices.charges(found.machines, quoted, now)
+        return prices.merge(old, new, now), quoted[prices.TRAFFIC].dollars
+
+    usual, traffic = charged(found.zones[:1] if spot else ())
+    dear = usual
+    if spot and (cloud.spot_fallback or len(found.zones) > 1):
+        dear, _ = charged(() if cloud.spot_fallback else found.zones)
+    return Estimate(usual, dear, traffic)
+
+
+def place(api: Api, found: Survey, binary: str) -> Iterator[str]:
+    """Where the machines go; `binary`: what makes them."""
+    others = f" (then {', '.join(found.zones[1:])})" if len(found.zones) > 1 else ""
+    yield f"AWS account {found.account}, {api.region}, zone {found.zones[0]}{others}; {binary}"
+    for zone, subnet in found.subnets.items():
+        yield f"machines go into {subnet} ({zone})"
+    if found.reservation:
+        yield found.reservation.line
+
+
+def ends(
+    api: Api, machines: Sequence[Machine], deadline: float, stopped: Collection[str]
+) -> Iterator[str]:
+    """What is special about the machines, when they end, and which were `stopped`."""
+    yield from _burstable(machines)
+    yield f"every node shuts down at {clock(deadline)}, even if this machine is off"
+    yield _guard(api)
+    for name in sorted(stopped):
+        yield f"{name} was stopped and is started again"
+
+
+def question(machines: int, charges: Sequence[Charge], seconds: float) -> str:
+    """What a person has to agree to; "" where no machine starts."""
+    if not machines:
+        return ""
+    rate, unknown = prices.hourly(charges)
+    worst = prices.money(rate * seconds / 3600, 2)
+    return f"start {count(machines, 'machine')} for up to {worst}{' and more' * bool(unknown)}?"
+
+
+def _burstable(machines: Sequence[Machine]) -> Iterator[str]:
+    """What burstable workers mean: they have `standard` credits, so that none is billed."""
+    usual = catalog.FAMILIES["cpu"].instance_type
+    for kind in dict.fromkeys(m.instance_type for m in machines if m.name != LAUNCHER):
+        baseline = catalog.baseline(kind)
+        if baseline is not None:
+            yield (
+                f"{kind} is burstable: it starts with few CPU credits or none, and without them it"
+                f" runs at {baseline} % of its speed; {usual} always runs at full speed"
+            )
+
+
+def _guard(api: Api) -> str:
+    """Of the plan: whether AWS ends what the nodes' own agents do not."""
+    try:
+        return guard.check(api)
+    except ProviderError as error:
+        return f"AWS itself ends none of them ({error.message}): {guard.UNGUARDED}"
