@@ -85,6 +85,7 @@ FAULTS: Mapping[str, Fault] = {
     "kill-node": Fault(r"lost {node}|{node} restarted", Harm.KILL),
     "lose-node": Fault(r"lost {node}", Harm.LOSE),
     "kill-launcher": Fault(r"lost {node}|supervisor", Harm.KILL, launcher=True),
+    "lose-launcher": Fault(r"lost {node}", Harm.LOSE, launcher=True),
     "freeze-node": Fault(r"lost {node}", Harm.FREEZE),
     "partition": Fault(r"lost {node}", Harm.CUT),
     "outage": Fault(harm=Harm.CUT, passes=True),

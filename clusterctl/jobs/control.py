@@ -12,7 +12,7 @@ from clusterctl.job_model import Job, JobState
 from clusterctl.jobs import systems
 from clusterctl.jobs.start import ASK_TIMEOUT, list_nodes, list_rank_nodes, make_error
 from clusterctl.model import Cluster, NodeResult, count
-from clusterctl.schedulers import direct
+from clusterctl.schedulers import direct, verdict
 from clusterctl.schedulers.direct import GRACE
 from clusterctl.time_limits import NEVER, Deadline
 from clusterctl.transport.pool import Pool
@@ -42,7 +42,12 @@ def refresh_all(
     for job, now in zip(jobs, found, strict=True):
         if now.state.ended and now.started is None and not job.state.ended:
             forget(now, cluster, pool)  # staged at most: no script of its own has cleaned up
-    return found
+    return tuple(
+        replace(now, survivors=kill_processes(now, cluster, pool, deadline))
+        if now.reason == verdict.NO_FOLDER and not now.survivors
+        else now  # the launcher has no script that would clean up
+        for now in found
+    )
 
 
 def cancel(job: Job, cluster: Cluster, pool: Pool) -> Job:
@@ -97,7 +102,9 @@ def kill_processes(
 
     def kill(name: str) -> NodeResult:
         folder = f"{cluster.node(name).root}/jobs/{job.id}"
-        command = f"exec /bin/sh {shlex.quote(folder)}/sweep.sh end 0"
+        sweep = f"{shlex.quote(folder)}/sweep.sh"
+        # A machine that was made anew has neither the script nor processes of the job.
+        command = f"[ -e {sweep} ] || {{ echo survivors 0; exit; }}; exec /bin/sh {sweep} end 0"
         return pool.transport(name).run(command, timeout=min(ASK_TIMEOUT, deadline.left))
 
     return {result.node: _survivors(result) for result in pool.each(kill, list_nodes(job, cluster))}

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from shlex import join, quote
 
-from clusterctl import launch, schedulers
+from clusterctl import assets, launch, schedulers
 from clusterctl.compiling import NO_COMPILER, Compilation, advice, compilation
 from clusterctl.errors import LaunchError, UsageError
 from clusterctl.job_model import Job, JobSpec, Placement, Program
@@ -85,10 +85,11 @@ class DirectSystem:
         if deadline.passed:
             return job
         launcher = self._cluster.launcher
-        # There may be no folder, where its client died.
+        # There may be no folder, where its client died or the launcher was made anew.
+        absent = assets.render("job/absent.sh.j2", root=launcher.root, id=job.id)
         command = (
             f"cd {quote(launcher.root)}/jobs/{job.id} 2>/dev/null"
-            " || { echo absent $(date +%s); exit; };"
+            f" || {{\n{absent}\nexit; }};"
             f" {join(self.scheduler.status_argv(job))}"
         )
         limit = min(ASK_TIMEOUT, deadline.left)

@@ -16,7 +16,8 @@ and judge nothing. TIME is in seconds since the epoch. A line counts for the att
     oom TIME RANK ATTEMPT             memory ran out, and the kernel killed a process there
     node TIME NODE WORD               something came over the node: one of EVENTS
     dead TIME                         the supervisor is gone, and nobody else writes anything
-    absent TIME                       there is no such file: the job was never handed in
+    absent TIME                       there is no such file: the job was never handed in, or the
+                                      launcher was made anew
     ended TIME                        nothing more will happen (`survivors` may follow)
 
 Jobs that were started by earlier versions end with one line that says it all, and are read too:
@@ -51,6 +52,7 @@ TOLD_TO_END = 143
 
 NO_RANK = "no rank was started"
 NO_SUPERVISOR = "its supervisor on the launcher is gone"
+NO_FOLDER = "the launcher has lost its files, as one that was made anew"
 _FULL = "disk full on "
 _NAMED = 4
 """Ranks that a reason names; of others it gives the number."""
@@ -164,8 +166,11 @@ def judge(job: Job, text: str) -> Job:
         seen = (last.ended or last.dead) and last.survivors
         return replace(job, survivors=last.survivors) if seen else job
     if facts.absent is not None:
+        if job.state is JobState.QUEUED:
+            return mark_unsubmitted(job, facts)
         # A running job that loses its folder may still be running.
-        return mark_unsubmitted(job, facts) if job.state is JobState.QUEUED else job
+        lost = replace(job, state=JobState.LOST, finished=facts.absent, reason=NO_FOLDER)
+        return lost if facts.last.dead else job
     job = replace(
         job,
         placement=facts.placement or job.placement,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -213,6 +214,31 @@ def test_a_lost_node_is_replaced_by_the_launchers_copies(
     assert said[0].startswith(SINCE)
     assert have(new, "worker-1") == {"snapshot": "epoch 3", "rank0": "a", "rank1": "b"}
     assert have(new, "worker-2")["snapshot"] == "epoch 4", "what is there is newer than its copy"
+
+
+def test_a_job_whose_launcher_was_made_anew_is_lost_and_goes_on(
+    old: Staged, tree: Path, call: Call
+) -> None:
+    with old.running(old.store.job(7)) as job:
+        folder = old.work("launcher").parent
+        shutil.move(folder, folder.with_name("elsewhere"))
+        folder.mkdir()
+        with subprocess.Popen(["sleep", "60"], cwd=folder) as supervisor:
+            folder.rmdir()
+            assert call("jobs", "--json").document["jobs"][0]["state"] == "running"
+            supervisor.kill()
+    [row] = call("jobs", "--json").document["jobs"]
+    assert (row["state"], row["survivors"]) == ("lost", dict.fromkeys(row["survivors"], 0))
+    assert old.store.job(job.id).reason.startswith("the launcher has lost its files")
+    move(old, old, tree)
+    assert have(old, "worker-1")["snapshot"] == "epoch 3"
+
+
+def test_a_job_whose_launcher_was_made_anew_can_be_cancelled(old: Staged, call: Call) -> None:
+    with old.running(old.store.job(7)):
+        shutil.rmtree(old.work("launcher").parent)
+    said = call("cancel", "7")
+    assert (said.code, "did not answer" in said.out) == (0, False), said
 
 
 def test_copies_are_newer_than_what_was_fetched_while_the_job_ran(

@@ -105,6 +105,13 @@ def test_a_running_job_that_loses_its_folder_may_still_run() -> None:
     assert verdict.judge(runs, "absent 40") == runs
 
 
+def test_a_running_job_is_lost_with_its_folder_and_its_supervisor() -> None:
+    """Its launcher was made anew."""
+    runs = replace(job(), state=JobState.RUNNING, started=12.0)
+    found = verdict.judge(runs, "absent 40\ndead 40")
+    assert (found.state, found.finished, found.reason) == (JobState.LOST, 40.0, verdict.NO_FOLDER)
+
+
 @pytest.mark.parametrize(
     ("facts", "code", "says", "advice"),
     [
