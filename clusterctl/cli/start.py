@@ -186,17 +186,24 @@ def rerun(given: Rerun, console: Console) -> None:
         announce(console, started, given.detach)
 
     with reporting(console, lambda: action.find_job(store, number)), Printer(console) as printer:
-        ended = jobs.rerun(
-            store,
-            job,
-            changed,
-            resume=given.resume,
-            where=given.cluster,
-            on_start=on_start,
-            on_output=printer,
-            tell=console.report,
-            detach=given.detach,
-        )
+        seen: Any = {"on_output": printer, "tell": console.report}
+
+        def again(note: action.OnJob) -> Job:
+            return jobs.rerun(
+                store,
+                job,
+                changed,
+                resume=given.resume,
+                where=given.cluster,
+                on_start=note,
+                detach=given.detach,
+                **seen,
+            )
+
+        if given.detach:
+            again(on_start)
+        else:
+            ended = recover.run(store, number, again, secrets, on_start=on_start, **seen)
     if not given.detach:
         raise typer.Exit(finish(console, ended))
 

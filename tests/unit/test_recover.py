@@ -18,6 +18,7 @@ from clusterctl.actions.run import run as run_once
 from clusterctl.errors import NodeUnreachable, UsageError
 from clusterctl.job_model import Job, JobState
 from clusterctl.model import Charge
+from tests.unit.calling import Call
 from tests.unit.making import spec
 from tests.unit.staged import Staged, lab
 
@@ -104,6 +105,15 @@ def test_a_job_shrinks_to_the_nodes_that_are_left(site: Staged, tmp_path: Path) 
     assert [line for line in said if line.startswith("job")] == ["job 1 of 2", "job 2 of 1"]
     assert "2 ranks, hunter2\n" in printed
     assert site.store.job(1).state is JobState.FAILED
+
+
+def test_a_job_that_is_run_again_goes_on_too(site: Staged, tmp_path: Path, call: Call) -> None:
+    run(site, tmp_path, "shrink")
+    (tmp_path / "dead").unlink()
+    again = call("rerun", "1", "-e", "SECRET=hunter2")
+    assert again.code == 0, again
+    assert "lost worker-2: continuing job 3 with 1 rank on the others" in again.err
+    assert [job.rerun_of for job in site.store.jobs()] == [None, 1, 1, 3]
 
 
 def test_a_job_that_is_not_to_go_on_says_how_it_could(site: Staged, tmp_path: Path) -> None:
