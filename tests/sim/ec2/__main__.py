@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import traceback
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -129,13 +130,18 @@ def main() -> int:
     folder = Path(sys.argv[1])
     images.write(folder / "images.json")
     os.environ["MOTO_AMIS_PATH"] = str(folder / "images.json")
+    from moto.core import responses
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
     gc.freeze()  # a third of its processor time went into looking for garbage in moto's models
     gc.set_threshold(100_000)
     world, faults = gaps.World(), Faults()
     gaps.install(world)
-    layer = Layer(DomainDispatcherApplication(create_backend_app), world, faults)
+    # Each request looked through moto's folders and through all methods of a class.
+    moto = DomainDispatcherApplication(create_backend_app)
+    moto.get_backend_for_host = cache(moto.get_backend_for_host)
+    responses.method_names_from_class = cache(responses.method_names_from_class)
+    layer = Layer(moto, world, faults)
     loop = Loop(folder / "machines", world, faults, prefix="sim")
     layer.control = Control(layer, loop)
     server = make_server("127.0.0.1", 0, layer, threaded=True, request_handler=_Quiet)
