@@ -25,7 +25,7 @@ PLACE = Path("registry.terraform.io/hashicorp/aws")
 
 COMMAND = """#!/bin/sh
 case $1 in
-plan | apply | destroy) export TF_REATTACH_PROVIDERS={attach} ;;
+plan | apply | destroy | test) export TF_REATTACH_PROVIDERS={attach} ;;
 esac
 exec {terraform} "$@"
 """
