@@ -45,7 +45,8 @@ def test_loopback_does_all_that_namespaces_do(loopback: Cli) -> None:
             f"made-{rank}" for rank in range(ranks)
         ]
         for backend in ("mpi", "gloo"):
-            reduced = loopback("run", "--ranks", ranks, "--backend", backend, "reduce_all.py")
+            words = ("--ranks", ranks, "--backend", backend, "reduce_all.py", "--no-table")
+            reduced = loopback("run", *words)
             assert f"ok: {ranks} ranks" in reduced.out
             assert f"over {backend}" in reduced.out
     plan = loopback("run", "--dry-run", "reduce_all.py").out
@@ -81,7 +82,7 @@ def test_loopback_ends_jobs_as_namespaces_do(loopback: Cli) -> None:
 
 @pytest.mark.slow
 def test_torchrun_in_loopback(loopback: Cli) -> None:
-    done = loopback("run", "--launcher", "torchrun", "--ranks", 4, "reduce_all.py")
+    done = loopback("run", "--launcher", "torchrun", "--ranks", 4, "reduce_all.py", "--no-table")
     assert "ok: 4 ranks" in done.out
 
 
@@ -108,7 +109,7 @@ def test_odd_paths_everywhere(make_cli: MakeCli, mode: str) -> None:
         assert json.loads(done.of(rank)[0])[1:] == ARGUMENTS
     assert len(cli.json("fetch", done.job)["files"]) == 4
     assert cli("run", "--launcher", "torchrun", script, *ARGUMENTS).code == 0
-    assert "ok: 2 ranks" in cli("run", "reduce_all.py").out
+    assert "ok: 2 ranks" in cli("run", "reduce_all.py", "--no-table").out
     cli.script(f"{ODD}.c", '#include <stdio.h>\nint main(void) { puts("compiled"); return 0; }\n')
     assert cli("run", f"{ODD}.c").of(1) == ["compiled"]
     cli.script("waits.py", "import time; print('on', flush=True); time.sleep(300)")

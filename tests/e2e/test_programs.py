@@ -31,7 +31,7 @@ def test_the_sum_over_all_ranks_is_right(cli: Cli, backend: str) -> None:
 
 @pytest.mark.slow
 def test_the_sum_is_right_under_torchrun(cli: Cli) -> None:
-    done = cli("run", "--launcher", "torchrun", "--ranks", 4, "reduce_all.py")
+    done = cli("run", "--launcher", "torchrun", "--ranks", 4, "reduce_all.py", "--no-table")
     assert reduced(done, 4)
     assert "over gloo" in done.out
 
@@ -221,7 +221,8 @@ def test_both_generations_of_open_mpi(
     )
     failed = cli("run", "fails.py", code=3, timeout=30)
     assert "rank 1 on worker-2 exited 3" in failed.err
-    assert reduced(cli("run", "--ranks", 4, "--backend", "gloo", "reduce_all.py"), 4)
+    words = ("--ranks", 4, "--backend", "gloo", "reduce_all.py", "--no-table")
+    assert reduced(cli("run", *words), 4)
     cli.script("sum.py", SUM)
     assert cli("run", "--ranks", 4, "sum.py").of(3) == ["6"]
     need("mpicc")

@@ -313,7 +313,7 @@ def test_sigterm_saves_the_epoch_and_ends_with_143(programs: Programs) -> None:
 def test_reduce_all_over_mpi_does_without_torch(programs: Programs) -> None:
     (programs.folder / "torch.py").write_text("raise ImportError('torch was imported')\n")
     programs.extra = {"PYTHONPATH": str(programs.folder)}
-    ended = programs.mpirun(3, "reduce_all.py")
+    ended = programs.mpirun(3, "reduce_all.py", "--no-table")
     assert ended.code == 0, ended.err
     ends = [line.split(" | ", 1)[1] for line in ended.lines("[Rank")]
     assert ends == [f"before: [{r}, {r}, {r}, {r}] | after: [3, 3, 3, 3]" for r in range(3)]
@@ -322,7 +322,7 @@ def test_reduce_all_over_mpi_does_without_torch(programs: Programs) -> None:
 
 @pytest.mark.mpi
 def test_reduce_all_over_gloo(programs: Programs) -> None:
-    ended = programs.mpirun(2, "reduce_all.py", "--backend", "gloo")
+    ended = programs.mpirun(2, "reduce_all.py", "--backend", "gloo", "--no-table")
     assert ended.code == 0, ended.err
     assert ended.lines("ok: 2 ranks on 1 host, each holds 1 = W(W-1)/2, over gloo")
 
