@@ -153,11 +153,13 @@ REQUIREMENTS: dict[str, Callable[[], None]] = {
 """By marker. `slurm` and `sge` tests bring their own and use `need`."""
 
 
+gc.set_threshold(100_000, 20, 100)  # all that tests are collected into stays
+
+
 def pytest_collection_finish() -> None:
     """Nobody looks for garbage in what lives until the end, and seldom in the rest."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(100_000, 20, 100)
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:
