@@ -23,7 +23,7 @@ from clusterctl.errors import (
 )
 from clusterctl.insight import messages
 from clusterctl.job_model import Job, JobSpec, JobState, ProgramKind
-from clusterctl.jobs import control, mirror, packages, stage, start, systems
+from clusterctl.jobs import control, mirror, package_files, packages, stage, start, systems
 from clusterctl.jobs.follow import Follower, Piece
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.launch_words import translate
@@ -58,7 +58,7 @@ class Prepared:
     plan: LaunchPlan
     tree: stage.Tree
     secrets: Mapping[str, str]
-    wanted: packages.Wanted | None = None
+    wanted: package_files.Wanted | None = None
     """Packages that are installed for it; a rerun finds them in the state home."""
 
     @property
@@ -110,14 +110,14 @@ def prepare(
     """Decides everything, touches nothing. Raises LaunchError where it cannot work."""
     wanted = None
     if not (spec.venv or spec.modules or spec.container):
-        wanted = packages.find(resolved, requirements)
-    elif requirements not in ("", packages.NONE):
+        wanted = package_files.find(resolved, requirements)
+    elif requirements not in ("", package_files.NONE):
         raise UsageError(
             "--requirements cannot be combined with --venv, --module or --container",
             hint="leave one of the two out",
         )
     if wanted:
-        paths = packages.import_paths(resolved)
+        paths = package_files.import_paths(resolved)
         spec = replace(spec, packages=wanted.digest, import_paths=paths)
     asked = resolved.asked
     if asked.launcher:

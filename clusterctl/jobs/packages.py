@@ -1,5 +1,5 @@
-"""The packages of a program, beside those of the nodes' Python: found in the staged tree, resolved
-and downloaded here by uv, and brought to the nodes, which need no internet.
+"""The packages that a program asks for (see `package_files`), beside those of the nodes' Python:
+resolved and downloaded here by uv, and brought to the nodes, which need no internet.
 
 What a job asks for is kept in the state home under the digest of its text, so that a job can be run
 again. The environment of a node is a folder named by that and by what it adds to: the node's Python
@@ -8,14 +8,13 @@ with its torch and mpi4py, which are kept.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import sys
 import sysconfig
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from secrets import token_hex
 from shlex import join, quote
@@ -27,8 +26,7 @@ import msgspec
 
 from clusterctl import assets, process
 from clusterctl.errors import ClusterctlError, LaunchError, UsageError
-from clusterctl.job_model import ProgramKind
-from clusterctl.jobs.program import Resolved
+from clusterctl.jobs.package_files import NONE, Wanted, digest_of
 from clusterctl.jobs.start import make_error
 from clusterctl.model import Cluster, Node, Python
 from clusterctl.state import Home
@@ -41,126 +39,9 @@ place unless a file pins another version."""
 FETCH_TIMEOUT = 3600.0
 """Seconds that uv may take to download packages, and a node to get them."""
 ASK_TIMEOUT = 30.0
-NONE = "none"
 
 _CUDA = re.compile(r"nvidia-(?!ml-py)|cuda-(bindings|pathfinder|toolkit)$|(pytorch-)?triton\b")
 """What torch alone needs, and brings itself: gigabytes."""
-_BLOCK = re.compile(r"(?m)^# /// script\s*$\n(?:^#(?: .*)?$\n)*?^# ///\s*$\n?")
-"""https://packaging.python.org/en/latest/specifications/inline-script-metadata/"""
-_INCLUDED = re.compile(r"(?m)^\s*(?:-r|-c|--requirements?|--constraints?)[\s=]+(\S+)")
-_LOCAL = re.compile(r"(?m)^\s*(?:(?:-e|--editable)[\s=]+\S+|\.{0,2}/\S*|\.)\s*(?:#.*)?$\n?")
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a program asks for.
-
-    Args:
-        source: The file that says it, for people.
-        texts: The files for uv, by name; the first one names the others.
-        asked: Given by --requirements, not only found: it may install torch.
-        project: The folder of a uv.lock, whose text uv turns into requirements.
-    """
-
-    source: str
-    texts: dict[str, str]
-    asked: bool = False
-    project: str = ""
-
-    @property
-    def digest(self) -> str:
-        return _digest_of(self.source, str(self.asked), *self.texts, *self.texts.values())
-
-
-def find(resolved: Resolved, given: str) -> Wanted | None:
-    """What `--requirements` names, else the `script` block or the uv.lock of a Python program.
-    None: nothing. Raises UsageError for a file that is not understood."""
-    program, tree = resolved.program, resolved.tree
-    if given:
-        return None if given == NONE else _read(Path(given), asked=True)
-    if program.bundled or not program.needs_python or program.kind is ProgramKind.COMMAND:
-        return None
-    script = tree.root / program.folder / program.target
-    if program.kind is ProgramKind.PYTHON and (found := _read_block(script, asked=False)):
-        return found
-    folder = script.resolve().parent if program.kind is ProgramKind.PYTHON else script.parent
-    for place in (folder, *folder.parents):
-        if (place / "uv.lock").is_file() and (place / "pyproject.toml").is_file():
-            return _read(place / "uv.lock", asked=False)
-        if place == tree.root:
-            break
-    return None
-
-
-def import_paths(resolved: Resolved) -> tuple[str, ...]:
-    """Folders of the staged tree that hold the project's own packages, as installing it would make
-    them known."""
-    root = resolved.tree.root
-    if not (root / "pyproject.toml").is_file():
-        return ()
-    return ("src",) if (root / "src").is_dir() else (".",)
-
-
-def _read(path: Path, *, asked: bool) -> Wanted:
-    if not path.is_file():
-        raise UsageError(f"--requirements: no such file: {path}", hint=f"a file, or {NONE}")
-    if path.suffix == ".py":
-        if found := _read_block(path, asked=asked):
-            return found
-        raise UsageError(
-            f"--requirements: {path} has no `# /// script` block", hint="name a requirements file"
-        )
-    if path.name == "uv.lock":
-        project = path.absolute().parent
-        locked = {name: _text(project / name) for name in ("uv.lock", "pyproject.toml")}
-        return Wanted(path.name, locked, asked, str(project))
-    if path.name == "pyproject.toml":
-        return Wanted(path.name, {path.name: _text(path)}, asked)
-    if path.suffix not in (".txt", ".in"):
-        raise UsageError(
-            f"--requirements: {path} is not a file of packages",
-            hint="uv.lock, pyproject.toml, a requirements .txt file, or a script with a block",
-        )
-    texts: dict[str, str] = {}
-    _collect(path, path.parent, texts)
-    return Wanted(path.name, texts, asked)
-
-
-def _collect(path: Path, root: Path, texts: dict[str, str]) -> None:
-    """A requirements file, and those that it includes."""
-    name = os.path.relpath(path, root)
-    if name in texts:
-        return
-    if name.startswith(".."):
-        raise UsageError(
-            f"{path} is outside {root}, whose requirements include it", hint="move it there"
-        )
-    text = _text(path)
-    for line in _LOCAL.findall(text):
-        if line.split("#")[0].split()[-1].split("[")[0] not in (".", "./"):
-            raise UsageError(
-                f"{path}: local packages are not installed: {line.strip()!r}",
-                hint="leave it out; the project's own folder is staged and can be imported",
-            )
-    texts[name] = _LOCAL.sub("", text)
-    for included in _INCLUDED.findall(text):
-        if "://" not in included:
-            _collect(path.parent / included, root, texts)
-
-
-def _read_block(script: Path, *, asked: bool) -> Wanted | None:
-    found = _BLOCK.search(_text(script))
-    if not found or "dependencies" not in found[0]:
-        return None
-    return Wanted(script.name, {"script.py": found[0]}, asked)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise UsageError(f"{path} cannot be read: {why}", hint="check the file") from error
 
 
 def save(wanted: Wanted, home: Home) -> None:
@@ -195,7 +76,7 @@ def folder(node: Node, digest: str) -> str:
 def _key(digest: str, node: Node) -> str:
     python = _python_of(node)
     kept = (f"{name}=={version}" for name, version in _kept(python).items())
-    return _digest_of(digest, python.executable, python.version, node.facts.arch, *kept)[:16]
+    return digest_of(digest, python.executable, python.version, node.facts.arch, *kept)[:16]
 
 
 def _python_of(node: Node) -> Python:
@@ -501,7 +382,3 @@ def _name(entry: str) -> str:
 
 def _stored(home: Home, digest: str) -> Path:
     return home.packages / f"{digest}.json"
-
-
-def _digest_of(*parts: str) -> str:
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]

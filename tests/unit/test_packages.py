@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import ClusterctlError, LaunchError, UsageError
-from clusterctl.jobs import packages
+from clusterctl.jobs import package_files, packages
 from clusterctl.jobs.program import resolve, resolve_command
 from clusterctl.model import Node, Python
 from clusterctl.state import home
@@ -79,7 +79,7 @@ def install(tmp_path: Path, need: Callable[..., None]) -> Install:
     need("uv")
 
     def install(given: str, *nodes: Node) -> Said:
-        wanted = packages.find(resolve("train.py", ()), given)
+        wanted = package_files.find(resolve("train.py", ()), given)
         assert wanted is not None
         packages.save(wanted, home())
         return bring(wanted.digest, *nodes)
@@ -231,20 +231,20 @@ def test_a_lock_file_is_found_and_its_versions_are_installed(
 def test_where_packages_are_looked_for(project: Path) -> None:
     for name in ("requirements.txt", "pyproject.toml", "environment.yml"):
         Path(name).write_text("")
-    assert packages.find(resolve("train.py", ()), "") is None
+    assert package_files.find(resolve("train.py", ()), "") is None
     Path("uv.lock").write_text("")
-    assert packages.find(resolve("train.py", ()), "") is not None
-    assert packages.find(resolve("train.py", ()), "none") is None
-    assert packages.find(resolve_command(["true"]), "") is None
-    assert packages.find(resolve("reduce_all.py", ()), "") is None
+    assert package_files.find(resolve("train.py", ()), "") is not None
+    assert package_files.find(resolve("train.py", ()), "none") is None
+    assert package_files.find(resolve_command(["true"]), "") is None
+    assert package_files.find(resolve("reduce_all.py", ()), "") is None
 
 
 def test_the_projects_own_packages_can_be_imported(project: Path) -> None:
-    assert packages.import_paths(resolve("train.py", ())) == ()
+    assert package_files.import_paths(resolve("train.py", ())) == ()
     Path("pyproject.toml").write_text("")
-    assert packages.import_paths(resolve("train.py", ())) == (".",)
+    assert package_files.import_paths(resolve("train.py", ())) == (".",)
     Path("src").mkdir()
-    assert packages.import_paths(resolve("train.py", ())) == ("src",)
+    assert package_files.import_paths(resolve("train.py", ())) == ("src",)
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_the_projects_own_packages_can_be_imported(project: Path) -> None:
 def test_a_file_that_is_not_understood(name: str, text: str, message: str, project: Path) -> None:
     Path(name).write_text(text)
     with pytest.raises(UsageError, match=message):
-        packages.find(resolve("train.py", ()), name)
+        package_files.find(resolve("train.py", ()), name)
 
 
 @pytest.mark.parametrize(
