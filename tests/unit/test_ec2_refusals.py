@@ -136,6 +136,23 @@ def test_a_capacity_block_is_not_extended_beyond_its_end(kind: str, tmp_path: Pa
     assert "--ttl 204m" in no.value.hint
 
 
+def test_a_machine_image_of_windows_is_refused() -> None:
+    """It costs more than the plan says, and nobody could log in to it."""
+
+    class Described(Offering):
+        def images(self, ids: Iterable[str]) -> dict[str, Image]:
+            return Api.images(self, ids)
+
+        def all(self, action: str, key: str, service: str = "ec2", /, **how: Any) -> list[Any]:
+            rows = {"ami-1": {}, "ami-2": {"Platform": "windows"}}
+            return [{"ImageId": id, "Architecture": "x86_64", **row} for id, row in rows.items()]
+
+    wish = wanted(NodeGroup(count=1, family="cpu"), ami="ami-2")
+    with pytest.raises(UsageError, match="--ami ami-2: it runs Windows") as caught:
+        preflight.survey(Described("us-east-1"), wish, {}, "", print)
+    assert "Ubuntu" in caught.value.hint
+
+
 def test_a_subnet_that_the_account_closes_is_refused() -> None:
     """It has its route to the internet gateway, and nothing passes there."""
 

@@ -89,12 +89,13 @@ class InstanceType:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
     """A machine image. `disk`: the size in GiB of its root snapshot, which a disk has to hold;
-    `device`: what the root disk is called."""
+    `device`: what the root disk is called; `windows`: what it runs."""
 
     id: str
     architecture: str = "x86_64"
     disk: int = 0
     device: str = _ROOT
+    windows: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -508,6 +509,7 @@ def _image(item: dict[str, Any]) -> Image:
         architecture=item.get("Architecture", "x86_64"),
         disk=max(disks, default=0),
         device=root or _ROOT,
+        windows=item.get("Platform", "") == "windows",
     )
 
 

@@ -399,6 +399,11 @@ def _fits(machine: Machine, image: Image) -> None:
             f" {machine.instance_type} is x86_64",
             hint="choose another image",
         )
+    if image.windows:
+        raise UsageError(
+            f"--ami {image.id}: it runs Windows",
+            hint="choose an image of Ubuntu, with its user `ubuntu`",
+        )
     if machine.disk < image.disk:
         raise UsageError(
             f"the disk of {machine.name}, {machine.disk} GiB, is smaller than the snapshot of image"
