@@ -8,15 +8,17 @@ from typing import Any, cast
 
 import pytest
 
+from clusterctl import keys
 from clusterctl.actions import open_pool, open_store, show
 from clusterctl.actions.allow import explained
 from clusterctl.actions.extend import extend
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
-from clusterctl.model import Cluster
+from clusterctl.model import Cluster, Role
 from clusterctl.providers.ec2 import cleanup, ssh_cidr
 from clusterctl.providers.ec2.api import Api
 from tests.unit.calling import Call
-from tests.unit.making import cluster
+from tests.unit.deaf import deaf_port
+from tests.unit.making import cluster, node
 from tests.unit.provided import provide
 
 SILENT = NodeUnreachable(
@@ -117,6 +119,27 @@ def test_the_command_line_explains_it(call: Call, monkeypatch: pytest.MonkeyPatc
     provide(monkeypatch, "ec2", Silent())
     open_store().save(cluster(deadline=None))
     said = call("allow")
+    assert said.code == 4
+    assert WHY in said.err
+    assert "`clusterctl allow -c lab`" in said.err
+
+
+def test_ssh_to_a_node_that_does_not_answer_another_address_says_so(
+    firewall: Firewalled, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenSSH says no more than 255 here."""
+    program = tmp_path / "bin" / "ssh"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\nexit 255\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+    store = open_store()
+    with deaf_port() as port:
+        launcher = node("launcher", "127.0.0.1", role=Role.LAUNCHER, ssh_port=port)
+        store.save(cluster(launcher, node(), deadline=None))
+        keys.ensure(store.folder("lab") / "ssh" / "user")
+        (store.folder("lab") / "ssh" / "config").touch()
+        said = call("ssh", "launcher", "--", "true")
     assert said.code == 4
     assert WHY in said.err
     assert "`clusterctl allow -c lab`" in said.err

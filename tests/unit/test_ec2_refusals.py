@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from email.utils import formatdate
@@ -33,6 +33,7 @@ from clusterctl.providers.ec2 import api, cleanup, failures, preflight, spec, ss
 from clusterctl.providers.ec2.api import Api, Image, Instance, InstanceType
 from clusterctl.providers.ec2.hostkeys import HostKeys
 from clusterctl.providers.ec2.provider import Ec2Provider
+from tests.unit.deaf import deaf_port
 from tests.unit.making import cluster, node
 
 
@@ -208,17 +209,10 @@ def test_a_node_that_does_not_answer_names_the_cluster_to_try_again(tmp_path: Pa
 
 def test_a_node_that_no_packet_reaches_may_be_behind_a_firewall_of_ones_own(tmp_path: Path) -> None:
     """Companies and VPNs let no SSH out, or from another address: the cluster's name lets the
-    command line look at that. The port's queue is full, so that nothing comes back."""
+    command line look at that."""
     keys.ensure(tmp_path / "red" / "ssh" / "user")
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(closing(socket.socket())) for _ in range(5)]
-        sockets[0].bind(("127.0.0.1", 0))
-        sockets[0].listen(0)
-        there = sockets[0].getsockname()
-        for one in sockets[1:]:
-            one.setblocking(False)
-            one.connect_ex(there)
-        deaf = node("launcher", address="127.0.0.1", ssh_port=there[1])
+    with deaf_port() as port:
+        deaf = node("launcher", address="127.0.0.1", ssh_port=port)
         with pytest.raises(NodeUnreachable, match="no answer within") as caught:
             HostKeys(tmp_path / "red").settle([deaf], limit=0, on_up=lambda name, seconds: None)
     assert caught.value.cluster == "red"
