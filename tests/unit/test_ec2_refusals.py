@@ -29,7 +29,7 @@ from clusterctl.model import (
     Phase,
     Role,
 )
-from clusterctl.providers.ec2 import api, cleanup, failures, preflight, spec, ssh_cidr
+from clusterctl.providers.ec2 import api, cleanup, failures, hostkeys, preflight, spec, ssh_cidr
 from clusterctl.providers.ec2.api import Api, Image, Instance, InstanceType
 from clusterctl.providers.ec2.hostkeys import HostKeys
 from clusterctl.providers.ec2.provider import Ec2Provider
@@ -188,11 +188,8 @@ def test_a_type_that_is_not_sold_that_way_is_refused(spot: bool) -> None:
     assert no.value.hint
 
 
-def test_a_node_that_does_not_answer_names_the_cluster_to_try_again(tmp_path: Path) -> None:
-    """`up` without a name would make another cluster, on this machine."""
-    folder = tmp_path / "red"
-    keys.ensure(folder / "ssh" / "user")
-    silent = Node(
+def unreachable() -> Node:
+    return Node(
         name="worker-1",
         role=Role.WORKER,
         address="127.0.0.1",
@@ -202,8 +199,34 @@ def test_a_node_that_does_not_answer_names_the_cluster_to_try_again(tmp_path: Pa
         user="me",
         root="/nowhere",
     )
+
+
+def test_who_waits_for_a_node_hears_which_one_and_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wrong network would look like a slow boot for ten minutes."""
+
+    class Heard(Exception):
+        pass
+
+    def tell(text: str) -> None:
+        raise Heard(text)
+
+    monkeypatch.setattr(hostkeys, "TOLD_AFTER", 0.0)
+    folder = tmp_path / "red"
+    keys.ensure(folder / "ssh" / "user")
+    said = "no SSH answer yet, waiting up to 600 s: worker-1: nothing listens on port 1"
+    with pytest.raises(Heard, match=said):
+        HostKeys(folder).settle([unreachable()], limit=600, tell=tell)
+
+
+def test_a_node_that_does_not_answer_names_the_cluster_to_try_again(tmp_path: Path) -> None:
+    """`up` without a name would make another cluster, on this machine."""
+    folder = tmp_path / "red"
+    keys.ensure(folder / "ssh" / "user")
+    silent = unreachable()
     with pytest.raises(NodeUnreachable) as caught:
-        HostKeys(folder).settle([silent], limit=0, on_up=lambda name, seconds: None)
+        HostKeys(folder).settle([silent], limit=0, tell=lambda text: None)
     assert "`clusterctl up red` tries again, `clusterctl down red` removes" in caught.value.hint
 
 
@@ -214,7 +237,7 @@ def test_a_node_that_no_packet_reaches_may_be_behind_a_firewall_of_ones_own(tmp_
     with deaf_port() as port:
         deaf = node("launcher", address="127.0.0.1", ssh_port=port)
         with pytest.raises(NodeUnreachable, match="no answer within") as caught:
-            HostKeys(tmp_path / "red").settle([deaf], limit=0, on_up=lambda name, seconds: None)
+            HostKeys(tmp_path / "red").settle([deaf], limit=0, tell=lambda text: None)
     assert caught.value.cluster == "red"
     assert "let SSH out (port 22)" in caught.value.hint
 
@@ -232,7 +255,7 @@ def test_a_node_that_refuses_names_the_cluster_to_go_on_with(
     host_keys.boot(["worker-1"], living=())
     here = node("worker-1", address="", root=str(tmp_path))
     with pytest.raises(NodeUnreachable, match="worker-1: exit 1: no sudo") as caught:
-        host_keys.settle([here], limit=0, on_up=lambda name, seconds: None)
+        host_keys.settle([here], limit=0, tell=lambda text: None)
     assert "`clusterctl up red` goes on" in caught.value.hint
 
 

@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from clusterctl import assets, keys
 from clusterctl.errors import ClusterctlError, NodeUnreachable
 from clusterctl.model import Node, NodeResult
 from clusterctl.node_results import fold
+from clusterctl.providers.protocol import OnEvent
 from clusterctl.state.home import write_atomic
 from clusterctl.transport.known_hosts import host_name
 from clusterctl.transport.pool import Pool
@@ -31,6 +32,9 @@ from clusterctl.transport.ssh import SshTransport
 STEP_TIMEOUT = 60.0
 ATTEMPT = 10.0
 """Seconds that one attempt to connect may take."""
+
+TOLD_AFTER = 30.0
+"""Seconds after which it is said which nodes do not answer, and why: most machines boot faster."""
 
 PAUSES = (0.02, 0.5)
 """Seconds between two attempts, at first and later: an sshd that reloads is back in no time."""
@@ -96,7 +100,7 @@ class HostKeys:
         write_atomic(self.known_hosts, "".join(lines).encode())
 
     def settle(
-        self, nodes: Sequence[Node], *, limit: float, on_up: Callable[[str, float], None]
+        self, nodes: Sequence[Node], *, limit: float, tell: OnEvent
     ) -> tuple[dict[str, str], Pool]:
         """Waits up to `limit` seconds until all nodes answer, takes those that boot with keys of
         ours through steps 1 to 4, and returns every node's final key with connections that were
@@ -105,7 +109,7 @@ class HostKeys:
         self.write(nodes)
         pool = self.pool(nodes)
         try:
-            self._wait(pool, [node.name for node in nodes], limit, on_up)
+            self._wait(pool, [node.name for node in nodes], limit, tell)
             self._rotate(pool, nodes)
         except BaseException:
             pool.close()
@@ -138,7 +142,7 @@ class HostKeys:
         the others, is the first of them and the last to go."""
         for name in reversed(list(new)):
             pool.transport(name).close()
-        self._all(self._connect(pool, list(new), STEP_TIMEOUT, lambda name, seconds: None))
+        self._all(self._connect(pool, list(new), STEP_TIMEOUT, lambda text: None))
 
         def shown(name: str) -> NodeResult:
             transport = pool.transport(name)
@@ -149,14 +153,8 @@ class HostKeys:
 
         self._all(pool.each(shown, list(new)))
 
-    def _wait(
-        self,
-        pool: Pool,
-        names: Sequence[str],
-        limit: float,
-        on_up: Callable[[str, float], None],
-    ) -> None:
-        failed = self._connect(pool, names, limit, on_up)
+    def _wait(self, pool: Pool, names: Sequence[str], limit: float, tell: OnEvent) -> None:
+        failed = self._connect(pool, names, limit, tell)
         final = [result for result in failed if _is_final(result)]
         if failed:
             name = self._folder.name
@@ -172,11 +170,7 @@ class HostKeys:
             raise error
 
     def _connect(
-        self,
-        pool: Pool,
-        names: Sequence[str],
-        limit: float,
-        on_up: Callable[[str, float], None],
+        self, pool: Pool, names: Sequence[str], limit: float, tell: OnEvent
     ) -> list[NodeResult]:
         """What may pass by itself (a machine that boots, an sshd that starts anew) is tried again
         for `limit` seconds; a wrong key is not. Returns the nodes that cannot be connected to."""
@@ -189,14 +183,19 @@ class HostKeys:
                 if not error.transient:
                     raise
                 return NodeResult(node=name, error=getattr(error, "what", error.message))
-            on_up(name, time.monotonic() - began)
+            tell(f"{name}: SSH answers after {time.monotonic() - began:.1f} s")
             return NodeResult(node=name, exit_code=0)
 
-        pause = PAUSES[0]
+        pause, told = PAUSES[0], ""
         while True:
             failed = [result for result in pool.each(attempt, names) if not result.ok]
-            if not failed or any(map(_is_final, failed)) or time.monotonic() - began > limit:
+            passed = time.monotonic() - began
+            if not failed or any(map(_is_final, failed)) or passed > limit:
                 return failed
+            said = "; ".join(fold(failed))
+            if passed >= TOLD_AFTER and said != told:
+                tell(f"no SSH answer yet, waiting up to {limit:g} s: {said}")
+                told = said
             names = [result.node for result in failed]
             time.sleep(pause)
             pause = min(2 * pause, PAUSES[1])

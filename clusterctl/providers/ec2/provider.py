@@ -212,7 +212,7 @@ class Ec2Provider:
         final, pool = host_keys.settle(
             nodes,
             limit=options.cloud.boot_timeout,
-            on_up=lambda name, seconds: on_event(f"{name}: SSH answers after {seconds:.1f} s"),
+            tell=on_event,
         )
         charges = cluster.charges
         if options.cloud.spot and (not state.spot or state.zone != found.zones[0]):
