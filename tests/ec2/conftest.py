@@ -56,6 +56,7 @@ class World:
             "NO_COLOR": "1",
         }
         self._folder = folder
+        self.hung = False
 
     def on_the_first_day(self) -> None:
         """Nothing is initialised, and Terraform starts its provider itself: it can be interrupted
@@ -82,14 +83,16 @@ class World:
 
     def run(self, *words: str, timeout: float = 170) -> Done:
         limit = min(timeout * BUSY, LONGEST)
+        argv = ["-m", "clusterctl", *words]
         try:
-            done = shared().run(
-                ["-m", "clusterctl", *words], cwd=self._folder, env=self.env, timeout=limit
-            )
+            done = shared().run(argv, cwd=self._folder, env=self.env, timeout=limit)
         except Late as late:
-            # Without the source of this: what it says has to fit in what a CI shows.
-            pytest.fail(f"{words}: no end in {limit} s\n{late}\n{self.ec2.doing()}", pytrace=False)
-        return Done(words, done.returncode, done.stdout, done.stderr)
+            said = str(late)
+        else:
+            return Done(words, done.returncode, done.stdout, done.stderr)
+        self.hung = True
+        # Without the source of this: what it says has to fit in what a CI shows.
+        pytest.fail(f"{said}\n{self.ec2.doing()}", pytrace=False)
 
     def ok(self, *words: str, timeout: float = 170) -> Done:
         done = self.run(*words, timeout=timeout)
@@ -149,6 +152,8 @@ def world(ec2: Ec2, hub: Hub, initialised: Path, tmp_path: Path) -> Iterator[Wor
     world = World(ec2, hub, tmp_path, initialised)
     try:
         yield world
+        if world.hung:
+            return  # and has said what there is to say
         assert ec2.left() == []
         check_receipts(world)
         rights = policy()

@@ -115,7 +115,7 @@ class Control:
                 region.reset()
         world = self._layer.world
         tables = (world.placement_groups, world.spot_requests, world.launched, world.ending)
-        for table in (*tables, world.reservations):
+        for table in (*tables, world.reservations, world.complete):
             table.clear()
         self._loop.bill.clear()
         self._layer.calls.clear()

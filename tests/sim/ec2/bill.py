@@ -17,8 +17,6 @@ from typing import Any
 from tests.sim.ec2 import market
 
 MINUTE, HOUR, MONTH = 60.0, 3600.0, 730 * 3600.0
-COMPLETE = 1.0
-"""Seconds after which an instance of moto's has its tags, its disks and its address."""
 _RUNS = ("pending", "running")
 _EXISTS = (*_RUNS, "stopping", "stopped")
 
@@ -68,8 +66,6 @@ class Bill:
             for one in instances:
                 launched = one.launch_time.replace(tzinfo=timezone.utc).timestamp()
                 if one.id not in self._accounts:
-                    if now < launched + COMPLETE:
-                        continue
                     self._accounts[one.id] = _open(one, launched, prices)
                 for part, meter in self._accounts[one.id].meters.items():
                     meter.turn(one.state in (_EXISTS if part == "disk" else _RUNS), now)

@@ -61,6 +61,8 @@ class World:
         self.spot_requests: dict[str, SpotRequest] = {}
         self.reservations: dict[str, reserved.Reservation] = {}
         self.launched: dict[str, Any] = {}  # client token → reservation
+        self.complete: set[str] = set()
+        """Instances that have their tags and disks: moto shows them before."""
         self.quotas: dict[str, float] = {}
         self.blocked: dict[str, str] = {}
         """How VPC Block Public Access closes a region."""
@@ -618,7 +620,9 @@ def install(world: World) -> None:
     def run_instances(self: Any, *args: Any, **kwargs: Any) -> Any:
         request: Request | None = getattr(current, "request", None)
         if request is None or request.action != "RunInstances":
-            return launch(self, *args, **kwargs)
+            reservation = launch(self, *args, **kwargs)
+            world.complete |= {instance.id for instance in reservation.instances}
+            return reservation
         token = request.parameters.get("ClientToken")
         with lock:
             # Twice the same token is the same launch: what a client that got no answer relies on.
@@ -627,6 +631,7 @@ def install(world: World) -> None:
         reservation = launch(self, *args, **kwargs)
         for instance in reservation.instances:
             _amend(world, request, instance)
+            world.complete.add(instance.id)
         if token:
             world.launched[token] = reservation
         return reservation

@@ -54,7 +54,7 @@ class Loop:
             self._groups = control_groups()
 
     def turn(self) -> None:
-        found = instances()
+        found = [one for one in instances() if one.id in self.world.complete]
         self.bill.watch(found, self.world.prices)
         alive = {one.id: one for one in found if one.state in _ALIVE}
         stopped = {one.id for one in found if one.state == "stopped"}

@@ -153,7 +153,8 @@ class Init:
             self.ending = "poweroff"
 
     def _serve(self, listener: socket.socket) -> None:
-        with contextlib.suppress(BlockingIOError):
+        # Whoever asks may be gone, or be killed before it has said what it wants.
+        with contextlib.suppress(OSError, ValueError):
             connection, _ = listener.accept()
             with connection:
                 connection.settimeout(5)
