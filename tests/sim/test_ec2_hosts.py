@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import time
+from ipaddress import IPv4Network
 from pathlib import Path
 
 import pytest
 
 from tests.sim.ec2.client import Ec2
+from tests.sim.ec2.light import LightHost
+from tests.sim.ec2.machines import Order
 from tests.sim.lab import Lab
 
 pytestmark = [pytest.mark.netns, pytest.mark.sshd]
@@ -217,3 +220,12 @@ def test_it_is_reached_where_it_is_after_a_stop(lab: Lab) -> None:
     address = lab.instance("one")["PublicIpAddress"]
     lab.until(lambda: lab.ec2.machine("one").public == address, {False})
     assert lab.until(lambda: lab.try_ssh("one", "ls /etc/kept").stdout, {""}) == "/etc/kept\n"
+
+
+def test_a_machine_may_be_looked_at_when_it_is_gone(need_root: None, tmp_path: Path) -> None:
+    """Tests ask in other threads than the one that ends it."""
+    subnet = IPv4Network("10.77.0.0/20")
+    order = Order("i-1", "one", "10.77.0.4", None, subnet, (), "", False, tmp_path / "i-1")
+    host = LightHost(order)
+    host.kill()
+    assert (host.up, host.pid) == (False, None)

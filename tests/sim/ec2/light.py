@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 from tests.sim.ec2.dns import RESOLVER
@@ -29,7 +30,8 @@ _UNSHARE = (
 
 
 class LightHost:
-    """One host. The simulator's main thread has to start it: it dies with that thread."""
+    """One host. The simulator's main thread has to start it: it dies with that thread. Others may
+    ask how it is, also while it goes."""
 
     def __init__(self, order: Order) -> None:
         self.order = order
@@ -49,6 +51,7 @@ class LightHost:
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)
         self._said = b""
+        self._reading = threading.Lock()
 
     def _spec(self) -> dict[str, object]:
         order = self.order
@@ -73,9 +76,11 @@ class LightHost:
         }
 
     def _read(self) -> None:
-        assert self._process.stdout is not None
-        with contextlib.suppress(OSError):
-            self._said += os.read(self._process.stdout.fileno(), 4096)
+        stdout = self._process.stdout
+        assert stdout is not None
+        with self._reading, contextlib.suppress(OSError):
+            if not stdout.closed:  # else its number may be that of another file
+                self._said += os.read(stdout.fileno(), 4096)
 
     @property
     def pid(self) -> int | None:
@@ -106,10 +111,11 @@ class LightHost:
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout, self._log):
-            if stream:
-                with contextlib.suppress(BrokenPipeError):
-                    stream.close()
+        with self._reading:
+            for stream in (self._process.stdin, self._process.stdout, self._log):
+                if stream:
+                    with contextlib.suppress(BrokenPipeError):
+                        stream.close()
         shutil.rmtree(self.order.folder, ignore_errors=True)
 
 
