@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import itertools
 import random
 import socket
 import threading
@@ -13,20 +14,26 @@ _POOL = [str(one) for one in PUBLIC.hosts()][9:]
 
 
 class Addresses:
-    """`used` tells which are in use. An address that was, and is not any more, is free again."""
+    """`used` tells which are in use. An address that was, and is not any more, is free again, and
+    the last to be given out: a machine that is started again has another one."""
 
     def __init__(self, used: Callable[[], set[str]]) -> None:
         self._used = used
         self._claims: dict[str, socket.socket] = {}
         self._seen: set[str] = set()
+        self._given: dict[str, int] = {}
+        """Address → its place among those that were given out."""
+        self._places = itertools.count()
         self._lock = threading.Lock()
 
     def take(self) -> str:
         with self._lock:
             self._release()
-            for address in random.sample(_POOL, len(_POOL)):
+            pool = random.sample(_POOL, len(_POOL))
+            for address in sorted(pool, key=lambda one: self._given.get(one, -1)):
                 if claim := _claim(address):
                     self._claims[address] = claim
+                    self._given[address] = next(self._places)
                     return address
         raise RuntimeError(f"all of {PUBLIC} is in use")
 
