@@ -54,7 +54,7 @@ class CountedKeys(HostKeys):
     def pool(self, nodes):
         return CountedPool(nodes, identity=folder / "ssh" / "user", known_hosts=self.known_hosts)
 
-_, pool = CountedKeys(folder).settle([node], limit=30, on_up=lambda name, seconds: None)
+_, pool = CountedKeys(folder).settle([node], limit=30, tell=lambda text: None)
 pool.close()
 print(" ".join(done))
 """
@@ -113,7 +113,7 @@ class Booted:
                 line.split(" ", 1)[1] for line in self.keys.known_hosts.read_text().splitlines()
             }
             assert trusted <= {self.first} | self.own()
-        final, pool = self.keys.settle([node], limit=SECONDS, on_up=lambda name, seconds: None)
+        final, pool = self.keys.settle([node], limit=SECONDS, tell=lambda text: None)
         with pool:
             assert pool.run("true", timeout=SECONDS)[0].ok
         assert {final[self.name]} == self.own()
@@ -187,4 +187,4 @@ def test_nothing_is_trusted_on_first_use_at_any_step(lab: Lab) -> None:
         client(one, dies)
         changed(one)
         with pytest.raises(NodeUnreachable, match="host key has changed"):
-            one.keys.settle([one.node], limit=SECONDS, on_up=lambda name, seconds: None)
+            one.keys.settle([one.node], limit=SECONDS, tell=lambda text: None)
