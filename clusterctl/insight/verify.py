@@ -339,8 +339,10 @@ def _bandwidth(link: Link, types: Mapping[str, str], usual: float, memory: float
         text += f": little for a machine whose memory copies {bytes_rate(memory)}"
     faster = max(link.rate, link.back)
     if low and faster > 1.5 * link.least:
-        slow_way = (link.first, link.second)[:: 1 if link.back < link.rate else -1]
-        text += f"; that is from {' to '.join(slow_way)}, the other way has {faster * 8 / 1e9:.3g}"
+        ends = (link.first, link.second)[:: 1 if link.back < link.rate else -1]
+        text += (
+            f"; that is from {' to '.join(ends)}, the other way has {faster * 8 / 1e9:.3g} Gbit/s"
+        )
     elif low and link.flow > 1.5 * link.least:
         text += f"; one flow alone has {link.flow * 8 / 1e9:.3g} Gbit/s"
     return Verdict(link.name, "bandwidth", "low" if low else "ok", text, bits, limit)

@@ -135,7 +135,7 @@ def test_a_link_is_as_fast_as_its_slower_direction(forth: float, back: float, wa
     nodes = [figures(name, instance_type="") for name in NAMES]
     [(_, _, text)] = wrong(judge(*nodes, of=of))
     assert text == (
-        f"0.024 Gbit/s, 0.48% of the median link; that is from {way}, the other way has 4.96"
+        f"0.024 Gbit/s, 0.48% of the median link; that is from {way}, the other way has 4.96 Gbit/s"
     )
 
 
