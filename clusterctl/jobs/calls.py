@@ -3,6 +3,7 @@ or raises on each rank comes back."""
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import sys
@@ -72,13 +73,14 @@ def resolve(
         folder = str(place.relative_to(tree.root))
     library = Path(cloudpickle.__file__).parent
     written = [(f"{FOLDER}/function.pickle", data)]
+    written.append((f"{FOLDER}/limits.json", json.dumps([PYTHON, MAX_RESULT]).encode()))
     written.append((f"{FOLDER}/call.py", (assets.folder("templates") / "job/call.py").read_bytes()))
     for path in sorted(library.glob("*.py")):  # nodes need not have it
         written.append((f"{FOLDER}/{library.name}/{path.name}", path.read_bytes()))
     program = Program(
         kind=ProgramKind.PYTHON,
         target=os.path.relpath(f"{FOLDER}/call.py", folder),
-        args=(name, PYTHON, str(MAX_RESULT)),
+        args=(name,),
         folder=folder,
     )
     return Resolved(program, replace(tree, written=tuple(written)))

@@ -1,13 +1,16 @@
-"""Calls a function of the Python API on this rank: `call.py NAME PYTHON MOST`. What it returns or
-raises is written to `results`, beside this file; `PYTHON` is the version that pickled it."""
+"""Calls a function of the Python API on this rank: `call.py NAME`. What it returns or raises is
+written to `results`, beside this file. `limits.json`: the Python that has pickled the function, and
+the bytes that its result may have."""
 
+import json
 import os
 import pickle
 import sys
 import traceback
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-PYTHON, MOST = sys.argv[2], int(sys.argv[3])
+with open(os.path.join(HERE, "limits.json")) as limits:
+    PYTHON, MOST = json.load(limits)
 
 
 def write(**outcome):
@@ -59,7 +62,7 @@ if __name__ == "__main__":
     import cloudpickle
 
     sys.path[0] = os.getcwd()
-    sys.argv = sys.argv[1:2]
+    del sys.argv[0]
     try:
         result = main()
     except Exception as error:

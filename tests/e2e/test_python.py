@@ -19,7 +19,9 @@ def test_the_guide_is_true(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLUSTERCTL_HOME", str(cli.home))
     monkeypatch.chdir(cli.folder)
     guide = str(ROOT / "docs" / "python.md")
-    done = doctest.testfile(guide, module_relative=False, encoding="utf-8")
+    done = doctest.testfile(
+        guide, module_relative=False, encoding="utf-8", optionflags=doctest.ELLIPSIS
+    )
     assert done.attempted > 10
     assert done.failed == 0, "the differences are above"
     assert open_store().names() == ("default",)
