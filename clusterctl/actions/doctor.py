@@ -233,7 +233,7 @@ def _watch(found: Evidence, pool: Pool, tell: Tell, deadline: Deadline) -> None:
             by_node.setdefault(rank.node, {})[main.pid] = rank
     if not by_node or deadline.left < doctor.WATCH + 2:
         return
-    tell(f"watching for {doctor.WATCH} s whether the ranks that wait go on")
+    tell(f"watching for {doctor.WATCH} s whether the waiting ranks make progress")
     scripts = {
         name: assets.render("insight/moves.sh.j2", pids=list(ranks), seconds=doctor.WATCH)
         for name, ranks in by_node.items()
@@ -247,11 +247,11 @@ def _watch(found: Evidence, pool: Pool, tell: Tell, deadline: Deadline) -> None:
 def _reason(said: str, rank: Rank, scope: int) -> str:
     """Why py-spy has no stack of a process."""
     if rank.main and rank.main.command != "python":
-        where = f"; the kernel says that it is in {rank.waits}" if rank.waits else ""
-        return f"{rank.main.command} is no Python program{where}"
+        where = f"; the kernel reports that it is in {rank.waits}" if rank.waits else ""
+        return f"{rank.main.command} is not a Python program{where}"
     if "ermission denied" in said or "not permitted" in said:
         allow = "; `sudo sysctl kernel.yama.ptrace_scope=0` there allows it" if scope else ""
-        return f"the node does not let us read its processes{allow}"
+        return f"the node does not allow reading its processes{allow}"
     return said.removeprefix("Error: ") or "py-spy did not answer in time"
 
 
@@ -262,7 +262,7 @@ def _own_spy(archs: set[str]) -> tuple[bytes, str]:
     if not found:
         return b"", "py-spy is missing on this machine: pip install py-spy"
     if sys.platform != "linux" or archs != {platform.machine()}:
-        return b"", "the nodes have another system than this machine: pip install py-spy there"
+        return b"", "the nodes run a different system: pip install py-spy there"
     return gzip.compress(Path(found).read_bytes(), 1), ""
 
 

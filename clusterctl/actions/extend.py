@@ -54,7 +54,7 @@ def extend(
             )
         if cluster.phase is Phase.STOPPED:
             raise UsageError(
-                f"cluster {name} is stopped, and its machines cannot be told another deadline",
+                f"cluster {name} is stopped, and its machines cannot be given another deadline",
                 hint=f"`clusterctl start {name}` first",
             )
         now = clock()

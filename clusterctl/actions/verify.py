@@ -121,7 +121,7 @@ class _Probes:
 
         for node in self._cluster.workers:
             if not node.python:
-                self.failed[node.name] = "it has no Python"
+                self.failed[node.name] = "no Python is installed"
         names = [node.name for node in self._cluster.workers if node.python]
         for result in self._pool.each(start, names):
             if result.error:
@@ -165,7 +165,7 @@ class _Probes:
                 self.failed[name] = reason(error) or "the connection is lost"
             else:
                 if not data:
-                    self.failed[name] = "its Python ended"
+                    self.failed[name] = "its Python process ended"
                 buffer += data
         return {"error": self.failed[name]}
 

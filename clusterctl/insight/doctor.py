@@ -230,7 +230,7 @@ def _stopped(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(
             "stopped",
             f"{evidence.place(number)} is stopped (SIGSTOP, or a debugger holds it)",
-            f"`clusterctl ssh {rank.node} -- kill -CONT {main.pid if main else ''}` lets it go on",
+            f"`clusterctl ssh {rank.node} -- kill -CONT {main.pid if main else ''}` resumes it",
             ranks=(number,),
             nodes=(rank.node,),
         )
@@ -326,7 +326,7 @@ def _failure(evidence: Evidence, rank: Rank) -> Finding:
     advice = f"`clusterctl logs {evidence.job.id} --rank {rank.number}` shows all that it printed"
     if code == KILLED:
         how = "was killed (SIGKILL)"
-        advice = "look for who killed it: the kernel's log of the node does not name it"
+        advice = "look for what killed it: the kernel log of the node does not name it"
     last = tuple(rank.err.splitlines()[-3:])
     return Finding("exit", f"{place} {how} first", advice, last, (rank.number,), (rank.node,))
 
@@ -425,9 +425,9 @@ def _missing(evidence: Evidence, waiting: Folded, item: Folded) -> Iterator[Find
         advice = "look at that line: all ranks have to call the same collectives"
     elsewhere = list(_elsewhere(late[0], item.stack))
     if any(moved):
-        elsewhere.insert(0, "the others go on from time to time: the job is slow, it does not hang")
+        elsewhere.insert(0, "the others make progress from time to time: the job is slow, not hung")
     elif False in moved:
-        elsewhere.insert(0, f"no rank has gone on for {WATCH} s")
+        elsewhere.insert(0, f"no rank has made progress for {WATCH} s")
     yield Finding(
         "straggler" if busy or slow else "missing",
         f"{name_ranks(waiting.ranks)} wait{'s' if len(waiting.ranks) == 1 else ''}"

@@ -194,7 +194,7 @@ MESSAGES: tuple[Message, ...] = (
     _row(
         "nccl-interface",
         r"[Nn]o socket interface found|connecting to address .*with family \d+ is neither",
-        "NCCL found no network interface of the name in NCCL_SOCKET_IFNAME",
+        "NCCL found no network interface with the name in NCCL_SOCKET_IFNAME",
         "remove your own NCCL_SOCKET_IFNAME: clusterctl sets it for each node",
         f"{_NCCL}1837",
     ),
@@ -271,14 +271,14 @@ MESSAGES: tuple[Message, ...] = (
     _row(
         "gloo-interface",
         r"Unable to find address for: |makeDeviceForInterface.*unsupported",
-        "Gloo found no network interface of the name in GLOO_SOCKET_IFNAME",
+        "Gloo found no network interface with the name in GLOO_SOCKET_IFNAME",
         "remove your own GLOO_SOCKET_IFNAME: clusterctl sets it for each node",
         f"{_TORCH}81313",
     ),
     _row(
         "gloo-refused",
         r"gloo.*(Connection refused|connectFullMesh failed)|Gloo connectFullMesh failed",
-        "Gloo on one node cannot reach the address that another one has announced",
+        "Gloo on one node cannot reach the address that another node announced",
         "`clusterctl verify` tests all links; remove your own GLOO_SOCKET_IFNAME",
         f"{_TORCH}81313",
     ),
@@ -330,7 +330,7 @@ MESSAGES: tuple[Message, ...] = (
     _row(
         "models-differ",
         r"DDP expects same model across all ranks|params?\[\d+\] in this process with sizes",
-        "the model has other parameters or shapes on some ranks",
+        "the model has different parameters or shapes on some ranks",
         "build it from the same configuration on all ranks",
         "https://docs.pytorch.org/docs/stable/notes/ddp.html",
     ),
@@ -368,15 +368,15 @@ MESSAGES: tuple[Message, ...] = (
     _row(
         "mpi-truncated",
         r"MPI_ERR_TRUNCATE",
-        "a message is longer than the receiver's buffer: ranks call a collective with other sizes"
-        " or types",
+        "a message is longer than the receiver's buffer: ranks call a collective with different"
+        " sizes or types",
         "compare the arguments of the call on all ranks",
         "https://www.mpi-forum.org/docs/mpi-4.1/mpi41-report.pdf",
     ),
     _row(
         "mpi-tcp-address",
         r"inbound MPI TCP connection request from a peer|Source IP of socket",
-        "a node has several networks, and Open MPI used another than it announced",
+        "a node has several networks, and Open MPI used a different one than it announced",
         "remove your own OMPI_MCA_btl_tcp_if_*: clusterctl sets the subnet",
         f"{_OMPI}5818",
     ),
@@ -486,7 +486,7 @@ MESSAGES: tuple[Message, ...] = (
     _row(
         "exec-format",
         r"Exec format error",
-        "the program is for another kind of processor, or a script without a #! line",
+        "the program was built for a different processor, or is a script without a #! line",
         "give the source file to `clusterctl run`: it is compiled on each kind of node",
         "https://man7.org/linux/man-pages/man2/execve.2.html",
     ),

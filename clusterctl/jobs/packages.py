@@ -236,7 +236,7 @@ class _Environment:
             raise LaunchError(
                 f"{wanted.source} needs torch, which {node.name} does not have",
                 hint=f"`run --requirements {wanted.source}` installs it (it may be gigabytes),"
-                f" `run --requirements {NONE}` nothing",
+                f" `run --requirements {NONE}` installs nothing",
             )
         text = "".join(f"{entry}\n" for entry in entries)
         write_atomic(path, text.encode())
@@ -287,7 +287,7 @@ def _keep(wanted: Wanted, node: Node, report: Callable[[str], None]) -> dict[str
             raise LaunchError(
                 f"{wanted.source} pins {name} {pins[0]}, and {node.name} has {name} {version}",
                 hint=f"`run --requirements {wanted.source}` installs that of the file,"
-                f" `run --requirements {NONE}` nothing",
+                f" `run --requirements {NONE}` installs nothing",
             )
         report(f"{name} {pins[0]} of {wanted.source} is used instead of the nodes' {version}")
     return kept

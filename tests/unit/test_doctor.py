@@ -226,9 +226,9 @@ def test_another_thread_and_a_loader_process_are_named_with_their_lines() -> Non
 @pytest.mark.parametrize(
     ("moved", "usage", "kind", "said"),
     [
-        (True, 0.0, "straggler", "the others go on from time to time"),
-        (False, 0.0, "missing", "no rank has gone on for 5 s"),
-        (False, 1.0, "straggler", "no rank has gone on for 5 s"),
+        (True, 0.0, "straggler", "the others make progress from time to time"),
+        (False, 0.0, "missing", "no rank has made progress for 5 s"),
+        (False, 1.0, "straggler", "no rank has made progress for 5 s"),
     ],
 )
 def test_a_slow_rank_and_one_that_hangs_are_told_apart(

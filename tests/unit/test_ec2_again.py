@@ -153,7 +153,9 @@ def test_the_plan_says_whether_aws_itself_keeps_the_deadline(
     assert "AWS terminates what still runs one minute later" in lines
     market.refused = ("list_schedule_groups",)
     plan = provider.plan(wish())
-    [said] = [line for line in plan.lines if line.startswith("AWS itself ends none of them (")]
+    [said] = [
+        line for line in plan.lines if line.startswith("AWS itself terminates none of them (")
+    ]
     assert "list_schedule_groups: your AWS user is not allowed to do that" in said
     assert said.endswith('"The deadline outside", lists the rights')
     assert plan.question

@@ -194,4 +194,4 @@ def arm(order: Order, made: set[str], tell: OnEvent) -> None:
         if isinstance(error, Refused) and failures.about_the_account(error):
             state.guarded = guarded
             provider_state.save(order.folder, state)
-        tell(f"AWS itself does not end the machines ({error.message}): {guard.UNGUARDED}")
+        tell(f"AWS itself does not terminate the machines ({error.message}): {guard.UNGUARDED}")

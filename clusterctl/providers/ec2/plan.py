@@ -123,4 +123,4 @@ def _guard(api: Api) -> str:
     try:
         return guard.check(api)
     except ProviderError as error:
-        return f"AWS itself ends none of them ({error.message}): {guard.UNGUARDED}"
+        return f"AWS itself terminates none of them ({error.message}): {guard.UNGUARDED}"
