@@ -182,6 +182,8 @@ class CloudSpec:
     """US dollars; 0: none."""
     max_hourly: float = 0.0
     """US dollars per hour that it may cost at most; 0: any."""
+    idle: float | None = None
+    """Seconds without use after which the workers end; 0: never."""
     boot_timeout: float = 600.0
     """Seconds that a machine may take to answer over SSH."""
 
@@ -366,6 +368,11 @@ class NodeResult:
 def count(number: int, noun: str) -> str:
     """`1 rank`, `2 ranks`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def span(seconds: float) -> str:
+    """`1 min`, `1.5 h`."""
+    return f"{seconds / 3600:g} h" if seconds >= 3600 else f"{seconds / 60:g} min"
 
 
 def clock(when: float) -> str:

@@ -217,6 +217,22 @@ def life_time(text: str, option: str) -> float:
     return total
 
 
+MIN_IDLE = 60.0
+
+
+def idle_time(text: str, option: str) -> float:
+    """Seconds, with a unit; 0 for `off`."""
+    if text == "off":
+        return 0.0
+    total = life_time(text, option)
+    if total < MIN_IDLE:
+        raise UsageError(
+            f"{option} {text!r} is too short: workers would end between two commands",
+            hint=f"for example {option} 1h, or {option} off",
+        )
+    return total
+
+
 def one_of(*known: str) -> Callable[[str, str], str]:
     def check(text: str, option: str) -> str:
         if text not in known:

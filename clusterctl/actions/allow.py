@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from clusterctl import providers
-from clusterctl.actions import Tell, open_store, require_owned
+from clusterctl.actions import Tell, idle, open_store, require_owned
 from clusterctl.errors import ClusterctlError, NodeUnreachable, UsageError
 from clusterctl.model import Cluster
 from clusterctl.providers.protocol import Guarded
@@ -48,10 +48,13 @@ def shut_out(store: Store, cluster: Cluster, said: str) -> str:
 
 
 def explained(error: NodeUnreachable) -> NodeUnreachable:
-    """The error, with the reason why this machine is not let in, if there is one."""
+    """The error, with the reason why the nodes do not answer this machine, if there is one."""
     try:
         store = open_store()
-        why = shut_out(store, store.cluster(error.cluster), error.message)
+        cluster = store.cluster(error.cluster)
+        if ended := idle.explain(store, cluster):
+            return ended
+        why = shut_out(store, cluster, error.message)
     except ClusterctlError:
         return error
     return NodeUnreachable(f"{error.message}; {why}", hint=hint(error.cluster)) if why else error

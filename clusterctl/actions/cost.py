@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
 
+from clusterctl.actions import show
 from clusterctl.insight import cost
 from clusterctl.job_model import Job
 from clusterctl.model import Charge, Cluster
@@ -54,6 +55,8 @@ class Spending:
     days: tuple[DayCost, ...]
     clusters: tuple[ClusterCost, ...]
     jobs: tuple[JobCost, ...]
+    warnings: tuple[str, ...] = ()
+    """What is not certain about the figures."""
 
     @property
     def dollars(self) -> float:
@@ -71,21 +74,27 @@ def spending(
     now = clock()
     since = max(0.0, now - seconds)
     known = [item for item in find_billed(store).values() if name in (None, item.name)]
+    warnings: list[str] = []
+    for at, item in enumerate(known):
+        if not _over(item, now):  # its machines may have ended themselves
+            charges, lines = show.find_charges(store, item, now)
+            known[at] = replace(item, charges=tuple(charges))
+            warnings += lines
     clusters = [
         (item, dollars)
         for item in known
         if (dollars := cost.between(item.charges, since, now, now)) or not _over(item, since)
     ]
-    charges = {item.id: item.charges for item, _ in clusters}
+    billed = {item.id: item.charges for item, _ in clusters}
     jobs = [
-        (job, cost.between(charges[job.cluster_id], max(since, job.started), _end(job, now), now))
+        (job, cost.between(billed[job.cluster_id], max(since, job.started), _end(job, now), now))
         for job in store.jobs()
-        if job.cluster_id in charges and job.started and _end(job, now) > since
+        if job.cluster_id in billed and job.started and _end(job, now) > since
     ]
-    exact = {id: cost.is_exact(mine) for id, mine in charges.items()}
+    exact = {id: cost.is_exact(mine) for id, mine in billed.items()}
     days = (
-        (day, [cost.between(mine, max(since, a), min(now, b), now) for mine in charges.values()])
-        for day, a, b in _days(max(since, _first(charges)), now)
+        (day, [cost.between(mine, max(since, a), min(now, b), now) for mine in billed.values()])
+        for day, a, b in _days(max(since, _first(billed)), now)
     )
     return Spending(
         since,
@@ -100,6 +109,7 @@ def spending(
             )
             for job, dollars in jobs
         ),
+        tuple(warnings),
     )
 
 
@@ -116,9 +126,11 @@ def of_jobs(
     cost nothing, or that nobody has a record of."""
     billed, now = find_billed(store), clock()
     return {
-        job.id: cost.between(billed[job.cluster_id].charges, job.started, _end(job, now), now)
+        job.id: cost.between(
+            mine.charges, job.started, min(_end(job, now), mine.deadline or now), now
+        )
         for job in jobs
-        if job.started and job.cluster_id in billed
+        if job.started and (mine := billed.get(job.cluster_id))
     }
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clusterctl import model, providers
-from clusterctl.actions import Tell, require_owned
+from clusterctl.actions import Tell, idle, require_owned
 from clusterctl.actions import allow as allowing
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
 from clusterctl.insight import cost
@@ -21,11 +21,13 @@ from clusterctl.state import ClusterLock, Store
 
 @dataclass(frozen=True, slots=True)
 class Extended:
-    """`dollars` until the new deadline, from the beginning; what has no known price is left out."""
+    """`dollars` until the new deadline, from the beginning; at least that where not every price is
+    known (`exact`)."""
 
     cluster: Cluster
     deadline: float
     dollars: float
+    exact: bool
 
 
 Consent = Callable[[str], bool]
@@ -57,6 +59,7 @@ def extend(
                 f"cluster {name} is stopped, and its machines cannot be given another deadline",
                 hint=f"`clusterctl start {name}` first",
             )
+        cluster = idle.settle(store, cluster, tell, clock)
         now = clock()
         end = float(int(now + ttl))  # as nodes keep it: none ends before the record's time
         _whole(cluster, store.folder(name), now)
@@ -92,7 +95,7 @@ def extend(
                 provider.label_deadline(cluster, store.folder(name), end)
             except ProviderError as error:
                 tell(f"the tags in the cloud still show the old deadline: {error.message}")
-    return Extended(cluster, end, dollars)
+    return Extended(cluster, end, dollars, cost.is_exact(cluster.charges))
 
 
 def _let_in(

@@ -14,7 +14,7 @@ from clusterctl.actions.run import OnJob, OnOutput, Prepared, plan_job, run
 from clusterctl.errors import ClusterctlError, NodeUnreachable, RecordError, UsageError
 from clusterctl.job_model import Job, JobSpec, JobState
 from clusterctl.jobs import control, fetched, outputs, systems
-from clusterctl.jobs.follow import Follower, Piece, is_complete, read_stored
+from clusterctl.jobs.follow import Follower, Piece, find_saved, is_complete, read_stored
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.lines import ALL, choose
 from clusterctl.jobs.lines import Choice as Choice
@@ -232,19 +232,22 @@ def fetch_from(
     tell: Tell,
 ) -> Fetched:
     """Brings the job's outputs over these connections, by default into `job-N` here; those of nodes
-    that are `away`, or were made anew, as far as the launcher has copies."""
+    that are `away`, or were made anew, as far as the launcher has copies: all of those that have
+    ended unused."""
     folder = target or Path(f"job-{job.id}")
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file", hint="choose a folder with --to")
     # First: what a job makes between the two is not brought.
     asks = cluster.launcher.name not in away
     job = control.refresh(job, cluster, pool) if asks else job
-    missing = {name: why for name, why in away.items() if name in list_rank_nodes(job, cluster)}
-    found = outputs.find(job, cluster.without(missing), pool)
+    absent = [name for name in away if name in list_rank_nodes(job, cluster)]
+    saved = find_saved(job, cluster, pool) if asks and absent else frozenset()
+    missing = {name: away[name] for name in absent if name not in saved}
+    found = outputs.find(job, cluster.without(absent), pool)
     wanted, failed = found.outputs, found.failed
     if asks:
         try:
-            wanted += outputs.find_copies(job, cluster, pool, (*missing, *found.lost), tell)
+            wanted += outputs.find_copies(job, cluster, pool, (*absent, *found.lost), tell)
         except NodeUnreachable as error:
             failed += (error,)
     brought = outputs.Brought()

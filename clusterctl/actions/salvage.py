@@ -12,7 +12,7 @@ from clusterctl.errors import ClusterctlError, UsageError, reason
 from clusterctl.insight import cost
 from clusterctl.job_model import Job
 from clusterctl.jobs import control, outputs
-from clusterctl.jobs.follow import Follower, is_complete
+from clusterctl.jobs.follow import Follower, find_saved, is_complete
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.stage import format_bytes
 from clusterctl.model import Charge, Cluster, Phase, Role, clock, count
@@ -108,7 +108,7 @@ def save(
                 return None
         limit = deadline.within(END_LIMIT if not cluster.attached else math.inf)
         cancelled = _cancel(store, running, here, pool, limit, tell)
-        save_logs(store, jobs, here, pool, tell, min(SAVE_LIMIT, deadline.left))
+        save_logs(store, jobs, cluster, pool, tell, min(SAVE_LIMIT, deadline.left), away)
         fetched = _bring(store, jobs, cluster, pool, away, unfetched, tell)
     brought = {got.job for got in fetched}
     still = tuple((number, size) for number, size in found if number not in brought)
@@ -346,9 +346,11 @@ def save_logs(
     pool: Pool,
     tell: Tell,
     limit: float = SAVE_LIMIT,
+    away: Collection[str] = (),
 ) -> None:
     """Brings the rest of these jobs' output into the state home, as far as `limit` seconds allow
-    for all of them; what is not saved is named."""
+    for all of them; what is not saved is named. Of nodes that are `away`, the launcher's copies
+    count."""
     deadline = Deadline(limit)
     late = [job for job in jobs if not is_complete(store.job_folder(job.id))]
     # In turns: a log that takes all the time must not cost the others theirs.
@@ -356,7 +358,9 @@ def save_logs(
         turn, late = late, []
         for index, job in enumerate(turn):
             share = max(SLICE, deadline.left / (len(turn) - index))
-            if not _save_log(store, job, cluster, pool, min(share, deadline.left), tell):
+            gone = set(away) - find_saved(job, cluster, pool)
+            rest = cluster.without(gone)
+            if not _save_log(store, job, rest, pool, min(share, deadline.left), tell):
                 late.append(job)
     if late:
         tell(f"the logs of job {_numbers(late)} are incomplete: {limit:.0f} s were not enough")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from clusterctl import providers
+from clusterctl.actions import idle
 from clusterctl.errors import ClusterctlError, reason
 from clusterctl.insight import cost
 from clusterctl.job_model import Job
@@ -56,8 +57,8 @@ def status(
 ) -> Status:
     """From the record alone, unless `live`: then provider and nodes are asked, within deadlines,
     and money is what whoever bills the machines says of them.
-    When the deadline is over, whoever bills the cluster is asked in any case: its machines should
-    have ended themselves, and the record cannot tell whether they did."""
+    When the deadline is over, or nobody has used the cluster for long, whoever bills it is asked in
+    any case: machines should have ended themselves, and the record cannot tell whether they did."""
     answers: dict[str, str] = {}
     queues: tuple[Queue, ...] = ()
     deadlines: dict[str, float] = {}
@@ -67,11 +68,8 @@ def status(
         answers, deadlines, dead, queues = _ask(store, cluster)
         shut = _shut_out(store, cluster, answers)
     now = clock()
-    charges: Sequence[Charge] = cluster.charges
-    overdue: tuple[str, ...] = ()
-    if _outlived(cluster, now):
-        charges, overdue = _overdue(store, cluster, now)
-    elif live and cluster.charges:
+    charges, uncertain = find_charges(store, cluster, now)
+    if live and charges is cluster.charges and charges and not uncertain:
         _, charges = _settle(store, cluster, now)
     return Status(
         cluster=cluster,
@@ -87,7 +85,7 @@ def status(
         unknown_prices=cost.unknown(cluster.charges),
         warnings=(
             *_warnings(store, cluster, now),
-            *overdue,
+            *uncertain,
             *_unguarded(cluster, dead, deadlines),
             *shut,
         ),
@@ -100,6 +98,18 @@ def _shut_out(store: Store, cluster: Cluster, told: Mapping[str, str]) -> tuple[
 
     why = allow.shut_out(store, cluster, "; ".join(told.values()))
     return (f"{why}: {allow.hint(cluster.name)}",) if why else ()
+
+
+def find_charges(
+    store: Store, cluster: Cluster, now: float
+) -> tuple[Sequence[Charge], tuple[str, ...]]:
+    """What the cluster has cost, and what a person should know of that. From the record alone, as
+    long as machines are not to have ended themselves by now."""
+    if _outlived(cluster, now):
+        return _overdue(store, cluster, now)
+    if idle.may_have_ended(store, cluster, now):
+        return _unused(store, cluster, now)
+    return cluster.charges, ()
 
 
 def _warnings(store: Store, cluster: Cluster, now: float) -> tuple[str, ...]:
@@ -148,11 +158,26 @@ def _overdue(
         )
     if not there:
         return charges, ()
+    running = [item for item in charges if item.until is None]
+    rate = cost.render(cost.per_hour(running), cost.is_exact(running))
     many = f"{count(len(there), 'machine')} {'is' if len(there) == 1 else 'are'} still running"
     return charges, (
         f"the deadline of cluster {cluster.name} has passed, but {many}"
-        f" ({ranges(sorted(there))}), ${cost.per_hour(charges):.2f}/h: {remove}",
+        f" ({ranges(sorted(there))}), {rate}/h: {remove}",
     )
+
+
+def _unused(store: Store, cluster: Cluster, now: float) -> tuple[Sequence[Charge], tuple[str, ...]]:
+    """The charges of what runs of a cluster that nobody has used for long, and what became of the
+    rest."""
+    try:
+        found = idle.look(store, cluster, now)
+    except ClusterctlError as error:
+        return cluster.charges, (
+            f"it is unknown whether unused workers have ended ({reason(error)}); the costs assume"
+            " that they run",
+        )
+    return found.charges, found.lines
 
 
 def _settle(
@@ -171,7 +196,7 @@ ASKED_AT_ONCE = 16
 def list_statuses(store: Store) -> tuple[Status, ...]:
     """Of all clusters. AWS is asked about several at the same time."""
     clusters, now = store.clusters(), time.time()
-    if not any(_outlived(cluster, now) for cluster in clusters):
+    if not any(_outlived(c, now) or idle.may_have_ended(store, c, now) for c in clusters):
         return tuple(status(store, cluster) for cluster in clusters)
     from concurrent.futures import ThreadPoolExecutor
 

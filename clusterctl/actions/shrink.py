@@ -47,7 +47,7 @@ def confirm_removal(
         for number, why in unknown.items():
             tell(f"job {number} may have unfetched outputs there: {why}")
         _ask(old, names, consent)
-        save_logs(store, jobs, here, pool, tell)
+        save_logs(store, jobs, old, pool, tell, away=away)
 
 
 def _ask(old: Cluster, names: Sequence[str], consent: Callable[[str], bool]) -> None:

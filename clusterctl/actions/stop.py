@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from clusterctl import providers
-from clusterctl.actions import Tell, open_pool, require_owned, require_ready, salvage
+from clusterctl.actions import Tell, idle, open_pool, require_owned, require_ready, salvage
 from clusterctl.errors import UsageError
 from clusterctl.insight import cost
 from clusterctl.model import Charge, Cluster, Phase
@@ -20,11 +20,13 @@ Ask = Callable[[str], bool]
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """`hourly`: what the disks go on costing, in US dollars; without what has no known price."""
+    """`hourly`: what the disks go on costing, in US dollars; without what has no known price, where
+    `exact` is false."""
 
     cluster: Cluster
     jobs: tuple[int, ...]
     hourly: float
+    exact: bool
 
 
 def require_pausing(cluster: Cluster) -> Pausing:
@@ -47,6 +49,7 @@ def stop(store: Store, name: str, tell: Tell, ask: Ask) -> Stopped | None:
         ended: tuple[int, ...] = ()
         if cluster.phase is not Phase.STOPPED:
             provider.check_pausing(require_ready(cluster), folder)
+            cluster = idle.settle(store, cluster, tell)
             open_jobs = store.open_jobs(cluster)
             numbers = ", ".join(str(job.id) for job in open_jobs)
             if open_jobs and not ask(f"job {numbers} is still running; end it?"):
@@ -65,7 +68,8 @@ def stop(store: Store, name: str, tell: Tell, ask: Ask) -> Stopped | None:
         )
         store.save(cluster)
         store.event(name, "stopped")
-    return Stopped(cluster, ended, cost.per_hour(cluster.charges))
+    disks = [item for item in cluster.charges if item.until is None]
+    return Stopped(cluster, ended, cost.per_hour(disks), cost.is_exact(disks))
 
 
 def _kept(charge: Charge, end: Ended) -> Charge:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from clusterctl import bootstrap, keys, providers
-from clusterctl.actions import Tell, check_name, open_pool, salvage, shrink, smoke_test
+from clusterctl.actions import Tell, check_name, idle, open_pool, salvage, shrink, smoke_test
 from clusterctl.actions.down import find_orphans, finish_down
 from clusterctl.actions.up_bootstrap import bootstrap_nodes, connect, find_missing_gpus, write_ssh
 from clusterctl.actions.up_plan import Intent, add_regions, find_owned, find_places, intend
@@ -97,6 +97,9 @@ def _up(
 ) -> Up:
     clock = Clock()
     with clock.phase("plan"):
+        if (old := find_owned(store, spec)) and idle.may_have_ended(store, old, time.time()):
+            with ClusterLock(store.home, spec.name, "up", tell):
+                idle.settle(store, store.cluster(spec.name), tell)
         # Before anything is written: most of what cannot be done is found out here.
         intent = intend(spec, find_owned(store, spec), tell, store.home.path)
         if consent is not _agreed:
@@ -108,6 +111,8 @@ def _up(
             with clock.phase("images"):
                 _build(intent.plan.recipes, tell)
         intent, cluster = _record(store, spec, intent, tell, consent)
+        if intent.old:
+            idle.count_as_used(store, intent.old)
         with clock.phase("create"):
             cluster, created = _create(store, cluster, intent, tell)
         store.event(cluster.name, "created", nodes=len(cluster.nodes))
@@ -268,8 +273,10 @@ def record_failed_create(
         return
     store.save(replace(cluster, charges=charges))
     if there:
+        running = [item for item in charges if item.until is None]
+        rate = cost.render(cost.per_hour(running), cost.is_exact(running))
         tell(
             f"{len(there)} {'machine runs' if len(there) == 1 else 'machines run'},"
-            f" ${cost.per_hour(charges):.2f}/h: `clusterctl up {cluster.name}` continues,"
+            f" {rate}/h: `clusterctl up {cluster.name}` continues,"
             f" `clusterctl down {cluster.name}` removes {'it' if len(there) == 1 else 'them'}"
         )

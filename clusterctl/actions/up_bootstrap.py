@@ -135,6 +135,7 @@ def _script(
             mesh_key=mesh.key.public,
             container=container,
             deadline_unit=features.deadline_unit,
+            idle=cluster.spec.cloud.idle or 0.0,
         ),
         files=container.files(node) if container else None,
         inside=steps.inside(container),

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from clusterctl import assets, catalog, recipes, registry
 from clusterctl.bootstrap import Step
+from clusterctl.bootstrap import idle as idling
 from clusterctl.keys import KeyPair
 from clusterctl.model import Accelerator, Node, Role, Runtime
 from clusterctl.registry import Login
@@ -94,10 +95,15 @@ def for_node(
     mesh_key: str,
     container: Container | None,
     deadline_unit: str = "",
+    idle: float = 0.0,
 ) -> tuple[Step, ...]:
     """`nodes` are all of the cluster; `container` is needed for Runtime.DOCKER. `deadline_unit` is
-    the service that ends the machine, where there is one."""
-    ends = [Template("deadline", "shuts itself down at the deadline", {"unit": deadline_unit})]
+    the service that ends the machine, where there is one; `idle`: see `CloudSpec`."""
+    unused = idling.values(node, nodes, idle, int(runtime is Runtime.DOCKER))
+    ends = [
+        Template("deadline", "shuts itself down at the deadline", {"unit": deadline_unit}),
+        Template("idle", "unused workers end" if idle else "unused workers do not end", unused),
+    ]
     found: list[Step] = [
         Template("boot", "the first boot is complete", {"limit": BOOT_LIMIT}),
         Template("upgrades", "no automatic upgrades", {}),

@@ -91,7 +91,8 @@ def down(given: Down, console: Console) -> None:
         console.note(f"no cluster named {wanted} on record here; nothing to remove")
         console.document({"cluster": wanted, "existed": False})
         return
-    cost = f"${gone.dollars:.2f}" if gone.receipt else f"$0.00 ({gone.provider})"
+    least = "at least " * any(line.dollars is None for line in gone.receipt)
+    cost = f"{least}${gone.dollars:.2f}" if gone.receipt else f"$0.00 ({gone.provider})"
     lived = f": {gone.nodes} nodes, {ago(gone.hours * 3600)}, {cost}" if gone.nodes else ""
     if gone.receipt:
         console.note(table(_receipt(gone.receipt)))
@@ -120,8 +121,8 @@ def status(given: Status, console: Console) -> None:
     what = found.cluster
     lines = [
         f"{what.name} ({what.id}): {what.phase.value}, provider {what.spec.provider},"
-        f" {_mode(what)}, age {ago(found.age)}, ${found.dollars:.2f} so far"
-        f" (${found.dollars_per_hour:.2f}/h){_ends(what)}"
+        f" {_mode(what)}, age {ago(found.age)}, {_dollars(found.dollars, found)} so far"
+        f" ({_dollars(found.dollars_per_hour, found)}/h){_ends(what)}"
     ]
     if found.unknown_prices:
         lines.append(f"not included (price unknown): {', '.join(found.unknown_prices)}")
@@ -241,9 +242,14 @@ def _node_row(item: Any, live: bool) -> list[object]:
 
 
 def _cluster_row(item: Any) -> list[object]:
-    what, rate = item.cluster, f"{item.dollars_per_hour:.2f}"
+    what = item.cluster
+    rate = f"{'>= ' * bool(item.unknown_prices)}{item.dollars_per_hour:.2f}"
     kind = [what.name, what.spec.provider, what.mode, what.phase.value]
     return [*kind, what.spec.workers, ago(item.age), rate]
+
+
+def _dollars(dollars: float, found: Any) -> str:
+    return f"{'at least ' * bool(found.unknown_prices)}${dollars:.2f}"
 
 
 def _queues(queues: Any) -> list[list[object]]:
@@ -297,7 +303,7 @@ def _status(found: Any, live: bool) -> dict[str, Any]:
         "provider": what.spec.provider,
         **pick(what, "id", "mode", "mode_reason", "phase", "created", "deadline"),
         "age_s": round(found.age, 1),
-        **pick(found, "dollars", "dollars_per_hour", "warnings"),
+        **pick(found, "dollars", "dollars_per_hour", "unknown_prices", "warnings"),
         "jobs": [job.id for job in found.jobs],
         **(pick(found, "queues") if live else {}),
         "nodes": [

@@ -30,7 +30,7 @@ def extend(given: Extend, console: Console) -> None:
         done = extending.extend(store, chosen.name, given.ttl, console.report, consent)
     console.note(
         f"cluster {done.cluster.name} shuts down at {clock(done.deadline)};"
-        f" cost until then: ${done.dollars:.2f}"
+        f" cost until then: {'' if done.exact else 'at least '}${done.dollars:.2f}"
     )
     console.document(
         {"cluster": done.cluster.name, "deadline": done.deadline, "dollars": done.dollars}
@@ -46,9 +46,10 @@ def stop(given: Stop, console: Console) -> None:
     if done is None:
         console.note("aborted; nothing was stopped")
         raise typer.Exit(2)
+    rate = f"{'' if done.exact else 'at least '}${done.hourly:.4f}/h"
     end = f" until {clock(done.cluster.deadline)}" if done.cluster.deadline else ""
     console.note(
-        f"cluster {chosen.name} is stopped; its disks cost ${done.hourly:.4f}/h{end}. Next:\n"
+        f"cluster {chosen.name} is stopped; its disks cost {rate}{end}. Next:\n"
         f"  clusterctl start {chosen.name}\n  clusterctl down {chosen.name}"
     )
     console.document(

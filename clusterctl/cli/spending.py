@@ -31,6 +31,8 @@ def show(given: Cost, console: Console) -> None:
         head = [name for name in chosen[0] if name not in ("exact", "dollars")]
         cells = ([*(row[name] for name in head), _money(row)] for row in chosen)
         console.result(table([[*head, "$"], *cells]))
+    for line in found.warnings:
+        console.note(f"warning: {line}")
     least = "" if found.exact else "at least "
     console.note(
         f"{least}${found.dollars:.2f} since {clock(found.since)}, without traffic to the internet;"

@@ -38,6 +38,11 @@ def is_exact(charges: Iterable[Charge]) -> bool:
     return all(item.hourly is not None for item in charges)
 
 
+def render(dollars: float, exact: bool, digits: int = 2) -> str:
+    """`$1.10`, or `at least $1.10` without what has no known price."""
+    return f"{'' if exact else 'at least '}${dollars:.{digits}f}"
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
     """One row of a receipt: equal items folded. `hours` is their sum; `dollars` None: unknown."""

@@ -25,6 +25,7 @@ from clusterctl.jobs import control, systems
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.start import list_nodes
 from clusterctl.model import Cluster, NodeResult
+from clusterctl.options import MIN_IDLE
 from clusterctl.schedulers import verdict
 from clusterctl.state.home import writing
 from clusterctl.transport import Channel
@@ -270,12 +271,14 @@ class Follower:
     def _open_channels(self) -> None:
         answer = min(ANSWER, ANSWERS // len(self._watches))
         channels: dict[str, Channel] = {}
+        saved = find_saved(self.job, self._cluster, self._pool)
 
         def connect(name: str) -> NodeResult:
-            folder = f"{self._cluster.node(name).root}/jobs/{self.job.id}"
+            where = self._cluster.launcher if name in saved else self._cluster.node(name)
+            folder = f"{where.root}/jobs/{self.job.id}" + f"/saved/{name}" * (name in saved)
             script = assets.render("job/follow.sh.j2", folder=folder, answer=answer)
             command = f"exec /bin/sh -c {shlex.quote(script)}"
-            transport = self._pool.transport(name)
+            transport = self._pool.transport(where.name)
             channels[name] = transport.open(command, timeout=self._patience())
             return NodeResult(node=name, exit_code=0)
 
@@ -468,6 +471,17 @@ class Follower:
         if launcher:
             missing = f"the state of job {self.job.id} is as last seen ({self.job.state.value})"
         self._tell(f"{watch.node} does not answer, {missing}: {why}")
+
+
+def find_saved(job: Job, cluster: Cluster, pool: Pool) -> frozenset[str]:
+    """The nodes whose output the launcher has, for they were about to end unused (see
+    templates/job/save.sh.j2)."""
+    if cluster.spec.cloud.idle is None or time.time() - job.created < MIN_IDLE:
+        return frozenset()
+    launcher = cluster.launcher
+    command = f"cd {shlex.quote(launcher.root)}/jobs/{job.id}/saved && ls -d */.done"
+    result = pool.transport(launcher.name).run(command, timeout=ANSWER_TIMEOUT)
+    return frozenset(line.partition("/")[0] for line in result.text.splitlines())
 
 
 def read_stored(folder: Path) -> Iterator[list[Piece]]:

@@ -75,11 +75,16 @@ class Direct:
                 for node in involved
             ],
         }
+        mirror: dict[str, Any] = {
+            "rank_nodes": [node for node in shared["nodes"] if node["name"] in placed],
+            "interval": MIRROR_INTERVAL,
+            "reserve": MIRROR_RESERVE,
+        }
         alloc = "".join(
             f"{place.node} {place.count} {cluster.node(place.node).slots}\n"
             for place in job.placement
         )
-        return {
+        found = {
             "alloc": alloc,
             "launch.sh": assets.render(
                 "job/launch.sh.j2",
@@ -100,14 +105,15 @@ class Direct:
                 ranks=job.ranks,
                 first=cluster.node(job.placement[0].node),
                 mirrored=not cluster.one_host,  # whose nodes can only be lost together
-                rank_nodes=[node for node in shared["nodes"] if node["name"] in placed],
                 predicates=shlex.join(_predicates(job)),
-                interval=MIRROR_INTERVAL,
-                reserve=MIRROR_RESERVE,
+                **mirror,
                 **shared,
             ),
             "clean.sh": assets.render("job/clean.sh.j2", **shared),
         }
+        if cluster.spec.cloud.idle is not None:
+            found["save.sh"] = assets.render("job/save.sh.j2", predicates="", **mirror, **shared)
+        return found
 
     def submit_argv(self, job: Job) -> tuple[str, ...]:
         script = (

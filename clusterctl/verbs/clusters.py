@@ -20,6 +20,7 @@ from clusterctl.options import (
     duration,
     file,
     flag,
+    idle_time,
     indices,
     life_time,
     maybe,
@@ -106,6 +107,14 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
     ssh_cidr = text("--ssh-cidr", EC2, "Networks that may connect (default: your address)", "A,B")
     max_hourly = amount("--max-hourly", EC2, "Refuse what costs more per hour", "USD", budget)
     budget = amount("--budget", EC2, "Shut down before it costs more than this", "USD", budget)
+    idle = Option[float | None](
+        "--idle",
+        EC2,
+        "End workers that are unused for this long (default: 1h)",
+        "TIME|off",
+        empty=None,
+        check=idle_time,
+    )
     boot_timeout = amount(
         "--boot-timeout", EC2, "Time for machines to boot (default: 10m)", "TIME", duration
     )

@@ -61,9 +61,37 @@ def test_eight_workers_three_five(world: World) -> None:
     world.ok("down", "--yes", "--force")
 
 
+def end_unused(world: World) -> None:
+    """A short job, whose supervisor copies nothing; then nobody does anything for a minute."""
+    program = world.home.parent / "project" / "program.sh"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\necho seen; hostname >made.txt\n")
+    program.chmod(0o755)
+    job = str(world.ok("run", "--detach", "--json", str(program)).document()["id"])
+    bill = world.ec2.bill()
+    world.wait(lambda: len(world.ec2.machines) == 1, 150, "workers that end unused")
+    assert sum(world.ec2.bill().values()) > sum(bill.values())
+
+    def told() -> list[str]:
+        return list(world.ok("status", "--json").document()["warnings"])
+
+    world.wait(lambda: any("after 1 min idle" in line for line in told()), 90, "the reason")
+    refused = world.run("run", str(program))
+    assert (refused.code, "clusterctl up default" in refused.err) == (4, True), refused.err
+    names = {node["name"] for node in world.record()["nodes"] if node["role"] == "worker"}
+    assert world.ok("logs", job).out.count("seen") == len(names)
+    world.ok("fetch", job, "--to", str(program.parent / "got"))
+    made = sorted(str(path.parent.name) for path in program.parent.glob("got/*/made.txt"))
+    assert made == sorted(names)
+
+
+@pytest.mark.timeout(700)
 def test_spot_workers_save_on_notice_and_all_end_at_the_deadline(world: World) -> None:
-    """The client is long gone when the deadline comes, and the agent of a worker, too."""
-    world.ok("up", "--cpu", "t3.xlarge", "--spot", "--ttl", "1h", *HOST)
+    """The client is long gone when the deadline comes, and the agent of a worker, too. Before that,
+    workers that nobody uses end with all their files saved, and come again."""
+    world.ok("up", "--cpu", "t3.xlarge", "--spot", "--ttl", "1h", "--idle", "1m", *HOST)
+    end_unused(world)
+    world.ok("up", "--idle", "off", *HOST)
     api = world.ec2.client("ec2")
     answer = api.describe_instances()
     kinds = {

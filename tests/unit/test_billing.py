@@ -345,3 +345,19 @@ def test_a_removal_that_breaks_off_says_what_it_goes_on_costing(
     assert "up to 3 machines may keep running at $3.00/h" in line
     assert line.endswith("`clusterctl down lab` continues")
     assert len(open_store().cluster("lab").charges) == 3, "the receipt is written before"
+
+
+def test_an_unknown_price_makes_every_figure_a_lower_bound(
+    monkeypatch: pytest.MonkeyPatch, call: Call
+) -> None:
+    """In what `status` and `list` show, and in the last line of `down`."""
+    dark = tuple(charge(name, hourly=None) for name in ("launcher", "worker-1"))
+    cloud = Ends("launcher", "worker-1")
+    provide(monkeypatch, "ec2", cloud)
+    open_store().save(forgotten(charges=(*dark, charge("worker-2")), deadline=None))
+    status = call("status")
+    assert re.search(r"at least \$\d+\.\d\d so far \(at least \$1\.00/h\)", status.out), status.out
+    assert call("status", "--json").document["unknown_prices"] == ["x"]
+    assert ">= 1.00" in call("list").out
+    cloud.living = ()
+    assert re.search(r"was removed: .*, at least \$\d", call("down", "--yes", "--force").err)

@@ -178,6 +178,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "--gres": ("gpu:2",),
     "--hosts": ("train.py",),
     "--identity": ("key",),
+    "--idle": ("2h",),
     "--image": ("mine:7",),
     "--instance-type": ("c6i.large",),
     "--job-name": ("mine",),

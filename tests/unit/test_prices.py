@@ -65,21 +65,35 @@ def test_a_live_price_wins_over_the_table() -> None:
 
 def test_a_spot_price_is_that_of_its_zone() -> None:
     aws = Aws({KNOWN: 9.0}, {(KNOWN, ZONE): 0.2, (KNOWN, "us-east-1a"): 0.1})
-    found, _ = quotes(aws, KNOWN, spot=(KNOWN,))
-    assert found[KNOWN].dollars == 0.2
-    assert found[KNOWN].source.startswith("AWS spot price, ")
+    worker = prices.for_worker(KNOWN)
+    found, _ = quotes(aws, spot=(KNOWN,))
+    assert found[worker].dollars == 0.2
+    assert found[worker].source.startswith("AWS spot price, ")
     # Where it may move to another zone, it may cost what it does there.
-    found, _ = quotes(aws, KNOWN, spot=(KNOWN,), zones=("us-east-1a", ZONE))
-    assert found[KNOWN].dollars == 0.2
+    found, _ = quotes(aws, spot=(KNOWN,), zones=("us-east-1a", ZONE))
+    assert found[worker].dollars == 0.2
+
+
+def test_a_launcher_of_the_type_of_spot_workers_costs_the_whole_price() -> None:
+    machines = [
+        Machine(name=n, instance_type=KNOWN, image="cpu", disk=30) for n in ("launcher", "worker-1")
+    ]
+    aws = Aws({KNOWN: 9.0}, {(KNOWN, ZONE): 0.2, (KNOWN, "us-east-1a"): 0.1})
+    found, _ = quotes(aws, KNOWN, spot=(KNOWN,))
+    made = prices.charges(machines, found, 10.0)
+    assert [item.hourly for item in made if item.part == "instance"] == [9.0, 0.2]
+    found, _ = quotes(aws, KNOWN, spot=(KNOWN,), zones=("us-east-1a",))
+    moved = prices.requote(made, found)
+    assert [item.hourly for item in moved if item.part == "instance"] == [9.0, 0.1]
 
 
 def test_aws_that_does_not_answer_costs_one_line() -> None:
     """The table stands in for on-demand prices of its region; no table has spot prices."""
-    found, told = quotes(Aws(silent=True), "t3.small", KNOWN, "t3.micro", spot=(KNOWN,))
+    found, told = quotes(Aws(silent=True), "t3.small", "t3.micro", spot=(KNOWN,))
     assert told == ["prices from the package's table: AWS did not answer"]
     assert found["t3.small"] == prices.fallback("t3.small", "us-east-1")
     assert found["t3.small"].dollars == catalog.PRICES["t3.small"].dollars
-    assert found[KNOWN] == Quote(None, "unknown")
+    assert found[prices.for_worker(KNOWN)] == Quote(None, "unknown")
 
 
 def test_the_table_says_where_its_prices_are_from() -> None:

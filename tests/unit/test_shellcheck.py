@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl import assets, bootstrap, catalog, keys, recipes, schedulers
-from clusterctl.bootstrap import steps
+from clusterctl.bootstrap import idle, steps
 from clusterctl.model import Accelerator, Role, Runtime
 from clusterctl.providers.shared import deadlines
 from clusterctl.registry import Login
@@ -46,8 +46,15 @@ def node_script(accelerator: Accelerator, runtime: Runtime, recipe: str = "") ->
         mesh_key=key.public,
         container=container,
         deadline_unit="clusterctl-deadline.service",
+        idle=3600.0,
     )
     return bootstrap.script(worker, mesh, pythons=["/opt/python"], steps=todo).decode()
+
+
+LAUNCHER_AND_WORKERS = (
+    node("launcher", role=Role.LAUNCHER, root="/tmp/it's a root"),
+    (node("worker-1", root="/tmp/it's a root"), node("worker-2")),
+)
 
 
 def mesh_script() -> str:
@@ -76,6 +83,8 @@ RENDERED: dict[str, Callable[[], str]] = {
     "put a file": lambda: copy_script("put_file", size=7, mode="644", parent="'/a b'"),
     "put a folder": lambda: copy_script("put_folder", mode="755"),
     "get": lambda: copy_script("get"),
+    "idle, launcher": lambda: idle.render_agent(*LAUNCHER_AND_WORKERS, 3600.0, 1),
+    "idle, worker": lambda: idle.render_agent(node(), (), 3600.0, 1),
     "deadline": lambda: deadlines.render_agent(root="/tmp/it's a root", end="poweroff", spot=True),
 }
 

@@ -5,16 +5,21 @@ from __future__ import annotations
 import csv
 import io
 import time
+from dataclasses import replace
 from datetime import date
+from pathlib import Path
 
 import pytest
 
 from clusterctl.actions import cost, open_store
+from clusterctl.errors import ProviderError
 from clusterctl.job_model import JobState
 from clusterctl.model import Charge, Cluster
+from clusterctl.providers.protocol import Ended
 from clusterctl.state import Store
 from tests.unit.calling import Call
 from tests.unit.making import cluster, job, spec
+from tests.unit.provided import provide
 
 HOUR, DAY = 3600.0, 86400.0
 NOON = time.mktime((2023, 11, 20, 12, 0, 0, 0, 0, -1))
@@ -100,6 +105,42 @@ def test_a_job_costs_what_its_cluster_did_meanwhile(store: Store, call: Call) ->
     assert "2.0000" in call("jobs").out
     spent = cost.spending(store, 30 * DAY, None, lambda: NOON)
     assert [(item.job, item.dollars) for item in spent.jobs] == [(1, 1.0), (2, 2.0)]
+
+
+class Gone:
+    """A cloud in which nothing of a cluster runs any more."""
+
+    away = False
+
+    def list_billed(self, cluster: Cluster, folder: Path) -> dict[str, str]:
+        if self.away:
+            raise ProviderError("AWS did not answer")
+        return {}
+
+    def list_ended(self, cluster: Cluster, folder: Path) -> dict[str, Ended]:
+        return {}
+
+    def list_made(self, folder: Path) -> frozenset[str]:
+        return frozenset()
+
+
+def test_a_cluster_that_has_ended_itself_costs_no_more(
+    store: Store, monkeypatch: pytest.MonkeyPatch, call: Call
+) -> None:
+    """Its deadline was an hour after its start, and nobody has called `down` since."""
+    cloud = Gone()
+    provide(monkeypatch, "ec2", cloud)
+    late = made("late", machine(NOON - 5 * HOUR))
+    store.save(replace(late, deadline=NOON - 4 * HOUR))
+    running = job(cluster(), spec(), id=1, started=NOON - 4.5 * HOUR, state=JobState.RUNNING)
+    store.save_job(replace(running, cluster_id=late.id))
+    spent = cost.spending(store, DAY, "late", lambda: NOON)
+    assert (spent.dollars, spent.clusters[0].running, spent.warnings) == (2.0, False, ())
+    assert cost.of_jobs(store, store.jobs(), lambda: NOON) == {1: 1.0}
+    cloud.away = True
+    [line] = cost.spending(store, DAY, "late", lambda: NOON).warnings
+    assert "it is unknown whether its machines are still running (AWS did not answer)" in line
+    assert line in call("cost", "--since", "9999d").err
 
 
 def test_programs_read_it_as_json_and_csv(store: Store, call: Call) -> None:

@@ -43,6 +43,7 @@ def chosen(of: Node, runtime: Runtime, box: Container | None = None) -> tuple[bo
         mesh_key="ssh-ed25519 MESH",
         container=(box or container()) if runtime is Runtime.DOCKER else None,
         deadline_unit="clusterctl-deadline.service",
+        idle=3600.0,
     )
 
 
@@ -82,7 +83,7 @@ def test_steps_of_a_node(
     of = machine(accelerator)
     box = built(recipe) if recipe else container()
     found = chosen(of, runtime, box)
-    names = f"boot upgrades deadline hosts secrets {names}"
+    names = f"boot upgrades deadline idle hosts secrets {names}"
     assert [step.name for step in found] == names.split()
     assert all(step.describe() for step in found)
     text = bootstrap.script(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from clusterctl import assets, launch
 from clusterctl.jobs.start import node_files
+from clusterctl.model import CloudSpec
 from tests.unit.making import cluster, job, node, program, request, spec
 from tests.unit.scripts import WEIRD
 
@@ -59,6 +61,7 @@ def files(root: str, **changes: Any) -> dict[str, str]:
         for n, name in enumerate(["launcher", "worker-1", "worker-2"])
     ]
     where = cluster(*nodes)
+    where = replace(where, spec=replace(where.spec, cloud=CloudSpec(idle=3600.0)))
     what = spec(program=program(*WEIRD), **changes)
     plan = launch.load(what.launcher).plan(request(where, what))
     made = node_files(job(where, what), where, plan, {"TOKEN": "it's\n$secret"})
@@ -80,6 +83,7 @@ def test_scripts_are_sound(root: str, changes: dict[str, Any]) -> None:
     scripts = files(f"/tmp/{root}", **changes)
     assert {name.partition("/")[2] for name in scripts} == {
         *("env", "rank.sh", "sweep.sh", "outputs.sh", "launch.sh", "supervise.sh", "clean.sh"),
+        "save.sh",
     }
     for name, text in scripts.items():
         done = subprocess.run(["/bin/sh", "-n"], input=text, capture_output=True, text=True)

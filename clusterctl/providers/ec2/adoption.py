@@ -23,14 +23,16 @@ from clusterctl.providers.shared.nodes import LAUNCHER
 def adopt(api: Api, cluster_id: str, name: str) -> Cluster:
     """A record of the machines, with what they cost as far as their tags and types tell."""
     found = [item for item in api.instances(cleanup.tagged(cluster_id)) if item.node]
-    kinds = api.instance_types({item.type for item in found}) if found else {}
     machines = [
         Machine(name=item.node, instance_type=item.type, image="cpu", disk=CPU_DISK)
         for item in found
     ]
-    spots = {item.type for item in found if item.spot}
     quotes = prices.quotes(
-        api, kinds, spot=spots, zones=[item.zone for item in found], tell=lambda line: None
+        api,
+        {item.type for item in found if not item.spot},
+        spot={item.type for item in found if item.spot},
+        zones=[item.zone for item in found],
+        tell=lambda line: None,
     )
     since = min((item.launched for item in found), default=0.0)
     nodes = tuple(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from clusterctl import catalog
 from clusterctl.errors import ProviderError
-from clusterctl.model import Charge, CloudSpec, clock, count
+from clusterctl.model import Charge, CloudSpec, clock, count, span
 from clusterctl.providers.ec2 import guard, prices
 from clusterctl.providers.ec2.api import Api, Instance
 from clusterctl.providers.ec2.preflight import Survey
@@ -32,13 +32,14 @@ def quote_machines(
     workers = {m.instance_type for m in machines if m.name != LAUNCHER}
     quoted = prices.quotes(
         api,
-        [machine.instance_type for machine in machines],
+        [m.instance_type for m in machines if m.name == LAUNCHER or not spot],
         spot=workers if spot else (),
         zones=spot,
         tell=tell,
     )
     if found.reservation and found.reservation.block:
-        quoted |= dict.fromkeys(workers, prices.Quote(0.0, "paid with the Capacity Block"))
+        paid = prices.Quote(0.0, "paid with the Capacity Block")
+        quoted |= dict.fromkeys(map(prices.for_worker, workers), paid)
     return quoted
 
 
@@ -87,12 +88,17 @@ def place(api: Api, found: Survey, binary: str) -> Iterator[str]:
 
 
 def ends(
-    api: Api, machines: Sequence[Machine], deadline: float, stopped: Collection[str]
+    api: Api,
+    machines: Sequence[Machine],
+    deadline: float,
+    stopped: Collection[str],
+    idle: float | None,
 ) -> Iterator[str]:
     """What is special about the machines, when they end, and which were `stopped`."""
     yield from _burstable(machines)
     yield f"every node shuts down at {clock(deadline)}, even if this machine is off"
     yield _guard(api)
+    yield _idle(idle)
     for name in sorted(stopped):
         yield f"{name} was stopped and is started again"
 
@@ -116,6 +122,15 @@ def _burstable(machines: Sequence[Machine]) -> Iterator[str]:
                 f"{kind} is burstable: it starts with few CPU credits or none, and without them it"
                 f" runs at {baseline} % of its speed; {usual} always runs at full speed"
             )
+
+
+def _idle(seconds: float | None) -> str:
+    if not seconds:
+        return "unused workers keep running until then (--idle off)"
+    return (
+        f"unused workers end after {span(seconds)} without a job or a login, and the launcher"
+        " keeps what their jobs have written (--idle off: never)"
+    )
 
 
 def _guard(api: Api) -> str:

@@ -44,16 +44,15 @@ def quotes(
     zones: Sequence[str],
     tell: Callable[[str], None],
 ) -> dict[str, Quote]:
-    """A quote per instance type, for a spot instance in the dearest of the zones, and per row of
-    the table that is none. An API that does not answer costs one line, not the plan."""
-    spots = set(spot)
+    """A quote per instance type, per `for_worker` of those in `spot` (in the dearest of the zones),
+    and per row of the table that is none. An API that does not answer costs one line, not the plan.
+    """
+    spots = {for_worker(kind): kind for kind in spot}
     found: dict[str, Quote] = {}
     told = False
-    asked = {
-        kind: background(
-            partial(api.spot_price, kind, *zones) if kind in spots else partial(api.price, kind)
-        )
-        for kind in dict.fromkeys(types)
+    asked = {kind: background(partial(api.price, kind)) for kind in dict.fromkeys(types)}
+    asked |= {
+        name: background(partial(api.spot_price, kind, *zones)) for name, kind in spots.items()
     }
     asked |= {
         DISK: background(api.disk_price),
@@ -76,6 +75,17 @@ def quotes(
     return found
 
 
+def for_worker(kind: str) -> str:
+    """The row of a type whose workers have another price than the launcher: only they are spot
+    instances, or reserved."""
+    return f"worker {kind}"
+
+
+def _quote(quotes: Mapping[str, Quote], node: str, kind: str) -> Quote | None:
+    own = None if node == LAUNCHER else quotes.get(for_worker(kind))
+    return own or quotes.get(kind)
+
+
 def rates(api: Api, types: Collection[str]) -> cleanup.Rates:
     """What instances of these types, disks and addresses cost per hour in a region."""
     found = quotes(api, types, spot=(), zones=(), tell=lambda line: None)
@@ -94,7 +104,7 @@ def charges(
     gib, address = quotes[DISK], quotes[ADDRESS]
     found = []
     for machine in machines:
-        quote = quotes[machine.instance_type]
+        quote = _quote(quotes, machine.name, machine.instance_type) or Quote(None, "unknown")
         disk = None if gib.dollars is None else gib.dollars * machine.disk / catalog.HOURS_PER_MONTH
         for part, item, dollars, source in (
             ("instance", machine.instance_type, quote.dollars, quote.source),
@@ -128,8 +138,10 @@ def merge(old: Sequence[Charge], new: Sequence[Charge], now: float) -> tuple[Cha
 def requote(charges: Sequence[Charge], quotes: Mapping[str, Quote]) -> tuple[Charge, ...]:
     """The instances that run at other prices, from their beginning."""
     return tuple(
-        replace(charge, hourly=quotes[charge.item].dollars, source=quotes[charge.item].source)
-        if charge.part == "instance" and charge.until is None and charge.item in quotes
+        replace(charge, hourly=quote.dollars, source=quote.source)
+        if charge.part == "instance"
+        and charge.until is None
+        and (quote := _quote(quotes, charge.node, charge.item))
         else charge
         for charge in charges
     )

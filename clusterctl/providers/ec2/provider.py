@@ -144,7 +144,7 @@ class Ec2Provider:
                 *prices.table(
                     found.machines, cost.charges, found.zones[0], deadline - now, cost.traffic
                 ),
-                *plan.ends(api, found.machines, deadline, stopped),
+                *plan.ends(api, found.machines, deadline, stopped, options.cloud.idle),
             ),
             spec=options,
             kinds=tuple(dict.fromkeys(machine.image for machine in found.machines))
@@ -294,6 +294,10 @@ class Ec2Provider:
         host_keys = hostkeys.HostKeys(folder)
         with host_keys.pool(cluster.nodes) as pool:
             failed = [r for r in pool.run(command, timeout=EXTEND_TIMEOUT) if not r.ok]
+        if failed:
+            with suppress(ProviderError):  # nodes have been told by now: it is for the next look
+                running = self.list_billed(cluster, folder)  # unused workers may have ended
+                failed = [result for result in failed if result.node in running]
         if failed:
             raise NodeUnreachable(
                 f"the old deadline still applies on {'; '.join(fold(failed))}",

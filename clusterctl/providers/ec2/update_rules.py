@@ -61,7 +61,8 @@ def resolve(spec: ClusterSpec, current: Cluster | None) -> ClusterSpec:
         )
     if spec.cloud.ssh_cidr:
         ssh_cidr.networks("--ssh-cidr", spec.cloud.ssh_cidr)
-    return replace(spec, cloud=replace(spec.cloud, region=region))
+    idle = catalog.DEFAULT_IDLE if spec.cloud.idle is None else spec.cloud.idle
+    return replace(spec, cloud=replace(spec.cloud, region=region, idle=idle))
 
 
 def check_account(cluster: Cluster, number: str) -> None:

@@ -1,0 +1,512 @@
+"""Workers that nobody uses: when they may end, what is saved before, and what a person is told."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.actions.jobs import Fetched, fetch_from
+from clusterctl.actions.salvage import save_logs
+from clusterctl.bootstrap import idle
+from clusterctl.errors import ProviderError
+from clusterctl.jobs.follow import is_complete, read_stored
+from clusterctl.model import Charge, CloudSpec, Cluster, Node, Phase, Role, clock
+from clusterctl.providers.local.provider import LocalProvider
+from clusterctl.providers.protocol import Ended, Life, OnEvent
+from clusterctl.schedulers import direct
+from tests.unit.calling import Call
+from tests.unit.making import node
+from tests.unit.provided import provide
+from tests.unit.staged import Staged, lab
+
+LIMIT = 3600
+
+
+class Machine:
+    """A node with a process table of its own, whose sessions to workers are answered by a script
+    (`answers`), and whose shutdown leaves a mark."""
+
+    def __init__(self, folder: Path, name: str = "worker-1") -> None:
+        self.folder, self.root, self.proc = folder, folder / "root", folder / "proc"
+        role = Role.LAUNCHER if name == "launcher" else Role.WORKER
+        self.node = node(name, role=role, root=str(self.root))
+        (self.root / "jobs").mkdir(parents=True)
+        (self.root / "idle").mkdir()
+        (self.root / "bin").mkdir()
+        self.proc.mkdir()
+        (folder / "sudo").write_text(f"#!/bin/sh\ntouch {folder}/ended\n")
+        (folder / "sudo").chmod(0o755)
+        self.says("exit 255")
+
+    def says(self, script: str) -> None:
+        """What an SSH session to a worker does: $1 is its name, $2 the command line."""
+        path = self.root / "bin" / "clusterctl-ssh"
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+
+    def process(
+        self,
+        pid: int,
+        name: str,
+        uid: int = 1000,
+        session: int = 0,
+        state: str = "S",
+        cmd: str = "",
+    ) -> None:
+        place = self.proc / str(pid)
+        place.mkdir()
+        (place / "status").write_text(f"Name:\t{name}\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n")
+        (place / "stat").write_text(f"{pid} ({name}) {state} 1 {pid} {session or pid} 0 -1\n")
+        (place / "cmdline").write_bytes((cmd or name).encode() + b"\0")
+
+    def end(self, pid: int) -> None:
+        for path in (self.proc / str(pid)).iterdir():
+            path.unlink()
+        (self.proc / str(pid)).rmdir()
+
+    def turn(self, up: float, workers: tuple[Node, ...] = (), containers: int = 0) -> int:
+        """Looks once, so many seconds after boot; returns for how long nobody has used it."""
+        (self.proc / "uptime").write_text(f"{up} 1.0\n")
+        agent = idle.render_agent(self.node, workers, LIMIT, containers, str(self.proc))
+        done = subprocess.run(
+            ["/bin/sh", "-s", "turn"],
+            input=agent,
+            env={"PATH": f"{self.folder}:/usr/bin:/bin"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        now, last = (self.root / "idle" / "seen").read_text().split()
+        return int(now) - int(last)
+
+    @property
+    def report(self) -> idle.Report:
+        path = self.root / "idle" / "report"
+        return idle.parse(path.read_text() if path.exists() else "")
+
+    @property
+    def told(self) -> list[str]:
+        path = self.folder / "told"
+        return path.read_text().split() if path.exists() else []
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Machine:
+    """`worker-1` and `worker-2` have been idle for as long as the files of that name say."""
+    made = Machine(tmp_path, "launcher")
+    made.says(
+        f"""[ -s {tmp_path}/$1 ] || exit 255
+case $2 in
+*uptime*) echo "10000 $((10000 - $(cat {tmp_path}/$1)))"; echo "10003.5 1.0" ;;
+*/idle/end*) echo $1 >>{tmp_path}/told ;;
+esac"""
+    )
+    return made
+
+
+WORKERS = (node("worker-1"), node("worker-2"))
+
+
+@pytest.mark.parametrize(
+    ("process", "used"),
+    [
+        ({"name": "python3"}, True),
+        ({"name": "bash"}, True),
+        ({"name": "tmux: server"}, True),
+        ({"name": "a) S 1 (b"}, True),
+        ({"name": "sh", "uid": 1001}, True),
+        ({"name": "python3", "state": "Z"}, False),
+        ({"name": "cron", "uid": 0}, False),
+        ({"name": "systemd-resolve", "uid": 101}, False),
+        ({"name": "nobody's", "uid": 65534}, False),
+        ({"name": "sshd"}, False),
+        ({"name": "sshd-session"}, False),
+        ({"name": "systemd"}, False),
+        ({"name": "(sd-pam)"}, False),
+        ({"name": "sh", "cmd": "sh -c : clusterctl-idle; cat seen; exit"}, False),
+        ({"name": "containerd-shim", "uid": 0}, True),
+    ],
+)
+def test_what_uses_a_node(machine: Machine, process: dict[str, str], used: bool) -> None:
+    """Any program of a person: of a job, in a session, or left running. A connection alone, which
+    clusterctl keeps open, is none, and neither is what the system runs."""
+    assert machine.turn(100) == 0
+    machine.process(77, **process)  # type: ignore[arg-type]
+    assert machine.turn(400) == (0 if used else 300)
+
+
+def test_programs_of_our_own_questions_are_no_use(machine: Machine) -> None:
+    machine.turn(100)
+    machine.process(70, "sh", cmd="bash -c : clusterctl-idle; sh outputs.sh mirror; exit")
+    machine.process(71, "tar", session=70)
+    assert machine.turn(400) == 300
+    machine.process(72, "grep", session=60, cmd="grep clusterctl-idle notes")
+    assert machine.turn(500) == 0
+
+
+def test_our_own_container_is_no_use(machine: Machine) -> None:
+    machine.process(70, "containerd-shim", uid=0)
+    machine.turn(100, containers=1)
+    assert machine.turn(400, containers=1) == 300
+    machine.process(71, "containerd-shim", uid=0)
+    assert machine.turn(500, containers=1) == 0
+
+
+def test_a_job_that_came_and_went_between_two_looks_is_a_use(machine: Machine) -> None:
+    machine.turn(100)
+    (machine.root / "jobs" / "7").mkdir()
+    assert machine.turn(400) == 0
+    assert machine.turn(500) == 100
+
+
+def test_a_worker_ends_when_it_is_asked_to_and_unused_by_its_own_measure(machine: Machine) -> None:
+    ended, asked = machine.folder / "ended", machine.root / "idle" / "end"
+    machine.turn(100)
+    machine.turn(100 + LIMIT)
+    assert not ended.exists(), "nobody has asked"
+    machine.process(77, "bash")
+    machine.turn(101 + LIMIT)
+    machine.end(77)
+    asked.touch()
+    machine.turn(100 + 2 * LIMIT)
+    assert not ended.exists()
+    assert not asked.exists(), "an old question must not end it later"
+    asked.touch()
+    machine.turn(101 + 2 * LIMIT)
+    assert ended.exists()
+
+
+@pytest.mark.parametrize(
+    ("idle_for", "told"),
+    [
+        (("3600", "9000"), ["worker-1", "worker-2"]),
+        (("3590", "9000"), []),  # three seconds have passed since its own look
+        (("0", "9000"), []),
+        (("", "9000"), ["worker-2"]),  # does not answer
+        (("", ""), []),
+    ],
+)
+def test_the_launcher_ends_workers_when_nothing_is_used(
+    launcher: Machine, idle_for: tuple[str, str], told: list[str]
+) -> None:
+    for name, seconds in zip(("worker-1", "worker-2"), idle_for, strict=True):
+        (launcher.folder / name).write_text(seconds)
+    launcher.turn(100, WORKERS)
+    launcher.turn(99 + LIMIT, WORKERS)
+    assert launcher.told == []
+    launcher.turn(100 + LIMIT, WORKERS)
+    assert launcher.told == told
+    launcher.process(77, "sh")
+    (launcher.folder / "told").unlink(missing_ok=True)
+    launcher.turn(200 + LIMIT, WORKERS)
+    assert launcher.told == [], "somebody uses the launcher"
+
+
+def test_a_worker_without_its_agent_keeps_all_running(launcher: Machine) -> None:
+    """Nobody has measured whether it is used."""
+    launcher.says(
+        "case $2 in *uptime*) echo 5000 100; echo 10003.5 1.0 ;; *) touch $0.told ;; esac"
+    )
+    launcher.turn(100, WORKERS)
+    launcher.turn(100 + LIMIT, WORKERS)
+    assert not Path(f"{launcher.root}/bin/clusterctl-ssh.told").exists()
+
+
+def test_only_a_worker_that_has_gone_silent_has_ended(launcher: Machine) -> None:
+    for name in ("worker-1", "worker-2"):
+        (launcher.folder / name).write_text("9000")
+    launcher.turn(100, WORKERS)
+    launcher.turn(100 + LIMIT, WORKERS)
+    assert launcher.report.ended == {}
+    (launcher.folder / "worker-1").write_text("")
+    (launcher.folder / "worker-2").write_text("5")  # somebody came at the last moment
+    launcher.turn(200 + LIMIT, WORKERS)
+    assert list(launcher.report.ended) == ["worker-1"]
+    launcher.turn(300 + LIMIT, WORKERS)
+    assert list(launcher.report.ended) == ["worker-1"]
+    (launcher.folder / "worker-1").write_text("7")  # it was away for a moment
+    launcher.turn(400 + LIMIT, WORKERS)
+    assert launcher.report.ended == {}
+
+
+def test_a_worker_is_kept_whose_files_cannot_be_copied(launcher: Machine) -> None:
+    """A job of before there was a save.sh keeps all of them; else those that it names."""
+    for name in ("worker-1", "worker-2"):
+        (launcher.folder / name).write_text("9000")
+    job = launcher.root / "jobs" / "7"
+    job.mkdir()
+    launcher.turn(100, WORKERS)
+    (job / "supervise.sh").touch()
+    launcher.turn(100 + LIMIT, WORKERS)
+    assert (launcher.told, sorted(launcher.report.kept)) == ([], ["worker-1", "worker-2"])
+    (job / "save.sh").write_text("echo worker-2\n")
+    launcher.turn(800 + LIMIT, WORKERS)
+    assert (launcher.told, list(launcher.report.kept)) == (["worker-1"], ["worker-2"])
+
+
+def test_a_job_that_comes_while_files_are_copied_keeps_them(launcher: Machine) -> None:
+    (launcher.folder / "worker-1").write_text("9000")
+    job = launcher.root / "jobs" / "7"
+    job.mkdir()
+    (job / "supervise.sh").touch()
+    (job / "save.sh").write_text(f"mkdir {launcher.root}/jobs/8\n")
+    launcher.turn(100, WORKERS)
+    launcher.turn(100 + LIMIT, WORKERS)
+    assert launcher.told == []
+
+
+# --------------------------------------------------------------------------- what is saved before
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Staged:
+    """Nodes that are folders of this machine; a session to a worker is a shell of it."""
+    made = lab(tmp_path / "nodes")
+    cloud = CloudSpec(idle=float(LIMIT))
+    made = replace(made, where=replace(made.where, spec=replace(made.where.spec, cloud=cloud)))
+    made.store.save(made.where)
+    agent = Path(made.where.launcher.root) / "bin" / "clusterctl-ssh"
+    agent.write_text('#!/bin/sh\nshift\nexec /bin/sh -c "$*"\n')
+    agent.chmod(0o755)
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "train.py").write_text("staged\n")
+    made.job(tree)
+    (made.work("worker-1") / "small.txt").write_text("a line\n")
+    (made.work("worker-2") / "deep").mkdir()
+    with (made.work("worker-2") / "deep" / "large 1.bin").open("wb") as large:
+        large.truncate(direct.SMALL + 5)  # its supervisor would not have copied it
+    for number in (1, 2):
+        out = made.work(f"worker-{number}").parent / "out"
+        (out / f"rank-{number - 1}.out").write_text(f"from worker-{number}\n")
+    return made
+
+
+def save(site: Staged, *names: str) -> list[str]:
+    script = site.work("launcher").parent / "save.sh"
+    done = subprocess.run(["/bin/sh", script, *names], capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+def fetch(site: Staged, target: Path) -> Fetched:
+    """As `fetch` does where both workers are gone."""
+    gone = dict.fromkeys(("worker-1", "worker-2"), "no route to host")
+    with site.pool() as pool:
+        job = site.store.job(7)
+        return fetch_from(site.store, job, site.where, pool, gone, target, tell=lambda line: None)
+
+
+def test_all_outputs_and_logs_are_on_the_launcher(site: Staged, tmp_path: Path) -> None:
+    assert save(site, "worker-1", "worker-2") == []
+    assert save(site, "worker-1", "worker-2") == [], "a second time changes nothing"
+    for name in ("worker-1", "worker-2"):
+        shutil.rmtree(site.where.node(name).root)
+    fetched = fetch(site, tmp_path / "got")
+    assert (fetched.missing, fetched.failed) == ({}, ())
+    assert site.store.job(7).fetched
+    got = {output.place: output.size for output in fetched.brought.outputs}
+    assert got == {"worker-1/small.txt": 7, "worker-2/deep/large 1.bin": direct.SMALL + 5}
+    away = dict.fromkeys(("worker-1", "worker-2"), "")
+    with site.pool() as pool:
+        save_logs(site.store, [site.store.job(7)], site.where, pool, print, 20.0, away)
+    logs = site.store.job_folder(7)
+    assert is_complete(logs)
+    said = {p.node: p.data for pieces in read_stored(logs) for p in pieces}
+    assert said == {f"worker-{n}": f"from worker-{n}\n".encode() for n in (1, 2)}
+
+
+def test_what_changes_afterwards_is_copied_again(site: Staged, tmp_path: Path) -> None:
+    save(site, "worker-1", "worker-2")
+    (site.work("worker-1") / "small.txt").write_text("another line\n")
+    assert save(site, "worker-1", "worker-2") == []
+    fetch(site, tmp_path / "got")
+    assert (tmp_path / "got" / "worker-1" / "small.txt").read_text() == "another line\n"
+
+
+@pytest.mark.parametrize("what", ["outputs.sh", ".staged", "out"])
+def test_a_node_whose_files_cannot_be_told_is_named(site: Staged, what: str) -> None:
+    path = site.work("worker-1").parent / what
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert save(site, "worker-1", "worker-2") == ["worker-1"]
+
+
+def test_nodes_that_do_not_answer_are_named_and_new_ones_have_nothing(site: Staged) -> None:
+    shutil.rmtree(site.work("worker-1").parent)
+    assert save(site, "worker-1", "worker-2", "worker-9") == []
+    agent = Path(site.where.launcher.root) / "bin" / "clusterctl-ssh"
+    agent.write_text("#!/bin/sh\nexit 255\n")
+    assert save(site, "worker-1", "worker-2") == ["worker-1", "worker-2"]
+
+
+def test_a_disk_without_room_keeps_the_nodes(
+    site: Staged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(direct, "MIRROR_RESERVE", 1 << 50)
+    site.job(tmp_path / "tree")
+    for name in ("worker-1", "worker-2"):
+        (site.work(name) / "made.txt").write_text("later\n")
+    assert save(site, "worker-1", "worker-2") == ["worker-1", "worker-2"]
+
+
+# --------------------------------------------------------------------------- what a person is told
+
+
+@dataclass
+class Cloud(LocalProvider):
+    """One that bills `living`, and tells when others ended for as long as it remembers."""
+
+    living: tuple[str, ...] = ("launcher",)
+    ended: dict[str, Ended] = field(default_factory=dict)
+    away: bool = False
+    asked: int = 0
+
+    def list_billed(self, cluster: Cluster, folder: Path) -> dict[str, str]:
+        self.asked += 1
+        if self.away:
+            raise ProviderError("AWS did not answer")
+        return dict.fromkeys(self.living, "i-1")
+
+    def list_ended(self, cluster: Cluster, folder: Path) -> dict[str, Ended]:
+        return self.ended
+
+    def list_lives(self, cluster: Cluster, folder: Path) -> tuple[Life, ...]:
+        return ()
+
+    def list_made(self, folder: Path) -> frozenset[str]:
+        return frozenset()
+
+    def deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
+        return ""
+
+    def destroy(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> None: ...
+
+
+@pytest.fixture
+def cloud(monkeypatch: pytest.MonkeyPatch) -> Cloud:
+    made = Cloud()
+    provide(monkeypatch, "local", made)
+    return made
+
+
+HOUR = 3600.0
+
+
+@pytest.fixture
+def old(tmp_path: Path, cloud: Cloud) -> Staged:
+    """A cluster of three machines, a dollar an hour each, that was made ten hours ago. By the
+    launcher's report both workers ended after four."""
+    made = lab(tmp_path / "nodes")
+    now = time.time()
+    charges = tuple(
+        Charge(node=n.name, part="instance", item="x", hourly=1.0, source="", since=now - 10 * HOUR)
+        for n in made.where.nodes
+    )
+    spec = replace(made.where.spec, cloud=CloudSpec(idle=HOUR))
+    where = replace(made.where, spec=spec, charges=charges, created=now - 10 * HOUR)
+    made.store.save(replace(where, deadline=now + HOUR))
+    folder = Path(where.launcher.root) / "idle"
+    folder.mkdir()
+    lines = (f"ended {name} {int(now - 6 * HOUR)}\n" for name in ("worker-1", "worker-2"))
+    (folder / "report").write_text("".join(lines))
+    return replace(made, where=made.store.cluster("lab"))
+
+
+def test_status_and_list_say_what_is_left_and_why(call: Call, old: Staged, cloud: Cloud) -> None:
+    """Also when AWS has forgotten them, an hour after their end."""
+    status = call("status", "--json").document
+    assert (round(status["dollars"], 1), status["dollars_per_hour"]) == (10 + 4 + 4, 1.0)
+    [line] = status["warnings"]
+    when = clock(float(int(time.time() - 6 * HOUR)))[:13]
+    assert re.match(rf"worker-\[1-2\] ended after 1 h idle at {when}", line), line
+    assert "the launcher keeps what their jobs have written" in line
+    assert "the rest costs $1.0000/h; `clusterctl up lab` starts them again" in line
+    assert line in call("list").err
+    assert old.store.cluster("lab") == old.where, "who only looks changes no record"
+
+
+def test_the_times_of_aws_win(call: Call, old: Staged, cloud: Cloud) -> None:
+    end = Ended(time.time() - 5 * HOUR)
+    cloud.ended = {"worker-1": end, "worker-2": end}
+    assert round(call("status", "--json").document["dollars"], 1) == 10 + 5 + 5
+    cost = call("cost", "--json").document
+    assert round(cost["dollars"], 1) == 10 + 5 + 5
+
+
+def test_a_worker_that_is_gone_for_another_reason(call: Call, old: Staged, cloud: Cloud) -> None:
+    cloud.living, cloud.ended = ("launcher", "worker-2"), {"worker-1": Ended(time.time())}
+    (Path(old.where.launcher.root) / "idle" / "report").write_text("kept worker-2 1700000000\n")
+    [first, second] = call("status", "--json").document["warnings"]
+    assert first.startswith("worker-1 no longer runs, and the launcher does not say why")
+    assert second.startswith("worker-2 has been idle for 1 h and keeps running: its files could")
+
+
+def test_where_aws_does_not_answer_that_is_said(call: Call, old: Staged, cloud: Cloud) -> None:
+    cloud.away = True
+    status = call("status", "--json").document
+    assert "it is unknown whether unused workers have ended (AWS did" in status["warnings"][0]
+    assert round(status["dollars"]) == 30
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"created": time.time()},
+        {"spec": {"idle": 0.0}},
+        {"spec": {"idle": None}},
+        {"spec": {"idle": 11 * HOUR}},
+        {"phase": Phase.STOPPED},
+    ],
+)
+def test_aws_is_asked_only_where_workers_may_have_ended(
+    call: Call, old: Staged, cloud: Cloud, changes: dict[str, Any]
+) -> None:
+    if cloud_changes := changes.pop("spec", None):
+        changes = {"spec": replace(old.where.spec, cloud=CloudSpec(**cloud_changes))}
+    old.store.save(replace(old.where, **changes))
+    assert round(call("status", "--json").document["dollars"]) == 30
+    assert cloud.asked == 0
+
+
+def test_a_job_of_late_means_that_nothing_is_idle(
+    call: Call, old: Staged, cloud: Cloud, tmp_path: Path
+) -> None:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "train.py").touch()
+    job = old.job(tmp_path / "tree")
+    old.store.save_job(replace(job, created=2.0, finished=time.time() - HOUR / 2))
+    assert call("status", "--json").code == 0
+    assert cloud.asked == 0
+
+
+def test_who_connects_is_told_how_to_get_workers_back(call: Call, old: Staged) -> None:
+    closed = {"address": "127.0.0.1", "ssh_port": 1, "job_port": 1}
+    launcher, *workers = old.where.nodes
+    nodes = (launcher, *(replace(node, **closed) for node in workers))  # type: ignore[arg-type]
+    old.store.save(replace(old.where, nodes=nodes))
+    ssh = old.store.folder("lab") / "ssh"
+    ssh.mkdir(exist_ok=True)
+    (ssh / "config").touch()
+    said = call("cp", "worker-1:made.txt", "here.txt")
+    assert said.code == 4
+    assert "worker-[1-2] ended after 1 h idle at" in said.err
+    assert "`clusterctl up lab` starts them again" in said.err
+
+
+def test_a_receipt_counts_the_real_ends(call: Call, old: Staged, cloud: Cloud) -> None:
+    gone = call("down", "--yes", "--json")
+    assert gone.code == 0, gone
+    assert round(gone.document["dollars"], 1) == 10 + 4 + 4
