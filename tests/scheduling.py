@@ -31,15 +31,16 @@ ON_EC2 = r"tests/ec2/|" + _uses("ec2")
 ALONE = r"tests/(chaos|e2e)/|tests/workloads/test_(programs|training)|" + ON_EC2
 """Tests that take long and share nothing that does not start fast in every process."""
 
-COSTLY = r"tests/(attach|chaos|docker|ec2|images|sim)/|tests/e2e/(?!test_plan)|" + _uses(
-    "docker", "ec2"
+COSTLY = (
+    r"tests/(attach|chaos|docker|ec2|images|sim)/|tests/e2e/(?!test_plan)|"
+    r"tests/workloads/test_(epochs|mnist|programs|training)|" + _uses("docker", "ec2")
 )
-"""Tests that start engines, simulators, batch systems, or clusters that run jobs; those of the plan
-show that a job runs at all."""
+"""Tests that start engines, simulators, batch systems, or clusters that run jobs, and those that
+train; those of the plan show that a job runs at all."""
 
 ORDER = (
-    *("engine", "slurm", "sge", ON_EC2, "tests/attach", "tests/contract", "tests/e2e"),
-    *("tests/workloads", "tests/sim", "tests/packaging", "tests/local", ""),
+    *("engine", "slurm", "sge", ON_EC2, "tests/attach", "tests/contract", "tests/chaos"),
+    *("tests/e2e", "tests/workloads", "tests/sim", "tests/packaging", "tests/local", ""),
 )
 """Beginnings of pieces of work, the longest first."""
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from tests.scheduling import ORDER, piece, rank
+from tests.scheduling import COSTLY, ORDER, piece, rank
 
 
 @pytest.mark.parametrize(
@@ -32,3 +34,19 @@ def test_long_pieces_come_first() -> None:
     pieces = ("tests/unit/test_cli.py", "tests/e2e/test_run.py::test_one", "sge", "engine")
     assert sorted(pieces, key=rank) == list(reversed(pieces))
     assert rank("anything/else.py") == len(ORDER) - 1
+
+
+@pytest.mark.parametrize(
+    ("nodeid", "expected"),
+    [
+        ("tests/unit/test_cli.py::test_one", False),
+        ("tests/e2e/test_plan.py::test_one", False),
+        ("tests/workloads/test_metrics.py::test_one", False),
+        ("tests/contract/test_providers.py::test_plan[local]", False),
+        ("tests/contract/test_providers.py::test_plan[ec2]", True),
+        ("tests/e2e/test_run.py::test_one", True),
+        ("tests/workloads/test_mnist.py::test_the_cnn_learns", True),
+    ],
+)
+def test_a_fast_run_leaves_out_what_starts_clusters_or_trains(nodeid: str, expected: bool) -> None:
+    assert bool(re.search(COSTLY, nodeid)) is expected
