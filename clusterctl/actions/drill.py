@@ -20,7 +20,7 @@ from pathlib import Path
 from clusterctl import assets, process, providers
 from clusterctl.actions import Tell, open_pool
 from clusterctl.actions.up import up
-from clusterctl.errors import ProviderError, RecordError, UsageError
+from clusterctl.errors import ClusterctlError, ProviderError, RecordError, UsageError
 from clusterctl.job_model import Job, JobState
 from clusterctl.jobs.mirror import SAVE_LIMIT
 from clusterctl.model import Cluster, ClusterSpec, Phase
@@ -181,7 +181,13 @@ def prepare(store: Store, spec: ClusterSpec, tell: Tell) -> Iterator[Cluster]:
     """The cluster of the drill; one that it has created is gone afterwards."""
     made = store.find(spec.name) is None
     try:
-        yield up(store, spec, tell, consent=lambda question: False).cluster
+        cluster = up(store, spec, tell, consent=lambda question: False).cluster
+        if cluster.one_host:
+            raise UsageError(
+                "without root, local nodes share this machine's processes and network",
+                hint="run drill as root, or with --provider docker",
+            )
+        yield cluster
     finally:
         if made:
             tell(f"removing cluster {spec.name}")
@@ -203,7 +209,12 @@ def run(
         program.write_text((assets.folder("templates") / "drill" / "train.py").read_text())
         for number, strike in enumerate(strikes, 1):
             tell(f"{number} of {len(strikes)}: {strike.fault}, {strike.node}, step {strike.step}")
-            yield _Drill(store, cluster.name, strike, steps, program, folder / str(number)).run()
+            drill = _Drill(store, cluster.name, strike, steps, program, folder / str(number))
+            try:
+                found = drill.run()
+            except ClusterctlError as error:
+                found = Round(strike, None, "", "broke off", 0.0, (), (error.message,))
+            yield found
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,8 +285,16 @@ class _Drill:
         self._limit = PATIENCE + steps * STEP * 3
 
     def run(self) -> Round:
-        before = time.monotonic()
         client = self._start()
+        try:
+            return self._watch(client)
+        finally:
+            if client.poll() is None:
+                process.kill_group(client.pid)
+                client.wait()
+
+    def _watch(self, client: process.Spawned) -> Round:
+        before = time.monotonic()
         self._until(lambda: f"] step {self._strike.step}\n" in self._said(), client, "no step")
         pace = (time.monotonic() - before) / self._strike.step
         at, struck = len(self._said()), time.monotonic()
@@ -287,9 +306,6 @@ class _Drill:
             time.sleep(0.05)
         took = time.monotonic() - struck
         ended = client.poll()
-        if ended is None:
-            process.kill_group(client.pid)
-        client.wait()
         said = _ours(self._said()[at:])
         if told is None and said and not self._fault.client:
             told = took
@@ -312,7 +328,6 @@ class _Drill:
         until = time.monotonic() + self._limit
         while not there():
             if client.poll() is not None or time.monotonic() > until:
-                process.kill_group(client.pid)
                 raise ProviderError(
                     f"the program of the drill shows {what} {self._strike.step}:"
                     f" {_last_line(self._said())}",
@@ -362,7 +377,7 @@ class _Drill:
                 return "replaced", []
             return ("retried" if job.attempt > 1 else "went on"), []
         if ended is None:
-            return "hangs", []
+            return "run hangs", self._call("cancel", str(job.id))[1]
         ok, said = self._call("logs", str(job.id), "-f")
         if ok and self._store.job(job.id).state is JobState.SUCCEEDED:
             return "went on", said
@@ -390,12 +405,12 @@ class _Drill:
 
 
 _STEP = re.compile(r"^(from|step) (\d+)$", re.MULTILINE)
-_LINE = re.compile(r"^( *\d+\.\d s  |clusterctl: |  → )(.*)$", re.MULTILINE)
+_LINE = re.compile(r"^(?: *\d+\.\d s  (?!job \d+ succeeded)|clusterctl: |  → )(.*)$", re.MULTILINE)
 
 
 def _ours(text: str) -> list[str]:
-    """The lines of clusterctl, and not of ranks."""
-    return [line for _, line in _LINE.findall(text)]
+    """The lines of clusterctl, and not of ranks, less the one about a good end."""
+    return _LINE.findall(text)
 
 
 def _last_line(text: str) -> str:

@@ -13,6 +13,8 @@ from clusterctl.errors import UsageError
 from clusterctl.model import ClusterSpec, NodeGroup, count
 from clusterctl.verbs.clusters import Drill
 
+WIDTH = 60
+"""Characters of a reason that the table shows; --json has all of it."""
 HEAD = ("fault", "node", "step", "told after", "reason", "outcome", "lost", "left")
 
 
@@ -77,7 +79,7 @@ def _row(item: action.Round) -> tuple[str, ...]:
     return (
         *(strike.fault, strike.node, str(strike.step)),
         "-" if item.told is None else f"{item.told:.1f} s",
-        item.reason or "-",
+        (item.reason if len(item.reason) <= WIDTH else f"{item.reason[:WIDTH]}…") or "-",
         item.outcome,
         f"{item.lost:.1f} s",
         ", ".join(item.left) or "nothing",

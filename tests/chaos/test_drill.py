@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -23,4 +24,5 @@ def test_a_drill_loses_nothing_and_leaves_nothing(tmp_path: Path) -> None:
     node = rounds["lose-node"]["strike"]["node"]
     assert rounds["lose-node"]["reason"].startswith(f"lost {node}")
     assert cli.clusters() == []
-    assert tagged("CLUSTERCTL_NODE=drill-") == []
+    record = json.loads(next(cli.home.glob("jobs/*/job.json")).read_text())
+    assert tagged(f"CLUSTERCTL_NODE={record['cluster_id']}/") == []
