@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from ipaddress import IPv4Address
 from pathlib import Path
+from subprocess import CalledProcessError
 from typing import Any
 
 from tests.sim.ec2 import dns, gaps, images, imds
@@ -138,18 +139,18 @@ class Loop:
         self._ports += 1
         port = f"m{self._ports}"
         assert machine.pid
+        private, again = IPv4Address(machine.order.private), instance.id in self._connected
         try:
-            private = IPv4Address(machine.order.private)
             vpc.plug(port, machine.pid, machine.order.subnet, private, machine.order.public)
-        except OSError:
+            if again:
+                configure(machine.pid, private, machine.order.subnet, machine.order.public)
+        except (OSError, CalledProcessError):
             vpc.unplug(port, machine.order.public)  # half of it would be in the way next time
             if machine.ended():
                 return
             raise
         self._plugged[instance.id] = (vpc, port)
-        if instance.id in self._connected:
-            configure(machine.pid, private, machine.order.subnet, machine.order.public)
-        else:
+        if not again:
             self._connected.add(instance.id)
             machine.connected()
 
