@@ -1,12 +1,15 @@
-"""Every measured figure of README and docs is that of a result file in bench/results."""
+"""Every measured figure of README and docs is that of a result file in bench/results, and every
+verb is in the README's table."""
 
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 
+from clusterctl.verbs import VERBS
 from scripts import readme
 
 RESULTS = readme.ROOT / "bench" / "results"
@@ -33,6 +36,14 @@ def test_a_figure_over_its_limit_is_marked() -> None:
     table = readme.figures({"machine": "m", "date": "d", "rows": rows})
     assert "| w | 0.5 s | 1 s | a |" in table
     assert "| w | 2 s (over) | 1 s | a |" in table
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_is_in_the_table_of_the_readme(verb: str) -> None:
+    text = (readme.ROOT / "README.md").read_text()
+    table = text.partition("## Everything else")[2].partition("| exit code")[0]
+    commands = re.findall(r"`(?:clusterctl )?([^`]+)`", table)
+    assert any(re.match(rf"{verb}(?![\w-])", command) for command in commands)
 
 
 def test_writing_twice_changes_nothing() -> None:
