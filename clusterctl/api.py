@@ -32,20 +32,20 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 V = TypeVar("V", bound=Verb)
 Tell = Callable[[str], object]
-"""Takes one line, such as `print`."""
+"""Is called with one line of text, such as `print`."""
 
 _NOT_HERE = {"cluster", "dry_run", "emit", "interactive", "json", "m", "quiet", "verbose"}
-"""Options that mean something on a command line alone."""
+"""Options that make sense only on a command line."""
 
 
 class Cluster:
-    """A cluster, and what the command line can do with it. Make one with `up` or `attach`.
+    """A cluster, created or resumed by `up`, or an existing one by `attach`.
 
-    As a context manager, a cluster that `up` has created is removed at the end; one that existed
-    before stays. Nothing is printed: `report` takes the lines that the command line shows as
+    The end of a `with` block removes a cluster that `up` has created, and keeps one that existed
+    before. Nothing is printed: `report` is called with the lines that the command line shows as
     progress. Errors are those of `clusterctl.errors`, each with a `message` and a `hint`.
 
-    Not for several threads at once.
+    Do not use one object from several threads at the same time.
     """
 
     def __init__(self, store: Store, name: str, *, created: bool, report: Tell | None) -> None:
@@ -65,11 +65,11 @@ class Cluster:
         report: Tell | None = None,
         **options: Any,
     ) -> Cluster:
-        """Creates a cluster, or resumes one, as `clusterctl up` does, with its options:
-        `workers=2`, `gpu="g4dn:2"`, `ttl="4h"`, `spot=True`.
+        """Creates a cluster, or resumes one, with the options of `clusterctl up`: `workers=2`,
+        `gpu="g4dn:2"`, `ttl="4h"`, `spot=True`.
 
         Args:
-            yes: Agrees to what the cluster costs. Without it, one that costs money is a UsageError.
+            yes: Consents to the cost. Without it, a cluster that costs money is a UsageError.
         """
         store = actions.open_store()
         given = _given(Up, options)
@@ -82,14 +82,14 @@ class Cluster:
         def consent(question: str) -> bool:
             if yes:
                 return True
-            raise UsageError(f"not agreed to: {question}", hint="agree with yes=True")
+            raise UsageError(f"consent is required: {question}", hint="pass yes=True to consent")
 
         up_action.up(store, spec.cluster_spec(name, given), made._report, consent)
         return made
 
     @classmethod
     def attach(cls, name: str | None = None, *, report: Tell | None = None) -> Cluster:
-        """The cluster of that name, or the only one there is. RecordError where there is none."""
+        """The cluster of that name, or the only one. RecordError if there is none."""
         store = actions.open_store()
         return cls(store, actions.choose(store, name).name, created=False, report=report)
 
@@ -99,7 +99,7 @@ class Cluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        """Files of jobs that were not fetched come into `job-N` here first."""
+        """Saves unfetched output files of jobs to `job-N` in the current folder first."""
         if self.created and self.name in self._store.names():
             self.down(fetch=True)
 
@@ -108,7 +108,7 @@ class Cluster:
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """As they were when `up` or `attach` last looked."""
+        """The nodes, as `clusterctl up` or `clusterctl attach` last recorded them."""
         return self._store.cluster(self.name).nodes
 
     @overload
@@ -139,21 +139,21 @@ class Cluster:
         check: bool = True,
         **options: Any,
     ) -> Any:
-        """Runs a script, or calls a function, on all ranks, and waits for the end.
+        """Runs a script, or calls a function, on all ranks, and waits until it has ended.
 
-        A script returns its Job; with `detach=True`, as soon as it has started. A function is
-        called with `args` on every rank, and returns a list of its results by rank. It sees the
-        variables of its rank, such as RANK and MASTER_ADDR.
+        For a script, returns its Job; with `detach=True`, as soon as it has started. A function is
+        called with `args` on every rank, and sees the variables of its rank, such as RANK and
+        MASTER_ADDR. For a function, returns the list of its results, ordered by rank.
 
         Args:
-            env: Variables for the ranks.
-            output: Takes each line that a rank prints, such as `[0] epoch 1`.
-            check: Raises JobError for a script that fails.
+            env: Environment variables of the ranks.
+            output: Is called with each line that a rank prints, such as `[0] epoch 1`.
+            check: Whether a script that fails raises JobError.
             options: Those of `clusterctl run`: `ranks=4`, `timeout="30m"`, `stage="src"`.
 
         Raises:
-            JobError: It did not succeed. From a function, its cause is what the rank has raised.
-            LaunchError, NodeUnreachable: It could not be started, or a node was lost.
+            JobError: The job did not succeed. For a function, `__cause__` is what the rank raised.
+            LaunchError, NodeUnreachable: The job could not be started, or a node was lost.
         """
         cluster = actions.require_ready(self._store.cluster(self.name))
         given = _given(Run, options)
@@ -164,7 +164,7 @@ class Cluster:
         needs = given.requirements
         if callable(program):
             if given.detach:
-                raise UsageError("a function cannot be detached", hint="run a script instead")
+                raise UsageError("a function cannot run detached", hint="run a script instead")
             call.check_pythons(cluster)
             resolved = call.resolve(program, args, given.stage, given.max_stage)
             needs = needs or "none"
@@ -209,11 +209,11 @@ class Cluster:
         return job
 
     def jobs(self) -> tuple[Job, ...]:
-        """The jobs of this cluster, the newest last, as they are now."""
+        """The jobs of this cluster with their present state, newest last."""
         return job_actions.list_jobs(self._store, self.name, self._report)
 
     def logs(self, job: int | None = None, *, stream: str = "stdout") -> dict[int, str]:
-        """What each rank has printed so far, by rank. `job`: by default the last one; `stream`:
+        """What each rank has printed so far, by rank. `job`: default is the last one; `stream`:
         `stdout` or `stderr`."""
         if stream not in ("stdout", "stderr"):
             raise UsageError(f"unknown stream {stream!r}", hint="choose stdout or stderr")
@@ -226,8 +226,8 @@ class Cluster:
         return {rank: found[rank].decode(errors="replace") for rank in sorted(found)}
 
     def fetch(self, job: int | None = None, to: str | Path | None = None) -> Path:
-        """Brings the files that a job has made to `to`, by default `job-N` here, and returns that
-        folder. It has a folder for each node."""
+        """Copies the output files of a job to the folder `to` (default: `job-N` in the current
+        folder), with a subfolder for each node, and returns it."""
         number, target = self._number(job), Path(to) if to else None
         got = job_actions.fetch(self._store, number, self.name, target, self._report)
         if got.failed:
@@ -239,7 +239,7 @@ class Cluster:
         return job_actions.cancel(self._store, self._number(job), self.name, self._report)
 
     def verify(self, *, quick: bool = False) -> Report:
-        """Measures nodes and links as `clusterctl verify` does. `low` of the report has what is
+        """Measures nodes and links as `clusterctl verify` does. `low` of the report lists what is
         below its limit."""
         cluster = self._store.cluster(self.name)
         return verify_action.measure(self._store, cluster, self._report, quick=quick, now=False)
@@ -247,8 +247,8 @@ class Cluster:
     def down(
         self, *, fetch: bool = False, discard: bool = False, force: bool = False
     ) -> Down | None:
-        """Ends all jobs and removes the cluster; None where there is none. UsageError where files
-        of jobs were not fetched: with `fetch` they are brought here, with `discard` they go."""
+        """Ends all jobs and removes the cluster; None if there is none. Raises UsageError if jobs
+        have unfetched output files, unless `fetch` saves or `discard` deletes them."""
         unfetched = salvage.Unfetched(fetch=fetch, discard=discard)
         return down_action.down(
             *(self._store, self.name, self._report, lambda question: True, unfetched), force=force
@@ -259,7 +259,7 @@ class Cluster:
 
 
 class _Lines:
-    """Passes on the output of ranks in whole lines, each with the number of its rank."""
+    """Passes on the output of ranks line by line, each with its rank."""
 
     def __init__(self, output: Tell | None) -> None:
         self._output = output
@@ -274,7 +274,7 @@ class _Lines:
                 self._pass(piece.rank, line)
 
     def finish(self) -> None:
-        """Passes on what has no end of line."""
+        """Passes on last lines without a newline."""
         for (rank, _), rest in self._rest.items():
             if rest:
                 self._pass(rank, rest)
@@ -294,7 +294,7 @@ def _given(verb: type[V], options: Mapping[str, Any]) -> V:
     for key, value in options.items():
         if key not in known:
             close = get_close_matches(key, known, n=1)
-            hint = "docs/python.md says where to find their names"
+            hint = f"`clusterctl {verb.__name__.lower()} --help` lists the options; write _ for -"
             hint = f"did you mean {close[0]}?" if close else hint
             raise UsageError(f"unknown option {key}", hint=hint)
         values[key] = known[key].read(_raw(known[key], value), key)
@@ -302,7 +302,7 @@ def _given(verb: type[V], options: Mapping[str, Any]) -> V:
 
 
 def _raw(option: Option[Any], value: Any) -> Any:
-    """A value as the command line would have it."""
+    """The value as text, as on the command line."""
     if value is None or option.is_flag:
         return value and bool(value)
     if isinstance(value, timedelta):

@@ -16,14 +16,14 @@ from clusterctl.state import Store
 
 
 def check_pythons(cluster: Cluster) -> None:
-    """Raises UsageError where a node has another Python than this one: what is pickled here could
-    not be read there."""
+    """Raises UsageError if a node has another minor version of Python than this process: it could
+    not read what is pickled here."""
     for node in cluster.workers or cluster.nodes:
         there = node.facts.python.version if node.facts.python else PYTHON
         if there.split(".")[:2] != PYTHON.split("."):
             raise UsageError(
-                f"{node.name} has Python {there}, and this is Python {PYTHON}: a function needs the"
-                " same version on both",
+                f"{node.name} has Python {there}, and this process runs Python {PYTHON}: a function"
+                " needs the same version on both",
                 hint=f"use Python {'.'.join(there.split('.')[:2])} here, or run a script instead",
             )
 
@@ -32,9 +32,7 @@ def fail(job: Job) -> JobError:
     """Why a job that ended did not succeed."""
     failure = job.failure
     if job.state is JobState.FAILED and failure:
-        code = failure.exit_code
-        how = f"signal {code - 128} ended it" if 128 < code < 193 else f"exit code {code}"
-        what = f"failed: rank {failure.rank} on {failure.node}: {how}"
+        what = f"failed: {failure.text}"
     else:
         what = f"{'was ' if job.state is not JobState.FAILED else ''}{job.state.value}"
         what += f": {job.reason}" if job.reason else ""
@@ -48,8 +46,8 @@ def fail(job: Job) -> JobError:
 
 
 def results(store: Store, job: Job) -> list[Any]:
-    """What the function has returned, by rank. Raises JobError from what a rank has raised, where
-    that can be pickled."""
+    """What the function has returned, by rank. Raises JobError if a rank has raised, from the
+    exception if that can be pickled."""
     if job.state not in (JobState.SUCCEEDED, JobState.FAILED):
         raise fail(job)
     cluster = require_cluster(store, job)
@@ -82,7 +80,7 @@ def _raised(job: Job, rank: int, outcome: Outcome) -> JobError:
     node = _node(job, rank)
     return JobError(
         f"rank {rank} on {node}: {outcome.said}",
-        hint=f"`traceback` of this error shows where; `clusterctl logs {job.id}` shows its output",
+        hint=f"`traceback` of this error shows where; `clusterctl logs {job.id}` shows the output",
         job=job.id,
         rank=rank,
         node=node,
@@ -99,7 +97,7 @@ def _load(job: Job, rank: int, outcome: Outcome, needed: Outcome | None) -> Any:
             return None
         raise JobError(
             f"the result of rank {rank} cannot be read here: {error}",
-            hint="return plain values, or install what they are made of on this machine too",
+            hint="return plain values, or install the packages of their types on this machine too",
             job=job.id,
             rank=rank,
             node=_node(job, rank),

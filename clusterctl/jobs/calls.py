@@ -1,5 +1,5 @@
-"""A function as a program: it travels pickled with the tree that it comes from, and what it returns
-or raises on each rank comes back."""
+"""A function as a program: it is sent to the nodes pickled, with the files of its project; what it
+returns or raises on each rank is read back."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ def resolve(
     except Exception as error:
         raise UsageError(
             f"{name} cannot be sent to the nodes: {error}",
-            hint="let it open files, locks and connections itself, and take plain values",
+            hint="open files, locks and connections inside the function, and pass plain values",
         ) from error
     if len(data) > (limit or stage.MAX_BYTES):
         raise UsageError(
-            f"{name} and its arguments have {stage.format_bytes(len(data))}",
-            hint="let it read its data from a file, or raise the limit with max_stage",
+            f"{name} and its arguments are too large: {stage.format_bytes(len(data))}",
+            hint="read the data from a file in the function, or raise the limit with max_stage",
         )
     place = _find_folder(function)
     tree = stage.Tree(home().path, (), 0, False)
