@@ -1,7 +1,8 @@
-"""`drill`: breaks a throw-away cluster on purpose while a job runs, and sees what becomes of it.
+"""`drill`: injects faults into a test cluster while a job runs, and checks that the job survives.
 
-Which faults come, where and when, follows from the seed alone. The job is run by clusterctl
-processes of their own, as a person would: their words, exit codes and records are what is judged.
+The seed alone decides on which node and at which step each fault is injected. The job is run by
+separate clusterctl processes, as a person would run it: their messages, exit codes and records are
+judged.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import random
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,37 +33,37 @@ from clusterctl.state import Store
 
 NAME = "drill"
 TTL = 2 * 3600.0
-"""Seconds that a cluster of its own lives at most, should nobody take it down."""
+"""Seconds after which a cluster that drill has created ends, if it is not removed before."""
 STEPS, STEP = 450, 0.1
-"""Of the program, which outlives the first copy of its snapshot; seconds that a step takes."""
+"""Steps of the program (it still runs after the first copy of its snapshot); seconds per step."""
 BREAK = 10.0
-"""Seconds that an outage lasts. Jobs outlive 15."""
+"""Seconds that an outage lasts. Jobs survive 15."""
 HANG = 15
 """Seconds of silence after which an attempt with a frozen rank ends."""
 PATIENCE = 300.0
-"""Seconds that any one command may take, beside those of the program."""
+"""Seconds that each command may take, besides the time of the program."""
 LATE = 15.0
-"""Seconds in which a lost node has to be told, and what one more look may take."""
+"""Seconds in which a lost node must be reported, and that one more look may take."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is done, and what has to follow. One of `harm`, `names` and `client` says whom it
-    meets."""
+    """What is done, and what has to follow. One of `harm`, `names`, `file` and `client` is the
+    target."""
 
     reason: str = ""
-    """What clusterctl has to say of it: a pattern."""
+    """A pattern of the reason that clusterctl has to report."""
     harm: Harm | None = None
     launcher: bool = False
-    """Not a worker."""
+    """The target is the launcher, not a worker."""
     names: tuple[str, ...] = ()
     """Processes of the job, by name."""
     file: str = ""
-    """Or the files in the job's folder that have their numbers."""
+    """Files in the job's folder with process ids."""
     signal: str = "KILL"
     client: bool = False
     passes: bool = False
-    """It is over after BREAK, and the job goes on."""
+    """The fault ends after BREAK, and the job continues."""
     options: tuple[str, ...] = ()
     """Of `run`."""
 
@@ -95,7 +96,7 @@ FAULTS: Mapping[str, Fault] = {
 
 @dataclass(frozen=True, slots=True)
 class Strike:
-    """One round of a plan: the fault, the node and the step at which it comes."""
+    """One round of a plan: the fault, the node and the step at which it is injected."""
 
     fault: str
     node: str
@@ -104,15 +105,15 @@ class Strike:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What became of it. `told`: seconds until clusterctl named it; None: it did not. `misses` is
-    empty where all was as it should be."""
+    """The result. `reported`: seconds until clusterctl reported the fault; None: it did not.
+    `misses` is empty if everything was as expected."""
 
     strike: Strike
-    told: float | None
+    reported: float | None
     reason: str
     outcome: str
     lost: float
-    """Seconds of work that were done again."""
+    """Seconds of work that were repeated."""
     left: tuple[str, ...]
     misses: tuple[str, ...]
 
@@ -139,7 +140,7 @@ def list_workers(number: int) -> tuple[str, ...]:
 
 
 def weights(steps: int, ranks: int) -> str:
-    """What the program ends with that nothing has disturbed (templates/drill/train.py)."""
+    """The final weights of an undisturbed run of templates/drill/train.py."""
     state: list[object] = [0, ""]
     for step in range(steps):
         told = repr([[rank, state] for rank in range(ranks)])
@@ -148,8 +149,8 @@ def weights(steps: int, ranks: int) -> str:
 
 
 def find(store: Store, name: str) -> Cluster | None:
-    """The cluster that is to be broken, where it is there already. Raises UsageError, RecordError
-    where it must not be."""
+    """The cluster of that name, if it exists. Raises UsageError or RecordError if it must not be
+    broken."""
     cluster = store.find(name)
     if cluster is None:
         return None
@@ -169,16 +170,16 @@ def _provider(cluster: Cluster) -> Breakable:
     provider = providers.load(cluster.spec.provider)
     if not isinstance(provider, Breakable):
         raise UsageError(
-            f"a drill breaks local and Docker clusters only, and cluster {cluster.name!r} is"
+            f"drill works only on local and Docker clusters; cluster {cluster.name!r} is"
             f" {cluster.spec.provider}",
-            hint="leave the name out: drill then creates a cluster of its own",
+            hint="leave out the name: drill then creates its own cluster",
         )
     return provider
 
 
 @contextmanager
 def prepare(store: Store, spec: ClusterSpec, tell: Tell) -> Iterator[Cluster]:
-    """The cluster of the drill; one that it has created is gone afterwards."""
+    """The cluster of the drill. One that it has created is removed at the end."""
     made = store.find(spec.name) is None
     try:
         cluster = up(store, spec, tell, consent=lambda question: False).cluster
@@ -201,7 +202,7 @@ def prepare(store: Store, spec: ClusterSpec, tell: Tell) -> Iterator[Cluster]:
 def run(
     store: Store, cluster: Cluster, strikes: Sequence[Strike], steps: int, tell: Tell
 ) -> Iterator[Round]:
-    """Round by round, on a cluster that is mended in between."""
+    """Runs round by round, on a cluster that is repaired in between."""
     with tempfile.TemporaryDirectory(prefix="clusterctl-drill-") as scratch:
         folder = Path(scratch)
         program = folder / "train" / "train.py"
@@ -213,15 +214,15 @@ def run(
             try:
                 found = drill.run()
             except ClusterctlError as error:
-                found = Round(strike, None, "", "broke off", 0.0, (), (error.message,))
+                found = Round(strike, None, "", "aborted", 0.0, (), (error.message,))
             yield found
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a round has shown. `outputs`: of each of the jobs, what each rank has printed."""
+    """What a round has shown. `outputs`: what each rank has printed, for each job."""
 
-    told: float | None
+    reported: float | None
     said: str
     outcome: str
     pace: float
@@ -233,7 +234,7 @@ class Seen:
 
 
 def judge(strike: Strike, seen: Seen) -> Round:
-    """What became of the program, and what is not as it should be."""
+    """The result of a round, with everything that is not as expected."""
     fault, misses = FAULTS[strike.fault], []
     first, last = seen.jobs[0], seen.jobs[-1]
     pattern = fault.reason.replace("{node}", re.escape(strike.node))
@@ -241,8 +242,8 @@ def judge(strike: Strike, seen: Seen) -> Round:
     reason = first.reason or (found[0] if found else "")
     if not found:
         misses.append(f"wrong reason: {reason or 'none'}")
-    if fault.harm and not fault.passes and (seen.told is None or seen.told > LATE):
-        misses.append(f"not told within {LATE:g} s")
+    if fault.harm and not fault.passes and (seen.reported is None or seen.reported > LATE):
+        misses.append(f"not reported within {LATE:g} s")
     lost = _follow_steps(seen, misses) * seen.pace
     final = f"weights {weights(seen.steps, last.ranks)}\n"
     if last.state is not JobState.SUCCEEDED:
@@ -250,13 +251,13 @@ def judge(strike: Strike, seen: Seen) -> Round:
     elif not seen.outputs[-1] or not all(final in text for text in seen.outputs[-1].values()):
         misses.append("the weights are not those of an undisturbed run")
     if lost > 2 * MIRROR_INTERVAL:
-        misses.append(f"{lost:.0f} s of work are lost")
+        misses.append(f"{lost:.0f} s of work were lost")
     misses += [f"left behind: {item}" for item in seen.left]
-    return Round(strike, seen.told, reason, seen.outcome, lost, seen.left, tuple(misses))
+    return Round(strike, seen.reported, reason, seen.outcome, lost, seen.left, tuple(misses))
 
 
 def _follow_steps(seen: Seen, misses: list[str]) -> int:
-    """How many steps were done again. Every line of those that were done has to be there."""
+    """How many steps were repeated. The lines of all steps must be there."""
     again = 0
     for rank in sorted({name for texts in seen.outputs for name in texts}):
         reached = 0
@@ -267,7 +268,7 @@ def _follow_steps(seen: Seen, misses: list[str]) -> int:
                 if word == "from":
                     again = max(again, reached - number)
                 elif number != at + 1:
-                    misses.append(f"job {job.id}, {rank}: lines {at + 1} to {number} are lost")
+                    misses.append(f"job {job.id}, {rank}: lines {at + 1} to {number} were lost")
                 at = reached = number
     return again
 
@@ -295,25 +296,25 @@ class _Drill:
 
     def _watch(self, client: process.Spawned) -> Round:
         before = time.monotonic()
-        self._until(lambda: f"] step {self._strike.step}\n" in self._said(), client, "no step")
+        self._await_step(client)
         pace = (time.monotonic() - before) / self._strike.step
         at, struck = len(self._said()), time.monotonic()
         self._strike_now(client)
-        told = None
+        reported = None
         while client.poll() is None and time.monotonic() - struck < self._limit:
-            if told is None and _ours(self._said()[at:]):
-                told = time.monotonic() - struck
+            if reported is None and _ours(self._said()[at:]):
+                reported = time.monotonic() - struck
             time.sleep(0.05)
         took = time.monotonic() - struck
         ended = client.poll()
         said = _ours(self._said()[at:])
-        if told is None and said and not self._fault.client:
-            told = took
+        if reported is None and said and not self._fault.client:
+            reported = took
         outcome, more = self._recover(ended)
         jobs = self._jobs()
         outputs = [self._read_outputs(job) for job in jobs]
         words = "\n".join((*said, *more))
-        seen = Seen(told, words, outcome, pace, self._steps, jobs, outputs, self._left())
+        seen = Seen(reported, words, outcome, pace, self._steps, jobs, outputs, self._left())
         return judge(self._strike, seen)
 
     def _start(self) -> process.Spawned:
@@ -324,12 +325,12 @@ class _Drill:
     def _said(self) -> str:
         return self._log.read_text(errors="replace")
 
-    def _until(self, there: Callable[[], bool], client: process.Spawned, what: str) -> None:
+    def _await_step(self, client: process.Spawned) -> None:
         until = time.monotonic() + self._limit
-        while not there():
+        while f"] step {self._strike.step}\n" not in self._said():
             if client.poll() is not None or time.monotonic() > until:
                 raise ProviderError(
-                    f"the program of the drill shows {what} {self._strike.step}:"
+                    f"the program of the drill did not reach step {self._strike.step}:"
                     f" {_last_line(self._said())}",
                     hint=f"clusterctl verify {self._name}",
                 )
@@ -358,29 +359,29 @@ class _Drill:
             with open_pool(self._store, cluster) as pool:
                 result = pool.transport(node).run(script, timeout=LATE)
             if not result.stdout:
-                raise ProviderError(f"{self._strike.fault}: {node} has no such process")
+                raise ProviderError(f"{self._strike.fault}: the process was not found on {node}")
 
     def _jobs(self) -> list[Job]:
         return [job for job in self._store.jobs() if job.id > self._before]
 
     def _call(self, *words: str) -> tuple[bool, list[str]]:
-        """Whether a command went well, and what it said."""
+        """Whether a command succeeded, and its messages."""
         result = process.run(process.own_command(*words), timeout=self._limit)
         said = _ours(result.stderr.decode(errors="replace"))
         return result.ok, [*said, *([f"{words[0]}: {result.error}"] if result.error else [])]
 
     def _recover(self, ended: int | None) -> tuple[str, list[str]]:
-        """What it took until the program was at its end, and what was said meanwhile."""
+        """How the program was brought to its end, and the messages of the commands for that."""
         job = self._jobs()[-1]
         if ended == 0:
             if len(self._jobs()) > 1:
                 return "replaced", []
-            return ("retried" if job.attempt > 1 else "went on"), []
+            return ("retried" if job.attempt > 1 else "continued"), []
         if ended is None:
-            return "run hangs", self._call("cancel", str(job.id))[1]
+            return "run did not end", self._call("cancel", str(job.id))[1]
         ok, said = self._call("logs", str(job.id), "-f")
         if ok and self._store.job(job.id).state is JobState.SUCCEEDED:
-            return "went on", said
+            return "continued", said
         ok, more = self._call("up", self._name)
         said += more
         ok, more = self._call("rerun", str(self._jobs()[-1].id), "--resume")
@@ -409,7 +410,7 @@ _LINE = re.compile(r"^(?: *\d+\.\d s  (?!job \d+ succeeded)|clusterctl: |  → )
 
 
 def _ours(text: str) -> list[str]:
-    """The lines of clusterctl, and not of ranks, less the one about a good end."""
+    """The lines of clusterctl, not those of ranks, without the one about success."""
     return _LINE.findall(text)
 
 

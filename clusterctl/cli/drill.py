@@ -15,7 +15,7 @@ from clusterctl.verbs.clusters import Drill
 
 WIDTH = 60
 """Characters of a reason that the table shows; --json has all of it."""
-HEAD = ("fault", "node", "step", "told after", "reason", "outcome", "lost", "left")
+HEAD = ("fault", "node", "step", "reported", "reason", "outcome", "lost", "left")
 
 
 def drill(given: Drill, console: Console) -> None:
@@ -24,8 +24,8 @@ def drill(given: Drill, console: Console) -> None:
     there = action.find(store, name)
     if there and (given.provider or given.workers):
         raise UsageError(
-            f"cluster {name!r} exists already: --provider and --workers are for a new one",
-            hint="leave them out",
+            f"cluster {name!r} already exists; --provider and --workers apply only to a new one",
+            hint="leave out these options, or choose another name",
         )
     spec = ClusterSpec(name=name, provider="", groups=(NodeGroup(count=0),))
     if not there:
@@ -63,7 +63,7 @@ def drill(given: Drill, console: Console) -> None:
 
 
 def report(console: Console, name: str, seed: int, rounds: Sequence[action.Round]) -> None:
-    """The table of all rounds. Exits with 8 where something was not as it should be."""
+    """Prints the table of all rounds. Exits with 8 if something was not as expected."""
     console.result(table([HEAD, *map(_row, rounds)]))
     missed = [item for item in rounds if item.misses]
     for item in missed:
@@ -78,7 +78,7 @@ def _row(item: action.Round) -> tuple[str, ...]:
     strike = item.strike
     return (
         *(strike.fault, strike.node, str(strike.step)),
-        "-" if item.told is None else f"{item.told:.1f} s",
+        "-" if item.reported is None else f"{item.reported:.1f} s",
         (item.reason if len(item.reason) <= WIDTH else f"{item.reason[:WIDTH]}…") or "-",
         item.outcome,
         f"{item.lost:.1f} s",

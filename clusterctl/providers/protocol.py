@@ -136,18 +136,18 @@ class Expiring(Protocol):
 
 
 class Harm(Enum):
-    """What may happen to a node."""
+    """A fault that `harm` injects into a node, or the end of one."""
 
     KILL = "kill"
-    """All its processes end at once; its disk stays."""
+    """All its processes are killed; its disk stays."""
     LOSE = "lose"
-    """The same, and its disk is gone."""
+    """The same, and its disk is deleted."""
     FREEZE = "freeze"
     THAW = "thaw"
     CUT = "cut"
-    """From its network."""
+    """Disconnects it from its network."""
     JOIN = "join"
-    """It is back there."""
+    """Connects it again."""
 
 
 @runtime_checkable
@@ -155,7 +155,7 @@ class Breakable(Protocol):
     """Its nodes can be broken on purpose, for `drill`."""
 
     def harm(self, cluster: Cluster, folder: Path, name: str, harm: Harm) -> None:
-        """Does that to a node. `create` mends all of it. Raises UsageError, ProviderError."""
+        """Injects that into a node. `create` repairs it. Raises UsageError, ProviderError."""
 
 
 @runtime_checkable

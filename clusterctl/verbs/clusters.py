@@ -163,23 +163,25 @@ class Verify(Named, heading=CLUSTERS, module="insight"):
 
 
 class Drill(Named, heading=CLUSTERS, module="drill"):
-    """Break a throw-away cluster on purpose while a program runs, and show what was lost.
+    """Inject faults into a test cluster while a program runs, and report what was lost.
 
-    Exit code 8 if anything was, or if a wrong reason was given.
+    Exit code 8 if anything was lost, or if a wrong reason was reported.
     """
 
     examples = ("clusterctl drill", "clusterctl drill --faults kill-node,partition --seed 7")
     name = name_argument("drill")
-    cluster = cluster_option(help="Name of the cluster (default: drill, which is removed again)")
-    provider = choice("--provider", OPTIONS, "Where a new cluster is created", "local", "docker")
+    cluster = cluster_option(help="Name of the cluster (default: drill, removed at the end)")
+    provider = choice(
+        "--provider", OPTIONS, "Provider of a new cluster (default: local)", "local", "docker"
+    )
     workers = number("--workers", OPTIONS, "Number of workers of a new cluster (default: 2)")
     faults = Option[tuple[str, ...]](
-        "--faults", OPTIONS, "Only these, separated by commas", "NAMES", empty=(), check=names
+        "--faults", OPTIONS, "Faults to inject (default: all)", "A,B", empty=(), check=names
     )
-    rounds = number("--rounds", OPTIONS, "Number of times for each fault (default: 1)")
-    seed = number("--seed", OPTIONS, "Choose other nodes and moments (default: 0)", check=whole(0))
+    rounds = number("--rounds", OPTIONS, "Times that each fault is injected (default: 1)")
+    seed = number("--seed", OPTIONS, "Seed of the nodes and times (default: 0)", check=whole(0))
     steps = number("--steps", OPTIONS, "Steps of the program, 0.1 s each (default: 450)")
-    dry_run = flag("--dry-run", GENERAL, "Print the faults, and break nothing")
+    dry_run = flag("--dry-run", GENERAL, "Print the plan and break nothing")
     yes = YES
 
 

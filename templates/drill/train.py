@@ -1,4 +1,4 @@
-"""What `clusterctl drill` runs: each step depends on all before it and on all ranks.
+"""The program of `clusterctl drill`: each step depends on all earlier ones and on all ranks.
 
 train.py STEPS SECONDS
 """

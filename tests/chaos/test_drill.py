@@ -20,7 +20,7 @@ def test_a_drill_loses_nothing_and_leaves_nothing(tmp_path: Path) -> None:
     assert [item["misses"] for item in rounds.values()] == [[], [], []]
     assert found["ok"]
     outcomes = [rounds[name]["outcome"] for name in ("kill-rank", "kill-client", "lose-node")]
-    assert outcomes == ["retried", "went on", "replaced"]
+    assert outcomes == ["retried", "continued", "replaced"]
     node = rounds["lose-node"]["strike"]["node"]
     assert rounds["lose-node"]["reason"].startswith(f"lost {node}")
     assert cli.clusters() == []

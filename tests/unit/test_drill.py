@@ -92,7 +92,7 @@ def seen(fault: str, texts: list[str], **changes: Any) -> drill.Round:
     made = [job(cluster(), spec(), state=JobState.SUCCEEDED) for _ in texts]
     made = [replace(item, id=number) for number, item in enumerate(made, 1)]
     ranks = [{"rank-0": text, "rank-1": text} for text in texts]
-    given: dict[str, Any] = {"told": 4.0, "said": "lost worker-1", "outcome": "replaced"}
+    given: dict[str, Any] = {"reported": 4.0, "said": "lost worker-1", "outcome": "replaced"}
     given |= {"pace": 0.5, "steps": 10, "jobs": made, "outputs": ranks, **changes}
     return drill.judge(strike, drill.Seen(**given))
 
@@ -103,20 +103,20 @@ RIGHT = f"weights {drill.weights(10, 2)}"
 def test_a_job_that_goes_on_elsewhere_has_no_misses() -> None:
     found = seen("kill-node", [outputs("from 0", "1-7"), outputs("from 4", "5-10", RIGHT)])
     assert found.misses == ()
-    assert (found.lost, found.reason, found.told) == (1.5, "lost worker-1", 4.0)
+    assert (found.lost, found.reason, found.reported) == (1.5, "lost worker-1", 4.0)
 
 
 @pytest.mark.parametrize(
     ("texts", "changes", "miss"),
     [
         (["1-2"], {"said": "something broke"}, "wrong reason: none"),
-        (["1-2"], {"told": 16.0}, "not told within 15 s"),
-        (["1-2"], {"told": None}, "not told within 15 s"),
+        (["1-2"], {"reported": 16.0}, "not reported within 15 s"),
+        (["1-2"], {"reported": None}, "not reported within 15 s"),
         (["1-2"], {"left": ("worker-1: process x",)}, "left behind: worker-1: process x"),
-        (["1-2", "4-10"], {}, "job 1, rank-0: lines 3 to 4 are lost"),
+        (["1-2", "4-10"], {}, "job 1, rank-0: lines 3 to 4 were lost"),
         (["1-10", "weights 0"], {}, "the weights are not those of an undisturbed run"),
         (["1-10", RIGHT], {"outputs": [{}]}, "the weights are not those of an undisturbed run"),
-        (["1-9", "from 0", "1-10", RIGHT], {"pace": 9.0}, "81 s of work are lost"),
+        (["1-9", "from 0", "1-10", RIGHT], {"pace": 9.0}, "81 s of work were lost"),
     ],
 )
 def test_what_is_a_miss(texts: list[str], changes: dict[str, Any], miss: str) -> None:
@@ -131,12 +131,12 @@ def test_a_job_that_does_not_end_well_is_a_miss() -> None:
 
 def test_misses_are_shown_and_end_with_8(capsys: pytest.CaptureFixture[str]) -> None:
     well = seen("kill-node", [outputs("from 0", "1-10", RIGHT)])
-    bad = seen("kill-node", [outputs("from 0", "1-9")], told=None)
+    bad = seen("kill-node", [outputs("from 0", "1-9")], reported=None)
     report(Console(), "drill", 0, [well])
     assert "kill-node  worker-1" in capsys.readouterr().out
     with pytest.raises(typer.Exit) as ended:
         report(Console(), "drill", 0, [well, bad])
     assert ended.value.exit_code == 8
     said = capsys.readouterr()
-    assert "miss: kill-node: not told within 15 s; the weights" in said.out
+    assert "miss: kill-node: not reported within 15 s; the weights" in said.out
     assert "2 rounds, 1 with misses" in said.err
