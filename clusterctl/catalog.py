@@ -41,9 +41,9 @@ FAST = ("/sys/class/infiniband", "/sys/class/cxi", "/dev/nvidiactl", "/dev/kfd")
 
 LAUNCHER_TYPE = "t3.micro"
 DEFAULT_TTL = 8 * 3600.0
-"""Seconds that a cluster on EC2 lives where nobody says otherwise."""
+"""Seconds after which a cluster on EC2 ends, without --ttl."""
 DEFAULT_IDLE = 3600.0
-"""Seconds after which workers on EC2 end that nobody uses, where nobody says otherwise."""
+"""Seconds after which unused workers on EC2 end, without --idle."""
 
 
 def family_of(name: str) -> str:

@@ -227,7 +227,7 @@ def idle_time(text: str, option: str) -> float:
     total = life_time(text, option)
     if total < MIN_IDLE:
         raise UsageError(
-            f"{option} {text!r} is too short: workers would end between two commands",
+            f"{option} {text!r} is too short: it must be at least a minute",
             hint=f"for example {option} 1h, or {option} off",
         )
     return total

@@ -1,5 +1,5 @@
 """Workers that have ended because nobody used them (templates/node/idle.sh.j2), as AWS and the
-launcher tell of them. Nothing here but their own machines knows when that happens."""
+launcher report them. The nodes decide that on their own, so the record does not have it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TIMEOUT = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """`gone`: workers without a machine. `lines`: what a person should know of them."""
+    """`gone`: workers without a machine. `lines`: what the user should know about them."""
 
     gone: tuple[str, ...]
     charges: tuple[Charge, ...]
@@ -33,7 +33,7 @@ class Looked:
 
 
 def may_have_ended(store: Store, cluster: Cluster, now: float) -> bool:
-    """Whether workers may have ended since they were last used, as far as the record tells."""
+    """Whether workers may have ended since they were last used, judging by the record."""
     limit = cluster.spec.cloud.idle
     over = cluster.deadline is not None and cluster.deadline <= now
     if not limit or not cluster.charges or cluster.phase is not Phase.READY or over:
@@ -43,8 +43,8 @@ def may_have_ended(store: Store, cluster: Cluster, now: float) -> bool:
 
 
 def look(store: Store, cluster: Cluster, now: float) -> Looked:
-    """Asks AWS which workers there are, and the launcher why others are gone. Raises
-    ClusterctlError where AWS does not say."""
+    """Asks AWS which workers exist, and the launcher why others are gone. Raises ClusterctlError if
+    AWS does not answer."""
     provider, folder = providers.load_billing(cluster), store.folder(cluster.name)
     there = provider.list_billed(cluster, folder)
     gone = tuple(node.name for node in cluster.workers if node.name not in there)
@@ -73,21 +73,22 @@ def _describe(
     hours = span(cluster.spec.cloud.idle or 0.0)
     running = [item for item in charges if item.until is None]
     rate = cost.render(cost.per_hour(running), cost.is_exact(running), 4)
-    rest = f"the rest costs {rate}/h; {up_again(cluster)}"
+    rest = f"what still runs costs {rate}/h; {up_again(cluster)}"
     unused = [name for name in gone if name in report.ended]
     if unused:
         when = clock(max(report.ended[name] for name in unused))
         lines.append(
-            f"{ranges(unused)} ended after {hours} idle at {when}; the launcher keeps what their"
-            f" jobs have written; {rest}"
+            f"{ranges(unused)} ended after {hours} idle at {when}; the launcher has copies of all"
+            f" logs and outputs; {rest}"
         )
     if others := [name for name in gone if name not in unused]:
-        run = "runs" if len(others) == 1 else "run"
-        lines.append(f"{ranges(others)} no longer {run}, and the launcher does not say why; {rest}")
+        are = "is" if len(others) == 1 else "are"
+        lines.append(f"{ranges(others)} {are} no longer running (reason unknown); {rest}")
     if kept := [name for name in report.kept if name not in gone]:
         lines.append(
-            f"{ranges(kept)} has been idle for {hours} and keeps running: its files could not all"
-            " be copied to the launcher; `clusterctl fetch` or `clusterctl ssh launcher -- df -h`"
+            f"{ranges(kept)} kept running after {hours} idle: not all files could be copied to the"
+            " launcher; look at its disk with `clusterctl ssh launcher -- df -h`, or save the"
+            " outputs with `clusterctl fetch`"
         )
     return lines
 
@@ -99,14 +100,14 @@ def up_again(cluster: Cluster) -> str:
 def settle(
     store: Store, cluster: Cluster, tell: Tell, now: Callable[[], float] = time.time
 ) -> Cluster:
-    """The record, with the ends of workers that nobody used; says what was found. It is saved:
-    whoever calls it holds the lock of the cluster."""
+    """The record, updated with the ends of unused workers, which are reported. It is saved, so the
+    caller has to hold the lock of the cluster."""
     if not may_have_ended(store, cluster, now()):
         return cluster
     try:
         found = look(store, cluster, now())
     except ClusterctlError as error:
-        tell(f"whether unused workers have ended is unknown: {reason(error)}")
+        tell(f"it is unknown whether unused workers have ended: {reason(error)}")
         return cluster
     for line in found.lines:
         tell(line)
@@ -117,8 +118,8 @@ def settle(
 
 
 def count_as_used(store: Store, cluster: Cluster) -> None:
-    """Begins the time anew after which unused workers end, where the launcher answers: they must
-    not end while others are added to them."""
+    """Restarts the idle time of the workers, if the launcher answers: they must not end while
+    others are added."""
     if not cluster.spec.cloud.idle or not cluster.nodes or cluster.phase is Phase.STOPPED:
         return
     mark = shlex.quote(f"{cluster.launcher.root}/jobs/.used")
@@ -129,8 +130,7 @@ def count_as_used(store: Store, cluster: Cluster) -> None:
 def explain(
     store: Store, cluster: Cluster, now: Callable[[], float] = time.time
 ) -> NodeUnreachable | None:
-    """The error for a node that does not answer where workers have ended unused, as far as that is
-    known."""
+    """The error for a node that does not answer, if workers are known to have ended unused."""
     if not may_have_ended(store, cluster, now()):
         return None
     try:

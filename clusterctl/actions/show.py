@@ -168,14 +168,14 @@ def _overdue(
 
 
 def _unused(store: Store, cluster: Cluster, now: float) -> tuple[Sequence[Charge], tuple[str, ...]]:
-    """The charges of what runs of a cluster that nobody has used for long, and what became of the
-    rest."""
+    """The charges of a cluster that nobody has used for long, as AWS has them, and which workers
+    have ended."""
     try:
         found = idle.look(store, cluster, now)
     except ClusterctlError as error:
         return cluster.charges, (
-            f"it is unknown whether unused workers have ended ({reason(error)}); the costs assume"
-            " that they run",
+            f"it is unknown whether unused workers have ended ({reason(error)}); the costs shown"
+            " assume that they are still running",
         )
     return found.charges, found.lines
 

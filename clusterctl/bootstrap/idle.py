@@ -1,4 +1,4 @@
-"""The agent that ends the workers of a cluster that nobody uses, and what it reports."""
+"""The agent that ends unused workers, and what it reports."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ END = "sudo -n sh -c 'shutdown -P now || poweroff -f'"
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """By node: when it ended, and since when it was kept because its files could not be copied to
-    the launcher; in seconds since the epoch, by the launcher's clock."""
+    """By node: when it ended, or when it was kept because its files could not be copied to the
+    launcher; in seconds since the epoch, by the launcher's clock."""
 
     ended: dict[str, float]
     kept: dict[str, float]
@@ -28,7 +28,7 @@ def folder(node: Node) -> str:
 def render_agent(
     node: Node, nodes: Iterable[Node], limit: float, containers: int, proc: str = "/proc"
 ) -> str:
-    """`limit`: seconds. `containers`: how many of them are ours on each machine."""
+    """`limit`: seconds. `containers`: how many containers of ours run on each machine."""
     workers = [other for other in nodes if other.role is Role.WORKER]
     return assets.render(
         "node/idle.sh.j2",
@@ -43,7 +43,7 @@ def render_agent(
 
 
 def values(node: Node, nodes: Sequence[Node], limit: float, containers: int) -> dict[str, object]:
-    """Of the step that starts the agent; `limit` 0: that stops it."""
+    """Of the step that starts the agent, or with `limit` 0 stops it."""
     agent = render_agent(node, nodes, limit, containers) if limit else ""
     return {
         "limit": limit,
@@ -55,7 +55,7 @@ def values(node: Node, nodes: Sequence[Node], limit: float, containers: int) -> 
 
 
 def render_question(node: Node) -> str:
-    """sh that prints what `parse` reads, on the launcher."""
+    """A shell command for the launcher that prints what `parse` reads."""
     return f"cat '{folder(node)}/report' 2>/dev/null; exit 0"
 
 

@@ -432,8 +432,8 @@ def test_status_and_list_say_what_is_left_and_why(call: Call, old: Staged, cloud
     [line] = status["warnings"]
     when = clock(float(int(time.time() - 6 * HOUR)))[:13]
     assert re.match(rf"worker-\[1-2\] ended after 1 h idle at {when}", line), line
-    assert "the launcher keeps what their jobs have written" in line
-    assert "the rest costs $1.0000/h; `clusterctl up lab` starts them again" in line
+    assert "the launcher has copies of all logs and outputs" in line
+    assert "what still runs costs $1.0000/h; `clusterctl up lab` starts them again" in line
     assert line in call("list").err
     assert old.store.cluster("lab") == old.where, "who only looks changes no record"
 
@@ -450,8 +450,8 @@ def test_a_worker_that_is_gone_for_another_reason(call: Call, old: Staged, cloud
     cloud.living, cloud.ended = ("launcher", "worker-2"), {"worker-1": Ended(time.time())}
     (Path(old.where.launcher.root) / "idle" / "report").write_text("kept worker-2 1700000000\n")
     [first, second] = call("status", "--json").document["warnings"]
-    assert first.startswith("worker-1 no longer runs, and the launcher does not say why")
-    assert second.startswith("worker-2 has been idle for 1 h and keeps running: its files could")
+    assert first.startswith("worker-1 is no longer running (reason unknown)")
+    assert second.startswith("worker-2 kept running after 1 h idle: not all files could be copied")
 
 
 def test_where_aws_does_not_answer_that_is_said(call: Call, old: Staged, cloud: Cloud) -> None:

@@ -104,7 +104,7 @@ def ends(
 
 
 def question(machines: int, charges: Sequence[Charge], seconds: float) -> str:
-    """What a person has to agree to; "" where no machine starts."""
+    """The question that needs consent; "" if no machine starts."""
     if not machines:
         return ""
     rate, unknown = prices.hourly(charges)
@@ -126,10 +126,10 @@ def _burstable(machines: Sequence[Machine]) -> Iterator[str]:
 
 def _idle(seconds: float | None) -> str:
     if not seconds:
-        return "unused workers keep running until then (--idle off)"
+        return "unused workers keep running until the deadline (--idle off)"
     return (
-        f"unused workers end after {span(seconds)} without a job or a login, and the launcher"
-        " keeps what their jobs have written (--idle off: never)"
+        f"unused workers end after {span(seconds)} without a job or a login; their logs and outputs"
+        " are copied to the launcher first (--idle off keeps them running)"
     )
 
 
