@@ -56,7 +56,7 @@ def extend(
             )
         if cluster.phase is Phase.STOPPED:
             raise UsageError(
-                f"cluster {name} is stopped, and its machines cannot be given another deadline",
+                f"cluster {name} is stopped: its deadline cannot be changed",
                 hint=f"`clusterctl start {name}` first",
             )
         cluster = idle.settle(store, cluster, tell, clock)

@@ -89,7 +89,7 @@ def bootstrap_nodes(
     if problems:
         raise BootstrapError(
             f"bootstrap failed: {'; '.join(fold(problems))}",
-            hint=f"correct that, then `clusterctl up {cluster.name}` resumes",
+            hint=f"fix the problem, then `clusterctl up {cluster.name}` resumes",
         )
     pairs = zip(cluster.nodes, results, strict=True)
     return tuple(bootstrap.read(node, result) for node, result in pairs)
@@ -147,7 +147,7 @@ def find_missing_gpus(promised: Sequence[Node], found: Sequence[Node]) -> tuple[
     results = [
         NodeResult(
             node=node.name,
-            error=f"no {before.accelerator.value} GPU is found, and {before.instance_type} has one",
+            error=f"no {before.accelerator.value} GPU found, but {before.instance_type} has one",
         )
         for before, node in zip(promised, found, strict=True)
         if before.accelerator is not Accelerator.NONE and not node.facts.gpus

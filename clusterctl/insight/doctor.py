@@ -266,7 +266,7 @@ def _failures(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _gone_before(evidence: Evidence, failed: Rank) -> Finding | None:
-    """The rank whose end a failed one tells of, if it ended without a failure of its own."""
+    """The rank whose end a failed one reports, if it ended without a failure of its own."""
     when = evidence.corrected(failed) + SAME_TIME
     quiet = [r for r in evidence.ranks.values() if r.exit_code == 0]
     early = [rank for rank in quiet if evidence.corrected(rank) <= when]
@@ -291,8 +291,8 @@ def _gone_before(evidence: Evidence, failed: Rank) -> Finding | None:
 def _without_trace(evidence: Evidence, rank: Rank) -> Finding:
     return Finding(
         "gone",
-        f"{evidence.place(rank.number)} is gone without an exit code: it was killed with all that"
-        " started it, its node restarted, or the disk of its output was full",
+        f"{evidence.place(rank.number)} is gone without an exit code: it was killed with its"
+        " parent processes, its node restarted, or the disk of its output was full",
         ""
         if evidence.job.state.ended
         else f"`clusterctl cancel {evidence.job.id}` ends the others",
@@ -326,7 +326,7 @@ def _failure(evidence: Evidence, rank: Rank) -> Finding:
     advice = f"`clusterctl logs {evidence.job.id} --rank {rank.number}` shows all that it printed"
     if code == KILLED:
         how = "was killed (SIGKILL)"
-        advice = "look for what killed it: the kernel log of the node does not name it"
+        advice = "find out what killed it; the kernel log of the node does not show it"
     last = tuple(rank.err.splitlines()[-3:])
     return Finding("exit", f"{place} {how} first", advice, last, (rank.number,), (rank.node,))
 

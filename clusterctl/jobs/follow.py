@@ -415,7 +415,7 @@ class Follower:
                     probed = True
                     self._report_silence()
                 if silence > FROZEN and watch.node not in self._silent:
-                    why = "new connections work, but what ran there is frozen or very slow"
+                    why = "new connections work, but its earlier processes are frozen or very slow"
                     self._silent[watch.node] = why
                     self._tell(f"{watch.node} has not answered for {FROZEN:g} s: {why}")
         if watch.node in self._silent:
@@ -458,9 +458,9 @@ class Follower:
         if launcher and self._until_ended:
             raise NodeUnreachable(
                 f"lost {watch.node} while following job {self.job.id}: {why}",
-                hint=f"if it still runs, so does the job: `clusterctl logs {self.job.id} -f`"
-                f" reconnects; if not, `{self._cluster.repair}`, then"
-                f" `clusterctl rerun {self.job.id} --resume` continues",
+                hint="if the launcher still runs, so does the job:"
+                f" `clusterctl logs {self.job.id} -f` reconnects; if not, run"
+                f" `{self._cluster.repair}`, then `clusterctl rerun {self.job.id} --resume`",
                 transient=True,
             )
         if watch.channel:

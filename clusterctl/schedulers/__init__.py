@@ -52,7 +52,7 @@ class BatchScheduler(Scheduler, Protocol):
         they contradict each other."""
 
     def reasons(self, spec: JobSpec) -> tuple[Reason, ...]:
-        """Why its own launcher is told what it is told, where that may start the ranks."""
+        """Why variables are set for its own launcher (`srun`), if that may start the ranks."""
 
     def survey(self) -> str:
         """The script `bin/survey` on the login node: it answers for many jobs at once."""

@@ -78,7 +78,7 @@ class Batch(ABC):
     """Beginnings of the directives that serve our job folder: no use in an emitted script."""
     launchers: ClassVar[tuple[str, ...]]
     native_env: ClassVar[Sequence[tuple[str, str, str]]] = ()
-    """What its own launcher is told: a variable, its value unless the site sets one, and why."""
+    """Variables for its own launcher: name, value unless the site sets one, and why."""
 
     @property
     def emits(self) -> str:

@@ -54,7 +54,7 @@ SRUN = (
     (
         "SLURM_PMIX_FENCE",
         "ring",
-        "srun: no rank leaves a fence of PMIx before all are there, or MPI_Init may crash",
+        "srun: PMIx barriers wait for all nodes; without it, MPI_Init may crash",
     ),
 )
 """By default, Slurm's PMIx plug-in runs fences that carry data as a ring and all others as a tree.

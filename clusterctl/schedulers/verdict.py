@@ -52,7 +52,7 @@ TOLD_TO_END = 143
 
 NO_RANK = "no rank was started"
 NO_SUPERVISOR = "its supervisor on the launcher is gone"
-NO_FOLDER = "the launcher has lost its files, as one that was made anew"
+NO_FOLDER = "the launcher no longer has the job's files; it was probably replaced by a new machine"
 _FULL = "disk full on "
 _NAMED = 4
 """Ranks that a reason names; of others it gives the number."""

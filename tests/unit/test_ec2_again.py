@@ -157,7 +157,7 @@ def test_the_plan_says_whether_aws_itself_keeps_the_deadline(
         line for line in plan.lines if line.startswith("AWS itself terminates none of them (")
     ]
     assert "list_schedule_groups: your AWS user is not allowed to do that" in said
-    assert said.endswith('"The deadline outside", lists the rights')
+    assert said.endswith('"The deadline in AWS", lists the rights')
     assert plan.question
 
 

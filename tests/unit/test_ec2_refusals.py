@@ -239,7 +239,7 @@ def test_a_node_that_no_packet_reaches_may_be_behind_a_firewall_of_ones_own(tmp_
         with pytest.raises(NodeUnreachable, match="no answer within") as caught:
             HostKeys(tmp_path / "red").settle([deaf], limit=0, tell=lambda text: None)
     assert caught.value.cluster == "red"
-    assert "let SSH out (port 22)" in caught.value.hint
+    assert "allows outgoing SSH (port 22)" in caught.value.hint
 
 
 def test_a_node_that_refuses_names_the_cluster_to_go_on_with(

@@ -64,7 +64,7 @@ def test_machines_that_run_are_never_replaced(changed: ClusterSpec, said: str) -
         (wish(vpc="vpc-1"), "--vpc cannot change"),
         (wish(subnet=("subnet-1",)), "--subnet cannot change"),
         (wish(reservation="cr-1"), "--reservation cannot change"),
-        (wish(zones=("us-east-1b",)), "run in us-east-1a, and stay there"),
+        (wish(zones=("us-east-1b",)), "run in us-east-1a and cannot move"),
     ],
 )
 def test_what_would_replace_machines_is_refused_before_aws_is_asked_about_it(

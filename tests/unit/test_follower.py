@@ -414,7 +414,7 @@ def test_a_node_that_is_frozen_is_told_and_given_up_though_it_can_be_reached(
     site.state(ENDED)
     told: list[str] = []
     follower, _ = site.follow(probing({}), tell=told.append)
-    why = "new connections work, but what ran there is frozen or very slow"
+    why = "new connections work, but its earlier processes are frozen or very slow"
     assert f"worker-2 has not answered for 0.2 s: {why}" in told
     assert follower.lost == {"worker-2": why}
 

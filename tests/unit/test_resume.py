@@ -229,7 +229,7 @@ def test_a_job_whose_launcher_was_made_anew_is_lost_and_goes_on(
             supervisor.kill()
     [row] = call("jobs", "--json").document["jobs"]
     assert (row["state"], row["survivors"]) == ("lost", dict.fromkeys(row["survivors"], 0))
-    assert old.store.job(job.id).reason.startswith("the launcher has lost its files")
+    assert old.store.job(job.id).reason.startswith("the launcher no longer has the job's files")
     move(old, old, tree)
     assert have(old, "worker-1")["snapshot"] == "epoch 3"
 

@@ -31,7 +31,7 @@ SPREADING = 30.0
 AT_ONCE = 8
 """Regions take 50 schedules a second or more."""
 UNGUARDED = (
-    'only their own agents keep the deadline; docs/ec2.md, "The deadline outside", lists the rights'
+    'only their own agents keep the deadline; docs/ec2.md, "The deadline in AWS", lists the rights'
 )
 
 

@@ -163,7 +163,7 @@ class HostKeys:
                 "; ".join(fold(final or failed))
                 + ("" if final else f" (waited {limit:g} s for the machine to boot)"),
                 hint=f"`clusterctl up {name}` tries again, `clusterctl down {name}` removes the"
-                " cluster" + "; your own network has to let SSH out (port 22)" * silent,
+                " cluster" + "; check that your own network allows outgoing SSH (port 22)" * silent,
                 transient=not final,
             )
             error.cluster = name

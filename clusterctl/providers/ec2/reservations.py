@@ -89,7 +89,7 @@ def check_end(api: Api, id: str, deadline: float) -> None:
     if latest is not None and deadline > latest:
         left = max(0.0, latest - time.time())
         raise ProviderError(
-            f"the Capacity Block {id} keeps its machines until {clock(latest)}, and the new"
+            f"the Capacity Block {id} keeps its machines until {clock(latest)}, but the new"
             f" deadline would be {clock(deadline)}",
             hint=f"give at most --ttl {int(left / 60)}m; AWS can extend a block that has not ended:"
             " `aws ec2 describe-capacity-block-extension-offerings`",

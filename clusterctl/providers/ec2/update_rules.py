@@ -108,7 +108,7 @@ def check_settings(options: ClusterSpec, current: Cluster, zone: str) -> None:
             )
     if zone and options.cloud.zones and zone not in options.cloud.zones:
         raise UsageError(
-            f"the machines of cluster {options.name} run in {zone}, and stay there",
+            f"the machines of cluster {options.name} run in {zone} and cannot move",
             hint=f"leave --zones out; {_another(options)}",
         )
 
