@@ -210,6 +210,21 @@ def test_nothing_was_started(site: Site) -> None:
     assert "no such host" in site.story(job)
 
 
+GIVES_UP = "echo x >>starts; echo 'A daemon failed to report back after being spawned.'; exit 213"
+
+
+def test_an_mpirun_whose_daemon_gives_up_is_started_again(site: Site) -> None:
+    """No rank has run: no retry is spent on it."""
+    job = site.ended(site.submit(1, "true", f"[ -e starts ] || {{ {GIVES_UP}; }}; rank 0; rank 1"))
+    assert (job.state, job.attempt) == (JobState.SUCCEEDED, 1), site.story(job)
+
+
+def test_an_mpirun_whose_daemons_always_give_up_is_started_again_once(site: Site) -> None:
+    job = site.ended(site.submit(1, "true", GIVES_UP))
+    assert (job.state, job.reason) == (JobState.FAILED, "no rank was started")
+    assert (site.folder("launcher", 1) / "starts").read_text() == "x\nx\n"
+
+
 def test_what_a_program_leaves_behind_is_ended(site: Site) -> None:
     job = site.submit(1, "trap '' TERM; sleep 300 & :", "rank 0; rank 1")
     job = site.until(job, lambda job: bool(job.survivors))
