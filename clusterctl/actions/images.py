@@ -211,8 +211,9 @@ def fetch(
     words += [word for name in (abi, "abi3", "none") for word in ("--abi", name)]
     words += [word for name in _platforms(downloads) for word in ("--platform", name)]
     return [
-        *(sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "download"),
-        *("--quiet", "--no-deps", "--only-binary=:all:"),
+        # Isolated: what lies in the current folder would be imported before pip, also as root.
+        *(sys.executable, "-I", "-m", "pip", "--disable-pip-version-check", "--no-input"),
+        *("download", "--quiet", "--no-deps", "--only-binary=:all:"),
         *(["--require-hashes"] if hashes else []),
         *words,
         *("--dest", str(wheels), "--requirement", str(requirements)),
