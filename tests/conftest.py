@@ -182,12 +182,26 @@ def pytest_runtest_makereport(
     """With CI=true a skip for any other reason than MAY_SKIP is a failure, however it came about:
     a suite that tests less than it seems to must not pass."""
     report = yield
-    if os.environ.get("CI") == "true" and report.skipped and not hasattr(report, "wasxfail"):
-        reason = str(call.excinfo.value) if call.excinfo else "skipped"
-        if not reason.endswith(MAY_SKIP):
-            report.outcome = "failed"
-            report.longrepr = f"{item.nodeid} skipped in CI: {reason}"
+    if report.skipped and not hasattr(report, "wasxfail"):
+        _refuse_in_ci(report, str(call.excinfo.value) if call.excinfo else "skipped")
     return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """The same for a module that skips as it is imported."""
+    report = yield
+    if report.skipped and isinstance(report.longrepr, tuple):
+        _refuse_in_ci(report, report.longrepr[-1])
+    return report
+
+
+def _refuse_in_ci(report: pytest.TestReport | pytest.CollectReport, reason: str) -> None:
+    if os.environ.get("CI") == "true" and not reason.endswith(MAY_SKIP):
+        report.outcome = "failed"
+        report.longrepr = f"{report.nodeid} skipped in CI: {reason}"
 
 
 @pytest.fixture(scope="session")

@@ -22,6 +22,7 @@ import pytest
 
 from clusterctl import providers, verbs
 from clusterctl.actions import (
+    allow,
     attach,
     check,
     data,
@@ -145,6 +146,7 @@ def scenes() -> list[Scene]:
         Scene("cost"),
         Scene("drill", ("--dry-run", "--json")),
         Scene("ssh-config"),
+        Scene("allow", ("203.0.113.7/32",), "ec2"),
     ]
 
 
@@ -325,6 +327,7 @@ def stage(scene: Scene, monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[s
         for module, name in ((clusters, "up"), (start, "run"), (clusters, "down")):
             monkeypatch.setattr(module, name, part(name, scene, reached))
     for module, names in {
+        allow: ("allow",),
         attach: ("attach_hosts", "attach_site"),
         check: ("check",),
         data: ("get", "push", "list_data", "write_index"),
@@ -403,6 +406,10 @@ def outcome(said: Said, reached: list[str]) -> tuple[object, ...]:
 def new(before: list[str]) -> set[str]:
     """What has come to be in the state home, beside the log of a line that failed."""
     return set(state()) - {*before, "clusterctl.log"}
+
+
+def test_every_verb_has_a_scene() -> None:
+    assert {scene.verb for scene in scenes()} == set(VERBS)
 
 
 @pytest.mark.parametrize("scene", scenes(), ids=str)

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def outcome(folder: Path, body: str, ci: str) -> str:
-    """What pytest says of one test with that body, under this suite's conftest."""
+    """What pytest says of a module with one test or none, under this suite's conftest."""
     tests = folder / "tests" / "unit"
     tests.mkdir(parents=True, exist_ok=True)
     (tests / "test_one.py").write_text(f"import pytest\n\n{body}\n")
@@ -35,6 +35,8 @@ SKIPS = {
     "called": "def test_it():\n    pytest.skip('no such tool')",
     "marked": "@pytest.mark.skip(reason='no such tool')\ndef test_it():\n    pass",
     "condition": "@pytest.mark.skipif(True, reason='no such tool')\ndef test_it():\n    pass",
+    "module": "pytest.skip('no such tool', allow_module_level=True)",
+    "import": "pytest.importorskip('no_such_module')",
     "fixture": "@pytest.fixture\ndef tool():\n    pytest.skip('no such tool')\n\n"
     "def test_it(tool):\n    pass",
 }
