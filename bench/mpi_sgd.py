@@ -487,7 +487,7 @@ def main() -> int:
         print(json.dumps(document), flush=True)
         if arguments.out is not None:
             arguments.out.write_text(json.dumps(document, indent=2) + "\n")
-    return 0
+    return int(any(one[name] > LIMITS[name] for one in everyone for name in SCRIPTS))
 
 
 if __name__ == "__main__":
