@@ -86,16 +86,17 @@ def test_a_function_of_a_module_brings_its_neighbours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It runs where its package can be imported."""
-    (tmp_path / "api_of_a_test").mkdir()
-    (tmp_path / "api_of_a_test" / "__init__.py").touch()
-    (tmp_path / "api_of_a_test" / "inner.py").write_text("def f(): return 1\n")
-    monkeypatch.syspath_prepend(tmp_path)
+    source = tmp_path / "tree" / "source"
+    (source / "api_of_a_test").mkdir(parents=True)
+    (source / "api_of_a_test" / "__init__.py").touch()
+    (source / "api_of_a_test" / "inner.py").write_text("def f(): return 1\n")
+    monkeypatch.syspath_prepend(source)
     from api_of_a_test.inner import f  # type: ignore[import-not-found]
 
     for function in (f, functools.partial(f)):
-        resolved = call.resolve(function, (), chosen=tmp_path.parent)
-        assert f"{tmp_path.name}/api_of_a_test/inner.py" in resolved.tree.files
-        assert resolved.program.folder == tmp_path.name
+        resolved = call.resolve(function, (), chosen=tmp_path / "tree")
+        assert "source/api_of_a_test/inner.py" in resolved.tree.files
+        assert resolved.program.folder == "source"
         assert resolved.program.target == "../.clusterctl-call/call.py"
 
 
