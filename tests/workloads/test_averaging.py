@@ -381,12 +381,13 @@ class Answers:
     sent: dict[int, list[torch.Tensor]] = field(default_factory=lambda: {1: [], 2: []})
 
     def start(self) -> None:
+        size = first_weights().numel()  # not in the threads: the master draws its weights meanwhile
         for rank, sign in ((1, -1), (2, 1)):
-            threading.Thread(target=self.answer, args=(rank, sign), daemon=True).start()
+            threading.Thread(target=self.answer, args=(rank, sign, size), daemon=True).start()
 
-    def answer(self, rank: int, sign: int) -> None:
+    def answer(self, rank: int, sign: int, size: int) -> None:
         worker = self.network.mpi(rank).COMM_WORLD
-        weights = np.empty(first_weights().numel(), np.float32)
+        weights = np.empty(size, np.float32)
         while True:
             try:
                 worker.Recv(weights, 0, 1)

@@ -128,13 +128,16 @@ class Init:
         selector.register(listener, selectors.EVENT_READ)
         selector.register(WAKEUP[0], selectors.EVENT_READ)
         self.boot(first=True)
-        print("up", flush=True)
+        up = False
         while True:
-            for key, _ in selector.select(timeout=0.25):
+            for key, _ in selector.select(timeout=0.25 if up else 0.02):
                 if key.fileobj is listener:
                     self._serve(listener)
                 else:
                     WAKEUP[0].recv(4096)
+            if not up and _sshd_listens():
+                up = True
+                print("up", flush=True)
             self.units.reap()
             self.due()
             if self.ending in ("poweroff", "halt"):
@@ -167,6 +170,11 @@ class Init:
 
 
 WAKEUP: list[socket.socket] = []
+
+
+def _sshd_listens() -> bool:
+    rows = Path("/proc/net/tcp").read_text().splitlines()
+    return any(row.split()[1:4:2] == ["00000000:0016", "0A"] for row in rows)
 
 
 def _wakeup() -> int:
