@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from clusterctl import actions
-from clusterctl.actions import call, recover, run, salvage, spec, up_plan
+from clusterctl.actions import call, node_loss, run, salvage, spec, up_plan
 from clusterctl.actions import down as down_action
 from clusterctl.actions import jobs as job_actions
 from clusterctl.actions import up as up_action
@@ -19,10 +19,10 @@ from clusterctl.actions import verify as verify_action
 from clusterctl.errors import UsageError
 from clusterctl.job_model import Job, JobSpec, JobState
 from clusterctl.model import Node
-from clusterctl.options import DEFAULT_NAME, Option, Verb
+from clusterctl.options.clusters import Up
+from clusterctl.options.run import Run
+from clusterctl.options.table import DEFAULT_NAME, Option, Verb
 from clusterctl.variables import environment
-from clusterctl.verbs.clusters import Up
-from clusterctl.verbs.start import Run
 
 if TYPE_CHECKING:
     from clusterctl.actions import Store
@@ -182,7 +182,7 @@ class Cluster:
             secret_names=tuple(sorted(secrets)),
             env_files=tuple(str(path.absolute()) for path in given.env_file),
         )
-        recover.check(wanted.on_node_loss, cluster)
+        node_loss.check(wanted.on_node_loss, cluster)
         number = run.next_number(self._store, dry=True)
         run.prepare(cluster, wanted, resolved, secrets, number=number, requirements=needs)
         number = run.next_number(self._store, dry=False)
@@ -193,7 +193,7 @@ class Cluster:
         seen: Any = {"on_output": lines, "tell": self._report}
         if given.detach:
             return run.run(self._store, prepared, on_start=lambda job: None, detach=True, **seen)
-        job = recover.run(
+        job = node_loss.run(
             self._store,
             number,
             lambda note: run.run(self._store, prepared, on_start=note, **seen),

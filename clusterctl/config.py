@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from clusterctl.errors import UsageError
-from clusterctl.options import Option
+from clusterctl.options.table import Option
 
 FILE = "clusterctl.toml"
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from clusterctl import process
 from clusterctl.errors import ProviderError, UsageError, reason
-from clusterctl.time_limits import background
+from clusterctl.timeouts import background
 
 HUB = "docker.io"
 HUB_URL = "CLUSTERCTL_DOCKER_HUB"

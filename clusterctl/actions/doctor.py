@@ -28,7 +28,7 @@ from clusterctl.jobs.follow import read_stored
 from clusterctl.jobs.start import list_nodes, list_rank_nodes
 from clusterctl.model import Cluster, NodeResult, Phase
 from clusterctl.state import Store
-from clusterctl.time_limits import Deadline
+from clusterctl.timeouts import Deadline
 from clusterctl.transport.pool import Pool
 
 LIMIT = 15.0

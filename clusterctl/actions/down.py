@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clusterctl import providers
-from clusterctl.actions import Tell, check_name, idle, salvage
+from clusterctl.actions import Tell, check_name, idle_workers, salvage
 from clusterctl.actions.jobs import Fetched
 from clusterctl.errors import (
     ClusterctlError,
@@ -24,7 +24,7 @@ from clusterctl.insight import cost
 from clusterctl.job_model import JobState
 from clusterctl.model import Charge, Cluster, ClusterSpec, Phase
 from clusterctl.providers.protocol import Recovering
-from clusterctl.providers.shared import billing
+from clusterctl.providers.shared import charges as measured
 from clusterctl.state import ClusterLock, Store
 
 _ACT = {"down": "take the cluster down", "detach": "remove clusterctl's files from its machines"}
@@ -85,7 +85,7 @@ def down(
         if verb != cluster.end:
             how = "was attached" if cluster.attached else "was created by clusterctl"
             raise UsageError(f"cluster {name!r} {how}", hint=f"clusterctl {cluster.end} {name}")
-        cluster = idle.settle(store, cluster, tell)
+        cluster = idle_workers.settle(store, cluster, tell)
         living = _living(store, cluster, tell) if cluster.charges else None
         saved = salvage.Saved()
         if cluster.nodes and cluster.phase is not Phase.DELETING and not force:
@@ -174,7 +174,7 @@ def _made(cluster: Cluster, folder: Path, now: float) -> tuple[Charge, ...]:
     except ClusterctlError:
         return cluster.charges
     made = {node.name for node in cluster.nodes} | provider.list_made(folder)
-    charges = billing.settle(cluster, living=there, made=made, now=now, ends=ends)
+    charges = measured.settle(cluster, living=there, made=made, now=now, ends=ends)
     return _timed(replace(cluster, charges=charges), folder)
 
 
@@ -184,7 +184,7 @@ def _timed(cluster: Cluster, folder: Path) -> tuple[Charge, ...]:
         lives = providers.load_billing(cluster).list_lives(cluster, folder)
     except ClusterctlError:
         return cluster.charges
-    return billing.correct(cluster.charges, lives)
+    return measured.correct(cluster.charges, lives)
 
 
 def find_orphans(store: Store, name: str) -> tuple[Cluster, ...]:

@@ -16,7 +16,7 @@ from clusterctl.errors import ProviderError, RecordError, UsageError
 from clusterctl.model import Cluster
 from clusterctl.providers.protocol import Discovery, Resource, describe
 from clusterctl.state import ClusterLock, Store
-from clusterctl.time_limits import Deadline, background
+from clusterctl.timeouts import Deadline, background
 
 
 @dataclass(frozen=True, slots=True)

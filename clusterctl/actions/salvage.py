@@ -17,7 +17,7 @@ from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.stage import format_bytes
 from clusterctl.model import Charge, Cluster, Phase, Role, clock, count
 from clusterctl.state import Store
-from clusterctl.time_limits import Deadline
+from clusterctl.timeouts import Deadline
 from clusterctl.transport.pool import Pool
 
 LIMIT = 120.0

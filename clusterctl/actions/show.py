@@ -7,14 +7,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from clusterctl import providers
-from clusterctl.actions import idle
+from clusterctl.actions import idle_workers
 from clusterctl.errors import ClusterctlError, reason
 from clusterctl.insight import cost
 from clusterctl.job_model import Job
 from clusterctl.model import Charge, Cluster, Node, Phase, count
 from clusterctl.node_results import ranges
 from clusterctl.providers.protocol import Expiring, Queue
-from clusterctl.providers.shared import billing
+from clusterctl.providers.shared import charges as measured
 from clusterctl.providers.shared.batch_site import BatchSite
 from clusterctl.providers.shared.deadlines import describe_difference, parse_answer, render_question
 from clusterctl.state import Store
@@ -107,7 +107,7 @@ def find_charges(
     long as machines are not to have ended themselves by now."""
     if _outlived(cluster, now):
         return _overdue(store, cluster, now)
-    if idle.may_have_ended(store, cluster, now):
+    if idle_workers.may_have_ended(store, cluster, now):
         return _unused(store, cluster, now)
     return cluster.charges, ()
 
@@ -171,7 +171,7 @@ def _unused(store: Store, cluster: Cluster, now: float) -> tuple[Sequence[Charge
     """The charges of a cluster that nobody has used for long, as AWS has them, and which workers
     have ended."""
     try:
-        found = idle.look(store, cluster, now)
+        found = idle_workers.look(store, cluster, now)
     except ClusterctlError as error:
         return cluster.charges, (
             f"it is unknown whether unused workers have ended ({reason(error)}); the costs shown"
@@ -187,7 +187,7 @@ def _settle(
     provider, folder = providers.load_billing(cluster), store.folder(cluster.name)
     there, ends = provider.list_billed(cluster, folder), provider.list_ended(cluster, folder)
     made = {node.name for node in cluster.nodes} | provider.list_made(folder)
-    return there, billing.settle(cluster, living=there, made=made, now=now, ends=ends)
+    return there, measured.settle(cluster, living=there, made=made, now=now, ends=ends)
 
 
 ASKED_AT_ONCE = 16
@@ -196,7 +196,7 @@ ASKED_AT_ONCE = 16
 def list_statuses(store: Store) -> tuple[Status, ...]:
     """Of all clusters. AWS is asked about several at the same time."""
     clusters, now = store.clusters(), time.time()
-    if not any(_outlived(c, now) or idle.may_have_ended(store, c, now) for c in clusters):
+    if not any(_outlived(c, now) or idle_workers.may_have_ended(store, c, now) for c in clusters):
         return tuple(status(store, cluster) for cluster in clusters)
     from concurrent.futures import ThreadPoolExecutor
 

@@ -15,7 +15,7 @@ from clusterctl.model import Cluster
 from clusterctl.node_results import ranges
 from clusterctl.providers.protocol import ProviderPlan
 from clusterctl.state import Store
-from clusterctl.time_limits import Deadline
+from clusterctl.timeouts import Deadline
 
 
 def find_surplus(old: Cluster, plan: ProviderPlan, wanted: int) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import re
 from clusterctl.actions import node_images
 from clusterctl.errors import UsageError
 from clusterctl.model import CloudSpec, ClusterSpec, NodeGroup, Runtime
-from clusterctl.verbs.clusters import Up
+from clusterctl.options.clusters import Up
 
 
 def cluster_spec(name: str, given: Up) -> ClusterSpec:

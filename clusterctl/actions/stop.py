@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from clusterctl import providers
-from clusterctl.actions import Tell, idle, open_pool, require_owned, require_ready, salvage
+from clusterctl.actions import Tell, idle_workers, open_pool, require_owned, require_ready, salvage
 from clusterctl.errors import UsageError
 from clusterctl.insight import cost
 from clusterctl.model import Charge, Cluster, Phase
 from clusterctl.providers.protocol import Ended, Pausing
-from clusterctl.providers.shared import billing
+from clusterctl.providers.shared import charges as measured
 from clusterctl.state import ClusterLock, Store
 
 Ask = Callable[[str], bool]
@@ -49,7 +49,7 @@ def stop(store: Store, name: str, tell: Tell, ask: Ask) -> Stopped | None:
         ended: tuple[int, ...] = ()
         if cluster.phase is not Phase.STOPPED:
             provider.check_pausing(require_ready(cluster), folder)
-            cluster = idle.settle(store, cluster, tell)
+            cluster = idle_workers.settle(store, cluster, tell)
             open_jobs = store.open_jobs(cluster)
             numbers = ", ".join(str(job.id) for job in open_jobs)
             if open_jobs and not ask(f"job {numbers} is still running; end it?"):
@@ -73,4 +73,4 @@ def stop(store: Store, name: str, tell: Tell, ask: Ask) -> Stopped | None:
 
 
 def _kept(charge: Charge, end: Ended) -> Charge:
-    return charge if charge.part == billing.STORED else charge.ended(end.when)
+    return charge if charge.part == measured.STORED else charge.ended(end.when)

@@ -11,7 +11,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from clusterctl import bootstrap, keys, providers
-from clusterctl.actions import Tell, check_name, idle, open_pool, salvage, shrink, smoke_test
+from clusterctl.actions import (
+    Tell,
+    check_name,
+    idle_workers,
+    open_pool,
+    salvage,
+    shrink,
+    smoke_test,
+)
 from clusterctl.actions.down import find_orphans, finish_down
 from clusterctl.actions.up_bootstrap import bootstrap_nodes, connect, find_missing_gpus, write_ssh
 from clusterctl.actions.up_plan import Intent, add_regions, find_owned, find_places, intend
@@ -20,7 +28,7 @@ from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.insight import cost
 from clusterctl.model import Cluster, ClusterSpec, Phase
 from clusterctl.providers.protocol import Created, NoCapacity
-from clusterctl.providers.shared import billing
+from clusterctl.providers.shared import charges as measured
 from clusterctl.state import ClusterLock, Store
 
 BOOTSTRAP = "bootstrap"
@@ -97,9 +105,10 @@ def _up(
 ) -> Up:
     clock = Clock()
     with clock.phase("plan"):
-        if (old := find_owned(store, spec)) and idle.may_have_ended(store, old, time.time()):
+        old = find_owned(store, spec)
+        if old and idle_workers.may_have_ended(store, old, time.time()):
             with ClusterLock(store.home, spec.name, "up", tell):
-                idle.settle(store, store.cluster(spec.name), tell)
+                idle_workers.settle(store, store.cluster(spec.name), tell)
         # Before anything is written: most of what cannot be done is found out here.
         intent = intend(spec, find_owned(store, spec), tell, store.home.path)
         if consent is not _agreed:
@@ -112,7 +121,7 @@ def _up(
                 _build(intent.plan.recipes, tell)
         intent, cluster = _record(store, spec, intent, tell, consent)
         if intent.old:
-            idle.count_as_used(store, intent.old)
+            idle_workers.count_as_used(store, intent.old)
         with clock.phase("create"):
             cluster, created = _create(store, cluster, intent, tell)
         store.event(cluster.name, "created", nodes=len(cluster.nodes))
@@ -264,7 +273,7 @@ def record_failed_create(
     # What ran when it was planned; the rest of the plan may never have been made.
     past = set(old.charges) if old else set()
     ran = {item.node for item in past.intersection(cluster.charges) if item.until is None}
-    charges = billing.settle(cluster, living=there, made=ran, now=clock())
+    charges = measured.settle(cluster, living=there, made=ran, now=clock())
     # By machine and deadline, not by name: new ones are called as those in whose place they are.
     same = old and (there, cluster.deadline) == (before, old.deadline)
     if old and old.phase is Phase.READY and same:

@@ -20,7 +20,7 @@ from clusterctl.job_model import JobSpec
 from clusterctl.jobs.follow import Piece
 from clusterctl.model import Accelerator, Cluster, Node, NodeResult, count
 from clusterctl.state import Store
-from clusterctl.time_limits import Deadline
+from clusterctl.timeouts import Deadline
 from clusterctl.transport import Channel
 from clusterctl.transport.pool import Pool
 

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from clusterctl import assets, catalog, recipes, registry
-from clusterctl.bootstrap import Step
-from clusterctl.bootstrap import idle as idling
+from clusterctl.bootstrap import Step, idle_agent
 from clusterctl.keys import KeyPair
 from clusterctl.model import Accelerator, Node, Role, Runtime
 from clusterctl.registry import Login
@@ -99,7 +98,7 @@ def for_node(
 ) -> tuple[Step, ...]:
     """`nodes` are all of the cluster; `container` is needed for Runtime.DOCKER. `deadline_unit` is
     the service that ends the machine, where there is one; `idle`: see `CloudSpec`."""
-    unused = idling.values(node, nodes, idle, int(runtime is Runtime.DOCKER))
+    unused = idle_agent.values(node, nodes, idle, int(runtime is Runtime.DOCKER))
     ends = [
         Template("deadline", "shuts itself down at the deadline", {"unit": deadline_unit}),
         Template("idle", "unused workers end" if idle else "unused workers do not end", unused),

@@ -26,7 +26,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 def main() -> None:
     """Runs the command line and exits with the code that the contract promises."""
     _complete_streams()
-    sys.exit(run(sys.argv[1:]))
+    sys.exit(execute(sys.argv[1:]))
 
 
 def _complete_streams() -> None:
@@ -46,7 +46,7 @@ def _complete_streams() -> None:
             stream.reconfigure(errors="clusterctl")
 
 
-def run(arguments: list[str]) -> int:
+def execute(arguments: list[str]) -> int:
     """Runs one command line; never raises. Returns the exit code."""
     console = Console.begin()
     try:

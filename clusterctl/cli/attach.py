@@ -10,8 +10,8 @@ from clusterctl.actions import down
 from clusterctl.actions.salvage import Unfetched
 from clusterctl.cli.console import Console, ago, pick, plain
 from clusterctl.errors import UsageError
-from clusterctl.options import DEFAULT_NAME
-from clusterctl.verbs.clusters import Attach, Detach
+from clusterctl.options.clusters import Attach, Detach
+from clusterctl.options.table import DEFAULT_NAME
 
 
 def attach(given: Attach, console: Console) -> None:

@@ -11,9 +11,9 @@ from clusterctl.cli.console import Console, ago, pick, table
 from clusterctl.cli.job_output import fetched_document, note_fetched
 from clusterctl.errors import UsageError
 from clusterctl.model import Cluster, clock, count
-from clusterctl.options import DEFAULT_NAME
-from clusterctl.verbs.clusters import Allow, Down, List, Status, Up
-from clusterctl.verbs.machine import Cp, Forward, Ssh
+from clusterctl.options.clusters import Allow, Down, List, Status, Up
+from clusterctl.options.machine import Cp, Forward, Ssh
+from clusterctl.options.table import DEFAULT_NAME
 
 
 def up(given: Up, console: Console, *, then: bool = True) -> None:

@@ -11,7 +11,7 @@ from clusterctl import actions
 from clusterctl.actions import data as action
 from clusterctl.cli.console import Console, table
 from clusterctl.errors import UsageError
-from clusterctl.verbs.data import DataGet, DataIndex, DataList, DataPush
+from clusterctl.options.data import DataGet, DataIndex, DataList, DataPush
 
 _BAR = 30  # characters
 

@@ -11,7 +11,7 @@ from clusterctl.actions import drill as action
 from clusterctl.cli.console import Console, table
 from clusterctl.errors import UsageError
 from clusterctl.model import ClusterSpec, NodeGroup, count
-from clusterctl.verbs.clusters import Drill
+from clusterctl.options.clusters import Drill
 
 WIDTH = 60
 """Characters of a reason that the table shows; --json has all of it."""

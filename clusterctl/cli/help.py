@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from clusterctl.config import prefix
-from clusterctl.options import ARGUMENTS, GENERAL, Option, Verb
-from clusterctl.verbs import FAMILIES, VERBS
+from clusterctl.options.table import ARGUMENTS, GENERAL, Option, Verb
+from clusterctl.options.verbs import FAMILIES, VERBS
 
 HELP = ("-h, --help", "Show this help")
 _WIDEST = 0.41

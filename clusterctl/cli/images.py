@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from clusterctl.actions import images
 from clusterctl.cli.console import Console, pick
-from clusterctl.verbs.data import ImageBuild, ImageLock
+from clusterctl.options.data import ImageBuild, ImageLock
 
 
 def image_build(given: ImageBuild, console: Console) -> None:

@@ -13,8 +13,8 @@ from clusterctl.actions import verify as measuring
 from clusterctl.cli.console import Console, pick, redact, table
 from clusterctl.cli.jobs import number_of
 from clusterctl.model import count
-from clusterctl.verbs.clusters import Verify
-from clusterctl.verbs.jobs import Diff, Doctor
+from clusterctl.options.clusters import Verify
+from clusterctl.options.jobs import Diff, Doctor
 
 SHOWN = 12
 """Frames of a stack that are shown without --verbose."""

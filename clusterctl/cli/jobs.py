@@ -22,8 +22,8 @@ from clusterctl.cli.job_output import (
 )
 from clusterctl.cli.rank_output import Printer
 from clusterctl.job_model import Job, JobState
-from clusterctl.verbs.jobs import Cancel, Doctor, Fetch, Jobs, Logs
-from clusterctl.verbs.start import Rerun
+from clusterctl.options.jobs import Cancel, Doctor, Fetch, Jobs, Logs
+from clusterctl.options.run import Rerun
 
 
 def jobs(given: Jobs, console: Console) -> None:

@@ -10,11 +10,11 @@ import typer
 
 from clusterctl import actions
 from clusterctl.actions import run as action
-from clusterctl.cli import clusters, start
+from clusterctl.cli import clusters, run
 from clusterctl.cli.console import Console
 from clusterctl.errors import ClusterctlError, RecordError, UsageError
-from clusterctl.verbs.clusters import Down, Up
-from clusterctl.verbs.start import Launch, Run
+from clusterctl.options.clusters import Down, Up
+from clusterctl.options.run import Launch, Run
 
 
 def launch(given: Launch, console: Console) -> None:
@@ -66,7 +66,7 @@ def launch(given: Launch, console: Console) -> None:
 
 def _run(given: Run, console: Console) -> int:
     try:
-        start.run(given, console)
+        run.run(given, console)
     except typer.Exit as ended:
         return ended.exit_code
     return 0

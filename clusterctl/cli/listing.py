@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from clusterctl.cli.clusters import list_here
 from clusterctl.cli.console import Console
-from clusterctl.verbs.clusters import List
+from clusterctl.options.clusters import List
 
 
 def list_clusters(given: List, console: Console) -> None:
     document = list_here(given, console)
     if given.everywhere:
-        from clusterctl.cli import money
+        from clusterctl.cli import gc
 
-        document |= money.list_all(console)
+        document |= gc.list_all(console)
     console.document(document)

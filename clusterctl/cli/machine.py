@@ -12,7 +12,7 @@ from clusterctl.actions import real_check
 from clusterctl.actions import ssh_config as plain_ssh
 from clusterctl.cli.console import Console, pick, table
 from clusterctl.model import Runtime
-from clusterctl.verbs.machine import Check, SshConfig
+from clusterctl.options.machine import Check, SshConfig
 
 
 def check(given: Check, console: Console) -> None:

@@ -1,4 +1,4 @@
-"""The command line as Typer parses it, made from the table of verbs (`clusterctl.verbs`).
+"""The command line as Typer parses it, made from the table of verbs (`clusterctl.options.verbs`).
 
 Verbs are made when they are asked for, so that `--help` loads none of them. Typer only parses the
 words: settings, variables and checks of values are the same for all options, and are done here.
@@ -18,8 +18,8 @@ from clusterctl import __version__, config
 from clusterctl.cli import help
 from clusterctl.cli.console import Console
 from clusterctl.errors import UsageError
-from clusterctl.options import Common, Option, Verb
-from clusterctl.verbs import FAMILIES, VERBS
+from clusterctl.options.table import Common, Option, Verb
+from clusterctl.options.verbs import FAMILIES, VERBS
 
 
 class Command(TyperCommand):

@@ -17,7 +17,7 @@ from clusterctl.launch_plan import LaunchPlan
 from clusterctl.model import Cluster, Node
 from clusterctl.schedulers import batch
 from clusterctl.schedulers.direct import GRACE
-from clusterctl.time_limits import Deadline
+from clusterctl.timeouts import Deadline
 from clusterctl.transport.pool import Pool
 
 SURVEY_TIMEOUT = 45.0

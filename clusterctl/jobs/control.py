@@ -14,7 +14,7 @@ from clusterctl.jobs.start import ASK_TIMEOUT, list_nodes, list_rank_nodes, make
 from clusterctl.model import Cluster, NodeResult, count
 from clusterctl.schedulers import direct, verdict
 from clusterctl.schedulers.direct import GRACE
-from clusterctl.time_limits import NEVER, Deadline
+from clusterctl.timeouts import NEVER, Deadline
 from clusterctl.transport.pool import Pool
 
 REMARKS = 16_000
@@ -102,9 +102,9 @@ def kill_processes(
 
     def kill(name: str) -> NodeResult:
         folder = f"{cluster.node(name).root}/jobs/{job.id}"
-        sweep = f"{shlex.quote(folder)}/sweep.sh"
+        script = f"{shlex.quote(folder)}/processes.sh"
         # A machine that was made anew has neither the script nor processes of the job.
-        command = f"[ -e {sweep} ] || {{ echo survivors 0; exit; }}; exec /bin/sh {sweep} end 0"
+        command = f"[ -e {script} ] || {{ echo survivors 0; exit; }}; exec /bin/sh {script} end 0"
         return pool.transport(name).run(command, timeout=min(ASK_TIMEOUT, deadline.left))
 
     return {result.node: _survivors(result) for result in pool.each(kill, list_nodes(job, cluster))}

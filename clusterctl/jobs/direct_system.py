@@ -17,7 +17,7 @@ from clusterctl.launch.placement import place
 from clusterctl.launch_plan import LaunchPlan
 from clusterctl.model import Cluster, Node, NodeResult
 from clusterctl.schedulers.direct import GRACE, command_line
-from clusterctl.time_limits import Deadline
+from clusterctl.timeouts import Deadline
 from clusterctl.transport.pool import Pool
 
 COMPILE_TIMEOUT = 600.0

@@ -25,7 +25,7 @@ from clusterctl.jobs import control, systems
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.start import list_nodes
 from clusterctl.model import Cluster, NodeResult
-from clusterctl.options import MIN_IDLE
+from clusterctl.options.table import MIN_IDLE
 from clusterctl.schedulers import verdict
 from clusterctl.state.home import writing
 from clusterctl.transport import Channel

@@ -24,7 +24,7 @@ from clusterctl.jobs import systems
 from clusterctl.jobs.start import list_rank_nodes, make_error
 from clusterctl.model import Cluster, NodeResult, clock
 from clusterctl.state.home import write_atomic
-from clusterctl.time_limits import background
+from clusterctl.timeouts import background
 from clusterctl.transport.pool import Pool
 
 LIST_TIMEOUT = 60.0

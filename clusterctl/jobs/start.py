@@ -42,8 +42,8 @@ def node_files(job: Job, cluster: Cluster, plan: LaunchPlan, secrets: Mapping[st
     for name in list_nodes(job, cluster):
         node = cluster.node(name)
         folder = f"{node.root}/jobs/{job.id}"
-        sweep = assets.render("job/sweep.sh.j2", id=job.id, node=name, tag=tag, folder=folder)
-        files[name] = {"sweep.sh": (sweep, 0o755)}
+        script = assets.render("job/processes.sh.j2", id=job.id, node=name, tag=tag, folder=folder)
+        files[name] = {"processes.sh": (script, 0o755)}
         if name not in plan.programs:
             continue
         variables = {

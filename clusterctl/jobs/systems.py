@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Protocol, cast
 
-from clusterctl import verbs
 from clusterctl.errors import UsageError
 from clusterctl.job_model import Job, JobSpec, Placement
 from clusterctl.launch import Request
 from clusterctl.launch_plan import LaunchPlan
 from clusterctl.model import Cluster, Node
+from clusterctl.options import verbs
 from clusterctl.schedulers import Scheduler
-from clusterctl.time_limits import Deadline
+from clusterctl.timeouts import Deadline
 from clusterctl.transport.pool import Pool
 
 

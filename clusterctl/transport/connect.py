@@ -16,7 +16,7 @@ import fabric
 import paramiko
 
 from clusterctl.errors import UsageError
-from clusterctl.time_limits import WATCHDOG, Deadline
+from clusterctl.timeouts import WATCHDOG, Deadline
 from clusterctl.transport import diagnosis, known_hosts, ssh_config
 from clusterctl.transport.connection import LOST, Connection, Socket
 from clusterctl.transport.diagnosis import ConnectError, Target

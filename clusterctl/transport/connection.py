@@ -19,7 +19,7 @@ import paramiko
 from paramiko.common import MSG_CHANNEL_REQUEST, cMSG_GLOBAL_REQUEST
 from paramiko.packet import Packetizer
 
-from clusterctl.time_limits import WATCHDOG
+from clusterctl.timeouts import WATCHDOG
 
 KEEPALIVE = 15.0
 """Seconds without a word from us after which we ask the node whether it is there."""

@@ -11,7 +11,7 @@ from typing import Any
 import paramiko
 
 from clusterctl import process
-from clusterctl.time_limits import Deadline, background
+from clusterctl.timeouts import Deadline, background
 from clusterctl.transport import diagnosis
 from clusterctl.transport.connection import LOST, Connection, Socket
 from clusterctl.transport.diagnosis import Target

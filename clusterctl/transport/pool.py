@@ -12,7 +12,7 @@ from pathlib import Path
 
 from clusterctl.errors import UsageError
 from clusterctl.model import Cluster, Node, NodeResult
-from clusterctl.time_limits import background
+from clusterctl.timeouts import background
 from clusterctl.transport import Transport
 from clusterctl.transport.diagnosis import FAILURES, describe_failure
 from clusterctl.transport.local import LocalTransport

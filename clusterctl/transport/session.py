@@ -12,7 +12,7 @@ import paramiko
 from paramiko.buffered_pipe import BufferedPipe
 from paramiko.common import cMSG_CHANNEL_REQUEST
 
-from clusterctl.time_limits import WATCHDOG, Deadline
+from clusterctl.timeouts import WATCHDOG, Deadline
 from clusterctl.transport import OnStdout
 from clusterctl.transport.connection import CLOSING, LOST, Connection
 from clusterctl.transport.diagnosis import Failure

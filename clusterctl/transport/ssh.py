@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.errors import ClusterctlError
 from clusterctl.model import Node, NodeResult
-from clusterctl.time_limits import Deadline, background
+from clusterctl.timeouts import Deadline, background
 from clusterctl.transport import OnStdout, copying
 from clusterctl.transport.diagnosis import FAILURES, ConnectError, Target, describe_failure
 from clusterctl.transport.ssh_config import MAX_DEPTH

@@ -11,7 +11,7 @@ import pytest
 
 from clusterctl import providers
 from clusterctl.actions import open_store
-from clusterctl.cli import run
+from clusterctl.cli import execute
 
 pytestmark = [pytest.mark.sshd, pytest.mark.mpi]
 
@@ -24,23 +24,23 @@ def test_a_row_is_all_that_a_provider_takes(
     monkeypatch.chdir(tmp_path)
     if os.geteuid() == 0:
         Path("/run/sshd").mkdir(exist_ok=True)  # compiled into sshd
-    assert run(["up", "--provider", "processes", "--workers", "2"]) == 0
+    assert execute(["up", "--provider", "processes", "--workers", "2"]) == 0
     folder = open_store().folder("default")
     try:
         pids = [int(path.read_text()) for path in folder.glob("nodes/*.pid")]
         assert len(pids) == 3
-        assert run(["up"]) == 0, "nothing is made twice"
+        assert execute(["up"]) == 0, "nothing is made twice"
         capfd.readouterr()
-        assert run(["run", "--ranks", "4", "reduce_all.py", "--no-table"]) == 0
+        assert execute(["run", "--ranks", "4", "reduce_all.py", "--no-table"]) == 0
         assert "ok:" in capfd.readouterr().out
-        assert run(["status", "--live", "--json"]) == 0
+        assert execute(["status", "--live", "--json"]) == 0
         told = json.loads(capfd.readouterr().out)
         assert [node["live"].partition(",")[0] for node in told["nodes"]] == ["running"] * 3
         # It has no deadline, and that is said where one is asked for.
-        assert run(["extend", "--ttl", "1h"]) == 2
+        assert execute(["extend", "--ttl", "1h"]) == 2
         assert "have no deadline" in capfd.readouterr().err
         assert len(pids) == len(list(folder.glob("nodes/*.pid")))
     finally:
-        assert run(["down", "--discard"]) == 0
+        assert execute(["down", "--discard"]) == 0
     assert not folder.exists()
     assert open_store().names() == ()

@@ -98,7 +98,7 @@ def test_scripts_please_shellcheck(name: str, scheduler: Scheduler, need: Need) 
     }
     made = replace(made, spec=replace(made.spec, secret_names=("KEY",)))
     files["emitted"] = scheduler.emit(made, where, plan, beside="")
-    assert {"rank.sh", "sweep.sh"} <= set(files)
+    assert {"rank.sh", "processes.sh"} <= set(files)
     for path, text in files.items():
         if path.endswith(".sh") or text.startswith("#!"):
             done = subprocess.run(

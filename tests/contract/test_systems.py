@@ -14,7 +14,7 @@ from clusterctl.jobs import systems
 from clusterctl.jobs.systems import JobSystem
 from clusterctl.model import Cluster, Role
 from clusterctl.schedulers import SCHEDULERS
-from clusterctl.time_limits import NEVER
+from clusterctl.timeouts import NEVER
 from clusterctl.transport.pool import Pool
 from tests.unit.making import cluster, node, spec
 

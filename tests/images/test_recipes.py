@@ -274,7 +274,7 @@ def test_stages(recipe: Path) -> None:
 
 def test_what_has_no_checksum_is_not_built(capsys: pytest.CaptureFixture[str]) -> None:
     """Before an engine is asked for anything."""
-    assert cli.run(["image", "build", "amd"]) == 3
+    assert cli.execute(["image", "build", "amd"]) == 3
     said = capsys.readouterr().err
     assert "no checksum for" in said
     assert "torch 2.10.0+rocm" in said
@@ -323,8 +323,8 @@ def test_missing_checksums_are_fetched_and_written(
     said = clusterctl("image", "lock", "amd", PYTHONPATH="")
     assert said.returncode == 0
     assert "has all its checksums" in said.stderr
-    assert cli.run(["image", "lock", "amd", "--base", "debian"]) == 2
-    assert cli.run(["image", "lock", "cqu"]) == 2
+    assert cli.execute(["image", "lock", "amd", "--base", "debian"]) == 2
+    assert cli.execute(["image", "lock", "cqu"]) == 2
 
 
 def test_wheels_of_every_age_are_asked_for() -> None:
@@ -361,7 +361,7 @@ def test_sources_are_verified(tmp_path: Path) -> None:
 
 
 def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["image", "bild", "cpu"]) == 2
+    assert cli.execute(["image", "bild", "cpu"]) == 2
     assert "did you mean image build?" in capsys.readouterr().err
-    assert cli.run(["image", "build", "cqu"]) == 2
+    assert cli.execute(["image", "build", "cqu"]) == 2
     assert "did you mean 'cpu'?" in capsys.readouterr().err

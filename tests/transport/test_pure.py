@@ -13,7 +13,7 @@ import pytest
 
 from clusterctl.model import NodeResult
 from clusterctl.node_results import fold, ranges
-from clusterctl.time_limits import Watchdog
+from clusterctl.timeouts import Watchdog
 from clusterctl.transport import known_hosts, shell, ssh_config
 from clusterctl.transport.copying import mode_of
 

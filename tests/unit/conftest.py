@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.actions import open_store
-from clusterctl.cli import run
+from clusterctl.cli import execute
 from tests.unit.calling import Call, Said
 from tests.unit.making import cluster
 
@@ -23,7 +23,7 @@ def call(
     monkeypatch.chdir(folder)
 
     def one(*arguments: str) -> Said:
-        code = run(list(arguments))
+        code = execute(list(arguments))
         out, err = capfd.readouterr()
         return Said(code, out, err)
 

@@ -68,8 +68,8 @@ def until(condition: Callable[[], Any]) -> Any:
     return found
 
 
-def sweep(folder: Path, tag: str, *arguments: str) -> list[str]:
-    text = assets.render("job/sweep.sh.j2", id=7, node="worker-1", tag=tag, folder=folder)
+def processes(folder: Path, tag: str, *arguments: str) -> list[str]:
+    text = assets.render("job/processes.sh.j2", id=7, node="worker-1", tag=tag, folder=folder)
     done = subprocess.run(
         ["/bin/sh", "-s", *arguments], input=text, capture_output=True, text=True, timeout=30
     )

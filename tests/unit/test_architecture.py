@@ -22,7 +22,7 @@ from clusterctl.providers import PROVIDERS
 # A unit is a package or module directly in clusterctl/. A row: what it may import besides itself.
 
 FOUNDATION = {"model", "errors", "catalog", "config", "assets", "keys", "compiling"}
-FOUNDATION |= {"option_limits", "options", "verbs", "time_limits", "node_results", "unpack"}
+FOUNDATION |= {"options", "timeouts", "node_results", "unpack"}
 FOUNDATION |= {"recipes", "job_model", "launch_plan", "variables"}
 EDGE = {"process", "state", "events"}  # they touch this machine
 TALK = {"transport", "terraform", "datasets", "registry"}  # they talk to other machines
@@ -32,8 +32,8 @@ SERVICES = {"jobs", "insight"}
 MAY_IMPORT: dict[str, set[str]] = {
     "__init__": {"api"},  # on first use
     "__main__": {"cli"},
-    "cli": {"actions", "model", "job_model", "errors", "config", "options", "verbs", "variables"},
-    "api": {"actions", "model", "job_model", "errors", "options", "verbs", "variables"},
+    "cli": {"actions", "model", "job_model", "errors", "config", "options", "variables"},
+    "api": {"actions", "model", "job_model", "errors", "options", "variables"},
     "actions": FOUNDATION | EDGE | TALK | PARTS | SERVICES,
     "jobs": FOUNDATION | EDGE | TALK | PARTS,
     "insight": FOUNDATION | EDGE | TALK | PARTS,
@@ -52,15 +52,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "compiling": {"job_model", "errors", "assets"},
     "assets": {"model", "errors"},
     "keys": {"model", "errors"},
-    "verbs": {"errors", "option_limits", "options"},
     "config": {"model", "errors", "options"},
-    "options": {"errors", "option_limits"},
+    "options": {"errors"},
     "catalog": {"model", "errors"},
-    "time_limits": set(),
+    "timeouts": set(),
     "node_results": {"model"},
     "unpack": {"errors"},
     "variables": {"errors"},
-    "option_limits": set(),
     "job_model": set(),
     "launch_plan": set(),
     "model": set(),

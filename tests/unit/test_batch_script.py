@@ -54,7 +54,7 @@ def ended(tmp_path: Path) -> object:
         for name, text in schedulers.load("sge").script(made, where, plan).items():
             (folder / name).write_text(text)
         values = {"id": 7, "node": "login", "tag": f"{tmp_path}/7;", "folder": folder}
-        (folder / "sweep.sh").write_text(assets.render("job/sweep.sh.j2", **values))
+        (folder / "processes.sh").write_text(assets.render("job/processes.sh.j2", **values))
         (tmp_path / "bin").mkdir()
         (tmp_path / "bin" / "free-port").write_text("echo 29000\n")
         (tmp_path / "bin" / "mpirun").write_text(MPIRUN)

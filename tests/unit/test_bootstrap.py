@@ -17,7 +17,7 @@ from clusterctl import bootstrap, keys
 from clusterctl.bootstrap import facts
 from clusterctl.model import Accelerator, Node, NodeResult
 from clusterctl.providers.sge.provider import SgeProvider
-from clusterctl.providers.shared.clean_up import render_shut_out
+from clusterctl.providers.shared.take_back import render_shut_out
 from clusterctl.providers.slurm.provider import SlurmProvider
 from tests.unit.making import cluster, node
 

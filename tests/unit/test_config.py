@@ -13,7 +13,7 @@ import pytest
 
 from clusterctl import config
 from clusterctl.errors import UsageError
-from clusterctl.options import Group, cluster_option, flag, text, texts
+from clusterctl.options.table import Group, cluster_option, flag, text, texts
 from clusterctl.state import Home, Store
 from tests.unit.calling import Call
 from tests.unit.making import cluster

@@ -70,9 +70,9 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
     """Starts the agent of a node with one job; what it does ends up in `tmp_path`/story."""
     monkeypatch.setattr(deadlines, "FILE", str(tmp_path / "deadline"))
     story = tmp_path / "story"
-    sweep = tmp_path / "root" / "jobs" / "1" / "sweep.sh"
-    sweep.parent.mkdir(parents=True)
-    sweep.write_text(f'echo "$@" >>{story}\n')
+    script = tmp_path / "root" / "jobs" / "1" / "processes.sh"
+    script.parent.mkdir(parents=True)
+    script.write_text(f'echo "$@" >>{story}\n')
     script = deadlines.render_agent(root=str(tmp_path / "root"), end=f"echo end >>{story}; exit 0")
     started: list[subprocess.Popen[bytes]] = []
 

@@ -250,7 +250,7 @@ def write(docker: Path, text: str) -> None:
 
 
 def test_no_docker(docker: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["up", "--provider", "docker"]) == 3
+    assert cli.execute(["up", "--provider", "docker"]) == 3
     said = capsys.readouterr().err
     assert "docker is not on PATH" in said
     assert "apt-get install docker.io" in said
@@ -266,7 +266,7 @@ def test_no_docker(docker: Path, capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_no_engine(docker: Path, text: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     write(docker, f"echo '{text}' >&2; exit 1")
-    assert cli.run(["up", "--provider", "docker"]) == 3
+    assert cli.execute(["up", "--provider", "docker"]) == 3
     assert words in capsys.readouterr().err
 
 
@@ -313,7 +313,7 @@ def test_wishes_that_mean_nothing_here(docker: Path) -> None:
 def test_options_that_contradict(
     words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.run(["up", *words]) == 2
+    assert cli.execute(["up", *words]) == 2
     assert expected in capsys.readouterr().err
 
 

@@ -1,6 +1,6 @@
 """Every option of every verb has an effect where it is taken, or is refused there.
 
-The options are those of `clusterctl/verbs/`. Each is given once in each scene: a verb with a kind
+The options are those of `clusterctl/options/`. Each is given once in each scene: a verb with a kind
 of cluster and a way to use it. Where the table takes it, the outcome has to differ from that of the
 same line without it; where the table does not, the line is refused, and nothing happens.
 
@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl import providers, verbs
+from clusterctl import providers
 from clusterctl.actions import (
     allow,
     attach,
@@ -40,14 +40,15 @@ from clusterctl.actions import (
     stop,
     verify,
 )
-from clusterctl.cli import clusters, start
+from clusterctl.cli import clusters, run
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.job_model import JobState
 from clusterctl.model import Charge, Cluster, ClusterSpec, Role
-from clusterctl.options import Option, Verb
+from clusterctl.options import verbs
+from clusterctl.options.table import Option, Verb
+from clusterctl.options.verbs import VERBS
 from clusterctl.providers.ec2.provider import Ec2Provider
 from clusterctl.providers.protocol import ProviderPlan, Resource
-from clusterctl.verbs import VERBS
 from tests.unit.calling import Call, Said, state
 from tests.unit.making import cluster, job, node, spec
 
@@ -70,7 +71,7 @@ EMIT = {"slurm": "sbatch", "sge": "qsub"}
 
 @dataclass(frozen=True)
 class Scene:
-    """A command line that works. `circumstances`: see `clusterctl.option_limits`."""
+    """A command line that works. `circumstances`: see `clusterctl.options.limits`."""
 
     verb: str
     words: tuple[str, ...] = ()
@@ -324,7 +325,7 @@ def stage(scene: Scene, monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[s
     if scene.verb == "start":  # which is an `up`
         monkeypatch.setattr(clusters, "up", part("up", scene, reached))
     if scene.verb == "launch":  # its parts have scenes of their own: what it gives them counts
-        for module, name in ((clusters, "up"), (start, "run"), (clusters, "down")):
+        for module, name in ((clusters, "up"), (run, "run"), (clusters, "down")):
             monkeypatch.setattr(module, name, part(name, scene, reached))
     for module, names in {
         allow: ("allow",),

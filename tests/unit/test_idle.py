@@ -14,7 +14,7 @@ import pytest
 
 from clusterctl.actions.jobs import Fetched, fetch_from
 from clusterctl.actions.salvage import save_logs
-from clusterctl.bootstrap import idle
+from clusterctl.bootstrap import idle_agent
 from clusterctl.errors import ProviderError
 from clusterctl.jobs.follow import is_complete, read_stored
 from clusterctl.model import Charge, CloudSpec, Cluster, Node, Phase, Role, clock
@@ -74,7 +74,7 @@ class Machine:
     def turn(self, up: float, workers: tuple[Node, ...] = (), containers: int = 0) -> int:
         """Looks once, so many seconds after boot; returns for how long nobody has used it."""
         (self.proc / "uptime").write_text(f"{up} 1.0\n")
-        agent = idle.render_agent(self.node, workers, LIMIT, containers, str(self.proc))
+        agent = idle_agent.render_agent(self.node, workers, LIMIT, containers, str(self.proc))
         done = subprocess.run(
             ["/bin/sh", "-s", "turn"],
             input=agent,
@@ -88,9 +88,9 @@ class Machine:
         return int(now) - int(last)
 
     @property
-    def report(self) -> idle.Report:
+    def report(self) -> idle_agent.Report:
         path = self.root / "idle" / "report"
-        return idle.parse(path.read_text() if path.exists() else "")
+        return idle_agent.parse(path.read_text() if path.exists() else "")
 
     @property
     def told(self) -> list[str]:

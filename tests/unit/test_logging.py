@@ -53,11 +53,11 @@ def test_redacting_text() -> None:
 BUG = """
 import sys
 from clusterctl import providers
-from clusterctl.cli import run
+from clusterctl.cli import execute
 def boom():
     raise ZeroDivisionError("MY_TOKEN=hunter2 exploded")
 providers.PROVIDERS["local"] = "__main__:boom"
-sys.exit(run(sys.argv[1:]))
+sys.exit(execute(sys.argv[1:]))
 """
 
 

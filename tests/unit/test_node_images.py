@@ -174,7 +174,7 @@ def test_new_nodes_get_the_image_that_the_others_have(hub: Hub, machines: None) 
 def test_nothing_is_made_where_an_image_is_missing(
     words: list[str], hub: Hub, machines: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.run(["up", "--gpu", "g4dn", "--yes", *words]) == 3
+    assert cli.execute(["up", "--gpu", "g4dn", "--yes", *words]) == 3
     said = capsys.readouterr().err
     assert "there is no image me/none:1 at docker.io" in said
     assert open_store().names() == ()

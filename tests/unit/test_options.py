@@ -12,8 +12,8 @@ import pytest
 
 from clusterctl.config import prefix
 from clusterctl.errors import UsageError
-from clusterctl.options import duration
-from clusterctl.verbs import VERBS
+from clusterctl.options.table import duration
+from clusterctl.options.verbs import VERBS
 from tests.unit.calling import Call, clusterctl, judge
 
 

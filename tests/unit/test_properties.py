@@ -23,11 +23,11 @@ from clusterctl.actions import check_name
 from clusterctl.bootstrap import facts
 from clusterctl.errors import RecordError, UsageError
 from clusterctl.job_model import JobState
+from clusterctl.options.verbs import VERBS
 from clusterctl.providers.hosts import hostfile
 from clusterctl.schedulers import direct, load_batch, verdict
 from clusterctl.state import Home, Store
 from clusterctl.terraform import events
-from clusterctl.verbs import VERBS
 from tests.unit.making import job, spec
 
 QUICK = settings(

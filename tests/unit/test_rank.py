@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from clusterctl import assets
-from tests.unit.scripts import HOSTILE, PLAIN, SEES, WEIRD, seen_by_program, sweep, until
+from tests.unit.scripts import HOSTILE, PLAIN, SEES, WEIRD, processes, seen_by_program, until
 
 HOSTNAME = os.uname().nodename
 OMPI = {
@@ -301,7 +301,7 @@ def test_a_c_program_shows_its_lines_at_once(need: Callable[[str], str], tmp_pat
     process = rank.start({**OMPI, "CLUSTERCTL_JOB": "templates;"})
     out = rank.folder / "out" / "rank-1.out"
     until(lambda: out.exists() and out.read_text() == "NOW\n")
-    sweep(tmp_path, "templates;", "end", "0")
+    processes(tmp_path, "templates;", "end", "0")
     process.communicate(timeout=20)
 
 
@@ -321,7 +321,7 @@ def test_a_rank_notes_that_the_kernel_killed_for_memory(
     rank = Rank(tmp_path / "7", f"{count}; {end}", {}, **values)
     assert rank.run(OMPI)[0] != 0
     (tmp_path / "7" / ".staged").touch()
-    said = sweep(tmp_path / "7", "no such job", "look")
+    said = processes(tmp_path / "7", "no such job", "look")
     assert ("oom 1 1" in said) == bool(killed)
 
 
@@ -334,9 +334,9 @@ def test_what_came_over_a_node_is_told(tmp_path: Path) -> None:
     notice.write_text("spot\n")
     os.utime(notice, (1e9, 1e9))
     (folder / ".staged").touch()
-    assert not [line for line in sweep(folder, "no such job", "look") if "node" in line]
+    assert not [line for line in processes(folder, "no such job", "look") if "node" in line]
     notice.write_text("spot\n")
     os.utime(notice, (2e9, 2e9))
     (folder / "out" / "boot").write_text("another\n")
-    said = sweep(folder, "no such job", "look")
+    said = processes(folder, "no such job", "look")
     assert [line for line in said if "node" in line] == ["node restarted", "node spot"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.verbs import VERBS
+from clusterctl.options.verbs import VERBS
 from scripts import readme
 
 RESULTS = readme.ROOT / "bench" / "results"

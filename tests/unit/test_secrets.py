@@ -19,7 +19,7 @@ from clusterctl.jobs.start import node_files, put
 from clusterctl.model import Role
 from clusterctl.transport.pool import Pool
 from tests.unit.making import cluster, job, node, request
-from tests.unit.scripts import sweep
+from tests.unit.scripts import processes
 from tests.unit.staged import Staged, lab
 
 ENV = "export TOKEN='it'\"'\"'s ü\n$x'\n"
@@ -147,7 +147,7 @@ def test_secrets_of_root_are_not_on_disk(here: Staged, tmp_path: Path, need_root
 def test_secrets_that_are_forgotten_are_gone_from_memory_too(here: Staged, tmp_path: Path) -> None:
     kept = staged(here, tmp_path)
     where = [path.resolve() for path in kept]
-    sweep(kept[0].parent, "lab-none/7;", "end", "0")
+    processes(kept[0].parent, "lab-none/7;", "end", "0")
     assert not kept[0].is_symlink()
     assert not where[0].exists()
     with here.pool() as pool:

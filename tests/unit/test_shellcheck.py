@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl import assets, bootstrap, catalog, keys, recipes, schedulers
-from clusterctl.bootstrap import idle, steps
+from clusterctl.bootstrap import idle_agent, steps
 from clusterctl.model import Accelerator, Role, Runtime
 from clusterctl.providers.shared import deadlines
 from clusterctl.registry import Login
@@ -83,8 +83,8 @@ RENDERED: dict[str, Callable[[], str]] = {
     "put a file": lambda: copy_script("put_file", size=7, mode="644", parent="'/a b'"),
     "put a folder": lambda: copy_script("put_folder", mode="755"),
     "get": lambda: copy_script("get"),
-    "idle, launcher": lambda: idle.render_agent(*LAUNCHER_AND_WORKERS, 3600.0, 1),
-    "idle, worker": lambda: idle.render_agent(node(), (), 3600.0, 1),
+    "idle, launcher": lambda: idle_agent.render_agent(*LAUNCHER_AND_WORKERS, 3600.0, 1),
+    "idle, worker": lambda: idle_agent.render_agent(node(), (), 3600.0, 1),
     "deadline": lambda: deadlines.render_agent(root="/tmp/it's a root", end="poweroff", spot=True),
 }
 

@@ -379,9 +379,9 @@ def test_the_next_job_does_not_wait_for_the_last_look_after_a_success(
 ) -> None:
     end, look = tmp_path / "end", tmp_path / "look"
     first = site.submit(1, f"until [ -e '{end}' ]; do sleep 0.05; done", BOTH)
-    sweep = site.folder("worker-2", 1) / "sweep.sh"
+    script = site.folder("worker-2", 1) / "processes.sh"
     wait = f"[ \"$1\" != end ] || until [ -e '{look}' ]; do sleep 0.05; done\n"
-    sweep.write_text(wait + sweep.read_text())
+    script.write_text(wait + script.read_text())
     end.touch()
     assert site.ended(first).state is JobState.SUCCEEDED
     try:
@@ -427,10 +427,10 @@ def test_slots_stay_taken_until_nothing_is_left_there(site: Site, tmp_path: Path
     site.change = lambda text: text.replace("turns % 10", "turns % 2")
     job = site.submit(1, "sleep 300", BOTH)
     site.until(job, lambda _: (site.folder("worker-2", 1) / "out" / "rank-1.pid").exists())
-    sweep = site.folder("worker-2", 1) / "sweep.sh"
-    text = sweep.read_text()
+    script = site.folder("worker-2", 1) / "processes.sh"
+    text = script.read_text()
     tries = tmp_path / "tries"
-    sweep.write_text(f"echo >>{tries}\nexit 255\n")
+    script.write_text(f"echo >>{tries}\nexit 255\n")
     kill_supervisor(site, 1)
     job = site.ended(job)
     assert (job.state, job.survivors["worker-2"]) == (JobState.LOST, -1)
@@ -439,7 +439,7 @@ def test_slots_stay_taken_until_nothing_is_left_there(site: Site, tmp_path: Path
     following = site.submit(2, "true", "rank 0; rank 1")
     site.until(following, lambda _: len(tries.read_text()) > before + 1)
     assert site.status(following).state is JobState.QUEUED
-    sweep.write_text(text)
+    script.write_text(text)
     assert site.ended(following).state is JobState.SUCCEEDED
     assert site.living(1) == []
 
@@ -485,7 +485,7 @@ def test_a_job_that_was_staged_and_never_handed_in(site: Site) -> None:
 
 
 def test_no_attempt_starts_on_a_node_that_does_not_answer(site: Site) -> None:
-    lose = "echo exit 255 >../../../worker-2/jobs/1/sweep.sh"
+    lose = "echo exit 255 >../../../worker-2/jobs/1/processes.sh"
     job = site.ended(site.submit(1, "exit 5", f"{lose}; rank 0", retries=3))
     assert (job.state, job.attempt) == (JobState.FAILED, 1), site.story(job)
     assert job.reason.startswith("lost worker-2")

@@ -82,7 +82,7 @@ def files(root: str, **changes: Any) -> dict[str, str]:
 def test_scripts_are_sound(root: str, changes: dict[str, Any]) -> None:
     scripts = files(f"/tmp/{root}", **changes)
     assert {name.partition("/")[2] for name in scripts} == {
-        *("env", "rank.sh", "sweep.sh", "outputs.sh", "launch.sh", "supervise.sh", "clean.sh"),
+        *("env", "rank.sh", "processes.sh", "outputs.sh", "launch.sh", "supervise.sh", "clean.sh"),
         "save.sh",
     }
     for name, text in scripts.items():

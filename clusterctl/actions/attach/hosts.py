@@ -30,7 +30,7 @@ from clusterctl.launch.mpirun import common_mpi
 from clusterctl.model import Cluster, Node, NodeResult, Phase
 from clusterctl.node_results import fold
 from clusterctl.providers.hosts import hostfile
-from clusterctl.providers.shared.clean_up import key_mark
+from clusterctl.providers.shared.take_back import key_mark
 from clusterctl.state import ClusterLock, Store
 from clusterctl.state.home import write_atomic
 from clusterctl.transport.known_hosts import host_name

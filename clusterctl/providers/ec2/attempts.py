@@ -17,8 +17,8 @@ from clusterctl.errors import ProviderError
 from clusterctl.model import Cluster, ClusterSpec
 from clusterctl.providers.ec2 import (
     cleanup,
+    eventbridge,
     failures,
-    guard,
     provider_state,
     reconcile,
     report,
@@ -186,12 +186,14 @@ def arm(order: Order, made: set[str], tell: OnEvent) -> None:
         there = made | {item.id for item in cleanup.instances(api, id)}
         if not there or not order.cluster.deadline:
             return
-        guard.prepare(api, id)
+        eventbridge.prepare(api, id)
         state.guarded = True
         provider_state.save(order.folder, state)
-        guard.arm(api, id, there, order.cluster.deadline)
+        eventbridge.arm(api, id, there, order.cluster.deadline)
     except ProviderError as error:
         if isinstance(error, Refused) and failures.about_the_account(error):
             state.guarded = guarded
             provider_state.save(order.folder, state)
-        tell(f"AWS itself does not terminate the machines ({error.message}): {guard.UNGUARDED}")
+        tell(
+            f"AWS itself does not terminate the machines ({error.message}): {eventbridge.UNGUARDED}"
+        )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from clusterctl.errors import LeftoverError, ProviderError
-from clusterctl.providers.ec2 import failures, guard
+from clusterctl.providers.ec2 import eventbridge, failures
 from clusterctl.providers.ec2.api import Api, Instance
 from clusterctl.providers.protocol import OnEvent, Resource, describe, plural
 
@@ -148,7 +148,7 @@ KINDS = (
     Kind(name="route table", by_vpc="vpc-id"),
     Kind(name="VPC"),
 )
-SCHEDULES = Kind(name=guard.KIND)
+SCHEDULES = Kind(name=eventbridge.KIND)
 """The last to go: they are for machines that are not gone yet."""
 
 
@@ -164,7 +164,7 @@ def find_priced(api: Api, price: Callable[[Api, Collection[str]], Rates]) -> tup
     region, for these instance types. Few calls where there is nothing."""
     api.account()
     if not api.all("describe_tags", "Tags", Filters=[{"Name": "key", "Values": [TAG]}]):
-        return tuple(guard.find(api))
+        return tuple(eventbridge.find(api))
     found = _find(api, "")
     running = [
         item
@@ -238,7 +238,7 @@ def _find(api: Api, cluster_id: str) -> list[tuple[Kind, dict[str, Any], Resourc
                     made=item["LaunchTime"].timestamp() if "LaunchTime" in item else None,
                 )
                 found.setdefault((kind.name, left.id), (kind, item, left))
-    schedules = guard.find(api, cluster_id)
+    schedules = eventbridge.find(api, cluster_id)
     return [*found.values(), *((SCHEDULES, {}, left) for left in schedules)]
 
 
@@ -386,7 +386,7 @@ def _remove(
                 refused[left.id] = error
     for left in (left for kind, _, left in items if kind is SCHEDULES and not instances):
         try:
-            guard.remove(api, left.id)
+            eventbridge.remove(api, left.id)
         except ProviderError as error:
             refused[left.id] = error
     return refused

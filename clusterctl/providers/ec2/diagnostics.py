@@ -18,7 +18,7 @@ from clusterctl.errors import ProviderError
 from clusterctl.providers.ec2 import preflight
 from clusterctl.providers.ec2.api import Api, InstanceType, default_region
 from clusterctl.providers.protocol import Finding
-from clusterctl.time_limits import background
+from clusterctl.timeouts import background
 
 LIMIT = 12.0
 """Seconds for everything together."""

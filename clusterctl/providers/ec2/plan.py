@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from clusterctl import catalog
 from clusterctl.errors import ProviderError
 from clusterctl.model import Charge, CloudSpec, clock, count, span
-from clusterctl.providers.ec2 import guard, prices
+from clusterctl.providers.ec2 import eventbridge, prices
 from clusterctl.providers.ec2.api import Api, Instance
 from clusterctl.providers.ec2.preflight import Survey
 from clusterctl.providers.ec2.spec import Machine
@@ -136,6 +136,6 @@ def _idle(seconds: float | None) -> str:
 def _guard(api: Api) -> str:
     """Of the plan: whether AWS ends what the nodes' own agents do not."""
     try:
-        return guard.check(api)
+        return eventbridge.check(api)
     except ProviderError as error:
-        return f"AWS itself terminates none of them ({error.message}): {guard.UNGUARDED}"
+        return f"AWS itself terminates none of them ({error.message}): {eventbridge.UNGUARDED}"

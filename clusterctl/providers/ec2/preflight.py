@@ -17,7 +17,7 @@ from clusterctl.providers.ec2.api import Api, Image, Instance, InstanceType
 from clusterctl.providers.ec2.reservations import Reservation
 from clusterctl.providers.ec2.spec import Machine
 from clusterctl.providers.shared.nodes import LAUNCHER
-from clusterctl.time_limits import background
+from clusterctl.timeouts import background
 
 Tell = Callable[[str], None]
 

@@ -14,7 +14,7 @@ from clusterctl.providers.ec2 import cleanup
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.spec import Machine
 from clusterctl.providers.shared.nodes import LAUNCHER
-from clusterctl.time_limits import background
+from clusterctl.timeouts import background
 
 ADDRESS, DISK, TRAFFIC = "public IPv4", "gp3 GiB-month", "GB to the internet"
 """Rows of catalog.PRICES that are no instance types."""

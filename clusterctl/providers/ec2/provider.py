@@ -28,7 +28,7 @@ from clusterctl.providers.ec2 import (
     adoption,
     cleanup,
     diagnostics,
-    guard,
+    eventbridge,
     hostkeys,
     plan,
     preflight,
@@ -56,12 +56,13 @@ from clusterctl.providers.protocol import (
     ProviderPlan,
     Resource,
 )
-from clusterctl.providers.shared import billing, deadlines
+from clusterctl.providers.shared import charges as measured
+from clusterctl.providers.shared import deadlines
 from clusterctl.providers.shared.nodes import LAUNCHER
 from clusterctl.registry import Login
 from clusterctl.state import Home
 from clusterctl.state.locks import find_held
-from clusterctl.time_limits import background
+from clusterctl.timeouts import background
 from clusterctl.transport.ssh import preload
 
 JOB_PORT = 2222
@@ -165,7 +166,7 @@ class Ec2Provider:
         made = {node.name for node in current.nodes}
         if ahead:
             made |= self.list_made(Home(ahead).clusters / current.name)
-        return billing.settle(current, living=present, made=made, now=now)
+        return measured.settle(current, living=present, made=made, now=now)
 
     def create(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> Created:
         state_folder = folder / "terraform"
@@ -288,7 +289,7 @@ class Ec2Provider:
             # First: where AWS keeps an earlier end, a later one of the nodes would be a lie.
             api = self._api(cluster, folder)
             there = [item.id for item in cleanup.instances(api, cluster.id)]
-            guard.arm(api, cluster.id, there, deadline)
+            eventbridge.arm(api, cluster.id, there, deadline)
         text = f"{int(deadline)}"
         command = f"exec sudo -n sh -c 'echo {text} >{_NEXT} && mv {_NEXT} {deadlines.FILE}'"
         host_keys = hostkeys.HostKeys(folder)
@@ -381,7 +382,7 @@ class Ec2Provider:
         self._destroy_known(api, cluster, folder, on_event)
         if not cleanup.instances(api, cluster.id):
             with suppress(ProviderError):  # the search below finds what is left
-                guard.remove(api, guard.group_of(cluster.id))
+                eventbridge.remove(api, eventbridge.group_of(cluster.id))
         state = provider_state.load(folder)
         # An `up` was cut off: what it made last may have no tags yet, and no Terraform knows of it.
         settle = cleanup.SETTLE if state and state.unfinished else 0.0

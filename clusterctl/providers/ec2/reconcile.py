@@ -12,7 +12,7 @@ from typing import Any
 from clusterctl import terraform
 from clusterctl.errors import ProviderError
 from clusterctl.node_results import ranges
-from clusterctl.providers.ec2 import cleanup, failures, guard, report
+from clusterctl.providers.ec2 import cleanup, eventbridge, failures, report
 from clusterctl.providers.ec2 import spec as layout
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.failures import CapacityError
@@ -145,6 +145,6 @@ def known_to(runner: terraform.Terraform) -> Callable[[Resource], bool]:
     types = {address.partition(".")[0] for address in runner.resources()}
     return lambda left: (
         left.managed
-        or left.kind in ("VPC endpoint", guard.KIND)
+        or left.kind in ("VPC endpoint", eventbridge.KIND)
         or (_NAMED_BY_US[left.kind] in types if left.kind in _NAMED_BY_US else left.id in state)
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from clusterctl.model import Cluster
 from clusterctl.providers.protocol import Features, OnEvent
-from clusterctl.providers.shared.clean_up import (
+from clusterctl.providers.shared.take_back import (
     clean_up_hosts,
     key_mark,
     render_removal,

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from clusterctl.model import Cluster
 from clusterctl.providers.protocol import Features, OnEvent, Queue
-from clusterctl.providers.shared.clean_up import clean_up_hosts, render_removal
+from clusterctl.providers.shared.take_back import clean_up_hosts, render_removal
 from clusterctl.transport.pool import Pool
 
 STATUS_TIMEOUT = 30.0

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from clusterctl import assets
-from clusterctl.providers.ec2 import guard
+from clusterctl.providers.ec2 import eventbridge
 from tests.conftest import find
 from tests.sim import internet
 from tests.sim.ec2.full import dockerfile
@@ -228,21 +228,21 @@ class Ec2:
         infra = assets.folder("infra") / "ec2"
         with contextlib.suppress(iam.exceptions.EntityAlreadyExistsException):
             iam.create_role(
-                RoleName=guard.ROLE,
+                RoleName=eventbridge.ROLE,
                 AssumeRolePolicyDocument=(infra / "deadline-trust.json").read_text(),
             )
         iam.put_role_policy(
-            RoleName=guard.ROLE,
-            PolicyName=guard.POLICY,
+            RoleName=eventbridge.ROLE,
+            PolicyName=eventbridge.POLICY,
             PolicyDocument=(infra / "deadline-role.json").read_text(),
         )
 
     def remove_role(self) -> None:
         iam = self.client("iam")
         with contextlib.suppress(iam.exceptions.NoSuchEntityException):
-            iam.delete_role_policy(RoleName=guard.ROLE, PolicyName=guard.POLICY)
+            iam.delete_role_policy(RoleName=eventbridge.ROLE, PolicyName=eventbridge.POLICY)
         with contextlib.suppress(iam.exceptions.NoSuchEntityException):
-            iam.delete_role(RoleName=guard.ROLE)
+            iam.delete_role(RoleName=eventbridge.ROLE)
 
     def left(self) -> list[str]:
         """Whatever exists, tagged or not: one line each. Empty is what `down` has to reach."""

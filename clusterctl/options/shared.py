@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from clusterctl.options import ARGUMENTS, GENERAL, Group, Option, flag, whole
+from clusterctl.options.table import ARGUMENTS, GENERAL, Group, Option, flag, whole
 
 JOBS = "Jobs"
-"""The heading of the verbs in `start` and `jobs`."""
+"""The heading of the verbs in `run` and `jobs`."""
 
 OPTIONS = Group("Options")
 YES = flag("-y --yes", GENERAL, "Do not ask for confirmation")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from clusterctl.errors import ProviderError
-from clusterctl.providers.ec2 import cleanup, guard
+from clusterctl.providers.ec2 import cleanup, eventbridge
 from clusterctl.providers.ec2.api import Api
 from tests.ec2.conftest import policy
 from tests.sim.lab import Lab
@@ -27,7 +27,7 @@ def api(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
     yield made
     lab.ec2.policy(None)
     for group in lab.ec2.schedules:
-        guard.remove(made, group)
+        eventbridge.remove(made, group)
 
 
 def launch(lab: Lab, name: str, cluster: str = "lab-1") -> str:
@@ -37,13 +37,13 @@ def launch(lab: Lab, name: str, cluster: str = "lab-1") -> str:
 
 
 def arm(api: Api, ids: list[str], deadline: float) -> None:
-    guard.prepare(api, "lab-1")
-    guard.arm(api, "lab-1", ids, deadline)
+    eventbridge.prepare(api, "lab-1")
+    eventbridge.arm(api, "lab-1", ids, deadline)
 
 
 def test_aws_ends_machines_that_do_not_end_themselves(lab: Lab, api: Api) -> None:
     """Also where one of them is long gone, whose id AWS does not know any more."""
-    assert guard.check(api) == "AWS terminates what still runs one minute later"
+    assert eventbridge.check(api) == "AWS terminates what still runs one minute later"
     ids = [launch(lab, "launcher"), launch(lab, "worker-1"), f"i-{'0' * 17}"]
     deadline = time.time() + 3600
     arm(api, ids, deadline)
@@ -52,7 +52,7 @@ def test_aws_ends_machines_that_do_not_end_themselves(lab: Lab, api: Api) -> Non
     assert {round(when - deadline) for when in schedules.values()} <= {60, 61}
 
     later = deadline + 3600
-    guard.arm(api, "lab-1", ids, later)
+    eventbridge.arm(api, "lab-1", ids, later)
     lab.ec2.turn_the_scheduler_ahead(3600 + 120)
     time.sleep(0.5)
     assert lab.states() == ["running", "running"], "the deadline was moved"
@@ -81,7 +81,7 @@ def test_the_role_ends_nothing_that_is_not_ours(lab: Lab, api: Api) -> None:
 
 def test_schedules_go_with_the_cluster_and_are_found_without_it(lab: Lab, api: Api) -> None:
     arm(api, [f"i-{7:017}"], time.time() + 3600)
-    [left] = [item for item in cleanup.find(api) if item.kind == guard.KIND]
+    [left] = [item for item in cleanup.find(api) if item.kind == eventbridge.KIND]
     assert (left.id, left.cluster) == ("clusterctl-lab-1", "lab-1")
     cleanup.remove(api, "lab-1", print)
     assert lab.ec2.schedules == {}
@@ -91,20 +91,20 @@ def test_schedules_go_with_the_cluster_and_are_found_without_it(lab: Lab, api: A
 def test_whoever_may_make_roles_makes_this_one_once(lab: Lab, api: Api) -> None:
     """A role that is new is not known everywhere at once; without the right nothing is made."""
     lab.ec2.remove_role()
-    assert "if you may create the role clusterctl-deadline" in guard.check(api)
+    assert "if you may create the role clusterctl-deadline" in eventbridge.check(api)
     with pytest.raises(ProviderError, match=r"not allowed to do that.*iam:CreateRole"):
-        guard.prepare(api, "lab-1")
+        eventbridge.prepare(api, "lab-1")
     assert lab.ec2.schedules == {}
     lab.ec2.policy(None)
     lab.ec2.fault("late", seconds=1.5)
     arm(api, [f"i-{7:017}"], time.time() + 3600)
     assert len(lab.ec2.schedules["clusterctl-lab-1"]) == 1
     lab.ec2.policy(policy())
-    assert guard.check(api) == "AWS terminates what still runs one minute later"
+    assert eventbridge.check(api) == "AWS terminates what still runs one minute later"
 
 
 def test_without_the_rights_there_is_nothing_to_find(lab: Lab, api: Api) -> None:
     lab.ec2.policy({"Statement": [{"Effect": "Allow", "Action": "ec2:*", "Resource": "*"}]})
     with pytest.raises(ProviderError, match="not allowed to do that"):
-        guard.check(api)
-    assert guard.find(api, "lab-1") == []
+        eventbridge.check(api)
+    assert eventbridge.find(api, "lab-1") == []

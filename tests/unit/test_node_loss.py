@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.actions import recover
+from clusterctl.actions import node_loss
 from clusterctl.actions.run import prepare, resolve
 from clusterctl.actions.run import run as run_once
 from clusterctl.errors import NodeUnreachable, UsageError
@@ -83,7 +83,7 @@ def run(site: Staged, tmp_path: Path, policy: str) -> tuple[Job | NodeUnreachabl
             "on_output": lambda pieces: printed.extend(piece.data for piece in pieces),
             "tell": said.append,
         }
-        ended: Job | NodeUnreachable = recover.run(
+        ended: Job | NodeUnreachable = node_loss.run(
             site.store,
             number,
             lambda note: run_once(site.store, prepared, on_start=note, **seen),
@@ -131,8 +131,8 @@ def test_machines_that_cost_money_are_not_replaced_unasked(site: Staged, tmp_pat
     site = replace(site, where=replace(site.where, charges=(bill,)))
     site.store.save(site.where)
     with pytest.raises(UsageError, match="works only with local and Docker clusters"):
-        recover.check("replace", site.where)
-    recover.check("shrink", site.where)
+        node_loss.check("replace", site.where)
+    node_loss.check("shrink", site.where)
     ended, _, _ = run(site, tmp_path, "")
     assert isinstance(ended, NodeUnreachable)
     assert [job.id for job in site.store.jobs()] == [1]

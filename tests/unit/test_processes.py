@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.scripts import sweep
+from tests.unit.scripts import processes
 
 
 @pytest.fixture
@@ -42,12 +42,12 @@ def test_sweep_finds_the_jobs_own_processes(
     tagged: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
     tag = f"lab-{os.getpid()}/1;"
-    assert sweep(tmp_path, tag, "look") == ["survivors 0"]
+    assert processes(tmp_path, tag, "look") == ["survivors 0"]
     mine = tagged(tag, "")
     other = tagged(tag.replace("/1;", "/11;"), "")
-    count = int(sweep(tmp_path, tag, "look")[0].split()[1])
+    count = int(processes(tmp_path, tag, "look")[0].split()[1])
     assert count in (1, 2)  # the shell, and the sleep it may be in
-    assert sweep(tmp_path, tag, "end", "2") == ["survivors 0"]
+    assert processes(tmp_path, tag, "end", "2") == ["survivors 0"]
     assert mine.wait(timeout=10) == -signal.SIGTERM
     assert other.poll() is None
 
@@ -60,7 +60,7 @@ def test_sweep_ends_what_resists(
 ) -> None:
     tag = f"lab-{os.getpid()}/2;"
     process = tagged(tag, obstacle)
-    assert sweep(tmp_path, tag, "end", "0")[0] == "survivors 0"
+    assert processes(tmp_path, tag, "end", "0")[0] == "survivors 0"
     assert process.wait(timeout=10) < 0
 
 
@@ -76,6 +76,6 @@ def test_sweep_tells_what_ranks_left(verb: str, tmp_path: Path) -> None:
         ("rank-0.out", "survivors 7\n"),
     ):
         (tmp_path / "out" / name).write_text(text)
-    lines = sweep(tmp_path, "lab-none/3;", *([verb] if verb == "look" else [verb, "0"]))
+    lines = processes(tmp_path, "lab-none/3;", *([verb] if verb == "look" else [verb, "0"]))
     assert lines == ["survivors 0", "started 0", "started 11", "exit 11 3 1700000000.5 2"]
     assert (tmp_path / "env").exists() == (verb != "end")  # the secrets go last

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from clusterctl import option_limits as where
-from clusterctl.options import (
+from clusterctl.options import limits as where
+from clusterctl.options.shared import JOBS, JSON_LINES, LAST_JOB, OPTIONS
+from clusterctl.options.table import (
     ARGUMENTS,
     Common,
     Option,
@@ -15,7 +16,6 @@ from clusterctl.options import (
     text,
     whole,
 )
-from clusterctl.verbs.shared import JOBS, JSON_LINES, LAST_JOB, OPTIONS
 
 
 class Jobs(Common, heading=JOBS, module="jobs"):

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 
 from clusterctl import providers
 from clusterctl.actions import Tell, open_pool
-from clusterctl.bootstrap import idle as agent
+from clusterctl.bootstrap import idle_agent as agent
 from clusterctl.errors import ClusterctlError, NodeUnreachable, reason
 from clusterctl.insight import cost
 from clusterctl.model import Charge, Cluster, Phase, clock, span
 from clusterctl.node_results import ranges
 from clusterctl.providers.protocol import Ended
-from clusterctl.providers.shared import billing
+from clusterctl.providers.shared import charges as measured
 from clusterctl.state import Store
 
 TIMEOUT = 10.0
@@ -56,7 +56,7 @@ def look(store: Store, cluster: Cluster, now: float) -> Looked:
             report = agent.parse(result.text)
     ends = {name: Ended(when) for name, when in report.ended.items()}
     ends |= provider.list_ended(cluster, folder)
-    charges = billing.settle(
+    charges = measured.settle(
         cluster,
         living=there,
         made={node.name for node in cluster.nodes} | provider.list_made(folder),

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from clusterctl import option_limits as where
-from clusterctl.options import ARGUMENTS, GENERAL, Common, cluster_option, flag, maybe, text, texts
-from clusterctl.verbs.shared import OPTIONS
+from clusterctl.options import limits as where
+from clusterctl.options.shared import OPTIONS
+from clusterctl.options.table import (
+    ARGUMENTS,
+    GENERAL,
+    Common,
+    cluster_option,
+    flag,
+    maybe,
+    text,
+    texts,
+)
 
 DATA = "Data sets and images"
 

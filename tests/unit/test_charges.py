@@ -16,7 +16,7 @@ from clusterctl.errors import LeftoverError, ProviderError
 from clusterctl.insight import cost
 from clusterctl.model import Charge, Cluster
 from clusterctl.providers.protocol import Ended, Life
-from clusterctl.providers.shared import billing
+from clusterctl.providers.shared import charges as measured
 from tests.unit.calling import Call
 from tests.unit.making import cluster
 from tests.unit.provided import provide
@@ -179,7 +179,7 @@ def test_the_ends_that_the_cloud_tells_are_those_on_the_bill(
 def test_of_a_machine_that_was_stopped_elsewhere_the_disk_alone_is_paid() -> None:
     """In the console, or by a `stop` that was killed before it wrote that down."""
     rows = (charge("worker-1"), charge("worker-1", part="disk"))
-    found = billing.settle(
+    found = measured.settle(
         cluster(charges=rows),
         living={"worker-1"},
         made=(),
@@ -211,7 +211,7 @@ def test_what_is_gone_has_ended_by_now(deadline: float | None, end: float) -> No
     rows = (charge("worker-1"), charge("worker-2", until=NOW - 9 * HOUR), charge("ghost"))
     made = {"worker-1", "worker-2"}
     where = cluster(charges=rows, deadline=deadline)
-    found = billing.settle(where, living=(), made=made, now=NOW)
+    found = measured.settle(where, living=(), made=made, now=NOW)
     # An end that is written down stays; what was never made is left out.
     assert found == (replace(rows[0], until=end), rows[1])
 
@@ -222,10 +222,12 @@ def test_the_last_end_of_a_machine_that_lives_is_taken_back() -> None:
     other = charge("worker-2", until=NOW - HOUR)
     again = charge("worker-2", since=NOW - HOUR)
     rows = (first, last, other, again, charge("worker-3", until=NOW - HOUR))
-    found = billing.settle(cluster(charges=rows), living={"worker-1", "worker-2"}, made=(), now=NOW)
+    found = measured.settle(
+        cluster(charges=rows), living={"worker-1", "worker-2"}, made=(), now=NOW
+    )
     # worker-2 is paid for already, and worker-3 is gone.
     assert found == (first, replace(last, until=None), other, again, rows[-1])
-    found = billing.settle(cluster(charges=(last, first)), living={"worker-1"}, made=(), now=NOW)
+    found = measured.settle(cluster(charges=(last, first)), living={"worker-1"}, made=(), now=NOW)
     assert found == (replace(last, until=None), first)
 
 
@@ -310,7 +312,7 @@ def at(minutes: float) -> float:
 def test_a_machine_is_paid_from_its_start_to_its_end(
     charges: list[Charge], lives: list[Life], expected: list[tuple[str, float, float | None]]
 ) -> None:
-    assert times(billing.correct(charges, lives)) == expected
+    assert times(measured.correct(charges, lives)) == expected
 
 
 def test_a_receipt_has_the_times_of_whoever_bills(monkeypatch: pytest.MonkeyPatch) -> None:

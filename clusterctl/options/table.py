@@ -1,7 +1,7 @@
 """The table of options: one declaration for each option of each verb.
 
 A declaration gives the flags, the help and its heading, how a value is checked, and where the
-option has an effect (see `option_limits`). The command line, the settings file, environment
+option has an effect (see `limits`). The command line, the settings file, environment
 variables and the help are all made from it. An object of a verb's class holds what was given:
 `given.spot` is the checked value of `--spot`. A value goes into the field of `CloudSpec` or
 `JobSpec` that has the name of its attribute, or to the batch system as it is.
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, overload
 
 from clusterctl.errors import UsageError
-from clusterctl.option_limits import Limit
+from clusterctl.options.limits import Limit
 
 T = TypeVar("T")
 Check = Callable[[Any, str], Any]
@@ -440,7 +440,7 @@ class Verb:
     def within(
         self: Given, circumstances: Collection[str], note: Callable[[str], None], place: str = ""
     ) -> Given:
-        """What was given, as it holds in these circumstances (see `option_limits`). An option that
+        """What was given, as it holds in these circumstances (see `limits`). An option that
         has no effect there is a UsageError. A setting is a default for many command lines: where it
         has no effect it is left out, with a note if it was made for this verb.
 

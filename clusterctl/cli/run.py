@@ -9,8 +9,8 @@ from typing import Any
 
 import typer
 
-from clusterctl import actions, verbs
-from clusterctl.actions import Store, jobs, recover
+from clusterctl import actions
+from clusterctl.actions import Store, jobs, node_loss
 from clusterctl.actions import run as action
 from clusterctl.actions.run import Prepared
 from clusterctl.cli.console import Console, plain
@@ -20,8 +20,9 @@ from clusterctl.cli.rank_output import Printer
 from clusterctl.errors import UsageError
 from clusterctl.job_model import Job, JobSpec, Program, ProgramKind
 from clusterctl.model import Cluster
+from clusterctl.options import verbs
+from clusterctl.options.run import Rerun, Run
 from clusterctl.variables import environment
-from clusterctl.verbs.start import Rerun, Run
 
 QUEUES = ("--queue", "--qos")
 """What qsub and sbatch mean by -q."""
@@ -54,7 +55,7 @@ def run(given: Run, console: Console) -> None:
         secret_names=tuple(sorted(secrets)),
         env_files=tuple(str(path.absolute()) for path in files),
     )
-    recover.check(spec.on_node_loss, chosen)
+    node_loss.check(spec.on_node_loss, chosen)
     number = action.next_number(store, dry=True)
     needs = "none" if given.emit else given.requirements
     prepared = action.prepare(chosen, spec, resolved, secrets, number=number, requirements=needs)
@@ -80,7 +81,7 @@ def _choose(store: Store, cluster: str | None) -> Cluster:
 
 
 def _circumstances(given: Run, chosen: Cluster) -> set[str]:
-    """Which of those of `option_limits` hold for this command line."""
+    """Which of those of `limits` hold for this command line."""
     doing = {
         "interactive": given.interactive,
         "emit": given.emit,
@@ -158,7 +159,7 @@ def _start(console: Console, store: Store, prepared: Prepared, detach: bool) -> 
         if detach:
             job = action.run(store, prepared, on_start=on_start, detach=True, **seen)
         else:
-            job = recover.run(
+            job = node_loss.run(
                 store,
                 number,
                 lambda note: action.run(store, prepared, on_start=note, **seen),
@@ -203,7 +204,7 @@ def rerun(given: Rerun, console: Console) -> None:
         if given.detach:
             again(on_start)
         else:
-            ended = recover.run(store, number, again, secrets, on_start=on_start, **seen)
+            ended = node_loss.run(store, number, again, secrets, on_start=on_start, **seen)
     if not given.detach:
         raise typer.Exit(finish(console, ended))
 

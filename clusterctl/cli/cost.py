@@ -11,7 +11,7 @@ from clusterctl import actions
 from clusterctl.actions import cost
 from clusterctl.cli.console import Console, plain, table
 from clusterctl.model import clock
-from clusterctl.verbs.clusters import Cost
+from clusterctl.options.clusters import Cost
 
 
 def show(given: Cost, console: Console) -> None:

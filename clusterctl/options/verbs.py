@@ -1,13 +1,13 @@
 """The verbs, in the order of `clusterctl --help`: each is a class with its options (see
-`options`), in the module of its heading."""
+`table`), in the module of its heading."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-from clusterctl.option_limits import Limit
-from clusterctl.options import Verb
-from clusterctl.verbs import clusters, data, jobs, machine, start
+from clusterctl.options import clusters, data, jobs, machine, run
+from clusterctl.options.limits import Limit
+from clusterctl.options.table import Verb
 
 VERBS: dict[str, type[Verb]] = {
     "up": clusters.Up,
@@ -24,9 +24,9 @@ VERBS: dict[str, type[Verb]] = {
     "cost": clusters.Cost,
     "allow": clusters.Allow,
     "gc": clusters.Gc,
-    "run": start.Run,
-    "launch": start.Launch,
-    "rerun": start.Rerun,
+    "run": run.Run,
+    "launch": run.Launch,
+    "rerun": run.Rerun,
     "jobs": jobs.Jobs,
     "logs": jobs.Logs,
     "cancel": jobs.Cancel,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from itertools import zip_longest
 
-from clusterctl import option_limits as where
-from clusterctl.options import (
+from clusterctl.options import limits as where
+from clusterctl.options.shared import OPTIONS, YES
+from clusterctl.options.table import (
     ARGUMENTS,
     DEFAULT_NAME,
     GENERAL,
@@ -31,7 +32,6 @@ from clusterctl.options import (
     texts,
     whole,
 )
-from clusterctl.verbs.shared import OPTIONS, YES
 
 CLUSTERS = "Clusters"
 NEW_NAME = name_argument(DEFAULT_NAME)
@@ -232,7 +232,7 @@ class Detach(Named, heading=CLUSTERS, module="attach"):
     yes = YES
 
 
-class Extend(Named, heading=CLUSTERS, module="money"):
+class Extend(Named, heading=CLUSTERS, module="lifetime"):
     """Move the deadline of a cluster. An earlier deadline needs your consent."""
 
     examples = ("clusterctl extend --ttl 4h",)
@@ -240,7 +240,7 @@ class Extend(Named, heading=CLUSTERS, module="money"):
     yes = YES
 
 
-class Stop(Named, heading=CLUSTERS, module="money"):
+class Stop(Named, heading=CLUSTERS, module="lifetime"):
     """Stop the machines of a cluster on EC2. Their disks stay, and cost money, until the deadline.
 
     Running jobs are ended first, with SIGTERM.
@@ -250,14 +250,14 @@ class Stop(Named, heading=CLUSTERS, module="money"):
     yes = YES
 
 
-class Start(Named, heading=CLUSTERS, module="money"):
+class Start(Named, heading=CLUSTERS, module="lifetime"):
     """Start the machines of a stopped cluster again, with their disks and new addresses."""
 
     examples = ("clusterctl start lab",)
     yes = YES
 
 
-class Cost(Common, heading=CLUSTERS, module="spending", function="show"):
+class Cost(Common, heading=CLUSTERS, module="cost", function="show"):
     """Show what was spent, by day, cluster or job, also on clusters that are gone."""
 
     examples = ("clusterctl cost --since 30d", "clusterctl cost --by job --csv")
@@ -279,7 +279,7 @@ class Allow(Common, heading=CLUSTERS, module="clusters"):
     networks = texts("", ARGUMENTS, "Networks (default: your present address)", "[CIDR...]")
 
 
-class Gc(Common, heading=CLUSTERS, module="money"):
+class Gc(Common, heading=CLUSTERS, module="gc"):
     """Find clusters on EC2 without a local record, and remove them or take one back.
 
     It searches all regions of the account. --yes removes your own clusters, and one of somebody

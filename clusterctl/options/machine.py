@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from clusterctl import option_limits as where
-from clusterctl.options import (
+from clusterctl.options import limits as where
+from clusterctl.options.shared import OPTIONS, YES
+from clusterctl.options.table import (
     ARGUMENTS,
     Common,
     amount,
@@ -16,7 +17,6 @@ from clusterctl.options import (
     texts,
     whole,
 )
-from clusterctl.verbs.shared import OPTIONS, YES
 
 MACHINES = "Nodes and this machine"
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from clusterctl import option_limits as where
 from clusterctl.errors import UsageError
-from clusterctl.options import (
+from clusterctl.options import limits as where
+from clusterctl.options.clusters import Up
+from clusterctl.options.shared import JOBS, JSON_LINES, LAST_JOB, OPTIONS, YES
+from clusterctl.options.table import (
     ARGUMENTS,
     GENERAL,
     Common,
@@ -27,8 +29,6 @@ from clusterctl.options import (
     texts,
     whole,
 )
-from clusterctl.verbs.clusters import Up
-from clusterctl.verbs.shared import JOBS, JSON_LINES, LAST_JOB, OPTIONS, YES
 
 ENV = "Variable for all ranks; repeatable"
 ENV_FILE = "Secret NAME=VALUE lines; repeatable"
@@ -80,7 +80,7 @@ class Started(Common):
         return words
 
 
-class Run(Started, heading=JOBS, module="start"):
+class Run(Started, heading=JOBS, module="run"):
     """Run a program on all ranks of the cluster and follow its output. Options after SCRIPT are its
     own."""
 
@@ -240,7 +240,7 @@ class Launch(Started, heading=JOBS, module="launch"):
     cluster = cluster_option(help="Name of the new cluster (default: that of the program)")
 
 
-class Rerun(Common, heading=JOBS, module="start"):
+class Rerun(Common, heading=JOBS, module="run"):
     """Run a job again with the same program, files and options, here or on another cluster."""
 
     examples = (
