@@ -72,8 +72,16 @@ locals {
   reserved = try(compact([var.reservation.placement_group]), [])
   market   = var.spot ? ["spot"] : try(var.reservation.block, false) ? ["capacity-block"] : []
 
-  # The nodes whose network interface is an EFA, from the launch template.
-  efa = var.efa ? keys(local.workers) : []
+  # The network cards of each worker with EFA, from its launch template, by what their interfaces are.
+  cards = { for name, node in local.workers : name => lookup(var.efa_cards, node.instance_type, ["efa"]) if var.efa }
+  efa   = keys(local.cards)
+
+  # A template for each number of cards: types with one card share theirs.
+  template_of = {
+    for name, node in local.workers :
+    name => length(lookup(local.cards, name, [])) > 1 ? node.instance_type : "workers" if var.efa || var.spot
+  }
+  templates = { for name, key in local.template_of : key => lookup(local.cards, name, [])... }
 
   # What a node runs at boot where nobody says it: only the end of its life.
   last_resort = "#cloud-config\n${jsonencode({
@@ -117,18 +125,20 @@ resource "aws_placement_group" "this" {
 # What an instance of its own cannot say and a template can: the kind of its network interface, and
 # the tags of the request for a spot instance.
 resource "aws_launch_template" "this" {
-  for_each = toset(var.efa || var.spot ? ["workers"] : [])
-  name     = var.cluster_id
+  for_each = local.templates
+  name     = each.key == "workers" ? var.cluster_id : "${var.cluster_id}-${replace(each.key, ".", "-")}"
 
+  # One interface for each network card. EC2 gives no public address to who has several.
   dynamic "network_interfaces" {
-    for_each = var.efa ? ["efa"] : []
+    for_each = each.value[0]
 
     content {
-      device_index                = 0
-      interface_type              = "efa"
+      network_card_index          = length(each.value[0]) > 1 ? network_interfaces.key : null
+      device_index                = network_interfaces.key == 0 ? 0 : 1
+      interface_type              = network_interfaces.value
       subnet_id                   = local.subnet_id
       security_groups             = [aws_security_group.nodes.id]
-      associate_public_ip_address = true
+      associate_public_ip_address = length(each.value[0]) > 1 ? null : !var.private
       delete_on_termination       = true
     }
   }
@@ -154,8 +164,8 @@ resource "aws_instance" "this" {
 
   ami                                  = local.amis[each.value.image]
   instance_type                        = each.value.instance_type
-  subnet_id                            = contains(local.efa, each.key) ? null : local.subnet_id
-  associate_public_ip_address          = contains(local.efa, each.key) ? null : true
+  subnet_id                            = contains(local.efa, each.key) ? null : each.key == "launcher" ? local.launcher_subnet_id : local.subnet_id
+  associate_public_ip_address          = contains(local.efa, each.key) ? null : each.key == "launcher" || !var.private
   vpc_security_group_ids               = each.key == "launcher" ? [aws_security_group.nodes.id, aws_security_group.ssh.id] : contains(local.efa, each.key) ? null : [aws_security_group.nodes.id]
   key_name                             = one([for pair in aws_key_pair.this : pair.key_name])
   placement_group                      = contains(local.placement, each.key) ? one([for group in aws_placement_group.this : group.name]) : each.key == "launcher" ? null : one(local.reserved)
@@ -192,11 +202,11 @@ resource "aws_instance" "this" {
   }
 
   dynamic "launch_template" {
-    for_each = each.key == "launcher" ? [] : values(aws_launch_template.this)
+    for_each = compact([lookup(local.template_of, each.key, "")])
 
     content {
-      id      = launch_template.value.id
-      version = launch_template.value.latest_version
+      id      = aws_launch_template.this[launch_template.value].id
+      version = aws_launch_template.this[launch_template.value].latest_version
     }
   }
 

@@ -18,9 +18,13 @@ locals {
   zone = var.zone != "" ? var.zone : try(local.offering[0], "none")
 
   # A network of the cluster's own, or a subnet that somebody else keeps.
-  own       = toset(var.subnet_id == "" ? ["own"] : [])
-  subnet_id = one(concat(values(aws_subnet.this)[*].id, values(data.aws_subnet.theirs)[*].id))
-  vpc_id    = one(concat(values(aws_vpc.this)[*].id, values(data.aws_subnet.theirs)[*].vpc_id))
+  own    = toset(var.subnet_id == "" ? ["own"] : [])
+  nat    = toset(var.subnet_id == "" && var.private ? ["own"] : [])
+  vpc_id = one(concat(values(aws_vpc.this)[*].id, values(data.aws_subnet.theirs)[*].vpc_id))
+
+  # The workers' subnet, and the launcher's, which is another one where workers have no public addresses.
+  subnet_id          = one(concat(values(var.private ? aws_subnet.private : aws_subnet.this)[*].id, values(data.aws_subnet.theirs)[*].id))
+  launcher_subnet_id = var.subnet_id != "" ? coalesce(var.launcher_subnet_id, var.subnet_id) : one(values(aws_subnet.this)[*].id)
 }
 
 data "aws_subnet" "theirs" {
@@ -70,6 +74,47 @@ resource "aws_route_table_association" "this" {
   for_each       = local.own
   subnet_id      = aws_subnet.this[each.key].id
   route_table_id = aws_route_table.this[each.key].id
+}
+
+# Workers without public addresses fetch packages and images through a NAT gateway.
+resource "aws_subnet" "private" {
+  for_each          = local.nat
+  vpc_id            = aws_vpc.this[each.key].id
+  cidr_block        = cidrsubnet(var.cidr, 4, 1)
+  availability_zone = local.zone
+  tags              = { Name = "${var.cluster_id}-private" }
+}
+
+resource "aws_eip" "nat" {
+  for_each   = local.nat
+  domain     = "vpc"
+  tags       = { Name = "${var.cluster_id}-nat" }
+  depends_on = [aws_internet_gateway.this]
+}
+
+resource "aws_nat_gateway" "this" {
+  for_each      = local.nat
+  allocation_id = aws_eip.nat[each.key].id
+  subnet_id     = aws_subnet.this[each.key].id
+  tags          = { Name = var.cluster_id }
+  depends_on    = [aws_route_table_association.this]
+}
+
+resource "aws_route_table" "private" {
+  for_each = local.nat
+  vpc_id   = aws_vpc.this[each.key].id
+  tags     = { Name = "${var.cluster_id}-private" }
+
+  route {
+    cidr_block     = "0.0.0.0/0"
+    nat_gateway_id = aws_nat_gateway.this[each.key].id
+  }
+}
+
+resource "aws_route_table_association" "private" {
+  for_each       = local.nat
+  subnet_id      = aws_subnet.private[each.key].id
+  route_table_id = aws_route_table.private[each.key].id
 }
 
 # Clusters from before there was a choice keep their networks.

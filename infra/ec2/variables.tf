@@ -130,8 +130,20 @@ variable "efa" {
   default     = false
 }
 
+variable "efa_cards" {
+  description = "Kinds of the network interfaces (interface, efa, efa-only) of a type's network cards, the first card first. A type that is not named has one card."
+  type        = map(list(string))
+  default     = {}
+}
+
+variable "private" {
+  description = "Whether workers have no public addresses: they reach the internet through a NAT gateway, or by the routes of subnet_id."
+  type        = bool
+  default     = false
+}
+
 variable "cidr" {
-  description = "Addresses of the VPC: a /16. The nodes' subnet is its first /20."
+  description = "Addresses of the VPC: a /16. The nodes' subnet is its first /20, that of private workers the second."
   type        = string
   default     = "10.77.0.0/16"
 
@@ -143,6 +155,12 @@ variable "cidr" {
 
 variable "subnet_id" {
   description = "A subnet that is there already, with a route to an internet gateway: no VPC is made. Empty: a network of the cluster's own."
+  type        = string
+  default     = ""
+}
+
+variable "launcher_subnet_id" {
+  description = "The launcher's, where it is in another subnet of the same VPC than the workers (subnet_id). Empty: in the same."
   type        = string
   default     = ""
 }

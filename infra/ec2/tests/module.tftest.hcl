@@ -87,6 +87,11 @@ run "defaults" {
     condition     = length(aws_key_pair.this) == 0
     error_message = "There is no key to upload."
   }
+
+  assert {
+    condition     = alltrue([for node in aws_instance.this : node.associate_public_ip_address && node.subnet_id == aws_subnet.this["own"].id]) && length(aws_nat_gateway.this) + length(aws_subnet.private) == 0
+    error_message = "All nodes have public addresses, in one subnet."
+  }
 }
 
 run "a_subnet_of_theirs" {
@@ -253,6 +258,93 @@ run "efa" {
   assert {
     condition     = length(aws_placement_group.this) == 1 && contains(local.placement, "worker-1")
     error_message = "EFA is fast within a placement group, also before a second worker comes."
+  }
+}
+
+run "efa_on_all_cards" {
+  command = apply
+
+  variables {
+    groups = [
+      { instance_type = "p4d.24xlarge", image = "nvidia", count = 2 },
+      { instance_type = "g5.8xlarge", image = "nvidia", count = 1 },
+    ]
+    efa       = true
+    efa_cards = { "p4d.24xlarge" = ["efa", "efa-only", "efa-only", "efa-only"] }
+    private   = true
+  }
+
+  assert {
+    condition = [
+      for card in aws_launch_template.this["p4d.24xlarge"].network_interfaces :
+      [card.network_card_index, card.device_index, card.interface_type]
+      ] == [
+      [0, 0, "efa"], [1, 1, "efa-only"], [2, 1, "efa-only"], [3, 1, "efa-only"]
+    ]
+    error_message = "Each network card has one interface: device 0 on the first card, 1 on the others."
+  }
+
+  assert {
+    condition     = alltrue([for card in aws_launch_template.this["p4d.24xlarge"].network_interfaces : card.associate_public_ip_address == null])
+    error_message = "EC2 refuses a word about public addresses where there are several interfaces."
+  }
+
+  assert {
+    condition     = one(aws_launch_template.this["workers"].network_interfaces).associate_public_ip_address == "false" && aws_launch_template.this["p4d.24xlarge"].name == "standalone-p4d-24xlarge"
+    error_message = "Types with one card share a template."
+  }
+
+  assert {
+    condition     = one(aws_instance.this["worker-2"].launch_template).id == aws_launch_template.this["p4d.24xlarge"].id && one(aws_instance.this["worker-3"].launch_template).id == aws_launch_template.this["workers"].id
+    error_message = "Each worker is made from the template of its type."
+  }
+}
+
+run "private" {
+  command = apply
+
+  variables {
+    private = true
+  }
+
+  assert {
+    condition     = aws_instance.this["launcher"].associate_public_ip_address && !aws_instance.this["worker-1"].associate_public_ip_address && !aws_instance.this["worker-2"].associate_public_ip_address
+    error_message = "The launcher alone has a public address."
+  }
+
+  assert {
+    condition     = aws_instance.this["launcher"].subnet_id == aws_subnet.this["own"].id && aws_instance.this["worker-1"].subnet_id == aws_subnet.private["own"].id && aws_nat_gateway.this["own"].subnet_id == aws_subnet.this["own"].id
+    error_message = "Workers are in a subnet of their own, the NAT gateway in the launcher's."
+  }
+
+  assert {
+    condition     = one(aws_route_table.private["own"].route).nat_gateway_id == aws_nat_gateway.this["own"].id && aws_subnet.private["own"].cidr_block == "10.77.16.0/20" && aws_subnet.private["own"].availability_zone == aws_subnet.this["own"].availability_zone
+    error_message = "The workers' way to the internet is the NAT gateway, in the same zone."
+  }
+}
+
+run "private_in_subnets_of_theirs" {
+  command = apply
+
+  variables {
+    private            = true
+    subnet_id          = "subnet-0123"
+    launcher_subnet_id = "subnet-0456"
+  }
+
+  override_data {
+    target = data.aws_subnet.theirs
+    values = { vpc_id = "vpc-0123", id = "subnet-0123" }
+  }
+
+  assert {
+    condition     = length(aws_vpc.this) + length(aws_subnet.private) + length(aws_nat_gateway.this) + length(aws_eip.nat) + length(aws_route_table.private) == 0
+    error_message = "Nothing is made where there is a network."
+  }
+
+  assert {
+    condition     = aws_instance.this["launcher"].subnet_id == "subnet-0456" && aws_instance.this["worker-1"].subnet_id == "subnet-0123"
+    error_message = "Launcher and workers have the subnets that were named for them."
   }
 }
 
