@@ -136,14 +136,14 @@ class Down(Named, heading=CLUSTERS, module="clusters"):
     yes = YES
 
 
-class Status(Named, heading=CLUSTERS, module="clusters"):
+class Status(Named, heading=CLUSTERS, module="status"):
     """Show the nodes, age, cost and running jobs of a cluster."""
 
     examples = ("clusterctl status", "clusterctl status lab --live")
     live = flag("--live", OPTIONS, "Query the nodes now")
 
 
-class List(Common, heading=CLUSTERS, module="listing", function="list_clusters"):
+class List(Common, heading=CLUSTERS, module="status", function="list_clusters"):
     """List your clusters, or with --all every cluster in your AWS account."""
 
     examples = ("clusterctl list", "clusterctl list --all")
@@ -269,7 +269,7 @@ class Cost(Common, heading=CLUSTERS, module="cost", function="show"):
     cluster = cluster_option(help="Only of clusters of this name")
 
 
-class Allow(Common, heading=CLUSTERS, module="clusters"):
+class Allow(Common, heading=CLUSTERS, module="access"):
     """Set the networks that may connect to a cluster on EC2: those given, and no others.
 
     Without any, only your present address: run it if your address has changed.

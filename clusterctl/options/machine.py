@@ -21,7 +21,7 @@ from clusterctl.options.table import (
 MACHINES = "Nodes and this machine"
 
 
-class Ssh(Common, heading=MACHINES, module="clusters"):
+class Ssh(Common, heading=MACHINES, module="access"):
     """Open a shell on a node, or run one command there."""
 
     ends_at_argument = True
@@ -51,7 +51,7 @@ class Ssh(Common, heading=MACHINES, module="clusters"):
         return [*ours, "--", node, *rest[rest[:1] == ["--"] :]]
 
 
-class SshConfig(Common, heading=MACHINES, module="machine", function="ssh_config"):
+class SshConfig(Common, heading=MACHINES, module="access", function="ssh_config"):
     """Let plain ssh, rsync and editors reach the nodes as CLUSTER-NODE.
 
     Adds one line to ~/.ssh/config, for all clusters. A cluster that is removed disappears from it.
@@ -65,7 +65,7 @@ class SshConfig(Common, heading=MACHINES, module="machine", function="ssh_config
     cluster = cluster_option(where.ALL_CLUSTERS)
 
 
-class Forward(Common, heading=MACHINES, module="clusters"):
+class Forward(Common, heading=MACHINES, module="access"):
     """Make a port of a node, such as TensorBoard's or Jupyter's, reachable on this machine."""
 
     examples = ("clusterctl forward worker-1:6006", "clusterctl forward 8888 --port 9000")
@@ -75,7 +75,7 @@ class Forward(Common, heading=MACHINES, module="clusters"):
     )
 
 
-class Cp(Common, heading=MACHINES, module="clusters"):
+class Cp(Common, heading=MACHINES, module="access"):
     """Copy a file or a folder to or from a node."""
 
     examples = ("clusterctl cp data.csv worker-1:", "clusterctl cp worker-1:out.txt .")
@@ -86,7 +86,7 @@ class Cp(Common, heading=MACHINES, module="clusters"):
     )
 
 
-class Check(Common, heading=MACHINES, module="machine"):
+class Check(Common, heading=MACHINES, module="check"):
     """Check this machine: tools, packages, credentials and clusters.
 
     With --real, three small machines are created on EC2 and removed, for at most $0.10.

@@ -1,4 +1,4 @@
-"""Verbs about this machine: check, ssh-config."""
+"""The verb check: is this machine, or an account on AWS, fit for clusters?"""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import typer
 from clusterctl import actions
 from clusterctl.actions import check as action
 from clusterctl.actions import real_check
-from clusterctl.actions import ssh_config as plain_ssh
 from clusterctl.cli.console import Console, pick, table
 from clusterctl.model import Runtime
-from clusterctl.options.machine import Check, SshConfig
+from clusterctl.options.machine import Check
 
 
 def check(given: Check, console: Console) -> None:
@@ -48,22 +47,3 @@ def _check_real(given: Check, console: Console) -> None:
         + f"\nEC2 works from here; it cost ${report.dollars:.2f}"
     )
     console.document(pick(report, "path", "seconds", "dollars"))
-
-
-def ssh_config(given: SshConfig, console: Console) -> None:
-    given = given.within({"print"} if given.show else (), console.note)
-    store = actions.open_store()
-    config = Path.home() / ".ssh" / "config"
-    names = () if given.remove else plain_ssh.refresh(store)
-    if given.show:
-        console.result(plain_ssh.include(store))
-    elif given.remove:
-        removed = plain_ssh.uninstall(config)
-        console.note(f"{config} {'no longer includes' if removed else 'did not include'} the nodes")
-    else:
-        added = plain_ssh.install(store, config)
-        console.note(f"{config} {'now includes' if added else 'already includes'} the nodes")
-        console.result("\n".join(names))
-        if not names:
-            console.note("no nodes yet; `clusterctl up` creates a cluster")
-    console.document({"config": str(config), "hosts": names})

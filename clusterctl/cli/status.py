@@ -1,0 +1,128 @@
+"""Verbs that show clusters: status, and list, of this machine or of the whole account."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clusterctl.cli.clusters import ends, node_document
+from clusterctl.cli.console import Console, ago, pick, table
+from clusterctl.model import Cluster, clock
+from clusterctl.options.clusters import List, Status
+
+
+def status(given: Status, console: Console) -> None:
+    from clusterctl import actions
+    from clusterctl.actions import show
+
+    store = actions.open_store()
+    live = given.live
+    found = show.status(store, actions.choose(store, given.wanted()), live=live)
+    what = found.cluster
+    lines = [
+        f"{what.name} ({what.id}): {what.phase.value}, provider {what.spec.provider},"
+        f" {_mode(what)}, age {ago(found.age)}, {_dollars(found.dollars, found)} so far"
+        f" ({_dollars(found.dollars_per_hour, found)}/h){ends(what)}"
+    ]
+    if found.unknown_prices:
+        lines.append(f"not included (price unknown): {', '.join(found.unknown_prices)}")
+    lines += [f"warning: {line}" for line in found.warnings]
+    head = ["node", "role", "address", "slots", "mpi", "python"]
+    head += ["live", "node deadline"] if live else []
+    lines.append(table([head, *(_node_row(item, live) for item in found.nodes)]))
+    if found.queues:
+        lines.append(table(_queues(found.queues)))
+    if console.verbose:
+        for item in found.nodes:
+            lines.append(f"{item.node.name}: root {item.node.root}")
+            lines += [
+                f"  {i.device} {i.address}/{i.prefix} {'up' if i.up else 'down'}"
+                for i in item.node.facts.interfaces
+            ]
+    for job in found.jobs:
+        lines.append(f"job {job.id}: {job.spec.program.target}, {job.state.value}")
+    console.result("\n".join(lines))
+    console.document(_status(found, live))
+
+
+def list_clusters(given: List, console: Console) -> None:
+    document = _list_here(given, console)
+    if given.everywhere:
+        from clusterctl.cli import gc
+
+        document |= gc.list_all(console)
+    console.document(document)
+
+
+def _list_here(given: List, console: Console) -> dict[str, Any]:
+    """Shows the clusters on record, and returns them for --json."""
+    from clusterctl import actions
+    from clusterctl.actions import show
+
+    store = actions.open_store()
+    wanted = given.cluster
+    if wanted is not None:
+        actions.choose(store, wanted)
+    found = tuple(item for item in show.list_statuses(store) if wanted in (None, item.cluster.name))
+    damage = store.damage()
+    for line in damage:
+        console.note(line)
+    if not found and not damage:
+        console.note("no clusters; create one with `clusterctl up`")
+    elif found:
+        head = ["name", "provider", "mode", "phase", "workers", "age", "$/h"]
+        console.result(table([head, *map(_cluster_row, found)]))
+        for line in (line for item in found for line in item.warnings):
+            console.note(f"warning: {line}")
+    return {"clusters": [_status(item, False) for item in found], "damage": damage}
+
+
+def _node_row(item: Any, live: bool) -> list[object]:
+    node, mpi, python = item.node, item.node.facts.mpi, item.node.facts.python
+    place = f"{node.address}:{node.ssh_port}" if node.ssh_port else node.address or "here"
+    versions = f"{mpi.flavour} {mpi.version}" if mpi else "-", python.version if python else "-"
+    now = [item.live, clock(item.deadline) if item.deadline else "-"] if live else []
+    return [node.name, node.role.value, place, node.slots, *versions, *now]
+
+
+def _cluster_row(item: Any) -> list[object]:
+    what = item.cluster
+    rate = f"{'>= ' * bool(item.unknown_prices)}{item.dollars_per_hour:.2f}"
+    kind = [what.name, what.spec.provider, what.mode, what.phase.value]
+    return [*kind, what.spec.workers, ago(item.age), rate]
+
+
+def _dollars(dollars: float, found: Any) -> str:
+    return f"{'at least ' * bool(found.unknown_prices)}${dollars:.2f}"
+
+
+def _queues(queues: Any) -> list[list[object]]:
+    """Partitions or queues: what is free, of what there is."""
+    rows: list[list[object]] = [["queue", "nodes free", "slots free", "gpus free", "nodes down"]]
+    for queue in queues:
+        nodes = f"{queue.free_nodes} of {queue.nodes}"
+        slots = f"{queue.free_slots} of {queue.slots}"
+        gpus = f"{queue.free_gpus} of {queue.gpus}" if queue.gpus else "-"
+        rows.append([queue.name, nodes, slots, gpus, queue.down])
+    return rows
+
+
+def _mode(cluster: Cluster) -> str:
+    reason = f": {cluster.mode_reason}" if cluster.mode_reason else ""
+    return f"{cluster.mode}{reason}"
+
+
+def _status(found: Any, live: bool) -> dict[str, Any]:
+    what = found.cluster
+    return {
+        "cluster": what.name,
+        "provider": what.spec.provider,
+        **pick(what, "id", "mode", "mode_reason", "phase", "created", "deadline"),
+        "age_s": round(found.age, 1),
+        **pick(found, "dollars", "dollars_per_hour", "unknown_prices", "warnings"),
+        "jobs": [job.id for job in found.jobs],
+        **(pick(found, "queues") if live else {}),
+        "nodes": [
+            {**node_document(item.node), **(pick(item, "live", "deadline") if live else {})}
+            for item in found.nodes
+        ],
+    }
