@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from clusterctl import actions
-from clusterctl.actions import call, node_loss, run, salvage, spec, up_plan
+from clusterctl.actions import call, metrics, node_loss, run, salvage, spec, up_plan
 from clusterctl.actions import down as down_action
 from clusterctl.actions import jobs as job_actions
 from clusterctl.actions import up as up_action
@@ -224,6 +224,13 @@ class Cluster:
                 if piece.rank is not None and piece.stream == stream:
                     found[piece.rank] = found.get(piece.rank, b"") + piece.data
         return {rank: found[rank].decode(errors="replace") for rank in sorted(found)}
+
+    def metrics(self, job: int | None = None) -> list[dict[str, float]]:
+        """The metrics that ranks have printed so far, rank by rank, in the order of printing: each
+        with `rank` and the names that the program gave them. `job`: default is the last one."""
+        number = self._number(job)
+        points = metrics.collect(self._store, number, self.name, self._report)
+        return [{"rank": point.rank, **point.values} for point in points]
 
     def fetch(self, job: int | None = None, to: str | Path | None = None) -> Path:
         """Copies the output files of a job to the folder `to` (default: `job-N` in the current

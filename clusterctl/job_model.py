@@ -181,6 +181,43 @@ class Job:
         return sum(place.count for place in self.placement)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """A node as a job found it. `packages`: versions of those that matter to a training."""
+
+    name: str
+    ranks: int
+    address: str = ""
+    instance_type: str = ""
+    arch: str = ""
+    cores: int = 0
+    gpus: tuple[str, ...] = ()
+    python: str = ""
+    packages: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """What a job was made from. Lies beside its record, which is read more often."""
+
+    commit: str = ""
+    """Of the git work tree that was staged; "" outside a repository."""
+    branch: str = ""
+    patch: str = ""
+    """What its tracked files differed by, cut at a limit."""
+    patch_bytes: int = 0
+    """The size of the whole patch; 0: the files were those of the commit."""
+    command: tuple[str, ...] = ()
+    """What started the ranks; `$NAME` was filled in on the launcher."""
+    machines: tuple[Machine, ...] = ()
+    images: dict[str, str] = field(default_factory=dict)
+    """Of containers, by kind of node, with digests where they are known."""
+    site: dict[str, str] = field(default_factory=dict)
+    """What a batch system had told of itself."""
+    requirements: tuple[str, ...] = ()
+    """The packages that were installed for the job, with their versions."""
+
+
 def describe_exit(code: int) -> str:
     """`exited 3`, `was killed by SIGKILL`."""
     try:

@@ -25,8 +25,8 @@ from typing import Any
 from trainlib import allreduce_benchmark, mpi
 from trainlib.backends import NAMES, preset
 from trainlib.errors import StartError, WorkloadError
-from trainlib.options import Parser, at_least
-from trainlib.program import print_line, run_program
+from trainlib.options import Parser, add_metrics, at_least
+from trainlib.program import print_line, print_metrics, run_program
 from trainlib.ranks import Ranks, discover
 
 #: Elements of the vector.
@@ -44,6 +44,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         help="of the largest message in the table (default 2097152)",
     )
     parser.add_argument("--no-table", action="store_true", help="only check the sum")
+    add_metrics(parser, "size")
     return parser.parse_args(arguments)
 
 
@@ -61,11 +62,11 @@ def main() -> int:
             if wanted == "mpi":
                 raise
         else:
-            return with_mpi4py(module, ranks, sizes)
-    return with_session(wanted, ranks, sizes)
+            return with_mpi4py(module, ranks, sizes, options.metrics)
+    return with_session(wanted, ranks, sizes, options.metrics)
 
 
-def with_mpi4py(module: Any, ranks: Ranks, sizes: Sequence[int]) -> int:
+def with_mpi4py(module: Any, ranks: Ranks, sizes: Sequence[int], metrics: bool) -> int:
     """Over `mpi4py.MPI`; MPI runs already."""
     comm = module.COMM_WORLD
     vector = array("d", [float(ranks.rank)] * LENGTH)
@@ -84,12 +85,13 @@ def with_mpi4py(module: Any, ranks: Ranks, sizes: Sequence[int]) -> int:
     def slowest(value: int) -> int:
         return int(comm.allreduce(value, op=module.MAX))
 
-    show_table(ranks, allreduce_benchmark.measure(sizes, prepare, slowest, ranks.world))
+    rows = allreduce_benchmark.measure(sizes, prepare, slowest, ranks.world)
+    show_table(ranks, rows, metrics)
     mpi.finish()
     return 0
 
 
-def with_session(wanted: str, ranks: Ranks, sizes: Sequence[int]) -> int:
+def with_session(wanted: str, ranks: Ranks, sizes: Sequence[int], metrics: bool) -> int:
     """Over any backend of the shared package."""
     import torch
 
@@ -115,7 +117,7 @@ def with_session(wanted: str, ranks: Ranks, sizes: Sequence[int]) -> int:
         rows = allreduce_benchmark.measure(
             sizes, prepare, session.communicator.maximum, ranks.world
         )
-        show_table(ranks, rows)
+        show_table(ranks, rows, metrics)
     return 0
 
 
@@ -131,9 +133,13 @@ def show(ranks: Ranks, before: Sequence[float], after: Sequence[float]) -> None:
     )
 
 
-def show_table(ranks: Ranks, rows: Sequence[allreduce_benchmark.Row]) -> None:
+def show_table(ranks: Ranks, rows: Sequence[allreduce_benchmark.Row], metrics: bool) -> None:
     if ranks.rank == 0 and rows:
         print_line(allreduce_benchmark.table(rows))
+        for step, row in enumerate(rows) if metrics else ():
+            print_metrics(
+                step=step, bytes=row.size, seconds=row.seconds, bus_gb_per_second=row.bus_gb_s
+            )
 
 
 def conclude(ranks: Ranks, wrong: Sequence[bool], hosts: Sequence[str], backend: str) -> None:

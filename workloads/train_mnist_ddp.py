@@ -16,6 +16,7 @@ from trainlib.options import (
     Parser,
     add_backend,
     add_data,
+    add_metrics,
     add_seed,
     add_snapshot,
     number,
@@ -51,6 +52,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--log-interval", type=positive, default=10, metavar="N", help="steps (default 10)")
     add("--save-model", action="store_true", help="rank 0 writes mnist_cnn.pt at the end")
     add_snapshot(parser)
+    add_metrics(parser)
     add_seed(parser, 1)
     add_data(parser, ("mnist", "digits", "cifar10"), "mnist")
     add_backend(parser)

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from trainlib.options import (
     Parser,
     add_data,
+    add_metrics,
     add_seed,
     add_snapshot,
     number,
@@ -51,6 +52,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         help="split the rows among the workers instead of giving all to each",
     )
     add_snapshot(parser)
+    add_metrics(parser)
     add_seed(parser)
     add_data(parser, ("mnist", "digits"), "mnist")
     return parser.parse_args(arguments)

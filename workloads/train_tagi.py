@@ -19,6 +19,7 @@ from trainlib.options import (
     Parser,
     add_backend,
     add_data,
+    add_metrics,
     add_seed,
     add_snapshot,
     positive,
@@ -45,6 +46,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add_data(parser, ("digits", "mnist", "cifar10"), "digits")
     add_backend(parser)
     add_snapshot(parser)
+    add_metrics(parser)
     add_seed(parser)
     parser.add_argument("--epochs", "--num_epochs", type=positive, metavar="N")
     parser.add_argument(

@@ -29,7 +29,9 @@ class Differences:
 def diff(store: Store, first: int, second: int, where: str | None, tell: Tell) -> Differences:
     """RecordError for a job that is not there, or not of the cluster `where`."""
     one, other = jobs.find_job(store, first, where), jobs.find_job(store, second, where)
-    return Differences(one, other, compare.compare(one, other), _files(store, one, other, tell))
+    origins = store.provenance(first), store.provenance(second)
+    changes = (*compare.compare_provenance(*origins), *compare.compare(one, other))
+    return Differences(one, other, changes, _files(store, one, other, tell))
 
 
 def _files(store: Store, first: Job, second: Job, tell: Tell) -> tuple[FileChange, ...]:

@@ -23,7 +23,16 @@ from clusterctl.errors import (
 )
 from clusterctl.insight import messages
 from clusterctl.job_model import Job, JobSpec, JobState, ProgramKind
-from clusterctl.jobs import control, mirror, package_files, packages, stage, start, systems
+from clusterctl.jobs import (
+    control,
+    mirror,
+    package_files,
+    packages,
+    provenance,
+    stage,
+    start,
+    systems,
+)
 from clusterctl.jobs.follow import Follower, Piece
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.launch_words import translate
@@ -205,6 +214,8 @@ def _ship(
             job = start.start(job, cluster, pool, port, tell)
             started = True
             store.save_job(job)
+        found = provenance.describe(job, cluster, prepared.plan, prepared.tree, store)
+        store.save_provenance(job.id, found)
     except BaseException as error:
         if started or (starting and isinstance(error, KeyboardInterrupt)):
             raise  # its supervisor runs, or may have started in this very moment

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import typer
 
 from clusterctl import actions
-from clusterctl.actions import Store, cost
+from clusterctl.actions import Store, cost, metrics
 from clusterctl.actions import jobs as action
 from clusterctl.actions.jobs import Choice
+from clusterctl.cli import job_columns
 from clusterctl.cli.console import Console, printable, table
+from clusterctl.cli.job_output import document as job_document
 from clusterctl.cli.job_output import (
-    document,
     fetched_document,
     finish,
     format_duration,
@@ -30,6 +33,12 @@ def jobs(given: Jobs, console: Console) -> None:
     store = actions.open_store()
     found = action.list_jobs(store, given.cluster, console.note)
     dollars = cost.of_jobs(store, found)
+    chosen = job_columns.values(store, found, dollars, given.columns) if given.columns else None
+    document = _documents(found, dollars, chosen)
+    if chosen:
+        console.result(job_columns.show(chosen, given.columns))
+        console.document(document)
+        return
     batch = any(job.native_id for job in found)
     waiting = any(_waits_for(job) for job in found)
     head = ["job", "cluster", *["queue id"] * batch, "state", *["waits for"] * waiting]
@@ -40,7 +49,16 @@ def jobs(given: Jobs, console: Console) -> None:
         console.result(table([head, *rows]))
     else:
         console.note("no jobs yet; start one with `clusterctl run SCRIPT`")
-    console.document({"jobs": [{**document(job), "dollars": dollars.get(job.id)} for job in found]})
+    console.document(document)
+
+
+def _documents(
+    jobs: Sequence[Job], dollars: Mapping[int, float], chosen: Sequence[Mapping[str, Any]] | None
+) -> dict[str, Any]:
+    found = [{**job_document(job), "dollars": dollars.get(job.id)} for job in jobs]
+    for item, columns in zip(found, chosen or (), strict=False):
+        item["columns"] = columns
+    return {"jobs": found}
 
 
 def _money(dollars: Mapping[int, float], job: Job) -> str:
@@ -86,16 +104,21 @@ def _cell(text: str) -> str:
 
 
 def logs(given: Logs, console: Console) -> None:
-    given = given.within({"follow"} if given.follow else (), console.note)
+    ways = {way for way in ("follow", "metrics", "json") if getattr(given, way)}
+    given = given.within(ways, console.note)
     store, follow, rank = actions.open_store(), given.follow, given.rank
     choice = Choice(given.tail, given.grep)
     job = number_of(given, store, console)
     try:
-        with Printer(console, only=rank, exact=not follow) as printer:
-            for pieces in action.logs(
-                store, job, given.cluster, console.report, follow=follow, rank=rank, choice=choice
-            ):
-                printer(pieces)
+        if given.metrics:
+            _metrics(given, store, job, console)
+        else:
+            with Printer(console, only=rank, exact=not follow) as printer:
+                where = (given.cluster, console.report)
+                for pieces in action.logs(
+                    store, job, *where, follow=follow, rank=rank, choice=choice
+                ):
+                    printer(pieces)
     except KeyboardInterrupt:
         runs = "" if store.job(job).state.ended else "; it keeps running"
         console.note(f"\ndetached from job {job}{runs}")
@@ -104,7 +127,27 @@ def logs(given: Logs, console: Console) -> None:
     if follow or (given.json and ended.state.ended):
         finish(console, ended)
     else:
-        console.document({**document(ended), "exit_code": None})
+        console.document({**job_document(ended), "exit_code": None})
+
+
+def _metrics(given: Logs, store: Store, job: int, console: Console) -> None:
+    """One line for each line of metrics; a table with --csv."""
+    where = (store, job, given.cluster, console.report)
+    if given.csv:
+        console.result(metrics.to_csv(metrics.collect(*where, rank=given.rank)).rstrip("\n"))
+        return
+    found = metrics.follow(*where, follow=given.follow, rank=given.rank)
+    none = True
+    for point in (point for points in found for point in points):
+        none = False
+        if console.json:
+            print(json.dumps(metrics.document(point)), flush=True)
+        else:
+            shown = {name: v for name, v in point.values.items() if name != "time"}
+            texts = (f"{name} {metrics.render(value)}" for name, value in shown.items())
+            console.result(f"[{point.rank}] {'  '.join(texts)}")
+    if none:
+        console.note(f"job {job} has printed no metrics; see docs/jobs.md for how to")
 
 
 def cancel(given: Cancel, console: Console) -> None:
@@ -116,7 +159,7 @@ def cancel(given: Cancel, console: Console) -> None:
     counted = ended.survivors or not ended.reason
     how = action.describe_survivors(ended) if counted else ended.reason
     console.result(f"job {job} {before} {ended.state.value}; {how}")
-    console.document({"job": document(ended)})
+    console.document({"job": job_document(ended)})
     if left:
         raise typer.Exit(4)
 

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from clusterctl.job_model import Job
+from clusterctl.job_model import Job, Provenance
 
 MOST = 400
 """Lines of one file's differences that are kept."""
@@ -39,6 +39,29 @@ def compare(first: Job, second: Job) -> tuple[Change, ...]:
     names = dict.fromkeys((*one, *other))
     changes = (Change(name, one.get(name, ""), other.get(name, "")) for name in names)
     return tuple(change for change in changes if change.first != change.second)
+
+
+def compare_provenance(first: Provenance, second: Provenance) -> tuple[Change, ...]:
+    """What the two were made from, without the lines of patches."""
+    one, other = _origin(first), _origin(second)
+    names = dict.fromkeys((*one, *other))
+    changes = (Change(name, one.get(name, ""), other.get(name, "")) for name in names)
+    return tuple(change for change in changes if change.first != change.second)
+
+
+def _origin(found: Provenance) -> dict[str, str]:
+    facts = {"commit": found.commit[:12]}
+    if found.commit:
+        facts["uncommitted changes"] = f"{found.patch_bytes} bytes" if found.patch_bytes else ""
+    facts |= {f"image {kind}": image for kind, image in found.images.items()}
+    for machine in found.machines:
+        facts |= {f"{name} on {machine.name}": v for name, v in machine.packages.items()}
+        facts[f"Python on {machine.name}"] = machine.python
+        facts[f"type of {machine.name}"] = machine.instance_type
+    for entry in found.requirements:
+        name, _, version = entry.partition("==")
+        facts[f"package {name}"] = version or entry
+    return {name: value for name, value in facts.items() if value}
 
 
 def _facts(job: Job) -> dict[str, str]:

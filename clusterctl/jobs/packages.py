@@ -14,6 +14,7 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from secrets import token_hex
@@ -94,6 +95,16 @@ def describe(wanted: Wanted, nodes: Sequence[Node]) -> str:
     kept = {f"{name} {v}" for node in nodes for name, v in _kept(_python_of(node)).items()}
     beside = f" beside {' and '.join(sorted(kept))} of the nodes" if kept else ""
     return f"using the packages of {wanted.source}{beside}"
+
+
+def versions(digest: str, node: Node, home: Home) -> tuple[str, ...]:
+    """The packages of the job's environment on that node, as `name==version`."""
+    if not digest or node.facts.python is None:
+        return ()
+    with suppress(OSError):
+        text = (home.packages / f"{_key(digest, node)}.txt").read_text(encoding="utf-8")
+        return tuple(entry.split()[0] for entry in _entries(text))
+    return ()
 
 
 def install(

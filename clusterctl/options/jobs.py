@@ -12,6 +12,7 @@ from clusterctl.options.table import (
     expression,
     file,
     flag,
+    names,
     number,
     text,
     whole,
@@ -21,21 +22,56 @@ from clusterctl.options.table import (
 class Jobs(Common, heading=JOBS, module="jobs"):
     """List your jobs, including those of removed clusters."""
 
-    examples = ("clusterctl jobs", "clusterctl jobs --cluster lab --json")
+    examples = (
+        "clusterctl jobs",
+        "clusterctl jobs --cluster lab --json",
+        "clusterctl jobs --columns id,commit,loss,took,dollars",
+    )
+    columns = Option[tuple[str, ...]](
+        "--columns",
+        OPTIONS,
+        "Columns to show, metrics too: id,commit,loss",
+        "A,B",
+        empty=(),
+        check=names,
+    )
     cluster = cluster_option(help="Show only this cluster")
 
 
 class Logs(Common, heading=JOBS, module="jobs"):
-    """Show a job's output."""
+    """Show a job's output, or the metrics that it has printed."""
 
-    examples = ("clusterctl logs", "clusterctl logs 7 --follow --rank 0")
+    examples = (
+        "clusterctl logs",
+        "clusterctl logs 7 --follow --rank 0",
+        "clusterctl logs 7 --metrics --csv",
+    )
     job = LAST_JOB
     follow = flag("-f --follow", OPTIONS, "Follow the output until the job ends; Ctrl-C detaches")
     rank = Option[int | None](
         "--rank", OPTIONS, "Show only this rank", "N", empty=None, check=whole(0)
     )
-    tail = number("--tail", OPTIONS, "Show the last N lines of each rank", limits=where.FOLLOWED)
-    grep = text("--grep", OPTIONS, "Show lines that match an expression", "REGEX", check=expression)
+    tail = number(
+        "--tail",
+        OPTIONS,
+        "Show the last N lines of each rank",
+        limits=(where.FOLLOWED, where.NOT_METRICS),
+    )
+    grep = text(
+        "--grep",
+        OPTIONS,
+        "Show lines that match an expression",
+        "REGEX",
+        check=expression,
+        limits=where.NOT_METRICS,
+    )
+    metrics = flag("--metrics", OPTIONS, "Show only the metrics that ranks have printed")
+    csv = flag(
+        "--csv",
+        OPTIONS,
+        "Print metrics as comma-separated values",
+        limits=(where.WITH_METRICS, where.NOT_FOLLOWED_OR_JSON),
+    )
     json = JSON_LINES
 
 

@@ -128,6 +128,13 @@ WITH_JSON = _only("json", says="works only with --json", hint="add --json, or le
 NO_JSON = _only(says="has no effect with `data index`, whose program writes a file")
 NOT_ADOPT = _never("adopt", says="cannot be combined with --adopt, which already names the cluster")
 FOLLOWED = _never("follow", says="cannot be combined with --follow", hint=ONE_OF_TWO)
+WITH_METRICS = _only(
+    "metrics", says="works only with --metrics", hint="add --metrics, or leave it out"
+)
+NOT_METRICS = _never("metrics", says="cannot be combined with --metrics", hint=ONE_OF_TWO)
+NOT_FOLLOWED_OR_JSON = _never(
+    *("follow", "json"), says="cannot be combined with --follow or --json", hint=ONE_OF_TWO
+)
 PUSHED = _never("no-push", says="has no effect with --no-push", hint=ONE_OF_TWO)
 ONLY_LOCAL_DATA = _only(says="has no effect: this command works on this machine")
 BUILT_HERE = _only(says="has no effect: images are built on this machine")

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from clusterctl.errors import RecordError
-from clusterctl.job_model import Job
+from clusterctl.job_model import Job, Provenance
 from clusterctl.model import Cluster, Phase, Role
 from clusterctl.state import versions
 from clusterctl.state.home import Home, write_atomic, writing
@@ -156,6 +156,18 @@ class Store:
     def save_job(self, job: Job) -> None:
         folder = self.home.make(self.job_folder(job.id))
         _write(folder / "job.json", job)
+
+    def provenance(self, number: int) -> Provenance:
+        """What the job was made from; an empty one where that is not on record."""
+        path = self.job_folder(number) / "provenance.json"
+        with suppress(msgspec.DecodeError, UnicodeDecodeError, OSError):
+            return msgspec.json.decode(path.read_bytes(), type=Provenance)
+        return Provenance()
+
+    def save_provenance(self, number: int, found: Provenance) -> None:
+        folder = self.home.make(self.job_folder(number))
+        with writing(folder / "provenance.json"):
+            write_atomic(folder / "provenance.json", msgspec.json.encode(found))
 
     @contextmanager
     def handing_in(self, number: int) -> Iterator[None]:

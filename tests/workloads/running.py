@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from clusterctl.insight.metrics import parse
 from tests.e2e.cli import BUSY
 
 WORKLOADS = Path(__file__).resolve().parents[2] / "workloads"
@@ -26,6 +27,12 @@ class Ended:
     code: int
     out: str
     err: str
+
+    @property
+    def metrics(self) -> list[dict[str, float]]:
+        """What `--metrics` printed, as `clusterctl logs --metrics` finds it."""
+        found = (parse(line.encode()) for line in self.out.splitlines())
+        return [values for values in found if values]
 
     def lines(self, word: str) -> list[str]:
         """The lines of stdout with this word in them, sorted, since ranks write side by side."""

@@ -122,7 +122,14 @@ EPOCHS = 2
 
 
 def options(**changes: Any) -> Namespace:
-    chosen = {"nepochs": EPOCHS, "lr": 0.1, "momentum": 0.9, "seed": 3, "shard": False}
+    chosen = {
+        "nepochs": EPOCHS,
+        "lr": 0.1,
+        "momentum": 0.9,
+        "seed": 3,
+        "shard": False,
+        "metrics": False,
+    }
     return Namespace(**{**chosen, "batch_size": ROWS, **changes})
 
 

@@ -47,9 +47,13 @@ def assert_equal_states(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 @pytest.mark.mpi
 def test_two_ranks_learn_the_digits_over_mpi(programs: Programs) -> None:
-    ended = programs.mpirun(2, CPU, 20, 20)
+    ended = programs.mpirun(2, CPU, 20, 20, "--metrics")
     assert ended.code == 0, ended.err
     assert accuracy(ended) >= 0.95
+    assert [values["epoch"] for values in ended.metrics] == list(range(20)), "from rank 0 alone"
+    assert ended.metrics[-1]["loss"] < 0.2 * ended.metrics[0]["loss"]
+    assert ended.metrics[-1]["step"] == ended.metrics[0]["steps"] == 20 * 23
+    assert all(values["samples_per_second"] > 0 for values in ended.metrics)
     assert len(ended.lines("] Backend: mpi (mpi4py hook, host buffers) | Ranks: 2")) == 1
     pattern = r"^\[Rank([01])\] Epoch (\d+) \| Batchsize: 32 \| Steps: 23 \| Loss: (\S+)$"
     found = re.findall(pattern, ended.out, re.MULTILINE)
@@ -322,9 +326,11 @@ def test_reduce_all_over_mpi_does_without_torch(programs: Programs) -> None:
 
 @pytest.mark.mpi
 def test_reduce_all_over_gloo(programs: Programs) -> None:
-    ended = programs.mpirun(2, "reduce_all.py", "--backend", "gloo", "--no-table")
+    ended = programs.mpirun(2, "reduce_all.py", "--backend", "gloo", "--max-bytes", 64, "--metrics")
     assert ended.code == 0, ended.err
     assert ended.lines("ok: 2 ranks on 1 host, each holds 1 = W(W-1)/2, over gloo")
+    assert [values["bytes"] for values in ended.metrics] == [8, 64]
+    assert all(values["seconds"] > 0 for values in ended.metrics)
 
 
 @pytest.mark.mpi

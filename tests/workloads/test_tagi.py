@@ -376,5 +376,6 @@ def test_digits_are_learnt_and_repeat_bit_for_bit(programs: Programs, how: str) 
     assert float(found[-1][2]) >= 0.97
     losses = [float(loss) for _, loss, _ in found]
     assert losses[-1] < 0.1 * losses[0]
-    again = programs.mpirun(2, "train_tagi.py", how, "--epochs", 2)
+    again = programs.mpirun(2, "train_tagi.py", how, "--epochs", 2, "--metrics")
+    assert [values["test_accuracy"] > 0.5 for values in again.metrics] == [True, True]
     assert re.findall(r"Epoch (\d+) \| Loss: (\S+) .*accuracy: (\S+)", again.out) == found[:2]

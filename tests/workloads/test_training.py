@@ -208,11 +208,13 @@ def test_a_training_that_diverges_ends_and_says_so(
 def test_mnist_ddp_learns_repeats_and_saves(programs: Programs) -> None:
     making.mnist(programs.folder / "mnist")
     arguments = ["--data", "mnist", "--epochs", 2, "--batch-size", 10, "--lr", 0.5]
-    ended = programs.mpirun(2, "train_mnist_ddp.py", *arguments, "--save-model")
+    ended = programs.mpirun(2, "train_mnist_ddp.py", *arguments, "--save-model", "--metrics")
+    curves = [values["test_loss"] for values in ended.metrics]
     found = losses(ended, r"\[Rank0\] Epoch")
     assert len(found) == 2 * 1, "one line for each tenth step"
     tested = re.findall(r"Test loss: (\S+) \| Test accuracy: (\S+)", ended.out)
     assert float(tested[1][0]) < float(tested[0][0])
+    assert curves == pytest.approx([float(loss) for loss, _ in tested], rel=1e-4)
     assert float(tested[1][1]) > 0.5
     state = torch.load(programs.folder / "mnist_cnn.pt", weights_only=True)
     assert sum(value.numel() for value in state.values()) == 1_199_882
@@ -233,8 +235,9 @@ def test_sgd_mpi_learns_and_repeats(programs: Programs) -> None:
         assert accuracy > 0.85
     again = programs.mpirun(2, "train_sgd_mpi.py", *common, "--sync-iterations", 4)
     assert without_speed(again) == without_speed(ended)
-    alone = programs.alone("train_sgd_mpi.py", *common)
+    alone = programs.alone("train_sgd_mpi.py", *common, "--metrics")
     assert losses(alone)[-1] < 0.4 * losses(alone)[0]
+    assert [values["loss"] for values in alone.metrics] == pytest.approx(losses(alone), rel=1e-4)
 
 
 def test_averaging_learns_with_two_and_more_processes_and_repeats(programs: Programs) -> None:
@@ -245,7 +248,8 @@ def test_averaging_learns_with_two_and_more_processes_and_repeats(programs: Prog
         found = re.findall(r"Validation loss: (\S+)", ended.out)
         assert ended.code == 0, ended.err
         assert float(found[-1]) < float(found[0])
-    again = programs.mpirun(3, "train_parameter_averaging.py", *arguments, "--shard")
+    again = programs.mpirun(3, "train_parameter_averaging.py", *arguments, "--shard", "--metrics")
+    assert [values["epoch"] for values in again.metrics] == [0, 1]
     assert without_speed(again) == without_speed(ended)
     alone = programs.alone("train_parameter_averaging.py", *arguments)
     assert (alone.code, alone.err.count("\n")) == (6, 1)

@@ -22,7 +22,7 @@ import torch
 from trainlib import data, metrics, models
 from trainlib.epochs import Epochs
 from trainlib.errors import Diverged, StartError
-from trainlib.program import print_line
+from trainlib.program import print_line, print_metrics
 from trainlib.ranks import Ranks, discover
 from trainlib.rows import Dataset
 from trainlib.session import Session
@@ -104,11 +104,22 @@ def master(
         if not math.isfinite(loss + validation):
             # The workers wait for the next weights and hear nothing of it.
             raise Diverged(epoch, f"try an --lr below {options.lr:g}", everywhere=False)
-        speed = rows / (clock() - started)
+        seconds = clock() - started
+        speed = rows / seconds
         print_line(
             f"Epoch {epoch} | Loss: {loss:.6g} | Validation loss: {validation:.6g} | "
             f"Accuracy: {accuracy:.4f} | Throughput: {speed:.1f} samples/s"
         )
+        if options.metrics:
+            print_metrics(
+                epoch=epoch,
+                epochs=options.nepochs,
+                loss=loss,
+                validation_loss=validation,
+                validation_accuracy=accuracy,
+                samples_per_second=speed,
+                seconds=seconds,
+            )
 
 
 def worker(

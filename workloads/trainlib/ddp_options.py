@@ -11,6 +11,7 @@ from trainlib.options import (
     Parser,
     add_backend,
     add_data,
+    add_metrics,
     add_seed,
     file_path,
     positive,
@@ -43,6 +44,7 @@ class Options:
     accumulate: int
     compress: str
     compile: bool
+    metrics: bool
     allow_cpu: bool
 
 
@@ -106,6 +108,7 @@ def parse(description: str, arguments: Sequence[str] | None = None, *, gpu: bool
     parser.add_argument(
         "--compile", action="store_true", help="let torch.compile fuse the network's kernels"
     )
+    add_metrics(parser)
     if gpu:
         parser.add_argument(
             "--allow-cpu",

@@ -19,7 +19,7 @@ import torch
 from trainlib import data, metrics, models, snapshots
 from trainlib.epochs import Epochs, Part
 from trainlib.errors import Diverged
-from trainlib.program import print_line
+from trainlib.program import print_line, print_metrics
 from trainlib.ranks import discover
 from trainlib.rows import Batch, Dataset
 from trainlib.session import Session
@@ -90,7 +90,8 @@ def _train(session: Session, options: Namespace, dataset: Dataset) -> None:
             schedule.step()
             if session.device.type == "cuda":
                 torch.cuda.synchronize()  # what was only begun counts, too
-            speed = session.communicator.sum([rows / (time.perf_counter() - started)])[0]
+            seconds = time.perf_counter() - started
+            speed = session.communicator.sum([rows / seconds])[0]
             test_loss, accuracy = metrics.score(session, model, dataset, options.test_batch_size)
             if not math.isfinite(test_loss):
                 raise Diverged(epoch, f"try an --lr below {options.lr:g}")
@@ -99,6 +100,15 @@ def _train(session: Session, options: Namespace, dataset: Dataset) -> None:
                     f"{tag} Epoch {epoch} | Test loss: {test_loss:.6g} | Test accuracy: "
                     f"{accuracy:.4f} | Throughput: {speed:.1f} samples/s"
                 )
+                if options.metrics:
+                    print_metrics(
+                        epoch=epoch,
+                        epochs=options.epochs,
+                        test_loss=test_loss,
+                        test_accuracy=accuracy,
+                        samples_per_second=speed,
+                        seconds=seconds,
+                    )
     if options.save_model and ranks.rank == 0:
         snapshots.write(_MODEL, model.state_dict())
 

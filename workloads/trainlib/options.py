@@ -38,6 +38,7 @@ def add_mpi_sgd(parser: Parser, *, epochs: int, batch_size: int, lr: float) -> N
     )
     add_seed(parser)
     add_snapshot(parser)
+    add_metrics(parser)
 
 
 def add_backend(parser: argparse.ArgumentParser) -> None:
@@ -69,6 +70,14 @@ def add_data(parser: argparse.ArgumentParser, names: Sequence[str], default: str
         type=file_path,
         metavar="DIR",
         help="folder of the data set's files (default $CLUSTERCTL_DATA/NAME)",
+    )
+
+
+def add_metrics(parser: argparse.ArgumentParser, each: str = "epoch") -> None:
+    parser.add_argument(
+        "--metrics",
+        action="store_true",
+        help=f"print one line of JSON with metrics per {each}, for clusterctl logs --metrics",
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import json
 import os
 import sys
 import time
@@ -28,6 +29,11 @@ def print_line(line: str, stream: TextIO | None = None) -> None:
     stream = sys.stdout if stream is None else stream
     stream.write(line + "\n")
     stream.flush()
+
+
+def print_metrics(**values: float) -> None:
+    """Write one line with numbers, which `clusterctl logs --metrics` collects."""
+    print_line(json.dumps({"clusterctl": {**values, "time": round(time.time(), 3)}}))
 
 
 def print_error(error: WorkloadError) -> None:

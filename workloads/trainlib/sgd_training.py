@@ -20,7 +20,7 @@ from trainlib import backends, data, folders, images, metrics, models, readers, 
 from trainlib.epochs import Epochs, Part
 from trainlib.errors import Diverged, UsageError, WorkloadError
 from trainlib.mpi_sgd import MpiSGD
-from trainlib.program import print_line
+from trainlib.program import print_line, print_metrics
 from trainlib.ranks import Ranks, discover
 from trainlib.rows import Dataset, Rows
 from trainlib.session import Session
@@ -208,6 +208,15 @@ class _Training:
                 f"{row['validation_accuracy']:.4f} | Throughput: {row['rows_per_s']:.1f} "
                 "samples/s"
             )
+            if self.options.metrics:
+                print_metrics(
+                    epoch=epoch,
+                    epochs=self.options.epochs,
+                    loss=row["loss"],
+                    validation_loss=row["validation_loss"],
+                    validation_accuracy=row["validation_accuracy"],
+                    samples_per_second=row["rows_per_s"],
+                )
             self._save(better)
         # All ranks have the same numbers, and decide alike.
         enough = self.patience is not None and self.since >= self.patience

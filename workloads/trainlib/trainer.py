@@ -25,7 +25,7 @@ from trainlib import data, metrics, models, optimizers, snapshots
 from trainlib.ddp_options import Options
 from trainlib.epochs import SAVING, UNSAVED_S
 from trainlib.errors import Diverged, StartError, Stopped, UsageError
-from trainlib.program import print_line
+from trainlib.program import print_line, print_metrics
 from trainlib.ranks import Ranks, discover
 from trainlib.rows import Dataset
 from trainlib.session import Session
@@ -305,6 +305,7 @@ class Trainer:
         )
         # What dropout draws follows from the epoch, so that a resumed training draws the same.
         torch.manual_seed(data.mix(options.seed, epoch * ranks.world + ranks.rank))
+        started = time.perf_counter()
         loss, steps, rows = train_epoch(
             parallel, self.optimizer, self.loss_of, batches, self.recipe
         )
@@ -315,6 +316,9 @@ class Trainer:
             f"Epoch {epoch} | Batchsize: {min(options.batch_size, rows)} | Steps: {steps} | "
             f"Loss: {loss.item():.6g}"
         )
+        if options.metrics:
+            seconds = time.perf_counter() - started
+            self._print_metrics(epoch, steps, rows, loss.item(), seconds)
         sound = self._sound(loss.item())
         # A signal reaches the ranks at different moments, but they can only stop together: one
         # that left alone would leave the others waiting in a collective.
@@ -335,6 +339,22 @@ class Trainer:
                 name = signal.Signals(signum).name
                 self._print(f"{name}: stopped after epoch {epoch}, saved in {options.snapshot}")
             raise Stopped(signum)
+
+    def _print_metrics(
+        self, epoch: int, steps: int, rows: int, loss: float, seconds: float
+    ) -> None:
+        """Means and sums over the ranks, from rank 0; all ranks have to call it."""
+        total, count, speed = self.session.communicator.sum([loss * rows, rows, rows / seconds])
+        if self.session.ranks.rank == 0:
+            print_metrics(
+                epoch=epoch,
+                epochs=self.options.total_epochs,
+                step=(epoch + 1) * steps,
+                steps=self.options.total_epochs * steps,
+                loss=total / count,
+                samples_per_second=speed,
+                seconds=seconds,
+            )
 
     def _sound(self, loss: float) -> bool:
         """Whether loss and weights are finite; the loss is from before the last step."""

@@ -12,7 +12,7 @@ import torch
 from trainlib import augment, data, metrics
 from trainlib.epochs import Epochs
 from trainlib.errors import Diverged
-from trainlib.program import print_line
+from trainlib.program import print_line, print_metrics
 from trainlib.ranks import discover
 from trainlib.rows import Dataset
 from trainlib.session import Session
@@ -115,6 +115,15 @@ def train(session: Session, options: Namespace, dataset: Dataset) -> DDPSequenti
                     f"Epoch {epoch} | Loss: {loss / total:.6g} | Throughput: {speed:.1f} samples/s"
                     f" | Test accuracy: {correct / rows:.4f} ({correct}/{rows})"
                 )
+                if options.metrics:
+                    print_metrics(
+                        epoch=epoch,
+                        epochs=options.epochs,
+                        loss=loss / total,
+                        test_accuracy=correct / rows,
+                        samples_per_second=speed,
+                        seconds=seconds,
+                    )
     return model
 
 

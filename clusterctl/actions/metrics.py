@@ -1,0 +1,59 @@
+"""Metrics of a job, from what its ranks have printed (`logs --metrics`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from clusterctl.actions import Tell, jobs
+from clusterctl.insight.metrics import Point, Reader
+from clusterctl.insight.metrics import columns as columns
+from clusterctl.insight.metrics import document as document
+from clusterctl.insight.metrics import last as last
+from clusterctl.insight.metrics import render as render
+from clusterctl.insight.metrics import to_csv as to_csv
+from clusterctl.job_model import Job
+from clusterctl.jobs.follow import read_stored
+from clusterctl.state import Store
+
+
+def follow(
+    store: Store,
+    number: int,
+    where: str | None,
+    tell: Tell,
+    *,
+    follow: bool = False,
+    rank: int | None = None,
+) -> Iterator[list[Point]]:
+    """The metrics of the job as they come: to its end with `follow`, else as far as they are."""
+    reader = Reader()
+    for pieces in jobs.logs(store, number, where, tell, follow=follow, rank=rank):
+        found = [
+            point
+            for piece in pieces
+            if piece.stream == "stdout" and piece.rank is not None
+            if rank in (None, piece.rank)
+            for point in reader.read(piece.rank, piece.data)
+        ]
+        if found:
+            yield found
+    if rest := reader.finish():
+        yield rest
+
+
+def collect(
+    store: Store, number: int, where: str | None, tell: Tell, *, rank: int | None = None
+) -> tuple[Point, ...]:
+    """The metrics that the job has printed so far, rank by rank."""
+    found = [point for some in follow(store, number, where, tell, rank=rank) for point in some]
+    return tuple(sorted(found, key=lambda point: point.rank))
+
+
+def stored(store: Store, job: Job) -> tuple[Point, ...]:
+    """The same from the output that is on this machine, without asking any node."""
+    reader, found = Reader(), []
+    for pieces in read_stored(store.job_folder(job.id)):
+        for piece in pieces:
+            if piece.stream == "stdout" and piece.rank is not None:
+                found += reader.read(piece.rank, piece.data)
+    return tuple(sorted([*found, *reader.finish()], key=lambda point: point.rank))

@@ -1,0 +1,162 @@
+"""Metrics that programs print, one JSON object in a line of its own:
+
+    {"clusterctl": {"epoch": 3, "epochs": 10, "loss": 0.31, "samples_per_second": 5400}}
+
+Pure. `docs/jobs.md` says which names have a meaning; any other number is kept as it is.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+KEY = "clusterctl"
+LONGEST = 1 << 16
+"""Bytes of a line with metrics. What is longer is none."""
+LONGEST_NAME = 64
+FIRST, LAST = ("epoch", "step"), ("time",)
+"""Columns with a place of their own in a table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What one line said, in its order. `time` is in seconds since the epoch."""
+
+    rank: int
+    values: Mapping[str, float]
+
+    @property
+    def x(self) -> float | None:
+        """Where it lies in the training: its step, else its epoch."""
+        return self.values.get("step", self.values.get("epoch"))
+
+    @property
+    def done(self) -> float | None:
+        """The part of the training that is done, 0 to 1; None where the line does not say."""
+        for number, total, ahead in (("epoch", "epochs", 1), ("step", "steps", 0)):
+            if number in self.values and self.values.get(total, 0) > 0:
+                return min(1.0, (self.values[number] + ahead) / self.values[total])
+        return None
+
+
+def parse(line: bytes) -> dict[str, float] | None:
+    """The numbers of a line with metrics; None for any other line."""
+    line = line.strip()
+    if not line.startswith(b"{") or len(line) > LONGEST or KEY.encode() not in line:
+        return None
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    values = found.get(KEY) if isinstance(found, dict) and len(found) == 1 else None
+    if not isinstance(values, dict):
+        return None
+    return {
+        name: value
+        for name, value in values.items()
+        if (type(value) in (int, float) and abs(value) < 1e300) or value != value
+        if name.isprintable() and 0 < len(name) <= LONGEST_NAME
+    }
+
+
+class Reader:
+    """Finds the metrics in what ranks write, piece by piece."""
+
+    def __init__(self) -> None:
+        self._rest: dict[int, bytes] = {}
+
+    def read(self, rank: int, data: bytes) -> list[Point]:
+        """The points that end in `data`, which is what the rank wrote next."""
+        *lines, rest = (self._rest.get(rank, b"") + data).split(b"\n")
+        self._rest[rank] = rest[: LONGEST + 1]
+        return [Point(rank, values) for line in lines if (values := parse(line))]
+
+    def finish(self) -> list[Point]:
+        """Of last lines without their end."""
+        found = [Point(rank, v) for rank, line in self._rest.items() if (v := parse(line))]
+        self._rest.clear()
+        return found
+
+
+def columns(points: Iterable[Point]) -> list[str]:
+    """All names: epoch and step first, time last, the others as they first came."""
+    seen = dict.fromkeys(name for point in points for name in point.values)
+    middle = [name for name in seen if name not in (*FIRST, *LAST)]
+    return [
+        *(name for name in FIRST if name in seen),
+        *middle,
+        *(name for name in LAST if name in seen),
+    ]
+
+
+def to_csv(points: Sequence[Point]) -> str:
+    """A header and one line for each point; empty where a point has no such value."""
+    names = columns(points)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["rank", *names])
+    writer.writerows([p.rank, *(p.values.get(name, "") for name in names)] for p in points)
+    return text.getvalue()
+
+
+def render(value: float) -> str:
+    """For people: six digits, and all of a whole number."""
+    return str(value) if isinstance(value, int) else f"{value:.6g}"
+
+
+def document(point: Point) -> dict[str, float | None]:
+    """As JSON has it: what is not finite is null."""
+    finite = {n: v if math.isfinite(v) else None for n, v in point.values.items()}
+    return {"rank": point.rank, **finite}
+
+
+def series(points: Iterable[Point], name: str) -> dict[int, list[tuple[float, float]]]:
+    """(x, value) of each rank that has printed `name`, in the order of printing. x is the step,
+    else the epoch, else the number of the point. A training that was started again replaces what
+    it had printed from that step on."""
+    found: dict[int, list[tuple[float, float]]] = {}
+    for point in points:
+        if name in point.values and math.isfinite(point.values[name]):
+            mine = found.setdefault(point.rank, [])
+            x = float(len(mine)) if point.x is None else point.x
+            while mine and mine[-1][0] >= x:
+                mine.pop()
+            mine.append((x, point.values[name]))
+    return found
+
+
+def last(points: Iterable[Point], name: str) -> float | None:
+    """The last value of that name, on the lowest rank that has one."""
+    found: dict[int, float] = {}
+    for point in points:
+        if name in point.values:
+            found[point.rank] = point.values[name]
+    return found[min(found)] if found else None
+
+
+def step_seconds(points: Sequence[Point]) -> float | None:
+    """Seconds of one step (of one epoch, in a program that counts no steps), from the last two
+    points that are not at the same place; None where they do not say."""
+    timed = [(p.x, p.values["time"]) for p in points if p.x is not None and "time" in p.values]
+    pairs = [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(timed) if b[0] > a[0]]
+    return pairs[-1][1] / pairs[-1][0] if pairs and pairs[-1][1] > 0 else None
+
+
+def seconds_left(points: Sequence[Point], now: float) -> float | None:
+    """Until the training is done, at its pace since its first point; None where it does not say."""
+    timed = [
+        (p.done, p.values["time"]) for p in points if p.done is not None and "time" in p.values
+    ]
+    if not timed:
+        return None
+    (first, began), (done, when) = timed[0], timed[-1]
+    if done >= 1:
+        return 0.0
+    if done <= first or when <= began:
+        return None
+    return max(0.0, (1 - done) * (when - began) / (done - first) - (now - when))

