@@ -142,7 +142,7 @@ def test_a_lost_host_is_no_bug_of_ours(hosts: Hosts, cli: Cli) -> None:
     """Nor does it look like an exit code of the program, which had none."""
     cli("attach", "lab", "--hosts", hosts.file(cli, "{alpha}", "{beta}"))
     cli.script("long", "#!/bin/sh\necho started; exec sleep 303\n").chmod(0o755)
-    running = cli.run("run", "long")
+    running = cli.start("run", "long")
     running.until("started", times=2)
     hosts["beta"].run("pkill", "-KILL", "-x", "orted|prted")
     done = running.wait()

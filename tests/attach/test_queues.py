@@ -25,8 +25,8 @@ def test_people_see_the_queues_number_and_its_reason(
     assert f"({site.system} {native})" in started.err
     cli.until_state(first["id"], "running")
     second = cli.detach(*site.all_slots(), "long")
-    third = cli.run("run", *site.all_slots(), "long")
-    fourth = cli.run("logs", second, "-f")
+    third = cli.start("run", *site.all_slots(), "long")
+    fourth = cli.start("logs", second, "-f")
     reason = {"slurm": r"(Resources|Priority)", "sge": "waiting"}[site.system]
     for running in (third, fourth):
         running.until("is in the queue:")
@@ -42,7 +42,7 @@ def test_a_client_that_dies_before_the_submit_leaves_a_lost_job(
 ) -> None:
     other = cli.detach(*site.size(2), program("quick", "echo $RANK"))
     slow, called, go = _in_the_way(cli, site, "mkdir")
-    running = cli.run("run", *site.size(2), "quick", env=slow)
+    running = cli.start("run", *site.size(2), "quick", env=slow)
     try:
         wait_for(called.exists, 30, "it stages the job")
         number = max(cli.jobs())
@@ -62,7 +62,7 @@ def test_a_client_that_dies_before_the_submit_leaves_a_lost_job(
 def test_a_submit_outlives_its_client(cli: Cli, site: Site, program: Program) -> None:
     name = program("quick", "echo $RANK")
     slow, called, go = _in_the_way(cli, site, {"slurm": "sbatch", "sge": "qsub"}[site.system])
-    running = cli.run("run", *site.size(2), name, env=slow)
+    running = cli.start("run", *site.size(2), name, env=slow)
     try:
         wait_for(called.exists, 30, "it hands the job in")
         number = max(cli.jobs())
@@ -76,7 +76,7 @@ def test_a_submit_outlives_its_client(cli: Cli, site: Site, program: Program) ->
 
 def test_a_job_that_streams_is_on_record_as_running(cli: Cli, site: Site, program: Program) -> None:
     """For those who cannot ask: the login node may be away."""
-    running = cli.run("run", *site.size(2), program("long", LONG))
+    running = cli.start("run", *site.size(2), program("long", LONG))
     running.until("started")
     path = site.home / "jobs" / str(running.now().job) / "job.json"
     wait_for(lambda: json.loads(path.read_text())["state"] == "running", 20, "it is on record")
@@ -92,7 +92,7 @@ def test_a_queue_that_is_silent_for_a_while_loses_no_job(
     parent = int(Path(f"/proc/{daemon}/stat").read_text().rpartition(")")[2].split()[1])
     os.kill(daemon, signal.SIGSTOP)
     try:
-        running = cli.run("run", *site.size(2), program("quick", "echo $RANK"))
+        running = cli.start("run", *site.size(2), program("quick", "echo $RANK"))
         running.until("the queue has not answered yet")
         wait_for(lambda: "the queue does not answer" in cli("jobs").err, 60, "`jobs` says so")
         states = {number: job["state"] for number, job in cli.jobs().items()}

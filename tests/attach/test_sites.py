@@ -216,7 +216,7 @@ def test_cancelling_ends_what_ignores_it(cli: Cli, site: Site, program: Program)
 
 
 def test_ctrl_c_cancels(cli: Cli, site: Site, program: Program) -> None:
-    running = cli.run("run", *site.size(2), program("long", LONG))
+    running = cli.start("run", *site.size(2), program("long", LONG))
     running.until("started", times=2)
     # nsenter itself would die of it; its child is clusterctl.
     parent = running.process.pid
@@ -352,7 +352,7 @@ def test_a_rank_per_gpu_finds_its_own_by_its_local_rank(
 @ON_SLURM
 def test_gpus_are_asked_for_and_counted(cli: Cli, site: Site, program: Program) -> None:
     name = program("tell", 'echo "$RANK: $LOCAL_RANK of $CUDA_VISIBLE_DEVICES"; sleep 3')
-    running = cli.run("run", "--nodes", "2", "--gpus-per-node", "t4:2", name)
+    running = cli.start("run", "--nodes", "2", "--gpus-per-node", "t4:2", name)
     running.until(": ", times=4)
     [row] = [row for row in cli.json("status", "--live")["queues"] if row["name"] == "main"]
     assert (row["gpus"], row["free_gpus"]) == (4, 0)

@@ -213,7 +213,7 @@ def test_a_run_whose_output_cannot_be_written_says_that_the_job_goes_on(cli: Cli
 
 def test_a_run_that_is_told_to_end_leaves_its_job_and_says_so(cli: Cli) -> None:
     cli.script("talks.py", "import time\nprint('here', flush=True); time.sleep(300)")
-    running = cli.run("run", "talks.py")
+    running = cli.start("run", "talks.py")
     running.until("here")
     running.process.terminate()
     ended = running.wait(10)

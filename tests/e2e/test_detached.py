@@ -41,12 +41,12 @@ def whole(done: object) -> bool:
 def test_the_job_outlives_its_client_and_is_followed_again(cli: Cli) -> None:
     """kill -9 of the client: `logs -f` has every line exactly once, `jobs` how it ended."""
     cli.script("counts.py", COUNTS)
-    client = cli.run("run", "counts.py")
+    client = cli.start("run", "counts.py")
     client.until("line 10", times=2)
     number = client.now().job
     client.kill()
     assert cli.job(number)["state"] == "running"
-    followers = [cli.run("logs", number, "-f"), cli.run("logs", "-f", number)]
+    followers = [cli.start("logs", number, "-f"), cli.start("logs", "-f", number)]
     for follower in followers:
         done = follower.wait(30)
         assert done.code == 0
@@ -65,7 +65,7 @@ def test_a_follower_that_dies_half_way_loses_nothing(cli: Cli) -> None:
     cli.script("counts.py", COUNTS)
     number = cli.detach("counts.py")
     for text in ("line 5", "line 15", "line 25"):
-        follower = cli.run("logs", number, "-f")
+        follower = cli.start("logs", number, "-f")
         follower.until(text, times=2)
         follower.kill()
     assert whole(cli("logs", number, "-f"))
@@ -75,7 +75,7 @@ def test_a_follower_that_dies_half_way_loses_nothing(cli: Cli) -> None:
 def test_ctrl_c_of_logs_only_detaches(cli: Cli) -> None:
     cli.script("counts.py", COUNTS)
     number = cli.detach("counts.py")
-    follower = cli.run("logs", number, "-f")
+    follower = cli.start("logs", number, "-f")
     follower.until("line 3", times=2)
     follower.interrupt()
     done = follower.wait(10)
@@ -155,7 +155,7 @@ def test_a_run_that_waits_says_so_and_then_runs(cli: Cli) -> None:
     cli.script("waits.py", WAITS)
     gate = cli.folder.parent / "gate"
     first = cli.detach(*fill(cli), gate)
-    second = cli.run("run", *fill(cli), gate)
+    second = cli.start("run", *fill(cli), gate)
     second.until("is waiting")
     assert "on" not in second.out
     gate.touch()
@@ -193,7 +193,7 @@ def test_a_dead_supervisor_means_lost_and_the_queue_goes_on(cli: Cli, cluster_id
 @pytest.mark.slow
 def test_a_client_that_watches_is_told_that_its_job_is_lost(cli: Cli, cluster_id: str) -> None:
     cli.script("waits.py", "import time; print('on', flush=True); time.sleep(300)")
-    client = cli.run("run", "waits.py")
+    client = cli.start("run", "waits.py")
     client.until("on", times=2)
     number = client.now().job
     cli("ssh", "launcher", "--", "kill", "-9", supervisor(cli, number))
@@ -226,7 +226,7 @@ def test_two_submissions_at_the_same_moment(cli: Cli) -> None:
     cli.script("waits.py", WAITS)
     cli.folder.parent.joinpath("gate").touch()
     words = fill(cli)
-    clients = [cli.run("run", *words, cli.folder.parent / "gate") for _ in range(4)]
+    clients = [cli.start("run", *words, cli.folder.parent / "gate") for _ in range(4)]
     ended = [client.wait(60) for client in clients]
     assert [done.code for done in ended] == [0] * 4
     numbers = [done.job for done in ended]

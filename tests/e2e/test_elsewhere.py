@@ -113,7 +113,7 @@ def test_odd_paths_everywhere(make_cli: MakeCli, mode: str) -> None:
     cli.script(f"{ODD}.c", '#include <stdio.h>\nint main(void) { puts("compiled"); return 0; }\n')
     assert cli("run", f"{ODD}.c").of(1) == ["compiled"]
     cli.script("waits.py", "import time; print('on', flush=True); time.sleep(300)")
-    running = cli.run("run", "waits.py")
+    running = cli.start("run", "waits.py")
     running.until("on", times=2)
     running.interrupt()
     assert "no processes left on" in running.wait(20).err

@@ -19,7 +19,7 @@ PROMISED = 30.0
 def begin(cli: Cli, cluster_id: str, *options: object, **how: object) -> Running:
     """A job of four ranks that are deaf to signals, each with a child in its own session."""
     cli.script("stubborn.py", STUBBORN)
-    started = cli.run("run", *options, "--ranks", 4, "stubborn.py", **how)  # type: ignore[arg-type]
+    started = cli.start("run", *options, "--ranks", 4, "stubborn.py", **how)  # type: ignore[arg-type]
     started.until("ready", times=4, seconds=40)
     assert len(of_job(cluster_id, started.now().job)) >= 8
     return started
@@ -115,7 +115,7 @@ def test_polite_ranks_have_time_to_save(cli: Cli) -> None:
         "print('ready', flush=True)\n"
         "time.sleep(300)\n",
     )
-    started = cli.run("run", "polite.py")
+    started = cli.start("run", "polite.py")
     started.until("ready", times=2)
     number = started.now().job
     cli("cancel", number)
@@ -132,7 +132,7 @@ def test_ctrl_c_while_waiting_in_the_queue(cli: Cli, cluster_id: str) -> None:
     cli.script("waits.py", "import time; print('on', flush=True); time.sleep(300)")
     first = cli.detach("--ranks-per-node", slots, "waits.py")
     cli.until_state(first, "running")
-    second = cli.run("run", "--ranks-per-node", slots, "waits.py")
+    second = cli.start("run", "--ranks-per-node", slots, "waits.py")
     second.until("is waiting")
     second.interrupt()
     done = second.wait(PROMISED)
@@ -186,7 +186,7 @@ def test_ctrl_c_at_any_moment_of_the_start(cli: Cli, cluster_id: str, after: flo
     """Staging, starting, running: whenever it comes, nothing stays."""
     cli.script("waits.py", "import time; time.sleep(300)")
     known = cli.jobs()
-    started = cli.run("run", "waits.py")
+    started = cli.start("run", "waits.py")
     time.sleep(after)
     started.interrupt()
     done = started.wait(PROMISED + 5)

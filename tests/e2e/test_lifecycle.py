@@ -192,12 +192,12 @@ def test_kill_9_of_up_and_down_at_any_moment(
 def _takes(cli: Cli, verb: str) -> float:
     """Seconds, in a fresh process, as the one that is killed."""
     began = time.monotonic()
-    assert cli.run(verb).wait().code == 0
+    assert cli.start(verb).wait().code == 0
     return time.monotonic() - began
 
 
 def _killed(cli: Cli, verb: str, after: float) -> None:
-    running = cli.run(verb)
+    running = cli.start(verb)
     time.sleep(after)
     running.kill()
 

@@ -110,12 +110,12 @@ def test_only_the_daemons_keep_each_block_of_memory_apart(cli: Cli) -> None:
 @pytest.mark.slow
 def test_a_cancelled_training_resumes(cli: Cli) -> None:
     """`cancel`, then `rerun --resume`: it goes on after the last snapshot."""
-    first = cli.run("run", "multinode_ddp_mpi.py", 100000, 5)
+    first = cli.start("run", "multinode_ddp_mpi.py", 100000, 5)
     first.until("Epoch 20 ", times=2, seconds=60)
     number = first.now().job
     cli("cancel", number)
     assert first.wait(20).code == 130
-    again = cli.run("rerun", number, "--resume")
+    again = cli.start("rerun", number, "--resume")
     again.until("Resuming from", seconds=60)
     again.until("Epoch", seconds=30)
     assert int(re.findall(r"Epoch (\d+)", again.out)[0]) >= 20

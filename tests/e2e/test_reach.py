@@ -165,14 +165,14 @@ def test_a_port_of_a_node_is_reached_from_here(cli: Cli) -> None:
         "print(f'port={server.getsockname()[1]}', flush=True)\n"
         "while True:\n    server.accept()[0].sendall(b'hello')\n",
     )
-    job = cli.run("run", "-n", "1", "serves.py")
+    job = cli.start("run", "-n", "1", "serves.py")
     job.until("port=")
     there = job.out.partition("port=")[2].split()[0]
     with socket.create_server(("127.0.0.1", 0)) as taken:
         here = taken.getsockname()[1]
         said = cli("forward", f"worker-1:{there}", "--port", str(here), code=2)
         assert f"port {here} of this machine" in said.err
-    forward = cli.run("forward", f"worker-1:{there}", "--port", str(here))
+    forward = cli.start("forward", f"worker-1:{there}", "--port", str(here))
 
     def hello() -> bool:
         with suppress(OSError), socket.create_connection(("127.0.0.1", here), 5) as connection:
@@ -196,7 +196,7 @@ def test_a_shell_on_a_terminal(cli: Cli) -> None:
     if os.geteuid() != 0 and "gid=" not in options:
         pytest.skip(f"devpts has no gid: a terminal {NOT_ROOT}")
     ours, theirs = os.openpty()
-    running = cli.run("ssh", "worker-1", prefix=("setsid", "--ctty"), stdin=theirs)
+    running = cli.start("ssh", "worker-1", prefix=("setsid", "--ctty"), stdin=theirs)
     os.close(theirs)
     os.write(ours, b"tty; echo on-$((40 + 2)); exit 5\n")
     wait_for(lambda: running.process.poll() is not None, 20, "the shell to end")

@@ -140,7 +140,7 @@ def test_the_programs_exit_code_is_passed_and_the_first_failing_rank_named(
 ) -> None:
     """Rank 1 fails; the others, deaf to SIGTERM and with deaf children, are gone within 10 s."""
     cli.script("stubborn.py", STUBBORN)
-    running = cli.run("run", "--ranks", 4, "--env", "FAILS=2", "stubborn.py")
+    running = cli.start("run", "--ranks", 4, "--env", "FAILS=2", "stubborn.py")
     running.until("ready", times=1)
     done = running.wait(15)
     assert done.code == 3
@@ -272,7 +272,7 @@ def test_output_appears_while_the_program_runs(
     opens = tmp_path / "go"
     name = {"python": "talks.py", "c": "talks.c"}[language]
     cli.script(name, gate(language, opens))
-    running = cli.run("run", name)
+    running = cli.start("run", name)
     running.until("first", times=2)
     running.until("problem", times=2)
     assert "second" not in running.out
@@ -467,7 +467,7 @@ def test_a_reader_that_leaves_is_no_traceback(cli: Cli) -> None:
 def test_run_in_the_very_moment_of_another(cli: Cli) -> None:
     """Two runs at the same moment: two jobs, both whole."""
     cli.script("who.py", WHO)
-    both = [cli.run("run", "who.py"), cli.run("run", "who.py")]
+    both = [cli.start("run", "who.py"), cli.start("run", "who.py")]
     ended = [running.wait(60) for running in both]
     assert [done.code for done in ended] == [0, 0]
     assert ended[0].job != ended[1].job

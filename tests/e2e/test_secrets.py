@@ -132,7 +132,7 @@ def test_a_cancelled_job_forgets_its_secrets_too(cli: Cli) -> None:
     secrets = cli.folder.parent / "app.env"
     secrets.write_text(f"APP_SETTING={VALUE}\n")
     cli.script("waits.py", "import time; print('on', flush=True); time.sleep(300)")
-    running = cli.run("run", "--env-file", secrets, "waits.py")
+    running = cli.start("run", "--env-file", secrets, "waits.py")
     running.until("on", times=2)
     number = running.now().job
     cli("cancel", number)
