@@ -42,8 +42,11 @@ HANG = 15
 """Seconds of silence after which an attempt with a frozen rank ends."""
 PATIENCE = 300.0
 """Seconds that each command may take, besides the time of the program."""
-LATE = 15.0
-"""Seconds in which a lost node must be reported, and that one more look may take."""
+SOON = 15.0
+"""Seconds in which clusterctl is meant to report a lost node. The table shows how long it took: a
+busy machine makes no miss of it."""
+LOOK = 15.0
+"""Seconds that one look at a node may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,8 +245,8 @@ def judge(strike: Strike, seen: Seen) -> Round:
     reason = first.reason or (found[0] if found else "")
     if not found:
         misses.append(f"wrong reason: {reason or 'none'}")
-    if fault.harm and not fault.passes and (seen.reported is None or seen.reported > LATE):
-        misses.append(f"not reported within {LATE:g} s")
+    if fault.harm and not fault.passes and seen.reported is None:
+        misses.append("not reported")
     lost = _follow_steps(seen, misses) * seen.pace
     final = f"weights {weights(seen.steps, last.ranks)}\n"
     if last.state is not JobState.SUCCEEDED:
@@ -254,6 +257,19 @@ def judge(strike: Strike, seen: Seen) -> Round:
         misses.append(f"{lost:.0f} s of work were lost")
     misses += [f"left behind: {item}" for item in seen.left]
     return Round(strike, seen.reported, reason, seen.outcome, lost, seen.left, tuple(misses))
+
+
+def describe_reports(rounds: Sequence[Round]) -> str:
+    """How soon lost nodes were reported, as far as they were; "" where none was."""
+    losses = [item for item in rounds if FAULTS[item.strike.fault].harm]
+    times = [item.reported for item in losses if item.reported is not None]
+    if not times:
+        return ""
+    late = sum(seconds > SOON for seconds in times)
+    return (
+        f"lost nodes were reported after at most {max(times):.1f} s,"
+        f" {len(times) - late} of {len(times)} within {SOON:g} s"
+    )
 
 
 def _follow_steps(seen: Seen, misses: list[str]) -> int:
@@ -357,7 +373,7 @@ class _Drill:
                 signal=fault.signal,
             )
             with open_pool(self._store, cluster) as pool:
-                result = pool.transport(node).run(script, timeout=LATE)
+                result = pool.transport(node).run(script, timeout=LOOK)
             if not result.stdout:
                 raise ProviderError(f"{self._strike.fault}: the process was not found on {node}")
 

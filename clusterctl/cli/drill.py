@@ -68,6 +68,8 @@ def report(console: Console, name: str, seed: int, rounds: Sequence[action.Round
     missed = [item for item in rounds if item.misses]
     for item in missed:
         console.result(f"miss: {item.strike.fault}: {'; '.join(item.misses)}")
+    if reports := action.describe_reports(rounds):
+        console.result(reports)
     console.note(f"{count(len(rounds), 'round')}, {len(missed)} with misses")
     console.document({"cluster": name, "seed": seed, "ok": not missed, "rounds": rounds})
     if missed:
