@@ -204,6 +204,14 @@ def list_statuses(store: Store) -> tuple[Status, ...]:
         return tuple(pool.map(lambda cluster: status(store, cluster), clusters))
 
 
+def read_live(text: str) -> tuple[str, float | None, bool]:
+    """What a node prints of itself: its load (`unknown` where it does not say), its own deadline,
+    and whether the agent for that is alive."""
+    load, *lines = text.splitlines() or [""]
+    first = next(iter(load.split()), "unknown")
+    return (first, *parse_answer(lines))
+
+
 def _ask(
     store: Store, cluster: Cluster
 ) -> tuple[dict[str, str], dict[str, float], list[str], tuple[Queue, ...]]:
@@ -224,9 +232,8 @@ def _ask(
     dead: list[str] = []
     for result in results:
         if result.ok:
-            load, *lines = result.text.splitlines()
-            told[result.node] = f"running, load {load.split()[0]}"
-            armed, kept = parse_answer(lines)
+            load, armed, kept = read_live(result.text)
+            told[result.node] = f"running, load {load}"
             if armed is not None:
                 deadlines[result.node] = armed
             if not kept:

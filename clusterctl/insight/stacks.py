@@ -157,7 +157,7 @@ def parse(text: str, folder: str) -> Stack | None:
         main = next((t for t in threads if t["pid"] == t["os_thread_id"]), threads[0])
         others = tuple(_thread(t, folder) for t in threads if t is not main)
         stack = _thread(main, folder)
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
     return Stack(stack.frames, stack.thread, others) if stack.frames else None
 

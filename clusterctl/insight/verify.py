@@ -374,7 +374,7 @@ def read_nvidia_smi(text: str) -> tuple[Gpu, ...]:
     found = []
     for line in text.splitlines():
         words = [word.strip() for word in line.split(",")]
-        if len(words) != len(GPU_FIELDS) or not words[0].isdigit():
+        if len(words) != len(GPU_FIELDS) or not words[0].isdecimal():
             continue
         given = dict(zip(GPU_FIELDS, words, strict=True))
         active = 0
@@ -401,9 +401,10 @@ def read_nvidia_smi(text: str) -> tuple[Gpu, ...]:
 def read_rocm_smi(text: str) -> tuple[Gpu, ...]:
     """What `rocm-smi --showproductname --showtemp --showuse --showdriverversion --json` prints."""
     try:
-        cards = json.loads(text[text.index("{") :])
-    except ValueError:
+        read = json.loads(text[text.index("{") :])
+    except (ValueError, RecursionError):
         return ()
+    cards = {name: card for name, card in read.items() if isinstance(card, dict)}
     driver = str(cards.get("system", {}).get("Driver version", ""))
     found = []
     for name, card in sorted(cards.items()):

@@ -7,7 +7,6 @@ wildcards that a person's own known_hosts may hold. Format: sshd(8), "SSH_KNOWN_
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import hmac
 import re
@@ -57,7 +56,7 @@ def _entries(text: str) -> Iterator[tuple[str, HostKey]]:
             continue
         try:
             blob = base64.b64decode(fields[2], validate=True)
-        except binascii.Error:
+        except ValueError:  # also for what is not ASCII
             continue
         yield fields[0], HostKey(fields[1], blob, revoked=marker == "@revoked")
 

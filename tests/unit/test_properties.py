@@ -18,16 +18,23 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from clusterctl import assets, options
-from clusterctl.actions import check_name
-from clusterctl.bootstrap import facts
+from clusterctl import assets, bootstrap, options
+from clusterctl.actions import check_name, show
+from clusterctl.bootstrap import facts, idle_agent
 from clusterctl.errors import RecordError, UsageError
+from clusterctl.insight import evidence, messages, stacks, verify
 from clusterctl.job_model import JobState
 from clusterctl.options.verbs import VERBS
+from clusterctl.providers.ec2 import failures
 from clusterctl.providers.hosts import hostfile
+from clusterctl.providers.local import sshd
+from clusterctl.providers.sge.provider import SgeProvider
+from clusterctl.providers.shared import deadlines, subnets
+from clusterctl.providers.slurm.provider import SlurmProvider
 from clusterctl.schedulers import direct, load_batch, verdict
 from clusterctl.state import Home, Store
 from clusterctl.terraform import events
+from clusterctl.transport import known_hosts
 from tests.unit.making import job, spec
 
 QUICK = settings(
@@ -238,6 +245,76 @@ FOREIGN: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
          '{"type": "apply_complete", "hook": {"resource": {"addr": 1}, "elapsed_seconds": '
          + "9" * 400 + "}}"),
     ),
+    "nvidia-smi": (
+        verify.read_nvidia_smi,
+        (", ".join(["0"] * len(verify.GPU_FIELDS)), ", ".join("²" * len(verify.GPU_FIELDS)), ",",
+         "[N/A]", "No devices were found"),
+    ),
+    "rocm-smi": (
+        verify.read_rocm_smi,
+        ('{"card0": {"Temperature (Sensor edge) (C)": "40"}}', '{"card0": 1}', '{"system": []}',
+         '{"a":' * 5000, "WARNING {", '{"system": {"Driver version": null}, "card²": {}}'),
+    ),
+    "reduce_all.py": (
+        lambda text: verify.read_reduction("mpi", text),
+        ("ok: 2 ranks", "8", "64", "ring", "nan", "inf"),
+    ),
+    "look.sh": (
+        lambda text: evidence.read_look("worker-1", text),
+        ("uptime 1 2", "waits", "exe 7 /usr/bin/python3", "disk 1 2 /", "memory MemTotal: 1",
+         "spot", "peer", "kernel [ 1.5] killed", "launcher eA==", "launcher ^", "rank 0", "exit 0",
+         "written 0", "process 0 7 (python) S 1" + " 2" * 20, "process 0 7 (", "absent"),
+    ),
+    "stacks.sh": (
+        evidence.read_dumps,
+        ("stack 7 eA==", "failed 7", "time before 1", "time after 2",
+         "before 7 7 (py thon) R" + " 2" * 20, "after 7 7 (py thon) R" + f" {'9' * 400}" * 20),
+    ),
+    "moves.sh": (evidence.read_moves, ("moved 7 1 2", "moved", "moved ² 1 1")),
+    "py-spy": (
+        lambda text: stacks.parse(text, "/work"),
+        ("[", "{", "[]", '[{"pid": 1, "os_thread_id": 1, "frames": []}]', "[" * 5000,
+         '[{"pid": 1, "os_thread_id": 2, "frames": [{"name": 1, "filename": null, "line": "x"}]}]'),
+    ),
+    "idle agent": (idle_agent.parse, ("ended worker-1", "kept", "ended  1")),
+    "deadline": (lambda text: deadlines.parse_answer(text.splitlines()), ("dead", "1750000000")),
+    "load": (show.read_live, ("0.10 0.20 0.30 1/100 77", "1750000000", "dead")),
+    "mesh": (bootstrap.mesh_failures, (f"{bootstrap.MESH_MARK} broken a b", "broken", " ")),
+    "ip": (
+        lambda text: (subnets.parse_taken(text, ""), subnets.parse_taken("", text),
+                      subnets.find_own(text, "eth0")),
+        ("[", "{}", "null", '[{"addr_info": [{"local": "10.0.0.1", "prefixlen": 24}]}]',
+         '[{"addr_info": [{"local": "x", "prefixlen": -1}]}]', '[{"dst": "10.0.0.0/8"}]',
+         '[{"dst": 7}]', '[{"dst": "unreachable"}]', "[1]", "[" * 5000, '[{"addr_info": 1}]'),
+    ),
+    "sinfo": (
+        lambda text: SlurmProvider().queues(text),
+        ("main|idle|2|0/8/0/8|gpu:a100:4|gpu:a100:0|", "a|b|²|0/²/0/8|gpu:²|", "|", "٣/٣/٣/٣"),
+    ),
+    "qstat": (
+        lambda text: SgeProvider().queues(text),
+        ("<Queue-List><name>a@b</name><slots_total>2</slots_total></Queue-List>", "<a", "<a/>",
+         "<slots_used>-1</slots_used>",
+         '<Queue-List><resource name="gpu">²</resource></Queue-List>'),
+    ),
+    "site": (
+        lambda text: [provider.parse_site_info(dict.fromkeys(provider.questions(), text))
+                      for provider in (SlurmProvider(), SgeProvider())],
+        ("slurm 22.05.8", "pmix", "SGE 8.1.9"),
+    ),
+    "Terraform's diagnostics": (
+        lambda text: (failures.from_terraform([text]), failures.passing([text]),
+                      failures.repeated([text])),
+        ("api error UnauthorizedOperation: no", "InsufficientInstanceCapacity", "StatusCode: 503",
+         "Encoded authorization failure message: x", "operation error EC2: RunInstances, https"),
+    ),
+    "ranks": (messages.find, ("CUDA out of memory. Tried to allocate", "NCCL WARN", "Traceback")),
+    "known_hosts": (
+        lambda text: known_hosts.lookup(text, ["host", "[host]:22"]),
+        ("host ssh-ed25519 AAAA", "@revoked", "|1|^|^ a AAAA", "|1| ssh-rsa AAAA",
+         "!host,* a AAAA", "host a \x80"),
+    ),
+    "sshd": (sshd.version, ("OpenSSH_9.2p1", "OpenSSH_9.", f"OpenSSH_{'9' * 400}.1")),
     "mpirun": (direct.remarks, ("-" * 30, "Primary job terminated normally", "\0", "\r")),
 }  # fmt: skip
 

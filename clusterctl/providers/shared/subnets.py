@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
 from ipaddress import IPv4Address, IPv4Network
+from typing import Any
 
 from clusterctl.errors import ProviderError
 
@@ -30,26 +31,47 @@ def parse_taken(addresses: str, routes: str) -> tuple[IPv4Network, ...]:
 
     Routes wider than /8 are left out: those are ways to everywhere else, halved or not.
     """
-    networks = [
-        IPv4Network(f"{entry['local']}/{entry['prefixlen']}", strict=False)
-        for device in json.loads(addresses or "[]")
-        for entry in device.get("addr_info", ())
-    ] + [
-        IPv4Network(route["dst"])
-        for route in json.loads(routes or "[]")
-        if route.get("dst", "default") != "default"
+    texts = [
+        *(f"{entry.get('local')}/{entry.get('prefixlen')}" for _, entry in _entries(addresses)),
+        *(str(route.get("dst")) for route in _objects(routes)),
     ]
+    networks = filter(None, map(_network, texts))
     return tuple(network for network in networks if network.prefixlen >= 8)
 
 
 def find_own(addresses: str, interface: str) -> IPv4Network | None:
     """The subnet that this cluster has already, from the address on its cable."""
-    for device in json.loads(addresses or "[]"):
-        for entry in device.get("addr_info", ()):
-            network = IPv4Network(f"{entry['local']}/{entry['prefixlen']}", strict=False)
-            if device.get("ifname") == interface and network.subnet_of(POOL):
-                return network
+    for device, entry in _entries(addresses):
+        network = _network(f"{entry.get('local')}/{entry.get('prefixlen')}")
+        if network and device == interface and network.subnet_of(POOL):
+            return network
     return None
+
+
+def _entries(addresses: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The addresses, each with the name of its device."""
+    for device in _objects(addresses):
+        found = device.get("addr_info")
+        for entry in found if isinstance(found, list) else ():
+            if isinstance(entry, dict):
+                yield str(device.get("ifname")), entry
+
+
+def _objects(text: str) -> list[dict[str, Any]]:
+    """What `ip -j` prints. Other programs of that name print something else: nothing is known."""
+    try:
+        found = json.loads(text or "[]")
+    except (ValueError, RecursionError):
+        return []
+    return [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
+
+
+def _network(text: str) -> IPv4Network | None:
+    """None for what is none, as the destination `default`."""
+    try:
+        return IPv4Network(text, strict=False)
+    except ValueError:
+        return None
 
 
 def claim(
