@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
+from clusterctl import providers
 from clusterctl.actions import Tell, open_pool
 from clusterctl.actions.jobs import Changes, rerun
 from clusterctl.actions.resume import NothingSaved
@@ -13,7 +15,7 @@ from clusterctl.errors import ClusterctlError, LaunchError, NodeUnreachable, Usa
 from clusterctl.job_model import Job, JobState
 from clusterctl.jobs.start import list_rank_nodes
 from clusterctl.model import Cluster, ClusterSpec, NodeGroup, count
-from clusterctl.schedulers.verdict import never_started
+from clusterctl.schedulers.verdict import is_reclaimed, never_started
 from clusterctl.state import Store
 
 REPLACE, SHRINK, FAIL = "replace", "shrink", "fail"
@@ -21,21 +23,30 @@ MOST = 5
 """Times that one `run` continues after a loss: more losses than that have a cause."""
 ANSWER_TIMEOUT = 10.0
 """Seconds that a node has to answer after a failure that may be due to it."""
+END_LIMIT, PAUSE = 240.0, 5.0
+"""Seconds that a machine may take to end, once it has begun to (a spot instance has two minutes
+after its notice); seconds between two looks."""
 
 
 def check(wanted: str, cluster: Cluster) -> None:
-    """Raises UsageError where nodes cannot be made again without asking anybody."""
-    if wanted == REPLACE and not _is_replaceable(cluster):
+    """Raises UsageError where clusterctl cannot make nodes again."""
+    if wanted == REPLACE and cluster.attached:
         raise UsageError(
-            f"--on-node-loss replace works only with local and Docker clusters, and cluster"
-            f" {cluster.name!r} is {cluster.spec.provider}",
+            f"--on-node-loss replace works only with machines that clusterctl creates, and those of"
+            f" cluster {cluster.name!r} were attached",
             hint=f"after a loss: `{cluster.repair}`, then `clusterctl rerun JOB --resume`;"
             " or use --on-node-loss shrink",
         )
 
 
-def _is_replaceable(cluster: Cluster) -> bool:
-    return not (cluster.attached or cluster.charges)
+def is_due(store: Store, job: Job) -> bool:
+    """Whether a job that asked for it may have to continue after a loss, and nobody has done that
+    yet: its clusterctl was away."""
+    return (
+        job.spec.on_node_loss in (REPLACE, SHRINK)
+        and job.state is JobState.FAILED
+        and all(other.rerun_of != job.id for other in store.jobs())
+    )
 
 
 def run(
@@ -108,11 +119,42 @@ def run(
 
 
 def _replace(store: Store, job: Job, lost: tuple[str, ...], tell: Tell) -> None:
+    """Starts the nodes again. --on-node-loss replace consents to machines that cost money."""
     from clusterctl.actions.up import up  # not for every `run`
 
     tell(f"lost {', '.join(lost)}: starting it again, then continuing job {job.id}")
     spec = ClusterSpec(name=job.cluster, provider="", groups=(NodeGroup(count=0),))
-    up(store, spec, tell, consent=lambda question: False)
+    cluster = store.cluster(job.cluster)
+    try:
+        if cluster.charges:
+            reclaimed = [name for name in lost if is_reclaimed(job, name)]
+            _await_end(store, cluster, lost, reclaimed, tell)
+        up(store, spec, tell, consent=lambda question: job.spec.on_node_loss == REPLACE)
+    except ClusterctlError:
+        _advise(job, cluster, None, tell)
+        raise
+
+
+def _await_end(
+    store: Store, cluster: Cluster, lost: Collection[str], reclaimed: Collection[str], tell: Tell
+) -> None:
+    """Waits until machines that are ending, or have to, are gone: `up` would keep them."""
+    provider, folder = providers.load(cluster.spec.provider), store.folder(cluster.name)
+    until, told = time.monotonic() + END_LIMIT, False
+    while time.monotonic() < until:
+        states = provider.describe(cluster, folder)
+        going = [
+            name
+            for name in lost
+            if states.get(name, "").startswith("shutting-down")
+            or (name in reclaimed and states.get(name) in ("pending", "running"))
+        ]
+        if not going:
+            return
+        if not told:
+            tell(f"waiting until the machine of {', '.join(going)} has ended")
+            told = True
+        time.sleep(PAUSE)
 
 
 def _advise(job: Job, cluster: Cluster, error: ClusterctlError | None, tell: Tell) -> None:
@@ -125,11 +167,16 @@ def _advise(job: Job, cluster: Cluster, error: ClusterctlError | None, tell: Tel
 
 
 def _list_lost(store: Store, job: Job) -> tuple[str, ...]:
-    """The nodes that had ranks of a job that has failed, and that did not answer at its end; nor
-    now, where ranks ended without an exit code: a node may just have been going then."""
+    """The nodes that had ranks of a job that has failed, and that did not answer at its end, or
+    whose end EC2 had announced; nor now, where ranks ended without an exit code: a node may just
+    have been going then."""
     if job.state is not JobState.FAILED or never_started(job):
         return ()
-    lost = [place.node for place in job.placement if job.survivors.get(place.node) == -1]
+    lost = [
+        place.node
+        for place in job.placement
+        if job.survivors.get(place.node) == -1 or is_reclaimed(job, place.node)
+    ]
     if lost or job.failure:
         return tuple(lost)
     cluster = store.cluster(job.cluster)
@@ -139,8 +186,9 @@ def _list_lost(store: Store, job: Job) -> tuple[str, ...]:
 
 
 def _choose(job: Job, cluster: Cluster, lost: tuple[str, ...]) -> str:
-    wanted = job.spec.on_node_loss or REPLACE
-    possible = _is_replaceable(cluster) if wanted == REPLACE else _left(job, lost) > 0
+    usual = FAIL if cluster.attached or cluster.charges else REPLACE
+    wanted = job.spec.on_node_loss or usual
+    possible = not cluster.attached if wanted == REPLACE else _left(job, lost) > 0
     return wanted if possible else FAIL
 
 

@@ -6,27 +6,31 @@ import json
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import typer
 
 from clusterctl import actions
-from clusterctl.actions import Store, cost, metrics
+from clusterctl.actions import Store, cost, metrics, node_loss
 from clusterctl.actions import jobs as action
 from clusterctl.actions.jobs import Choice
 from clusterctl.cli import job_columns
 from clusterctl.cli.console import Console, printable, table
 from clusterctl.cli.job_output import document as job_document
 from clusterctl.cli.job_output import (
+    announce,
     fetched_document,
     finish,
     format_duration,
     note_fetched,
 )
 from clusterctl.cli.rank_output import Printer
+from clusterctl.errors import NodeUnreachable
 from clusterctl.job_model import Job, JobState
 from clusterctl.options.jobs import Cancel, Doctor, Fetch, Jobs, Logs
 from clusterctl.options.run import Rerun
+from clusterctl.variables import environment
 
 
 def jobs(given: Jobs, console: Console) -> None:
@@ -106,19 +110,14 @@ def _cell(text: str) -> str:
 def logs(given: Logs, console: Console) -> None:
     ways = {way for way in ("follow", "metrics", "json") if getattr(given, way)}
     given = given.within(ways, console.note)
-    store, follow, rank = actions.open_store(), given.follow, given.rank
-    choice = Choice(given.tail, given.grep)
+    store, follow = actions.open_store(), given.follow
     job = number_of(given, store, console)
     try:
         if given.metrics:
             _metrics(given, store, job, console)
         else:
-            with Printer(console, only=rank, exact=not follow) as printer:
-                where = (given.cluster, console.report)
-                for pieces in action.logs(
-                    store, job, *where, follow=follow, rank=rank, choice=choice
-                ):
-                    printer(pieces)
+            with Printer(console, only=given.rank, exact=not follow) as printer:
+                job = _print(given, store, job, console, printer)
     except KeyboardInterrupt:
         runs = "" if store.job(job).state.ended else "; it keeps running"
         console.note(f"\ndetached from job {job}{runs}")
@@ -128,6 +127,38 @@ def logs(given: Logs, console: Console) -> None:
         finish(console, ended)
     else:
         console.document({**job_document(ended), "exit_code": None})
+
+
+def _print(given: Logs, store: Store, number: int, console: Console, printer: Printer) -> int:
+    """The output of the job, and with --follow of the one that continues it; the number of the
+    last."""
+    choice, where = Choice(given.tail, given.grep), (given.cluster, console.report)
+    try:
+        for pieces in action.logs(
+            store, number, *where, follow=given.follow, rank=given.rank, choice=choice
+        ):
+            printer(pieces)
+    except NodeUnreachable:
+        if not (given.follow and node_loss.is_due(store, store.job(number))):
+            raise
+    job = store.job(number)
+    if given.follow and node_loss.is_due(store, job):
+        return _continue(store, job, console, printer).id
+    return number
+
+
+def _continue(store: Store, job: Job, console: Console, printer: Printer) -> Job:
+    """A job that may have lost nodes while nobody followed it, as its --on-node-loss says."""
+    files = [path for name in job.spec.env_files if (path := Path(name)).is_file()]
+    return node_loss.run(
+        store,
+        job.id,
+        lambda note: job,
+        environment((), files)[1],
+        on_start=lambda started: announce(console, started, detach=False),
+        on_output=printer,
+        tell=console.report,
+    )
 
 
 def _metrics(given: Logs, store: Store, job: int, console: Console) -> None:

@@ -211,12 +211,14 @@ def rerun(given: Rerun, console: Console) -> None:
 
 def _conditions(spec: JobSpec, detach: bool) -> list[str]:
     """What a job is subject to that its command does not show."""
+    later = "by the next `clusterctl logs -f`"
+    by = later if detach else f"by this command, or {later} if this one has ended"
     tries = "1 more time" if spec.retries == 1 else f"{spec.retries} more times"
     rows = (
         (spec.now, "does not wait for other jobs"),
         (spec.timeout, f"ends after {spec.timeout:g} s"),
         (spec.hang_timeout, f"ends an attempt that prints nothing for {spec.hang_timeout:g} s"),
-        (spec.on_node_loss, f"if nodes are lost: {spec.on_node_loss}"),
+        (spec.on_node_loss, f"if nodes are lost: {spec.on_node_loss}, {by}"),
         (spec.keep_files, f"copies {', '.join(spec.keep_files)} to the launcher while it runs"),
         (spec.retries, f"starts again after a failure, up to {tries}"),
         (detach, "runs detached: clusterctl returns once the job is submitted"),

@@ -75,7 +75,6 @@ COPIED = _only(
     "direct", says="has no effect with a batch system, where nodes that are lost lose no files"
 )
 REPLACED = _only("direct", says="has no effect with a batch system", hint="use --requeue")
-FOLLOWED = _never("detach", says="needs a clusterctl that follows the job", hint=ONE_OF_TWO)
 BATCH = _only(
     *("slurm", "sge"),
     says="works only with Slurm and Grid Engine",

@@ -137,7 +137,7 @@ class Run(Started, heading=JOBS, module="run"):
         "replace",
         "shrink",
         "fail",
-        limits=(where.REPLACED, where.SUPERVISED, where.FOLLOWED),
+        limits=(where.REPLACED, where.SUPERVISED),
     )
     keep_files = texts(
         "--keep-files",

@@ -214,6 +214,12 @@ def is_disk_full(job: Job) -> bool:
     return _FULL in job.reason
 
 
+def is_reclaimed(job: Job, node: str) -> bool:
+    """Whether EC2 has announced the end of that node, a spot instance, while the job ran. The node
+    may still answer for two minutes."""
+    return EVENTS["spot"].format(node) in job.reason.split(", ")
+
+
 def _ended(job: Job, last: Attempt) -> Job:
     state = last.said or _state(job, last)
     failed = state is JobState.FAILED and not last.hung

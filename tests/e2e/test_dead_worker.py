@@ -81,10 +81,10 @@ print(state[1], flush=True)
 """
 
 
-def undisturbed() -> str:
+def undisturbed(steps: int = 100) -> str:
     """What TRAINS prints at last."""
     state: list[object] = [0, ""]
-    for step in range(100):
+    for step in range(steps):
         told = repr([[rank, state] for rank in range(2)])
         state = [step + 1, hashlib.sha256(told.encode()).hexdigest()]
     return str(state[1])

@@ -96,6 +96,17 @@ def run(site: Staged, tmp_path: Path, policy: str) -> tuple[Job | NodeUnreachabl
     return ended, said, b"".join(printed).decode()
 
 
+def run_away(site: Staged, tmp_path: Path, policy: str) -> None:
+    """The same, with a clusterctl that reads the end of the job and does nothing about it."""
+    program = resolve([str(tmp_path / "tree" / "program")], None, None)
+    what = spec(program=program.program, on_node_loss=policy)
+    number = site.store.next_job_id()
+    prepared = prepare(site.where, what, program, {}, number=number)
+    ignored: Any = {name: lambda given: None for name in ("on_start", "on_output", "tell")}
+    with suppress(NodeUnreachable):
+        run_once(site.store, prepared, **ignored)
+
+
 def test_a_job_shrinks_to_the_nodes_that_are_left(site: Staged, tmp_path: Path) -> None:
     """With its secrets, and with what it had saved."""
     ended, said, printed = run(site, tmp_path, "shrink")
@@ -130,9 +141,35 @@ def test_machines_that_cost_money_are_not_replaced_unasked(site: Staged, tmp_pat
     )
     site = replace(site, where=replace(site.where, charges=(bill,)))
     site.store.save(site.where)
-    with pytest.raises(UsageError, match="works only with local and Docker clusters"):
-        node_loss.check("replace", site.where)
-    node_loss.check("shrink", site.where)
+    node_loss.check("replace", site.where)  # whoever writes it agrees to the costs
     ended, _, _ = run(site, tmp_path, "")
     assert isinstance(ended, NodeUnreachable)
+    assert [job.id for job in site.store.jobs()] == [1]
+
+
+def test_machines_that_were_attached_cannot_be_replaced(site: Staged) -> None:
+    theirs = replace(site.where, identity="", spec=replace(site.where.spec, provider="hosts"))
+    with pytest.raises(UsageError, match="only with machines that clusterctl creates"):
+        node_loss.check("replace", theirs)
+    node_loss.check("shrink", theirs)
+
+
+def test_a_job_whose_client_was_away_goes_on_when_it_is_followed_again(
+    site: Staged, tmp_path: Path, call: Call
+) -> None:
+    run_away(site, tmp_path, "shrink")
+    shown = call("logs", "1", "-f")
+    assert shown.code == 0, shown
+    assert "lost worker-2: continuing job 1 with 1 rank on the others" in shown.err
+    assert [job.rerun_of for job in site.store.jobs()] == [None, 1]
+    call("logs", "1", "-f")
+    assert [job.rerun_of for job in site.store.jobs()] == [None, 1], "once is enough"
+
+
+@pytest.mark.parametrize("policy", ["", "fail"])
+def test_a_job_that_asked_for_nothing_is_only_followed(
+    site: Staged, tmp_path: Path, call: Call, policy: str
+) -> None:
+    run_away(site, tmp_path, policy)
+    call("logs", "1", "-f")
     assert [job.id for job in site.store.jobs()] == [1]

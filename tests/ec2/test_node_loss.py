@@ -1,0 +1,62 @@
+"""Machines that EC2 takes away under a job: it goes on with new ones, from what it had saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.test_dead_worker import TRAINS, undisturbed
+from tests.ec2.conftest import World
+
+pytestmark = [
+    *(pytest.mark.terraform, pytest.mark.netns, pytest.mark.sshd, pytest.mark.mpi),
+    *(pytest.mark.slow, pytest.mark.timeout(600)),
+]
+
+POLICY = ("--on-node-loss", "replace")
+
+
+def steps(text: str) -> list[int]:
+    """Where rank 0 began, each time."""
+    return [int(line.split()[-1]) for line in text.splitlines() if line.startswith("[0] from ")]
+
+
+def test_a_job_goes_on_when_ec2_takes_its_machines_away(world: World, tmp_path: Path) -> None:
+    """First with two minutes' notice and a client that follows it, then with none and nobody there:
+    each time the result is that of an undisturbed run, to the last bit."""
+    program = tmp_path / "program" / "trains.py"
+    program.parent.mkdir()
+    program.write_text(TRAINS.replace("< 100", "< 300"))
+    expected = undisturbed(300)
+    spot = ("--cpu", "t3.xlarge", "--spot", "--runtime", "host", "--yes")
+    world.ok("up", *spot)
+    machines = {node["name"]: node["machine"] for node in world.record()["nodes"]}
+
+    running = world.start("run", *POLICY, str(program))
+    jobs = world.home / "jobs"
+    world.wait(
+        lambda: any("step 50\n" in file.read_text() for file in jobs.glob("*/out/*/rank-0.out")),
+        120,
+        "step 50",
+    )
+    world.ec2.fault("spot_notice", node="worker-1", seconds=20, calls=1)
+    out, err = running.communicate(timeout=300)
+    assert running.returncode == 0, err
+    assert "EC2 reclaimed the spot instance worker-1" in err
+    assert "lost worker-1: starting it again" in err
+    assert out.count(expected) == 2, out
+    assert steps(out)[1] >= 50
+    world.ec2.clear()
+
+    number = str(world.ok("run", "--detach", "--json", *POLICY, str(program)).document()["id"])
+    world.wait(lambda: "step 50\n" in world.ok("logs", number).out, 120, "step 50 again")
+    machine = {node["name"]: node["machine"] for node in world.record()["nodes"]}["worker-2"]
+    assert machine == machines["worker-2"], "who was not taken away has stayed"
+    world.ec2.client("ec2").terminate_instances(InstanceIds=[machine])
+    world.wait(lambda: machine not in world.ec2.machines, 60, "the end of worker-2")
+    followed = world.ok("logs", number, "-f", timeout=280)
+    assert "lost worker-2: starting it again" in followed.err
+    assert followed.out.count(expected) == 2, followed.out
+    assert steps(followed.out)[1] >= 50
+    world.ok("down", "--yes", "--discard")
