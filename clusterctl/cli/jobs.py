@@ -17,7 +17,6 @@ from clusterctl.actions import jobs as action
 from clusterctl.actions.jobs import Choice
 from clusterctl.cli import job_columns
 from clusterctl.cli.console import Console, printable, table
-from clusterctl.cli.job_output import document as job_document
 from clusterctl.cli.job_output import (
     announce,
     fetched_document,
@@ -25,6 +24,7 @@ from clusterctl.cli.job_output import (
     format_duration,
     note_fetched,
 )
+from clusterctl.cli.job_output import document as job_document
 from clusterctl.cli.rank_output import Printer
 from clusterctl.errors import NodeUnreachable
 from clusterctl.job_model import Job, JobState
