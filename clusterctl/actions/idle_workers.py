@@ -54,6 +54,7 @@ def look(store: Store, cluster: Cluster, now: float) -> Looked:
             question = agent.render_question(cluster.launcher)
             result = pool.transport(cluster.launcher.name).run(question, timeout=TIMEOUT)
             report = agent.parse(result.text)
+    report = replace(report, ended=report.ends(now))
     ends = {name: Ended(when) for name, when in report.ended.items()}
     ends |= provider.list_ended(cluster, folder)
     charges = measured.settle(

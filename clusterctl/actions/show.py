@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from clusterctl import providers
 from clusterctl.actions import idle_workers
 from clusterctl.errors import ClusterctlError, reason
 from clusterctl.insight import cost
 from clusterctl.job_model import Job
-from clusterctl.model import Charge, Cluster, Node, Phase, count
+from clusterctl.model import Charge, Cluster, Node, Phase, count, span
 from clusterctl.node_results import ranges
 from clusterctl.providers.protocol import Expiring, Queue
 from clusterctl.providers.shared import charges as measured
 from clusterctl.providers.shared.batch_site import BatchSite
-from clusterctl.providers.shared.deadlines import describe_difference, parse_answer, render_question
+from clusterctl.providers.shared.deadlines import (
+    CLOCK,
+    NOTICED,
+    describe_clocks,
+    describe_difference,
+    parse_answer,
+    read_clock,
+    render_question,
+)
 from clusterctl.state import Store
 
 
@@ -59,14 +67,8 @@ def status(
     and money is what whoever bills the machines says of them.
     When the deadline is over, or nobody has used the cluster for long, whoever bills it is asked in
     any case: machines should have ended themselves, and the record cannot tell whether they did."""
-    answers: dict[str, str] = {}
-    queues: tuple[Queue, ...] = ()
-    deadlines: dict[str, float] = {}
-    dead: list[str] = []
-    shut: tuple[str, ...] = ()
-    if live:
-        answers, deadlines, dead, queues = _ask(store, cluster)
-        shut = _shut_out(store, cluster, answers)
+    told = _ask(store, cluster, clock) if live else _Told({})
+    shut = _shut_out(store, cluster, told.answers) if live else ()
     now = clock()
     charges, uncertain = find_charges(store, cluster, now)
     if live and charges is cluster.charges and charges and not uncertain:
@@ -74,19 +76,21 @@ def status(
     return Status(
         cluster=cluster,
         nodes=tuple(
-            NodeStatus(node, answers.get(node.name, ""), deadlines.get(node.name))
+            NodeStatus(node, told.answers.get(node.name, ""), told.deadlines.get(node.name))
             for node in cluster.nodes
         ),
         jobs=tuple(store.open_jobs(cluster)),
         age=now - cluster.created,
         dollars_per_hour=cost.per_hour(charges),
         dollars=cost.dollars(charges, now),
-        queues=queues,
+        queues=told.queues,
         unknown_prices=cost.unknown(cluster.charges),
         warnings=(
             *_warnings(store, cluster, now),
             *uncertain,
-            *_unguarded(cluster, dead, deadlines),
+            *_unguarded(cluster, told.dead, told.deadlines),
+            *_from_the_future(cluster, now),
+            *told.clocks,
             *shut,
         ),
     )
@@ -124,6 +128,17 @@ def _warnings(store: Store, cluster: Cluster, now: float) -> tuple[str, ...]:
     over = cluster.deadline <= now or cluster.phase is Phase.STOPPED
     advice = f"down {cluster.name}` removes it" if over else f"up {cluster.name}` starts it again"
     return (f"{trouble}: `clusterctl {advice}",)
+
+
+def _from_the_future(cluster: Cluster, now: float) -> tuple[str, ...]:
+    """A warning where this machine's clock shows an earlier time than at `up`."""
+    behind = cluster.created - now
+    if behind <= NOTICED:
+        return ()
+    return (
+        f"this machine's clock is at least {span(round(behind / 60) * 60)} behind, by the creation"
+        " of the cluster: ages and costs are wrong until it is set (`timedatectl set-ntp true`)",
+    )
 
 
 def _unguarded(cluster: Cluster, dead: Sequence[str], kept: Mapping[str, float]) -> tuple[str, ...]:
@@ -212,34 +227,45 @@ def read_live(text: str) -> tuple[str, float | None, bool]:
     return (first, *parse_answer(lines))
 
 
-def _ask(
-    store: Store, cluster: Cluster
-) -> tuple[dict[str, str], dict[str, float], list[str], tuple[Queue, ...]]:
-    """What the machines say, the deadlines that they keep themselves, those that have lost the
-    agent for it, and the queues of a batch system."""
+@dataclass(slots=True)
+class _Told:
+    """What the machines say, by node, and the deadlines that they keep themselves; `dead`: those
+    that have lost the agent for it; `clocks`: a line for each that is wrong."""
+
+    answers: dict[str, str]
+    deadlines: dict[str, float] = field(default_factory=dict)
+    dead: list[str] = field(default_factory=list)
+    clocks: tuple[str, ...] = ()
+    queues: tuple[Queue, ...] = ()
+
+
+def _ask(store: Store, cluster: Cluster, clock: Callable[[], float]) -> _Told:
     from clusterctl.actions import open_pool
 
     provider, folder = providers.load(cluster.spec.provider), store.folder(cluster.name)
     if isinstance(provider, BatchSite):
-        told, queues = provider.look(cluster, folder)
-        return told, {}, [], queues
-    told = provider.describe(cluster, folder)
+        answers, queues = provider.look(cluster, folder)
+        return _Told(answers, queues=queues)
+    found = _Told(provider.describe(cluster, folder))
+    told = found.answers
     running = [node.name for node in cluster.nodes if told.get(node.name) == "running"]
     with open_pool(store, cluster) as pool:
-        command = f"cat /proc/loadavg; {render_question()}; exit 0"
+        command = f"cat /proc/loadavg; {render_question()}; {CLOCK}; exit 0"
         results = pool.run(command, running, timeout=10)
-    deadlines: dict[str, float] = {}
-    dead: list[str] = []
+    shown: dict[str, float | None] = {}
     for result in results:
         if result.ok:
             load, armed, kept = read_live(result.text)
+            shown[result.node] = read_clock(result.text)
             told[result.node] = f"running, load {load}"
             if armed is not None:
-                deadlines[result.node] = armed
+                found.deadlines[result.node] = armed
             if not kept:
-                dead.append(result.node)
+                found.dead.append(result.node)
         else:
             told[result.node] = f"SSH does not answer: {result.error}"
             if not cluster.attached:
                 told[result.node] = f"machine runs, {told[result.node]}"
-    return told, deadlines, dead, ()
+    if not cluster.attached:
+        found.clocks = describe_clocks(shown, clock())
+    return found

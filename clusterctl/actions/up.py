@@ -21,7 +21,12 @@ from clusterctl.actions import (
     smoke_test,
 )
 from clusterctl.actions.down import find_orphans, finish_down
-from clusterctl.actions.up_bootstrap import bootstrap_nodes, connect, find_missing_gpus, write_ssh
+from clusterctl.actions.up_bootstrap import (
+    bootstrap_nodes,
+    connect,
+    find_troubles,
+    write_ssh,
+)
 from clusterctl.actions.up_plan import Intent, add_regions, find_owned, find_places, intend
 from clusterctl.bootstrap.progress import StepReporter
 from clusterctl.errors import ClusterctlError, UsageError
@@ -144,7 +149,7 @@ def _up(
                     for what, seconds in progress.seconds.items()
                     if seconds >= NOTEWORTHY
                 ]
-                for line in find_missing_gpus(created.nodes, nodes):
+                for line in find_troubles(pool, created.nodes, nodes, features):
                     tell(line)
                 cluster = replace(cluster, nodes=nodes)
             with clock.phase("mesh"):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from clusterctl.errors import BootstrapError, NodeUnreachable
 from clusterctl.model import Accelerator, Cluster, Node, NodeResult, Runtime
 from clusterctl.node_results import fold
 from clusterctl.providers.protocol import Features
+from clusterctl.providers.shared import deadlines
 from clusterctl.state import Store
 from clusterctl.state.home import write_atomic
 from clusterctl.transport.known_hosts import host_name
@@ -140,6 +142,22 @@ def _script(
         files=container.files(node) if container else None,
         inside=steps.inside(container),
     )
+
+
+def find_troubles(
+    pool: Pool,
+    promised: Sequence[Node],
+    found: Sequence[Node],
+    features: Features,
+    clock: Callable[[], float] = time.time,
+) -> tuple[str, ...]:
+    """What is wrong with nodes on which jobs can still run: no GPU, a wrong clock."""
+    missing = find_missing_gpus(promised, found)
+    if not features.fresh_machines:
+        return missing
+    results = pool.run(deadlines.CLOCK, timeout=CONNECT_TIMEOUT)
+    shown = {result.node: deadlines.read_clock(result.text) for result in results}
+    return (*missing, *deadlines.describe_clocks(shown, clock()))
 
 
 def find_missing_gpus(promised: Sequence[Node], found: Sequence[Node]) -> tuple[str, ...]:

@@ -9,16 +9,27 @@ from dataclasses import dataclass
 from clusterctl import assets
 from clusterctl.model import Node, Role
 
+NOTICED = 60.0
+"""Seconds that a clock may be wrong: less is the time that an answer takes."""
+
 END = "sudo -n sh -c 'shutdown -P now || poweroff -f'"
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
     """By node: when it ended, or when it was kept because its files could not be copied to the
-    launcher; in seconds since the epoch, by the launcher's clock."""
+    launcher; in seconds since the epoch, by the launcher's clock. `now` is what that showed when it
+    was asked."""
 
     ended: dict[str, float]
     kept: dict[str, float]
+    now: float = 0.0
+
+    def ends(self, now: float) -> dict[str, float]:
+        """`ended` by a clock that shows `now`, where the launcher's is wrong."""
+        off = now - self.now if self.now else 0.0
+        late = off if abs(off) > NOTICED else 0.0
+        return {name: when + late for name, when in self.ended.items()}
 
 
 def folder(node: Node) -> str:
@@ -56,14 +67,18 @@ def values(node: Node, nodes: Sequence[Node], limit: float, containers: int) -> 
 
 def render_question(node: Node) -> str:
     """A shell command for the launcher that prints what `parse` reads."""
-    return f"cat '{folder(node)}/report' 2>/dev/null; exit 0"
+    return (
+        # Those that were just requested to end are in the report half a minute later.
+        f"cd '{folder(node)}' 2>/dev/null && {{ cat report; sed 's/^/ended /' told; }} 2>/dev/null;"
+        " echo now launcher $(date +%s)"
+    )
 
 
 def parse(text: str) -> Report:
-    found: dict[str, dict[str, float]] = {"ended": {}, "kept": {}}
+    found: dict[str, dict[str, float]] = {"ended": {}, "kept": {}, "now": {}}
     for line in text.splitlines():
         word, _, rest = line.partition(" ")
         name, _, when = rest.partition(" ")
         if word in found and when.isdecimal():
             found[word][name] = float(when)
-    return Report(found["ended"], found["kept"])
+    return Report(found["ended"], found["kept"], max(found["now"].values(), default=0.0))

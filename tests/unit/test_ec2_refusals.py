@@ -573,8 +573,8 @@ def test_an_answer_that_is_not_from_aws_is_no_bug_of_ours(
 @pytest.mark.parametrize(
     ("code", "ahead", "said"),
     [
-        ("SignatureDoesNotMatch", -3600.0, "this machine's clock is 60 minutes ahead of AWS's"),
-        ("AuthFailure", 7200.0, "this machine's clock is 120 minutes behind AWS's"),
+        ("SignatureDoesNotMatch", -3600.0, "this machine's clock is 60 min ahead of AWS's"),
+        ("AuthFailure", 7200.0, "this machine's clock is 2.0 h behind AWS's"),
         ("SignatureDoesNotMatch", 0.0, "your AWS secret key is wrong"),
         ("AccessDenied", 7200.0, "your AWS user is not allowed to do that"),
     ],
@@ -590,6 +590,23 @@ def test_a_wrong_clock_is_told_from_wrong_keys(
         monkeypatch.setenv("AWS_ENDPOINT_URL", address)
         with pytest.raises(ProviderError, match=said):
             Api("us-east-1").account()
+
+
+def test_a_good_answer_tells_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within five minutes AWS accepts what a wrong clock signs."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "nobody")
+    arn = "arn:aws:iam::123456789012:user/ana"
+    answer = (
+        "<GetCallerIdentityResponse><GetCallerIdentityResult>"
+        f"<Arn>{arn}</Arn><UserId>A</UserId><Account>123456789012</Account>"
+        "</GetCallerIdentityResult></GetCallerIdentityResponse>"
+    )
+    with answering(repeat(answer.encode()), 200, 200.0) as address:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+        api = Api("us-east-1")
+        assert api.account() == "123456789012"
+    assert api.ahead == pytest.approx(-200.0, abs=60)
 
 
 @pytest.mark.parametrize(("family", "kind"), [("g4dn", "t3.xlarge"), ("g5", "g5g.xlarge")])

@@ -438,6 +438,16 @@ def test_status_and_list_say_what_is_left_and_why(call: Call, old: Staged, cloud
     assert old.store.cluster("lab") == old.where, "who only looks changes no record"
 
 
+def test_the_reason_is_known_before_the_launcher_looks_again(call: Call, old: Staged) -> None:
+    """It has requested them to end, and does not know yet that they have."""
+    folder = Path(old.where.launcher.root) / "idle"
+    (folder / "report").rename(folder / "told")
+    (folder / "told").write_text((folder / "told").read_text().replace("ended ", ""))
+    status = call("status", "--json").document
+    assert round(status["dollars"], 1) == 10 + 4 + 4
+    assert status["warnings"][0].startswith("worker-[1-2] ended after 1 h idle at")
+
+
 def test_the_times_of_aws_win(call: Call, old: Staged, cloud: Cloud) -> None:
     end = Ended(time.time() - 5 * HOUR)
     cloud.ended = {"worker-1": end, "worker-2": end}

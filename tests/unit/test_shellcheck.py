@@ -86,6 +86,7 @@ RENDERED: dict[str, Callable[[], str]] = {
     "idle, launcher": lambda: idle_agent.render_agent(*LAUNCHER_AND_WORKERS, 3600.0, 1),
     "idle, worker": lambda: idle_agent.render_agent(node(), (), 3600.0, 1),
     "deadline": lambda: deadlines.render_agent(root="/tmp/it's a root", end="poweroff", spot=True),
+    "deadline, on demand": lambda: deadlines.render_agent(root="/r", end=":", metadata=True),
 }
 
 

@@ -128,6 +128,8 @@ class Api:
 
     owner = ""
     """Who the credentials belong to; known with the account."""
+    ahead = 0.0
+    """Seconds that this machine's clock is ahead of AWS's; known with the account."""
 
     def __init__(self, region: str, *, hurried: bool = False) -> None:
         self.region = region
@@ -240,6 +242,7 @@ class Api:
         with self._asking("checking your AWS credentials"):
             found = client.get_caller_identity()
             self.owner = owner_of(str(found["Arn"]))
+            self.ahead = _skew(found)
             return str(found["Account"])
 
     def regions(self) -> tuple[str, ...]:

@@ -19,6 +19,10 @@ class Refused(ProviderError):
     code = ""
 
 
+class WrongClock(Refused):
+    """This machine's clock is so wrong that AWS does not accept what it signs."""
+
+
 class CapacityError(Refused, NoCapacity):
     """No machines of the wanted kind in a zone: another may have some."""
 
@@ -321,21 +325,32 @@ def refused(doing: str, code: str, message: str, region: str, skew: float = 0.0)
     """The error for what AWS said to a call of ours. `skew`: seconds that this machine's clock is
     ahead of AWS's, negative where it is behind."""
     message = _readable(message)
-    known = _known(code, message)
+    known, kind = _known(code, message), Refused
     if known and known.account and abs(skew) > SKEW and code not in _UNSIGNED:
-        direction = "ahead of" if skew > 0 else "behind"
-        known = Known(
-            f"this machine's clock is {abs(skew) / 60:.0f} minutes {direction} AWS's",
-            _CLOCK,
-            account=True,
-        )
+        known = Known(describe_skew(skew), _CLOCK, account=True)
+    if known and known.hint == _CLOCK:
+        kind = WrongClock
     if known is None:
         error = Refused(f"{doing} failed in {region}: {code}: {message}", hint=_UNKNOWN)
     else:
-        kind = CapacityError if known.capacity else Refused
+        kind = CapacityError if known.capacity else kind
         error = kind(f"{doing}: {known.what} ({code}: {message})", hint=known.hint)
     error.code = code
     return error
+
+
+def describe_skew(seconds: float) -> str:
+    """`this machine's clock is 4 min behind AWS's`; `seconds` that it is ahead."""
+    late = abs(seconds)
+    far = f"{late / 3600:.1f} h" if late >= 5400 else f"{late / 60:.0f} min"
+    if late < 90:
+        far = f"{late:.0f} s"
+    return f"this machine's clock is {far} {'ahead of' if seconds > 0 else 'behind'} AWS's"
+
+
+def wrong_clock(skew: float) -> WrongClock:
+    """The error for a clock that no deadline can be computed with."""
+    return WrongClock(describe_skew(skew), hint=_CLOCK)
 
 
 def not_enabled(region: str) -> ProviderError:

@@ -11,7 +11,7 @@ from functools import partial
 from clusterctl import catalog
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import Cluster, ClusterSpec
-from clusterctl.providers.ec2 import cleanup, networks, reservations, update_rules
+from clusterctl.providers.ec2 import cleanup, failures, networks, reservations, update_rules
 from clusterctl.providers.ec2 import spec as layout
 from clusterctl.providers.ec2.api import Api, Image, Instance, InstanceType
 from clusterctl.providers.ec2.reservations import Reservation
@@ -115,6 +115,22 @@ def survey_cluster(
         others = (other for other in found.zones if other != zone)
         found = replace(found, zones=(zone, *others))
     return found, instances
+
+
+NOTICED = 30.0
+"""Seconds that a clock may be wrong before it is said."""
+_EXACT = 2.0
+"""Seconds that an answer may take, and that its date is rounded by."""
+
+
+def check_clock(ahead: float, tell: Tell = lambda line: None) -> float:
+    """Seconds to take off this machine's clock, to have AWS's time: `ahead`, unless that is next to
+    nothing. Raises WrongClock beyond what AWS accepts."""
+    if abs(ahead) > failures.SKEW:
+        raise failures.wrong_clock(ahead)
+    if abs(ahead) > NOTICED:
+        tell(f"{failures.describe_skew(ahead)}: the deadline is computed with AWS's time")
+    return ahead if abs(ahead) > _EXACT else 0.0
 
 
 def _types(api: Api, options: ClusterSpec) -> dict[str, InstanceType]:

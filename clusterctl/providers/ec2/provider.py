@@ -44,6 +44,7 @@ from clusterctl.providers.ec2 import (
 from clusterctl.providers.ec2 import spec as layout
 from clusterctl.providers.ec2.api import ENDED, LIVING, Api, Instance, default_region
 from clusterctl.providers.ec2.attempts import Order, arm, make
+from clusterctl.providers.ec2.failures import WrongClock
 from clusterctl.providers.ec2.preflight import Survey
 from clusterctl.providers.ec2.provider_state import ProviderState
 from clusterctl.providers.protocol import (
@@ -125,7 +126,7 @@ class Ec2Provider:
         update_rules.check_kept(options, current, found.machines, present)
         stopped = {item.node for item in instances if item.state in reconcile.STOPPED}
         names = [m.name for m in found.machines if m.name not in present or m.name in stopped]
-        now = self._clock()
+        now = self._clock() - preflight.check_clock(api.ahead, tell)
         spot = options.cloud.spot and not plan.fell_back(instances)
         old = self._settle(current, present, ahead, now) if current else ()
         cost = plan.estimate(api, found, options.cloud, old, now, spot=spot, tell=tell)
@@ -285,11 +286,15 @@ class Ec2Provider:
         if reserved := cluster.spec.cloud.reservation:
             reservations.check_end(self._api(cluster, folder), reserved, deadline)
         state = provider_state.load(folder)
-        if state and state.guarded:
+        guarded = bool(state and state.guarded)
+        try:
             # First: where AWS keeps an earlier end, a later one of the nodes would be a lie.
-            api = self._api(cluster, folder)
-            there = [item.id for item in cleanup.instances(api, cluster.id)]
-            eventbridge.arm(api, cluster.id, there, deadline)
+            self._extend_in_aws(cluster, folder, deadline, guarded)
+        except WrongClock:
+            raise
+        except ProviderError:
+            if guarded:
+                raise
         text = f"{int(deadline)}"
         command = f"exec sudo -n sh -c 'echo {text} >{_NEXT} && mv {_NEXT} {deadlines.FILE}'"
         host_keys = hostkeys.HostKeys(folder)
@@ -405,6 +410,16 @@ class Ec2Provider:
         api = self._connect(region)
         update_rules.check_account(cluster, api.account())
         return api
+
+    def _extend_in_aws(
+        self, cluster: Cluster, folder: Path, deadline: float, guarded: bool
+    ) -> None:
+        """Also where AWS keeps no deadline, it knows the time: WrongClock."""
+        api = self._api(cluster, folder)
+        preflight.check_clock(api.ahead)
+        if guarded:
+            there = [item.id for item in cleanup.instances(api, cluster.id)]
+            eventbridge.arm(api, cluster.id, there, deadline)
 
     def _destroy_known(self, api: Api, cluster: Cluster, folder: Path, on_event: OnEvent) -> None:
         """What Terraform knows of, by Terraform. What it leaves is for `cleanup`."""

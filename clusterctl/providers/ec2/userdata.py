@@ -35,7 +35,7 @@ def render(*, host_key: KeyPair, authorized: str, deadline: float, root: str, sp
             {
                 "path": AGENT,
                 "permissions": "0755",
-                "content": deadlines.render_agent(root=root, end=END, spot=spot),
+                "content": deadlines.render_agent(root=root, end=END, metadata=True, spot=spot),
             },
             {"path": deadlines.FILE, "permissions": "0644", "content": f"{int(deadline)}\n"},
             {

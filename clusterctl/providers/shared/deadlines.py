@@ -5,6 +5,7 @@ The agent reads a file again every few seconds, so that `extend` only has to rep
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -70,9 +71,39 @@ def describe_difference(cluster: Cluster, kept: Mapping[str, float]) -> str:
     )
 
 
-def render_agent(*, root: str, end: str, spot: bool = False) -> str:
+CLOCK = 'echo "clock $(date +%s)"'
+"""sh that prints what `read_clock` reads."""
+NOTICED = 60.0
+"""Seconds that a node's clock may differ: less is the time that its answer takes."""
+
+
+def read_clock(text: str) -> float | None:
+    """What a node's clock shows, if it says so."""
+    found = re.search(r"^clock (\d+)$", text, re.MULTILINE)
+    return float(found[1]) if found else None
+
+
+def describe_clocks(shown: Mapping[str, float | None], now: float) -> tuple[str, ...]:
+    """A line for each node whose clock (`shown`) differs from ours (`now`)."""
+    return tuple(
+        f"the clock of {name} is {model.span(round(abs(when - now) / 60) * 60)}"
+        f" {'ahead of' if when > now else 'behind'} this machine's: the times of its jobs are wrong"
+        for name, when in shown.items()
+        if when is not None and abs(when - now) > NOTICED
+    )
+
+
+def render_agent(*, root: str, end: str, metadata: bool = False, spot: bool = False) -> str:
     """A script that stays, warns the jobs below the node root `root`, and then does `end` (sh).
 
-    `spot`: it also looks for EC2's notice that a spot instance is taken back.
+    `metadata`: the node has EC2's metadata service, whose clock counts instead of its own. `spot`:
+    there, it also looks for the notice that a spot instance is taken back.
     """
-    return assets.render("node/deadline.sh.j2", root=root, end=end, spot=spot, deadline=FILE)
+    return assets.render(
+        "node/deadline.sh.j2",
+        root=root,
+        end=end,
+        metadata=metadata or spot,
+        spot=spot,
+        deadline=FILE,
+    )
