@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import socket
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -17,6 +19,9 @@ from clusterctl.model import Cluster
 from clusterctl.providers.protocol import Discovery, Resource, describe
 from clusterctl.state import ClusterLock, Store
 from clusterctl.timeouts import Deadline, background
+
+SHARED = re.compile(r"root|assumed-role/[^/]*")
+"""Owners that may be several people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,12 @@ class Orphan:
     def owner(self) -> str:
         """Who made it; "" where no tag says that."""
         return next((item.owner for item in self.resources if item.owner), "")
+
+    @property
+    def whose(self) -> str:
+        """The owner in words; with the machine where several people may be that."""
+        where = f" on {self.client}" if SHARED.fullmatch(self.owner) and self.client else ""
+        return f"{self.owner or 'an unknown owner'}{where}"
 
     @property
     def client(self) -> str:
@@ -125,6 +136,8 @@ def find_adoptable(store: Store, name: str, regions: Iterable[str]) -> Orphan:
     found = [item for item in found if item.id not in recorded]
     if not found and failed:
         raise failed[0]
+    if found and name not in (item.id for item in found):
+        found = _own(found)
     if not found:
         raise RecordError(
             f"no cluster {name!r} without a record is found by its tags in {', '.join(regions)}",
@@ -138,6 +151,27 @@ def find_adoptable(store: Store, name: str, regions: Iterable[str]) -> Orphan:
     orphan = replace(found[0], name=found[0].name or name)
     _free(store, check_name(orphan.name))  # a tag may say anything
     return orphan
+
+
+def _own(found: list[Orphan]) -> list[Orphan]:
+    """Those that are ours. Raises UsageError where there is none: people who share an account call
+    their clusters alike."""
+    mine = _owner()
+    if own := [item for item in found if is_own(item, mine)]:
+        return own
+    theirs = found[0]
+    raise UsageError(
+        f"cluster {theirs.id} belongs to {theirs.whose}, and you are {mine or 'unknown'}",
+        hint=f"to take it back all the same: `clusterctl gc --adopt {theirs.id}`",
+    )
+
+
+def is_own(orphan: Orphan, mine: str) -> bool:
+    """Whether whoever made it is `mine`. People who share a role without names for its sessions are
+    told apart by their machines."""
+    if not mine or orphan.owner != mine:
+        return False
+    return not SHARED.fullmatch(mine) or orphan.client == socket.gethostname()
 
 
 def _free(store: Store, name: str) -> None:

@@ -50,10 +50,10 @@ def gc(given: Gc, console: Console) -> None:
     removed: list[str] = []
     failed: list[ClusterctlError] = list(search.failed)
     for item in [] if given.dry_run else found:
-        own = bool(item.owner) and item.owner == search.mine
+        own = action.is_own(item, search.mine)
         if given.yes and not own and given.cluster != item.id:
             console.note(
-                f"cluster {item.id} belongs to {item.owner or 'an unknown owner'}, and you are"
+                f"cluster {item.id} belongs to {item.whose}, and you are"
                 f" {search.mine or 'unknown'}: to remove it, run"
                 f" `clusterctl gc --yes -c {item.id}`"
             )

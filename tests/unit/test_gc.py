@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -38,7 +39,8 @@ class Account(Ec2Provider):
     def __init__(self) -> None:
         super().__init__(self._in)
         self.name = "lab"
-        self.whose = "user/ana"
+        self.me = self.whose = "user/ana"
+        self.client = "laptop"
         self.hangs = ""
         self.meanwhile: Callable[[str], None] = lambda region: None
         self.stuck = ""
@@ -56,7 +58,7 @@ class Account(Ec2Provider):
         return Regions(region)
 
     def owner(self) -> str:
-        return "user/ana"
+        return self.me
 
     def find(self, region: str) -> tuple[Resource, ...]:
         self.asked.append(region)
@@ -64,7 +66,7 @@ class Account(Ec2Provider):
         if region == self.hangs:
             time.sleep(60)
         machine = Resource("instance", "i-1", cluster().id, self.name, owner=self.whose)
-        return (replace(machine, client="laptop", deadline=NOW, made=NOW - DAY, hourly=0.5),)
+        return (replace(machine, client=self.client, deadline=NOW, made=NOW - DAY, hourly=0.5),)
 
     def remove(self, cluster_id: str, region: str, on_event: OnEvent) -> None:
         if region == self.stuck:
@@ -267,6 +269,31 @@ def test_without_being_asked_only_ones_own_clusters_go(
     call("gc", "--yes", "-c", "lab")
     assert account.removed == []
     call("gc", "--yes", "-c", cluster().id)
+    assert account.removed == [(cluster().id, "us-east-1")]
+
+
+def test_nobody_takes_over_a_cluster_of_others_by_its_name(account: Account, call: Call) -> None:
+    """A cluster called `lab` may be anybody's; what was taken back, `down` would remove."""
+    account.whose = "user/bob"
+    said = call("gc", "--adopt", "lab")
+    assert said.code == 2
+    assert f"cluster {cluster().id} belongs to user/bob, and you are user/ana" in said.err
+    assert f"clusterctl gc --adopt {cluster().id}" in said.err
+    assert (account.adopted, open_store().names()) == ([], ())
+    assert call("gc", "--adopt", cluster().id).code == 0
+
+
+@pytest.mark.parametrize("role", ["assumed-role/Train", "root"])
+def test_people_who_share_a_role_are_told_apart_by_their_machines(
+    role: str, account: Account, call: Call
+) -> None:
+    """An SDK has made up the name of their session, so that AWS knows them as one."""
+    account.whose = account.me = role
+    said = call("gc", "--yes")
+    assert f"belongs to {role} on laptop, and you are {role}" in said.err
+    assert account.removed == []
+    account.client = socket.gethostname()
+    call("gc", "--yes")
     assert account.removed == [(cluster().id, "us-east-1")]
 
 
