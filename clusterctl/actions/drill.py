@@ -13,7 +13,7 @@ import random
 import re
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -259,6 +259,13 @@ def judge(strike: Strike, seen: Seen) -> Round:
     return Round(strike, seen.reported, reason, seen.outcome, lost, seen.left, tuple(misses))
 
 
+def choose_jobs(jobs: Iterable[Job], before: int, program: str) -> list[Job]:
+    """Those of the program after job `before`: `up` may have run a test of its own in between."""
+    return [
+        job for job in jobs if job.id > before and Path(job.spec.program.target).name == program
+    ]
+
+
 def describe_reports(rounds: Sequence[Round]) -> str:
     """How soon lost nodes were reported, as far as they were; "" where none was."""
     losses = [item for item in rounds if FAULTS[item.strike.fault].harm]
@@ -378,7 +385,7 @@ class _Drill:
                 raise ProviderError(f"{self._strike.fault}: the process was not found on {node}")
 
     def _jobs(self) -> list[Job]:
-        return [job for job in self._store.jobs() if job.id > self._before]
+        return choose_jobs(self._store.jobs(), self._before, self._program.name)
 
     def _call(self, *words: str) -> tuple[bool, list[str]]:
         """Whether a command succeeded, and its messages."""

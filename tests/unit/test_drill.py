@@ -13,7 +13,7 @@ from clusterctl.actions import drill, open_store
 from clusterctl.cli.console import Console
 from clusterctl.cli.drill import report
 from clusterctl.errors import UsageError
-from clusterctl.job_model import JobState
+from clusterctl.job_model import JobState, Program, ProgramKind
 from clusterctl.model import Cluster
 from clusterctl.providers.local.provider import LocalProvider
 from clusterctl.providers.protocol import Harm
@@ -138,6 +138,14 @@ def test_how_soon_a_loss_is_reported_is_a_figure_and_no_miss(
     report(Console(), "drill", 0, [soon, late, seen("kill-client", whole, said="")])
     said = capsys.readouterr().out
     assert "lost nodes were reported after at most 31.5 s, 1 of 2 within 15 s" in said
+
+
+def test_the_test_job_of_up_is_not_the_program_of_a_drill() -> None:
+    """On Docker, `up` runs one to show that a repaired cluster works."""
+    mine = spec(program=Program(kind=ProgramKind.PYTHON, target="train/train.py"))
+    other = spec(program=Program(kind=ProgramKind.PYTHON, target="reduce_all.py"))
+    found = [job(cluster(), what, id=number) for number, what in enumerate((mine, mine, other), 1)]
+    assert [item.id for item in drill.choose_jobs(found, 1, "train.py")] == [2]
 
 
 def test_misses_are_shown_and_end_with_8(capsys: pytest.CaptureFixture[str]) -> None:
