@@ -322,3 +322,15 @@ def test_a_name_on_the_command_line_goes_before_one_in_the_settings(
         monkeypatch.setenv("CLUSTERCTL_CLUSTER", "one")
     assert call("status", "--json").document["cluster"] == "one"
     assert call("status", "two", "--json").document["cluster"] == "two"
+
+
+@pytest.mark.parametrize("name", ["com,ma", "new\nline", "bell\x07"])
+def test_a_state_home_that_nodes_cannot_use_is_refused_before_anything_is_there(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    home = tmp_path / name
+    monkeypatch.setenv("CLUSTERCTL_HOME", str(home))
+    said = call("up")
+    assert said.code == 2
+    assert "set CLUSTERCTL_HOME to another folder" in said.err
+    assert not home.exists()

@@ -115,7 +115,13 @@ class Site:
 
 
 def site(cluster_id: str, folder: Path) -> Site:
-    """Refuses a path that sshd's configuration cannot hold; everything else is quoted."""
+    check_path(folder)
+    return Site(cluster_id, folder.resolve())
+
+
+def check_path(folder: Path) -> None:
+    """Refuses a path that sshd's configuration or Open MPI cannot hold; everything else is quoted.
+    Raises UsageError."""
     text = str(folder)
     if any(char < " " or char == "\x7f" or "\ud800" <= char <= "\udfff" for char in text):
         raise UsageError(
@@ -127,7 +133,6 @@ def site(cluster_id: str, folder: Path) -> Site:
             f"the state home {text!r} has a comma: Open MPI splits paths at commas",
             hint="set CLUSTERCTL_HOME to another folder",
         )
-    return Site(cluster_id, folder.resolve())
 
 
 def hidden(folder: Path, keep: Iterable[Path]) -> Path:

@@ -47,6 +47,8 @@ class LocalProvider:
         ahead: Path | None = None,
     ) -> ProviderPlan:
         names = layout.node_names(spec.workers)
+        if ahead:
+            layout.check_path(ahead)  # before there is a record
         sshd.find_server()
         mode = modes.choose()
         kind = (
