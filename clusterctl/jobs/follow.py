@@ -37,8 +37,11 @@ ANSWER = 4 << 20
 """Bytes that a node answers with at a time, and so what we hold of its output in memory."""
 ANSWERS = 64 << 20
 """The same for all nodes together."""
-FASTEST, SLOWEST = 0.02, 0.5
-"""Seconds between polls: quick after output, slower while nothing comes."""
+FASTEST, STREAMING, SLOWEST = 0.02, 0.2, 0.5
+"""Seconds between polls: quick after output, slower while it goes on, or while nothing comes. A
+poll starts a few programs on each node, and takes their time from the ranks."""
+MUCH = 1 << 16
+"""A poll that brings as many bytes is followed by the next at once."""
 ANSWER_TIMEOUT = 30.0
 NOTICE, PROBE = 8.0, 4.0
 """Seconds of silence after which a new connection shows whether a node is there, and seconds for
@@ -100,6 +103,8 @@ class _Pace:
 
     backoff: float
     pause: float = FASTEST
+    rounds: int = 0
+    """Polls with news, one after the other."""
     patience: float = SUSPICION
     heard: float = field(default_factory=time.monotonic)
     asked: float = field(default_factory=time.monotonic)
@@ -113,11 +118,11 @@ class _Pace:
         self.told = self.heard
         return True
 
-    def should_ask(self, moved: bool) -> bool:
+    def should_ask(self, moved: int) -> bool:
         """Whether it is time to ask, after a look that saw news or did not."""
         now = time.monotonic()
         if moved:
-            self.heard, self.pause, self.patience = now, FASTEST, SUSPICION
+            self.heard, self.patience = now, SUSPICION
         longest = LONGEST if self.backoff > 1 else STEADY
         if now - max(self.heard, self.asked) <= self.patience and now - self.asked <= longest:
             return False
@@ -125,7 +130,13 @@ class _Pace:
         self.patience = min(self.patience * self.backoff, LONGEST)
         return True
 
-    def rest(self) -> None:
+    def rest(self, moved: int) -> None:
+        """Waits for the next look. `moved`: bytes that this one has brought."""
+        if moved >= MUCH:
+            return
+        self.rounds = self.rounds + 1 if moved else 0
+        if moved:
+            self.pause = min(FASTEST * 1.5 ** (self.rounds - 1), STREAMING)
         time.sleep(self.pause)
         self.pause = min(self.pause * 1.25, SLOWEST)
 
@@ -241,7 +252,7 @@ class Follower:
                 )
             if not moved:
                 yield []
-                pace.rest()
+            pace.rest(moved)
 
     def _read_rest(self) -> Iterator[list[Piece]]:
         """Reads the files as far as they go now."""
@@ -289,9 +300,9 @@ class Follower:
             if result.error:
                 self._lose(watch, result.error)
 
-    def _round(self, seal: bool) -> Generator[list[Piece], None, bool]:
-        """Asks all nodes once; returns whether any of them had news. `seal` makes the files' sizes
-        as they are now the goal."""
+    def _round(self, seal: bool) -> Generator[list[Piece], None, int]:
+        """Asks all nodes once; returns how many bytes of news they had. `seal` makes the files'
+        sizes as they are now the goal."""
         for watch in self._watches:
             known = "".join(f" {name}={file.offset}" for name, file in watch.files.items())
             if watch.channel:
@@ -299,7 +310,7 @@ class Follower:
                     watch.channel.send(f"{known} \n".encode(), self._patience())
                 except OSError as error:
                     self._lose(watch, str(error) or "no answer")
-        moved = False
+        moved = 0
         for watch in self._watches:
             news: list[tuple[_File, bytes]] = []
             if watch.channel:
@@ -307,7 +318,7 @@ class Follower:
                     self._answer(watch, watch.channel, seal, news)
                 except OSError as error:
                     self._lose(watch, str(error) or "no answer")
-            moved = moved or bool(news)
+            moved += sum(len(data) for _, data in news)
             if shown := self._keep_news(watch, news):
                 began = time.monotonic()
                 yield shown

@@ -130,6 +130,27 @@ def test_to_the_end_of_the_job(site: Site) -> None:
 
 
 @pytest.mark.timeout(30)
+def test_a_rank_that_writes_all_the_time_is_not_asked_all_the_time(
+    site: Site, append_for_ever: Callable[[Path], None]
+) -> None:
+    """Polls cost processor time on its node: a rank that prints a line now and then must not pay
+    more for them than one that prints none."""
+    append_for_ever(site.folder("worker-1") / "out" / "rank-0.out")
+    until = time.monotonic() + 2
+    looks = 0
+    with (
+        Pool(site.cluster.nodes, identity=None, known_hosts=site.home / "none") as nodes,
+        Interrupts() as interrupts,
+        Follower(site.job, site.cluster, nodes, site.home, interrupts) as follower,
+    ):
+        for pieces in follower.batches():
+            looks += bool(pieces)
+            if time.monotonic() > until:
+                break
+    assert 0 < looks <= 20
+
+
+@pytest.mark.timeout(30)
 def test_a_job_that_ended_while_something_goes_on_writing(
     site: Site, append_for_ever: Callable[[Path], None]
 ) -> None:
