@@ -253,6 +253,7 @@ _LIST = (
     "pkg/providers/pricing/zz_generated.pricing_aws.go"
 )  # AWS's own project, generated from AWS's price list
 _LESSON = "https://github.com/ChiefGyk3D/Clouds-Against-Humanity/wiki/Provider-AWS-Cost-Lesson"
+_NAT = "https://github.com/chime/terraform-aws-alternat"
 
 PRICES = {
     **{
@@ -298,6 +299,8 @@ PRICES = {
     },
     "gp3 GiB-month": Price(0.08, _LESSON, "2026-10-16"),
     "public IPv4": Price(0.005, _LESSON, "2026-10-16"),
+    "NAT gateway": Price(0.045, _NAT, "2026-11-23"),
+    "GB through a NAT gateway": Price(0.045, _NAT, "2026-11-23"),
 }
 """On-demand Linux, disks and addresses, for when the pricing API cannot be asked. What is not here
 is shown as `?`."""

@@ -6,6 +6,7 @@ Paths that live on a node are `str`, paths on this machine are `Path`.
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Container
@@ -175,6 +176,8 @@ class CloudSpec:
     """A network of the user's own: machines are made in its subnets."""
     subnet: tuple[str, ...] = ()
     """Those of them that may hold the cluster, in this order; (): any."""
+    private: bool = False
+    """Workers without public addresses, which the launcher alone has."""
     reservation: str = ""
     """The Capacity Reservation or Capacity Block that workers run in."""
     ssh_cidr: str = ""
@@ -221,11 +224,17 @@ class Phase(str, Enum):
     DELETING = "deleting"
 
 
+GATEWAY = "gateway"
+NETWORK_PARTS = (GATEWAY, "gateway address")
+"""Parts of a cluster's network that cost money by the hour: a NAT gateway, and its address."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Charge:
     """What one part of one node costs. `hourly` in US dollars, None: unknown.
 
-    `part` is `instance`, `disk` or `address`; `until` None: it still runs. `source` says where the
+    `part` is `instance`, `disk` or `address`, or one of NETWORK_PARTS, which are counted as the
+    launcher's and end with the cluster; `until` None: it still runs. `source` says where the
     price is from.
     """
 
@@ -238,8 +247,12 @@ class Charge:
     until: float | None = None
 
     def seconds(self, now: float) -> float:
-        """How long it is billed until `now`: EC2 bills a minute of an instance at least."""
-        return max(60.0, (now if self.until is None else self.until) - self.since)
+        """How long it is billed until `now`: EC2 bills a minute of an instance at least, and every
+        hour of a NAT gateway that has begun (https://aws.amazon.com/vpc/pricing/)."""
+        lived = (now if self.until is None else self.until) - self.since
+        if self.part == GATEWAY:
+            return max(1, math.ceil(lived / 3600)) * 3600.0
+        return max(60.0, lived)
 
     def dollars(self, now: float) -> float:
         """What it has cost until `now`; 0 where the price is unknown."""

@@ -94,7 +94,7 @@ def check_complete(name: str, listed: Downloads) -> None:
             f"the image {name!r} is not built: docker/downloads.json has no checksum for"
             f" {', '.join(unknown)}",
             hint=f"`clusterctl image lock {name}` fetches them from {where} and writes down what"
-            " they have (docs/images.md); `up` also takes --image, or --runtime host",
+            f" they have (docs/images.md); `up` also takes another image: --image {name}=IMAGE",
         )
 
 

@@ -20,8 +20,8 @@ Ask = Callable[[str], bool]
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """`hourly`: what the disks go on costing, in US dollars; without what has no known price, where
-    `exact` is false."""
+    """`hourly`: what the disks (and a NAT gateway) go on costing, in US dollars; without what has
+    no known price, where `exact` is false."""
 
     cluster: Cluster
     jobs: tuple[int, ...]
@@ -73,4 +73,4 @@ def stop(store: Store, name: str, tell: Tell, ask: Ask) -> Stopped | None:
 
 
 def _kept(charge: Charge, end: Ended) -> Charge:
-    return charge if charge.part == measured.STORED else charge.ended(end.when)
+    return charge if charge.part in measured.STORED else charge.ended(end.when)

@@ -124,7 +124,7 @@ def for_node(
     if node.accelerator is Accelerator.NVIDIA:
         found.append(Template("nvidia", "the NVIDIA container toolkit", {}))
     if node.accelerator is Accelerator.AMD:
-        found.append(Template("amd", "the AMD GPU devices", {}))
+        found.append(Template("amd", "the AMD GPU driver and firmware", {}))
     values: dict[str, object] = {
         "image": container.image,
         "container": CONTAINER,
@@ -136,6 +136,9 @@ def for_node(
     found.append(Template("container", "the node container", values))
     if node.accelerator is Accelerator.NVIDIA:
         found.append(Template("versions", "driver and image are compatible", values))
+    if node.accelerator is Accelerator.AMD:
+        gpu = {**values, "arch": catalog.FAMILIES["g4ad"].arch}
+        found.append(Template("kernel", "a kernel runs on the GPU", gpu))
     return tuple(found)
 
 

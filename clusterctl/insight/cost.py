@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from clusterctl.model import Charge
+from clusterctl.model import NETWORK_PARTS, Charge
 
 
 def dollars(charges: Iterable[Charge], now: float) -> float:
@@ -66,5 +66,5 @@ def receipt(charges: Sequence[Charge], now: float) -> tuple[Line, ...]:
         lines.append(
             Line(part, item, len(mine), hours, hourly, None if hourly is None else hourly * hours)
         )
-    order = ("instance", "disk", "address")
+    order = ("instance", "disk", "address", *NETWORK_PARTS)
     return tuple(sorted(lines, key=lambda line: order.index(line.part)))

@@ -14,10 +14,10 @@ pytestmark = [pytest.mark.terraform, pytest.mark.netns, pytest.mark.sshd, pytest
 HOST = ("--runtime", "host", "--yes")
 
 
-def test_g4ad_and_cpu_side_by_side(world: World) -> None:
+def test_two_clusters_side_by_side(world: World) -> None:
     """Two clusters at once, one of them mixed; each has its own network, keys and record."""
     world.on_the_first_day()
-    first = world.start("up", "amd", "--gpu", "g4ad", *HOST)
+    first = world.start("up", "large", "--gpu", "g5", "--private", *HOST)
     second = world.start("up", "mixed", "--gpu", "g4dn:1", "--cpu", "t3.xlarge:1", *HOST)
     for process in (first, second):
         _, err = process.communicate(timeout=170)
@@ -36,11 +36,16 @@ def test_g4ad_and_cpu_side_by_side(world: World) -> None:
     world.ok("up", "mixed", "--gpu", "g4dn:1", "--cpu", "t3.xlarge:1", *HOST)
     assert {node["name"]: node["machine"] for node in world.record("mixed")["nodes"]} == few
     assert len(world.ok("list", "--json").document()["clusters"]) == 2
-    refused = world.run("run", "-c", "amd", "multinode_ddp_mpi_gpu.py", "2", "1")
+    ids = {node["machine"]: node["name"] for node in world.record("large")["nodes"]}
+    machines = {ids[id]: one for id, one in world.ec2.machines.items() if id in ids}
+    assert [name for name, one in machines.items() if one.public] == ["launcher"]
+    parts = {charge["part"] for charge in world.record("large")["charges"]}
+    assert {"gateway", "gateway address"} < parts
+    refused = world.run("run", "-c", "large", "multinode_ddp_mpi_gpu.py", "2", "1")
     assert refused.code == 6
-    job = world.ok("run", "-c", "amd", "--allow-cpu", "multinode_ddp_mpi_gpu.py", "2", "1")
+    job = world.ok("run", "-c", "large", "--allow-cpu", "multinode_ddp_mpi_gpu.py", "2", "1")
     assert "Epoch 1" in job.out
-    for name in ("amd", "mixed"):
+    for name in ("large", "mixed"):
         world.ok("down", name, "--yes", "--force")
 
 

@@ -38,6 +38,7 @@ def test_a_quota_that_is_too_small_is_named_in_vcpus(world: World) -> None:
         (("--gpu", "g4dn", "--budget", "0"), 2, "--budget"),
         (("--gpu", "g4dn", "--workers", "0"), 2, "at least 1"),
         (("--cpu", "t3.xlarge:2000"), 2, "1 to 1000 workers"),
+        (("--gpu", "g4ad", "--runtime", "host"), 2, "have no code for its GPU (gfx1011)"),
         (("--gpu", "g4dn", "--efa"), 2, "types that have one: g4dn.12xlarge"),
         (("--gpu", "g4dn", "--efa"), 2, "--efa: g4dn.xlarge has no Elastic Fabric Adapter"),
     ],

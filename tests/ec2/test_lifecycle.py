@@ -155,7 +155,7 @@ def test_a_changed_host_key_is_refused(world: World, subnet: str) -> None:
 
 
 def test_what_has_lost_its_record_is_found_and_removed(world: World) -> None:
-    world.ok(*CPU, "--workers", "1", "--ttl", "2h")
+    world.ok(*CPU, "--workers", "1", "--ttl", "2h", "--private")
     api = world.ec2.client("ec2")
     id = world.record()["id"]
     template = world.ec2.machine("worker-1").id

@@ -10,7 +10,9 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, cast
 
 import pytest
@@ -19,10 +21,10 @@ from botocore.exceptions import ClientError
 from clusterctl import assets
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import CloudSpec, ClusterSpec, NodeGroup
-from clusterctl.providers.ec2 import cleanup, preflight, reconcile, ssh_cidr
+from clusterctl.providers.ec2 import cleanup, networks, preflight, prices, reconcile, ssh_cidr
 from clusterctl.providers.ec2.api import Api
 from clusterctl.terraform import Terraform
-from tests.sim.lab import UBUNTU, Lab, their_network
+from tests.sim.lab import UBUNTU, Lab, their_network, with_nat
 
 pytestmark = [pytest.mark.netns, pytest.mark.sshd]
 
@@ -151,8 +153,9 @@ def test_a_subnet_of_theirs_is_looked_at_before_it_costs(lab: Lab, api: Api) -> 
     ):
         found = survey(api, subnet=(in_b, in_a))
         assert found.zones == ("us-east-1b", "us-east-1a"), "in the order of the subnets"
-        assert found.subnets == {"us-east-1b": in_b, "us-east-1a": in_a}
-        assert survey(api, vpc=vpc).subnets == {"us-east-1a": in_a, "us-east-1b": in_b}
+        of_b, of_a = networks.Place(in_b, in_b), networks.Place(in_a, in_a)
+        assert found.subnets == {"us-east-1b": of_b, "us-east-1a": of_a}
+        assert list(survey(api, vpc=vpc).subnets) == ["us-east-1a", "us-east-1b"]
         assert survey(api, vpc=vpc, zones=("us-east-1b",)).zones == ("us-east-1b",)
         lab.api.create_tags(Resources=[lab.subnet], Tags=[{"Key": cleanup.TAG, "Value": "lab-1"}])
         for cloud, said in (
@@ -595,3 +598,134 @@ def test_what_was_made_just_before_is_found_though_its_tags_are_late(
     shown.join()
     [found] = lab.api.describe_instances(InstanceIds=[id])["Reservations"][0]["Instances"]
     assert found["State"]["Name"] == "terminated"
+
+
+def test_private_workers_need_two_subnets_of_theirs(lab: Lab, api: Api) -> None:
+    """A public one for the launcher, and in the same zone one that leads out by a NAT gateway."""
+    with their_network(lab.api, "us-east-1a", "us-east-1b") as (vpc, in_a, in_b):
+        for cloud, said in (
+            ({"vpc": vpc}, f"{in_a} which is in us-east-1a without a usable closed subnet"),
+            ({"subnet": (in_b,)}, f"{in_b} which is in us-east-1b without a usable closed subnet"),
+        ):
+            with pytest.raises(UsageError, match=said) as caught:
+                survey(api, private=True, **cloud)
+            assert "--subnet PUBLIC,CLOSED" in caught.value.hint
+        with with_nat(lab.api, in_a, vpc, "us-east-1a", "10.99.0.128/28") as (closed, nat):
+            place = {"us-east-1a": networks.Place(closed, in_a, nat)}
+            for cloud in ({"vpc": vpc}, {"subnet": (in_a, closed)}, {"subnet": (closed, in_a)}):
+                assert survey(api, private=True, **cloud).subnets == place
+            with pytest.raises(UsageError, match=f"{closed} has no route to an internet gateway"):
+                survey(api, subnet=(closed,))
+            with pytest.raises(UsageError, match=f"{closed} which is in us-east-1a .* public subn"):
+                survey(api, private=True, subnet=(closed,))
+            many = NodeGroup(count=11, family="cpu")
+            with pytest.raises(UsageError, match=f"{closed} has 11 free addresses, .* 12 more"):
+                survey(api, many, private=True, subnet=(in_a, closed))
+            assert survey(api, private=True).nat, "without a network of theirs it makes one"
+            assert not survey(api, private=True, vpc=vpc).nat
+
+
+def serve_page() -> ThreadingHTTPServer:
+    """Something in the internet that answers."""
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"out there")
+
+        def log_message(self, *words: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Page)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server
+
+
+FETCH = (
+    "import urllib.request as r; print(r.urlopen('http://169.254.169.254:5009', timeout=5).read())"
+)
+
+
+def test_a_private_machine_reaches_the_internet_by_a_nat_gateway_alone(lab: Lab) -> None:
+    server = serve_page()
+    lab.ec2.internet({5009: server.server_port})
+    try:
+        with ExitStack() as stack:
+            theirs = their_network(lab.api, "us-east-1a", "us-east-1a", public=False)
+            vpc, public, other = stack.enter_context(theirs)
+            out = with_nat(lab.api, public, vpc, "us-east-1a", "10.99.0.128/28")
+            closed, nat = stack.enter_context(out)
+            for name, subnet in (("public", public), ("lone", other), ("private", closed)):
+                lab.launch(
+                    name,
+                    NetworkInterfaces=[
+                        {
+                            "DeviceIndex": 0,
+                            "SubnetId": subnet,
+                            "AssociatePublicIpAddress": name == "public",
+                        }
+                    ],
+                )
+            lab.ec2.wait(3)
+            machines = {name: lab.ec2.machine(name) for name in ("public", "lone", "private")}
+
+            def reached() -> list[str]:
+                return [
+                    name
+                    for name, machine in machines.items()
+                    if "out there" in machine.run("python3", "-c", FETCH).stdout
+                ]
+
+            assert [name for name, one in machines.items() if one.public] == ["public"]
+            assert reached() == ["public", "private"]
+            lab.api.delete_nat_gateway(NatGatewayId=nat)
+            assert reached() == ["public"]
+            lab.api.terminate_instances(InstanceIds=[one.id for one in machines.values()])
+    finally:
+        lab.ec2.internet({})
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_nat_gateway_goes_before_its_address_and_its_network(
+    lab: Lab, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AWS says AuthFailure for the address of one that goes, as if we had no rights."""
+    monkeypatch.setattr(cleanup, "PAUSE", 0.05)
+    lab.ec2.policy(json.loads((assets.folder("infra") / "ec2" / "policy.json").read_text()))
+    lab.ec2.fault("slow_end", seconds=1)
+    make = api.call
+    vpc = make("create_vpc", CidrBlock="10.66.0.0/16", TagSpecifications=tagged("lab", "vpc"))[
+        "Vpc"
+    ]["VpcId"]
+    subnet = make(
+        "create_subnet",
+        VpcId=vpc,
+        CidrBlock="10.66.0.0/20",
+        TagSpecifications=tagged("lab", "subnet"),
+    )["Subnet"]["SubnetId"]
+    gateway = make("create_internet_gateway", TagSpecifications=tagged("lab", "internet-gateway"))[
+        "InternetGateway"
+    ]["InternetGatewayId"]
+    make("attach_internet_gateway", InternetGatewayId=gateway, VpcId=vpc)
+    address = make("allocate_address", Domain="vpc", TagSpecifications=tagged("lab", "elastic-ip"))[
+        "AllocationId"
+    ]
+    make(
+        "create_nat_gateway",
+        SubnetId=subnet,
+        AllocationId=address,
+        TagSpecifications=tagged("lab", "natgateway"),
+    )
+    for action, arguments, code in (
+        ("release_address", {"AllocationId": address}, "AuthFailure"),
+        ("detach_internet_gateway", {"InternetGatewayId": gateway, "VpcId": vpc}, "Dependency"),
+        ("delete_subnet", {"SubnetId": subnet}, "Dependency"),
+    ):
+        with pytest.raises(ClientError, match=code):
+            getattr(lab.api, action)(**arguments)
+    [priced] = [one for one in cleanup.find_priced(api, prices.rates) if one.kind == "NAT gateway"]
+    assert priced.hourly == pytest.approx(0.045)
+    cleanup.remove(api, "lab-1", lambda line: None)
+    assert cleanup.find(api, "lab-1") == ()

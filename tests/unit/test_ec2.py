@@ -73,6 +73,9 @@ def test_variables_are_those_of_the_module() -> None:
         placement={"g5.xlarge"},
         efa=True,
         subnet="subnet-1",
+        launcher_subnet="subnet-2",
+        private=True,
+        efa_cards={"p4d.24xlarge": ("efa", "efa-only")},
         reservation=Reservation(id="cr-1", zone="", block=True, group="g", latest=None),
         ssh_cidr="203.0.113.7/32",
         public_key="ssh-ed25519 AAAA",
@@ -86,6 +89,8 @@ def test_variables_are_those_of_the_module() -> None:
     assert made["subnet_id"] == "subnet-1"
     assert made["reservation"] == {"id": "cr-1", "block": True, "placement_group": "g"}
     assert made["efa"] is True
+    assert made["efa_cards"] == {"p4d.24xlarge": ["efa", "efa-only"]}
+    assert (made["private"], made["launcher_subnet_id"]) == (True, "subnet-2")
     assert made["spot"] is False
     assert made["groups"] == [
         {

@@ -188,6 +188,81 @@ def test_a_type_that_is_not_sold_that_way_is_refused(spot: bool) -> None:
     assert no.value.hint
 
 
+CARD = {"InterfaceTypes": ["interface", "efa", "efa-only"]}
+
+
+@pytest.mark.parametrize(
+    ("network", "cards"),
+    [
+        ({"EfaSupported": False, "NetworkCards": [{"NetworkCardIndex": 0}]}, ()),
+        ({"EfaSupported": True, "NetworkCards": [{"NetworkCardIndex": 0}]}, ("efa",)),
+        # A card whose kinds are not said; and the order of an answer means nothing.
+        (
+            {
+                "EfaSupported": True,
+                "EfaInfo": {"MaximumEfaInterfaces": 2},
+                "NetworkCards": [{"NetworkCardIndex": 1}, {"NetworkCardIndex": 0}],
+            },
+            ("efa", "efa-only"),
+        ),
+        # p6-b300: the first card of 17 has no EFA.
+        (
+            {
+                "EfaSupported": True,
+                "EfaInfo": {"MaximumEfaInterfaces": 2},
+                "NetworkCards": [
+                    {"NetworkCardIndex": 0, "InterfaceTypes": ["interface"]},
+                    {"NetworkCardIndex": 1, **CARD},
+                    {"NetworkCardIndex": 2, **CARD},
+                ],
+            },
+            ("interface", "efa-only", "efa-only"),
+        ),
+        # i7ie: two cards, one EFA.
+        (
+            {
+                "EfaSupported": True,
+                "EfaInfo": {"MaximumEfaInterfaces": 1},
+                "NetworkCards": [{"NetworkCardIndex": 0, **CARD}, {"NetworkCardIndex": 1, **CARD}],
+            },
+            ("efa",),
+        ),
+    ],
+)
+def test_efa_has_an_interface_on_each_network_card(
+    network: dict[str, Any], cards: tuple[str, ...]
+) -> None:
+    class Described(Offering):
+        def instance_types(self, names: Iterable[str]) -> dict[str, InstanceType]:
+            return Api.instance_types(self, names)
+
+        def all(self, action: str, key: str, service: str = "ec2", /, **how: Any) -> list[Any]:
+            row = {"InstanceType": "p4d.24xlarge", "VCpuInfo": {"DefaultVCpus": 96}}
+            return [{**row, "NetworkInfo": network}]
+
+    assert Described("us-east-1").instance_types(["p4d.24xlarge"])["p4d.24xlarge"].efa == cards
+
+
+def test_several_network_cards_need_private_workers() -> None:
+    """EC2: the associatePublicIPAddress parameter cannot be specified when launching with multiple
+    network interfaces (karpenter-provider-aws, pull request 5666)."""
+
+    class Large(Offering):
+        def instance_types(self, names: Iterable[str]) -> dict[str, InstanceType]:
+            cards = ("efa", "efa-only", "efa-only", "efa-only")
+            found = super().instance_types(names)
+            return found | {"t3.xlarge": replace(found["t3.xlarge"], efa=cards)}
+
+    group = NodeGroup(count=1, instance_type="t3.xlarge")
+    with pytest.raises(UsageError, match=r"--efa: t3\.xlarge has 4 network") as caught:
+        preflight.survey(Large("us-east-1"), wanted(group, efa=True), {}, "", print)
+    assert "--private" in caught.value.hint
+    found = preflight.survey(
+        Large("us-east-1"), wanted(group, efa=True, private=True), {}, "", print
+    )
+    assert found.nat
+
+
 def unreachable() -> Node:
     return Node(
         name="worker-1",

@@ -61,6 +61,7 @@ def test_machines_that_run_are_never_replaced(changed: ClusterSpec, said: str) -
         (wish(disk=60), "--disk cannot change"),
         (wish(spot=True), "--spot cannot change"),
         (wish(efa=True), "--efa cannot change"),
+        (wish(private=True), "--private cannot change"),
         (wish(vpc="vpc-1"), "--vpc cannot change"),
         (wish(subnet=("subnet-1",)), "--subnet cannot change"),
         (wish(reservation="cr-1"), "--reservation cannot change"),

@@ -43,6 +43,7 @@ def may(action: str, tags: dict[str, str], new: dict[str, str] = OWN, **paramete
 ID = "0123456789abcdef0"
 TAGGING = {"ResourceId_1": f"i-{ID}", "Tag_1_Key": TAG, "Tag_1_Value": "lab-1"}
 CALLS = {
+    "CreateNatGateway": {"SubnetId": f"subnet-{ID}", "AllocationId": f"eipalloc-{ID}"},
     "AssociateRouteTable": {"RouteTableId": f"rtb-{ID}", "SubnetId": f"subnet-{ID}"},
     "AttachInternetGateway": {"InternetGatewayId": f"igw-{ID}", "VpcId": f"vpc-{ID}"},
     "AuthorizeSecurityGroupEgress": {"GroupId": f"sg-{ID}"},
@@ -56,6 +57,7 @@ CALLS = {
     "DeleteInternetGateway": {"InternetGatewayId": f"igw-{ID}"},
     "DeleteKeyPair": {"KeyName": "theirs"},
     "DeleteLaunchTemplate": {"LaunchTemplateId": f"lt-{ID}"},
+    "DeleteNatGateway": {"NatGatewayId": f"nat-{ID}"},
     "DeleteNetworkInterface": {"NetworkInterfaceId": f"eni-{ID}"},
     "DeletePlacementGroup": {"GroupName": "theirs"},
     "DeleteRouteTable": {"RouteTableId": f"rtb-{ID}"},
@@ -77,6 +79,7 @@ CALLS = {
 """Every action about something that exists, as a call."""
 
 NEW = {
+    "AllocateAddress",
     "CreateInternetGateway",
     "CreateLaunchTemplate",
     "CreatePlacementGroup",
@@ -118,6 +121,9 @@ DISK_KEY = {
 """What EC2 does with the account's key for disks, in the name of who asks for a machine."""
 
 PROVIDER = {
+    "AllocateAddress",  # for a NAT gateway, as the next two
+    "CreateNatGateway",
+    "DescribeAddressesAttribute",
     "AssociateRouteTable",
     "AttachInternetGateway",
     "AuthorizeSecurityGroupEgress",

@@ -8,7 +8,7 @@ import pytest
 
 from clusterctl import catalog
 from clusterctl.errors import ProviderError, UsageError
-from clusterctl.model import Charge
+from clusterctl.model import NETWORK_PARTS, Charge
 from clusterctl.providers.ec2 import prices
 from clusterctl.providers.ec2.cleanup import Rates
 from clusterctl.providers.ec2.prices import Quote
@@ -47,6 +47,12 @@ class Aws:
 
     def traffic_price(self) -> float | None:
         return self.price(prices.TRAFFIC)
+
+    def nat_price(self) -> float | None:
+        return self.price(prices.NAT)
+
+    def nat_traffic_price(self) -> float | None:
+        return self.price(prices.NAT_TRAFFIC)
 
 
 def quotes(
@@ -148,9 +154,32 @@ def test_every_region_has_its_own_prices_of_disks_and_addresses() -> None:
     assert {item.hourly for item in prices.charges(MACHINES, found, 10.0)} == {None}
 
 
+def test_private_workers_cost_a_nat_gateway_and_no_addresses() -> None:
+    """The gateway is billed by the hour that has begun, and until `down`: its table says so."""
+    live = {**LIVE, prices.NAT: 0.05, prices.NAT_TRAFFIC: 0.045, "t3.micro": 0.01}
+    told: list[str] = []
+    found = prices.quotes(
+        Aws(live), ("t3.small", KNOWN), spot=(), zones=(), tell=told.append, nat=True
+    )
+    made = prices.charges(MACHINES, found, 10.0, private=True)
+    assert [item.node for item in made if item.part == "address"] == [LAUNCHER]
+    gateway, address = (item for item in made if item.part in NETWORK_PARTS)
+    assert (gateway.node, gateway.hourly, address.hourly) == (LAUNCHER, 0.05, 0.006)
+    assert gateway.dollars(70.0) == pytest.approx(0.05)
+    assert gateway.dollars(10.0 + 3601) == pytest.approx(0.10)
+    lines = prices.table(MACHINES, made, ZONE, 3600.0, 0.09, 0.045)
+    assert any("$0.0560/h until `clusterctl down`" in line for line in lines)
+    assert any("$0.045 for each GB" in line for line in lines)
+    alone = [item for item in made if item.part not in NETWORK_PARTS]
+    assert prices.hourly(made)[0] == pytest.approx(prices.hourly(alone)[0] + 0.056)
+    silent, _ = quotes(Aws(LIVE), "t3.small", KNOWN)
+    assert not [i for i in prices.charges(MACHINES, silent, 0.0) if i.part in NETWORK_PARTS]
+
+
 def test_what_a_region_charges_per_hour() -> None:
-    found = prices.rates(Aws(LIVE, region="eu-central-1"), {KNOWN, "m7.unheard"})
-    assert found == Rates({KNOWN: 2.0, "m7.unheard": None}, 0.1 / 730, 0.006)
+    live = {**LIVE, prices.NAT: 0.052}
+    found = prices.rates(Aws(live, region="eu-central-1"), {KNOWN, "m7.unheard"})
+    assert found == Rates({KNOWN: 2.0, "m7.unheard": None}, 0.1 / 730, 0.006, 0.052)
     found = prices.rates(Aws(LIVE, silent=True, region="eu-central-1"), {KNOWN})
     assert found == Rates({KNOWN: None}, None, None)
 

@@ -74,7 +74,7 @@ def test_pip_is_asked_for_the_pytorch_of_the_accelerator() -> None:
             "nvidia-mpi",
             "docker nvidia base sources wheels build container versions",
         ),
-        (Runtime.DOCKER, Accelerator.AMD, "", "docker amd image container"),
+        (Runtime.DOCKER, Accelerator.AMD, "", "docker amd image container kernel"),
     ],
 )
 def test_steps_of_a_node(
@@ -315,9 +315,11 @@ def test_versions_that_do_not_fit_stop_the_bootstrap(
     assert said in done.stderr
 
 
-def apply(folder: Path, name: str, **commands: str) -> subprocess.CompletedProcess[str]:
+def apply(
+    folder: Path, name: str, of: Accelerator | Node = Accelerator.NVIDIA, **commands: str
+) -> subprocess.CompletedProcess[str]:
     """What a step does on a machine where these commands are so; every call is in `log`."""
-    of = machine(Accelerator.NVIDIA)
+    of = of if isinstance(of, Node) else machine(of)
     [step] = [s for s in chosen(of, Runtime.DOCKER) if s.name == name]
     usual = {
         "sudo": 'shift; [ "$1" != env ] || shift 2; "$@"',
@@ -335,6 +337,30 @@ def apply(folder: Path, name: str, **commands: str) -> subprocess.CompletedProce
     env = {"PATH": f"{folder}:/usr/bin:/bin"}
     text = f"set -eu\n{step.apply(of)}"
     return subprocess.run(["sh"], input=text, text=True, capture_output=True, env=env)
+
+
+@pytest.mark.parametrize("starts", [True, False])
+def test_an_amd_gpu_counts_when_its_driver_has_started_it(tmp_path: Path, starts: bool) -> None:
+    """/dev/kfd is there as soon as the module is loaded, also without the GPU's firmware."""
+    answers = {"apt-get": "", "env": "", "modprobe": "", "dmesg": "echo amdgpu: firmware missing"}
+    done = apply(tmp_path, "amd", Accelerator.AMD, grep=f"exit {int(not starts)}", **answers)
+    log = (tmp_path / "log").read_text()
+    assert "linux-firmware linux-modules-extra-" in log
+    assert log.index("linux-firmware") < log.index("modprobe amdgpu")
+    assert done.returncode == int(not starts)
+    assert ("does not start the GPU" in done.stderr) is not starts
+
+
+@pytest.mark.parametrize(
+    ("docker", "said"),
+    [("exit 0", ""), ("echo 'HIP error: invalid device function' >&2; exit 1", "HIP error")],
+)
+def test_a_gpu_counts_when_a_kernel_has_run_on_it(tmp_path: Path, docker: str, said: str) -> None:
+    """PyTorch finds the GPU of g4ad, and has no code for it: the first kernel says so."""
+    done = apply(tmp_path, "kernel", Accelerator.AMD, docker=docker, timeout='shift; "$@"')
+    assert done.returncode == int(bool(said))
+    assert said in done.stderr
+    assert ("some/image:1 runs no kernel on this GPU (gfx1011)" in done.stderr) is bool(said)
 
 
 def test_the_first_boot_is_waited_for_but_not_for_ever(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def default_region() -> str:
         raise failures.not_asked(doing, type(error).__name__, str(error)) from error
 
 
-_MARKETS, _ROOT = ("on-demand", "spot"), "/dev/sda1"
+_MARKETS, _ROOT, _EFA = ("on-demand", "spot"), "/dev/sda1", "efa"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +79,9 @@ class InstanceType:
     gpu_maker: str = ""
     clusters: bool = False
     """Whether it may be in a cluster placement group."""
-    efa: bool = False
-    """Whether it has an Elastic Fabric Adapter."""
+    efa: tuple[str, ...] = ()
+    """What the interface of each network card is where Elastic Fabric Adapters are used, as
+    infra/ec2 has it; () without any."""
     architectures: tuple[str, ...] = ("x86_64",)
     markets: tuple[str, ...] = _MARKETS
     """How it can be bought; also `capacity-block`."""
@@ -337,6 +338,7 @@ class Api:
         spot: bool,
         cluster: str,
         subnet: str = "",
+        public: bool = True,
     ) -> None:
         """Asks for the right to launch such a machine, and launches none. Raises ProviderError
         where AWS says no to whoever asks; what else it says depends on what is not made yet.
@@ -347,7 +349,7 @@ class Api:
         kinds = ("instance", "volume")
         more: dict[str, Any] = {}
         if subnet:
-            network = {"DeviceIndex": 0, "SubnetId": subnet, "AssociatePublicIpAddress": True}
+            network = {"DeviceIndex": 0, "SubnetId": subnet, "AssociatePublicIpAddress": public}
             more["NetworkInterfaces"] = [network]
         if spot:
             more["InstanceMarketOptions"] = {"MarketType": "spot"}
@@ -431,14 +433,28 @@ class Api:
         """US dollars per hour for a public IPv4 address in use; None as above."""
         return self._listed("AmazonVPC", group="VPCPublicIPv4Address", regionCode=self.region)
 
+    def nat_price(self) -> float | None:
+        """US dollars per hour for a NAT gateway; None as above."""
+        return self._nat("Hours")
+
+    def nat_traffic_price(self) -> float | None:
+        """US dollars for a GB through a NAT gateway; None as above."""
+        return self._nat("Bytes")
+
+    def _nat(self, what: str) -> float | None:
+        usage = f"NatGateway-{what}"  # with a prefix of the region, such as USE2-
+        family = "NAT Gateway"
+        return self._listed("AmazonEC2", usage, productFamily=family, regionCode=self.region)
+
     def traffic_price(self) -> float | None:
         """US dollars for a GB to the internet, at the dearest step; None as above."""
         return self._listed(
             "AWSDataTransfer", fromRegionCode=self.region, transferType="AWS Outbound"
         )
 
-    def _listed(self, service: str, **fields: str) -> float | None:
-        """The highest price of the products that have these attributes."""
+    def _listed(self, service: str, usage: str = "", **fields: str) -> float | None:
+        """The highest price of the products that have these attributes, and whose type of usage
+        ends so."""
         client = self._client("pricing", PRICING_REGION)
         with self._asking("asking for prices"):
             answer = client.get_products(
@@ -452,7 +468,9 @@ class Api:
             prices = [
                 float(dimension["pricePerUnit"]["USD"])
                 for text in answer["PriceList"]
-                for term in json.loads(text).get("terms", {}).get("OnDemand", {}).values()
+                for row in (json.loads(text),)
+                if row.get("product", {}).get("attributes", {}).get("usagetype", "").endswith(usage)
+                for term in row.get("terms", {}).get("OnDemand", {}).values()
                 for dimension in term["priceDimensions"].values()
                 if "USD" in dimension.get("pricePerUnit", {})
             ]
@@ -494,10 +512,24 @@ def _instance_type(item: dict[str, Any]) -> InstanceType:
         gpus=sum(int(gpu.get("Count", 1)) for gpu in gpus),
         gpu_maker=gpus[0].get("Manufacturer", "") if gpus else "",
         clusters="cluster" in item.get("PlacementGroupInfo", {}).get("SupportedStrategies", ()),
-        efa=bool(item.get("NetworkInfo", {}).get("EfaSupported")),
+        efa=_efa_cards(item.get("NetworkInfo", {})),
         architectures=tuple(item.get("ProcessorInfo", {}).get("SupportedArchitectures", ())),
         markets=tuple(item.get("SupportedUsageClasses", _MARKETS)),
     )
+
+
+def _efa_cards(network: dict[str, Any]) -> tuple[str, ...]:
+    """The first card has an address of its own, and the others none: with many they would use up a
+    subnet, and confuse Linux about the way back. Source: EC2 User Guide, "Maximize network
+    bandwidth on Amazon EC2 instances with multiple network cards"."""
+    if not network.get("EfaSupported"):
+        return ()
+    cards = sorted(network.get("NetworkCards", ()), key=lambda card: int(card["NetworkCardIndex"]))
+    # Without a word about a card, it has what its type has.
+    can = [_EFA in card.get("InterfaceTypes", (_EFA,)) for card in cards] or [True]
+    others = [f"{_EFA}-only" for card in can[1:] if card]
+    most = int(network.get("EfaInfo", {}).get("MaximumEfaInterfaces", len(can)))
+    return (_EFA if can[0] else "interface", *others[: most - can[0]])
 
 
 def _image(item: dict[str, Any]) -> Image:

@@ -28,6 +28,7 @@ from clusterctl.providers.ec2 import spec as layout
 from clusterctl.providers.ec2.api import Api, Instance
 from clusterctl.providers.ec2.failures import CapacityError, Refused
 from clusterctl.providers.ec2.hostkeys import HostKeys
+from clusterctl.providers.ec2.networks import Place
 from clusterctl.providers.ec2.preflight import Survey
 from clusterctl.providers.ec2.provider_state import ProviderState
 from clusterctl.providers.protocol import OnEvent
@@ -152,6 +153,7 @@ def _variables(order: Order, running: Sequence[Instance]) -> dict[str, Any]:
         for machine in found.machines
         if machine.name in pairs
     }
+    place = found.subnets.get(state.zone, Place("", ""))
     return layout.variables(
         cluster_id=cluster.id,
         name=cluster.name,
@@ -162,7 +164,10 @@ def _variables(order: Order, running: Sequence[Instance]) -> dict[str, Any]:
         spot=state.spot,
         placement=found.placement,
         efa=order.options.cloud.efa,
-        subnet=found.subnets.get(state.zone, ""),
+        efa_cards={name: kind.efa for name, kind in found.types.items() if len(kind.efa) > 1},
+        private=order.options.cloud.private,
+        subnet=place.workers,
+        launcher_subnet=place.launcher,
         reservation=found.reservation,
         ssh_cidr=state.ssh_cidr,
         public_key=public,

@@ -69,12 +69,13 @@ def tagged(cluster_id: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """US dollars per hour in a region: of instance types, a GiB of disk, an address. None:
-    unknown."""
+    """US dollars per hour in a region: of instance types, a GiB of disk, an address, a NAT gateway.
+    None: unknown."""
 
     types: Mapping[str, float | None]
     gib: float | None
     address: float | None
+    nat: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +95,10 @@ class Kind:
     """Filter that finds untagged ones in a VPC of ours."""
     gone: tuple[str, ...] = ()
     """States in which it is no longer there."""
+    filters: str = "Filters"
+    """What the parameter with filters is called."""
+    slow: tuple[str, ...] = ()
+    """States in which it goes, which takes minutes, and must not be told again."""
 
     @property
     def _words(self) -> list[str]:
@@ -118,6 +123,7 @@ class Kind:
         return f"{self.verb}_{plural(words) if self.many else words}"
 
 
+GATEWAY = "NAT gateway"
 KINDS = (
     # In the order in which they can be removed.
     Kind(
@@ -134,6 +140,13 @@ KINDS = (
         many=True,
         by_vpc="vpc-id",
         gone=("terminated",),
+    ),
+    Kind(
+        name=GATEWAY,
+        by_vpc="vpc-id",
+        gone=("deleted",),
+        filters="Filter",
+        slow=("deleting",),
     ),
     Kind(name="address", field="AllocationId", verb="release"),
     Kind(name="volume"),
@@ -202,6 +215,8 @@ def _hourly(
         return None if rates.gib is None else rates.gib * float(item.get("Size", 0))
     if kind.name == "address":
         return rates.address
+    if kind.name == GATEWAY:
+        return rates.nat if item.get("State") in ("pending", "available") else 0.0
     if kind.name != "instance" or item["InstanceId"] not in running:
         return 0.0
     machine = spots[_market(item)] if _spot(item) else rates.types.get(str(item["InstanceType"]))
@@ -262,7 +277,7 @@ def managed(api: Api, cluster_id: str) -> bool:
 
 
 def _items(api: Api, kind: Kind, search: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for item in api.all(kind.action, kind.key, Filters=[search]):
+    for item in api.all(kind.action, kind.key, **{kind.filters: [search]}):
         for inner in item["Instances"] if kind.key == "Reservations" else (item,):
             state = inner.get("State", inner.get("Status", ""))
             if (state["Name"] if isinstance(state, dict) else state).lower() not in kind.gone:
@@ -363,12 +378,17 @@ def _remove(
     """One attempt at everything, in order; what was refused, by the id of the resource."""
     refused: dict[str, ProviderError] = {}
     instances = [left for kind, _, left in items if kind.name == "instance"]
+    gateways = [left for kind, _, left in items if kind.name == GATEWAY]
     for kind in KINDS:
         mine = [(item, left) for owner, item, left in items if owner is kind]
         if not mine:
             continue
+        # Refused anyway until they are gone.
         if instances and kind.by_vpc and kind.name != "instance":
-            continue  # refused anyway until they are gone
+            continue
+        held = kind.by_vpc or kind.name == "address"
+        if gateways and held and kind.name not in ("instance", GATEWAY):
+            continue
         try:
             if kind.many:
                 api.call(kind.remove, **{f"{kind.id}s": [left.id for _, left in mine]})
@@ -377,6 +397,8 @@ def _remove(
             refused |= {left.id: error for _, left in mine}
             continue
         for item, left in mine:
+            if item.get("State") in kind.slow:
+                continue
             try:
                 for step, arguments in _before(kind, item):
                     with suppress(ProviderError):

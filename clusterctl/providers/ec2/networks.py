@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,13 +11,16 @@ from clusterctl.model import CloudSpec
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.cleanup import TAG
 
-_ANYWHERE, _OPEN = "0.0.0.0/0", "off"
+_ANYWHERE, _OPEN, _OUTWARDS = "0.0.0.0/0", "off", "block-ingress"
+_WAYS = ("NatGatewayId", "TransitGatewayId", "InstanceId", "NetworkInterfaceId", "GatewayId")
+"""What a route out of a closed subnet may lead to: also an appliance, or an endpoint of one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subnet:
-    """`free`: addresses; `public`: it has a route to an internet gateway; `blocked`: how VPC Block
-    Public Access closes that, `off` for not at all; `cluster`: the id of the cluster that made it,
+    """`free`: addresses; `public`: it has a route to an internet gateway; `out`: what another route
+    to the internet leads to (a NAT gateway, say), "" without one; `blocked`: how VPC Block Public
+    Access closes the region, `off` for not at all; `cluster`: the id of the cluster that made it,
     and will remove it."""
 
     id: str
@@ -25,13 +28,27 @@ class Subnet:
     zone: str
     free: int
     public: bool
+    out: str
     blocked: str
     cluster: str
 
 
-def choose(api: Api, cloud: CloudSpec, machines: int) -> dict[str, str]:
-    """A subnet by zone, in the order of --subnet, else of their names. `machines`: how many get an
-    address there. Nothing where the cluster makes a network of its own.
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The subnet of the workers and that of the launcher in a zone, and how private workers reach
+    the internet ("": they have public addresses)."""
+
+    workers: str
+    launcher: str
+    out: str = ""
+
+
+def choose(
+    api: Api, cloud: CloudSpec, machines: int, there: Collection[str] = ()
+) -> dict[str, Place]:
+    """Subnets by zone, in the order of --subnet, else of their names. `machines`: how many get an
+    address there; `there`: the subnets of machines that run, which come first. Nothing where the
+    cluster makes a network of its own.
 
     Raises UsageError for a subnet that was named and cannot hold the cluster, and where none can;
     ProviderError where the account keeps all new networks from the internet.
@@ -40,14 +57,16 @@ def choose(api: Api, cloud: CloudSpec, machines: int) -> dict[str, str]:
         if machines:
             _check_open(api)
         return {}
-    found = _subnets(api, cloud)
-    usable: dict[str, str] = {}
+    found = sorted(_subnets(api, cloud), key=lambda one: one.id not in there)
+    if cloud.private:
+        return _pairs(found, cloud, machines)
+    usable: dict[str, Place] = {}
     troubles = {one.id: _trouble(one, machines) for one in found}
     for one in found:
         if troubles[one.id] and cloud.subnet:
             raise UsageError(f"{one.id} {troubles[one.id]}", hint="choose another --subnet")
         if not troubles[one.id]:
-            usable.setdefault(one.zone, one.id)
+            usable.setdefault(one.zone, Place(one.id, one.id))
     if not usable:
         why = "; ".join(f"{id} {trouble}" for id, trouble in sorted(troubles.items()))
         raise UsageError(
@@ -55,6 +74,46 @@ def choose(api: Api, cloud: CloudSpec, machines: int) -> dict[str, str]:
             hint="choose another --vpc, or leave it out: clusterctl then makes its own network",
         )
     return usable
+
+
+def _pairs(found: Sequence[Subnet], cloud: CloudSpec, machines: int) -> dict[str, Place]:
+    """By zone, a closed subnet for workers and a public one for the launcher. Raises UsageError."""
+    closed = {one.id: _private_trouble(one, machines) for one in found if not one.public}
+    public = {one.id: _trouble(one, 1) for one in found if one.public}
+    usable: dict[str, Place] = {}
+    for zone in dict.fromkeys(one.zone for one in found):
+        mine = [one for one in found if one.zone == zone]
+        workers = [one for one in mine if closed.get(one.id) == ""]
+        launcher = [one for one in mine if public.get(one.id) == ""]
+        if workers and launcher:
+            usable[zone] = Place(workers[0].id, launcher[0].id, workers[0].out)
+    if usable:
+        return usable
+    troubles = {id: trouble for id, trouble in {**closed, **public}.items() if trouble}
+    for one in found:
+        where = f"which is in {one.zone} without a usable"
+        other = "public subnet beside it" if one.id in closed else "closed subnet beside it"
+        troubles.setdefault(one.id, f"{where} {other}")
+    why = "; ".join(f"{id} {trouble}" for id, trouble in sorted(troubles.items()))
+    raise UsageError(
+        "--private needs, in one zone, a public subnet for the launcher, and one for the workers"
+        f" that reaches the internet through a NAT gateway: {why}",
+        hint="name both: --subnet PUBLIC,CLOSED; or leave --vpc and --subnet out: clusterctl then"
+        " makes a network with a NAT gateway",
+    )
+
+
+def _private_trouble(subnet: Subnet, machines: int) -> str:
+    """Why private workers cannot be there; "" where they can."""
+    if subnet.cluster:
+        return f"belongs to cluster {subnet.cluster}, whose `down` removes all that is in its VPC"
+    if not subnet.out:
+        return "has no route to the internet, so its machines could not fetch packages"
+    if subnet.blocked not in (_OPEN, _OUTWARDS):
+        return f"is closed to the internet by VPC Block Public Access ({subnet.blocked})"
+    if subnet.free < machines:
+        return f"has {subnet.free} free addresses, and the cluster needs {machines} more"
+    return ""
 
 
 def _check_open(api: Api) -> None:
@@ -131,12 +190,14 @@ def _zone(item: Mapping[str, Any]) -> str:
 
 def _subnet(item: Mapping[str, Any], tables: Sequence[Mapping[str, Any]]) -> Subnet:
     tags = {tag["Key"]: tag["Value"] for tag in item.get("Tags", ())}
+    routes = _routes(item["SubnetId"], tables)
     return Subnet(
         id=item["SubnetId"],
         vpc=item["VpcId"],
         zone=_zone(item),
         free=int(item["AvailableIpAddressCount"]),
-        public=any(map(_leads_out, _routes(item["SubnetId"], tables))),
+        public=any(_way_out(route).startswith("igw-") for route in routes),
+        out=next(filter(None, map(_way_out, routes)), ""),
         blocked=item.get("BlockPublicAccessStates", {}).get("InternetGatewayBlockMode", _OPEN),
         cluster=tags.get(TAG, ""),
     )
@@ -151,9 +212,8 @@ def _routes(subnet: str, tables: Sequence[Mapping[str, Any]]) -> Sequence[Mappin
     return ()
 
 
-def _leads_out(route: Mapping[str, Any]) -> bool:
-    return (
-        route.get("DestinationCidrBlock") == _ANYWHERE
-        and str(route.get("GatewayId", "")).startswith("igw-")
-        and route.get("State") == "active"
-    )
+def _way_out(route: Mapping[str, Any]) -> str:
+    """What the route to the internet leads to; "" for other routes, and for what is gone."""
+    if route.get("DestinationCidrBlock") != _ANYWHERE or route.get("State") != "active":
+        return ""
+    return next((str(route[way]) for way in _WAYS if route.get(way)), "")

@@ -36,6 +36,7 @@ def quote_machines(
         spot=workers if spot else (),
         zones=spot,
         tell=tell,
+        nat=found.nat,
     )
     if found.reservation and found.reservation.block:
         paid = prices.Quote(0.0, "paid with the Capacity Block")
@@ -46,11 +47,12 @@ def quote_machines(
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """What a plan costs; `dear`: at most, in another zone or on demand, for which a budget has to
-    last. `traffic`: dollars for a GB to the internet."""
+    last. `traffic`, `nat_traffic`: dollars for a GB to the internet, through a NAT gateway."""
 
     charges: tuple[Charge, ...]
     dear: tuple[Charge, ...]
     traffic: float | None
+    nat_traffic: float | None = None
 
 
 def estimate(
@@ -65,24 +67,33 @@ def estimate(
 ) -> Estimate:
     """`old`: the charges so far. `spot`: whether the workers are to be spot instances."""
 
-    def charged(zones: Sequence[str]) -> tuple[tuple[Charge, ...], float | None]:
+    def charged(zones: Sequence[str]) -> tuple[tuple[Charge, ...], dict[str, prices.Quote]]:
         quoted = quote_machines(api, found, zones, tell)
-        new = prices.charges(found.machines, quoted, now)
-        return prices.merge(old, new, now), quoted[prices.TRAFFIC].dollars
+        new = prices.charges(found.machines, quoted, now, private=cloud.private)
+        return prices.merge(old, new, now), quoted
 
-    usual, traffic = charged(found.zones[:1] if spot else ())
+    usual, quoted = charged(found.zones[:1] if spot else ())
     dear = usual
     if spot and (cloud.spot_fallback or len(found.zones) > 1):
         dear, _ = charged(() if cloud.spot_fallback else found.zones)
-    return Estimate(usual, dear, traffic)
+    nat = quoted[prices.NAT_TRAFFIC].dollars if found.nat else None
+    return Estimate(usual, dear, quoted[prices.TRAFFIC].dollars, nat)
 
 
 def place(api: Api, found: Survey, binary: str) -> Iterator[str]:
     """Where the machines go; `binary`: what makes them."""
     others = f" (then {', '.join(found.zones[1:])})" if len(found.zones) > 1 else ""
     yield f"AWS account {found.account}, {api.region}, zone {found.zones[0]}{others}; {binary}"
-    for zone, subnet in found.subnets.items():
-        yield f"machines go into {subnet} ({zone})"
+    for zone, place in found.subnets.items():
+        if place.out:
+            yield (
+                f"workers go into {place.workers} ({zone}) without public addresses, and reach the"
+                f" internet through {place.out}; the launcher goes into {place.launcher}"
+            )
+        else:
+            yield f"machines go into {place.workers} ({zone})"
+    if found.nat:
+        yield "workers have no public addresses: they reach the internet through a NAT gateway"
     if found.reservation:
         yield found.reservation.line
 

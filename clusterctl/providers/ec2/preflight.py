@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -10,10 +10,11 @@ from functools import partial
 
 from clusterctl import catalog
 from clusterctl.errors import ProviderError, UsageError
-from clusterctl.model import Cluster, ClusterSpec
+from clusterctl.model import Cluster, ClusterSpec, Runtime
 from clusterctl.providers.ec2 import cleanup, failures, networks, reservations, update_rules
 from clusterctl.providers.ec2 import spec as layout
 from clusterctl.providers.ec2.api import Api, Image, Instance, InstanceType
+from clusterctl.providers.ec2.networks import Place
 from clusterctl.providers.ec2.reservations import Reservation
 from clusterctl.providers.ec2.spec import Machine
 from clusterctl.providers.shared.nodes import LAUNCHER
@@ -38,14 +39,22 @@ class Survey:
     amis: Mapping[str, str]
     placement: frozenset[str]
     owner: str = ""
-    subnets: Mapping[str, str] = field(default_factory=dict)
+    subnets: Mapping[str, Place] = field(default_factory=dict)
     reservation: Reservation | None = None
+    nat: bool = False
+    """Whether the cluster makes a NAT gateway, for workers without public addresses."""
 
 
 def survey(
-    api: Api, options: ClusterSpec, present: Mapping[str, str], zone: str, tell: Tell
+    api: Api,
+    options: ClusterSpec,
+    present: Mapping[str, str],
+    zone: str,
+    tell: Tell,
+    there: Collection[str] = (),
 ) -> Survey:
-    """`present`: the nodes there are, with their types; `zone`: where they are, "" for nowhere yet.
+    """`present`: the nodes there are, with their types; `zone`: where they are, "" for nowhere yet;
+    `there`: the subnets that they are in.
 
     Raises ProviderError or UsageError for the first thing that will not work.
     """
@@ -62,11 +71,12 @@ def survey(
     makers = {name: kind.gpu_maker for name, kind in types.items()}
     machines = layout.machines(options, makers, layout.present(present))
     _efa(api, options, types)
+    _amd(options, types)
     _architectures(types)
     _markets(api, options, types)
     amis = background(lambda: _amis(api, options, machines))
     new = [machine for machine in machines if machine.name not in present]
-    subnets = background(lambda: networks.choose(api, options.cloud, len(new)))
+    subnets = background(lambda: networks.choose(api, options.cloud, len(new), there))
     workers = sum(machine.name != LAUNCHER for machine in new)
     reserved = background(partial(reservations.check, api, options, workers))
     rights = background(lambda: _rights(api, options, new, amis.result(), subnets.result()))
@@ -88,6 +98,7 @@ def survey(
         ),
         subnets=found_subnets,
         reservation=reservation,
+        nat=options.cloud.private and not found_subnets,
     )
 
 
@@ -104,12 +115,12 @@ def survey_cluster(
     settled = bool(current and current.nodes)
     if current and instances:
         update_rules.check_settings(options, current, zone if settled else "")
-    if settled and instances and (options.cloud.vpc or options.cloud.subnet):
+    there = {item.subnet for item in instances} if settled else set()
+    if there and (options.cloud.vpc or options.cloud.subnet) and not options.cloud.private:
         # Further machines go where the others are.
-        there = replace(options.cloud, subnet=(instances[0].subnet,))
-        options = replace(options, cloud=there)
+        options = replace(options, cloud=replace(options.cloud, subnet=tuple(there)))
     present = {item.node: item.type for item in instances}
-    found = survey(api, options, present, zone if settled else "", tell)
+    found = survey(api, options, present, zone if settled else "", tell, there)
     if zone in found.zones:
         # An `up` that was cut off goes on there, and may still leave for where there is room.
         others = (other for other in found.zones if other != zone)
@@ -151,10 +162,23 @@ def _types(api: Api, options: ClusterSpec) -> dict[str, InstanceType]:
 
 
 def _efa(api: Api, options: ClusterSpec, types: Mapping[str, InstanceType]) -> None:
-    """--efa is for types that have it, all of them: one without would leave the others waiting."""
+    """--efa is for types that have it, all of them: one without would leave the others waiting.
+    With several network cards they are private: EC2 gives no public address to a machine with
+    several interfaces."""
     workers = sorted({catalog.instance_type(group) for group in options.groups})
     lacking = [name for name in workers if not types[name].efa]
-    if not options.cloud.efa or not lacking:
+    if not options.cloud.efa:
+        return
+    if not lacking:
+        several = [name for name in workers if len(types[name].efa) > 1]
+        if several and not options.cloud.private:
+            name = several[0]
+            raise UsageError(
+                f"--efa: {name} has {len(types[name].efa)} network cards, and EC2 gives no public"
+                " address to a machine that uses several",
+                hint="add --private: the workers then reach the internet through a NAT gateway,"
+                " whose price is in the plan",
+            )
         return
     families = sorted({name.partition(".")[0] for name in lacking})
     others = ", ".join(api.with_efa(families)) or f"none of {', '.join(families)}"
@@ -162,6 +186,21 @@ def _efa(api: Api, options: ClusterSpec, types: Mapping[str, InstanceType]) -> N
         f"--efa: {', '.join(lacking)} has no Elastic Fabric Adapter",
         hint=f"types that have one: {others}; choose with --instance-type, or leave --efa out",
     )
+
+
+def _amd(options: ClusterSpec, types: Mapping[str, InstanceType]) -> None:
+    """--runtime host installs PyTorch's own wheels, which have no code for the GPU of g4ad
+    (https://github.com/ROCm/rocm-libraries/issues/4347): its GPUs would cost money and do nothing.
+    """
+    workers = {catalog.instance_type(group) for group in options.groups}
+    amd = sorted(name for name in workers if types[name].gpu_maker.lower() == "amd")
+    if amd and options.runtime is Runtime.HOST:
+        raise UsageError(
+            f"{amd[0]} does not work with --runtime host: PyTorch's ROCm wheels have no code for"
+            f" its GPU ({catalog.FAMILIES['g4ad'].arch})",
+            hint="name a container image whose PyTorch has it (--image amd=IMAGE), or choose"
+            " --gpu g4dn",
+        )
 
 
 def _architectures(types: Mapping[str, InstanceType]) -> None:
@@ -196,13 +235,16 @@ def _rights(
     options: ClusterSpec,
     new: Sequence[Machine],
     amis: Mapping[str, Image],
-    subnets: Mapping[str, str],
+    subnets: Mapping[str, Place],
 ) -> None:
     """Raises ProviderError where AWS would not let us start a machine of one of these kinds."""
     asked = {}
+    place = next(iter(subnets.values()), Place("", ""))
     for machine in new:
-        spot = options.cloud.spot and machine.name != LAUNCHER
-        asked[spot, machine.instance_type] = background(
+        worker = machine.name != LAUNCHER
+        spot = options.cloud.spot and worker
+        public = not (options.cloud.private and worker)
+        asked[spot, public, machine.instance_type] = background(
             partial(
                 api.may_launch,
                 machine.instance_type,
@@ -210,7 +252,8 @@ def _rights(
                 disk=machine.disk,
                 spot=spot,
                 cluster=options.name,
-                subnet=next(iter(subnets.values()), ""),
+                subnet=place.workers if worker else place.launcher,
+                public=public,
             )
         )
     for answer in asked.values():
@@ -350,13 +393,13 @@ def _zones(api: Api, options: ClusterSpec) -> tuple[str, ...]:
     return zones
 
 
-def _with_subnet(zones: Sequence[str], subnets: Mapping[str, str]) -> tuple[str, ...]:
+def _with_subnet(zones: Sequence[str], subnets: Mapping[str, Place]) -> tuple[str, ...]:
     """The zones in which the cluster can be, in the order of the subnets. Raises UsageError."""
     if not subnets:
         return tuple(zones)
     both = tuple(zone for zone in subnets if zone in zones)
     if not both:
-        where = ", ".join(f"{subnet} in {zone}" for zone, subnet in subnets.items())
+        where = ", ".join(f"{place.workers} in {zone}" for zone, place in subnets.items())
         raise UsageError(
             f"no subnet is in a zone that offers all machines of the cluster: {where}",
             hint=f"zones that do: {', '.join(zones)}",

@@ -9,7 +9,7 @@ from functools import partial
 
 from clusterctl import catalog
 from clusterctl.errors import ProviderError, UsageError
-from clusterctl.model import Charge
+from clusterctl.model import GATEWAY, NETWORK_PARTS, Charge
 from clusterctl.providers.ec2 import cleanup
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.spec import Machine
@@ -17,6 +17,7 @@ from clusterctl.providers.shared.nodes import LAUNCHER
 from clusterctl.timeouts import background
 
 ADDRESS, DISK, TRAFFIC = "public IPv4", "gp3 GiB-month", "GB to the internet"
+NAT, NAT_TRAFFIC = "NAT gateway", "GB through a NAT gateway"
 """Rows of catalog.PRICES that are no instance types."""
 
 
@@ -43,9 +44,11 @@ def quotes(
     spot: Iterable[str],
     zones: Sequence[str],
     tell: Callable[[str], None],
+    nat: bool = False,
 ) -> dict[str, Quote]:
     """A quote per instance type, per `for_worker` of those in `spot` (in the dearest of the zones),
-    and per row of the table that is none. An API that does not answer costs one line, not the plan.
+    and per row of the table that is none, those of a NAT gateway with `nat`. An API that does not
+    answer costs one line, not the plan.
     """
     spots = {for_worker(kind): kind for kind in spot}
     found: dict[str, Quote] = {}
@@ -59,6 +62,9 @@ def quotes(
         ADDRESS: background(api.address_price),
         TRAFFIC: background(api.traffic_price),
     }
+    if nat:
+        asked[NAT] = background(api.nat_price)
+        asked[NAT_TRAFFIC] = background(api.nat_traffic_price)
     for kind, answer in asked.items():
         live: float | None = None
         source = "AWS spot price" if kind in spots else "AWS price list"
@@ -88,21 +94,40 @@ def _quote(quotes: Mapping[str, Quote], node: str, kind: str) -> Quote | None:
 
 def rates(api: Api, types: Collection[str]) -> cleanup.Rates:
     """What instances of these types, disks and addresses cost per hour in a region."""
-    found = quotes(api, types, spot=(), zones=(), tell=lambda line: None)
+    found = quotes(api, types, spot=(), zones=(), tell=lambda line: None, nat=True)
     gib = found[DISK].dollars
     return cleanup.Rates(
         {kind: found[kind].dollars for kind in types},
         None if gib is None else gib / catalog.HOURS_PER_MONTH,
         found[ADDRESS].dollars,
+        found[NAT].dollars,
     )
 
 
 def charges(
-    machines: Sequence[Machine], quotes: Mapping[str, Quote], since: float
+    machines: Sequence[Machine],
+    quotes: Mapping[str, Quote],
+    since: float,
+    *,
+    private: bool = False,
 ) -> tuple[Charge, ...]:
-    """What every part of every machine costs per hour."""
+    """What every part of every machine costs per hour. `private`: workers have no public addresses.
+    A NAT gateway is counted where it has a quote."""
     gib, address = quotes[DISK], quotes[ADDRESS]
     found = []
+    if nat := quotes.get(NAT):
+        rows = zip(NETWORK_PARTS, (NAT, ADDRESS), (nat, address), strict=True)
+        found += [
+            Charge(
+                node=LAUNCHER,
+                part=part,
+                item=item,
+                hourly=quote.dollars,
+                source=quote.source,
+                since=since,
+            )
+            for part, item, quote in rows
+        ]
     for machine in machines:
         quote = _quote(quotes, machine.name, machine.instance_type) or Quote(None, "unknown")
         disk = None if gib.dollars is None else gib.dollars * machine.disk / catalog.HOURS_PER_MONTH
@@ -111,6 +136,8 @@ def charges(
             ("disk", f"{machine.disk} GiB gp3", disk, gib.source),
             ("address", ADDRESS, address.dollars, address.source),
         ):
+            if part == "address" and private and machine.name != LAUNCHER:
+                continue
             found.append(
                 Charge(
                     node=machine.name,
@@ -196,6 +223,7 @@ def money(dollars: float | None, digits: int = 4) -> str:
 
 
 _PARTS = {"instance": "instances", "disk": "disks", "address": "public IPv4"}
+_SOURCES = _PARTS | dict.fromkeys(NETWORK_PARTS, "NAT gateway")
 
 
 def table(
@@ -204,9 +232,10 @@ def table(
     zone: str,
     seconds: float,
     traffic: float | None = None,
+    nat_traffic: float | None = None,
 ) -> tuple[str, ...]:
     """The plan for people: equal machines folded, dollars per hour by part, and the sum until the
-    deadline."""
+    deadline. `traffic`, `nat_traffic`: dollars for a GB to the internet, through a NAT gateway."""
     by_node: dict[str, dict[str, Charge]] = {}
     for charge in charges:
         if charge.until is None:
@@ -220,7 +249,8 @@ def table(
         parts[key] = by_node[machine.name]
     cells: list[tuple[str, ...]] = [("nodes", "type", "zone", "disk", *_PARTS.values(), "$/h")]
     for (role, kind, disk), number in rows.items():
-        each = [parts[role, kind, disk][part].hourly for part in _PARTS]
+        mine = parts[role, kind, disk]
+        each = [mine[part].hourly if part in mine else 0.0 for part in _PARTS]
         sums = [None if price is None else price * number for price in each]
         total = None if None in sums else sum(price or 0.0 for price in sums)
         cells.append((f"{number} {role}", kind, zone, disk, *map(money, sums), money(total)))
@@ -229,6 +259,7 @@ def table(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in cells
     ]
+    lines += _gateway(charges, nat_traffic)
     rate, unknown = hourly(charges)
     least = "at least " if unknown else ""
     lines.append(
@@ -240,6 +271,18 @@ def table(
     sources: dict[str, dict[str, None]] = {}
     for charge in charges:
         if charge.until is None and charge.hourly is not None:
-            sources.setdefault(charge.source, {})[_PARTS[charge.part]] = None
+            sources.setdefault(charge.source, {})[_SOURCES[charge.part]] = None
     lines += [f"prices of {', '.join(parts)}: {source}" for source, parts in sources.items()]
     return tuple(lines)
+
+
+def _gateway(charges: Sequence[Charge], traffic: float | None) -> list[str]:
+    """What private workers need, until `down`: their deadline does not end it."""
+    mine = [item for item in charges if item.part in NETWORK_PARTS and item.until is None]
+    if not any(item.part == GATEWAY for item in mine):
+        return []
+    rate = None if None in {item.hourly for item in mine} else hourly(mine)[0]
+    return [
+        f"NAT gateway of the private workers, with its address: {money(rate)}/h until `clusterctl"
+        f" down`, also after the deadline, and {money(traffic, 3)} for each GB that they download"
+    ]

@@ -144,7 +144,12 @@ class Ec2Provider:
             lines=(
                 *plan.place(api, found, binary.name),
                 *prices.table(
-                    found.machines, cost.charges, found.zones[0], deadline - now, cost.traffic
+                    found.machines,
+                    cost.charges,
+                    found.zones[0],
+                    deadline - now,
+                    cost.traffic,
+                    cost.nat_traffic,
                 ),
                 *plan.ends(api, found.machines, deadline, stopped, options.cloud.idle),
             ),

@@ -143,6 +143,9 @@ def variables(
     placement: Container[str],
     efa: bool,
     subnet: str,
+    launcher_subnet: str = "",
+    private: bool = False,
+    efa_cards: Mapping[str, Sequence[str]] = {},
     reservation: Reservation | None,
     ssh_cidr: str,
     public_key: str,
@@ -153,8 +156,9 @@ def variables(
     deadline: str = "",
 ) -> dict[str, Any]:
     """infra/ec2's variables. `placement`: the types that may be in a cluster placement group;
-    `subnet`: "" where the cluster makes a network of its own; `hours` is how long a machine may
-    live that has no user data."""
+    `efa_cards`: the interfaces of types with several network cards; `subnet`: the workers', ""
+    where the cluster makes a network of its own; `hours` is how long a machine may live that has no
+    user data."""
     groups: dict[tuple[str, str, int], list[int]] = {}
     for machine in machines:
         if machine.name != LAUNCHER:
@@ -192,6 +196,9 @@ def variables(
         "deadline": deadline,
         # Only where they are given: the module of an older cluster does not know them.
         **({"subnet_id": subnet} if subnet else {}),
+        **({"launcher_subnet_id": launcher_subnet} if launcher_subnet != subnet else {}),
+        **({"private": True} if private else {}),
+        **({"efa_cards": {k: list(v) for k, v in efa_cards.items()}} if efa and efa_cards else {}),
         **({"reservation": _reservation(reservation)} if reservation else {}),
     }
 

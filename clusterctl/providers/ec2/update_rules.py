@@ -22,6 +22,7 @@ _FIXED = {
     "reservation": "--reservation",
     "vpc": "--vpc",
     "subnet": "--subnet",
+    "private": "--private",
 }
 """What EC2 or Terraform would make other machines for."""
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from clusterctl.model import Charge, Cluster
+from clusterctl.model import NETWORK_PARTS, Charge, Cluster
 from clusterctl.providers.protocol import Ended, Life
 
-STORED = "disk"
-"""The part of a machine that costs money while it is stopped."""
+STORED = ("disk", *NETWORK_PARTS)
+"""The parts of a machine and its network that cost money while it is stopped."""
 
 
 def settle(
@@ -28,9 +28,11 @@ def settle(
 
     def bear_out(item: Charge) -> Charge:
         end = ends.get(item.node, gone)
+        if item.part in NETWORK_PARTS:
+            return item  # until `down`
         if item.node not in living:
             return item.ended(end.when)
-        return item.ended(end.when) if end.stopped and item.part != STORED else item
+        return item.ended(end.when) if end.stopped and item.part not in STORED else item
 
     return tuple(
         bear_out(item)
@@ -62,6 +64,9 @@ def correct(charges: Sequence[Charge], lives: Sequence[Life]) -> tuple[Charge, .
         ]
         going_on = {item.since for item in mine if item.until is None}
         for item in mine:
+            if item.part in NETWORK_PARTS:
+                corrected.append(item)
+                continue
             began = [life for life, plan in zip(known, plans, strict=True) if plan == item.since]
             # A machine whose disk goes on was stopped: that it ended is right.
             if item.until is not None and item.since in going_on:

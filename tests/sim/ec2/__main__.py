@@ -101,6 +101,10 @@ class Control:
     def do_light(self) -> None:
         self._loop.build = LightHost
 
+    def do_internet(self, ports: dict[str, int]) -> None:
+        """What networks that are made from now on see of the internet: ports of this machine."""
+        self._loop.ports = {int(there): here for there, here in ports.items()}
+
     def do_full(self, image: str, host: str, ports: dict[str, int]) -> None:
         forwarded = {int(there): here for there, here in ports.items()}
         self._loop.full(lambda order: FullMachine(order, image, host), forwarded)

@@ -20,8 +20,10 @@ Look = Callable[[str], Tags]
 """The tags of what there is, by its id or name."""
 
 NEW = {
+    "AllocateAddress": ("elastic-ip",),
     "CreateInternetGateway": ("internet-gateway",),
     "CreateLaunchTemplate": ("launch-template",),
+    "CreateNatGateway": ("natgateway",),
     "CreatePlacementGroup": ("placement-group",),
     "CreateRouteTable": ("route-table",),
     "CreateSecurityGroup": ("security-group",),
@@ -41,6 +43,7 @@ KINDS = {
     "igw": "internet-gateway",
     "key": "key-pair",
     "lt": "launch-template",
+    "nat": "natgateway",
     "pg": "placement-group",
     "rtb": "route-table",
     "rtbassoc": "route-table",

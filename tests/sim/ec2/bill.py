@@ -7,6 +7,7 @@ an instance and its address while it is `pending` or `running`, a disk while it 
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -49,7 +50,15 @@ class Account:
     meters: dict[str, Meter]
 
     def dollars(self, now: float) -> float:
-        return sum(rate * self.meters[part].seconds(now) for part, rate in self.rates.items())
+        return sum(
+            rate * (_hours if part == "gateway" else float)(self.meters[part].seconds(now))
+            for part, rate in self.rates.items()
+        )
+
+
+def _hours(seconds: float) -> float:
+    """A NAT gateway is billed by the hour that has begun ("Amazon VPC pricing")."""
+    return math.ceil(seconds / HOUR) * HOUR
 
 
 class Bill:
@@ -59,8 +68,14 @@ class Bill:
         self._accounts: dict[str, Account] = {}
         self._lock = threading.Lock()
 
-    def watch(self, instances: Iterable[Any], prices: Mapping[str, float | None]) -> None:
-        """Looks at all instances there are. `prices`: those that differ from the usual ones."""
+    def watch(
+        self,
+        instances: Iterable[Any],
+        prices: Mapping[str, float | None],
+        gateways: Iterable[Any] = (),
+    ) -> None:
+        """Looks at all instances and NAT gateways there are. `prices`: those that differ from the
+        usual ones."""
         now = time.time()
         with self._lock:
             for one in instances:
@@ -69,6 +84,20 @@ class Bill:
                     self._accounts[one.id] = _open(one, launched, prices)
                 for part, meter in self._accounts[one.id].meters.items():
                     meter.turn(one.state in (_EXISTS if part == "disk" else _RUNS), now)
+
+            for one in gateways:
+                on = one.state == "available"
+                if one.id not in self._accounts and on:
+                    rates = {"gateway": market.NAT["NatGateway-Hours"][1] / HOUR}
+                    rates["address"] = market.ADDRESS / HOUR
+                    tags = {tag["key"]: tag["value"] for tag in one.get_tags()}
+                    meters = {part: Meter(now) for part in rates}
+                    self._accounts[one.id] = Account(
+                        tags.get("clusterctl:cluster", ""), rates, meters
+                    )
+                if one.id in self._accounts:
+                    for meter in self._accounts[one.id].meters.values():
+                        meter.turn(on, now)
 
     def clear(self) -> None:
         with self._lock:

@@ -257,6 +257,11 @@ class Ec2:
         self._ask("reset")
         self.wait(0)
 
+    def internet(self, ports: dict[int, int]) -> None:
+        """What networks that are made from now on see of the internet: ports of 169.254.169.254,
+        each one of this machine's."""
+        self._ask("internet", ports=ports)
+
     @contextlib.contextmanager
     def full(self, engine: Engine, need: Need) -> Iterator[Internet]:
         """New instances become full machines meanwhile. Hands out what they see of the internet."""

@@ -5,19 +5,23 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+from collections.abc import Callable
 
 _PIECE = 1 << 18
 
 
-def forward(listener: socket.socket, port: int) -> None:
-    """Until `listener` is closed."""
-    threading.Thread(target=_accept, args=(listener, port), daemon=True).start()
+def forward(listener: socket.socket, port: int, allowed: Callable[[str], bool]) -> None:
+    """Until `listener` is closed. `allowed`: whether who has this address gets through."""
+    threading.Thread(target=_accept, args=(listener, port, allowed), daemon=True).start()
 
 
-def _accept(listener: socket.socket, port: int) -> None:
+def _accept(listener: socket.socket, port: int, allowed: Callable[[str], bool]) -> None:
     with contextlib.suppress(OSError):
         while True:
-            near, _ = listener.accept()
+            near, (address, _) = listener.accept()
+            if not allowed(address):
+                near.close()  # nobody waits for a time-out here
+                continue
             try:
                 far = socket.create_connection(("127.0.0.1", port), timeout=10)
             except OSError:

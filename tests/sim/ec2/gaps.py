@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from tests.sim.ec2 import images, market, reserved, wire
+from tests.sim.ec2 import images, market, nat, reserved, wire
 from tests.sim.ec2.addresses import Addresses
 from tests.sim.ec2.wire import Answer, ApiError, Request
 
@@ -68,7 +68,9 @@ class World:
         """How VPC Block Public Access closes a region."""
         self.prices: dict[str, float | None] = {}
         self.slow_end = 0.0
-        """Seconds that an instance takes to end, with its interface in its network."""
+        """Seconds that an instance takes to end, with its interface in its network; also a NAT
+        gateway, with its address."""
+        self.nat = nat.Ends()
         self.allowed: Callable[[str, str, dict[str, str]], bool] = lambda *ask: True
         """Whether IAM allows who asks an action on a resource, with these condition keys."""
         self.ending: dict[str, tuple[float, set[str]]] = {}
@@ -361,9 +363,14 @@ def _refuse_while_used(world: World, request: Request) -> None:
     """What an interface is in cannot go. Source: terraform-provider-aws issues 43124 and 46747;
     EC2 API Reference, error code DependencyViolation."""
     form = request.parameters
+    there = backend(request.region)
+    if request.action == "DetachInternetGateway":
+        nat.refuse_detach(there, world.nat, form.get("VpcId", ""))
+    if request.action == "DeleteSubnet":
+        nat.refuse_subnet(there, world.nat, form.get("SubnetId", ""))
     ids = {str(form.get(key, "")) for key in ("GroupId", "SubnetId", "VpcId")} - {""}
     held: set[str] = set()
-    for end in backend(request.region).vpc_end_points.values():
+    for end in there.vpc_end_points.values():
         if end.state != "deleted":
             held |= {end.vpc_id, *end.subnet_ids, *end.security_group_ids}
     now = time.monotonic()
@@ -373,6 +380,11 @@ def _refuse_while_used(world: World, request: Request) -> None:
         kind = {"s": "resource", "v": "vpc"}[id[0]]
         name = f"The {kind} '{id}'" if kind == "vpc" else f"resource {id}"
         raise ApiError("DependencyViolation", f"{name} has dependencies and cannot be deleted.")
+
+
+def _release_address(world: World, request: Request) -> None:
+    there, id = backend(request.region), request.parameters.get("AllocationId", "")
+    nat.refuse_release(there, world.nat, id)
 
 
 def _describe_endpoints(world: World, request: Request) -> Answer | None:
@@ -495,6 +507,7 @@ ACTIONS: dict[str, Action] = {
     "DeleteSubnet": _refuse_while_used,
     "DeleteVpc": _refuse_while_used,
     "DetachInternetGateway": _refuse_while_used,
+    "ReleaseAddress": _release_address,
     "DescribeVpcEndpoints": _describe_endpoints,
     "AssociateRouteTable": _associate_route_table,
     "CreatePlacementGroup": _create_placement_group,
@@ -604,6 +617,7 @@ def install(world: World) -> None:
     """Amends moto's models. Once in a process, before the first request."""
     _add_types()
     _add_local_zone()
+    nat.install(world.nat, lambda: world.slow_end)
     from moto.core.serialize import return_if_not_empty
     from moto.ec2.models import elastic_ip_addresses, elastic_network_interfaces
     from moto.ec2.models.amis import Ami

@@ -38,6 +38,9 @@ def _of(ec2: Any) -> Iterator[tuple[str, str, str]]:
         yield "volume", volume.id, _name(volume)
     for address in ec2.addresses:
         yield "address", address.allocation_id, _name(address)
+    for gateway in ec2.nat_gateways.values():
+        if gateway.state != "deleted":
+            yield "nat-gateway", gateway.id, _name(gateway)
     for interface in ec2.enis.values():
         yield "interface", interface.id, _name(interface)
     for pair in ec2.key_pairs.values():

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from ipaddress import IPv4Address
 from pathlib import Path
 from subprocess import CalledProcessError
@@ -19,6 +20,7 @@ from tests.sim.ec2.forward import forward
 from tests.sim.ec2.full import control_groups, sweep
 from tests.sim.ec2.light import LightHost
 from tests.sim.ec2.machines import Machine, Order
+from tests.sim.ec2.nat import reaches_internet
 from tests.sim.ec2.network import Vpc, configure, subnet_of
 
 _ALIVE = ("pending", "running")
@@ -56,7 +58,7 @@ class Loop:
 
     def turn(self) -> None:
         found = [one for one in instances() if one.id in self.world.complete]
-        self.bill.watch(found, self.world.prices)
+        self.bill.watch(found, self.world.prices, gateways())
         alive = {one.id: one for one in found if one.state in _ALIVE}
         stopped = {one.id for one in found if one.state == "stopped"}
         for id, machine in list(self._machines.items()):
@@ -162,8 +164,16 @@ class Loop:
             )
             dns.serve(vpc.resolver(), lambda address: self._asked(id, address) is not None)
             for there, here in self.ports.items():
-                forward(vpc.listen(there), here)
+                forward(vpc.listen(there), here, partial(self._reaches, id))
         return self._vpcs[id]
+
+    def _reaches(self, vpc: str, address: str) -> bool:
+        """Whether the instance at this address reaches the internet. Called by other threads."""
+        here = [one for one in instances() if one.state in _ALIVE and one.vpc_id == vpc]
+        return any(
+            address in (one.private_ip_address, one.public_ip_address) and reaches_internet(one)
+            for one in here
+        )
 
     def _asked(self, vpc: str, address: str) -> imds.Document | None:
         """What the instance at this address may read. Called by threads of the service."""
@@ -223,6 +233,11 @@ def instances() -> list[Any]:
         except RuntimeError:
             continue  # changed by a request meanwhile
     return []
+
+
+def gateways() -> list[Any]:
+    """All of moto's NAT gateways, in all regions."""
+    return [one for r in gaps.regions() for one in list(gaps.backend(r).nat_gateways.values())]
 
 
 def end_of(instance: Any, action: str, reason: str) -> None:

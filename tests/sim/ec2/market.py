@@ -33,6 +33,7 @@ PRICES = {
 
 GP3 = 0.08  # USD for a GiB and month
 ADDRESS = 0.005  # USD an hour for a public IPv4 address
+NAT = {"NatGateway-Hours": ("Hrs", 0.045), "NatGateway-Bytes": ("GB", 0.046)}  # USD
 TRAFFIC = 0.09  # USD for a GB to the internet
 
 QUOTAS = {
@@ -178,6 +179,9 @@ def _products(changed: Mapping[str, float | None]) -> Iterator[dict[str, Any]]:
             "usagetype": f"{prefix}PublicIPv4:InUseAddress",
         }
         yield _product("AmazonVPC", "VpcPublicIPv4Address", address, "Hrs", ADDRESS)
+        for usage, (unit, price) in NAT.items():
+            gateway = {**place, "servicecode": "AmazonEC2", "usagetype": f"{prefix}{usage}"}
+            yield _product("AmazonEC2", "NAT Gateway", gateway, unit, price * more)
         traffic = {
             "servicecode": "AWSDataTransfer",
             "transferType": "AWS Outbound",

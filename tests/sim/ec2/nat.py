@@ -1,0 +1,130 @@
+"""NAT gateways, as far as moto makes them too easy, and who reaches the internet.
+
+Sources: VPC User Guide, "NAT gateways" and "Route tables"; eformat/sno-for-100 issue 5 (an address
+cannot be released while its gateway goes); terraform issue 1303 (the internet gateway of a network
+with public addresses cannot be detached).
+"""
+
+from __future__ import annotations
+
+import time
+from fnmatch import fnmatchcase
+from typing import Any
+
+from tests.sim.ec2.wire import ApiError
+
+GOING = "deleting"
+
+
+class Ends:
+    """When gateways that are being deleted are gone."""
+
+    def __init__(self) -> None:
+        self._ends: dict[str, float] = {}
+
+    def begin(self, gateway: Any, seconds: float) -> None:
+        gateway.state = GOING
+        self._ends[gateway.id] = time.monotonic() + seconds
+        self.turn(gateway)
+
+    def turn(self, gateway: Any) -> None:
+        """Its interface and the tie to its address go last, with it."""
+        if gateway.state != GOING or self._ends[gateway.id] > time.monotonic():
+            return
+        del self._ends[gateway.id]
+        gateway.state = "deleted"
+        there = gateway.ec2_backend
+        for address in there.addresses:
+            if address.eni is gateway._eni:
+                there.disassociate_address(address=address.public_ip)
+        there.delete_network_interface(gateway._eni.id)
+
+
+def install(ends: Ends, seconds: Any) -> None:
+    """Amends moto. `seconds`: asked for how long a gateway takes to go."""
+    from moto.ec2.models.nat_gateways import NatGateway, NatGatewayBackend
+
+    make, describe = NatGateway.__init__, NatGatewayBackend.describe_nat_gateways
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        self._eni.requester_managed = True
+        self._eni.description = f"Interface for NAT Gateway {self.id}"
+
+    def describe_all(self: Any, filters: Any, ids: Any) -> list[Any]:
+        """moto does not know the filters for tags."""
+        for gateway in list(self.nat_gateways.values()):
+            ends.turn(gateway)
+        found = describe(self, filters, ids)
+        by_tag = {key: values for key, values in (filters or {}).items() if key.startswith("tag")}
+        return [one for one in found if all(_tagged(one, *pair) for pair in by_tag.items())]
+
+    def delete(self: Any, id: str) -> Any:
+        gateway = self.nat_gateways.get(id)
+        if gateway is None or gateway.state == "deleted":
+            raise ApiError("NatGatewayNotFound", f"NAT gateway {id} was not found")
+        if gateway.state != GOING:
+            ends.begin(gateway, seconds())
+        return gateway
+
+    NatGateway.__init__ = init  # type: ignore[method-assign]
+    NatGatewayBackend.describe_nat_gateways = describe_all  # type: ignore[method-assign]
+    NatGatewayBackend.delete_nat_gateway = delete  # type: ignore[method-assign]
+
+
+def _tagged(gateway: Any, key: str, values: list[str]) -> bool:
+    tags = {tag["key"]: tag["value"] for tag in gateway.get_tags()}
+    if key == "tag-key":
+        return not tags.keys().isdisjoint(values)
+    value = tags.get(key.removeprefix("tag:"))
+    return value is not None and any(fnmatchcase(value, pattern) for pattern in values)
+
+
+def _gateways(backend: Any, ends: Ends) -> list[Any]:
+    for gateway in list(backend.nat_gateways.values()):
+        ends.turn(gateway)
+    return [one for one in backend.nat_gateways.values() if one.state != "deleted"]
+
+
+def refuse_release(backend: Any, ends: Ends, allocation: str) -> None:
+    held = {
+        address.get("allocationId")
+        for gateway in _gateways(backend, ends)
+        for address in gateway.address_set
+    }
+    if allocation in held:
+        said = "You do not have permission to access the specified resource."
+        raise ApiError("AuthFailure", said)
+
+
+def refuse_detach(backend: Any, ends: Ends, vpc: str) -> None:
+    if any(gateway.vpc_id == vpc for gateway in _gateways(backend, ends)):
+        raise ApiError(
+            "DependencyViolation",
+            f"Network {vpc} has some mapped public address(es). Please unmap those public"
+            " address(es) before detaching the gateway.",
+        )
+
+
+def refuse_subnet(backend: Any, ends: Ends, subnet: str) -> None:
+    if any(gateway.subnet_id == subnet for gateway in _gateways(backend, ends)):
+        said = f"The subnet '{subnet}' has dependencies and cannot be deleted."
+        raise ApiError("DependencyViolation", said)
+
+
+def reaches_internet(instance: Any) -> bool:
+    """A machine with a public address does; another one by a NAT gateway that its subnet has a
+    route to."""
+    if instance.public_ip_address:
+        return True
+    tables = instance.ec2_backend.describe_route_tables()
+    mine = [t for t in tables if t.vpc_id == instance.vpc_id]
+    own = [t for t in mine if instance.subnet_id in t.associations.values()]
+    main = [t for t in mine if t.main_association_id]
+    return any(
+        route.destination_cidr_block == "0.0.0.0/0"
+        and route.nat_gateway is not None
+        and route.nat_gateway.state == "available"
+        for table in (own or main)[:1]
+        for route in table.routes.values()
+    )
