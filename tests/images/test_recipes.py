@@ -138,7 +138,9 @@ def test_what_nodes_compile_is_verified_there() -> None:
     files = recipes.files("nvidia-mpi", DOWNLOADS)
     sums = dict(line.split("  ")[::-1] for line in files["sources/SHA256SUMS"].splitlines())
     assert sums.keys() == recipes.sources("nvidia-mpi", DOWNLOADS).keys()
-    assert {name.split("-")[0] for name in sums} == {"gdrcopy", "openmpi", "ucc", "ucx"}
+    assert {name.split("-")[0] for name in sums} == {
+        *("aws_ofi_nccl", "gdrcopy", "libfabric", "openmpi", "ucc", "ucx"),
+    }
     assert "sources/SHA256SUMS" not in recipes.files("nvidia", DOWNLOADS)
 
 

@@ -34,22 +34,25 @@ class Ends:
         del self._ends[gateway.id]
         gateway.state = "deleted"
         there = gateway.ec2_backend
+        interface = _interface(gateway)
         for address in there.addresses:
-            if address.eni is gateway._eni:
+            if address.eni is interface:
                 there.disassociate_address(address=address.public_ip)
-        there.delete_network_interface(gateway._eni.id)
+        there.delete_network_interface(interface.id)
 
 
 def install(ends: Ends, seconds: Any) -> None:
     """Amends moto. `seconds`: asked for how long a gateway takes to go."""
-    from moto.ec2.models.nat_gateways import NatGateway, NatGatewayBackend
+    from moto.ec2.models.nat_gateways import NatGatewayBackend
 
-    make, describe = NatGateway.__init__, NatGatewayBackend.describe_nat_gateways
+    make, describe = NatGatewayBackend.create_nat_gateway, NatGatewayBackend.describe_nat_gateways
 
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        make(self, *args, **kwargs)
-        self._eni.requester_managed = True
-        self._eni.description = f"Interface for NAT Gateway {self.id}"
+    def create(self: Any, *args: Any, **kwargs: Any) -> Any:
+        gateway = make(self, *args, **kwargs)
+        interface = _interface(gateway)
+        interface.requester_managed = True
+        interface.description = f"Interface for NAT Gateway {gateway.id}"
+        return gateway
 
     def describe_all(self: Any, filters: Any, ids: Any) -> list[Any]:
         """moto does not know the filters for tags."""
@@ -67,9 +70,13 @@ def install(ends: Ends, seconds: Any) -> None:
             ends.begin(gateway, seconds())
         return gateway
 
-    NatGateway.__init__ = init  # type: ignore[method-assign]
+    NatGatewayBackend.create_nat_gateway = create  # type: ignore[method-assign]
     NatGatewayBackend.describe_nat_gateways = describe_all  # type: ignore[method-assign]
     NatGatewayBackend.delete_nat_gateway = delete  # type: ignore[method-assign]
+
+
+def _interface(gateway: Any) -> Any:
+    return gateway.ec2_backend.enis[gateway.address_set[0]["networkInterfaceId"]]
 
 
 def _tagged(gateway: Any, key: str, values: list[str]) -> bool:
