@@ -27,6 +27,8 @@ class Stopped:
     jobs: tuple[int, ...]
     hourly: float
     exact: bool
+    what: str = "disks"
+    """What these are, in words."""
 
 
 def require_pausing(cluster: Cluster) -> Pausing:
@@ -69,7 +71,8 @@ def stop(store: Store, name: str, tell: Tell, ask: Ask) -> Stopped | None:
         store.save(cluster)
         store.event(name, "stopped")
     disks = [item for item in cluster.charges if item.until is None]
-    return Stopped(cluster, ended, cost.per_hour(disks), cost.is_exact(disks))
+    what = cost.stored(disks)
+    return Stopped(cluster, ended, cost.per_hour(disks), cost.is_exact(disks), what)
 
 
 def _kept(charge: Charge, end: Ended) -> Charge:

@@ -43,7 +43,8 @@ def stop(given: Stop, console: Console) -> None:
     rate = f"{'' if done.exact else 'at least '}${done.hourly:.4f}/h"
     end = f" until {clock(done.cluster.deadline)}" if done.cluster.deadline else ""
     console.note(
-        f"cluster {chosen.name} is stopped; its disks cost {rate}{end}. Next:\n"
+        f"cluster {chosen.name} is stopped; its {done.what} cost"
+        f" {rate}{end}. Next:\n"
         f"  clusterctl start {chosen.name}\n  clusterctl down {chosen.name}"
     )
     console.document(

@@ -38,6 +38,12 @@ def is_exact(charges: Iterable[Charge]) -> bool:
     return all(item.hourly is not None for item in charges)
 
 
+def stored(charges: Iterable[Charge]) -> str:
+    """What goes on costing money while machines are stopped, in words."""
+    network = any(item.part in NETWORK_PARTS and item.until is None for item in charges)
+    return "disks and NAT gateway" if network else "disks"
+
+
 def render(dollars: float, exact: bool, digits: int = 2) -> str:
     """`$1.10`, or `at least $1.10` without what has no known price."""
     return f"{'' if exact else 'at least '}${dollars:.{digits}f}"

@@ -124,8 +124,14 @@ class FakeApi(Api):
     def address_price(self) -> float:
         return 0.005
 
+    def nat_price(self) -> float:
+        return 0.045
+
+    def nat_traffic_price(self) -> None:
+        """Nobody asks for it here, nor for the next."""
+
     def traffic_price(self) -> None:
-        """Nobody asks for it here."""
+        """As above."""
 
     def call(self, action: str, service: str = "ec2", **arguments: Any) -> Any:
         self._checked(action)
