@@ -86,7 +86,7 @@ def _built(kind: str, recipe: str, ask: Callable[[str], registry.Found]) -> Node
     return NodeImage(
         reference=recipes.tag(recipe, listed),
         line=f"image of {_nodes(kind)}: built there from the recipe {recipe!r}, on {on}"
-        + "; experimental: nobody has built it yet" * (recipe in catalog.COMPILED_FOR),
+        + "; experimental: never built, and never run on a GPU" * (recipe in catalog.COMPILED_FOR),
         recipe=recipe,
         bases=bases,
     )

@@ -64,7 +64,7 @@ def test_the_mpi_recipe_is_for_the_gpu_nodes_alone(hub: Hub) -> None:
         "nvidia": "nvidia-mpi",
     }
     assert "nvidia/cuda:13.0.3-devel-ubuntu22.04" in found["nvidia"].line
-    assert found["nvidia"].line.endswith("; experimental: nobody has built it yet")
+    assert found["nvidia"].line.endswith("; experimental: never built, and never run on a GPU")
 
 
 @pytest.mark.parametrize(
