@@ -69,8 +69,9 @@ class FakeApi(Api):
         self._checked(action)
         if key == "Tags":
             return [{"ResourceId": id} for id in self._things]
-        wanted = {value for rule in arguments["Filters"] for value in rule["Values"]}
-        by_vpc = any("vpc-id" in rule["Name"] for rule in arguments["Filters"])
+        rules = arguments.get("Filters") or arguments["Filter"]  # of NAT gateways
+        wanted = {value for rule in rules for value in rule["Values"]}
+        by_vpc = any("vpc-id" in rule["Name"] for rule in rules)
         found = [
             self._item(id, kind, cluster)
             for id, (kind, cluster) in self._things.items()
