@@ -430,6 +430,21 @@ def test_what_an_organization_asks_of_a_launch_is_asked_for(lab: Lab, api: Api) 
             survey(api, subnet=(subnet,))
 
 
+def test_several_interfaces_get_no_public_address(lab: Lab, api: Api) -> None:
+    """So the types with several network cards for EFA need private workers."""
+    cards = [{"DeviceIndex": at, "SubnetId": lab.subnet} for at in (0, 1)]
+    public = [{**cards[0], "AssociatePublicIpAddress": True}, cards[1]]
+    with pytest.raises(ClientError, match="with multiple network interfaces"):
+        lab.launch("one", NetworkInterfaces=public)
+    lab.ec2.fault("quota", code="L-417A185B", value=1000)
+    group = NodeGroup(count=1, instance_type="p4d.24xlarge")
+    with pytest.raises(UsageError, match=r"p4d\.24xlarge has 4 network cards") as caught:
+        survey(api, group, efa=True)
+    assert "--private" in caught.value.hint
+    found = survey(api, group, efa=True, private=True)
+    assert found.types["p4d.24xlarge"].efa == ("efa", "efa-only", "efa-only", "efa-only")
+
+
 def test_launches_are_rationed(lab: Lab) -> None:
     """Five at once, then two a second, for an account in a region."""
     lab.ec2.fault("never_boot")

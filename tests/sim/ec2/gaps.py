@@ -269,10 +269,25 @@ def _run_instances(world: World, request: Request) -> Answer | None:
         if world.placement_groups[name].strategy == "cluster" and kind.startswith("t"):
             message = f"Cluster placement groups are not supported by the '{kind}' instance type."
             raise ApiError("InvalidParameterCombination", message)
+    _one_public_interface(request)
     if not _in_reservation(world, request):
         _keep_to_quota(world, request, kind)
     _has_addresses(request)
     return None
+
+
+def _one_public_interface(request: Request) -> None:
+    """Source of the text: karpenter-provider-aws, pull request 5666."""
+    cards = [dict(one) for one in request.structured("NetworkInterface")]
+    if name := request.parameters.get("LaunchTemplate.LaunchTemplateId"):
+        version = backend(request.region).get_launch_template(name).latest_version()
+        cards += version.data.get("NetworkInterfaces", ())
+    if len(cards) > 1 and any("AssociatePublicIpAddress" in card for card in cards):
+        raise ApiError(
+            "InvalidParameterCombination",
+            "The associatePublicIPAddress parameter cannot be specified when launching with"
+            " multiple network interfaces.",
+        )
 
 
 def _has_addresses(request: Request) -> None:
