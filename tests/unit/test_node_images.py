@@ -122,7 +122,7 @@ def test_what_has_no_checksum_is_refused_before_it_costs_money(hub: Hub) -> None
     with pytest.raises(ProviderError, match="the image 'amd' is not built") as caught:
         resolve(spec(), "launcher", "amd")
     assert caught.value.exit_code == 3
-    assert "--runtime host" in caught.value.hint
+    assert "--image amd=IMAGE" in caught.value.hint
 
 
 def test_a_base_that_is_gone(hub: Hub) -> None:

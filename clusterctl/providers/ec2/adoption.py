@@ -27,12 +27,16 @@ def adopt(api: Api, cluster_id: str, name: str) -> Cluster:
         Machine(name=item.node, instance_type=item.type, image="cpu", disk=CPU_DISK)
         for item in found
     ]
+    mine = [cleanup.tagged(cluster_id)]
+    gateways = api.all("describe_nat_gateways", "NatGateways", Filter=mine)
+    private = any(item["State"] in ("pending", "available") for item in gateways)
     quotes = prices.quotes(
         api,
         {item.type for item in found if not item.spot},
         spot={item.type for item in found if item.spot},
         zones=[item.zone for item in found],
         tell=lambda line: None,
+        nat=private,
     )
     since = min((item.launched for item in found), default=0.0)
     nodes = tuple(
@@ -63,6 +67,6 @@ def adopt(api: Api, cluster_id: str, name: str) -> Cluster:
         mode="ec2",
         mode_reason=f"{api.region}, adopted",
         nodes=nodes,
-        charges=prices.charges(machines, quotes, since),
+        charges=prices.charges(machines, quotes, since, private=private),
         account=api.account(),
     )

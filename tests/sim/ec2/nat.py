@@ -124,14 +124,15 @@ def reaches_internet(instance: Any) -> bool:
     route to."""
     if instance.public_ip_address:
         return True
+    subnet = instance.nics[0].subnet
     tables = instance.ec2_backend.describe_route_tables()
-    mine = [t for t in tables if t.vpc_id == instance.vpc_id]
-    own = [t for t in mine if instance.subnet_id in t.associations.values()]
+    mine = [t for t in tables if t.vpc_id == subnet.vpc_id]
+    own = [t for t in mine if subnet.id in t.get_filter_value("association.subnet-id")]
     main = [t for t in mine if t.main_association_id]
     return any(
         route.destination_cidr_block == "0.0.0.0/0"
         and route.nat_gateway is not None
         and route.nat_gateway.state == "available"
         for table in (own or main)[:1]
-        for route in table.routes.values()
+        for route in table.routes
     )
