@@ -149,6 +149,25 @@ class RankFailure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HungRanks:
+    """Ranks that stood at the same place. `note`: what the node of the first showed of it, for
+    `hangs.read`."""
+
+    ranks: tuple[int, ...]
+    note: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hang:
+    """An attempt that was ended because no rank had written anything for `seconds`."""
+
+    attempt: int
+    seconds: float
+    places: tuple[HungRanks, ...] = ()
+    """The most common one first; (): no node has shown any."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """The record of a job. Outlives its cluster."""
 
@@ -173,6 +192,7 @@ class Job:
     reason: str = ""
     native_id: str = ""
     attempt: int = 1
+    hangs: tuple[Hang, ...] = ()
     fetched: bool = False
     rerun_of: int | None = None
 

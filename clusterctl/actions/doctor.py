@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
-import platform
 import shlex
-import sys
 import tarfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from shutil import which
 
-from clusterctl import assets
+from clusterctl import assets, stacks
 from clusterctl.actions import Tell, jobs, open_pool
 from clusterctl.errors import UsageError
-from clusterctl.insight import doctor, evidence, stacks
+from clusterctl.insight import doctor, evidence
 from clusterctl.insight.doctor import Evidence, Finding
 from clusterctl.insight.evidence import NodeView, Rank
-from clusterctl.insight.stacks import name_ranks as name_ranks
 from clusterctl.job_model import Job, JobState
 from clusterctl.jobs import control, systems
+from clusterctl.jobs import spy as own_spy
 from clusterctl.jobs.follow import read_stored
 from clusterctl.jobs.start import list_nodes, list_rank_nodes
 from clusterctl.model import Cluster, NodeResult, Phase
+from clusterctl.stacks import name_ranks as name_ranks
 from clusterctl.state import Store
 from clusterctl.timeouts import Deadline
 from clusterctl.transport.pool import Pool
@@ -83,7 +80,13 @@ def diagnose(
             found = _collect(job, cluster, pool, tell, deadline)
         if all(view.absent or view.error for view in found.nodes.values()):
             found = replace(found, ranks=_stored(store, job).ranks)
+    # The stacks of an attempt that was ended count until another one runs.
+    hang = next((item for item in job.hangs if item.attempt == job.attempt), None)
+    if hang and job.state.ended:
+        found = doctor.recall(found, hang)
     findings = doctor.judge(found)
+    if hang and job.state.ended:
+        findings += (doctor.describe_hang(hang),)
     summary = doctor.summarize(found, findings)
     if cluster and job.state is JobState.QUEUED:
         summary = systems.load(cluster).describe_wait(job)
@@ -201,7 +204,8 @@ def _add_stacks(
     spy, why = b"", ""
     if any(not found.nodes[name].spy for name in by_node):
         archs = {cluster.node(name).facts.arch for name in by_node}
-        spy, why = _own_spy(archs)
+        why = own_spy.missing(archs)
+        spy = b"" if why else own_spy.compress()
     tell(f"reading the stacks of {sum(map(len, by_node.values()))} ranks")
 
     def ask(name: str) -> NodeResult:
@@ -253,17 +257,6 @@ def _reason(said: str, rank: Rank, scope: int) -> str:
         allow = "; `sudo sysctl kernel.yama.ptrace_scope=0` there allows it" if scope else ""
         return f"the node does not allow reading its processes{allow}"
     return said.removeprefix("Error: ") or "py-spy did not answer in time"
-
-
-def _own_spy(archs: set[str]) -> tuple[bytes, str]:
-    """This machine's py-spy, compressed, or why it cannot run on nodes of those kinds."""
-    path = Path(sys.executable).with_name("py-spy")
-    found = str(path) if path.is_file() else which("py-spy")
-    if not found:
-        return b"", "py-spy is missing on this machine: pip install py-spy"
-    if sys.platform != "linux" or archs != {platform.machine()}:
-        return b"", "the nodes run a different system: pip install py-spy there"
-    return gzip.compress(Path(found).read_bytes(), 1), ""
 
 
 # -------------------------------------------------------------------------------------- bundles

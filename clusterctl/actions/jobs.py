@@ -12,7 +12,7 @@ from clusterctl.actions import Tell, check_name, connect_or_report, open_pool, r
 from clusterctl.actions import resume as resuming
 from clusterctl.actions.run import OnJob, OnOutput, Prepared, plan_job, run
 from clusterctl.errors import ClusterctlError, NodeUnreachable, RecordError, UsageError
-from clusterctl.job_model import Job, JobSpec, JobState
+from clusterctl.job_model import Hang, Job, JobSpec, JobState
 from clusterctl.jobs import control, fetched, outputs, systems
 from clusterctl.jobs.follow import Follower, Piece, find_saved, is_complete, read_stored
 from clusterctl.jobs.interrupts import Interrupts
@@ -21,6 +21,7 @@ from clusterctl.jobs.lines import Choice as Choice
 from clusterctl.jobs.stage import Tree
 from clusterctl.jobs.start import list_nodes, list_rank_nodes
 from clusterctl.model import Cluster, Phase
+from clusterctl.schedulers import verdict
 from clusterctl.state import Store
 from clusterctl.transport.pool import Pool
 
@@ -172,6 +173,13 @@ def _handed_in(store: Store, job: Job, cluster: Cluster, pool: Pool) -> Job:
 def _never_came(job: Job) -> bool:
     """Whether the job never reached its cluster: there is nothing of it to read or to end."""
     return job.state is JobState.LOST and job.started is None and not job.native_id
+
+
+def describe_hang(job: Job, hang: Hang) -> str:
+    """Where the ranks of an attempt stood that was ended because they printed nothing."""
+    where = verdict.describe_hang(job, hang)
+    more = "" if hang.attempt != job.attempt else f"; `clusterctl doctor {job.id}` shows the stacks"
+    return f"attempt {hang.attempt} {where}{more}"
 
 
 def cancel(store: Store, number: int, where: str | None, tell: Tell) -> Job:

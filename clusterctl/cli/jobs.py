@@ -123,6 +123,8 @@ def logs(given: Logs, console: Console) -> None:
         console.note(f"\ndetached from job {job}{runs}")
         raise typer.Exit(130) from None
     ended = store.job(job)
+    for hang in ended.hangs:
+        console.note(action.describe_hang(ended, hang))
     if follow or (given.json and ended.state.ended):
         finish(console, ended)
     else:

@@ -10,10 +10,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from clusterctl.insight import messages, stacks
-from clusterctl.insight.evidence import KernelLine, NodeView, Rank
-from clusterctl.insight.stacks import Folded, Stack, name_ranks
-from clusterctl.job_model import Job, JobState
+from clusterctl import hangs, stacks
+from clusterctl.insight import messages
+from clusterctl.insight.evidence import KernelLine, NodeView, Process, Rank
+from clusterctl.job_model import Hang, Job, JobState
+from clusterctl.stacks import Folded, Stack, name_ranks
 
 CLOCK = 1.0
 """Seconds that clocks may differ by before it is told."""
@@ -78,6 +79,38 @@ def assemble(job: Job, views: Mapping[str, NodeView]) -> Evidence:
         if _planned(job, number) == view.name or _planned(job, number) not in views
     }
     return Evidence(job, views, dict(sorted(ranks.items())))
+
+
+def recall(evidence: Evidence, hang: Hang) -> Evidence:
+    """The same with the ranks as they were when this attempt was ended, as far as that is known."""
+    ranks = dict(evidence.ranks)
+    for place in hang.places:
+        note = hangs.read(place.note)
+        for number in place.ranks:
+            now = ranks.get(number) or Rank(number, _planned(evidence.job, number))
+            process = Process(note.pid, 0, note.command, note.state, 0, 0)
+            ranks[number] = Rank(
+                number,
+                now.node,
+                processes=(process,),
+                out=now.out,
+                err=now.err,
+                waits=note.waits,
+                stack=note.stack,
+                no_stack=note.why,
+                running=note.state == "R",
+            )
+    return replace(evidence, ranks=dict(sorted(ranks.items())))
+
+
+def describe_hang(hang: Hang) -> Finding:
+    """Says what the stacks are, which are not of now."""
+    return Finding(
+        "hung",
+        f"attempt {hang.attempt} printed nothing for {hang.seconds:g} s; the stacks are those of"
+        " its ranks before clusterctl ended it",
+        serious=False,
+    )
 
 
 def _planned(job: Job, rank: int) -> str:

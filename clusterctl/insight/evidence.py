@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from clusterctl.insight.stacks import Stack
+from clusterctl.stacks import Stack
 
 KERNEL = (
     r"Out of memory: Kill|[Mm]emory cgroup out of memory|NVRM: Xid|amdgpu.*(GPU reset|timeout)"

@@ -202,6 +202,11 @@ def pack_texts(files: Iterable[tuple[str, str, int]]) -> bytes:
     return b"".join(_entry(name, text.encode(), mode) for name, text, mode in files)
 
 
+def pack_file(name: str, data: bytes) -> bytes:
+    """An archive of one file."""
+    return _entry(name, data, 0o600)
+
+
 def format_bytes(size: float) -> str:
     """Bytes for people, in decimal units."""
     for unit in ("B", "kB", "MB"):

@@ -10,10 +10,16 @@ from shlex import join, quote
 from clusterctl import assets
 from clusterctl.errors import ClusterctlError, LaunchError, NodeUnreachable
 from clusterctl.job_model import Job, ProgramKind
-from clusterctl.jobs import stage, systems
+from clusterctl.jobs import spy, stage, systems
 from clusterctl.launch_plan import LaunchPlan
 from clusterctl.model import MEMORY, Cluster, Node, NodeResult
-from clusterctl.schedulers.direct import CLEAN_LIMIT, GRACE
+from clusterctl.schedulers.direct import (
+    CLEAN_LIMIT,
+    GRACE,
+    LARGEST_NOTE,
+    MIRROR_RESERVE,
+    STACK_LIMIT,
+)
 from clusterctl.state import Home
 from clusterctl.transport.pool import Pool
 
@@ -64,7 +70,9 @@ def node_files(job: Job, cluster: Cluster, plan: LaunchPlan, secrets: Mapping[st
                 pythons.append(node.facts.python.executable)  # the one with torch
             bins = dict.fromkeys(python.rpartition("/")[0] for python in pythons)
             variables["PATH"] = variables.get("PATH", "") or f"{':'.join(bins)}:$PATH"
-        outputs = assets.render("job/outputs.sh.j2", id=job.id, folder=folder)
+        outputs = assets.render(
+            "job/outputs.sh.j2", id=job.id, folder=folder, reserve=MIRROR_RESERVE
+        )
         files[name]["outputs.sh"] = (outputs, 0o755)
         files[name]["env"] = (_environment(variables), 0o600)
         files[name]["rank.sh"] = (
@@ -94,6 +102,26 @@ def node_files(job: Job, cluster: Cluster, plan: LaunchPlan, secrets: Mapping[st
 Files = dict[str, dict[str, tuple[str, int]]]
 
 
+def _archs(job: Job, cluster: Cluster) -> set[str]:
+    """The processors of the nodes that run its ranks, as far as they are known."""
+    return {cluster.node(name).facts.arch for name in list_rank_nodes(job, cluster)} - {""}
+
+
+def _stacks_script(job: Job, node: Node, tag: str, archs: set[str]) -> str:
+    """Notes where the ranks on a node stand, when they have been silent for too long."""
+    return assets.render(
+        "job/stacks.sh.j2",
+        id=job.id,
+        node=node.name,
+        folder=f"{node.root}/jobs/{job.id}",
+        tag=tag,
+        python_folder=node.python.rpartition("/")[0] or "/nowhere",
+        why=spy.missing(archs) or "py-spy does not run on this node",
+        limit=STACK_LIMIT,
+        largest=LARGEST_NOTE,
+    )
+
+
 def list_nodes(job: Job, cluster: Cluster) -> tuple[str, ...]:
     """The launcher, then the nodes that run ranks, as far as they still exist."""
     return tuple(dict.fromkeys((cluster.launcher.name, *list_rank_nodes(job, cluster))))
@@ -120,6 +148,8 @@ def put(
     """
     tree, library = home.stages / job.stage, stage.pack_library()
     placed = list_rank_nodes(job, cluster)
+    if job.spec.hang_timeout and not spy.missing(_archs(job, cluster)):
+        library += stage.pack_file(spy.FILE, spy.compress())
 
     def send(name: str) -> NodeResult:
         node, transport = cluster.node(name), pool.transport(name)

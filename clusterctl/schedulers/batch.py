@@ -29,6 +29,9 @@ QUEUE_AGE = 5
 """Seconds for which an answer of the queue is good for everybody, or its silence."""
 ANSWER_LIMIT = 12
 """Seconds that the queue has to answer a question: Slurm's own limit is 10."""
+ANSWER_MARGIN = 15
+"""Seconds beyond the grace of its programs that a node of a job has to answer its script, which the
+batch system may be about to end."""
 HAND_IN = 120
 """Seconds that it has to take a job."""
 LEAD = 60
@@ -121,6 +124,8 @@ class Batch(ABC):
             folder=f"{root}/jobs/{job.id}",
             root=root,
             grace=GRACE,
+            answer_limit=ANSWER_MARGIN,
+            stacks_limit=direct.STACKS_LIMIT,
             timers=timers,
             retries=job.spec.retries,
             **direct.watching(job),

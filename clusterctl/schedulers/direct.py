@@ -28,11 +28,24 @@ HANG_POLL = 15.0
 END_POLL = 20
 """Seconds between two looks whether mpirun still waits for ranks that have all ended."""
 
+ANSWER_LIMIT = 25
+"""Seconds beyond the grace of its programs that a node has to answer the supervisor: one whose disk
+hangs never does."""
+
+STACK_LIMIT = 8
+"""Seconds in which the Python stack of a rank is read; its C stack may take twice as long."""
+
+STACKS_LIMIT = 4 * STACK_LIMIT
+"""Seconds that a node has for the stacks of its ranks, which are read at the same time."""
+
+LARGEST_NOTE = 100_000
+"""Bytes that the note about a rank may have in the file `state`."""
+
 MIRROR_INTERVAL = 30
 """Seconds between two looks for outputs that are to be copied to the launcher."""
 
 MIRROR_RESERVE = 1 << 20
-"""KiB that copies of outputs leave free on the launcher's disk."""
+"""KiB that copies of outputs leave free on a disk: on the launcher's, and on that of a node."""
 
 SMALL = 100_000_000
 """Bytes up to which outputs are copied to the launcher, whatever they are called."""
@@ -65,6 +78,8 @@ class Direct:
             "folder": where[launcher.name],
             "root": launcher.root,
             "grace": GRACE,
+            "answer_limit": ANSWER_LIMIT,
+            "stacks_limit": STACKS_LIMIT,
             "nodes": [
                 {
                     "name": node.name,

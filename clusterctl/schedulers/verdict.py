@@ -8,6 +8,7 @@ and judge nothing. TIME is in seconds since the epoch. A line counts for the att
     placed TIME NODE:RANKS,…          in rank order (batch systems: nobody knew before)
     stop TIME CAUSE                   its ranks are told to end, for one of CAUSES
     hung TIME SECONDS                 its ranks are ended, for none has written anything for so long
+    stack TIME RANK NOTE              where one of them stood then (see clusterctl/hangs.py)
     launcher TIME CODE                mpirun or srun has ended
     started TIME COUNT                so many ranks were started
     exit TIME RANK CODE ATTEMPT       a rank has ended
@@ -30,7 +31,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from clusterctl.job_model import Job, JobState, Placement, RankFailure
+from clusterctl import hangs
+from clusterctl.job_model import Hang, Job, JobState, Placement, RankFailure
 
 CAUSES: Mapping[str, JobState] = {
     "cancelled": JobState.CANCELLED,
@@ -67,6 +69,8 @@ class Attempt:
     stop: str = ""
     hung: float = 0.0
     """Seconds without output after which it was ended; 0: it was not."""
+    stacks: dict[int, str] = field(default_factory=dict)
+    """By rank, where they stood before that."""
     launcher: int | None = None
     started: int = 0
     exits: dict[int, tuple[float, int]] = field(default_factory=dict)
@@ -95,6 +99,12 @@ class Facts:
     """When the first attempt did."""
     placement: tuple[Placement, ...] = ()
     absent: float | None = None
+    hung: list[Attempt] = field(default_factory=list)
+    """The attempts that were ended because their ranks had written nothing."""
+
+    @property
+    def hangs(self) -> tuple[Hang, ...]:
+        return tuple(hangs.fold(item.number, item.hung, item.stacks) for item in self.hung)
 
     def add(self, line: str) -> None:
         """Raises ValueError or LookupError for a line that means nothing."""
@@ -114,6 +124,9 @@ class Facts:
             last.stop = rest[0]
         elif word == "hung":
             last.hung = float(rest[0])
+            self.hung = [*(item for item in self.hung if item is not last), last]
+        elif word == "stack":
+            last.stacks[int(rest[0])] = rest[1]
         elif word == "launcher":
             last.launcher = int(rest[0])
         elif word == "started":
@@ -176,6 +189,7 @@ def judge(job: Job, text: str) -> Job:
         placement=facts.placement or job.placement,
         started=facts.began or job.started,
         attempt=last.number or job.attempt,
+        hangs=facts.hangs,
     )
     if last.ended or last.dead:
         return _ended(job, last)
@@ -284,7 +298,7 @@ def _reason(job: Job, state: JobState, last: Attempt, failure: RankFailure | Non
     elif failure and failure.rank in last.out_of_memory:
         why = f"{failure.node} ran out of memory, and the kernel killed a process"
     elif last.hung and not silent:
-        why = f"hung: no rank printed anything for {last.hung:g} s"
+        why = describe_hang(job, hangs.fold(last.number, last.hung, last.stacks))
     if not last.started:
         return f"{NO_RANK}: {why}" if why else NO_RANK
     if why:
@@ -301,6 +315,13 @@ def _reason(job: Job, state: JobState, last: Attempt, failure: RankFailure | Non
     if last.launcher:
         return f"{ended} while no rank had failed: it or one of its daemons was lost"
     return f"{ended}, but only {_well(last)} of {job.ranks} ranks did"
+
+
+def describe_hang(job: Job, hang: Hang) -> str:
+    """That an attempt hung, and which of its ranks stood elsewhere than the others."""
+    where = hangs.describe(hang, lambda rank: f"rank {rank} on {_node(job, rank)}")
+    silence = f"hung: no rank printed anything for {hang.seconds:g} s"
+    return f"{silence}; {where}" if where else silence
 
 
 def _killed(job: Job, missing: Sequence[int]) -> str:

@@ -23,7 +23,7 @@ from clusterctl.providers import PROVIDERS
 
 FOUNDATION = {"model", "errors", "catalog", "config", "assets", "keys", "compiling"}
 FOUNDATION |= {"options", "timeouts", "node_results", "unpack"}
-FOUNDATION |= {"recipes", "job_model", "launch_plan", "variables"}
+FOUNDATION |= {"recipes", "job_model", "launch_plan", "variables", "stacks", "hangs"}
 EDGE = {"process", "state", "events"}  # they touch this machine
 TALK = {"transport", "terraform", "datasets", "registry"}  # they talk to other machines
 PARTS = {"providers", "bootstrap", "launch", "schedulers"}  # siblings: they never see each other
@@ -59,6 +59,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "node_results": {"model"},
     "unpack": {"errors"},
     "variables": {"errors"},
+    "hangs": {"job_model", "stacks"},
+    "stacks": set(),
     "job_model": set(),
     "launch_plan": set(),
     "model": set(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from base64 import b64encode
 from collections.abc import Sequence
@@ -9,10 +10,11 @@ from dataclasses import replace
 
 import pytest
 
-from clusterctl.insight import doctor, evidence, stacks
+from clusterctl import stacks
+from clusterctl.insight import doctor, evidence
 from clusterctl.insight.doctor import Evidence, Finding
 from clusterctl.insight.evidence import NodeView
-from clusterctl.job_model import Job, JobState, Placement
+from clusterctl.job_model import Hang, HungRanks, Job, JobState, Placement
 from tests.unit.making import cluster, job, spec
 
 START = 1_000_000.0
@@ -21,7 +23,11 @@ C10D = "/opt/py/lib/python3.11/site-packages/torch/distributed/distributed_c10d.
 
 
 def encoded(text: str) -> str:
-    return b64encode(text.encode()).decode()
+    return encoded_bytes(text.encode())
+
+
+def encoded_bytes(data: bytes) -> str:
+    return b64encode(data).decode()
 
 
 def process(rank: int, pid: int, state: str = "S", name: str = "python", parent: int = 1) -> str:
@@ -509,3 +515,30 @@ def test_equal_stacks_are_folded() -> None:
     found = stacks.fold({0: reduces(), 1: sleeps(), 2: reduces(), 3: reduces()})
     assert [item.ranks for item in found] == [(0, 2, 3), (1,)]
     assert stacks.name_ranks((0, 2, 3, 4, 7)) == "ranks 0, 2-4, 7"
+
+
+def test_the_stacks_of_an_attempt_that_was_ended_are_judged_as_if_it_ran() -> None:
+    """Its ranks have ended by a signal by now: that is not the cause."""
+    frames = (
+        (("skip", f"{WORK}/train.py", 9),),
+        (("all_reduce", C10D, 1), ("run", f"{WORK}/a.py", 2)),
+    )
+    notes = []
+    for stack in frames:
+        dump = [{"name": name, "filename": file, "line": line} for name, file, line in stack]
+        text = f"folder {WORK}\nprocess 9 (python) S 1\npython yes\n"
+        text += json.dumps([{"pid": 9, "os_thread_id": 9, "frames": dump}])
+        notes.append(encoded_bytes(gzip.compress(text.encode())))
+    places = tuple(HungRanks(ranks=(rank,), note=note) for rank, note in enumerate(notes))
+    hang = Hang(attempt=1, seconds=600, places=places)
+    ended = running(state=JobState.FAILED, hangs=(hang,))
+    found = seen(
+        view("worker-1", "rank 0", "exit 0 137 1 1"),
+        view("worker-2", "rank 1", "exit 1 143 1 1"),
+        made=ended,
+    )
+    [cause] = doctor.judge(doctor.recall(found, hang))
+    assert cause.text == (
+        "rank 1 waits in all_reduce at a.py:2 for rank 0 on worker-1: blocked at skip, train.py:9"
+    )
+    assert "600 s" in doctor.describe_hang(hang).text

@@ -9,7 +9,9 @@ import fcntl
 import os
 import shlex
 import shutil
+import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -23,7 +25,7 @@ from clusterctl import assets, launch
 from clusterctl.job_model import Job, JobState, ProgramKind
 from clusterctl.jobs.start import node_files
 from clusterctl.model import Cluster
-from clusterctl.schedulers.direct import GRACE, START_LIMIT, Direct
+from clusterctl.schedulers.direct import ANSWER_LIMIT, GRACE, START_LIMIT, Direct
 from tests.unit.making import cluster, node, program, request, spec
 
 pytestmark = pytest.mark.timeout(60)
@@ -536,6 +538,62 @@ def test_a_job_that_hangs_is_failed_and_says_so(site: Site) -> None:
     assert site.living(1) == []
 
 
+HANGS = """
+import os, time
+def skip():
+    time.sleep(60)
+def wait_for_all():
+    time.sleep(60)
+print("ready", flush=True)
+skip() if os.environ["RANK"] == "1" else wait_for_all()
+"""
+
+
+def test_the_ranks_of_a_job_that_hangs_are_looked_at_before_they_are_ended(
+    site: Site, need: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By py-spy, also those that are stopped; nothing is left of that on the nodes."""
+    need("gzip")
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    script = f"printf %s {shlex.quote(HANGS)} >it.py; exec {sys.executable} it.py"
+    job = site.submit(1, script, BOTH, hang_timeout=4)
+    out = site.folder("worker-1", 1) / "out"
+    until(lambda: any("ready" in file.read_text() for file in out.glob("rank-0.out")))
+    os.kill(int((out / "rank-0.pid").read_text()), signal.SIGSTOP)
+    deadline = time.monotonic() + 50
+    while not (job := site.status(job)).state.ended:
+        assert time.monotonic() < deadline, site.story(job)
+        time.sleep(0.1)
+    assert job.reason == (
+        "hung: no rank printed anything for 4 s; rank 1 on worker-2 at skip, it.py:4, sleeping,"
+        " while rank 0 stopped by SIGSTOP or a debugger (wait_for_all, it.py:6)"
+    )
+    [hang] = job.hangs
+    assert [place.ranks for place in hang.places] == [(0,), (1,)]
+    assert site.living(1) == []
+    for name in ("worker-1", "worker-2"):
+        assert not list(site.folder(name, 1).glob(".stacks-*"))
+
+
+def test_a_node_whose_disk_hangs_does_not_keep_a_job_that_hangs(site: Site) -> None:
+    """Its sshd answers, and what is started there never does."""
+    change = site.change
+    site.change = lambda text: change(text).replace(f"cctl_grace + {ANSWER_LIMIT}", "cctl_grace")
+    site.where = replace(site.where, one_host=False)
+    agent = Path(site.where.launcher.root) / "bin" / "clusterctl-ssh"
+    agent.write_text('#!/bin/sh\nexec /bin/sh -c "$2"\n')
+    agent.chmod(0o755)
+    hang = "echo 'sleep 300' >../../../worker-2/jobs/1/processes.sh"
+    job = site.submit(1, "echo started; sleep 60", f"{hang}; {BOTH}", hang_timeout=1, retries=3)
+    deadline = time.monotonic() + 50
+    while not (job := site.status(job)).state.ended:
+        assert time.monotonic() < deadline, site.story(job)
+        time.sleep(0.1)
+    assert (job.state, job.attempt) == (JobState.FAILED, 1), site.story(job)
+    assert job.reason.startswith("lost worker-2"), site.story(job)
+    assert [hang.attempt for hang in job.hangs] == [1]
+
+
 # ---------------------------------------------------------------- copies of outputs on the launcher
 
 
@@ -594,14 +652,39 @@ def test_the_launcher_has_outputs_while_the_job_runs(apart: Site) -> None:
     until(lambda: mirrored(apart).get("worker-2/last") == "last\n")
 
 
-def test_a_file_that_is_being_written_is_not_copied_torn(apart: Site) -> None:
-    script = "echo quiet >quiet; while :; do echo more >>busy; sleep 0.05; done"
+def test_a_file_that_grows_without_a_pause_is_copied_as_far_as_it_has_come(apart: Site) -> None:
+    script = "echo quiet >quiet; n=0; while [ ! -e end ]; do echo $((n+=1)) >>busy; sleep 0.1; done"
     job = apart.submit(1, script, BOTH)
-    until(lambda: "worker-1/quiet" in mirrored(apart))
-    assert "worker-1/busy" not in mirrored(apart)
-    apart.cancel(job)
-    apart.ended(job)
-    until(lambda: "more" in mirrored(apart).get("worker-1/busy", ""))
+    seen = set()
+    until(lambda: seen.add(mirrored(apart).get("worker-1/busy", "")) or len(seen) > 3)
+    assert mirrored(apart)["worker-1/quiet"] == "quiet\n"
+    for text in seen:
+        lines = text.split()
+        assert lines == [str(n + 1) for n in range(len(lines))]
+    for name in ("worker-1", "worker-2"):
+        (apart.folder(name, 1) / "work" / "end").touch()
+    assert apart.ended(job).state is JobState.SUCCEEDED, apart.story(job)
+    whole = (apart.folder("worker-1", 1) / "work" / "busy").read_text()
+    until(lambda: mirrored(apart).get("worker-1/busy") == whole)
+
+
+def test_a_file_that_never_stays_as_it_is_keeps_its_last_copy(apart: Site) -> None:
+    """One that is truncated and written again may be seen empty: the copy is not."""
+    script = (
+        "echo first >it; until [ -e go ]; do sleep 0.05; done;"
+        " while [ ! -e end ]; do : >it; sleep 0.02; done; echo last >it"
+    )
+    job = apart.submit(1, script, BOTH)
+    until(lambda: mirrored(apart).get("worker-1/it") == "first\n")
+    (apart.folder("worker-1", 1) / "work" / "go").touch()
+    (apart.folder("worker-1", 1) / "work" / "later").touch()
+    until(lambda: "worker-1/later" in mirrored(apart))
+    assert mirrored(apart)["worker-1/it"] == "first\n"
+    for name in ("worker-1", "worker-2"):
+        for mark in ("go", "end"):
+            (apart.folder(name, 1) / "work" / mark).touch()
+    assert apart.ended(job).state is JobState.SUCCEEDED, apart.story(job)
+    until(lambda: mirrored(apart).get("worker-1/it") == "last\n")
 
 
 def test_a_node_that_is_made_anew_leaves_the_copies_as_they_are(apart: Site) -> None:

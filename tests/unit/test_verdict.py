@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+from base64 import b64encode
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -171,6 +173,64 @@ def test_an_attempt_that_hung_says_so_and_blames_no_rank() -> None:
     found = verdict.judge(job(), facts)
     assert (found.state, found.failure) == (JobState.FAILED, None)
     assert "no rank printed anything for 8 s" in found.reason
+
+
+def note(*facts: str, stack: tuple[tuple[str, str, int], ...] = ()) -> str:
+    """What a node writes down of a rank of an attempt that hangs."""
+    frames = [{"name": name, "filename": file, "line": line} for name, file, line in stack]
+    dump = json.dumps([{"pid": 9, "os_thread_id": 9, "frames": frames}]) if stack else ""
+    text = "\n".join(["folder /root/work", *facts, dump])
+    return b64encode(gzip.compress(text.encode())).decode()
+
+
+C10D = "/opt/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
+REDUCES = note(
+    "process 9 (python) S 1",
+    stack=(("all_reduce", C10D, 3), ("main", "/root/work/train.py", 12)),
+)
+SKIPS = note(
+    "process 8 (python) S 1",
+    stack=(("clock_nanosleep", "libc.so.6", 0), ("skip", "/root/work/train.py", 9)),
+)
+HANGING = "hung: no rank printed anything for 600 s"
+
+
+@pytest.mark.parametrize(
+    ("notes", "where"),
+    [
+        (
+            (REDUCES, SKIPS),
+            "rank 1 on worker-2 at skip, train.py:9, sleeping, while rank 0 waiting in"
+            " all_reduce at train.py:12",
+        ),
+        ((REDUCES, REDUCES), "ranks 0, 1 waiting in all_reduce at train.py:12"),
+        (
+            (REDUCES, note("process 8 (a b) T 1", "why a b is not a Python program")),
+            "rank 1 on worker-2 stopped by SIGSTOP or a debugger, while rank 0 waiting in"
+            " all_reduce at train.py:12",
+        ),
+        (
+            (note("process 8 (python) D 1"), REDUCES),
+            "rank 0 on worker-1 waiting for a disk or a network file system, while rank 1 waiting"
+            " in all_reduce at train.py:12",
+        ),
+        ((note("why no py-spy"),) * 2, "no stack of ranks 0, 1: no py-spy"),
+        (("bm90IGd6aXA=", "!"), "no stack of ranks 0, 1: py-spy did not answer in time"),
+    ],
+)
+def test_where_the_ranks_of_an_attempt_stood_that_hung(notes: tuple[str, str], where: str) -> None:
+    """The one that stood elsewhere is named, with its node and line. The attempt is kept when the
+    next one runs, and is its reason."""
+    lines = ["running 10 1", "hung 11 600"]
+    lines += [f"stack 12 {rank} {note}" for rank, note in enumerate(notes)]
+    lines += ["launcher 13 137", "started 14 2"]
+    ended = verdict.judge(job(), "\n".join([*lines, "ended 15"]))
+    assert (ended.state, ended.reason) == (JobState.FAILED, f"{HANGING}; {where}")
+    again = verdict.judge(
+        job(), "\n".join([*lines, "launcher 13 137", "started 14 2", "running 15 2"])
+    )
+    assert (again.state, again.reason, again.hangs) == (JobState.RUNNING, ended.reason, ended.hangs)
+    assert [hang.attempt for hang in ended.hangs] == [1]
 
 
 def test_a_rank_whose_node_nobody_has_noted_may_fail() -> None:
