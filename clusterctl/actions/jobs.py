@@ -18,6 +18,7 @@ from clusterctl.jobs.follow import Follower, Piece, find_saved, is_complete, rea
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.lines import ALL, choose
 from clusterctl.jobs.lines import Choice as Choice
+from clusterctl.jobs.logs import was_removed
 from clusterctl.jobs.stage import Tree
 from clusterctl.jobs.start import list_nodes, list_rank_nodes
 from clusterctl.model import Cluster, Phase
@@ -116,6 +117,8 @@ def _output(store: Store, job: Job, tell: Tell, *, follow: bool) -> Iterator[lis
     folder = store.job_folder(job.id)
     cluster = find_cluster(store, job)
     if cluster is None or is_complete(folder) or cluster.phase is not Phase.READY:
+        if was_removed(folder):
+            tell(f"the output of job {job.id} is no longer kept: only its record is")
         yield from read_stored(folder)
         return
     with open_pool(store, cluster) as pool:

@@ -25,6 +25,7 @@ from clusterctl.insight import messages
 from clusterctl.job_model import Job, JobSpec, JobState, ProgramKind
 from clusterctl.jobs import (
     control,
+    logs,
     mirror,
     package_files,
     packages,
@@ -189,6 +190,7 @@ def submit(
     if prepared.wanted:
         packages.save(prepared.wanted, store.home)
     stage.remove_old(store)
+    logs.remove_old(store)
     with store.handing_in(job.id):
         return _ship(store, replace(prepared, job=job), pool, tell, carry)
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from clusterctl import assets
 from clusterctl.errors import NodeUnreachable
 from clusterctl.job_model import Job, JobState
-from clusterctl.jobs import control, systems
+from clusterctl.jobs import control, logs, systems
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.start import list_nodes
 from clusterctl.model import Cluster, NodeResult
@@ -31,8 +31,6 @@ from clusterctl.state.home import writing
 from clusterctl.transport import Channel
 from clusterctl.transport.pool import Pool
 
-CHUNK = 1 << 20
-"""Bytes of the state home's copy that are read at a time."""
 ANSWER = 4 << 20
 """Bytes that a node answers with at a time, and so what we hold of its output in memory."""
 ANSWERS = 64 << 20
@@ -61,8 +59,7 @@ often."""
 STEADY = 10.0
 """The same of a launcher, also with output that never pauses."""
 
-_HEADER = re.compile(rb"F (\S+) \d+ (\d+) (\d+)")
-_RANK_FILE = re.compile(r"out/(?:rank|(?P<agent>agent))-(?P<number>\d+)\.(?P<stream>out|err)")
+_HEADER = re.compile(rb"F (\S+) (\d+) (\d+) (\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +81,8 @@ class _File:
     stream: str
     offset: int = 0
     goal: int = 0
+    stored: int = 0
+    """How far its copy here is."""
     facts: bytes = b""
     """What has come of the state file."""
     sink: BufferedWriter | None = None
@@ -273,11 +272,10 @@ class Follower:
                 file = self._book(watch, f"out/{path.name}")
                 if file is None:
                     continue
-                with path.open("rb") as stored:
-                    while chunk := stored.read(CHUNK):
-                        file.offset += len(chunk)
-                        if replay:
-                            yield [Piece(file.rank, watch.node, file.stream, chunk)]
+                for chunk, file.offset in logs.read(path):
+                    file.stored = file.offset
+                    if replay:
+                        yield [Piece(file.rank, watch.node, file.stream, chunk)]
 
     def _open_channels(self) -> None:
         answer = min(ANSWER, ANSWERS // len(self._watches))
@@ -312,7 +310,7 @@ class Follower:
                     self._lose(watch, str(error) or "no answer")
         moved = 0
         for watch in self._watches:
-            news: list[tuple[_File, bytes]] = []
+            news: list[tuple[_File, int, bytes]] = []
             if watch.channel:
                 try:
                     self._answer(watch, watch.channel, seal, news)
@@ -325,22 +323,29 @@ class Follower:
                 self._deadline += time.monotonic() - began  # a reader may take its time
         return moved
 
-    def _keep_news(self, watch: _Watch, news: list[tuple[_File, bytes]]) -> list[Piece]:
+    def _keep_news(self, watch: _Watch, news: list[tuple[_File, int, bytes]]) -> list[Piece]:
         """Stores what has come; returns what is to be shown of it."""
         pieces = []
-        for file, data in news:
+        for file, offset, data in news:
             if file.stream == "state":
                 self._apply(file, data)
                 continue
+            if missing := offset - file.stored:
+                pieces.append(Piece(file.rank, watch.node, file.stream, logs.marker(missing)))
             if file.sink:
-                with writing(Path(file.sink.name)):
+                path = Path(file.sink.name)
+                if missing:
+                    logs.leave_out(path, file.stored, offset)
+                with writing(path):
                     file.sink.write(data)
                     file.sink.flush()
+                logs.shorten(path, len(watch.files))
+            file.stored = offset + len(data)
             pieces.append(Piece(file.rank, watch.node, file.stream, data))
         return pieces
 
     def _answer(
-        self, watch: _Watch, channel: Channel, seal: bool, news: list[tuple[_File, bytes]]
+        self, watch: _Watch, channel: Channel, seal: bool, news: list[tuple[_File, int, bytes]]
     ) -> None:
         """Adds to `news` what the node has; OSError."""
         names = set()
@@ -348,16 +353,17 @@ class Follower:
             match = _HEADER.fullmatch(header)
             if match is None:
                 continue  # what a login shell says before it obeys
-            name, length, size = match[1].decode(errors="replace"), int(match[2]), int(match[3])
+            name = match[1].decode(errors="replace")
+            offset, length, size = (int(number) for number in match.groups()[1:])
             data = self._take(watch, channel, length)
             file = self._book(watch, name)
             if file is None:
                 continue
             names.add(name)
-            file.offset += len(data)
+            news.append((file, offset, data))
+            file.offset = offset + len(data)
             if seal:
                 file.goal = size
-            news.append((file, data))
         for name, file in watch.files.items():
             if name not in names:
                 file.goal = file.offset  # all there is, also of a file that was cut off meanwhile
@@ -376,7 +382,7 @@ class Follower:
                 return None
             file = _File(None, "state")
         else:
-            match = _RANK_FILE.fullmatch(name)
+            match = logs.FILE.fullmatch(name)
             if match is None:
                 return None
             rank = None if match["agent"] else int(match["number"])
@@ -498,14 +504,13 @@ def find_saved(job: Job, cluster: Cluster, pool: Pool) -> frozenset[str]:
 def read_stored(folder: Path) -> Iterator[list[Piece]]:
     """The output that the state home has, file by file: all there is once the cluster is gone."""
     for path in sorted(folder.glob("out/*/*-*.*"), key=_natural):
-        match = _RANK_FILE.fullmatch(f"out/{path.name}")
+        match = logs.FILE.fullmatch(f"out/{path.name}")
         if match is None:
             continue
         rank = None if match["agent"] else int(match["number"])
         stream = "stdout" if match["stream"] == "out" else "stderr"
-        with path.open("rb") as file:
-            while chunk := file.read(CHUNK):
-                yield [Piece(rank, path.parent.name, stream, chunk)]
+        for chunk, _ in logs.read(path):
+            yield [Piece(rank, path.parent.name, stream, chunk)]
 
 
 def is_complete(folder: Path) -> bool:

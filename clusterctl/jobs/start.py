@@ -17,7 +17,9 @@ from clusterctl.schedulers.direct import (
     CLEAN_LIMIT,
     GRACE,
     LARGEST_NOTE,
+    LEAST_OUTPUT,
     MIRROR_RESERVE,
+    OUTPUT,
     STACK_LIMIT,
 )
 from clusterctl.state import Home
@@ -48,8 +50,18 @@ def node_files(job: Job, cluster: Cluster, plan: LaunchPlan, secrets: Mapping[st
     for name in list_nodes(job, cluster):
         node = cluster.node(name)
         folder = f"{node.root}/jobs/{job.id}"
-        script = assets.render("job/processes.sh.j2", id=job.id, node=name, tag=tag, folder=folder)
+        script = assets.render(
+            "job/processes.sh.j2",
+            id=job.id,
+            node=name,
+            tag=tag,
+            folder=folder,
+            output=OUTPUT,
+            least=LEAST_OUTPUT,
+        )
         files[name] = {"processes.sh": (script, 0o755)}
+        if job.spec.hang_timeout:
+            files[name]["stacks.sh"] = (_stacks_script(job, node, tag, _archs(job, cluster)), 0o755)
         if name not in plan.programs:
             continue
         variables = {

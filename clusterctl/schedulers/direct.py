@@ -41,6 +41,13 @@ STACKS_LIMIT = 4 * STACK_LIMIT
 LARGEST_NOTE = 100_000
 """Bytes that the note about a rank may have in the file `state`."""
 
+OUTPUT = 4_000_000_000
+"""Bytes of its ranks' output that a node keeps of a job, in equal parts for each stream of each
+rank. A file that is more than a quarter larger loses its middle: a tenth at its beginning stays."""
+
+LEAST_OUTPUT = 16_000_000
+"""Bytes that such a part has at least."""
+
 MIRROR_INTERVAL = 30
 """Seconds between two looks for outputs that are to be copied to the launcher."""
 

@@ -21,7 +21,7 @@ import pytest
 
 from clusterctl.actions import open_store
 from clusterctl.errors import NewerRecordError, RecordError, UsageError
-from clusterctl.job_model import JobState, RankFailure
+from clusterctl.job_model import Hang, HungRanks, JobState, RankFailure
 from clusterctl.model import Accelerator, Phase
 from clusterctl.state import ClusterLock, Home, Store, home
 from clusterctl.state.home import write_atomic
@@ -730,3 +730,18 @@ def test_an_unknown_provider_is_named_with_its_file_and_forced_away(call: Call) 
     said = call("down", "--force")
     assert said.code == 0, said
     assert store.names() == ()
+
+
+def test_a_job_of_the_second_version_is_brought_forward(store: Store) -> None:
+    """It knew nothing of attempts that hung: a clusterctl of that time would drop them."""
+    hung = job(hangs=(Hang(attempt=1, seconds=60, places=(HungRanks(ranks=(0,), note="x"),)),))
+    store.save_job(hung)
+    path = store.job_folder(7) / "job.json"
+    record = json.loads(path.read_text())
+    assert store.job(7) == hung
+    assert record["record_version"] > 2
+    del record["hangs"]
+    path.write_text(json.dumps({**record, "record_version": 2}))
+    assert store.job(7) == job()
+    store.save_job(store.job(7))
+    assert json.loads(path.read_text())["record_version"] > 2
