@@ -147,7 +147,7 @@ def test_every_node_is_asked_in_its_own_root(name: str) -> None:
     assert "\nagent=/srv/l/bin/clusterctl-ssh\n" in text
     assert f"\ncctl_grace={direct.GRACE}\n" in text
     assert 'launcher) /bin/sh -c "$2" ;;' in text
-    assert 'worker-1) CLUSTERCTL_JOB=\'\' "$agent" worker-1 "$2" ;;' in text
+    assert 'worker-1) CLUSTERCTL_JOB=\'\' $cctl_limited "$agent" worker-1 "$2" ;;' in text
     assert "answer worker-1 /data/w1/jobs/7/processes.sh " in text
     assert 'worker-1) /bin/sh -c "$2" ;;' in scripts(replace(where, one_host=True))[name]
     if name == "supervise.sh":

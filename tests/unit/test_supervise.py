@@ -533,7 +533,9 @@ def test_an_attempt_that_hangs_is_ended_and_the_next_goes_on(site: Site) -> None
 def test_a_job_that_hangs_is_failed_and_says_so(site: Site) -> None:
     job = site.ended(site.submit(1, "echo started; sleep 60", BOTH, hang_timeout=1))
     assert (job.state, job.failure) == (JobState.FAILED, None), site.story(job)
-    assert job.reason == "hung: no rank printed anything for 1 s"
+    assert job.reason == (
+        "hung: no rank printed anything for 1 s; no stack of ranks 0, 1: sh is not a Python program"
+    )
     assert job.program_exit_code is None, "it was not the program that ended"
     assert site.living(1) == []
 
