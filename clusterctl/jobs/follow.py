@@ -316,7 +316,7 @@ class Follower:
                     self._answer(watch, watch.channel, seal, news)
                 except OSError as error:
                     self._lose(watch, str(error) or "no answer")
-            moved += sum(len(data) for _, data in news)
+            moved += sum(len(data) for _, _, data in news)
             if shown := self._keep_news(watch, news):
                 began = time.monotonic()
                 yield shown
