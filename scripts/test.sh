@@ -14,10 +14,10 @@ if [ "${1:-}" = --fast ]; then
     shift
 fi
 
-set_up workloads,dev \
+set_up workloads,report,dev \
     "openssh-server openssh-client iproute2 util-linux git gcc libc6-dev" \
     "g++ gfortran openmpi-bin libopenmpi-dev docker.io iptables sudo curl debootstrap xz-utils docker-registry python3-dev
-    systemd slurmctld slurmd slurm-client munge gridengine-master gridengine-exec gridengine-client" \
+    systemd chromium slurmctld slurmd slurm-client munge gridengine-master gridengine-exec gridengine-client" \
     # Open MPI 4.1 of the distribution; the wheel in .venv is 5.0
 isolated checkov checkov==3.3.30 # pins an old boto3
 data_wheels

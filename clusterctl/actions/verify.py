@@ -8,14 +8,18 @@ import secrets
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
+
+import msgspec
 
 from clusterctl import assets
 from clusterctl.actions import Tell, jobs, open_pool, require_ready, run
 from clusterctl.errors import ClusterctlError, NodeUnreachable, RecordError, UsageError, reason
 from clusterctl.insight import verify
-from clusterctl.insight.verify import Gpu, Link, NodeFigures, Reduction, Verdict
+from clusterctl.insight.verify import Gpu, Link, NodeFigures, Reduction
+from clusterctl.insight.verify import Report as Report
 from clusterctl.job_model import JobSpec
 from clusterctl.jobs.follow import Piece
 from clusterctl.model import Accelerator, Cluster, Node, NodeResult, count
@@ -44,21 +48,6 @@ class Effort:
 
 THOROUGH = Effort(compute=0.25, link=0.2, disk=64 << 20, thorough=True)
 QUICK = Effort(compute=0.1, link=0.1, disk=16 << 20, thorough=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What was measured, and the verdicts."""
-
-    nodes: tuple[NodeFigures, ...]
-    links: tuple[Link, ...]
-    reductions: tuple[Reduction, ...]
-    verdicts: tuple[Verdict, ...]
-    seconds: float
-
-    @property
-    def low(self) -> tuple[Verdict, ...]:
-        return tuple(item for item in self.verdicts if item.state == "low")
 
 
 def measure(store: Store, cluster: Cluster, tell: Tell, *, quick: bool, now: bool) -> Report:
@@ -95,7 +84,24 @@ def measure(store: Store, cluster: Cluster, tell: Tell, *, quick: bool, now: boo
                 backends.append("nccl")
             reductions = tuple(_reduce(store, cluster, pool, name, tell) for name in backends)
     verdicts = verify.judge(nodes, links, reductions, one_machine=cluster.shares_machine)
-    return Report(nodes, links, reductions, verdicts, time.monotonic() - began)
+    seconds = time.monotonic() - began
+    report = Report(nodes, links, reductions, verdicts, seconds, time.time())
+    keep(store, cluster, report)
+    return report
+
+
+def keep(store: Store, cluster: Cluster, report: Report) -> None:
+    """Puts it on record, for `report`. A full disk must not end what has been measured."""
+    with suppress(ClusterctlError):
+        store.save_measurements(cluster.name, msgspec.json.encode(report))
+
+
+def recall(store: Store, cluster: Cluster) -> Report | None:
+    """What was measured last; None where nothing is on record."""
+    with suppress(msgspec.DecodeError):
+        data = store.measurements(cluster)
+        return msgspec.json.decode(data, type=Report) if data else None
+    return None
 
 
 class _Probes:

@@ -160,6 +160,22 @@ class Verdict:
     limit: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was measured at a moment (seconds since the epoch), and the verdicts."""
+
+    nodes: tuple[NodeFigures, ...]
+    links: tuple[Link, ...]
+    reductions: tuple[Reduction, ...]
+    verdicts: tuple[Verdict, ...]
+    seconds: float
+    time: float = 0.0
+
+    @property
+    def low(self) -> tuple[Verdict, ...]:
+        return tuple(item for item in self.verdicts if item.state == "low")
+
+
 def rounds(names: Sequence[str]) -> tuple[tuple[tuple[str, str], ...], ...]:
     """Each pair once, in rounds in which nobody has two partners (the circle method): n - 1 rounds
     for an even number of names, n for an odd one."""

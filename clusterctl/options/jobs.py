@@ -8,10 +8,12 @@ from clusterctl.options.table import (
     ARGUMENTS,
     Common,
     Option,
+    choice,
     cluster_option,
     expression,
     file,
     flag,
+    maybe,
     names,
     number,
     text,
@@ -100,6 +102,23 @@ class Doctor(Common, heading=JOBS, module="insight"):
     examples = ("clusterctl doctor", "clusterctl doctor 7 --bundle job-7.tar.gz")
     job = LAST_JOB
     bundle = file("--bundle", OPTIONS, "Write all that was seen, without secrets", settable=False)
+
+
+class Report(Common, heading=JOBS, module="report"):
+    """Write one page about a cluster or a job: time line, curves of metrics, measurements, cost.
+
+    The page loads nothing from the network. `--format md` writes the tables alone, as Markdown.
+    """
+
+    examples = ("clusterctl report", "clusterctl report 7 --output job-7.html")
+    wanted = maybe(
+        "",
+        ARGUMENTS,
+        "Number of a job or name of a cluster (default: the only one)",
+        "[JOB|CLUSTER]",
+    )
+    format = choice("--format", OPTIONS, "Kind of page (default: html)", "html", "md", empty="html")
+    output = file("--output", OPTIONS, "File, or - for stdout (default: report-NAME.html here)")
 
 
 class Diff(Common, heading=JOBS, module="insight"):

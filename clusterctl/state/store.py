@@ -18,6 +18,9 @@ from clusterctl.model import Cluster, Phase, Role
 from clusterctl.state import versions
 from clusterctl.state.home import Home, write_atomic, writing
 
+MEASURED = "measurements.json"
+"""What `verify` has found."""
+
 Record = TypeVar("Record", Cluster, Job)
 
 
@@ -91,10 +94,10 @@ class Store:
         try:
             past = self.home.make(self.home.past / cluster.id)
             _write(past / "cluster.json", cluster)
-            events = folder / "events.jsonl"
-            if events.is_file():
-                with writing(past / "events.jsonl"):
-                    events.replace(past / "events.jsonl")
+            for name in ("events.jsonl", MEASURED):
+                if (folder / name).is_file():
+                    with writing(past / name):
+                        (folder / name).replace(past / name)
         finally:
             _remove(folder)
 
@@ -104,6 +107,31 @@ class Store:
         # Events are for looking back: a disk that is full must not end what they are about.
         with suppress(OSError), (self.folder(cluster) / "events.jsonl").open("ab") as file:
             file.write(line + b"\n")
+
+    def events(self, cluster: Cluster) -> tuple[dict[str, Any], ...]:
+        """What happened to the cluster, oldest first; also of one that is gone."""
+        found = []
+        with suppress(OSError):
+            for line in (self._own_folder(cluster) / "events.jsonl").read_bytes().splitlines():
+                with suppress(msgspec.DecodeError):
+                    found.append(msgspec.json.decode(line, type=dict[str, Any]))
+        return tuple(found)
+
+    def measurements(self, cluster: Cluster) -> bytes:
+        """What `verify` has found last; empty where nothing is on record."""
+        with suppress(OSError):
+            return (self._own_folder(cluster) / MEASURED).read_bytes()
+        return b""
+
+    def save_measurements(self, name: str, found: bytes) -> None:
+        folder = self.home.make(self.folder(name))
+        with writing(folder / MEASURED):
+            write_atomic(folder / MEASURED, found)
+
+    def _own_folder(self, cluster: Cluster) -> Path:
+        """Where the cluster's files are, or were put when it was taken down."""
+        past = self.home.past / cluster.id
+        return past if past.is_dir() else self.folder(cluster.name)
 
     # jobs
 

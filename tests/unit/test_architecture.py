@@ -79,6 +79,7 @@ MAY_USE: dict[str, set[str]] = {
     "cryptography": {"keys", "transport"},
     "msgspec": set(MAY_IMPORT) - {"model", "errors", "catalog", "__init__"},
     "tomli": {"config"},
+    "matplotlib": {"insight"},  # the extra `report`
     "pathspec": {"jobs"},
     "cloudpickle": {"jobs"},
     "python_terraform": {"terraform"},

@@ -36,6 +36,7 @@ from clusterctl.actions import (
     open_store,
     reach,
     real_check,
+    report,
     show,
     ssh_config,
     stop,
@@ -123,6 +124,7 @@ def scenes() -> list[Scene]:
             Scene("jobs", (), name),
             Scene("verify", (), name),
             Scene("diff", ("7", "7"), name),
+            Scene("report", (), name),
             *(Scene(verb, ("7",), name) for verb in ("logs", "cancel", "fetch", "rerun", "doctor")),
             Scene("logs", ("--metrics", "7"), name, frozenset({"metrics"})),
             Scene("data get", ("mnist",), name),
@@ -176,6 +178,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "--env-file": ("mine.env",),
     "--exclude": ("c9",),
     "--faults": ("kill-node",),
+    "--format": ("md",),
     "--gpu": ("g5",),
     "--gpu-bind": ("closest",),
     "--gpus": ("0",),
@@ -201,6 +204,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "--name": ("mine",),
     "--nodelist": ("c1",),
     "--nodes": ("1",),
+    "--output": ("page.html",),
     "--partition": ("gpu",),
     "--port": ("16006",),
     "--project": ("abc",),
@@ -352,6 +356,7 @@ def stage(scene: Scene, monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[s
         for name in names:
             if (scene.verb, name) != ("list", "status"):
                 monkeypatch.setattr(module, name, recorder(name, reached))
+    monkeypatch.setattr(report, "make", recorder("make", reached, "a page"))
     return reached
 
 

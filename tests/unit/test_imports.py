@@ -12,7 +12,17 @@ import pytest
 from clusterctl import cli
 from clusterctl.options.verbs import VERBS
 
-HEAVY = {"torch", "boto3", "paramiko", "fabric", "jinja2", "rich", "cryptography", "numpy"}
+HEAVY = {
+    "torch",
+    "boto3",
+    "paramiko",
+    "fabric",
+    "jinja2",
+    "rich",
+    "cryptography",
+    "numpy",
+    "matplotlib",
+}
 
 
 def loaded(*arguments: str, cwd: Path) -> tuple[set[str], subprocess.CompletedProcess[str]]:

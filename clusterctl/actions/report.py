@@ -1,0 +1,257 @@
+"""`report`: one page about a cluster or a job, from the records on this machine and the output that
+is there; also of clusters that are gone."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from clusterctl.actions import Tell, choose, cost, jobs, metrics, verify
+from clusterctl.errors import ClusterctlError, UsageError
+from clusterctl.insight import cost as money
+from clusterctl.insight import report
+from clusterctl.insight.metrics import Point
+from clusterctl.insight.report import Phase, Source, Table
+from clusterctl.job_model import Job, JobState, Provenance
+from clusterctl.model import Cluster, clock, count, span
+from clusterctl.state import Store
+
+Redact = Callable[[str], str]
+
+
+def make(
+    store: Store, wanted: str | None, where: str | None, redact: Redact, tell: Tell, kind: str
+) -> str:
+    """The report, as `html` or `md`. `wanted`: a number of a job, or the name of a cluster; None:
+    the cluster `where`, or the only one."""
+    if wanted is not None and wanted.isdigit():
+        source = _of_job(store, jobs.find_job(store, int(wanted), where), redact, tell)
+    else:
+        source = _of_cluster(store, _find(store, wanted or where), redact, tell)
+    return report.to_html(source) if kind == "html" else report.to_markdown(source)
+
+
+def write(text: str, path: Path) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"{path}: {error.strerror}", hint="choose another --output FILE"
+        ) from error
+
+
+def _find(store: Store, name: str | None) -> Cluster:
+    """One that exists, else the last one of that name that did."""
+    past = [item for item in store.past() if name in (None, item.name)]
+    if name in store.names() or not past or (name is None and store.names()):
+        return choose(store, name)
+    return max(past, key=lambda item: item.created)
+
+
+def _of_cluster(store: Store, cluster: Cluster, redact: Redact, tell: Tell) -> Source:
+    mine = [job for job in _known(store, cluster, tell) if job.cluster_id == cluster.id]
+    now = time.time()
+    facts = [
+        ("cluster", cluster.name),
+        ("id", cluster.id),
+        ("provider", _join(cluster.spec.provider, cluster.mode)),
+        ("state", cluster.phase.value),
+        ("created", clock(cluster.created)),
+        ("nodes", str(len(cluster.nodes))),
+        ("jobs", str(len(mine))),
+        ("report of", clock(now)),
+    ]
+    if cluster.deadline:
+        facts.insert(5, ("deadline", clock(cluster.deadline)))
+    source = Source(
+        title=f"Cluster {cluster.name}",
+        now=now,
+        facts=Table(("", ""), tuple(facts)),
+        nodes=_nodes(cluster),
+        phases=_phases(store, cluster),
+        jobs=tuple(mine),
+        job_table=_job_table(store, mine[-report.LAST_JOBS :], redact),
+        points={job.id: found for job in mine if (found := _points(store, job, tell))},
+        cost=_cost(cluster, now),
+    )
+    return _with_measurements(store, cluster, source)
+
+
+def _of_job(store: Store, job: Job, redact: Redact, tell: Tell) -> Source:
+    known = {item.id: item for item in (*store.past(), *store.clusters())}
+    cluster = known.get(job.cluster_id)
+    if cluster:
+        fresh = {item.id: item for item in _known(store, cluster, tell)}
+        job = fresh.get(job.id, job)
+    found = store.provenance(job.id)
+    dollars = cost.of_jobs(store, [job]).get(job.id)
+    facts = [
+        ("job", str(job.id)),
+        ("program", _command(job, redact)),
+        ("state", job.state.value + (f": {job.reason}" if job.reason else "")),
+        ("cluster", job.cluster),
+        ("ranks", f"{job.ranks} on {count(len(job.placement), 'node')}"),
+        ("started", clock(job.started) if job.started else "-"),
+        ("took", _took(job)),
+        *([("cost", f"${dollars:.4f}")] if dollars is not None else []),
+        *_origin(found, redact),
+    ]
+    if job.program_exit_code is not None:
+        facts.insert(3, ("exit code", str(job.program_exit_code)))
+    source = Source(
+        title=f"Job {job.id}: {job.spec.program.target}",
+        now=time.time(),
+        facts=Table(("", ""), tuple(facts)),
+        nodes=_machines(found),
+        phases=(Phase("waiting", job.created, job.started),) if job.started else (),
+        jobs=(job,),
+        points={job.id: points} if (points := _points(store, job, tell)) else {},
+    )
+    return _with_measurements(store, cluster, source) if cluster else source
+
+
+def _known(store: Store, cluster: Cluster, tell: Tell) -> Sequence[Job]:
+    """The jobs, with their present state where the cluster can still say."""
+    if cluster.name in store.names():
+        return jobs.list_jobs(store, None, tell)
+    return store.jobs()
+
+
+def _points(store: Store, job: Job, tell: Tell) -> tuple[Point, ...]:
+    """Of a running job, what its nodes have; else what is on this machine."""
+    if job.state is JobState.RUNNING:
+        try:
+            return metrics.collect(store, job.id, None, tell)
+        except ClusterctlError as error:
+            tell(f"job {job.id}: {error.message}")
+    return metrics.stored(store, job)
+
+
+def _with_measurements(store: Store, cluster: Cluster, source: Source) -> Source:
+    found = verify.recall(store, cluster)
+    if found is None:
+        return source
+    return replace(
+        source,
+        verdicts=found.verdicts,
+        links=found.links,
+        measured=clock(found.time),
+    )
+
+
+def _join(*words: str) -> str:
+    return ", ".join(dict.fromkeys(word for word in words if word))
+
+
+def _command(job: Job, redact: Redact) -> str:
+    return redact(shlex.join((job.spec.program.target, *job.spec.program.args)))
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 120 else span(round(seconds / 6) * 6)
+
+
+def _took(job: Job) -> str:
+    if job.started is None:
+        return "-"
+    end = job.finished or (None if job.state.ended else time.time())
+    return _seconds(end - job.started) if end else "-"
+
+
+def _origin(found: Provenance, redact: Redact) -> list[tuple[str, str]]:
+    facts = []
+    if found.commit:
+        changed = f", with {found.patch_bytes} bytes of changes" if found.patch_bytes else ""
+        facts.append(("commit", f"{found.commit[:12]} ({found.branch}){changed}"))
+    if found.images:
+        facts.append(("image", _join(*found.images.values())))
+    if found.requirements:
+        facts.append(("packages", ", ".join(found.requirements)))
+    if found.command:
+        facts.append(("command", redact(shlex.join(found.command))))
+    return facts
+
+
+def _machines(found: Provenance) -> Table | None:
+    rows = tuple(
+        (
+            machine.name,
+            machine.instance_type or machine.arch or "-",
+            str(machine.cores or "-"),
+            _join(*machine.gpus) or "-",
+            str(machine.ranks),
+            machine.python or "-",
+            ", ".join(f"{name} {version}" for name, version in machine.packages.items()) or "-",
+        )
+        for machine in found.machines
+    )
+    head = ("node", "type", "cores", "GPUs", "ranks", "Python", "packages")
+    return Table(head, rows, frozenset({2, 4})) if rows else None
+
+
+def _nodes(cluster: Cluster) -> Table:
+    rows = tuple(
+        (
+            node.name,
+            node.role.value,
+            node.instance_type or node.facts.arch or "-",
+            node.private_address or node.address,
+            str(node.facts.cores),
+            _join(*node.facts.gpus) or "-",
+        )
+        for node in cluster.nodes
+    )
+    return Table(("node", "role", "type", "address", "cores", "GPUs"), rows, frozenset({4}))
+
+
+def _job_table(store: Store, mine: Sequence[Job], redact: Redact) -> Table | None:
+    dollars = cost.of_jobs(store, mine)
+    rows = tuple(
+        (
+            str(job.id),
+            job.state.value,
+            str(job.ranks),
+            clock(job.started) if job.started else "-",
+            _took(job),
+            f"{dollars[job.id]:.4f}" if job.id in dollars else "-",
+            _command(job, redact),
+        )
+        for job in mine
+    )
+    head = ("job", "state", "ranks", "started", "took", "$", "program")
+    return Table(head, rows, frozenset({0, 2, 4, 5})) if rows else None
+
+
+def _phases(store: Store, cluster: Cluster) -> tuple[Phase, ...]:
+    """The steps of the first `up` that ended: they ran one after the other."""
+    ready = next((e for e in store.events(cluster) if e.get("event") == "ready"), None)
+    if ready is None:
+        return ()
+    durations = {str(name): float(value) for name, value in ready.get("phases", {}).items()}
+    start = float(ready["time"]) - sum(durations.values())
+    found = []
+    for name, seconds in durations.items():
+        found.append(Phase(name, start, start + seconds))
+        start += seconds
+    return tuple(found)
+
+
+def _cost(cluster: Cluster, now: float) -> Table | None:
+    if not cluster.charges:
+        return None
+    lines = money.receipt(cluster.charges, now)
+    rows = [
+        (
+            f"{line.count} × {line.item} ({line.part})",
+            f"{line.hours:.2f}",
+            "unknown" if line.hourly is None else f"{line.hourly:.4f}",
+            "unknown" if line.dollars is None else f"{line.dollars:.4f}",
+        )
+        for line in lines
+    ]
+    total = money.render(money.dollars(cluster.charges, now), money.is_exact(cluster.charges), 4)
+    rows.append(("in all", "", "", total))
+    return Table(("item", "hours", "$ per hour", "$"), tuple(rows), frozenset({1, 2, 3}))

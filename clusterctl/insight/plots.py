@@ -1,0 +1,158 @@
+"""Plots as SVG, by matplotlib (the extra `report`), for a page that is light or dark.
+
+Colours are variables of the page's style sheet: `--ink`, `--faint` and `--c0` to `--c7`. Text is
+drawn as paths, so that it is as wide in every browser as it was when room was made for it.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from clusterctl.errors import UsageError
+
+WIDTH, HEIGHT = 5.0, 3.0
+"""Inches, of 72 points each: a phone shows that without making the text too small."""
+MOST_POINTS, MOST_LINES = 400, 8
+INK, FAINT = "#010203", "#010204"
+SERIES = tuple(f"#01030{number}" for number in range(MOST_LINES))
+_VARIABLES = {
+    INK: "var(--ink)",
+    FAINT: "var(--faint)",
+    **{colour: f"var(--c{number})" for number, colour in enumerate(SERIES)},
+}
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """From `start` to `end`, in seconds, in the row of that name. `kind`: 0 to 7, its colour."""
+
+    row: str
+    start: float
+    end: float
+    kind: int
+
+
+def _figure(height: float = HEIGHT) -> tuple[Any, Any]:
+    try:
+        import matplotlib
+    except ImportError:
+        raise UsageError(
+            "the plots of an HTML report need matplotlib, which is not installed",
+            hint="pip install 'clusterctl[report]', or use --format md",
+        ) from None
+    from matplotlib.figure import Figure
+
+    matplotlib.rcParams.update({"svg.fonttype": "path", "svg.hashsalt": "clusterctl"})
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    axes = figure.add_subplot()
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color(FAINT)
+    axes.tick_params(colors=INK, which="both", labelsize=9)
+    axes.set_axisbelow(True)
+    return figure, axes
+
+
+def _svg(figure: Any, label: str) -> str:
+    text = io.StringIO()
+    figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    svg = text.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    for colour, variable in _VARIABLES.items():
+        svg = svg.replace(colour, variable)
+    # Several plots share a page, and an id is one thing's.
+    mark = f"plot{next(_numbers)}-"
+    svg = re.sub(r'\bid="', f'id="{mark}', svg)
+    svg = re.sub(r'href="#', f'href="#{mark}', svg).replace("url(#", f"url(#{mark}")
+    svg = re.sub(r'<svg ([^>]*?)width="[^"]*"', r"<svg \1", svg, count=1)
+    svg = re.sub(r'<svg ([^>]*?)height="[^"]*"', r"<svg \1", svg, count=1)
+    return svg.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
+
+
+def curves(
+    lines: Mapping[str, Sequence[tuple[float, float]]],
+    *,
+    x: str,
+    y: str,
+    log_x: bool = False,
+    log_y: bool = False,
+    from_zero: bool = False,
+) -> str:
+    """One line for each name, with its points where there are few; at most MOST_LINES of them."""
+    figure, axes = _figure()
+    shown = dict(itertools.islice(lines.items(), MOST_LINES))
+    for (name, points), colour in zip(shown.items(), SERIES, strict=False):
+        step = max(1, len(points) // MOST_POINTS)
+        chosen = [*points[::step], points[-1]] if step > 1 else points
+        xs, ys = [point[0] for point in chosen], [point[1] for point in chosen]
+        marker = "o" if len(chosen) <= 30 else None
+        axes.plot(xs, ys, color=colour, label=name, marker=marker, markersize=4, linewidth=1.6)
+    axes.grid(color=FAINT, linewidth=0.5)
+    axes.set_xlabel(x, color=INK)
+    axes.set_ylabel(y, color=INK)
+    if log_x:
+        axes.set_xscale("log", base=2)
+    else:
+        axes.xaxis.get_major_locator().set_params(integer=True, nbins=7)
+    if log_y:
+        axes.set_yscale("log")
+    elif from_zero:
+        axes.set_ylim(bottom=0)
+    if len(shown) > 1:
+        columns = 2 if max(map(len, shown)) < 24 else 1
+        figure.legend(
+            loc="outside lower center", ncols=columns, frameon=False, labelcolor=INK, fontsize=9
+        )
+    return _svg(figure, f"{y} by {x}")
+
+
+def timeline(bars: Sequence[Bar], x: str) -> str:
+    """A row for each name, in the order of the bars, the first one above."""
+    rows = list(dict.fromkeys(bar.row for bar in bars))
+    figure, axes = _figure(0.9 + 0.28 * len(rows))
+    end = max((bar.end for bar in bars), default=1.0)
+    for bar in bars:
+        width = max(bar.end - bar.start, end / 200)
+        axes.barh(rows.index(bar.row), width, left=bar.start, color=SERIES[bar.kind], height=0.6)
+    axes.set_yticks(range(len(rows)), rows)
+    axes.invert_yaxis()
+    axes.grid(color=FAINT, linewidth=0.5, axis="x")
+    axes.set_xlabel(x, color=INK)
+    return _svg(figure, "time line")
+
+
+def heat_map(names: Sequence[str], values: Mapping[tuple[str, str], float], label: str) -> str:
+    """A square for each ordered pair that has a value; numbers in the squares of few nodes."""
+    size = len(names)
+    figure, axes = _figure(min(6.0, 1.8 + 0.4 * size))
+    missing = float("nan")
+    cells = [[values.get((row, column), missing) for column in names] for row in names]
+    known = [value for row in cells for value in row if value == value]
+    low, high = min(known), max(known)
+    mesh = axes.pcolormesh(cells, cmap="cividis", vmin=0.0, vmax=high or 1.0, edgecolors="none")
+    for row, column in itertools.product(range(size), repeat=2) if size <= 8 else ():
+        value = cells[row][column]
+        if value == value:
+            dark = value < 0.55 * high
+            colour = "#ffffff" if dark else "#000000"
+            place = (column + 0.5, row + 0.5)
+            axes.annotate(f"{value:.3g}", place, ha="center", va="center", color=colour, size=9)
+    ticks = [number + 0.5 for number in range(size)]
+    axes.set_xticks(
+        ticks, names, rotation=45 if size > 3 else 0, ha="right" if size > 3 else "center"
+    )
+    axes.set_yticks(ticks, names)
+    axes.invert_yaxis()
+    bar = figure.colorbar(mesh, ax=axes)
+    bar.set_label(label, color=INK)
+    bar.ax.tick_params(colors=INK, labelsize=9)
+    bar.outline.set_visible(False)
+    return _svg(figure, f"{label}, from {low:.3g} to {high:.3g}")

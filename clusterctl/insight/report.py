@@ -1,0 +1,242 @@
+"""A report of a cluster or a job as a value, and as Markdown and HTML. Pure but for the clock that
+it is given: what it says comes from records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from clusterctl import assets
+from clusterctl.insight import metrics, plots
+from clusterctl.insight.metrics import Point
+from clusterctl.insight.verify import Link, Verdict
+from clusterctl.job_model import Job, JobState
+
+LAST_JOBS = 20
+"""Jobs on the time line and in the table; the latest ones."""
+LAST_CURVES = 6
+"""Jobs whose curves are drawn."""
+_KINDS = {JobState.SUCCEEDED: 2, JobState.RUNNING: 0, JobState.QUEUED: 4}
+_FAILED, _PHASE = 1, 3
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """`head` and rows of text; numbers are right-aligned in the columns of `right`."""
+
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    right: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A step of `up`, in seconds since the epoch."""
+
+    name: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A heading with what is below it. `plots` are (title, SVG) and none in Markdown."""
+
+    title: str
+    table: Table | None = None
+    plots: tuple[tuple[str, str], ...] = ()
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """What a report is made from. Money is None where there is none."""
+
+    title: str
+    now: float
+    facts: Table
+    nodes: Table | None = None
+    phases: tuple[Phase, ...] = ()
+    jobs: tuple[Job, ...] = ()
+    job_table: Table | None = None
+    points: Mapping[int, Sequence[Point]] = field(default_factory=dict)
+    cost: Table | None = None
+    verdicts: tuple[Verdict, ...] = ()
+    links: tuple[Link, ...] = ()
+    measured: str = ""
+    """When the figures of `verify` were measured, for people."""
+
+
+def sections(source: Source, *, draw: bool) -> list[Section]:
+    """All that there is something to say about. `draw`: with plots."""
+    found = [Section("Overview", source.facts)]
+    if source.nodes:
+        found.append(Section("Nodes", source.nodes))
+    bars, unit = _bars(source)
+    if bars and draw:
+        drawn = plots.timeline(bars, f"{unit} since the start")
+        found.append(Section("Time line", plots=(("Phases and jobs", drawn),)))
+    if source.job_table:
+        found.append(Section("Jobs", source.job_table))
+    table = _metrics_table(source.points)
+    if table:
+        found.append(Section("Metrics", table, tuple(_curves(source.points)) if draw else ()))
+    if source.cost:
+        found.append(Section("Cost", source.cost))
+    if source.verdicts:
+        found.append(_verify(source, draw))
+    return found
+
+
+def _bars(source: Source) -> tuple[list[plots.Bar], str]:
+    """And the unit of their times."""
+    jobs = [job for job in source.jobs if job.started][-LAST_JOBS:]
+    starts = [*(phase.start for phase in source.phases), *(job.started or 0.0 for job in jobs)]
+    if not starts:
+        return [], ""
+    first = min(starts)
+    ends = [*(p.end for p in source.phases), *(j.finished or source.now for j in jobs)]
+    unit, name = _unit(max(ends) - first)
+    bars = [
+        plots.Bar(phase.name, (phase.start - first) / unit, (phase.end - first) / unit, _PHASE)
+        for phase in source.phases
+    ]
+    bars += [
+        plots.Bar(
+            f"job {job.id}",
+            ((job.started or first) - first) / unit,
+            ((job.finished or source.now) - first) / unit,
+            _KINDS.get(job.state, _FAILED),
+        )
+        for job in jobs
+    ]
+    return bars, name
+
+
+def _unit(seconds: float) -> tuple[float, str]:
+    for unit, name in ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes")):
+        if seconds > 3 * unit:
+            return unit, name
+    return 1.0, "seconds"
+
+
+def _label(name: str) -> str:
+    return name.replace("_per_", "/").replace("_", " ")
+
+
+def _group(name: str) -> str:
+    """Metrics that share a plot: losses, accuracies; any other one has its own."""
+    for word in ("loss", "accuracy"):
+        if name == word or name.endswith(f"_{word}"):
+            return word
+    return name
+
+
+_NO_CURVE = {"epoch", "epochs", "step", "steps", "time", "bytes"}
+
+
+def _curves(points: Mapping[int, Sequence[Point]]) -> list[tuple[str, str]]:
+    chosen = dict(sorted(points.items())[-LAST_CURVES:])
+    groups: dict[str, dict[str, Sequence[tuple[float, float]]]] = {}
+    units = set()
+    for number, mine in chosen.items():
+        if any("bytes" in point.values for point in mine):
+            _add_sizes(groups, number, mine)
+            continue
+        units.add("step" if any("step" in point.values for point in mine) else "epoch")
+        for name in metrics.columns(mine):
+            if name in _NO_CURVE:
+                continue
+            ranks = metrics.series(mine, name)
+            lines = groups.setdefault(_group(name), {})
+            for rank, series in ranks.items():
+                rest = f", rank {rank}" if len(ranks) > 1 else ""
+                lines[f"job {number}: {_label(name)}{rest}"] = series
+    found = []
+    for group, lines in groups.items():
+        if group == _SIZES:
+            drawn = plots.curves(lines, x="bytes", y="GB/s", log_x=True, log_y=True)
+            found.append(("All-reduce: bus bandwidth by size", drawn))
+        elif any(len(series) > 1 for series in lines.values()):
+            low = min(y for series in lines.values() for _, y in series)
+            scale = group not in ("loss", "accuracy") and low >= 0
+            axis = " or ".join(sorted(units))
+            drawn = plots.curves(lines, x=axis, y=_label(group), from_zero=scale)
+            found.append((_label(group).capitalize(), drawn))
+    return found
+
+
+_SIZES = "all-reduce"
+
+
+def _add_sizes(
+    groups: dict[str, dict[str, Sequence[tuple[float, float]]]], number: int, mine: Sequence[Point]
+) -> None:
+    rates = [
+        (p.values["bytes"], p.values["bus_gb_per_second"])
+        for p in mine
+        if p.values.get("bytes", 0) > 0 and p.values.get("bus_gb_per_second", 0) > 0
+    ]
+    if rates:
+        groups.setdefault(_SIZES, {})[f"job {number}"] = rates
+
+
+def _metrics_table(points: Mapping[int, Sequence[Point]]) -> Table | None:
+    """First, last, and the best of what may have one."""
+    rows = []
+    for number, mine in sorted(points.items())[-LAST_CURVES:]:
+        for name in metrics.columns(mine):
+            if name in _NO_CURVE:
+                continue
+            for rank, series in metrics.series(mine, name).items():
+                values = [value for _, value in series]
+                texts = (
+                    metrics.render(v) for v in (values[0], values[-1], min(values), max(values))
+                )
+                rows.append((str(number), _label(name), str(rank), str(len(values)), *texts))
+    head = ("job", "metric", "rank", "points", "first", "last", "smallest", "largest")
+    return Table(head, tuple(rows), frozenset({0, 2, 3, 4, 5, 6, 7})) if rows else None
+
+
+def _verify(source: Source, draw: bool) -> Section:
+    rows = tuple((v.state, v.subject, v.what, v.text) for v in source.verdicts)
+    rates: dict[tuple[str, str], float] = {}
+    for link in source.links:
+        if not link.error and link.rate:
+            rates[link.second, link.first] = link.rate * 8 / 1e9
+            rates[link.first, link.second] = (link.back or link.rate) * 8 / 1e9
+    names = list(dict.fromkeys(name for pair in sorted(rates) for name in pair))
+    drawn: tuple[tuple[str, str], ...] = ()
+    if draw and rates:
+        title = "Bandwidth between nodes (row sends to column)"
+        drawn = ((title, plots.heat_map(names, rates, "Gbit/s")),)
+    text = f"Measured by clusterctl verify on {source.measured}."
+    return Section("Measurements", Table(("state", "of", "what", "result"), rows), drawn, text)
+
+
+def to_html(source: Source) -> str:
+    """One page without scripts that loads nothing."""
+    found = sections(source, draw=True)
+    return assets.render("insight/report.html.j2", title=source.title, sections=found)
+
+
+def to_markdown(source: Source) -> str:
+    """The same without plots, for issues and papers."""
+    parts = [f"# {source.title}"]
+    for section in sections(source, draw=False):
+        parts.append(f"## {section.title}")
+        if section.text:
+            parts.append(section.text)
+        if section.table:
+            parts.append(_markdown_table(section.table))
+    return "\n\n".join(parts) + "\n"
+
+
+def _markdown_table(table: Table) -> str:
+    def row(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(c.replace("|", "\\|").replace("\n", " ") for c in cells) + " |"
+
+    rule = (
+        "|" + "|".join("---:" if n in table.right else "---" for n in range(len(table.head))) + "|"
+    )
+    return "\n".join([row(table.head), rule, *map(row, table.rows)])

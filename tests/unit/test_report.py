@@ -1,0 +1,197 @@
+"""`report`: what it says, that the page stands alone, and how a browser lays it out."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.actions import open_store, verify
+from clusterctl.insight import plots
+from clusterctl.insight.verify import Link, Report, Verdict
+from clusterctl.job_model import JobState, Provenance
+from clusterctl.model import Charge, Cluster
+from tests.conftest import Need
+from tests.unit.calling import Call
+from tests.unit.making import cluster, job, program, spec
+
+NAMES = ("worker-1", "worker-2")
+
+
+def recorded(ranks: int = 1) -> Cluster:
+    """A cluster with two jobs that have metrics, measurements, phases and charges."""
+    store = open_store()
+    charge = Charge(
+        node="worker-1", part="instance", item="g4dn.xlarge", hourly=0.5, source="", since=1000.0
+    )
+    where = cluster(charges=(charge.ended(4600.0),), created=1000.0)
+    store.save(where)
+    store.event("lab", "ready", phases={"plan": 0.5, "create": 30.0, "bootstrap": 12.5})
+    what = spec(program=program("--lr", "0.1", "--token", "hunter2", "a<b>|c"))
+    for number, name in ((7, "first"), (8, "second")):
+        made = job(where, what, id=number, state=JobState.SUCCEEDED, program_exit_code=0)
+        store.save_job(replace(made, started=1100.0 * number, finished=1100.0 * number + 90))
+        folder = store.home.make(store.job_folder(number) / "out" / "worker-1")
+        for rank in range(ranks):
+            lines = (
+                {"step": s, "loss": 2 / (s + number), "samples_per_second": 4e4 + s, "time": s}
+                for s in range(10)
+            )
+            text = "".join(json.dumps({"clusterctl": line}) + "\n" for line in lines)
+            (folder / f"rank-{rank}.out").write_text(text)
+        (folder.parent / ".complete").touch()
+        store.save_provenance(number, Provenance(commit="c0ffee" * 7, branch=name))
+    verdicts = (Verdict("worker-1", "GEMM", "low", "61% of the median: too hot"),)
+    links = (Link(*NAMES, latency=1e-5, flow=1e9, rate=1.2e9, back=6e8),)
+    verify.keep(store, where, Report((), links, (), verdicts, 4.0, time=1200.0))
+    return where
+
+
+def test_a_page_about_a_cluster(call: Call, need: Need) -> None:
+    recorded()
+    said = call("report", "lab")
+    assert (said.code, said.out) == (0, "")
+    assert "wrote report-lab.html" in said.err
+    page = Path("report-lab.html").read_text()
+    for title in ("Overview", "Nodes", "Time line", "Jobs", "Metrics", "Cost", "Measurements"):
+        assert f"<h2>{title}</h2>" in page
+    for title in ("Phases and jobs", "Loss", "Samples/second", "Bandwidth between nodes"):
+        assert re.search(f"<figcaption>{title}.*?</figcaption><svg ", page), title
+    assert "61% of the median: too hot" in page
+    assert "$0.5000" in page
+    assert "a&lt;b&gt;|c" in page
+    assert "hunter2" not in page
+
+
+def test_it_loads_nothing(call: Call) -> None:
+    recorded()
+    call("report", "7")
+    page = Path("report-7.html").read_text()
+    spaces = ("http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink")
+    assert set(re.findall(r"https?://[^\"' )]+", page)) <= set(spaces)
+    assert not re.search(r"<(script|link|img|iframe)\b|@import|url\((?!#)", page)
+    ids = re.findall(r'\bid="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+    assert {name[1:] for name in re.findall(r'href="(#[^"]+)"', page)} <= set(ids)
+
+
+def test_markdown_for_issues(call: Call) -> None:
+    recorded()
+    said = call("report", "8", "--format", "md", "--output", "-")
+    lines = said.out.splitlines()
+    assert lines[0] == "# Job 8: train.py"
+    assert "| commit | c0ffeec0ffee (second) |" in lines
+    assert "| program | train.py --lr 0.1 --token *** 'a<b>\\|c' |" in lines
+    assert "| 8 | loss | 0 | 10 | 0.25 | 0.117647 | 0.117647 | 0.25 |" in lines
+    assert "| low | worker-1 | GEMM | 61% of the median: too hot |" in lines
+
+
+def test_a_cluster_that_is_gone(call: Call) -> None:
+    where = recorded()
+    open_store().retire(where)
+    said = call("report", "lab", "--format", "md", "--output", "-")
+    assert said.code == 0, said.err
+    assert "## Measurements" in said.out
+    assert "bootstrap" not in said.out, "phases are on the time line alone"
+
+
+def test_without_anything_to_report(call: Call) -> None:
+    assert call("report").code == 7
+    assert call("report", "9").code == 7
+    assert call("report", "nope").code == 7
+
+
+def test_a_cluster_without_jobs(call: Call) -> None:
+    open_store().save(cluster())
+    assert call("report", "lab").code == 0
+    assert "<svg" not in Path("report-lab.html").read_text(), "no empty plot"
+
+
+def test_a_file_that_cannot_be_written(call: Call) -> None:
+    recorded()
+    said = call("report", "7", "--output", "nowhere/page.html")
+    assert said.code == 2
+    assert "nowhere/page.html" in said.err
+
+
+def test_many_lines_and_points_are_thinned() -> None:
+    lines = {f"job {n}": [(x, x * n) for x in range(10_000)] for n in range(20)}
+    svg = plots.curves(lines, x="step", y="loss")
+    assert len(svg) < 600_000
+    assert "--c7" in svg
+
+
+LOOK = """
+<iframe id="page" style="width: WIDTHpx; height: 800px; border: 0" srcdoc="SOURCE"></iframe>
+<script>
+document.getElementById("page").onload = event => {
+  const page = event.target.contentDocument, root = page.documentElement;
+  const found = {scroll: root.scrollWidth, width: root.clientWidth, plots: [], ink: [],
+    paper: event.target.contentWindow.getComputedStyle(page.body).backgroundColor};
+  for (const svg of page.querySelectorAll("svg")) {
+    const outer = svg.getBoundingClientRect(), plot = {clipped: [], overlaps: [], text: 0};
+    const boxes = [...svg.querySelectorAll('g[id*="text_"]')].map(
+      group => [group.id, group.getBoundingClientRect()]).filter(([_, box]) => box.width);
+    for (const [name, box] of boxes) {
+      plot.text = Math.max(plot.text, box.height);
+      if (box.left < outer.left - 1 || box.right > outer.right + 1 ||
+          box.top < outer.top - 1 || box.bottom > outer.bottom + 1) plot.clipped.push(name);
+      for (const [other, second] of boxes)
+        if (name < other && box.left < second.right && second.left < box.right &&
+            box.top < second.bottom && second.top < box.bottom) plot.overlaps.push([name, other]);
+    }
+    plot.size = [outer.width, outer.height];
+    plot.labels = boxes.length;
+    found.plots.push(plot);
+  }
+  document.title = JSON.stringify(found);
+};
+</script>
+"""
+
+
+def laid_out(chromium: str, page: str, width: int, *options: str) -> dict[str, Any]:
+    """What a browser of that width makes of the page."""
+    source = html.escape(page, quote=True)
+    Path("look.html").write_text(LOOK.replace("WIDTH", str(width)).replace("SOURCE", source))
+    done = subprocess.run(
+        [
+            chromium,
+            *("--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000"),
+            *("--user-data-dir=browser", "--window-size=1300,900", "--dump-dom", *options),
+            Path("look.html").absolute().as_uri(),
+        ],
+        capture_output=True,
+        timeout=120,
+        check=True,
+    )
+    title = re.search(r"<title>(.*?)</title>", done.stdout.decode(), re.DOTALL)
+    assert title, done.stderr
+    found: dict[str, Any] = json.loads(html.unescape(title[1]))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "scheme"), [(360, 0), (1280, 1)], ids=["phone", "desk"])
+def test_in_a_browser(call: Call, need: Need, tmp_path: Path, width: int, scheme: int) -> None:
+    """No overlap, no clipped label, no page wider than the screen; dark where that is wanted."""
+    chromium = need("chromium")
+    recorded(ranks=3)
+    call("report", "lab")
+    page = Path("report-lab.html").read_text()
+    found = laid_out(chromium, page, width, f"--blink-settings=preferredColorScheme={scheme}")
+    assert found["scroll"] <= found["width"]
+    assert found["paper"] == ("rgb(20, 23, 28)" if scheme == 0 else "rgb(255, 255, 255)")
+    assert len(found["plots"]) == 4
+    for plot in found["plots"]:
+        assert plot["labels"] >= 4
+        assert plot["clipped"] == []
+        assert plot["overlaps"] == []
+        assert plot["size"][0] > 280
+        assert plot["text"] > 7
