@@ -74,6 +74,8 @@ class JobSpec:
     backend: str = "auto"
     launcher: str = "mpirun"
     """`auto`: the usual one of whatever runs the cluster's jobs."""
+    mpirun_args: tuple[str, ...] = ()
+    """Options for mpirun beside ours, each with its values."""
     env: dict[str, str] = field(default_factory=dict)
     """Variables that are no secret. Secrets have no place in a record: only their names do."""
     secret_names: tuple[str, ...] = ()
@@ -112,6 +114,7 @@ class JobSpec:
             "--now": self.now,
             "--keep-files": self.keep_files,
             "--on-node-loss": self.on_node_loss,
+            "--mpirun-arg": self.mpirun_args,
             "--nodes": self.nodes,
             "--ranks-per-node": self.ranks_per_node,
         }

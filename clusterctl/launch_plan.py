@@ -27,6 +27,8 @@ class BatchMpirun:
     """What an engine needs, its own word, and its flags: the first row that fits."""
     more: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
     """Flags for each row that fits, the engine's word included."""
+    placed: tuple[str, ...] = ()
+    """How ranks are placed and bound, and what the user adds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

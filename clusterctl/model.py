@@ -21,6 +21,11 @@ MEMORY = "/dev/shm"
 """Of a node: where secrets of jobs lie that a restart is to remove."""
 
 
+def hostfile_mark(cluster_id: str) -> str:
+    """The first line of a ~/hostfile on a node that is ours to replace and to remove."""
+    return f"# Workers of cluster {cluster_id}, written by clusterctl"
+
+
 class Role(str, Enum):
     """What a node is for. BOTH starts jobs and runs ranks; LOGIN is the one node of a batch system
     that we talk to."""

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from clusterctl import process
-from clusterctl.actions import open_pool
+from clusterctl.actions import Tell, open_pool, terminal
 from clusterctl.errors import NodeUnreachable, RecordError, UsageError
 from clusterctl.model import Cluster, Node, NodeResult, Role
 from clusterctl.state import Store
@@ -45,8 +45,14 @@ def ssh_argv(cluster: Cluster, name: str | None, words: list[str]) -> list[str]:
         return ["/bin/sh", *(["-c", _at_home(words)] if words else [])]
     if words:
         return ["ssh", "-F", "config", node.name, _at_home(words)]
-    terminal = ["-t"] if sys.stdin.isatty() else []
-    return ["ssh", "-F", "config", *terminal, node.name, 'cd; exec "${SHELL:-/bin/sh}" -l']
+    tty = ["-t"] if sys.stdin.isatty() else []
+    return ["ssh", "-F", "config", *tty, node.name, f"cd; {_open_shell(node)}"]
+
+
+def _open_shell(node: Node) -> str:
+    """The shell of `terminal`, where the node has got it, else the account's own."""
+    enter = shlex.quote(f"{node.root}/shell/enter")
+    return f'[ ! -x {enter} ] || exec {enter}; exec "${{SHELL:-/bin/sh}}" -l'
 
 
 def _at_home(words: list[str]) -> str:
@@ -55,7 +61,7 @@ def _at_home(words: list[str]) -> str:
     return f"cd; {words[0] if len(words) == 1 else shlex.join(words)}"
 
 
-def shell(store: Store, cluster: Cluster, name: str | None, words: list[str]) -> int:
+def shell(store: Store, cluster: Cluster, name: str | None, words: list[str], tell: Tell) -> int:
     """Hands the terminal to ssh; its exit code, which is the remote command's.
 
     ssh says 255 when it gets no connection, and programs may say so too: then we try ourselves,
@@ -63,6 +69,8 @@ def shell(store: Store, cluster: Cluster, name: str | None, words: list[str]) ->
     """
     argv = ssh_argv(cluster, name, words)
     _check_keys(store, cluster)
+    if not words and cluster.system == "direct":
+        terminal.prepare(store, cluster, tell)
     code = process.foreground(argv, cwd=store.folder(cluster.name) / "ssh")
     if code == SSH_FAILED:
         with open_pool(store, cluster) as pool:

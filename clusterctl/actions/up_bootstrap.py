@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from clusterctl import assets, bootstrap, catalog, keys
-from clusterctl.actions import ssh_config
+from clusterctl.actions import ssh_config, terminal
 from clusterctl.actions.node_images import NodeImage
 from clusterctl.bootstrap import steps
 from clusterctl.bootstrap.progress import StepReporter
@@ -29,6 +29,7 @@ def write_ssh(store: Store, cluster: Cluster, host_keys: dict[str, str]) -> list
     """known_hosts and an ssh_config: for us, and for `ssh -F` by hand. Returns the nodes whose
     host key has changed since they were last written."""
     folder = store.folder(cluster.name) / "ssh"
+    terminal.forget(store, cluster)
     before: dict[str, str] = {}
     with suppress(OSError):
         lines = (folder / "known_hosts").read_text(errors="replace").splitlines()

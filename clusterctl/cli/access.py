@@ -32,7 +32,7 @@ def ssh(given: Ssh, console: Console) -> None:
     chosen = actions.choose(store, given.cluster)
     node, words = given.node or None, list(given.command)
     if not given.json:
-        raise typer.Exit(reach.shell(store, chosen, node, words))
+        raise typer.Exit(reach.shell(store, chosen, node, words, console.note))
     if not words:
         raise UsageError("--json needs a command", hint="clusterctl ssh --json NODE -- COMMAND")
     result = reach.execute(store, chosen, node, words, given.timeout)

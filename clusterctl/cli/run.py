@@ -89,7 +89,7 @@ def _circumstances(given: Run, chosen: Cluster) -> set[str]:
         "terminal": given.interactive and not given.dry_run,
     }
     ways = [word for word, wanted in doing.items() if wanted]
-    return {chosen.system, *ways, *(f"{word} {chosen.system}" for word in ways)}
+    return {chosen.system, given.launcher, *ways, *(f"{word} {chosen.system}" for word in ways)}
 
 
 def _spec(given: Run, program: Program) -> JobSpec:

@@ -81,6 +81,7 @@ def _facts(job: Job) -> dict[str, str]:
         "placement": ", ".join(places),
         "backend": spec.backend,
         "launcher": spec.launcher,
+        "--mpirun-arg": " ".join(spec.mpirun_args),
         "--allow-cpu": "yes" if spec.allow_cpu else "",
         "--timeout": _seconds(spec.timeout or None),
         "--hang-timeout": _seconds(spec.hang_timeout or None),

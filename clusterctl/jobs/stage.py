@@ -197,6 +197,12 @@ def pack_library() -> bytes:
     return b"".join(_member(root / name, f"lib/{name}") for name in sorted(names))
 
 
+def pack_programs(folder: str) -> bytes:
+    """The archive of the bundled programs, with the package that they import: `FOLDER/…`."""
+    root = assets.folder("workloads")
+    return b"".join(_member(root / name, f"{folder}/{name}") for name in sorted(_walk(root)))
+
+
 def pack_texts(files: Iterable[tuple[str, str, int]]) -> bytes:
     """An archive of generated files: (name, text, mode)."""
     return b"".join(_entry(name, text.encode(), mode) for name, text, mode in files)

@@ -39,7 +39,7 @@ class BatchScript:
             programs={login.name: program(request)},
             files={},
             path=_path(request),
-            mpirun=in_batch_job(),
+            mpirun=in_batch_job(request.spec.mpirun_args),
             device_env={
                 **IN_BATCH_JOB.node_env()[""],
                 "OMPI_MCA_btl_tcp_if_include": IN_BATCH_JOB.devices[""],

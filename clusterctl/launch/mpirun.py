@@ -6,7 +6,7 @@ Open MPI 5 hands its runtime's own parameters to PRRTE (`--prtemca`), Open MPI 4
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from shlex import quote
 
@@ -15,6 +15,7 @@ from clusterctl.launch import Request, interconnect, mpi_transport
 from clusterctl.launch.environment import environment, program
 from clusterctl.launch.interconnect import Interconnect
 from clusterctl.launch.mpi_transport import Flag, MpiTransport
+from clusterctl.launch.mpirun_args import merge
 from clusterctl.launch.placement import choose_binding, is_oversubscribed
 from clusterctl.launch_plan import BatchMpirun, LaunchPlan, Reason
 from clusterctl.model import Mpi, Node
@@ -107,7 +108,7 @@ def plan_mpirun(request: Request, *, per_node: bool) -> LaunchPlan:
     transport = mpi_transport.choose(request.spec.backend, nodes)
     if not cluster.one_host:
         network = replace(network, ucx_devices=transport.ucx_devices)
-    flags = _flags(request, mpi, network, counts, transport)
+    flags = merge(_flags(request, mpi, network, counts, transport), request.spec.mpirun_args)
     env, reasons = environment(request, transport.env)
     notes = list(transport.notes)
     if is_oversubscribed(cluster, request.placement):
@@ -245,10 +246,19 @@ def _flags(
     return flags
 
 
-def in_batch_job() -> dict[int, BatchMpirun]:
+PLACED: tuple[Flag, ...] = (
+    (("--map-by", "slot"), "ranks fill the nodes in order"),
+    (("--bind-to", "none"), "the batch system binds, or does not"),
+)
+"""In a job of a batch system."""
+
+
+def in_batch_job(args: Sequence[str] = ()) -> dict[int, BatchMpirun]:
     """The same flags in a job of a batch system, where the nodes and mpirun itself are known only
-    when it starts."""
-    return {major: _in_batch_job(words) for major, words in GENERATIONS.items()}
+    when it starts. `args`: as in JobSpec.mpirun_args."""
+    placed = _words(merge(PLACED, args))
+    found = {major: _in_batch_job(words) for major, words in GENERATIONS.items()}
+    return {major: replace(call, placed=placed) for major, call in found.items()}
 
 
 def _in_batch_job(words: Generation) -> BatchMpirun:

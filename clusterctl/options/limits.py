@@ -87,6 +87,12 @@ NODES = Limit(
     says="has no effect with Grid Engine, which allocates slots",
     instead={"sge": "request slots with -pe NAME SLOTS"},
 )
+MPIRUN = Limit(
+    only=frozenset({"direct", "mpirun"}),
+    never=frozenset({"torchrun", "srun", "interactive"}),
+    says="works only with --launcher mpirun",
+    hint="add --launcher mpirun, or leave it out",
+)
 STAGED = _never(
     "interactive",
     says="has no effect with --interactive, which stages and records nothing",

@@ -106,6 +106,10 @@ class Run(Started, heading=JOBS, module="run"):
     launcher = choice(
         "--launcher", RANKS, "Program that starts ranks", "mpirun", "torchrun", "srun", empty="auto"
     )
+    mpirun_args = texts(
+        *("--mpirun-arg", RANKS, "Option for mpirun: '--map-by numa'; repeatable", "ARG"),
+        limits=(where.STAGED, where.MPIRUN),
+    )
     python_module = text("-m", PROGRAM, "Run a Python module, not SCRIPT", "MODULE", settable=False)
     variables = texts("-e --env", PROGRAM, ENV, "NAME[=VALUE]")
     env_file = files("--env-file", PROGRAM, ENV_FILE)

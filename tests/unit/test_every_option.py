@@ -201,6 +201,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "--mem-per-gpu": ("2G",),
     "--mirror": ("http://mirror.example.org",),
     "--module": ("openmpi",),
+    "--mpirun-arg": ("--report-bindings",),
     "--name": ("mine",),
     "--nodelist": ("c1",),
     "--nodes": ("1",),

@@ -8,7 +8,7 @@ from ipaddress import ip_address, ip_network
 from pathlib import Path
 
 from clusterctl import assets, bootstrap, catalog, keys, providers
-from clusterctl.actions import Tell, check_name, open_pool
+from clusterctl.actions import Tell, check_name, open_pool, terminal
 from clusterctl.actions.attach.ports import check_ports
 from clusterctl.actions.attach.record import (
     ASK_TIMEOUT,
@@ -108,6 +108,7 @@ def _prepare_hosts(
     store: Store, cluster: Cluster, machines: Machines, pool: Pool, tell: Tell
 ) -> Cluster:
     folder = store.folder(cluster.name) / "ssh"
+    terminal.forget(store, cluster)
     tell(f"connecting to {len(cluster.nodes)} hosts")
     _all_well("some hosts cannot be used", pool.connect(timeout=CONNECT_TIMEOUT), NodeUnreachable)
     host_keys = {}

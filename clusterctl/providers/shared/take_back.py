@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 
 from clusterctl import assets
 from clusterctl.errors import LeftoverError
-from clusterctl.model import MEMORY, Cluster, Node, NodeResult
+from clusterctl.model import MEMORY, Cluster, Node, NodeResult, hostfile_mark
 from clusterctl.node_results import fold, ranges
 from clusterctl.providers.protocol import OnEvent
 from clusterctl.transport.pool import Pool
@@ -55,6 +55,7 @@ def render_removal(root: str, id: str) -> str:
         workdir=str(own.parent),
         id=id,
         memory=MEMORY,
+        mark=hostfile_mark(id),
     )
 
 

@@ -1,0 +1,65 @@
+"""A shell on a node in which ssh, mpirun and python are those of jobs.
+
+What it needs is written to all nodes when the first shell is opened, since `ssh worker-1` and
+`mpirun` reach all of them, and again when the nodes have changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from shlex import quote
+
+from clusterctl import __version__, assets
+from clusterctl.actions import Tell, open_pool
+from clusterctl.jobs import stage
+from clusterctl.launch import by_hand
+from clusterctl.model import Cluster, Node, NodeResult, hostfile_mark
+from clusterctl.node_results import fold
+from clusterctl.state import Store
+from clusterctl.state.home import write_atomic
+
+TIMEOUT = 60.0
+DIGEST = "shell"
+"""A file beside the cluster's keys: which nodes have been prepared, and by which version."""
+
+
+def forget(store: Store, cluster: Cluster) -> None:
+    """The nodes are made ready again: their files may be gone."""
+    (store.folder(cluster.name) / "ssh" / DIGEST).unlink(missing_ok=True)
+
+
+def prepare(store: Store, cluster: Cluster, tell: Tell) -> None:
+    """Writes the files of the shells to all nodes, unless they have them. Nodes that do not answer
+    are told, and tried again next time."""
+    stamp = store.folder(cluster.name) / "ssh" / DIGEST
+    wanted = hashlib.sha256(f"{__version__} {cluster.nodes}".encode()).hexdigest()
+    if stamp.is_file() and stamp.read_text() == wanted:
+        return
+    programs = stage.pack_programs("programs")
+
+    def send(name: str) -> NodeResult:
+        node = cluster.node(name)
+        texts = by_hand.files(cluster, node).items()
+        archive = stage.pack_texts((path, text, mode) for path, (text, mode) in texts)
+        return pool.transport(name).run(
+            _install(cluster, node),
+            stdin=archive + programs + stage.END_OF_ARCHIVE,
+            timeout=TIMEOUT,
+        )
+
+    with open_pool(store, cluster) as pool:
+        failed = [result for result in pool.each(send) if not result.ok]
+    for line in fold(failed):
+        tell(f"{line}; `ssh` and `mpirun` may not reach it")
+    if not failed:
+        write_atomic(stamp, wanted.encode())
+
+
+def _install(cluster: Cluster, node: Node) -> str:
+    script = assets.render(
+        "terminal/install.sh.j2",
+        node=node,
+        mark=hostfile_mark(cluster.id),
+        container=by_hand.is_contained(node),
+    )
+    return f"exec /bin/sh -c {quote(script)}"

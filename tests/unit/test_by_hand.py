@@ -1,0 +1,182 @@
+"""What a person finds on a node who types ssh, mpirun and python there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import UsageError
+from clusterctl.jobs import systems
+from clusterctl.launch import by_hand
+from clusterctl.launch.mpirun import Mpirun
+from clusterctl.model import Cluster, hostfile_mark
+from tests.unit.making import cluster, node, request, spec
+
+
+def written(made: Cluster, name: str, folder: Path) -> Path:
+    """The files of that node, on disk; programs on PATH say what they were called with."""
+    chosen = replace(made.node(name), root=str(folder), mpi_prefix=str(folder / "mpi"))
+    chosen = replace(chosen, python=str(folder / "py" / "bin" / "python"))
+    nodes = tuple(chosen if item.name == name else item for item in made.nodes)
+    texts = by_hand.files(replace(made, nodes=nodes), chosen)
+    texts["../bin/free-port"] = ("echo 23456\n", 0o755)
+    for program in ("../mpi/bin/mpirun", "../py/bin/python"):
+        said = 'echo "$MASTER_ADDR:$MASTER_PORT" "$@"; env >"$0.env"\n'
+        texts[program] = (f"#!/bin/sh\n{said}", 0o755)
+    for path, (text, mode) in texts.items():
+        target = folder / "shell" / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)
+        target.chmod(mode)
+    (folder / "shell" / "programs").mkdir()
+    (folder / "shell" / "programs" / "bundled.py").touch()
+    (folder / "ssh").mkdir()
+    return folder
+
+
+def inside(folder: Path, *words: str, **variables: str) -> str:
+    """What that command prints in the shell of a node."""
+    env = {"PATH": os.environ["PATH"], "HOME": str(folder), **variables}
+    done = subprocess.run(
+        ["/bin/sh", str(folder / "shell" / "enter"), *words],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        env=env,
+        cwd=folder,
+    )
+    assert done.returncode == 0, done
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "address"),
+    [
+        (["-np", "4", "--hostfile", "hosts", "python", "x.py", "--host", "0.0.0.0"], "10.0.0.12"),
+        (["-H", "worker-2:2,worker-1", "true"], "10.0.0.12"),
+        (["-H", "10.0.0.11", "true"], "10.0.0.11"),
+        (["-np", "2", "true"], "127.0.0.1"),
+    ],
+)
+def test_ranks_meet_at_the_first_host(words: list[str], address: str, tmp_path: Path) -> None:
+    folder = written(cluster(), "launcher", tmp_path)
+    (folder / "hosts").write_text("# mine\n\n10.0.0.12 slots=2\n")
+    assert inside(folder, "mpirun", *words) == f"{address}:23456 {' '.join(words)}\n"
+    chosen = inside(folder, "mpirun", *words, MASTER_ADDR="10.9.9.9", MASTER_PORT="7")
+    assert chosen.startswith("10.9.9.9:7 ")
+
+
+@pytest.mark.parametrize(("version", "prefix"), [("5.0.11", "PRTE"), ("4.1.4", "OMPI")])
+def test_mpirun_gets_what_jobs_tell_it(version: str, prefix: str, tmp_path: Path) -> None:
+    names = (("launcher", "10.0.0.10"), ("worker-1", "10.0.0.11"), ("worker-2", "10.0.0.12"))
+    made = cluster(*(node(name, address, mpi=version) for name, address in names))
+    folder = written(made, "launcher", tmp_path)
+    inside(folder, "mpirun")
+    env = dict(
+        line.split("=", 1)
+        for line in (folder / "mpi/bin/mpirun.env").read_text().splitlines()
+        if "=" in line
+    )
+    agent = "plm_ssh_agent" if version[0] == "5" else "plm_rsh_agent"
+    assert env[f"{prefix}_MCA_{agent}"] == "clusterctl-mpi-ssh"
+    assert env["OMPI_MCA_btl_tcp_if_include"] == "10.0.0.0/24"
+    assert env["GLOO_SOCKET_IFNAME"] == "eth0"
+    # What belongs to one job would be wrong in the next.
+    assert not {"CLUSTERCTL_WORLD_SIZE", "CLUSTERCTL_JOB"} & set(env)
+    assert not [name for name in env if "mapping_policy" in name or "oversubscribe" in name]
+    path = env["PATH"].split(":")
+    assert path[:2] == [f"{folder}/shell/bin", f"{folder}/mpi/bin"]
+
+
+def test_slots_are_advice_only_where_nodes_share_a_machine() -> None:
+    nodes = [node("launcher", "10.0.0.10"), node("worker-1", "10.0.0.11")]
+    local = cluster(*nodes, provider="local")
+    text = by_hand.files(local, local.launcher)["env"][0]
+    assert "PRTE_MCA_rmaps_default_mapping_policy=slot:oversubscribe" in text
+
+
+def test_a_bundled_program_is_found_by_its_name(tmp_path: Path) -> None:
+    folder = written(cluster(), "worker-1", tmp_path)
+    bundled = f"{folder}/shell/programs/bundled.py"
+    assert inside(folder, "python", "bundled.py", "a b") == f": {bundled} a b\n"
+    assert inside(folder, "python3", "-c", "x") == ": -c x\n"
+    assert inside(folder, "python", "other.py") == ": other.py\n"
+    (folder / "bundled.py").touch()  # a file of the person's own
+    assert inside(folder, "python", "bundled.py") == ": bundled.py\n"
+
+
+def test_the_hostfile_has_all_workers_and_says_whose_it_is() -> None:
+    made = cluster()
+    assert by_hand.hostfile(made).splitlines() == [
+        hostfile_mark(made.id),
+        "10.0.0.11 slots=4 # worker-1",
+        "10.0.0.12 slots=4 # worker-2",
+    ]
+    assert "localhost slots=8\n" in by_hand.hostfile(replace(made, one_host=True))
+
+
+def test_plain_ssh_checks_host_keys_of_nodes_and_knows_other_hosts_as_before(
+    tmp_path: Path,
+) -> None:
+    home = tmp_path / "a %h"
+    home.mkdir()
+    folder = written(cluster(), "launcher", home)
+
+    def asked(host: str) -> list[str]:
+        return inside(folder, "ssh", "-G", host).splitlines()
+
+    known = asked("worker-1")
+    assert "hostname 10.0.0.11" in known
+    assert {"stricthostkeychecking true", "hostkeyalias worker-1"} <= set(known)
+    assert f"userknownhostsfile {folder}/ssh/known_hosts" in known
+    assert not any(line.startswith("hostkeyalias") for line in asked("elsewhere"))
+
+
+def test_without_mpi_the_rest_works(tmp_path: Path) -> None:
+    nodes = [node("launcher", "10.0.0.10", mpi=""), node("worker-1", "10.0.0.11", mpi="")]
+    made = cluster(*(replace(item, mpi_prefix="") for item in nodes))
+    assert "bin/mpirun" not in by_hand.files(made, made.launcher)
+    assert inside(written(made, "launcher", tmp_path), "python", "-V") == ": -V\n"
+
+
+def argv(*args: str) -> list[str]:
+    return list(Mpirun().plan(request(cluster(), spec(mpirun_args=args))).argv)
+
+
+def test_mpirun_args_come_beside_ours_and_win() -> None:
+    found = argv("--map-by slot:PE=2 --report-bindings", "--mca btl_base_verbose '30 x'")
+    assert found.count("--map-by") == 1
+    assert found[found.index("--map-by") + 1] == "slot:PE=2"
+    assert "--report-bindings" in found
+    assert found[found.index("btl_base_verbose") + 1] == "30 x"
+    assert found.index("--report-bindings") < found.index("/bin/sh")
+    assert argv("--mca pml ucx").count("pml") == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [
+        ("-np 9", "--ranks"),
+        ("--hostfile mine", "--nodes"),
+        ("-x A=1", "--env"),
+        ("--map-by node", "--ranks-per-node"),
+        ("--map-by slot:span", "--ranks-per-node"),
+        ("numa", "for example"),
+        ("--mca 'x", "quotation"),
+    ],
+)
+def test_mpirun_args_that_clusterctl_decides_are_refused(given: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        argv(given)
+    assert hint in caught.value.hint
+
+
+def test_mpirun_args_need_mpirun() -> None:
+    system = systems.load(cluster())
+    with pytest.raises(UsageError, match="--mpirun-arg works only with --launcher mpirun"):
+        system.resolve(spec(launcher="torchrun", mpirun_args=("--report-bindings",)))
+    assert system.resolve(spec(mpirun_args=("--report-bindings",)))
