@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from signal import Signals
 
+from clusterctl.sweeps import Point, points
+
 
 class JobState(str, Enum):
     """QUEUED → RUNNING → one of the ends. LOST: its supervisor vanished without a word."""
@@ -74,6 +76,12 @@ class JobSpec:
     backend: str = "auto"
     launcher: str = "mpirun"
     """`auto`: the usual one of whatever runs the cluster's jobs."""
+    sweep: tuple[str, ...] = ()
+    """`lr=0.1,0.01`: values of which every combination is a point of its own."""
+    array: str = ""
+    """`0-99%8`: the points by their numbers."""
+    only: tuple[int, ...] = ()
+    """Those that run, of the points; (): all."""
     mpirun_args: tuple[str, ...] = ()
     """Options for mpirun beside ours, each with its values."""
     env: dict[str, str] = field(default_factory=dict)
@@ -104,10 +112,22 @@ class JobSpec:
     """Folders of the staged tree with packages of the project itself."""
 
     @property
+    def is_sweep(self) -> bool:
+        return bool(self.sweep or self.array)
+
+    @property
+    def points(self) -> tuple[Point, ...]:
+        """The points that run; () for a job of ranks. Raises UsageError."""
+        found = points(self.sweep, self.array) if self.is_sweep else ()
+        return tuple(point for point in found if not self.only or point.number in self.only)
+
+    @property
     def particular(self) -> tuple[str, ...]:
         """The options of `run` that it was given and that only some clusters know."""
         native = (f"-{name}" if name in ("pe", "l") else f"--{name}" for name in self.native)
         given = {
+            "--sweep": self.sweep,
+            "--array": self.array,
             "--module": self.modules,
             "--venv": self.venv,
             "--container": self.container,
@@ -196,12 +216,26 @@ class Job:
     native_id: str = ""
     attempt: int = 1
     hangs: tuple[Hang, ...] = ()
+    points_ended: dict[str, int] = field(default_factory=dict)
+    """Of a sweep: the exit codes of the points that have ended, by their numbers."""
     fetched: bool = False
     rerun_of: int | None = None
 
     @property
     def ranks(self) -> int:
         return sum(place.count for place in self.placement)
+
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """The numbers of its ranks, or of its points."""
+        if self.spec.is_sweep:
+            return tuple(point.number for point in self.spec.points)
+        return tuple(range(self.ranks))
+
+    @property
+    def unfinished_points(self) -> tuple[int, ...]:
+        """Points of a sweep that have not ended well."""
+        return tuple(n for n in self.processes if self.points_ended.get(str(n)) != 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,9 +106,11 @@ def logs(
     """The lines of the job's output that are chosen: to its end with `follow`, else as far as it
     is. `rank` has to be one of the job's, and is not filtered for. `tell` hears why a job waits."""
     job = find_job(store, number, where)
-    if rank is not None and rank >= job.ranks:
+    if rank is not None and rank not in job.processes:
+        what, numbers = "point" if job.spec.is_sweep else "rank", job.processes
         raise UsageError(
-            f"job {number} has no rank {rank}", hint=f"its ranks are 0 to {job.ranks - 1}"
+            f"job {number} has no {what} {rank}",
+            hint=f"its {what}s are {numbers[0]} to {numbers[-1]}",
         )
     yield from choose(_output(store, job, tell, follow=follow), choice)
 
@@ -283,6 +285,8 @@ class Changes:
     files: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
     ranks: int = 0
+    failed: bool = False
+    """Of a sweep, only the points that did not succeed."""
 
 
 def rerun(
@@ -307,6 +311,8 @@ def rerun(
     cluster = require_ready(store.cluster(old.cluster if where is None else check_name(where)))
     cluster = cluster.without(without)
     spec, secrets = _with(old.spec, given)
+    if given.failed:
+        spec = replace(spec, only=_points_again(old))
     source = None
     if resume:
         planned, _ = plan_job(cluster, spec, number=number)
@@ -331,6 +337,18 @@ def rerun(
         detach=detach,
         carried=carried,
     )
+
+
+def _points_again(old: Job) -> tuple[int, ...]:
+    if not old.spec.is_sweep:
+        raise UsageError(f"job {old.id} is not a sweep", hint="leave out --failed")
+    if not old.state.ended:
+        raise UsageError(
+            f"job {old.id} is still {old.state.value}", hint=f"`clusterctl logs {old.id} -f` waits"
+        )
+    if not old.unfinished_points:
+        raise UsageError(f"all points of job {old.id} succeeded", hint="leave out --failed")
+    return old.unfinished_points
 
 
 def _with(spec: JobSpec, given: Changes) -> tuple[JobSpec, dict[str, str]]:

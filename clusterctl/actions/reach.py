@@ -69,7 +69,7 @@ def shell(store: Store, cluster: Cluster, name: str | None, words: list[str], te
     """
     argv = ssh_argv(cluster, name, words)
     _check_keys(store, cluster)
-    if not words and cluster.system == "direct":
+    if not words and node_of(cluster, name).role is not Role.LOGIN:
         terminal.prepare(store, cluster, tell)
     code = process.foreground(argv, cwd=store.folder(cluster.name) / "ssh")
     if code == SSH_FAILED:

@@ -34,7 +34,10 @@ def announce(console: Console, job: Job, detach: bool) -> None:
     )
     places = f" ({where})" if where else ""
     native = f" ({job.scheduler} {job.native_id})" if job.native_id else ""
-    console.report(f"job {job.id}: {count(job.ranks, 'rank')}{places}, {job.state.value}{native}")
+    size = count(job.ranks, "rank")
+    if job.spec.is_sweep:
+        size = f"{count(len(job.processes), 'point')}, {job.ranks} at a time"
+    console.report(f"job {job.id}: {size}{places}, {job.state.value}{native}")
     if detach:
         console.note(f"follow it with `clusterctl logs {job.id} -f`")
         console.document(pick(job, "id", "cluster", "state", "native_id"))
@@ -51,7 +54,9 @@ def finish(console: Console, job: Job) -> int:
         console.report(f"job {job.id} succeeded in {format_duration(job)}")
         result = 0
     elif job.state is JobState.FAILED:
-        if failure:
+        if failure and job.spec.is_sweep:
+            how = f"{job.reason}; `clusterctl rerun {job.id} --failed` runs them again"
+        elif failure:
             how = failure.text + (f"; {job.reason}" if job.reason else "")
         else:
             how = job.reason or describe_exit(code or 1)
@@ -155,6 +160,23 @@ def _result(console: Console, job: Job, code: int) -> None:
         console.reported = True
 
 
+def _points(job: Job) -> dict[str, Any]:
+    return {
+        "total": len(job.processes),
+        "ended": len(job.points_ended),
+        "failed": [int(number) for number, code in job.points_ended.items() if code],
+    }
+
+
+def describe_size(job: Job) -> str:
+    """The number of ranks; of a sweep, how many of its points have ended, and failed."""
+    if not job.spec.is_sweep:
+        return str(job.ranks)
+    failed = sum(code != 0 for code in job.points_ended.values())
+    text = f"{len(job.points_ended)}/{len(job.processes)}"
+    return f"{text} ({failed} failed)" if failed else text
+
+
 def format_duration(job: Job) -> str:
     seconds = _seconds(job)
     return "-" if seconds is None else ago(seconds)
@@ -176,6 +198,7 @@ def document(job: Job) -> dict[str, Any]:
         "program": job.spec.program.target,
         "args": job.spec.program.args,
         "ranks": job.ranks,
+        **({"points": _points(job)} if job.spec.is_sweep else {}),
         "placement": {place.node: list(place.ranks) for place in job.placement},
         **pick(job, "program_exit_code", "failure", "reason", "created", "started", "finished"),
         "seconds": None if seconds is None else round(seconds, 3),

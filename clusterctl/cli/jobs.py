@@ -19,6 +19,7 @@ from clusterctl.cli import job_columns
 from clusterctl.cli.console import Console, printable, table
 from clusterctl.cli.job_output import (
     announce,
+    describe_size,
     fetched_document,
     finish,
     format_duration,
@@ -75,7 +76,16 @@ def _row(job: Job, batch: bool, waiting: bool, money: list[str]) -> list[object]
     command = _command(job)
     where = [job.id, job.cluster, *[job.native_id or "-"] * batch, job.state.value]
     waits = [_waits_for(job) or "-"] * waiting
-    return [*where, *waits, code, job.ranks, started, format_duration(job), *money, command]
+    return [
+        *where,
+        *waits,
+        code,
+        describe_size(job),
+        started,
+        format_duration(job),
+        *money,
+        command,
+    ]
 
 
 def number_of(

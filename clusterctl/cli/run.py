@@ -178,7 +178,9 @@ def rerun(given: Rerun, console: Console) -> None:
     files = [*(path for path in stored if path.is_file()), *given.env_file]
     variables, secrets = environment(given.variables, files)
     kept = dict.fromkeys(str(path.absolute()) for path in (*stored, *given.env_file))
-    changed = jobs.Changes(variables, secrets, tuple(kept), given.arguments, given.ranks)
+    changed = jobs.Changes(
+        variables, secrets, tuple(kept), given.arguments, given.ranks, given.failed
+    )
     number = 0
 
     def on_start(started: Job) -> None:

@@ -14,6 +14,7 @@ from clusterctl.jobs.program import check
 from clusterctl.jobs.start import ASK_TIMEOUT, STAGE_TIMEOUT, make_error
 from clusterctl.jobs.systems import Preview, check_options
 from clusterctl.launch.placement import place
+from clusterctl.launch.points import place_points
 from clusterctl.launch_plan import LaunchPlan
 from clusterctl.model import Cluster, Node, NodeResult
 from clusterctl.schedulers.direct import GRACE, command_line
@@ -44,16 +45,19 @@ class DirectSystem:
 
     def resolve(self, spec: JobSpec) -> tuple[JobSpec, tuple[Placement, ...]]:
         check_options(spec.particular, spec.launcher, self._cluster)
-        placement = place(self._cluster, spec)
+        how = place_points if spec.is_sweep else place
+        placement = how(self._cluster, spec)
         check(spec.program, self._cluster, tuple(item.node for item in placement))
         return spec, placement
 
     def plan(self, request: launch.Request) -> LaunchPlan:
-        return launch.load(request.spec.launcher).plan(request)
+        name = "points" if request.spec.is_sweep else request.spec.launcher
+        return launch.load(name).plan(request)
 
     def preview(self, job: Job, plan: LaunchPlan) -> Preview:
+        hostfile = plan.files.get("hostfile")
         sections = [
-            ("hostfile", plan.files["hostfile"]),
+            *([("hostfile", hostfile)] if hostfile else []),
             (f"on {self._cluster.launcher.name}", f"{command_line(plan.argv)}\n"),
         ]
         if plan.agents:

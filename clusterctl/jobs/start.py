@@ -12,7 +12,7 @@ from clusterctl.errors import ClusterctlError, LaunchError, NodeUnreachable
 from clusterctl.job_model import Job, ProgramKind
 from clusterctl.jobs import spy, stage, systems
 from clusterctl.launch_plan import LaunchPlan
-from clusterctl.model import MEMORY, Cluster, Node, NodeResult
+from clusterctl.model import MEMORY, Accelerator, Cluster, Node, NodeResult
 from clusterctl.schedulers.direct import (
     CLEAN_LIMIT,
     GRACE,
@@ -37,6 +37,12 @@ CGROUPS = "/sys/fs/cgroup"
 Carry = int | Mapping[str, Path]
 """Outputs of an earlier job that a job starts with: those that the nodes have of the job of that
 number, or an archive here for each node."""
+GPU_VARIABLES = {
+    Accelerator.NVIDIA: "CUDA_VISIBLE_DEVICES",
+    Accelerator.AMD: "HIP_VISIBLE_DEVICES",
+    Accelerator.NONE: "",
+}
+"""What gives a point of a sweep one GPU, its slot's."""
 LARGE = 8_000_000
 """Archives above this are sent as a file of their own, so that they are not held once per node."""
 
@@ -98,6 +104,9 @@ def node_files(job: Job, cluster: Cluster, plan: LaunchPlan, secrets: Mapping[st
                 program=plan.programs[name],
                 agent=plan.agents.get(name, ""),
                 device_env=plan.device_env,
+                points=job.spec.is_sweep,
+                root=node.root,
+                gpu_variable=GPU_VARIABLES[node.accelerator] if node.facts.gpus else "",
                 grace=GRACE,
                 cgroups=CGROUPS,
                 line_buffered=job.spec.program.kind
@@ -105,6 +114,8 @@ def node_files(job: Job, cluster: Cluster, plan: LaunchPlan, secrets: Mapping[st
             ),
             0o755,
         )
+        if job.spec.is_sweep:
+            files[name] |= _point_files(job, folder, tag)
     launcher = files[cluster.launcher.name]
     texts = {**plan.files, **system.scheduler.script(job, cluster, plan)}
     launcher.update({name: (text, 0o755) for name, text in texts.items()})
@@ -132,6 +143,14 @@ def _stacks_script(job: Job, node: Node, tag: str, archs: set[str]) -> str:
         limit=STACK_LIMIT,
         largest=LARGEST_NOTE,
     )
+
+
+def _point_files(job: Job, folder: str, tag: str) -> dict[str, tuple[str, int]]:
+    """What a node needs to run points of a sweep."""
+    return {
+        "slot.sh": (assets.render("job/slot.sh.j2", id=job.id, folder=folder, tag=tag), 0o755),
+        "point": (assets.render("job/point.sh.j2", id=job.id, points=job.spec.points), 0o600),
+    }
 
 
 def list_nodes(job: Job, cluster: Cluster) -> tuple[str, ...]:

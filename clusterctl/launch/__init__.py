@@ -44,6 +44,7 @@ class Launcher(Protocol):
 LAUNCHERS: dict[str, str] = {
     "mpirun": "clusterctl.launch.mpirun:Mpirun",
     "torchrun": "clusterctl.launch.torchrun:Torchrun",
+    "points": "clusterctl.launch.points:Points",
     "batch": "clusterctl.launch.batch:BatchScript",
 }
 

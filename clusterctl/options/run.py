@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from clusterctl import sweeps
 from clusterctl.errors import UsageError
 from clusterctl.options import limits as where
 from clusterctl.options.clusters import Up
@@ -109,6 +110,19 @@ class Run(Started, heading=JOBS, module="run"):
     mpirun_args = texts(
         *("--mpirun-arg", RANKS, "Option for mpirun: '--map-by numa'; repeatable", "ARG"),
         limits=(where.STAGED, where.MPIRUN),
+    )
+    sweep = texts(
+        *("--sweep", RANKS, "Run it once per value: lr=0.1,0.01, seed=0..4; repeatable"),
+        "NAME=VALUES",
+        limits=(where.STAGED, where.DIRECT_POINTS, where.SUPERVISED),
+        check=sweeps.axis,
+        settable=False,
+    )
+    array = text(
+        *("--array", RANKS, "Run it once per number: 0-99, 1,3,7 or 0-99%8", "NUMBERS"),
+        limits=(where.STAGED, where.DIRECT_POINTS, where.SUPERVISED),
+        check=sweeps.array,
+        settable=False,
     )
     python_module = text("-m", PROGRAM, "Run a Python module, not SCRIPT", "MODULE", settable=False)
     variables = texts("-e --env", PROGRAM, ENV, "NAME[=VALUE]")
@@ -257,6 +271,7 @@ class Rerun(Common, heading=JOBS, module="run"):
         empty=None,
         check=lambda text, option: whole(0)(text, option) if text else None,
     )
+    failed = flag("--failed", OPTIONS, "Of a sweep: only the points that did not succeed")
     arguments = texts("", ARGUMENTS, "Added to the program's arguments", "[-- ARGS...]")
     resume = flag("--resume", OPTIONS, "Start from the previous job's output files")
     ranks = number("-n --ranks", OPTIONS, "Number of ranks (default: as before)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any
 
@@ -124,7 +125,7 @@ class Direct:
                 timeout=f"{job.spec.timeout:g}" if job.spec.timeout else "",
                 retries=job.spec.retries,
                 **watching(job),
-                ranks=job.ranks,
+                ranks=len(job.processes),
                 first=cluster.node(job.placement[0].node),
                 mirrored=not cluster.one_host,  # whose nodes can only be lost together
                 predicates=shlex.join(_predicates(job)),
@@ -133,6 +134,10 @@ class Direct:
             ),
             "clean.sh": assets.render("job/clean.sh.j2", **shared),
         }
+        if job.spec.is_sweep:
+            found["points.sh"] = assets.render(
+                "job/points.sh.j2", slots=_slots(job, where), **shared
+            )
         if cluster.spec.cloud.idle is not None:
             found["save.sh"] = assets.render("job/save.sh.j2", predicates="", **mirror, **shared)
         return found
@@ -206,6 +211,15 @@ class Direct:
             reasons=plan.reasons,
             command=" ".join(words),
         )
+
+
+def _slots(job: Job, where: Mapping[str, str]) -> list[dict[str, object]]:
+    """Each slot that the job takes: its node, the job's folder there, its number on the node."""
+    return [
+        {"node": place.node, "folder": where[place.node], "slot": slot}
+        for place in job.placement
+        for slot in range(place.count)
+    ]
 
 
 def watching(job: Job) -> dict[str, object]:

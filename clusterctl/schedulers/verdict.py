@@ -11,7 +11,8 @@ and judge nothing. TIME is in seconds since the epoch. A line counts for the att
     stack TIME RANK NOTE              where one of them stood then (see clusterctl/hangs.py)
     launcher TIME CODE                mpirun or srun has ended
     started TIME COUNT                so many ranks were started
-    exit TIME RANK CODE ATTEMPT       a rank has ended
+    exit TIME RANK CODE ATTEMPT       a rank has ended, or a point of a sweep
+    point TIME POINT NODE             a point of a sweep was given to that node
     survivors TIME NODE COUNT         processes that were left there at last; `?`: it did not answer
     full TIME NODE                    its disk is full
     oom TIME RANK ATTEMPT             memory ran out, and the kernel killed a process there
@@ -75,6 +76,8 @@ class Attempt:
     started: int = 0
     exits: dict[int, tuple[float, int]] = field(default_factory=dict)
     """By rank: when, and with which code."""
+    where: dict[int, str] = field(default_factory=dict)
+    """By point of a sweep: its node."""
     survivors: dict[str, int] = field(default_factory=dict)
     """By node; -1: it did not answer."""
     full: list[str] = field(default_factory=list)
@@ -135,6 +138,8 @@ class Facts:
             rank, code, attempt = map(int, rest)
             if attempt == last.number:
                 last.exits[rank] = (when, code)
+        elif word == "point":
+            last.where[int(rest[0])] = rest[1]
         elif word == "survivors":
             last.survivors[rest[0]] = -1 if rest[1] == "?" else int(rest[1])
         elif word == "full":
@@ -191,6 +196,9 @@ def judge(job: Job, text: str) -> Job:
         attempt=last.number or job.attempt,
         hangs=facts.hangs,
     )
+    if job.spec.is_sweep:
+        ended = {str(point): code for point, (_, code) in sorted(last.exits.items())}
+        job = replace(job, points_ended=ended or job.points_ended)
     if last.ended or last.dead:
         return _ended(job, last)
     if last.waits:
@@ -260,7 +268,7 @@ def _state(job: Job, last: Attempt) -> JobState:
         return told
     if last.dead:
         return JobState.LOST
-    well = last.launcher == 0 and _well(last) >= job.ranks
+    well = last.launcher == 0 and _well(last) >= len(job.processes)
     return JobState.SUCCEEDED if well else JobState.FAILED
 
 
@@ -279,7 +287,7 @@ def _first_failure(job: Job, last: Attempt) -> RankFailure | None:
     if not failures:
         return None
     _, _, rank, code = min(failures)
-    return RankFailure(rank=rank, node=_node(job, rank), exit_code=code)
+    return RankFailure(rank=rank, node=last.where.get(rank) or _node(job, rank), exit_code=code)
 
 
 def _reason(job: Job, state: JobState, last: Attempt, failure: RankFailure | None) -> str:
@@ -303,6 +311,8 @@ def _reason(job: Job, state: JobState, last: Attempt, failure: RankFailure | Non
         return f"{NO_RANK}: {why}" if why else NO_RANK
     if why:
         return why
+    if job.spec.is_sweep:
+        return _describe_points(job)
     if failure:
         return ""
     launcher = "mpirun on the launcher" if job.scheduler == "direct" else "srun or mpirun"
@@ -322,6 +332,16 @@ def describe_hang(job: Job, hang: Hang) -> str:
     where = hangs.describe(hang, lambda rank: f"rank {rank} on {_node(job, rank)}")
     silence = f"hung: no rank printed anything for {hang.seconds:g} s"
     return f"{silence}; {where}" if where else silence
+
+
+def _describe_points(job: Job) -> str:
+    """Which points of a sweep did not end well."""
+    names = [f"{job.id}.{number}" for number in job.unfinished_points]
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return (
+        f"{len(names)} of {len(job.processes)} points did not succeed:"
+        f" {', '.join(names[:_NAMED])}{more}"
+    )
 
 
 def _killed(job: Job, missing: Sequence[int]) -> str:

@@ -210,7 +210,7 @@ def test_a_shell_on_a_terminal(cli: Cli) -> None:
 def test_ssh_and_mpirun_work_on_a_node_as_typed(cli: Cli) -> None:
     """In the shell that `clusterctl ssh` opens, the commands of the README of the first version."""
     typed = (
-        "hostname; ssh worker-1 'echo on $(hostname)'; ssh nowhere true || echo refused\n"
+        "hostname; ssh -n worker-1 'echo on $(hostname)'; ssh -n nowhere true || echo refused\n"
         "mpirun -np 4 --hostfile ~/hostfile python reduce_all.py --no-table >out; cat out\n"
         "mpirun -np 2 --hostfile ~/hostfile sh -c 'echo at $CLUSTERCTL_DATA' >at; cat at\n"
     )

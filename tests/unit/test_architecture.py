@@ -24,6 +24,7 @@ from clusterctl.providers import PROVIDERS
 FOUNDATION = {"model", "errors", "catalog", "config", "assets", "keys", "compiling"}
 FOUNDATION |= {"options", "timeouts", "node_results", "unpack"}
 FOUNDATION |= {"recipes", "job_model", "launch_plan", "variables", "stacks", "hangs"}
+FOUNDATION |= {"sweeps"}
 EDGE = {"process", "state", "events"}  # they touch this machine
 TALK = {"transport", "terraform", "datasets", "registry"}  # they talk to other machines
 PARTS = {"providers", "bootstrap", "launch", "schedulers"}  # siblings: they never see each other
@@ -53,7 +54,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "assets": {"model", "errors"},
     "keys": {"model", "errors"},
     "config": {"model", "errors", "options"},
-    "options": {"errors"},
+    "options": {"errors", "sweeps"},
     "catalog": {"model", "errors"},
     "timeouts": set(),
     "node_results": {"model"},
@@ -61,7 +62,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "variables": {"errors"},
     "hangs": {"job_model", "stacks"},
     "stacks": set(),
-    "job_model": set(),
+    "job_model": {"sweeps"},
+    "sweeps": {"errors"},
     "launch_plan": set(),
     "model": set(),
     "errors": set(),

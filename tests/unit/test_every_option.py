@@ -157,6 +157,7 @@ def scenes() -> list[Scene]:
 
 VALUES: dict[str, tuple[str, ...]] = {
     "--account": ("abc",),
+    "--array": ("0-3",),
     "--adopt": ("other",),
     "--ami": ("ami-1",),
     "--backend": ("gloo",),
@@ -240,6 +241,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "--to": ("there",),
     "--ttl": ("1h",),
     "--grep": ("loss",),
+    "--sweep": ("lr=0.1,0.01",),
     "--tail": ("3",),
     "--user": ("me",),
     "--since": ("1h",),

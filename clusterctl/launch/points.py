@@ -1,0 +1,82 @@
+"""A sweep: its points run one after the other on as many slots as there are.
+
+`templates/job/points.sh.j2` hands them out, on the launcher.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from clusterctl.errors import LaunchError, UsageError
+from clusterctl.job_model import JobSpec, Placement
+from clusterctl.launch import Request
+from clusterctl.launch.environment import environment, program
+from clusterctl.launch_plan import LaunchPlan
+from clusterctl.model import Cluster, count
+from clusterctl.sweeps import at_once
+
+NOT_OF_A_POINT = ("MASTER_ADDR", "CLUSTERCTL_WORLD_SIZE")
+"""A point is a process by itself: what it starts meets on its own node."""
+
+
+class Points:
+    """Starts one shell per slot, which runs points; no MPI is needed."""
+
+    def plan(self, request: Request) -> LaunchPlan:
+        spec = request.spec
+        env, reasons = environment(request)
+        env = {
+            name: value
+            for name, value in env.items()
+            if name not in NOT_OF_A_POINT or name in spec.env
+        }
+        nodes = [request.cluster.node(place.node) for place in request.placement]
+        slots = sum(place.count for place in request.placement)
+        return LaunchPlan(
+            argv=("/bin/sh", "./points.sh"),
+            env={**env, "CLUSTERCTL_POINTS": str(len(spec.points))},
+            node_env={node.name: {} for node in nodes},
+            programs={node.name: program(request, node) for node in nodes},
+            files={"todo": "".join(f"{point.number}\n" for point in spec.points)},
+            reasons=tuple(item for item in reasons if item.item.partition("=")[0] in env),
+            notes=(f"{count(len(spec.points), 'point')}, {slots} at a time",),
+        )
+
+
+def place_points(cluster: Cluster, spec: JobSpec) -> tuple[Placement, ...]:
+    """A slot for each point, as far as there are slots, dealt out over the workers."""
+    for name, value in (
+        ("--ranks", spec.ranks),
+        ("--ranks-per-node", spec.ranks_per_node),
+        ("--retries", spec.retries),
+        ("--hang-timeout", spec.hang_timeout),
+        ("--mpirun-arg", spec.mpirun_args),
+        ("--launcher torchrun", spec.launcher == "torchrun"),
+    ):
+        if value:
+            raise UsageError(
+                f"{name} cannot be combined with --sweep or --array: each point is one process",
+                hint="leave one of the two out",
+            )
+    workers = cluster.workers[: spec.nodes or None]
+    slots = [node.slots for node in workers]
+    if not sum(slots):
+        raise LaunchError("the workers have no slots", hint="`clusterctl status` shows them")
+    wanted = min(len(spec.points), at_once(spec.array) or sum(slots), sum(slots))
+    placement, first = [], 0
+    for node, taken in zip(workers, _deal(slots, wanted), strict=True):
+        if taken:
+            placement.append(Placement(node=node.name, first=first, count=taken))
+            first += taken
+    return tuple(placement)
+
+
+def _deal(slots: Sequence[int], wanted: int) -> list[int]:
+    """Of each node's slots, how many are taken: by turns."""
+    taken = [0] * len(slots)
+    while wanted:
+        for index, most in enumerate(slots):
+            if wanted and taken[index] < most:
+                taken[index] += 1
+                wanted -= 1
+    return taken

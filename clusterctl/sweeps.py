@@ -1,0 +1,131 @@
+"""`--sweep` and `--array`: which points a job has, what each is told. Pure.
+
+A point is one process. Its number stays the same when only some of them run again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from clusterctl.errors import UsageError
+
+MOST = 10_000
+"""Points of a job: each leaves files on its node."""
+
+_NAME = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
+_RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
+_ARRAY = re.compile(r"(?P<numbers>[\d,-]+?)(?::(?P<step>\d+))?(?:%(?P<most>\d+))?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """`number` is its name: `logs 12.3`. `args` follow those of the program."""
+
+    number: int
+    args: tuple[str, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+
+
+def axis(text: str, option: str) -> str:
+    """`lr=0.1,0.01` or `seed=0..4`, checked."""
+    _values(text, option)
+    return text
+
+
+def array(text: str, option: str) -> str:
+    """`0-99`, `1,3,7`, `0-99:10` or `0-99%8`, as sbatch has them, checked."""
+    _indices(text, option)
+    return text
+
+
+def points(sweep: Sequence[str], numbers: str) -> tuple[Point, ...]:
+    """All points of a job: every combination of the values, the last one changing first; or those
+    of an array. Raises UsageError for too many."""
+    if numbers:
+        indices, _ = _indices(numbers, "--array")
+        return tuple(
+            Point(number=index, env=(("CLUSTERCTL_ARRAY_INDEX", str(index)),)) for index in indices
+        )
+    axes = [_values(text, "--sweep") for text in sweep]
+    names = [name for name, _ in axes]
+    if twice := next((name for name in names if names.count(name) > 1), ""):
+        raise UsageError(
+            f"--sweep {twice} was given twice", hint=f"--sweep {twice}=A,B lists all values"
+        )
+    total = 1
+    for _, values in axes:
+        total *= len(values)
+    if total > MOST:
+        raise _too_many(total)
+    found = []
+    for number, chosen in enumerate(product(*(values for _, values in axes))):
+        pairs = list(zip(names, chosen, strict=True))
+        found.append(
+            Point(
+                number=number,
+                args=tuple(word for name, value in pairs for word in (f"--{name}", value)),
+                env=tuple((f"CLUSTERCTL_SWEEP_{_variable(name)}", value) for name, value in pairs),
+            )
+        )
+    return tuple(found)
+
+
+def at_once(numbers: str) -> int:
+    """How many points may run at a time, of `0-99%8`; 0: as many as there are slots."""
+    return _indices(numbers, "--array")[1] if numbers else 0
+
+
+def _variable(name: str) -> str:
+    return re.sub(r"\W", "_", name, flags=re.ASCII).upper()
+
+
+def _values(text: str, option: str) -> tuple[str, list[str]]:
+    name, equals, values = text.partition("=")
+    name = name.removeprefix("--")
+    if not (equals and values and _NAME.fullmatch(name)):
+        raise UsageError(
+            f"{option} {text!r} is not NAME=VALUE,VALUE...",
+            hint="for example --sweep lr=0.1,0.01 or --sweep seed=0..4",
+        )
+    found: list[str] = []
+    for value in values.split(","):
+        if match := _RANGE.fullmatch(value):
+            first, last = int(match[1]), int(match[2])
+            if abs(last - first) >= MOST:
+                raise _too_many(abs(last - first) + 1)
+            step = 1 if last >= first else -1
+            found += map(str, range(first, last + step, step))
+        else:
+            found.append(value)
+    return name, found
+
+
+def _indices(text: str, option: str) -> tuple[list[int], int]:
+    wrong = UsageError(
+        f"{option} {text!r} is not a list of numbers",
+        hint="for example --array 0-99, --array 1,3,7 or --array 0-99%8 (at most 8 at a time)",
+    )
+    match = _ARRAY.fullmatch(text)
+    if match is None or match["step"] == "0" or match["most"] == "0":
+        raise wrong
+    step, found = int(match["step"] or 1), dict[int, None]()
+    for part in match["numbers"].split(","):
+        first, dash, last = part.partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            raise wrong
+        end = int(last or first)
+        if end < int(first):
+            raise wrong
+        if (end - int(first)) // step >= MOST:
+            raise _too_many(end - int(first) + 1)
+        found |= dict.fromkeys(range(int(first), end + 1, step))
+    return sorted(found), int(match["most"] or 0)
+
+
+def _too_many(total: int) -> UsageError:
+    return UsageError(
+        f"{total} points are more than a job may have ({MOST})", hint="split them into several jobs"
+    )

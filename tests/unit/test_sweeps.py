@@ -1,0 +1,175 @@
+"""Sweeps: which points a job has, what each is told, and how their ends become the job's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from clusterctl.errors import UsageError
+from clusterctl.job_model import Job, JobState
+from clusterctl.jobs import start, systems
+from clusterctl.launch import Request
+from clusterctl.model import Accelerator, Cluster, Role
+from clusterctl.schedulers import verdict
+from clusterctl.sweeps import MOST, at_once, points
+from tests.unit.making import cluster, job, node, spec
+
+
+def test_every_combination_is_a_point_and_the_last_value_changes_first() -> None:
+    found = points(("lr=0.1,0.01", "seed=0..2"), "")
+    assert [point.number for point in found] == list(range(6))
+    assert found[1].args == ("--lr", "0.1", "--seed", "1")
+    assert found[3].args == ("--lr", "0.01", "--seed", "0")
+    assert dict(found[3].env) == {"CLUSTERCTL_SWEEP_LR": "0.01", "CLUSTERCTL_SWEEP_SEED": "0"}
+
+
+def test_values_are_taken_as_they_are() -> None:
+    (first, second, *rest) = points(("--model.name=a b,$x,", "n=3..1"), "")
+    assert first.args == ("--model.name", "a b", "--n", "3")
+    assert second.args[-1] == "2"
+    assert dict(first.env)["CLUSTERCTL_SWEEP_MODEL_NAME"] == "a b"
+    assert rest[-1].args == ("--model.name", "", "--n", "1")
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers", "most"),
+    [
+        ("0-3", [0, 1, 2, 3], 0),
+        ("7,1,3-4,3", [1, 3, 4, 7], 0),
+        ("0-10:5%2", [0, 5, 10], 2),
+        ("5", [5], 0),
+    ],
+)
+def test_arrays_are_written_as_for_sbatch(text: str, numbers: list[int], most: int) -> None:
+    found = points((), text)
+    assert [point.number for point in found] == numbers
+    assert [dict(point.env)["CLUSTERCTL_ARRAY_INDEX"] for point in found] == list(map(str, numbers))
+    assert (found[0].args, at_once(text)) == ((), most)
+
+
+@pytest.mark.parametrize("text", ["", "a", "3-1", "1-", "-1", "0-9:0", "0-9%0", "1;2", "1 2"])
+def test_a_bad_array_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="is not a list of numbers"):
+        points((), text or ",")
+
+
+@pytest.mark.parametrize("text", ["lr", "lr=", "=1", "a b=1", "1x=2", "$(x)=1"])
+def test_a_bad_sweep_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="is not NAME=VALUE"):
+        points((text,), "")
+
+
+def test_too_many_points_and_names_given_twice_are_refused() -> None:
+    for sweep, array in (
+        (("a=0..999", "b=0..99"), ""),
+        ((f"a=1..{10**30}",), ""),
+        ((), f"0-{MOST}"),
+    ):
+        with pytest.raises(UsageError, match="points are more than a job may have"):
+            points(sweep, array)
+    with pytest.raises(UsageError, match="--sweep a was given twice"):
+        points(("a=1", "a=2"), "")
+
+
+def planned(where: Cluster, **changes: object) -> Job:
+    """The job as it is before it starts."""
+    wanted, placement = systems.load(where).resolve(spec(**changes))
+    return replace(job(where, spec()), spec=wanted, placement=placement)
+
+
+def test_points_take_all_slots_or_as_many_as_were_asked_for() -> None:
+    where = cluster(
+        node("launcher", "10.0.0.10"),
+        node("worker-1", "10.0.0.11", slots=1),
+        node("worker-2", "10.0.0.12", slots=4),
+    )
+
+    def counts(**changes: object) -> list[tuple[str, int]]:
+        return [(place.node, place.count) for place in planned(where, **changes).placement]
+
+    assert counts(array="0-99") == [("worker-1", 1), ("worker-2", 4)]
+    assert counts(array="0-99%3") == [("worker-1", 1), ("worker-2", 2)]
+    assert counts(array="0-1") == [("worker-1", 1), ("worker-2", 1)]
+    assert counts(array="0-99", nodes=1) == [("worker-1", 1)]
+
+
+@pytest.mark.parametrize(
+    ("option", "changes"),
+    [
+        ("--ranks", {"ranks": 4}),
+        ("--retries", {"retries": 1}),
+        ("--launcher torchrun", {"launcher": "torchrun"}),
+    ],
+)
+def test_a_point_is_one_process(option: str, changes: dict[str, object]) -> None:
+    with pytest.raises(UsageError, match=f"{option} cannot be combined with --sweep or --array"):
+        planned(cluster(), array="0-3", **changes)
+
+
+def test_a_batch_system_refuses_sweeps() -> None:
+    site = cluster(node("login", "10.0.0.9", role=Role.LOGIN), provider="slurm")
+    with pytest.raises(UsageError, match="--sweep does not work with a batch system"):
+        planned(site, sweep=("a=1,2",), launcher="auto", nodes=1)
+
+
+def scripts(where: Cluster, **changes: object) -> dict[str, dict[str, tuple[str, int]]]:
+    made = planned(where, **changes)
+    request = Request(id=made.id, spec=made.spec, cluster=where, placement=made.placement)
+    return start.node_files(made, where, systems.load(where).plan(request), {})
+
+
+def test_a_point_gets_the_gpu_of_its_slot() -> None:
+    gpus = {"gpus": ("Tesla T4",) * 2}
+    where = cluster(node("launcher", "10.0.0.10"), node("worker-1", "10.0.0.11", **gpus))
+    assert (
+        'CUDA_VISIBLE_DEVICES="$cctl_slot"' in scripts(where, array="0-9")["worker-1"]["rank.sh"][0]
+    )
+    amd = replace(where.node("worker-1"), accelerator=Accelerator.AMD)
+    text = scripts(replace(where, nodes=(where.launcher, amd)), array="0-9")["worker-1"]["rank.sh"][
+        0
+    ]
+    assert 'HIP_VISIBLE_DEVICES="$cctl_slot"' in text
+
+
+def test_where_ranks_meet_is_no_matter_of_the_job() -> None:
+    """Points on one node would all listen at the same port."""
+    files = scripts(cluster(), sweep=("a=1,2",))["worker-1"]
+    assert "MASTER_ADDR" not in files["env"][0]
+    assert "CLUSTERCTL_POINTS=2" in files["env"][0]
+
+
+STATE = """\
+running 1 1
+point 2 0 worker-1
+point 2 1 worker-2
+exit 3 0 0 1
+exit 4 1 3 1
+point 4 2 worker-2
+"""
+
+
+def test_the_record_counts_points_while_the_job_runs() -> None:
+    now = verdict.judge(planned(cluster(), sweep=("a=1,2,3",)), STATE)
+    assert now.state is JobState.RUNNING
+    assert now.points_ended == {"0": 0, "1": 3}
+    assert now.unfinished_points == (1, 2)
+
+
+def test_a_sweep_with_a_failed_point_has_failed_and_names_it() -> None:
+    end = "exit 5 2 0 1\nlauncher 6 1\nstarted 6 3\nsurvivors 6 worker-1 0\nended 6\n"
+    done = verdict.judge(planned(cluster(), sweep=("a=1,2,3",)), STATE + end)
+    assert (done.state, done.program_exit_code) == (JobState.FAILED, 3)
+    assert done.failure is not None
+    assert (done.failure.rank, done.failure.node) == (1, "worker-2")
+    assert done.reason == "1 of 3 points did not succeed: 7.1"
+
+
+def test_a_sweep_whose_points_ended_well_succeeded() -> None:
+    wanted = planned(cluster(), sweep=("a=1,2,3",), only=(0, 2))
+    state = "running 1 1\nexit 3 0 0 1\nexit 5 2 0 1\nlauncher 6 0\nstarted 6 2\nended 6\n"
+    assert verdict.judge(wanted, state).state is JobState.SUCCEEDED
+    assert wanted.processes == (0, 2)
+    lost = verdict.judge(wanted, state.replace("exit 5 2 0 1\n", ""))
+    assert lost.state is JobState.FAILED
+    assert lost.unfinished_points == (2,)
