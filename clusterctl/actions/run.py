@@ -342,7 +342,7 @@ def suggest(store: Store, job: Job) -> str:
         return ""
     found = messages.find(text)
     if found is None:
-        return ""
+        return messages.explain_exit(failure.exit_code)
     return f"{found.line}\n  {found.message.cause}; {found.message.advice}"
 
 

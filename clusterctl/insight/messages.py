@@ -130,7 +130,8 @@ MESSAGES: tuple[Message, ...] = (
         "no-gpu",
         r"No CUDA GPUs are available|no CUDA-capable device is detected|No HIP GPUs are available",
         "the program sees no GPU",
-        "check CUDA_VISIBLE_DEVICES, and that the container was started with its GPUs",
+        "check CUDA_VISIBLE_DEVICES, and that the container was started with its GPUs; for programs"
+        " that can use a CPU: `clusterctl run --allow-cpu`",
         "https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html",
     ),
     _row(
@@ -520,3 +521,19 @@ def find(text: str) -> Match | None:
                 fallback = fallback or match
                 break
     return fallback
+
+
+EXITS = {
+    137: "SIGKILL comes from the kernel when memory runs out, or from a person or a limit; use a"
+    " smaller batch, fewer ranks per node (--ranks-per-node) or larger machines",
+    139: "a segmentation fault is a bug in native code, or in a package built for another version;"
+    " `-e PYTHONFAULTHANDLER=1` shows the line of a Python program",
+    127: "the program, or one that it starts, was not found on the node; check its name and PATH",
+    126: "the program may not be executed there; check its mode, and what its #! line names",
+}
+"""What to do about exit codes of programs that have said nothing that the table knows."""
+
+
+def explain_exit(code: int) -> str:
+    """A hint for that exit code; "" where it says nothing."""
+    return EXITS.get(code, "")

@@ -86,6 +86,14 @@ class Cp(Common, heading=MACHINES, module="access"):
     )
 
 
+class Init(Common, heading=MACHINES, module="init"):
+    """Write a commented clusterctl.toml for the project in this folder."""
+
+    examples = ("clusterctl init", "clusterctl init --print")
+    only_print = flag("--print", OPTIONS, "Print it, and write no file", settable=False)
+    cluster = cluster_option(where.ALL_CLUSTERS)
+
+
 class Check(Common, heading=MACHINES, module="check"):
     """Check this machine: tools, packages, credentials and clusters.
 

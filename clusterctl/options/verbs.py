@@ -38,6 +38,7 @@ VERBS: dict[str, type[Verb]] = {
     "cp": machine.Cp,
     "forward": machine.Forward,
     "ssh-config": machine.SshConfig,
+    "init": machine.Init,
     "check": machine.Check,
     "data get": data.DataGet,
     "data push": data.DataPush,

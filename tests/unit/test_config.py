@@ -64,6 +64,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("launch", "m"),
         ("gc", "adopt"),
         *(("ssh-config", key) for key in ("remove", "print")),
+        ("init", "print"),
+        *(("run", key) for key in ("sweep", "array")),
     ],
 )
 @pytest.mark.parametrize("where", ["table", "general", "variable"])

@@ -151,6 +151,7 @@ def scenes() -> list[Scene]:
         Scene("cost"),
         Scene("drill", ("--dry-run", "--json")),
         Scene("ssh-config"),
+        Scene("init"),
         Scene("allow", ("203.0.113.7/32",), "ec2"),
     ]
 

@@ -1,0 +1,100 @@
+"""`init`: settings for the project at hand, each line with what it does, most of them comments."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from clusterctl.config import FILE
+from clusterctl.errors import UsageError
+from clusterctl.options.verbs import VERBS
+
+SAMPLES: Mapping[str, Mapping[str, Any]] = {
+    "up": {
+        "workers": 4,
+        "gpu": ["g4dn:4"],
+        "spot": True,
+        "region": "us-east-1",
+        "ttl": "8h",
+        "budget": 20,
+    },
+    "run": {
+        "requirements": "requirements.txt",
+        "stage": ".",
+        "env": ["LR=0.1"],
+        "backend": "nccl",
+        "timeout": "2h",
+        "retries": 1,
+        "keep_files": ["*.pt"],
+    },
+}
+"""Options that projects set, by verb, with a value as an example."""
+REQUIREMENTS = ("requirements.txt", "pyproject.toml")
+"""Files that name a project's packages, where `run` does not use them by itself."""
+MOST = 200
+"""Files that are looked at for programs."""
+
+
+def write(folder: Path) -> Path:
+    """Writes the file. Raises UsageError where there is one."""
+    path = folder / FILE
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(make_text(folder))
+    except FileExistsError:
+        raise UsageError(
+            f"{path} already exists", hint="--print shows what would be in a new one"
+        ) from None
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be written: {error.strerror}", hint="check the folder's permissions"
+        ) from error
+    return path
+
+
+def make_text(folder: Path) -> str:
+    """The settings for the project in that folder."""
+    found = {"requirements": requirements} if (requirements := _requirements(folder)) else {}
+    lines = ["# Settings of clusterctl for this project; options on the command line win."]
+    programs = find_programs(folder)
+    lines += [f"#     clusterctl run {program}" for program in programs[:3] or ["SCRIPT"]]
+    for verb, samples in SAMPLES.items():
+        lines += ["", f"[{verb}]"]
+        lines += _settings(verb, samples, found if verb == "run" else {})
+    return "\n".join([*lines, ""])
+
+
+def _settings(verb: str, samples: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:
+    """A line per option: those that the project needs are set, the others are comments."""
+    options = VERBS[verb].options()
+    width = max(len(f"# {key} = {json.dumps(value)}") for key, value in samples.items())
+    for key, value in samples.items():
+        value = found.get(key, value)
+        line = f"{'' if key in found else '# '}{key} = {json.dumps(value)}"
+        yield f"{line:<{width}}  # {options[key].help}"
+
+
+def _requirements(folder: Path) -> str:
+    """The file that `--requirements` has to name; "" where `uv.lock` is used without it."""
+    if (folder / "uv.lock").is_file():
+        return ""
+    return next((name for name in REQUIREMENTS if (folder / name).is_file()), "")
+
+
+def find_programs(folder: Path) -> list[str]:
+    """Python files that are meant to be run, those nearest to the folder first."""
+    paths = sorted((*folder.glob("*.py"), *folder.glob("*/*.py")), key=lambda path: len(path.parts))
+    return [str(path.relative_to(folder)) for path in paths[:MOST] if _is_program(path)]
+
+
+def _is_program(path: Path) -> bool:
+    """Whether it has `if __name__ == "__main__"`."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return False
+    tests = (ast.unparse(node.test) for node in tree.body if isinstance(node, ast.If))
+    return any(test == "__name__ == '__main__'" for test in tests)

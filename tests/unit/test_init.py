@@ -1,0 +1,73 @@
+"""`init`: a settings file that clusterctl reads, for the project at hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clusterctl import config
+from clusterctl.actions import init
+from clusterctl.insight import messages
+from clusterctl.options.verbs import VERBS
+from tests.unit.calling import Call
+
+MAIN = 'if __name__ == "__main__":\n    pass\n'
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def read() -> config.Settings:
+    return config.read({verb: options.options() for verb, options in VERBS.items()})
+
+
+def test_the_project_is_looked_at(project: Path, call: Call) -> None:
+    (project / "train.py").write_text(MAIN)
+    (project / "library.py").write_text("x = 1\n")
+    (project / "broken.py").write_text("def (\n")
+    (project / "requirements.txt").touch()
+    said = call("init")
+    assert said.code == 0, said
+    text = (project / "clusterctl.toml").read_text()
+    assert "#     clusterctl run train.py\n" in text
+    assert "library.py" not in text
+    settings = read()
+    assert settings["run"]["requirements"].value == "requirements.txt"
+    assert not settings["up"]
+
+
+def test_nothing_is_set_where_nothing_is_needed(project: Path) -> None:
+    (project / "requirements.txt").touch()
+    (project / "uv.lock").touch()  # is used without a setting
+    init.write(project)
+    assert not any(read().values())
+
+
+def test_every_line_is_one_that_clusterctl_reads(project: Path) -> None:
+    lines = init.make_text(project).splitlines()
+    whole = [line.removeprefix("# ") if " = " in line else line for line in lines]
+    (project / "clusterctl.toml").write_text("\n".join(whole))
+    found = read()
+    for verb, samples in init.SAMPLES.items():
+        assert set(found[verb]) == set(samples)
+
+
+def test_a_file_that_is_there_stays(project: Path, call: Call) -> None:
+    (project / "clusterctl.toml").write_text("# mine\n")
+    said = call("init")
+    assert said.code == 2
+    assert "already exists" in said.err
+    assert (project / "clusterctl.toml").read_text() == "# mine\n"
+    assert call("init", "--print").out == init.make_text(project)
+
+
+def test_exit_codes_that_say_something_have_a_hint() -> None:
+    assert "memory" in messages.explain_exit(137)
+    assert "PATH" in messages.explain_exit(127)
+    assert messages.explain_exit(1) == ""
