@@ -670,7 +670,7 @@ def test_a_private_machine_reaches_the_internet_by_a_nat_gateway_alone(lab: Lab)
             theirs = their_network(lab.api, "us-east-1a", "us-east-1a", public=False)
             vpc, public, other = stack.enter_context(theirs)
             out = with_nat(lab.api, public, vpc, "us-east-1a", "10.99.0.128/28")
-            closed, nat = stack.enter_context(out)
+            closed, _ = stack.enter_context(out)
             for name, subnet in (("public", public), ("lone", other), ("private", closed)):
                 lab.launch(
                     name,
@@ -694,7 +694,11 @@ def test_a_private_machine_reaches_the_internet_by_a_nat_gateway_alone(lab: Lab)
 
             assert [name for name, one in machines.items() if one.public] == ["public"]
             assert reached() == ["public", "private"]
-            lab.api.delete_nat_gateway(NatGatewayId=nat)
+            of_it = [{"Name": "association.subnet-id", "Values": [closed]}]
+            [table] = lab.api.describe_route_tables(Filters=of_it)["RouteTables"]
+            lab.api.delete_route(
+                RouteTableId=table["RouteTableId"], DestinationCidrBlock="0.0.0.0/0"
+            )
             assert reached() == ["public"]
             lab.api.terminate_instances(InstanceIds=[one.id for one in machines.values()])
     finally:
