@@ -122,12 +122,13 @@ def _replace(store: Store, job: Job, lost: tuple[str, ...], tell: Tell) -> None:
     """Starts the nodes again. --on-node-loss replace consents to machines that cost money."""
     from clusterctl.actions.up import up  # not for every `run`
 
-    tell(f"lost {', '.join(lost)}: starting it again, then continuing job {job.id}")
+    reclaimed = [name for name in lost if is_reclaimed(job, name)]
+    why = f"EC2 reclaimed {', '.join(reclaimed)}" if reclaimed else f"lost {', '.join(lost)}"
+    tell(f"{why}: starting it again, then continuing job {job.id}")
     spec = ClusterSpec(name=job.cluster, provider="", groups=(NodeGroup(count=0),))
     cluster = store.cluster(job.cluster)
     try:
         if cluster.charges:
-            reclaimed = [name for name in lost if is_reclaimed(job, name)]
             _await_end(store, cluster, lost, reclaimed, tell)
         up(store, spec, tell, consent=lambda question: job.spec.on_node_loss == REPLACE)
     except ClusterctlError:

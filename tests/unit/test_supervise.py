@@ -654,6 +654,17 @@ def test_the_launcher_has_outputs_while_the_job_runs(apart: Site) -> None:
     until(lambda: mirrored(apart).get("worker-2/last") == "last\n")
 
 
+def test_what_is_saved_on_a_spot_notice_is_copied_also_before_the_first_look(apart: Site) -> None:
+    apart.change = lambda text: text
+    job = apart.submit(1, "until [ -e end ]; do sleep 0.1; done; echo it >saved; exit 1", BOTH)
+    until(lambda: (apart.folder("worker-1", 1) / "work").is_dir())
+    (apart.folder("worker-1", 1).parent.parent / "ending").write_text("spot\n")
+    for name in ("worker-1", "worker-2"):
+        (apart.folder(name, 1) / "work" / "end").touch()
+    assert "EC2 reclaimed the spot instance worker-1" in apart.ended(job).reason
+    until(lambda: mirrored(apart).get("worker-1/saved") == "it\n")
+
+
 def test_a_file_that_grows_without_a_pause_is_copied_as_far_as_it_has_come(apart: Site) -> None:
     script = "echo quiet >quiet; n=0; while [ ! -e end ]; do echo $((n+=1)) >>busy; sleep 0.1; done"
     job = apart.submit(1, script, BOTH)
