@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +19,9 @@ from clusterctl.jobs.start import Carry, list_nodes, list_rank_nodes
 from clusterctl.model import Cluster, Phase, clock
 from clusterctl.state import Store
 from clusterctl.transport.pool import Pool
+
+SPREAD = 256_000_000
+"""Bytes of outputs that are copied to all nodes of a job that is resumed on the same cluster."""
 
 
 class NothingSaved(RecordError):
@@ -59,8 +62,10 @@ def find(store: Store, old: Job, next_job: Job, target: Cluster, tell: Tell) -> 
             there = control.find_staged(old, cluster, pool)
             copies = _find_copies(old, cluster, pool, names, there, tell)
             if first in there and not copies:
-                _tell_missing(old, cluster, pool, names, there, tell)
-                return Source(old, cluster, in_place=True)
+                found = outputs.find(old, cluster, pool).all()
+                if not _is_needed_elsewhere(found, first, list_rank_nodes(next_job, target)):
+                    _tell_missing(old, found, names, there, tell)
+                    return Source(old, cluster, in_place=True)
         else:
             away = connect_or_report(pool, list_nodes(old, cluster), tell)
             if cluster.launcher.name in away:
@@ -147,10 +152,18 @@ def _find_here(store: Store, old: Job, lost: Collection[str], tell: Tell) -> dic
     return {name: files for name, files in found.items() if files}
 
 
+def _is_needed_elsewhere(found: Sequence[outputs.Output], first: str, names: Sequence[str]) -> bool:
+    """Whether nodes of the next job have no files of the old one, and are to get those of its rank
+    0: each rank of an ordinary program reads the snapshot itself. Large ones would take long by way
+    of this machine; the bundled programs send them from rank 0 to the others."""
+    wrote = {output.node for output in found}
+    size = sum(output.size for output in found)
+    return first in wrote and not wrote.issuperset(names) and size <= SPREAD
+
+
 def _tell_missing(
     old: Job,
-    cluster: Cluster,
-    pool: Pool,
+    found: Sequence[outputs.Output],
     names: tuple[str, ...],
     there: tuple[str, ...],
     tell: Tell,
@@ -162,7 +175,7 @@ def _tell_missing(
             f"{', '.join(gone)}: the files of job {old.id} there are lost and will not be"
             " carried over"
         )
-    wrote = {output.node for output in outputs.find(old, cluster, pool).all()}
+    wrote = {output.node for output in found}
     without = [name for name in there if name not in wrote]
     if first in wrote and without:
         tell(

@@ -24,7 +24,11 @@ from tests.unit.staged import Staged, lab
 
 
 def resume(
-    tmp_path: Path, *, lost: str = "", wrote: tuple[str, ...] = ("worker-1", "worker-2")
+    tmp_path: Path,
+    *,
+    lost: str = "",
+    wrote: tuple[str, ...] = ("worker-1", "worker-2"),
+    size: int = 7,
 ) -> tuple[RecordError, list[str]]:
     """Resumes job 7, which ran on both workers. That its tree is gone from the state home stops the
     rerun after all that is of interest here."""
@@ -35,6 +39,7 @@ def resume(
     made = site.job(tree)
     for name in wrote:
         (site.work(name) / "snapshot.pt").write_text("epoch 3")
+        os.truncate(site.work(name) / "snapshot.pt", size)
     if lost:
         shutil.rmtree(site.work(lost).parent)
     (site.store.home.stages / made.stage).unlink()
@@ -78,8 +83,8 @@ def test_a_job_that_wrote_nothing_starts_from_the_beginning_and_says_so(tmp_path
 
 
 def test_a_worker_without_files_where_others_have_some_is_named(tmp_path: Path) -> None:
-    """Only the program knows whether its ranks there need files of their own."""
-    _, said = resume(tmp_path, wrote=("worker-1",))
+    """Only the program knows whether its ranks there need what would take long to copy."""
+    _, said = resume(tmp_path, wrote=("worker-1",), size=resume_action.SPREAD + 1)
     assert said == [
         "worker-2: job 7 has left no files there, as it has on worker-1:"
         " ranks there that read files of their own start from the beginning"
@@ -103,6 +108,17 @@ def move(old: Staged, new: Staged, tree: Path) -> list[str]:
     with resume_action.carry_over(store, source, planned, where, said.append) as carry:
         new.job(tree, number=8, carry=carry)
     return said
+
+
+def test_every_rank_finds_the_snapshot_of_rank_0_also_on_the_same_nodes(
+    tmp_path: Path, tree: Path
+) -> None:
+    """An ordinary program opens it on each rank."""
+    site = lab(tmp_path / "nodes")
+    site.job(tree)
+    write(site, "worker-1", snapshot="epoch 3")
+    move(site, site, tree)
+    assert have(site, "worker-1") == have(site, "worker-2") == {"snapshot": "epoch 3"}
 
 
 def have(site: Staged, name: str) -> dict[str, str]:
