@@ -29,7 +29,7 @@ from clusterctl.cli.job_output import document as job_document
 from clusterctl.cli.rank_output import Printer
 from clusterctl.errors import NodeUnreachable
 from clusterctl.job_model import Job, JobState
-from clusterctl.options.jobs import Cancel, Doctor, Fetch, Jobs, Logs
+from clusterctl.options.jobs import Cancel, Doctor, Fetch, Jobs, Logs, Top
 from clusterctl.options.run import Rerun
 from clusterctl.variables import environment
 
@@ -89,7 +89,7 @@ def _row(job: Job, batch: bool, waiting: bool, money: list[str]) -> list[object]
 
 
 def number_of(
-    given: Logs | Cancel | Fetch | Doctor | Rerun,
+    given: Logs | Cancel | Fetch | Doctor | Top | Rerun,
     store: Store,
     console: Console,
 ) -> int:

@@ -8,8 +8,10 @@ from clusterctl.options.table import (
     ARGUMENTS,
     Common,
     Option,
+    amount,
     choice,
     cluster_option,
+    duration,
     expression,
     file,
     flag,
@@ -112,6 +114,19 @@ class Doctor(Common, heading=JOBS, module="insight"):
     examples = ("clusterctl doctor", "clusterctl doctor 7 --bundle job-7.tar.gz")
     job = LAST_JOB
     bundle = file("--bundle", OPTIONS, "Write all that was seen, without secrets", settable=False)
+
+
+class Top(Common, heading=JOBS, module="top"):
+    """Show what the ranks of a job and their nodes use: steps, processors, memory, network, cost.
+
+    Refreshes in place on a terminal until the job ends. Nothing is installed on the nodes.
+    """
+
+    examples = ("clusterctl top", "clusterctl top 7 --once", "clusterctl top 7 --json")
+    job = LAST_JOB
+    interval = amount("--interval", OPTIONS, "Time between looks (default: 2s)", "TIME", duration)
+    once = flag("--once", OPTIONS, "Show one frame and end")
+    json = JSON_LINES
 
 
 class Report(Common, heading=JOBS, module="report"):

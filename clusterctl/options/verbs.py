@@ -33,6 +33,7 @@ VERBS: dict[str, type[Verb]] = {
     "fetch": jobs.Fetch,
     "doctor": jobs.Doctor,
     "diff": jobs.Diff,
+    "top": jobs.Top,
     "report": jobs.Report,
     "ssh": machine.Ssh,
     "cp": machine.Cp,

@@ -40,6 +40,7 @@ from clusterctl.actions import (
     show,
     ssh_config,
     stop,
+    top,
     verify,
 )
 from clusterctl.cli import clusters, run
@@ -125,6 +126,7 @@ def scenes() -> list[Scene]:
             Scene("verify", (), name),
             Scene("diff", ("7", "7"), name),
             Scene("report", (), name),
+            Scene("top", ("7",), name),
             *(Scene(verb, ("7",), name) for verb in ("logs", "cancel", "fetch", "rerun", "doctor")),
             Scene("logs", ("--metrics", "7"), name, frozenset({"metrics"})),
             Scene("data get", ("mnist",), name),
@@ -192,6 +194,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "--idle": ("2h",),
     "--image": ("mine:7",),
     "--instance-type": ("c6i.large",),
+    "--interval": ("5",),
     "--job-name": ("mine",),
     "--launcher": ("mpirun",),
     "--launcher-type": ("t3.small",),
@@ -355,6 +358,7 @@ def stage(scene: Scene, monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[s
         ssh_config: ("install", "uninstall", "include"),
         show: ("status",),
         stop: ("stop",),
+        top: ("watch",),
         verify: ("measure",),
     }.items():
         for name in names:

@@ -1,0 +1,90 @@
+"""`top`: what the ranks of a job use, look by look, over the connections that are there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+from clusterctl import assets
+from clusterctl.actions import Tell, connect_or_report, cost, jobs, open_pool
+from clusterctl.insight import top
+from clusterctl.insight.top import Frame as Frame
+from clusterctl.insight.top import Look
+from clusterctl.job_model import Job
+from clusterctl.jobs import control
+from clusterctl.jobs.start import list_nodes, list_rank_nodes
+from clusterctl.model import Cluster, Node
+from clusterctl.state import Store
+from clusterctl.transport.pool import Pool
+
+ANSWER = 15.0
+"""Seconds that a node has to answer."""
+
+
+def watch(
+    store: Store,
+    number: int,
+    where: str | None,
+    tell: Tell,
+    *,
+    interval: float,
+    once: bool = False,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[Frame]:
+    """A frame every `interval` seconds until the job has ended; one frame with `once`. Each takes
+    two looks, so that the first comes after `interval` seconds. RecordError where the cluster is
+    gone."""
+    job = jobs.find_job(store, number, where)
+    cluster = jobs.require_cluster(store, job)
+    with open_pool(store, cluster) as pool:
+        for name, why in connect_or_report(pool, list_nodes(job, cluster), tell).items():
+            tell(f"{name} does not answer: {why}")
+        before = _look(job, cluster, pool)
+        while True:
+            if not job.state.ended:
+                sleep(interval)
+                job = control.refresh(job, cluster, pool)
+            after = _look(job, cluster, pool)
+            yield _frame(store, job, before, after)
+            if once or job.state.ended:
+                return
+            before = after
+
+
+def _look(job: Job, cluster: Cluster, pool: Pool) -> dict[str, Look]:
+    names = list_rank_nodes(job, cluster)
+    scripts = {name: _script(job, cluster, cluster.node(name)) for name in names}
+    found = {}
+    for result in pool.run("exec /bin/sh -s", names, stdin=scripts, timeout=ANSWER):
+        look = top.read(result.node, result.text)
+        look.error = look.error and (result.error or look.error)
+        found[result.node] = look
+    return found
+
+
+def _script(job: Job, cluster: Cluster, node: Node) -> bytes:
+    devices = (i.device for i in node.facts.interfaces if i.address == node.private_address)
+    return assets.render(
+        "insight/tick.sh.j2",
+        id=job.id,
+        node=node.name,
+        root=node.root,
+        tag=f"{cluster.id}/{job.id};",
+        device=next(devices, ""),
+    ).encode()
+
+
+def _frame(store: Store, job: Job, before: dict[str, Look], after: dict[str, Look]) -> Frame:
+    ranks = top.rank_lines(before, after)
+    now = time.time()
+    end = job.finished or now
+    return Frame(
+        time=now,
+        job=job.id,
+        state=job.state.value,
+        seconds=end - job.started if job.started else None,
+        dollars=cost.of_jobs(store, [job]).get(job.id),
+        left=0.0 if job.state.ended else top.slowest(ranks),
+        ranks=ranks,
+        nodes=top.node_lines(before, after),
+    )

@@ -1,0 +1,96 @@
+"""`top`: ranks and nodes of a job, refreshed in place on a terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+
+import typer
+
+from clusterctl import actions
+from clusterctl.actions import top as action
+from clusterctl.actions.top import Frame
+from clusterctl.cli.console import Console, ago, plain, table
+from clusterctl.cli.jobs import number_of
+from clusterctl.options.jobs import Top
+
+INTERVAL = 2.0
+
+
+def top(given: Top, console: Console) -> None:
+    store = actions.open_store()
+    number = number_of(given, store, console)
+    frames = action.watch(
+        *(store, number, given.cluster, console.report),
+        interval=given.interval or INTERVAL,
+        once=given.once,
+    )
+    try:
+        if console.json:
+            for frame in frames:
+                print(json.dumps({"schema": 1, **plain(frame)}), flush=True)
+        elif sys.stdout.isatty() and not given.once:
+            _live(frames)
+        else:
+            for frame in frames:
+                console.result(render(frame))
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+def _live(frames: Iterable[Frame]) -> None:
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(Text("looking …"), auto_refresh=False) as live:
+        for frame in frames:
+            live.update(Text(render(frame)), refresh=True)
+
+
+def render(frame: Frame) -> str:
+    """The frame as text."""
+    head = [f"job {frame.job}: {frame.state}"]
+    if frame.seconds is not None:
+        head.append(f"for {ago(frame.seconds)}")
+    if frame.dollars is not None:
+        head.append(f"${frame.dollars:.4f} so far")
+    if frame.left:
+        head.append(f"about {ago(frame.left)} left")
+    ranks = [("rank", "node", "step", "s/step", "loss", "cores", "memory")]
+    for line in frame.ranks:
+        ranks.append(
+            (
+                str(line.rank),
+                line.node if line.alive else f"{line.node} (ended)",
+                "-" if line.step is None else f"{line.step:g}",
+                _number(line.step_seconds),
+                _number(line.loss),
+                "-" if line.cpu is None else f"{line.cpu:.2f}",
+                _size(line.memory),
+            )
+        )
+    nodes = [("node", "CPU", "memory", "received/s", "sent/s")]
+    for node in frame.nodes:
+        if node.error:
+            nodes.append((node.node, node.error, "", "", ""))
+            continue
+        cpu = "-" if node.cpu is None else f"{node.cpu:.0%}"
+        memory = f"{_size(node.memory)} of {_size(node.total)}"
+        nodes.append((node.node, cpu, memory, _size(node.received), _size(node.sent)))
+    return "\n\n".join((", ".join(head), table(ranks), table(nodes)))
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def _size(value: float | None) -> str:
+    """Bytes for people, in decimal units."""
+    if value is None:
+        return "-"
+    for unit in ("B", "kB", "MB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}"
+        value /= 1000
+    return f"{value:.1f} GB"

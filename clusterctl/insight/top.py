@@ -1,0 +1,177 @@
+"""What the ranks of a job use: two looks at all nodes make the lines of `top`. Pure."""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from clusterctl.insight import metrics
+from clusterctl.insight.metrics import Point, Reader
+
+
+@dataclass(slots=True)
+class RankLook:
+    """Processor time in seconds since its start, memory in bytes, and its last metrics."""
+
+    cpu: dict[int, float] = field(default_factory=dict)
+    """By process: one that ends takes its time with it."""
+    memory: int = 0
+    points: tuple[Point, ...] = ()
+
+
+@dataclass(slots=True)
+class Look:
+    """One node at a moment, by its own clock. Counters of processors in ticks, of the network in
+    bytes. `error`: why it could not be asked."""
+
+    node: str
+    error: str = ""
+    time: float = 0.0
+    busy: tuple[float, float] = (0.0, 0.0)
+    """Of all processors: all ticks, and the idle ones."""
+    memory: int = 0
+    free: int = 0
+    received: int = 0
+    sent: int = 0
+    ranks: dict[int, RankLook] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RankLine:
+    """None where it is not known. CPU in cores, memory in bytes, step in seconds."""
+
+    rank: int
+    node: str
+    alive: bool
+    cpu: float | None
+    memory: int
+    step: float | None
+    step_seconds: float | None
+    loss: float | None
+    left: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLine:
+    """`cpu`: part of all processors; memory in bytes; network in bytes per second."""
+
+    node: str
+    error: str
+    cpu: float | None
+    memory: int
+    total: int
+    received: float | None
+    sent: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """All lines at one moment. `dollars` None: it costs nothing. `left`: seconds until the slowest
+    rank is done."""
+
+    time: float
+    job: int
+    state: str
+    seconds: float | None
+    dollars: float | None
+    left: float | None
+    ranks: tuple[RankLine, ...]
+    nodes: tuple[NodeLine, ...]
+
+
+def read(node: str, text: str) -> Look:
+    """What tick.sh printed. Lines that mean nothing, such as a login shell's, are left out."""
+    look, tick = Look(node), 100.0
+    for line in text.splitlines():
+        word, _, rest = line.partition(" ")
+        with suppress(ValueError, IndexError):
+            if word == "time":
+                now, tick = map(float, rest.split())
+                look.time = now
+            elif word == "cpu":
+                total, idle = map(float, rest.split())
+                look.busy = total, idle
+            elif word == "memory":
+                name, kibibytes = rest.split()
+                if name == "MemTotal:":
+                    look.memory = int(kibibytes) * 1024
+                else:
+                    look.free = int(kibibytes) * 1024
+            elif word == "net":
+                look.received, look.sent = map(int, rest.split())
+            elif word in ("process", "resident", "metrics"):
+                number, _, value = rest.partition(" ")
+                rank = look.ranks.setdefault(int(number), RankLook())
+                _add(rank, int(number), word, value, tick)
+    if not look.time:
+        look.error = "it did not answer in full"
+    return look
+
+
+def _add(rank: RankLook, number: int, word: str, value: str, tick: float) -> None:
+    if word == "resident":
+        rank.memory += int(value) * 1024
+    elif word == "metrics":
+        reader = Reader()
+        rank.points = (*reader.read(number, b64decode(value)), *reader.finish())
+    else:
+        pid, _, rest = value.partition(" (")
+        values = rest.rpartition(") ")[2].split()  # a command may hold blanks and parentheses
+        if values[0] not in "ZX":
+            rank.cpu[int(pid)] = (int(values[11]) + int(values[12])) / tick
+
+
+def rank_lines(before: Mapping[str, Look], after: Mapping[str, Look]) -> tuple[RankLine, ...]:
+    """Of all ranks that were seen, by number."""
+    found = []
+    for name, look in after.items():
+        earlier = before.get(name, Look(name))
+        passed = look.time - earlier.time
+        for number, rank in look.ranks.items():
+            past = earlier.ranks.get(number, RankLook())
+            both = rank.cpu.keys() & past.cpu.keys()
+            used = sum(rank.cpu[pid] - past.cpu[pid] for pid in both)
+            known = bool(both) and earlier.time > 0 and passed > 0
+            points = rank.points
+            found.append(
+                RankLine(
+                    rank=number,
+                    node=name,
+                    alive=bool(rank.cpu),
+                    cpu=used / passed if known else None,
+                    memory=rank.memory,
+                    step=points[-1].x if points else None,
+                    step_seconds=metrics.step_seconds(points),
+                    loss=metrics.last(points, "loss"),
+                    left=metrics.seconds_left(points, look.time),
+                )
+            )
+    return tuple(sorted(found, key=lambda line: line.rank))
+
+
+def node_lines(before: Mapping[str, Look], after: Mapping[str, Look]) -> tuple[NodeLine, ...]:
+    found = []
+    for name, look in after.items():
+        earlier = before.get(name, Look(name))
+        passed = look.time - earlier.time if earlier.time and look.time else 0.0
+        ticks = look.busy[0] - earlier.busy[0]
+        idle = look.busy[1] - earlier.busy[1]
+        found.append(
+            NodeLine(
+                node=name,
+                error=look.error,
+                cpu=1 - idle / ticks if passed > 0 and ticks > 0 else None,
+                memory=look.memory - look.free,
+                total=look.memory,
+                received=(look.received - earlier.received) / passed if passed > 0 else None,
+                sent=(look.sent - earlier.sent) / passed if passed > 0 else None,
+            )
+        )
+    return tuple(found)
+
+
+def slowest(lines: Sequence[RankLine]) -> float | None:
+    """Seconds until all ranks that say so are done."""
+    return max((line.left for line in lines if line.left is not None), default=None)
