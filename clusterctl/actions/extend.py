@@ -65,12 +65,7 @@ def extend(
         _whole(cluster, store.folder(name), now)
         rate = cost.per_hour(cluster.charges)
         dollars = cost.dollars(cluster.charges, now) + rate * ttl / 3600
-        budget = cluster.spec.cloud.budget
-        if budget and dollars > budget + 0.005:
-            raise UsageError(
-                f"that would cost ${dollars:.2f}, and the cluster's budget is ${budget:.2f}",
-                hint=f"`clusterctl up {name} --budget {dollars + 0.01:.2f}` or a shorter --ttl",
-            )
+        _affordable(cluster, end, dollars)
         question = _sooner(store, cluster, end, now)
         if question and not consent(question):
             raise UsageError(
@@ -96,6 +91,25 @@ def extend(
             except ProviderError as error:
                 tell(f"the tags in the cloud still show the old deadline: {error.message}")
     return Extended(cluster, end, dollars, cost.is_exact(cluster.charges))
+
+
+def _affordable(cluster: Cluster, end: float, dollars: float) -> None:
+    """Raises UsageError where the budget is less than these dollars, or where a price is unknown of
+    what is to run longer."""
+    budget, name = cluster.spec.cloud.budget, cluster.name
+    later = end > (cluster.deadline or 0.0)
+    running = [charge for charge in cluster.charges if charge.until is None]
+    if budget and later and (missing := cost.unknown(running)):
+        raise UsageError(
+            f"the price of {', '.join(missing)} is unknown, and the cluster's budget is"
+            f" ${budget:.2f}: whether it lasts until then cannot be told",
+            hint=f"`clusterctl down {name}`, and create it again without --budget",
+        )
+    if budget and dollars > budget + 0.005:
+        raise UsageError(
+            f"that would cost ${dollars:.2f}, and the cluster's budget is ${budget:.2f}",
+            hint=f"`clusterctl up {name} --budget {dollars + 0.01:.2f}` or a shorter --ttl",
+        )
 
 
 def _let_in(

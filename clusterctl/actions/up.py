@@ -27,7 +27,14 @@ from clusterctl.actions.up_bootstrap import (
     find_troubles,
     write_ssh,
 )
-from clusterctl.actions.up_plan import Intent, add_regions, find_owned, find_places, intend
+from clusterctl.actions.up_plan import (
+    Intent,
+    add_regions,
+    find_owned,
+    find_places,
+    intend,
+    take_off,
+)
 from clusterctl.bootstrap.progress import StepReporter
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.insight import cost
@@ -96,7 +103,9 @@ def up(store: Store, spec: ClusterSpec, tell: Tell, consent: Consent) -> Up:
             gone, (here, *others) = here.cloud.region, others
             tell(f"{error.message}: the whole cluster moves from {gone} to {here.cloud.region}")
             with ClusterLock(store.home, spec.name, "up", tell):
-                finish_down(store, made, tell)
+                left = finish_down(store, made, tell)
+            spent = cost.dollars(left.charges, time.time())
+            here, *others = (take_off(place, spent) for place in (here, *others))
             consent = _agreed
 
 

@@ -60,14 +60,34 @@ def plan(store: Store, spec: ClusterSpec, tell: Tell) -> ProviderPlan:
 def find_places(spec: ClusterSpec, old: Cluster | None) -> list[ClusterSpec]:
     """The options for each region that the cluster may be made in, in this order. One that has
     nodes stays where it is; one that was cut off goes on there."""
-    regions = complete(spec, old).cloud.regions
+    full = complete(spec, old)
+    regions = full.cloud.regions
     if not regions or spec.cloud.region:
         return [spec]
     here = old.spec.cloud.region if old else ""
     if here in regions:
         at = regions.index(here)
         regions = regions[at : at + 1] if old and old.nodes else regions[at:]
-    return [replace(spec, cloud=replace(spec.cloud, region=region)) for region in regions]
+    # Elsewhere there is no record that has what the options leave out.
+    specs = [spec, *[full] * (len(regions) - 1)]
+    return [
+        replace(made, cloud=replace(made.cloud, region=region))
+        for made, region in zip(specs, regions, strict=True)
+    ]
+
+
+def take_off(spec: ClusterSpec, dollars: float) -> ClusterSpec:
+    """The options for another region, after so much was spent in the one before. Raises UsageError
+    where that was all of the budget."""
+    budget = spec.cloud.budget
+    if not budget:
+        return spec
+    if budget <= dollars:
+        raise UsageError(
+            f"--budget ${budget:.2f} is spent: ${dollars:.2f} in other regions",
+            hint="nothing is left running; give a higher --budget, or name other --regions",
+        )
+    return replace(spec, cloud=replace(spec.cloud, budget=budget - dollars))
 
 
 def add_regions(intent: Intent, others: Sequence[ClusterSpec], tell: Tell) -> Intent:

@@ -434,3 +434,23 @@ def test_the_deadline_tag_is_moved_on_all_there_is(market: type[Market], tmp_pat
     provider.label_deadline(cluster(provider="ec2"), tmp_path, NOW)
     assert [len(arguments["Resources"]) for _, arguments in calls] == [500, 500, 201]
     assert calls[0][1]["Tags"] == [{"Key": "clusterctl:deadline", "Value": "2023-11-14T22:13:20Z"}]
+
+
+def test_what_has_just_gone_keeps_no_other_from_its_tag(
+    market: type[Market], tmp_path: Path
+) -> None:
+    """AWS still shows the tags of a worker that has ended unused, and knows its disk no more."""
+    labelled: list[str] = []
+
+    class Tagged(Market):
+        def all(self, action: str, key: str, **arguments: Any) -> list[Any]:
+            return [{"ResourceId": name} for name in ("i-1", "vol-gone", "vpc-1")]
+
+        def call(self, action: str, **arguments: Any) -> Any:
+            if "vol-gone" in arguments["Resources"]:
+                said = "The volume 'vol-gone' does not exist"
+                raise failures.refused(action, "InvalidVolume.NotFound", said, self.region)
+            labelled.extend(arguments["Resources"])
+
+    Ec2Provider(Tagged).label_deadline(cluster(provider="ec2"), tmp_path, NOW)
+    assert labelled == ["i-1", "vpc-1"]

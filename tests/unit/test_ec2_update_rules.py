@@ -169,6 +169,16 @@ def test_a_budget_holds_for_what_is_added(charges: list[Charge], budget: float) 
     assert "clusterctl extend lab --ttl" in caught.value.hint
 
 
+def test_a_second_life_has_what_the_first_left_of_the_budget() -> None:
+    """The machines have ended at their deadline; `up` makes the cluster again."""
+    before = charge("worker-1", until=NOW)  # an hour: a dollar
+    again = [before, charge("worker-1", since=NOW)]
+    old = cluster(wish(budget=3.0))
+    assert update_rules.deadline(wish(budget=3.0), old, {}, again, NOW) == NOW + 2 * HOUR
+    with pytest.raises(UsageError, match=r"--budget \$1.00 is spent: \$1.00 so far"):
+        update_rules.deadline(wish(budget=1.0), old, {}, again, NOW)
+
+
 def test_a_larger_budget_is_taken() -> None:
     charges = [charge("worker-1"), charge("worker-2", since=NOW)]
     old = cluster(wish(budget=8.0))

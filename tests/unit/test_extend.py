@@ -267,3 +267,15 @@ def test_a_budget_is_the_limit(machines: Machines) -> None:
     assert machines.noted == []
     done = extend(machines.store, "lab", 3 * HOUR, print, unasked)
     assert done.dollars == pytest.approx(9.0, abs=0.1)
+
+
+def test_a_budget_lasts_no_longer_where_a_price_is_unknown(machines: Machines) -> None:
+    """As that of spot workers that moved while AWS did not tell it. An earlier end costs less."""
+    made = on_budget(10.0)
+    first, *others = made.charges
+    unknown = replace(first, hourly=None, item="g4dn.xlarge")
+    machines.store.save(replace(made, charges=(unknown, *others)))
+    with pytest.raises(UsageError, match=r"the price of g4dn\.xlarge is unknown"):
+        extend(machines.store, "lab", 2 * HOUR, print, unasked)
+    assert machines.noted == []
+    extend(machines.store, "lab", HOUR / 2, print, lambda question: True)

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from clusterctl.actions import open_store, up, up_plan
-from clusterctl.errors import ProviderError
+from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import Charge, CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase, Runtime
-from clusterctl.providers.protocol import Created, Features, NoCapacity, ProviderPlan
+from clusterctl.providers.protocol import (
+    Created,
+    Ended,
+    Features,
+    Life,
+    NoCapacity,
+    ProviderPlan,
+)
 from tests.unit.making import cluster, node
 from tests.unit.provided import provide
 
@@ -52,6 +61,7 @@ class Regions:
     def __init__(self, *full: str) -> None:
         self.full = full
         self.done: list[str] = []
+        self.spent = 0.0
 
     def plan(
         self, spec: ClusterSpec, current: Cluster | None, tell: object, **more: object
@@ -64,7 +74,7 @@ class Regions:
             lines=(f"a machine in {here}",),
             spec=spec,
             nodes=("launcher",),
-            charges=(charge("launcher", since=NOW),),
+            charges=(charge("launcher", since=time.time(), hourly=60 * self.spent),),
             question=f"start 1 machine for up to ${len(here)}?",
         )
 
@@ -79,10 +89,19 @@ class Regions:
         self.done.append(f"destroy in {cluster.spec.cloud.region}")
 
     def list_billed(self, cluster: Cluster, folder: Path) -> dict[str, str]:
+        return {"launcher": "i-1"} if self.spent else {}
+
+    def list_ended(self, cluster: Cluster, folder: Path) -> dict[str, Ended]:
         return {}
 
+    def list_lives(self, cluster: Cluster, folder: Path) -> tuple[Life, ...]:
+        return ()
 
-def wanted(*regions: str, **cloud: str) -> ClusterSpec:
+    def list_made(self, folder: Path) -> frozenset[str]:
+        return frozenset()
+
+
+def wanted(*regions: str, **cloud: Any) -> ClusterSpec:
     return ClusterSpec(
         name="lab",
         provider="ec2",
@@ -118,6 +137,32 @@ def test_a_region_without_capacity_is_left_empty_before_the_next_is_tried(
     with pytest.raises(NoCapacity, match="no zone of bb has capacity"):
         up.up(store, wanted(), told.append, consent)
     assert there.done == ["create in bb"], "it goes on where it was, and not back"
+
+
+def test_a_region_that_was_left_has_had_its_part_of_the_budget(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A machine ran there before others were refused. A bare `up` goes on with the same options."""
+    there = Regions("a")
+    provide(monkeypatch, "ec2", there)
+    store = open_store()
+    spec = wanted("a", "bb", budget=10.0)
+    before = replace(lab(spec=replace(spec, cloud=replace(spec.cloud, region="a"))), nodes=())
+    store.save(replace(before, phase=Phase.CREATING, charges=()))
+    there.spent = 4.0
+    with pytest.raises(ProviderError, match="the cable is cut"):
+        up.up(store, wanted(), lambda line: None, lambda question: True)
+    assert there.done == ["create in a", "destroy in a", "create in bb"]
+    moved = store.cluster("lab").spec
+    assert moved.cloud.budget == pytest.approx(6.0, abs=0.1)
+    assert (moved.provider, moved.groups) == ("ec2", spec.groups)
+
+    there.done.clear()
+    there.spent = 10.0
+    store.save(replace(before, phase=Phase.CREATING, charges=()))
+    with pytest.raises(UsageError, match=r"--budget \$10.00 is spent"):
+        up.up(store, wanted(), lambda line: None, lambda question: True)
+    assert there.done == ["create in a", "destroy in a"]
 
 
 def test_a_cluster_with_nodes_stays_in_its_region(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,7 +59,23 @@ def label(api: Api, cluster_id: str, key: str, value: str) -> None:
     ids = [item["ResourceId"] for item in api.all("describe_tags", "Tags", Filters=mine)]
     for first in range(0, len(ids), MOST_TAGGED):
         some = ids[first : first + MOST_TAGGED]
-        api.call("create_tags", Resources=some, Tags=[{"Key": key, "Value": value}])
+        tags = [{"Key": key, "Value": value}]
+        try:
+            api.call("create_tags", Resources=some, Tags=tags)
+        except failures.Refused as refused:
+            if not refused.code.endswith(".NotFound"):
+                raise
+            # One that is gone, and whose tags are still shown, keeps the others from theirs.
+            for id in some:
+                _label_if_there(api, id, tags)
+
+
+def _label_if_there(api: Api, id: str, tags: list[dict[str, str]]) -> None:
+    try:
+        api.call("create_tags", Resources=[id], Tags=tags)
+    except failures.Refused as refused:
+        if not refused.code.endswith(".NotFound"):
+            raise
 
 
 def tagged(cluster_id: str) -> dict[str, Any]:

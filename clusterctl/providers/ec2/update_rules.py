@@ -153,9 +153,11 @@ def deadline(
             hint=f"give at least {prices.SHORTEST / 60:g}m",
         )
     if options.cloud.budget:
-        lasts = prices.affordable(options.cloud.budget, charges, 0.0)
+        # A cluster whose machines have ended before is made again with what they have left.
+        spent = sum(charge.dollars(now) for charge in charges if charge.until is not None)
+        lasts = prices.affordable(options.cloud.budget, charges, spent)
         if lasts < prices.SHORTEST:
-            least = prices.hourly(charges)[0] * prices.SHORTEST / 3600
+            least = spent + prices.hourly(charges)[0] * prices.SHORTEST / 3600
             raise UsageError(
                 f"--budget {options.cloud.budget:g} lasts for {lasts:.0f} s: the machines would end"
                 " before they are ready",
