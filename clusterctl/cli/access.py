@@ -18,7 +18,8 @@ def allow(given: Allow, console: Console) -> None:
 
     store = actions.open_store()
     chosen = actions.choose(store, given.cluster)
-    allowed = action.allow(store, chosen.name, given.networks, console.report)
+    with console.waiting():
+        allowed = action.allow(store, chosen.name, given.networks, console.report)
     console.note(f"cluster {chosen.name} accepts SSH from {', '.join(allowed)}")
     console.document({"cluster": chosen.name, "networks": list(allowed)})
 

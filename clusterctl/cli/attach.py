@@ -70,9 +70,10 @@ def detach(given: Detach, console: Console) -> None:
     wanted = given.wanted() or actions.find_only_name(store)
     ask = (lambda question: True) if given.yes or given.force else console.confirm
     unfetched = Unfetched(ask=ask)
-    gone = down.down(
-        store, wanted, console.report, ask, unfetched, force=given.force, verb="detach"
-    )
+    with console.waiting():
+        gone = down.down(
+            store, wanted, console.report, ask, unfetched, force=given.force, verb="detach"
+        )
     if gone is None:
         console.note("aborted; nothing was removed")
         raise typer.Exit(2)

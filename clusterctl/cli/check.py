@@ -19,7 +19,8 @@ def check(given: Check, console: Console) -> None:
     if given.real:
         _check_real(given, console)
         return
-    found = action.check(actions.open_store())
+    with console.waiting():
+        found = action.check(actions.open_store())
     console.result(table((item.level, item.subject, item.text) for item in found))
     for item in found:
         if item.hint and item.level != "ok":

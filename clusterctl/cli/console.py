@@ -64,9 +64,10 @@ class Console:
             self._stderr(line)
 
     @contextlib.contextmanager
-    def waiting(self, silence: float = SILENCE) -> Iterator[None]:
+    def waiting(self, silence: float | None = None) -> Iterator[None]:
         """Meanwhile nobody has to guess whether something still happens: after so many seconds
-        without a word, the last line of progress is repeated."""
+        without a word (usually SILENCE), the last line of progress is repeated."""
+        silence = silence or SILENCE
         over = threading.Event()
 
         def watch() -> None:

@@ -15,7 +15,8 @@ from clusterctl.options.clusters import Cost
 
 
 def show(given: Cost, console: Console) -> None:
-    found = cost.spending(actions.open_store(), given.since, given.cluster)
+    with console.waiting():
+        found = cost.spending(actions.open_store(), given.since, given.cluster)
     rows: dict[str, Sequence[Any]] = {
         "day": [item for item in found.days if item.dollars or not item.exact],
         "cluster": found.clusters,

@@ -19,12 +19,14 @@ def gc(given: Gc, console: Console) -> None:
     given = given.within({"adopt"} if given.adopt else (), console.note)
     store, region = actions.open_store(), list(given.region)
     if given.adopt:
-        orphan = action.find_adoptable(store, given.adopt, region)
+        with console.waiting():
+            orphan = action.find_adoptable(store, given.adopt, region)
         if given.dry_run:
             console.result(f"would take back cluster {orphan.text}")
             console.document({"dry_run": True, "adopted": orphan.name, "id": orphan.id})
             return
-        taken = action.adopt(store, orphan, console.report)
+        with console.waiting():
+            taken = action.adopt(store, orphan, console.report)
         console.note(
             f"cluster {taken.name} was taken back: {len(taken.nodes)} nodes. Next:\n"
             f"  clusterctl status {taken.name}\n"

@@ -36,7 +36,8 @@ from clusterctl.variables import environment
 
 def jobs(given: Jobs, console: Console) -> None:
     store = actions.open_store()
-    found = action.list_jobs(store, given.cluster, console.note)
+    with console.waiting():
+        found = action.list_jobs(store, given.cluster, console.note)
     dollars = cost.of_jobs(store, found)
     chosen = job_columns.values(store, found, dollars, given.columns) if given.columns else None
     document = _documents(found, dollars, chosen)
@@ -196,7 +197,8 @@ def _metrics(given: Logs, store: Store, job: int, console: Console) -> None:
 def cancel(given: Cancel, console: Console) -> None:
     store = actions.open_store()
     job = number_of(given, store, console)
-    ended = action.cancel(store, job, given.cluster, console.report)
+    with console.waiting():
+        ended = action.cancel(store, job, given.cluster, console.report)
     left = {name: count for name, count in ended.survivors.items() if count}
     before = "was" if ended.state is JobState.CANCELLED else "had already ended:"
     counted = ended.survivors or not ended.reason
@@ -210,7 +212,8 @@ def cancel(given: Cancel, console: Console) -> None:
 def fetch(given: Fetch, console: Console) -> None:
     store = actions.open_store()
     job = number_of(given, store, console)
-    got = action.fetch(store, job, given.cluster, given.to, console.report)
+    with console.waiting():
+        got = action.fetch(store, job, given.cluster, given.to, console.report)
     brought = got.brought
     if brought.outputs:
         names = (f"{got.folder}/{item.place}" for item in brought.outputs)

@@ -16,7 +16,8 @@ def status(given: Status, console: Console) -> None:
 
     store = actions.open_store()
     live = given.live
-    found = show.status(store, actions.choose(store, given.wanted()), live=live)
+    with console.waiting():
+        found = show.status(store, actions.choose(store, given.wanted()), live=live)
     what = found.cluster
     lines = [
         f"{what.name} ({what.id}): {what.phase.value}, provider {what.spec.provider},"
@@ -62,7 +63,9 @@ def _list_here(given: List, console: Console) -> dict[str, Any]:
     wanted = given.cluster
     if wanted is not None:
         actions.choose(store, wanted)
-    found = tuple(item for item in show.list_statuses(store) if wanted in (None, item.cluster.name))
+    with console.waiting():
+        statuses = show.list_statuses(store)
+    found = tuple(item for item in statuses if wanted in (None, item.cluster.name))
     damage = store.damage()
     for line in damage:
         console.note(line)
