@@ -6,14 +6,18 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import time
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from clusterctl.actions import open_store
-from clusterctl.model import Charge
+from clusterctl.model import Charge, NodeGroup, Runtime
 from clusterctl.providers.ec2 import cleanup, provider_state
+from clusterctl.providers.ec2.api import Image, InstanceType
 from clusterctl.providers.ec2.provider import Ec2Provider
 from clusterctl.providers.ec2.provider_state import ProviderState
 from tests.unit.calling import Call
@@ -25,6 +29,8 @@ NODES = ("launcher", "worker-1", "worker-2")
 ID = "lab-1a2b"
 REGION = "eu-west-1"
 HOUR = 3600.0
+
+UP = ("--cpu", "c7i.xlarge", "--runtime", "host", "--ssh-cidr", "192.0.2.1/32")
 
 RIGHT, DAMAGED, GONE = "right", "damaged", "gone"
 CASES = list(itertools.product((RIGHT, DAMAGED, GONE), repeat=3))
@@ -44,19 +50,51 @@ def cloud(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cloud:
     monkeypatch.setenv("AWS_REGION", "us-east-1")
     monkeypatch.setattr(cleanup, "PAUSE", 0.0)
     made = Cloud(region=REGION)
-    provide(monkeypatch, "ec2", Ec2Provider(lambda region: FakeApi(made, region)))
+    provide(monkeypatch, "ec2", Ec2Provider(lambda region: Whole(made, region)))
     return made
 
 
-def arrange(cloud: Cloud, record: str, state: str, machines: str) -> None:
+class Whole(FakeApi):
+    """The same account, with all that a plan asks about."""
+
+    def instance_types(self, names: Iterable[str]) -> dict[str, InstanceType]:
+        return {name: InstanceType(name=name, vcpus=2) for name in names}
+
+    def zones(self, types: Iterable[str]) -> tuple[str, ...]:
+        return (f"{self.region}a",)
+
+    def image(self, owner: str, name: str) -> str:
+        return "ami-1"
+
+    def images(self, ids: Iterable[str]) -> dict[str, Image]:
+        return {id: Image(id=id, disk=8) for id in ids}
+
+    def may_launch(self, instance_type: str, image: Image, **how: Any) -> None:
+        """Everything is allowed."""
+
+    def disk_key(self) -> str:
+        return "alias/aws/ebs"
+
+    def block_mode(self) -> str:
+        return "off"
+
+    def quota(self, code: str) -> float:
+        return 100.0
+
+
+def arrange(
+    cloud: Cloud, record: str, state: str, machines: str, deadline: float = LAUNCHED + HOUR
+) -> None:
     """A cluster of three machines on the record, of which these witnesses are left."""
     store = open_store()
     charges = tuple(
         Charge(node=name, part="instance", item="x", hourly=1.0, source="", since=LAUNCHED)
         for name in NODES
     )
-    made = cluster(charges=charges, deadline=LAUNCHED + HOUR, account=ACCOUNT)
-    spec = replace(made.spec, cloud=replace(made.spec.cloud, region=REGION))
+    made = cluster(charges=charges, deadline=deadline, account=ACCOUNT)
+    groups = (NodeGroup(count=2, instance_type="t3.micro"),)
+    where = replace(made.spec.cloud, region=REGION, idle=0.0, ssh_cidr=UP[-1])
+    spec = replace(made.spec, groups=groups, runtime=Runtime.HOST, cloud=where)
     store.save(replace(made, spec=spec))
     folder = store.folder("lab")
     path = folder / "cluster.json"
@@ -134,15 +172,30 @@ def test_status_takes_no_figure_from_a_damaged_witness(
     assert any("still running" in line for line in said.document["warnings"]) is bool(running)
 
 
-@pytest.mark.parametrize(
-    ("state", "machines"), list(itertools.product((DAMAGED, GONE), (RIGHT, GONE)))
-)
-def test_up_makes_no_second_cluster_beside_one_that_it_cannot_name(
-    state: str, machines: str, cloud: Cloud, call: Call
+@pytest.mark.parametrize(("record", "state", "machines"), CASES)
+def test_up_goes_on_with_the_cluster_or_removes_it_or_makes_none(
+    record: str, state: str, machines: str, cloud: Cloud, call: Call
 ) -> None:
-    arrange(cloud, GONE, state, machines)
+    """As far as Terraform, which fails here: what there is by then, and what is said of it."""
+    arrange(cloud, record, state, machines, deadline=time.time() + HOUR)
     before = cloud.left()
-    said = call("up", "lab", "--cpu", "c7i.xlarge", "--yes")
-    assert said.code != 0
-    assert cloud.left() == before
+    said = call("up", "lab", *(UP if record == GONE else ()), "--yes")
     assert "run_instances" not in cloud.calls
+    if record == RIGHT:
+        # Machines that a person has paid for are not thrown away, and there is no second cluster.
+        assert (said.code, cloud.left()) == (3, before), said.err
+        assert open_store().cluster("lab").id == ID
+        lost = "state of cluster lab is lost" in said.err
+        assert lost is (state == GONE)
+        running = sum(name.startswith("i-") for name in before)
+        assert (f"{running} machines run, ${running}.0" in said.err) is bool(running)
+        return
+    if (record, state) == (GONE, RIGHT):
+        assert f"found cluster {ID} without a local record; removing it first" in said.err
+        assert (said.code, cloud.left()) == (3, []), said.err
+        assert [item.id for item in open_store().past()] == [ID]
+        assert open_store().cluster("lab").id != ID
+        return
+    assert (said.code, cloud.left()) == (7, before), said.err
+    assert ("cannot be read:" if record == DAMAGED else "nothing in it can be read") in said.err
+    assert open_store().names() == ("lab",)
