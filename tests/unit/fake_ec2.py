@@ -25,6 +25,8 @@ class Cloud:
     refusals: dict[str, tuple[str, str]] = field(default_factory=dict)
     calls: list[str] = field(default_factory=list)
     name: str = "lab"
+    gib: int = 8
+    """The size of each disk."""
 
     def make(self, cluster: str, *nodes: str) -> None:
         """Machines, a disk of each, and their network."""
@@ -96,6 +98,7 @@ class FakeApi(Api):
         if kind == "volume":
             machine = f"i-{node}"
             item["Attachments"] = [{"InstanceId": machine}] if machine in self._things else []
+            item["Size"] = self._cloud.gib
         return item
 
     def instances(self, *filters: dict[str, Any], **more: Any) -> list[Instance]:

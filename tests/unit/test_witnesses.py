@@ -199,3 +199,15 @@ def test_up_goes_on_with_the_cluster_or_removes_it_or_makes_none(
     assert (said.code, cloud.left()) == (7, before), said.err
     assert ("cannot be read:" if record == DAMAGED else "nothing in it can be read") in said.err
     assert open_store().names() == ("lab",)
+
+
+def test_a_cluster_that_was_taken_back_costs_what_its_own_disks_do(
+    cloud: Cloud, call: Call
+) -> None:
+    cloud.gib = 100
+    arrange(cloud, GONE, GONE, RIGHT)
+    said = call("gc", "--adopt", ID, "--region", REGION)
+    assert said.code == 0, said.err
+    charges = open_store().cluster("lab").charges
+    assert {charge.item for charge in charges if charge.part == "disk"} == {"100 GiB gp3"}
+    assert {charge.since for charge in charges} == {LAUNCHED}

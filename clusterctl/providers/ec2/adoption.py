@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from dataclasses import replace
 
 from clusterctl.model import (
     CloudSpec,
@@ -23,8 +24,14 @@ from clusterctl.providers.shared.nodes import LAUNCHER
 def adopt(api: Api, cluster_id: str, name: str) -> Cluster:
     """A record of the machines, with what they cost as far as their tags and types tell."""
     found = [item for item in api.instances(cleanup.tagged(cluster_id)) if item.node]
+    disks = _disks(api, cluster_id)
     machines = [
-        Machine(name=item.node, instance_type=item.type, image="cpu", disk=CPU_DISK)
+        Machine(
+            name=item.node,
+            instance_type=item.type,
+            image="cpu",
+            disk=disks.get(item.id, CPU_DISK),
+        )
         for item in found
     ]
     mine = [cleanup.tagged(cluster_id)]
@@ -38,6 +45,7 @@ def adopt(api: Api, cluster_id: str, name: str) -> Cluster:
         tell=lambda line: None,
         nat=private,
     )
+    starts = {item.node: item.launched for item in found}
     since = min((item.launched for item in found), default=0.0)
     nodes = tuple(
         Node(
@@ -67,6 +75,18 @@ def adopt(api: Api, cluster_id: str, name: str) -> Cluster:
         mode="ec2",
         mode_reason=f"{api.region}, adopted",
         nodes=nodes,
-        charges=prices.charges(machines, quotes, since, private=private),
+        charges=tuple(
+            replace(charge, since=starts.get(charge.node, since))
+            for charge in prices.charges(machines, quotes, since, private=private)
+        ),
         account=api.account(),
     )
+
+
+def _disks(api: Api, cluster_id: str) -> dict[str, int]:
+    """GiB of each instance's disks, by its id."""
+    found: Counter[str] = Counter()
+    for disk in api.all("describe_volumes", "Volumes", Filters=[cleanup.tagged(cluster_id)]):
+        for link in disk.get("Attachments", ()):
+            found[str(link.get("InstanceId", ""))] += int(disk.get("Size", 0))
+    return dict(found)
