@@ -394,6 +394,12 @@ class Cloud(LocalProvider):
 
     def destroy(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> None: ...
 
+    def check_pausing(self, cluster: Cluster, folder: Path) -> None:
+        """Its machines can be stopped."""
+
+    def stop(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> float:
+        return time.time()
+
 
 @pytest.fixture
 def cloud(monkeypatch: pytest.MonkeyPatch) -> Cloud:
@@ -520,3 +526,27 @@ def test_a_receipt_counts_the_real_ends(call: Call, old: Staged, cloud: Cloud) -
     gone = call("down", "--yes", "--json")
     assert gone.code == 0, gone
     assert round(gone.document["dollars"], 1) == 10 + 4 + 4
+
+
+def test_a_stop_after_the_workers_have_ended_stops_what_is_left(call: Call, old: Staged) -> None:
+    """Disks and instances of workers cost nothing from their end, not from that of the launcher."""
+    where = old.store.cluster("lab")
+    disks = tuple(replace(item, part="disk", hourly=0.25) for item in where.charges)
+    old.store.save(replace(where, charges=(*where.charges, *disks)))
+    stopped = call("stop", "--yes", "--json")
+    assert stopped.code == 0, stopped.err
+    assert stopped.document["dollars_per_hour"] == 0.25, "the disk of the launcher"
+    status = call("status", "--json").document
+    assert round(status["dollars"], 1) == round((10 + 4 + 4) * 1.25, 1)
+    gone = call("down", "--yes", "--json")
+    assert gone.code == 0, gone.err
+    assert round(gone.document["dollars"], 1) == round((10 + 4 + 4) * 1.25, 1)
+
+
+def test_who_extends_pays_for_what_is_left(call: Call, old: Staged) -> None:
+    """Not for workers that have ended, and a budget does not count them."""
+    spec = replace(old.where.spec, cloud=CloudSpec(idle=HOUR, budget=21.0))
+    old.store.save(replace(old.where, spec=spec))
+    said = call("extend", "--ttl", "2h", "--yes", "--json")
+    assert said.code == 0, said.err
+    assert round(said.document["dollars"]) == 10 + 4 + 4 + 2
