@@ -172,6 +172,32 @@ def test_nodes_get_no_later_deadline_than_aws_keeps(
         provider.extend(cluster, tmp_path, NOW + DAY)
 
 
+def test_schedules_of_aws_are_moved_where_nothing_here_tells_of_them(
+    market: type[Market], provider: Ec2Provider, tmp_path: Path
+) -> None:
+    """The file was cut off: AWS would end machines to which `extend` has promised more time."""
+    cluster = replace(
+        attempted(provider.plan(wish()), "launcher", ago=HOUR), account="123456789012"
+    )
+    calls: list[str] = []
+
+    class Guarding(Market):
+        def all(self, action: str, key: str, service: str = "ec2", /, **how: Any) -> list[Any]:
+            calls.append(action)
+            found = {"list_schedule_groups": [{"Name": "clusterctl-lab-1"}]}
+            return found.get(action, [])
+
+        def instances(self, *filters: Any, **more: Any) -> list[Instance]:
+            raise ProviderError("that is far enough")
+
+    provider_state.save(tmp_path, ProviderState(id="lab-1", region="us-east-1", guarded=True))
+    path = tmp_path / "ec2" / "memory.json"
+    path.write_bytes(path.read_bytes()[:20])
+    with pytest.raises(ProviderError, match="that is far enough"):
+        Ec2Provider(Guarding).extend(cluster, tmp_path, NOW + DAY)
+    assert calls == ["list_schedule_groups"]
+
+
 def test_spot_workers_cannot_be_stopped(
     provider: Ec2Provider, market: type[Market], tmp_path: Path
 ) -> None:

@@ -291,14 +291,14 @@ class Ec2Provider:
         if reserved := cluster.spec.cloud.reservation:
             reservations.check_end(self._api(cluster, folder), reserved, deadline)
         state = provider_state.load(folder)
-        guarded = bool(state and state.guarded)
+        guarded = state.guarded if state else None
         try:
             # First: where AWS keeps an earlier end, a later one of the nodes would be a lie.
             self._extend_in_aws(cluster, folder, deadline, guarded)
         except WrongClock:
             raise
         except ProviderError:
-            if guarded:
+            if guarded is not False:
                 raise
         text = f"{int(deadline)}"
         command = f"exec sudo -n sh -c 'echo {text} >{_NEXT} && mv {_NEXT} {deadlines.FILE}'"
@@ -417,12 +417,13 @@ class Ec2Provider:
         return api
 
     def _extend_in_aws(
-        self, cluster: Cluster, folder: Path, deadline: float, guarded: bool
+        self, cluster: Cluster, folder: Path, deadline: float, guarded: bool | None
     ) -> None:
-        """Also where AWS keeps no deadline, it knows the time: WrongClock."""
+        """`guarded`: whether AWS keeps one, None where the file that tells is lost. AWS is asked
+        in any case: it knows the time. Raises ProviderError; WrongClock."""
         api = self._api(cluster, folder)
         preflight.check_clock(api.ahead)
-        if guarded:
+        if guarded or (guarded is None and eventbridge.find(api, cluster.id)):
             there = [item.id for item in cleanup.instances(api, cluster.id)]
             eventbridge.arm(api, cluster.id, there, deadline)
 
