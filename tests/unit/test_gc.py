@@ -52,6 +52,9 @@ class Account(Ec2Provider):
         account = self
 
         class Regions(Api):
+            def account(self) -> str:
+                return "123456789012"
+
             def regions(self) -> tuple[str, ...]:
                 return account.enabled
 

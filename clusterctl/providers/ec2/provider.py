@@ -350,8 +350,10 @@ class Ec2Provider:
 
     def regions(self, more: Sequence[str] = ()) -> tuple[str, ...]:
         usual = default_region()
+        api = self._connect(usual)
         try:
-            enabled = self._connect(usual).regions()
+            api.account()  # says soon where nobody answers
+            enabled = api.regions()
         except ProviderError:
             enabled = ()  # credentials that are wrong are named by the search itself
         return tuple(dict.fromkeys((usual, *filter(None, more), *enabled)))
