@@ -185,6 +185,8 @@ class CloudSpec:
     """Workers without public addresses, which the launcher alone has."""
     reservation: str = ""
     """The Capacity Reservation or Capacity Block that workers run in."""
+    tag: tuple[str, ...] = ()
+    """`KEY=VALUE`, on all that is made."""
     ssh_cidr: str = ""
     budget: float = 0.0
     """US dollars; 0: none."""

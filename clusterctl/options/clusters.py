@@ -105,6 +105,7 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
         check=names,
     )
     private = flag("--private", EC2, "Give no public addresses to workers (adds a NAT gateway)")
+    tag = texts("--tag", EC2, "Tag of everything that is made; repeatable", "KEY=VALUE")
     ssh_cidr = text("--ssh-cidr", EC2, "Networks that may connect (default: your address)", "A,B")
     max_hourly = amount("--max-hourly", EC2, "Refuse what costs more per hour", "USD", budget)
     budget = amount("--budget", EC2, "Shut down before it costs more than this", "USD", budget)

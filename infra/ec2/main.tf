@@ -1,6 +1,7 @@
 locals {
   # What stays: the launch template passes it on, and would get a new version if it changed.
   tags = merge(
+    var.tags,
     {
       "clusterctl:cluster" = var.cluster_id
       "clusterctl:name"    = var.cluster_name

@@ -27,6 +27,17 @@ variable "client" {
   default     = ""
 }
 
+variable "tags" {
+  description = "More tags on everything that is made, such as those that an organization demands."
+  type        = map(string)
+  default     = {}
+
+  validation {
+    condition     = alltrue([for key in keys(var.tags) : key != "Name" && !can(regex("(?i)^(aws|clusterctl):", key))])
+    error_message = "tags: Name, and keys that begin with aws: or clusterctl:, are reserved."
+  }
+}
+
 variable "deadline" {
   description = "When the nodes end themselves, in UTC: the value of the tag clusterctl:deadline. Empty: no such tag."
   type        = string

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
 from clusterctl.errors import ProviderError
 from clusterctl.providers.ec2 import failures
-from clusterctl.providers.ec2.api import Api, Instance
+from clusterctl.providers.ec2.api import Api, Image, Instance, InstanceType
 
 ACCOUNT = "123456789012"
 LAUNCHED = 1.7e9
@@ -147,3 +148,38 @@ class FakeApi(Api):
 
 
 TAG = "clusterctl:cluster"
+
+
+class Offering(Api):
+    """An empty account in a region with two zones and two types."""
+
+    def account(self) -> str:
+        return "123456789012"
+
+    def instances(self, *filters: Any, **more: Any) -> list[Instance]:
+        return []
+
+    def image(self, owner: str, name: str) -> str:
+        return "ami-1"
+
+    def images(self, ids: Iterable[str]) -> dict[str, Image]:
+        return {id: Image(id=id, architecture="x86_64", disk=8) for id in ids}
+
+    def may_launch(self, instance_type: str, image: str, **how: Any) -> None:
+        """Everything is allowed."""
+
+    def disk_key(self) -> str:
+        return "alias/aws/ebs"
+
+    def block_mode(self) -> str:
+        return "off"
+
+    def quota(self, code: str) -> float:
+        return 100.0
+
+    def instance_types(self, names: Iterable[str]) -> dict[str, InstanceType]:
+        known = ("t3.micro", "t3.xlarge", "c7i.xlarge")
+        return {name: InstanceType(name=name, vcpus=2) for name in known if name in set(names)}
+
+    def zones(self, types: Iterable[str]) -> tuple[str, ...]:
+        return ("us-east-1a", "us-east-1b")

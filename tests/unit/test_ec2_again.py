@@ -121,7 +121,7 @@ def provider(market: type[Market], tmp_path: Path, monkeypatch: pytest.MonkeyPat
     script.write_text("""#!/bin/sh\necho '{"terraform_version": "1.11.4"}'\n""")
     script.chmod(0o755)
     monkeypatch.setenv("PATH", f"{script.parent}:{os.environ['PATH']}")
-    return Ec2Provider(market, clock=lambda: NOW)
+    return Ec2Provider(market, clock=lambda: NOW, my_address=lambda: "203.0.113.9")
 
 
 def wish(**cloud: Any) -> ClusterSpec:

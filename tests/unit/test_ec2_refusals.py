@@ -30,46 +30,12 @@ from clusterctl.model import (
     Role,
 )
 from clusterctl.providers.ec2 import api, cleanup, failures, hostkeys, preflight, spec, ssh_cidr
-from clusterctl.providers.ec2.api import Api, Image, Instance, InstanceType
+from clusterctl.providers.ec2.api import Api, Instance, InstanceType
 from clusterctl.providers.ec2.hostkeys import HostKeys
 from clusterctl.providers.ec2.provider import Ec2Provider
 from tests.unit.deaf import deaf_port
+from tests.unit.fake_ec2 import Offering
 from tests.unit.making import cluster, node
-
-
-class Offering(Api):
-    """An empty account in a region with two zones and two types."""
-
-    def account(self) -> str:
-        return "123456789012"
-
-    def instances(self, *filters: Any, **more: Any) -> list[Instance]:
-        return []
-
-    def image(self, owner: str, name: str) -> str:
-        return "ami-1"
-
-    def images(self, ids: Iterable[str]) -> dict[str, Image]:
-        return {id: Image(id=id, architecture="x86_64", disk=8) for id in ids}
-
-    def may_launch(self, instance_type: str, image: str, **how: Any) -> None:
-        """Everything is allowed."""
-
-    def disk_key(self) -> str:
-        return "alias/aws/ebs"
-
-    def block_mode(self) -> str:
-        return "off"
-
-    def quota(self, code: str) -> float:
-        return 100.0
-
-    def instance_types(self, names: Iterable[str]) -> dict[str, InstanceType]:
-        known = ("t3.micro", "t3.xlarge", "c7i.xlarge")
-        return {name: InstanceType(name=name, vcpus=2) for name in known if name in set(names)}
-
-    def zones(self, types: Iterable[str]) -> tuple[str, ...]:
-        return ("us-east-1a", "us-east-1b")
 
 
 def wanted(group: NodeGroup, **cloud: Any) -> ClusterSpec:
@@ -126,7 +92,7 @@ def test_a_capacity_block_is_not_extended_beyond_its_end(kind: str, tmp_path: Pa
 
     wish = wanted(NodeGroup(count=1, family="cpu"), reservation="cr-1")
     made = replace(cluster(), spec=wish, nodes=())
-    provider = Ec2Provider(connect=Reserved)
+    provider = Ec2Provider(connect=Reserved, my_address=lambda: "203.0.113.9")
     provider.extend(made, tmp_path, time.time() + 3 * 3600)
     late = time.time() + 3.5 * 3600
     if kind != "capacity-block":
@@ -135,23 +101,6 @@ def test_a_capacity_block_is_not_extended_beyond_its_end(kind: str, tmp_path: Pa
     with pytest.raises(ProviderError, match="Capacity Block cr-1 keeps its machines until") as no:
         provider.extend(made, tmp_path, late)
     assert "--ttl 204m" in no.value.hint
-
-
-def test_a_machine_image_of_windows_is_refused() -> None:
-    """It costs more than the plan says, and nobody could log in to it."""
-
-    class Described(Offering):
-        def images(self, ids: Iterable[str]) -> dict[str, Image]:
-            return Api.images(self, ids)
-
-        def all(self, action: str, key: str, service: str = "ec2", /, **how: Any) -> list[Any]:
-            rows = {"ami-1": {}, "ami-2": {"Platform": "windows"}}
-            return [{"ImageId": id, "Architecture": "x86_64", **row} for id, row in rows.items()]
-
-    wish = wanted(NodeGroup(count=1, family="cpu"), ami="ami-2")
-    with pytest.raises(UsageError, match="--ami ami-2: it runs Windows") as caught:
-        preflight.survey(Described("us-east-1"), wish, {}, "", print)
-    assert "Ubuntu" in caught.value.hint
 
 
 def test_a_subnet_that_the_account_closes_is_refused() -> None:

@@ -246,6 +246,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "--ttl": ("1h",),
     "--grep": ("loss",),
     "--sweep": ("lr=0.1,0.01",),
+    "--tag": ("team=ml",),
     "--tail": ("3",),
     "--user": ("me",),
     "--since": ("1h",),

@@ -12,7 +12,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
@@ -23,6 +23,7 @@ from clusterctl.errors import ProviderError
 from clusterctl.providers.ec2 import failures
 from clusterctl.providers.ec2.credentials import LEASE, Credentials
 from clusterctl.providers.ec2.failures import Refused
+from clusterctl.providers.ec2.tags import as_list
 
 DEFAULT_REGION = "us-east-1"
 PRICING_REGION = "us-east-1"
@@ -90,13 +91,18 @@ class InstanceType:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
     """A machine image. `disk`: the size in GiB of its root snapshot, which a disk has to hold;
-    `device`: what the root disk is called; `windows`: what it runs."""
+    `device`: what the root disk is called; `windows`: what it runs; `platform`: what is billed for
+    its system; `owner`: an account, or `amazon`."""
 
     id: str
     architecture: str = "x86_64"
     disk: int = 0
     device: str = _ROOT
     windows: bool = False
+    name: str = ""
+    description: str = ""
+    platform: str = ""
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -339,13 +345,14 @@ class Api:
         cluster: str,
         subnet: str = "",
         public: bool = True,
+        more_tags: Mapping[str, str] | None = None,
     ) -> None:
         """Asks for the right to launch such a machine, and launches none. Raises ProviderError
         where AWS says no to whoever asks; what else it says depends on what is not made yet.
 
         It asks for what infra/ec2 makes: policies of organizations allow machines with IMDSv2 and
-        encrypted disks alone, or none with a public address."""
-        tags = [{"Key": "clusterctl:cluster", "Value": cluster}]
+        encrypted disks alone, or none with a public address, or demand tags."""
+        tags = as_list({"clusterctl:cluster": cluster, **(more_tags or {})})
         kinds = ("instance", "volume")
         more: dict[str, Any] = {}
         if subnet:
@@ -545,6 +552,10 @@ def _image(item: dict[str, Any]) -> Image:
         disk=max(disks, default=0),
         device=root or _ROOT,
         windows=item.get("Platform", "") == "windows",
+        name=item.get("Name", ""),
+        description=item.get("Description", ""),
+        platform=item.get("PlatformDetails", ""),
+        owner=item.get("ImageOwnerAlias") or item.get("OwnerId", ""),
     )
 
 

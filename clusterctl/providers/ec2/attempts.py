@@ -22,6 +22,7 @@ from clusterctl.providers.ec2 import (
     provider_state,
     reconcile,
     report,
+    tags,
     userdata,
 )
 from clusterctl.providers.ec2 import spec as layout
@@ -177,6 +178,7 @@ def _variables(order: Order, running: Sequence[Instance]) -> dict[str, Any]:
         owner=cluster.owner,
         client=cluster.client,
         deadline=cleanup.render_deadline(deadline),
+        tags=tags.parse(order.options.cloud.tag),
     )
 
 
@@ -191,7 +193,7 @@ def arm(order: Order, made: set[str], tell: OnEvent) -> None:
         there = made | {item.id for item in cleanup.instances(api, id)}
         if not there or not order.cluster.deadline:
             return
-        eventbridge.prepare(api, id)
+        eventbridge.prepare(api, id, tags.parse(order.options.cloud.tag))
         state.guarded = True
         provider_state.save(order.folder, state)
         eventbridge.arm(api, id, there, order.cluster.deadline)

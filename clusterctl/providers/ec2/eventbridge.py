@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,6 +16,7 @@ from clusterctl import assets
 from clusterctl.errors import ProviderError
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.failures import Refused
+from clusterctl.providers.ec2.tags import as_list
 from clusterctl.providers.protocol import Resource
 
 ROLE = "clusterctl-deadline"
@@ -47,8 +48,9 @@ def group_of(cluster_id: str) -> str:
     return f"{PREFIX}{cluster_id}"
 
 
-def prepare(api: Api, cluster_id: str) -> None:
-    """What schedules need. Raises ProviderError: there is none then, unless there was before."""
+def prepare(api: Api, cluster_id: str, more_tags: Mapping[str, str] | None = None) -> None:
+    """What schedules need; `more_tags`: of the user's own. Raises ProviderError: there is none
+    then, unless there was before."""
     if not _has_role(api):
         _make_role(api)
     _unless(
@@ -57,7 +59,7 @@ def prepare(api: Api, cluster_id: str) -> None:
             "create_schedule_group",
             "scheduler",
             Name=group_of(cluster_id),
-            Tags=[{"Key": "clusterctl:cluster", "Value": cluster_id}],
+            Tags=as_list({**(more_tags or {}), "clusterctl:cluster": cluster_id}),
         ),
     )
 

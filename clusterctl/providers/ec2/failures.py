@@ -66,6 +66,12 @@ _RIGHTS = Known(
     " only be lifted by its administrator",
     account=True,
 )
+_DENIED = Known(
+    _RIGHTS.what,
+    "if an organization's policy demands tags, give them with --tag KEY=VALUE; any other deny can"
+    " only be lifted by its administrator; infra/ec2/policy.json lists all the rights it needs",
+    account=True,
+)
 _THROTTLED = Known("AWS is throttling your account", "try again in a minute", passing=True)
 _INTERNAL = Known("AWS reports an internal error", _LATER)
 _MFA = Known(
@@ -202,6 +208,18 @@ CODES = {
 }
 
 _TEXTS = (
+    (
+        r"perform: ec2:(RunInstances|CreateTags|Create[A-Z]\w+|ImportKeyPair) on .* explicit deny",
+        _DENIED,
+    ),
+    (
+        r"[Tt]ag policy does not allow",
+        Known(
+            "a tag policy of your organization does not allow this tag or its value",
+            "correct it: --tag KEY=VALUE; keys and values may have to be spelled in one way",
+            account=True,
+        ),
+    ),
     (
         r"not eligible for Free Tier",
         Known(

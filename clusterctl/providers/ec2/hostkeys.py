@@ -36,6 +36,10 @@ ATTEMPT = 10.0
 TOLD_AFTER = 30.0
 """Seconds after which it is said which nodes do not answer, and why: most machines boot faster."""
 
+REFUSED = 120.0
+"""Seconds after which an sshd that refuses the user is believed: before that, cloud-init may not
+have let the user in yet."""
+
 PAUSES = (0.02, 0.5)
 """Seconds between two attempts, at first and later: an sshd that reloads is back in no time."""
 
@@ -159,11 +163,14 @@ class HostKeys:
         if failed:
             name = self._folder.name
             silent = any("no answer" in result.error for result in failed)
+            refused = any(map(_is_refused, failed))
             error = NodeUnreachable(
                 "; ".join(fold(final or failed))
-                + ("" if final else f" (waited {limit:g} s for the machine to boot)"),
+                + ("" if final or refused else f" (waited {limit:g} s for the machine to boot)"),
                 hint=f"`clusterctl up {name}` tries again, `clusterctl down {name}` removes the"
-                " cluster" + "; check that your own network allows outgoing SSH (port 22)" * silent,
+                " cluster"
+                + "; check that your own network allows outgoing SSH (port 22)" * silent
+                + "; an --ami that is not Ubuntu has no user `ubuntu`" * refused,
                 transient=not final,
             )
             error.cluster = name
@@ -186,11 +193,13 @@ class HostKeys:
             tell(f"{name}: SSH answers after {time.monotonic() - began:.1f} s")
             return NodeResult(node=name, exit_code=0)
 
-        pause, told = PAUSES[0], ""
+        pause, told, began_refusing = PAUSES[0], "", 0.0
         while True:
             failed = [result for result in pool.each(attempt, names) if not result.ok]
             passed = time.monotonic() - began
-            if not failed or any(map(_is_final, failed)) or passed > limit:
+            began_refusing = (began_refusing or passed) if any(map(_is_refused, failed)) else 0.0
+            refused = bool(began_refusing) and passed - began_refusing > REFUSED
+            if not failed or any(map(_is_final, failed)) or refused or passed > limit:
                 return failed
             said = "; ".join(fold(failed))
             if passed >= TOLD_AFTER and said != told:
@@ -240,6 +249,10 @@ def _sh() -> str:
 
 def _step(name: str) -> bytes:
     return assets.render("ec2/hostkey.sh.j2", step=name).encode()
+
+
+def _is_refused(result: NodeResult) -> bool:
+    return "sshd refused user" in result.error
 
 
 def _is_final(result: NodeResult) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from clusterctl import catalog
 from clusterctl.errors import ProviderError
 from clusterctl.model import Charge, CloudSpec, clock, count, span
-from clusterctl.providers.ec2 import eventbridge, prices
+from clusterctl.providers.ec2 import eventbridge, machine_images, prices
 from clusterctl.providers.ec2.api import Api, Instance
 from clusterctl.providers.ec2.preflight import Survey
 from clusterctl.providers.ec2.spec import Machine
@@ -80,8 +80,8 @@ def estimate(
     return Estimate(usual, dear, quoted[prices.TRAFFIC].dollars, nat)
 
 
-def place(api: Api, found: Survey, binary: str) -> Iterator[str]:
-    """Where the machines go; `binary`: what makes them."""
+def place(api: Api, found: Survey, binary: str, tag: Sequence[str] = ()) -> Iterator[str]:
+    """Where the machines go, and with which tags of the user's; `binary`: what makes them."""
     others = f" (then {', '.join(found.zones[1:])})" if len(found.zones) > 1 else ""
     yield f"AWS account {found.account}, {api.region}, zone {found.zones[0]}{others}; {binary}"
     for zone, place in found.subnets.items():
@@ -96,6 +96,10 @@ def place(api: Api, found: Survey, binary: str) -> Iterator[str]:
         yield "workers have no public addresses: they reach the internet through a NAT gateway"
     if found.reservation:
         yield found.reservation.line
+    if found.theirs:
+        yield machine_images.describe(found.theirs)
+    if tag:
+        yield f"tags of all that is made: {', '.join(tag)}"
 
 
 def ends(

@@ -11,7 +11,15 @@ from functools import partial
 from clusterctl import catalog
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import Cluster, ClusterSpec, Runtime
-from clusterctl.providers.ec2 import cleanup, failures, networks, reservations, update_rules
+from clusterctl.providers.ec2 import (
+    cleanup,
+    failures,
+    machine_images,
+    networks,
+    reservations,
+    tags,
+    update_rules,
+)
 from clusterctl.providers.ec2 import spec as layout
 from clusterctl.providers.ec2.api import Api, Image, Instance, InstanceType
 from clusterctl.providers.ec2.networks import Place
@@ -43,6 +51,8 @@ class Survey:
     reservation: Reservation | None = None
     nat: bool = False
     """Whether the cluster makes a NAT gateway, for workers without public addresses."""
+    theirs: Image | None = None
+    """The machine image of --ami."""
 
 
 def survey(
@@ -74,7 +84,7 @@ def survey(
     _amd(options, types)
     _architectures(types)
     _markets(api, options, types)
-    amis = background(lambda: _amis(api, options, machines))
+    amis = background(lambda: machine_images.choose(api, options, machines))
     new = [machine for machine in machines if machine.name not in present]
     subnets = background(lambda: networks.choose(api, options.cloud, len(new), there))
     workers = sum(machine.name != LAUNCHER for machine in new)
@@ -99,6 +109,7 @@ def survey(
         subnets=found_subnets,
         reservation=reservation,
         nat=options.cloud.private and not found_subnets,
+        theirs=next((one for one in found_amis.values() if one.id == options.cloud.ami), None),
     )
 
 
@@ -254,6 +265,7 @@ def _rights(
                 cluster=options.name,
                 subnet=place.workers if worker else place.launcher,
                 public=public,
+                more_tags=tags.parse(options.cloud.tag),
             )
         )
     for answer in asked.values():
@@ -419,53 +431,3 @@ def _reserved(zones: tuple[str, ...], reservation: Reservation | None) -> tuple[
             hint="correct --zones, --subnet or --launcher-type, or choose another --reservation",
         )
     return (reservation.zone,)
-
-
-def _amis(api: Api, options: ClusterSpec, machines: Sequence[Machine]) -> dict[str, Image]:
-    kinds = dict.fromkeys(machine.image for machine in machines)
-    found: dict[str, str] = {}
-    same: dict[catalog.MachineImage, str] = {}
-    for kind in kinds:
-        row = catalog.MACHINE_IMAGES[kind]
-        if options.cloud.ami and kind != LAUNCHER:
-            found[kind] = options.cloud.ami
-        else:
-            found[kind] = same.get(row) or api.image(row.owner, row.name)
-            same[row] = found[kind]
-        if not found[kind]:
-            raise ProviderError(
-                f"no machine image {row.name!r} of {row.owner} is in {api.region}",
-                hint="choose another --region, or name one with --ami",
-            )
-    known = api.images(found.values())
-    if options.cloud.ami and options.cloud.ami not in known:
-        raise UsageError(
-            f"no machine image {options.cloud.ami!r} in {api.region}",
-            hint="images have a different id in each region: correct --ami",
-        )
-    images = {kind: known.get(id, Image(id=id)) for kind, id in found.items()}
-    for machine in machines:
-        _fits(machine, images[machine.image])
-    return images
-
-
-def _fits(machine: Machine, image: Image) -> None:
-    """Raises UsageError for a disk that is smaller than what is copied to it, and for an image of
-    another architecture."""
-    if image.architecture != "x86_64":
-        raise UsageError(
-            f"--ami {image.id}: its architecture is {image.architecture}, and that of"
-            f" {machine.instance_type} is x86_64",
-            hint="choose another image",
-        )
-    if image.windows:
-        raise UsageError(
-            f"--ami {image.id}: it runs Windows",
-            hint="choose an image of Ubuntu, with its user `ubuntu`",
-        )
-    if machine.disk < image.disk:
-        raise UsageError(
-            f"the disk of {machine.name}, {machine.disk} GiB, is smaller than the snapshot of image"
-            f" {image.id}: {image.disk} GiB",
-            hint=f"--disk {image.disk} or more",
-        )

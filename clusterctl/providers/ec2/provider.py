@@ -101,11 +101,15 @@ class Ec2Provider:
     )
 
     def __init__(
-        self, connect: Callable[[str], Api] = Api, clock: Callable[[], float] = time.time
+        self,
+        connect: Callable[[str], Api] = Api,
+        clock: Callable[[], float] = time.time,
+        my_address: Callable[[], str] = ssh_cidr.my_address,
     ) -> None:
         """`connect`: makes what we ask AWS with, in a region."""
         self._connect = connect
         self._clock = clock
+        self._my_address = my_address
         self._planned: dict[str, _Planned] = {}
 
     def plan(
@@ -119,7 +123,8 @@ class Ec2Provider:
         update_rules.require_record(current)
         options = update_rules.resolve(spec, current)
         binary = terraform.find()
-        begun = _begin(Home(ahead), binary, options) if ahead else None
+        address = self._ask_address(options)
+        begun = _begin(Home(ahead), binary, address) if ahead else None
         api = self._connect(options.cloud.region)
         found, instances = preflight.survey_cluster(api, options, current, tell)
         present = {item.node: item.type for item in instances}
@@ -142,7 +147,8 @@ class Ec2Provider:
             mode_reason=plan.mode(api.region, spot),
             one_host=False,
             lines=(
-                *plan.place(api, found, binary.name),
+                *plan.place(api, found, binary.name, options.cloud.tag),
+                ssh_cidr.describe(options.cloud.ssh_cidr, address.result, old=bool(current)),
                 *prices.table(
                     found.machines,
                     cost.charges,
@@ -332,7 +338,7 @@ class Ec2Provider:
     def allow(self, cluster: Cluster, folder: Path, networks: Sequence[str]) -> tuple[str, ...]:
         said = ssh_cidr.networks("network", ",".join(networks)) if networks else ""
         try:
-            wanted = said or f"{ssh_cidr.my_address()}/32"
+            wanted = said or f"{self._my_address()}/32"
         except (OSError, ValueError) as error:
             raise ProviderError(
                 f"{ssh_cidr.WHO_AM_I} did not return this machine's public address: {error}",
@@ -346,7 +352,7 @@ class Ec2Provider:
 
     def shut_out(self, cluster: Cluster, folder: Path) -> str:
         state = provider_state.load(folder)
-        return ssh_cidr.shut_out(state.ssh_cidr, ssh_cidr.my_address) if state else ""
+        return ssh_cidr.shut_out(state.ssh_cidr, self._my_address) if state else ""
 
     def regions(self, more: Sequence[str] = ()) -> tuple[str, ...]:
         usual = default_region()
@@ -403,9 +409,14 @@ class Ec2Provider:
             f"asked AWS again: nothing tagged {cleanup.TAG}={cluster.id} is left in {api.region}"
         )
 
+    def _ask_address(self, options: ClusterSpec) -> Future[str]:
+        """This machine's, as the internet sees it; "" where nobody has to know."""
+        return background(lambda: "" if options.cloud.ssh_cidr else self._my_address())
+
     def _replan(self, cluster: Cluster, folder: Path, tell: OnEvent) -> _Planned:
         options = update_rules.resolve(cluster.spec, cluster)
-        begun = _begin(Home(folder.parent.parent), terraform.find(), options)
+        address = self._ask_address(options)
+        begun = _begin(Home(folder.parent.parent), terraform.find(), address)
         api = self._connect(options.cloud.region)
         found, _ = preflight.survey_cluster(api, options, cluster, tell)
         return _Planned(options, found, api, begun)
@@ -467,13 +478,11 @@ def _plugins(home: Path) -> Path:
     return home / "terraform-plugins"
 
 
-def _begin(home: Home, binary: terraform.Binary, options: ClusterSpec) -> _Begun:
+def _begin(home: Home, binary: terraform.Binary, address: Future[str]) -> _Begun:
     """Lets Terraform fetch its provider while AWS is asked whether there is anything to make."""
     init_cache = terraform.InitCache(_module(), binary, home.make(_plugins(home.path)))
     init_cache.begin()
-    return _Begun(
-        init_cache, background(lambda: "" if options.cloud.ssh_cidr else ssh_cidr.my_address())
-    )
+    return _Begun(init_cache, address)
 
 
 def _terraform(api: Api, folder: Path, name: str, tell: OnEvent) -> terraform.Terraform:

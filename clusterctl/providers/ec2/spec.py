@@ -154,6 +154,7 @@ def variables(
     owner: str = "",
     client: str = "",
     deadline: str = "",
+    tags: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """infra/ec2's variables. `placement`: the types that may be in a cluster placement group;
     `efa_cards`: the interfaces of types with several network cards; `subnet`: the workers', ""
@@ -199,6 +200,7 @@ def variables(
         **({"launcher_subnet_id": launcher_subnet} if launcher_subnet != subnet else {}),
         **({"private": True} if private else {}),
         **({"efa_cards": {k: list(v) for k, v in efa_cards.items()}} if efa and efa_cards else {}),
+        **({"tags": dict(tags)} if tags else {}),
         **({"reservation": _reservation(reservation)} if reservation else {}),
     }
 

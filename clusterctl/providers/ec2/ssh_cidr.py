@@ -71,6 +71,23 @@ def resolve(said: str, before: str, ask: Callable[[], str], tell: Callable[[str]
         ) from error
 
 
+def describe(said: str, ask: Callable[[], str], *, old: bool) -> str:
+    """Of the plan: from where SSH will be open, and who says so. `old`: the cluster is there."""
+    if said:
+        networks_said = networks("--ssh-cidr", said)
+        everybody = ": the whole internet, with keys only" * (ANYBODY in networks_said.split(","))
+        return f"SSH to the launcher is open to {networks_said} (--ssh-cidr){everybody}"
+    try:
+        return f"SSH to the launcher is open to {ask()}/32 (your address, by {WHO_AM_I})"
+    except (OSError, ValueError) as error:
+        if old:
+            return f"SSH to the launcher stays open to whom it was ({WHO_AM_I}: {error})"
+        return (
+            f"SSH to the launcher: {WHO_AM_I} did not return this machine's public address"
+            f" ({error}); give it with --ssh-cidr"
+        )
+
+
 def shut_out(allowed: str, ask: Callable[[], str]) -> str:
     """Why this machine is not let in; "" where it is, or where that is not known."""
     try:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from clusterctl import catalog
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import Charge, Cluster, ClusterSpec, clock
-from clusterctl.providers.ec2 import prices, ssh_cidr
+from clusterctl.providers.ec2 import prices, ssh_cidr, tags
 from clusterctl.providers.ec2.api import default_region
 from clusterctl.providers.ec2.spec import Machine, check
 
@@ -63,7 +63,8 @@ def resolve(spec: ClusterSpec, current: Cluster | None) -> ClusterSpec:
     if spec.cloud.ssh_cidr:
         ssh_cidr.networks("--ssh-cidr", spec.cloud.ssh_cidr)
     idle = catalog.DEFAULT_IDLE if spec.cloud.idle is None else spec.cloud.idle
-    return replace(spec, cloud=replace(spec.cloud, region=region, idle=idle))
+    tag = tags.add(before.tag if before else (), spec.cloud.tag)
+    return replace(spec, cloud=replace(spec.cloud, region=region, idle=idle, tag=tag))
 
 
 def check_account(cluster: Cluster, number: str) -> None:

@@ -1,0 +1,62 @@
+"""Tags of the user's own, which some organizations demand of whatever is made. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from clusterctl.errors import UsageError
+
+MOST = 40
+"""EC2 takes 50 for each resource, and some are clusterctl's."""
+KEY, VALUE = 128, 256
+"""Characters that EC2 takes: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_Tags.html"""
+_OURS = "clusterctl:"
+
+
+def parse(texts: Iterable[str]) -> dict[str, str]:
+    """`KEY=VALUE` of --tag; of equal keys the last counts. Raises UsageError."""
+    found: dict[str, str] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        key, value = key.strip(), value.strip()
+        if not equals or not key:
+            raise UsageError(f"--tag {text!r} is not KEY=VALUE", hint="for example --tag team=ml")
+        if key.lower().startswith("aws:"):
+            raise UsageError(
+                f"--tag {text!r}: keys that begin with aws: are reserved by AWS",
+                hint="choose another key",
+            )
+        if key.lower().startswith(_OURS) or key == "Name":
+            raise UsageError(
+                f"--tag {text!r}: {key} is one of the tags that clusterctl sets itself",
+                hint="choose another key",
+            )
+        if len(key) > KEY or len(value) > VALUE:
+            raise UsageError(
+                f"--tag {text[:40]!r}…: EC2 takes keys of up to {KEY} and values of up to {VALUE}"
+                " characters",
+                hint="shorten it",
+            )
+        found[key] = value
+    if len(found) > MOST:
+        raise UsageError(
+            f"{len(found)} tags with --tag: {MOST} are possible, because EC2 takes 50 for each"
+            " resource, including clusterctl's own",
+            hint="leave some out",
+        )
+    return found
+
+
+def render(tags: Mapping[str, str]) -> tuple[str, ...]:
+    """As --tag has them."""
+    return tuple(f"{key}={value}" for key, value in tags.items())
+
+
+def add(before: Iterable[str], more: Iterable[str]) -> tuple[str, ...]:
+    """Those of a cluster with more: tags can be added and changed, not removed."""
+    return render({**parse(before), **parse(more)})
+
+
+def as_list(tags: Mapping[str, str]) -> list[dict[str, str]]:
+    """As calls of the API take them."""
+    return [{"Key": key, "Value": value} for key, value in tags.items()]

@@ -1,0 +1,104 @@
+"""What `up` says of an --ami, and of who may connect, before it costs money."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from clusterctl.errors import UsageError
+from clusterctl.model import CloudSpec, ClusterSpec, NodeGroup
+from clusterctl.providers.ec2 import machine_images, preflight, ssh_cidr
+from clusterctl.providers.ec2.api import Api, Image
+from tests.unit.fake_ec2 import Offering
+
+
+class Described(Offering):
+    """A region with Ubuntu, and an image of somebody's."""
+
+    def __init__(self, **row: Any) -> None:
+        super().__init__("us-east-1")
+        self._row = row
+
+    def images(self, ids: Iterable[str]) -> dict[str, Image]:
+        return Api.images(self, ids)
+
+    def all(self, action: str, key: str, service: str = "ec2", /, **how: Any) -> list[Any]:
+        usual = {"ImageId": "ami-1", "Architecture": "x86_64", "Name": "ubuntu-jammy"}
+        return [usual, {**usual, "ImageId": "ami-2", "Name": "", **self._row}]
+
+
+def survey(**row: Any) -> preflight.Survey:
+    cloud = CloudSpec(region="us-east-1", ami="ami-2")
+    groups = (NodeGroup(count=1, family="cpu"),)
+    wish = ClusterSpec(name="lab", provider="ec2", groups=groups, cloud=cloud)
+    return preflight.survey(Described(**row), wish, {}, "", print)
+
+
+@pytest.mark.parametrize(
+    ("row", "system"),
+    [
+        ({"Platform": "windows"}, "Windows"),
+        ({"PlatformDetails": "Windows with SQL Server Standard"}, "Windows"),
+        ({"PlatformDetails": "Red Hat Enterprise Linux"}, "Red Hat Enterprise Linux"),
+        ({"PlatformDetails": "SUSE Linux"}, "SUSE Linux"),
+        ({"Name": "al2023-ami-2023.5.20240722.0-kernel-6.1-x86_64"}, "Amazon Linux"),
+        ({"Name": "amzn2-ami-hvm-2.0.20240719.0-x86_64-gp2"}, "Amazon Linux"),
+        ({"Name": "debian-12-amd64-20240717-1811"}, "Debian"),
+        ({"Name": "Rocky-9-EC2-Base-9.4-20240509.0.x86_64"}, "Rocky Linux"),
+        ({"Name": "ours", "Description": "Amazon Linux 2 with our drivers"}, "Amazon Linux"),
+        (
+            {"Name": "Deep Learning Base OSS Nvidia Driver GPU AMI (Amazon Linux 2) 20240625"},
+            "Amazon Linux",
+        ),
+    ],
+)
+def test_an_image_that_is_not_ubuntu_is_refused(row: dict[str, str], system: str) -> None:
+    """Nobody could log in as `ubuntu`, and the machines would be paid for until that is noticed."""
+    with pytest.raises(UsageError, match=f"--ami ami-2: it runs {system}") as caught:
+        survey(**{"PlatformDetails": "Linux/UNIX", **row})
+    assert "Ubuntu" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("row", "sure"),
+    [
+        ({"Name": "ubuntu/images/hvm-ssd/ubuntu-jammy-22.04-amd64-server-20240701"}, True),
+        ({"Name": "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 22.04) 20240625"}, True),
+        ({"Name": "our-ubuntu-from-debian-tools"}, True),
+        ({"Name": "ours", "PlatformDetails": "Ubuntu Pro"}, True),
+        ({"Name": "training-7"}, False),
+        ({}, False),
+    ],
+)
+def test_one_that_may_be_is_described(row: dict[str, str], sure: bool) -> None:
+    found = survey(**{"PlatformDetails": "Linux/UNIX", "OwnerId": "210987654321", **row})
+    assert found.theirs
+    said = machine_images.describe(found.theirs)
+    assert "ami-2" in said
+    assert "of 210987654321" in said
+    assert row.get("Name", "no name") in said
+    assert ("not known before it boots" not in said) is sure
+
+
+def refuse() -> str:
+    raise OSError("no route to host")
+
+
+@pytest.mark.parametrize(
+    ("said", "old", "line"),
+    [
+        ("203.0.113.7", False, "SSH to the launcher is open to 203.0.113.7/32 (--ssh-cidr)"),
+        ("0.0.0.0/0", False, "0.0.0.0/0 (--ssh-cidr): the whole internet, with keys only"),
+        ("", False, "did not return this machine's public address (no route to host); give it"),
+        ("", True, "stays open to whom it was"),
+    ],
+)
+def test_the_plan_says_who_may_connect(said: str, old: bool, line: str) -> None:
+    assert line in ssh_cidr.describe(said, refuse, old=old)
+
+
+def test_the_plan_says_who_knows_our_address() -> None:
+    said = ssh_cidr.describe("", lambda: "203.0.113.9", old=False)
+    assert "open to 203.0.113.9/32 (your address, by https://checkip.amazonaws.com)" in said

@@ -1,0 +1,134 @@
+"""--tag: what an organization demands of all that is made, before it costs money."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.errors import UsageError
+from clusterctl.model import CloudSpec, ClusterSpec, NodeGroup
+from clusterctl.providers.ec2 import eventbridge, failures, preflight, tags, update_rules
+from clusterctl.providers.ec2.api import Api
+from tests.unit.fake_ec2 import Offering
+from tests.unit.making import cluster
+
+
+def wish(*tag: str) -> ClusterSpec:
+    cloud = CloudSpec(region="us-east-1", tag=tag)
+    groups = (NodeGroup(count=1, family="cpu"),)
+    return ClusterSpec(name="lab", provider="ec2", groups=groups, cloud=cloud)
+
+
+def test_keys_and_values_are_split_at_the_first_equals_sign() -> None:
+    assert tags.parse(["team=ml", "project=a=b", "empty="]) == {
+        "team": "ml",
+        "project": "a=b",
+        "empty": "",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("team", "is not KEY=VALUE"),
+        ("=ml", "is not KEY=VALUE"),
+        ("aws:team=ml", "reserved by AWS"),
+        ("AWS:team=ml", "reserved by AWS"),
+        ("clusterctl:cluster=other", "clusterctl sets itself"),
+        ("Name=mine", "clusterctl sets itself"),
+        (f"{'k' * 129}=ml", "up to 128"),
+        (f"team={'v' * 257}", "up to 256"),
+    ],
+)
+def test_what_is_no_tag_is_refused_before_aws_is_asked(text: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        update_rules.resolve(wish(text), None)
+
+
+def test_more_tags_than_ec2_takes_are_refused() -> None:
+    with pytest.raises(UsageError, match="41 tags"):
+        tags.parse(f"key-{number}=x" for number in range(41))
+
+
+def test_a_further_up_adds_tags_and_removes_none() -> None:
+    """The rights of policy.json remove no tags."""
+    before = replace(cluster(provider="ec2"), spec=wish("team=ml", "stage=test"))
+    found = update_rules.resolve(wish("stage=live", "cost=7"), before)
+    assert found.cloud.tag == ("team=ml", "stage=live", "cost=7")
+
+
+def test_the_dry_run_of_the_launch_has_them() -> None:
+    """An organization's policy that demands them denies it otherwise."""
+    asked: list[Any] = []
+
+    class Asking(Offering):
+        may_launch = Api.may_launch
+
+        def call(self, action: str, service: str = "ec2", /, **arguments: Any) -> Any:
+            assert action == "run_instances"
+            asked.append(arguments["TagSpecifications"])
+            return {}
+
+    preflight.survey(Asking("us-east-1"), wish("team=ml"), {}, "", print)
+    assert asked
+    for specifications in asked:
+        assert {one["ResourceType"] for one in specifications} == {"instance", "volume"}
+        for one in specifications:
+            assert {"Key": "team", "Value": "ml"} in one["Tags"]
+            assert {"Key": "clusterctl:cluster", "Value": "lab"} in one["Tags"]
+
+
+def test_schedules_have_them() -> None:
+    made: dict[str, Any] = {}
+
+    class Scheduling(Api):
+        def call(self, action: str, service: str = "ec2", /, **arguments: Any) -> Any:
+            made.update({action: arguments})
+            return {}
+
+    eventbridge.prepare(Scheduling("us-east-1"), "lab-1", {"team": "ml"})
+    assert made["create_schedule_group"]["Tags"] == [
+        {"Key": "team", "Value": "ml"},
+        {"Key": "clusterctl:cluster", "Value": "lab-1"},
+    ]
+
+
+def test_a_tag_policy_that_refuses_a_value_is_named() -> None:
+    text = "The tag policy does not allow the specified value for the following tag key: 'team'."
+    error = failures.refused("run instances", "TagPolicyViolation", text, "us-east-1")
+    assert "tag policy" in error.message
+    assert "'team'" in error.message
+    assert "--tag" in error.hint
+
+
+def test_terraform_gets_them(tmp_path: Path) -> None:
+    from clusterctl.providers.ec2 import spec as layout
+
+    machines = layout.machines(wish(), {}, {})
+    some = layout.variables(**_variables(machines), tags={"team": "ml"})
+    assert some["tags"] == {"team": "ml"}
+    none = layout.variables(**_variables(machines))
+    assert "tags" not in none, "the module of an older cluster does not know them"
+
+
+def _variables(machines: Any) -> dict[str, Any]:
+    return {
+        "cluster_id": "lab-1",
+        "name": "lab",
+        "region": "us-east-1",
+        "zone": "us-east-1a",
+        "machines": machines,
+        "amis": {},
+        "spot": False,
+        "placement": (),
+        "efa": False,
+        "subnet": "",
+        "reservation": None,
+        "ssh_cidr": "",
+        "public_key": "",
+        "user_data": {},
+        "hours": 8.0,
+    }
