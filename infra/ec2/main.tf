@@ -161,7 +161,7 @@ resource "aws_launch_template" "this" {
 }
 
 resource "aws_instance" "this" {
-  for_each = local.nodes
+  for_each = { for name, node in local.nodes : name => node if !contains(var.apart, name) }
 
   ami                                  = local.amis[each.value.image]
   instance_type                        = each.value.instance_type

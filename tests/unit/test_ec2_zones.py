@@ -68,6 +68,9 @@ class Runner:
         self.tried: list[tuple[str, bool]] = []
         self.may_go: list[str] = []
 
+    def takes(self, variable: str) -> bool:
+        return True
+
     def resources(self) -> dict[str, str]:
         names = ("launcher", "worker-1", "worker-2")
         machines = {f'aws_instance.this["{name}"]': f"i-{name}" for name in names}

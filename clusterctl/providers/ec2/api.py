@@ -20,7 +20,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 from clusterctl.errors import ProviderError
-from clusterctl.providers.ec2 import failures
+from clusterctl.providers.ec2 import failures, numbers
 from clusterctl.providers.ec2.credentials import LEASE, Credentials
 from clusterctl.providers.ec2.failures import Refused
 from clusterctl.providers.ec2.tags import as_list
@@ -123,6 +123,8 @@ class Instance:
     """When it stopped or was terminated, if EC2 says so."""
     why: str = ""
     """EC2's code for that, such as Server.SpotInstanceTermination, else who did it."""
+    apart: bool = False
+    """Whether it was launched with others by one call, without Terraform."""
 
 
 LIVING = ("pending", "running", "stopping", "stopped", "shutting-down")
@@ -571,7 +573,9 @@ def _instance(item: dict[str, Any]) -> Instance:
     reason = str(item.get("StateTransitionReason", ""))
     return Instance(
         id=item["InstanceId"],
-        node=tags.get("clusterctl:node", ""),
+        node=tags.get("clusterctl:node", "")
+        or numbers.node(tags.get(numbers.TAG, ""), int(item.get("AmiLaunchIndex", 0))),
+        apart=numbers.TAG in tags,
         type=item.get("InstanceType", ""),
         state=item["State"]["Name"],
         zone=item.get("Placement", {}).get("AvailabilityZone", ""),

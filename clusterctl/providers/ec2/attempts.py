@@ -4,8 +4,9 @@ on the spot market or on demand.
 
 from __future__ import annotations
 
+import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
@@ -19,6 +20,7 @@ from clusterctl.providers.ec2 import (
     cleanup,
     eventbridge,
     failures,
+    launches,
     provider_state,
     reconcile,
     report,
@@ -32,6 +34,7 @@ from clusterctl.providers.ec2.hostkeys import HostKeys
 from clusterctl.providers.ec2.networks import Place
 from clusterctl.providers.ec2.preflight import Survey
 from clusterctl.providers.ec2.provider_state import ProviderState
+from clusterctl.providers.ec2.spec import Machine
 from clusterctl.providers.protocol import OnEvent
 from clusterctl.providers.shared.nodes import LAUNCHER
 
@@ -74,9 +77,10 @@ def make(order: Order, runner: terraform.Terraform, on_event: OnEvent) -> list[d
     todo = attempts(order.options, order.found.zones, state)
     for attempt, following in zip_longest(todo, todo[1:]):
         state.spot, state.zone = attempt
+        apart = _apart(order, runner, running)
         state.unfinished = True
         provider_state.save(order.folder, state)
-        variables = _variables(order, running)
+        variables = _variables(order, running, apart)
         try:
             made = reconcile.apply(
                 runner,
@@ -86,11 +90,14 @@ def make(order: Order, runner: terraform.Terraform, on_event: OnEvent) -> list[d
                 on_event,
                 may_go=partial(_may_go, order, runner),
             )
+            more = []
+            if apart or any(item.apart for item in running):
+                more = _launch(order, apart, made, on_event)
             state.unfinished = False
             provider_state.save(order.folder, state)
-            return list(made["nodes"])
-        except terraform.TerraformError as error:
-            known = _no_capacity(error)
+            return [*made["nodes"], *more]
+        except (terraform.TerraformError, CapacityError) as error:
+            known = error if isinstance(error, CapacityError) else _no_capacity(error)
             if settled:
                 raise CapacityError(
                     f"{state.zone} has no capacity for more: {known.message}",
@@ -112,6 +119,9 @@ def make(order: Order, runner: terraform.Terraform, on_event: OnEvent) -> list[d
             + ("" if following.spot == attempt.spot else ", on-demand")
         )
         running = cleanup.instances(order.api, order.cluster.id)
+        if gone := [item for item in running if item.apart]:
+            launches.end(order.api, order.cluster.id, gone)  # Terraform moves their network
+            running = [item for item in running if not item.apart]
     raise ProviderError("no zone to try", hint="name some with --zones")
 
 
@@ -135,25 +145,102 @@ def _no_capacity(error: terraform.TerraformError) -> CapacityError:
     raise known or error from error
 
 
-def _variables(order: Order, running: Sequence[Instance]) -> dict[str, Any]:
+def _apart(
+    order: Order, runner: terraform.Terraform, running: Sequence[Instance]
+) -> dict[str, Machine]:
+    """The workers that Terraform does not make: those that it did not, and a large group of new
+    ones, if the cluster's own copy of the module can do without them."""
+    machines = {m.name: m for m in order.found.machines if m.name != LAUNCHER}
+    if not runner.takes("apart"):
+        return {}
+    made = {item.node for item in running}
+    known = {report.node(address) for address in runner.resources()}
+    new = [name for name in machines if name not in made | known]
+    there = [item.node for item in running if item.apart and item.node in machines]
+    return {name: machines[name] for name in (*there, *(new if len(new) > layout.FEW else ()))}
+
+
+def _launch(
+    order: Order, apart: Mapping[str, Machine], made: Mapping[str, Any], tell: OnEvent
+) -> list[dict[str, Any]]:
+    """Starts those of these workers that are not there, and ends those that are too many; returns
+    them as Terraform's list has the others."""
+    api, cluster, state = order.api, order.cluster, order.state
+    if state.launching:
+        # The end of the last launch was not seen: AWS may show its machines only now.
+        time.sleep(cleanup.SETTLE)
+    running = [item for item in cleanup.instances(api, cluster.id) if item.apart]
+    if surplus := [item for item in running if item.node not in apart]:
+        launches.end(api, cluster.id, surplus)
+    there = {item.node for item in running}
+    new = [machine for name, machine in apart.items() if name not in there]
+    if new:
+        state.launching = state.launching or secrets.token_hex(8)
+        provider_state.save(order.folder, state)
+        launches.launch(api, new, _terms(order, new, made["launch"]), tell)
+    state.launching = ""
+    found = [item for item in cleanup.instances(api, cluster.id) if item.node in apart]
+    launches.name(api, cluster.id, [item for item in found if item.node not in there])
+    return launches.rows(found)
+
+
+def _terms(order: Order, new: Sequence[Machine], network: Mapping[str, Any]) -> launches.Terms:
+    cluster, found, state = order.cluster, order.found, order.state
+    deadline = cluster.deadline or time.time() + catalog.DEFAULT_TTL
+    of_ours = {
+        cleanup.TAG: cluster.id,
+        cleanup.NAME_TAG: cluster.name,
+        cleanup.OWNER_TAG: cluster.owner,
+        cleanup.CLIENT_TAG: cluster.client,
+        cleanup.DEADLINE_TAG: cleanup.render_deadline(deadline),
+    }
+    reservation = found.reservation
+    known = order.api.images({found.amis[machine.image] for machine in new})
+    return launches.Terms(
+        cluster_id=cluster.id,
+        tags={
+            **tags.parse(order.options.cloud.tag),
+            **{key: value for key, value in of_ours.items() if value},
+        },
+        network=network,
+        images={machine.image: known[found.amis[machine.image]] for machine in new},
+        user_data=_user_data(order, new),
+        spot=state.spot,
+        placement=found.placement,
+        reservation=reservation.id if reservation else "",
+        block=bool(reservation and reservation.block),
+        nonce=state.launching,
+    )
+
+
+def _user_data(order: Order, machines: Sequence[Machine]) -> dict[str, str]:
+    """By node. Machines that boot have host keys of ours, which are there by now."""
+    cluster = order.cluster
+    pairs = order.host_keys.boot([m.name for m in machines], [m.name for m in machines])
+    return {
+        machine.name: userdata.render(
+            host_key=pairs[machine.name],
+            authorized=keys.ensure(order.folder / "ssh" / "user"),
+            deadline=cluster.deadline or time.time() + catalog.DEFAULT_TTL,
+            root=layout.root(machine, cluster.id),
+            spot=order.state.spot and machine.name != LAUNCHER,
+        )
+        for machine in machines
+    }
+
+
+def _variables(order: Order, running: Sequence[Instance], apart: Collection[str]) -> dict[str, Any]:
     """Terraform's. Machines that boot get host keys of ours with their user data."""
     cluster, found, state = order.cluster, order.found, order.state
     public = keys.ensure(order.folder / "ssh" / "user")
     deadline = cluster.deadline or time.time() + catalog.DEFAULT_TTL
     living = {item.node for item in running}
     booted = living - order.host_keys.booting
-    pairs = order.host_keys.boot([m.name for m in found.machines if m.name not in booted], living)
-    user_data = {
-        machine.name: userdata.render(
-            host_key=pairs[machine.name],
-            authorized=public,
-            deadline=deadline,
-            root=layout.root(machine, cluster.id),
-            spot=state.spot and machine.name != LAUNCHER,
-        )
-        for machine in found.machines
-        if machine.name in pairs
-    }
+    booting = [machine for machine in found.machines if machine.name not in booted]
+    order.host_keys.boot([machine.name for machine in booting], living)
+    if together := [m.name for m in booting if m.name in apart and m.name not in living]:
+        order.host_keys.share(together)
+    user_data = _user_data(order, [m for m in booting if m.name not in apart])
     place = found.subnets.get(state.zone, Place("", ""))
     return layout.variables(
         cluster_id=cluster.id,
@@ -179,6 +266,7 @@ def _variables(order: Order, running: Sequence[Instance]) -> dict[str, Any]:
         client=cluster.client,
         deadline=cleanup.render_deadline(deadline),
         tags=tags.parse(order.options.cloud.tag),
+        apart=apart,
     )
 
 

@@ -30,6 +30,7 @@ from clusterctl.providers.ec2 import (
     diagnostics,
     eventbridge,
     hostkeys,
+    launches,
     plan,
     preflight,
     prices,
@@ -451,6 +452,11 @@ class Ec2Provider:
                 on_event("AWS has endpoints of its own in the cluster's VPC; removing by tag")
                 return
             runner.init()
+            launched = [item for item in cleanup.instances(api, cluster.id) if item.apart]
+            if launched:
+                on_event(f"ending {len(launched)} workers")
+                cleanup.terminate(api, cluster.id)
+                launches.end(api, cluster.id, launched)
             at_a_time = layout.parallelism(len(resources))
             if len(resources) > at_a_time:
                 # Terraform waits for each: the others would be billed meanwhile.

@@ -22,6 +22,8 @@ class ProviderState(msgspec.Struct, kw_only=True):
     spot: bool = False
     unfinished: bool = False
     guarded: bool = False
+    launching: str = ""
+    """Names a launch without Terraform whose end nobody has seen."""
 
 
 def load(folder: Path) -> ProviderState | None:

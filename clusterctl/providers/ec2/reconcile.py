@@ -128,7 +128,9 @@ def remove_unknown(
     api: Api, cluster_id: str, runner: terraform.Terraform, on_event: OnEvent
 ) -> None:
     """Removes what the cluster has without Terraform's knowing. Raises LeftoverError."""
-    cleanup.remove(api, cluster_id, on_event, keep=known_to(runner))
+    apart = {item.id for item in cleanup.instances(api, cluster_id) if item.apart}
+    known = known_to(runner)
+    cleanup.remove(api, cluster_id, on_event, keep=lambda left: left.id in apart or known(left))
     state = runner.state
     tables = api.all("describe_route_tables", "RouteTables", Filters=[cleanup.tagged(cluster_id)])
     # Associations have no tags of their own.

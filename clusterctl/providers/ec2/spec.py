@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -155,8 +155,10 @@ def variables(
     client: str = "",
     deadline: str = "",
     tags: Mapping[str, str] | None = None,
+    apart: Collection[str] = (),
 ) -> dict[str, Any]:
     """infra/ec2's variables. `placement`: the types that may be in a cluster placement group;
+    `apart`: the workers that Terraform does not make;
     `efa_cards`: the interfaces of types with several network cards; `subnet`: the workers', ""
     where the cluster makes a network of its own; `hours` is how long a machine may live that has no
     user data."""
@@ -186,7 +188,7 @@ def variables(
         "disk": disks.pop() if len(disks) == 1 else 0,
         "spot": spot,
         "efa": efa,
-        "max_retries": ATTEMPTS[len(machines) > FEW],
+        "max_retries": ATTEMPTS[len(machines) - len(apart) > FEW],
         "cidr": cidr(cluster_id),
         "ssh_cidr": ssh_cidr,
         "public_key": public_key,
@@ -201,6 +203,7 @@ def variables(
         **({"private": True} if private else {}),
         **({"efa_cards": {k: list(v) for k, v in efa_cards.items()}} if efa and efa_cards else {}),
         **({"tags": dict(tags)} if tags else {}),
+        **({"apart": sorted(apart)} if apart else {}),
         **({"reservation": _reservation(reservation)} if reservation else {}),
     }
 

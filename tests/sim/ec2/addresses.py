@@ -11,6 +11,8 @@ from collections.abc import Callable
 
 PUBLIC = ipaddress.IPv4Network("198.51.100.0/24")  # TEST-NET-2: nobody's
 _POOL = [str(one) for one in PUBLIC.hosts()][9:]
+_MORE = [str(one) for one in ipaddress.IPv4Network("198.18.0.0/21").hosts()]
+"""Of RFC 2544, for more instances than have machines: nobody reaches these."""
 
 
 class Addresses:
@@ -30,12 +32,13 @@ class Addresses:
         with self._lock:
             self._release()
             pool = random.sample(_POOL, len(_POOL))
-            for address in sorted(pool, key=lambda one: self._given.get(one, -1)):
+            usual = sorted(pool, key=lambda one: self._given.get(one, -1))
+            for address in (*usual, *_MORE):
                 if claim := _claim(address):
                     self._claims[address] = claim
                     self._given[address] = next(self._places)
                     return address
-        raise RuntimeError(f"all of {PUBLIC} is in use")
+        raise RuntimeError(f"all of {PUBLIC} and more is in use")
 
     def _release(self) -> None:
         used = self._used()

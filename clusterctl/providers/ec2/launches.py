@@ -1,0 +1,245 @@
+"""Large groups of workers: launched by one call of EC2 for up to a hundred, beside Terraform.
+
+EC2 lets five calls of RunInstances through and then two a second, and Terraform makes one for each
+machine (docs/adr/0020). A tag with the range of their numbers, and EC2's index of each machine
+within its call, tell their names; Terraform knows nothing of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from clusterctl.errors import ProviderError
+from clusterctl.node_results import ranges
+from clusterctl.providers.ec2 import cleanup, failures
+from clusterctl.providers.ec2.api import LIVING, Api, Image, Instance
+from clusterctl.providers.ec2.numbers import MOST_TEXT, TAG, write
+from clusterctl.providers.ec2.spec import Machine
+from clusterctl.providers.ec2.tags import as_list
+from clusterctl.providers.protocol import OnEvent
+
+AT_ONCE = 100
+"""Machines of one call; EC2 starts all of them or none. AWS asks for several calls beyond that:
+https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_RunInstances.html"""
+LIMIT = 300.0
+"""Seconds that EC2 may take from the call until all machines run."""
+NAMING = 8
+"""Calls at the same time that give each machine its name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What all workers of a cluster have in common. `network`: the module's output `launch`;
+    `images` by kind; `user_data` by node; `block`: the reservation is a Capacity Block; `nonce`:
+    another one for each launch."""
+
+    cluster_id: str
+    tags: Mapping[str, str]
+    network: Mapping[str, Any]
+    images: Mapping[str, Image]
+    user_data: Mapping[str, str]
+    spot: bool
+    placement: Collection[str]
+    reservation: str
+    block: bool
+    nonce: str
+
+
+def launch(api: Api, machines: Sequence[Machine], terms: Terms, tell: OnEvent) -> None:
+    """Starts these workers and waits until they run. Raises ProviderError, CapacityError where the
+    zone has no room: the machines of earlier calls then run."""
+    began = time.monotonic()
+    for some in _calls(machines):
+        tell(f"{ranges([machine.name for machine in some])}: starting")
+        api.call("run_instances", **request(some, terms))
+    names = {machine.name for machine in machines}
+    if machines:
+        _await(api, terms.cluster_id, names)
+        took = time.monotonic() - began
+        tell(f"{ranges(sorted(names, key=_number))}: running after {took:.1f} s")
+
+
+def request(machines: Sequence[Machine], terms: Terms) -> dict[str, Any]:
+    """The arguments of RunInstances for machines of one kind, as infra/ec2 has them for one."""
+    first, count = machines[0], len(machines)
+    image = terms.images[first.image]
+    network = terms.network
+    numbers = write([_number(machine.name) for machine in machines])
+    said = {**terms.tags, TAG: numbers, "Name": f"{terms.cluster_id}-workers"}
+    kinds = {"instance": said, "volume": terms.tags, "network-interface": terms.tags}
+    if terms.spot:
+        kinds["spot-instances-request"] = terms.tags
+    asked: dict[str, Any] = {
+        "ImageId": image.id,
+        "InstanceType": first.instance_type,
+        "MinCount": count,
+        "MaxCount": count,
+        "UserData": terms.user_data[first.name],
+        "InstanceInitiatedShutdownBehavior": "terminate",
+        "EbsOptimized": not first.instance_type.startswith("t2."),
+        "MetadataOptions": {
+            "HttpEndpoint": "enabled",
+            "HttpTokens": "required",
+            "HttpPutResponseHopLimit": 1,
+        },
+        "BlockDeviceMappings": [
+            {
+                "DeviceName": image.device,
+                "Ebs": {
+                    "VolumeType": "gp3",
+                    "VolumeSize": first.disk,
+                    "Encrypted": True,
+                    "DeleteOnTermination": True,
+                },
+            }
+        ],
+        "TagSpecifications": [
+            {"ResourceType": kind, "Tags": as_list(tags)} for kind, tags in kinds.items()
+        ],
+    }
+    if network["key_name"]:
+        asked["KeyName"] = network["key_name"]
+    templates = network["templates"]
+    if template := templates.get(first.instance_type, templates.get("workers")):
+        asked["LaunchTemplate"] = {
+            "LaunchTemplateId": template["id"],
+            "Version": str(template["version"]),
+        }
+    else:
+        asked["NetworkInterfaces"] = [
+            {
+                "DeviceIndex": 0,
+                "SubnetId": network["subnet_id"],
+                "Groups": list(network["groups"]),
+                "AssociatePublicIpAddress": not network["private"],
+                "DeleteOnTermination": True,
+            }
+        ]
+    group = network["reserved_group"] or (
+        network["placement_group"] if first.instance_type in terms.placement else ""
+    )
+    if group:
+        asked["Placement"] = {"GroupName": group}
+    if first.instance_type.startswith(("t2.", "t3", "t4")):
+        asked["CreditSpecification"] = {"CpuCredits": "standard"}
+    if terms.spot:
+        asked["InstanceMarketOptions"] = {
+            "MarketType": "spot",
+            "SpotOptions": {
+                "SpotInstanceType": "one-time",
+                "InstanceInterruptionBehavior": "terminate",
+            },
+        }
+    elif terms.block:
+        asked["InstanceMarketOptions"] = {"MarketType": "capacity-block"}
+    if terms.reservation:
+        target = {"CapacityReservationId": terms.reservation}
+        asked["CapacityReservationSpecification"] = {"CapacityReservationTarget": target}
+    # The same launch has the same token, so that an answer which got lost starts nothing twice.
+    content = "\n".join((terms.nonce, numbers, first.instance_type, str(network["subnet_id"])))
+    return {**asked, "ClientToken": hashlib.sha256(content.encode()).hexdigest()}
+
+
+def name(api: Api, cluster_id: str, instances: Iterable[Instance]) -> None:
+    """Gives each machine its own name in the console. Nothing depends on it."""
+
+    def one(item: Instance) -> None:
+        both = {"Name": f"{cluster_id}-{item.node}", "clusterctl:node": item.node}
+        with suppress(ProviderError):
+            api.call("create_tags", Resources=[item.id], Tags=as_list(both))
+
+    with ThreadPoolExecutor(NAMING) as pool:
+        list(pool.map(one, instances))
+
+
+def end(api: Api, cluster_id: str, instances: Sequence[Instance]) -> None:
+    """Ends these machines and waits until they are gone: they hold their network. Raises
+    ProviderError."""
+    ids = {item.id for item in instances}
+    listed = sorted(ids)
+    for first in range(0, len(listed), cleanup.AT_A_TIME):
+        api.call("terminate_instances", InstanceIds=listed[first : first + cleanup.AT_A_TIME])
+    limit = time.monotonic() + cleanup.LIMIT
+    while left := [
+        item.node
+        for item in api.instances(cleanup.tagged(cluster_id), states=LIVING)
+        if item.id in ids
+    ]:
+        if time.monotonic() > limit:
+            raise ProviderError(
+                f"{ranges(sorted(left, key=_number))} does not end within {cleanup.LIMIT:g} s",
+                hint="look at it in the EC2 console, and run the same command again",
+            )
+        time.sleep(cleanup.PAUSE)
+
+
+def rows(instances: Iterable[Instance]) -> list[dict[str, Any]]:
+    """As the module's output `nodes` has them."""
+    return [
+        {
+            "name": item.node,
+            "role": "worker",
+            "id": item.id,
+            "instance_type": item.type,
+            "zone": item.zone,
+            "address": item.address,
+            "private_address": item.private_address,
+        }
+        for item in sorted(instances, key=lambda item: _number(item.node))
+    ]
+
+
+def _number(node: str) -> int:
+    return int(node.rpartition("-")[2])
+
+
+def _calls(machines: Sequence[Machine]) -> list[list[Machine]]:
+    """Machines of one kind together, no more than one call may start, nor than a tag can name."""
+    found: list[list[Machine]] = []
+    for machine in sorted(
+        machines, key=lambda one: (one.instance_type, one.image, _number(one.name))
+    ):
+        last = found[-1] if found else []
+        same = last and (last[0].instance_type, last[0].image) == (
+            machine.instance_type,
+            machine.image,
+        )
+        numbers = [_number(one.name) for one in (*last, machine)]
+        if same and len(last) < AT_ONCE and len(write(numbers)) <= MOST_TEXT:
+            last.append(machine)
+        else:
+            found.append([machine])
+    return found
+
+
+def _await(api: Api, cluster_id: str, names: Collection[str]) -> None:
+    """Until all of these run, and are found by their tags. Raises ProviderError for those that end
+    instead."""
+    limit = time.monotonic() + LIMIT
+    while True:
+        found = [item for item in cleanup.instances(api, cluster_id) if item.node in names]
+        if {item.node for item in found if item.state == "running"} >= set(names):
+            return
+        ended = api.instances(cleanup.tagged(cluster_id), states=("shutting-down", "terminated"))
+        lost = [item for item in ended if item.node in names and item.apart and item.why]
+        living = {item.node for item in found}
+        for item in lost:
+            if item.node not in living:
+                code = item.why.removeprefix("Server.")
+                raise failures.refused(
+                    f"starting {item.node}", code, "it ended at once", api.region
+                )
+        if time.monotonic() > limit:
+            missing = sorted(set(names) - living, key=_number) or sorted(names, key=_number)
+            raise ProviderError(
+                f"{ranges(missing)} does not run within {LIMIT:g} s",
+                hint="`clusterctl up` goes on, `clusterctl down` removes all",
+                transient=True,
+            )
+        time.sleep(cleanup.PAUSE)
