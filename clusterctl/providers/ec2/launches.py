@@ -1,7 +1,7 @@
 """Large groups of workers: launched by one call of EC2 for up to a hundred, beside Terraform.
 
 EC2 lets five calls of RunInstances through and then two a second, and Terraform makes one for each
-machine (docs/adr/0020). A tag with the range of their numbers, and EC2's index of each machine
+machine (docs/adr/0021). A tag with the range of their numbers, and EC2's index of each machine
 within its call, tell their names; Terraform knows nothing of them.
 """
 
