@@ -152,6 +152,7 @@ PUSHED = _never("no-push", says="has no effect with --no-push", hint=ONE_OF_TWO)
 ONLY_LOCAL_DATA = _only(says="has no effect: this command works on this machine")
 BUILT_HERE = _only(says="has no effect: images are built on this machine")
 ALL_CLUSTERS = _only(says="has no effect: the line is for all clusters")
+FOR_A_FOLDER = _only(says="has no effect: the settings are for a folder, not for a cluster")
 NOT_PRINTED = _never("print", says="cannot be combined with --print", hint=ONE_OF_TWO)
 REAL = _only("real", says="works only with --real", hint="add --real, or leave it out")
 ONLY_THIS_MACHINE = _only(

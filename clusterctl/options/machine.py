@@ -91,7 +91,7 @@ class Init(Common, heading=MACHINES, module="init"):
 
     examples = ("clusterctl init", "clusterctl init --print")
     only_print = flag("--print", OPTIONS, "Print it, and write no file", settable=False)
-    cluster = cluster_option(where.ALL_CLUSTERS)
+    cluster = cluster_option(where.FOR_A_FOLDER)
 
 
 class Check(Common, heading=MACHINES, module="check"):
