@@ -15,8 +15,8 @@ from clusterctl.launch import Request, interconnect, mpi_transport
 from clusterctl.launch.environment import environment, program
 from clusterctl.launch.interconnect import Interconnect
 from clusterctl.launch.mpi_transport import Flag, MpiTransport
-from clusterctl.launch.mpirun_args import merge
 from clusterctl.launch.placement import choose_binding, is_oversubscribed
+from clusterctl.launch.user_mpirun_args import merge
 from clusterctl.launch_plan import BatchMpirun, LaunchPlan, Reason
 from clusterctl.model import Mpi, Node
 

@@ -85,10 +85,7 @@ class Run(Started, heading=JOBS, module="run"):
     """Run a program on all ranks of the cluster and follow its output. Options after SCRIPT are its
     own."""
 
-    examples = (
-        "clusterctl run --ranks 4 --env LR=0.1 train.py --epochs 3",
-        "clusterctl run --partition gpu --gpus-per-node 4 -- python -m package.train",
-    )
+    examples = ("clusterctl run --ranks 4 --env LR=0.1 train.py --epochs 3",)
     RANKS, PROGRAM = Group("Ranks", STAGED), Group("Program", STAGED)
     JOB = Group("Job", (where.STAGED, where.SUPERVISED))
 
@@ -112,7 +109,7 @@ class Run(Started, heading=JOBS, module="run"):
         limits=(where.STAGED, where.MPIRUN),
     )
     sweep = texts(
-        *("--sweep", RANKS, "Run it once per value: lr=0.1,0.01, seed=0..4; repeatable"),
+        *("--sweep", RANKS, "Run it once per value: lr=0.1,0.01; repeatable"),
         "NAME=VALUES",
         limits=(where.STAGED, where.DIRECT_POINTS, where.SUPERVISED),
         check=sweeps.axis,
@@ -206,13 +203,12 @@ class Run(Started, heading=JOBS, module="run"):
     pe = Option(
         "-pe",
         SGE,
-        "Grid Engine: parallel environment and slots",
-        "NAME SLOTS",
+        metavar="NAME SLOTS",
         empty="",
         words=2,
         check=lambda words, option: f"{words[0]} {whole(1)(words[1], option)}",
     )
-    resources = texts("-l", SGE, "Grid Engine: resource; repeatable", "NAME=VALUE", old="resource")
+    resources = texts("-l", SGE, "", "NAME=VALUE", old="resource")
     queue = text("--queue", SGE)
     project = text("--project", SGE)
     json = flag("--json", GENERAL, "Print one JSON object per line", limits=where.NOT_TERMINAL)

@@ -6,7 +6,7 @@ import pytest
 
 from clusterctl.errors import UsageError
 from clusterctl.model import Role
-from clusterctl.providers.hosts.hostfile import Host, nodes, parse
+from clusterctl.providers.hosts.inventory import Host, nodes, parse
 
 
 def test_our_own_lines() -> None:

@@ -26,7 +26,7 @@ from clusterctl.insight import evidence, messages, stacks, verify
 from clusterctl.job_model import JobState
 from clusterctl.options.verbs import VERBS
 from clusterctl.providers.ec2 import failures
-from clusterctl.providers.hosts import hostfile
+from clusterctl.providers.hosts import inventory
 from clusterctl.providers.local import sshd
 from clusterctl.providers.sge.provider import SgeProvider
 from clusterctl.providers.shared import deadlines, subnets
@@ -116,8 +116,8 @@ def test_a_name_is_safe_everywhere_or_refused(name: str) -> None:
 )  # fmt: skip
 def test_a_host_file_is_read_or_its_line_named(text: str) -> None:
     try:
-        hosts = hostfile.parse(text, "hosts")
-        nodes = hostfile.nodes(hosts)
+        hosts = inventory.parse(text, "hosts")
+        nodes = inventory.nodes(hosts)
     except UsageError as error:
         refused_in_one_line(error)
         return
@@ -128,7 +128,7 @@ def test_a_host_file_is_read_or_its_line_named(text: str) -> None:
 @given(st.lists(st.integers(1, 64), min_size=1, max_size=20))
 def test_a_host_file_says_what_was_written(slots: list[int]) -> None:
     text = "".join(f"host-{number} slots={count}\n" for number, count in enumerate(slots))
-    hosts = hostfile.parse(text, "hosts")
+    hosts = inventory.parse(text, "hosts")
     assert [(host.name, host.slots) for host in hosts] == [
         (f"host-{number}", count) for number, count in enumerate(slots)
     ]

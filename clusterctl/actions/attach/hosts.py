@@ -29,7 +29,7 @@ from clusterctl.launch import interconnect
 from clusterctl.launch.mpirun import common_mpi
 from clusterctl.model import Cluster, Node, NodeResult, Phase
 from clusterctl.node_results import fold
-from clusterctl.providers.hosts import hostfile
+from clusterctl.providers.hosts import inventory
 from clusterctl.providers.shared.take_back import key_mark
 from clusterctl.state import ClusterLock, Store
 from clusterctl.state.home import write_atomic
@@ -59,7 +59,7 @@ def attach_hosts(store: Store, name: str, machines: Machines, tell: Tell) -> Clu
     Raises UsageError for the file, NodeUnreachable, BootstrapError with a reason per host.
     """
     check_name(name)
-    nodes = hostfile.nodes(_hosts(machines.file), machines.user)
+    nodes = inventory.nodes(_hosts(machines.file), machines.user)
     with ClusterLock(store.home, name, "attach"):
         cluster = new_record(store, name, "hosts", len(nodes), machines.identity)
         before = cluster
@@ -83,9 +83,9 @@ def attach_hosts(store: Store, name: str, machines: Machines, tell: Tell) -> Clu
     return cluster
 
 
-def _hosts(file: Path) -> tuple[hostfile.Host, ...]:
+def _hosts(file: Path) -> tuple[inventory.Host, ...]:
     try:
-        return hostfile.parse(file.read_text(encoding="utf-8"), str(file))
+        return inventory.parse(file.read_text(encoding="utf-8"), str(file))
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
             f"--hosts {file} cannot be read: {getattr(error, 'strerror', None) or error}",
