@@ -187,7 +187,9 @@ def _list_lost(store: Store, job: Job) -> tuple[str, ...]:
 
 
 def _choose(job: Job, cluster: Cluster, lost: tuple[str, ...]) -> str:
-    usual = FAIL if cluster.attached or cluster.charges else REPLACE
+    # The points of a sweep that a lost node had are run by others, once: no job has to do it again.
+    kept = cluster.attached or cluster.charges or job.spec.is_sweep
+    usual = FAIL if kept else REPLACE
     wanted = job.spec.on_node_loss or usual
     possible = not cluster.attached if wanted == REPLACE else _left(job, lost) > 0
     return wanted if possible else FAIL
