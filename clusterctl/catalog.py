@@ -245,7 +245,6 @@ class Price:
     date: str
 
 
-HOURS_PER_MONTH = 730.0
 PRICE_REGION = "us-east-1"
 
 _LIST = (

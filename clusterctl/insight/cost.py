@@ -26,9 +26,7 @@ def unknown(charges: Iterable[Charge]) -> tuple[str, ...]:
 def between(charges: Iterable[Charge], start: float, end: float, now: float) -> float:
     """Spent from `start` to `end`; the minute that is billed at least begins with the charge."""
     return sum(
-        max(0.0, min(end, item.since + item.seconds(now)) - max(start, item.since))
-        * (item.hourly or 0.0)
-        / 3600
+        item.between(max(start, item.since), min(end, item.since + item.seconds(now)))
         for item in charges
     )
 
@@ -69,8 +67,7 @@ def receipt(charges: Sequence[Charge], now: float) -> tuple[Line, ...]:
     lines = []
     for (part, item, hourly), mine in groups.items():
         hours = sum(charge.seconds(now) for charge in mine) / 3600
-        lines.append(
-            Line(part, item, len(mine), hours, hourly, None if hourly is None else hourly * hours)
-        )
+        total = None if hourly is None else dollars(mine, now)
+        lines.append(Line(part, item, len(mine), hours, hourly, total))
     order = ("instance", "disk", "address", *NETWORK_PARTS)
     return tuple(sorted(lines, key=lambda line: order.index(line.part)))

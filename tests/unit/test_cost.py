@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from clusterctl.insight import cost
-from clusterctl.model import Charge
+from clusterctl.model import HOURS_PER_MONTH, Charge
 
 HOUR = 3600.0
 
@@ -47,3 +47,16 @@ def test_a_receipt_folds_equal_items_in_the_order_of_parts() -> None:
         cost.Line("disk", "100 GiB", 1, 4.0, None, None),
         cost.Line("address", "IPv4", 1, 4.0, 0.005, 0.02),
     )
+
+
+def test_a_disk_costs_its_price_per_month_in_a_month_of_any_length() -> None:
+    """AWS: "43,200 seconds / (86,400 seconds/day * 30-day month)"."""
+    january, february, march = 1769904000.0 - 31 * 86400, 1769904000.0, 1769904000.0 + 28 * 86400
+    disk = charge(part="disk", hourly=7.3 / HOURS_PER_MONTH, since=january, until=march)
+    assert cost.dollars([disk], march) == pytest.approx(14.6)
+    half = charge(part="disk", hourly=7.3 / HOURS_PER_MONTH, since=february - 43200, until=march)
+    days = cost.between([half], february, february + 86400, march)
+    assert days == pytest.approx(7.3 / 28)
+    [line] = cost.receipt([half], march)
+    assert line.dollars == pytest.approx(7.3 * (1 + 0.5 / 31))
+    assert cost.between([disk], march, march + 9, march) == 0

@@ -9,7 +9,7 @@ from functools import partial
 
 from clusterctl import catalog
 from clusterctl.errors import ProviderError, UsageError
-from clusterctl.model import GATEWAY, NETWORK_PARTS, Charge
+from clusterctl.model import GATEWAY, HOURS_PER_MONTH, NETWORK_PARTS, Charge
 from clusterctl.providers.ec2 import cleanup
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.spec import Machine
@@ -98,7 +98,7 @@ def rates(api: Api, types: Collection[str]) -> cleanup.Rates:
     gib = found[DISK].dollars
     return cleanup.Rates(
         {kind: found[kind].dollars for kind in types},
-        None if gib is None else gib / catalog.HOURS_PER_MONTH,
+        None if gib is None else gib / HOURS_PER_MONTH,
         found[ADDRESS].dollars,
         found[NAT].dollars,
     )
@@ -130,7 +130,7 @@ def charges(
         ]
     for machine in machines:
         quote = _quote(quotes, machine.name, machine.instance_type) or Quote(None, "unknown")
-        disk = None if gib.dollars is None else gib.dollars * machine.disk / catalog.HOURS_PER_MONTH
+        disk = None if gib.dollars is None else gib.dollars * machine.disk / HOURS_PER_MONTH
         for part, item, dollars, source in (
             ("instance", machine.instance_type, quote.dollars, quote.source),
             ("disk", f"{machine.disk} GiB gp3", disk, gib.source),
