@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from clusterctl import providers
 from clusterctl.actions import Tell, open_pool
 from clusterctl.bootstrap import idle_agent as agent
-from clusterctl.errors import ClusterctlError, NodeUnreachable, reason
+from clusterctl.errors import ClusterctlError, RecordError, reason
 from clusterctl.insight import cost
 from clusterctl.model import Charge, Cluster, Phase, clock, span
 from clusterctl.node_results import ranges
@@ -130,8 +130,9 @@ def count_as_used(store: Store, cluster: Cluster) -> None:
 
 def explain(
     store: Store, cluster: Cluster, now: Callable[[], float] = time.time
-) -> NodeUnreachable | None:
-    """The error for a node that does not answer, if workers are known to have ended unused."""
+) -> RecordError | None:
+    """The error for a node that does not answer, if workers are known to have ended: as with a
+    stopped cluster, no machine is unreachable, and `up` makes it ready again."""
     if not may_have_ended(store, cluster, now()):
         return None
     try:
@@ -141,4 +142,4 @@ def explain(
     if not found.gone:
         return None
     hint = f"{up_again(cluster)}, `clusterctl down {cluster.name}` removes the cluster"
-    return NodeUnreachable(found.lines[0].partition(";")[0], hint=hint)
+    return RecordError(found.lines[0].partition(";")[0], hint=hint)

@@ -517,7 +517,7 @@ def test_who_connects_is_told_how_to_get_workers_back(call: Call, old: Staged) -
     ssh.mkdir(exist_ok=True)
     (ssh / "config").touch()
     said = call("cp", "worker-1:made.txt", "here.txt")
-    assert said.code == 4
+    assert said.code == 7, "as with a stopped cluster"
     assert "worker-[1-2] ended after 1 h idle at" in said.err
     assert "`clusterctl up lab` starts them again" in said.err
 
