@@ -1,5 +1,4 @@
 locals {
-  # What stays: the launch template passes it on, and would get a new version if it changed.
   tags = merge(
     var.tags,
     {
@@ -78,10 +77,9 @@ locals {
   efa   = keys(local.cards)
 
   # A template for each number of cards: types with one card share theirs.
-  template_of = {
-    for name, node in local.workers :
-    name => length(lookup(local.cards, name, [])) > 1 ? node.instance_type : "workers" if var.efa || var.spot
-  }
+  template_of = merge({ launcher = "launcher" }, {
+    for name, node in local.workers : name => length(lookup(local.cards, name, [])) > 1 ? node.instance_type : "workers"
+  })
   templates = { for name, key in local.template_of : key => lookup(local.cards, name, [])... }
 
   # What a node runs at boot where nobody says it: only the end of its life.
@@ -123,8 +121,8 @@ resource "aws_placement_group" "this" {
   strategy = "cluster"
 }
 
-# What an instance of its own cannot say and a template can: the kind of its network interface, and
-# the tags of the request for a spot instance.
+# What an instance of its own cannot say and a template can: the tags and the kind of its network
+# interfaces, and the tags of the request for a spot instance.
 resource "aws_launch_template" "this" {
   for_each = local.templates
   name     = each.key == "workers" ? var.cluster_id : "${var.cluster_id}-${replace(each.key, ".", "-")}"
@@ -145,11 +143,11 @@ resource "aws_launch_template" "this" {
   }
 
   dynamic "tag_specifications" {
-    for_each = var.spot ? ["spot-instances-request"] : []
+    for_each = concat(["network-interface"], each.key != "launcher" && var.spot ? ["spot-instances-request"] : [])
 
     content {
       resource_type = tag_specifications.value
-      tags          = local.tags
+      tags          = local.all_tags
     }
   }
 
@@ -202,13 +200,9 @@ resource "aws_instance" "this" {
     }
   }
 
-  dynamic "launch_template" {
-    for_each = compact([lookup(local.template_of, each.key, "")])
-
-    content {
-      id      = aws_launch_template.this[launch_template.value].id
-      version = aws_launch_template.this[launch_template.value].latest_version
-    }
+  launch_template {
+    id      = aws_launch_template.this[local.template_of[each.key]].id
+    version = aws_launch_template.this[local.template_of[each.key]].latest_version
   }
 
   dynamic "instance_market_options" {
@@ -244,9 +238,9 @@ resource "aws_instance" "this" {
   }
 
   lifecycle {
-    # A node lives with what it was made from, and where: newer images, other deadlines and a group
-    # that came later are for new nodes.
-    ignore_changes = [ami, user_data, placement_group]
+    # A node lives with what it was made from, and where: newer images, other deadlines, a template and
+    # a group that came later are for new nodes.
+    ignore_changes = [ami, user_data, placement_group, launch_template]
 
     precondition {
       condition     = each.value.instance_type != "unknown"

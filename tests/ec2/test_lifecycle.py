@@ -62,6 +62,10 @@ def test_from_nothing_to_nothing(world: World) -> None:
     assert tags["clusterctl:owner"] == {"user/moto"}
     assert tags["clusterctl:client"] == {socket.gethostname()}
     assert tags["clusterctl:deadline"] == {utc(record["deadline"])}
+    mine = [{"Name": "tag:clusterctl:cluster", "Values": [record["id"]]}]
+    cards = world.ec2.client("ec2").describe_network_interfaces(Filters=mine)["NetworkInterfaces"]
+    machines = {card["Attachment"]["InstanceId"] for card in cards}
+    assert machines == {node["machine"] for node in record["nodes"]}, "their primary interfaces"
 
     groups = world.ec2.client("ec2").describe_security_groups()["SecurityGroups"]
     doors = [

@@ -202,13 +202,13 @@ run "gpus" {
   }
 
   assert {
-    condition     = one(aws_launch_template.this["workers"].tag_specifications).resource_type == "spot-instances-request" && one(aws_launch_template.this["workers"].tag_specifications).tags["clusterctl:cluster"] == "standalone"
-    error_message = "Requests for spot instances carry the cluster's tag."
+    condition     = alltrue([for spec in aws_launch_template.this["workers"].tag_specifications : spec.tags["clusterctl:cluster"] == "standalone"]) && join(",", aws_launch_template.this["workers"].tag_specifications[*].resource_type) == "network-interface,spot-instances-request"
+    error_message = "Network interfaces and requests for spot instances carry the cluster's tag."
   }
 
   assert {
-    condition     = length(aws_launch_template.this["workers"].network_interfaces) == 0 && length(aws_instance.this["launcher"].launch_template) == 0
-    error_message = "A template for spot instances says nothing about their network, and nothing about the launcher."
+    condition     = length(aws_launch_template.this["workers"].network_interfaces) == 0 && one(aws_launch_template.this["launcher"].tag_specifications).resource_type == "network-interface"
+    error_message = "A template says nothing about the kind of network, and the launcher's nothing about spot instances."
   }
 
   assert {
@@ -246,8 +246,8 @@ run "efa" {
   }
 
   assert {
-    condition     = one(aws_instance.this["worker-2"].launch_template).id == aws_launch_template.this["workers"].id && length(aws_instance.this["launcher"].launch_template) == 0
-    error_message = "Workers are made from the template, the launcher is not."
+    condition     = one(aws_instance.this["worker-2"].launch_template).id == aws_launch_template.this["workers"].id && length(aws_launch_template.this["launcher"].network_interfaces) == 0
+    error_message = "Workers are made from their template, the launcher has another."
   }
 
   assert {
@@ -356,7 +356,7 @@ run "no_efa_unless_wanted" {
   }
 
   assert {
-    condition     = length(aws_launch_template.this) == 0 && length(aws_security_group.nodes.egress) == 1
+    condition     = length(aws_launch_template.this["workers"].network_interfaces) == 0 && length(aws_security_group.nodes.egress) == 1
     error_message = "EFA has to be asked for."
   }
 }
