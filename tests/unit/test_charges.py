@@ -298,9 +298,31 @@ def at(minutes: float) -> float:
         ),
         # A stopped machine's disk goes on: that the machine ended is right.
         (
-            [charge("worker-1", until=at(30)), charge("worker-1")],
+            [charge("worker-1", until=at(30)), charge("worker-1", part="disk")],
             [Life("worker-1", at(2), None)],
-            [("worker-1", 0, 30), ("worker-1", 2, None)],
+            [("worker-1", 2, 30), ("worker-1", 2, None)],
+        ),
+        # It is so as well when the machine and its disk have ended.
+        (
+            [charge("worker-1", until=at(30)), charge("worker-1", part="disk", until=at(70))],
+            [Life("worker-1", at(2), at(60))],
+            [("worker-1", 2, 30), ("worker-1", 2, 60)],
+        ),
+        # Started again: the disk is that of before, and ends with the machine.
+        (
+            [
+                charge("worker-1", until=at(30)),
+                charge("worker-1", part="disk", until=at(99)),
+                charge("worker-1", since=at(50), until=at(99)),
+            ],
+            [Life("worker-1", at(51), at(90))],
+            [("worker-1", 0, 30), ("worker-1", 0, 90), ("worker-1", 51, 90)],
+        ),
+        # Before that, another zone had no room for all.
+        (
+            [charge("launcher", until=at(30)), charge("launcher", part="disk")],
+            [Life("launcher", at(1), at(2)), Life("launcher", at(5), None)],
+            [("launcher", 1, 2), ("launcher", 5, 30), ("launcher", 1, 2), ("launcher", 5, None)],
         ),
         # Stopped and started again: the last start is not the first.
         ([charge("worker-1")], [Life("worker-1", at(120), at(150))], [("worker-1", 0, 150)]),

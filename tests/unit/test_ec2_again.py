@@ -59,6 +59,7 @@ class Market(Api):
                 private_address="",
                 launched=0.0,
                 spot=name != "launcher",
+                ended=NOW - 20 if name in self.stopped else None,
             )
             for name in (self.living if filters else ())
         ]
@@ -337,6 +338,16 @@ def test_stopped_machines_are_in_the_plan_and_in_the_question(
     plan = provider.plan(wish(), current)
     assert "worker-1 was stopped and is started again" in plan.lines
     assert plan.question.startswith("start 1 machine for up to")
+    # A `stop` that was killed has not noted it.
+    mine = [item for item in plan.charges if item.node == "worker-1"]
+    times = sorted((item.part, item.since - NOW, item.until and item.until - NOW) for item in mine)
+    assert times == [
+        ("address", -60, -20),
+        ("address", 0, None),
+        ("disk", -60, None),
+        ("instance", -60, -20),
+        ("instance", 0, None),
+    ]
 
 
 THROTTLED = Diagnostic(summary="api error RequestLimitExceeded: Request limit exceeded.")

@@ -13,7 +13,7 @@ from clusterctl.errors import ProviderError, UsageError
 from clusterctl.job_model import JobState
 from clusterctl.model import Charge, Cluster, Phase
 from clusterctl.providers.local.provider import LocalProvider
-from clusterctl.providers.protocol import Ended, OnEvent
+from clusterctl.providers.protocol import Ended, Life, OnEvent
 from tests.unit.calling import Call, judge
 from tests.unit.provided import provide
 from tests.unit.staged import Staged, lab
@@ -51,6 +51,9 @@ class Cloud(LocalProvider):
 
     def list_made(self, folder: Path) -> frozenset[str]:
         return frozenset()
+
+    def list_lives(self, cluster: Cluster, folder: Path) -> tuple[Life, ...]:
+        return ()
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -134,7 +134,7 @@ class Ec2Provider:
         names = [m.name for m in found.machines if m.name not in present or m.name in stopped]
         now = self._clock() - preflight.check_clock(api.ahead, tell)
         spot = options.cloud.spot and not plan.fell_back(instances)
-        old = self._settle(current, present, ahead, now) if current else ()
+        old = self._settle(current, instances, ahead, now) if current else ()
         cost = plan.estimate(api, found, options.cloud, old, now, spot=spot, tell=tell)
         prices.check_hourly(options.cloud.max_hourly, cost.dear)
         update_rules.check_stopped(current, present, stopped, now)
@@ -173,13 +173,20 @@ class Ec2Provider:
         )
 
     def _settle(
-        self, current: Cluster, present: Mapping[str, str], ahead: Path | None, now: float
+        self, current: Cluster, instances: Sequence[Instance], ahead: Path | None, now: float
     ) -> tuple[Charge, ...]:
-        """The charges so far, as the machines that there are bear them out."""
+        """The charges so far, as the machines that there are bear them out. Also an interrupted
+        `stop` has stopped some, and EC2 may have."""
         made = {node.name for node in current.nodes}
         if ahead:
             made |= self.list_made(Home(ahead).clusters / current.name)
-        return measured.settle(current, living=present, made=made, now=now)
+        living = {item.node for item in instances}
+        ends = {
+            item.node: Ended(item.ended, stopped=True)
+            for item in instances
+            if item.ended and item.state in reconcile.STOPPED
+        }
+        return measured.settle(current, living=living, made=made, now=now, ends=ends)
 
     def create(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> Created:
         state_folder = folder / "terraform"

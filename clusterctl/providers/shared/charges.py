@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from math import inf
 
 from clusterctl.model import NETWORK_PARTS, Charge, Cluster
 from clusterctl.providers.protocol import Ended, Life
@@ -62,24 +63,41 @@ def correct(charges: Sequence[Charge], lives: Sequence[Life]) -> tuple[Charge, .
             max((since for since in starts if since <= life.since + 1), default=starts[0])
             for life in known
         ]
-        going_on = {item.since for item in mine if item.until is None}
         for item in mine:
             if item.part in NETWORK_PARTS:
                 corrected.append(item)
                 continue
             began = [life for life, plan in zip(known, plans, strict=True) if plan == item.since]
-            # A machine whose disk goes on was stopped: that it ended is right.
-            if item.until is not None and item.since in going_on:
-                began = []
-            corrected += [_lived(item, life) for life in began] or [item]
+            if began:
+                corrected += [_lived(item, life, _stopped(item, mine)) for life in began]
+            else:
+                corrected.append(_stored(item, mine, known) if item.part == STORED else item)
     return tuple(corrected)
 
 
-def _lived(item: Charge, life: Life) -> Charge:
+def _stopped(item: Charge, mine: Sequence[Charge]) -> bool:
+    """Whether the machine was stopped then: its disk was kept."""
+    disks = [one for one in mine if (one.part, one.since) == (STORED, item.since)]
+    return item.until is not None and any(
+        one.until is None or one.until > item.until for one in disks
+    )
+
+
+def _stored(item: Charge, mine: Sequence[Charge], lives: Sequence[Life]) -> Charge:
+    """The disk of a machine that was stopped and started again, which ends with its last start."""
+    after = [one.since for one in mine if one.part == STORED and one.since > item.since]
+    last = [life for life in lives if item.since <= life.since + 1 < min(after, default=inf)]
+    until = last[-1].until if last else None
+    return item if until is None else replace(item, until=until)
+
+
+def _lived(item: Charge, life: Life, stopped: bool) -> Charge:
     """A machine that was stopped and started again has its last start alone."""
     near = abs(life.since - item.since) < SLACK
     since = life.since if near else item.since
     until = item.until if life.until is None else max(since, life.until)
+    if stopped and item.until is not None and until is not None:
+        until = min(until, item.until)
     return replace(item, since=since, until=until)
 
 
