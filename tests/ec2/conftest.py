@@ -12,12 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from clusterctl import assets
-from clusterctl.model import Charge
 from tests.e2e.cli import BUSY, Done, wait_for
+from tests.ec2 import receipts
 from tests.sim import hub as hubs
 from tests.sim.ec2.client import Ec2
 from tests.sim.ec2.iam import allows
@@ -26,9 +25,6 @@ from tests.warm.client import Late, shared
 
 LONGEST = 300
 """Seconds for one command: less than a test has, so that it can say what the command has said."""
-
-A_CENT = 0.01 / 5
-"""A fifth of one: the machines of a test cost so little."""
 
 OUTSIDE = "198.51.100.0/24"
 """From where the simulated launchers are reached."""
@@ -132,16 +128,6 @@ def hub() -> Iterator[Hub]:
         yield found
 
 
-def check_receipts(world: World) -> None:
-    """What `down` has told a cluster cost is what the cloud charges for it."""
-    bill = world.ec2.bill()
-    for path in (world.home / "past").glob("*/cluster.json"):
-        record = json.loads(path.read_text())
-        charges = [msgspec.convert(item, Charge) for item in record["charges"]]
-        told = sum(charge.dollars(time.time()) for charge in charges)
-        assert told == pytest.approx(bill.get(record["id"], 0.0), abs=A_CENT), record
-
-
 @pytest.fixture
 def world(ec2: Ec2, hub: Hub, initialised: Path, tmp_path: Path) -> Iterator[World]:
     """Whoever uses it has the rights of infra/ec2/policy.json, and no others. Afterwards nothing
@@ -155,7 +141,7 @@ def world(ec2: Ec2, hub: Hub, initialised: Path, tmp_path: Path) -> Iterator[Wor
         if world.hung:
             return  # and has said what there is to say
         assert ec2.left() == []
-        check_receipts(world)
+        assert receipts.differences(world.home, ec2.bill) == []
         rights = policy()
         mine = [call for call in ec2.calls if not call["administrator"]]
         denied = [ask for call in mine for ask in call["asks"] if not allows(rights, **ask)]

@@ -44,19 +44,9 @@ def ec2(need: Need, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ec2]:
 @pytest.fixture(scope="session")
 def initialised(ec2: Ec2, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `terraform init` leaves in a state home; nothing without Terraform."""
-    from clusterctl import assets, terraform
-    from tests.conftest import find
+    from tests.sim.ec2.client import initialise
 
-    plugins = tmp_path_factory.mktemp("initialised") / "terraform-plugins"
-    if not (find("terraform") or find("tofu")):
-        plugins.mkdir()
-        return plugins
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in ec2.env.items():
-            patch.setenv(name, value)
-        made = terraform.InitCache(assets.folder("infra") / "ec2", terraform.find(), plugins)
-        made.make()
-    return made.folder.parent
+    return initialise(ec2, tmp_path_factory.mktemp("initialised"))
 
 
 @pytest.fixture

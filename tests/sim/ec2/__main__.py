@@ -19,7 +19,8 @@ from typing import Any
 
 from werkzeug.serving import WSGIRequestHandler, make_server
 
-from tests.sim.ec2 import gaps, images, leftovers
+from tests.sim.ec2 import gaps, images, leftovers, metering
+from tests.sim.ec2.bill import Bill
 from tests.sim.ec2.faults import Faults
 from tests.sim.ec2.full import FullMachine
 from tests.sim.ec2.light import LightHost
@@ -39,9 +40,10 @@ class _Quiet(WSGIRequestHandler):
 class Control:
     """What tests may ask for."""
 
-    def __init__(self, layer: Layer, loop: Loop) -> None:
+    def __init__(self, layer: Layer, loop: Loop, bill: Bill) -> None:
         self._layer = layer
         self._loop = loop
+        self._bill = bill
 
     def __call__(self, verb: str, said: dict[str, Any]) -> object:
         return getattr(self, f"do_{verb}")(**said)
@@ -95,8 +97,8 @@ class Control:
     def do_machines(self) -> object:
         return {"machines": self._loop.state(), "failures": self._loop.failures}
 
-    def do_bill(self) -> dict[str, float]:
-        return self._loop.bill.total()
+    def do_bill(self) -> list[dict[str, Any]]:
+        return self._bill.rows()
 
     def do_light(self) -> None:
         self._loop.build = LightHost
@@ -121,7 +123,7 @@ class Control:
         tables = (world.placement_groups, world.spot_requests, world.launched, world.ending)
         for table in (*tables, world.reservations, world.complete):
             table.clear()
-        self._loop.bill.clear()
+        self._bill.clear()
         self._layer.calls.clear()
         self._layer.buckets.clear()
         self._layer.births.clear()
@@ -139,15 +141,16 @@ def main() -> int:
 
     gc.freeze()  # a third of its processor time went into looking for garbage in moto's models
     gc.set_threshold(100_000)
-    world, faults = gaps.World(), Faults()
+    world, faults, bill = gaps.World(), Faults(), Bill()
     gaps.install(world)
+    metering.install(world, bill)
     # Each request looked through moto's folders and through all methods of a class.
     moto = DomainDispatcherApplication(create_backend_app)
     moto.get_backend_for_host = cache(moto.get_backend_for_host)
     responses.method_names_from_class = cache(responses.method_names_from_class)
     layer = Layer(moto, world, faults)
     loop = Loop(folder / "machines", world, faults, prefix="sim")
-    layer.control = Control(layer, loop)
+    layer.control = Control(layer, loop, bill)
     server = make_server("127.0.0.1", 0, layer, threaded=True, request_handler=_Quiet)
     threading.Thread(target=server.serve_forever, daemon=True).start()
 

@@ -1,129 +1,106 @@
-"""What AWS would charge: seconds that the simulator has counted, times its own prices.
+"""What AWS would charge, from what the simulator was asked and what became of it.
 
-It shares nothing with clusterctl's receipts but the price list. Source of the rules: "Amazon EC2
-On-Demand Pricing", "Amazon EBS pricing" and "Amazon VPC pricing": by the second, a minute at least;
-an instance and its address while it is `pending` or `running`, a disk while it exists.
+It shares nothing with clusterctl's receipts but the price list. Sources of the rules:
+
+- "Amazon EC2 On-Demand Pricing": Linux by the second, 60 at least for each start.
+- EC2 User Guide, "Amazon EC2 instance state changes": billed while `running`; not while `pending`,
+  `stopping`, `stopped`, `shutting-down`. Instances run here as soon as they are asked for.
+- "Amazon EBS pricing": by the second, 60 at least, until the volume is deleted; a month is as long
+  as the calendar says: "43,200 seconds / (86,400 seconds/day * 30-day month)".
+- "Amazon VPC pricing": a NAT gateway by the hour that has begun; a public IPv4 address by the second, 60 at least, while it is in use.
 """
 
 from __future__ import annotations
 
+import calendar
 import math
 import threading
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from datetime import timezone
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from tests.sim.ec2 import market
-
-MINUTE, HOUR, MONTH = 60.0, 3600.0, 730 * 3600.0
-_RUNS = ("pending", "running")
-_EXISTS = (*_RUNS, "stopping", "stopped")
+MINUTE, HOUR = 60.0, 3600.0
 
 
 @dataclass
-class Meter:
-    """Seconds of something that is switched on and off."""
+class Use:
+    """Something that is charged from `since` to `until`; None: it still is. `price`: USD an hour;
+    of a disk, a month."""
 
-    began: float | None
-    counted: list[float] = field(default_factory=list)
-
-    def turn(self, on: bool, now: float) -> None:
-        if on and self.began is None:
-            self.began = now
-        elif not on and self.began is not None:
-            self.counted.append(now - self.began)
-            self.began = None
+    id: str
+    cluster: str
+    node: str
+    part: str
+    item: str
+    price: float
+    since: float
+    until: float | None = None
+    unlimited: bool = False
+    """Whether surplus CPU credits would be charged, too."""
 
     def seconds(self, now: float) -> float:
-        running = [now - self.began] if self.began is not None else []
-        return sum(max(MINUTE, some) for some in (*self.counted, *running))
-
-
-@dataclass
-class Account:
-    """One instance with its disks and its address. `rates`: USD per second."""
-
-    cluster: str
-    rates: dict[str, float]
-    meters: dict[str, Meter]
+        return (now if self.until is None else self.until) - self.since
 
     def dollars(self, now: float) -> float:
-        return sum(
-            rate * (_hours if part == "gateway" else float)(self.meters[part].seconds(now))
-            for part, rate in self.rates.items()
-        )
+        seconds = max(MINUTE, self.seconds(now))
+        if self.part == "gateway":
+            seconds = max(1, math.ceil(seconds / HOUR)) * HOUR
+        if self.part != "disk":
+            return self.price * seconds / HOUR
+        return self.price * _months(self.since, self.since + seconds)
 
 
-def _hours(seconds: float) -> float:
-    """A NAT gateway is billed by the hour that has begun ("Amazon VPC pricing")."""
-    return math.ceil(seconds / HOUR) * HOUR
+def _months(since: float, until: float) -> float:
+    """Calendar months (UTC) from one time to another."""
+    months = 0.0
+    while since < until:
+        year, month = time.gmtime(since)[:2]
+        begins = calendar.timegm((year, month, 1, 0, 0, 0))
+        length = calendar.monthrange(year, month)[1] * 86400
+        end = min(until, begins + length)
+        months += (end - since) / length
+        since = end
+    return months
 
 
 class Bill:
-    """`watch` belongs to one thread; the others may be called by any."""
+    """Called by all threads that answer, and by that of the machines."""
 
     def __init__(self) -> None:
-        self._accounts: dict[str, Account] = {}
+        self._uses: list[Use] = []
         self._lock = threading.Lock()
 
-    def watch(
-        self,
-        instances: Iterable[Any],
-        prices: Mapping[str, float | None],
-        gateways: Iterable[Any] = (),
-    ) -> None:
-        """Looks at all instances and NAT gateways there are. `prices`: those that differ from the
-        usual ones."""
-        now = time.time()
+    def knows(self, id: str) -> bool:
         with self._lock:
-            for one in instances:
-                launched = one.launch_time.replace(tzinfo=timezone.utc).timestamp()
-                if one.id not in self._accounts:
-                    self._accounts[one.id] = _open(one, launched, prices)
-                for part, meter in self._accounts[one.id].meters.items():
-                    meter.turn(one.state in (_EXISTS if part == "disk" else _RUNS), now)
+            return any(use.id == id for use in self._uses)
 
-            for one in gateways:
-                on = one.state == "available"
-                if one.id not in self._accounts and on:
-                    rates = {"gateway": market.NAT["NatGateway-Hours"][1] / HOUR}
-                    rates["address"] = market.ADDRESS / HOUR
-                    tags = {tag["key"]: tag["value"] for tag in one.get_tags()}
-                    meters = {part: Meter(now) for part in rates}
-                    self._accounts[one.id] = Account(
-                        tags.get("clusterctl:cluster", ""), rates, meters
-                    )
-                if one.id in self._accounts:
-                    for meter in self._accounts[one.id].meters.values():
-                        meter.turn(on, now)
+    def begin(self, use: Use) -> None:
+        with self._lock:
+            self._uses.append(use)
+
+    def end(self, id: str, *parts: str, when: float) -> None:
+        with self._lock:
+            for use in self._uses:
+                if use.id == id and use.part in parts and use.until is None:
+                    use.until = when
+
+    def resume(self, id: str, when: float, address: bool) -> None:
+        """An instance that was stopped is started: at the price that it had."""
+        with self._lock:
+            before = {use.part: use for use in self._uses if use.id == id}
+            for part, use in before.items():
+                if use.until is not None and (part == "instance" or address):
+                    self._uses.append(Use(**{**asdict(use), "since": when, "until": None}))
 
     def clear(self) -> None:
         with self._lock:
-            self._accounts.clear()
+            self._uses.clear()
 
-    def total(self) -> dict[str, float]:
-        """USD by cluster, until now."""
+    def rows(self) -> list[dict[str, Any]]:
+        """Every use, with the seconds and USD that it has come to."""
         now = time.time()
-        found: dict[str, float] = {}
         with self._lock:
-            for account in self._accounts.values():
-                found[account.cluster] = found.get(account.cluster, 0.0) + account.dollars(now)
-        return found
-
-
-def _open(one: Any, launched: float, prices: Mapping[str, float | None]) -> Account:
-    more = 1.0 if one.ec2_backend.region_name == "us-east-1" else 1.1
-    tags = {tag["key"]: tag["value"] for tag in one.get_tags()}
-    hourly = {**market.PRICES, **prices}.get(one.instance_type) or 0.0
-    zones = [zone.name for zone in one.ec2_backend.describe_availability_zones()]
-    spot = one.lifecycle == "spot"
-    hourly *= market.spot_part(zones.index(one.placement.zone)) if spot else more
-    disks = [disk.volume_id for disk in one.block_device_mapping.values()]
-    gib = sum(one.ec2_backend.volumes[id].size for id in disks if id in one.ec2_backend.volumes)
-    rates = {"instance": hourly / HOUR, "disk": market.GP3 * more * gib / MONTH}
-    if one.public_ip_address:
-        rates["address"] = market.ADDRESS / HOUR
-    meters = {part: Meter(launched) for part in rates}
-    return Account(tags.get("clusterctl:cluster", ""), rates, meters)
+            return [
+                {**asdict(use), "seconds": use.seconds(now), "dollars": use.dollars(now)}
+                for use in self._uses
+            ]

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
+from unittest import mock
 
-from clusterctl import assets
+from clusterctl import assets, terraform
 from clusterctl.providers.ec2 import eventbridge
 from tests.conftest import find
 from tests.sim import internet
@@ -248,9 +249,10 @@ class Ec2:
         """Whatever exists, tagged or not: one line each. Empty is what `down` has to reach."""
         return list(self._ask("left"))
 
-    def bill(self) -> dict[str, float]:
-        """What every cluster has cost until now, in USD by its tag, as AWS would charge it."""
-        return dict(self._ask("bill"))
+    @property
+    def bill(self) -> list[dict[str, Any]]:
+        """What AWS would charge until now: the fields of `bill.Use`, its seconds and its USD."""
+        return list(self._ask("bill"))
 
     def reset(self) -> None:
         """A new world, whatever was there."""
@@ -302,6 +304,19 @@ def terraform_environment(folder: Path) -> dict[str, str]:
         "GOMEMLIMIT": "1GiB",
         "GOMAXPROCS": "1",
     }
+
+
+def initialise(ec2: Ec2, folder: Path) -> Path:
+    """What `terraform init` leaves in a state home, made in this folder; nothing without
+    Terraform."""
+    plugins = folder / "terraform-plugins"
+    if not (find("terraform") or find("tofu")):
+        plugins.mkdir()
+        return plugins
+    with mock.patch.dict(os.environ, ec2.env):
+        made = terraform.InitCache(assets.folder("infra") / "ec2", terraform.find(), plugins)
+        made.make()
+    return made.folder.parent
 
 
 def provider_mirror() -> Path | None:

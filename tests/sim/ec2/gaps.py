@@ -208,13 +208,13 @@ def _spot_prices(world: World, request: Request) -> Answer:
     zones = [one.name for one in backend(request.region).describe_availability_zones()]
     members = []
     for (number, zone), kind in itertools.product(enumerate(zones), kinds):
-        price = {**market.PRICES, **world.prices}.get(kind)
+        price = market.spot(kind, number, world.prices)
         if price is None or (wanted and zone not in wanted):
             continue
         fields = {
             "instanceType": kind,
             "productDescription": "Linux/UNIX",
-            "spotPrice": f"{price * market.spot_part(number):.6f}",
+            "spotPrice": f"{price:.6f}",
             "timestamp": "2026-05-20T00:00:00.000Z",
             "availabilityZone": zone,
         }
@@ -731,6 +731,8 @@ def _dress(world: World, request: Request, instance: Any) -> None:
         said = form.get(f"NetworkInterface.{number + 1}.DeleteOnTermination")
         given = form.get(f"NetworkInterface.{number + 1}.NetworkInterfaceId")
         nic.delete_on_termination = said == "true" if said else not given
+        if not given:
+            nic.add_tags(new_tags(request, "network-interface"))
     if id := form.get(_TARGET):
         instance.capacity_reservation_id = id
         target = {"capacity_reservation_target": {"capacity_reservation_id": id}}

@@ -14,7 +14,6 @@ from subprocess import CalledProcessError
 from typing import Any
 
 from tests.sim.ec2 import dns, gaps, images, imds
-from tests.sim.ec2.bill import Bill
 from tests.sim.ec2.faults import Faults, Where
 from tests.sim.ec2.forward import forward
 from tests.sim.ec2.full import control_groups, sweep
@@ -37,7 +36,6 @@ class Loop:
         self.faults = faults
         self.build: Build = LightHost
         self.ports: dict[int, int] = {}  # of the internet: a VPC's port → this machine's
-        self.bill = Bill()
         self.failures: dict[str, str] = {}  # instance → why its machine ended
         self._prefix = prefix
         self._machines: dict[str, Machine] = {}
@@ -58,7 +56,6 @@ class Loop:
 
     def turn(self) -> None:
         found = [one for one in instances() if one.id in self.world.complete]
-        self.bill.watch(found, self.world.prices, gateways())
         alive = {one.id: one for one in found if one.state in _ALIVE}
         stopped = {one.id for one in found if one.state == "stopped"}
         for id, machine in list(self._machines.items()):
@@ -233,11 +230,6 @@ def instances() -> list[Any]:
         except RuntimeError:
             continue  # changed by a request meanwhile
     return []
-
-
-def gateways() -> list[Any]:
-    """All of moto's NAT gateways, in all regions."""
-    return [one for r in gaps.regions() for one in list(gaps.backend(r).nat_gateways.values())]
 
 
 def end_of(instance: Any, action: str, reason: str) -> None:

@@ -31,7 +31,7 @@ PRICES = {
 }
 """USD an hour on demand, Linux, in us-east-1; a tenth more elsewhere."""
 
-GP3 = 0.08  # USD for a GiB and month
+DISKS = {"gp3": 0.08, "gp2": 0.10}  # USD for a GiB and month
 ADDRESS = 0.005  # USD an hour for a public IPv4 address
 NAT = {"NatGateway-Hours": ("Hrs", 0.045), "NatGateway-Bytes": ("GB", 0.046)}  # USD
 TRAFFIC = 0.09  # USD for a GB to the internet
@@ -69,9 +69,29 @@ _PREFIXES = {
 }
 
 
-def spot_part(zone: int) -> float:
-    """Of the price on demand: in every zone of a region a little more than in the one before."""
-    return 0.30 + 0.01 * zone
+Changed = Mapping[str, float | None]
+"""Prices on demand in us-east-1 that differ from the usual ones; None: nobody says it."""
+
+
+def _more(region: str) -> float:
+    return 1.0 if region == "us-east-1" else 1.1
+
+
+def on_demand(kind: str, region: str, changed: Changed) -> float | None:
+    """USD an hour of a type, as its price list has it."""
+    price = {**PRICES, **changed}.get(kind)
+    return None if price is None else round(price * _more(region), 10)
+
+
+def spot(kind: str, zone: int, changed: Changed) -> float | None:
+    """USD an hour: of the price on demand, in every zone a little more than in the one before."""
+    price = {**PRICES, **changed}.get(kind)
+    return None if price is None else round(price * (0.30 + 0.01 * zone), 6)
+
+
+def disk(kind: str, region: str) -> float:
+    """USD for a GiB and month."""
+    return round(DISKS[kind] * _more(region), 10)
 
 
 def quota_code(instance_type: str, spot: bool) -> str:
@@ -112,7 +132,7 @@ def service_quotas(request: Request, changed: Mapping[str, float]) -> Answer | N
     return None
 
 
-def pricing(request: Request, changed: Mapping[str, float | None]) -> Answer | None:
+def pricing(request: Request, changed: Changed) -> Answer | None:
     """GetProducts with TERM_MATCH filters over all that is known, as the real one does it."""
     if request.action != "GetProducts":
         return None
@@ -138,12 +158,12 @@ def _matches(product: Mapping[str, Any], name: str, value: str) -> bool:
     return str(product["attributes"].get(name, "")).lower() == value.lower()
 
 
-def _products(changed: Mapping[str, float | None]) -> Iterator[dict[str, Any]]:
+def _products(changed: Changed) -> Iterator[dict[str, Any]]:
     for region, location in LOCATIONS.items():
         prefix = _PREFIXES.get(region, "")
-        more = 1.0 if region == "us-east-1" else 1.1
         place = {"regionCode": region, "location": location, "locationType": "AWS Region"}
-        for kind, price in {**PRICES, **changed}.items():
+        for kind in {**PRICES, **changed}:
+            price = on_demand(kind, region, changed)
             if price is None:
                 continue
             for system, factor in (("Linux", 1.0), ("Windows", 1.35)):
@@ -160,17 +180,16 @@ def _products(changed: Mapping[str, float | None]) -> Iterator[dict[str, Any]]:
                     "operation": "RunInstances" if system == "Linux" else "RunInstances:0002",
                     "usagetype": f"{prefix}BoxUsage:{kind}",
                 }
-                yield _product(
-                    "AmazonEC2", "Compute Instance", attributes, "Hrs", price * more * factor
-                )
-        disk = {
-            **place,
-            "servicecode": "AmazonEC2",
-            "volumeApiName": "gp3",
-            "volumeType": "General Purpose",
-            "usagetype": f"{prefix}EBS:VolumeUsage.gp3",
-        }
-        yield _product("AmazonEC2", "Storage", disk, "GB-Mo", GP3 * more)
+                yield _product("AmazonEC2", "Compute Instance", attributes, "Hrs", price * factor)
+        for kind in DISKS:
+            attributes = {
+                **place,
+                "servicecode": "AmazonEC2",
+                "volumeApiName": kind,
+                "volumeType": "General Purpose",
+                "usagetype": f"{prefix}EBS:VolumeUsage.{kind}",
+            }
+            yield _product("AmazonEC2", "Storage", attributes, "GB-Mo", disk(kind, region))
         address = {
             **place,
             "servicecode": "AmazonVPC",
@@ -181,7 +200,7 @@ def _products(changed: Mapping[str, float | None]) -> Iterator[dict[str, Any]]:
         yield _product("AmazonVPC", "VpcPublicIPv4Address", address, "Hrs", ADDRESS)
         for usage, (unit, price) in NAT.items():
             gateway = {**place, "servicecode": "AmazonEC2", "usagetype": f"{prefix}{usage}"}
-            yield _product("AmazonEC2", "NAT Gateway", gateway, unit, price * more)
+            yield _product("AmazonEC2", "NAT Gateway", gateway, unit, price * _more(region))
         traffic = {
             "servicecode": "AWSDataTransfer",
             "transferType": "AWS Outbound",
@@ -190,7 +209,7 @@ def _products(changed: Mapping[str, float | None]) -> Iterator[dict[str, Any]]:
             "toLocation": "External",
             "usagetype": f"{prefix}DataTransfer-Out-Bytes",
         }
-        yield _product("AWSDataTransfer", "Data Transfer", traffic, "GB", TRAFFIC * more)
+        yield _product("AWSDataTransfer", "Data Transfer", traffic, "GB", TRAFFIC * _more(region))
 
 
 def _product(

@@ -1,0 +1,65 @@
+"""What `down` says that clusters have cost, against what the simulated AWS charges for them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from clusterctl.model import NETWORK_PARTS, Charge
+
+LATE = 3.0
+"""Seconds for each start and end. AWS tells times in whole seconds, a disk goes with its machine
+without a time of its own, and a machine that ends itself is missed within a fifth of a second."""
+
+PLANNED = 240.0
+"""Seconds for a NAT gateway: it counts from the plan on, and until everything is removed."""
+
+ROUNDING = 1e-9
+
+
+def differences(home: Path, bill: Sequence[dict[str, Any]]) -> list[str]:
+    """One line for each part of a machine that is not charged for as the receipt has it, and for
+    each cluster without one. `home`: where clusterctl keeps its records."""
+    charges: dict[str, list[Charge]] = {}
+    for path in (home / "past").glob("*/cluster.json"):
+        record = json.loads(path.read_text())
+        charges[record["id"]] = [msgspec.convert(item, Charge) for item in record["charges"]]
+    billed: dict[str, list[dict[str, Any]]] = {}
+    for use in bill:
+        if use["cluster"]:
+            billed.setdefault(use["cluster"], []).append(use)
+    found = [f"{id}: no receipt" for id in billed if id not in charges]
+    for id, mine in charges.items():
+        found += [f"{id}: {line}" for line in _compare(mine, billed.get(id, []))]
+    return found
+
+
+def _compare(charges: Sequence[Charge], uses: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """By part of a node: the time that was counted, and what it costs."""
+    yield from (f"{use['node']} has unlimited CPU credits" for use in uses if _surplus(use))
+    parts = {(item.node, item.part) for item in charges} | {(u["node"], u["part"]) for u in uses}
+    for node, part in sorted(parts):
+        said = [item for item in charges if (item.node, item.part) == (node, part)]
+        real = [use for use in uses if (use["node"], use["part"]) == (node, part)]
+        late = (PLANNED if part in NETWORK_PARTS else LATE) * max(len(said), len(real))
+        seconds = sum((item.until or 0.0) - item.since for item in said)
+        counted = sum(use["seconds"] for use in real)
+        dollars = sum(item.dollars(0.0) for item in said)
+        charged = sum(use["dollars"] for use in real)
+        hourly = max((item.hourly or 0.0 for item in said), default=0.0)
+        if (
+            abs(seconds - counted) > late
+            or abs(dollars - charged) > late * hourly / 3600 + ROUNDING
+        ):
+            yield (
+                f"{node} {part}: {len(said)} on the receipt, {seconds:.1f} s, ${dollars:.6f};"
+                f" {len(real)} on the bill, {counted:.1f} s, ${charged:.6f}"
+            )
+
+
+def _surplus(use: dict[str, Any]) -> bool:
+    return bool(use["unlimited"]) and use["node"] != "launcher"
