@@ -1,0 +1,46 @@
+"""The bill of the simulated EC2 by itself: by the second, at least a minute, calendar months."""
+
+from __future__ import annotations
+
+import calendar
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.ec2 import receipts
+from tests.sim.ec2.bill import Bill, Use
+
+MARCH = float(calendar.timegm((2026, 3, 1, 0, 0, 0)))
+HOUR, DAY = 3600.0, 86400.0
+MACHINE = Use("i-1", "lab-1", "worker-1", "instance", "t3.xlarge", price=1.0, since=MARCH)
+
+
+def test_a_start_is_a_minute_at_least() -> None:
+    bill = Bill()
+    bill.begin(MACHINE)
+    bill.begin(replace(MACHINE, part="address", price=0.5))
+    bill.end("i-1", "instance", "address", when=MARCH + HOUR)
+    bill.resume("i-1", MARCH + 2 * HOUR, address=True)
+    bill.end("i-1", "instance", "address", when=MARCH + 2 * HOUR + 6)
+    parts = [(row["part"], row["seconds"], row["dollars"]) for row in bill.rows()]
+    assert parts == [
+        ("instance", 3600, 1.0),
+        ("address", 3600, 0.5),
+        ("instance", 6, pytest.approx(1 / 60)),
+        ("address", 6, pytest.approx(0.5 / 60)),
+    ]
+
+
+def test_a_disk_has_a_price_for_each_calendar_month() -> None:
+    """AWS's example: 0.08 * 2,000 GB * 43,200 seconds / (86,400 seconds * 30 days) is $2.67."""
+    disk = replace(MACHINE, part="disk", price=0.08 * 2000, since=MARCH + 31 * DAY)
+    assert replace(disk, until=disk.since + 43200).dollars(0) == pytest.approx(2.667, abs=0.001)
+    over = replace(disk, price=1.0, since=MARCH - 14 * DAY, until=MARCH + 31 * DAY)
+    assert over.dollars(0) == pytest.approx(1.5)
+
+
+def test_a_cluster_without_a_receipt_is_noticed(tmp_path: Path) -> None:
+    bill = Bill()
+    bill.begin(MACHINE)
+    assert receipts.differences(tmp_path, bill.rows()) == ["lab-1: no receipt"]
