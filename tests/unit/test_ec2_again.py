@@ -421,7 +421,7 @@ def test_a_budget_lasts_wherever_the_cluster_ends_up(
     assert safe.deadline
     assert cheap.deadline
     dear = sum(item.hourly or 0.0 for item in safe.charges) + 2.0
-    assert safe.deadline - NOW == pytest.approx(100.0 / dear * HOUR, abs=1)
+    assert safe.deadline - NOW == pytest.approx(100.0 / dear * HOUR, rel=1e-4)
     assert safe.deadline < cheap.deadline
     with pytest.raises(UsageError, match=r"up to .* more than --max-hourly 12"):
         provider.plan(wish(max_hourly=12.0))

@@ -212,6 +212,13 @@ def test_a_budget_lasts_as_long_as_what_is_left_of_it(spent: float, seconds: flo
     assert prices.affordable(10.0, [one], spent) == pytest.approx(seconds)
 
 
+def test_a_budget_lasts_in_february_too() -> None:
+    """A disk's price per month is due in 28 days."""
+    disk = replace(charges()[3], part="disk", hourly=2.0, since=1769904000.0)
+    seconds = prices.affordable(10.0, [disk], 0.0)
+    assert disk.dollars(disk.since + seconds) == pytest.approx(10.0)
+
+
 def test_a_budget_that_cannot_be_kept_is_refused() -> None:
     one = charges()[3]
     with pytest.raises(UsageError) as caught:

@@ -196,14 +196,19 @@ def check_hourly(most: float, charges: Iterable[Charge]) -> None:
         )
 
 
+SHORTEST_MONTH = 28 * 24.0
+"""Hours of February: a disk's price per month is due in each one."""
 SHORTEST = 600.0
 """Seconds of the shortest life that is worth starting: machines take minutes to get ready."""
 
 
 def affordable(budget: float, charges: Iterable[Charge], spent: float) -> float:
-    """Seconds that a budget in US dollars lasts. Raises UsageError where a price is unknown or
-    nothing is left."""
+    """Seconds that a budget in US dollars lasts in any month. Raises UsageError where a price is
+    unknown or nothing is left."""
+    charges = tuple(charges)
     rate, unknown = hourly(charges)
+    disks, _ = hourly(item for item in charges if item.part == "disk")
+    rate += disks * (HOURS_PER_MONTH / SHORTEST_MONTH - 1)
     if unknown:
         raise UsageError(
             f"--budget needs every price, but the price of {', '.join(unknown)} is unknown",
