@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clusterctl import providers
-from clusterctl.actions import Tell, billing, check_name, idle_workers, salvage
+from clusterctl.actions import Tell, check_name, idle_workers, salvage
 from clusterctl.actions.jobs import Fetched
 from clusterctl.errors import (
     ClusterctlError,
@@ -142,7 +142,7 @@ def finish_down(
         salvage.tell_left(cluster, tell)
         raise
     now = clock()
-    charges = billing.correct_times(cluster, folder)
+    charges = correct_times(cluster, folder)
     cluster = replace(cluster, charges=tuple(item.ended(now) for item in charges))
     how = "detached" if cluster.attached else "taken down"
     for job in store.open_jobs(cluster):
@@ -175,7 +175,19 @@ def _made(cluster: Cluster, folder: Path, now: float) -> tuple[Charge, ...]:
         return cluster.charges
     made = {node.name for node in cluster.nodes} | provider.list_made(folder)
     charges = measured.settle(cluster, living=there, made=made, now=now, ends=ends)
-    return billing.correct_times(replace(cluster, charges=charges), folder)
+    return correct_times(replace(cluster, charges=charges), folder)
+
+
+def correct_times(cluster: Cluster, folder: Path) -> tuple[Charge, ...]:
+    """The charges with the times of whoever bills the machines, where those are told. For the
+    record: AWS forgets machines an hour after their end."""
+    if not cluster.charges:
+        return ()
+    try:
+        lives = providers.load_billing(cluster).list_lives(cluster, folder)
+    except ClusterctlError:
+        return cluster.charges
+    return measured.correct(cluster.charges, lives)
 
 
 def find_orphans(store: Store, name: str) -> tuple[Cluster, ...]:

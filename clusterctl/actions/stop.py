@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from clusterctl import providers
 from clusterctl.actions import (
     Tell,
-    billing,
     idle_workers,
     open_pool,
     require_owned,
     require_ready,
     salvage,
 )
+from clusterctl.actions.down import correct_times
 from clusterctl.errors import UsageError
 from clusterctl.insight import cost
 from clusterctl.model import Charge, Cluster, Phase
@@ -76,7 +76,7 @@ def stop(store: Store, name: str, tell: Tell, ask: Ask) -> Stopped | None:
                 _kept(item, ends.get(item.node, Ended(when))) for item in cluster.charges
             ),
         )
-        cluster = replace(cluster, charges=billing.correct_times(cluster, folder))
+        cluster = replace(cluster, charges=correct_times(cluster, folder))
         store.save(cluster)
         store.event(name, "stopped")
     disks = [item for item in cluster.charges if item.until is None]

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from clusterctl import bootstrap, keys, providers
 from clusterctl.actions import (
     Tell,
-    billing,
     check_name,
     idle_workers,
     open_pool,
@@ -21,7 +20,7 @@ from clusterctl.actions import (
     shrink,
     smoke_test,
 )
-from clusterctl.actions.down import find_orphans, finish_down
+from clusterctl.actions.down import correct_times, find_orphans, finish_down
 from clusterctl.actions.up_bootstrap import (
     bootstrap_nodes,
     connect,
@@ -192,7 +191,7 @@ def _create(store: Store, cluster: Cluster, intent: Intent, tell: Tell) -> tuple
         charges=cluster.charges if created.charges is None else created.charges,
         mode_reason=created.mode_reason or cluster.mode_reason,
     )
-    cluster = replace(cluster, charges=billing.correct_times(cluster, folder))
+    cluster = replace(cluster, charges=correct_times(cluster, folder))
     for name in write_ssh(store, cluster, created.host_keys):
         tell(f"{name} has a new host key, confirmed by the provider")
     store.save(cluster)
