@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
-from unittest import mock
 
 from clusterctl import assets, terraform
 from clusterctl.providers.ec2 import eventbridge
@@ -313,9 +312,14 @@ def initialise(ec2: Ec2, folder: Path) -> Path:
     if not (find("terraform") or find("tofu")):
         plugins.mkdir()
         return plugins
-    with mock.patch.dict(os.environ, ec2.env):
+    before = dict(os.environ)
+    os.environ.update(ec2.env)
+    try:
         made = terraform.InitCache(assets.folder("infra") / "ec2", terraform.find(), plugins)
         made.make()
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
     return made.folder.parent
 
 
