@@ -9,7 +9,8 @@ from math import inf
 from clusterctl.model import NETWORK_PARTS, Charge, Cluster
 from clusterctl.providers.protocol import Ended, Life
 
-STORED = ("disk", *NETWORK_PARTS)
+DISK = "disk"
+STORED = (DISK, *NETWORK_PARTS)
 """The parts of a machine and its network that cost money while it is stopped."""
 
 
@@ -71,13 +72,13 @@ def correct(charges: Sequence[Charge], lives: Sequence[Life]) -> tuple[Charge, .
             if began:
                 corrected += [_lived(item, life, _stopped(item, mine)) for life in began]
             else:
-                corrected.append(_stored(item, mine, known) if item.part == STORED else item)
+                corrected.append(_stored(item, mine, known) if item.part == DISK else item)
     return tuple(corrected)
 
 
 def _stopped(item: Charge, mine: Sequence[Charge]) -> bool:
     """Whether the machine was stopped then: its disk was kept."""
-    disks = [one for one in mine if (one.part, one.since) == (STORED, item.since)]
+    disks = [one for one in mine if (one.part, one.since) == (DISK, item.since)]
     return item.until is not None and any(
         one.until is None or one.until > item.until for one in disks
     )
@@ -85,7 +86,7 @@ def _stopped(item: Charge, mine: Sequence[Charge]) -> bool:
 
 def _stored(item: Charge, mine: Sequence[Charge], lives: Sequence[Life]) -> Charge:
     """The disk of a machine that was stopped and started again, which ends with its last start."""
-    after = [one.since for one in mine if one.part == STORED and one.since > item.since]
+    after = [one.since for one in mine if one.part == DISK and one.since > item.since]
     last = [life for life in lives if item.since <= life.since + 1 < min(after, default=inf)]
     until = last[-1].until if last else None
     return item if until is None else replace(item, until=until)

@@ -7,7 +7,8 @@ It shares nothing with clusterctl's receipts but the price list. Sources of the 
   `stopping`, `stopped`, `shutting-down`. Instances run here as soon as they are asked for.
 - "Amazon EBS pricing": by the second, 60 at least, until the volume is deleted; a month is as long
   as the calendar says: "43,200 seconds / (86,400 seconds/day * 30-day month)".
-- "Amazon VPC pricing": a NAT gateway by the hour that has begun; a public IPv4 address by the second, 60 at least, while it is in use.
+- "Amazon VPC pricing": a NAT gateway by the hour that has begun; a public IPv4 address by the
+  second, 60 at least, while it is in use.
 """
 
 from __future__ import annotations
