@@ -676,6 +676,8 @@ def install(world: World) -> None:
         return write(self, {**others, **({"TagSpecifications": kept} if kept else {})}, description)
 
     LaunchTemplate.create_version = create_version  # type: ignore[method-assign]
+    # moto shows the tags that a template was made with, whatever became of them.
+    LaunchTemplate.tags = property(LaunchTemplate.get_tags, lambda self, made: None)  # type: ignore
     terminate = Instance.terminate
 
     def terminate_once(self: Any) -> Any:
