@@ -37,7 +37,7 @@ def counted(world: World) -> tuple[dict[str, int], dict[str, int]]:
     return connections, commands
 
 
-def test_one_connection_and_one_command_per_node(world: World) -> None:
+def test_one_connection_and_two_commands_per_node(world: World) -> None:
     world.ok("up", "--cpu", "t3.xlarge", "--runtime", "host", "--yes")
     connections, _ = counted(world)
     # One with the key of the user data; one with the node's own, for all that follows.
@@ -55,7 +55,8 @@ def test_one_connection_and_one_command_per_node(world: World) -> None:
     connections, commands = counted(world)
     # First the launcher is told that the cluster is used: no worker may end as unused meanwhile.
     assert connections == {"launcher": 2, "worker-1": 1, "worker-2": 1}
-    assert commands == {"launcher": 3, "worker-1": 1, "worker-2": 1}, "the launcher's third: mesh"
+    # The second asks what the clock shows; the launcher's fourth is the mesh.
+    assert commands == {"launcher": 4, "worker-1": 2, "worker-2": 2}
 
     worker.run("rm", "/etc/ssh/sshd_config.d/deny.conf")
     worker.run("systemctl", "reload", "ssh")
