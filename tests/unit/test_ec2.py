@@ -432,6 +432,8 @@ def test_the_parts_of_a_kept_instance_stay_with_it() -> None:
         thing("volume", "vol-3", Attachments=[]),
         thing("network interface", "eni-1", Attachment={"InstanceId": "i-1"}),
         thing("network interface", "eni-2", Attachment={"InstanceId": "i-2"}),
+        thing("spot request", "sir-1", InstanceId="i-1"),
+        thing("spot request", "sir-2"),
     ]
     left = cleanup.drop_kept(found, lambda left: left.id == "i-1")
-    assert [item.id for _, _, item in left] == ["i-2", "vol-2", "vol-3", "eni-2"]
+    assert [item.id for _, _, item in left] == ["i-2", "vol-2", "vol-3", "eni-2", "sir-2"]

@@ -366,8 +366,8 @@ Found = tuple[Kind, dict[str, Any], Resource]
 
 
 def drop_kept(found: list[Found], keep: Callable[[Resource], bool]) -> list[Found]:
-    """What is not to be kept. A disk or an interface stays with its instance: Terraform may have
-    been stopped when it knew of the instance, but not yet of its parts."""
+    """What is not to be kept. A disk, an interface or a spot request stays with its instance:
+    Terraform may have been stopped when it knew of the instance, but not yet of its parts."""
     kept = {left.id for kind, _, left in found if kind.name == "instance" and keep(left)}
     return [
         (kind, item, left)
@@ -377,8 +377,8 @@ def drop_kept(found: list[Found], keep: Callable[[Resource], bool]) -> list[Foun
 
 
 def _holder(item: dict[str, Any]) -> str:
-    """The instance that a disk or an interface is attached to."""
-    attached = item.get("Attachments") or [item.get("Attachment") or {}]
+    """The instance that a disk or an interface is attached to, or that a spot request is for."""
+    attached = item.get("Attachments") or [item.get("Attachment") or item]
     return str(attached[0].get("InstanceId", ""))
 
 
