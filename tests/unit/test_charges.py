@@ -14,7 +14,7 @@ from clusterctl.actions.down import finish_down
 from clusterctl.actions.salvage import describe_loss
 from clusterctl.errors import LeftoverError, ProviderError
 from clusterctl.insight import cost
-from clusterctl.model import Charge, Cluster
+from clusterctl.model import GATEWAY, Charge, Cluster
 from clusterctl.providers.protocol import Ended, Life
 from clusterctl.providers.shared import charges as measured
 from tests.unit.calling import Call
@@ -229,6 +229,13 @@ def test_the_last_end_of_a_machine_that_lives_is_taken_back() -> None:
     assert found == (first, replace(last, until=None), other, again, rows[-1])
     found = measured.settle(cluster(charges=(last, first)), living={"worker-1"}, made=(), now=NOW)
     assert found == (replace(last, until=None), first)
+
+
+def test_a_nat_gateway_that_goes_on_does_not_hide_a_machine_that_lives() -> None:
+    ended = charge("launcher", until=NOW - HOUR)
+    made = forgotten(charges=(charge("launcher", part=GATEWAY), ended))
+    settled = measured.settle(made, living={"launcher"}, made={"launcher"}, now=NOW)
+    assert [item.until for item in settled] == [None, None]
 
 
 def test_many_jobs_with_outputs_take_few_lines() -> None:

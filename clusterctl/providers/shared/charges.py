@@ -104,7 +104,8 @@ def _lived(item: Charge, life: Life, stopped: bool) -> Charge:
 
 def _going_on(charges: Sequence[Charge], living: Collection[str]) -> tuple[Charge, ...]:
     """A machine that lives is paid for, though its end was planned: what ended last goes on."""
-    paid = {item.node for item in charges if item.until is None}
+    parts = [item for item in charges if item.part not in NETWORK_PARTS]  # which never end before
+    paid = {item.node for item in parts if item.until is None}
     last: dict[str, float] = {}
     for item in charges:
         last[item.node] = max(last.get(item.node, 0.0), item.until or 0.0)
