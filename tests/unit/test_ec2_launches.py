@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from clusterctl.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
-from clusterctl.providers.ec2 import attempts, launches, numbers, spec
+from clusterctl.providers.ec2 import attempts, cleanup, launches, numbers, spec
 from clusterctl.providers.ec2.api import Api, Image, Instance
 from clusterctl.providers.ec2.failures import CapacityError, refused
 from clusterctl.providers.ec2.hostkeys import HostKeys
 from clusterctl.providers.ec2.preflight import Survey
+from clusterctl.providers.ec2.provider import Ec2Provider
 from clusterctl.providers.ec2.provider_state import ProviderState
 from clusterctl.providers.ec2.spec import Machine
 from clusterctl.terraform import Terraform
@@ -69,7 +71,7 @@ class Region(Api):
         self.left -= 1
         tags = arguments["TagSpecifications"][0]["Tags"]
         text = next(tag["Value"] for tag in tags if tag["Key"] == numbers.TAG)
-        self.running += [
+        new = [
             Instance(
                 id=f"i-{len(self.asked)}-{index}",
                 node=numbers.node(text, index),
@@ -83,6 +85,8 @@ class Region(Api):
             )
             for index in range(arguments["MinCount"])
         ]
+        self.running += new
+        return {"Instances": [{"InstanceId": item.id} for item in new]}
 
     def instances(self, *filters: dict[str, Any], states: Sequence[str] = ()) -> list[Instance]:
         return [item for item in self.running if not states or item.state in states]
@@ -175,6 +179,37 @@ def test_workers_are_launched_as_terraform_would_launch_them() -> None:
         assert {"Key": "clusterctl:cluster", "Value": "lab-1"} in specification["Tags"]
 
 
+class Behind(Region):
+    """Shows machines that ended before under the same names, and the new ones a moment later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        super().call("run_instances", **launches.request(machines(30), terms()))
+        self.before = [
+            replace(
+                item, state="terminated", why="Client.UserInitiatedShutdown", id=f"{item.id}-old"
+            )
+            for item in self.running
+        ]
+        self.running = []
+        self.looks = 0
+
+    def instances(self, *filters: dict[str, Any], states: Sequence[str] = ()) -> list[Instance]:
+        self.looks += 1
+        shown = [*self.before, *(self.running if self.looks > 2 else [])]
+        return [item for item in shown if item.state in states]
+
+
+def test_machines_of_the_same_names_that_ended_before_are_not_the_new_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """EC2 shows them for an hour, and new ones after a moment."""
+    monkeypatch.setattr(cleanup, "PAUSE", 0.0)
+    region = Behind()
+    launches.launch(region, machines(30), terms(), print)
+    assert region.looks > 2
+
+
 def test_what_was_asked_of_workers_holds_for_large_groups() -> None:
     some = machines(30)
     spot = launches.request(some, terms(spot=True))
@@ -216,7 +251,7 @@ class Full(Region):
             return
         if arguments["NetworkInterfaces"][0]["SubnetId"] == "us-east-1b":
             self.left = 100
-        super().call(action, service, **arguments)
+        return super().call(action, service, **arguments)
 
     def images(self, ids: Iterable[str]) -> dict[str, Image]:
         return {id: Image(id=id) for id in ids}
@@ -242,18 +277,26 @@ class Runner:
         return {"nodes": [], "launch": {**NETWORK, "subnet_id": variables["zone"]}}
 
 
-def make(folder: Path, workers: int, region: Full, runner: Runner) -> list[dict[str, Any]]:
+def make(
+    folder: Path,
+    workers: int,
+    region: Full,
+    runner: Runner,
+    *,
+    zones: tuple[str, ...] = ("us-east-1a", "us-east-1b"),
+    spot: bool = False,
+) -> list[dict[str, Any]]:
     wish = ClusterSpec(
         name="lab",
         provider="ec2",
         groups=(NodeGroup(count=workers, family="cpu"),),
-        cloud=CloudSpec(region="us-east-1"),
+        cloud=CloudSpec(region="us-east-1", spot=spot, spot_fallback=spot),
     )
     found = Survey(
         account="1",
         machines=spec.machines(wish, {}, {}),
         types={},
-        zones=("us-east-1a", "us-east-1b"),
+        zones=zones,
         amis={"cpu": "ami-1", "launcher": "ami-1"},
         placement=frozenset(),
     )
@@ -293,3 +336,39 @@ def test_terraform_makes_few_workers_and_those_of_older_modules(
     [told] = runner.told
     assert "apart" not in told
     assert len(told["user_data"]) == workers + 1
+
+
+class OneZone(Full):
+    """Its spot market has room for one call. Like EC2, it knows the tokens of calls that it has
+    accepted, also when their machines have ended."""
+
+    def __init__(self) -> None:
+        super().__init__(calls=1)
+        self.tokens: dict[str, dict[str, Any]] = {}
+
+    def call(self, action: str, service: str = "ec2", /, **arguments: Any) -> Any:
+        if action != "run_instances":
+            return super().call(action, service, **arguments)
+        before = self.tokens.get(arguments["ClientToken"], arguments)
+        if before != arguments:
+            raise refused(action, "IdempotentParameterMismatch", "other arguments", self.region)
+        if "InstanceMarketOptions" not in arguments:
+            self.left = 100
+        answer = super().call(action, service, **arguments)
+        self.tokens[arguments["ClientToken"]] = arguments
+        return answer
+
+
+def test_a_launch_on_demand_is_another_one_than_that_on_the_spot_market(tmp_path: Path) -> None:
+    region = OneZone()
+    rows = make(tmp_path, 150, region, Runner(region), zones=("us-east-1a",), spot=True)
+    assert len(rows) == 150
+
+
+def test_workers_that_were_launched_before_up_was_cut_off_are_paid_for(tmp_path: Path) -> None:
+    """Terraform knows nothing of them, and the record has no nodes yet."""
+    region = Full(calls=1)
+    with pytest.raises(CapacityError):
+        make(tmp_path, 150, region, Runner(region), zones=("us-east-1a",))
+    made = Ec2Provider().list_made(tmp_path)
+    assert made == {f"worker-{number}" for number in range(1, 101)}

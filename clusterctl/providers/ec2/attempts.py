@@ -175,13 +175,34 @@ def _launch(
     there = {item.node for item in running}
     new = [machine for name, machine in apart.items() if name not in there]
     if new:
-        state.launching = state.launching or secrets.token_hex(8)
-        provider_state.save(order.folder, state)
-        launches.launch(api, new, _terms(order, new, made["launch"]), tell)
+        _start(order, new, made["launch"], tell)
     state.launching = ""
     found = [item for item in cleanup.instances(api, cluster.id) if item.node in apart]
+    state.launched = tuple(item.node for item in found)
     launches.name(api, cluster.id, [item for item in found if item.node not in there])
     return launches.rows(found)
+
+
+def _start(order: Order, new: Sequence[Machine], network: Mapping[str, Any], tell: OnEvent) -> None:
+    """Launches these workers, and keeps which ones EC2 has accepted: also an `up` that is cut off
+    now has to be paid for."""
+    state, accepted = order.state, set[str]()
+    state.launching = state.launching or secrets.token_hex(8)
+    provider_state.save(order.folder, state)
+
+    def keep(names: Sequence[str]) -> None:
+        accepted.update(names)
+        state.launched = (*state.launched, *names)
+        provider_state.save(order.folder, state)
+
+    try:
+        launches.launch(order.api, new, _terms(order, new, network), tell, keep)
+    except Refused as error:
+        if isinstance(error, CapacityError) or len(accepted) == len(new):
+            # All answers are known. The same tokens would name machines that have ended.
+            state.launching = ""
+            provider_state.save(order.folder, state)
+        raise
 
 
 def _terms(order: Order, new: Sequence[Machine], network: Mapping[str, Any]) -> launches.Terms:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from typing import Any
 from clusterctl.errors import ProviderError
 from clusterctl.node_results import ranges
 from clusterctl.providers.ec2 import cleanup, failures
-from clusterctl.providers.ec2.api import LIVING, Api, Image, Instance
+from clusterctl.providers.ec2.api import ENDED, LIVING, Api, Image, Instance
 from clusterctl.providers.ec2.numbers import MOST_TEXT, TAG, write
 from clusterctl.providers.ec2.spec import Machine
 from clusterctl.providers.ec2.tags import as_list
@@ -51,18 +51,33 @@ class Terms:
     nonce: str
 
 
-def launch(api: Api, machines: Sequence[Machine], terms: Terms, tell: OnEvent) -> None:
-    """Starts these workers and waits until they run. Raises ProviderError, CapacityError where the
-    zone has no room: the machines of earlier calls then run."""
+def launch(
+    api: Api,
+    machines: Sequence[Machine],
+    terms: Terms,
+    tell: OnEvent,
+    started: Callable[[Sequence[str]], None] = lambda names: None,
+) -> None:
+    """Starts these workers and waits until they run; `started` is told the names of each call that
+    EC2 has accepted. Raises ProviderError; CapacityError where the zone has no room: the machines
+    of earlier calls then run."""
     began = time.monotonic()
+    ids: set[str] = set()
     for some in _calls(machines):
-        tell(f"{ranges([machine.name for machine in some])}: starting")
-        api.call("run_instances", **request(some, terms))
-    names = {machine.name for machine in machines}
+        names = [machine.name for machine in some]
+        tell(f"{ranges(names)}: starting")
+        try:
+            answer = api.call("run_instances", **request(some, terms))
+        except ProviderError:
+            _show(api, terms.cluster_id, ids)
+            raise
+        started(names)
+        ids |= {str(item["InstanceId"]) for item in answer["Instances"]}
     if machines:
-        _await(api, terms.cluster_id, names)
+        wanted = {machine.name for machine in machines}
+        _await(api, terms.cluster_id, wanted, ids)
         took = time.monotonic() - began
-        tell(f"{ranges(sorted(names, key=_number))}: running after {took:.1f} s")
+        tell(f"{ranges(sorted(wanted, key=_number))}: running after {took:.1f} s")
 
 
 def request(machines: Sequence[Machine], terms: Terms) -> dict[str, Any]:
@@ -103,10 +118,27 @@ def request(machines: Sequence[Machine], terms: Terms) -> dict[str, Any]:
             {"ResourceType": kind, "Tags": as_list(tags)} for kind, tags in kinds.items()
         ],
     }
+    asked |= _network(first.instance_type, network)
+    group = network["reserved_group"] or (
+        network["placement_group"] if first.instance_type in terms.placement else ""
+    )
+    if group:
+        asked["Placement"] = {"GroupName": group}
+    if first.instance_type.startswith(("t2.", "t3", "t4")):
+        asked["CreditSpecification"] = {"CpuCredits": "standard"}
+    asked |= _market(terms)
+    # The same launch has the same token, so that an answer which got lost starts nothing twice.
+    content = "\n".join((terms.nonce, numbers, first.instance_type, str(network["subnet_id"])))
+    return {**asked, "ClientToken": hashlib.sha256(content.encode()).hexdigest()}
+
+
+def _network(instance_type: str, network: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a request: the key, and the interfaces, which the template of a type with EFA has."""
+    asked: dict[str, Any] = {}
     if network["key_name"]:
         asked["KeyName"] = network["key_name"]
     templates = network["templates"]
-    if template := templates.get(first.instance_type, templates.get("workers")):
+    if template := templates.get(instance_type, templates.get("workers")):
         asked["LaunchTemplate"] = {
             "LaunchTemplateId": template["id"],
             "Version": str(template["version"]),
@@ -121,13 +153,12 @@ def request(machines: Sequence[Machine], terms: Terms) -> dict[str, Any]:
                 "DeleteOnTermination": True,
             }
         ]
-    group = network["reserved_group"] or (
-        network["placement_group"] if first.instance_type in terms.placement else ""
-    )
-    if group:
-        asked["Placement"] = {"GroupName": group}
-    if first.instance_type.startswith(("t2.", "t3", "t4")):
-        asked["CreditSpecification"] = {"CpuCredits": "standard"}
+    return asked
+
+
+def _market(terms: Terms) -> dict[str, Any]:
+    """Of a request: how machines are bought, and in which reservation."""
+    asked: dict[str, Any] = {}
     if terms.spot:
         asked["InstanceMarketOptions"] = {
             "MarketType": "spot",
@@ -141,9 +172,7 @@ def request(machines: Sequence[Machine], terms: Terms) -> dict[str, Any]:
     if terms.reservation:
         target = {"CapacityReservationId": terms.reservation}
         asked["CapacityReservationSpecification"] = {"CapacityReservationTarget": target}
-    # The same launch has the same token, so that an answer which got lost starts nothing twice.
-    content = "\n".join((terms.nonce, numbers, first.instance_type, str(network["subnet_id"])))
-    return {**asked, "ClientToken": hashlib.sha256(content.encode()).hexdigest()}
+    return asked
 
 
 def name(api: Api, cluster_id: str, instances: Iterable[Instance]) -> None:
@@ -218,16 +247,28 @@ def _calls(machines: Sequence[Machine]) -> list[list[Machine]]:
     return found
 
 
-def _await(api: Api, cluster_id: str, names: Collection[str]) -> None:
-    """Until all of these run, and are found by their tags. Raises ProviderError for those that end
+def _show(api: Api, cluster_id: str, ids: Collection[str]) -> None:
+    """Waits until EC2 shows these machines by their tags: who ends them looks for them so."""
+    limit = time.monotonic() + cleanup.SETTLE
+    with suppress(ProviderError):
+        while time.monotonic() < limit:
+            shown = api.instances(cleanup.tagged(cluster_id), states=(*LIVING, *ENDED))
+            if {item.id for item in shown} >= set(ids):
+                return
+            time.sleep(cleanup.PAUSE)
+
+
+def _await(api: Api, cluster_id: str, names: Collection[str], ids: Collection[str]) -> None:
+    """Until all of these run, and are found by their tags; `ids`: their machines, which EC2 may not
+    show yet, while it shows earlier ones of the same names. Raises ProviderError for those that end
     instead."""
     limit = time.monotonic() + LIMIT
     while True:
         found = [item for item in cleanup.instances(api, cluster_id) if item.node in names]
         if {item.node for item in found if item.state == "running"} >= set(names):
             return
-        ended = api.instances(cleanup.tagged(cluster_id), states=("shutting-down", "terminated"))
-        lost = [item for item in ended if item.node in names and item.apart and item.why]
+        ended = api.instances(cleanup.tagged(cluster_id), states=ENDED)
+        lost = [item for item in ended if item.id in ids and item.why]
         living = {item.node for item in found}
         for item in lost:
             if item.node not in living:

@@ -258,11 +258,13 @@ class Ec2Provider:
         )
 
     def list_made(self, folder: Path) -> frozenset[str]:
+        state = provider_state.load(folder)
+        launched = frozenset(state.launched if state else ())
         try:
             known = terraform.resources(folder / "terraform", folder.name)
         except terraform.TerraformError:
-            return frozenset()  # the nodes on record are all that is known
-        return frozenset(filter(None, map(report.node, known)))
+            return launched  # with the nodes on record, all that is known
+        return launched.union(filter(None, map(report.node, known)))
 
     def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
         found = self._instances(cluster, folder)

@@ -24,6 +24,8 @@ class ProviderState(msgspec.Struct, kw_only=True):
     guarded: bool = False
     launching: str = ""
     """Names a launch without Terraform whose end nobody has seen."""
+    launched: tuple[str, ...] = ()
+    """The workers that were launched without Terraform, which knows nothing of them."""
 
 
 def load(folder: Path) -> ProviderState | None:
