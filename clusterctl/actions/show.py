@@ -171,10 +171,13 @@ def _overdue(
             f" machines are still running ({reason(error)}); the costs assume that they are:"
             f" {remove}",
         )
-    if not there:
-        return charges, ()
     running = [item for item in charges if item.until is None]
     rate = cost.render(cost.per_hour(running), cost.is_exact(running))
+    if not there:
+        return charges, () if not running else (
+            f"the machines of cluster {cluster.name} have ended at their deadline, but its NAT"
+            f" gateway still costs {rate}/h: {remove}",
+        )
     many = f"{count(len(there), 'machine')} {'is' if len(there) == 1 else 'are'} still running"
     return charges, (
         f"the deadline of cluster {cluster.name} has passed, but {many}"

@@ -238,6 +238,13 @@ def test_a_nat_gateway_that_goes_on_does_not_hide_a_machine_that_lives() -> None
     assert [item.until for item in settled] == [None, None]
 
 
+def test_a_nat_gateway_that_outlives_the_machines_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = (charge("launcher"), charge("launcher", part=GATEWAY, hourly=0.05))
+    dollars, rate, said = shown(monkeypatch, Ends(), charges=both)
+    assert (dollars, rate) == (8 + 4, 0.05), "72 hours of it"
+    assert "NAT gateway still costs $0.05/h: `clusterctl down lab` removes it" in said
+
+
 def test_many_jobs_with_outputs_take_few_lines() -> None:
     assert describe_loss([], {}) == []
     few = describe_loss([(3, 2_000_000), (1, 10)], {})
