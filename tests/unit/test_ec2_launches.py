@@ -20,7 +20,7 @@ from clusterctl.providers.ec2.provider_state import ProviderState
 from clusterctl.providers.ec2.spec import Machine
 from clusterctl.terraform import Terraform
 
-NETWORK = {
+NETWORK: dict[str, Any] = {
     "subnet_id": "subnet-1",
     "groups": ["sg-1"],
     "key_name": "lab-1",

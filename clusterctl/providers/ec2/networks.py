@@ -59,7 +59,7 @@ def choose(
         return {}
     found = sorted(_subnets(api, cloud), key=lambda one: one.id not in there)
     if cloud.private:
-        return _pairs(found, cloud, machines)
+        return _pairs(found, machines, there)
     usable: dict[str, Place] = {}
     troubles = {one.id: _trouble(one, machines) for one in found}
     for one in found:
@@ -76,10 +76,16 @@ def choose(
     return usable
 
 
-def _pairs(found: Sequence[Subnet], cloud: CloudSpec, machines: int) -> dict[str, Place]:
-    """By zone, a closed subnet for workers and a public one for the launcher. Raises UsageError."""
-    closed = {one.id: _private_trouble(one, machines) for one in found if not one.public}
-    public = {one.id: _trouble(one, 1) for one in found if one.public}
+def _pairs(found: Sequence[Subnet], machines: int, there: Collection[str]) -> dict[str, Place]:
+    """By zone, a closed subnet for workers and a public one for the launcher. A machine cannot move
+    to another subnet: those that some are in (`there`) are the only ones. Raises UsageError."""
+    outer = [one for one in found if one.public]
+    inner = [one for one in found if not one.public]
+    outer = [one for one in outer if one.id in there] or outer
+    inner = [one for one in inner if one.id in there] or inner
+    closed = {one.id: _private_trouble(one, machines) for one in inner}
+    public = {one.id: _trouble(one, int(one.id not in there)) for one in outer}
+    found = [*inner, *outer]
     usable: dict[str, Place] = {}
     for zone in dict.fromkeys(one.zone for one in found):
         mine = [one for one in found if one.zone == zone]
