@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import UsageError
-from clusterctl.model import Charge, CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
+from clusterctl.model import GATEWAY, Charge, CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
 from clusterctl.providers.ec2 import preflight, prices, spec, update_rules
 from clusterctl.providers.ec2.api import Api, Instance
 from clusterctl.providers.ec2.prices import Quote
@@ -177,6 +177,16 @@ def test_a_second_life_has_what_the_first_left_of_the_budget() -> None:
     assert update_rules.deadline(wish(budget=3.0), old, {}, again, NOW) == NOW + 2 * HOUR
     with pytest.raises(UsageError, match=r"--budget \$1.00 is spent: \$1.00 so far"):
         update_rules.deadline(wish(budget=1.0), old, {}, again, NOW)
+
+
+def test_a_nat_gateway_that_went_on_has_used_up_its_part_of_the_budget() -> None:
+    """It runs until `down`, also after its machines have ended."""
+    gateway = charge("launcher", part=GATEWAY, since=NOW - 10 * HOUR)
+    again = [charge("worker-1", until=NOW - 9 * HOUR), gateway, charge("worker-1", since=NOW)]
+    old = cluster(wish(budget=15.0))
+    spent = again[0].dollars(NOW) + 10
+    left = (15 - spent) / 2 * HOUR
+    assert update_rules.deadline(wish(budget=15.0), old, {}, again, NOW) == int(NOW + left)
 
 
 def test_a_larger_budget_is_taken() -> None:

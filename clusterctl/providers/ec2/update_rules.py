@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from clusterctl import catalog
 from clusterctl.errors import ProviderError, UsageError
-from clusterctl.model import Charge, Cluster, ClusterSpec, clock
+from clusterctl.model import NETWORK_PARTS, Charge, Cluster, ClusterSpec, clock
 from clusterctl.providers.ec2 import prices, ssh_cidr, tags
 from clusterctl.providers.ec2.api import default_region
 from clusterctl.providers.ec2.spec import Machine, check
@@ -154,8 +154,7 @@ def deadline(
             hint=f"give at least {prices.SHORTEST / 60:g}m",
         )
     if options.cloud.budget:
-        # A cluster whose machines have ended before is made again with what they have left.
-        spent = sum(charge.dollars(now) for charge in charges if charge.until is not None)
+        spent = _spent(charges, now)
         lasts = prices.affordable(options.cloud.budget, charges, spent)
         if lasts < prices.SHORTEST:
             least = spent + prices.hourly(charges)[0] * prices.SHORTEST / 3600
@@ -204,6 +203,16 @@ def _beyond(current: Cluster, present: Mapping[str, str], armed: float) -> Usage
 
 def _more(charges: Sequence[Charge], present: Mapping[str, str]) -> bool:
     return any(charge.until is None and charge.node not in present for charge in charges)
+
+
+def _spent(charges: Sequence[Charge], now: float) -> float:
+    """US dollars that a cluster which is made again has cost before: by machines that have ended,
+    and by a NAT gateway, which has not."""
+    return sum(
+        charge.dollars(now)
+        for charge in charges
+        if charge.until is not None or (charge.part in NETWORK_PARTS and charge.since < now)
+    )
 
 
 def _lasts(options: ClusterSpec, charges: Sequence[Charge], armed: float, now: float) -> None:
