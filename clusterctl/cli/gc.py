@@ -19,21 +19,7 @@ def gc(given: Gc, console: Console) -> None:
     given = given.within({"adopt"} if given.adopt else (), console.note)
     store, region = actions.open_store(), list(given.region)
     if given.adopt:
-        with console.waiting():
-            orphan = action.find_adoptable(store, given.adopt, region)
-        if given.dry_run:
-            console.result(f"would take back cluster {orphan.text}")
-            console.document({"dry_run": True, "adopted": orphan.name, "id": orphan.id})
-            return
-        with console.waiting():
-            taken = action.adopt(store, orphan, console.report)
-        console.note(
-            f"cluster {taken.name} was taken back: {len(taken.nodes)} nodes. Next:\n"
-            f"  clusterctl status {taken.name}\n"
-            f"  clusterctl down {taken.name}"
-        )
-        console.document({"adopted": taken.name, "id": taken.id, "nodes": len(taken.nodes)})
-        return
+        return _adopt(given, store, console)
     with console.waiting():
         search = action.find(store, region)
     looked = searched(search.regions)
@@ -83,6 +69,24 @@ def gc(given: Gc, console: Console) -> None:
         }
     )
     console.raise_first(failed)
+
+
+def _adopt(given: Gc, store: Store, console: Console) -> None:
+    """Takes a cluster back whose record is lost."""
+    with console.waiting():
+        orphan = action.find_adoptable(store, given.adopt, given.region)
+    if given.dry_run:
+        console.result(f"would take back cluster {orphan.text}")
+        console.document({"dry_run": True, "adopted": orphan.name, "id": orphan.id})
+        return
+    with console.waiting():
+        taken = action.adopt(store, orphan, console.report)
+    console.note(
+        f"cluster {taken.name} was taken back: {len(taken.nodes)} nodes. Next:\n"
+        f"  clusterctl status {taken.name}\n"
+        f"  clusterctl down {taken.name}"
+    )
+    console.document({"adopted": taken.name, "id": taken.id, "nodes": len(taken.nodes)})
 
 
 HEAD = ("cluster", "name", "region", "owner", "from", "age", "ends", "$/h", "jobs")

@@ -158,31 +158,16 @@ def variables(
     apart: Collection[str] = (),
 ) -> dict[str, Any]:
     """infra/ec2's variables. `placement`: the types that may be in a cluster placement group;
-    `apart`: the workers that Terraform does not make;
-    `efa_cards`: the interfaces of types with several network cards; `subnet`: the workers', ""
-    where the cluster makes a network of its own; `hours` is how long a machine may live that has no
-    user data."""
-    groups: dict[tuple[str, str, int], list[int]] = {}
-    for machine in machines:
-        if machine.name != LAUNCHER:
-            key = (machine.instance_type, machine.image, machine.disk)
-            groups.setdefault(key, []).append(int(machine.name.removeprefix("worker-")))
-    disks = {disk for _, _, disk in groups}
+    `apart`: the workers that Terraform does not make; `efa_cards`: the interfaces of types with
+    several network cards; `subnet`: the workers', "" where the cluster makes a network of its own;
+    `hours` is how long a machine may live that has no user data."""
+    disks = {machine.disk for machine in machines if machine.name != LAUNCHER}
     return {
         "cluster_id": cluster_id,
         "cluster_name": name,
         "region": region,
         "zone": zone,
-        "groups": [
-            {
-                "instance_type": kind,
-                "image": image,
-                "count": len(own),
-                "numbers": own,
-                "placement": kind in placement,
-            }
-            for (kind, image, _), own in groups.items()
-        ],
+        "groups": _groups(machines, placement),
         "launcher_type": machines[0].instance_type,
         "amis": dict(amis),
         "disk": disks.pop() if len(disks) == 1 else 0,
@@ -206,6 +191,25 @@ def variables(
         **({"apart": sorted(apart)} if apart else {}),
         **({"reservation": _reservation(reservation)} if reservation else {}),
     }
+
+
+def _groups(machines: Sequence[Machine], placement: Container[str]) -> list[dict[str, Any]]:
+    """Workers of one kind together, with their numbers."""
+    groups: dict[tuple[str, str, int], list[int]] = {}
+    for machine in machines:
+        if machine.name != LAUNCHER:
+            key = (machine.instance_type, machine.image, machine.disk)
+            groups.setdefault(key, []).append(int(machine.name.removeprefix("worker-")))
+    return [
+        {
+            "instance_type": kind,
+            "image": image,
+            "count": len(own),
+            "numbers": own,
+            "placement": kind in placement,
+        }
+        for (kind, image, _), own in groups.items()
+    ]
 
 
 def _reservation(found: Reservation) -> dict[str, Any]:
