@@ -11,7 +11,7 @@ from clusterctl.errors import LaunchError, UsageError
 from clusterctl.job_model import JobSpec, Placement
 from clusterctl.launch import Request
 from clusterctl.launch.environment import environment, program
-from clusterctl.launch_plan import LaunchPlan
+from clusterctl.launch_plan import LaunchPlan, Reason
 from clusterctl.model import Cluster, count
 from clusterctl.sweeps import at_once
 
@@ -38,7 +38,10 @@ class Points:
             node_env={node.name: {} for node in nodes},
             programs={node.name: program(request, node) for node in nodes},
             files={"todo": "".join(f"{point.number}\n" for point in spec.points)},
-            reasons=tuple(item for item in reasons if item.item.partition("=")[0] in env),
+            reasons=(
+                Reason(item=f"CLUSTERCTL_POINTS={len(spec.points)}", why="points of the sweep"),
+                *(item for item in reasons if item.item.partition("=")[0] in env),
+            ),
             notes=(f"{count(len(spec.points), 'point')}, {slots} at a time",),
         )
 

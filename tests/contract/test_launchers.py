@@ -32,8 +32,9 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 def plan(name: str, where: Any = None, **changes: Any) -> LaunchPlan:
-    what = spec(**{"program": program(*WEIRD), "launcher": name, **changes})
-    if name in Direct.launchers:
+    of_sweeps = {"array": "0-3"} if name == "points" else {}
+    what = spec(**{"program": program(*WEIRD), "launcher": name, **of_sweeps, **changes})
+    if name in (*Direct.launchers, "points"):
         return launch.load(name).plan(request(where, what))
     login = cluster(node("login", role=Role.LOGIN), provider="slurm")
     placement = (Placement(node=UNPLACED, first=0, count=2),)
