@@ -13,7 +13,6 @@ import re
 import shlex
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from io import BufferedWriter
 from pathlib import Path
@@ -21,7 +20,7 @@ from pathlib import Path
 from clusterctl import assets
 from clusterctl.errors import NodeUnreachable
 from clusterctl.job_model import Job, JobState
-from clusterctl.jobs import control, logs, systems
+from clusterctl.jobs import control, logs, pace, systems
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.start import list_nodes
 from clusterctl.model import Cluster, NodeResult
@@ -35,29 +34,14 @@ ANSWER = 4 << 20
 """Bytes that a node answers with at a time, and so what we hold of its output in memory."""
 ANSWERS = 64 << 20
 """The same for all nodes together."""
-FASTEST, STREAMING, SLOWEST = 0.02, 0.2, 0.5
-"""Seconds between polls: quick after output, slower while it goes on, or while nothing comes. A
-poll starts a few programs on each node, and takes their time from the ranks."""
-MUCH = 1 << 16
-"""A poll that brings as many bytes is followed by the next at once."""
 ANSWER_TIMEOUT = 30.0
 NOTICE, PROBE = 8.0, 4.0
 """Seconds of silence after which a new connection shows whether a node is there, and seconds for
 that: within 15 s it is told that one is not."""
 FROZEN = 14.0
 """The same of a node that can be reached, and where what ran before is frozen or very slow."""
-STILL = 300.0
-"""Seconds without output of a running job after which that is said."""
 GLANCE = 0.5
 """Seconds between looks whether somebody has pressed Ctrl-C."""
-SUSPICION = 5.0
-"""Seconds of silence after which we ask whether the supervisor is still there."""
-
-LONGEST = 60.0
-"""The longest time between such questions of a batch system, whose queue is asked less and less
-often."""
-STEADY = 10.0
-"""The same of a launcher, also with output that never pauses."""
 
 _HEADER = re.compile(rb"F (\S+) (\d+) (\d+) (\d+)")
 
@@ -85,7 +69,8 @@ class _File:
     """How far its copy here is."""
     facts: bytes = b""
     """What has come of the state file."""
-    sink: BufferedWriter | None = None
+    copy: Path | None = None
+    """What of it is stored here. It is opened only to write to it: a job may have thousands."""
 
 
 @dataclass(slots=True)
@@ -94,50 +79,6 @@ class _Watch:
     channel: Channel | None = None
     files: dict[str, _File] = field(default_factory=dict)
     buffer: bytearray = field(default_factory=bytearray)
-
-
-@dataclass(slots=True)
-class _Pace:
-    """When to look again, and when to ask whether anybody still looks after the job."""
-
-    backoff: float
-    pause: float = FASTEST
-    rounds: int = 0
-    """Polls with news, one after the other."""
-    patience: float = SUSPICION
-    heard: float = field(default_factory=time.monotonic)
-    asked: float = field(default_factory=time.monotonic)
-    told: float = 0.0
-    """The silence that was told last began then."""
-
-    def should_tell(self) -> bool:
-        """Whether nothing has come for long, and that was not said yet."""
-        if self.told == self.heard or time.monotonic() - self.heard < STILL:
-            return False
-        self.told = self.heard
-        return True
-
-    def should_ask(self, moved: int) -> bool:
-        """Whether it is time to ask, after a look that saw news or did not."""
-        now = time.monotonic()
-        if moved:
-            self.heard, self.patience = now, SUSPICION
-        longest = LONGEST if self.backoff > 1 else STEADY
-        if now - max(self.heard, self.asked) <= self.patience and now - self.asked <= longest:
-            return False
-        self.asked = now
-        self.patience = min(self.patience * self.backoff, LONGEST)
-        return True
-
-    def rest(self, moved: int) -> None:
-        """Waits for the next look. `moved`: bytes that this one has brought."""
-        if moved >= MUCH:
-            return
-        self.rounds = self.rounds + 1 if moved else 0
-        if moved:
-            self.pause = min(FASTEST * 1.5 ** (self.rounds - 1), STREAMING)
-        time.sleep(self.pause)
-        self.pause = min(self.pause * 1.25, SLOWEST)
 
 
 class _TimeIsUpError(Exception):
@@ -195,10 +136,6 @@ class Follower:
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         for watch in self._watches:
-            for file in watch.files.values():
-                if file.sink:
-                    with suppress(OSError):  # what could not be written has been reported
-                        file.sink.close()
             if watch.channel:
                 watch.channel.close()
         if self._file:
@@ -238,20 +175,20 @@ class Follower:
 
     def _wait_for_end(self) -> Iterator[list[Piece]]:
         """Looks at all nodes again and again until the job has ended."""
-        pace = _Pace(self._system.backoff)
+        clock = pace.Pace(self._system.backoff)
         while not self.job.state.ended:
             moved = yield from self._round(seal=False)
-            if pace.should_ask(moved):
+            if clock.should_ask(moved):
                 self.job = control.refresh(self.job, self._cluster, self._pool)
                 self._say()
-            if self.job.state is JobState.RUNNING and pace.should_tell():
+            if self.job.state is JobState.RUNNING and clock.should_tell():
                 self._tell(
-                    f"job {self.job.id} has written nothing for {STILL / 60:g} minutes;"
+                    f"job {self.job.id} has written nothing for {pace.STILL / 60:g} minutes;"
                     f" `clusterctl doctor {self.job.id}` shows what its ranks are doing"
                 )
             if not moved:
                 yield []
-            pace.rest(moved)
+            clock.rest(moved)
 
     def _read_rest(self) -> Iterator[list[Piece]]:
         """Reads the files as far as they go now."""
@@ -332,14 +269,12 @@ class Follower:
                 continue
             if missing := offset - file.stored:
                 pieces.append(Piece(file.rank, watch.node, file.stream, logs.marker(missing)))
-            if file.sink:
-                path = Path(file.sink.name)
+            if file.copy:
                 if missing:
-                    logs.leave_out(path, file.stored, offset)
-                with writing(path):
-                    file.sink.write(data)
-                    file.sink.flush()
-                logs.shorten(path, len(watch.files))
+                    logs.leave_out(file.copy, file.stored, offset)
+                with writing(file.copy), file.copy.open("ab") as sink:
+                    sink.write(data)
+                logs.shorten(file.copy, len(watch.files))
             file.stored = offset + len(data)
             pieces.append(Piece(file.rank, watch.node, file.stream, data))
         return pieces
@@ -388,10 +323,9 @@ class Follower:
             rank = None if match["agent"] else int(match["number"])
             file = _File(rank, "stdout" if match["stream"] == "out" else "stderr")
             if self._keep:
-                copy = self._folder / watch.node / name.removeprefix("out/")
-                with writing(copy):
-                    copy.parent.mkdir(mode=0o700, exist_ok=True)
-                    file.sink = copy.open("ab")
+                file.copy = self._folder / watch.node / name.removeprefix("out/")
+                with writing(file.copy):
+                    file.copy.parent.mkdir(mode=0o700, exist_ok=True)
         watch.files[name] = file
         return file
 

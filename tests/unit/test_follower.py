@@ -19,7 +19,7 @@ from clusterctl.actions import open_store
 from clusterctl.actions.salvage import save_logs
 from clusterctl.errors import NodeUnreachable, UsageError
 from clusterctl.job_model import Job, JobState
-from clusterctl.jobs import follow
+from clusterctl.jobs import follow, pace
 from clusterctl.jobs.follow import Follower, Piece, is_complete, read_stored
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.model import Cluster, NodeResult
@@ -150,6 +150,37 @@ def test_a_rank_that_writes_all_the_time_is_not_asked_all_the_time(
     assert 0 < looks <= 20
 
 
+def test_a_rank_that_has_written_all_the_time_for_an_hour() -> None:
+    """However many looks in a row have brought something, the next one comes soon."""
+    pauses: list[float] = []
+    clock = pace.Pace(1.0, pauses.append)
+    for _ in range(20_000):
+        clock.rest(moved=5)
+    assert pauses[0] == pace.FASTEST
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == pace.STREAMING
+    for _ in range(20):
+        clock.rest(moved=0)
+    assert pauses[-1] == pace.SLOWEST
+    clock.rest(moved=5)
+    assert pauses[-1] == pace.FASTEST
+
+
+def test_a_job_with_more_files_than_may_be_open(site: Site) -> None:
+    """A sweep has two for each of its points."""
+    for number in range(200):
+        site.write("worker-1", f"rank-{number}.out", b"%d\n" % number)
+    site.state(ENDED)
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (150, limit[1]))
+    try:
+        _, pieces = site.follow()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+    assert sorted(int(piece.data) for piece in pieces) == list(range(200))
+    assert site.copy("worker-1", "rank-199.out").read_bytes() == b"199\n"
+
+
 @pytest.mark.timeout(30)
 def test_a_job_that_ended_while_something_goes_on_writing(
     site: Site, append_for_ever: Callable[[Path], None]
@@ -219,7 +250,7 @@ def test_down_saves_logs_and_goes_on(site: Site, append_for_ever: Callable[[Path
 def test_a_dead_supervisor_is_noticed_while_a_rank_goes_on_writing(
     site: Site, append_for_ever: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follow, "STEADY", 0.2)
+    monkeypatch.setattr(pace, "STEADY", 0.2)
     append_for_ever(site.folder("worker-1") / "out" / "rank-0.out")
     follower, _ = site.follow()
     assert follower.job.state is JobState.LOST
@@ -454,7 +485,7 @@ def test_a_launcher_that_restarted_is_named_with_that(
 def test_a_job_that_has_written_nothing_for_long_is_told_once(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follow, "STILL", 0.6)
+    monkeypatch.setattr(pace, "STILL", 0.6)
     told: list[str] = []
 
     def tell(line: str) -> None:
