@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from clusterctl import assets
 from clusterctl.errors import UsageError
 from clusterctl.job_model import Job, JobState
 from clusterctl.jobs import start, systems
@@ -173,3 +176,33 @@ def test_a_sweep_whose_points_ended_well_succeeded() -> None:
     lost = verdict.judge(wanted, state.replace("exit 5 2 0 1\n", ""))
     assert lost.state is JobState.FAILED
     assert lost.unfinished_points == (2,)
+
+
+def test_a_point_whose_node_was_lost_runs_on_a_slot_that_is_still_busy(tmp_path: Path) -> None:
+    """Also after another slot has found nothing left to do."""
+    answer = 'while read -r point; do {}; echo "@@point $point 0"; echo "$point" >>ran; done'
+    slots = {
+        "quick": answer.format("sleep 0.1"),
+        "slow": answer.format("sleep 0.6"),
+        "lost": "sleep 0.3",
+    }
+    for name, script in slots.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "slot.sh").write_text(f"cd {tmp_path}/{name}; {script}\n")
+    (tmp_path / "todo").write_text("0\n1\n2\n")
+    text = assets.render(
+        "job/points.sh.j2",
+        id=7,
+        root=str(tmp_path),
+        grace=5,
+        answer_limit=5,
+        stacks_limit=5,
+        nodes=[
+            {"name": name, "host": name, "here": True, "folder": str(tmp_path)} for name in slots
+        ],
+        slots=[{"node": name, "folder": str(tmp_path / name), "slot": 0} for name in slots],
+    )
+    done = subprocess.run(["sh", "-c", text], cwd=tmp_path, timeout=20)
+    assert done.returncode == 0
+    ran = [line for path in tmp_path.glob("*/ran") for line in path.read_text().split()]
+    assert sorted(ran) == ["0", "1", "2"]
