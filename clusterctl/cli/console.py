@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 import sys
 import threading
@@ -189,7 +190,8 @@ def redact_arguments(arguments: list[str]) -> list[str]:
 
 
 def plain(value: Any) -> Any:
-    """Dataclasses, enums, paths and tuples as what JSON has; times as ISO 8601 stay numbers."""
+    """Dataclasses, enums, paths and tuples as what JSON has; times as ISO 8601 stay numbers,
+    and what is not finite is null: JSON has no NaN."""
     if isinstance(value, Enum):
         return value.value
     if is_dataclass(value) and not isinstance(value, type):
@@ -198,7 +200,9 @@ def plain(value: Any) -> Any:
         return {str(plain(name)): plain(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
-    if isinstance(value, (str, int, float, bool)) or value is None:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, (str, int)) or value is None:
         return value
     return str(value)
 

@@ -139,6 +139,14 @@ def test_columns_of_jobs(call: Call) -> None:
     assert [item["columns"] for item in found] == [{"id": 7, "loss": 0.25}, {"id": 8, "loss": None}]
 
 
+def test_a_loss_that_is_not_a_number_is_null_for_programs(call: Call) -> None:
+    printed(7, rank_0=line(loss=0.5) + b'\n{"clusterctl": {"loss": NaN}}\n')
+    said = call("jobs", "--columns", "id,loss", "--json")
+    assert "NaN" not in said.out
+    assert said.document["jobs"][0]["columns"] == {"id": 7, "loss": None}
+    assert call("jobs", "--columns", "id,loss").out.splitlines()[1] == "7   nan"
+
+
 def test_a_column_that_no_job_has(call: Call) -> None:
     printed(7, rank_0=line(loss=0.5) + b"\n")
     said = call("jobs", "--columns", "id,los,comit")
