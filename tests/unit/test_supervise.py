@@ -530,6 +530,14 @@ def test_an_attempt_that_hangs_is_ended_and_the_next_goes_on(site: Site) -> None
     assert wrote == ["started", "1", "2", "3", "4", "resumed"]
 
 
+def test_a_job_that_ends_while_its_stacks_are_read_did_not_hang(site: Site) -> None:
+    site.change = lambda text: text.replace(
+        '[ "$1" != stacks ] ||', '[ "$1" != stacks ] || sleep 2.5;[ "$1" != stacks ] ||'
+    )
+    job = site.ended(site.submit(1, "echo started; sleep 2; exit 3", BOTH, hang_timeout=1))
+    assert (job.state, job.program_exit_code, job.hangs) == (JobState.FAILED, 3, ())
+
+
 def test_a_job_that_hangs_is_failed_and_says_so(site: Site) -> None:
     job = site.ended(site.submit(1, "echo started; sleep 60", BOTH, hang_timeout=1))
     assert (job.state, job.failure) == (JobState.FAILED, None), site.story(job)
