@@ -6,6 +6,7 @@ drawn as paths, so that it is as wide in every browser as it was when room was m
 
 from __future__ import annotations
 
+import html
 import io
 import itertools
 import re
@@ -48,7 +49,9 @@ def _figure(height: float = HEIGHT) -> tuple[Any, Any]:
         ) from None
     from matplotlib.figure import Figure
 
-    matplotlib.rcParams.update({"svg.fonttype": "path", "svg.hashsalt": "clusterctl"})
+    matplotlib.rcParams.update(
+        {"svg.fonttype": "path", "svg.hashsalt": "clusterctl", "text.parse_math": False}
+    )
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     axes = figure.add_subplot()
     for side in ("top", "right"):
@@ -74,6 +77,7 @@ def _svg(figure: Any, label: str) -> str:
     svg = re.sub(r'href="#', f'href="#{mark}', svg).replace("url(#", f"url(#{mark}")
     svg = re.sub(r'<svg ([^>]*?)width="[^"]*"', r"<svg \1", svg, count=1)
     svg = re.sub(r'<svg ([^>]*?)height="[^"]*"', r"<svg \1", svg, count=1)
+    label = html.escape(label)  # it may be what a program calls a metric
     return svg.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
 
 

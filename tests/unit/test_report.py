@@ -120,6 +120,14 @@ def test_a_file_that_cannot_be_written(call: Call) -> None:
     assert "nowhere/page.html" in said.err
 
 
+def test_the_name_of_a_metric_is_text() -> None:
+    """A program may call one as it likes: neither markup nor a formula."""
+    name = '$\\frac$ "><script>'
+    svg = plots.curves({name: [(0, 1), (1, 2)], "loss": [(0, 1)]}, x="step", y=name)
+    assert "<script" not in svg
+    assert 'aria-label="$\\frac$ &quot;&gt;' in svg
+
+
 def test_many_lines_and_points_are_thinned() -> None:
     lines = {f"job {n}": [(x, x * n) for x in range(10_000)] for n in range(20)}
     svg = plots.curves(lines, x="step", y="loss")
