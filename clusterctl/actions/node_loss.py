@@ -69,8 +69,13 @@ def run(
         on_start(started)
 
     def again(job: Job, without: tuple[str, ...], resume: bool = True) -> Job:
-        ranks = _left(job, without) if without else 0
-        changes = Changes(secrets=secrets, files=job.spec.env_files, ranks=ranks)
+        sweep = job.spec.is_sweep  # takes as many slots as there are
+        changes = Changes(
+            secrets=secrets,
+            files=job.spec.env_files,
+            ranks=_left(job, without) if without and not sweep else 0,
+            failed=sweep,
+        )
         return rerun(
             store,
             job.id,

@@ -69,10 +69,12 @@ def site(tmp_path: Path) -> Iterator[Staged]:
             os.kill(int(file.read_text()), signal.SIGKILL)
 
 
-def run(site: Staged, tmp_path: Path, policy: str) -> tuple[Job | NodeUnreachable, list[str], str]:
+def run(
+    site: Staged, tmp_path: Path, policy: str, **changes: Any
+) -> tuple[Job | NodeUnreachable, list[str], str]:
     """How it ended, what was said, and what the ranks printed."""
     program = resolve([str(tmp_path / "tree" / "program")], None, None)
-    what = spec(program=program.program, on_node_loss=policy, secret_names=("SECRET",))
+    what = spec(program=program.program, on_node_loss=policy, secret_names=("SECRET",), **changes)
     secrets = {"SECRET": "hunter2"}
     number = site.store.next_job_id()
     prepared = prepare(site.where, what, program, secrets, number=number)
@@ -116,6 +118,20 @@ def test_a_job_shrinks_to_the_nodes_that_are_left(site: Staged, tmp_path: Path) 
     assert [line for line in said if line.startswith("job")] == ["job 1 of 2", "job 2 of 1"]
     assert "2 ranks, hunter2\n" in printed
     assert site.store.job(1).state is JobState.FAILED
+
+
+def test_of_a_sweep_only_the_points_that_were_lost_run_again(site: Staged, tmp_path: Path) -> None:
+    (tmp_path / "tree" / "program").write_text(
+        "#!/bin/sh\n"
+        f"case $PWD in */worker-2/*) sleep 1; touch {tmp_path}/dead\n"
+        'kill -9 "$(cut -d " " -f 4 /proc/$PPID/stat)"; exit 1 ;; esac\n'
+        "echo $CLUSTERCTL_POINT\n"
+    )
+    ended, said, printed = run(site, tmp_path, "shrink", array="0-1", ranks=0)
+    assert isinstance(ended, Job), said
+    assert ended.state is JobState.SUCCEEDED, said
+    assert sorted(printed.split()) == ["0", "1"]
+    assert len(ended.spec.points) == 1
 
 
 def test_a_job_that_is_run_again_goes_on_too(site: Staged, tmp_path: Path, call: Call) -> None:
