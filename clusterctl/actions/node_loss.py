@@ -69,17 +69,10 @@ def run(
         on_start(started)
 
     def again(job: Job, without: tuple[str, ...], resume: bool = True) -> Job:
-        sweep = job.spec.is_sweep  # takes as many slots as there are
-        changes = Changes(
-            secrets=secrets,
-            files=job.spec.env_files,
-            ranks=_left(job, without) if without and not sweep else 0,
-            failed=sweep,
-        )
         return rerun(
             store,
             job.id,
-            changes,
+            _changes(job, without, secrets),
             resume=resume,
             where=None,
             without=without,
@@ -198,6 +191,13 @@ def _choose(job: Job, cluster: Cluster, lost: tuple[str, ...]) -> str:
     wanted = job.spec.on_node_loss or usual
     possible = not cluster.attached if wanted == REPLACE else _left(job, lost) > 0
     return wanted if possible else FAIL
+
+
+def _changes(job: Job, without: tuple[str, ...], secrets: Mapping[str, str]) -> Changes:
+    """What is given anew when the job continues without these nodes."""
+    sweep = job.spec.is_sweep  # takes as many slots as there are
+    ranks = _left(job, without) if without and not sweep else 0
+    return Changes(secrets=secrets, files=job.spec.env_files, ranks=ranks, failed=sweep)
 
 
 def _left(job: Job, lost: tuple[str, ...]) -> int:

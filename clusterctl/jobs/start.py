@@ -70,29 +70,12 @@ def node_files(job: Job, cluster: Cluster, plan: LaunchPlan, secrets: Mapping[st
             files[name]["stacks.sh"] = (_stacks_script(job, node, tag, _archs(job, cluster)), 0o755)
         if name not in plan.programs:
             continue
-        variables = {
-            "CLUSTERCTL_DATA": f"{node.root}/data",
-            "PYTHONPATH": ":".join(
-                (f"{folder}/lib", *(f"{folder}/work/{path}" for path in job.spec.import_paths))
-            ),
-            **plan.env,
-            **plan.node_env.get(name, {}),
-            **job.spec.env,
-            **secrets,
-        }
-        spec = job.spec
-        if node.python.startswith("/") and not (spec.venv or spec.modules or spec.container):
-            # Programs expect the tools of their Python (torchrun, pip) beside it.
-            pythons = [node.python]
-            if spec.packages and node.facts.python:
-                pythons.append(node.facts.python.executable)  # the one with torch
-            bins = dict.fromkeys(python.rpartition("/")[0] for python in pythons)
-            variables["PATH"] = variables.get("PATH", "") or f"{':'.join(bins)}:$PATH"
         outputs = assets.render(
             "job/outputs.sh.j2", id=job.id, folder=folder, reserve=MIRROR_RESERVE
         )
         files[name]["outputs.sh"] = (outputs, 0o755)
-        files[name]["env"] = (_environment(variables), 0o600)
+        variables = _variables(job, node, {**plan.env, **plan.node_env.get(name, {})})
+        files[name]["env"] = (_environment({**variables, **secrets}), 0o600)
         files[name]["rank.sh"] = (
             assets.render(
                 "job/rank.sh.j2",
@@ -123,6 +106,27 @@ def node_files(job: Job, cluster: Cluster, plan: LaunchPlan, secrets: Mapping[st
 
 
 Files = dict[str, dict[str, tuple[str, int]]]
+
+
+def _variables(job: Job, node: Node, planned: Mapping[str, str]) -> dict[str, str]:
+    """What a rank on that node finds in its environment: what the user sets wins."""
+    spec, folder = job.spec, f"{node.root}/jobs/{job.id}"
+    variables = {
+        "CLUSTERCTL_DATA": f"{node.root}/data",
+        "PYTHONPATH": ":".join(
+            (f"{folder}/lib", *(f"{folder}/work/{path}" for path in spec.import_paths))
+        ),
+        **planned,
+        **spec.env,
+    }
+    if node.python.startswith("/") and not (spec.venv or spec.modules or spec.container):
+        # Programs expect the tools of their Python (torchrun, pip) beside it.
+        pythons = [node.python]
+        if spec.packages and node.facts.python:
+            pythons.append(node.facts.python.executable)  # the one with torch
+        bins = dict.fromkeys(python.rpartition("/")[0] for python in pythons)
+        variables["PATH"] = variables.get("PATH", "") or f"{':'.join(bins)}:$PATH"
+    return variables
 
 
 def _archs(job: Job, cluster: Cluster) -> set[str]:
