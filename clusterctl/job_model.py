@@ -98,6 +98,8 @@ class JobSpec:
     """`replace`, `shrink` or `fail`; "": the first where nodes cost nothing, else the last."""
     keep_files: tuple[str, ...] = ()
     """Patterns of outputs to copy to the launcher meanwhile; (): snapshots and small ones."""
+    sync: str = ""
+    """A folder of this machine, to which outputs are brought while the job is followed."""
     allow_cpu: bool = False
     native: dict[str, str] = field(default_factory=dict)
     """Options of a batch system, under the names that it has for them."""
@@ -133,6 +135,7 @@ class JobSpec:
             "--container": self.container,
             "--now": self.now,
             "--keep-files": self.keep_files,
+            "--sync": self.sync,
             "--on-node-loss": self.on_node_loss,
             "--mpirun-arg": self.mpirun_args,
             "--nodes": self.nodes,

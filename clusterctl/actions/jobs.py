@@ -313,6 +313,9 @@ def rerun(
     spec, secrets = _with(old.spec, given)
     if given.failed:
         spec = replace(spec, only=_points_again(old))
+    if detach and spec.sync:
+        tell(f"--sync {spec.sync} is left out: clusterctl does not follow the job")
+        spec = replace(spec, sync="")
     source = None
     if resume:
         planned, _ = plan_job(cluster, spec, number=number)

@@ -191,6 +191,8 @@ def submit(
         packages.save(prepared.wanted, store.home)
     stage.remove_old(store)
     logs.remove_old(store)
+    if job.spec.sync:
+        mirror.claim(job, store.job_folder(job.id))
     with store.handing_in(job.id):
         return _ship(store, replace(prepared, job=job), pool, tell, carry)
 
@@ -283,6 +285,8 @@ def stopped_by_interrupt(
             job = store.job(number)
             if not job.state.ended:
                 store.save_job(_stop(job, cluster, pool, tell))
+                if job.spec.sync:
+                    tell(mirror.describe_synced(job, store.job_folder(number), "interrupted"))
         raise
 
 
@@ -294,7 +298,7 @@ def attend(
     with (
         Interrupts() as interrupts,
         Follower(job, cluster, pool, folder, interrupts, tell) as follower,
-        mirror.Keeper(job, cluster, pool, mirror.place(folder)) as keeper,
+        mirror.Keeper(job, cluster, pool, folder) as keeper,
     ):
         try:
             attempt = 1
@@ -314,7 +318,8 @@ def attend(
         finally:
             job = follower.job
             store.save_job(job)
-        keeper.finish(job)
+        if synced := keeper.finish(job):
+            tell(synced)
     said = ""
     if never_started(job):
         said = control.read_messages(job, cluster, pool)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import shutil
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from clusterctl.config import prefix
@@ -37,11 +37,7 @@ def of_verb(name: str) -> str:
     rows[GENERAL.heading] = [*rows.pop(GENERAL.heading), HELP]  # what all verbs have stands last
     column = _column(row for section in rows.values() for row in section)
     for heading, section in rows.items():
-        wrapped = [
-            _wrapped(f"{lead}: {', '.join(sorted(flags))}")
-            for lead, flags in bare.get(heading, {}).items()
-        ]
-        lines += _section(heading, sum(wrapped, _table(section, column)))
+        lines += _section(heading, _table(section, column) + _lists(bare.get(heading, {})))
     lines += _wrapped(_settings(name, options))
     return "\n".join([*lines, *_section("Examples", [f"  {text}" for text in verb.examples])])
 
@@ -118,6 +114,19 @@ def _table(rows: list[tuple[str, str]], column: int) -> list[str]:
             lines.append(f"  {first}")
             first = ""
         lines += [f"  {first if not i else '':<{column - 2}}{t}" for i, t in enumerate(wrapped)]
+    return lines
+
+
+def _lists(bare: Mapping[str, list[str]]) -> list[str]:
+    """Options without a help of their own. A list begins on the last line of the one before, where
+    all of it fits there."""
+    lines: list[str] = []
+    for lead, flags in bare.items():
+        text = f"{lead}: {', '.join(sorted(flags))}"
+        if lines and len(joined := f"{lines[-1]}. {text}") <= _width():
+            lines[-1] = joined
+        else:
+            lines += _wrapped(text)
     return lines
 
 

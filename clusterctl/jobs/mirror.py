@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import secrets
 import shlex
@@ -18,12 +19,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clusterctl import assets, unpack
-from clusterctl.errors import ClusterctlError
+from clusterctl.errors import ClusterctlError, UsageError, reason
 from clusterctl.job_model import Job, JobState
 from clusterctl.jobs import systems
 from clusterctl.jobs.start import list_rank_nodes, make_error
 from clusterctl.model import Cluster, NodeResult, clock
-from clusterctl.state.home import write_atomic
+from clusterctl.state.home import make_private, write_atomic, writing
 from clusterctl.timeouts import background
 from clusterctl.transport.pool import Pool
 
@@ -31,10 +32,14 @@ LIST_TIMEOUT = 60.0
 COPY_TIMEOUT = 3600.0
 INTERVAL = 60.0
 """Seconds between two looks for copies to bring here, at least."""
+SYNC_INTERVAL = 5.0
+"""The same for a job with --sync."""
 LARGEST = 100_000_000
 """Bytes of a file that is brought here: a cloud charges for what leaves it."""
 SAVE_LIMIT = 60
 """Seconds that the launcher may take for the copies of a job that has ended."""
+SYNC_LIMIT = 600
+"""The same for a job with --sync."""
 RESERVE = 1_000_000_000
 """Bytes that copies leave free on the disk here."""
 
@@ -51,7 +56,7 @@ class Copies:
 def find(job: Job, cluster: Cluster, pool: Pool, names: Collection[str]) -> dict[str, Copies]:
     """What there is of the outputs of these nodes, by node; none where there are no copies. Raises
     NodeUnreachable."""
-    if not names or cluster.one_host:
+    if not names or (cluster.one_host and not job.spec.sync):
         return {}
     script = assets.render("job/mirrored.sh.j2", folder=_folder(job, cluster), names=sorted(names))
     launcher = cluster.launcher.name
@@ -115,18 +120,54 @@ def place(job_folder: Path) -> Path:
     return job_folder / "copies"
 
 
+def claim(job: Job, job_folder: Path) -> None:
+    """Makes a new folder below that of --sync the place of the copies. UsageError where it has
+    files already, or cannot be made."""
+    target = Path(job.spec.sync, f"job-{job.id}")
+    with writing(target):
+        target.mkdir(parents=True, exist_ok=True)
+        if any(target.iterdir()):
+            raise UsageError(
+                f"{target} is not empty, so the outputs of job {job.id} cannot be brought there",
+                hint="move it away, or choose another --sync DIR",
+            )
+        make_private(job_folder)
+        place(job_folder).symlink_to(target)
+
+
+def describe_synced(job: Job, job_folder: Path, missing: str = "") -> str:
+    """Where --sync has brought the outputs, for people. `missing`: why the last ones are not
+    there."""
+    target = place(job_folder).resolve()
+    if missing:
+        how = f"`clusterctl fetch {job.id}` brings all that the nodes still have"
+        return f"{target} lacks the last outputs of job {job.id}: {missing}; {how}"
+    if not any(copies.files for copies in stored(target).values()):
+        return f"job {job.id} has no outputs that --sync brings to {target}"
+    return f"the outputs of job {job.id} are in {target}"
+
+
 class Keeper:
     """Copies here what the launcher has copies of, while somebody follows the job: a context
     manager. A launcher that is lost takes no more with it than came since the last look."""
 
     def __init__(
-        self, job: Job, cluster: Cluster, pool: Pool, target: Path, interval: float = INTERVAL
+        self,
+        job: Job,
+        cluster: Cluster,
+        pool: Pool,
+        job_folder: Path,
+        interval: float | None = None,
     ) -> None:
-        self._job, self._cluster, self._pool, self._target = job, cluster, pool, target
-        self._interval = interval
+        self._job, self._cluster, self._pool, self._folder = job, cluster, pool, job_folder
+        usual = SYNC_INTERVAL if job.spec.sync else INTERVAL
+        self._interval = usual if interval is None else interval
+        self._largest = math.inf if job.spec.sync else LARGEST
         # What shares this machine's disk is not safer for a further copy on it.
-        self._works = not cluster.shares_machine and systems.load(cluster).copies_outputs
+        wanted = bool(job.spec.sync) or not cluster.shares_machine
+        self._works = wanted and systems.load(cluster).copies_outputs
         self._end = threading.Event()
+        self._busy = threading.Lock()
 
     def __enter__(self) -> Keeper:
         if self._works:
@@ -143,28 +184,38 @@ class Keeper:
             self._bring()
             pause = max(self._interval, time.monotonic() - began)
 
-    def _bring(self) -> None:
-        with suppress(ClusterctlError, OSError):  # the next look may do better
-            bring(self._job, self._cluster, self._pool, self._target)
+    def _bring(self) -> str:
+        """Why not everything has come; "" where it has. The next look may do better."""
+        target = place(self._folder).resolve()
+        try:
+            with self._busy:
+                bring(self._job, self._cluster, self._pool, target, self._largest)
+        except (ClusterctlError, OSError) as error:
+            return reason(error)
+        return ""
 
-    def finish(self, job: Job) -> None:
+    def finish(self, job: Job) -> str:
         """Brings what a job has saved that was told to end, or that failed: its nodes may be about
-        to end, too."""
+        to end, too. With --sync, what any job has made; returns where it is, for people."""
         self._end.set()
-        if not self._works or job.state is JobState.SUCCEEDED:
-            return
+        if not self._works or (job.state is JobState.SUCCEEDED and not job.spec.sync):
+            return ""
+        limit = SYNC_LIMIT if job.spec.sync else SAVE_LIMIT
         launcher = self._cluster.launcher
         # Its supervisor is copying until then.
-        command = (
-            f"exec flock -w {SAVE_LIMIT} {shlex.quote(launcher.root)}/jobs/{job.id}/alive true"
-        )
-        self._pool.transport(launcher.name).run(command, timeout=SAVE_LIMIT + 5)
-        self._bring()
+        command = f"exec flock -w {limit} {shlex.quote(launcher.root)}/jobs/{job.id}/alive true"
+        copied = self._pool.transport(launcher.name).run(command, timeout=limit + 5)
+        missing = self._bring()
+        if not job.spec.sync:
+            return ""
+        if not copied.ok and not missing:
+            missing = f"{launcher.name} did not copy them within {limit} s"
+        return describe_synced(job, self._folder, missing)
 
 
-def bring(job: Job, cluster: Cluster, pool: Pool, target: Path) -> None:
-    """Makes `target`/NODE hold the launcher's copies, less those above LARGEST. Raises
-    NodeUnreachable, OSError."""
+def bring(job: Job, cluster: Cluster, pool: Pool, target: Path, largest: float = LARGEST) -> None:
+    """Makes `target`/NODE hold the launcher's copies, less those that are larger. Raises
+    NodeUnreachable, OSError; UsageError where they do not fit."""
     found = find(job, cluster, pool, list_rank_nodes(job, cluster))
     if not found:
         return
@@ -175,7 +226,7 @@ def bring(job: Job, cluster: Cluster, pool: Pool, target: Path) -> None:
             shutil.rmtree(abandoned)
         known = stored(target)
         for name, copies in found.items():
-            _bring_node(job, cluster, pool, target, name, known.get(name), copies)
+            _bring_node(job, cluster, pool, target, name, known.get(name), copies, largest)
 
 
 def _bring_node(
@@ -186,13 +237,14 @@ def _bring_node(
     name: str,
     known: Copies | None,
     copies: Copies,
+    largest: float,
 ) -> None:
-    files = tuple(item for item in copies.files if item[1] <= LARGEST)
+    files = tuple(item for item in copies.files if item[1] <= largest)
     had = set(known.files) if known else set()
     wanted = [item for item in files if item not in had]
     room = shutil.disk_usage(target).free - RESERVE
     if sum(size for _, size, _ in wanted) > room:
-        return
+        raise UsageError(f"the outputs of {name} do not fit on the disk of {target}")
     with tempfile.TemporaryDirectory(dir=target, prefix=".part-") as scratch:
         if wanted:
             paths = [path for path, _, _ in wanted]

@@ -140,6 +140,7 @@ HOSTS = _only(
 WITH_JSON = _only("json", says="works only with --json", hint="add --json, or leave it out")
 NO_JSON = _only(says="has no effect with `data index`, whose program writes a file")
 NOT_ADOPT = _never("adopt", says="cannot be combined with --adopt, which already names the cluster")
+ATTENDED = _never("detach", says="needs a clusterctl that follows the job", hint=ONE_OF_TWO)
 FOLLOWED = _never("follow", says="cannot be combined with --follow", hint=ONE_OF_TWO)
 WITH_METRICS = _only(
     "metrics", says="works only with --metrics", hint="add --metrics, or leave it out"

@@ -24,6 +24,7 @@ from clusterctl.options.table import (
     file,
     files,
     flag,
+    local_folder,
     number,
     pattern,
     text,
@@ -161,6 +162,14 @@ class Run(Started, heading=JOBS, module="run"):
         "GLOB",
         limits=(where.COPIED, where.SUPERVISED),
         check=pattern,
+    )
+    sync = text(
+        "--sync",
+        JOB,
+        "Bring outputs to DIR/job-N here while the job runs",
+        "DIR",
+        limits=(where.COPIED, where.SUPERVISED, where.ATTENDED),
+        check=local_folder,
     )
     now = flag("--now", JOB, "Do not wait for other jobs", limits=(where.DIRECT, where.SUPERVISED))
     dry_run = flag("--dry-run", JOB, "Print what would run, and why", limits=())

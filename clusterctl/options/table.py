@@ -143,6 +143,16 @@ def pattern(text: str, option: str) -> str:
     return text
 
 
+def local_folder(text: str, option: str) -> str:
+    """A folder of this machine, whatever the current one is later."""
+    if not text or "://" in text:
+        raise UsageError(
+            f"{option} {text!r}: expected a folder of this machine",
+            hint=f"for example {option} outputs; copy it to a bucket afterwards",
+        )
+    return os.path.abspath(os.path.expanduser(text))
+
+
 def _example(option: str, value: int) -> str:
     return f"for example {option} {value}" if option.startswith("-") else f"for example {value}"
 

@@ -52,6 +52,9 @@ LEAST_OUTPUT = 16_000_000
 MIRROR_INTERVAL = 30
 """Seconds between two looks for outputs that are to be copied to the launcher."""
 
+SYNC_INTERVAL = 10
+"""The same for a job with --sync."""
+
 MIRROR_RESERVE = 1 << 20
 """KiB that copies of outputs leave free on a disk: on the launcher's, and on that of a node."""
 
@@ -100,7 +103,7 @@ class Direct:
         }
         mirror: dict[str, Any] = {
             "rank_nodes": [node for node in shared["nodes"] if node["name"] in placed],
-            "interval": MIRROR_INTERVAL,
+            "interval": SYNC_INTERVAL if job.spec.sync else MIRROR_INTERVAL,
             "reserve": MIRROR_RESERVE,
         }
         alloc = "".join(
@@ -127,7 +130,9 @@ class Direct:
                 **watching(job),
                 ranks=len(job.processes),
                 first=cluster.node(job.placement[0].node),
-                mirrored=not cluster.one_host,  # whose nodes can only be lost together
+                # Nodes on one host can only be lost together.
+                mirrored=bool(job.spec.sync) or not cluster.one_host,
+                synced=bool(job.spec.sync),
                 predicates=shlex.join(_predicates(job)),
                 **mirror,
                 **shared,

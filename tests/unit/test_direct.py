@@ -137,6 +137,12 @@ def test_outputs_are_copied_from_the_nodes_of_ranks_to_another_machine() -> None
     assert "mirror_all" not in scripts(replace(cluster(), one_host=True))["supervise.sh"]
 
 
+def test_outputs_for_sync_are_copied_on_one_host_too_and_more_often() -> None:
+    text = scripts(replace(cluster(), one_host=True), sync="/there")["supervise.sh"]
+    assert re.findall(r"mirror_node (\S+) ", text) == ["worker-1", "worker-2"]
+    assert f"cctl_nap={direct.SYNC_INTERVAL}\n" in text
+
+
 @pytest.mark.parametrize("name", ["supervise.sh", "clean.sh"])
 def test_every_node_is_asked_in_its_own_root(name: str) -> None:
     away = node("worker-1", "10.0.0.11", root="/data/w1")

@@ -228,6 +228,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "--reservation": ("mine",),
     "--hang-timeout": ("10m",),
     "--keep-files": ("*.h5",),
+    "--sync": ("there",),
     "--on-node-loss": ("shrink",),
     "--retries": ("2",),
     "--rounds": ("2",),

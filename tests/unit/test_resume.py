@@ -14,10 +14,10 @@ import pytest
 
 from clusterctl.actions import resume as resume_action
 from clusterctl.actions.jobs import Changes, rerun
-from clusterctl.errors import RecordError
+from clusterctl.errors import RecordError, UsageError
 from clusterctl.job_model import JobState
 from clusterctl.jobs import mirror
-from tests.unit.calling import Call
+from tests.unit.calling import Call, judge
 from tests.unit.making import job
 from tests.unit.scripts import until
 from tests.unit.staged import Staged, lab
@@ -339,10 +339,74 @@ def test_copies_on_this_machine_follow_those_on_the_launcher(old: Staged) -> Non
 
 def test_copies_come_while_somebody_follows(old: Staged) -> None:
     copy_to_launcher(old, "worker-1")
-    target, made = mirror.place(old.store.job_folder(7)), old.store.job(7)
+    folder, made = old.store.job_folder(7), old.store.job(7)
     where = replace(old.where, shares_machine=False)
-    with old.pool() as pool, mirror.Keeper(made, where, pool, target, interval=0.05):
-        until(lambda: (target / "worker-1" / "snapshot").exists())
+    with old.pool() as pool, mirror.Keeper(made, where, pool, folder, interval=0.05):
+        until(lambda: (mirror.place(folder) / "worker-1" / "snapshot").exists())
+
+
+def test_outputs_come_to_the_folder_that_sync_names(old: Staged, tmp_path: Path) -> None:
+    """From this machine's nodes, too; at the end all that there are, whatever their size."""
+    made = old.store.job(7)
+    made = replace(made, spec=replace(made.spec, sync=str(tmp_path / "there")))
+    folder = old.store.job_folder(7)
+    mirror.claim(made, folder)
+    target = mirror.place(folder).resolve()
+    assert target == tmp_path / "there" / "job-7"
+    copy_to_launcher(old, "worker-1")
+    large = old.work("launcher").parent / "mirror" / "worker-1" / "large"
+    large.touch()
+    os.truncate(large, mirror.LARGEST + 1)
+    with old.pool() as pool, mirror.Keeper(made, old.where, pool, folder) as keeper:
+        said = keeper.finish(replace(made, state=JobState.SUCCEEDED))
+    assert said == f"the outputs of job 7 are in {target}"
+    assert (target / "worker-1" / "snapshot").read_text() == "epoch 3"
+    assert (target / "worker-1" / "large").stat().st_size == mirror.LARGEST + 1
+    with pytest.raises(UsageError, match="job-7 is not empty"):
+        mirror.claim(made, old.store.job_folder(7))
+
+
+def test_sync_is_refused_where_nobody_follows_the_job(old: Staged, call: Call) -> None:
+    said = call("run", "--detach", "--sync", "there", "train.py")
+    judge(said, 2, "--sync needs a clusterctl that follows the job", "leave one of the two out")
+
+
+def test_what_sync_has_not_brought_is_said(old: Staged, tmp_path: Path) -> None:
+    made = old.store.job(7)
+    made = replace(made, spec=replace(made.spec, sync=str(tmp_path / "there")))
+    folder = old.store.job_folder(7)
+    mirror.claim(made, folder)
+    target = tmp_path / "there" / "job-7"
+    nothing = f"job 7 has no outputs that --sync brings to {target}"
+    assert mirror.describe_synced(made, folder) == nothing
+    copy_to_launcher(old, "worker-1")
+    (target / "worker-1").touch()  # where a folder has to be
+    with old.pool() as pool, mirror.Keeper(made, old.where, pool, folder) as keeper:
+        said = keeper.finish(replace(made, state=JobState.SUCCEEDED))
+    assert said.startswith(f"{target} lacks the last outputs of job 7: ")
+    assert said.endswith("; `clusterctl fetch 7` brings all that the nodes still have")
+
+
+def test_a_rerun_that_nobody_follows_says_that_sync_is_left_out(
+    old: Staged, tree: Path, tmp_path: Path
+) -> None:
+    made = old.store.job(7)
+    old.store.save_job(replace(made, spec=replace(made.spec, sync=str(tmp_path / "there"))))
+    (old.store.home.stages / made.stage).unlink()  # stops it after what is of interest here
+    said: list[str] = []
+    with pytest.raises(RecordError):
+        rerun(
+            old.store,
+            7,
+            Changes(),
+            resume=False,
+            where=None,
+            on_start=lambda job: None,
+            on_output=lambda pieces: None,
+            tell=said.append,
+            detach=True,
+        )
+    assert said == [f"--sync {tmp_path / 'there'} is left out: clusterctl does not follow the job"]
 
 
 def test_carried_files_are_outputs_of_the_new_job(

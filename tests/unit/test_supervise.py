@@ -708,6 +708,13 @@ def test_a_file_that_never_stays_as_it_is_keeps_its_last_copy(apart: Site) -> No
     until(lambda: mirrored(apart).get("worker-1/it") == "last\n")
 
 
+def test_with_sync_a_job_that_ends_before_the_first_look_is_copied(apart: Site) -> None:
+    apart.change = lambda text: text
+    job = apart.submit(1, "echo it >saved", BOTH, sync="/there")
+    assert apart.ended(job).state is JobState.SUCCEEDED, apart.story(job)
+    until(lambda: mirrored(apart).get("worker-1/saved") == "it\n")
+
+
 def test_a_node_that_is_made_anew_leaves_the_copies_as_they_are(apart: Site) -> None:
     script = "echo it >it; until [ -e end ]; do sleep 0.1; done"
     job = apart.submit(1, script, BOTH)
