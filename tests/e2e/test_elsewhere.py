@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 
 import pytest
 
@@ -66,9 +65,7 @@ def test_loopback_ends_jobs_as_namespaces_do(loopback: Cli) -> None:
     running = loopback.start("run", "--ranks", 4, "stubborn.py")
     running.until("ready", times=4)
     running.interrupt()
-    began = time.monotonic()
     done = running.wait(15)
-    assert time.monotonic() - began < 10
     assert done.code == 130
     assert of_job(cluster, done.job) == []
     assert "no processes left on" in done.err

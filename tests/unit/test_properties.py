@@ -18,12 +18,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from clusterctl import assets, bootstrap, options
+from clusterctl import assets, bootstrap, stacks
 from clusterctl.actions import check_name, show
 from clusterctl.bootstrap import facts, idle_agent
 from clusterctl.errors import RecordError, UsageError
-from clusterctl.insight import evidence, messages, stacks, verify
+from clusterctl.insight import evidence, messages, verify
 from clusterctl.job_model import JobState
+from clusterctl.options.table import Option
 from clusterctl.options.verbs import VERBS
 from clusterctl.providers.ec2 import failures
 from clusterctl.providers.hosts import inventory
@@ -200,7 +201,7 @@ CHECKED = [
     ),
 )
 def test_a_value_is_read_or_refused_in_one_line(
-    chosen: tuple[str, options.Option[Any]], text: str
+    chosen: tuple[str, Option[Any]], text: str
 ) -> None:
     _, option = chosen
     given_: Any = (text,) if option.many else (text, text) if option.words > 1 else text
