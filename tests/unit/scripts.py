@@ -69,7 +69,8 @@ def until(condition: Callable[[], Any]) -> Any:
 
 
 def processes(folder: Path, tag: str, *arguments: str) -> list[str]:
-    text = assets.render("job/processes.sh.j2", id=7, node="worker-1", tag=tag, folder=folder)
+    values = {"id": 7, "node": "worker-1", "tag": tag, "output": 1 << 32, "least": 1 << 24}
+    text = assets.render("job/processes.sh.j2", folder=folder, **values)
     done = subprocess.run(
         ["/bin/sh", "-s", *arguments], input=text, capture_output=True, text=True, timeout=30
     )

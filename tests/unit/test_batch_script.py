@@ -54,6 +54,7 @@ def ended(tmp_path: Path) -> object:
         for name, text in schedulers.load("sge").script(made, where, plan).items():
             (folder / name).write_text(text)
         values = {"id": 7, "node": "login", "tag": f"{tmp_path}/7;", "folder": folder}
+        values |= {"output": 1 << 32, "least": 1 << 24}
         (folder / "processes.sh").write_text(assets.render("job/processes.sh.j2", **values))
         (tmp_path / "bin").mkdir()
         (tmp_path / "bin" / "free-port").write_text("echo 29000\n")

@@ -146,7 +146,7 @@ def scenes() -> list[Scene]:
             for login, here in (("me@login", ()), ("", ("here",)))
         ),
         Scene("gc", ("--yes",)),
-        Scene("gc", ("--adopt", "lab", "--yes"), circumstances=frozenset({"adopt"})),
+        Scene("gc", ("--adopt", "lab-9", "--yes"), circumstances=frozenset({"adopt"})),
         *(Scene(verb, ("cpu",)) for verb in ("image build", "image lock")),
         *(Scene(verb) for verb in ("data list", "data index")),
         Scene("check"),

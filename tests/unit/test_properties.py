@@ -200,9 +200,7 @@ CHECKED = [
         ),
     ),
 )
-def test_a_value_is_read_or_refused_in_one_line(
-    chosen: tuple[str, Option[Any]], text: str
-) -> None:
+def test_a_value_is_read_or_refused_in_one_line(chosen: tuple[str, Option[Any]], text: str) -> None:
     _, option = chosen
     given_: Any = (text,) if option.many else (text, text) if option.words > 1 else text
     try:

@@ -68,6 +68,7 @@ class Rank:
                 "cgroups": "/nowhere",
                 "device_env": {"GLOO_SOCKET_IFNAME": "$cctl_device"},
                 "line_buffered": False,
+                "points": False,
                 **values,
             },
         )

@@ -366,8 +366,8 @@ class Ec2Provider:
 
     def regions(self, more: Sequence[str] = ()) -> tuple[str, ...]:
         usual = default_region()
-        api = self._connect(usual)
         try:
+            api = self._connect(usual)
             api.account()  # says soon where nobody answers
             enabled = api.regions()
         except ProviderError:
