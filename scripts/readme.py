@@ -1,4 +1,4 @@
-"""Writes the measured figures, and the demo's real output, into README.md and docs/workloads.md.
+"""Writes the measured figures and the demo's output into README.md and docs, and draws the demo.
 
     python scripts/readme.py                  # figures, from bench/results
     bash scripts/demo.sh >demo.log 2>&1; python scripts/readme.py demo.log    # the demo, too
@@ -9,11 +9,22 @@ files. Lines of training are left out of the demo but for the first and the last
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import sys
 from pathlib import Path
 from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+from rich.console import Console
+from rich.text import Text
+
+from clusterctl.insight.messages import MESSAGES
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -109,6 +120,38 @@ def tagi_speed(report: dict[str, Any]) -> str:
     return "\n".join(rows)
 
 
+def drawing(text: str) -> str:
+    """The demo as an SVG picture of a terminal. `text`: what README.md shows of it."""
+    lines = [line.removeprefix("    ") for line in text.splitlines()]
+    console = Console(
+        record=True, width=126, file=io.StringIO(), force_terminal=True, color_system="truecolor"
+    )
+    for line in lines:
+        style = "bold" if line.startswith("$ ") else RANK_STYLES.get(line[:3], "")
+        console.print(Text(line, style), overflow="crop", no_wrap=True)
+    svg = console.export_svg(title="clusterctl", unique_id="demo")
+    # The picture loads nothing from the network, where its usual font is.
+    svg = re.sub(r"@font-face \{.*?\}\n", "", svg, flags=re.S)
+    svg = svg.replace("Fira Code", "ui-monospace, Menlo, Consolas, DejaVu Sans Mono")
+    return "\n".join(line.rstrip() for line in svg.splitlines()) + "\n"
+
+
+RANK_STYLES = {"[0]": "cyan", "[1]": "magenta"}
+
+
+def messages() -> str:
+    """What libraries print when something is wrong, as a table, with the example of the tests."""
+    cases = tomllib.loads((ROOT / "tests" / "unit" / "messages.toml").read_text())["cases"]
+    rows = ["| it prints, for example | what that means | what to do |", "|---|---|---|"]
+    for row in MESSAGES:
+        found = row.pattern.search(cases[row.name])
+        assert found, row.name
+        shown = found[0].strip().replace("|", "\\|")
+        advice = row.advice.replace("|", "\\|")
+        rows.append(f"| `{shown}` | [{row.cause}]({row.source}) | {advice} |")
+    return "\n".join(rows)
+
+
 TABLES = (
     ("README.md", "figures", "local.json", figures),
     ("docs/workloads.md", "busy", "busy.json", busy),
@@ -145,9 +188,12 @@ def main() -> None:
     for document, name, file, make in TABLES:
         path = ROOT / document
         path.write_text(replace(path.read_text(), name, table(file, make)))
+    path = ROOT / "docs" / "troubleshooting.md"
+    path.write_text(replace(path.read_text(), "messages", messages()))
+    path = ROOT / "README.md"
     if len(sys.argv) > 1:
-        path = ROOT / "README.md"
         path.write_text(replace(path.read_text(), "demo", demo(Path(sys.argv[1]).read_text())))
+    (ROOT / "docs" / "demo.svg").write_text(drawing(between(path.read_text(), "demo")))
 
 
 if __name__ == "__main__":

@@ -51,3 +51,28 @@ def test_writing_twice_changes_nothing() -> None:
     new = readme.replace(text, "figures", readme.between(text, "figures"))
     assert new == text
     assert json.loads((RESULTS / "local.json").read_text())["rows"]
+
+
+def test_the_drawing_is_that_of_the_demo() -> None:
+    text = readme.between((readme.ROOT / "README.md").read_text(), "demo")
+    drawn = (readme.ROOT / "docs" / "demo.svg").read_text()
+    assert drawn == readme.drawing(text), "python scripts/readme.py draws it"
+    assert "url(" not in re.sub(r"url\(#", "", drawn), "it loads something"
+
+
+def test_the_table_of_messages_is_that_of_the_code() -> None:
+    text = (readme.ROOT / "docs" / "troubleshooting.md").read_text()
+    assert readme.between(text, "messages") == readme.messages(), "python scripts/readme.py"
+
+
+def test_what_people_look_up_is_what_clusterctl_prints() -> None:
+    """The first column of the symptoms: quoted text is printed, options and commands exist."""
+    text = (readme.ROOT / "docs" / "troubleshooting.md").read_text()
+    symptoms = text.partition("\n## Questions")[0]
+    rows = [line.split(" | ")[0] for line in symptoms.splitlines() if line.startswith("| ")]
+    quoted = [word for row in rows for word in re.findall(r"`([^`]+)`", row)]
+    code = "".join(path.read_text() for path in sorted((readme.ROOT / "clusterctl").rglob("*.py")))
+    others = {"clusterctl: command not found", "down", "run", "clusterctl"}
+    missing = [word for word in quoted if word not in others and word not in code]
+    assert len(quoted) > 20
+    assert not missing
