@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from clusterctl import process
-from clusterctl.actions import Tell, open_pool, terminal
+from clusterctl.actions import Tell, open_pool, ssh_config, terminal
 from clusterctl.errors import NodeUnreachable, RecordError, UsageError
 from clusterctl.model import Cluster, Node, NodeResult, Role
 from clusterctl.state import Store
@@ -68,7 +68,7 @@ def shell(store: Store, cluster: Cluster, name: str | None, words: list[str], te
     which raises the NodeUnreachable that says why.
     """
     argv = ssh_argv(cluster, name, words)
-    _check_keys(store, cluster)
+    _prepare_ssh(store, cluster)
     if not words and node_of(cluster, name).role is not Role.LOGIN:
         terminal.prepare(store, cluster, tell)
     code = process.foreground(argv, cwd=store.folder(cluster.name) / "ssh")
@@ -110,7 +110,7 @@ def _check_free(port: int) -> None:
 
 def forward(store: Store, cluster: Cluster, argv: list[str], node: str) -> int:
     """Runs ssh until it is interrupted; raises NodeUnreachable where it gets no connection."""
-    _check_keys(store, cluster)
+    _prepare_ssh(store, cluster)
     code = process.foreground(argv, cwd=store.folder(cluster.name) / "ssh")
     if code == SSH_FAILED:
         with open_pool(store, cluster) as pool:
@@ -123,7 +123,7 @@ def execute(
 ) -> NodeResult:
     """The command's result as data, for --json."""
     node = node_of(cluster, name)
-    _check_keys(store, cluster)
+    _prepare_ssh(store, cluster)
     with open_pool(store, cluster) as pool:
         return pool.transport(node.name).run(_at_home(words), timeout=timeout)
 
@@ -140,7 +140,7 @@ def copy(store: Store, cluster: Cluster, source: str, target: str, timeout: floa
     if remote_target and not Path(source).exists():
         raise UsageError(f"there is no {source!r} here", hint="check the path")
     if remote_source or remote_target:
-        _check_keys(store, cluster)
+        _prepare_ssh(store, cluster)
     with open_pool(store, cluster) as pool:
         for remote in (remote_source, remote_target):
             if remote:
@@ -171,15 +171,18 @@ def copy(store: Store, cluster: Cluster, source: str, target: str, timeout: floa
         )
 
 
-def _check_keys(store: Store, cluster: Cluster) -> None:
-    """Raises NodeUnreachable for a cluster that was found again by its tags alone."""
-    ours = cluster.identity is None
-    if ours and not (store.folder(cluster.name) / "ssh" / "config").exists():
-        raise NodeUnreachable(
-            f"the SSH keys of cluster {cluster.name!r} are lost: nobody can log in to its nodes",
-            hint=f"`clusterctl status {cluster.name}` watches it,"
-            f" `clusterctl down {cluster.name}` removes it",
-        )
+def _prepare_ssh(store: Store, cluster: Cluster) -> None:
+    """Writes the files for ssh again, where they are damaged. Raises NodeUnreachable for a cluster
+    that was found again by its tags alone."""
+    name = cluster.name
+    if not cluster.attached:
+        if not (store.folder(name) / "ssh" / "user").exists():
+            raise NodeUnreachable(
+                f"the SSH keys of cluster {name!r} are lost: nobody can log in to its nodes",
+                hint=f"`clusterctl status {name}` watches it, `clusterctl down {name}` removes it",
+            )
+        ssh_config.write_hosts(store, cluster)
+    ssh_config.write_config(store, cluster)
 
 
 def _from_home(pool: Pool, node: str, path: str) -> str:

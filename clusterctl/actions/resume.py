@@ -63,8 +63,9 @@ def find(store: Store, old: Job, next_job: Job, target: Cluster, tell: Tell) -> 
             copies = _find_copies(old, cluster, pool, names, there, tell)
             if first in there and not copies:
                 found = outputs.find(old, cluster, pool).all()
-                if not _is_needed_elsewhere(found, first, list_rank_nodes(next_job, target)):
-                    _tell_missing(old, found, names, there, tell)
+                stale = _find_stale(old, found, first)
+                if not _is_needed_elsewhere(found, first, list_rank_nodes(next_job, target), stale):
+                    _tell_missing(old, found, names, there, stale, tell)
                     return Source(old, cluster, in_place=True)
         else:
             away = connect_or_report(pool, list_nodes(old, cluster), tell)
@@ -152,13 +153,36 @@ def _find_here(store: Store, old: Job, lost: Collection[str], tell: Tell) -> dic
     return {name: files for name, files in found.items() if files}
 
 
-def _is_needed_elsewhere(found: Sequence[outputs.Output], first: str, names: Sequence[str]) -> bool:
-    """Whether nodes of the next job have no files of the old one, and are to get those of its rank
-    0: each rank of an ordinary program reads the snapshot itself. Large ones would take long by way
-    of this machine; the bundled programs send them from rank 0 to the others."""
+def _is_needed_elsewhere(
+    found: Sequence[outputs.Output], first: str, names: Sequence[str], stale: Collection[str]
+) -> bool:
+    """Whether nodes of the next job have no files of the old one, or older ones (`stale`), and are
+    to get those of its rank 0: each rank of an ordinary program reads the snapshot itself. Large
+    ones would take long by way of this machine; the bundled programs send them from rank 0 to the
+    others."""
     wrote = {output.node for output in found}
     size = sum(output.size for output in found)
-    return first in wrote and not wrote.issuperset(names) and size <= SPREAD
+    lacks = bool(stale) or not wrote.issuperset(names)
+    return first in wrote and lacks and size <= SPREAD
+
+
+def _is_stale(old: Job, modified: float, of_rank_0: float) -> bool:
+    """Whether a file is one that the job `old` began with, while its rank 0 has written the file
+    of that path: only rank 0 of most programs writes a snapshot. Of a program whose ranks write one
+    each, every node keeps its own. Times are in seconds since the epoch; files that are carried
+    over keep theirs, so a clock that is wrong by less than the job took changes nothing."""
+    return old.started is not None and modified < old.started <= of_rank_0
+
+
+def _find_stale(old: Job, found: Sequence[outputs.Output], first: str) -> tuple[str, ...]:
+    """The nodes with files that are older than those of rank 0's node."""
+    newest = {output.path: output.modified for output in found if output.node == first}
+    stale = {
+        output.node
+        for output in found
+        if output.path in newest and _is_stale(old, output.modified, newest[output.path])
+    }
+    return tuple(sorted(stale - {first}))
 
 
 def _tell_missing(
@@ -166,6 +190,7 @@ def _tell_missing(
     found: Sequence[outputs.Output],
     names: tuple[str, ...],
     there: tuple[str, ...],
+    stale: tuple[str, ...],
     tell: Tell,
 ) -> None:
     """Says where a job that resumes `old` on the same nodes starts from the beginning."""
@@ -181,6 +206,11 @@ def _tell_missing(
         tell(
             f"{', '.join(without)}: job {old.id} has left no files there, as it has on"
             f" {first}: ranks there that read files of their own start from the beginning"
+        )
+    if stale:
+        tell(
+            f"{', '.join(stale)}: files of job {old.id} there are older than those on {first},"
+            " which are too large to copy: ranks there that read files of their own read old ones"
         )
     if first not in wrote:
         tell(f"job {old.id} has left no files on {first}: the program starts from the beginning")
@@ -259,7 +289,9 @@ def _pack(
     source: Source, files: Mapping[str, Files], names: tuple[str, ...], scratch: Path
 ) -> dict[str, Path]:
     """An archive for each node of the new job: all files of all old nodes. Where several have one
-    of the same path, a node gets that of the old node with its own place, else rank 0's."""
+    of the same path, a node gets that of the old node with its own place, unless it is stale, else
+    rank 0's."""
+    files = _without_stale(source, files)
     archives: dict[tuple[tuple[str, Path], ...], Path] = {}
     packed: dict[str, Path] = {}
     for place, name in enumerate(names):
@@ -272,3 +304,17 @@ def _pack(
             archives[key] = fetched.pack(merged, scratch / f"{len(archives)}.tar")
         packed[name] = archives[key]
     return packed
+
+
+def _without_stale(source: Source, files: Mapping[str, Files]) -> dict[str, Files]:
+    newest = files.get(source.nodes[0], {}) if source.nodes else {}
+
+    def keeps(path: str, file: Path) -> bool:
+        if newest.get(path, file) == file:
+            return True
+        return not _is_stale(source.old, file.lstat().st_mtime, newest[path].lstat().st_mtime)
+
+    return {
+        name: {path: file for path, file in found.items() if keeps(path, file)}
+        for name, found in files.items()
+    }

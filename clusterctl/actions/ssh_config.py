@@ -7,6 +7,7 @@ one pattern. So new clusters appear there by themselves, and `down` takes them o
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from clusterctl import assets
@@ -19,13 +20,31 @@ HOSTS = "hosts"
 MARK = "# clusterctl: nodes as CLUSTER-NODE"
 
 
+def write_config(store: Store, cluster: Cluster) -> None:
+    """The cluster's ssh_config, for `ssh -F config` in its folder of keys. One that is as it has
+    to be stays: what only reads works in a state home that cannot be written."""
+    if cluster.attached:  # the user's own, with our names on top
+        home = str(Path.home() / ".ssh")
+        text = assets.render("client/attached_config.j2", cluster=cluster, home=home)
+    else:
+        text = assets.render("client/ssh_config.j2", cluster=cluster)
+    _replace(store.folder(cluster.name) / "ssh" / "config", text)
+
+
 def write_hosts(store: Store, cluster: Cluster) -> None:
     """The cluster's own file, if ssh can read its folder's name."""
     folder = store.folder(cluster.name) / "ssh"
     if not _odd(folder):
         escaped = str(folder).replace("%", "%%")
         text = assets.render("client/hosts.j2", cluster=cluster, folder=escaped)
-        write_atomic(folder / HOSTS, text.encode())
+        _replace(folder / HOSTS, text)
+
+
+def _replace(path: Path, text: str) -> None:
+    with suppress(OSError):
+        if path.read_bytes() == text.encode():
+            return
+    write_atomic(path, text.encode())
 
 
 def include(store: Store) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from clusterctl import assets, bootstrap, catalog, keys
+from clusterctl import bootstrap, catalog, keys
 from clusterctl.actions import ssh_config, terminal
 from clusterctl.actions.node_images import NodeImage
 from clusterctl.bootstrap import steps
@@ -38,8 +38,7 @@ def write_ssh(store: Store, cluster: Cluster, host_keys: dict[str, str]) -> list
     endpoints = {name: host_name(node.address, node.ssh_port) for name, node in nodes.items()}
     known = "".join(f"{endpoints[name]} {key}\n" for name, key in host_keys.items())
     write_atomic(folder / "known_hosts", known.encode())
-    config = assets.render("client/ssh_config.j2", cluster=cluster)
-    write_atomic(folder / "config", config.encode())
+    ssh_config.write_config(store, cluster)
     ssh_config.write_hosts(store, cluster)
     return [n for n, key in host_keys.items() if before.get(endpoints[n], key) != key]
 

@@ -159,7 +159,8 @@ class Pinned(paramiko.RejectPolicy):  # type: ignore[misc]  # untyped
             )
         else:
             what = f"its host key {offered} is not known"
-            hint = f"it is not listed in {', '.join(map(str, self._files))}"
+            files = ", ".join(map(str, self._files))
+            hint = f"it is not listed in {files}; `clusterctl up` or `attach` writes what is lost"
         raise Refused(self._target.error(f"{what}; nothing was sent", hint))
 
 

@@ -121,6 +121,26 @@ def test_every_rank_finds_the_snapshot_of_rank_0_also_on_the_same_nodes(
     assert have(site, "worker-1") == have(site, "worker-2") == {"snapshot": "epoch 3"}
 
 
+@pytest.mark.parametrize(("modified", "found"), [(1, "rank 0's"), (50, "its own")])
+def test_a_snapshot_that_the_job_began_with_does_not_replace_that_of_rank_0(
+    tmp_path: Path, tree: Path, modified: int, found: str
+) -> None:
+    """Job 7 started at second 2: a file of worker-2 that is older was carried over to it, and only
+    rank 0 has saved since. What its ranks save on their own nodes stays theirs."""
+    site, elsewhere = lab(tmp_path / "nodes"), lab(tmp_path / "others", name="other")
+    site.job(tree)
+    write(site, "worker-1", snapshot="rank 0's")
+    write(site, "worker-2", snapshot="its own")
+    os.utime(site.work("worker-1") / "snapshot", (60, 60))
+    os.utime(site.work("worker-2") / "snapshot", (modified, modified))
+    for there in (site, elsewhere):
+        move(site, there, tree)
+        assert have(there, "worker-1") == {"snapshot": "rank 0's"}
+        assert have(there, "worker-2") == {"snapshot": found}
+        shutil.rmtree(there.work("worker-1", 8).parent)
+        shutil.rmtree(there.work("worker-2", 8).parent)
+
+
 def have(site: Staged, name: str) -> dict[str, str]:
     """The files of job 8 there, less what was staged."""
     work = site.work(name, 8)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
 from clusterctl.actions import open_store
@@ -57,3 +60,29 @@ def test_an_unknown_option_is_no_command(words: list[str], call: Call) -> None:
     said = call("ssh", *words)
     assert said.code == 2
     assert "--jsn" in said.err
+
+
+def test_a_damaged_ssh_config_is_written_again(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the record: OpenSSH would say that it cannot resolve the name of the node."""
+    store = open_store()
+    launcher = node("launcher", "10.0.0.6", role=Role.LAUNCHER)
+    store.save(cluster(launcher, node("worker-1", "10.0.0.7"), name="ours", id="ours-1a2b"))
+    folder = store.folder("ours") / "ssh"
+    folder.mkdir()
+    (folder / "user").touch()
+    shows = tmp_path / "bin" / "ssh"
+    shows.parent.mkdir()
+    seen = tmp_path / "seen"
+    shows.write_text(f"#!/bin/sh\ncat config hosts >{seen}\n")
+    shows.chmod(0o755)
+    monkeypatch.setenv("PATH", str(shows.parent), prepend=os.pathsep)
+    assert call("ssh", "-c", "ours", "worker-1", "--", "true").code == 0
+    first = seen.read_text()
+    assert "Host worker-1\n    HostName 10.0.0.7\n" in first
+    assert "Host ours-worker-1\n" in first
+    for name, damage in (("config", "\xff\0"), ("hosts", "Host ours-wor")):
+        (folder / name).write_text(damage)
+        assert call("ssh", "-c", "ours", "worker-1", "--", "true").code == 0
+        assert seen.read_text() == first

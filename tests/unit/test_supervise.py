@@ -538,6 +538,21 @@ def test_a_job_that_ends_while_its_stacks_are_read_did_not_hang(site: Site) -> N
     assert (job.state, job.program_exit_code, job.hangs) == (JobState.FAILED, 3, ())
 
 
+def test_a_job_that_prints_while_its_stacks_are_read_goes_on(site: Site) -> None:
+    waits = 'until [ -e "$out/said" ]; do sleep 0.05; done'
+    reads = '[ "$1" != stacks ] || { : >"$out/reading"; ' + waits + "; }"
+    looks = 'if [ "$1" = written ]; then [ ! -e "$out/said" ] || : >"$out/looked"'
+    site.change = lambda text: text.replace(
+        '[ "$1" != stacks ] ||', f'{reads}; [ "$1" != stacks ] ||'
+    ).replace('if [ "$1" = written ]; then', looks)
+    script = (
+        "cd ../out; echo started; until [ -e reading ]; do sleep 0.05; done;"
+        " echo on; : >said; until [ -e looked ]; do sleep 0.05; done"
+    )
+    job = site.ended(site.submit(1, script, BOTH, hang_timeout=1))
+    assert (job.state, job.hangs) == (JobState.SUCCEEDED, ()), site.story(job)
+
+
 def test_a_job_that_hangs_is_failed_and_says_so(site: Site) -> None:
     job = site.ended(site.submit(1, "echo started; sleep 60", BOTH, hang_timeout=1))
     assert (job.state, job.failure) == (JobState.FAILED, None), site.story(job)

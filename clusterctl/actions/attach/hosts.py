@@ -8,13 +8,12 @@ from ipaddress import ip_address, ip_network
 from pathlib import Path
 
 from clusterctl import assets, bootstrap, catalog, keys, providers
-from clusterctl.actions import Tell, check_name, open_pool, terminal
+from clusterctl.actions import Tell, check_name, open_pool, ssh_config, terminal
 from clusterctl.actions.attach.ports import check_ports
 from clusterctl.actions.attach.record import (
     ASK_TIMEOUT,
     CONNECT_TIMEOUT,
     new_record,
-    write_config,
 )
 from clusterctl.bootstrap import facts
 from clusterctl.errors import (
@@ -78,7 +77,7 @@ def attach_hosts(store: Store, name: str, machines: Machines, tell: Tell) -> Clu
             raise
         cluster = replace(cluster, phase=Phase.READY)
         store.save(cluster)
-        write_config(store, cluster)
+        ssh_config.write_config(store, cluster)
         store.event(name, "attached", nodes=len(nodes))
     return cluster
 

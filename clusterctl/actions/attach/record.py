@@ -5,13 +5,10 @@ from __future__ import annotations
 import secrets
 import time
 from dataclasses import replace
-from pathlib import Path
 
-from clusterctl import assets
 from clusterctl.errors import RecordError
 from clusterctl.model import Cluster, ClusterSpec, NodeGroup, Phase
 from clusterctl.state import Store
-from clusterctl.state.home import write_atomic
 
 CONNECT_TIMEOUT = 20.0
 ASK_TIMEOUT = 120.0
@@ -36,12 +33,3 @@ def new_record(store: Store, name: str, provider: str, count: int, identity: str
         mode="attached",
         identity=identity,
     )
-
-
-def write_config(store: Store, cluster: Cluster) -> None:
-    """An ssh_config for `clusterctl ssh`: the user's own, with our names on top."""
-    path = store.folder(cluster.name) / "ssh" / "config"
-    text = assets.render(
-        "client/attached_config.j2", cluster=cluster, home=str(Path.home() / ".ssh")
-    )
-    write_atomic(path, text.encode())

@@ -6,12 +6,11 @@ import sys
 from dataclasses import dataclass, replace
 
 from clusterctl import assets, providers, schedulers
-from clusterctl.actions import Tell, check_name, open_pool
+from clusterctl.actions import Tell, check_name, open_pool, ssh_config
 from clusterctl.actions.attach.record import (
     ASK_TIMEOUT,
     CONNECT_TIMEOUT,
     new_record,
-    write_config,
 )
 from clusterctl.bootstrap import REQUIRED, facts
 from clusterctl.errors import BootstrapError, NodeUnreachable, UsageError
@@ -73,7 +72,7 @@ def attach_site(store: Store, name: str, login: Login, tell: Tell) -> Cluster:
             raise
         cluster = replace(cluster, phase=Phase.READY)
         store.save(cluster)
-        write_config(store, cluster)
+        ssh_config.write_config(store, cluster)
         store.event(name, "attached", system=login.system, version=cluster.site_info["version"])
     return cluster
 
