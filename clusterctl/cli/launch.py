@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from pathlib import PurePath
+from pathlib import Path, PurePath
+from typing import Any
 
 import typer
 
 from clusterctl import actions
+from clusterctl.actions import Store, launches, up_plan
 from clusterctl.actions import run as action
+from clusterctl.actions import spec as specs
 from clusterctl.cli import clusters, run
 from clusterctl.cli.console import Console
 from clusterctl.errors import ClusterctlError, RecordError, UsageError
+from clusterctl.options import limits, verbs
 from clusterctl.options.clusters import Down, Up
 from clusterctl.options.run import Launch, Run
 
@@ -22,6 +26,9 @@ def launch(given: Launch, console: Console) -> None:
     words, module = list(running.command), running.python_module
     if not (words or module):
         raise UsageError("nothing to run", hint="clusterctl launch SCRIPT [ARGS...]")
+    for option, wanted in (("--keep", given.keep), ("--sync", running.sync)):
+        if given.detach and wanted:
+            raise UsageError(f"{option} cannot be combined with --detach", hint=limits.ONE_OF_TWO)
     # Mistakes about the program are found before anything is created.
     action.resolve(
         *(words, module or None, running.stage, running.env_file, running.source, running.max_stage)
@@ -36,17 +43,20 @@ def launch(given: Launch, console: Console) -> None:
         raise RecordError(
             f"cluster {name!r} exists already", hint=f"`clusterctl run -c {name}` uses it"
         )
-    creation = given.part(Up, name=name, cluster=None)
+    creation = given.part(Up, name=name, cluster=None, **_idle(given, store, name))
     if given.dry_run:
         clusters.up(creation, console)
         return
     try:
         clusters.up(creation, console, then=False)
-        code = _run(running.part(Run, cluster=name), console)
+        if given.detach:
+            launches.mark(store, name, Path.cwd())
+        code = _run(running.part(Run, cluster=name, detach=given.detach), console)
     except KeyboardInterrupt:
         if name not in store.names():
             raise
         if console.interactive and console.confirm(f"Keep cluster {name}?"):
+            launches.unmark(store, name)
             console.after_interrupt = _kept(name)
             raise
         console.report("Ctrl-C: removing the cluster")
@@ -57,11 +67,24 @@ def launch(given: Launch, console: Console) -> None:
         if name in store.names() and not given.keep:
             _remove(name, given, console)
         raise
-    if given.keep:
+    if given.detach:
+        console.note("\n".join(launches.describe(store, name)))
+    elif given.keep:
         console.note(_kept(name))
     else:
         _remove(name, given, console)
     raise typer.Exit(code)
+
+
+def _idle(given: Launch, store: Store, name: str) -> dict[str, Any]:
+    """Nobody watches a detached launch: its workers end soon after the program, where they cost
+    money."""
+    wanted = given.part(Up, name=name, cluster=None)
+    if not given.detach or wanted.idle is not None:
+        return {}
+    spec = up_plan.resolve(store, specs.cluster_spec(name, wanted))
+    where = up_plan.circumstances(spec)
+    return {} if verbs.limit("up", "--idle", where) else {"idle": launches.IDLE}
 
 
 def _run(given: Run, console: Console) -> int:

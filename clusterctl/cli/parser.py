@@ -15,7 +15,7 @@ import typer.main
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from clusterctl import __version__, config
-from clusterctl.cli import help
+from clusterctl.cli import collecting, help
 from clusterctl.cli.console import Console
 from clusterctl.errors import UsageError
 from clusterctl.options.table import Common, Option, Verb
@@ -50,7 +50,8 @@ class Command(TyperCommand):
         given = read(self.path, ctx.params, ctx.args)
         module = import_module(f"clusterctl.cli.{self.verb.module}")
         function = getattr(module, self.verb.function or self.path.replace(" ", "_"))
-        return function(given, Console.current())
+        with collecting.collected(given, Console.current()):
+            return function(given, Console.current())
 
 
 class Verbs(TyperGroup):

@@ -12,7 +12,7 @@ from clusterctl.options.clusters import List, Status
 
 def status(given: Status, console: Console) -> None:
     from clusterctl import actions
-    from clusterctl.actions import show
+    from clusterctl.actions import launches, show
 
     store = actions.open_store()
     live = given.live
@@ -26,6 +26,8 @@ def status(given: Status, console: Console) -> None:
     ]
     if found.unknown_prices:
         lines.append(f"not included (price unknown): {', '.join(found.unknown_prices)}")
+    if folder := launches.find_folder(store, what.name):
+        lines.append(f"ends with its program; the next command then brings outputs to {folder}")
     lines += [f"warning: {line}" for line in found.warnings]
     head = ["node", "role", "address", "slots", "mpi", "python"]
     head += ["live", "node deadline"] if live else []

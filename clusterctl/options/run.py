@@ -244,14 +244,17 @@ def _of(verb: type[Verb], *without: str, groups: tuple[Group, ...]) -> tuple[Opt
 class Launch(Started, heading=JOBS, module="launch"):
     """Create a cluster, run a program on it, bring its output files here, and remove the cluster.
 
-    Takes the options of `up` and `run`. The exit code is the program's.
+    Takes the options of `up` and `run`. The exit code is the program's. With --detach, the next
+    command after the program's end brings its files and removes the cluster.
     """
 
     settings_of = ("up", "run")
     examples = (
         "clusterctl launch train.py --epochs 3",
         "clusterctl launch --gpu g4dn:4 --spot --budget 20 train.py",
+        "clusterctl launch --detach --gpu g4dn --ttl 12h train.py",
     )
+    detach = flag("-d --detach", OPTIONS, "Return when the program runs; the next command ends it")
     keep = flag("--keep", OPTIONS, "Leave the cluster running at the end")
     of_up = _of(Up, groups=(Up.MACHINE, Up.EC2))
     of_run = _of(

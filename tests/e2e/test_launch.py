@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from tests.e2e.cli import Cli
+from tests.e2e.cli import Cli, wait_for
 
 pytestmark = pytest.mark.sshd
 
@@ -78,3 +78,12 @@ def test_a_cluster_is_kept_when_it_is_wanted(own: Cli) -> None:
     again = own("launch", "-c", "lab", "train.py", code=7)
     assert "clusterctl run -c lab" in again.err
     assert own.json("status", "lab")["phase"] == "ready"
+
+
+def test_a_detached_launch_is_ended_by_the_next_command(own: Cli) -> None:
+    own.script("train.py", f"import time\n{WRITES}time.sleep(4)")
+    left = own("launch", "--detach", "--workers", "1", "train.py")
+    assert "the next clusterctl command brings its outputs" in left.err
+    wait_for(lambda: own.json("list")["clusters"] == [], 90, "its end")
+    assert len(list(own.folder.glob("job-*/**/out.txt"))) == 1
+    assert {job["state"] for job in own.jobs().values()} == {"succeeded"}

@@ -1,0 +1,135 @@
+"""Clusters that end with their program. `launch --detach` leaves a mark in the cluster's folder;
+whichever command comes next after the program's end brings the outputs, and then removes it."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from clusterctl.actions import Tell, connect_or_report, open_pool
+from clusterctl.actions.jobs import fetch_from
+from clusterctl.errors import NodeUnreachable, ProviderError
+from clusterctl.insight import cost
+from clusterctl.job_model import Job
+from clusterctl.jobs import control
+from clusterctl.model import Cluster, Phase, clock
+from clusterctl.state import Store
+from clusterctl.state.home import write_atomic
+from clusterctl.transport.pool import Pool
+
+MARK = "launch.json"
+
+IDLE = 300.0
+"""Seconds after which workers of a cloud end unused, without --idle: between `up` and the start of
+the program they must not, however long its packages take to resolve here."""
+
+
+def mark(store: Store, name: str, folder: Path) -> None:
+    """Notes that the cluster ends with its jobs, whose outputs belong below `folder`."""
+    write_atomic(store.folder(name) / MARK, json.dumps({"folder": str(folder)}).encode())
+
+
+def unmark(store: Store, name: str) -> None:
+    """The cluster stays after all."""
+    (store.folder(name) / MARK).unlink(missing_ok=True)
+
+
+def list_names(store: Store) -> tuple[str, ...]:
+    """The clusters that end with their jobs."""
+    return tuple(sorted(path.parent.name for path in store.home.clusters.glob(f"*/{MARK}")))
+
+
+def find_folder(store: Store, name: str) -> Path | None:
+    """Where the outputs belong; None for a cluster that does not end with its jobs."""
+    with suppress(OSError, ValueError, KeyError):
+        return Path(json.loads((store.folder(name) / MARK).read_bytes())["folder"])
+    return None
+
+
+def describe(store: Store, name: str) -> list[str]:
+    """What becomes of a cluster that ends with its jobs, and what it costs until then."""
+    cluster, folder = store.cluster(name), find_folder(store, name)
+    lines = [
+        "when the program has ended, the next clusterctl command brings its outputs to"
+        f" {folder} and removes cluster {name}"
+    ]
+    if cluster.charges and cluster.deadline:
+        stays = [item for item in cluster.charges if item.node == cluster.launcher.name]
+        rate = cost.render(cost.per_hour(stays), cost.is_exact(stays), 4)
+        lines.append(
+            f"until then its launcher, which keeps copies of all outputs, costs {rate}/h; it ends"
+            f" at {clock(cluster.deadline)}, and outputs that were not fetched by then are lost"
+        )
+    return lines
+
+
+def bring(store: Store, name: str, tell: Tell) -> bool:
+    """Brings the outputs of its jobs here if all of them have ended. Whether nothing is left on the
+    cluster that is wanted, so that it may go.
+
+    Raises:
+        NodeUnreachable, ProviderError, UsageError: Not all could be brought; the cluster stays.
+    """
+    cluster, folder = store.find(name), find_folder(store, name)
+    if cluster is None or folder is None:
+        return False
+    if cluster.phase is Phase.DELETING:
+        return True  # an earlier command was interrupted when everything was here
+    if cluster.phase is not Phase.READY:
+        return False
+    jobs = [job for job in store.jobs() if job.cluster_id == cluster.id]
+    if not jobs or not all(store.is_handed_in(job.id) for job in jobs):
+        return False  # `launch` is still at it
+    if cluster.deadline and cluster.deadline <= time.time():
+        lost = [str(job.id) for job in jobs if not job.fetched]
+        what = f"; what job {', '.join(lost)} made was not fetched before" if lost else ""
+        tell(f"cluster {name} ended at its deadline, {clock(cluster.deadline)}{what}")
+        return True
+    with open_pool(store, cluster) as pool:
+        if not _have_ended(store, jobs, cluster, pool):
+            return False
+        wanted = [job for job in store.jobs_of(cluster) if not job.fetched]
+        tell(f"the program on cluster {name} has ended: fetching its outputs, then removing it")
+        away = connect_or_report(pool, [node.name for node in cluster.nodes], tell)
+        for job in wanted:
+            _bring(store, job, cluster, pool, away, folder, tell)
+    return True
+
+
+def _have_ended(store: Store, jobs: list[Job], cluster: Cluster, pool: Pool) -> bool:
+    going = [job for job in jobs if not job.state.ended]
+    fresh = control.refresh_all(going, cluster, pool) if going else ()
+    for job, now in zip(going, fresh, strict=True):
+        if now != job:
+            store.save_job(now)
+    return all(job.state.ended for job in fresh)
+
+
+def _bring(
+    store: Store,
+    job: Job,
+    cluster: Cluster,
+    pool: Pool,
+    away: dict[str, str],
+    folder: Path,
+    tell: Tell,
+) -> None:
+    """Raises the first error if not all of it has come."""
+    target = (folder if folder.is_dir() else Path.cwd()) / f"job-{job.id}"
+    got = fetch_from(store, job, cluster, pool, away, target, tell=tell)
+    if got.failed:
+        raise got.failed[0]
+    for node, why in got.missing.items():
+        raise NodeUnreachable(
+            f"outputs of job {job.id} are on {node}, which does not answer: {why}",
+            hint=f"`clusterctl down {cluster.name} --discard` removes the cluster without them",
+            transient=True,
+        )
+    if got.brought.kept:
+        raise ProviderError(
+            f"{target}/{got.brought.kept[0]} was changed since it was fetched, and was kept",
+            hint="move it away; the next command tries again",
+        )
+    tell(f"job {job.id} {job.state.value}: {len(got.brought.outputs)} files in {target}")

@@ -1,0 +1,59 @@
+"""After a command: what earlier launches have made is brought here, and their clusters go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+
+from clusterctl.cli.console import Console
+from clusterctl.errors import ClusterctlError, reason
+from clusterctl.options.clusters import CLUSTERS, Down
+from clusterctl.options.run import Launch
+from clusterctl.options.shared import JOBS
+from clusterctl.options.table import Verb
+
+
+@contextmanager
+def collected(given: Verb, console: Console) -> Iterator[None]:
+    """Around a command. One about clusters or jobs that has answered goes on with what there is to
+    collect."""
+    try:
+        yield
+    except typer.Exit:
+        _collect(given, console)
+        raise
+    else:
+        _collect(given, console)
+
+
+def _collect(given: Verb, console: Console) -> None:
+    """Never raises: what cannot be brought now stays, and is said. `given`: the command that has
+    just answered."""
+    own = isinstance(given, Launch) and given.detach
+    if own or given.heading not in (CLUSTERS, JOBS) or given.values.get("dry_run"):
+        return
+    from clusterctl import actions
+    from clusterctl.actions import launches
+
+    store = actions.open_store()
+    names = launches.list_names(store)
+    console.set(json=False, quiet=console.quiet, verbose=console.verbose)  # the document is out
+    for name in names:
+        console.after_interrupt = "the next command continues"
+        try:
+            with console.waiting():
+                ended = launches.bring(store, name, console.report)
+            if ended:
+                _remove(name, given, console)
+        except ClusterctlError as error:
+            console.report(f"cluster {name} stays: {reason(error)}")
+            if error.hint:
+                console.note(f"  → {error.hint}")
+
+
+def _remove(name: str, given: Verb, console: Console) -> None:
+    from clusterctl.cli import clusters
+
+    clusters.down(given.part(Down, name=name, cluster=None, yes=True), console)

@@ -1,0 +1,123 @@
+"""`launch --detach`: the next command after the program's end brings its outputs and removes the
+cluster, and nothing is lost where that cannot be done."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clusterctl.actions import launches
+from clusterctl.model import Charge, Phase
+from tests.unit.calling import Call
+from tests.unit.staged import Staged, lab
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """Where `launch` was called, which is not where the next command is."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def here(tmp_path: Path, project: Path) -> Staged:
+    """A detached launch whose program has written a file."""
+    made = lab(tmp_path / "nodes")
+    launches.mark(made.store, "lab", project)
+    (project / "train.py").touch()
+    made.job(project)
+    (made.work() / "model.pt").write_text("weights")
+    return made
+
+
+def test_the_next_command_brings_outputs_and_removes_the_cluster(
+    call: Call, here: Staged, project: Path
+) -> None:
+    assert f"brings outputs to {project}" in call("status").out
+    assert (project / "job-7/worker-1/model.pt").read_text() == "weights"
+    assert here.store.names() == ()
+    assert here.store.job(7).fetched
+
+
+def test_the_answer_comes_first_and_is_still_one_document(call: Call, here: Staged) -> None:
+    said = call("jobs", "--json")
+    assert [job["id"] for job in said.document["jobs"]] == [7]
+    assert "cluster lab was removed" in said.err
+
+
+def test_a_program_that_runs_keeps_its_cluster(call: Call, here: Staged, project: Path) -> None:
+    with here.running(here.store.job(7)):
+        assert call("list").code == 0
+    assert here.store.names() == ("lab",)
+    assert not (project / "job-7").exists()
+
+
+@pytest.mark.parametrize("words", [("check",), ("down", "--help"), ("ssh-config", "--print")])
+def test_commands_about_other_things_leave_it_alone(
+    words: tuple[str, ...], call: Call, here: Staged
+) -> None:
+    call(*words)
+    assert here.store.names() == ("lab",)
+
+
+def test_before_its_job_is_on_record_nothing_is_removed(call: Call, tmp_path: Path) -> None:
+    """`launch` may still be at it, or was killed: then the cluster is one as any other."""
+    made = lab(tmp_path / "nodes")
+    launches.mark(made.store, "lab", tmp_path)
+    assert call("list").code == 0
+    assert made.store.names() == ("lab",)
+
+
+def test_a_removal_that_was_cut_off_goes_on(call: Call, here: Staged) -> None:
+    here.store.save(replace(here.where, phase=Phase.DELETING))
+    call("list")
+    assert here.store.names() == ()
+
+
+def test_a_file_that_was_changed_here_is_kept_and_so_is_the_cluster(
+    call: Call, here: Staged, project: Path
+) -> None:
+    mine = project / "job-7/worker-1/model.pt"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    said = call("list")
+    assert said.code == 0, "the command itself has done what it was asked"
+    assert "cluster lab stays" in said.err
+    assert mine.read_text() == "mine"
+    assert here.store.names() == ("lab",)
+    mine.unlink()
+    call("list")
+    assert mine.read_text() == "weights"
+    assert here.store.names() == ()
+
+
+def test_at_the_deadline_it_is_said_what_is_lost(call: Call, here: Staged) -> None:
+    charge = Charge(node="launcher", part="instance", item="x", hourly=1, source="", since=1.0)
+    here.store.save(replace(here.where, deadline=2.0, charges=(charge.ended(2.0),)))
+    said: list[str] = []
+    assert launches.bring(here.store, "lab", said.append)
+    assert "job 7" in said[0]
+    assert "was not fetched" in said[0]
+
+
+@pytest.mark.parametrize("option", [("--keep",), ("--sync", "out")], ids=" ".join)
+def test_what_needs_somebody_to_watch_is_refused(option: tuple[str, ...], call: Call) -> None:
+    Path("train.py").touch()
+    said = call("launch", "--detach", *option, "train.py")
+    assert (said.code, f"{option[0]} cannot be combined with --detach" in said.err) == (2, True)
+
+
+def test_what_stays_on_and_what_it_costs_is_said(here: Staged, project: Path) -> None:
+    def charge(node: str) -> Charge:
+        return Charge(node=node, part="instance", item="x", hourly=0.25, source="", since=1.0)
+
+    charges = (charge("launcher"), charge("worker-1"))
+    here.store.save(replace(here.where, deadline=4e9, charges=charges))
+    [what, price] = launches.describe(here.store, "lab")
+    assert str(project) in what
+    assert "launcher" in price
+    assert "costs $0.2500/h" in price
+    assert "not fetched by then are lost" in price
