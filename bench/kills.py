@@ -23,7 +23,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.ec2.kills import COMMANDS, Kills  # noqa: E402
+from tests.ec2.kills import COMMANDS, KINDS, Kills  # noqa: E402
 from tests.sim import hub as hubs  # noqa: E402
 from tests.sim.ec2.client import Ec2, initialise  # noqa: E402
 
@@ -51,7 +51,8 @@ def main() -> int:
             kills = Kills(ec2, hub, folder, initialise(ec2, folder))
             seed, count, wrong = options.seed, 0, 0
             while count < options.count:
-                fresh = [asdict(kill) for kill in kills.round(seed)]
+                print(f"{seed:5}", flush=True)
+                fresh = [asdict(kill) for kill in kills.round(seed, repeat=2)]
                 known += fresh
                 count += sum(kill["killed"] for kill in fresh)
                 wrong += sum(bool(kill["wrong"]) for kill in fresh)
@@ -65,9 +66,8 @@ def main() -> int:
 
 def line(kill: dict[str, Any]) -> str:
     what = "killed" if kill["killed"] else "over before"
-    said = (
-        f"{kill['seed']:5}  {kill['verb']:7} {kill['at']:6.2f} s  {what}  then {kill['following']}"
-    )
+    place = f"{kill['seed']:5}  {kill['kind']:7}  {kill['verb']:8} {kill['at']:6.2f} s"
+    said = f"{place}  {what}  then {kill['following']}"
     return said + "".join(f"\n       WRONG: {text}" for text in kill["wrong"])
 
 
@@ -79,11 +79,16 @@ def save(out: Path, kills: Iterable[dict[str, Any]]) -> None:
 
 def write(kills: list[dict[str, Any]]) -> None:
     """The table, between its marks."""
-    rows = ["| command | killed | then all was right | wrong |", "|---|---|---|---|"]
+    killed = [kill for kill in kills if kill["killed"]]
+    rows = [
+        f"| command | {' | '.join(KINDS)} | then all was right | wrong |",
+        "|" + "---|" * (len(KINDS) + 3),
+    ]
     for verb in (*COMMANDS, "all"):
-        mine = [kill for kill in kills if kill["killed"] and verb in (kill["verb"], "all")]
+        mine = [kill for kill in killed if verb in (kill["verb"].split()[0], "all")]
+        kinds = (str(sum(kill["kind"] == kind for kill in mine)) for kind in KINDS)
         wrong = sum(bool(kill["wrong"]) for kill in mine)
-        rows.append(f"| `{verb}` | {len(mine)} | {len(mine) - wrong} | {wrong} |")
+        rows.append(f"| `{verb}` | {' | '.join(kinds)} | {len(mine) - wrong} | {wrong} |")
     text = DOCUMENT.read_text()
     before, _, rest = text.partition(BEGIN)
     after = rest.partition(END)[2]

@@ -315,6 +315,8 @@ class Cluster:
     deadline: float | None = None
     """When the nodes end themselves; None: never."""
     charges: tuple[Charge, ...] = ()
+    stopping: bool = False
+    """A `stop` has begun and its end is not on record: the cloud alone knows which machines run."""
     identity: str | None = None
     """None: nodes let in the cluster's own key. For machines of the user's own: the key file to
     show, or "" for what their ssh_config and agent offer."""

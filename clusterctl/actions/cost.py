@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
+from math import inf
 
 from clusterctl.actions import show
 from clusterctl.insight import cost
@@ -63,6 +64,11 @@ class Spending:
         return sum(item.dollars for item in self.clusters)
 
     @property
+    def running(self) -> bool:
+        """Whether any of it goes on costing money."""
+        return any(item.running for item in self.clusters)
+
+    @property
     def exact(self) -> bool:
         return all(item.exact for item in self.clusters)
 
@@ -83,7 +89,8 @@ def spending(
     clusters = [
         (item, dollars)
         for item in known
-        if (dollars := cost.between(item.charges, since, now, now)) or not _over(item, since)
+        # Also the minute, or the hour of a NAT gateway, that has begun, as a receipt counts them.
+        if (dollars := cost.between(item.charges, since, inf, now)) or not _over(item, since)
     ]
     billed = {item.id: item.charges for item, _ in clusters}
     jobs = [
@@ -93,7 +100,7 @@ def spending(
     ]
     exact = {id: cost.is_exact(mine) for id, mine in billed.items()}
     days = (
-        (day, [cost.between(mine, max(since, a), min(now, b), now) for mine in billed.values()])
+        (day, [cost.between(mine, max(since, a), b, now) for mine in billed.values()])
         for day, a, b in _days(max(since, _first(billed)), now)
     )
     return Spending(
@@ -153,12 +160,12 @@ def _exact(each: list[float], exact: list[bool]) -> bool:
 
 def _days(since: float, now: float) -> Iterator[tuple[str, float, float]]:
     """Days with their beginnings and ends, the last one first; those of daylight saving are longer
-    or shorter."""
+    or shorter, and today has no end: what is billed in advance is of today."""
     day = date.fromtimestamp(now)
     while (begins := _midnight(day)) > since - 86400 * 1.5:
         ends = _midnight(day + timedelta(days=1))
         if ends > since:
-            yield day.isoformat(), begins, ends
+            yield day.isoformat(), begins, inf if ends > now else ends
         day -= timedelta(days=1)
 
 

@@ -65,8 +65,8 @@ def status(
 ) -> Status:
     """From the record alone, unless `live`: then provider and nodes are asked, within deadlines,
     and money is what whoever bills the machines says of them.
-    When the deadline is over, or nobody has used the cluster for long, whoever bills it is asked in
-    any case: machines should have ended themselves, and the record cannot tell whether they did."""
+    When the deadline is over, nobody has used the cluster for long, or a command that changes it
+    has not finished, whoever bills it is asked in any case: the record cannot tell what runs."""
     told = _ask(store, cluster, clock) if live else _Told({})
     shut = _shut_out(store, cluster, told.answers) if live else ()
     now = clock()
@@ -108,9 +108,12 @@ def find_charges(
     store: Store, cluster: Cluster, now: float
 ) -> tuple[Sequence[Charge], tuple[str, ...]]:
     """What the cluster has cost, and what a person should know of that. From the record alone, as
-    long as machines are not to have ended themselves by now."""
+    long as no command changes the machines or was interrupted at that, and they are not to have
+    ended themselves by now."""
     if _outlived(cluster, now):
         return _overdue(store, cluster, now)
+    if _unfinished(cluster):
+        return _between(store, cluster, now)
     if idle_workers.may_have_ended(store, cluster, now):
         return _unused(store, cluster, now)
     return cluster.charges, ()
@@ -155,6 +158,39 @@ def _unguarded(cluster: Cluster, dead: Sequence[str], kept: Mapping[str, float])
 def _outlived(cluster: Cluster, now: float) -> bool:
     """Whether it costs money and its deadline is over."""
     return bool(cluster.charges and cluster.deadline and cluster.deadline < now)
+
+
+def _unfinished(cluster: Cluster) -> bool:
+    """Whether a command changes its machines, or was interrupted at that: the record has what is
+    planned."""
+    changing = cluster.stopping or cluster.phase in (Phase.CREATING, Phase.DELETING)
+    return bool(cluster.charges) and changing
+
+
+def _between(
+    store: Store, cluster: Cluster, now: float
+) -> tuple[Sequence[Charge], tuple[str, ...]]:
+    """The charges of what there is, and a warning where that is unknown or is left by an
+    interrupted `stop`."""
+    try:
+        _, charges = _settle(store, cluster, now)
+    except ClusterctlError as error:
+        return cluster.charges, (
+            f"it is unknown which machines of cluster {cluster.name} are running ({reason(error)});"
+            " the costs shown assume that all are",
+        )
+    if not cluster.stopping:
+        return charges, ()
+    going = [item for item in charges if item.until is None]
+    running = sum(item.part == "instance" for item in going)
+    many = f"{count(running, 'machine')} {'is' if running == 1 else 'are'} still running"
+    rate = cost.render(cost.per_hour(going), cost.is_exact(going), 4)
+    return charges, (
+        f"`stop` has not finished for cluster {cluster.name}:"
+        f" {many if running else 'no machine is running'}, {rate}/h:"
+        f" `clusterctl stop {cluster.name}` completes it, `clusterctl start {cluster.name}` starts"
+        " it again",
+    )
 
 
 def _overdue(
@@ -214,7 +250,10 @@ ASKED_AT_ONCE = 16
 def list_statuses(store: Store) -> tuple[Status, ...]:
     """Of all clusters. AWS is asked about several at the same time."""
     clusters, now = store.clusters(), time.time()
-    if not any(_outlived(c, now) or idle_workers.may_have_ended(store, c, now) for c in clusters):
+    if not any(
+        _outlived(c, now) or _unfinished(c) or idle_workers.may_have_ended(store, c, now)
+        for c in clusters
+    ):
         return tuple(status(store, cluster) for cluster in clusters)
     from concurrent.futures import ThreadPoolExecutor
 

@@ -67,11 +67,15 @@ def stop(store: Store, name: str, tell: Tell, ask: Ask) -> Stopped | None:
             ended = salvage.end_jobs(store, cluster, tell)
             with open_pool(store, cluster) as pool:
                 salvage.save_logs(store, store.jobs_of(cluster), cluster, pool, tell)
+        if cluster.phase is not Phase.STOPPED:
+            cluster = replace(cluster, stopping=True)
+            store.save(cluster)  # killed from here on, `status` has to ask
         when = provider.stop(cluster, folder, tell)
         ends = providers.load_billing(cluster).list_ended(cluster, folder)
         cluster = replace(
             cluster,
             phase=Phase.STOPPED,
+            stopping=False,
             charges=tuple(
                 _kept(item, ends.get(item.node, Ended(when))) for item in cluster.charges
             ),

@@ -245,6 +245,7 @@ def _record(
         base,
         spec=spec,
         phase=Phase.CREATING,
+        stopping=False,
         charges=plan.charges,
         deadline=plan.deadline,
         account=plan.account,

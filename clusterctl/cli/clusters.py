@@ -17,6 +17,11 @@ from clusterctl.options.table import DEFAULT_NAME
 
 def up(given: Up, console: Console, *, then: bool = True) -> None:
     """`then`: say how long each phase took, and what to do next."""
+    with console.waiting():  # also for our modules: on a busy machine they take seconds to load
+        _up(given, console, then)
+
+
+def _up(given: Up, console: Console, then: bool) -> None:
     from clusterctl import actions
     from clusterctl.actions import spec as specs
     from clusterctl.actions import up as action
@@ -30,8 +35,7 @@ def up(given: Up, console: Console, *, then: bool = True) -> None:
     given = given.within(up_plan.circumstances(resolved), console.note, place)
     spec = specs.cluster_spec(called, given)
     if given.dry_run:
-        with console.waiting():
-            plan = up_plan.plan(store, spec, console.report)
+        plan = up_plan.plan(store, spec, console.report)
         console.result("\n".join((f"mode: {plan.mode}", *plan.lines)))
         shown = pick(plan, "mode", "lines", "charges", "deadline")
         console.document({"dry_run": True, "cluster": spec.name, **shown})
@@ -41,8 +45,7 @@ def up(given: Up, console: Console, *, then: bool = True) -> None:
         f"`clusterctl down {spec.name}` removes it"
     )
     consent = (lambda question: True) if given.yes else console.consent
-    with console.waiting():
-        made = action.up(store, spec, console.report, consent)
+    made = action.up(store, spec, console.report, consent)
     up_cluster = made.cluster
     if then:
         console.note(table([(phase, f"{seconds:.2f} s") for phase, seconds in made.phases]))
@@ -65,6 +68,11 @@ def up(given: Up, console: Console, *, then: bool = True) -> None:
 def down(given: Down, console: Console) -> None:
     if given.fetch and given.force:
         raise UsageError("--force and --fetch cannot be combined", hint="leave one of them out")
+    with console.waiting():
+        _down(given, console)
+
+
+def _down(given: Down, console: Console) -> None:
     from clusterctl import actions
     from clusterctl.actions import down as action
     from clusterctl.actions.salvage import Unfetched
@@ -81,8 +89,7 @@ def down(given: Down, console: Console) -> None:
         discard=given.discard,
         ask=console.confirm if console.interactive and not given.yes else None,
     )
-    with console.waiting():
-        gone = action.down(store, wanted, console.report, ask, unfetched, force=given.force)
+    gone = action.down(store, wanted, console.report, ask, unfetched, force=given.force)
     if gone is None:
         if wanted in before:
             console.note("aborted; nothing was removed")

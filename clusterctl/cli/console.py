@@ -17,8 +17,9 @@ from typing import Any
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.variables import SECRET
 
-SILENCE = 5.0
-"""Seconds that a verb about machines may say nothing."""
+SILENCE = 4.0
+"""Seconds after which a verb about machines says that it still works: on a busy machine the word
+comes later, and nobody should wait for more than five."""
 
 
 class Console:
@@ -67,18 +68,18 @@ class Console:
     @contextlib.contextmanager
     def waiting(self, silence: float | None = None) -> Iterator[None]:
         """Meanwhile nobody has to guess whether something still happens: after so many seconds
-        without a word (usually SILENCE), the last line of progress is repeated."""
+        without a word (usually SILENCE), those before included, the last line of progress is
+        repeated."""
         silence = silence or SILENCE
         over = threading.Event()
 
         def watch() -> None:
-            while not over.wait(silence / 10):
+            while not over.wait(max(silence / 20, self._spoke + silence - time.monotonic())):
                 if time.monotonic() - self._spoke >= silence and not (self._asking or self.quiet):
                     seconds = time.monotonic() - self._began
                     after = f" after: {lines(self._doing)}" if self._doing else ""
                     self._stderr(f"{seconds:6.1f} s  still working{after}")
 
-        self._spoke = time.monotonic()
         thread = threading.Thread(target=watch, daemon=True, name="waiting")
         thread.start()
         try:

@@ -35,8 +35,9 @@ def show(given: Cost, console: Console) -> None:
     for line in found.warnings:
         console.note(f"warning: {line}")
     least = "" if found.exact else "at least "
+    sum_of_all = f"{least}${found.dollars:.2f}{' so far' * found.running}"
     console.note(
-        f"{least}${found.dollars:.2f} since {clock(found.since)}, without traffic to the internet;"
+        f"{sum_of_all} since {clock(found.since)}, without traffic to the internet;"
         " from the records on this machine"
     )
     console.document(

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.terraform, pytest.mark.netns, pytest.mark.sshd, pytest
 def test_whatever_is_killed_nothing_is_left_and_the_receipt_is_right(
     ec2: Ec2, hub: Hub, tmp_path: Path, initialised: Path
 ) -> None:
-    kills = Kills(ec2, hub, tmp_path, initialised).round(5)
+    kills = Kills(ec2, hub, tmp_path, initialised).round(4)
     assert [(kill.verb, kill.wrong) for kill in kills if kill.wrong] == []
     assert sum(kill.killed for kill in kills) > 3
     ec2.reset()

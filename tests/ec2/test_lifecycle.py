@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import socket
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -158,26 +160,45 @@ def test_a_changed_host_key_is_refused(world: World, subnet: str) -> None:
     world.ok("down", "--yes", "--force")
 
 
+def launch_for(world: World, like: dict[str, Any], cluster: str, owner: str = "") -> str:
+    """Launches an instance with our tag, where `like` is. Returns its id."""
+    tags = {"clusterctl:cluster": cluster} | ({"clusterctl:owner": owner} if owner else {})
+    pairs = [{"Key": key, "Value": value} for key, value in tags.items()]
+    made = world.ec2.client("ec2").run_instances(
+        ImageId=like["ImageId"],
+        InstanceType="t3.micro",
+        MinCount=1,
+        MaxCount=1,
+        SubnetId=like["SubnetId"],
+        TagSpecifications=[{"ResourceType": "instance", "Tags": pairs}],
+    )
+    return str(made["Instances"][0]["InstanceId"])
+
+
+@contextlib.contextmanager
+def colleague(world: World, name: str) -> Iterator[None]:
+    """Somebody else of the account calls meanwhile, with a key of their own."""
+    iam = world.ec2.client("iam")
+    iam.create_user(UserName=name)
+    key = iam.create_access_key(UserName=name)["AccessKey"]
+    mine = {each: world.env[each] for each in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
+    world.env["AWS_ACCESS_KEY_ID"] = key["AccessKeyId"]
+    world.env["AWS_SECRET_ACCESS_KEY"] = key["SecretAccessKey"]
+    try:
+        yield
+    finally:
+        world.env.update(mine)
+        iam.delete_access_key(UserName=name, AccessKeyId=key["AccessKeyId"])
+        iam.delete_user(UserName=name)
+
+
 def test_what_has_lost_its_record_is_found_and_removed(world: World) -> None:
     world.ok(*CPU, "--workers", "1", "--ttl", "2h", "--private")
     api = world.ec2.client("ec2")
     id = world.record()["id"]
     template = world.ec2.machine("worker-1").id
     image = api.describe_instances(InstanceIds=[template])["Reservations"][0]["Instances"][0]
-    # An instance with our tag that no Terraform state knows.
-    api.run_instances(
-        ImageId=image["ImageId"],
-        InstanceType="t3.micro",
-        MinCount=1,
-        MaxCount=1,
-        SubnetId=image["SubnetId"],
-        TagSpecifications=[
-            {
-                "ResourceType": "instance",
-                "Tags": [{"Key": "clusterctl:cluster", "Value": id}],
-            }
-        ],
-    )
+    launch_for(world, image, id)  # that no Terraform state knows
     shutil.rmtree(world.home / "clusters")
     listed = world.ok("gc", "--dry-run", "--json").document()
     [orphan] = listed["found"]
@@ -186,6 +207,20 @@ def test_what_has_lost_its_record_is_found_and_removed(world: World) -> None:
     refused = world.run("gc")
     assert refused.code == 2
     assert "--yes" in refused.err
+    with colleague(world, "ana"):
+        theirs = launch_for(world, image, "ana-1", "user/ana")
+        seen = world.ok("list", "--all", "--json").document()["cloud"]
+        assert {item["id"]: item["owner"] for item in seen} == {
+            id: "user/moto",
+            "ana-1": "user/ana",
+        }
+        assert "user/moto" in world.ok("gc", "--yes").err
+        states = api.describe_instances(InstanceIds=[theirs, template])["Reservations"]
+        [ended, kept] = sorted(
+            (item["Instances"][0] for item in states), key=lambda item: item["InstanceId"] != theirs
+        )
+        assert ended["State"]["Name"] in ("shutting-down", "terminated"), "her own"
+        assert kept["State"]["Name"] == "running", "that of somebody else"
 
     taken = world.ok("gc", "--adopt", "default")
     assert "was taken back" in taken.err

@@ -14,7 +14,7 @@ from clusterctl.actions.down import finish_down
 from clusterctl.actions.salvage import describe_loss
 from clusterctl.errors import LeftoverError, ProviderError
 from clusterctl.insight import cost
-from clusterctl.model import GATEWAY, Charge, Cluster
+from clusterctl.model import GATEWAY, Charge, Cluster, Phase
 from clusterctl.providers.protocol import Ended, Life
 from clusterctl.providers.shared import charges as measured
 from tests.unit.calling import Call
@@ -110,6 +110,25 @@ def shown(
 
 def test_status_asks_nobody_before_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown(monkeypatch, Ends(away=True), deadline=NOW + HOUR) == (3 * 72, 3.0, "")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"phase": Phase.CREATING}, {"phase": Phase.DELETING}, {"stopping": True}], ids=str
+)
+def test_what_an_interrupted_command_has_left_is_asked_for(
+    changes: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record has what was planned: the cloud knows what there is, or that is said."""
+    dollars, rate, said = shown(
+        monkeypatch, Ends("launcher", "worker-1"), deadline=NOW + HOUR, **changes
+    )
+    assert rate == 2.0
+    assert ("`clusterctl stop lab` completes it" in said) == ("stopping" in changes)
+    dollars, rate, said = shown(monkeypatch, Ends(away=True), deadline=NOW + HOUR, **changes)
+    assert (dollars, rate) == (3 * 72, 3.0)
+    assert "it is unknown which machines of cluster lab are running (" in said
+    assert "AWS did not answer" in said
+    assert "the costs shown assume that all are" in said
 
 
 def test_machines_that_ended_at_the_deadline_cost_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.actions import cost, open_store
+from clusterctl.actions import cost, open_store, show
 from clusterctl.errors import ProviderError
+from clusterctl.insight import cost as costs
 from clusterctl.job_model import JobState
 from clusterctl.model import Charge, Cluster
 from clusterctl.providers.protocol import Ended
@@ -77,6 +78,31 @@ def test_a_night_that_a_cluster_runs_through_belongs_to_two_days(store: Store) -
     store.save(made("night", machine(midnight - HOUR, midnight + 3 * HOUR)))
     found = cost.spending(store, 30 * DAY, "night", lambda: NOON)
     assert [item.dollars for item in found.days if item.dollars] == [6.0, 2.0]
+
+
+@pytest.mark.parametrize("until", [None, NOON - HOUR / 4], ids=["runs", "ended"])
+def test_cost_status_and_the_receipt_count_the_same(until: float | None, store: Store) -> None:
+    """Also a minute, and an hour of a NAT gateway, that has only begun."""
+    began = NOON - HOUR / 2
+    parts = (
+        replace(machine(began, until), part="gateway"),
+        replace(machine(began, until), part="disk"),
+        machine(began, until),
+        machine(NOON - 20, None if until is None else NOON - 10),
+    )
+    store.save(made("gate", *parts))
+    spent = cost.spending(store, 30 * DAY, "gate", lambda: NOON)
+    shown = show.status(store, store.cluster("gate"), clock=lambda: NOON).dollars
+    receipt = sum(line.dollars or 0.0 for line in costs.receipt(parts, NOON))
+    assert spent.dollars == pytest.approx(shown)
+    assert spent.dollars == pytest.approx(receipt)
+    assert sum(item.dollars for item in spent.days) == pytest.approx(receipt)
+    assert spent.days[0].dollars == pytest.approx(receipt), "what is billed in advance is of today"
+
+
+def test_what_goes_on_is_shown_as_so_far(store: Store, call: Call) -> None:
+    assert " so far since " in call("cost", "--since", "9999d").err
+    assert " so far" not in call("cost", "old", "--since", "9999d").err
 
 
 def test_an_unknown_price_makes_every_sum_a_lower_bound(store: Store, call: Call) -> None:

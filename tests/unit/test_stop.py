@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,9 +27,10 @@ class Cloud(LocalProvider):
     """A cloud whose machines can be stopped; `refuses`: what it says instead."""
 
     stopped: list[str] = field(default_factory=list)
-    refuses: Exception | None = None
+    refuses: BaseException | None = None
     unpausable: str = ""
     trouble: str = ""
+    ended: dict[str, Ended] = field(default_factory=dict)
 
     def check_pausing(self, cluster: Cluster, folder: Path) -> None:
         if self.unpausable:
@@ -47,7 +49,7 @@ class Cloud(LocalProvider):
         return {node.name: node.machine for node in cluster.nodes}
 
     def list_ended(self, cluster: Cluster, folder: Path) -> dict[str, Ended]:
-        return {}
+        return self.ended
 
     def list_made(self, folder: Path) -> frozenset[str]:
         return frozenset()
@@ -130,8 +132,27 @@ def test_a_stop_that_is_refused_changes_no_record(call: Call, here: Staged, clou
         "stop instances: your AWS credentials have expired", hint="log in"
     )
     judge(call("stop"), 3, "credentials have expired", "log in")
-    assert here.store.cluster("lab") == before
+    assert here.store.cluster("lab") == replace(before, stopping=True)
     assert before.phase is Phase.READY
+
+
+def test_a_stop_that_was_killed_does_not_hide_what_runs(
+    call: Call, here: Staged, cloud: Cloud
+) -> None:
+    """EC2 has stopped the machines, and the record knows nothing of it."""
+    cloud.refuses = KeyboardInterrupt()
+    with contextlib.suppress(KeyboardInterrupt):
+        call("stop", "--json")
+    cloud.ended = {node.name: Ended(1.7e9, stopped=True) for node in here.where.nodes}
+    status = json.loads(call("status", "--json").out)
+    assert (status["phase"], status["dollars_per_hour"]) == ("ready", 0.25)
+    [said] = status["warnings"]
+    assert "`stop` has not finished for cluster lab: no machine is running, $0.2500/h" in said
+    assert "`clusterctl stop lab` completes it" in said
+    assert "no machine is running, $0.2500/h" in call("cost").err
+    cloud.refuses = None
+    assert call("stop").code == 0
+    assert json.loads(call("status", "--json").out)["warnings"] == []
 
 
 def test_down_does_not_wait_for_machines_that_are_stopped(

@@ -29,6 +29,18 @@ def test_what_is_waited_for_is_said_again(capsys: pytest.CaptureFixture[str]) ->
     assert len(console.story) == 1, "the log has it once"
 
 
+def test_silence_from_before_counts(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of a busy machine which loads our modules: here for a hundred seconds."""
+    now = time.monotonic
+    with monkeypatch.context() as earlier:
+        earlier.setattr(time, "monotonic", lambda: now() - 100)
+        console = Console()
+    with console.waiting(silence=90):
+        assert "still working" in wait_for(capsys, "still")
+
+
 def test_quiet_means_quiet(capsys: pytest.CaptureFixture[str]) -> None:
     console = Console().set(quiet=True)
     with console.waiting(silence=0.01):
