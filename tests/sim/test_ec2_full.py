@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+import base64
 import time
 
 import pytest
 
+from clusterctl.bootstrap import idle_agent
 from tests.conftest import Need
 from tests.sim.engine import Engine
 from tests.sim.lab import Lab
+from tests.unit.making import node
 
 pytestmark = [pytest.mark.netns, pytest.mark.sshd, pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def idle(lab: Lab, name: str, *, containers: int) -> int:
+    """How many seconds the machine has been unused after two seconds, by the agent that ends unused
+    workers. `containers`: how many of ours run there."""
+    worker = node(root=f"/home/ubuntu/{containers}")
+    script = idle_agent.render_agent(worker, (worker,), 60, containers)
+    text = base64.b64encode(script.encode()).decode()
+    folder = idle_agent.folder(worker)
+    turn = f"sh {worker.root}/agent turn"
+    lab.ssh(
+        name, f"mkdir -p {folder} {worker.root}/jobs; echo {text} | base64 -d >{worker.root}/agent"
+    )
+    up, last = lab.ssh(
+        name,
+        f": clusterctl-idle; rm -f {folder}/turn; {turn}; sleep 2; {turn}; cat {folder}/seen",
+    ).split()
+    return int(up) - int(last)
 
 
 def test_full_machines(lab: Lab, engine: Engine, need: Need) -> None:
@@ -52,6 +73,10 @@ def test_full_machines(lab: Lab, engine: Engine, need: Need) -> None:
         lab.ssh("one", f"sudo docker run --detach --name=job {flags} clusterctl/test:1 sleep 100")
         assert lab.ssh("one", "sudo docker exec -i -u 1:1 job id -u") == "1\n"
         print(f"container after {time.monotonic() - started:.1f} s")
+        assert idle(lab, "one", containers=0) == 0, "a container of somebody's own"
+        assert idle(lab, "one", containers=1) > 0, "the container of ours does nothing"
+        lab.ssh("one", "sudo docker exec --detach -u 1000:1000 job sleep 100")
+        assert idle(lab, "one", containers=1) == 0, "a program of the user runs in it"
         plan = "sudo shutdown -P +480; sudo cat /run/systemd/shutdown/scheduled"
         assert "MODE=poweroff" in lab.ssh("one", plan)
         lab.try_ssh("one", "sudo poweroff")
