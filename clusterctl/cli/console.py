@@ -17,7 +17,7 @@ from typing import Any
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.variables import SECRET
 
-SILENCE = 4.0
+SILENCE = 3.5
 """Seconds after which a verb about machines says that it still works: on a busy machine the word
 comes later, and nobody should wait for more than five."""
 
