@@ -27,7 +27,8 @@ class Console:
 
     _instance: Console | None = None
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self.json = False
         self.quiet = False
         self.verbose = False
@@ -39,7 +40,7 @@ class Console:
         """All progress of this run, for the log when something goes wrong."""
         self.before_message: Callable[[], None] | None = None
         """Makes room on a terminal that shows something in place."""
-        self._began = self._spoke = time.monotonic()
+        self._began = self._spoke = self._clock()
         self._doing = ""
         self._asking = False
 
@@ -59,7 +60,7 @@ class Console:
 
     def report(self, text: str) -> None:
         """A line of progress, with the seconds since the start."""
-        line = f"{time.monotonic() - self._began:6.1f} s  {lines(text)}"
+        line = f"{self._clock() - self._began:6.1f} s  {lines(text)}"
         self.story.append(line)
         self._doing = text
         if not self.quiet:
@@ -74,9 +75,9 @@ class Console:
         over = threading.Event()
 
         def watch() -> None:
-            while not over.wait(max(silence / 20, self._spoke + silence - time.monotonic())):
-                if time.monotonic() - self._spoke >= silence and not (self._asking or self.quiet):
-                    seconds = time.monotonic() - self._began
+            while not over.wait(max(silence / 20, self._spoke + silence - self._clock())):
+                if self._clock() - self._spoke >= silence and not (self._asking or self.quiet):
+                    seconds = self._clock() - self._began
                     after = f" after: {lines(self._doing)}" if self._doing else ""
                     self._stderr(f"{seconds:6.1f} s  still working{after}")
 
@@ -141,7 +142,7 @@ class Console:
             self._stderr(f"{question} [y/N] ", end="")
             return sys.stdin.readline().strip().lower() in ("y", "yes")
         finally:
-            self._spoke, self._asking = time.monotonic(), False
+            self._spoke, self._asking = self._clock(), False
 
     def consent(self, question: str) -> bool:
         """As `confirm`, for what costs money: where there is nobody to ask, it is UsageError."""
@@ -152,7 +153,7 @@ class Console:
         return self.confirm(question)
 
     def _stderr(self, text: str, end: str = "\n") -> None:
-        self._spoke = time.monotonic()
+        self._spoke = self._clock()
         with contextlib.suppress(OSError):  # nobody reads it, or its disk is full
             if self.before_message:
                 self.before_message()
