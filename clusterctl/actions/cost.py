@@ -58,6 +58,8 @@ class Spending:
     jobs: tuple[JobCost, ...]
     warnings: tuple[str, ...] = ()
     """What is not certain about the figures."""
+    complete: bool = True
+    """Whether every record of a cluster can be read: what the others have cost is not counted."""
 
     @property
     def dollars(self) -> float:
@@ -70,7 +72,7 @@ class Spending:
 
     @property
     def exact(self) -> bool:
-        return all(item.exact for item in self.clusters)
+        return self.complete and all(item.exact for item in self.clusters)
 
 
 def spending(
@@ -80,7 +82,8 @@ def spending(
     now = clock()
     since = max(0.0, now - seconds)
     known = [item for item in find_billed(store).values() if name in (None, item.name)]
-    warnings: list[str] = []
+    damage = store.cluster_damage(name)
+    warnings = [f"not counted: {line}" for line in damage]
     for at, item in enumerate(known):
         if not _over(item, now):  # its machines may have ended themselves
             charges, lines = show.find_charges(store, item, now)
@@ -117,6 +120,7 @@ def spending(
             for job, dollars in jobs
         ),
         tuple(warnings),
+        not damage,
     )
 
 

@@ -73,12 +73,14 @@ class Store:
 
     def past(self) -> tuple[Cluster, ...]:
         """The records of clusters that were taken down and can be read, by id."""
-        files = sorted(self.home.past.glob("*/cluster.json"))
-        return tuple(
-            _readable(
-                lambda path: _decode(Path(path), Cluster, "", _check_cluster), map(str, files)
-            )
-        )
+        return tuple(_readable(self._past, self._past_ids()))
+
+    def _past_ids(self) -> list[str]:
+        return sorted(path.parent.name for path in self.home.past.glob("*/cluster.json"))
+
+    def _past(self, id: str) -> Cluster:
+        path = self.home.past / id / "cluster.json"
+        return _decode(path, Cluster, "it is what a cluster has cost that is gone", _check_cluster)
 
     def save(self, cluster: Cluster) -> None:
         folder = self.home.make(self.folder(cluster.name))
@@ -167,6 +169,12 @@ class Store:
     def damage(self) -> tuple[str, ...]:
         """What is wrong with records, one line each: what `clusters` and `jobs` pass over."""
         return (*_damage(self.cluster, self.names()), *_damage(self.job, self._numbers()))
+
+    def cluster_damage(self, name: str | None = None) -> tuple[str, ...]:
+        """The same of the cluster of that name, or of all, and of all that are gone: a record of
+        the past that cannot be read does not tell its name."""
+        names = [item for item in self.names() if name in (None, item)]
+        return (*_damage(self.cluster, names), *_damage(self._past, self._past_ids()))
 
     def _numbers(self) -> list[int]:
         """The numbers of the jobs with a record, in order; what else lies there is not ours."""

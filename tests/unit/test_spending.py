@@ -67,6 +67,33 @@ def test_money_is_split_by_day_and_cluster(store: Store) -> None:
     assert (found.dollars, found.exact) == (8.0, True)
 
 
+@pytest.mark.parametrize(("folder", "named"), [("clusters/lab", "lab"), ("past/ana-old-1", "old")])
+@pytest.mark.parametrize("damage", [b"", b"{}", b'{"record_version": 99}'])
+def test_a_cluster_whose_record_cannot_be_read_is_not_said_to_be_free(
+    store: Store, folder: str, named: str, damage: bytes
+) -> None:
+    path = store.home.path / folder / "cluster.json"
+    path.write_bytes(damage)
+    found = cost.spending(store, 30 * DAY, None, lambda: NOON)
+    assert (found.dollars, found.exact) == (4.0, False)
+    [line] = found.warnings
+    assert line.startswith("not counted: ")
+    assert str(path) in line
+    assert not cost.spending(store, 30 * DAY, named, lambda: NOON).exact
+
+
+def test_a_cluster_whose_record_is_gone_is_not_said_to_be_free(store: Store) -> None:
+    (store.folder("lab") / "tofu").mkdir()
+    (store.folder("lab") / "cluster.json").unlink()
+    found = cost.spending(store, 30 * DAY, None, lambda: NOON)
+    assert not found.exact
+    assert found.warnings == (
+        "not counted: the record of cluster 'lab' is gone; `clusterctl down lab` removes what is"
+        " left of the cluster",
+    )
+    assert cost.spending(store, 30 * DAY, "old", lambda: NOON).exact
+
+
 def test_only_what_was_spent_since_then_counts(store: Store) -> None:
     assert cost.spending(store, HOUR, None, lambda: NOON).dollars == 2.0
     assert cost.spending(store, DAY, None, lambda: NOON).dollars == 4.0 + 2.0
