@@ -23,6 +23,7 @@ GROUPS = {
     # Started in seconds, once; and tests look at the whole queue.
     "slurm": _uses("slurm"),
     "sge": _uses("sge"),
+    "instances": r"tests/attach/.*[\[-]ec2[-\]]",  # one cluster
 }
 """Group → what the names of its tests contain. One process does all of them."""
 
@@ -39,7 +40,16 @@ COSTLY = (
 train; those of the plan show that a job runs at all."""
 
 ORDER = (
-    *("engine", "slurm", "sge", ON_EC2, "tests/attach", "tests/contract", "tests/chaos"),
+    *(
+        "engine",
+        "slurm",
+        "sge",
+        "instances",
+        ON_EC2,
+        "tests/attach",
+        "tests/contract",
+        "tests/chaos",
+    ),
     *("tests/e2e", "tests/workloads", "tests/sim", "tests/packaging", "tests/local", ""),
 )
 """Beginnings of pieces of work, the longest first."""

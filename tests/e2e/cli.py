@@ -262,12 +262,17 @@ class Cli:
 
 
 def wait_for(happened: Callable[[], object], seconds: float, what: str | Callable[[], str]) -> None:
-    """Looks less and less often: a look may start a program, and others want to work too."""
+    """Looks less and less often, and rests for as long as two looks take: a look may start a
+    program, and others want to work too."""
     deadline = time.monotonic() + seconds * BUSY
     pause = 0.02
-    while not happened():
-        assert time.monotonic() < deadline, what if isinstance(what, str) else what()
-        time.sleep(pause)
+    while True:
+        began = time.monotonic()
+        if happened():
+            return
+        ended = time.monotonic()
+        assert ended < deadline, what if isinstance(what, str) else what()
+        time.sleep(max(pause, min(2 * (ended - began), 2.0)))
         pause = min(1.2 * pause, 0.5)
 
 

@@ -43,7 +43,7 @@ def test_a_data_set_is_copied_once_and_learnt(cli: Cli) -> None:
         done = cli.json("data", "get", "mnist")
         assert done["data"][0]["pushed"] == ["worker-1", "worker-2"]
         assert cli.json("data", "push", "mnist")["data"][0]["pushed"] == []
-        ran = cli("run", "train_mnist_ddp.py", "--epochs", 1, "--batch-size", 10)
+        ran = cli("run", "--ranks", 1, "train_mnist_ddp.py", "--epochs", 1)
         assert any("Test accuracy: " in line for line in ran.of(0))
     finally:
         shutil.rmtree(root)
@@ -68,7 +68,7 @@ def test_an_index_travels_with_its_images(cli: Cli) -> None:
     assert "clusterctl data push" in cli("run", *words, code=2).err
     cli("data", "index", "cats/train", "cats/val", "--out_filename", "cats/dataset.yaml")
     cli("data", "push", "cats")
-    assert any("Validation loss" in line for line in cli("run", *words).of(0))
+    assert any("Validation loss" in line for line in cli("run", "--ranks", 1, *words).of(0))
 
 
 def test_image_folders_are_indexed(cli: Cli) -> None:

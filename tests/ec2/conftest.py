@@ -30,6 +30,14 @@ OUTSIDE = "198.51.100.0/24"
 """From where the simulated launchers are reached."""
 
 
+SAVES = """#!/bin/sh
+trap 'echo saved its work; kill $!; exit 0' TERM
+echo at work
+sleep 3000 & wait
+"""
+"""A program that heeds SIGTERM, and waits for it without computing."""
+
+
 class World:
     """One person's machine beside a cloud: `run` is the command line. Terraform was initialised
     there, and its provider stays from one command to the next."""
@@ -106,6 +114,14 @@ class World:
                 break
         assert word in "".join(said[-1:]), f"no {word!r} in: {''.join(said)}"
         return "".join(said)
+
+    def program(self, name: str, text: str) -> str:
+        """Writes one, in a folder of its own; its path."""
+        path = self._folder / "project" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+        return str(path)
 
     def record(self, name: str = "default") -> dict[str, Any]:
         path = self.home / "clusters" / name / "cluster.json"

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import re
 import time
+from pathlib import Path
 
 import pytest
 
-from tests.ec2.conftest import World
+from tests.ec2.conftest import SAVES, World
 
 pytestmark = [pytest.mark.terraform, pytest.mark.netns, pytest.mark.sshd, pytest.mark.timeout(400)]
 
 HOST = ("--runtime", "host", "--yes")
 
 
+def machines_of(world: World) -> dict[str, str]:
+    """Of the cluster `mixed`: node → instance."""
+    return {node["name"]: node["machine"] for node in world.record("mixed")["nodes"]}
+
+
 def test_two_clusters_side_by_side(world: World) -> None:
     """Two clusters at once, one of them mixed; each has its own network, keys and record."""
     world.on_the_first_day()
-    first = world.start("up", "large", "--gpu", "g5", "--private", *HOST)
-    second = world.start("up", "mixed", "--gpu", "g4dn:1", "--cpu", "t3.xlarge:1", *HOST)
+    first = world.start("up", "large", "--gpu", "g5:1", "--private", *HOST)
+    second = world.start("up", "mixed", "--gpu", "g4dn:2", "--cpu", "t3.xlarge:1", *HOST)
     for process in (first, second):
         _, err = process.communicate(timeout=170)
         assert process.returncode == 0, err
@@ -28,13 +34,22 @@ def test_two_clusters_side_by_side(world: World) -> None:
     groups = api.describe_placement_groups()["PlacementGroups"]
     assert [group["Strategy"] for group in groups] == ["cluster", "cluster"]
     types = {node["name"]: node["instance_type"] for node in world.record("mixed")["nodes"]}
-    assert types == {"launcher": "t3.micro", "worker-1": "g4dn.xlarge", "worker-2": "t3.xlarge"}
-    few = {node["name"]: node["machine"] for node in world.record("mixed")["nodes"]}
-    world.ok("up", "mixed", "--gpu", "g4dn:2", "--cpu", "t3.xlarge:1", *HOST)
-    more = {node["name"]: node["machine"] for node in world.record("mixed")["nodes"]}
-    assert more == {**few, "worker-3": more.get("worker-3")}, "who runs stays"
+    kinds = ["t3.micro", "g4dn.xlarge", "g4dn.xlarge", "t3.xlarge"]
+    assert types == dict(zip(("launcher", "worker-1", "worker-2", "worker-3"), kinds, strict=True))
+    all_three = machines_of(world)
     world.ok("up", "mixed", "--gpu", "g4dn:1", "--cpu", "t3.xlarge:1", *HOST)
-    assert {node["name"]: node["machine"] for node in world.record("mixed")["nodes"]} == few
+    two = machines_of(world)
+    assert len(two) == 3
+    assert two.items() < all_three.items(), "who runs stays"
+    [gone] = all_three.keys() - two.keys()
+    assert types[gone] == "g4dn.xlarge"
+    ended = [charge for charge in world.record("mixed")["charges"] if charge["until"] is not None]
+    assert {charge["node"] for charge in ended} == {gone}
+    world.ok("up", "mixed", "--gpu", "g4dn:2", "--cpu", "t3.xlarge:1", *HOST)
+    again = machines_of(world)
+    assert {name: again[name] for name in two} == two
+    [new] = again.keys() - two.keys()
+    assert again[new] not in all_three.values()
     assert len(world.ok("list", "--json").document()["clusters"]) == 2
     ids = {node["machine"]: node["name"] for node in world.record("large")["nodes"]}
     machines = {ids[id]: one for id, one in world.ec2.machines.items() if id in ids}
@@ -49,42 +64,23 @@ def test_two_clusters_side_by_side(world: World) -> None:
         world.ok("down", name, "--yes", "--force")
 
 
-def test_eight_workers_three_five(world: World) -> None:
-    world.ok("up", "--cpu", "t3.xlarge:8", *HOST)
-    eight = {node["name"]: node["machine"] for node in world.record()["nodes"]}
-    assert len(eight) == 9
-    world.ok("up", "--workers", "3", *HOST)
-    three = {node["name"]: node["machine"] for node in world.record()["nodes"]}
-    assert three == {name: eight[name] for name in ("launcher", "worker-1", "worker-2", "worker-3")}
-    world.ok("up", "--workers", "5", *HOST)
-    five = {node["name"]: node["machine"] for node in world.record()["nodes"]}
-    assert {name: five[name] for name in three} == three
-    assert list(five)[-2:] == ["worker-4", "worker-5"]
-    assert not {five["worker-4"], five["worker-5"]} & set(eight.values())
-    ended = [charge for charge in world.record()["charges"] if charge["until"] is not None]
-    assert {charge["node"] for charge in ended} == {f"worker-{n}" for n in range(4, 9)}
-    world.ok("down", "--yes", "--force")
-
-
 def end_unused(world: World) -> None:
     """A short job, whose supervisor copies nothing; then nobody does anything for a minute."""
-    program = world.home.parent / "project" / "program.sh"
-    program.parent.mkdir()
-    program.write_text("#!/bin/sh\necho seen; hostname >made.txt\n")
-    program.chmod(0o755)
-    job = str(world.ok("run", "--detach", "--json", str(program)).document()["id"])
+    program = world.program("program.sh", "#!/bin/sh\necho seen; hostname >made.txt\n")
+    folder = Path(program).parent
+    job = str(world.ok("run", "--detach", "--json", program).document()["id"])
     world.wait(lambda: len(world.ec2.machines) == 1, 150, "workers that end unused")
 
     def told() -> list[str]:
         return list(world.ok("status", "--json").document()["warnings"])
 
     world.wait(lambda: any("after 1 min idle" in line for line in told()), 90, "the reason")
-    refused = world.run("run", str(program))
+    refused = world.run("run", program)
     assert (refused.code, "clusterctl up default" in refused.err) == (7, True), refused.err
     names = {node["name"] for node in world.record()["nodes"] if node["role"] == "worker"}
     assert world.ok("logs", job).out.count("seen") == len(names)
-    world.ok("fetch", job, "--to", str(program.parent / "got"))
-    made = sorted(str(path.parent.name) for path in program.parent.glob("got/*/made.txt"))
+    world.ok("fetch", job, "--to", str(folder / "got"))
+    made = sorted(str(path.parent.name) for path in folder.glob("got/*/made.txt"))
     assert made == sorted(names)
 
 
@@ -105,16 +101,16 @@ def test_spot_workers_save_on_notice_and_all_end_at_the_deadline(world: World) -
         if tag["Key"] == "clusterctl:node"
     }
     assert kinds == {"launcher": "", "worker-1": "spot", "worker-2": "spot"}
-    job = world.ok("run", "--detach", "--json", "multinode_ddp_mpi.py", "100000", "100000")
+    job = world.ok("run", "--detach", "--json", world.program("saves.sh", SAVES))
     number = str(job.document()["id"])
-    world.wait(lambda: "Epoch" in world.ok("logs", number).out, 60, "the first epoch")
+    world.wait(lambda: world.ok("logs", number).out.count("at work") == 2, 60, "both ranks")
     world.ec2.fault("spot_notice", node="worker-2")
     world.wait(
         lambda: world.ok("jobs", "--json").document()["jobs"][-1]["state"] != "running",
         60,
         "the programs save their work when EC2 wants its machine back",
     )
-    assert "saved in" in world.ok("logs", number).out
+    assert "saved its work" in world.ok("logs", number).out
     world.ec2.machine("worker-1").run("systemctl", "stop", "clusterctl-deadline")
     world.ok("extend", "--ttl", "8s", "--yes")
     world.wait(lambda: len(world.ec2.machines) == 1, 60, "machines that end themselves")

@@ -257,7 +257,7 @@ def test_a_node_that_never_boots_is_named(world: World) -> None:
 def test_killed_in_every_phase_it_goes_on(world: World) -> None:
     """Also with an orphaned terraform: the next `up` names it and waits."""
     world.on_the_first_day()
-    phases = ("bootstrap (after", "mesh (after", "all-reduce (after")
+    phases = ("bootstrap (after", "all-reduce (after")
     jobs = world.home / "jobs"
     for word in ("worker-1: starts", "SSH answers", *phases):
         process = world.start(*CPU, "--verbose")

@@ -19,6 +19,7 @@ from tests.scheduling import COSTLY, ORDER, piece, rank
         ("tests/attach/test_conformance.py::test_record[containers-good]", "engine"),
         ("tests/attach/test_conformance.py::test_record[good-slurm]", "slurm"),
         ("tests/attach/test_sites.py::test_ctrl_c_cancels[sge]", "sge"),
+        ("tests/attach/test_conformance.py::test_record[ec2-good]", "instances"),
         ("tests/contract/test_schedulers.py::test_script[slurm]", "tests/contract/test_schedulers"),
         ("tests/ec2/test_check.py::test_one", "tests/ec2/test_check.py::test_one"),
         ("tests/contract/test_providers.py::test_plan[ec2]", "tests/contract/test_providers.py::"),

@@ -76,6 +76,11 @@ class Faults:
         with self._lock:
             self._all.clear()
 
+    def known(self, kind: str) -> bool:
+        """Whether there is one, wherever it applies."""
+        with self._lock:
+            return any(fault["kind"] == kind for fault in self._all)
+
     def take(self, *kinds: str, where: Where) -> dict[str, Any] | None:
         """The newest fault that applies here; counts as one of its calls."""
         with self._lock:

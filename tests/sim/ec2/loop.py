@@ -186,14 +186,16 @@ class Loop:
         return None
 
     def _notify(self, alive: dict[str, Any]) -> None:
+        told = self.faults.known("spot_notice")  # names are tags, which moto takes long to find
         for instance in alive.values():
-            where = Where(names=names_of(instance))
             if instance.id in self._notices:
                 end, action = self._notices[instance.id]
                 if time.time() >= end:
                     del self._notices[instance.id]
                     end_of(instance, action, "Server.SpotInstanceTermination")
-            elif notice := self.faults.take("spot_notice", where=where):
+                continue
+            where = Where(names=names_of(instance)) if told else Where()
+            if told and (notice := self.faults.take("spot_notice", where=where)):
                 seconds = notice.get("seconds", 120)
                 self._notices[instance.id] = (time.time() + seconds, "terminate")
 
