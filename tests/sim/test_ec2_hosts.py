@@ -172,13 +172,15 @@ def test_names(lab: Lab) -> None:
     lab.launch("two")
     lab.ec2.wait(2)
     two = lab.ec2.machine("two")
+    patient = "sudo sh -c 'echo options timeout:60 attempts:2 >>/etc/resolv.conf'"
+    lab.ssh("one", patient)  # who waits for an answer waits for two minutes
     started = time.monotonic()
     assert lab.ssh("one", f"getent hosts {two.hostname}").split()[0] == two.private
     assert (
         lab.ssh("one", f"getent hosts {two.private}").split()[1] == f"{two.hostname}.ec2.internal"
     )
     assert lab.try_ssh("one", "getent hosts example.com 10.77.0.200").returncode == 2
-    assert time.monotonic() - started < 8
+    assert time.monotonic() - started < 60
 
 
 def test_two_networks_with_the_same_addresses(lab: Lab) -> None:

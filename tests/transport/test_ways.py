@@ -224,9 +224,9 @@ def test_gateway(sshd: Sshd, start_sshd: Callable[..., Sshd], tmp_path: Path) ->
         # The gateway dies: what goes through it ends, and says so.
         started = time.monotonic()
         threading.Timer(0.3, gateway.close).start()
-        result = transport.run("sleep 20", timeout=20)
+        result = transport.run("sleep 200", timeout=200)
         assert result.error == "the connection was lost"
-        assert time.monotonic() - started < 15
+        assert time.monotonic() - started < 100
         assert transport.run("true", timeout=10).ok
 
 
@@ -270,5 +270,5 @@ def test_proxy_command_that_ends(sshd: Sshd, home: Path) -> None:
         closing(sshd.transport(use_ssh_config=True)) as transport,
         pytest.raises(NodeUnreachable, match="closed before sshd answered"),
     ):
-        transport.connect(60)
-    assert time.monotonic() - started < 15
+        transport.connect(200)
+    assert time.monotonic() - started < 100
