@@ -43,7 +43,7 @@ def test_a_data_set_is_copied_once_and_learnt(cli: Cli) -> None:
         done = cli.json("data", "get", "mnist")
         assert done["data"][0]["pushed"] == ["worker-1", "worker-2"]
         assert cli.json("data", "push", "mnist")["data"][0]["pushed"] == []
-        ran = cli("run", "--ranks", 1, "train_mnist_ddp.py", "--epochs", 1)
+        ran = cli("run", "--ranks", 1, "train_mnist_ddp.py", "--epochs", 1, "--batch-size", 10)
         assert any("Test accuracy: " in line for line in ran.of(0))
     finally:
         shutil.rmtree(root)

@@ -31,11 +31,11 @@ OUTSIDE = "198.51.100.0/24"
 
 
 SAVES = """#!/bin/sh
-trap 'echo saved its work; kill $!; exit 0' TERM
+trap 'echo saved its work | tee saved; kill $!; exit 0' TERM
 echo at work
 sleep 3000 & wait
 """
-"""A program that heeds SIGTERM, and waits for it without computing."""
+"""A program that waits for SIGTERM without computing, and then makes a file."""
 
 
 class World:

@@ -87,11 +87,11 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
 
 
 def test_it_warns_and_then_ends(agent: Agent, tmp_path: Path) -> None:
-    at = int(time.time()) + 3
-    (tmp_path / "deadline").write_text(f"{at}\n2\n")
+    at = int(time.time()) + 12  # a machine that stands still for ten seconds would end unwarned
+    (tmp_path / "deadline").write_text(f"{at}\n10\n")
     assert agent().wait(60) == 0
     assert time.time() >= at
-    assert (tmp_path / "story").read_text() == "ask 1\nend\n"
+    assert (tmp_path / "story").read_text() == "ask 8\nend\n"
     assert (tmp_path / "root" / "ending").read_text() == "deadline\n"
 
 

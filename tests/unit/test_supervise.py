@@ -26,6 +26,7 @@ from clusterctl.job_model import Job, JobState, ProgramKind
 from clusterctl.jobs.start import node_files
 from clusterctl.model import Cluster
 from clusterctl.schedulers.direct import ANSWER_LIMIT, GRACE, START_LIMIT, Direct
+from tests.e2e.cli import wait_for
 from tests.unit.making import cluster, node, program, request, spec
 
 pytestmark = pytest.mark.timeout(60)
@@ -95,11 +96,15 @@ class Site:
         return Direct().parse_status(job, self.on_launcher(job, Direct().status_argv(job)))
 
     def until(self, job: Job, done: Callable[[Job], bool]) -> Job:
-        deadline = time.monotonic() + 15
-        while not done(job := self.status(job)):
-            assert time.monotonic() < deadline, self.story(job)
-            time.sleep(0.02)
-        return job
+        found = job
+
+        def there() -> bool:
+            nonlocal found
+            found = self.status(found)
+            return done(found)
+
+        wait_for(there, 17, lambda: self.story(job))
+        return found
 
     def ended(self, job: Job) -> Job:
         return self.until(job, lambda job: job.state.ended)
@@ -554,10 +559,10 @@ def test_a_job_that_prints_while_its_stacks_are_read_goes_on(site: Site) -> None
 
 
 def test_a_job_that_hangs_is_failed_and_says_so(site: Site) -> None:
-    job = site.ended(site.submit(1, "echo started; sleep 60", BOTH, hang_timeout=1))
+    job = site.ended(site.submit(1, "echo started; sleep 60", BOTH, hang_timeout=5))
     assert (job.state, job.failure) == (JobState.FAILED, None), site.story(job)
     assert job.reason == (
-        "hung: no rank printed anything for 1 s; no stack of ranks 0, 1: sh is not a Python program"
+        "hung: no rank printed anything for 5 s; no stack of ranks 0, 1: sh is not a Python program"
     )
     assert job.program_exit_code is None, "it was not the program that ended"
     assert site.living(1) == []
@@ -574,6 +579,7 @@ skip() if os.environ["RANK"] == "1" else wait_for_all()
 """
 
 
+@pytest.mark.timeout(150)
 def test_the_ranks_of_a_job_that_hangs_are_looked_at_before_they_are_ended(
     site: Site, need: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -581,16 +587,16 @@ def test_the_ranks_of_a_job_that_hangs_are_looked_at_before_they_are_ended(
     need("gzip")
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     script = f"printf %s {shlex.quote(HANGS)} >it.py; exec {sys.executable} it.py"
-    job = site.submit(1, script, BOTH, hang_timeout=4)
+    job = site.submit(1, script, BOTH, hang_timeout=15)  # Python may start slowly
     out = site.folder("worker-1", 1) / "out"
     until(lambda: any("ready" in file.read_text() for file in out.glob("rank-0.out")))
     os.kill(int((out / "rank-0.pid").read_text()), signal.SIGSTOP)
-    deadline = time.monotonic() + 50
+    deadline = time.monotonic() + 100
     while not (job := site.status(job)).state.ended:
         assert time.monotonic() < deadline, site.story(job)
         time.sleep(0.1)
     assert job.reason == (
-        "hung: no rank printed anything for 4 s; rank 1 on worker-2 at skip, it.py:4, sleeping,"
+        "hung: no rank printed anything for 15 s; rank 1 on worker-2 at skip, it.py:4, sleeping,"
         " while rank 0 stopped by SIGSTOP or a debugger (wait_for_all, it.py:6)"
     )
     [hang] = job.hangs
@@ -644,10 +650,7 @@ def mirrored(site: Site, number: int = 1) -> dict[str, str]:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for(condition, 17, "it")
 
 
 def test_the_launcher_has_outputs_while_the_job_runs(apart: Site) -> None:
