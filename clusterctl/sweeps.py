@@ -28,6 +28,13 @@ class Point:
     args: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
 
+    @property
+    def settings(self) -> dict[str, str]:
+        """The values of a sweep, by name."""
+        return {
+            n.removeprefix("--"): v for n, v in zip(self.args[::2], self.args[1::2], strict=True)
+        }
+
 
 def axis(text: str, option: str) -> str:
     """`lr=0.1,0.01` or `seed=0..4`, checked."""

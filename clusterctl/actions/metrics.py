@@ -57,3 +57,11 @@ def stored(store: Store, job: Job) -> tuple[Point, ...]:
             if piece.stream == "stdout" and piece.rank is not None:
                 found += reader.read(piece.rank, piece.data)
     return tuple(sorted([*found, *reader.finish()], key=lambda point: point.rank))
+
+
+def by_rank(store: Store, job: Job, tell: Tell) -> dict[int, dict[str, float]]:
+    """The last value of each metric that each rank, or point of a sweep, has printed so far."""
+    found: dict[int, dict[str, float]] = {}
+    for point in collect(store, job.id, None, tell):
+        found.setdefault(point.rank, {}).update(point.values)
+    return found

@@ -126,9 +126,9 @@ def prepare(
             "--requirements cannot be combined with --venv, --module or --container",
             hint="leave one of the two out",
         )
+    spec = replace(spec, import_paths=package_files.import_paths(resolved))
     if wanted:
-        paths = package_files.import_paths(resolved)
-        spec = replace(spec, packages=wanted.digest, import_paths=paths)
+        spec = replace(spec, packages=wanted.digest)
     asked = resolved.asked
     if asked.launcher:
         chosen = spec.ranks or spec.ranks_per_node or spec.nodes or spec.native

@@ -15,7 +15,7 @@ from clusterctl import actions
 from clusterctl.actions import Store, cost, metrics, node_loss
 from clusterctl.actions import jobs as action
 from clusterctl.actions.jobs import Choice
-from clusterctl.cli import job_columns
+from clusterctl.cli import job_columns, sweep_points
 from clusterctl.cli.console import Console, printable, table
 from clusterctl.cli.job_output import (
     announce,
@@ -38,6 +38,9 @@ def jobs(given: Jobs, console: Console) -> None:
     store = actions.open_store()
     with console.waiting():
         found = action.list_jobs(store, given.cluster, console.note)
+    if given.job is not None:
+        wanted = action.find_job(store, given.job, given.cluster).id
+        found = tuple(job for job in found if job.id == wanted)
     dollars = cost.of_jobs(store, found)
     chosen = job_columns.values(store, found, dollars, given.columns) if given.columns else None
     document = _documents(found, dollars, chosen)
@@ -55,7 +58,16 @@ def jobs(given: Jobs, console: Console) -> None:
         console.result(table([head, *rows]))
     else:
         console.note("no jobs yet; start one with `clusterctl run SCRIPT`")
+    if given.job is not None and found[0].spec.is_sweep:
+        document["jobs"][0]["points"]["table"] = _points(store, found[0], console)
     console.document(document)
+
+
+def _points(store: Store, job: Job, console: Console) -> list[dict[str, Any]]:
+    """Of a sweep, what became of each point, with the last value of each metric."""
+    found = sweep_points.rows(job, metrics.by_rank(store, job, console.report))
+    console.result("\n" + table(sweep_points.cells(found)))
+    return sweep_points.document(found)
 
 
 def _documents(

@@ -11,17 +11,32 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from clusterctl import launch, schedulers
+from clusterctl.errors import UsageError
 from clusterctl.job_model import UNPLACED, Job, JobSpec, Placement
 from clusterctl.jobs.systems import Preview, check_options
+from clusterctl.launch import points
 from clusterctl.launch_plan import LaunchPlan
 from clusterctl.model import Cluster, Node
 from clusterctl.schedulers import batch
 from clusterctl.schedulers.direct import GRACE
+from clusterctl.sweeps import at_once
 from clusterctl.timeouts import Deadline
 from clusterctl.transport.pool import Pool
 
 SURVEY_TIMEOUT = 45.0
 """As long as a silent queue may take to be given up, twice, and then some."""
+
+
+def _check_points(spec: JobSpec) -> None:
+    """Raises UsageError for options that mean nothing to an array, whose tasks the queue starts."""
+    points.check_options(spec)
+    for name, value in (("--nodes", spec.nodes), ("--timeout", spec.timeout)):
+        if value:
+            raise UsageError(
+                f"{name} cannot be combined with --sweep or --array on a batch system:"
+                " each point is a task of its array",
+                hint="--time limits each point" if name == "--timeout" else "leave it out",
+            )
 
 
 class BatchSystem:
@@ -52,6 +67,10 @@ class BatchSystem:
     def resolve(self, spec: JobSpec) -> tuple[JobSpec, tuple[Placement, ...]]:
         check_options(spec.particular, spec.launcher, self._cluster)
         self.scheduler.check(spec)
+        if spec.is_sweep:
+            _check_points(spec)
+            count = at_once(spec.array) or len(spec.points)
+            return spec, (Placement(node=UNPLACED, first=0, count=count),)
         spec = self.scheduler.resolve_size(spec)
         count = spec.ranks or spec.nodes * spec.ranks_per_node
         return spec, (Placement(node=UNPLACED, first=0, count=count),)

@@ -3,11 +3,14 @@ holds for the job, and clusterctl starts the ranks itself."""
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from clusterctl.errors import UsageError
+from clusterctl.variables import SECRET
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,10 +20,15 @@ class _Launcher:
     ranks: tuple[str, ...] = ()
     per_node: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
+    retries: tuple[str, ...] = ()
     does: tuple[str, ...] = ()
     does_flags: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     """Options that its programs find as variables."""
+    env_flags: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """The same for options without a value."""
+    variables: tuple[str, ...] = ()
+    """Options whose values are variables: `-x NAME=VALUE`, or `-x NAME` for one of this shell."""
     python: bool = True
     """It starts a Python script or, with -m, a module; else any command."""
 
@@ -30,6 +38,7 @@ _MPIRUN = _Launcher(
     ranks=("-np", "--np", "-n"),
     does=("--hostfile", "-hostfile", "--machinefile", "--host", "-H"),
     does_flags=("--allow-run-as-root", "--oversubscribe"),
+    variables=("-x",),
     python=False,
 )
 _LAUNCHERS: dict[str, _Launcher] = {
@@ -39,8 +48,10 @@ _LAUNCHERS: dict[str, _Launcher] = {
         nodes=("--nnodes",),
         does=(
             *(*_MEETING, "--node-rank", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id"),
-            *("--rdzv-conf", "--local-addr"),
+            *("--rdzv-conf", "--local-addr", "--monitor-interval", "--start-method"),
+            *("-r", "--redirects", "-t", "--tee", "--log-dir"),
         ),
+        retries=("--max-restarts",),
         does_flags=("--standalone",),
     ),
     # https://huggingface.co/docs/accelerate/package_reference/cli#accelerate-launch
@@ -53,9 +64,15 @@ _LAUNCHERS: dict[str, _Launcher] = {
             "--mixed-precision": "ACCELERATE_MIXED_PRECISION",
             "--num-cpu-threads-per-process": "OMP_NUM_THREADS",
         },
+        env_flags={"--cpu": ("ACCELERATE_USE_CPU", "true")},
     ),
     # https://www.deepspeed.ai/getting-started/#launching-deepspeed-training
-    "deepspeed": _Launcher(per_node=("--num-gpus",), nodes=("--num-nodes",), does=_MEETING),
+    "deepspeed": _Launcher(
+        per_node=("--num-gpus",),
+        nodes=("--num-nodes",),
+        does=(*_MEETING, "-H", "--hostfile", "--launcher", "--node-rank"),
+        does_flags=("--no-ssh",),
+    ),
     "mpirun": _MPIRUN,
     "mpiexec": _MPIRUN,
     "horovodrun": _MPIRUN,
@@ -66,8 +83,9 @@ _LAUNCHERS: dict[str, _Launcher] = {
         python=False,
     ),
 }
-_ALL = ("auto", "gpu", "cpu")
-"""As many ranks as a node has GPUs or cores, which is what clusterctl starts unless told."""
+_ALL = re.compile(r"auto|gpu|cpu|\d+:\d+")
+"""As many ranks as a node has GPUs or cores, or as many nodes as there are: what clusterctl starts
+unless told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,11 +101,26 @@ class Asked:
     @property
     def note(self) -> str:
         """For people: what became of the words."""
-        texts = {"ranks": "--ranks", "ranks_per_node": "--ranks-per-node", "nodes": "--nodes"}
+        texts = {
+            "ranks": "--ranks",
+            "ranks_per_node": "--ranks-per-node",
+            "nodes": "--nodes",
+            "retries": "--retries",
+        }
         given = [f"{texts[name]} {value}" for name, value in self.sizes.items()]
         given += [f"--env {name}={value}" for name, value in self.env.items()]
         how = f", with {' '.join(given)}" if given else ""
         return f"clusterctl starts the ranks itself instead of {self.launcher}{how}"
+
+
+def _variable(name: str, option: str, value: str) -> tuple[str, str]:
+    variable, is_set, text = value.partition("=")
+    if SECRET.search(variable):  # only --env keeps it out of records
+        raise UsageError(
+            f"{name} {option} {variable}: a secret has to be given to clusterctl",
+            hint=f"clusterctl run --env {variable} ...",
+        )
+    return variable, text if is_set else os.environ.get(variable, "")
 
 
 def translate(words: Sequence[str]) -> Asked:
@@ -104,13 +137,18 @@ def translate(words: Sequence[str]) -> Asked:
         option = given if given[:2] != "--" else given.replace("_", "-")
         if option in launcher.does_flags:
             continue
+        if option in launcher.env_flags:
+            env |= [launcher.env_flags[option]]
+            continue
         kinds = {
             **dict.fromkeys(launcher.ranks, "ranks"),
             **dict.fromkeys(launcher.per_node, "ranks_per_node"),
             **dict.fromkeys(launcher.nodes, "nodes"),
+            **dict.fromkeys(launcher.retries, "retries"),
         }
         kind = kinds.get(option, "")
-        if not (kind or option in launcher.does or option in launcher.env):
+        with_value = (*launcher.does, *launcher.env, *launcher.variables)
+        if not kind and option not in with_value:
             raise UsageError(
                 f"{name} {given} has no meaning here: clusterctl starts the ranks itself",
                 hint="clusterctl run [--ranks N] SCRIPT [ARGS...]; `run --help` lists the options",
@@ -119,8 +157,10 @@ def translate(words: Sequence[str]) -> Asked:
             value = rest.pop(0) if rest else ""
         if option in launcher.env:
             env[launcher.env[option]] = value
-        elif kind and value not in _ALL:
-            if not value.isdecimal() or not int(value):
+        elif option in launcher.variables:
+            env |= [_variable(name, given, value)]
+        elif kind and not _ALL.fullmatch(value):
+            if not value.isdecimal() or not (int(value) or kind == "retries"):
                 raise UsageError(f"{name} {given} {value}: expected a number", hint=f"{given} 2")
             sizes[kind] = int(value)
     if rest[:1] == ["--"]:

@@ -22,6 +22,9 @@ HEAD = 64 << 10
 """Bytes of a file that may be a batch script, in which its directives have to be."""
 
 
+_DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
+
+
 @dataclass(frozen=True, slots=True)
 class Resolved:
     """A program and the tree that it comes in."""
@@ -40,10 +43,12 @@ def resolve(
     sources: Sequence[Path] = (),
     limit: int = 0,
 ) -> Resolved:
-    """SCRIPT is a path, or the name of a bundled workload; a file here wins over a bundled one.
-    `sources` are compiled with it."""
+    """SCRIPT is a path, a module, or the name of a bundled workload; a file here wins over a
+    bundled one. `sources` are compiled with it."""
     if script in PYTHONS and args and not Path(script).is_file():
         return resolve_command((script, *args), chosen=chosen, sources=sources, limit=limit)
+    if _is_module(script):
+        return resolve_module(script, args, chosen=chosen, limit=limit)
     path, bundled = _find(script)
     if bundled and chosen is None:
         chosen = path.parent
@@ -75,6 +80,14 @@ def resolve(
         sources=further,
     )
     return Resolved(program, tree)
+
+
+def _is_module(script: str) -> bool:
+    """Whether it is `pkg.train`, as `python -m` takes it, and no file has that name."""
+    if not _DOTTED.fullmatch(script) or Path(script).exists():
+        return False
+    path = Path(*script.split("."))
+    return path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()
 
 
 def _find(script: str) -> tuple[Path, bool]:

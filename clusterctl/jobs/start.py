@@ -42,7 +42,7 @@ GPU_VARIABLES = {
     Accelerator.AMD: "HIP_VISIBLE_DEVICES",
     Accelerator.NONE: "",
 }
-"""What gives a point of a sweep one GPU, its slot's."""
+"""What gives a point of a sweep one GPU."""
 LARGE = 8_000_000
 """Archives above this are sent as a file of their own, so that they are not held once per node."""
 
@@ -90,6 +90,7 @@ def node_files(job: Job, cluster: Cluster, plan: LaunchPlan, secrets: Mapping[st
                 points=job.spec.is_sweep,
                 root=node.root,
                 gpu_variable=GPU_VARIABLES[node.accelerator] if node.facts.gpus else "",
+                gpus=len(node.facts.gpus),
                 grace=GRACE,
                 cgroups=CGROUPS,
                 line_buffered=job.spec.program.kind

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from clusterctl.errors import LaunchError
-from clusterctl.launch import Request, environment
+from clusterctl.launch import Request, environment, points
 from clusterctl.launch.environment import variables
 from clusterctl.launch.mpirun import IN_BATCH_JOB, in_batch_job
 from clusterctl.launch_plan import LaunchPlan, Reason
@@ -31,13 +31,18 @@ class BatchScript:
         """Raises LaunchError where there is no Python for a script."""
         login = request.cluster.launcher
         env, reasons = variables(request)
+        files = {}
+        if request.spec.is_sweep:
+            env = points.own_variables(env, request.spec)
+            reasons = tuple(item for item in reasons if item.item.partition("=")[0] in env)
+            files = {points.TODO: points.todo(request.spec)}
         late = "MASTER_ADDR, MASTER_PORT, WORLD_SIZE, RANK, LOCAL_RANK, OMP_NUM_THREADS"
         return LaunchPlan(
             argv=("/bin/sh", "rank.sh"),
             env=env,
             node_env={login.name: {}},
             programs={login.name: program(request)},
-            files={},
+            files=files,
             path=_path(request),
             mpirun=in_batch_job(request.spec.mpirun_args),
             device_env={

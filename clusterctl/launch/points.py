@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from clusterctl.errors import LaunchError, UsageError
 from clusterctl.job_model import JobSpec, Placement
@@ -19,25 +19,25 @@ NOT_OF_A_POINT = ("MASTER_ADDR", "CLUSTERCTL_WORLD_SIZE")
 """A point is a process by itself: what it starts meets on its own node."""
 
 
+TODO = "todo"
+"""The file in the job's folder that lists them."""
+
+
 class Points:
     """Starts one shell per slot, which runs points; no MPI is needed."""
 
     def plan(self, request: Request) -> LaunchPlan:
         spec = request.spec
         env, reasons = environment(request)
-        env = {
-            name: value
-            for name, value in env.items()
-            if name not in NOT_OF_A_POINT or name in spec.env
-        }
+        env = own_variables(env, spec)
         nodes = [request.cluster.node(place.node) for place in request.placement]
         slots = sum(place.count for place in request.placement)
         return LaunchPlan(
             argv=("/bin/sh", "./points.sh"),
-            env={**env, "CLUSTERCTL_POINTS": str(len(spec.points))},
+            env=env,
             node_env={node.name: {} for node in nodes},
             programs={node.name: program(request, node) for node in nodes},
-            files={"todo": "".join(f"{point.number}\n" for point in spec.points)},
+            files={TODO: todo(spec)},
             reasons=(
                 Reason(item=f"CLUSTERCTL_POINTS={len(spec.points)}", why="points of the sweep"),
                 *(item for item in reasons if item.item.partition("=")[0] in env),
@@ -46,21 +46,37 @@ class Points:
         )
 
 
-def place_points(cluster: Cluster, spec: JobSpec) -> tuple[Placement, ...]:
-    """A slot for each point, as far as there are slots, dealt out over the workers."""
+def todo(spec: JobSpec) -> str:
+    """The numbers of the points, in the order in which they begin."""
+    return "".join(f"{point.number}\n" for point in spec.points)
+
+
+def own_variables(env: Mapping[str, str], spec: JobSpec) -> dict[str, str]:
+    """What all points are told, of what ranks would be."""
+    kept = {n: value for n, value in env.items() if n not in NOT_OF_A_POINT or n in spec.env}
+    return {**kept, "CLUSTERCTL_POINTS": str(len(spec.points))}
+
+
+def check_options(spec: JobSpec) -> None:
+    """Raises UsageError for what means nothing to points."""
     for name, value in (
         ("--ranks", spec.ranks),
         ("--ranks-per-node", spec.ranks_per_node),
         ("--retries", spec.retries),
         ("--hang-timeout", spec.hang_timeout),
         ("--mpirun-arg", spec.mpirun_args),
-        ("--launcher torchrun", spec.launcher == "torchrun"),
+        (f"--launcher {spec.launcher}", spec.launcher in ("torchrun", "srun")),
     ):
         if value:
             raise UsageError(
                 f"{name} cannot be combined with --sweep or --array: each point is one process",
                 hint="leave one of the two out",
             )
+
+
+def place_points(cluster: Cluster, spec: JobSpec) -> tuple[Placement, ...]:
+    """A slot for each point, as far as there are slots, dealt out over the workers."""
+    check_options(spec)
     workers = cluster.workers[: spec.nodes or None]
     slots = [node.slots for node in workers]
     if not sum(slots):

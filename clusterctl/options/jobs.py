@@ -24,12 +24,19 @@ from clusterctl.options.table import (
 
 
 class Jobs(Common, heading=JOBS, module="jobs"):
-    """List your jobs, including those of removed clusters."""
+    """List your jobs, including those of removed clusters, or the points of a sweep."""
 
     examples = (
         "clusterctl jobs",
+        "clusterctl jobs 12",
         "clusterctl jobs --cluster lab --json",
         "clusterctl jobs --columns id,commit,loss,took,dollars",
+    )
+    job = Option[int | None](
+        *("", ARGUMENTS, "Show only this job; of a sweep, each point with its last metrics"),
+        "[JOB]",
+        empty=None,
+        check=whole(0),
     )
     columns = Option[tuple[str, ...]](
         "--columns",

@@ -71,14 +71,6 @@ DIRECT = _only(
     says="has no effect with a batch system",
     hint="leave it out: the queue decides when a job starts",
 )
-DIRECT_POINTS = Limit(
-    only=frozenset({"direct"}),
-    says="does not work with a batch system",
-    instead={
-        "slurm": "use --emit sbatch, and sbatch --array with the script",
-        "sge": "use --emit qsub, and qsub -t with the script",
-    },
-)
 COPIED = _only(
     "direct", says="has no effect with a batch system, where nodes that are lost lose no files"
 )

@@ -112,13 +112,13 @@ class Run(Started, heading=JOBS, module="run"):
     sweep = texts(
         *("--sweep", RANKS, "Run it once per value: lr=0.1,0.01; repeatable"),
         "NAME=VALUES",
-        limits=(where.STAGED, where.DIRECT_POINTS, where.SUPERVISED),
+        limits=(where.STAGED, where.SUPERVISED),
         check=sweeps.axis,
         settable=False,
     )
     array = text(
         *("--array", RANKS, "Run it once per number: 0-99, 1,3,7 or 0-99%8", "NUMBERS"),
-        limits=(where.STAGED, where.DIRECT_POINTS, where.SUPERVISED),
+        limits=(where.STAGED, where.SUPERVISED),
         check=sweeps.array,
         settable=False,
     )

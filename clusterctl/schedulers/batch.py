@@ -22,7 +22,7 @@ from clusterctl.errors import UsageError
 from clusterctl.job_model import Job, JobSpec, JobState
 from clusterctl.launch_plan import LaunchPlan, Reason
 from clusterctl.model import Cluster
-from clusterctl.schedulers import direct, verdict
+from clusterctl.schedulers import arrays, direct, verdict
 
 GRACE = direct.GRACE
 QUEUE_AGE = 5
@@ -75,6 +75,8 @@ class Batch(ABC):
     a script whose ranks all ended well has written that down before it ended."""
     signals: ClassVar[Sequence[tuple[str, str]]]
     """The warnings that the script gets, and what each means: `checkpoint` or `stopped`."""
+    point: ClassVar[str]
+    """In sh, the number of the point that a task of an array runs."""
     requeue_code: ClassVar[int] = 0
     """The exit code with which a script asks to be run again."""
     ours: ClassVar[tuple[str, ...]]
@@ -107,6 +109,8 @@ class Batch(ABC):
         return tuple(Reason(item=f"{name}={text}", why=why) for name, text, why in self.native_env)
 
     def script(self, job: Job, cluster: Cluster, plan: LaunchPlan) -> dict[str, str]:
+        if job.spec.is_sweep:
+            return {"job.sh": self._array(job, cluster, plan)}
         root = cluster.launcher.root
         timers = []
         if job.spec.timeout:
@@ -132,6 +136,19 @@ class Batch(ABC):
             **self._start(job, plan, "work"),
         )
         return {"job.sh": text, "clusterctl-agent": assets.render(f"{self.system}/agent.sh.j2")}
+
+    def _array(self, job: Job, cluster: Cluster, plan: LaunchPlan) -> str:
+        return assets.render(
+            "batch/points.sh.j2",
+            directives=[f"{self.prefix} {line}" for line in self.directives(job)],
+            signals=self.signals,
+            id=job.id,
+            tag=f"{cluster.id}/{job.id};",
+            folder=f"{cluster.launcher.root}/jobs/{job.id}",
+            point=self.point,
+            points=len(job.processes),
+            **self._start(job, plan, "work"),
+        )
 
     def emit(self, job: Job, cluster: Cluster, plan: LaunchPlan, *, beside: str) -> str:
         """A script to hand in by hand: no state, no clean-up, no second attempt."""
@@ -225,6 +242,8 @@ class Batch(ABC):
                 job = _waiting(job, *self.in_queue(word, reason))
             elif word == "unsubmitted" and rest.isdecimal():
                 job = verdict.mark_unsubmitted(job, read, float(rest))
+            elif word == "gone" and job.spec.is_sweep:
+                job = arrays.describe_end(job, facts, rest, self.gone)
             elif word == "gone":
                 job = _gone(job, rest, self.gone, read.last.stop == "stopped")
         return job
@@ -232,6 +251,8 @@ class Batch(ABC):
     def cancel_argv(self, job: Job) -> tuple[str, ...]:
         """Leaves word for the script, which ends its ranks with grace and counts what is left of
         them; a job whose script does not run is taken from the queue at once."""
+        if job.spec.is_sweep:  # each task gives its program time; those that wait never begin
+            return ("/bin/sh", "-c", f"echo cancelled >stop; {self._end()}")
         waits = "'' | queued* | stop*stopped | stopped* | ended*"
         script = f"case $(tail -n 1 state 2>/dev/null) in {waits}) {self._end()} ;; esac"
         return ("/bin/sh", "-c", f"echo cancelled >stop; {script}")
@@ -275,15 +296,13 @@ def describe_silence(text: str) -> str:
 def _waiting(job: Job, state: JobState, reason: str) -> Job:
     """The job after the queue's word for it. It runs when its script says so: before that there
     may be a prolog, or a node that has yet to wake up."""
-    if job.state.ended:
-        return job
+    if job.state.ended or (job.spec.is_sweep and job.started is not None):
+        return job  # of a sweep, some points may wait while others have run
     if state is JobState.RUNNING and job.started is None:
         return replace(job, state=JobState.QUEUED, reason="starting")
     return replace(job, state=state, reason="" if reason == "None" else reason)
 
 
-_SAYS_LITTLE = ("COMPLETED", "FAILED", "UNKNOWN")
-"""What a batch system may say of a job that was taken from the queue while it ran."""
 _TIME_IS_UP = "enforced h_rt"
 """Grid Engine's reason for ending a job at its limit."""
 
@@ -299,7 +318,7 @@ def _gone(job: Job, rest: str, gone: Mapping[str, JobState], stopped: bool) -> J
     _, reason, when = [*more.split("|"), "", ""][:3]
     if _TIME_IS_UP in reason:
         ended = JobState.TIMEOUT
-    elif stopped and word in _SAYS_LITTLE:
+    elif stopped and word in arrays.SAYS_LITTLE:
         ended = JobState.CANCELLED
     why = f"{state}: {reason}" if reason not in ("", "None") else state
     reasons = {

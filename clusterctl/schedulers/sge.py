@@ -9,6 +9,7 @@ from dataclasses import replace
 from clusterctl.errors import UsageError
 from clusterctl.job_model import Job, JobSpec, JobState
 from clusterctl.schedulers import batch
+from clusterctl.sweeps import at_once
 
 OPTIONS = {
     "pe": "-pe",
@@ -42,6 +43,7 @@ class Sge(batch.Batch):
     end = "qdel"
     down = "Connection refused|got (select|send) error"
     gone = GONE
+    point = '$(sed -n "${SGE_TASK_ID}p" todo)'  # its tasks count from 1, and none is left out
     # -notify: USR2 comes before the end, whether by qdel or by a limit. A suspension is announced
     # by USR1, which is then taken for the end: better saved once too often.
     signals = (("USR1", "checkpoint"), ("USR2", "stopped"), ("TERM", "stopped"))
@@ -87,6 +89,10 @@ class Sge(batch.Batch):
             "-notify",
             f"-r {'y' if 'requeue' in native else 'n'}",
         ]
+        if job.spec.is_sweep:
+            lines.append(f"-t 1-{len(job.processes)}")
+            if most := at_once(job.spec.array):
+                lines.append(f"-tc {most}")
         if "pe" in native:
             pe, _, slots = native["pe"].rpartition(" ")
             lines.append(f"-pe {batch.value('-pe', pe)} {batch.value('-pe', slots)}")

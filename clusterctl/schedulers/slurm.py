@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from clusterctl.errors import UsageError
 from clusterctl.job_model import Job, JobSpec, JobState
-from clusterctl.schedulers import batch
+from clusterctl.schedulers import arrays, batch
+from clusterctl.sweeps import at_once
 
 TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|-1|infinite|unlimited", re.I | re.A)
 """What --time takes: https://slurm.schedmd.com/sbatch.html#OPT_time"""
@@ -74,6 +75,7 @@ class Slurm(batch.Batch):
     end = "scancel"
     down = "connect failure"
     gone = GONE
+    point = '"$SLURM_ARRAY_TASK_ID"'
     signals = (("USR1", "checkpoint"), ("TERM", "stopped"))
     ours = ("--output=", "--open-mode=", "--signal=", "--no-requeue", "--requeue")
     launchers = ("auto", "mpirun", "srun")
@@ -123,7 +125,7 @@ class Slurm(batch.Batch):
             "--output=batch.out",
             "--open-mode=append",
         ]
-        lines += size(spec)
+        lines += _array(spec) if spec.is_sweep else size(spec)
         for option, text in spec.native.items():
             if option in ("job-name", "requeue", "signal"):
                 continue
@@ -158,6 +160,13 @@ def warning(spec: JobSpec) -> int:
             hint="--signal USR1@SECONDS says how early the job is warned; programs get SIGTERM",
         )
     return int(match[1] or batch.LEAD)
+
+
+def _array(spec: JobSpec) -> list[str]:
+    """A task for each point, under its number: programs that are written for arrays read that."""
+    most = at_once(spec.array)
+    numbers = arrays.ranges([point.number for point in spec.points])
+    return ["--ntasks=1", f"--array={numbers}{f'%{most}' if most else ''}"]
 
 
 def size(spec: JobSpec) -> list[str]:

@@ -518,3 +518,53 @@ def test_a_terminal_on_the_nodes(cli: Cli, site: Site) -> None:
     size = {"slurm": ["--nodes", "1"], "sge": ["-pe", "mpi", "2"]}[site.system]
     done = cli("run", "--interactive", *size, "uname", "-n", code=None)
     assert done.out.split()[-1:] in (["c1"], ["c2"]), done
+
+
+POINT = """
+[ "$1" = --lr ] && [ "$2" = "$CLUSTERCTL_SWEEP_LR" ] && [ "$WORLD_SIZE" = 1 ] || exit 9
+echo "lr $2 point $CLUSTERCTL_POINT of $CLUSTERCTL_POINTS"
+echo "$2" >model
+[ "$2" != 0.2 ]
+"""
+
+
+def test_a_sweep_is_an_array(cli: Cli, site: Site, program: Program) -> None:
+    """Failed points run again alone; each has a folder of its own."""
+    name = program("train", POINT)
+    done = cli("run", "--sweep", "lr=0.1,0.2,0.3", name, code=1, timeout=120)
+    assert [done.of(number) for number in range(3)] == [
+        [f"lr {lr} point {number} of 3"] for number, lr in enumerate(("0.1", "0.2", "0.3"))
+    ]
+    assert f"1 of 3 points did not succeed: {done.job}.1" in done.err
+    record = cli.job(done.job)
+    assert record["points"] == {"total": 3, "ended": 3, "failed": [1]}
+    assert record["native_id"].isdecimal()
+    assert cli("logs", f"{done.job}.2").out == "[2] lr 0.3 point 2 of 3\n"
+    cli("fetch", done.job)
+    found = (cli.folder / f"job-{done.job}").glob("*/points/*/*")
+    assert {path.parent.name: path.read_text().strip() for path in found} == {
+        "0": "0.1",
+        "1": "0.2",
+        "2": "0.3",
+    }
+    again = cli("rerun", done.job, "--failed", code=1, timeout=120)
+    assert again.out == "[1] lr 0.2 point 1 of 1\n"
+    well = cli("run", "-e", "A_TOKEN=x", "--array", "3,5", "--", "printenv", "A_TOKEN", timeout=120)
+    assert [well.of(number) for number in (3, 5)] == [["x"], ["x"]]
+    assert list(site.home.parent.glob(".clusterctl/*/jobs/*")) != []
+    for job in (done.job, again.job, well.job):  # nobody is left to need its secrets
+        assert list(site.home.parent.glob(f".clusterctl/*/jobs/{job}/env")) == []
+
+
+def test_an_array_is_cancelled_with_the_points_that_wait(
+    cli: Cli, site: Site, program: Program
+) -> None:
+    name = program("long", LONG)
+    number = cli.detach("--array", "5-9%1", name)
+    cli.until_state(number, "running")
+    wait_for(lambda: "started" in cli("logs", number).out, 30, "the first point")
+    cli("cancel", number)
+    job = cli.job(number)
+    assert job["state"] == "cancelled"
+    assert job["points"]["total"] == 5
+    assert cli("logs", number).out == "[5] started\n"

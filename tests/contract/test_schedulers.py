@@ -54,7 +54,7 @@ def make(name: str, root: str = PLAIN, **changes: Any) -> tuple[Job, Cluster, La
         node("worker-2", "10.0.0.12", root=root),
     )
     made = job(machines, what, scheduler=name, native_id="4711")
-    plan = launch.load(what.launcher).plan(request(machines, what))
+    plan = launch.load("points" if what.is_sweep else what.launcher).plan(request(machines, what))
     if name == "direct":
         return made, machines, plan
     login = replace(machines.launcher, name="login", role=Role.LOGIN)
@@ -69,6 +69,7 @@ JOBS = {
     "retries": {"retries": 2},
     "now": {"now": True},
     "many ranks": {"ranks": 8},
+    "sweep": {"sweep": ("lr=1,it's",)},
     "secrets": {"env": {"OPEN": "it's\n$HOME"}, "secret_names": ("TOKEN",)},
 }
 
@@ -88,16 +89,20 @@ def test_scripts_are_sound(
             assert (done.returncode, done.stderr) == (0, ""), path
 
 
-def test_scripts_please_shellcheck(name: str, scheduler: Scheduler, need: Need) -> None:
+@pytest.mark.parametrize("changes", [{"retries": 1, "timeout": 5.0}, {"array": "0-3"}], ids=str)
+def test_scripts_please_shellcheck(
+    name: str, scheduler: Scheduler, need: Need, changes: dict[str, Any]
+) -> None:
     shellcheck = need("shellcheck")
-    made, where, plan = make(name, retries=1, timeout=5.0)
+    made, where, plan = make(name, **changes)
     files = {
         path: text
         for files in node_files(made, where, plan, {}).values()
         for path, (text, _) in files.items()
     }
     made = replace(made, spec=replace(made.spec, secret_names=("KEY",)))
-    files["emitted"] = scheduler.emit(made, where, plan, beside="")
+    if not made.spec.is_sweep:
+        files["emitted"] = scheduler.emit(made, where, plan, beside="")
     assert {"rank.sh", "processes.sh"} <= set(files)
     for path, text in files.items():
         if path.endswith(".sh") or text.startswith("#!"):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import NO_CPU_ONLY, Need
-from tests.e2e.cli import Cli, Done
+from tests.e2e.cli import ROOT, Cli, Done
 from tests.e2e.conftest import MakeCli
 
 pytestmark = [pytest.mark.slow, pytest.mark.sshd, pytest.mark.mpi]
@@ -229,3 +229,7 @@ def test_both_generations_of_open_mpi(
     assert cli("run", "--ranks", 4, "sum.py").of(3) == ["6"]
     need("mpicc")
     assert len(cli("run", "hello.c").out.splitlines()) >= 2
+    if generation == 4:  # the wheel has no compiler of its own for Fortran
+        ring = (ROOT / "tests" / "programs" / "ring.f90").read_text()
+        (cli.folder / "ring.f90").write_text(ring)
+        assert cli("run", "ring.f90").of(1) == ["1 of 2: sum 1"]

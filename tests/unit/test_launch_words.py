@@ -21,6 +21,8 @@ from tests.unit.calling import Call
             {"ranks_per_node": 4, "nodes": 2},
         ),
         ("torchrun --standalone --nproc-per-node gpu -m pkg.train 5", "python -m pkg.train 5", {}),
+        ("torchrun --nnodes 1:4 --max-restarts=3 --tee 3 t.py", "python t.py", {"retries": 3}),
+        ("deepspeed --hostfile=h --no_ssh t.py", "python t.py", {}),
         ("accelerate launch --multi_gpu --num_processes 8 t.py", "python t.py", {"ranks": 8}),
         (
             "deepspeed --num_gpus 2 t.py --deepspeed",
@@ -39,9 +41,12 @@ def test_what_people_write(line: str, command: str, sizes: dict[str, int]) -> No
     assert asked.sizes == sizes
 
 
-def test_what_programs_find_as_variables() -> None:
-    asked = translate(["accelerate", "launch", "--mixed_precision", "bf16", "t.py"])
-    assert asked.env == {"ACCELERATE_MIXED_PRECISION": "bf16"}
+def test_what_programs_find_as_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = translate(["accelerate", "launch", "--cpu", "--mixed_precision", "bf16", "t.py"])
+    assert asked.env == {"ACCELERATE_USE_CPU": "true", "ACCELERATE_MIXED_PRECISION": "bf16"}
+    monkeypatch.setenv("OTHER", "o")
+    asked = translate(["mpirun", "-x", "MINE=a=b", "-x", "OTHER", "-np", "2", "./a"])
+    assert (asked.env, asked.sizes) == ({"MINE": "a=b", "OTHER": "o"}, {"ranks": 2})
 
 
 @pytest.mark.parametrize("line", ["accelerate env", "train.py", "nvidia-smi -L", "", "python t.py"])
@@ -52,9 +57,10 @@ def test_what_is_no_launcher(line: str) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("mpirun -x A=1 ./a", "mpirun -x has no meaning here"),
+        ("mpirun -x HF_TOKEN ./a", "mpirun -x HF_TOKEN: a secret has to be given to clusterctl"),
+        ("mpirun --tag-output ./a", "mpirun --tag-output has no meaning here"),
         ("accelerate launch --use_fsdp t.py", "accelerate launch --use_fsdp has no meaning here"),
-        ("torchrun --nnodes 1:4 t.py", "torchrun --nnodes 1:4: expected a number"),
+        ("torchrun --nnodes few t.py", "torchrun --nnodes few: expected a number"),
         ("mpirun -np", "expected a number"),
         ("torchrun --standalone", "torchrun: nothing to run"),
     ],

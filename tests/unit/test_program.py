@@ -243,6 +243,14 @@ def test_module(module: str, here: Path) -> None:
     assert (found.tree.root, found.program.folder) == (here.resolve(), ".")
 
 
+@pytest.mark.parametrize("module", ["pkg.train", "pkg.sub"])
+def test_a_module_is_understood_without_an_option(module: str, here: Path) -> None:
+    assert resolve(module, ("1",)) == resolve_module(module, ("1",))
+    (here / module).write_text("#!/bin/sh\n")
+    (here / module).chmod(0o755)
+    assert resolve(module, ()).program.kind is ProgramKind.BINARY
+
+
 def test_a_module_that_is_installed_on_the_nodes(here: Path) -> None:
     assert resolve_module("torch.utils.collect_env", ()).program.target == "torch.utils.collect_env"
 

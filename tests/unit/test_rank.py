@@ -69,6 +69,7 @@ class Rank:
                 "device_env": {"GLOO_SOCKET_IFNAME": "$cctl_device"},
                 "line_buffered": False,
                 "points": False,
+                "gpu_variable": "",
                 **values,
             },
         )
@@ -341,3 +342,34 @@ def test_what_came_over_a_node_is_told(tmp_path: Path) -> None:
     (folder / "out" / "boot").write_text("another\n")
     said = processes(folder, "no such job", "look")
     assert [line for line in said if "node" in line] == ["node restarted", "node spot"]
+
+
+def test_a_point_gets_a_gpu_that_no_other_job_has(tmp_path: Path) -> None:
+    """Those of ranks are the first ones. Where each is taken, a point has that of its slot."""
+    (tmp_path / "free-port").write_text("echo 1\n")
+    gpus = {"gpu_variable": "CUDA_VISIBLE_DEVICES", "gpus": 2, "root": str(tmp_path)}
+    script = 'echo "$CUDA_VISIBLE_DEVICES" >>"$0.gpu"; cat "$0.go"'
+
+    def begin(name: str, *, point: bool) -> subprocess.Popen[bytes]:
+        folder = tmp_path / name
+        job = Rank(folder, script.replace("$0", str(folder)), {}, **gpus, points=point)
+        os.mkfifo(f"{folder}.go")
+        (folder / "point").touch()
+        job.words = (name, "0") if point else ()
+        process = job.start({} if point else {**OMPI, "CUDA_VISIBLE_DEVICES": "all"})
+        until(lambda: Path(f"{folder}.gpu").exists() and Path(f"{folder}.gpu").read_text())
+        return process
+
+    def end(name: str, process: subprocess.Popen[bytes]) -> str:
+        Path(f"{tmp_path / name}.go").write_text("")
+        process.communicate(timeout=30)
+        assert process.returncode == 0
+        return Path(f"{tmp_path / name}.gpu").read_text().strip()
+
+    one = begin("1", point=True)
+    ranks = begin("ranks", point=False)
+    two = begin("2", point=True)
+    assert end("1", one) == "1"
+    three = begin("3", point=True)
+    assert [end("2", two), end("3", three), end("ranks", ranks)] == ["0", "1", "all"]
+    assert end("4", begin("4", point=True)) == "1"

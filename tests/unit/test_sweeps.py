@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import assets
+from clusterctl import assets, schedulers
 from clusterctl.errors import UsageError
 from clusterctl.job_model import Job, JobState
 from clusterctl.jobs import start, systems
@@ -110,10 +110,86 @@ def test_a_point_is_one_process(option: str, changes: dict[str, object]) -> None
         planned(cluster(), array="0-3", **changes)
 
 
-def test_a_batch_system_refuses_sweeps() -> None:
-    site = cluster(node("login", "10.0.0.9", role=Role.LOGIN), provider="slurm")
-    with pytest.raises(UsageError, match="--sweep does not work with a batch system"):
-        planned(site, sweep=("a=1,2",), launcher="auto", nodes=1)
+def site(system: str) -> Cluster:
+    return cluster(node("login", "10.0.0.9", role=Role.LOGIN), provider=system)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"nodes": 2}, "--nodes cannot be combined with --sweep or --array on a batch system"),
+        ({"timeout": 5.0}, "--timeout cannot be combined"),
+        ({"ranks": 2}, "--ranks cannot be combined"),
+        ({"launcher": "srun"}, "--launcher srun cannot be combined"),
+    ],
+)
+def test_what_means_nothing_to_an_array(changes: dict[str, object], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        planned(site("slurm"), array="0-3", **{"launcher": "auto", **changes})
+
+
+@pytest.mark.parametrize(
+    ("system", "changes", "lines"),
+    [
+        ("slurm", {"sweep": ("a=1,2,3",)}, ["#SBATCH --ntasks=1", "#SBATCH --array=0-2"]),
+        ("slurm", {"array": "5-8%2"}, ["#SBATCH --array=5-8%2"]),
+        ("slurm", {"array": "0-9", "only": (1, 2, 7)}, ["#SBATCH --array=1-2,7"]),
+        ("sge", {"array": "5-8%2"}, ["#$ -t 1-4", "#$ -tc 2"]),
+        ("sge", {"array": "0-9", "only": (1, 2, 7)}, ["#$ -t 1-3"]),
+    ],
+)
+def test_a_batch_system_is_given_an_array(
+    system: str, changes: dict[str, object], lines: list[str]
+) -> None:
+    changes = {"launcher": "auto", **changes}
+    files = scripts(site(system), **changes)["login"]
+    assert set(lines) <= set(files["job.sh"][0].splitlines())
+    assert len(files["todo"][0].split()) == len(planned(site(system), **changes).processes)
+
+
+BEGAN = "@@job 7 4711\nrunning 1 1\npoint 1 0 c1\npoint 2 1 c2\nexit 3 0 0 1\n"
+
+
+def surveyed(text: str, system: str = "slurm") -> Job:
+    made = planned(site(system), array="0-2", launcher="auto")
+    return schedulers.load(system).parse_status(made, text)
+
+
+def test_an_array_runs_while_the_queue_has_tasks_of_it() -> None:
+    now = surveyed(f"{BEGAN}queue PENDING|Resources\n")
+    assert (now.state, now.points_ended, now.reason) == (JobState.RUNNING, {"0": 0}, "")
+    waits = surveyed("@@job 7 4711\nqueue PENDING|Resources\n")
+    assert (waits.state, waits.reason) == (JobState.QUEUED, "Resources")
+
+
+@pytest.mark.parametrize(
+    ("gone", "state", "reason"),
+    [
+        ("FAILED|1:0|None|9", JobState.FAILED, "2 of 3 points did not succeed: 7.1, 7.2"),
+        (
+            "TIMEOUT|0:0|TimeLimit|9",
+            JobState.FAILED,
+            "2 of 3 points did not succeed: 7.1, 7.2 (the batch system says TIMEOUT)",
+        ),
+        ("CANCELLED by 0|0:0|None|9", JobState.CANCELLED, ""),
+    ],
+)
+def test_an_array_has_ended_when_the_queue_has_no_task_of_it(
+    gone: str, state: JobState, reason: str
+) -> None:
+    """Also where a node died before it could note how a point ended."""
+    done = surveyed(f"{BEGAN}exit 4 1 3 1\ngone {gone}\n")
+    assert (done.state, done.reason, done.finished) == (state, reason, 9)
+    assert done.unfinished_points == (1, 2)
+    assert done.native_id == "4711"
+    if state is JobState.FAILED:
+        assert done.failure is not None
+        assert (done.failure.rank, done.failure.node, done.failure.exit_code) == (1, "c2", 3)
+
+
+def test_a_cancelled_array_is_cancelled_whatever_its_points_say() -> None:
+    done = surveyed(f"{BEGAN}stop 8 cancelled\ngone UNKNOWN|||9\n")
+    assert (done.state, done.program_exit_code) == (JobState.CANCELLED, None)
 
 
 def scripts(where: Cluster, **changes: object) -> dict[str, dict[str, tuple[str, int]]]:
@@ -122,17 +198,15 @@ def scripts(where: Cluster, **changes: object) -> dict[str, dict[str, tuple[str,
     return start.node_files(made, where, systems.load(where).plan(request), {})
 
 
-def test_a_point_gets_the_gpu_of_its_slot() -> None:
+def test_a_point_is_told_its_gpu() -> None:
     gpus = {"gpus": ("Tesla T4",) * 2}
     where = cluster(node("launcher", "10.0.0.10"), node("worker-1", "10.0.0.11", **gpus))
-    assert (
-        'CUDA_VISIBLE_DEVICES="$cctl_slot"' in scripts(where, array="0-9")["worker-1"]["rank.sh"][0]
-    )
+    assert "export CUDA_VISIBLE_DEVICES=" in scripts(where, array="0-9")["worker-1"]["rank.sh"][0]
     amd = replace(where.node("worker-1"), accelerator=Accelerator.AMD)
     text = scripts(replace(where, nodes=(where.launcher, amd)), array="0-9")["worker-1"]["rank.sh"][
         0
     ]
-    assert 'HIP_VISIBLE_DEVICES="$cctl_slot"' in text
+    assert "export HIP_VISIBLE_DEVICES=" in text
 
 
 def test_where_ranks_meet_is_no_matter_of_the_job() -> None:
