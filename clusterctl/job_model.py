@@ -110,6 +110,8 @@ class JobSpec:
     """A virtual environment there, or an image that ranks run in."""
     packages: str = ""
     """Digest of the packages that it asks for; their list lies in the state home."""
+    python: str = ""
+    """The version of another Python than that of the nodes, for its packages: `3.12`."""
     import_paths: tuple[str, ...] = ()
     """Folders of the staged tree with packages of the project itself."""
 

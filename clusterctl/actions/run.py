@@ -120,10 +120,11 @@ def prepare(
     """Decides everything, touches nothing. Raises LaunchError where it cannot work."""
     wanted = None
     if not (spec.venv or spec.modules or spec.container):
-        wanted = package_files.find(resolved, requirements)
-    elif requirements not in ("", package_files.NONE):
+        wanted = package_files.find(resolved, requirements, spec.python)
+    elif spec.python or requirements not in ("", package_files.NONE):
+        given = "--python" if spec.python else "--requirements"
         raise UsageError(
-            "--requirements cannot be combined with --venv, --module or --container",
+            f"{given} cannot be combined with --venv, --module or --container",
             hint="leave one of the two out",
         )
     spec = replace(spec, import_paths=package_files.import_paths(resolved))
@@ -138,7 +139,8 @@ def prepare(
     if asked.launcher:
         plan = replace(plan, notes=(*plan.notes, asked.note))
     if wanted:
-        nodes = [cluster.node(name) for name in start.list_rank_nodes(job, cluster)]
+        chosen_python = packages.choose(cluster, spec.python)
+        nodes = [chosen_python.node(name) for name in start.list_rank_nodes(job, cluster)]
         plan = replace(plan, notes=(*plan.notes, packages.describe(wanted, nodes)))
     if note := backend_note(resolved, spec.backend):
         plan = replace(plan, notes=(*plan.notes, note))
@@ -165,7 +167,7 @@ def plan_job(cluster: Cluster, spec: JobSpec, *, number: int) -> tuple[Job, Laun
         stage="",
         created=time.time(),
     )
-    equipped = packages.equip(cluster, spec.packages)
+    equipped = packages.equip(packages.choose(cluster, spec.python), spec.packages)
     request = launch.Request(id=number, spec=spec, cluster=equipped, placement=placement)
     return job, system.plan(request)
 
@@ -208,8 +210,9 @@ def _ship(
         for name, why in connect_or_report(pool, start.list_nodes(job, cluster), tell).items():
             raise start.make_error(f"staging job {job.id}", NodeResult(node=name, error=why))
         names = start.list_rank_nodes(job, cluster)
-        packages.install(job.spec.packages, cluster, names, pool, store.home, tell)
-        equipped = packages.equip(cluster, job.spec.packages)
+        chosen = packages.choose(cluster, job.spec.python)
+        packages.install(job.spec.packages, chosen, names, pool, store.home, tell)
+        equipped = packages.equip(chosen, job.spec.packages)
         files = start.node_files(job, equipped, prepared.plan, prepared.secrets)
         staging = True
         port = start.put(job, cluster, files, pool, store.home, carry=carry)

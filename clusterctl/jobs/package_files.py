@@ -10,6 +10,7 @@ from pathlib import Path
 
 from clusterctl.errors import UsageError
 from clusterctl.job_model import ProgramKind
+from clusterctl.jobs import conda_files
 from clusterctl.jobs.program import Resolved
 
 NONE = "none"
@@ -41,9 +42,17 @@ class Wanted:
         return digest_of(self.source, str(self.asked), *self.texts, *self.texts.values())
 
 
-def find(resolved: Resolved, given: str) -> Wanted | None:
+def find(resolved: Resolved, given: str, python: str = "") -> Wanted | None:
     """What `--requirements` names, else the `script` block or the uv.lock of a Python program.
-    None: nothing. Raises UsageError for a file that is not understood."""
+    None: nothing, unless it wants another `python`, which has no packages of its own. Raises
+    UsageError for a file that is not understood."""
+    found = _find(resolved, given)
+    if not python or found:
+        return found
+    return Wanted(f"--python {python}", {"requirements.txt": ""})
+
+
+def _find(resolved: Resolved, given: str) -> Wanted | None:
     program, tree = resolved.program, resolved.tree
     if given:
         return None if given == NONE else _read(Path(given), asked=True)
@@ -85,10 +94,13 @@ def _read(path: Path, *, asked: bool) -> Wanted:
         return Wanted(path.name, locked, asked, str(project))
     if path.name == "pyproject.toml":
         return Wanted(path.name, {path.name: _text(path)}, asked)
+    if path.suffix in (".yml", ".yaml"):
+        return Wanted(path.name, {"requirements.txt": conda_files.read(path, _text(path))}, asked)
     if path.suffix not in (".txt", ".in"):
         raise UsageError(
             f"--requirements: {path} is not a file of packages",
-            hint="uv.lock, pyproject.toml, a requirements .txt file, or a script with a block",
+            hint="uv.lock, pyproject.toml, a requirements .txt file, environment.yml, or a script"
+            " with a block",
         )
     texts: dict[str, str] = {}
     _collect(path, path.parent, texts)

@@ -58,6 +58,16 @@ def save(wanted: Wanted, home: Home) -> None:
     write_atomic(path, msgspec.json.encode(wanted))
 
 
+def choose(cluster: Cluster, python: str) -> Cluster:
+    """The cluster with that Python on its nodes (`3.12`), by its name there and without packages;
+    "": its own one."""
+    if not python:
+        return cluster
+    other = Python(executable=f"python{python}", version=python)
+    nodes = (replace(node, facts=replace(node.facts, python=other)) for node in cluster.nodes)
+    return replace(cluster, nodes=tuple(nodes))
+
+
 def equip(cluster: Cluster, digest: str) -> Cluster:
     """The cluster with the Python of the job's environment on its nodes."""
     if not digest:
@@ -94,7 +104,9 @@ def describe(wanted: Wanted, nodes: Sequence[Node]) -> str:
     """What is installed, and what of the nodes is kept."""
     kept = {f"{name} {v}" for node in nodes for name, v in _kept(_python_of(node)).items()}
     beside = f" beside {' and '.join(sorted(kept))} of the nodes" if kept else ""
-    return f"using the packages of {wanted.source}{beside}"
+    python = {_python_of(node).executable for node in nodes} if wanted.texts else set()
+    other = "".join(f" with {name} of the nodes" for name in python if not name.startswith("/"))
+    return f"using the packages of {wanted.source}{beside}{other}"
 
 
 def versions(digest: str, node: Node, home: Home) -> tuple[str, ...]:
@@ -153,6 +165,7 @@ class _Environment:
         if not missing:
             return
         started, count = monotonic(), len(missing)
+        self._find_python(missing)
         try:
             if not holders:
                 self._send(missing[0])
@@ -270,19 +283,44 @@ class _Environment:
                 raise make_error(f"copying packages to {target_name} from {result.node}", result)
         self._set_up(list(pairs.values()))
 
+    def _find_python(self, nodes: Sequence[Node]) -> None:
+        """Raises LaunchError where a Python that was asked for by its version is missing."""
+        wanted = _python_of(nodes[0]).executable
+        if wanted.startswith("/"):
+            return
+        commands = {node.name: _inside(node, f"{_PATH} command -v {wanted}") for node in nodes}
+        results = self._pool.run(commands, timeout=ASK_TIMEOUT)
+        for result in results:
+            if result.exit_code is None:
+                raise make_error("installing packages", result)
+        if lacking := [result.node for result in results if not result.ok]:
+            raise LaunchError(
+                f"no {wanted} on {', '.join(lacking)}",
+                hint=f"install it there (apt-get install {wanted}, or `uv python install"
+                f" {wanted.removeprefix('python')}`), or leave out --python",
+            )
+
     def _set_up(self, nodes: Sequence[Node]) -> None:
         script = assets.render("job/environment.py").encode()
         commands = {}
         for node in nodes:
             words = (self._scratch(node), folder(node, self._digest))
             command = join((_python_of(node).executable, "-I", "-", *words))
-            if node.job_port != node.ssh_port:  # its Python is in the node's container
-                ssh = quote(f"{node.root}/bin/clusterctl-ssh")
-                command = f"exec {ssh} {node.name} {quote(command)}"
-            commands[node.name] = command
+            commands[node.name] = _inside(node, f"{_PATH} {command}")
         for result in self._pool.run(commands, stdin=script, timeout=FETCH_TIMEOUT):
             if not result.ok:
                 raise make_error("installing packages", result)
+
+
+_PATH = 'PATH="$PATH:$HOME/.local/bin";'
+"""Where uv puts the Pythons that it installs, too."""
+
+
+def _inside(node: Node, command: str) -> str:
+    """The command where the node's Python is: in its container, where it has one."""
+    if node.job_port == node.ssh_port:
+        return command
+    return f"exec {quote(f'{node.root}/bin/clusterctl-ssh')} {node.name} {quote(command)}"
 
 
 def _keep(wanted: Wanted, node: Node, report: Callable[[str], None]) -> dict[str, str]:

@@ -27,7 +27,11 @@ def describe(
     else:
         source = read_git(tree.root) if tree.by_git else Provenance()
     rank_nodes = [cluster.node(p.node) for p in job.placement if cluster.has(p.node)]
-    versions = (packages.versions(job.spec.packages, node, store.home) for node in rank_nodes)
+    chosen = packages.choose(cluster, job.spec.python)
+    versions = (
+        packages.versions(job.spec.packages, chosen.node(node.name), store.home)
+        for node in rank_nodes
+    )
     return replace(
         source,
         command=plan.argv,

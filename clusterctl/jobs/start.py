@@ -123,7 +123,7 @@ def _variables(job: Job, node: Node, planned: Mapping[str, str]) -> dict[str, st
     if node.python.startswith("/") and not (spec.venv or spec.modules or spec.container):
         # Programs expect the tools of their Python (torchrun, pip) beside it.
         pythons = [node.python]
-        if spec.packages and node.facts.python:
+        if spec.packages and node.facts.python and not spec.python:
             pythons.append(node.facts.python.executable)  # the one with torch
         bins = dict.fromkeys(python.rpartition("/")[0] for python in pythons)
         variables["PATH"] = variables.get("PATH", "") or f"{':'.join(bins)}:$PATH"

@@ -27,6 +27,7 @@ from clusterctl.options.table import (
     local_folder,
     number,
     pattern,
+    python_version,
     text,
     texts,
     whole,
@@ -134,6 +135,12 @@ class Run(Started, heading=JOBS, module="run"):
         *("--requirements", PROGRAM, "Packages: FILE or none (default: uv.lock)"),
         "FILE",
         limits=(where.STAGED, where.SUPERVISED),
+    )
+    python = text(
+        *("--python", PROGRAM, "Python for the packages: 3.12 (default: the nodes' own)"),
+        "VERSION",
+        limits=(where.STAGED, where.SUPERVISED),
+        check=python_version,
     )
     allow_cpu = flag("--allow-cpu", PROGRAM, "Let GPU programs run without a GPU")
     detach = flag("-d --detach", JOB, "Start the job and return")

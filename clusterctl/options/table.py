@@ -276,6 +276,13 @@ def byte_size(text: str, option: str) -> int:
     return size
 
 
+def python_version(text: str, option: str) -> str:
+    """`3.12`."""
+    if not re.fullmatch(r"3\.\d+", text, re.ASCII):
+        raise UsageError(f"{option} {text!r} is not a version of Python", hint=f"{option} 3.12")
+    return text
+
+
 def cluster_name(text: str, option: str) -> str:
     if not text:
         raise UsageError("'' is not a valid cluster name", hint="leave it out, or give a name")

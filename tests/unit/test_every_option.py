@@ -224,6 +224,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "--ranks-per-node": ("2",),
     "--region": ("eu-west-1",),
     "--regions": ("eu-west-1,us-east-1",),
+    "--python": ("3.12",),
     "--requirements": ("requirements.txt",),
     "--reservation": ("mine",),
     "--hang-timeout": ("10m",),

@@ -250,7 +250,9 @@ def test_the_projects_own_packages_can_be_imported(project: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("environment.yml", "", "is not a file of packages"),
+        ("packages.toml", "", "is not a file of packages"),
+        ("environment.yml", "dependencies:\n  - python=3.11\n", "names no packages for Python"),
+        ("environment.yml", "dependencies:\n  - demo[\n", "line 2 is not understood: 'demo\\["),
         ("requirements.txt", "-r ../other.txt", "is outside"),
         ("requirements.txt", "-e ./sub\n", "local packages are not installed: '-e ./sub'"),
         ("train.py", "print()\n", "has no `# /// script` block"),
@@ -291,3 +293,63 @@ def test_a_dry_run_shows_them_and_keeps_nothing(project: Path, call: Call, lab: 
     assert f"# using the packages of requirements.txt beside {kept}" in said.out
     assert "/packages/" in said.out.split("# every rank")[1].split("\n")[1]
     assert not home().packages.exists()
+
+
+CONDA = """\
+name: mine  # of a paper
+channels:
+  - conda-forge
+dependencies:
+  - python=3.11
+  - demo=1
+  - conda-forge::helper=1.5=py311_0
+  - pytorch>=2.1
+  - cudatoolkit=12.1
+  - pip:
+      # only there
+      - trainer==1.0
+  - "other >=2,<3"
+variables:
+  demo: 3
+"""
+
+
+def test_an_environment_of_conda_as_far_as_an_index_has_it(project: Path) -> None:
+    Path("environment.yml").write_text(CONDA)
+    wanted = package_files.find(resolve("train.py", ()), "environment.yml")
+    assert wanted is not None
+    assert wanted.texts == {
+        "requirements.txt": "demo==1.*\nhelper==1.5.*\ntorch>=2.1\ntrainer==1.0\nother>=2,<3\n"
+    }
+
+
+def test_another_python_of_the_nodes_brings_nothing_of_theirs(
+    project: Path, index: Path, install: Install, tmp_path: Path
+) -> None:
+    """Found by its name there; where it is missing, nothing is downloaded."""
+    wanted = package_files.find(resolve("train.py", ()), "", "3.99")
+    assert wanted is not None
+    assert wanted.source == "--python 3.99"
+    minor = ".".join(platform.python_version_tuple()[:2])
+    Path("requirements.txt").write_text("demo==1.0\n")
+    wanted = package_files.find(resolve("train.py", ()), "requirements.txt", minor)
+    assert wanted is not None
+    packages.save(wanted, home())
+    one, two = here("worker-1", tmp_path), here("worker-2", tmp_path)
+    missing = packages.choose(cluster(one, two), "3.99")
+    with pytest.raises(LaunchError, match=r"no python3.99 on worker-1, worker-2"):
+        bring(wanted.digest, *missing.nodes)
+    assert not Path(one.root, "packages").exists()
+    chosen = packages.choose(cluster(one), minor)
+    bring(wanted.digest, *chosen.nodes)
+    said = run(python_of(one), "-c", "import demo, sys; print(demo.VERSION, sys.version_info[:2])")
+    assert said == f"1.0 ({minor.replace('.', ', ')})\n"
+    (equipped,) = packages.equip(chosen, wanted.digest).nodes
+    assert equipped.python == python_of(one)
+
+
+def test_a_job_says_which_python_it_uses(project: Path, call: Call, lab: None) -> None:
+    said = call("run", "--dry-run", "--python", "3.12", "train.py")
+    assert "# using the packages of --python 3.12 with python3.12 of the nodes" in said.out
+    assert "/packages/" in said.out.split("# every rank")[1].split("\n")[1]
+    assert "'3' is not a version of Python" in call("run", "--python", "3", "train.py").err
