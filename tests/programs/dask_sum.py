@@ -1,6 +1,3 @@
-# /// script
-# dependencies = ["dask-mpi==2026.3.0"]
-# ///
 """A scheduler, a client and workers as ranks, as https://mpi.dask.org/en/latest/ has it."""
 
 from dask.distributed import Client

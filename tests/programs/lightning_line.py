@@ -1,6 +1,3 @@
-# /// script
-# dependencies = ["lightning==2.6.6"]
-# ///
 """Fits a line with Lightning, as https://lightning.ai/docs/pytorch/stable/starter/introduction.html
 and https://lightning.ai/docs/pytorch/stable/clouds/cluster_intermediate_1.html have it."""
 
@@ -42,5 +39,4 @@ trainer = L.Trainer(
 )
 model = Line()
 trainer.fit(model, DataLoader(TensorDataset(x, 3 * x), batch_size=8))
-slope = model.layer.weight.item()
-print(f"{trainer.global_rank} of {trainer.world_size}: slope {slope:.1f}")
+print(f"{trainer.global_rank} of {trainer.world_size}: {model.layer.weight.item() > 1.5}")
