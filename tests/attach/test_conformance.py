@@ -182,6 +182,20 @@ def test_a_cancelled_record_is_the_same(place: Place) -> None:
     assert not any(job["survivors"].values())
 
 
+def test_a_sweep_is_the_same(place: Place) -> None:
+    script = (
+        '#!/bin/sh\necho "$CLUSTERCTL_ARRAY_INDEX" | tee made\n[ "$CLUSTERCTL_ARRAY_INDEX" != 5 ]\n'
+    )
+    place.cli.script("point", script).chmod(0o755)
+    done = place.cli("run", "--array", "3-5", "point", code=1, timeout=120)
+    assert [done.of(number) for number in (3, 4, 5)] == [["3"], ["4"], ["5"]]
+    job = place.cli.job(done.job)
+    assert job["points"] == {"total": 3, "ended": 3, "failed": [5]}
+    assert job["failure"]["rank"] == 5
+    found = [Path(item["path"]) for item in place.cli.json("fetch", done.job)["files"]]
+    assert sorted(map(str, found)) == [f"points/{number}/made" for number in (3, 4, 5)]
+
+
 PROJECT = Path(__file__).resolve().parents[1] / "project"
 
 
