@@ -15,7 +15,7 @@ from clusterctl import assets, stacks
 from clusterctl.actions import Tell, jobs, open_pool
 from clusterctl.errors import UsageError
 from clusterctl.insight import doctor, evidence
-from clusterctl.insight.doctor import Evidence, Finding
+from clusterctl.insight.doctor import Evidence, Finding, waits
 from clusterctl.insight.evidence import NodeView, Rank
 from clusterctl.job_model import Job, JobState
 from clusterctl.jobs import control, systems
@@ -235,11 +235,11 @@ def _watch(found: Evidence, pool: Pool, tell: Tell, deadline: Deadline) -> None:
         rank = found.ranks[number]
         if main := rank.main:
             by_node.setdefault(rank.node, {})[main.pid] = rank
-    if not by_node or deadline.left < doctor.WATCH + 2:
+    if not by_node or deadline.left < waits.WATCH + 2:
         return
-    tell(f"watching for {doctor.WATCH} s whether the waiting ranks make progress")
+    tell(f"watching for {waits.WATCH} s whether the waiting ranks make progress")
     scripts = {
-        name: assets.render("insight/moves.sh.j2", pids=list(ranks), seconds=doctor.WATCH)
+        name: assets.render("insight/moves.sh.j2", pids=list(ranks), seconds=waits.WATCH)
         for name, ranks in by_node.items()
     }
     for result in pool.run(scripts, timeout=deadline.left):

@@ -1,0 +1,89 @@
+"""Why a job hangs or has failed: a judgement over what its nodes show. Pure.
+
+Findings come in the order of their weight: what breaks a job by itself (a machine, memory, a disk:
+`nodes`) before what the program did (`failures`, `waits`), and that before what may only make it
+slow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from clusterctl.insight.doctor import failures, nodes, waits
+from clusterctl.insight.doctor.finding import Evidence as Evidence
+from clusterctl.insight.doctor.finding import Finding as Finding
+from clusterctl.insight.doctor.finding import assemble as assemble
+from clusterctl.insight.doctor.finding import recall as recall
+from clusterctl.insight.doctor.waits import watchable as watchable
+from clusterctl.job_model import Hang, JobState
+
+
+def describe_hang(hang: Hang) -> Finding:
+    """Says what the stacks are, which are not of now."""
+    return Finding(
+        "hung",
+        f"attempt {hang.attempt} printed nothing for {hang.seconds:g} s; the stacks are those of"
+        " its ranks before clusterctl ended it",
+        serious=False,
+    )
+
+
+def judge(evidence: Evidence) -> tuple[Finding, ...]:
+    """All that is wrong, the cause first."""
+    found = [
+        *nodes.machines(evidence),
+        *nodes.memory(evidence),
+        *nodes.disks(evidence),
+        *nodes.networks(evidence),
+        *waits.stopped_ranks(evidence),
+        *failures.first_failure(evidence),
+        *failures.vanished(evidence),
+        *waits.collectives(evidence),
+        *waits.idle_ranks(evidence),
+        *nodes.clocks(evidence),
+        *waits.without_stacks(evidence),
+    ]
+    explained = {finding.ranks for finding in found if finding.kind == "memory"}
+    kept = [f for f in found if f.kind != "exit" or f.ranks not in explained]
+    if not any(finding.serious for finding in kept):
+        kept = [*_recorded(evidence), *(_promoted(evidence, finding) for finding in kept)]
+    return tuple(sorted(kept, key=lambda finding: not finding.serious))
+
+
+def _promoted(evidence: Evidence, finding: Finding) -> Finding:
+    """A known message in the last exception of a rank that lives is the cause if nothing else is:
+    it is about to end."""
+    raised = [failures.last_error(evidence.ranks[number].err) for number in finding.ranks]
+    message = finding.kind.startswith("message:")
+    return replace(finding, serious=True) if message and any(raised) else finding
+
+
+def _recorded(evidence: Evidence) -> Iterator[Finding]:
+    """What the record says of a job that never started, or that was ended from outside."""
+    job = evidence.job
+    if job.reason and job.state in (JobState.FAILED, JobState.LOST, JobState.TIMEOUT):
+        yield Finding("record", f"job {job.id}: {job.reason}")
+
+
+def summarize(evidence: Evidence, findings: Sequence[Finding]) -> str:
+    """What to say where nothing is wrong."""
+    if any(finding.serious for finding in findings):
+        return ""
+    if evidence.job.state is JobState.SUCCEEDED:
+        return f"job {evidence.job.id} succeeded, and nothing is wrong"
+    living = [rank for rank in evidence.ranks.values() if rank.alive]
+    if evidence.job.state is JobState.CANCELLED and not living:
+        return f"job {evidence.job.id} was cancelled, and nothing is wrong with the nodes"
+    if not living:
+        return "nothing is wrong with the nodes, and no rank printed a known error"
+    busy = [rank for rank in living if rank.usage is not None and rank.usage >= waits.BUSY]
+    if busy:
+        return f"{len(busy)} of {len(living)} ranks compute, and nothing is wrong with the nodes"
+    waiting = [stack.collective for stack in evidence.stacks.values() if stack.collective]
+    if waiting and len(waiting) == len(living):
+        return (
+            f"all ranks are in {waiting[0]} at the same line, and nothing is wrong with the nodes:"
+            " it may only be slow, or the ranks use different sizes or groups"
+        )
+    return "nothing is wrong with the nodes, and no rank waits for another one"

@@ -1,0 +1,154 @@
+"""Ranks that ended: the one that failed first, and those that vanished or left early."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from clusterctl.insight import messages
+from clusterctl.insight.doctor.finding import KILLED, TOLD, Evidence, Finding
+from clusterctl.insight.evidence import Rank
+from clusterctl.job_model import JobState
+from clusterctl.stacks import name_ranks
+
+SAME_TIME = 0.2
+"""Seconds by which the end of a rank may be noticed by others before it is written down."""
+
+
+def first_failure(evidence: Evidence) -> Iterator[Finding]:
+    """The rank that failed first, by one clock, and why. What the others printed because of that
+    is left out."""
+    failed = [rank for rank in evidence.ranks.values() if rank.exit_code]
+    if evidence.job.state is JobState.CANCELLED:  # that is what ended them
+        failed = [rank for rank in failed if rank.exit_code not in (KILLED, TOLD)]
+    told = [rank for rank in failed if rank.exit_code == TOLD]
+    first = sorted(
+        (rank for rank in failed if rank not in told or len(told) == len(failed)),
+        key=lambda rank: (_follows(rank), evidence.corrected(rank), rank.number),
+    )
+    lost = any(view.error for view in evidence.nodes.values())
+    ended_with_it = lost and len(told) == len(failed)  # with the lost node
+    before = _gone_before(evidence, first[0]) if first and _follows(first[0]) else None
+    if before:
+        yield before
+    elif first and not ended_with_it:
+        yield _failure(evidence, first[0])
+    if failed:
+        return
+    said = "".join(view.launcher_said for view in evidence.nodes.values())
+    if (match := messages.find(said)) and not match.message.after:
+        yield _explained(match, "mpirun on the launcher", ())
+    for number, rank in sorted(evidence.ranks.items()):
+        match = messages.find(rank.err) if not evidence.job.state.ended else None
+        if match and not match.message.after:
+            yield _explained(match, evidence.place(number), (number,), serious=False)
+
+
+def _gone_before(evidence: Evidence, failed: Rank) -> Finding | None:
+    """The rank whose end a failed one reports, if it ended without a failure of its own."""
+    when = evidence.corrected(failed) + SAME_TIME
+    quiet = [r for r in evidence.ranks.values() if r.exit_code == 0]
+    early = [rank for rank in quiet if evidence.corrected(rank) <= when]
+    if early and len(quiet) < len(evidence.ranks):
+        first = min(early, key=evidence.corrected)
+        match = messages.find(f"{failed.err}\n{failed.out}")
+        return Finding(
+            "left",
+            f"{evidence.place(first.number)} ended with code 0 while"
+            f" {evidence.place(failed.number)} still needed it",
+            "give all ranks the same number of steps (a sampler with drop_last, or model.join());"
+            " look for sys.exit or a return that only some ranks reach",
+            (match.line,) if match else (),
+            (first.number,),
+            (first.node,),
+        )
+    silent = [r for r in evidence.ranks.values() if not r.alive and r.exit_code is None]
+    there = [rank for rank in silent if not evidence.nodes[rank.node].error]
+    return _without_trace(evidence, there[0]) if there else None
+
+
+def _without_trace(evidence: Evidence, rank: Rank) -> Finding:
+    return Finding(
+        "gone",
+        f"{evidence.place(rank.number)} is gone without an exit code: it was killed with its"
+        " parent processes, its node restarted, or the disk of its output was full",
+        ""
+        if evidence.job.state.ended
+        else f"`clusterctl cancel {evidence.job.id}` ends the others",
+        ranks=(rank.number,),
+        nodes=(rank.node,),
+    )
+
+
+def _follows(rank: Rank) -> bool:
+    """Whether it failed because another one had gone."""
+    match = messages.find(f"{rank.err}\n{rank.out}")
+    return match is not None and match.message.after
+
+
+def _failure(evidence: Evidence, rank: Rank) -> Finding:
+    place = evidence.place(rank.number)
+    match = messages.find(rank.err) or messages.find(rank.out)
+    if match:
+        return _explained(match, place, (rank.number,), nodes=(rank.node,))
+    code = rank.exit_code or 0
+    if error := last_error(rank.err):
+        return Finding(
+            "error",
+            f"{place} failed first: {error[-1].strip()}",
+            f"`clusterctl logs {evidence.job.id} --rank {rank.number}` shows all that it printed",
+            error,
+            (rank.number,),
+            (rank.node,),
+        )
+    how = f"was ended by signal {code - 128}" if 128 < code < 193 else f"ended with code {code}"
+    advice = f"`clusterctl logs {evidence.job.id} --rank {rank.number}` shows all that it printed"
+    if code == KILLED:
+        how = "was killed (SIGKILL)"
+        advice = "find out what killed it; the kernel log of the node does not show it"
+    last = tuple(rank.err.splitlines()[-3:])
+    return Finding("exit", f"{place} {how} first", advice, last, (rank.number,), (rank.node,))
+
+
+def _explained(
+    match: messages.Match,
+    place: str,
+    ranks: tuple[int, ...],
+    *,
+    nodes: tuple[str, ...] = (),
+    serious: bool = True,
+) -> Finding:
+    message = match.message
+    lines = (match.line, message.source)
+    text = f"{place}: {message.cause}"
+    return Finding(f"message:{message.name}", text, message.advice, lines, ranks, nodes, serious)
+
+
+def last_error(text: str) -> tuple[str, ...]:
+    """The last line of the program's own in the last traceback, and the exception."""
+    trace = text.rpartition("Traceback (most recent call last):")
+    if not trace[1]:
+        return ()
+    lines = trace[2].splitlines()
+    files = [line.strip() for line in lines if line.startswith("  File ")]
+    own = [line for line in files if "-packages/" not in line and "/lib/python3" not in line]
+    errors = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Exit|Interrupt)\b", line)]
+    return (*(own or files)[-1:], *errors[-1:]) if errors else ()
+
+
+def vanished(evidence: Evidence) -> Iterator[Finding]:
+    """Ranks without a process and without an exit code, on nodes that answer."""
+    if evidence.job.state.ended or not any(rank.alive for rank in evidence.ranks.values()):
+        return
+    gone = [n for n, r in sorted(evidence.ranks.items()) if not r.alive and r.exit_code is None]
+    for number in gone:
+        yield _without_trace(evidence, evidence.ranks[number])
+    quiet = [n for n, r in sorted(evidence.ranks.items()) if r.exit_code == 0]
+    if quiet and any(stack.collective for stack in evidence.stacks.values()):
+        yield Finding(
+            "left",
+            f"{name_ranks(quiet)} ended with code 0 while others wait in"
+            f" {next(s.collective for s in evidence.stacks.values() if s.collective)}",
+            "give all ranks the same number of steps (a sampler with drop_last, or model.join())",
+            ranks=tuple(quiet),
+        )

@@ -1,0 +1,87 @@
+"""What a judgement is made from, and what it consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from clusterctl import hangs
+from clusterctl.insight.evidence import NodeView, Process, Rank
+from clusterctl.job_model import Hang, Job
+from clusterctl.stacks import Stack
+
+KILLED, TOLD = 137, 143
+"""Exit codes after SIGKILL and SIGTERM."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`kind` is a word for programs. `lines` are the evidence. `serious`: it can be the cause."""
+
+    kind: str
+    text: str
+    advice: str = ""
+    lines: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
+    nodes: tuple[str, ...] = ()
+    serious: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What was collected. `ended`: when each rank did, by one clock."""
+
+    job: Job
+    nodes: Mapping[str, NodeView]
+    ranks: Mapping[int, Rank] = field(default_factory=dict)
+
+    @property
+    def stacks(self) -> dict[int, Stack]:
+        return {number: rank.stack for number, rank in self.ranks.items() if rank.stack}
+
+    def corrected(self, rank: Rank) -> float:
+        """When it ended, by the clock of the machine that asks."""
+        view = self.nodes.get(rank.node)
+        return rank.ended - (view.offset if view else 0.0)
+
+    def place(self, number: int) -> str:
+        node = self.ranks[number].node if number in self.ranks else planned_node(self.job, number)
+        return f"rank {number} on {node}" if node else f"rank {number}"
+
+
+def assemble(job: Job, views: Mapping[str, NodeView]) -> Evidence:
+    """Each rank as its own node shows it: nodes that are names of one host see each other's
+    processes. A batch system's nodes are not asked, and any view of their ranks is taken."""
+    ranks = {
+        number: rank
+        for view in views.values()
+        for number, rank in view.ranks.items()
+        if planned_node(job, number) == view.name or planned_node(job, number) not in views
+    }
+    return Evidence(job, views, dict(sorted(ranks.items())))
+
+
+def recall(evidence: Evidence, hang: Hang) -> Evidence:
+    """The same with the ranks as they were when this attempt was ended, as far as that is known."""
+    ranks = dict(evidence.ranks)
+    for place in hang.places:
+        note = hangs.read(place.note)
+        for number in place.ranks:
+            now = ranks.get(number) or Rank(number, planned_node(evidence.job, number))
+            process = Process(note.pid, 0, note.command, note.state, 0, 0)
+            ranks[number] = Rank(
+                number,
+                now.node,
+                processes=(process,),
+                out=now.out,
+                err=now.err,
+                waits=note.waits,
+                stack=note.stack,
+                no_stack=note.why,
+                running=note.state == "R",
+            )
+    return replace(evidence, ranks=dict(sorted(ranks.items())))
+
+
+def planned_node(job: Job, rank: int) -> str:
+    return next((place.node for place in job.placement if rank in place.ranks), "")

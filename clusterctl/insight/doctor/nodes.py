@@ -1,0 +1,140 @@
+"""Machines, memory, disks, links and clocks: what breaks a job by itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from clusterctl.insight.doctor.finding import KILLED, Evidence, Finding
+from clusterctl.insight.evidence import KernelLine, NodeView
+
+CLOCK = 1.0
+"""Seconds that clocks may differ by before it is told."""
+SOON = 10.0
+"""Seconds between the kernel's line about a killed process and the end of its rank."""
+LITTLE_MEMORY = 0.03
+"""Free share of a node's memory below which programs are about to be killed."""
+
+
+def machines(evidence: Evidence) -> Iterator[Finding]:
+    for view in evidence.nodes.values():
+        if view.error:
+            yield Finding(
+                "unreachable",
+                f"{view.name} does not answer: {view.error}",
+                "`clusterctl status --live` asks again; `clusterctl up` replaces a machine that is"
+                " gone",
+                nodes=(view.name,),
+            )
+        if view.spot:
+            yield Finding(
+                "spot",
+                f"EC2 is taking back the spot instance {view.name}",
+                f"`clusterctl fetch {evidence.job.id}` saves its files; run on with"
+                f" `clusterctl rerun {evidence.job.id} --resume` on another one",
+                (view.spot,),
+                nodes=(view.name,),
+            )
+        for line in _since_start(evidence, view, r"Xid|fallen off|GPU reset|amdgpu"):
+            yield Finding(
+                "gpu",
+                f"a GPU of {view.name} has failed",
+                "restart the node, or replace it if that happens again",
+                (line.text,),
+                nodes=(view.name,),
+            )
+        for line in _since_start(evidence, view, r"I/O error|EXT4-fs|XFS|Hardware Error|Machine"):
+            yield Finding(
+                "hardware",
+                f"the kernel of {view.name} reports an error of its hardware",
+                "replace the node",
+                (line.text,),
+                nodes=(view.name,),
+                serious=False,
+            )
+
+
+def _since_start(evidence: Evidence, view: NodeView, pattern: str) -> list[KernelLine]:
+    """The last line of that kind since the job has started."""
+    began = (evidence.job.started or evidence.job.created) + view.offset - 1
+    found = [k for k in view.kernel if k.when >= began and re.search(pattern, k.text)]
+    return found[-1:]
+
+
+def memory(evidence: Evidence) -> Iterator[Finding]:
+    """Ranks that the kernel killed for want of memory. Nodes that share a machine share its log,
+    so a line counts for the rank that ended with it."""
+    seen: set[str] = set()
+    began = evidence.job.started or evidence.job.created
+    for number, rank in sorted(evidence.ranks.items()):
+        view = evidence.nodes[rank.node]
+        if rank.alive or rank.exit_code not in (KILLED, None):
+            continue
+        near = [
+            line
+            for line in view.kernel
+            if "Kill" in line.text
+            and line.when >= began + view.offset - 1
+            and (not rank.ended or abs(line.when - rank.ended) <= SOON)
+        ]
+        if near:
+            seen.add(near[-1].text)
+            yield Finding(
+                "memory",
+                f"the kernel killed {evidence.place(number)}: out of memory",
+                "use a smaller batch, fewer ranks per node (--ranks-per-node), or larger nodes",
+                (near[-1].text,),
+                (number,),
+                (rank.node,),
+            )
+    for view in evidence.nodes.values():
+        if view.memory_total and view.memory_free < LITTLE_MEMORY * view.memory_total:
+            yield Finding(
+                "little-memory",
+                f"{view.name} has {view.memory_free / 2**20:.1f} of"
+                f" {view.memory_total / 2**20:.1f} GiB of memory left",
+                "use a smaller batch, fewer ranks per node (--ranks-per-node), or larger nodes",
+                nodes=(view.name,),
+                serious=False,
+            )
+
+
+def disks(evidence: Evidence) -> Iterator[Finding]:
+    for view in evidence.nodes.values():
+        for disk in view.disks:
+            if disk.full:
+                left = f"is full: {disk.free} KiB free"
+                yield Finding(
+                    "disk",
+                    f"{disk.mount} of {view.name} {'has no inodes left' if disk.inodes else left}",
+                    "free space there, or create the cluster with a larger --disk",
+                    nodes=(view.name,),
+                )
+
+
+def networks(evidence: Evidence) -> Iterator[Finding]:
+    for view in evidence.nodes.values():
+        for peer, how in view.peers.items():
+            if how != "ok":
+                yield Finding(
+                    "network",
+                    f"{view.name} cannot reach {peer}: {how}",
+                    "check routes, firewalls and security groups between them",
+                    nodes=(view.name, peer),
+                )
+
+
+def clocks(evidence: Evidence) -> Iterator[Finding]:
+    views = [view for view in evidence.nodes.values() if not view.error]
+    middle = sorted(view.offset for view in views)[len(views) // 2] if views else 0.0
+    for view in views:
+        difference = view.offset - middle
+        if abs(difference) > CLOCK + view.uncertainty:
+            yield Finding(
+                "clock",
+                f"the clock of {view.name} is {abs(difference):.1f} s"
+                f" {'ahead' if difference > 0 else 'behind'}",
+                "start a time service there (chrony, or systemd-timesyncd)",
+                nodes=(view.name,),
+                serious=False,
+            )

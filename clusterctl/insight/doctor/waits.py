@@ -1,0 +1,171 @@
+"""Ranks that live: those that wait for others in a collective, and those that are not in it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from clusterctl import stacks
+from clusterctl.insight.doctor.finding import Evidence, Finding
+from clusterctl.insight.evidence import Rank
+from clusterctl.stacks import Folded, Stack, name_ranks
+
+BUSY, IDLE = 0.5, 0.05
+"""Processors in use by a rank that computes, and by one that does not."""
+POLLS = 0.1
+"""The same of one that polls for messages on a machine with too few processors."""
+WATCH = 5
+"""Seconds for which ranks that wait are watched."""
+
+
+def stopped_ranks(evidence: Evidence) -> Iterator[Finding]:
+    stopped = [number for number, rank in sorted(evidence.ranks.items()) if rank.stopped]
+    for number in stopped:
+        rank = evidence.ranks[number]
+        main = rank.main
+        yield Finding(
+            "stopped",
+            f"{evidence.place(number)} is stopped (SIGSTOP, or a debugger holds it)",
+            f"`clusterctl ssh {rank.node} -- kill -CONT {main.pid if main else ''}` resumes it",
+            ranks=(number,),
+            nodes=(rank.node,),
+        )
+
+
+def collectives(evidence: Evidence) -> Iterator[Finding]:
+    """Ranks that wait for others in a collective, and those that are not in it."""
+    living = {n: s for n, s in evidence.stacks.items() if not evidence.ranks[n].stopped}
+    folded = stacks.fold(living)
+    waiting = [item for item in folded if item.stack.collective]
+    if not waiting:
+        return
+    absent = [item for item in folded if not item.stack.collective]
+    for item in absent:
+        yield from _missing(evidence, waiting[0], item)
+    if not absent and len(waiting) > 1:
+        others = "; ".join(
+            f"{name_ranks(item.ranks)} in {item.stack.describe()}" for item in waiting[1:]
+        )
+        same = len({item.stack.collective for item in waiting}) == 1
+        yield Finding(
+            "mismatch",
+            f"ranks wait in different {'places' if same else 'collectives'}:"
+            f" {name_ranks(waiting[0].ranks)} in {waiting[0].stack.describe()}; {others}",
+            "look for a branch that only some ranks take",
+            ranks=tuple(rank for item in waiting[1:] for rank in item.ranks),
+        )
+
+
+def _missing(evidence: Evidence, waiting: Folded, item: Folded) -> Iterator[Finding]:
+    """Ranks that have not come to the collective: they compute, they are slow, or they hang."""
+    late = [evidence.ranks[number] for number in item.ranks]
+    busy = any(rank.running or (rank.usage or 0.0) >= BUSY for rank in late)
+    moved = [evidence.ranks[number].moved for number in waiting.ranks]
+    ranks = [evidence.place(number) for number in item.ranks[:3]]
+    more = f" and {len(item.ranks) - 3} more" if len(item.ranks) > 3 else ""
+    doing = "computing" if busy else item.stack.waits or _waiting(late[0])
+    slow = any(moved)
+    if slow:
+        advice = (
+            "these ranks have more work than the others, wait longer for it, or have a slower"
+            " processor: `clusterctl verify` compares the nodes"
+        )
+    elif busy:
+        advice = (
+            "look at that line: an endless loop, more work than the others have, or a slower"
+            " processor (`clusterctl verify` compares the nodes)"
+        )
+    else:
+        advice = "look at that line: all ranks have to call the same collectives"
+    elsewhere = list(_elsewhere(late[0], item.stack))
+    if any(moved):
+        elsewhere.insert(0, "the others make progress from time to time: the job is slow, not hung")
+    elif False in moved:
+        elsewhere.insert(0, f"no rank has made progress for {WATCH} s")
+    yield Finding(
+        "straggler" if busy or slow else "missing",
+        f"{name_ranks(waiting.ranks)} wait{'s' if len(waiting.ranks) == 1 else ''}"
+        f" in {waiting.stack.describe()}"
+        f" for {', '.join(ranks)}{more}: {doing} at {item.stack.describe()}",
+        advice,
+        tuple(elsewhere),
+        item.ranks,
+        tuple(dict.fromkeys(rank.node for rank in late)),
+    )
+
+
+def _elsewhere(rank: Rank, main: Stack) -> Iterator[str]:
+    """Where other threads and processes of a rank are in lines of the program."""
+    threads = (
+        (f"its thread {other.thread or number}", other)
+        for number, other in enumerate(main.others, 2)
+    )
+    for name, stack in (*threads, *rank.helpers.items()):
+        if main.left_by(stack):
+            yield f"{name} is at {stack.describe()}{f': {stack.waits}' if stack.waits else ''}"
+
+
+def watchable(evidence: Evidence) -> tuple[int, ...]:
+    """Ranks that wait, asleep, for others that are elsewhere: if they wake, the job goes on."""
+    folded = stacks.fold(
+        {n: s for n, s in evidence.stacks.items() if not evidence.ranks[n].stopped}
+    )
+    if all(item.stack.collective for item in folded):
+        return ()
+    return tuple(
+        number
+        for number, stack in evidence.stacks.items()
+        if stack.collective
+        and (stack.blocked or "futex" in evidence.ranks[number].waits)
+        and not evidence.ranks[number].stopped
+    )
+
+
+def idle_ranks(evidence: Evidence) -> Iterator[Finding]:
+    """Ranks without stacks, as of programs in C: most poll for a message, and some do nothing."""
+    unseen = {n: r.usage for n, r in evidence.ranks.items() if r.alive and not r.stack}
+    idle = [n for n, use in sorted(unseen.items()) if use is not None and use <= IDLE]
+    busy = [n for n, use in unseen.items() if use is not None and use >= POLLS]
+    if busy and 0 < len(idle) <= len(busy) and not any(evidence.ranks[n].stopped for n in idle):
+        rank = evidence.ranks[idle[0]]
+        yield Finding(
+            "idle",
+            f"{', '.join(map(evidence.place, idle[:3]))} does nothing ({_waiting(rank)}), while the"
+            " others compute or wait for a message",
+            "look at what it does there: all ranks have to come to the same communication",
+            ranks=tuple(idle),
+            nodes=tuple(dict.fromkeys(evidence.ranks[number].node for number in idle)),
+        )
+
+
+_WAITS = (
+    (r"nanosleep", "sleeping"),
+    (r"nfs|rpc_|ceph|fuse|lustre|\bll_", "waiting for a network file system"),
+    (r"sk_|tcp_|inet_|unix_|skb_", "waiting for the network"),
+    (r"pipe_|anon_pipe", "waiting for a pipe"),
+    (r"do_wait|kernel_wait", "waiting for a child process"),
+    (r"futex", "waiting for another thread"),
+    (r"poll|select", "waiting for input"),
+    (r"flock|locks_lock", "waiting for a lock on a file"),
+)
+"""Functions of the kernel that a process waits in."""
+
+
+def _waiting(rank: Rank) -> str:
+    if rank.main and rank.main.state == "D":
+        return "waiting for a disk or a network file system"
+    return next((text for pattern, text in _WAITS if re.search(pattern, rank.waits)), "blocked")
+
+
+def without_stacks(evidence: Evidence) -> Iterator[Finding]:
+    without: dict[str, list[int]] = {}
+    for number, rank in sorted(evidence.ranks.items()):
+        if rank.alive and not rank.stack and rank.no_stack:
+            without.setdefault(rank.no_stack, []).append(number)
+    for why, numbers in without.items():
+        yield Finding(
+            "no-stack",
+            f"no stack of {name_ranks(numbers)}: {why}",
+            ranks=tuple(numbers),
+            serious=False,
+        )
