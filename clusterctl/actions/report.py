@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from clusterctl.actions import Tell, choose, cost, jobs, metrics, verify
+from clusterctl.actions import Tell, bench, choose, cost, jobs, metrics, verify
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.insight import cost as money
 from clusterctl.insight import report
@@ -76,6 +76,8 @@ def _of_cluster(store: Store, cluster: Cluster, redact: Redact, tell: Tell) -> S
         job_table=_job_table(store, mine[-report.LAST_JOBS :], redact),
         points={job.id: found for job in mine if (found := _points(store, job, tell))},
         cost=_cost(cluster, now),
+        allreduce=bench.recall_allreduce(store, cluster),
+        scaling=bench.recall_scaling(store, cluster),
     )
     return _with_measurements(store, cluster, source)
 

@@ -37,7 +37,8 @@ from clusterctl.jobs import (
 from clusterctl.jobs.follow import Follower, Piece
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.launch_words import translate
-from clusterctl.jobs.program import Resolved, backend_note, resolve_command, resolve_module
+from clusterctl.jobs.program import Resolved as Resolved
+from clusterctl.jobs.program import backend_note, resolve_command, resolve_module
 from clusterctl.jobs.program import resolve as resolve_script
 from clusterctl.launch_plan import LaunchPlan
 from clusterctl.model import Cluster, NodeResult

@@ -16,12 +16,12 @@ import msgspec
 
 from clusterctl import assets
 from clusterctl.actions import Tell, jobs, open_pool, require_ready, run
+from clusterctl.actions.quiet_run import run_quietly
 from clusterctl.errors import ClusterctlError, NodeUnreachable, RecordError, UsageError, reason
 from clusterctl.insight import verify
 from clusterctl.insight.verify import Gpu, Link, NodeFigures, Reduction
 from clusterctl.insight.verify import Report as Report
 from clusterctl.job_model import JobSpec
-from clusterctl.jobs.follow import Piece
 from clusterctl.model import Accelerator, Cluster, Node, NodeResult, count
 from clusterctl.state import Store
 from clusterctl.timeouts import Deadline
@@ -53,23 +53,7 @@ QUICK = Effort(compute=0.1, link=0.1, disk=16 << 20, thorough=False)
 def measure(store: Store, cluster: Cluster, tell: Tell, *, quick: bool, now: bool) -> Report:
     """Raises RecordError while a job runs, unless `now`; UsageError for a batch system."""
     began = time.monotonic()
-    require_ready(cluster)
-    if not cluster.workers:
-        raise UsageError(
-            f"cluster {cluster.name!r} has no nodes of its own to measure",
-            hint="run reduce_all.py on it: clusterctl run --nodes 2 reduce_all.py",
-        )
-    running = [
-        job.id
-        for job in (() if now else jobs.list_jobs(store, cluster.name, tell))
-        if job.cluster_id == cluster.id and not job.state.ended
-    ]
-    if running:
-        raise RecordError(
-            f"job {running[0]} may be running on cluster {cluster.name!r}: it and the"
-            " measurements would disturb each other",
-            hint="wait until it has ended, or add --now",
-        )
+    require_measurable(store, cluster, tell, now=now)
     effort = QUICK if quick else THOROUGH
     reductions: tuple[Reduction, ...] = ()
     with open_pool(store, cluster) as pool:
@@ -90,16 +74,37 @@ def measure(store: Store, cluster: Cluster, tell: Tell, *, quick: bool, now: boo
     return report
 
 
+def require_measurable(store: Store, cluster: Cluster, tell: Tell, *, now: bool) -> None:
+    """Raises RecordError while a job runs, unless `now`; UsageError for a batch system."""
+    require_ready(cluster)
+    if not cluster.workers:
+        raise UsageError(
+            f"cluster {cluster.name!r} has no nodes of its own to measure",
+            hint="run reduce_all.py on it: clusterctl run --nodes 2 reduce_all.py",
+        )
+    running = [
+        job.id
+        for job in (() if now else jobs.list_jobs(store, cluster.name, tell))
+        if job.cluster_id == cluster.id and not job.state.ended
+    ]
+    if running:
+        raise RecordError(
+            f"job {running[0]} may be running on cluster {cluster.name!r}: it and the"
+            " measurements would disturb each other",
+            hint="wait until it has ended, or add --now",
+        )
+
+
 def keep(store: Store, cluster: Cluster, report: Report) -> None:
     """Puts it on record, for `report`. A full disk must not end what has been measured."""
     with suppress(ClusterctlError):
-        store.save_measurements(cluster.name, msgspec.json.encode(report))
+        store.save_measurements(cluster.name, "verify", msgspec.json.encode(report))
 
 
 def recall(store: Store, cluster: Cluster) -> Report | None:
     """What was measured last; None where nothing is on record."""
     with suppress(msgspec.DecodeError):
-        data = store.measurements(cluster)
+        data = store.measurements(cluster, "verify")
         return msgspec.json.decode(data, type=Report) if data else None
     return None
 
@@ -311,19 +316,10 @@ def _reduce(store: Store, cluster: Cluster, pool: Pool, backend: str, tell: Tell
         now=True,
         timeout=REDUCTION,
     )
-    heard: dict[tuple[int | None, str], bytes] = {}
-
-    def listen(pieces: list[Piece]) -> None:
-        for piece in pieces:
-            source = (piece.rank, piece.stream)
-            heard[source] = heard.get(source, b"") + piece.data
-
     try:
         number = run.next_number(store, dry=False)
         prepared = run.prepare(cluster, spec, resolved, {}, number=number)
-        job = run.run(
-            store, prepared, on_start=lambda job: None, on_output=listen, tell=_silent, pool=pool
-        )
+        job, heard = run_quietly(store, prepared, pool)
     except NodeUnreachable:
         raise
     except ClusterctlError as error:
@@ -334,7 +330,3 @@ def _reduce(store: Store, cluster: Cluster, pool: Pool, backend: str, tell: Tell
     errors = b"\n".join(text for (_, stream), text in heard.items() if stream == "stderr")
     failed = b"" if job.program_exit_code == 0 else errors
     return verify.read_reduction(backend, (said + b"\n" + failed).decode(errors="replace"))
-
-
-def _silent(text: str) -> None:
-    """What a job says of its own start is not the report's."""

@@ -12,7 +12,7 @@ import typer
 from clusterctl import actions
 from clusterctl.actions import Store, jobs, node_loss
 from clusterctl.actions import run as action
-from clusterctl.actions.run import Prepared
+from clusterctl.actions.run import Prepared, Resolved
 from clusterctl.cli.console import Console, plain
 from clusterctl.cli.job_output import announce, finish, reporting
 from clusterctl.cli.jobs import number_of
@@ -39,22 +39,12 @@ def run(given: Run, console: Console) -> None:
     if given.interactive:
         _open_terminal(given, console, store, chosen)
         return
-    module, files = given.python_module or None, given.env_file
     try:
-        resolved = action.resolve(
-            *(list(given.command), module, given.stage, files, given.source, given.max_stage)
-        )
+        resolved, spec, secrets = read_program(given)
     except UsageError as error:
         error.hint = _queue_hint(given, circumstances, error) or error.hint
         raise
-    variables, secrets = environment(given.variables, files)
-    spec = replace(
-        _spec(given, resolved.program),
-        ranks=_count(given),
-        env=variables,
-        secret_names=tuple(sorted(secrets)),
-        env_files=tuple(str(path.absolute()) for path in files),
-    )
+    spec = replace(spec, ranks=_count(given))
     node_loss.check(spec.on_node_loss, chosen)
     number = action.next_number(store, dry=True)
     needs = "none" if given.emit else given.requirements
@@ -69,6 +59,22 @@ def run(given: Run, console: Console) -> None:
             chosen, spec, resolved, secrets, number=number, requirements=needs
         )
         _start(console, store, prepared, given.detach)
+
+
+def read_program(given: Run) -> tuple[Resolved, JobSpec, dict[str, str]]:
+    """The program with its tree, what was given about it, and secrets from files."""
+    module, files = given.python_module or None, given.env_file
+    resolved = action.resolve(
+        *(list(given.command), module, given.stage, files, given.source, given.max_stage)
+    )
+    variables, secrets = environment(given.variables, files)
+    spec = replace(
+        _spec(given, resolved.program),
+        env=variables,
+        secret_names=tuple(sorted(secrets)),
+        env_files=tuple(str(path.absolute()) for path in files),
+    )
+    return resolved, spec, secrets
 
 
 def _choose(store: Store, cluster: str | None) -> Cluster:

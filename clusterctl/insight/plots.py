@@ -10,7 +10,7 @@ import html
 import io
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,16 +89,30 @@ def curves(
     log_x: bool = False,
     log_y: bool = False,
     from_zero: bool = False,
+    errors: Mapping[str, Sequence[tuple[float, float]]] | None = None,
+    dashed: Collection[str] = (),
 ) -> str:
-    """One line for each name, with its points where there are few; at most MOST_LINES of them."""
+    """One line for each name, with its points where there are few; at most MOST_LINES of them.
+
+    Args:
+        errors: The smallest and the largest value at each point, of lines with error bars.
+        dashed: Lines that are not measured: limits and predictions.
+    """
     figure, axes = _figure()
     shown = dict(itertools.islice(lines.items(), MOST_LINES))
     for (name, points), colour in zip(shown.items(), SERIES, strict=False):
         step = max(1, len(points) // MOST_POINTS)
         chosen = [*points[::step], points[-1]] if step > 1 else points
         xs, ys = [point[0] for point in chosen], [point[1] for point in chosen]
-        marker = "o" if len(chosen) <= 30 else None
-        axes.plot(xs, ys, color=colour, label=name, marker=marker, markersize=4, linewidth=1.6)
+        marker = "o" if len(chosen) <= 30 and name not in dashed else None
+        style = "--" if name in dashed else "-"
+        look: Any = {"color": colour, "linestyle": style, "linewidth": 1.6}
+        axes.plot(xs, ys, label=name, marker=marker, markersize=4, **look)
+        if spread := (errors or {}).get(name):
+            below = [max(0.0, y - low) for y, (low, _) in zip(ys, spread, strict=True)]
+            above = [max(0.0, high - y) for y, (_, high) in zip(ys, spread, strict=True)]
+            bars = {"fmt": "none", "ecolor": colour, "elinewidth": 1.0, "capsize": 3}
+            axes.errorbar(xs, ys, yerr=[below, above], **bars)
     axes.grid(color=FAINT, linewidth=0.5)
     axes.set_xlabel(x, color=INK)
     axes.set_ylabel(y, color=INK)

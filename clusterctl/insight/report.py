@@ -7,8 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from clusterctl import assets
-from clusterctl.insight import metrics, plots
+from clusterctl.insight import benchmarks, metrics, plots
+from clusterctl.insight.allreduce import Curves
 from clusterctl.insight.metrics import Point
+from clusterctl.insight.page import Section as Section
+from clusterctl.insight.page import Table as Table
+from clusterctl.insight.scaling import Curve
 from clusterctl.insight.verify import Link, Verdict
 from clusterctl.job_model import Job, JobState
 
@@ -21,31 +25,12 @@ _FAILED, _PHASE = 1, 3
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
-    """`head` and rows of text; numbers are right-aligned in the columns of `right`."""
-
-    head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    right: frozenset[int] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
 class Phase:
     """A step of `up`, in seconds since the epoch."""
 
     name: str
     start: float
     end: float
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """A heading with what is below it. `plots` are (title, SVG) and none in Markdown."""
-
-    title: str
-    table: Table | None = None
-    plots: tuple[tuple[str, str], ...] = ()
-    text: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +50,8 @@ class Source:
     links: tuple[Link, ...] = ()
     measured: str = ""
     """When the figures of `verify` were measured, for people."""
+    allreduce: Curves | None = None
+    scaling: Curve | None = None
 
 
 def sections(source: Source, *, draw: bool) -> list[Section]:
@@ -85,6 +72,10 @@ def sections(source: Source, *, draw: bool) -> list[Section]:
         found.append(Section("Cost", source.cost))
     if source.verdicts:
         found.append(_verify(source, draw))
+    if source.allreduce:
+        found.append(benchmarks.of_allreduce(source.allreduce, draw))
+    if source.scaling:
+        found.append(benchmarks.of_scaling(source.scaling, draw))
     return found
 
 

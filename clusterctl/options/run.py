@@ -242,7 +242,7 @@ class Run(Started, heading=JOBS, module="run"):
         }
 
 
-def _of(verb: type[Verb], *without: str, groups: tuple[Group, ...]) -> tuple[Option[Any], ...]:
+def of_verb(verb: type[Verb], *without: str, groups: tuple[Group, ...]) -> tuple[Option[Any], ...]:
     """The options of another verb that stand under these headings."""
     found = (item for item in verb.options().values() if item.group in groups and item.flags)
     return tuple(item for item in found if item.flag not in without)
@@ -263,8 +263,8 @@ class Launch(Started, heading=JOBS, module="launch"):
     )
     detach = flag("-d --detach", OPTIONS, "Return when the program runs; the next command ends it")
     keep = flag("--keep", OPTIONS, "Leave the cluster running at the end")
-    of_up = _of(Up, groups=(Up.MACHINE, Up.EC2))
-    of_run = _of(
+    of_up = of_verb(Up, groups=(Up.MACHINE, Up.EC2))
+    of_run = of_verb(
         Run, "--detach", "--now", "--emit", "--dry-run", groups=(Run.RANKS, Run.PROGRAM, Run.JOB)
     )
     dry_run = flag("--dry-run", GENERAL, "Print the plan of the cluster and change nothing")

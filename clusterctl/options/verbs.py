@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from clusterctl.options import clusters, data, jobs, machine, run
+from clusterctl.options import bench, clusters, data, jobs, machine, run
 from clusterctl.options.limits import Limit
 from clusterctl.options.table import Verb
 
@@ -35,6 +35,8 @@ VERBS: dict[str, type[Verb]] = {
     "diff": jobs.Diff,
     "top": jobs.Top,
     "report": jobs.Report,
+    "bench allreduce": bench.BenchAllreduce,
+    "bench scaling": bench.BenchScaling,
     "ssh": machine.Ssh,
     "cp": machine.Cp,
     "forward": machine.Forward,
@@ -48,7 +50,11 @@ VERBS: dict[str, type[Verb]] = {
     "image build": data.ImageBuild,
     "image lock": data.ImageLock,
 }
-FAMILIES = {"data": "Download, copy and list data sets.", "image": "Build node images."}
+FAMILIES = {
+    "bench": "Measure all-reduces, and how a program scales.",
+    "data": "Download, copy and list data sets.",
+    "image": "Build node images.",
+}
 """Words that verbs of two words begin with."""
 
 

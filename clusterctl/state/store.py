@@ -18,8 +18,12 @@ from clusterctl.model import Cluster, Phase, Role
 from clusterctl.state import versions
 from clusterctl.state.home import Home, write_atomic, writing
 
-MEASURED = "measurements.json"
-"""What `verify` has found."""
+MEASURED = {
+    "verify": "measurements.json",
+    "bench allreduce": "allreduce.json",
+    "bench scaling": "scaling.json",
+}
+"""Files with what verbs have measured last."""
 
 Record = TypeVar("Record", Cluster, Job)
 
@@ -96,7 +100,7 @@ class Store:
         try:
             past = self.home.make(self.home.past / cluster.id)
             _write(past / "cluster.json", cluster)
-            for name in ("events.jsonl", MEASURED):
+            for name in ("events.jsonl", *MEASURED.values()):
                 if (folder / name).is_file():
                     with writing(past / name):
                         (folder / name).replace(past / name)
@@ -119,16 +123,16 @@ class Store:
                     found.append(msgspec.json.decode(line, type=dict[str, Any]))
         return tuple(found)
 
-    def measurements(self, cluster: Cluster) -> bytes:
-        """What `verify` has found last; empty where nothing is on record."""
+    def measurements(self, cluster: Cluster, verb: str) -> bytes:
+        """What the verb of MEASURED has found last; empty where nothing is on record."""
         with suppress(OSError):
-            return (self._own_folder(cluster) / MEASURED).read_bytes()
+            return (self._own_folder(cluster) / MEASURED[verb]).read_bytes()
         return b""
 
-    def save_measurements(self, name: str, found: bytes) -> None:
-        folder = self.home.make(self.folder(name))
-        with writing(folder / MEASURED):
-            write_atomic(folder / MEASURED, found)
+    def save_measurements(self, name: str, verb: str, found: bytes) -> None:
+        path = self.home.make(self.folder(name)) / MEASURED[verb]
+        with writing(path):
+            write_atomic(path, found)
 
     def _own_folder(self, cluster: Cluster) -> Path:
         """Where the cluster's files are, or were put when it was taken down."""

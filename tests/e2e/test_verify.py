@@ -65,3 +65,31 @@ def test_a_cluster_with_a_job_is_left_alone(cli: Cli, cluster_id: str) -> None:
         return cli("verify", "--quick", code=None).code in (0, 8)
 
     wait_for(measured, 30, "its supervisor to note the end, after the last process has gone")
+
+
+@pytest.mark.mpi
+def test_curves_of_all_reduces_and_of_a_program(cli: Cli) -> None:
+    """Also in the report. The programs do next to nothing: how fast they are is no matter here."""
+    words = ("--backends", "mpi", "--max-size", "64", "--repeats", "2", "--json")
+    found = cli("bench", "allreduce", *words, timeout=200).document()
+    assert [(row["backend"], row["size"], row["ranks"]) for row in found["rows"]] == [
+        ("mpi", 8, 2),
+        ("mpi", 64, 2),
+    ]
+    for row in found["rows"]:
+        assert 0 < row["seconds"]["low"] <= row["seconds"]["value"] <= row["seconds"]["high"]
+        assert row["bus"] == row["algorithm"], "of two ranks"
+    assert found["limit"]["rate"] > 0
+    cli.script(
+        "steps.py",
+        "import json, os\n"
+        "line = {'epoch': 0, 'seconds': 4 / int(os.environ['WORLD_SIZE'])}\n"
+        "if os.environ['RANK'] == '0':\n    print(json.dumps({'clusterctl': line}))\n",
+    )
+    words = ("--ranks", "1,2", "--repeats", "1", "--json", "steps.py")
+    curve = cli("bench", "scaling", *words, timeout=200).document()
+    assert [step["speedup"]["value"] for step in curve["steps"]] == [1, 2]
+    assert (curve["unit"], curve["fastest"], curve["cheapest"]) == ("epoch", 2, None)
+    page = cli("report", "--format", "md", "--output", "-").out
+    assert "## All-reduce" in page
+    assert "steps.py, measured by clusterctl bench scaling" in page

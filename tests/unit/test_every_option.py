@@ -24,6 +24,7 @@ from clusterctl import providers
 from clusterctl.actions import (
     allow,
     attach,
+    bench,
     check,
     data,
     diff,
@@ -86,8 +87,8 @@ class Scene:
         return "-".join((self.verb, self.provider, *sorted(self.circumstances)))
 
     def line(self, *option: str) -> tuple[str, ...]:
-        if self.verb in ("run", "launch"):  # `-m MODULE` ends its options
-            return (self.verb, *self.words[:-1], *option, self.words[-1])
+        if self.verb in ("run", "launch", "bench scaling"):  # `-m MODULE` ends its options
+            return (*self.verb.split(), *self.words[:-1], *option, self.words[-1])
         return (*self.verb.split(), *option, *self.words)
 
 
@@ -135,6 +136,9 @@ def scenes() -> list[Scene]:
             Scene("data push", ("mnist",), name),
         ]
     made += [Scene("extend", ("--ttl", "4h"), name) for name in MADE]
+    made += [Scene("bench allreduce", (), name) for name in (*MADE, "hosts")]
+    scaling = ("--ranks", "1,2", "train.py")
+    made += [Scene("bench scaling", scaling, name, direct) for name in (*MADE, "hosts")]
     made += [Scene("stop", (), "ec2"), Scene("start", (), "ec2")]
     return [
         *made,
@@ -165,6 +169,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "--adopt": ("other",),
     "--ami": ("ami-1",),
     "--backend": ("gloo",),
+    "--backends": ("gloo,mpi",),
     "--base": ("debian:13",),
     "--boot-timeout": ("20m",),
     "--budget": ("20",),
@@ -201,6 +206,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "--launcher-type": ("t3.small",),
     "--mail-type": ("BEGIN",),
     "--mail-user": ("me@example.org",),
+    "--max-size": ("1MB",),
     "--max-stage": ("5",),
     "--mem": ("8G",),
     "--mem-per-cpu": ("2G",),
@@ -225,6 +231,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "--region": ("eu-west-1",),
     "--regions": ("eu-west-1,us-east-1",),
     "--python": ("3.12",),
+    "--repeats": ("2",),
     "--requirements": ("requirements.txt",),
     "--reservation": ("mine",),
     "--hang-timeout": ("10m",),
@@ -348,6 +355,7 @@ def stage(scene: Scene, monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[s
     for module, names in {
         allow: ("allow",),
         attach: ("attach_hosts", "attach_site"),
+        bench: ("measure_allreduce", "measure_scaling"),
         check: ("check",),
         data: ("get", "push", "list_data", "write_index"),
         diff: ("diff",),

@@ -14,7 +14,9 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -232,6 +234,28 @@ def _machine() -> str:
         return socket.gethostname()
 
 
+@dataclass
+class Traffic:
+    """All-reduces so far: how many, their bytes, and the time that this rank spent in them, which
+    includes waiting for ranks that come later."""
+
+    count: int = 0
+    bytes: int = 0
+    nanoseconds: int = 0
+
+    def add(self, size: int, began: int) -> None:
+        self.count += 1
+        self.bytes += size
+        self.nanoseconds += time.perf_counter_ns() - began
+
+    def since(self, before: Traffic) -> Traffic:
+        return Traffic(
+            self.count - before.count,
+            self.bytes - before.bytes,
+            self.nanoseconds - before.nanoseconds,
+        )
+
+
 class Averager:
     """Replaces a tensor on every rank by its mean, or sum, over the ranks, in place.
 
@@ -253,6 +277,7 @@ class Averager:
         self._messages: dict[tuple[int, int, torch.dtype], list[Any] | None] = {}
         self._staging: dict[tuple[int, torch.dtype], torch.Tensor] = {}
         self._sums: dict[torch.dtype, Any] = {}
+        self.traffic = Traffic()
 
     def reduce(self, tensor: torch.Tensor, *, average: bool = True) -> None:
         """All-reduce the contiguous `tensor` by sum, and divide it by the number of ranks.
@@ -294,11 +319,13 @@ class Averager:
     def _all_reduce(self, message: Any, operation: Any = None) -> None:
         """Of host memory, by sum unless an `operation` is given."""
         operation = operation or self._mpi.SUM
+        began = time.perf_counter_ns()
         if self._crowded and message[0].nbytes <= _SMALL:
             request = self._comm.Iallreduce(self._mpi.IN_PLACE, message, operation)
             waiting.wait(request.Test)
         else:
             self._comm.Allreduce(self._mpi.IN_PLACE, message, operation)
+        self.traffic.add(message[0].nbytes, began)
 
     def _message(self, tensor: torch.Tensor) -> list[Any] | None:
         """The tensor's memory as mpi4py wants it, None if it has to be widened before."""
@@ -319,7 +346,9 @@ class Averager:
         if message is not None:
             # MPI knows nothing of streams: what fills the buffer must be done.
             torch.cuda.current_stream(tensor.device).synchronize()
+            began = time.perf_counter_ns()
             self._comm.Allreduce(self._mpi.IN_PLACE, message)
+            self.traffic.add(message[0].nbytes, began)
             if average:
                 tensor.div_(self._world)
             return

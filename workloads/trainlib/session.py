@@ -301,6 +301,37 @@ class Session(contextlib.AbstractContextManager["Session"]):
             wrapped.register_comm_hook(hooks.Compressed(half, wrapped.uneven), hooks.compressed)
         return wrapped
 
+    @property
+    def traffic(self) -> mpi.Traffic | None:
+        """All-reduces of this rank so far, where each ends before the next line of the program:
+        over MPI, and of one rank, which has none. None elsewhere: torch's group works while the
+        program computes, and nobody can say which of the two a moment belongs to."""
+        if self._averager is not None:
+            return replace(self._averager.traffic)
+        return mpi.Traffic() if self._alone else None
+
+    def split_time(self, seconds: float, before: mpi.Traffic | None) -> dict[str, float]:
+        """How the ranks have spent these seconds since `before`, on the mean, as metrics; {} where
+        that is not known. All ranks have to call it.
+
+        The rank that comes last to every all-reduce waits for nobody: its time there is what
+        communication takes, and the rest of the others' time is waiting for it.
+        """
+        now = self.traffic
+        if now is None or before is None:
+            return {}
+        mine = now.since(before)
+        least = -self.communicator.maximum(-mine.nanoseconds) / 1e9
+        total = self.communicator.sum([mine.nanoseconds / 1e9, seconds])
+        spent, took = (value / self.ranks.world for value in total)
+        return {
+            "compute_seconds": took - spent,
+            "communication_seconds": least,
+            "waiting_seconds": spent - least,
+            "allreduces": mine.count,
+            "allreduce_bytes": mine.bytes,
+        }
+
     def reduce(self, tensor: torch.Tensor, *, average: bool) -> None:
         """Replace the contiguous tensor on every rank by the sum over the ranks, or the mean."""
         if self._alone:

@@ -305,6 +305,7 @@ class Trainer:
         )
         # What dropout draws follows from the epoch, so that a resumed training draws the same.
         torch.manual_seed(data.mix(options.seed, epoch * ranks.world + ranks.rank))
+        before = self.session.traffic
         started = time.perf_counter()
         loss, steps, rows = train_epoch(
             parallel, self.optimizer, self.loss_of, batches, self.recipe
@@ -318,7 +319,8 @@ class Trainer:
         )
         if options.metrics:
             seconds = time.perf_counter() - started
-            self._print_metrics(epoch, steps, rows, loss.item(), seconds)
+            split = self.session.split_time(seconds, before)
+            self._print_metrics(epoch, steps, rows, loss.item(), seconds, split)
         sound = self._sound(loss.item())
         # A signal reaches the ranks at different moments, but they can only stop together: one
         # that left alone would leave the others waiting in a collective.
@@ -341,7 +343,13 @@ class Trainer:
             raise Stopped(signum)
 
     def _print_metrics(
-        self, epoch: int, steps: int, rows: int, loss: float, seconds: float
+        self,
+        epoch: int,
+        steps: int,
+        rows: int,
+        loss: float,
+        seconds: float,
+        split: dict[str, float],
     ) -> None:
         """Means and sums over the ranks, from rank 0; all ranks have to call it."""
         total, count, speed = self.session.communicator.sum([loss * rows, rows, rows / seconds])
@@ -354,6 +362,7 @@ class Trainer:
                 loss=total / count,
                 samples_per_second=speed,
                 seconds=seconds,
+                **split,
             )
 
     def _sound(self, loss: float) -> bool:

@@ -1,0 +1,233 @@
+"""`bench`: all-reduces of many sizes in each backend, and a program with more and more ranks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import msgspec
+
+from clusterctl.actions import Tell, call, open_pool, run, verify
+from clusterctl.actions.quiet_run import Heard, run_quietly
+from clusterctl.errors import ClusterctlError, JobError, NodeUnreachable, UsageError
+from clusterctl.insight import allreduce, cost, scaling
+from clusterctl.insight.allreduce import Curves as Curves
+from clusterctl.insight.allreduce import Figure as Figure
+from clusterctl.insight.allreduce import Row as Row
+from clusterctl.insight.allreduce import ring_seconds as ring_seconds
+from clusterctl.insight.metrics import Point, Reader
+from clusterctl.insight.scaling import SPLIT as SPLIT
+from clusterctl.insight.scaling import Curve as Curve
+from clusterctl.insight.scaling import Step as Step
+from clusterctl.insight.verify import bytes_rate as bytes_rate
+from clusterctl.job_model import Job, JobSpec, JobState
+from clusterctl.jobs.program import Resolved
+from clusterctl.model import Accelerator, Cluster, count
+from clusterctl.state import Store
+from clusterctl.transport.pool import Pool
+
+PROGRAM = "reduce_all.py"
+LIMIT = 600.0
+"""Seconds of one run of it."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """What `bench allreduce` measures. `backends` () are those that the nodes have; `ranks` 0 is
+    one per GPU, else one per worker."""
+
+    backends: tuple[str, ...] = ()
+    largest: int = 8 << 20
+    ranks: int = 0
+    repeats: int = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """What `bench scaling` runs, and how often with each number of ranks."""
+
+    spec: JobSpec
+    resolved: Resolved
+    secrets: Mapping[str, str]
+    requirements: str
+    ranks: tuple[int, ...]
+    repeats: int
+
+
+def measure_allreduce(
+    store: Store, cluster: Cluster, wanted: Sizes, tell: Tell, *, now: bool
+) -> Curves:
+    """Raises RecordError while a job runs, unless `now`; UsageError for a batch system; JobError if
+    no backend works."""
+    verify.require_measurable(store, cluster, tell, now=now)
+    backends = wanted.backends or _backends(cluster)
+    limit = allreduce.limit(_figures(store, cluster, tell, quick=True, now=now))
+    rows: list[allreduce.Row] = []
+    failed: dict[str, str] = {}
+    resolved = run.resolve([PROGRAM], None, None)
+    with open_pool(store, cluster) as pool:
+        for backend in backends:
+            repeats: list[Sequence[Point]] = []
+            args = ("--backend", backend, "--max-bytes", str(wanted.largest), "--metrics")
+            spec = JobSpec(
+                program=replace(resolved.program, args=args),
+                backend=backend,
+                ranks=wanted.ranks,
+                allow_cpu=True,
+                now=True,
+                timeout=LIMIT,
+            )
+            try:
+                for number in range(wanted.repeats):
+                    tell(f"all-reduce over {backend}, {number + 1} of {wanted.repeats}")
+                    job, points = _run(store, cluster, spec, resolved, {}, "", pool)
+                    # It saves nothing: `down` need not look for its outputs.
+                    store.save_job(replace(store.job(job.id), fetched=True))
+                    repeats.append(points)
+            except NodeUnreachable:
+                raise
+            except ClusterctlError as error:
+                failed[backend] = error.message
+                continue
+            if job.ranks < 2:
+                raise UsageError(
+                    "an all-reduce needs two ranks or more", hint="for example --ranks 2"
+                )
+            rows += allreduce.rows(backend, job.ranks, repeats)
+    if not rows:
+        name, why = next(iter(failed.items()))
+        raise JobError(
+            f"no all-reduce could be measured: {name}: {why}", hint="`clusterctl doctor`"
+        )
+    curves = Curves(tuple(rows), limit, wanted.repeats, failed, time.time())
+    _keep(store, cluster, "bench allreduce", curves)
+    return curves
+
+
+def measure_scaling(
+    store: Store, cluster: Cluster, wanted: Series, tell: Tell, *, now: bool
+) -> Curve:
+    """Runs the program with each number of ranks, by turns, so that what changes in the meantime
+    changes all of them. Raises JobError if a run fails, UsageError and LaunchError before any."""
+    verify.require_measurable(store, cluster, tell, now=now)
+    for ranks in wanted.ranks:
+        _prepare(store, cluster, wanted, ranks, dry=True)
+    report = _figures(store, cluster, tell, quick=False, now=now)
+    machine = scaling.machine(report, cluster.shares_machine, wanted.spec.backend)
+    found = []
+    total = len(wanted.ranks) * wanted.repeats
+    with open_pool(store, cluster) as pool:
+        for number in range(total):
+            ranks = wanted.ranks[number % len(wanted.ranks)]
+            tell(f"run {number + 1} of {total}: {count(ranks, 'rank')}")
+            spec = replace(wanted.spec, ranks=ranks)
+            job, points = _run(
+                *(store, cluster, spec, wanted.resolved, wanted.secrets, wanted.requirements, pool)
+            )
+            nodes = tuple(place.node for place in job.placement if place.count)
+            seconds = max(1e-3, (job.finished or 0.0) - (job.started or 0.0))
+            found.append(scaling.read_run(job.id, ranks, nodes, seconds, points))
+    curve = scaling.curve(wanted.spec.program.target, found, machine, _prices(cluster))
+    curve = replace(curve, time=time.time())
+    _keep(store, cluster, "bench scaling", curve)
+    return curve
+
+
+def recall_allreduce(store: Store, cluster: Cluster) -> Curves | None:
+    """What was measured last; None where nothing is on record."""
+    return _recall(store, cluster, "bench allreduce", Curves)
+
+
+def recall_scaling(store: Store, cluster: Cluster) -> Curve | None:
+    """What was measured last; None where nothing is on record."""
+    return _recall(store, cluster, "bench scaling", Curve)
+
+
+def _recall(store: Store, cluster: Cluster, verb: str, kind: type[T]) -> T | None:
+    data = store.measurements(cluster, verb)
+    with suppress(msgspec.DecodeError):
+        return msgspec.json.decode(data, type=kind) if data else None
+    return None
+
+
+def _keep(store: Store, cluster: Cluster, verb: str, found: object) -> None:
+    """For `report`. A full disk must not end what has been measured."""
+    with suppress(ClusterctlError):
+        store.save_measurements(cluster.name, verb, msgspec.json.encode(found))
+
+
+def _backends(cluster: Cluster) -> tuple[str, ...]:
+    gpus = all(node.accelerator is not Accelerator.NONE for node in cluster.workers)
+    return ("gloo", "mpi", *["nccl"] * gpus)
+
+
+def _figures(
+    store: Store, cluster: Cluster, tell: Tell, *, quick: bool, now: bool
+) -> verify.Report:
+    """What `verify` has measured of these nodes, or measures now."""
+    known = verify.recall(store, cluster)
+    names = {node.name for node in cluster.workers}
+    if known and {node.name for node in known.nodes} == names and (quick or known.reductions):
+        return known
+    return verify.measure(store, cluster, tell, quick=quick, now=now)
+
+
+def _prepare(
+    store: Store, cluster: Cluster, wanted: Series, ranks: int, *, dry: bool
+) -> run.Prepared:
+    number = run.next_number(store, dry=dry)
+    spec = replace(wanted.spec, ranks=ranks)
+    return run.prepare(
+        *(cluster, spec, wanted.resolved, wanted.secrets),
+        number=number,
+        requirements=wanted.requirements,
+    )
+
+
+def _run(
+    store: Store,
+    cluster: Cluster,
+    spec: JobSpec,
+    resolved: Resolved,
+    secrets: Mapping[str, str],
+    requirements: str,
+    pool: Pool,
+) -> tuple[Job, Sequence[Point]]:
+    """The job as it ended, and the metrics that it has printed. Raises JobError if it failed."""
+    number = run.next_number(store, dry=False)
+    prepared = run.prepare(
+        cluster, spec, resolved, secrets, number=number, requirements=requirements
+    )
+    job, heard = run_quietly(store, prepared, pool)
+    if job.state is not JobState.SUCCEEDED:
+        raise call.fail(job)
+    return job, _points(heard)
+
+
+def _points(heard: Heard) -> list[Point]:
+    reader = Reader()
+    found = [
+        point
+        for (rank, stream), text in heard.items()
+        if rank is not None and stream == "stdout"
+        for point in reader.read(rank, text)
+    ]
+    return [*found, *reader.finish()]
+
+
+def _prices(cluster: Cluster) -> Callable[[Sequence[str]], float | None]:
+    """Dollars per hour of these nodes, the launcher and what all share."""
+    names = {node.name for node in cluster.workers}
+
+    def hourly(nodes: Sequence[str]) -> float | None:
+        idle = names - set(nodes)
+        mine = [charge for charge in cluster.charges if charge.node not in idle]
+        if not mine or not cost.is_exact(mine):
+            return None
+        return cost.per_hour(mine)
+
+    return hourly

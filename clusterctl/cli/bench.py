@@ -1,0 +1,149 @@
+"""Verbs that measure speed: bench allreduce, bench scaling."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from clusterctl import actions
+from clusterctl.actions import bench as action
+from clusterctl.actions.bench import SPLIT, Curve, Curves, Figure, Row, Step
+from clusterctl.cli.console import Console, pick, table
+from clusterctl.cli.run import read_program
+from clusterctl.errors import UsageError
+from clusterctl.model import count
+from clusterctl.options.bench import BenchAllreduce, BenchScaling
+from clusterctl.options.run import Run
+
+REPEATS = 3
+
+
+def bench_allreduce(given: BenchAllreduce, console: Console) -> None:
+    store = actions.open_store()
+    cluster = actions.choose(store, given.cluster)
+    sizes = action.Sizes(
+        backends=given.backends,
+        largest=given.max_size or action.Sizes().largest,
+        ranks=given.ranks,
+        repeats=given.repeats or REPEATS,
+    )
+    found = action.measure_allreduce(store, cluster, sizes, console.report, now=given.now)
+    head = ("backend", "bytes", "latency µs", "algbw GB/s", "busbw GB/s", "of limit")
+    console.result(table([head, *(_size(row, found) for row in found.rows)]))
+    for backend, why in found.failed.items():
+        console.note(f"{backend}: {why}")
+    for line in _notes(found):
+        console.note(line)
+    console.document(
+        {
+            "cluster": cluster.name,
+            "limit": found.limit,
+            "repeats": found.repeats,
+            "failed": found.failed,
+            "rows": [
+                {
+                    **pick(row, "backend", "ranks", "size", "seconds", "algorithm", "bus"),
+                    "ring_seconds": action.ring_seconds(row.size, row.ranks, found.limit),
+                }
+                for row in found.rows
+            ],
+        }
+    )
+
+
+def _size(row: Row, found: Curves) -> tuple[str, ...]:
+    share = f"{row.bus.value / found.limit.rate:.0%}" if found.limit.rate else "-"
+    return (
+        row.backend,
+        str(row.size),
+        _range(row.seconds, 1e6),
+        _range(row.algorithm, 1e-9),
+        _range(row.bus, 1e-9),
+        share,
+    )
+
+
+def _range(figure: Figure, unit: float = 1.0) -> str:
+    """`7.1 (6.9-8.0)`."""
+    value, low, high = (_digits(each * unit) for each in (figure.value, figure.low, figure.high))
+    return value if low == high else f"{value} ({low}-{high})"
+
+
+def _digits(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}" if value >= 0.1 else f"{value:.4f}"
+
+
+def _notes(found: Curves) -> Iterator[str]:
+    ranks = found.rows[0].ranks
+    if found.repeats > 1:
+        yield f"{count(ranks, 'rank')}; median of {found.repeats} (smallest-largest)"
+    if found.limit.rate:
+        yield f"limit: {action.bytes_rate(found.limit.rate)}, {found.limit.of}"
+
+
+def bench_scaling(given: BenchScaling, console: Console) -> None:
+    running = given.part(Run)
+    if not (running.python_module or running.command):
+        raise UsageError("nothing to run", hint="clusterctl bench scaling --ranks 1,2 SCRIPT")
+    if not given.counts:
+        raise UsageError("--ranks is missing", hint="for example --ranks 1,2,4")
+    store = actions.open_store()
+    cluster = actions.choose(store, given.cluster)
+    place = f"the provider of cluster {cluster.name!r} is {cluster.spec.provider}"
+    given = given.within({cluster.system, running.launcher}, console.note, place)
+    running = given.part(Run)
+    resolved, spec, secrets = read_program(running)
+    series = action.Series(
+        spec=spec,
+        resolved=resolved,
+        secrets=secrets,
+        requirements=running.requirements,
+        ranks=given.counts,
+        repeats=given.repeats or REPEATS,
+    )
+    curve = action.measure_scaling(store, cluster, series, console.report, now=given.now)
+    console.result(table([_head(curve), *(_step(step, curve) for step in curve.steps)]))
+    for line in _conclusions(curve):
+        console.note(line)
+    console.document(
+        {
+            "cluster": cluster.name,
+            **pick(curve, "program", "unit", "fastest", "cheapest", "assumes"),
+            "steps": [
+                {
+                    **pick(step, "ranks", "nodes", "jobs", "seconds", "rate", "speedup"),
+                    **pick(step, "efficiency", "predicted", "dollars"),
+                    **dict(zip(SPLIT, step.split or (None,) * len(SPLIT), strict=True)),
+                }
+                for step in curve.steps
+            ],
+        }
+    )
+
+
+def _head(curve: Curve) -> tuple[str, ...]:
+    times = (f"s/{curve.unit}", "predicted", "speed-up", "efficiency")
+    return ("ranks", "nodes", *times, "compute", "communication", "waiting", f"$/{curve.unit}")
+
+
+def _step(step: Step, curve: Curve) -> tuple[str, ...]:
+    predicted = "-" if step.predicted is None else _digits(step.predicted)
+    split = [_digits(seconds) for seconds in step.split] if step.split else ["-"] * len(SPLIT)
+    return (
+        str(step.ranks),
+        str(step.nodes),
+        _range(step.seconds),
+        predicted,
+        _range(step.speedup),
+        f"{step.efficiency:.0%}",
+        *split,
+        "-" if step.dollars is None else f"{step.dollars:.3g}",
+    )
+
+
+def _conclusions(curve: Curve) -> Iterator[str]:
+    yield f"predicted from {curve.assumes}"
+    if all(step.split is None for step in curve.steps):
+        yield "the program does not say where its time goes: see docs/performance.md"
+    yield f"fastest: {count(curve.fastest, 'rank')}"
+    if curve.cheapest:
+        yield f"cheapest: {count(curve.cheapest, 'rank')}"

@@ -1,0 +1,197 @@
+"""How a program gets faster with more ranks, where its time goes, and what an epoch costs. Pure.
+
+A run says in its metrics what an epoch took (`seconds`), how fast it was (`samples_per_second`) and
+where the time went (`compute_seconds`, `communication_seconds`, `waiting_seconds`). A program that
+prints none of them is timed as a whole, from its start to its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from clusterctl.insight.allreduce import Figure
+from clusterctl.insight.metrics import Point
+from clusterctl.insight.verify import Reduction, Report
+
+SPLIT = ("compute_seconds", "communication_seconds", "waiting_seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run. `seconds` are those of an epoch, or of the whole job (`unit`: `epoch`, `run`);
+    `split` has those of SPLIT; `allreduces` and their `bytes` are those of an epoch. None: the
+    program does not say."""
+
+    job: int
+    ranks: int
+    nodes: tuple[str, ...]
+    seconds: float
+    unit: str
+    rate: float | None = None
+    split: tuple[float, float, float] | None = None
+    allreduces: float | None = None
+    bytes: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """All runs with so many ranks. `rate`: work per second, in samples, else in epochs or runs;
+    `predicted`: seconds, from what `verify` has measured; `dollars`: of an epoch or run."""
+
+    ranks: int
+    nodes: int
+    jobs: tuple[int, ...]
+    seconds: Figure
+    rate: Figure
+    speedup: Figure
+    efficiency: float
+    split: tuple[float, float, float] | None
+    predicted: float | None
+    dollars: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """`fastest` and `cheapest` are numbers of ranks; None: no price is known. `assumes` says what
+    the prediction is made from. `time`: seconds since the epoch."""
+
+    program: str
+    unit: str
+    steps: tuple[Step, ...]
+    fastest: int
+    cheapest: int | None
+    assumes: str
+    time: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a prediction is made from. `cores`: as fast as so many cores are all ranks of a cluster
+    on one machine together; None: each rank has its own."""
+
+    cores: float | None
+    reduction: Reduction | None
+
+
+def read_run(
+    job: int, ranks: int, nodes: tuple[str, ...], seconds: float, points: Sequence[Point]
+) -> Run:
+    """`seconds`: from the job's start to its end. The first epoch warms up, and counts only where
+    it is the only one."""
+    mine = [p for p in points if "seconds" in p.values and "epoch" in p.values]
+    lowest = min((p.rank for p in mine), default=0)
+    mine = [p for p in mine if p.rank == lowest]
+    mine = mine[1:] or mine
+    rate = _middle(mine or points, "samples_per_second")
+    if not mine:
+        return Run(job, ranks, nodes, seconds, "run", rate)
+    found = tuple(value for name in SPLIT if (value := _middle(mine, name)) is not None)
+    return Run(
+        job,
+        ranks,
+        nodes,
+        _middle(mine, "seconds") or seconds,
+        "epoch",
+        rate,
+        (found[0], found[1], found[2]) if len(found) == len(SPLIT) else None,
+        _middle(mine, "allreduces"),
+        _middle(mine, "allreduce_bytes"),
+    )
+
+
+def _middle(points: Iterable[Point], name: str) -> float | None:
+    values = [point.values[name] for point in points if name in point.values]
+    return median(values) if values else None
+
+
+def machine(report: Report | None, shared: bool, backend: str) -> Machine:
+    """From what `verify` has measured. `shared`: all nodes are names of one machine; `backend`:
+    whose all-reduce it is, or `auto`: the fastest."""
+    if report is None:
+        return Machine(None, None)
+    ratios = [node.together / node.core for node in report.nodes if node.core and node.together]
+    sound = [item for item in report.reductions if not item.error and item.ranks > 1 and item.rate]
+    chosen = [item for item in sound if item.backend == backend] or sound
+    best = max(chosen, key=lambda item: item.rate, default=None)
+    return Machine(max(1.0, min(ratios)) if shared and ratios else None, best)
+
+
+def curve(
+    program: str,
+    runs: Sequence[Run],
+    machine: Machine,
+    hourly: Callable[[Sequence[str]], float | None],
+) -> Curve:
+    """`hourly`: what nodes cost, in dollars; None where that is not known, or nothing."""
+    counts = sorted({run.ranks for run in runs})
+    groups = [[run for run in runs if run.ranks == count] for count in counts]
+    rated = all(run.rate for run in runs)
+    rates = [Figure.of([(rated and run.rate) or 1 / run.seconds for run in g]) for g in groups]
+    base = groups[0]
+    steps, prices = [], []
+    for group, rate in zip(groups, rates, strict=True):
+        seconds = Figure.of([run.seconds for run in group])
+        speedup = Figure(*(v / rates[0].value for v in (rate.value, rate.low, rate.high)))
+        splits = [run.split for run in group if run.split]
+        price = hourly(group[0].nodes)
+        prices.append(None if price is None else price / rate.value)
+        steps.append(
+            Step(
+                group[0].ranks,
+                len(group[0].nodes),
+                tuple(run.job for run in group),
+                seconds,
+                rate,
+                speedup,
+                speedup.value * base[0].ranks / group[0].ranks,
+                _each_middle(splits) if len(splits) == len(group) else None,
+                _predict(base, group, machine, rated),
+                None if price is None else price / 3600 * seconds.value,
+            )
+        )
+    known = [(price, step.ranks) for price, step in zip(prices, steps, strict=True) if price]
+    return Curve(
+        program,
+        runs[0].unit,
+        tuple(steps),
+        max(steps, key=lambda step: step.rate.value).ranks,
+        min(known)[1] if len(known) == len(steps) else None,
+        _assumptions(base, groups, machine),
+    )
+
+
+def _each_middle(splits: Sequence[tuple[float, float, float]]) -> tuple[float, float, float]:
+    compute, communication, waiting = (median(values) for values in zip(*splits, strict=True))
+    return compute, communication, waiting
+
+
+def _predict(base: Sequence[Run], group: Sequence[Run], machine: Machine, rated: bool) -> float:
+    """Seconds: the computing of the fewest ranks, divided among these, and their all-reduces."""
+
+    def work(runs: Sequence[Run]) -> float:
+        return median(run.seconds * ((rated and run.rate) or 1 / run.seconds) for run in runs)
+
+    def power(ranks: int) -> float:
+        return min(ranks, machine.cores) if machine.cores else ranks
+
+    ranks = group[0].ranks
+    computing = median(run.split[0] if run.split else run.seconds for run in base)
+    computing *= work(group) / work(base) * power(base[0].ranks) / power(ranks)
+    number, carried, found = group[0].allreduces, group[0].bytes, machine.reduction
+    if ranks == 1 or not (number and carried and found):
+        return computing
+    latency = found.latency * (ranks - 1) / (found.ranks - 1)
+    return computing + number * latency + 2 * (ranks - 1) / ranks * carried / found.rate
+
+
+def _assumptions(base: Sequence[Run], groups: Sequence[Sequence[Run]], machine: Machine) -> str:
+    what = "the computing" if base[0].split else "the time"
+    text = f"{what} of {base[0].ranks} {'rank' if base[0].ranks == 1 else 'ranks'}, divided"
+    if machine.cores:
+        text += f" among {machine.cores:.1f} cores"
+    counted = any(group[0].allreduces and group[0].bytes for group in groups)
+    if counted and machine.reduction:
+        return f"{text}, and all-reduces over {machine.reduction.backend} as verify measured them"
+    return f"{text}, without communication"

@@ -1,0 +1,137 @@
+"""What `bench` makes of measurements: curves, error bars, predictions, dollars."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.insight import allreduce, scaling
+from clusterctl.insight.allreduce import Figure, Limit
+from clusterctl.insight.metrics import Point
+from clusterctl.insight.verify import Link, NodeFigures, Reduction, Report
+from tests.unit.calling import Call
+
+CASES = sorted((Path(__file__).parents[1] / "cases" / "scaling").glob("*.json"))
+
+
+def report(*links: Link, reductions: tuple[Reduction, ...] = (), **node: Any) -> Report:
+    nodes = (NodeFigures("worker-1", **node), NodeFigures("worker-2", **node))
+    return Report(nodes, links, reductions, (), 1.0)
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+def test_how_a_program_scales(path: Path) -> None:
+    case = json.loads(path.read_text())
+    runs = [
+        scaling.read_run(
+            number,
+            run["ranks"],
+            tuple(run["nodes"]),
+            run.get("seconds", 60.0),
+            [Point(0, {"epoch": epoch, **values}) for epoch, values in enumerate(run["epochs"])],
+        )
+        for number, run in enumerate(case["runs"])
+    ]
+    reduction = Reduction(**case["reduction"]) if "reduction" in case else None
+    prices = case.get("hourly")
+
+    def hourly(nodes: Sequence[str]) -> float | None:
+        return sum(prices[name] for name in nodes) if prices else None
+
+    machine = scaling.Machine(case.get("cores"), reduction)
+    curve = scaling.curve("train.py", runs, machine, hourly)
+
+    assert curve.unit == case["unit"]
+    for index, step in enumerate(curve.steps):
+        assert step.speedup.value == pytest.approx(case["speedup"][index], rel=1e-3)
+        assert step.efficiency == pytest.approx(case["efficiency"][index], rel=1e-3)
+        assert step.split == (case["split"][index] and pytest.approx(tuple(case["split"][index])))
+        assert step.predicted == pytest.approx(case["predicted"][index])
+        assert step.dollars == (
+            case["dollars"][index] and pytest.approx(case["dollars"][index], rel=1e-3)
+        )
+    assert (curve.fastest, curve.cheapest) == (case["fastest"], case["cheapest"])
+
+
+def test_repeats_are_error_bars() -> None:
+    runs = [
+        scaling.read_run(n, 1, ("worker-1",), 60, [Point(0, {"epoch": 0, "seconds": seconds})])
+        for n, seconds in enumerate((4.0, 5.0, 8.0))
+    ]
+    [step] = scaling.curve("x.py", runs, scaling.Machine(None, None), lambda nodes: None).steps
+    assert step.seconds == Figure(5.0, 4.0, 8.0)
+    assert step.jobs == (0, 1, 2)
+
+
+def test_ranks_that_all_print_are_not_counted_twice() -> None:
+    """The lowest rank's lines say how long an epoch took."""
+    points = [Point(rank, {"epoch": 0, "seconds": 2.0 + rank}) for rank in (1, 0)]
+    assert scaling.read_run(1, 2, ("a",), 60, points).seconds == 2.0
+
+
+def test_the_prediction_takes_the_all_reduce_of_the_backend_in_use() -> None:
+    both = (Reduction("gloo", 2, 2e-3, 5e8), Reduction("mpi", 2, 1e-5, 1e9))
+    found = report(reductions=both, core=1.0, together=1.9)
+    for backend, chosen in (("gloo", "gloo"), ("mpi", "mpi"), ("auto", "mpi")):
+        reduction = scaling.machine(found, True, backend).reduction
+        assert reduction is not None
+        assert reduction.backend == chosen
+    assert scaling.machine(found, True, "auto").cores == 1.9
+    assert scaling.machine(found, False, "auto").cores is None
+
+
+def sizes(*rows: tuple[int, float]) -> list[Point]:
+    return [Point(0, {"step": n, "bytes": s, "seconds": t}) for n, (s, t) in enumerate(rows)]
+
+
+def test_bandwidths_of_an_all_reduce() -> None:
+    """Of four ranks, each link carries 2 x 3/4 of the message."""
+    repeats = [sizes((8, 1e-5), (4000, 2e-5)), sizes((8, 3e-5), (4000, 4e-5))]
+    small, large = allreduce.rows("mpi", 4, repeats)
+    assert (small.size, large.size) == (8, 4000)
+    assert small.seconds.value == pytest.approx(2e-5)
+    assert (small.seconds.low, small.seconds.high) == (1e-5, 3e-5)
+    assert large.algorithm.value == pytest.approx((2e8 + 1e8) / 2)
+    assert large.bus.value == pytest.approx(1.5 * large.algorithm.value)
+
+
+def test_sizes_that_a_repeat_lacks_are_left_out() -> None:
+    rows = allreduce.rows("gloo", 2, [sizes((8, 1e-5), (64, 1e-5)), sizes((8, 1e-5))])
+    assert [row.size for row in rows] == [8]
+
+
+def test_the_limit_is_the_slowest_link() -> None:
+    links = (
+        Link("worker-1", "worker-2", 1e-4, 1e9, 2e9, 1.5e9),
+        Link("worker-1", "worker-3", 3e-4, 1e9, 1e9, 1.2e9),
+        Link("worker-2", "worker-3", error="no connection"),
+    )
+    assert allreduce.limit(report(*links)) == Limit(1e9, 3e-4, "link worker-1 – worker-3")
+    assert allreduce.limit(report(memory=9e9)).of == "memory of worker-1"
+    assert allreduce.limit(report()).rate == 0
+
+
+def test_a_ring_takes_its_messages_one_after_the_other() -> None:
+    """Six messages of four ranks: half a round trip and a quarter of the bytes each."""
+    limit = Limit(1e9, 1e-4, "link")
+    assert allreduce.ring_seconds(4_000_000, 4, limit) == pytest.approx(6 * (0.5e-4 + 1e-3))
+    assert allreduce.ring_seconds(8, 4, Limit()) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--ranks", "1,x", "train.py"), "expected a number"),
+        (("--ranks", ",", "train.py"), "expected numbers"),
+        (("train.py",), "--ranks is missing"),
+        (("--ranks", "1,2"), "nothing to run"),
+    ],
+)
+def test_what_scaling_refuses(words: tuple[str, ...], said: str, call: Call) -> None:
+    done = call("bench", "scaling", *words)
+    assert done.code == 2
+    assert said in done.err
