@@ -104,7 +104,7 @@ def measure_allreduce(
             f"no all-reduce could be measured: {name}: {why}", hint="`clusterctl doctor`"
         )
     curves = Curves(tuple(rows), limit, wanted.repeats, failed, time.time())
-    _keep(store, cluster, "bench allreduce", curves)
+    keep(store, cluster, "bench allreduce", curves)
     return curves
 
 
@@ -133,7 +133,7 @@ def measure_scaling(
             found.append(scaling.read_run(job.id, ranks, nodes, seconds, points))
     curve = scaling.curve(wanted.spec.program.target, found, machine, _prices(cluster))
     curve = replace(curve, time=time.time())
-    _keep(store, cluster, "bench scaling", curve)
+    keep(store, cluster, "bench scaling", curve)
     return curve
 
 
@@ -154,7 +154,7 @@ def _recall(store: Store, cluster: Cluster, verb: str, kind: type[T]) -> T | Non
     return None
 
 
-def _keep(store: Store, cluster: Cluster, verb: str, found: object) -> None:
+def keep(store: Store, cluster: Cluster, verb: str, found: Curves | Curve) -> None:
     """For `report`. A full disk must not end what has been measured."""
     with suppress(ClusterctlError):
         store.save_measurements(cluster.name, verb, msgspec.json.encode(found))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from clusterctl import assets
-from clusterctl.actions import Tell, connect_or_report, cost, jobs, open_pool
+from clusterctl.actions import Tell, connect_or_report, cost, jobs, open_pool, verify
 from clusterctl.insight import top
 from clusterctl.insight.top import Frame as Frame
+from clusterctl.insight.top import GpuLook as GpuLook
 from clusterctl.insight.top import Look
 from clusterctl.job_model import Job
 from clusterctl.jobs import control
@@ -36,6 +37,8 @@ def watch(
     gone."""
     job = jobs.find_job(store, number, where)
     cluster = jobs.require_cluster(store, job)
+    types = {node.name: node.instance_type for node in cluster.nodes}
+    ceilings = top.ceilings(types, verify.recall(store, cluster))
     with open_pool(store, cluster) as pool:
         for name, why in connect_or_report(pool, list_nodes(job, cluster), tell).items():
             tell(f"{name} does not answer: {why}")
@@ -45,7 +48,7 @@ def watch(
                 sleep(interval)
                 job = control.refresh(job, cluster, pool)
             after = _look(job, cluster, pool)
-            yield _frame(store, job, before, after)
+            yield _frame(store, job, before, after, ceilings)
             if once or job.state.ended:
                 return
             before = after
@@ -74,7 +77,13 @@ def _script(job: Job, cluster: Cluster, node: Node) -> bytes:
     ).encode()
 
 
-def _frame(store: Store, job: Job, before: dict[str, Look], after: dict[str, Look]) -> Frame:
+def _frame(
+    store: Store,
+    job: Job,
+    before: dict[str, Look],
+    after: dict[str, Look],
+    ceilings: Mapping[str, float],
+) -> Frame:
     ranks = top.rank_lines(before, after)
     now = time.time()
     end = job.finished or now
@@ -86,5 +95,5 @@ def _frame(store: Store, job: Job, before: dict[str, Look], after: dict[str, Loo
         dollars=cost.of_jobs(store, [job]).get(job.id),
         left=0.0 if job.state.ended else top.slowest(ranks),
         ranks=ranks,
-        nodes=top.node_lines(before, after),
+        nodes=top.node_lines(before, after, ceilings),
     )

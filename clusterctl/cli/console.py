@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import re
 import sys
 import threading
 import time
@@ -15,7 +14,8 @@ from enum import Enum
 from typing import Any
 
 from clusterctl.errors import ClusterctlError, UsageError
-from clusterctl.variables import SECRET
+from clusterctl.redaction import redact as redact
+from clusterctl.redaction import redact_arguments as redact_arguments
 
 SILENCE = 3.5
 """Seconds after which a verb about machines says that it still works: on a busy machine the word
@@ -159,36 +159,6 @@ class Console:
                 self.before_message()
             sys.stderr.write(lines(text) + end)
             sys.stderr.flush()
-
-
-_ASSIGNMENT = re.compile(rf"(?:--?[\w-]+=)?[\w-]*(?:{SECRET.pattern})[\w-]*=", re.IGNORECASE)
-
-
-_KNOWN = re.compile(
-    r"\b(AKIA|ASIA)[0-9A-Z]{16}\b|\b(ghp|gho|hf|sk|xox[bp]|glpat)[_-][\w-]{16,}|(?<=://)[^/\s:@]+:[^/\s@]+"
-    r"(?=@)"
-)
-"""What is a secret by its form: keys of AWS, tokens of well-known services, passwords in URLs."""
-
-
-def redact(text: str) -> str:
-    """`NAME=value` becomes `NAME=***` where the name speaks of a secret, and `--name value`."""
-    text = re.sub(rf"({_ASSIGNMENT.pattern})\S+", r"\1***", text, flags=re.IGNORECASE)
-    text = re.sub(rf"(--[\w-]*(?:{SECRET.pattern})[\w-]* +)[^\s-]\S*", r"\1***", text, flags=re.I)
-    return _KNOWN.sub("***", text)
-
-
-def redact_arguments(arguments: list[str]) -> list[str]:
-    """As `redact`, for words: a value may hold blanks, or be the word after `--token`."""
-    shown: list[str] = []
-    hide = False
-    for word in arguments:
-        if found := _ASSIGNMENT.match(word):
-            shown.append(f"{found[0]}***")
-        else:
-            shown.append("***" if hide and not word.startswith("-") else word)
-        hide = word.startswith("--") and "=" not in word and bool(SECRET.search(word))
-    return shown
 
 
 def plain(value: Any) -> Any:

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from clusterctl.actions import Store, metrics
-from clusterctl.cli.console import table
+from clusterctl.cli.console import redact, redact_arguments, table
 from clusterctl.cli.job_output import format_duration
 from clusterctl.errors import UsageError
 from clusterctl.job_model import Job, Provenance
@@ -44,6 +44,11 @@ def _clock(when: float | None) -> str | None:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when)) if when else None
 
 
+def _words(words: Sequence[str]) -> str:
+    """As a command line, without values that are secrets."""
+    return redact(shlex.join(redact_arguments(list(words))))
+
+
 def _versions(row: Row, name: str) -> str | None:
     found = {m.packages[name] for m in row.provenance.machines if name in m.packages}
     return ", ".join(sorted(found)) or None
@@ -64,15 +69,15 @@ COLUMNS: dict[str, Callable[[Row], Any]] = {
     "took": lambda row: format_duration(row.job),
     "dollars": lambda row: row.dollars,
     "program": lambda row: row.job.spec.program.target,
-    "args": lambda row: shlex.join(row.job.spec.program.args),
-    "env": lambda row: " ".join(f"{k}={v}" for k, v in row.job.spec.env.items()) or None,
+    "args": lambda row: _words(row.job.spec.program.args),
+    "env": lambda row: _words([f"{k}={v}" for k, v in row.job.spec.env.items()]) or None,
     "backend": lambda row: row.job.spec.backend,
     "commit": lambda row: row.provenance.commit[:12] or None,
     "branch": lambda row: row.provenance.branch or None,
     "changed": lambda row: (
         ("yes" if row.provenance.patch_bytes else "no") if row.provenance.commit else None
     ),
-    "command": lambda row: shlex.join(row.provenance.command) or None,
+    "command": lambda row: _words(row.provenance.command) or None,
     "image": lambda row: ", ".join(dict.fromkeys(row.provenance.images.values())) or None,
     "python": lambda row: (
         ", ".join(sorted({m.python for m in row.provenance.machines if m.python})) or None

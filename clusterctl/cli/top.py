@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import typer
 
 from clusterctl import actions
 from clusterctl.actions import top as action
-from clusterctl.actions.top import Frame
+from clusterctl.actions.top import Frame, GpuLook
 from clusterctl.cli.console import Console, ago, plain, table
 from clusterctl.cli.jobs import number_of
 from clusterctl.options.jobs import Top
@@ -70,15 +70,32 @@ def render(frame: Frame) -> str:
                 _size(line.memory),
             )
         )
-    nodes = [("node", "CPU", "memory", "received/s", "sent/s")]
+    gpus = any(node.gpus for node in frame.nodes)
+    names = ("node", "CPU", "memory", *("GPUs", "GPU memory") * gpus, "received/s", "sent/s")
+    nodes: list[tuple[str, ...]] = [names]
     for node in frame.nodes:
         if node.error:
-            nodes.append((node.node, node.error, "", "", ""))
+            nodes.append((node.node, node.error, *[""] * (len(names) - 2)))
             continue
         cpu = "-" if node.cpu is None else f"{node.cpu:.0%}"
         memory = f"{_size(node.memory)} of {_size(node.total)}"
-        nodes.append((node.node, cpu, memory, _size(node.received), _size(node.sent)))
+        cells = _gpu_cells(node.gpus) if gpus else ()
+        rates = (_share(node.received, node.ceiling), _share(node.sent, node.ceiling))
+        nodes.append((node.node, cpu, memory, *cells, *rates))
     return "\n\n".join((", ".join(head), table(ranks), table(nodes)))
+
+
+def _gpu_cells(gpus: Sequence[GpuLook]) -> tuple[str, str]:
+    """Of all GPUs of a node: each one's use, and their memory together."""
+    used = " ".join("-" if gpu.used is None else f"{gpu.used:.0%}" for gpu in gpus)
+    memory, total = sum(gpu.memory for gpu in gpus), sum(gpu.total for gpu in gpus)
+    return used or "-", f"{_size(memory)} of {_size(total)}" if total else "-"
+
+
+def _share(rate: float | None, ceiling: float | None) -> str:
+    """`12 MB (10%)`: with its part of what the network carries."""
+    share = f" ({rate / ceiling:.0%})" if rate is not None and ceiling else ""
+    return _size(rate) + share
 
 
 def _number(value: float | None) -> str:

@@ -10,6 +10,7 @@ import html
 import io
 import itertools
 import re
+import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,8 @@ from clusterctl.errors import UsageError
 WIDTH, HEIGHT = 5.0, 3.0
 """Inches, of 72 points each: a phone shows that without making the text too small."""
 MOST_POINTS, MOST_LINES = 400, 8
+LONGEST_LABEL = 18
+"""Characters in a line of an axis' label: a plot with a large legend has no more room."""
 INK, FAINT = "#010203", "#010204"
 SERIES = tuple(f"#01030{number}" for number in range(MOST_LINES))
 _VARIABLES = {
@@ -115,7 +118,7 @@ def curves(
             axes.errorbar(xs, ys, yerr=[below, above], **bars)
     axes.grid(color=FAINT, linewidth=0.5)
     axes.set_xlabel(x, color=INK)
-    axes.set_ylabel(y, color=INK)
+    axes.set_ylabel(textwrap.fill(y, LONGEST_LABEL), color=INK)
     if log_x:
         axes.set_xscale("log", base=2)
     else:

@@ -115,15 +115,18 @@ def _label(name: str) -> str:
     return name.replace("_per_", "/").replace("_", " ")
 
 
+_MIXED = ("loss", "accuracy")
+
+
 def _group(name: str) -> str:
     """Metrics that share a plot: losses, accuracies; any other one has its own."""
-    for word in ("loss", "accuracy"):
+    for word in _MIXED:
         if name == word or name.endswith(f"_{word}"):
             return word
     return name
 
 
-_NO_CURVE = {"epoch", "epochs", "step", "steps", "time", "bytes"}
+_NO_CURVE = {"epoch", "epochs", "step", "steps", "time", "bytes", "allreduces", "allreduce_bytes"}
 
 
 def _curves(points: Mapping[int, Sequence[Point]]) -> list[tuple[str, str]]:
@@ -140,9 +143,11 @@ def _curves(points: Mapping[int, Sequence[Point]]) -> list[tuple[str, str]]:
                 continue
             ranks = metrics.series(mine, name)
             lines = groups.setdefault(_group(name), {})
+            mixed = _group(name) in _MIXED
             for rank, series in ranks.items():
                 rest = f", rank {rank}" if len(ranks) > 1 else ""
-                lines[f"job {number}: {_label(name)}{rest}"] = series
+                what = f": {_label(name)}" if mixed else ""
+                lines[f"job {number}{what}{rest}"] = series
     found = []
     for group, lines in groups.items():
         if group == _SIZES:
@@ -150,7 +155,7 @@ def _curves(points: Mapping[int, Sequence[Point]]) -> list[tuple[str, str]]:
             found.append(("All-reduce: bus bandwidth by size", drawn))
         elif any(len(series) > 1 for series in lines.values()):
             low = min(y for series in lines.values() for _, y in series)
-            scale = group not in ("loss", "accuracy") and low >= 0
+            scale = group not in _MIXED and low >= 0
             axis = " or ".join(sorted(units))
             drawn = plots.curves(lines, x=axis, y=_label(group), from_zero=scale)
             found.append((_label(group).capitalize(), drawn))

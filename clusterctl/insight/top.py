@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -9,6 +11,7 @@ from dataclasses import dataclass, field
 
 from clusterctl.insight import metrics
 from clusterctl.insight.metrics import Point, Reader
+from clusterctl.insight.verify import NETWORK_BASELINE, Report
 
 
 @dataclass(slots=True)
@@ -19,6 +22,16 @@ class RankLook:
     """By process: one that ends takes its time with it."""
     memory: int = 0
     points: tuple[Point, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GpuLook:
+    """`used`: part of its time, 0 to 1; None where it does not say. Memory in bytes."""
+
+    index: int
+    used: float | None
+    memory: int
+    total: int
 
 
 @dataclass(slots=True)
@@ -35,6 +48,7 @@ class Look:
     free: int = 0
     received: int = 0
     sent: int = 0
+    gpus: tuple[GpuLook, ...] = ()
     ranks: dict[int, RankLook] = field(default_factory=dict)
 
 
@@ -64,6 +78,9 @@ class NodeLine:
     total: int
     received: float | None
     sent: float | None
+    ceiling: float | None
+    """Bytes per second that its network carries; None: not known."""
+    gpus: tuple[GpuLook, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +118,10 @@ def read(node: str, text: str) -> Look:
                     look.free = int(kibibytes) * 1024
             elif word == "net":
                 look.received, look.sent = map(int, rest.split())
+            elif word == "gpu":
+                look.gpus += (_nvidia(rest),)
+            elif word == "rocm":
+                look.gpus = _rocm(rest)
             elif word in ("process", "resident", "metrics"):
                 number, _, value = rest.partition(" ")
                 rank = look.ranks.setdefault(int(number), RankLook())
@@ -108,6 +129,27 @@ def read(node: str, text: str) -> Look:
     if not look.time:
         look.error = "it did not answer in full"
     return look
+
+
+def _nvidia(text: str) -> GpuLook:
+    """`0, 97, 10240, 15360`: per cent and MiB; a GPU may say `[N/A]`."""
+    index, used, memory, total = (word.strip() for word in text.split(","))
+    part = float(used) / 100 if used.isdecimal() else None
+    return GpuLook(int(index), part, int(memory) << 20, int(total) << 20)
+
+
+def _rocm(text: str) -> tuple[GpuLook, ...]:
+    """What `rocm-smi --showuse --showmeminfo vram --json` prints."""
+    found = []
+    for name, card in json.loads(text[text.index("{") :]).items():
+        if match := re.fullmatch(r"card(\d+)", name):
+            lower = {key.lower(): str(value) for key, value in card.items()}
+            used = lower.get("gpu use (%)", "")
+            memory = int(lower.get("vram total used memory (b)", 0))
+            total = int(lower.get("vram total memory (b)", 0))
+            part = float(used) / 100 if used.isdecimal() else None
+            found.append(GpuLook(int(match[1]), part, memory, total))
+    return tuple(sorted(found, key=lambda gpu: gpu.index))
 
 
 def _add(rank: RankLook, number: int, word: str, value: str, tick: float) -> None:
@@ -151,7 +193,24 @@ def rank_lines(before: Mapping[str, Look], after: Mapping[str, Look]) -> tuple[R
     return tuple(sorted(found, key=lambda line: line.rank))
 
 
-def node_lines(before: Mapping[str, Look], after: Mapping[str, Look]) -> tuple[NodeLine, ...]:
+def ceilings(types: Mapping[str, str], report: Report | None) -> dict[str, float]:
+    """Bytes per second that the network of each node carries: the baseline of its instance type,
+    else the fastest link of it that `verify` has measured. `types`: instance types by node."""
+    found: dict[str, float] = {}
+    for link in report.links if report else ():
+        for name in (link.first, link.second):
+            found[name] = max(found.get(name, 0.0), link.rate, link.back)
+    for name, kind in types.items():
+        if kind in NETWORK_BASELINE:
+            found[name] = NETWORK_BASELINE[kind] * 1e9 / 8
+    return {name: rate for name, rate in found.items() if rate}
+
+
+def node_lines(
+    before: Mapping[str, Look],
+    after: Mapping[str, Look],
+    ceilings: Mapping[str, float] | None = None,
+) -> tuple[NodeLine, ...]:
     found = []
     for name, look in after.items():
         earlier = before.get(name, Look(name))
@@ -167,6 +226,8 @@ def node_lines(before: Mapping[str, Look], after: Mapping[str, Look]) -> tuple[N
                 total=look.memory,
                 received=(look.received - earlier.received) / passed if passed > 0 else None,
                 sent=(look.sent - earlier.sent) / passed if passed > 0 else None,
+                ceiling=(ceilings or {}).get(name),
+                gpus=look.gpus,
             )
         )
     return tuple(found)

@@ -11,6 +11,7 @@ from clusterctl.job_model import Job, Machine, Provenance
 from clusterctl.jobs import packages, stage
 from clusterctl.launch_plan import LaunchPlan
 from clusterctl.model import Cluster
+from clusterctl.redaction import redact_patch
 from clusterctl.state import Store
 
 GIT_TIMEOUT = 20.0
@@ -55,7 +56,7 @@ def read_git(root: Path) -> Provenance:
     branch = ask("rev-parse", "--abbrev-ref", "HEAD").decode(errors="replace").strip()
     # Not as the user's own settings would show it: colours, and programs that compare.
     patch = ask("diff", "--no-color", "--no-ext-diff", "--no-textconv", "HEAD", "--", ".")
-    text = patch[:PATCH].decode(errors="replace")
+    text = redact_patch(patch.decode(errors="replace"))[:PATCH]
     return Provenance(commit=commit, branch=branch, patch=text, patch_bytes=len(patch))
 
 

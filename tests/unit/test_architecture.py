@@ -24,7 +24,7 @@ from clusterctl.providers import PROVIDERS
 FOUNDATION = {"model", "errors", "catalog", "config", "assets", "keys", "compiling"}
 FOUNDATION |= {"options", "timeouts", "node_results", "unpack"}
 FOUNDATION |= {"recipes", "job_model", "launch_plan", "variables", "stacks", "hangs"}
-FOUNDATION |= {"sweeps"}
+FOUNDATION |= {"sweeps", "redaction"}
 EDGE = {"process", "state", "events"}  # they touch this machine
 TALK = {"transport", "terraform", "datasets", "registry"}  # they talk to other machines
 PARTS = {"providers", "bootstrap", "launch", "schedulers"}  # siblings: they never see each other
@@ -33,7 +33,8 @@ SERVICES = {"jobs", "insight"}
 MAY_IMPORT: dict[str, set[str]] = {
     "__init__": {"api"},  # on first use
     "__main__": {"cli"},
-    "cli": {"actions", "model", "job_model", "errors", "config", "options", "variables"},
+    "cli": {"actions", "model", "job_model", "errors", "config", "options", "redaction"}
+    | {"variables"},
     "api": {"actions", "model", "job_model", "errors", "options", "variables"},
     "actions": FOUNDATION | EDGE | TALK | PARTS | SERVICES,
     "jobs": FOUNDATION | EDGE | TALK | PARTS,
@@ -60,6 +61,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "node_results": {"model"},
     "unpack": {"errors"},
     "variables": {"errors"},
+    "redaction": {"variables"},
     "hangs": {"job_model", "stacks"},
     "stacks": set(),
     "job_model": {"sweeps"},

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import re
 
 import pytest
 
 from clusterctl.actions import open_store
 from clusterctl.insight import metrics
 from clusterctl.insight.metrics import Point, Reader
-from clusterctl.job_model import JobState
+from clusterctl.job_model import JobState, Provenance
 from tests.unit.calling import Call
-from tests.unit.making import job
+from tests.unit.making import cluster, job, program, spec
 
 
 def line(**values: object) -> bytes:
@@ -153,3 +154,17 @@ def test_a_column_that_no_job_has(call: Call) -> None:
     assert said.code == 2
     assert "no job has a column or metric 'los'" in said.err
     assert "did you mean commit?" in call("jobs", "--columns", "comit").err
+
+
+def test_columns_show_no_secrets(call: Call) -> None:
+    """A value is one by the name of its option or variable, or by its form."""
+    words = ("--token", "hunter 2", "--url=https://me:pw99@example.org", "--lr", "0.1")
+    what = spec(program=program(*words), env={"SEED": "7", "MINE": "ghp_" + "x" * 20})
+    store = open_store()
+    store.save_job(job(cluster(), what, id=7, state=JobState.SUCCEEDED))
+    store.save_provenance(7, Provenance(command=("mpirun", *words)))
+    for how in ((), ("--json",)):
+        said = call("jobs", "--columns", "args,env,command", *how).out
+        assert not re.search("hunter|pw99|ghp_x", said)
+        assert "--token" in said
+        assert "SEED=7" in said

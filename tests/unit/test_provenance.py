@@ -110,3 +110,35 @@ def test_two_of_them_compared() -> None:
         "package einops": ("0.8.0", "0.8.1"),
     }
     assert compare.compare_provenance(one, one) == ()
+
+
+SECRETS = {
+    ".env": "HF_TOKEN=hf_first\n",
+    "keys/server.pem": "-----BEGIN CERTIFICATE-----\n",
+    "aws/credentials": "[default]\n",
+    "notes.txt": "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXk\n",
+    "settings.py": 'API_KEY = "k-12345"\nrows = sorted(rows, key=len)\n',
+    "config.yaml": "password: correct-horse\nuser: ada\n",
+    "run.sh": "export WANDB_API_KEY=0123456789abcdef\ngit clone https://me:pw99@example.org/x\n",
+}
+
+
+def test_a_patch_keeps_no_secrets(tmp_path: Path) -> None:
+    """Files that are there to hold some are left out; elsewhere, values are replaced."""
+    root = repository(tmp_path / "project")
+    for name in SECRETS:
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_text("")
+    git(root, "add", "-A", "-f")
+    git(root, "commit", "-qm", "empty")
+    for name, text in SECRETS.items():
+        (root / name).write_text(text)
+    (root / "train.py").write_text("lr = 0.5\n")
+    found = provenance.read_git(root)
+    secrets = ("hf_first", "CERTIFICATE", "default", "b3BlbnNz", "k-12345", "correct-horse")
+    for secret in (*secrets, "0123456789abcdef", "pw99"):
+        assert secret not in found.patch, secret
+    for name in (".env", "keys/server.pem", "aws/credentials", "notes.txt"):
+        assert f"b/{name}\n(left out: this file may hold secrets)\n" in found.patch
+    for line in ('+API_KEY = "***"', "+rows = sorted(rows, key=len)", "+user: ada", "+lr = 0.5"):
+        assert line in found.patch.splitlines()

@@ -12,8 +12,11 @@ from typing import Any
 
 import pytest
 
-from clusterctl.actions import open_store, verify
-from clusterctl.insight import plots
+from clusterctl.actions import bench, open_store, verify
+from clusterctl.insight import allreduce, plots, scaling
+from clusterctl.insight.allreduce import Curves, Limit
+from clusterctl.insight.metrics import Point
+from clusterctl.insight.scaling import Curve
 from clusterctl.insight.verify import Link, Report, Verdict
 from clusterctl.job_model import JobState, Provenance
 from clusterctl.model import Charge, Cluster
@@ -50,7 +53,35 @@ def recorded(ranks: int = 1) -> Cluster:
     verdicts = (Verdict("worker-1", "GEMM", "low", "61% of the median: too hot"),)
     links = (Link(*NAMES, latency=1e-5, flow=1e9, rate=1.2e9, back=6e8),)
     verify.keep(store, where, Report((), links, (), verdicts, 4.0, time=1200.0))
+    bench.keep(store, where, "bench allreduce", curves())
+    bench.keep(store, where, "bench scaling", scaled())
     return where
+
+
+def curves() -> Curves:
+    rows = []
+    for backend, rate in (("gloo", 2e8), ("mpi", 9e8)):
+        for size in (8, 512, 32768, 2097152):
+            points = [
+                Point(0, {"bytes": size, "seconds": (2e-5 + size / rate) * by})
+                for by in (1.0, 1.3, 2.0)
+            ]
+            rows += allreduce.rows(backend, 2, [[point] for point in points])
+    limit = Limit(1.1e9, 3e-5, "link worker-1 – worker-2")
+    return Curves(tuple(rows), limit, 3, {"nccl": "no GPU"}, 1300.0)
+
+
+def scaled() -> Curve:
+    runs = []
+    for ranks in (1, 2, 4):
+        for by in (1.0, 1.1, 1.4):
+            seconds = (8 / ranks + 0.5) * by
+            split = {"compute_seconds": 8 / ranks, "communication_seconds": 0.3}
+            values = {"epoch": 0, "seconds": seconds, **split, "waiting_seconds": 0.2}
+            nodes = NAMES[:ranks]
+            runs.append(scaling.read_run(ranks, ranks, nodes, 60, [Point(0, values)]))
+    curve = scaling.curve("train.py", runs, scaling.Machine(2.0, None), lambda nodes: 0.5)
+    return replace(curve, time=1400.0)
 
 
 def test_a_page_about_a_cluster(call: Call, need: Need) -> None:
@@ -63,6 +94,10 @@ def test_a_page_about_a_cluster(call: Call, need: Need) -> None:
         assert f"<h2>{title}</h2>" in page
     for title in ("Phases and jobs", "Loss", "Samples/second", "Bandwidth between nodes"):
         assert re.search(f"<figcaption>{title}.*?</figcaption><svg ", page), title
+    for title in ("All-reduce: bus bandwidth", "Time by number of ranks", "Efficiency"):
+        assert re.search(f"<figcaption>{title}.*?</figcaption><svg ", page), title
+    assert "Fastest: 4 ranks, cheapest: 4 ranks." in page
+    assert "Limit: 1.1 GB/s (link worker-1 – worker-2)." in page
     assert "61% of the median: too hot" in page
     assert "$0.5000" in page
     assert "a&lt;b&gt;|c" in page
@@ -196,7 +231,7 @@ def test_in_a_browser(call: Call, need: Need, tmp_path: Path, width: int, scheme
     found = laid_out(chromium, page, width, f"--blink-settings=preferredColorScheme={scheme}")
     assert found["scroll"] <= found["width"]
     assert found["paper"] == ("rgb(20, 23, 28)" if scheme == 0 else "rgb(255, 255, 255)")
-    assert len(found["plots"]) == 4
+    assert len(found["plots"]) == 9
     for plot in found["plots"]:
         assert plot["labels"] >= 4
         assert plot["clipped"] == []

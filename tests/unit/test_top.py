@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from base64 import b64encode
+from pathlib import Path
 
 import pytest
 
+from clusterctl.assets import render as render_template
 from clusterctl.cli.top import render
 from clusterctl.insight import top
 from clusterctl.insight.top import Frame, Look
+from clusterctl.insight.verify import Link, Report
 
 
 def stat(pid: int, ticks: int, state: str = "R") -> str:
@@ -92,3 +97,69 @@ def test_as_text() -> None:
         "node  CPU  memory          received/s  sent/s",
         "w     75%  768 kB of 1 MB  2 kB        0 B",
     ]
+
+
+ROCM = {
+    "card1": {"GPU use (%)": "5", "VRAM Total Memory (B)": "16", "VRAM Total Used Memory (B)": "4"},
+    "card0": {"GPU use (%)": "N/A"},
+    "system": {"Driver version": "6.1"},
+}
+
+
+@pytest.mark.parametrize(
+    ("lines", "used", "memory"),
+    [
+        (("gpu 0, 97, 10, 15", "gpu 1, [N/A], 2, 15"), [0.97, None], (12 << 20, 30 << 20)),
+        ((f"rocm {json.dumps(ROCM)}",), [None, 0.05], (4, 16)),
+        (("rocm ", "gpu Unable to determine the device handle"), [], (0, 0)),
+    ],
+    ids=("nvidia", "amd", "silent"),
+)
+def test_gpus(lines: tuple[str, ...], used: list[float], memory: tuple[int, int]) -> None:
+    [line] = top.node_lines(BEFORE, {"w": top.read("w", said(102.0, *lines))})
+    assert [gpu.used for gpu in line.gpus] == used
+    sums = (sum(gpu.memory for gpu in line.gpus), sum(gpu.total for gpu in line.gpus))
+    assert sums == memory
+    assert line.error == ""
+
+
+def test_gpus_and_network_as_text() -> None:
+    after = {"w": top.read("w", said(102.0, "gpu 0, 97, 1000, 15360", net="5000 2000"))}
+    nodes = top.node_lines(BEFORE, after, {"w": 8000.0})
+    text = render(Frame(102.0, 7, "running", None, None, None, (), nodes))
+    assert text.splitlines()[-2].split("  ")[0] == "node"
+    assert "GPU memory" in text
+    assert " 97% " in text
+    assert "1.0 GB of 16.1 GB" in text
+    assert "2 kB (25%)" in text
+
+
+def test_what_a_network_carries() -> None:
+    """The baseline of the instance type, else what was measured."""
+    links = (Link("a", "b", 1e-5, 1e8, 2e8, 3e8), Link("b", "c", error="no connection"))
+    report = Report((), links, (), (), 1.0)
+    found = top.ceilings({"a": "g4dn.xlarge", "b": "", "c": ""}, report)
+    assert found == {"a": 5e9 / 8, "b": 3e8}
+    assert top.ceilings({"a": ""}, None) == {}
+
+
+@pytest.mark.parametrize("tool", ["nvidia-smi", "rocm-smi"])
+def test_what_a_node_is_asked(tool: str, tmp_path: Path) -> None:
+    """The script itself, with a tool of that vendor on PATH."""
+    printed = "0, 50, 1, 2" if tool == "nvidia-smi" else json.dumps(ROCM)
+    fake = tmp_path / tool
+    fake.write_text(f"#!/bin/sh\necho '{printed}'\n")
+    fake.chmod(0o755)
+    values = {"id": 1, "node": "w", "root": str(tmp_path), "tag": "x/1;", "device": "lo"}
+    script = render_template("insight/tick.sh.j2", **values)
+    done = subprocess.run(
+        ["/bin/sh", "-s"],
+        input=script,
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    look = top.read("w", done.stdout)
+    assert look.error == ""
+    assert [gpu.used for gpu in look.gpus] == ([0.5] if tool == "nvidia-smi" else [None, 0.05])

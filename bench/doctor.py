@@ -1,0 +1,303 @@
+"""Ten broken jobs on a local cluster: does `doctor` name the planted cause, and in what time?
+
+    python bench/doctor.py [--only stopped,partition] [--out bench/results/doctor.json]
+
+Each job runs on two nodes and is broken in its own way. `doctor` is asked once, when the job hangs
+or has failed; found means that its first finding is of the expected kind and names the planted rank
+or node. `--table` writes the table in docs/doctor.md from the results, and breaks nothing. Needs
+root (network namespaces) and the extra `workloads`. Exit code 1: a cause was missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENT, BEGIN, END = ROOT / "docs" / "doctor.md", "<!-- broken -->\n", "<!-- /broken -->"
+PATIENCE = 180.0
+"""Seconds until a job has to be broken; a busy machine takes its time to start torch."""
+SETTLE = 5.0
+BOUND = 15.0
+"""Seconds that `doctor` may take."""
+
+START = """
+import os, signal, sys, time
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+tensor = torch.ones(4)
+dist.all_reduce(tensor)
+print("on", flush=True)
+"""
+SKIPS = "if rank == 1:\n    time.sleep(600)\ndist.all_reduce(tensor)\n"
+SLOW = """
+def heavy(seconds):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
+for step in range(600):
+    heavy(1.5 if rank == 1 else 0.01)
+    dist.all_reduce(tensor)
+"""
+STOPS = "if rank == 1:\n    os.kill(os.getpid(), signal.SIGSTOP)\ndist.all_reduce(tensor)\n"
+EATS = """
+if rank == 1:
+    with open(sys.argv[1] + "/cgroup.procs", "w") as file:
+        file.write("0")
+    eaten = bytearray(800_000_000)
+time.sleep(600)
+"""
+LEAVES = "if rank == 1:\n    sys.exit(0)\nwhile True:\n    dist.all_reduce(tensor)\n"
+TAKEN = """
+import socket
+if rank == 1:
+    first, second = socket.socket(), socket.socket()
+    first.bind(("", 0))
+    first.listen()
+    second.bind(first.getsockname())
+time.sleep(600)
+"""
+WRITES = """
+if rank == 1:
+    with open(sys.argv[1] + "/checkpoint.pt", "wb") as file:
+        file.write(bytes(8_000_000))
+time.sleep(600)
+"""
+LOOPS = "while True:\n    dist.all_reduce(tensor)\n    time.sleep(0.1)\n"
+SHAPES = "dist.all_reduce(torch.ones(4 if rank == 0 else 1 << 20))\ntime.sleep(600)\n"
+
+
+class Lab:
+    """A cluster of its own, and clusterctl for it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.env = {**os.environ, "CLUSTERCTL_HOME": str(folder / "state")}
+
+    def __call__(self, *words: object, check: bool = True) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "clusterctl", *map(str, words)],
+            cwd=self.folder,
+            env={**self.env, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
+        if check and done.returncode:
+            raise RuntimeError(f"clusterctl {words}: {done.stderr}")
+        return done
+
+    def node(self, name: str) -> dict[str, Any]:
+        nodes = json.loads(self("status", "--json").stdout)["nodes"]
+        return next(node for node in nodes if node["name"] == name)
+
+    def address(self, name: str) -> str:
+        return str(self.node(name)["private_address"])
+
+
+Plant = Callable[[Lab], Any]
+
+
+@contextmanager
+def nothing(lab: Lab) -> Iterator[tuple[str, ...]]:
+    yield ()
+
+
+@contextmanager
+def little_memory(lab: Lab) -> Iterator[tuple[str, ...]]:
+    """A cgroup whose processes may have 400 MB, which rank 1 joins."""
+    version_1 = Path("/sys/fs/cgroup/memory")
+    tree = version_1 if version_1.is_dir() else version_1.parent
+    group = tree / f"doctor-{os.getpid()}"
+    group.mkdir()
+    name = "memory.limit_in_bytes" if version_1.is_dir() else "memory.max"
+    (group / name).write_text("400000000")
+    try:
+        yield (str(group),)
+    finally:
+        for _ in range(50):
+            try:
+                group.rmdir()
+                break
+            except OSError:
+                time.sleep(0.2)
+
+
+@contextmanager
+def full_disk(lab: Lab) -> Iterator[tuple[str, ...]]:
+    """A disk of 4 MB on worker-2, for what the program saves."""
+    path = f"{lab.node('worker-2')['root']}/checkpoints"
+    lab("ssh", "worker-2", "--", f"mkdir -p {path} && mount -t tmpfs -o size=4m none {path}")
+    try:
+        yield (path,)
+    finally:
+        lab("ssh", "worker-2", "--", f"umount {path}", check=False)
+
+
+@contextmanager
+def partition(lab: Lab) -> Iterator[tuple[str, ...]]:
+    yield ()
+    lab("ssh", "worker-1", "--", f"ip route del blackhole {lab.address('worker-2')}", check=False)
+
+
+def cut(lab: Lab) -> None:
+    lab("ssh", "worker-1", "--", f"ip route add blackhole {lab.address('worker-2')}")
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A job: its program, what is wrong around it, and what `doctor` has to say first: one of the
+    kinds, with one of the words. `then` is done once the ranks run; `ends`: it fails by itself."""
+
+    cause: str
+    program: str
+    kinds: tuple[str, ...]
+    words: tuple[str, ...] = ("rank 1",)
+    options: tuple[str, ...] = ()
+    around: Plant = nothing
+    then: Callable[[Lab], None] | None = None
+    ends: bool = False
+
+
+JOBS = {
+    "skips": Broken("a rank skips an all-reduce", START + SKIPS, ("missing",)),
+    "straggler": Broken("a rank is slower than the others", START + SLOW, ("straggler",)),
+    "stopped": Broken("SIGSTOP", START + STOPS, ("stopped",)),
+    "memory": Broken(
+        "out of memory in a cgroup", START + EATS, ("memory",), around=little_memory, ends=True
+    ),
+    "exit": Broken("a rank ends with code 0", START + LEAVES, ("left",), ends=True),
+    "interface": Broken(
+        "a network interface that does not exist",
+        START + LOOPS,
+        ("message:gloo-interface",),
+        ("nope0", "interface"),
+        ("-e", "GLOO_SOCKET_IFNAME=nope0"),
+        ends=True,
+    ),
+    "port": Broken("a port that is taken", START + TAKEN, ("message:port-used",), ends=True),
+    "disk": Broken(
+        "a full disk", START + WRITES, ("disk", "message:disk-full"), around=full_disk, ends=True
+    ),
+    "partition": Broken(
+        "nodes that cannot reach each other",
+        START + LOOPS,
+        ("network",),
+        ("worker-1 cannot reach worker-2",),
+        around=partition,
+        then=cut,
+    ),
+    "shapes": Broken(
+        "an all-reduce of different shapes",
+        START + SHAPES,
+        ("message:gloo-size", "mismatch"),
+        ("size",),
+        ends=True,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """`seconds`: what `doctor` took."""
+
+    name: str
+    cause: str
+    found: bool
+    kind: str
+    said: str
+    seconds: float
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default=",".join(JOBS))
+    parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results" / "doctor.json")
+    parser.add_argument("--table", action="store_true")
+    options = parser.parse_args()
+    if options.table:
+        write(json.loads(options.out.read_text())["jobs"])
+        return 0
+    results = []
+    with tempfile.TemporaryDirectory(prefix="doctor-") as name:
+        lab = Lab(Path(name))
+        lab("up")
+        try:
+            for number, word in enumerate(options.only.split(","), 1):
+                results.append(try_one(lab, word, number))
+                print(json.dumps(asdict(results[-1])), flush=True)
+        finally:
+            lab("down", "--force", check=False)
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, local cluster"
+    jobs = [asdict(result) for result in results]
+    document = {"date": date.today().isoformat(), "machine": machine, "jobs": jobs}
+    if set(options.only.split(",")) == set(JOBS):
+        options.out.write_text(json.dumps(document, indent=1) + "\n")
+    return 0 if all(result.found for result in results) else 1
+
+
+def try_one(lab: Lab, name: str, job: int) -> Result:
+    broken = JOBS[name]
+    (lab.folder / f"{name}.py").write_text(broken.program)
+    with broken.around(lab) as arguments:
+        lab("run", "--detach", *broken.options, f"{name}.py", *arguments)
+        wait_until_broken(lab, job, broken)
+        began = time.monotonic()
+        found = json.loads(lab("doctor", job, "--json").stdout)["findings"]
+        seconds = time.monotonic() - began
+        lab("cancel", job, check=False)
+    first = found[0] if found else {"kind": "", "text": "", "lines": []}
+    said = " ".join((first["text"], *first["lines"]))
+    right = first["kind"] in broken.kinds and any(word in said for word in broken.words)
+    return Result(name, broken.cause, right, first["kind"], first["text"], round(seconds, 1))
+
+
+def wait_until_broken(lab: Lab, job: int, broken: Broken) -> None:
+    deadline = time.monotonic() + PATIENCE
+    planted = False
+    while time.monotonic() < deadline:
+        state = next(
+            item["state"]
+            for item in json.loads(lab("jobs", "--json").stdout)["jobs"]
+            if item["id"] == job
+        )
+        if state not in ("queued", "running"):
+            return
+        if not broken.ends and lab("logs", job).stdout.count("on") >= 2:
+            if broken.then and not planted:
+                broken.then(lab)
+            time.sleep(SETTLE)
+            return
+        time.sleep(1)
+    raise RuntimeError(f"job {job} ({broken.cause}) was not broken in {PATIENCE:g} s")
+
+
+def write(results: list[dict[str, Any]]) -> None:
+    """The table, between its marks."""
+    rows = ["| planted | found | `doctor` said | seconds |", "|---|---|---|---|"]
+    for result in results:
+        said = f"`{result['kind']}`: {result['said']}".replace("|", "\\|")
+        found = "yes" if result["found"] else "**no**"
+        rows.append(f"| {result['cause']} | {found} | {said} | {result['seconds']:.1f} |")
+    text = DOCUMENT.read_text()
+    before, _, rest = text.partition(BEGIN)
+    after = rest.partition(END)[2]
+    DOCUMENT.write_text(before + BEGIN + "\n".join(rows) + "\n" + END + after)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

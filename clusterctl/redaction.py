@@ -1,0 +1,69 @@
+"""Secrets in what is shown or kept: what gives them away, and `***` in their place. Pure."""
+
+from __future__ import annotations
+
+import re
+
+from clusterctl.variables import SECRET
+
+_ASSIGNMENT = re.compile(rf"(?:--?[\w-]+=)?[\w-]*(?:{SECRET.pattern})[\w-]*=", re.IGNORECASE)
+
+
+_KNOWN = re.compile(
+    r"\b(AKIA|ASIA)[0-9A-Z]{16}\b|\b(ghp|gho|hf|sk|xox[bp]|glpat)[_-][\w-]{16,}|(?<=://)[^/\s:@]+:[^/\s@]+"
+    r"(?=@)"
+)
+"""What is a secret by its form: keys of AWS, tokens of well-known services, passwords in URLs."""
+
+
+def redact(text: str) -> str:
+    """`NAME=value` becomes `NAME=***` where the name speaks of a secret, and `--name value`."""
+    text = re.sub(rf"({_ASSIGNMENT.pattern})\S+", r"\1***", text, flags=re.IGNORECASE)
+    text = re.sub(rf"(--[\w-]*(?:{SECRET.pattern})[\w-]* +)[^\s-]\S*", r"\1***", text, flags=re.I)
+    return _KNOWN.sub("***", text)
+
+
+def redact_arguments(arguments: list[str]) -> list[str]:
+    """As `redact`, for words: a value may hold blanks, or be the word after `--token`."""
+    shown: list[str] = []
+    hide = False
+    for word in arguments:
+        if found := _ASSIGNMENT.match(word):
+            shown.append(f"{found[0]}***")
+        else:
+            shown.append("***" if hide and not word.startswith("-") else word)
+        hide = word.startswith("--") and "=" not in word and bool(SECRET.search(word))
+    return shown
+
+
+_SECRET_FILE = re.compile(
+    r"(^|/)(\.env(\.[^/]*)?|[^/]*\.env|\.netrc|\.pgpass|\.pypirc|\.npmrc|id_(rsa|dsa|ecdsa|ed25519)"
+    r"|[^/]*\.(pem|key|p12|pfx|jks|keystore|ppk)|[^/]*(credential|secret|passw)[^/]*|kubeconfig)$",
+    re.IGNORECASE,
+)
+_QUOTED = re.compile(
+    rf"([\w.-]*(?:{SECRET.pattern})[\w.-]*[\"']?\s*[:=]\s*[rbf]?([\"']))(?:(?!\2).)+(\2)",
+    re.IGNORECASE,
+)
+_PLAIN = re.compile(
+    r"^([-+ ]\s*(?:export\s+)?[\w.-]*(?:TOKEN|_KEY|SECRET|PASSW|CREDENTIAL)[\w.-]*\s*[:=]\s*)"
+    r"(?![\s\"'({\[])[^\s()\[\]]{8,}\s*$",
+    re.IGNORECASE,
+)
+_PRIVATE = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----")
+
+
+def redact_patch(patch: str) -> str:
+    """A patch of git without files that are there to hold secrets, and without values that are
+    secrets by their name or form. Code stays as it is: `sorted(rows, key=len)`."""
+    parts = re.split(r"^(?=diff --git )", patch, flags=re.MULTILINE)
+    return "".join(map(_redact_file, parts))
+
+
+def _redact_file(part: str) -> str:
+    head, newline, rest = part.partition("\n")
+    names = re.findall(r"[ab]/(.+?)(?= b/|\"|$)", head)
+    if any(map(_SECRET_FILE.search, names)) or _PRIVATE.search(rest):
+        return f"{head}\n(left out: this file may hold secrets)\n"
+    lines = (_PLAIN.sub(r"\1***", _QUOTED.sub(r"\1***\3", line)) for line in rest.split("\n"))
+    return head + newline + _KNOWN.sub("***", "\n".join(lines))
