@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +27,26 @@ def test_the_guide_is_true(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert done.attempted > 10
     assert done.failed == 0, "the differences are above"
+    assert open_store().names() == ("default",)
+
+
+def test_the_notebook_is_true(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cells, one after the other, give what stands below them."""
+    monkeypatch.setenv("CLUSTERCTL_HOME", str(cli.home))
+    monkeypatch.chdir(cli.folder)
+    cells = json.loads((ROOT / "docs" / "notebook.ipynb").read_text())["cells"]
+    names: dict[str, Any] = {"__name__": "__main__"}
+    shown = 0
+    for cell in (cell for cell in cells if cell["cell_type"] == "code"):
+        parsed = ast.parse("".join(cell["source"]))
+        last = parsed.body.pop()
+        assert isinstance(last, ast.Expr), "each cell of it shows something"
+        exec(compile(parsed, "cell", "exec"), names)
+        value = eval(compile(ast.Expression(last.value), "cell", "eval"), names)
+        [output] = cell["outputs"]
+        assert repr(value) == "".join(output["data"]["text/plain"])
+        shown += 1
+    assert shown >= 5
     assert open_store().names() == ("default",)
 
 
