@@ -180,7 +180,7 @@ JOBS = {
     "memory": Broken(
         "out of memory in a cgroup", START + EATS, ("memory",), around=little_memory, ends=True
     ),
-    "exit": Broken("a rank ends with code 0", START + LEAVES, ("left",), ends=True),
+    "exit": Broken("a rank ends early", START + LEAVES, ("left", "exit"), ends=True),
     "interface": Broken(
         "a network interface that does not exist",
         START + LOOPS,
@@ -257,10 +257,11 @@ def try_one(lab: Lab, name: str, job: int) -> Result:
         lab("run", "--detach", *broken.options, f"{name}.py", *arguments)
         wait_until_broken(lab, job, broken)
         began = time.monotonic()
-        found = json.loads(lab("doctor", job, "--json").stdout)["findings"]
+        document = json.loads(lab("doctor", job, "--json").stdout)
         seconds = time.monotonic() - began
         lab("cancel", job, check=False)
-    first = found[0] if found else {"kind": "", "text": "", "lines": []}
+    first = next(iter(document["findings"]), None)
+    first = first or {"kind": "", "text": document["summary"], "lines": []}
     said = " ".join((first["text"], *first["lines"]))
     right = first["kind"] in broken.kinds and any(word in said for word in broken.words)
     return Result(name, broken.cause, right, first["kind"], first["text"], round(seconds, 1))

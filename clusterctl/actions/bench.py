@@ -15,8 +15,8 @@ from clusterctl.actions.quiet_run import Heard, run_quietly
 from clusterctl.errors import ClusterctlError, JobError, NodeUnreachable, UsageError
 from clusterctl.insight import allreduce, cost, scaling
 from clusterctl.insight.allreduce import Curves as Curves
-from clusterctl.insight.allreduce import Figure as Figure
 from clusterctl.insight.allreduce import Row as Row
+from clusterctl.insight.allreduce import describe as describe
 from clusterctl.insight.allreduce import ring_seconds as ring_seconds
 from clusterctl.insight.metrics import Point, Reader
 from clusterctl.insight.scaling import SPLIT as SPLIT

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from clusterctl import actions
 from clusterctl.actions import bench as action
-from clusterctl.actions.bench import SPLIT, Curve, Curves, Figure, Row, Step
+from clusterctl.actions.bench import SPLIT, Curve, Curves, Row, Step
 from clusterctl.cli.console import Console, pick, table
 from clusterctl.cli.run import read_program
 from clusterctl.errors import UsageError
@@ -55,21 +55,11 @@ def _size(row: Row, found: Curves) -> tuple[str, ...]:
     return (
         row.backend,
         str(row.size),
-        _range(row.seconds, 1e6),
-        _range(row.algorithm, 1e-9),
-        _range(row.bus, 1e-9),
+        row.seconds.describe(1e6),
+        row.algorithm.describe(1e-9),
+        row.bus.describe(1e-9),
         share,
     )
-
-
-def _range(figure: Figure, unit: float = 1.0) -> str:
-    """`7.1 (6.9-8.0)`."""
-    value, low, high = (_digits(each * unit) for each in (figure.value, figure.low, figure.high))
-    return value if low == high else f"{value} ({low}-{high})"
-
-
-def _digits(value: float) -> str:
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}" if value >= 0.1 else f"{value:.4f}"
 
 
 def _notes(found: Curves) -> Iterator[str]:
@@ -126,17 +116,19 @@ def _head(curve: Curve) -> tuple[str, ...]:
 
 
 def _step(step: Step, curve: Curve) -> tuple[str, ...]:
-    predicted = "-" if step.predicted is None else _digits(step.predicted)
-    split = [_digits(seconds) for seconds in step.split] if step.split else ["-"] * len(SPLIT)
+    predicted = "-" if step.predicted is None else action.describe(step.predicted)
+    split = (
+        [action.describe(seconds) for seconds in step.split] if step.split else ["-"] * len(SPLIT)
+    )
     return (
         str(step.ranks),
         str(step.nodes),
-        _range(step.seconds),
+        step.seconds.describe(),
         predicted,
-        _range(step.speedup),
+        step.speedup.describe(),
         f"{step.efficiency:.0%}",
         *split,
-        "-" if step.dollars is None else f"{step.dollars:.3g}",
+        "-" if step.dollars is None else action.describe(step.dollars),
     )
 
 

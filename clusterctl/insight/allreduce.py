@@ -32,6 +32,18 @@ class Figure:
     def of(cls, values: Sequence[float]) -> Figure:
         return cls(median(values), min(values), max(values))
 
+    def describe(self, unit: float = 1.0) -> str:
+        """`7.1 (6.9-8)`, times `unit`."""
+        texts = [describe(each * unit) for each in (self.value, self.low, self.high)]
+        return texts[0] if self.low == self.high else f"{texts[0]} ({texts[1]}-{texts[2]})"
+
+
+def describe(value: float) -> str:
+    """Three digits, or two of what is very little."""
+    if value >= 100:
+        return f"{value:.0f}"
+    return f"{value:.3g}" if value >= 0.001 or value == 0 else f"{value:.1e}"
+
 
 @dataclass(frozen=True, slots=True)
 class Row:

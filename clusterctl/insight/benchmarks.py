@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from clusterctl.insight import plots
-from clusterctl.insight.allreduce import Curves, Figure, ring_seconds
+from clusterctl.insight.allreduce import Curves, describe, ring_seconds
 from clusterctl.insight.page import Section, Table
 from clusterctl.insight.scaling import SPLIT, Curve
 from clusterctl.insight.verify import bytes_rate
@@ -21,9 +21,9 @@ def of_allreduce(found: Curves, draw: bool) -> Section:
         (
             row.backend,
             str(row.size),
-            _range(row.seconds, 1e6),
-            _range(row.algorithm, 1e-9),
-            _range(row.bus, 1e-9),
+            row.seconds.describe(1e6),
+            row.algorithm.describe(1e-9),
+            row.bus.describe(1e-9),
             f"{row.bus.value / found.limit.rate:.0%}" if found.limit.rate else "-",
         )
         for row in found.rows
@@ -74,13 +74,13 @@ def of_scaling(found: Curve, draw: bool) -> Section:
         (
             str(step.ranks),
             str(step.nodes),
-            _range(step.seconds),
-            "-" if step.predicted is None else f"{step.predicted:.3g}",
-            _range(step.speedup),
+            step.seconds.describe(),
+            "-" if step.predicted is None else describe(step.predicted),
+            step.speedup.describe(),
             f"{step.efficiency:.0%}",
-            *(f"{seconds:.3g}" for seconds in step.split or ()),
+            *(describe(seconds) for seconds in step.split or ()),
             *["-"] * (0 if step.split else len(SPLIT)),
-            "-" if step.dollars is None else f"{step.dollars:.3g}",
+            "-" if step.dollars is None else describe(step.dollars),
         )
         for step in found.steps
     )
@@ -126,11 +126,3 @@ def _scaling_plots(found: Curve) -> tuple[tuple[str, str], ...]:
         }
         drawn.append(("Where the time goes", plots.curves(parts, y=unit, **common)))
     return tuple(drawn)
-
-
-def _range(figure: Figure, unit: float = 1.0) -> str:
-    value, low, high = (
-        f"{each * unit:.0f}" if each * unit >= 100 else f"{each * unit:.3g}"
-        for each in (figure.value, figure.low, figure.high)
-    )
-    return value if low == high else f"{value} ({low}-{high})"

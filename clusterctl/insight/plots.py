@@ -121,18 +121,37 @@ def curves(
     axes.set_ylabel(textwrap.fill(y, LONGEST_LABEL), color=INK)
     if log_x:
         axes.set_xscale("log", base=2)
+        _label_sizes(axes, sorted({point[0] for points in shown.values() for point in points}))
     else:
         axes.xaxis.get_major_locator().set_params(integer=True, nbins=7)
     if log_y:
+        # The usual labels are formulas, which names of metrics must not be taken for.
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, position: f"{value:g}")
+        axes.yaxis.set_minor_formatter(lambda value, position: "")
     elif from_zero:
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(bottom=0, top=1.05 * axes.get_ylim()[1])
     if len(shown) > 1:
         columns = 2 if max(map(len, shown)) < 24 else 1
         figure.legend(
             loc="outside lower center", ncols=columns, frameon=False, labelcolor=INK, fontsize=9
         )
     return _svg(figure, f"{y} by {x}")
+
+
+def _label_sizes(axes: Any, sizes: Sequence[float]) -> None:
+    """Labels for the sizes of messages, at most seven: `8 B`, `32 KiB`."""
+    chosen = sizes[:: -(-len(sizes) // 7)]
+    axes.set_xticks(chosen, [_size(size) for size in chosen])
+    axes.minorticks_off()
+
+
+def _size(size: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.3g} {unit}"
+        size /= 1024
+    return f"{size:.3g} GiB"
 
 
 def timeline(bars: Sequence[Bar], x: str) -> str:

@@ -163,6 +163,16 @@ def test_the_name_of_a_metric_is_text() -> None:
     assert 'aria-label="$\\frac$ &quot;&gt;' in svg
 
 
+def test_sizes_are_no_formulas() -> None:
+    """Text is drawn as paths, with a comment that says what it is."""
+    svg = plots.curves(
+        {"mpi": [(8, 0.001), (32768, 2.0)]}, x="bytes", y="GB/s", log_x=True, log_y=True
+    )
+    drawn = set(re.findall(r"<!-- (.*?) -->", svg))
+    assert {"8 B", "32 KiB", "0.01", "1"} <= drawn
+    assert not any("$" in text for text in drawn)
+
+
 def test_many_lines_and_points_are_thinned() -> None:
     lines = {f"job {n}": [(x, x * n) for x in range(10_000)] for n in range(20)}
     svg = plots.curves(lines, x="step", y="loss")
