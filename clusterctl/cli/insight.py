@@ -36,6 +36,7 @@ def doctor(given: Doctor, console: Console) -> None:
             "job": job.id,
             "state": job.state,
             "summary": found.summary,
+            "seconds": found.seconds,
             "findings": [
                 pick(item, "kind", "serious", "text", "advice", "lines", "ranks", "nodes")
                 for item in found.findings

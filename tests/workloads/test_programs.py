@@ -54,6 +54,11 @@ def test_two_ranks_learn_the_digits_over_mpi(programs: Programs) -> None:
     assert ended.metrics[-1]["loss"] < 0.2 * ended.metrics[0]["loss"]
     assert ended.metrics[-1]["step"] == ended.metrics[0]["steps"] == 20 * 23
     assert all(values["samples_per_second"] > 0 for values in ended.metrics)
+    for values in ended.metrics:
+        split = [values[f"{part}_seconds"] for part in ("compute", "communication", "waiting")]
+        assert min(split) >= 0
+        assert 0 < sum(split) < 1.5 * values["seconds"] + 1, "means over the ranks"
+        assert (values["allreduces"], values["allreduce_bytes"] > 0) == (23, True)
     assert len(ended.lines("] Backend: mpi (mpi4py hook, host buffers) | Ranks: 2")) == 1
     pattern = r"^\[Rank([01])\] Epoch (\d+) \| Batchsize: 32 \| Steps: 23 \| Loss: (\S+)$"
     found = re.findall(pattern, ended.out, re.MULTILINE)
