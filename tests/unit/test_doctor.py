@@ -102,6 +102,16 @@ def test_the_rank_that_skips_a_collective_is_named_with_its_line() -> None:
     )
 
 
+def test_a_rank_that_computes_on_a_machine_with_too_much_to_do() -> None:
+    """It gets a fifth of a core, and waits in no function that it could be waiting in."""
+    loop = ("heavy", f"{WORK}/train.py", 20)
+    found = two_ranks(reduces(), stack(loop))
+    found.ranks[1].usage = 0.2
+    [finding] = doctor.judge(found)
+    assert (finding.kind, finding.ranks) == ("straggler", (1,))
+    assert "computing at heavy, train.py:20" in finding.text
+
+
 def test_a_rank_that_still_computes_is_a_straggler() -> None:
     found = two_ranks(reduces(), sleeps())
     found.ranks[1].usage = 0.98

@@ -59,7 +59,9 @@ def collectives(evidence: Evidence) -> Iterator[Finding]:
 def _missing(evidence: Evidence, waiting: Folded, item: Folded) -> Iterator[Finding]:
     """Ranks that have not come to the collective: they compute, they are slow, or they hang."""
     late = [evidence.ranks[number] for number in item.ranks]
-    busy = any(rank.running or (rank.usage or 0.0) >= BUSY for rank in late)
+    # On a machine with too much to do, a rank that computes gets little of a core, too.
+    enough = BUSY if item.stack.waits else POLLS
+    busy = any(rank.running or (rank.usage or 0.0) >= enough for rank in late)
     moved = [evidence.ranks[number].moved for number in waiting.ranks]
     ranks = [evidence.place(number) for number in item.ranks[:3]]
     more = f" and {len(item.ranks) - 3} more" if len(item.ranks) > 3 else ""
