@@ -262,7 +262,9 @@ def try_one(lab: Lab, name: str, job: int) -> Result:
     first = first or {"kind": "", "text": document["summary"], "lines": []}
     said = " ".join((first["text"], *first["lines"]))
     right = first["kind"] in broken.kinds and any(word in said for word in broken.words)
-    return Result(name, broken.cause, right, first["kind"], first["text"], round(document["seconds"], 1))
+    return Result(
+        name, broken.cause, right, first["kind"], first["text"], round(document["seconds"], 1)
+    )
 
 
 def wait_until_broken(lab: Lab, job: int, broken: Broken) -> None:
