@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -206,6 +206,26 @@ def end(api: Api, cluster_id: str, instances: Sequence[Instance]) -> None:
                 hint="look at it in the EC2 console, and run the same command again",
             )
         time.sleep(cleanup.PAUSE)
+
+
+def end_unknown(
+    api: Api, cluster_id: str, known: Container[str], tell: OnEvent, *, settle: float = 0.0
+) -> None:
+    """Ends the machines that Terraform does not know (`known`: what its state speaks of) and would
+    wait for, for twenty minutes: they hold the network that it removes. `settle`: seconds in which
+    EC2 may show more of them, after a launch that was cut off. Raises ProviderError."""
+    until = time.monotonic() + settle
+    while True:
+        found = [item for item in cleanup.instances(api, cluster_id) if item.id not in known]
+        if found:
+            names = ranges(sorted(item.node or item.id for item in found))
+            tell(f"ending {names}")
+            # With the others, which are billed meanwhile.
+            cleanup.terminate(api, cluster_id)
+            end(api, cluster_id, found)
+        if time.monotonic() >= until:
+            return
+        time.sleep(min(cleanup.PAUSE, settle))
 
 
 def rows(instances: Iterable[Instance]) -> list[dict[str, Any]]:

@@ -461,11 +461,9 @@ class Ec2Provider:
                 on_event("AWS has endpoints of its own in the cluster's VPC; removing by tag")
                 return
             runner.init()
-            launched = [item for item in cleanup.instances(api, cluster.id) if item.apart]
-            if launched:
-                on_event(f"ending {len(launched)} workers")
-                cleanup.terminate(api, cluster.id)
-                launches.end(api, cluster.id, launched)
+            state = provider_state.load(folder)
+            settle = cleanup.SETTLE if state and state.launching else 0.0
+            launches.end_unknown(api, cluster.id, runner.state, on_event, settle=settle)
             at_a_time = layout.parallelism(len(resources))
             if len(resources) > at_a_time:
                 # Terraform waits for each: the others would be billed meanwhile.
