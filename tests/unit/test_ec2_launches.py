@@ -277,6 +277,13 @@ class Runner:
         return {"nodes": [], "launch": {**NETWORK, "subnet_id": variables["zone"]}}
 
 
+class Grown(Runner):
+    """One that finds what was made before."""
+
+    def apply(self, variables: Mapping[str, Any], *rest: Any, **more: Any) -> dict[str, Any]:
+        return {"nodes": [], "launch": {**NETWORK, "subnet_id": variables["zone"]}}
+
+
 def make(
     folder: Path,
     workers: int,
@@ -285,12 +292,13 @@ def make(
     *,
     zones: tuple[str, ...] = ("us-east-1a", "us-east-1b"),
     spot: bool = False,
+    tag: tuple[str, ...] = (),
 ) -> list[dict[str, Any]]:
     wish = ClusterSpec(
         name="lab",
         provider="ec2",
         groups=(NodeGroup(count=workers, family="cpu"),),
-        cloud=CloudSpec(region="us-east-1", spot=spot, spot_fallback=spot),
+        cloud=CloudSpec(region="us-east-1", spot=spot, spot_fallback=spot, tag=tag),
     )
     found = Survey(
         account="1",
@@ -336,6 +344,34 @@ def test_terraform_makes_few_workers_and_those_of_older_modules(
     [told] = runner.told
     assert "apart" not in told
     assert len(told["user_data"]) == workers + 1
+
+
+class Labelled(Full):
+    """Notes what gets tags, other than names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.labelled: list[str] = []
+
+    def all(self, action: str, key: str, service: str = "ec2", /, **arguments: Any) -> list[Any]:
+        said = {one["Name"]: one["Values"] for one in arguments["Filters"]}
+        ours = said["key"] == [cleanup.TAG]
+        return [{"ResourceId": item.id} for item in self.running] if ours else []
+
+    def call(self, action: str, service: str = "ec2", /, **arguments: Any) -> Any:
+        if action == "create_tags" and arguments["Tags"][0]["Key"] == "team":
+            self.labelled += arguments["Resources"]
+        return super().call(action, service, **arguments)
+
+
+def test_a_later_up_with_a_tag_reaches_workers_that_were_launched_by_one_call(
+    tmp_path: Path,
+) -> None:
+    region = Labelled()
+    make(tmp_path, 150, region, Runner(region), tag=("team=ml",))
+    assert not region.labelled, "they were launched with it"
+    make(tmp_path, 150, region, Grown(region), tag=("team=ml",))
+    assert sorted(region.labelled) == sorted(item.id for item in region.running)
 
 
 class OneZone(Full):

@@ -10,7 +10,7 @@ import pytest
 
 from clusterctl.errors import UsageError
 from clusterctl.model import CloudSpec, ClusterSpec, NodeGroup
-from clusterctl.providers.ec2 import eventbridge, failures, preflight, tags, update_rules
+from clusterctl.providers.ec2 import cleanup, eventbridge, failures, preflight, tags, update_rules
 from clusterctl.providers.ec2.api import Api
 from tests.unit.fake_ec2 import Offering
 from tests.unit.making import cluster
@@ -75,10 +75,59 @@ def test_the_dry_run_of_the_launch_has_them() -> None:
     preflight.survey(Asking("us-east-1"), wish("team=ml"), {}, "", print)
     assert asked
     for specifications in asked:
-        assert {one["ResourceType"] for one in specifications} == {"instance", "volume"}
+        kinds = {one["ResourceType"] for one in specifications}
+        assert kinds == {"instance", "volume", "network-interface"}, "all that a launch makes"
         for one in specifications:
             assert {"Key": "team", "Value": "ml"} in one["Tags"]
             assert {"Key": "clusterctl:cluster", "Value": "lab"} in one["Tags"]
+
+
+class Tagged(Api):
+    """Resources with tags: id → kind and tags."""
+
+    def __init__(self, things: dict[str, tuple[str, dict[str, str]]]) -> None:
+        super().__init__("us-east-1")
+        self.things = things
+        self.calls = 0
+
+    def all(self, action: str, key: str, service: str = "ec2", /, **arguments: Any) -> list[Any]:
+        assert action == "describe_tags"
+        said = {one["Name"]: one["Values"] for one in arguments["Filters"]}
+        return [
+            {"ResourceId": id}
+            for id, (kind, tags) in self.things.items()
+            if kind in said["resource-type"]
+            and any(tags.get(name) in said["value"] for name in said["key"])
+        ]
+
+    def call(self, action: str, service: str = "ec2", /, **arguments: Any) -> Any:
+        assert action == "create_tags"
+        self.calls += 1
+        for id in arguments["Resources"]:
+            tags = {tag["Key"]: tag["Value"] for tag in arguments["Tags"]}
+            self.things[id] = (self.things[id][0], {**self.things[id][1], **tags})
+
+
+def test_a_further_up_gives_new_tags_to_machines_with_their_disks_and_interfaces() -> None:
+    """Terraform knows nothing of workers that were launched by one call, and changes no interface;
+    the network is Terraform's."""
+    mine = {"clusterctl:cluster": "lab-1"}
+    api = Tagged(
+        {
+            "i-1": ("instance", {**mine, "team": "ml"}),
+            "i-2": ("instance", mine),
+            "vol-2": ("volume", {**mine, "team": "old"}),
+            "eni-2": ("network-interface", mine),
+            "vpc-1": ("vpc", mine),
+            "i-3": ("instance", {"clusterctl:cluster": "other"}),
+        }
+    )
+    cleanup.label_machines(api, "lab-1", {"team": "ml"})
+    having = {id for id, (_, tags) in api.things.items() if tags.get("team") == "ml"}
+    assert having == {"i-1", "i-2", "vol-2", "eni-2"}
+    assert api.calls == 1
+    cleanup.label_machines(api, "lab-1", {"team": "ml"})
+    assert api.calls == 1, "what has them is left alone"
 
 
 def test_schedules_have_them() -> None:

@@ -355,13 +355,14 @@ class Api:
         It asks for what infra/ec2 makes: policies of organizations allow machines with IMDSv2 and
         encrypted disks alone, or none with a public address, or demand tags."""
         tags = as_list({"clusterctl:cluster": cluster, **(more_tags or {})})
-        kinds = ("instance", "volume")
+        kinds = ["instance", "volume", "network-interface"]
         more: dict[str, Any] = {}
         if subnet:
             network = {"DeviceIndex": 0, "SubnetId": subnet, "AssociatePublicIpAddress": public}
             more["NetworkInterfaces"] = [network]
         if spot:
             more["InstanceMarketOptions"] = {"MarketType": "spot"}
+            kinds.append("spot-instances-request")
         try:
             self.call(
                 "run_instances",

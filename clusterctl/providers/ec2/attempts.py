@@ -93,6 +93,10 @@ def make(order: Order, runner: terraform.Terraform, on_event: OnEvent) -> list[d
             more = []
             if apart or any(item.apart for item in running):
                 more = _launch(order, apart, made, on_event)
+            if running and order.options.cloud.tag:
+                # Terraform changes no interface, and nothing of what runs apart.
+                wanted = tags.parse(order.options.cloud.tag)
+                cleanup.label_machines(order.api, order.cluster.id, wanted)
             state.unfinished = False
             provider_state.save(order.folder, state)
             return [*made["nodes"], *more]
