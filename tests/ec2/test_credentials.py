@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from clusterctl import terraform
 from clusterctl.providers.ec2.api import Api
-from tests.sim.ec2.client import Ec2
+from tests.sim.ec2.client import CHECKOUT, Ec2, provider_mirror
+from tests.sim.ec2.provider import programs
 from tests.sim.lab import keypair
+from tests.sim.logins import PROCESS, ROLES, SSO, keep_session, log_in_with_sso, printed, running
 
 pytestmark = [pytest.mark.terraform, pytest.mark.netns, pytest.mark.sshd, pytest.mark.timeout(200)]
 
@@ -70,3 +75,99 @@ def test_credentials_that_end_during_terraform_are_replaced(
         assert json.loads((work / "terraform.tfstate").read_text())["resources"]
     finally:
         ec2.reset()
+
+
+PLAN = """
+import os, subprocess, sys
+from contextlib import ExitStack
+from pathlib import Path
+from clusterctl.providers.ec2.credentials import LEASE, Credentials
+from tests.sim.ec2.provider import StayingProvider
+
+terraform, folder, *programs = sys.argv[1:]
+mine = Credentials("us-east-1")
+with mine.lent(LEASE) as lent, ExitStack() as end:
+    if programs:
+        provider = StayingProvider(terraform, programs[-1], Path(folder), lent)
+        end.callback(provider.close)
+        lent = provider.env
+    for command in ("init", "plan"):
+        argv = ["terraform", f"-chdir={folder}/work", command, "-input=false"]
+        done = subprocess.run(argv, env={**os.environ, **lent}, stdout=sys.stderr)
+print(mine.session.get_credentials().access_key)
+sys.exit(done.returncode)
+"""
+"""Somebody's credentials, and a plan of Terraform with what it is lent of them."""
+
+LOOK = """
+terraform {
+  required_providers {
+    aws = { source = "hashicorp/aws" }
+  }
+}
+provider "aws" {}
+data "aws_ec2_instance_type_offerings" "this" {
+  filter {
+    name   = "instance-type"
+    values = ["t3.micro"]
+  }
+}
+"""
+
+KINDS: dict[str, tuple[str, dict[str, str], str]] = {
+    "keys of a profile": (ROLES, {}, "AKIAUSER"),
+    "chain of roles": (ROLES, {"AWS_PROFILE": "second"}, ""),
+    "role with an MFA code": (ROLES, {"AWS_PROFILE": "guarded"}, ""),
+    "login with SSO": (SSO, {"AWS_ENDPOINT_URL_SSO": "{aws}"}, "AKIASSO"),
+    "program": (PROCESS, {}, "AKIAPROCESS"),
+    "role of a container": (
+        "",
+        {"AWS_CONTAINER_CREDENTIALS_FULL_URI": "{aws}/container"},
+        "AKIACONTAINER",
+    ),
+    "role of an instance": (
+        "",
+        {"AWS_EC2_METADATA_DISABLED": "false", "AWS_EC2_METADATA_SERVICE_ENDPOINT": "{aws}"},
+        "AKIAMACHINE",
+    ),
+}
+"""Kind → a configuration, an environment, and the key that is found. Roles get one each time."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_provider_takes_credentials_of_each_kind(
+    ec2: Ec2, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """In a process of its own: botocore looks up the home where logins are kept once."""
+    config, environment, key = KINDS[kind]
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws/config").write_text(config.replace("{home}", str(tmp_path)))
+    (tmp_path / "process.json").write_text(json.dumps(printed("PROCESS")))
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work/main.tf").write_text(LOOK)
+    for name, value in {**ec2.env, "HOME": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    files = ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", *files):
+        monkeypatch.delenv(name)
+    mirror = provider_mirror()
+    provider = programs(mirror) if mirror else []  # else Terraform fetches it
+    if kind == "login with SSO":
+        log_in_with_sso(tmp_path)
+    if kind == "role with an MFA code":
+        keep_session("guarded", "123456")
+    ec2.forget_calls()
+    with running() as aws:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value.format(aws=aws.url))
+        argv = [sys.executable, "-c", PLAN, terraform.find().path, tmp_path, *provider]
+        done = subprocess.run(
+            argv, cwd=CHECKOUT, env=os.environ, capture_output=True, text=True, timeout=150
+        )
+    assert done.returncode == 0, done.stderr
+    found = done.stdout.split()[-1]
+    assert found == key or not key
+    looks = [one for one in ec2.calls if one["action"] == "ec2:DescribeInstanceTypeOfferings"]
+    assert {one["key"] for one in looks} == {found}
+    roles = [one["key"] for one in ec2.calls if one["action"] == "sts:AssumeRole"]
+    assert len(roles) == (2 if kind == "chain of roles" else 0), "what `aws` keeps is used"
