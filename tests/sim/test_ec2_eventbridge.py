@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 
@@ -69,6 +70,59 @@ def test_machines_that_left_the_cluster_have_no_schedule(lab: Lab, api: Api) -> 
     arm(api, ids, time.time() + 3600)
     arm(api, ids[:2], time.time() + 3600)
     assert set(lab.ec2.schedules["clusterctl-lab-1"]) == set(ids[:2])
+
+
+def test_aws_removes_a_nat_gateway_and_then_its_address(lab: Lab, api: Api) -> None:
+    """Those of the cluster: private workers need none after their deadline."""
+    ids = {}
+    for cluster in ("lab-1", "other"):
+        tags = [{"Key": "clusterctl:cluster", "Value": cluster}]
+        address = lab.api.allocate_address(
+            Domain="vpc", TagSpecifications=[{"ResourceType": "elastic-ip", "Tags": tags}]
+        )["AllocationId"]
+        gateway = lab.api.create_nat_gateway(
+            SubnetId=lab.subnet,
+            AllocationId=address,
+            TagSpecifications=[{"ResourceType": "natgateway", "Tags": tags}],
+        )["NatGateway"]["NatGatewayId"]
+        ids[cluster] = (gateway, address)
+    said = eventbridge.check(api, nat=True)
+    assert said == "AWS terminates what still runs one minute later, and removes the NAT gateway"
+    deadline = time.time() + 3600
+    eventbridge.prepare(api, "lab-1", nat=True)
+    eventbridge.arm(api, "lab-1", [], deadline, nat=True)
+    [schedules] = lab.ec2.schedules.values()
+    assert set(schedules) == set(ids["lab-1"])
+
+    lab.ec2.turn_the_scheduler_ahead(3600 + 1000)
+    until = time.monotonic() + 20
+    while [one["AllocationId"] for one in lab.api.describe_addresses()["Addresses"]] != [
+        ids["other"][1]
+    ]:
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    states = {
+        one["NatGatewayId"]: one["State"] for one in lab.api.describe_nat_gateways()["NatGateways"]
+    }
+    assert states[ids["other"][0]] == "available"
+    assert states.get(ids["lab-1"][0], "deleted") == "deleted"
+    lab.api.delete_nat_gateway(NatGatewayId=ids["other"][0])
+    lab.api.release_address(AllocationId=ids["other"][1])
+
+
+def test_a_role_of_an_earlier_version_gets_the_rights_for_a_nat_gateway(lab: Lab, api: Api) -> None:
+    iam = lab.ec2.client("iam")
+    old = {"Statement": [{"Effect": "Allow", "Action": "ec2:TerminateInstances", "Resource": "*"}]}
+    iam.put_role_policy(
+        RoleName=eventbridge.ROLE, PolicyName=eventbridge.POLICY, PolicyDocument=json.dumps(old)
+    )
+    assert eventbridge.check(api) == "AWS terminates what still runs one minute later"
+    assert "the NAT gateway goes on costing money" in eventbridge.check(api, nat=True)
+    eventbridge.prepare(api, "lab-1", nat=True)
+    assert "the NAT gateway goes on costing money" in eventbridge.check(api, nat=True)
+    lab.ec2.policy(None)
+    eventbridge.prepare(api, "lab-1", nat=True)
+    assert "and removes the NAT gateway" in eventbridge.check(api, nat=True)
 
 
 def test_the_role_ends_nothing_that_is_not_ours(lab: Lab, api: Api) -> None:

@@ -264,6 +264,13 @@ def test_a_nat_gateway_that_outlives_the_machines_is_named(monkeypatch: pytest.M
     assert "NAT gateway still costs $0.05/h: `clusterctl down lab` removes it" in said
 
 
+def test_a_nat_gateway_that_aws_has_removed_costs_nothing_more() -> None:
+    made = forgotten(charges=(charge("launcher", part=GATEWAY),))
+    end = Ended(NOW - HOUR)
+    settled = measured.settle(made, living=(), made={"launcher"}, now=NOW, ends={GATEWAY: end})
+    assert [item.until for item in settled] == [end.when]
+
+
 def test_many_jobs_with_outputs_take_few_lines() -> None:
     assert describe_loss([], {}) == []
     few = describe_loss([(3, 2_000_000), (1, 10)], {})

@@ -258,13 +258,21 @@ def test_nobody_gets_the_right_to_make_roles() -> None:
     assert not any(allows(POLICY, f"iam:{action}", ROLE, {}) for action in changing)
 
 
-def test_the_role_of_schedules_ends_our_instances_and_nothing_else() -> None:
+@pytest.mark.parametrize(
+    ("action", "thing"),
+    [
+        ("TerminateInstances", f"instance/i-{ID}"),
+        ("DeleteNatGateway", f"natgateway/nat-{ID}"),
+        ("ReleaseAddress", f"elastic-ip/eipalloc-{ID}"),
+    ],
+)
+def test_the_role_of_schedules_ends_what_is_ours_and_nothing_else(action: str, thing: str) -> None:
     text = (assets.folder("infra") / "ec2" / "deadline-role.json").read_text()
-    instance = f"arn:aws:ec2:us-east-1:123456789012:instance/i-{ID}"
+    arn = f"arn:aws:ec2:us-east-1:123456789012:{thing}"
     ours = {f"aws:ResourceTag/{TAG}": "lab-1"}
-    assert allows(json.loads(text), "ec2:TerminateInstances", instance, ours)
-    assert not allows(json.loads(text), "ec2:TerminateInstances", instance, {})
-    assert not allows(json.loads(text), "ec2:StopInstances", instance, ours)
+    assert allows(json.loads(text), f"ec2:{action}", arn, ours)
+    assert not allows(json.loads(text), f"ec2:{action}", arn, {})
+    assert not allows(json.loads(text), "ec2:StopInstances", arn, ours)
 
 
 def test_it_fits_into_a_managed_policy() -> None:

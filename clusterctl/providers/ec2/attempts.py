@@ -306,10 +306,11 @@ def arm(order: Order, made: set[str], tell: OnEvent) -> None:
         there = made | {item.id for item in cleanup.instances(api, id)}
         if not there or not order.cluster.deadline:
             return
-        eventbridge.prepare(api, id, tags.parse(order.options.cloud.tag))
+        nat = order.found.nat
+        eventbridge.prepare(api, id, tags.parse(order.options.cloud.tag), nat=nat)
         state.guarded = True
         provider_state.save(order.folder, state)
-        eventbridge.arm(api, id, there, order.cluster.deadline)
+        eventbridge.arm(api, id, there, order.cluster.deadline, nat=nat)
     except ProviderError as error:
         if isinstance(error, Refused) and failures.about_the_account(error):
             state.guarded = guarded

@@ -1,6 +1,7 @@
 """The deadline outside the machines: EventBridge Scheduler ends those whose own agent does not.
 
 A schedule for each instance: TerminateInstances with one id that is gone ends none of the others.
+With private workers, a NAT gateway and its address have schedules, too.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from clusterctl import assets
@@ -27,6 +30,11 @@ KIND = "schedule group"
 PREFIX = "clusterctl-"
 LATER = 60.0
 """Seconds after the deadline: by then the node's agent has ended the machine, if it can."""
+RELEASE = 900.0
+"""Seconds after the deadline until the address of a NAT gateway is released: the gateway holds it
+until it is gone, which takes minutes."""
+NETWORK_RIGHTS = frozenset({"ec2:DeleteNatGateway", "ec2:ReleaseAddress"})
+"""What the role has to allow for that. Roles that earlier versions made do not."""
 SPREADING = 30.0
 """Seconds that a new role may be unknown to the scheduler."""
 AT_ONCE = 8
@@ -36,23 +44,43 @@ UNGUARDED = (
 )
 
 
-def check(api: Api) -> str:
-    """What `up` says about it in its plan. Raises ProviderError where we may not even look."""
+def check(api: Api, *, nat: bool = False) -> str:
+    """What `up` says about it in its plan; `nat`: the cluster has a NAT gateway. Raises
+    ProviderError where we may not even look."""
     api.call("list_schedule_groups", "scheduler", NamePrefix=PREFIX, MaxResults=1)
-    if _has_role(api):
-        return "AWS terminates what still runs one minute later"
-    return f"AWS terminates what still runs one minute later, if you may create the role {ROLE}"
+    rights = _rights(api)
+    if rights is None:
+        what = " and removes the NAT gateway" * nat
+        return (
+            f"AWS terminates what still runs one minute later{what}, if you may create the role"
+            f" {ROLE}"
+        )
+    ends = "AWS terminates what still runs one minute later"
+    if not nat:
+        return ends
+    if rights >= NETWORK_RIGHTS:
+        return f"{ends}, and removes the NAT gateway"
+    return (
+        f"{ends}; the NAT gateway goes on costing money then, unless you may change the role"
+        f' {ROLE}, which an earlier version made: docs/ec2.md, "The deadline in AWS"'
+    )
 
 
 def group_of(cluster_id: str) -> str:
     return f"{PREFIX}{cluster_id}"
 
 
-def prepare(api: Api, cluster_id: str, more_tags: Mapping[str, str] | None = None) -> None:
-    """What schedules need; `more_tags`: of the user's own. Raises ProviderError: there is none
-    then, unless there was before."""
-    if not _has_role(api):
+def prepare(
+    api: Api, cluster_id: str, more_tags: Mapping[str, str] | None = None, *, nat: bool = False
+) -> None:
+    """What schedules need; `more_tags`: of the user's own; `nat`: as in `check`. Raises
+    ProviderError: there is none then, unless there was before."""
+    rights = _rights(api)
+    if rights is None:
         _make_role(api)
+    elif nat and not rights >= NETWORK_RIGHTS:
+        with suppress(ProviderError):  # the plan has said what that means
+            _give_rights(api)
     _unless(
         "ConflictException",
         lambda: api.call(
@@ -70,45 +98,72 @@ def arm(
     instances: Collection[str],
     deadline: float,
     clock: Callable[[], float] = time.time,
+    *,
+    nat: bool = False,
 ) -> None:
-    """Has AWS end these instances after the deadline, and no others of the cluster. Raises
-    ProviderError; some may then have an earlier one as before."""
+    """Has AWS end these instances after the deadline, and no others of the cluster; with `nat` its
+    NAT gateway, too, and then the address of that. Raises ProviderError; some may then have an
+    earlier one as before."""
     group = group_of(cluster_id)
     role = f"arn:{api.partition}:iam::{api.account()}:role/{ROLE}"
     found = api.all("list_schedules", "Schedules", "scheduler", GroupName=group)
     known = {str(item["Name"]) for item in found}
-    when = time.gmtime(math.ceil(max(deadline, clock()) + LATER))
-    expression = time.strftime("at(%Y-%m-%dT%H:%M:%S)", when)
+    ends = {id: _End("terminateInstances", {"InstanceIds": [id]}) for id in instances}
+    if nat:
+        ends |= _network(api, cluster_id)
 
-    def schedule(instance: str) -> None:
-        verb = "update_schedule" if instance in known else "create_schedule"
+    def schedule(name: str) -> None:
+        verb, end = "update_schedule" if name in known else "create_schedule", ends[name]
+        when = time.gmtime(math.ceil(max(deadline, clock()) + end.later))
         _once_role_is_known(
             lambda: api.call(
                 verb,
                 "scheduler",
                 GroupName=group,
-                Name=instance,
-                ScheduleExpression=expression,
+                Name=name,
+                ScheduleExpression=time.strftime("at(%Y-%m-%dT%H:%M:%S)", when),
                 FlexibleTimeWindow={"Mode": "OFF"},
                 ActionAfterCompletion="DELETE",
                 Target={
-                    "Arn": f"arn:{api.partition}:scheduler:::aws-sdk:ec2:terminateInstances",
+                    "Arn": f"arn:{api.partition}:scheduler:::aws-sdk:ec2:{end.call}",
                     "RoleArn": role,
-                    "Input": json.dumps({"InstanceIds": [instance]}),
+                    "Input": json.dumps(end.arguments),
                 },
             )
         )
 
-    def drop(instance: str) -> None:
+    def drop(name: str) -> None:
         _unless(
             "ResourceNotFoundException",
-            lambda: api.call("delete_schedule", "scheduler", GroupName=group, Name=instance),
+            lambda: api.call("delete_schedule", "scheduler", GroupName=group, Name=name),
         )
 
-    for first in sorted(instances)[:1]:
+    for first in sorted(ends)[:1]:
         schedule(first)  # alone: it waits for the role, and shows whether the others can be made
-    _each(schedule, sorted(instances)[1:])
-    _each(drop, known.difference(instances))
+    _each(schedule, sorted(ends)[1:])
+    _each(drop, known.difference(ends))
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """A call of EC2, `later` seconds after the deadline."""
+
+    call: str
+    arguments: Mapping[str, Any]
+    later: float = LATER
+
+
+def _network(api: Api, cluster_id: str) -> dict[str, _End]:
+    """What costs money by the hour in a cluster's own network, by its id."""
+    mine = [{"Name": "tag:clusterctl:cluster", "Values": [cluster_id]}]
+    gateways = api.all("describe_nat_gateways", "NatGateways", Filter=mine)
+    addresses = api.all("describe_addresses", "Addresses", Filters=mine)
+    alive = [item["NatGatewayId"] for item in gateways if item["State"] in ("pending", "available")]
+    held = [item["AllocationId"] for item in addresses]
+    return {
+        **{id: _End("deleteNatGateway", {"NatGatewayId": id}) for id in alive},
+        **{id: _End("releaseAddress", {"AllocationId": id}, RELEASE) for id in held},
+    }
 
 
 def find(api: Api, cluster_id: str = "") -> list[Resource]:
@@ -135,15 +190,17 @@ def remove(api: Api, group: str) -> None:
     )
 
 
-def _has_role(api: Api) -> bool:
-    """Whether it is there with its rights, which come last."""
+def _rights(api: Api) -> frozenset[str] | None:
+    """What the role allows; None where it is not there with its rights, which come last."""
     try:
-        api.call("get_role_policy", "iam", RoleName=ROLE, PolicyName=POLICY)
+        answer = api.call("get_role_policy", "iam", RoleName=ROLE, PolicyName=POLICY)
     except Refused as refused:
         if refused.code not in ("NoSuchEntity", "NoSuchEntityException"):
             raise
-        return False
-    return True
+        return None
+    rules = answer.get("PolicyDocument", {}).get("Statement", [])
+    lists = [rule["Action"] for rule in rules if rule.get("Effect") == "Allow"]
+    return frozenset(one for item in lists for one in ([item] if isinstance(item, str) else item))
 
 
 def _make_role(api: Api) -> None:
@@ -158,12 +215,16 @@ def _make_role(api: Api) -> None:
             Description="Lets EventBridge Scheduler end clusterctl's machines at their deadline",
         ),
     )
+    _give_rights(api)
+
+
+def _give_rights(api: Api) -> None:
     api.call(
         "put_role_policy",
         "iam",
         RoleName=ROLE,
         PolicyName=POLICY,
-        PolicyDocument=(texts / "deadline-role.json").read_text(),
+        PolicyDocument=(assets.folder("infra") / "ec2" / "deadline-role.json").read_text(),
     )
 
 

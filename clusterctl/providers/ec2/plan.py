@@ -108,11 +108,14 @@ def ends(
     deadline: float,
     stopped: Collection[str],
     idle: float | None,
+    *,
+    nat: bool,
 ) -> Iterator[str]:
-    """What is special about the machines, when they end, and which were `stopped`."""
+    """What is special about the machines, when they end, and which were `stopped`; `nat`: they have
+    a NAT gateway."""
     yield from _burstable(machines)
     yield f"every node shuts down at {clock(deadline)}, even if this machine is off"
-    yield _guard(api)
+    yield _guard(api, nat)
     yield _idle(idle)
     for name in sorted(stopped):
         yield f"{name} was stopped and is started again"
@@ -148,9 +151,11 @@ def _idle(seconds: float | None) -> str:
     )
 
 
-def _guard(api: Api) -> str:
+def _guard(api: Api, nat: bool) -> str:
     """Of the plan: whether AWS ends what the nodes' own agents do not."""
     try:
-        return eventbridge.check(api)
+        return eventbridge.check(api, nat=nat)
     except ProviderError as error:
-        return f"AWS itself terminates none of them ({error.message}): {eventbridge.UNGUARDED}"
+        stays = "; the NAT gateway goes on costing money then" * nat
+        why = f"{error.message}): {eventbridge.UNGUARDED}"
+        return f"AWS itself terminates none of them ({why}{stays}"

@@ -282,12 +282,13 @@ def table(
 
 
 def _gateway(charges: Sequence[Charge], traffic: float | None) -> list[str]:
-    """What private workers need, until `down`: their deadline does not end it."""
+    """What private workers need, also while they are stopped."""
     mine = [item for item in charges if item.part in NETWORK_PARTS and item.until is None]
     if not any(item.part == GATEWAY for item in mine):
         return []
     rate = None if None in {item.hourly for item in mine} else hourly(mine)[0]
     return [
         f"NAT gateway of the private workers, with its address: {money(rate)}/h until `clusterctl"
-        f" down`, also after the deadline, and {money(traffic, 3)} for each GB that they download"
+        f" down`, also while the cluster is stopped, and {money(traffic, 3)} for each GB that they"
+        " download"
     ]

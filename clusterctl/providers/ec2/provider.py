@@ -14,6 +14,7 @@ from typing import Any
 from clusterctl import assets, catalog, terraform
 from clusterctl.errors import NodeUnreachable, ProviderError, RecordError, UsageError
 from clusterctl.model import (
+    GATEWAY,
     Accelerator,
     Charge,
     Cluster,
@@ -158,7 +159,9 @@ class Ec2Provider:
                     cost.traffic,
                     cost.nat_traffic,
                 ),
-                *plan.ends(api, found.machines, deadline, stopped, options.cloud.idle),
+                *plan.ends(
+                    api, found.machines, deadline, stopped, options.cloud.idle, nat=found.nat
+                ),
             ),
             spec=options,
             kinds=tuple(dict.fromkeys(machine.image for machine in found.machines))
@@ -276,11 +279,23 @@ class Ec2Provider:
         }
 
     def list_ended(self, cluster: Cluster, folder: Path) -> dict[str, Ended]:
-        return {
+        return self._gateway_end(cluster, folder) | {
             name: Ended(item.ended, item.state in reconcile.STOPPED)
             for name, item in self._instances(cluster, folder).items()
             if item.ended and item.state not in ("pending", "running")
         }
+
+    def _gateway_end(self, cluster: Cluster, folder: Path) -> dict[str, Ended]:
+        """When AWS has removed the NAT gateway of a cluster whose deadline is over."""
+        over = cluster.deadline is not None and self._clock() > cluster.deadline
+        if not (over and _has_gateway(cluster)):
+            return {}
+        search = [cleanup.tagged(cluster.id)]
+        api = self._api(cluster, folder)
+        found = api.all("describe_nat_gateways", "NatGateways", Filter=search)
+        if any(item["State"] in ("pending", "available") for item in found):
+            return {}
+        return {GATEWAY: Ended((cluster.deadline or 0.0) + eventbridge.LATER)}
 
     def _instances(self, cluster: Cluster, folder: Path) -> dict[str, Instance]:
         """By node, while EC2 shows them: for an hour after their end."""
@@ -448,7 +463,7 @@ class Ec2Provider:
         preflight.check_clock(api.ahead)
         if guarded or (guarded is None and eventbridge.find(api, cluster.id)):
             there = [item.id for item in cleanup.instances(api, cluster.id)]
-            eventbridge.arm(api, cluster.id, there, deadline)
+            eventbridge.arm(api, cluster.id, there, deadline, nat=_has_gateway(cluster))
 
     def _destroy_known(self, api: Api, cluster: Cluster, folder: Path, on_event: OnEvent) -> None:
         """What Terraform knows of, by Terraform. What it leaves is for `cleanup`."""
@@ -471,6 +486,11 @@ class Ec2Provider:
             runner.destroy(report.reporter(on_event), parallelism=at_a_time)
         except ProviderError as error:
             on_event(f"{error.message}; removing by tag")
+
+
+def _has_gateway(cluster: Cluster) -> bool:
+    """Whether it pays for a NAT gateway of its own."""
+    return any(item.part == GATEWAY and item.until is None for item in cluster.charges)
 
 
 _ACCELERATORS = {"nvidia": Accelerator.NVIDIA, "amd": Accelerator.AMD}

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 
-from clusterctl.model import NETWORK_PARTS, Charge, Cluster
+from clusterctl.model import GATEWAY, NETWORK_PARTS, Charge, Cluster
 from clusterctl.providers.protocol import Ended, Life
 
 DISK = "disk"
@@ -23,15 +23,15 @@ def settle(
     ends: Mapping[str, Ended] = {},
 ) -> tuple[Charge, ...]:
     """A cluster's charges as the machines bear them out. Nodes in `living` go on, where
-    `ends` does not say that they are stopped; those that were only `made` ended when `ends` says,
-    else themselves at their deadline, or have gone by now; the others never were, and cost
-    nothing."""
+    `ends` does not say that they are stopped, and a NAT gateway where `ends` has no GATEWAY; those
+    that were only `made` ended when `ends` says, else themselves at their deadline, or have gone by
+    now; the others never were, and cost nothing."""
     gone = Ended(min(now, cluster.deadline or now))
 
     def bear_out(item: Charge) -> Charge:
         end = ends.get(item.node, gone)
-        if item.part in NETWORK_PARTS:
-            return item  # until `down`
+        if item.part in NETWORK_PARTS:  # until `down`, if AWS has not removed it at the deadline
+            return item.ended(ends[GATEWAY].when) if GATEWAY in ends else item
         if item.node not in living:
             return item.ended(end.when)
         return item.ended(end.when) if end.stopped and item.part not in STORED else item

@@ -1,4 +1,4 @@
-"""EventBridge Scheduler: one-time schedules that call TerminateInstances at their time.
+"""EventBridge Scheduler: one-time schedules that end machines and NAT gateways at their time.
 
 Sources: EventBridge Scheduler API Reference (UpdateSchedule: what a request leaves out gets its
 default) and User Guide ("Setting up": the execution role has to let the scheduler assume it; "Using
@@ -21,7 +21,13 @@ from tests.sim.ec2 import gaps, iam, wire
 from tests.sim.ec2.wire import Answer, ApiError, Request
 
 ASSUME = "The execution role you provide must allow AWS EventBridge Scheduler to assume the role."
-TERMINATE = "arn:aws:scheduler:::aws-sdk:ec2:terminateInstances"
+CALLS = {
+    "terminateInstances": ("ec2:TerminateInstances", "instance"),
+    "deleteNatGateway": ("ec2:DeleteNatGateway", "natgateway"),
+    "releaseAddress": ("ec2:ReleaseAddress", "elastic-ip"),
+}
+"""Universal target → the right that it takes, and what it is about."""
+TARGET = "arn:aws:scheduler:::aws-sdk:ec2:"
 
 
 @dataclass
@@ -52,7 +58,7 @@ class Schedules:
                 if one["at"] > now or one.get("fired"):
                     continue
                 one["fired"] = True
-                if why := _terminate(group.region, one["Target"]):
+                if why := _call(group.region, one["Target"]):
                     self.failed.append(f"{group.name}/{name}: {why}")
                 if one.get("ActionAfterCompletion") == "DELETE":
                     group.schedules.pop(name, None)
@@ -65,21 +71,36 @@ class Schedules:
         return found
 
 
-def _terminate(region: str, target: Mapping[str, Any]) -> str:
+def _call(region: str, target: Mapping[str, Any]) -> str:
     """With the role's rights; what went wrong."""
-    role = _role(target["RoleArn"])
-    ids = json.loads(target["Input"])["InstanceIds"]
-    known = {one.id: one for one in gaps.backend(region).all_instances()}
+    name = target["Arn"].removeprefix(TARGET)
+    action, kind = CALLS[name]
+    said = json.loads(target["Input"])
+    backend, role = gaps.backend(region), _role(target["RoleArn"])
+    policies = [json.loads(text) for text in role.policies.values()] if role else []
+    ids = said.get("InstanceIds") or [said.get("NatGatewayId") or said.get("AllocationId")]
+    known: dict[str, Any] = {
+        **{one.id: one for one in backend.all_instances()},
+        **backend.nat_gateways,
+        **{one.allocation_id: one for one in backend.addresses},
+    }
     if unknown := [id for id in ids if id not in known]:
-        return f"InvalidInstanceID.NotFound {unknown}"
+        return f"NotFound {unknown}"
     for id in ids:
-        tags = {f"aws:ResourceTag/{tag['key']}": tag["value"] for tag in known[id].get_tags()}
-        arn = f"arn:aws:ec2:{region}:{gaps.ACCOUNT}:instance/{id}"
-        policies = [json.loads(text) for text in role.policies.values()] if role else []
-        if not any(iam.allows(one, "ec2:TerminateInstances", arn, tags) for one in policies):
-            return f"not authorized to terminate {id}"
-    for id in ids:
-        known[id].terminate()
+        tags = {f"aws:ResourceTag/{key}": value for key, value in backend.tags.get(id, {}).items()}
+        arn = f"arn:aws:ec2:{region}:{gaps.ACCOUNT}:{kind}/{id}"
+        if not any(iam.allows(one, action, arn, tags) for one in policies):
+            return f"{action} is not allowed for {id}"
+    try:
+        for id in ids:
+            if kind == "instance":
+                known[id].terminate()
+            elif kind == "natgateway":
+                backend.delete_nat_gateway(id)
+            else:
+                backend.release_address(None, allocation_id=id)
+    except ApiError as error:
+        return f"{error.code}: {error.message}"
     return ""
 
 
@@ -94,7 +115,8 @@ def _schedule(world: Schedules, request: Request) -> dict[str, Any]:
     form = request.parameters
     at = re.fullmatch(r"at\((\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\)", form["ScheduleExpression"])
     target = form["Target"]
-    if not at or form["FlexibleTimeWindow"] != {"Mode": "OFF"} or target["Arn"] != TERMINATE:
+    known = target["Arn"].startswith(TARGET) and target["Arn"].removeprefix(TARGET) in CALLS
+    if not at or form["FlexibleTimeWindow"] != {"Mode": "OFF"} or not known:
         raise ApiError("ValidationException", f"the simulator lacks {form}")
     role = _role(target["RoleArn"])
     trust = json.loads(role.assume_role_policy_document)["Statement"] if role else []
