@@ -19,6 +19,7 @@ from typing import Any
 from tests.sim.ec2 import authorization, clocks, gaps, iam, market, wire
 from tests.sim.ec2.faults import Faults, Where
 from tests.sim.ec2.schedules import Schedules
+from tests.sim.ec2.throttling import Buckets
 from tests.sim.ec2.wire import Answer, ApiError, Request
 
 Start = Callable[..., Any]
@@ -32,10 +33,6 @@ _KEPT = 256
 _NAMES = {"api.pricing": "pricing", "elasticfilesystem": "efs"}
 """Names in signatures → names in policies, where they differ."""
 
-
-BUCKETS = {"RunInstances": (5, 2.0)}
-"""Action → tokens at most, and those that come back each second, for an account in a region.
-Source: EC2 Developer Guide, "Request throttling for the Amazon EC2 API": RunInstances 5 and 2."""
 
 NOT_ENABLED = frozenset({"af-south-1"})
 """Regions that the account has not opted in to; credentials are not known there. Source: AWS
@@ -101,8 +98,7 @@ class Layer:
         self.policy: dict[str, Any] | None = None
         """What IAM allows all but ADMINISTRATOR; None: anything."""
         world.allowed = self._allowed
-        self.buckets: dict[tuple[str, str], tuple[float, float]] = {}
-        """Region and action → tokens at a time."""
+        self.buckets = Buckets()
 
     def __call__(self, environ: dict[str, Any], start_response: Start) -> Iterable[bytes]:
         path = environ.get("PATH_INFO", "")
@@ -235,15 +231,12 @@ class Layer:
         return given
 
     def _take_token(self, request: Request) -> None:
-        if request.action not in BUCKETS or request.parameters.get("DryRun") == "true":
+        if request.service != "ec2" or request.parameters.get("DryRun") == "true":
             return
-        size, rate = BUCKETS[request.action]
-        with self._launching:
-            now = time.monotonic()
-            left, then = self.buckets.get((request.region, request.action), (float(size), now))
-            left = min(size, left + rate * (now - then))
-            self.buckets[request.region, request.action] = (left - 1 if left >= 1 else left, now)
-        if left < 1:
+        machines = len(request.listed("InstanceId"))
+        if request.action == "RunInstances":
+            machines = int(request.parameters.get("MaxCount", 1))
+        if not self.buckets.take(request.region, request.action, machines):
             raise ApiError(
                 "RequestLimitExceeded",
                 f"Request limit exceeded. Account {gaps.ACCOUNT} has been throttled on"
