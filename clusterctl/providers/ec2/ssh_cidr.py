@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import urllib.request
 from collections.abc import Callable, Sequence
-from ipaddress import IPv4Address, IPv4Network, IPv6Network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Any
 
 from clusterctl.errors import ProviderError, UsageError
@@ -46,7 +46,15 @@ def networks(option: str, text: str) -> str:
 def my_address() -> str:
     """This machine's public IPv4 address. OSError, ValueError."""
     with urllib.request.urlopen(WHO_AM_I, timeout=LIMIT) as answer:
-        return str(IPv4Address(answer.read(100).decode().strip()))
+        return parse_address(answer.read(100).decode())
+
+
+def parse_address(text: str) -> str:
+    """An IPv4 address as it was answered. ValueError says what else it is."""
+    found = ip_address(text.strip())
+    if isinstance(found, IPv6Address):
+        raise ValueError(f"{found} is of IPv6, and clusters on EC2 have no IPv6 addresses")
+    return str(found)
 
 
 def resolve(said: str, before: str, ask: Callable[[], str], tell: Callable[[str], None]) -> str:
