@@ -112,7 +112,8 @@ def test_aws_removes_a_nat_gateway_and_then_its_address(lab: Lab, api: Api) -> N
 
 def test_a_role_of_an_earlier_version_gets_the_rights_for_a_nat_gateway(lab: Lab, api: Api) -> None:
     iam = lab.ec2.client("iam")
-    old = {"Statement": [{"Effect": "Allow", "Action": "ec2:TerminateInstances", "Resource": "*"}]}
+    rule = {"Effect": "Allow", "Action": "ec2:TerminateInstances", "Resource": "*"}
+    old = {"Version": "2012-10-17", "Statement": [rule]}
     iam.put_role_policy(
         RoleName=eventbridge.ROLE, PolicyName=eventbridge.POLICY, PolicyDocument=json.dumps(old)
     )
