@@ -78,7 +78,8 @@ class Console:
             while not over.wait(max(silence / 20, self._spoke + silence - self._clock())):
                 if self._clock() - self._spoke >= silence and not (self._asking or self.quiet):
                     seconds = self._clock() - self._began
-                    after = f" after: {lines(self._doing)}" if self._doing else ""
+                    doing = lines(self._doing).partition(";")[0]
+                    after = f" after: {doing}" if doing else ""
                     self._stderr(f"{seconds:6.1f} s  still working{after}")
 
         thread = threading.Thread(target=watch, daemon=True, name="waiting")
