@@ -48,7 +48,8 @@ class Command(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         given = read(self.path, ctx.params, ctx.args)
-        module = import_module(f"clusterctl.cli.{self.verb.module}")
+        with Console.current().waiting():  # on a busy machine modules take seconds to load
+            module = import_module(f"clusterctl.cli.{self.verb.module}")
         function = getattr(module, self.verb.function or self.path.replace(" ", "_"))
         with collecting.collected(given, Console.current()):
             return function(given, Console.current())
