@@ -10,6 +10,7 @@ from clusterctl.errors import NodeUnreachable, RecordError, UsageError
 from clusterctl.model import NAME_PATTERN, Cluster, Phase, clock
 from clusterctl.state import Store as Store
 from clusterctl.state import home
+from clusterctl.transport.meter import COPIED
 from clusterctl.transport.pool import Pool
 from clusterctl.transport.ssh import CONNECT_LIMIT
 
@@ -82,6 +83,11 @@ def require_owned(cluster: Cluster) -> Cluster:
             f" `clusterctl detach {cluster.name}` stops using them",
         )
     return cluster
+
+
+def copied() -> int:
+    """Bytes that copies to and from nodes have moved in this process."""
+    return COPIED.read()
 
 
 def connect_or_report(pool: Pool, names: Sequence[str], tell: Tell) -> dict[str, str]:

@@ -68,11 +68,14 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class GetOptions:
-    """`mirror`: "" for each data set's own. `cluster`: None for the only one, if there is one."""
+    """`mirror`: "" for each data set's own. `cluster`: None for the only one, if there is one.
+    `name` and `sha256`: of what a URL names, "" for its own name, and for no check."""
 
     mirror: str = ""
     cluster: str | None = None
     push: bool = True
+    name: str = ""
+    sha256: str = ""
 
 
 def get(store: Store, name: str, options: GetOptions, progress: Progress, tell: Tell) -> Copy:
@@ -112,6 +115,16 @@ def push(store: Store, word: str, name: str | None, cluster: str | None, tell: T
     return Copy(name, str(path), copy(store, target, path, name, dataset.mark, tell))
 
 
+def check_data_name(name: str) -> str:
+    """A name that a folder of data may have, or UsageError."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"{name!r} is not a valid name for a data set",
+            hint="use letters, digits, dots and dashes: --name",
+        )
+    return name
+
+
 def copy(
     store: Store, cluster: Cluster, source: Path, name: str, mark: str, tell: Tell
 ) -> tuple[str, ...]:
@@ -127,11 +140,7 @@ def copy(
     """
     if not source.is_dir():
         raise UsageError(f"{source} is not a folder", hint="give the data set's folder")
-    if not _NAME.fullmatch(name):
-        raise UsageError(
-            f"{name!r} is not a valid name for a data set",
-            hint="use letters, digits, dots and dashes: --name",
-        )
+    check_data_name(name)
     # The nodes of a batch system see the login node's folders.
     nodes = cluster.workers or (cluster.launcher,)
     names = [node.name for node in nodes]

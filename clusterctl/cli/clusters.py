@@ -68,8 +68,14 @@ def _up(given: Up, console: Console, then: bool) -> None:
 def down(given: Down, console: Console) -> None:
     if given.fetch and given.force:
         raise UsageError("--force and --fetch cannot be combined", hint="leave one of them out")
-    with console.waiting():
+    with console.waiting(moved=_copied):
         _down(given, console)
+
+
+def _copied() -> int:
+    from clusterctl import actions
+
+    return actions.copied()
 
 
 def _down(given: Down, console: Console) -> None:

@@ -43,7 +43,7 @@ def _collect(given: Verb, console: Console) -> None:
     for name in names:
         console.after_interrupt = "the next command continues"
         try:
-            with console.waiting():
+            with console.waiting(moved=actions.copied):
                 ended = launches.bring(store, name, console.report)
             if ended:
                 _remove(name, given, console)

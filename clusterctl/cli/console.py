@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import shutil
 import sys
 import threading
 import time
@@ -20,6 +21,10 @@ from clusterctl.redaction import redact_arguments as redact_arguments
 SILENCE = 3.5
 """Seconds after which a verb about machines says that it still works: on a busy machine the word
 comes later, and nobody should wait for more than five."""
+
+
+CLEAR = "\r\x1b[J"
+"""Removes the line on a terminal that `Console.show` has drawn."""
 
 
 class Console:
@@ -40,6 +45,7 @@ class Console:
         """All progress of this run, for the log when something goes wrong."""
         self.before_message: Callable[[], None] | None = None
         """Makes room on a terminal that shows something in place."""
+        self._in_place = False
         self._began = self._spoke = self._clock()
         self._doing = ""
         self._asking = False
@@ -67,20 +73,37 @@ class Console:
             self._stderr(line)
 
     @contextlib.contextmanager
-    def waiting(self, silence: float | None = None) -> Iterator[None]:
+    def waiting(
+        self, silence: float | None = None, moved: Callable[[], int] | None = None
+    ) -> Iterator[None]:
         """Meanwhile nobody has to guess whether something still happens: after so many seconds
         without a word (usually SILENCE), those before included, the last line of progress is
-        repeated."""
+        repeated.
+
+        Args:
+            moved: Says how many bytes were copied. While they grow, a terminal shows how fast.
+        """
         silence = silence or SILENCE
         over = threading.Event()
 
         def watch() -> None:
-            while not over.wait(max(silence / 20, self._spoke + silence - self._clock())):
-                if self._clock() - self._spoke >= silence and not (self._asking or self.quiet):
-                    seconds = self._clock() - self._began
+            seen, start = self._clock(), moved() if moved else 0
+            size = start
+            pause = silence / 10 if moved else 0.0
+            while not over.wait(pause or max(silence / 20, self._spoke + silence - self._clock())):
+                now, before, size = self._clock(), size, moved() if moved else 0
+                copied = ""
+                if size > before:
+                    copied = f", {describe_copy(size - start, size - before, now - seen)}"
+                if self._asking or self.quiet:
+                    continue
+                if copied and sys.stderr.isatty():
+                    self.show(f"{self._time()}  {self._doing}{copied}")
+                elif now - self._spoke >= silence:
                     doing = lines(self._doing).partition(";")[0]
                     after = f" after: {doing}" if doing else ""
-                    self._stderr(f"{seconds:6.1f} s  still working{after}")
+                    self._stderr(f"{self._time()}  still working{after}{copied}")
+                seen = now
 
         thread = threading.Thread(target=watch, daemon=True, name="waiting")
         thread.start()
@@ -89,6 +112,7 @@ class Console:
         finally:
             over.set()
             thread.join()
+            self.clear()
 
     def detail(self, text: str) -> None:
         if self.verbose:
@@ -98,6 +122,28 @@ class Console:
         """A line of prose for people, without a time."""
         if not self.quiet:
             self._stderr(text)
+
+    def show(self, text: str) -> None:
+        """A line that stands on the terminal until the next one, or until `leave`."""
+        self._spoke = self._clock()
+        width = shutil.get_terminal_size().columns - 1
+        self._write(f"{CLEAR}{lines(text)[:width]}")
+        self._in_place = True
+
+    def leave(self) -> None:
+        """The line that `show` has drawn stays where it is."""
+        if self._in_place:
+            self._in_place = False
+            self._write("\n")
+
+    def clear(self) -> None:
+        """The line that `show` has drawn goes."""
+        if self._in_place:
+            self._in_place = False
+            self._write(CLEAR)
+
+    def _time(self) -> str:
+        return f"{self._clock() - self._began:6.1f} s"
 
     def result(self, text: str, *, raw: bool = False) -> None:
         """What the verb was asked for, for people. Nothing with --json. `raw`: a script of ours, to
@@ -155,10 +201,15 @@ class Console:
 
     def _stderr(self, text: str, end: str = "\n") -> None:
         self._spoke = self._clock()
-        with contextlib.suppress(OSError):  # nobody reads it, or its disk is full
-            if self.before_message:
+        if self.before_message:
+            with contextlib.suppress(OSError):
                 self.before_message()
-            sys.stderr.write(lines(text) + end)
+        self._write(CLEAR * self._in_place + lines(text) + end)
+        self._in_place = False
+
+    def _write(self, text: str) -> None:
+        with contextlib.suppress(OSError):  # nobody reads it, or its disk is full
+            sys.stderr.write(text)
             sys.stderr.flush()
 
 
@@ -218,6 +269,11 @@ def in_ascii(error: UnicodeError) -> tuple[bytes, int]:
         for char in error.object[error.start : error.end]
     )
     return written, error.end
+
+
+def describe_copy(size: int, last: int, seconds: float) -> str:
+    """`512.0 MB copied, 43.2 MB/s`: all of the bytes, and the rate of the last ones."""
+    return f"{size / 1e6:.1f} MB copied, {last / 1e6 / max(seconds, 1e-3):.1f} MB/s"
 
 
 def ago(seconds: float) -> str:

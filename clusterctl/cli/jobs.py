@@ -224,7 +224,7 @@ def cancel(given: Cancel, console: Console) -> None:
 def fetch(given: Fetch, console: Console) -> None:
     store = actions.open_store()
     job = number_of(given, store, console)
-    with console.waiting():
+    with console.waiting(moved=actions.copied):
         got = action.fetch(store, job, given.cluster, given.to, console.report)
     brought = got.brought
     if brought.outputs:

@@ -11,6 +11,7 @@ from clusterctl.options.table import (
     cluster_option,
     flag,
     maybe,
+    sha256_hex,
     text,
     texts,
 )
@@ -21,11 +22,22 @@ DATA = "Data sets and images"
 class DataGet(Common, heading=DATA, module="data"):
     """Download data sets and copy them to $CLUSTERCTL_DATA on every worker.
 
-    A download that broke off is resumed, and its checksum is verified.
+    A URL (https://, s3:// or hf://) is downloaded by one worker, which passes it on to the others.
+    A download that broke off is resumed, and its checksum is verified. Tokens: HF_TOKEN, or
+    CLUSTERCTL_HTTPS_TOKEN for https://.
     """
 
-    examples = ("clusterctl data get mnist", "clusterctl data get cifar10 --no-push")
-    names = texts("", ARGUMENTS, "mnist, cifar10 or imagenette", "NAME...")
+    examples = (
+        "clusterctl data get mnist",
+        "clusterctl data get cifar10 --no-push",
+        "clusterctl data get hf://datasets/stanfordnlp/imdb",
+        "clusterctl data get s3://my-bucket/train --name images",
+    )
+    names = texts("", ARGUMENTS, "mnist, cifar10, imagenette, or a URL", "NAME|URL...")
+    name = text("--name", OPTIONS, "Name of the folder on the workers", "NAME", limits=where.URL)
+    sha256 = text(
+        "--sha256", OPTIONS, "Checksum of the file", "HEX", limits=where.URL, check=sha256_hex
+    )
     mirror = text(
         "--mirror", OPTIONS, "URL of a folder with the files", "URL", env="CLUSTERCTL_MIRROR"
     )

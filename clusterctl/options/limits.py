@@ -142,6 +142,7 @@ NOT_FOLLOWED_OR_JSON = _never(
     *("follow", "json"), says="cannot be combined with --follow or --json", hint=ONE_OF_TWO
 )
 PUSHED = _never("no-push", says="has no effect with --no-push", hint=ONE_OF_TWO)
+URL = _only("url", says="works only with a URL", hint="leave it out")
 ONLY_LOCAL_DATA = _only(says="has no effect: this command works on this machine")
 BUILT_HERE = _only(says="has no effect: images are built on this machine")
 ALL_CLUSTERS = _only(says="has no effect: the line is for all clusters")

@@ -283,6 +283,12 @@ def python_version(text: str, option: str) -> str:
     return text
 
 
+def sha256_hex(text: str, option: str) -> str:
+    if not re.fullmatch(r"[0-9a-fA-F]{64}", text):
+        raise UsageError(f"{option} {text!r} is not a SHA-256 checksum", hint="64 hex digits")
+    return text.lower()
+
+
 def cluster_name(text: str, option: str) -> str:
     if not text:
         raise UsageError("'' is not a valid cluster name", hint="leave it out, or give a name")

@@ -24,6 +24,7 @@ from clusterctl.assets import render
 from clusterctl.model import NodeResult
 from clusterctl.transport import OnStdout, shell
 from clusterctl.transport.diagnosis import Failure
+from clusterctl.transport.meter import COPIED
 
 if TYPE_CHECKING:
     from clusterctl.transport.session import Session
@@ -83,6 +84,7 @@ def _send_file(session: Session, file: BinaryIO, size: int) -> None:
         if not data:
             raise Failure(f"{file.name} became shorter while it was read")
         session.send(data)
+        COPIED.add(len(data))
         size -= len(data)
 
 
@@ -201,10 +203,12 @@ class _Stream(io.RawIOBase):
         data = self._ahead or memoryview(self._session.receive())
         size = min(len(buffer), len(data))
         buffer[:size], self._ahead = data[:size], data[size:]
+        COPIED.add(size)
         return size
 
     def write(self, data: Any) -> int:
         self._session.send(data)
+        COPIED.add(len(data))
         return len(data)
 
 

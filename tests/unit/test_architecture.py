@@ -26,7 +26,7 @@ FOUNDATION |= {"options", "timeouts", "node_results", "unpack"}
 FOUNDATION |= {"recipes", "job_model", "launch_plan", "variables", "stacks", "hangs"}
 FOUNDATION |= {"sweeps", "redaction"}
 EDGE = {"process", "state", "events"}  # they touch this machine
-TALK = {"transport", "terraform", "datasets", "registry"}  # they talk to other machines
+TALK = {"transport", "terraform", "datasets", "registry", "sources"}  # they talk to other machines
 PARTS = {"providers", "bootstrap", "launch", "schedulers"}  # siblings: they never see each other
 SERVICES = {"jobs", "insight"}
 
@@ -44,6 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "launch": FOUNDATION,  # pure: from values to text and argv
     "schedulers": FOUNDATION,  # pure
     "datasets": FOUNDATION,
+    "sources": FOUNDATION,
     "registry": FOUNDATION | EDGE,
     "transport": FOUNDATION | EDGE,
     "terraform": FOUNDATION | EDGE,

@@ -30,6 +30,7 @@ from clusterctl.actions import (
     diff,
     doctor,
     down,
+    download,
     extend,
     images,
     init,
@@ -70,6 +71,7 @@ UNSEEN = {"--json", "--quiet", "--verbose", "--yes"}
 
 ATTACHED = ("hosts", "slurm", "sge")
 MADE = ("local", "docker", "ec2")
+URL = "https://example.org/train.bin"
 SIZE = {"slurm": ("--nodes", "2"), "sge": ("-pe", "mpi", "4")}
 EMIT = {"slurm": "sbatch", "sge": "qsub"}
 
@@ -134,6 +136,7 @@ def scenes() -> list[Scene]:
             Scene("data get", ("mnist",), name),
             Scene("data get", ("--no-push", "mnist"), name, frozenset({"no-push"})),
             Scene("data push", ("mnist",), name),
+            Scene("data get", (URL,), name, frozenset({"url"})),
         ]
     made += [Scene("extend", ("--ttl", "4h"), name) for name in MADE]
     made += [Scene("bench allreduce", (), name) for name in (*MADE, "hosts")]
@@ -243,6 +246,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "--runtime": ("docker",),
     "--seed": ("7",),
     "--sge": ("you@login",),
+    "--sha256": ("0" * 64,),
     "--signal": ("USR1@30",),
     "--slurm": ("you@login",),
     "--source": ("more.c",),
@@ -358,6 +362,7 @@ def stage(scene: Scene, monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[s
         bench: ("measure_allreduce", "measure_scaling"),
         check: ("check",),
         data: ("get", "push", "list_data", "write_index"),
+        download: ("get",),
         diff: ("diff",),
         doctor: ("diagnose",),
         down: ("down",),

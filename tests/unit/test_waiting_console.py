@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 
@@ -69,3 +70,14 @@ def test_a_question_is_not_talked_over(
     with console.waiting(silence=0.1):
         assert console.confirm("start 3 machines?")
     assert seen[0].endswith("start 3 machines? [y/N] ")
+
+
+def test_a_copy_says_how_much_has_come_and_how_fast(capsys: pytest.CaptureFixture[str]) -> None:
+    """A pipe gets it with the lines that say that something still happens."""
+    moved = iter(range(0, 10**15, 2_000_000))
+    console = Console()
+    console.report("fetching")
+    with console.waiting(silence=0.05, moved=lambda: next(moved)):
+        said = wait_for(capsys, "MB/s")
+    assert re.search(r"still working after: fetching, \d+\.0 MB copied, \d+\.\d MB/s\n", said), said
+    assert "\r" not in said

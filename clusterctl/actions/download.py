@@ -1,0 +1,291 @@
+"""`data get URL`: downloads to one node, and from there through the others.
+
+The node asks the server itself, so that nothing passes through the user's machine. One that cannot
+reach the server is sent what was downloaded here. Tokens and signed URLs reach it over stdin.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from clusterctl import assets, sources
+from clusterctl.actions import Tell, choose, connect_or_report, open_pool, require_ready
+from clusterctl.actions.data import Copy, GetOptions, check_data_name, folder
+from clusterctl.datasets import Progress
+from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
+from clusterctl.model import Cluster, Node, NodeResult
+from clusterctl.sources import Remote, Source
+from clusterctl.sources import is_url as is_url
+from clusterctl.state import Store
+from clusterctl.transport import Channel
+from clusterctl.transport.local import LocalChannel
+from clusterctl.transport.pool import Pool
+
+SILENCE = 120.0
+"""Seconds without a word after which the connection to a node counts as lost: its own limit for
+the server is 30 s, and it says each attempt."""
+SLOWEST = 2e6
+"""Bytes per second that a copy between nodes has to reach, beside an hour."""
+
+Listing = list[tuple[str, int, str]]
+"""Path, size in bytes, SHA-256."""
+
+
+class UnreachableSource(ProviderError):
+    """The server does not answer this machine; another one may reach it."""
+
+
+def get(store: Store, url: str, options: GetOptions, progress: Progress, tell: Tell) -> Copy:
+    """Downloads what is behind the URL to the workers, or with `push` off to this machine.
+
+    Raises:
+        UsageError: There is nothing of that name, or it is no valid one.
+        ProviderError: The server refuses, a checksum is wrong, or a disk is too small.
+        NodeUnreachable, RecordError: About the cluster.
+    """
+    target = None
+    if options.push and (options.cluster is not None or store.names()):
+        target = require_ready(choose(store, options.cluster))
+    source = _find(url)
+    name = check_data_name(options.name or source.name)
+    if options.sha256:
+        if len(source.files) > 1:
+            raise UsageError(f"--sha256 is for one file, and {url} has {len(source.files)}")
+        source = replace(source, files=(replace(source.files[0], sha256=options.sha256),))
+    if target is None:
+        if options.push:
+            tell(f"no cluster yet: `clusterctl data get {url}` downloads it there later")
+        path = _here(store, name, source, progress, tell)
+        return Copy(name, str(path), ())
+    return _on_nodes(store, target, name, source, progress, tell)
+
+
+def _find(url: str) -> Source:
+    def objects(bucket: str, prefix: str) -> Sequence[Remote]:
+        from clusterctl.providers.ec2 import objects
+
+        return objects.list_objects(bucket, prefix)
+
+    return sources.find(url, objects)
+
+
+def _on_nodes(
+    store: Store, cluster: Cluster, name: str, source: Source, progress: Progress, tell: Tell
+) -> Copy:
+    # The nodes of a batch system see the login node's folders.
+    nodes = cluster.workers or (cluster.launcher,)
+    first, *others = nodes
+    with open_pool(store, cluster) as pool:
+        away = connect_or_report(pool, [node.name for node in nodes], tell)
+        for node, why in away.items():
+            raise NodeUnreachable(
+                f"{node} does not answer: {why}", hint="check with `status --live`"
+            )
+        try:
+            tell(f"{first.name} downloads {_what(source)}")
+            channel = pool.transport(first.name).open(_command(first))
+            listing = _follow(channel, f"{first.root}/data", name, source, progress, tell)
+        except UnreachableSource as error:
+            tell(f"{first.name} cannot: {error.message}; downloading on this machine instead")
+            listing = _send(store, first, name, source, progress, pool, tell)
+        mark = _mark(listing)
+        _check([first], name, listing, mark, pool, place=name)
+        got = _spread(first, others, name, listing, mark, pool, tell)
+    return Copy(name, f"{first.root}/data/{name}", (first.name, *got))
+
+
+def _what(source: Source) -> str:
+    size = f", {source.size / 1e6:,.1f} MB" if source.size else ""
+    files = f"{len(source.files)} files" if len(source.files) > 1 else source.files[0].path
+    return files + size
+
+
+def _here(store: Store, name: str, source: Source, progress: Progress, tell: Tell) -> Path:
+    root = store.home.make(folder(store))
+    channel = LocalChannel(_command(None))
+    _follow(channel, str(root), name, source, progress, tell)
+    return root / name
+
+
+def _command(node: Node | None) -> str:
+    """Starts templates/node/get.py, which is read from stdin: `-c` would show it to everyone, and a
+    file would have to be removed."""
+    size = len(_program())
+    run = f"-I -c 'import sys; exec(sys.stdin.buffer.read({size}))'"
+    if node is None:
+        return f"exec {shlex.quote(sys.executable)} {run}"
+    python = node.facts.python.executable if node.facts.python else "python3"
+    missing = json.dumps({"error": "it has no Python", "unreachable": True})
+    return (
+        f"for python in {shlex.quote(python)} python3; do"
+        f' ! command -v "$python" >/dev/null || exec "$python" {run}; done;'
+        f" echo {shlex.quote(missing)}"
+    )
+
+
+def _program() -> bytes:
+    return (assets.folder("templates") / "node" / "get.py").read_bytes()
+
+
+def _follow(
+    channel: Channel, root: str, name: str, source: Source, progress: Progress, tell: Tell
+) -> Listing:
+    """Talks with the program until it has ended; what it has downloaded."""
+    order = {"root": root, "name": name, "files": [asdict(file) for file in source.files]}
+    ended, buffer = None, b""
+    try:
+        with suppress(BrokenPipeError):  # it says why
+            channel.send(_program() + json.dumps(order).encode() + b"\n", SILENCE)
+        while data := channel.receive(SILENCE):
+            *lines, buffer = (buffer + data).split(b"\n")
+            for line in lines:
+                said = _parse(line)
+                if "progress" in said:
+                    progress(*said["progress"])
+                elif "note" in said:
+                    tell(said["note"])
+                elif said:
+                    ended = said
+    except (TimeoutError, ConnectionError) as error:
+        raise NodeUnreachable(
+            f"the connection broke during the download: {error or 'no answer'}",
+            hint="repeat the command: it continues where it stopped",
+            transient=True,
+        ) from error
+    finally:
+        channel.close()
+    if ended and "done" in ended:
+        return [(path, size, digest) for path, size, digest in ended["done"]]
+    message = str((ended or {}).get("error") or "the download ended without a word")
+    hint = "repeat the command: it continues where it stopped"
+    kind = UnreachableSource if (ended or {}).get("unreachable") else ProviderError
+    raise kind(message, hint=hint)
+
+
+def _parse(line: bytes) -> dict[str, Any]:
+    """{} for what is not the program's: a login shell's greeting."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _send(
+    store: Store,
+    node: Node,
+    name: str,
+    source: Source,
+    progress: Progress,
+    pool: Pool,
+    tell: Tell,
+) -> Listing:
+    """By way of this machine."""
+    path = _here(store, name, source, progress, tell)
+    listing = [
+        (place, entry["size"], entry["sha256"])
+        for place, entry in json.loads((path.parent / f".{name}.files").read_bytes()).items()
+    ]
+    tell(f"copying {name} to {node.name}")
+    transport, target = pool.transport(node.name), f"{node.root}/data/{name}"
+    begun = transport.run(f"rm -rf {shlex.quote(target)}", timeout=60)
+    sent = transport.put(path, target, timeout=_limit(listing)) if begun.ok else begun
+    _require([replace(sent, node=node.name)], name)
+    return listing
+
+
+def _limit(listing: Listing) -> float:
+    return 3600 + sum(size for _, size, _ in listing) / SLOWEST
+
+
+def _mark(listing: Listing) -> str:
+    """What a complete copy is marked with."""
+    return hashlib.sha256(json.dumps(sorted(listing)).encode()).hexdigest()
+
+
+def _spread(
+    first: Node,
+    others: Sequence[Node],
+    name: str,
+    listing: Listing,
+    mark: str,
+    pool: Pool,
+    tell: Tell,
+) -> list[str]:
+    """From the first node to the others over the network between them: each that has it passes it
+    on. The names of those that got it."""
+    asked = {n.name: f"cat {_quoted(n, f'.{name}.complete')} 2>&1" for n in others}
+    found = pool.run(asked, timeout=30) if asked else ()
+    have = {result.node for result in found if result.text.strip() == mark}
+    missing = [node for node in others if node.name not in have]
+    size = sum(size for _, size, _ in listing)
+    holders, got = [first], list[str]()
+    while missing:
+        pairs = list(zip(holders, missing, strict=False))
+        tell(f"copying {name} ({size / 1e6:,.1f} MB) between nodes to {_names(pairs)}")
+        commands = {s.name: _passing(s, t, name, size) for s, t in pairs}
+        results = pool.run(commands, timeout=_limit(listing))
+        target = {source.name: node.name for source, node in pairs}
+        _require([replace(result, node=target[result.node]) for result in results], name)
+        reached = [node for _, node in pairs]
+        _check(reached, name, listing, mark, pool, place=f".{name}.new/{name}")
+        holders += reached
+        got += [node.name for node in reached]
+        missing = missing[len(pairs) :]
+    return got
+
+
+def _names(pairs: Sequence[tuple[Node, Node]]) -> str:
+    return ", ".join(node.name for _, node in pairs)
+
+
+def _quoted(node: Node, place: str) -> str:
+    return shlex.quote(f"{node.root}/data/{place}")
+
+
+def _passing(source: Node, target: Node, name: str, size: int) -> str:
+    """What `source` runs to copy the folder to `target`, where it lies unfinished at first."""
+    new = _quoted(target, f".{name}.new")
+    there = (
+        f"rm -rf {new}; mkdir -p {new} && free=$(df -Pk {new} | awk 'END {{ print $4 }}') &&"
+        f' if [ "$free" -lt {size // 1024} ]; then'
+        f' echo "{size // 1_000_000 + 1} MB are needed, $((free / 1000)) MB are free" >&2; exit 73;'
+        f" fi && tar -xof - -C {new}"
+    )
+    return (
+        f"tar -C {shlex.quote(source.root)}/data -cf - {shlex.quote(name)} |"
+        f" {shlex.quote(source.root)}/bin/clusterctl-ssh {target.name} {shlex.quote(there)}"
+    )
+
+
+def _check(
+    nodes: Sequence[Node], name: str, listing: Listing, mark: str, pool: Pool, place: str
+) -> None:
+    """Compares all files there with their checksums, then gives the folder its name and mark."""
+    sums = "".join(f"{digest}  {path}\n" for path, _, digest in listing)
+    commands = {}
+    for node in nodes:
+        final, done = _quoted(node, name), _quoted(node, f".{name}.complete")
+        move = f"rm -rf {final} && mv {_quoted(node, place)} {final} && " if place != name else ""
+        commands[node.name] = (
+            f"rm -f {done}; (cd {_quoted(node, place)} && sha256sum -c --quiet - >&2) &&"
+            f" {move}rm -rf {_quoted(node, f'.{name}.new')} && echo {mark} >{done}"
+        )
+    _require(pool.run(commands, stdin=sums.encode(), timeout=_limit(listing)), name)
+
+
+def _require(results: Sequence[NodeResult], name: str) -> None:
+    failed = [result for result in results if not result.ok]
+    if failed:
+        raise ProviderError(
+            f"{name} is not on {', '.join(result.node for result in failed)}: {failed[0].why}",
+            hint="check the free space there, and repeat the command",
+        )

@@ -1,0 +1,297 @@
+"""`data get URL`: one node downloads, from servers on this machine; the others get it from it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.calling import Call, Said
+from tests.unit.staged import Staged, lab
+
+CONTENT = bytes(range(256)) * 12_000
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+
+SSH = """#!/bin/sh
+# What clusterctl-ssh does, where all nodes are folders of this machine: clusterctl-ssh NODE COMMAND
+echo "$1" >>"${0%/*}/asked"
+exec /bin/sh -c "$2"
+"""
+
+ALONE = """#!/bin/sh
+# A Python that reaches no server: it reads the program and its order, and says so.
+while IFS= read -r line; do case $line in '{'*) break ;; esac; done
+echo '{"error": "no route to host", "unreachable": true}'
+"""
+
+
+@dataclass
+class Server:
+    """Files by path. `break_after`: bytes after which an answer breaks off, so many times."""
+
+    files: dict[str, bytes]
+    token: str = ""
+    break_after: list[int] = field(default_factory=list)
+    redirects: dict[str, str] = field(default_factory=dict)
+    etags: bool = True
+    asked: list[tuple[str, str, str]] = field(default_factory=list)
+    """Path, Range and Authorization of each request."""
+    url: str = ""
+
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
+        path, wanted = request.path, request.headers.get("Range", "")
+        self.asked.append((path, wanted, request.headers.get("Authorization", "")))
+        if self.token and self.asked[-1][2] != f"Bearer {self.token}":
+            request.send_error(401)
+        elif path in self.redirects:
+            request.send_response(302)
+            request.send_header("Location", self.redirects[path])
+            request.send_header("Content-Length", "0")
+            request.end_headers()
+        elif path not in self.files:
+            request.send_error(404)
+        else:
+            self._send(request, self.files[path], wanted)
+
+    def _send(self, request: BaseHTTPRequestHandler, content: bytes, wanted: str) -> None:
+        etag = f'"{hashlib.md5(content).hexdigest()}"'
+        if request.headers.get("If-None-Match") == etag:
+            request.send_response(304)
+            request.end_headers()
+            return
+        first = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted else 0
+        if request.headers.get("If-Range", etag) != etag:
+            first = 0
+        request.send_response(206 if first else 200)
+        if self.etags:
+            request.send_header("ETag", etag)
+        request.send_header("Content-Length", str(len(content) - first))
+        request.end_headers()
+        end = first + self.break_after.pop(0) if self.break_after else len(content)
+        request.wfile.write(content[first:end])
+
+
+def serve(server: Server) -> Iterator[Server]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            server.answer(self)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    listening = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=listening.serve_forever, args=(0.02,))
+    thread.start()
+    server.url = f"http://127.0.0.1:{listening.server_port}"
+    try:
+        yield server
+    finally:
+        listening.shutdown()
+        listening.server_close()
+        thread.join()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    yield from serve(Server({"/some/train.bin": CONTENT}))
+
+
+@pytest.fixture
+def storage() -> Iterator[Server]:
+    """Where a hub keeps large files: another server."""
+    yield from serve(Server({"/blob": CONTENT}))
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Staged:
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    made = lab(tmp_path / "nodes", workers=("worker-1", "worker-2", "worker-3"))
+    for node in made.where.nodes:
+        ssh = Path(node.root) / "bin" / "clusterctl-ssh"
+        ssh.write_text(SSH)
+        ssh.chmod(0o755)
+    return made
+
+
+def data(here: Staged, node: str, place: str) -> Path:
+    return Path(here.where.node(node).root) / "data" / place
+
+
+def ok(said: Said) -> Said:
+    assert said.code == 0, said.err
+    return said
+
+
+def test_one_node_downloads_and_the_others_get_it_from_there(
+    call: Call, here: Staged, server: Server
+) -> None:
+    said = ok(call("data", "get", f"{server.url}/some/train.bin", "--json"))
+    [copy] = said.document["data"]
+    assert (copy["name"], copy["pushed"]) == ("train", ["worker-1", "worker-2", "worker-3"])
+    for name in copy["pushed"]:
+        assert data(here, name, "train/train.bin").read_bytes() == CONTENT
+    assert len(server.asked) == 1
+    asked = [(Path(n.root) / "bin/asked") for n in here.where.workers]
+    assert [path.read_text().split() if path.exists() else [] for path in asked] == [
+        ["worker-2", "worker-3"],
+        [],
+        [],
+    ]
+    assert not list(data(here, "worker-2", "").glob(".*.new"))
+
+
+def test_what_is_there_is_not_downloaded_again(call: Call, here: Staged, server: Server) -> None:
+    url = f"{server.url}/some/train.bin"
+    ok(call("data", "get", url))
+    data(here, "worker-3", ".train.complete").unlink()
+    again = ok(call("data", "get", url, "--json"))
+    assert again.document["data"][0]["pushed"] == ["worker-1", "worker-3"]
+    server.files["/some/train.bin"] = b"new"
+    ok(call("data", "get", url))
+    assert data(here, "worker-2", "train/train.bin").read_bytes() == b"new"
+
+
+def test_a_download_that_breaks_off_goes_on(call: Call, here: Staged, server: Server) -> None:
+    server.break_after = [1_000_000, 500_000]
+    said = ok(call("data", "get", f"{server.url}/some/train.bin", "--sha256", SHA256))
+    assert [wanted for _, wanted, _ in server.asked] == ["", "bytes=1000000-", "bytes=1500000-"]
+    assert "trying again" in said.err
+    assert data(here, "worker-2", "train/train.bin").read_bytes() == CONTENT
+
+
+def test_another_file_is_not_mixed_with_what_is_here(
+    call: Call, here: Staged, server: Server
+) -> None:
+    """The file was changed on its server between two commands."""
+    server.break_after = [1_000_000, 0, 0, 0, 0, 0, 0]
+    broken = call("data", "get", f"{server.url}/some/train.bin")
+    assert broken.code == 3
+    assert "repeat the command" in broken.err
+    server.files["/some/train.bin"] = changed = CONTENT[::-1]
+    server.break_after = []
+    ok(call("data", "get", f"{server.url}/some/train.bin"))
+    assert data(here, "worker-1", "train/train.bin").read_bytes() == changed
+
+
+def test_a_wrong_checksum_leaves_nothing(call: Call, here: Staged, server: Server) -> None:
+    said = call("data", "get", f"{server.url}/some/train.bin", "--sha256", "0" * 64)
+    assert said.code == 3
+    assert f"its checksum is {SHA256}, and should be {'0' * 64}" in said.err
+    assert not data(here, "worker-1", "train").exists()
+    assert not list(data(here, "worker-1", "").rglob("*.part"))
+
+
+def test_a_node_without_internet_is_sent_it_from_here(
+    call: Call, here: Staged, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its Python finds no server; the one here does."""
+    alone = here.folder / "python"
+    alone.write_text(ALONE)
+    alone.chmod(0o755)
+    where = here.store.cluster("lab")
+    text = json.dumps(str(alone))
+    record = here.store.folder("lab") / "cluster.json"
+    known = json.loads(record.read_text())
+    for node in known["nodes"]:
+        node["facts"]["python"] = {"executable": json.loads(text), "version": "3.11"}
+    record.write_text(json.dumps(known))
+    said = ok(call("data", "get", f"{server.url}/some/train.bin"))
+    assert "downloading on this machine instead" in said.err
+    for node in where.workers:
+        assert data(here, node.name, "train/train.bin").read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("words", [("--no-push",), ()])
+def test_without_a_cluster_it_comes_here(
+    words: tuple[str, ...], call: Call, server: Server, tmp_path: Path
+) -> None:
+    said = ok(call("data", "get", f"{server.url}/some/train.bin", *words, "--name", "mine"))
+    assert (Path(said.out.split(": ")[1].strip()) / "train.bin").read_bytes() == CONTENT
+
+
+def test_a_token_is_in_no_message_file_or_record(
+    call: Call, here: Staged, server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    server.token = "sesame-street"
+    refused = call("data", "get", f"{server.url}/some/train.bin?signature=hidden")
+    assert (refused.code, "401" in refused.err, "hidden" in refused.err) == (3, True, False)
+    monkeypatch.setenv("CLUSTERCTL_HTTPS_TOKEN", server.token)
+    said = ok(call("data", "get", f"{server.url}/some/train.bin"))
+    assert server.token not in said.out + said.err
+    for path in tmp_path.rglob("*"):
+        assert path.is_dir() or server.token.encode() not in path.read_bytes(), path
+
+
+def hub(server: Server, storage: Server) -> None:
+    """As Hugging Face answers: a listing of two pages, small files, and a large one elsewhere."""
+    small = b"label,text\n"
+    git = hashlib.sha1(b"blob %d\0" % len(small) + small).hexdigest()
+    tree = "/api/datasets/me/reviews/tree/v1?recursive=true"
+    rows: list[dict[str, Any]] = [
+        {"type": "directory", "path": "data"},
+        {"type": "file", "path": "data/labels.csv", "size": len(small), "oid": git},
+        {
+            "type": "file",
+            "path": "data/train.bin",
+            "size": len(CONTENT),
+            "oid": "0" * 40,
+            "lfs": {"oid": SHA256, "size": len(CONTENT)},
+        },
+        {"type": "file", "path": "README.md", "size": 1, "oid": "0" * 40},
+    ]
+    server.files = {
+        tree: json.dumps(rows).encode(),
+        "/datasets/me/reviews/resolve/v1/data/labels.csv": small,
+    }
+    server.redirects["/datasets/me/reviews/resolve/v1/data/train.bin"] = f"{storage.url}/blob"
+    server.token = "hf_sesame"
+
+
+def test_the_hub_is_asked_with_the_token_and_its_storage_without(
+    call: Call, here: Staged, server: Server, storage: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub(server, storage)
+    # Another name, so that it is another server than the storage.
+    monkeypatch.setenv("HF_ENDPOINT", server.url.replace("127.0.0.1", "localhost"))
+    monkeypatch.setenv("HF_TOKEN", "")
+    monkeypatch.setenv("HF_HOME", str(here.folder))
+    refused = call("data", "get", "hf://datasets/me/reviews@v1/data")
+    assert (refused.code, "HF_TOKEN" in refused.err) == (3, True)
+    (here.folder / "token").write_text(f"{server.token}\n")
+    ok(call("data", "get", "hf://datasets/me/reviews@v1/data"))
+    assert data(here, "worker-3", "reviews/data/labels.csv").read_bytes() == b"label,text\n"
+    assert data(here, "worker-3", "reviews/data/train.bin").read_bytes() == CONTENT
+    assert not data(here, "worker-3", "reviews/README.md").exists()
+    assert [header for _, _, header in storage.asked] == [""]
+    storage.files["/blob"] = CONTENT[:-1] + b"?"
+    data(here, "worker-1", ".reviews.files").unlink()
+    spoiled = call("data", "get", "hf://datasets/me/reviews@v1/data")
+    assert (spoiled.code, SHA256 in spoiled.err) == (3, True)
+    assert data(here, "worker-1", "reviews/data/train.bin").read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize(
+    ("url", "what"),
+    [
+        ("https://me:secret@host/file", "CLUSTERCTL_HTTPS_TOKEN"),
+        ("https://host/", "does not name a file"),
+        ("hf://datasets/alone", "does not name a repository"),
+        ("https://host/..", "is not a valid"),
+    ],
+)
+def test_what_names_no_file_is_refused(url: str, what: str, call: Call) -> None:
+    said = call("data", "get", url)
+    assert (said.code, what in said.err) == (2, True), said.err
+
+
+def test_a_checksum_is_one_files(call: Call) -> None:
+    assert call("data", "get", "mnist", "--sha256", "0" * 64).code == 2
+    assert "SHA-256" in call("data", "get", "https://host/x", "--sha256", "abc").err
