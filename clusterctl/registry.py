@@ -146,28 +146,46 @@ def _resolve(reference: Reference, more_logins: MoreLogins) -> Found:
     login = saved_login(reference.registry) or more_logins(reference.registry)
     connection = _Registry(reference, login)
     manifest, digest = connection.manifest(reference.digest or reference.tag or "latest")
-    if "manifests" in manifest:
-        inner = next(
-            (
-                row["digest"]
-                for row in manifest["manifests"]
-                if (
-                    row.get("platform", {}).get("os"),
-                    row.get("platform", {}).get("architecture"),
-                )
-                == PLATFORM
-            ),
-            None,
-        )
-        if inner is None:
+    try:
+        inner = find_platform(manifest)
+        if inner == "":
             raise ProviderError(
                 f"the image {text} does not exist for {'/'.join(PLATFORM)}",
                 hint="build it for that platform: docker build --platform linux/amd64",
             )
-        manifest, _ = connection.manifest(inner)
-    parts = [manifest.get("config", {}), *manifest.get("layers", ())]
-    size = sum(int(part.get("size", 0)) for part in parts)
+        if inner:
+            manifest, _ = connection.manifest(inner)
+        size = count_bytes(manifest)
+    except ValueError as error:
+        raise connection.strange("a manifest that makes no sense") from error
     return Found(reference.pinned(digest), digest, size, login)
+
+
+_SENSELESS = (AttributeError, LookupError, TypeError, OverflowError)
+
+
+def find_platform(manifest: Mapping[str, Any]) -> str | None:
+    """The digest of the image for PLATFORM in a list of them, "" where there is none; None for the
+    manifest of one image. Raises ValueError for what is no manifest."""
+    if "manifests" not in manifest:
+        return None
+    try:
+        for row in manifest["manifests"]:
+            place = row.get("platform", {})
+            if (place.get("os"), place.get("architecture")) == PLATFORM:
+                return str(row["digest"])
+    except _SENSELESS as error:
+        raise ValueError("not a list of manifests") from error
+    return ""
+
+
+def count_bytes(manifest: Mapping[str, Any]) -> int:
+    """The size of an image's layers, compressed. Raises ValueError as above."""
+    try:
+        parts = [manifest.get("config", {}), *manifest.get("layers", ())]
+        return sum(int(part.get("size", 0)) for part in parts)
+    except _SENSELESS as error:
+        raise ValueError("not the manifest of an image") from error
 
 
 class _Registry:
@@ -201,7 +219,7 @@ class _Registry:
                 raise self._refused(again) from again
         digest = name if name.startswith("sha256:") else headers.get("Docker-Content-Digest", "")
         if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
-            raise self._strange("an answer without a digest")
+            raise self.strange("an answer without a digest")
         return answer, digest
 
     def _get(
@@ -215,7 +233,7 @@ class _Registry:
             with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
                 found = json.loads(answer.read(_LIMIT))
                 if not isinstance(found, dict):
-                    raise self._strange("something else than a JSON object")
+                    raise self.strange("something else than a JSON object")
                 return found, answer.headers
         except urllib.error.HTTPError:
             raise
@@ -229,7 +247,7 @@ class _Registry:
                 transient=True,
             ) from error
         except ValueError as error:
-            raise self._strange("something else than JSON") from error
+            raise self.strange("something else than JSON") from error
 
     def _authorized(self, challenge: str) -> str:
         """The header that answers `WWW-Authenticate`."""
@@ -240,7 +258,7 @@ class _Registry:
         words = dict(re.findall(r'(\w+)="([^"]*)"', rest))
         realm = words.get("realm", "")
         if scheme.lower() != "bearer" or not realm.startswith(("https://", "http://")):
-            raise self._strange("a challenge of an unknown kind")
+            raise self.strange("a challenge of an unknown kind")
         scope = f"repository:{self._reference.repository}:pull"
         query = {"service": words.get("service", ""), "scope": words.get("scope", scope)}
         try:
@@ -275,7 +293,7 @@ class _Registry:
             transient=error.code >= 500,
         )
 
-    def _strange(self, what: str) -> ProviderError:
+    def strange(self, what: str) -> ProviderError:
         return ProviderError(
             f"{self._reference.registry} sent {what} when asked for the image"
             f" {self._reference.text}",
@@ -295,16 +313,21 @@ def saved_login(registry: str) -> Login | None:
         why = reason(error) if isinstance(error, OSError) else "it is not JSON"
         raise UsageError(f"{path} cannot be read: {why}", hint="correct it") from error
     name = _HUB_LOGIN if registry == HUB else registry
-    helper = settings.get("credHelpers", {}).get(name) or settings.get("credsStore")
+    try:
+        helper = settings.get("credHelpers", {}).get(name) or settings.get("credsStore")
+        rows = settings.get("auths", {}).items()
+        saved = next((row.get("auth") for key, row in rows if _host(key) == _host(name)), None)
+    except (AttributeError, TypeError) as error:
+        raise UsageError(
+            f"{path} cannot be read: it is not what `docker login` writes", hint="correct it"
+        ) from error
     if helper:
         return _helped(helper, name)
-    rows = settings.get("auths", {}).items()
-    saved = next((row.get("auth") for key, row in rows if _host(key) == _host(name)), None)
     if not saved:
         return None
     try:
         user, _, password = base64.b64decode(saved, validate=True).decode().partition(":")
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise UsageError(
             f"{path}: the login of {name} is damaged", hint="docker login again"
         ) from error

@@ -13,7 +13,7 @@ from pathlib import Path
 from clusterctl.actions import Tell, connect_or_report, open_pool
 from clusterctl.errors import NodeUnreachable, RecordError
 from clusterctl.job_model import Job
-from clusterctl.jobs import control, fetched, mirror, outputs, systems
+from clusterctl.jobs import bucket_copies, control, copies_here, fetched, outputs, systems
 from clusterctl.jobs.fetched import Files
 from clusterctl.jobs.start import Carry, list_nodes, list_rank_nodes
 from clusterctl.model import Cluster, Phase, clock
@@ -138,8 +138,11 @@ def _find_here(store: Store, old: Job, lost: Collection[str], tell: Tell) -> dic
         tell(f"using the files of job {old.id} that were fetched from {', '.join(names)}")
     if old.fetched:
         return found
-    folder = mirror.place(store.job_folder(old.id))
-    for name, copies in sorted(mirror.stored(folder).items()):
+    folder = copies_here.place(store.job_folder(old.id))
+    wanted = lost and bucket_copies.is_url(old.spec.sync) and not copies_here.stored(folder)
+    if wanted and bucket_copies.download(old, folder):
+        tell(f"copied the files of job {old.id} from {bucket_copies.url(old)}")
+    for name, copies in sorted(copies_here.stored(folder).items()):
         files = found.setdefault(name, {})
         newer = {
             path: copy

@@ -43,7 +43,17 @@ FROZEN = 14.0
 GLANCE = 0.5
 """Seconds between looks whether somebody has pressed Ctrl-C."""
 
-_HEADER = re.compile(rb"F (\S+) (\d+) (\d+) (\d+)")
+_HEADER = re.compile(rb"F (\S+) (\d{1,18}) (\d{1,18}) (\d{1,18})")
+
+
+def parse_header(line: bytes) -> tuple[str, int, int, int] | None:
+    """Of a file: its name, from where on and how many bytes of it follow, and its size. None for
+    any other line."""
+    match = _HEADER.fullmatch(line)
+    if match is None:
+        return None
+    offset, length, size = (int(number) for number in match.groups()[1:])
+    return match[1].decode(errors="replace"), offset, length, size
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,11 +295,10 @@ class Follower:
         """Adds to `news` what the node has; OSError."""
         names = set()
         while (header := self._header(watch, channel)) != b"E":
-            match = _HEADER.fullmatch(header)
-            if match is None:
+            found = parse_header(header)
+            if found is None:
                 continue  # what a login shell says before it obeys
-            name = match[1].decode(errors="replace")
-            offset, length, size = (int(number) for number in match.groups()[1:])
+            name, offset, length, size = found
             data = self._take(watch, channel, length)
             file = self._book(watch, name)
             if file is None:

@@ -4,7 +4,6 @@ and those that are brought from there to this machine while somebody follows the
 from __future__ import annotations
 
 import fcntl
-import json
 import math
 import os
 import secrets
@@ -15,13 +14,14 @@ import threading
 import time
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from clusterctl import assets, unpack
-from clusterctl.errors import ClusterctlError, UsageError, reason
+from clusterctl.errors import ClusterctlError, RecordError, UsageError, reason
 from clusterctl.job_model import Job, JobState
-from clusterctl.jobs import systems
+from clusterctl.jobs import bucket_copies, copies_here, systems
+from clusterctl.jobs.copies_here import Copies
 from clusterctl.jobs.start import list_rank_nodes, make_error
 from clusterctl.model import Cluster, NodeResult, clock
 from clusterctl.state.home import make_private, write_atomic, writing
@@ -44,15 +44,6 @@ RESERVE = 1_000_000_000
 """Bytes that copies leave free on the disk here."""
 
 
-@dataclass(frozen=True, slots=True)
-class Copies:
-    """The copies of one node's outputs: (path, size in bytes, modification time). `when`: all that
-    was there at that moment is among them, in seconds since the epoch by the launcher's clock."""
-
-    when: float
-    files: tuple[tuple[str, int, float], ...]
-
-
 def find(job: Job, cluster: Cluster, pool: Pool, names: Collection[str]) -> dict[str, Copies]:
     """What there is of the outputs of these nodes, by node; none where there are no copies. Raises
     NodeUnreachable."""
@@ -63,16 +54,31 @@ def find(job: Job, cluster: Cluster, pool: Pool, names: Collection[str]) -> dict
     result = pool.transport(launcher).run(script, timeout=LIST_TIMEOUT)
     if not result.ok:
         raise make_error(f"looking for copies of the outputs of job {job.id}", result)
+    return parse(launcher, result.stdout)
+
+
+def parse(launcher: str, printed: bytes) -> dict[str, Copies]:
+    """What templates/job/mirrored.sh.j2 printed there. Raises RecordError."""
     found: dict[str, tuple[float, list[tuple[str, int, float]]]] = {}
     name = ""
-    for item in result.stdout.split(b"\0")[:-1]:
-        size, modified, path = item.decode(errors="surrogateescape").split(" ", 2)
-        if not path.startswith("./"):
-            name = path
-            found[name] = (float(modified), [])
-        else:
-            found[name][1].append((path.removeprefix("./"), int(size), float(modified)))
+    try:
+        for item in printed.split(b"\0")[:-1]:
+            size, modified, path = item.decode(errors="surrogateescape").split(" ", 2)
+            if not path.startswith("./"):
+                name = path
+                found[name] = (float(modified), [])
+            else:
+                found[name][1].append((path.removeprefix("./"), int(size), float(modified)))
+    except (ValueError, KeyError) as error:
+        raise unreadable(launcher) from error
     return {name: Copies(when, tuple(files)) for name, (when, files) in found.items()}
+
+
+def unreadable(node: str) -> RecordError:
+    return RecordError(
+        f"the list of output files that {node} sent cannot be read",
+        hint=f"`clusterctl ssh {node} -- true` must print nothing: check the login files there",
+    )
 
 
 def copy(
@@ -115,14 +121,12 @@ def _folder(job: Job, cluster: Cluster) -> str:
 # ------------------------------------------------------------------------------------ copies here
 
 
-def place(job_folder: Path) -> Path:
-    """Where copies of a job's outputs are here."""
-    return job_folder / "copies"
-
-
 def claim(job: Job, job_folder: Path) -> None:
-    """Makes a new folder below that of --sync the place of the copies. UsageError where it has
-    files already, or cannot be made."""
+    """Makes a new folder below that of --sync the place of the copies, or one in a bucket theirs.
+    UsageError where it has files already, or cannot be made; ProviderError from a bucket."""
+    if bucket_copies.is_url(job.spec.sync):
+        bucket_copies.claim(job)
+        return
     target = Path(job.spec.sync, f"job-{job.id}")
     with writing(target):
         target.mkdir(parents=True, exist_ok=True)
@@ -132,17 +136,18 @@ def claim(job: Job, job_folder: Path) -> None:
                 hint="move it away, or choose another --sync DIR",
             )
         make_private(job_folder)
-        place(job_folder).symlink_to(target)
+        copies_here.place(job_folder).symlink_to(target)
 
 
 def describe_synced(job: Job, job_folder: Path, missing: str = "") -> str:
     """Where --sync has brought the outputs, for people. `missing`: why the last ones are not
     there."""
-    target = place(job_folder).resolve()
+    folder = copies_here.place(job_folder).resolve()
+    target = folder if not bucket_copies.is_url(job.spec.sync) else bucket_copies.url(job)
     if missing:
         how = f"`clusterctl fetch {job.id}` brings all that the nodes still have"
         return f"{target} lacks the last outputs of job {job.id}: {missing}; {how}"
-    if not any(copies.files for copies in stored(target).values()):
+    if not any(copies.files for copies in copies_here.stored(folder).values()):
         return f"job {job.id} has no outputs that --sync brings to {target}"
     return f"the outputs of job {job.id} are in {target}"
 
@@ -186,10 +191,12 @@ class Keeper:
 
     def _bring(self) -> str:
         """Why not everything has come; "" where it has. The next look may do better."""
-        target = place(self._folder).resolve()
+        target = copies_here.place(self._folder).resolve()
         try:
             with self._busy:
                 bring(self._job, self._cluster, self._pool, target, self._largest)
+                if bucket_copies.is_url(self._job.spec.sync):
+                    bucket_copies.upload(self._job, target)
         except (ClusterctlError, OSError) as error:
             return reason(error)
         return ""
@@ -224,7 +231,7 @@ def bring(job: Job, cluster: Cluster, pool: Pool, target: Path, largest: float =
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # another clusterctl may be at it
         for abandoned in target.glob(".part-*"):
             shutil.rmtree(abandoned)
-        known = stored(target)
+        known = copies_here.stored(target)
         for name, copies in found.items():
             _bring_node(job, cluster, pool, target, name, known.get(name), copies, largest)
 
@@ -261,19 +268,4 @@ def _bring_node(
             (target / name).mkdir(exist_ok=True)
             unpack.move_into(Path(scratch, name), target / name)
     have = tuple(item for item in files if item in had or item[0] in came)
-    write_atomic(
-        target / f".{name}.json", json.dumps({"when": copies.when, "files": have}).encode()
-    )
-
-
-def stored(target: Path) -> dict[str, Copies]:
-    """What `bring` has put below `target`, by node."""
-    found = {}
-    for path in target.glob(".*.json"):
-        with suppress(OSError, ValueError, KeyError, TypeError):  # damaged: it comes anew
-            known = json.loads(path.read_bytes())
-            files = tuple(
-                (str(name), int(size), float(when)) for name, size, when in known["files"]
-            )
-            found[path.name[1 : -len(".json")]] = Copies(float(known["when"]), files)
-    return found
+    write_atomic(target / f".{name}.json", copies_here.render(Copies(copies.when, have)))

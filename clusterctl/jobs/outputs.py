@@ -104,12 +104,22 @@ def find(job: Job, cluster: Cluster, pool: Pool, *, timeout: float = LIST_TIMEOU
             failed.append(_unlisted(job, cluster, result))
         if result.stdout.endswith(b"lost"):  # else it ends with a NUL, if anything
             lost.append(result.node)
-        for item in result.stdout.split(b"\0")[:-1]:
-            size, modified, _, path = item.decode(errors="surrogateescape").split(" ", 3)
-            path = path.removeprefix("./")
-            found.append(Output(result.node, path, int(size), float(modified)))
+        found += parse(result.node, result.stdout)
     found.sort(key=lambda output: (output.node, output.path))
     return Found(tuple(found), tuple(failed), tuple(lost))
+
+
+def parse(node: str, printed: bytes) -> list[Output]:
+    """What `outputs.sh list` printed there. Raises RecordError."""
+    found = []
+    try:
+        for item in printed.split(b"\0")[:-1]:
+            size, modified, _, path = item.decode(errors="surrogateescape").split(" ", 3)
+            path = path.removeprefix("./")
+            found.append(Output(node, path, int(size), float(modified)))
+    except ValueError as error:
+        raise mirror.unreadable(node) from error
+    return found
 
 
 def find_copies(

@@ -24,7 +24,7 @@ from clusterctl.options.table import (
     file,
     files,
     flag,
-    local_folder,
+    folder_or_bucket,
     number,
     pattern,
     python_version,
@@ -173,10 +173,10 @@ class Run(Started, heading=JOBS, module="run"):
     sync = text(
         "--sync",
         JOB,
-        "Bring outputs to DIR/job-N here while the job runs",
-        "DIR",
+        "Bring outputs here or to s3://… while the job runs",
+        "DIR|URL",
         limits=(where.COPIED, where.SUPERVISED, where.ATTENDED),
-        check=local_folder,
+        check=folder_or_bucket,
     )
     now = flag("--now", JOB, "Do not wait for other jobs", limits=(where.DIRECT, where.SUPERVISED))
     dry_run = flag("--dry-run", JOB, "Print what would run, and why", limits=())

@@ -143,12 +143,15 @@ def pattern(text: str, option: str) -> str:
     return text
 
 
-def local_folder(text: str, option: str) -> str:
-    """A folder of this machine, whatever the current one is later."""
+def folder_or_bucket(text: str, option: str) -> str:
+    """A folder of this machine, whatever the current one is later, or `s3://BUCKET/PREFIX`."""
+    bucket = re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\x00-\x1f\x7f]*)?", text)
+    if bucket and text.isprintable():
+        return text.rstrip("/")
     if not text or "://" in text:
         raise UsageError(
-            f"{option} {text!r}: expected a folder of this machine",
-            hint=f"for example {option} outputs; copy it to a bucket afterwards",
+            f"{option} {text!r}: expected a folder of this machine or s3://BUCKET/PREFIX",
+            hint=f"for example {option} outputs, or {option} s3://your-bucket/outputs",
         )
     return os.path.abspath(os.path.expanduser(text))
 

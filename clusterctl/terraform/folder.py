@@ -114,7 +114,7 @@ def resources(folder: Path, cluster: str) -> dict[str, str]:
             if item.get("mode") == "managed"
             for instance in item.get("instances", ())
         }
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise TerraformError(
             f"the Terraform state {_state_file(folder)} is damaged: {error}",
             hint=f"`clusterctl down {cluster}` finds the cluster by its tags and removes it without"

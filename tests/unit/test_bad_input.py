@@ -95,10 +95,10 @@ BAD: list[tuple[str, int, str, str]] = [
     ("run|train.py", 7, "no cluster", "clusterctl up"),
     ("run|--ranks|0|train.py", 2, "--ranks 0: must be at least 1", "--ranks 2"),
     (
-        "run|--sync|s3://b/c|train.py",
+        "run|--sync|gs://bucket/c|train.py",
         2,
-        "--sync 's3://b/c': expected a folder",
-        "copy it to a bucket",
+        "--sync 'gs://bucket/c': expected a folder of this machine or s3://BUCKET/PREFIX",
+        "--sync s3://your-bucket/outputs",
     ),
     ("run|--ranks|many|train.py", 2, "--ranks 'many': expected a number", "--ranks 2"),
     ("run|-np|2|train.py", 2, "unknown option -np", "did you mean `-n 2`?"),

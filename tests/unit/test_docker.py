@@ -198,11 +198,11 @@ def test_an_inspected_container() -> None:
         "State": {"Status": "exited", "ExitCode": 137},
         "NetworkSettings": {"Networks": {"lab": {"IPAddress": ""}, "more": {"IPAddress": "10.1"}}},
     }
-    found = engine.parse(row)
+    [found] = engine.parse(json.dumps([row]))
     assert (found.name, found.node, found.state) == ("lab-worker-1", "worker-1", "exited")
     assert (found.exit_code, found.address, found.digest) == (137, "10.1", "d")
     row["Config"], row["NetworkSettings"] = {"Labels": None}, {}
-    assert engine.parse(row).node == ""
+    assert engine.parse(json.dumps([row]))[0].node == ""
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from clusterctl.actions import resume as resume_action
 from clusterctl.actions.jobs import Changes, rerun
 from clusterctl.errors import RecordError, UsageError
 from clusterctl.job_model import JobState
-from clusterctl.jobs import mirror
+from clusterctl.jobs import copies_here, mirror
 from tests.unit.calling import Call, judge
 from tests.unit.making import job
 from tests.unit.scripts import until
@@ -317,7 +317,7 @@ def test_down_does_not_lose_the_copies_of_lost_nodes(old: Staged, call: Call) ->
 
 def bring(site: Staged) -> Path:
     """What comes to this machine while somebody follows job 7."""
-    target = mirror.place(site.store.job_folder(7))
+    target = copies_here.place(site.store.job_folder(7))
     with site.pool() as pool:
         mirror.bring(site.store.job(7), site.where, pool, target)
     return target
@@ -362,7 +362,7 @@ def test_copies_come_while_somebody_follows(old: Staged) -> None:
     folder, made = old.store.job_folder(7), old.store.job(7)
     where = replace(old.where, shares_machine=False)
     with old.pool() as pool, mirror.Keeper(made, where, pool, folder, interval=0.05):
-        until(lambda: (mirror.place(folder) / "worker-1" / "snapshot").exists())
+        until(lambda: (copies_here.place(folder) / "worker-1" / "snapshot").exists())
 
 
 def test_outputs_come_to_the_folder_that_sync_names(old: Staged, tmp_path: Path) -> None:
@@ -371,7 +371,7 @@ def test_outputs_come_to_the_folder_that_sync_names(old: Staged, tmp_path: Path)
     made = replace(made, spec=replace(made.spec, sync=str(tmp_path / "there")))
     folder = old.store.job_folder(7)
     mirror.claim(made, folder)
-    target = mirror.place(folder).resolve()
+    target = copies_here.place(folder).resolve()
     assert target == tmp_path / "there" / "job-7"
     copy_to_launcher(old, "worker-1")
     large = old.work("launcher").parent / "mirror" / "worker-1" / "large"

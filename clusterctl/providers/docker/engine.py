@@ -6,7 +6,8 @@ Everything of ours carries labels: a cluster is found by them, whatever its reco
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -112,11 +113,27 @@ def containers(cluster: str) -> tuple[Container, ...]:
     if not listed:
         return ()
     # One that ends in between makes the exit code 1; the others are printed all the same.
-    return tuple(map(parse, json.loads(call("inspect", *listed).text or "[]")))
+    return parse(call("inspect", *listed).text)
 
 
-def parse(row: dict[str, Any]) -> Container:
-    """From an object of `docker inspect`."""
+def parse(text: str) -> tuple[Container, ...]:
+    """What `docker inspect` printed of containers. Raises ProviderError."""
+    with _reading("inspect"):
+        return tuple(map(_container, json.loads(text or "[]")))
+
+
+@contextmanager
+def _reading(command: str) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ProviderError(
+            f"what `docker {command}` printed cannot be read: {type(error).__name__}: {error}",
+            hint="check the Docker engine and its version: docker version",
+        ) from error
+
+
+def _container(row: dict[str, Any]) -> Container:
     labels = row["Config"].get("Labels") or {}
     ends = (row.get("NetworkSettings", {}).get("Networks") or {}).values()
     addresses = [end.get("IPAddress", "") for end in ends]
@@ -150,10 +167,16 @@ def subnets(names: Iterable[str] = ()) -> tuple[IPv4Network, ...]:
             *("network", "ls", "--quiet"), what="the engine's networks could not be listed"
         ).split()
     )
-    rows = json.loads(call("network", "inspect", *wanted).text or "[]") if wanted else []
-    configs = [config for row in rows for config in (row.get("IPAM", {}).get("Config") or ())]
-    texts = [config.get("Subnet", "") for config in configs]
-    return tuple(IPv4Network(text) for text in texts if "." in text)
+    return parse_subnets(call("network", "inspect", *wanted).text) if wanted else ()
+
+
+def parse_subnets(text: str) -> tuple[IPv4Network, ...]:
+    """The IPv4 subnets in what `docker network inspect` printed. Raises ProviderError."""
+    with _reading("network inspect"):
+        rows = json.loads(text or "[]")
+        configs = [config for row in rows for config in (row.get("IPAM", {}).get("Config") or ())]
+        found = [config.get("Subnet", "") for config in configs]
+        return tuple(IPv4Network(subnet) for subnet in found if "." in subnet)
 
 
 def clusters(folder: Path) -> frozenset[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import calendar
 import json
+import math
 import os
 import re
 import threading
@@ -129,6 +130,24 @@ class Instance:
 
 LIVING = ("pending", "running", "stopping", "stopped", "shutting-down")
 ENDED = ("shutting-down", "terminated")
+
+
+def highest_price(texts: Iterable[str], usage: str = "") -> float | None:
+    """In US dollars, of rows of AWS's price list whose type of usage ends so; None without any.
+    Raises ValueError for what is no such row."""
+    try:
+        prices = [
+            float(dimension["pricePerUnit"]["USD"])
+            for text in texts
+            for row in (json.loads(text),)
+            if row.get("product", {}).get("attributes", {}).get("usagetype", "").endswith(usage)
+            for term in row.get("terms", {}).get("OnDemand", {}).values()
+            for dimension in term["priceDimensions"].values()
+            if "USD" in dimension.get("pricePerUnit", {})
+        ]
+    except (AttributeError, LookupError, TypeError, OverflowError, RecursionError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+    return max((price for price in prices if 0 < price < math.inf), default=None)
 
 
 class Api:
@@ -475,16 +494,7 @@ class Api:
                 ],
                 MaxResults=10,
             )
-            prices = [
-                float(dimension["pricePerUnit"]["USD"])
-                for text in answer["PriceList"]
-                for row in (json.loads(text),)
-                if row.get("product", {}).get("attributes", {}).get("usagetype", "").endswith(usage)
-                for term in row.get("terms", {}).get("OnDemand", {}).values()
-                for dimension in term["priceDimensions"].values()
-                if "USD" in dimension.get("pricePerUnit", {})
-            ]
-        return max((price for price in prices if price > 0), default=None)
+            return highest_price(answer["PriceList"], usage)
 
     def spot_price(self, instance_type: str, *zones: str) -> float | None:
         """The spot price of this moment in the dearest of these zones, in US dollars per hour."""
