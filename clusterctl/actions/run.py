@@ -12,7 +12,7 @@ from textwrap import indent
 from typing import Any
 
 from clusterctl import assets, launch, process
-from clusterctl.actions import Tell, connect_or_report, open_pool, require_ready, ssh_config
+from clusterctl.actions import Tell, connect_or_report, open_pool, require_ready
 from clusterctl.compiling import compilation
 from clusterctl.errors import (
     ClusterctlError,
@@ -453,7 +453,6 @@ def plan_terminal(store: Store, cluster: Cluster, spec: JobSpec, words: list[str
     argv = systems.load(require_ready(cluster)).interactive_argv(spec, words)
     if cluster.launcher.here:
         return Terminal(argv, Path.cwd())
-    ssh_config.write_config(store, cluster)
     argv = ("ssh", "-t", "-F", "config", cluster.launcher.name, shlex.join(argv))
     return Terminal(argv, store.folder(cluster.name) / "ssh")
 

@@ -65,10 +65,14 @@ class Bucket:
     def _answering(self, name: str) -> Iterator[None]:
         """Around what moves an object in parts, whose errors have classes of their own."""
         from boto3.exceptions import Boto3Error
-        from botocore.exceptions import BotoCoreError
+        from botocore.exceptions import BotoCoreError, ClientError
 
+        doing = f"copying {self.url}/{name}"
         try:
             yield
         except (Boto3Error, BotoCoreError) as error:
-            what = f"copying {self.url}/{name}"
-            raise failures.not_asked(what, type(error).__name__, str(error)) from error
+            if isinstance(error.__context__, ClientError):
+                said = error.__context__.response.get("Error", {})
+                code, message = str(said.get("Code", "")), str(said.get("Message", ""))
+                raise failures.refused(doing, code, message, self._api.region) from error
+            raise failures.not_asked(doing, type(error).__name__, str(error)) from error
