@@ -74,6 +74,8 @@ class Terminal:
         self._ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
         self.screen = Screen(width)
+        self.raw = ""
+        """All that the program has written."""
         self.process = subprocess.Popen(
             argv,
             stdout=theirs,
@@ -96,7 +98,9 @@ class Terminal:
             data = os.read(self._ours, 1 << 16)
         except OSError:  # how Linux says that nobody has the other end
             return False
-        self.screen.write(data.decode(errors="replace"))
+        text = data.decode(errors="replace")
+        self.raw += text
+        self.screen.write(text)
         return bool(data)
 
     def until(self, *wanted: str, seconds: float = 30, any_order: bool = False) -> list[str]:
@@ -111,6 +115,13 @@ class Terminal:
             assert time.monotonic() < deadline, f"{wanted} never came: {self.screen.text}"
             assert self._read(0.1) or there(), f"{wanted} never came: {self.screen.text}"
         return self.screen.text
+
+    def until_more(self, seconds: float = 30) -> None:
+        """Waits until the program writes something."""
+        before, deadline = self.raw, time.monotonic() + seconds
+        while self.raw == before:
+            assert time.monotonic() < deadline, self.screen.text
+            assert self._read(0.1), self.screen.text
 
     def wait(self, seconds: float = 30) -> list[str]:
         """Waits for the program's end."""

@@ -194,6 +194,8 @@ def _send(
         (place, entry["size"], entry["sha256"])
         for place, entry in json.loads((path.parent / f".{name}.files").read_bytes()).items()
     ]
+    if _holders([node], name, _mark(listing), pool):
+        return listing
     tell(f"copying {name} to {node.name}")
     transport, target = pool.transport(node.name), f"{node.root}/data/{name}"
     begun = transport.run(f"rm -rf {shlex.quote(target)}", timeout=60)
@@ -222,9 +224,7 @@ def _spread(
 ) -> list[str]:
     """From the first node to the others over the network between them: each that has it passes it
     on. The names of those that got it."""
-    asked = {n.name: f"cat {_quoted(n, f'.{name}.complete')} 2>&1" for n in others}
-    found = pool.run(asked, timeout=30) if asked else ()
-    have = {result.node for result in found if result.text.strip() == mark}
+    have = _holders(others, name, mark, pool)
     missing = [node for node in others if node.name not in have]
     size = sum(size for _, size, _ in listing)
     holders, got = [first], list[str]()
@@ -241,6 +241,13 @@ def _spread(
         got += [node.name for node in reached]
         missing = missing[len(pairs) :]
     return got
+
+
+def _holders(nodes: Sequence[Node], name: str, mark: str, pool: Pool) -> set[str]:
+    """Those that have a complete copy."""
+    asked = {n.name: f"cat {_quoted(n, f'.{name}.complete')} 2>&1" for n in nodes}
+    found = pool.run(asked, timeout=30) if asked else ()
+    return {result.node for result in found if result.text.strip() == mark}
 
 
 def _names(pairs: Sequence[tuple[Node, Node]]) -> str:

@@ -26,6 +26,9 @@ INTERVAL = 5.0
 FRAME = 0.1
 """The same on a terminal."""
 
+COLOURS = (36, 33, 32, 35, 34, 31)
+"""Of the tags of ranks: cyan, yellow, green, magenta, blue, red."""
+
 _ESCAPE = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[^\[\]])")
 _COLOUR = re.compile(rb"(\x1b\[[0-9;:]*m)")
 _UP = b"\x1b[A"
@@ -252,7 +255,7 @@ class Text:
             return  # its last state stands there already
         if source.stream in self._terminals:
             lines = [_printable(line) for line in lines]
-        self._write(source, (b"\n" + source.tag).join(lines) + b"\n")
+        self._write(source, (b"\n" + self._tag(source)).join(lines) + b"\n")
         self._unfinished.pop(self._place(source.stream), None)
 
     def part(self, source: Source, text: bytes) -> None:
@@ -265,7 +268,7 @@ class Text:
         if source.stream not in self._terminals:
             if source.bar:
                 self._begin_anew(source.stream)
-                self._texts[source.stream].append(source.tag + source.bar + b"\n")
+                self._texts[source.stream].append(self._tag(source) + source.bar + b"\n")
             return
         if source.bar:
             self._bars[source] = None
@@ -288,6 +291,13 @@ class Text:
         if self._terminals:
             self._console.before_message = None
 
+    def _tag(self, source: Source) -> bytes:
+        """On a terminal in a colour, by which neighbouring ranks can be told apart."""
+        if source.stream not in self._terminals or os.environ.get("NO_COLOR"):
+            return source.tag
+        colour = COLOURS[(source.rank or 0) % len(COLOURS)]
+        return b"\x1b[%dm%b\x1b[0m " % (colour, source.tag.rstrip())
+
     def _place(self, stream: str) -> str:
         return "terminal" if stream in self._terminals else stream
 
@@ -298,7 +308,7 @@ class Text:
     def _write(self, source: Source, text: bytes) -> None:
         if self._unfinished.get(self._place(source.stream)) is not source:
             self._begin_anew(source.stream)
-            text = source.tag + text
+            text = self._tag(source) + text
         self._texts[source.stream].append(text)
 
     def _write_texts(self) -> None:
@@ -329,7 +339,7 @@ class Text:
             self._begin_anew(stream)
         self._write_texts()
         room = max(1, self._height() // 2)
-        bars = [source.tag + _printable(source.shown) for source in self._bars]
+        bars = [self._tag(source) + _printable(source.shown) for source in self._bars]
         if len(bars) > room:
             bars = [*bars[: room - 1], b"(%d more)" % (len(bars) - room + 1)]
         # Without automatic margins, a bar that is too long stays on its line.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from clusterctl.cli.clusters import ends, node_document
@@ -30,8 +31,19 @@ def status(given: Status, console: Console) -> None:
         lines.append(f"ends with its program; the next command then brings outputs to {folder}")
     lines += [f"warning: {line}" for line in found.warnings]
     head = ["node", "role", "address", "slots", "mpi", "python"]
+    gpus = any(item.node.facts.gpus for item in found.nodes)
+    head += ["gpus"] * gpus + ["job"] * bool(found.jobs)
     head += ["live", "node deadline"] if live else []
-    lines.append(table([head, *(_node_row(item, live) for item in found.nodes)]))
+    rows = (
+        [
+            *_node_row(item),
+            *([_gpus(item.node)] * gpus),
+            *([_jobs_on(item.node, found.jobs)] * bool(found.jobs)),
+            *(_live(item) if live else []),
+        ]
+        for item in found.nodes
+    )
+    lines.append(table([head, *rows]))
     if found.queues:
         lines.append(table(_queues(found.queues)))
     if console.verbose:
@@ -81,12 +93,27 @@ def _list_here(given: List, console: Console) -> dict[str, Any]:
     return {"clusters": [_status(item, False) for item in found], "damage": damage}
 
 
-def _node_row(item: Any, live: bool) -> list[object]:
+def _node_row(item: Any) -> list[object]:
     node, mpi, python = item.node, item.node.facts.mpi, item.node.facts.python
     place = f"{node.address}:{node.ssh_port}" if node.ssh_port else node.address or "here"
     versions = f"{mpi.flavour} {mpi.version}" if mpi else "-", python.version if python else "-"
-    now = [item.live, clock(item.deadline) if item.deadline else "-"] if live else []
-    return [node.name, node.role.value, place, node.slots, *versions, *now]
+    return [node.name, node.role.value, place, node.slots, *versions]
+
+
+def _live(item: Any) -> list[object]:
+    return [item.live, clock(item.deadline) if item.deadline else "-"]
+
+
+def _gpus(node: Any) -> str:
+    """`4 x Tesla T4`; of several models, each."""
+    models = Counter(node.facts.gpus)
+    return ", ".join(f"{number} x {model}" for model, number in models.items()) or "-"
+
+
+def _jobs_on(node: Any, jobs: Any) -> str:
+    """The numbers of the jobs that have ranks on the node."""
+    numbers = [str(j.id) for j in jobs if any(place.node == node.name for place in j.placement)]
+    return ", ".join(numbers) or "-"
 
 
 def _cluster_row(item: Any) -> list[object]:
@@ -127,7 +154,11 @@ def _status(found: Any, live: bool) -> dict[str, Any]:
         "jobs": [job.id for job in found.jobs],
         **(pick(found, "queues") if live else {}),
         "nodes": [
-            {**node_document(item.node), **(pick(item, "live", "deadline") if live else {})}
+            {
+                **node_document(item.node),
+                "gpus": list(item.node.facts.gpus),
+                **(pick(item, "live", "deadline") if live else {}),
+            }
             for item in found.nodes
         ],
     }

@@ -233,6 +233,22 @@ def test_progress_bars_of_several_ranks_on_a_terminal(terminal: Callable[..., Te
     ]
 
 
+def test_ranks_have_colours_on_a_terminal_alone(
+    terminal: Callable[..., Terminal], printed: Printed
+) -> None:
+    one = terminal()
+    send(one, "stdout", 0, b"hello\n")
+    send(one, "stdout", 1, b"hello\n")
+    assert one.wait()[:2] == ["[0] hello", "[1] hello"]
+    assert "\x1b[36m[0]\x1b[0m hello" in one.raw
+    assert "\x1b[33m[1]\x1b[0m hello" in one.raw
+    plain = terminal(NO_COLOR="1")
+    send(plain, "stdout", 0, b"hello\n")
+    plain.wait()
+    assert "\x1b[36m" not in plain.raw
+    assert printed([piece(0, b"hello\n")])[0] == b"[0] hello\n"
+
+
 def test_more_progress_bars_than_fit(terminal: Callable[..., Terminal]) -> None:
     one = terminal()
     for rank in range(20):

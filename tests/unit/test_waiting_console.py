@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import sys
 import threading
 import time
 
 import pytest
 
 from clusterctl.cli.console import Console
+from tests.terminal import Terminal as Pty
+from tests.unit.calling import ROOT
 
 
 def wait_for(capsys: pytest.CaptureFixture[str], word: str) -> str:
@@ -81,3 +84,29 @@ def test_a_copy_says_how_much_has_come_and_how_fast(capsys: pytest.CaptureFixtur
         said = wait_for(capsys, "MB/s")
     assert re.search(r"still working after: fetching, \d+\.0 MB copied, \d+\.\d MB/s\n", said), said
     assert "\r" not in said
+
+
+COPIES = """
+import itertools, sys
+from clusterctl.cli.console import Console
+console = Console()
+console.report("fetching")
+moved = itertools.count(0, 1_000_000)
+with console.waiting(silence=0.2, moved=lambda: next(moved)):
+    sys.stdin.readline()
+console.note("done")
+"""
+
+
+def test_on_a_terminal_a_copy_is_one_line_that_goes_at_its_end() -> None:
+    environment = {"TERM": "xterm", "PYTHONPATH": str(ROOT)}
+    terminal = Pty([sys.executable, "-c", COPIES], width=100, env=environment)
+    try:
+        while "MB/s" not in terminal.raw:
+            terminal.until_more()
+        terminal.send(b"\n")
+        shown = terminal.wait()
+    finally:
+        terminal.close()
+    assert re.search(r"fetching, \d+\.0 MB copied, \d+\.\d MB/s", terminal.raw)
+    assert [line.split("s  ")[-1] for line in shown] == ["fetching", "done"]
