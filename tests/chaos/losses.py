@@ -1,0 +1,174 @@
+"""A worker killed at seeded moments of a training: it has to end with the weights of an undisturbed
+run, bit for bit, and no later than that run, the repeated steps and the replacement took together.
+
+    python -m tests.chaos.losses --moments 20 --seed 0
+
+It needs what local nodes in namespaces need: root, sshd and MPI. Every second time the worker's
+disk is lost, too. Prints a row for each moment, a summary, and a line for each miss.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import re
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from clusterctl import providers
+from clusterctl.providers.protocol import Breakable, Harm
+from clusterctl.state import Home, Store
+from tests.e2e.cli import Cli, Traces
+
+STEPS, PAUSE, EVERY = 160, 0.25, 5
+"""Steps of the program, seconds that each sleeps (so that a busy machine takes hardly longer than
+an idle one), and steps between two snapshots."""
+PROGRAM = f"""
+import hashlib, os, time
+import torch
+from mpi4py import MPI
+
+world = MPI.COMM_WORLD
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+done, content = 0, b""
+if world.rank == 0 and os.path.exists("snapshot.pt"):
+    with open("snapshot.pt", "rb") as file:
+        content = file.read()
+content = world.bcast(content)
+if content:
+    import io
+    found = torch.load(io.BytesIO(content), weights_only=True)
+    done = found["done"]
+    model.load_state_dict(found["model"])
+    optimizer.load_state_dict(found["optimizer"])
+print("from", done, flush=True)
+while done < {STEPS}:
+    chance = torch.Generator().manual_seed(1000 * done + world.rank)
+    rows = torch.randn(8, 16, generator=chance)
+    optimizer.zero_grad()
+    (model(rows) - rows.sum(1, keepdim=True).sin()).square().mean().backward()
+    for value in model.parameters():
+        world.Allreduce(MPI.IN_PLACE, value.grad.numpy())
+        value.grad /= world.size
+    optimizer.step()
+    done += 1
+    if world.rank == 0 and done % {EVERY} == 0:
+        state = {{"done": done, "model": model.state_dict(), "optimizer": optimizer.state_dict()}}
+        torch.save(state, "snapshot.pt.new")
+        os.replace("snapshot.pt.new", "snapshot.pt")
+    print("step", done, flush=True)
+    time.sleep({PAUSE})
+digest = hashlib.sha256()
+for value in model.state_dict().values():
+    digest.update(value.numpy().tobytes())
+print("weights", digest.hexdigest(), flush=True)
+"""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A run that has ended. `seconds`: all that it took."""
+
+    seconds: float
+    weights: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What followed a kill, in seconds. `back`: from the kill until the program ran again."""
+
+    node: str
+    harm: Harm
+    step: int
+    resumed: int
+    back: float
+    ended: Ended
+
+
+def find_weights(out: str) -> tuple[str, ...]:
+    return tuple(sorted(set(re.findall(r"^\[\d+\] weights (\w+)$", out, re.MULTILINE))))
+
+
+def run_undisturbed(cli: Cli) -> Ended:
+    began = time.monotonic()
+    done = cli.start("run", "-c", "lab", "program/program.py").wait(STEPS * PAUSE * 4)
+    assert done.code == 0, done
+    return Ended(time.monotonic() - began, find_weights(done.out))
+
+
+def harm(cli: Cli, node: str, how: Harm) -> None:
+    store = Store(Home(cli.home))
+    cluster = store.cluster("lab")
+    provider = providers.load(cluster.spec.provider)
+    assert isinstance(provider, Breakable)
+    provider.harm(cluster, store.folder("lab"), node, how)
+
+
+def lose(cli: Cli, node: str, how: Harm, step: int) -> Loss:
+    began = time.monotonic()
+    running = cli.start("run", "-c", "lab", "program/program.py")
+    running.until(f"[0] step {step}\n", seconds=STEPS * PAUSE * 4)
+    harm(cli, node, how)
+    killed = time.monotonic()
+    running.until("[0] from ", times=2, seconds=300)
+    back = time.monotonic() - killed
+    done = running.wait(STEPS * PAUSE * 4)
+    ended = Ended(time.monotonic() - began, find_weights(done.out))
+    assert done.code == 0, done
+    resumed = [int(number) for number in re.findall(r"^\[0\] from (\d+)$", done.out, re.MULTILINE)]
+    return Loss(node, how, step, resumed[-1], back, ended)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--moments", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="losses-"))
+    cli, chance = Cli(folder / "state", folder), random.Random(given.seed)
+    misses, slack = [], []
+    try:
+        cli("up", "lab", "--workers", 2, "--ttl", "3h", timeout=300)
+        traces = Traces.of(cli, "lab")
+        cli.script("program/program.py", PROGRAM)
+        usual = [run_undisturbed(cli) for _ in range(2)]
+        weights, longest = usual[0].weights, max(item.seconds for item in usual)
+        if len(weights) != 1 or usual[1].weights != weights:
+            misses.append(f"undisturbed runs end with {[item.weights for item in usual]}")
+        print(f"undisturbed: {', '.join(f'{item.seconds:.1f} s' for item in usual)}\n")
+        print("| worker | disk | killed after step | resumed from | repeated | back after |"
+              " whole run | at most | weights |\n" + "|---" * 9 + "|")  # fmt: skip
+        for number in range(given.moments):
+            node = chance.choice(("worker-1", "worker-2"))
+            how = Harm.LOSE if number % 2 else Harm.KILL
+            loss = lose(cli, node, how, chance.randrange(STEPS // 10, STEPS * 9 // 10))
+            repeated = (loss.step - loss.resumed) * longest / STEPS
+            most = longest + repeated + loss.back
+            slack.append(most - loss.ended.seconds)
+            same = loss.ended.weights == weights
+            disk = "lost" if how is Harm.LOSE else "kept"
+            print(f"| {node} | {disk} | {loss.step} | {loss.resumed} | {repeated:.1f} s |"
+                  f" {loss.back:.1f} s | {loss.ended.seconds:.1f} s | {most:.1f} s |"
+                  f" {'equal' if same else 'differ'} |", flush=True)  # fmt: skip
+            if not same:
+                misses.append(f"moment {number}: weights {loss.ended.weights}, not {weights}")
+            if slack[-1] < 0:
+                misses.append(f"moment {number}: {-slack[-1]:.1f} s later than the bound")
+        cli("down", "lab", "--discard")
+        misses += [f"left behind: {item}" for item in traces.left()]
+    finally:
+        cli.end()
+        for name in cli.clusters():
+            cli("down", "--force", name, code=None, timeout=120)
+    print(f"\n{given.moments} moments, misses: {len(misses)}", *misses, sep="\n")
+    return 1 if misses else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
