@@ -226,7 +226,9 @@ def _nodes(
     gpus = _gpus(cluster, pool)
     found = []
     for node in cluster.workers:
-        told = measured.get(node.name) or {"error": probes.failed.get(node.name, "not asked")}
+        told = measured.get(node.name, {"error": "not asked"})
+        if node.name in probes.failed:  # it may have answered before, and no more
+            told = {"error": probes.failed[node.name]}
         kind = node.instance_type or f"{node.facts.arch} {node.facts.cores} {node.facts.gpus}"
         figures = NodeFigures(
             node.name,
