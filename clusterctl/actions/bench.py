@@ -101,7 +101,7 @@ def measure_allreduce(
     if not rows:
         name, why = next(iter(failed.items()))
         raise JobError(
-            f"no all-reduce could be measured: {name}: {why}", hint="`clusterctl doctor`"
+            f"no all-reduce could be measured: {name}: {why}", hint="`clusterctl doctor` shows why"
         )
     curves = Curves(tuple(rows), limit, wanted.repeats, failed, time.time())
     keep(store, cluster, "bench allreduce", curves)
