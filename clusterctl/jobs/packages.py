@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -19,14 +18,13 @@ from dataclasses import replace
 from pathlib import Path
 from secrets import token_hex
 from shlex import join, quote
-from shutil import which
 from time import monotonic
-from zipfile import ZipFile
 
 import msgspec
 
-from clusterctl import assets, process
-from clusterctl.errors import ClusterctlError, LaunchError, UsageError
+from clusterctl import assets
+from clusterctl.errors import ClusterctlError, LaunchError
+from clusterctl.jobs import uv
 from clusterctl.jobs.package_files import NONE, Wanted, digest_of
 from clusterctl.jobs.start import make_error
 from clusterctl.model import Cluster, Node, Python
@@ -37,8 +35,6 @@ from clusterctl.transport.pool import Pool
 KEPT = ("torch", "mpi4py")
 """Packages of the nodes' Python that fit their GPUs and their MPI: others are not put in their
 place unless a file pins another version."""
-FETCH_TIMEOUT = 3600.0
-"""Seconds that uv may take to download packages, and a node to get them."""
 ASK_TIMEOUT = 30.0
 
 _CUDA = re.compile(r"nvidia-(?!ml-py)|cuda-(bindings|pathfinder|toolkit)$|(pytorch-)?triton\b")
@@ -52,7 +48,7 @@ def save(wanted: Wanted, home: Home) -> None:
         return
     if wanted.project:
         options = ("--frozen", "--no-dev", "--no-emit-local", "--no-header", "--no-annotate")
-        text = _uv(wanted.source, "export", "--quiet", *options, "--project", wanted.project)
+        text = uv.call(wanted.source, "export", "--quiet", *options, "--project", wanted.project)
         wanted = replace(wanted, texts={"requirements.txt": text})
     home.make(path.parent)
     write_atomic(path, msgspec.json.encode(wanted))
@@ -115,7 +111,7 @@ def versions(digest: str, node: Node, home: Home) -> tuple[str, ...]:
         return ()
     with suppress(OSError):
         text = (home.packages / f"{_key(digest, node)}.txt").read_text(encoding="utf-8")
-        return tuple(entry.split()[0] for entry in _entries(text))
+        return tuple(entry.split()[0] for entry in uv.entries(text))
     return ()
 
 
@@ -203,17 +199,17 @@ class _Environment:
             packages.mkdir()
             text = self._resolve(node)
             lock.write_text(text, encoding="utf-8")
-            count = len(_entries(text))
+            count = len(uv.entries(text))
             self._report(f"fetching {count} packages for Python {python.version}")
             if count:
                 options = ("--no-deps", "--target", str(packages), "--requirements", str(lock))
-                target = _target(node)
-                _uv("packages", "pip", "install", "--quiet", *options, *target)
+                target = uv.target(node)
+                uv.call("packages", "pip", "install", "--quiet", *options, *target)
             self._check_platform(packages, node)
             size = sum(path.lstat().st_size for path in packages.rglob("*"))
             self._report(f"copying {size / 1e6:.1f} MB of packages to {node.name}")
             place = self._packages(node, self._scratch(node))
-            sent = self._pool.transport(node.name).put(packages, place, timeout=FETCH_TIMEOUT)
+            sent = self._pool.transport(node.name).put(packages, place, timeout=uv.FETCH_TIMEOUT)
         if not sent.ok:
             raise make_error("installing packages", replace(sent, node=node.name))
         self._set_up([node])
@@ -250,13 +246,16 @@ class _Environment:
             ) from error
         kept = _keep(wanted, node, self._report)
         self._report(f"resolving the packages of {wanted.source} for Python {python.version}")
-        text = next(iter(wanted.texts.values())) if wanted.project else _compile(wanted, kept, node)
+        text = (
+            next(iter(wanted.texts.values())) if wanted.project else uv.resolve(wanted, kept, node)
+        )
         entries = [
             entry
-            for entry in _entries(text)
-            if _name(entry) not in kept and not ("torch" in kept and _CUDA.match(_name(entry)))
+            for entry in uv.entries(text)
+            if uv.name_of(entry) not in kept
+            and not ("torch" in kept and _CUDA.match(uv.name_of(entry)))
         ]
-        if not wanted.asked and any(_name(entry) == "torch" for entry in entries):
+        if not wanted.asked and any(uv.name_of(entry) == "torch" for entry in entries):
             raise LaunchError(
                 f"{wanted.source} needs torch, which {node.name} does not have",
                 hint=f"`run --requirements {wanted.source}` installs it (it may be gigabytes),"
@@ -277,7 +276,7 @@ class _Environment:
                 f"tar -C {quote(self._packages(node, folder(node, self._digest)))} -cf - . |"
                 f" {quote(node.root)}/bin/clusterctl-ssh {target.name} {quote(there)}"
             )
-        for result in self._pool.run(commands, timeout=FETCH_TIMEOUT):
+        for result in self._pool.run(commands, timeout=uv.FETCH_TIMEOUT):
             if not result.ok:
                 target_name = pairs[result.node].name
                 raise make_error(f"copying packages to {target_name} from {result.node}", result)
@@ -307,7 +306,7 @@ class _Environment:
             words = (self._scratch(node), folder(node, self._digest))
             command = join((_python_of(node).executable, "-I", "-", *words))
             commands[node.name] = _inside(node, f"{_PATH} {command}")
-        for result in self._pool.run(commands, stdin=script, timeout=FETCH_TIMEOUT):
+        for result in self._pool.run(commands, stdin=script, timeout=uv.FETCH_TIMEOUT):
             if not result.ok:
                 raise make_error("installing packages", result)
 
@@ -349,84 +348,6 @@ def _is_same(pin: str, version: str) -> bool:
     if pin.endswith(".*"):
         return f"{version}.".startswith(pin[:-1])
     return re.sub(r"(\.0)+$", "", pin) == re.sub(r"(\.0)+$", "", version)
-
-
-def _compile(wanted: Wanted, kept: dict[str, str], node: Node) -> str:
-    """uv's answer: exact versions with hashes. What is kept is there as a wheel without content."""
-    with tempfile.TemporaryDirectory() as scratch:
-        wheels = Path(scratch, "wheels")
-        wheels.mkdir()
-        for name, version in kept.items():
-            _write_stub(wheels, name, version)
-        pins = Path(scratch, "kept.txt")
-        # Not as an option, which would take the place of the user's UV_FIND_LINKS.
-        lines = [f"--find-links {wheels}", *(f"{name}=={kept[name]}" for name in kept)]
-        pins.write_text("\n".join(lines))
-        for name, text in wanted.texts.items():
-            path = Path(scratch, "files", name)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-        options = ["--generate-hashes", "--no-header", "--no-annotate", "--no-strip-extras"]
-        options += ["--constraints", str(pins)]
-        for name in kept:
-            options += ["--no-emit-package", name, "--no-sources-package", name]
-        first = Path(scratch, "files", next(iter(wanted.texts)))
-        beside = " and ".join(f"{name} {version}" for name, version in kept.items())
-        what = f"{wanted.source}, beside {beside} of {node.name}" if kept else wanted.source
-        return _uv(what, "pip", "compile", "--quiet", str(first), *options, *_target(node))
-
-
-def _write_stub(place: Path, name: str, version: str) -> None:
-    info = f"{name}-{version}.dist-info"
-    with ZipFile(place / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
-        head = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-        wheel.writestr(f"{info}/METADATA", head)
-        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
-        wheel.writestr(f"{info}/RECORD", "")
-
-
-def _target(node: Node) -> tuple[str, ...]:
-    version = _python_of(node).version
-    platform = f"{node.facts.arch}-manylinux_2_28"
-    own = ("--python", sys.executable)
-    return (*own, "--python-version", version, "--python-platform", platform)
-
-
-def _uv(what: str, *words: str) -> str:
-    """What uv prints. Its settings are the user's: index, proxy, certificates, cache."""
-    beside = Path(sysconfig.get_path("scripts"), "uv")
-    program = str(beside) if beside.is_file() else which("uv")
-    if program is None:
-        raise LaunchError(
-            "uv is not installed; it installs the job's packages", hint="pip install uv"
-        )
-    env = {**os.environ, "NO_COLOR": "1", "UV_NO_PROGRESS": "1", "UV_PYTHON_DOWNLOADS": "never"}
-    result = process.run((program, *words), timeout=FETCH_TIMEOUT, env=env)
-    if result.ok:
-        return result.stdout.decode()
-    reasons = [
-        line.strip().removeprefix("error: ").removeprefix("cause: ")
-        for line in result.complaints.splitlines()
-        if line.strip().startswith(("error: ", "cause: "))
-    ]
-    # uv ends with 1 where versions do not fit together, and puts that into its last line.
-    unsolved = result.exit_code == 1 and "No solution" in result.complaints
-    why = reasons[-1] if unsolved and reasons else "; ".join(reasons[:3])
-    message = f"{what}: {result.error or why or result.why}"
-    if unsolved:
-        raise UsageError(message, hint="change the versions in the file")
-    raise LaunchError(message, hint="check the file, and the connection to the package index")
-
-
-def _entries(text: str) -> list[str]:
-    """The requirements of a file that uv wrote, each with its hashes."""
-    parts = re.split(r"\n(?=\S)", text.strip())
-    return [part for part in parts if part and not part.startswith(("#", "-"))]
-
-
-def _name(entry: str) -> str:
-    found = re.match(r"[A-Za-z0-9._-]+", entry)
-    return re.sub(r"[-_.]+", "-", found[0]).lower() if found else ""
 
 
 def _stored(home: Home, digest: str) -> Path:

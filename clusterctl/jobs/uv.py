@@ -1,0 +1,100 @@
+"""uv: resolves and downloads packages on this machine, with the user's settings."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from shutil import which
+from zipfile import ZipFile
+
+from clusterctl import process
+from clusterctl.errors import LaunchError, UsageError
+from clusterctl.jobs.package_files import Wanted
+from clusterctl.model import Node
+
+FETCH_TIMEOUT = 3600.0
+"""Seconds that uv may take to download packages, and a node to get them."""
+
+
+def resolve(wanted: Wanted, kept: Mapping[str, str], node: Node) -> str:
+    """uv's answer: exact versions with hashes. What is kept is there as a wheel without content."""
+    with tempfile.TemporaryDirectory() as scratch:
+        wheels = Path(scratch, "wheels")
+        wheels.mkdir()
+        for name, version in kept.items():
+            _write_stub(wheels, name, version)
+        pins = Path(scratch, "kept.txt")
+        # Not as an option, which would take the place of the user's UV_FIND_LINKS.
+        lines = [f"--find-links {wheels}", *(f"{name}=={kept[name]}" for name in kept)]
+        pins.write_text("\n".join(lines))
+        for name, text in wanted.texts.items():
+            path = Path(scratch, "files", name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        options = ["--generate-hashes", "--no-header", "--no-annotate", "--no-strip-extras"]
+        options += ["--constraints", str(pins)]
+        for name in kept:
+            options += ["--no-emit-package", name, "--no-sources-package", name]
+        first = Path(scratch, "files", next(iter(wanted.texts)))
+        beside = " and ".join(f"{name} {version}" for name, version in kept.items())
+        what = f"{wanted.source}, beside {beside} of {node.name}" if kept else wanted.source
+        return call(what, "pip", "compile", "--quiet", str(first), *options, *target(node))
+
+
+def _write_stub(place: Path, name: str, version: str) -> None:
+    info = f"{name}-{version}.dist-info"
+    with ZipFile(place / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        head = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        wheel.writestr(f"{info}/METADATA", head)
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+
+
+def target(node: Node) -> tuple[str, ...]:
+    """Options for the packages of a node that has a Python."""
+    version = node.facts.python.version if node.facts.python else ""
+    platform = f"{node.facts.arch}-manylinux_2_28"
+    own = ("--python", sys.executable)
+    return (*own, "--python-version", version, "--python-platform", platform)
+
+
+def call(what: str, *words: str) -> str:
+    """What uv prints. Its settings are the user's: index, proxy, certificates, cache."""
+    beside = Path(sysconfig.get_path("scripts"), "uv")
+    program = str(beside) if beside.is_file() else which("uv")
+    if program is None:
+        raise LaunchError(
+            "uv is not installed; it installs the job's packages", hint="pip install uv"
+        )
+    env = {**os.environ, "NO_COLOR": "1", "UV_NO_PROGRESS": "1", "UV_PYTHON_DOWNLOADS": "never"}
+    result = process.run((program, *words), timeout=FETCH_TIMEOUT, env=env)
+    if result.ok:
+        return result.stdout.decode()
+    reasons = [
+        line.strip().removeprefix("error: ").removeprefix("cause: ")
+        for line in result.complaints.splitlines()
+        if line.strip().startswith(("error: ", "cause: "))
+    ]
+    # uv ends with 1 where versions do not fit together, and puts that into its last line.
+    unsolved = result.exit_code == 1 and "No solution" in result.complaints
+    why = reasons[-1] if unsolved and reasons else "; ".join(reasons[:3])
+    message = f"{what}: {result.error or why or result.why}"
+    if unsolved:
+        raise UsageError(message, hint="change the versions in the file")
+    raise LaunchError(message, hint="check the file, and the connection to the package index")
+
+
+def entries(text: str) -> list[str]:
+    """The requirements of a file that uv wrote, each with its hashes."""
+    parts = re.split(r"\n(?=\S)", text.strip())
+    return [part for part in parts if part and not part.startswith(("#", "-"))]
+
+
+def name_of(entry: str) -> str:
+    found = re.match(r"[A-Za-z0-9._-]+", entry)
+    return re.sub(r"[-_.]+", "-", found[0]).lower() if found else ""
