@@ -145,6 +145,7 @@ class FakeApi(Api):
             self._things.pop(str(id), None)
             if str(id).startswith("i-"):
                 self._things.pop(f"vol-{str(id).partition('-')[2]}", None)
+        return {}
 
 
 TAG = "clusterctl:cluster"
