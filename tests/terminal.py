@@ -70,7 +70,10 @@ class Screen:
 class Terminal:
     """A program on a terminal of its own. `until` and `wait` return what the screen shows."""
 
-    def __init__(self, argv: list[str], *, width: int = 80, **options: object) -> None:
+    def __init__(
+        self, argv: list[str], *, width: int = 80, keyboard: bool = False, **options: object
+    ) -> None:
+        """`keyboard`: what is sent comes from the terminal, too, as if somebody typed it."""
         self._ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
         self.screen = Screen(width)
@@ -80,13 +83,15 @@ class Terminal:
             argv,
             stdout=theirs,
             stderr=theirs,
-            stdin=subprocess.PIPE,
+            stdin=theirs if keyboard else subprocess.PIPE,
             **options,  # type: ignore[call-overload]
         )
         os.close(theirs)
 
     def send(self, data: bytes) -> None:
-        assert self.process.stdin
+        if self.process.stdin is None:
+            os.write(self._ours, data)
+            return
         self.process.stdin.write(data)
         self.process.stdin.flush()
 

@@ -15,7 +15,7 @@ import typer.main
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from clusterctl import __version__, config
-from clusterctl.cli import collecting, help
+from clusterctl.cli import collecting, completing, help
 from clusterctl.cli.console import Console
 from clusterctl.errors import UsageError
 from clusterctl.options.table import Common, Option, Verb
@@ -156,9 +156,13 @@ def _parameter(option: Option[Any]) -> Any:
             nargs=None if option.is_flag else option.words,
             metavar=option.metavar or None,
             help=option.help,
+            autocompletion=completing.for_value(option.key) if option.flag == "--cluster" else None,
         )
     return TyperArgument(
-        param_decls=[option.key], nargs=-1 if option.many else 1, metavar=option.metavar
+        param_decls=[option.key],
+        nargs=-1 if option.many else 1,
+        metavar=option.metavar,
+        autocompletion=completing.for_value(option.key),
     )
 
 

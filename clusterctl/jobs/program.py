@@ -288,17 +288,21 @@ def _further(source: Path, tree: stage.Tree, working: str) -> str:
     return os.path.relpath(location, tree.root / working)
 
 
+def list_bundled() -> list[str]:
+    """The names of the programs that travel with clusterctl."""
+    from clusterctl import assets
+
+    paths = assets.folder("workloads").glob("*")
+    return sorted(path.name for path in paths if path.suffix in {".py", *LANGUAGES})
+
+
 def _suggest(script: str) -> str:
     from difflib import get_close_matches
 
-    from clusterctl import assets
-
-    names = [
-        p.name for p in assets.folder("workloads").glob("*") if p.suffix in {".py", *LANGUAGES}
-    ]
+    names = list_bundled()
     close = get_close_matches(Path(script).name, names, n=1)
     if close:
         return f"did you mean the bundled {close[0]}?"
     if which(script):
         return f"for a command of the nodes: clusterctl run -- {script}"
-    return f"give a path, or a bundled program: {', '.join(sorted(names))}"
+    return f"give a path, or a bundled program: {', '.join(names)}"

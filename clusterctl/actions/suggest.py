@@ -1,0 +1,38 @@
+"""Words that a shell may complete: what is on record here. Nobody is asked, and nothing raises."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from clusterctl.actions import choose, open_store
+from clusterctl.datasets import DATASETS
+from clusterctl.errors import ClusterctlError
+from clusterctl.jobs.program import list_bundled
+
+
+def clusters() -> list[str]:
+    with suppress(ClusterctlError, OSError):
+        return list(open_store().names())
+    return []
+
+
+def nodes(cluster: str | None) -> list[str]:
+    """Of that cluster, or of the only one."""
+    with suppress(ClusterctlError, OSError):
+        return [node.name for node in choose(open_store(), cluster).nodes]
+    return []
+
+
+def jobs() -> list[str]:
+    """Their numbers, the last first."""
+    with suppress(ClusterctlError, OSError):
+        return [str(job.id) for job in reversed(open_store().jobs())]
+    return []
+
+
+def programs() -> list[str]:
+    return list_bundled()
+
+
+def data_sets() -> list[str]:
+    return list(DATASETS)

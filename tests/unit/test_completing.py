@@ -1,0 +1,85 @@
+"""What the shell offers for values, and that bash really does, on a terminal."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.terminal import Terminal
+from tests.unit.calling import ROOT, clusterctl
+from tests.unit.staged import lab
+
+ENTRY = f"""#!{sys.executable}
+from clusterctl.cli import main
+main()
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with files, and a cluster with a job on record."""
+    made = lab(tmp_path / "nodes")
+    folder = tmp_path / "project"
+    (folder / "steps").mkdir(parents=True)
+    for name in ("tune.py", "steps/one.py", ".hidden"):
+        (folder / name).touch()
+    made.job(folder)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("clusterctl down ", ["lab"]),
+        ("clusterctl run -c l", ["lab"]),
+        ("clusterctl logs ", ["7"]),
+        ("clusterctl report ", ["7", "lab"]),
+        ("clusterctl ssh work", ["worker-1", "worker-2"]),
+        ("clusterctl forward -c lab l", ["launcher:"]),
+        ("clusterctl data get m", ["mnist"]),
+        ("clusterctl run tu", ["tune.py"]),
+        ("clusterctl run multinode_ddp_mpi_", ["multinode_ddp_mpi_gpu.py"]),
+        ("clusterctl run steps/", ["steps/one.py"]),
+        ("clusterctl launch st", ["steps/"]),
+        ("clusterctl run tune.py ", []),  # the script's own: the shell's files
+        ("clusterctl down other", []),
+    ],
+)
+def test_names_on_record_and_files(words: str, found: list[str], here: Path) -> None:
+    count = str(words.count(" "))
+    done = clusterctl(_CLUSTERCTL_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=count)
+    assert done.stdout.split() == found, done.stderr
+
+
+def test_bash_completes_the_name_of_a_cluster(here: Path, tmp_path: Path) -> None:
+    bash = shutil.which("bash")
+    assert bash
+    program = tmp_path / "bin" / "clusterctl"
+    program.parent.mkdir()
+    program.write_text(ENTRY)
+    program.chmod(0o755)
+    script = tmp_path / "completion.sh"
+    script.write_text(clusterctl(_CLUSTERCTL_COMPLETE="source_bash").stdout)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "PATH": f"{program.parent}:{os.environ['PATH']}",
+        "PS1": "$ ",
+        "TERM": "dumb",
+        "INPUTRC": os.devnull,
+    }
+    argv = [bash, "--norc", "--noprofile", "-i"]
+    terminal = Terminal(argv, keyboard=True, width=200, env=environment)
+    try:
+        terminal.send(f"bind 'set enable-bracketed-paste off'; . {script}\n".encode())
+        terminal.send(b"clusterctl status --json l\t")
+        while "--json lab" not in terminal.raw:
+            terminal.until_more()
+        terminal.send(b"\x15exit\n")
+    finally:
+        terminal.close()
