@@ -89,7 +89,7 @@ class Found:
     overdue: tuple[Orphan, ...]
     mine: str
     failed: tuple[ProviderError, ...] = ()
-    """One for each region that could not be searched."""
+    """One for each region that could not be searched, and where it is not told which there are."""
 
 
 def find(store: Store, regions: Iterable[str] = ()) -> Found:
@@ -223,12 +223,30 @@ def _search(
         try:
             yield region, answer.result(limit.left)
         except FutureTimeout:
-            yield (
-                region,
-                ProviderError(f"AWS did not answer within {SEARCH_LIMIT:g} s", transient=True),
-            )
+            yield region, _unanswered()
         except ProviderError as error:
             yield region, error
+
+
+def _regions(
+    provider: Discovery, on_record: Iterable[str]
+) -> tuple[tuple[str, ...], ProviderError | None]:
+    """Where to search: all regions of the account, the usual one, and those of clusters on record.
+    With why it is not known which the account has: then it may have more."""
+    unknown: ProviderError | None = None
+    enabled: tuple[str, ...] = ()
+    try:
+        enabled = background(provider.regions).result(SEARCH_LIMIT)
+    except FutureTimeout:
+        unknown = _unanswered()
+    except ProviderError as error:
+        unknown = error
+    some = (provider.usual_region(), *filter(None, on_record), *enabled)
+    return tuple(dict.fromkeys(some)), unknown
+
+
+def _unanswered() -> ProviderError:
+    return ProviderError(f"AWS did not answer within {SEARCH_LIMIT:g} s", transient=True)
 
 
 def _tagged(
@@ -236,14 +254,19 @@ def _tagged(
 ) -> tuple[tuple[str, ...], list[Orphan], tuple[ProviderError, ...]]:
     """The regions `wanted`, else all of the account and those of the clusters on record; every
     cluster with our tag in them, known or not; and an error for each region that could not be
-    searched. Raises the first where that is every region."""
+    searched, and one where nobody tells which regions there are. Raises the first where that is
+    every region."""
     wanted = tuple(dict.fromkeys(wanted))
     on_record = [cluster.spec.cloud.region for cluster in store.clusters()]
     looked: dict[str, None] = {}
     found = []
     failed: dict[str, ProviderError] = {}
+    errors: list[ProviderError] = []
     for name, provider in _discovering().items():
-        for region, resources in _search(provider, wanted or provider.regions(on_record)):
+        regions, unknown = (wanted, None) if wanted else _regions(provider, on_record)
+        if unknown:
+            errors.append(_overlooked(regions, unknown))
+        for region, resources in _search(provider, regions):
             groups: dict[str, list[Resource]] = {}
             if isinstance(resources, ProviderError):
                 failed[region] = resources
@@ -256,11 +279,19 @@ def _tagged(
                 found.append(Orphan(name, id, called, region, tuple(mine)))
     if failed and not looked:
         raise next(iter(failed.values()))
-    errors = (
+    errors += (
         ProviderError(f"region {region} could not be searched: {error.message}", hint=error.hint)
         for region, error in failed.items()
     )
     return tuple(looked), found, tuple(errors)
+
+
+def _overlooked(regions: Iterable[str], why: ProviderError) -> ProviderError:
+    return ProviderError(
+        f"only {', '.join(regions)} could be searched, since AWS did not tell which regions the"
+        f" account has: {why.message}",
+        hint="repeat it, or name the others: --region eu-west-1 --region us-west-2 …",
+    )
 
 
 def _recorded(store: Store) -> set[str]:

@@ -277,9 +277,11 @@ def plural(kind: str) -> str:
 class Discovery(Recovering, Protocol):
     """Finds clusters by tag, wherever they were made. `region` is a part of the cloud."""
 
-    def regions(self, more: Sequence[str] = ()) -> tuple[str, ...]:
-        """Where to look for clusters: all regions that the account has enabled, and those of
-        `more`; where that is not told, the usual one instead of all."""
+    def usual_region(self) -> str:
+        """The one in which clusters are made, unless another one is asked for."""
+
+    def regions(self) -> tuple[str, ...]:
+        """All that the account has enabled. Raises ProviderError where that is not told."""
 
     def owner(self) -> str:
         """Who we are there, as in `Resource.owner`. Raises ProviderError."""

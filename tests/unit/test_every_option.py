@@ -307,7 +307,7 @@ class Planned:
     """A provider of machines that cost money, whose plan is all that it was asked for."""
 
     features = Ec2Provider.features
-    regions = Ec2Provider.regions
+    usual_region = Ec2Provider.usual_region
     find_ids = Ec2Provider.find_ids
     owner = Ec2Provider.owner
     _connect = property(lambda self: silent)
@@ -316,6 +316,9 @@ class Planned:
     find: Any
     adopt: Any
     remove: Any
+
+    def regions(self) -> tuple[str, ...]:
+        return ("us-east-1",)
 
     def plan(self, spec: ClusterSpec, *rest: Any, **more: Any) -> ProviderPlan:
         return ProviderPlan(mode="ec2", mode_reason="", one_host=False, lines=(repr(spec),))

@@ -35,6 +35,7 @@ class Account(Ec2Provider):
     account is ana's."""
 
     enabled: tuple[str, ...] = ()
+    untold: ProviderError | None = None
 
     def __init__(self) -> None:
         super().__init__(self._in)
@@ -56,6 +57,8 @@ class Account(Ec2Provider):
                 return "123456789012"
 
             def regions(self) -> tuple[str, ...]:
+                if account.untold:
+                    raise account.untold
                 return account.enabled
 
         return Regions(region)
@@ -247,6 +250,23 @@ def test_all_regions_of_the_account_are_searched(
         **{"hourly": 0.5, "every_price_known": True, "jobs": []},
     }
     assert "searched 5 regions" in call(*verb).err
+
+
+@pytest.mark.parametrize("verb", [("gc", "--dry-run"), ("list", "--all")], ids=" ".join)
+def test_regions_that_the_account_may_have_besides_are_not_said_to_be_empty(
+    verb: tuple[str, ...], account: Account, call: Call
+) -> None:
+    account.untold = ProviderError("describe regions: AWS did not answer", transient=True)
+    known = cluster(id="ana-known-1")
+    cloud = replace(known.spec.cloud, region="eu-west-1")
+    open_store().save(replace(known, spec=replace(known.spec, cloud=cloud)))
+    said = call(*verb, "--json")
+    assert said.code == (3 if "gc" in verb else 0), "a list shows what there is"
+    assert said.document["regions"] == ["us-east-1", "eu-west-1"]
+    assert len(account.asked) == 2
+    assert "only us-east-1, eu-west-1 could be searched" in said.err
+    assert "describe regions: AWS did not answer" in said.err
+    assert call("gc", "--dry-run", "--region", "us-east-1").code == 0, "nobody has to tell then"
 
 
 def test_a_region_that_hangs_is_named_and_keeps_no_other_waiting(

@@ -379,15 +379,13 @@ class Ec2Provider:
         state = provider_state.load(folder)
         return ssh_cidr.shut_out(state.ssh_cidr, self._my_address) if state else ""
 
-    def regions(self, more: Sequence[str] = ()) -> tuple[str, ...]:
-        usual = default_region()
-        try:
-            api = self._connect(usual)
-            api.account()  # says soon where nobody answers
-            enabled = api.regions()
-        except ProviderError:
-            enabled = ()  # credentials that are wrong are named by the search itself
-        return tuple(dict.fromkeys((usual, *filter(None, more), *enabled)))
+    def usual_region(self) -> str:
+        return default_region()
+
+    def regions(self) -> tuple[str, ...]:
+        api = self._connect(default_region())
+        api.account()  # says soon where nobody answers
+        return api.regions()
 
     def owner(self) -> str:
         api = self._connect(default_region())
