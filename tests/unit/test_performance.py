@@ -30,7 +30,7 @@ def test_each_command_exists(command: str) -> None:
     verb = VERBS[" ".join(words[:end])]
     rest = words[end:]
     for word in rest[: verb.leading(rest)]:
-        assert not word.startswith("-") or word in verb.spellings(), word
+        assert not word.startswith("--") or word in verb.spellings(), word
 
 
 def test_what_is_shown_of_a_long_output() -> None:
