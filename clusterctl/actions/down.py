@@ -23,7 +23,7 @@ from clusterctl.errors import (
 from clusterctl.insight import cost
 from clusterctl.job_model import JobState
 from clusterctl.model import Charge, Cluster, ClusterSpec, Phase
-from clusterctl.providers.protocol import Recovering
+from clusterctl.providers.protocol import Life, Recovering
 from clusterctl.providers.shared import charges as measured
 from clusterctl.state import ClusterLock, Store
 
@@ -125,8 +125,15 @@ def finish_down(
     """
     cluster = replace(cluster, phase=Phase.DELETING)
     folder = store.folder(cluster.name)
+    unseen: tuple[Charge, ...] = ()
     if cluster.charges:
+        planned = cluster.charges
         cluster = replace(cluster, charges=_made(cluster, folder, clock()))
+        # A machine of an `up` that was cut off a moment ago may not be shown yet: whether there was
+        # one is known when all are gone.
+        seen = {item.node for item in cluster.charges}
+        unseen = tuple(item for item in planned if not (item.until or item.node in seen))
+        cluster = replace(cluster, charges=cluster.charges + unseen)
     # With what it has cost, which nobody knows any more when it is gone.
     with _told(tell):
         store.save(cluster)
@@ -142,7 +149,9 @@ def finish_down(
         salvage.tell_left(cluster, tell)
         raise
     now = clock()
-    charges = correct_times(cluster, folder)
+    lives = _lives(cluster, folder)
+    never = {item.node for item in unseen} - {life.node for life in lives}
+    charges = measured.correct([item for item in cluster.charges if item.node not in never], lives)
     cluster = replace(cluster, charges=tuple(item.ended(now) for item in charges))
     how = "detached" if cluster.attached else "taken down"
     for job in store.open_jobs(cluster):
@@ -173,21 +182,27 @@ def _made(cluster: Cluster, folder: Path, now: float) -> tuple[Charge, ...]:
         ends = provider.list_ended(cluster, folder)
     except ClusterctlError:
         return cluster.charges
-    made = {node.name for node in cluster.nodes} | provider.list_made(folder)
+    lives = _lives(cluster, folder)
+    made = {node.name for node in cluster.nodes} | {life.node for life in lives}
+    made |= provider.list_made(folder)
     charges = measured.settle(cluster, living=there, made=made, now=now, ends=ends)
-    return correct_times(replace(cluster, charges=charges), folder)
+    return measured.correct(charges, lives)
 
 
 def correct_times(cluster: Cluster, folder: Path) -> tuple[Charge, ...]:
     """The charges with the times of whoever bills the machines, where those are told. For the
     record: AWS forgets machines an hour after their end."""
+    return measured.correct(cluster.charges, _lives(cluster, folder))
+
+
+def _lives(cluster: Cluster, folder: Path) -> tuple[Life, ...]:
+    """When machines began and ended; () where that is not told."""
     if not cluster.charges:
         return ()
     try:
-        lives = providers.load_billing(cluster).list_lives(cluster, folder)
+        return providers.load_billing(cluster).list_lives(cluster, folder)
     except ClusterctlError:
-        return cluster.charges
-    return measured.correct(cluster.charges, lives)
+        return ()
 
 
 def find_orphans(store: Store, name: str) -> tuple[Cluster, ...]:

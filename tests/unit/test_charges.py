@@ -215,6 +215,21 @@ def test_what_was_never_made_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     assert receipt(monkeypatch, forgotten(nodes=())) == ()
 
 
+def test_a_machine_that_is_shown_late_is_paid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An `up` was killed just after it had launched one of three: EC2 shows it seconds later."""
+
+    class Late(Ends):
+        def destroy(self, cluster: Cluster, *more: object) -> None:
+            self.lives = (Life("launcher", at(6), at(7)),)
+
+    provide(monkeypatch, "ec2", Late())
+    store = open_store()
+    store.save(forgotten(nodes=()))
+    ended = finish_down(store, forgotten(nodes=()), print, clock=clock)
+    [line] = cost.receipt(ended.charges, NOW)
+    assert (line.count, line.hours) == (1, pytest.approx(1 / 60))
+
+
 def test_machines_that_an_up_has_no_record_of_are_paid(monkeypatch: pytest.MonkeyPatch) -> None:
     """It failed while they booted: the provider knows of them, who ended themselves since."""
     noted = frozenset({"launcher", "worker-1"})
