@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -195,7 +195,7 @@ def correct_times(cluster: Cluster, folder: Path) -> tuple[Charge, ...]:
     return measured.correct(cluster.charges, _lives(cluster, folder))
 
 
-def _lives(cluster: Cluster, folder: Path) -> tuple[Life, ...]:
+def _lives(cluster: Cluster, folder: Path) -> Sequence[Life]:
     """When machines began and ended; () where that is not told."""
     if not cluster.charges:
         return ()

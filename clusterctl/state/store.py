@@ -257,7 +257,21 @@ def _read(path: Path) -> dict[str, Any]:
     return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
 
 
+LATEST = 253402300800.0
+"""Seconds since 1970 at the end of the year 9999: no time of a record is later."""
+
+
+def _check_times(*times: float | None) -> None:
+    if not all(when is None or 0 <= when < LATEST for when in times):
+        raise msgspec.ValidationError("one of its times is no time")
+
+
 def _check_cluster(cluster: Cluster) -> None:
+    _check_times(cluster.created, cluster.deadline)
+    for charge in cluster.charges:
+        _check_times(charge.since, charge.until)
+        if charge.hourly is not None and charge.hourly < 0:
+            raise msgspec.ValidationError(f"the price of {charge.node} is below zero")
     if cluster.phase is not Phase.READY:
         return  # it may not have its nodes yet
     if all(node.role is Role.WORKER for node in cluster.nodes):
@@ -267,6 +281,7 @@ def _check_cluster(cluster: Cluster) -> None:
 
 
 def _check_job(job: Job) -> None:
+    _check_times(job.created, job.started, job.finished)
     if not job.placement:
         raise msgspec.ValidationError("its ranks are on no node")
 

@@ -672,9 +672,11 @@ def damage_record(path: Path, **changes: Any) -> None:
     [
         ({"nodes": []}, "it has no launcher"),
         ({"nodes": "workers"}, "it has no launcher"),
+        ({"deadline": 1e300}, "one of its times is no time"),
+        ({"created": -1.0}, "one of its times is no time"),
         ({"nodes": "launcher"}, "it has no workers"),
     ],
-    ids=["no nodes", "no launcher", "no workers"],
+    ids=["no nodes", "no launcher", "late deadline", "early start", "no workers"],
 )
 def test_a_record_that_no_verb_can_work_with_is_damaged(
     changes: dict[str, Any], what: str, verb: str, call: Call
