@@ -71,7 +71,11 @@ def node_files(job: Job, cluster: Cluster, plan: LaunchPlan, secrets: Mapping[st
         if name not in plan.programs:
             continue
         outputs = assets.render(
-            "job/outputs.sh.j2", id=job.id, folder=folder, reserve=MIRROR_RESERVE
+            "job/outputs.sh.j2",
+            id=job.id,
+            folder=folder,
+            reserve=MIRROR_RESERVE,
+            points=job.spec.is_sweep,
         )
         files[name]["outputs.sh"] = (outputs, 0o755)
         variables = _variables(job, node, {**plan.env, **plan.node_env.get(name, {})})

@@ -16,6 +16,7 @@ from clusterctl.errors import NodeUnreachable, RecordError
 from clusterctl.job_model import Job
 from clusterctl.jobs import outputs
 from tests.conftest import Need
+from tests.unit.making import spec
 from tests.unit.staged import Staged, lab
 
 OLD = 1_000_000_000
@@ -49,6 +50,17 @@ def test_what_was_staged_is_no_output(here: Staged, tree: Path) -> None:
     assert found(here, job) == []
     (here.work() / "same.txt").read_text()
     assert found(here, job) == []
+
+
+def test_links_of_a_point_that_was_cut_off_are_no_outputs(here: Staged, tree: Path) -> None:
+    job = here.job(tree, what=spec(sweep=("lr=1,2",)))
+    own = here.work() / "points" / "1"
+    own.mkdir(parents=True)
+    (own / "same.txt").symlink_to("../../same.txt")
+    (own / "best").symlink_to("epoch-3.pt")
+    (own / "epoch-3.pt").write_text("weights")
+    names = ["best", "epoch-3.pt"]
+    assert found(here, job) == [f"worker-1/points/1/{name}" for name in names]
 
 
 @pytest.mark.parametrize("lost", ["outputs.sh", ".staged", "work"])
