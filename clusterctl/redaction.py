@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from clusterctl.variables import SECRET
 
-_ASSIGNMENT = re.compile(rf"(?:--?[\w-]+=)?[\w-]*(?:{SECRET.pattern})[\w-]*=", re.IGNORECASE)
-
-
+# Lines may be megabytes long (minified code, data): each part of a pattern has a greatest length
+# or a character that begins it, so that the time goes with the length of the text.
+_NAME = rf"[\w-]{{0,80}}(?:{SECRET.pattern})[\w-]{{0,80}}"
+_ASSIGNMENT = re.compile(rf"(?:(?<![\w-])--?[\w-]{{1,80}}=)?(?<![\w-]){_NAME}=", re.IGNORECASE)
+_OPTION = re.compile(rf"((?<![\w-])--{_NAME} {{1,80}})[^\s-]\S*", re.IGNORECASE)
 _KNOWN = re.compile(
     r"\b(AKIA|ASIA)[0-9A-Z]{16}\b|\b(ghp|gho|hf|sk|xox[bp]|glpat)[_-][\w-]{16,}|(?<=://)[^/\s:@]+:[^/\s@]+"
     r"(?=@)"
@@ -19,11 +22,10 @@ _KNOWN = re.compile(
 def redact(text: str) -> str:
     """`NAME=value` becomes `NAME=***` where the name speaks of a secret, and `--name value`."""
     text = re.sub(rf"({_ASSIGNMENT.pattern})\S+", r"\1***", text, flags=re.IGNORECASE)
-    text = re.sub(rf"(--[\w-]*(?:{SECRET.pattern})[\w-]* +)[^\s-]\S*", r"\1***", text, flags=re.I)
-    return _KNOWN.sub("***", text)
+    return _KNOWN.sub("***", _OPTION.sub(r"\1***", text))
 
 
-def redact_arguments(arguments: list[str]) -> list[str]:
+def redact_arguments(arguments: Sequence[str]) -> list[str]:
     """As `redact`, for words: a value may hold blanks, or be the word after `--token`."""
     shown: list[str] = []
     hide = False
@@ -31,7 +33,7 @@ def redact_arguments(arguments: list[str]) -> list[str]:
         if found := _ASSIGNMENT.match(word):
             shown.append(f"{found[0]}***")
         else:
-            shown.append("***" if hide and not word.startswith("-") else word)
+            shown.append("***" if hide and not word.startswith("-") else _KNOWN.sub("***", word))
         hide = word.startswith("--") and "=" not in word and bool(SECRET.search(word))
     return shown
 
@@ -42,11 +44,12 @@ _SECRET_FILE = re.compile(
     re.IGNORECASE,
 )
 _QUOTED = re.compile(
-    rf"([\w.-]*(?:{SECRET.pattern})[\w.-]*[\"']?\s*[:=]\s*[rbf]?([\"']))(?:(?!\2).)+(\2)",
+    rf"((?<![\w-]){_NAME}[\"']?\s{{0,80}}[:=]\s{{0,80}}[rbf]?([\"']))(?:(?!\2).)+(\2)",
     re.IGNORECASE,
 )
 _PLAIN = re.compile(
-    r"^([-+ ]\s*(?:export\s+)?[\w.-]*(?:TOKEN|_KEY|SECRET|PASSW|CREDENTIAL)[\w.-]*\s*[:=]\s*)"
+    r"^([-+ ]\s{0,200}(?:export\s{1,80})?"
+    r"[\w.-]{0,80}(?:TOKEN|_KEY|SECRET|PASSW|CREDENTIAL)[\w.-]{0,80}\s{0,80}[:=]\s{0,80})"
     r"(?![\s\"'({\[])[^\s()\[\]]{8,}\s*$",
     re.IGNORECASE,
 )

@@ -46,7 +46,7 @@ def _clock(when: float | None) -> str | None:
 
 def _words(words: Sequence[str]) -> str:
     """As a command line, without values that are secrets."""
-    return redact(shlex.join(redact_arguments(list(words))))
+    return redact(shlex.join(redact_arguments(words)))
 
 
 def _versions(row: Row, name: str) -> str | None:

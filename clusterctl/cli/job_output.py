@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.cli.console import Console, ago, pick, plain
+from clusterctl.cli.console import Console, ago, pick, plain, redact, redact_arguments
 from clusterctl.errors import ClusterctlError, ProviderError, UsageError
 from clusterctl.job_model import UNPLACED, Job, JobState, describe_exit
 from clusterctl.model import count
@@ -196,14 +196,14 @@ def document(job: Job) -> dict[str, Any]:
     found = {
         **pick(job, "id", "cluster", "cluster_id", "state", "native_id"),
         "program": job.spec.program.target,
-        "args": job.spec.program.args,
+        "args": redact_arguments(job.spec.program.args),
         "ranks": job.ranks,
         **({"points": _points(job)} if job.spec.is_sweep else {}),
         "placement": {place.node: list(place.ranks) for place in job.placement},
         **pick(job, "program_exit_code", "failure", "reason", "created", "started", "finished"),
         "seconds": None if seconds is None else round(seconds, 3),
         **pick(job, "attempt", "survivors", "rerun_of"),
-        "env": job.spec.env,
+        "env": {name: redact(value) for name, value in job.spec.env.items()},
         "secrets": dict.fromkeys(job.spec.secret_names, "***"),
     }
     return {name: plain(value) for name, value in found.items()}

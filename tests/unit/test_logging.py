@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.cli.console import redact, redact_arguments
+from clusterctl.redaction import redact, redact_arguments, redact_patch
 from tests.unit.calling import ROOT
 
 
@@ -162,3 +162,29 @@ def test_a_reader_that_has_gone() -> None:
         timeout=60,
     )
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x",
+        "-",
+        "a-",
+        "token",
+        "--token",
+        "token='",
+        " KEY",
+        "://",
+        "://a:",
+        " ",
+        "key",
+        "=",
+        "+ token\t",
+    ],
+)
+def test_long_lines_are_redacted_in_time(text: str) -> None:
+    """Minified code has lines of megabytes. With the square of their length it would take hours."""
+    line = text * (1_000_000 // len(text))
+    assert redact(line)
+    assert redact_patch(f"diff --git a/x b/x\n+{line}")
