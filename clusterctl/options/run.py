@@ -173,7 +173,7 @@ class Run(Started, heading=JOBS, module="run"):
     sync = text(
         "--sync",
         JOB,
-        "Bring outputs here or to s3://… while the job runs",
+        "Bring outputs here, or to S3, while the job runs",
         "DIR|URL",
         limits=(where.COPIED, where.SUPERVISED, where.ATTENDED),
         check=folder_or_bucket,

@@ -515,7 +515,7 @@ def test_who_connects_is_told_how_to_get_workers_back(call: Call, old: Staged) -
     old.store.save(replace(old.where, nodes=nodes))
     ssh = old.store.folder("lab") / "ssh"
     ssh.mkdir(exist_ok=True)
-    (ssh / "config").touch()
+    (ssh / "user").touch()
     said = call("cp", "worker-1:made.txt", "here.txt")
     assert said.code == 7, "as with a stopped cluster"
     assert "worker-[1-2] ended after 1 h idle at" in said.err
