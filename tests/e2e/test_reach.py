@@ -220,7 +220,11 @@ def test_ssh_and_mpirun_work_on_a_node_as_typed(cli: Cli) -> None:
     os.close(ours)
     os.write(theirs, typed.encode())
     os.close(theirs)
-    wait_for(lambda: running.process.poll() is not None, 90, "the shell to end")
+    wait_for(
+        lambda: running.process.poll() is not None,
+        60,
+        lambda: f"the shell to end: {running.out}{running.err}",
+    )
     done = running.wait()
     assert done.code == 0, done
     mode = cli.status()["mode"]
