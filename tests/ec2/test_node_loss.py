@@ -40,7 +40,7 @@ def test_a_job_goes_on_when_ec2_takes_its_machines_away(world: World, tmp_path: 
         120,
         "step 20",
     )
-    world.ec2.fault("spot_notice", node="worker-1", seconds=20, calls=1)
+    world.ec2.fault("spot_notice", node="worker-1", seconds=60, calls=1)
     out, err = running.communicate(timeout=300)
     assert running.returncode == 0, err
     assert "EC2 reclaimed worker-1: starting it again, then continuing job" in err
