@@ -209,10 +209,13 @@ def test_a_shell_on_a_terminal(cli: Cli) -> None:
 
 def test_ssh_and_mpirun_work_on_a_node_as_typed(cli: Cli) -> None:
     """In the shell that `clusterctl ssh` opens, the commands of the README of the first version."""
-    typed = (  # mpirun would read what is typed ahead
+    # mpirun would read what is typed ahead. PRRTE 3.0 sometimes misses the end of a short program
+    # and waits for ever: who types has to end it, `clusterctl run` does so itself.
+    typed = (
         "hostname; ssh -n worker-1 'echo on $(hostname)'; ssh -n nowhere true || echo refused\n"
-        "mpirun -np 4 --hostfile ~/hostfile python reduce_all.py --no-table >out </dev/null\n"
-        "mpirun -np 4 --hostfile ~/hostfile sh -c 'echo at $CLUSTERCTL_DATA' >at </dev/null\n"
+        'typed() { timeout -k 5 60 "$@" </dev/null || timeout -k 5 60 "$@" </dev/null; }\n'
+        "typed mpirun -np 4 --hostfile ~/hostfile python reduce_all.py --no-table >out\n"
+        "typed mpirun -np 4 --hostfile ~/hostfile sh -c 'echo at $CLUSTERCTL_DATA' >at\n"
         "cat out at\n"
     )
     ours, theirs = os.pipe()
@@ -222,7 +225,7 @@ def test_ssh_and_mpirun_work_on_a_node_as_typed(cli: Cli) -> None:
     os.close(theirs)
     wait_for(
         lambda: running.process.poll() is not None,
-        60,
+        90,
         lambda: f"the shell to end: {running.out}{running.err}",
     )
     done = running.wait()
