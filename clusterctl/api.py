@@ -84,7 +84,8 @@ class Cluster:
                 return True
             raise UsageError(f"consent is required: {question}", hint="pass yes=True to consent")
 
-        up_action.up(store, spec.cluster_spec(name, given), made._report, consent)
+        wanted = spec.cluster_spec(name, given)
+        up_action.up(store, wanted, made._report, consent, measure=given.measure)
         return made
 
     @classmethod

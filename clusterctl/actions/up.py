@@ -19,6 +19,7 @@ from clusterctl.actions import (
     salvage,
     shrink,
     smoke_test,
+    verify,
 )
 from clusterctl.actions.down import correct_times, find_orphans, finish_down
 from clusterctl.actions.up_bootstrap import (
@@ -37,11 +38,12 @@ from clusterctl.actions.up_plan import (
 )
 from clusterctl.bootstrap.progress import StepReporter
 from clusterctl.errors import ClusterctlError, UsageError
-from clusterctl.insight import cost
-from clusterctl.model import Cluster, ClusterSpec, Phase
+from clusterctl.insight import cost, verify_summary
+from clusterctl.model import Charge, Cluster, ClusterSpec, Phase
 from clusterctl.providers.protocol import Created, NoCapacity
 from clusterctl.providers.shared import charges as measured
 from clusterctl.state import ClusterLock, Store
+from clusterctl.transport.pool import Pool
 
 BOOTSTRAP = "bootstrap"
 NOTEWORTHY = 0.5
@@ -74,10 +76,12 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Up:
-    """A ready cluster and how long each phase took, in seconds."""
+    """A ready cluster, how long each phase took, in seconds, and what its nodes were measured to
+    give, if they were."""
 
     cluster: Cluster
     phases: tuple[tuple[str, float], ...]
+    measured: verify.Report | None = None
 
 
 Consent = Callable[[str], bool]
@@ -85,17 +89,30 @@ Consent = Callable[[str], bool]
 ask."""
 
 
-def up(store: Store, spec: ClusterSpec, tell: Tell, consent: Consent) -> Up:
+def measures(charges: Sequence[Charge], wanted: bool | None) -> bool:
+    """Whether the nodes are measured at the end: as wanted, else where they cost money."""
+    return bool(charges) if wanted is None else wanted
+
+
+def up(
+    store: Store,
+    spec: ClusterSpec,
+    tell: Tell,
+    consent: Consent,
+    *,
+    measure: bool | None = False,
+) -> Up:
     """Creates or resumes. Raises the error of the first thing that cannot be done; what has been
     made by then is in the record, so that `up` goes on there and `down` removes it.
 
     With several regions, one without capacity is left with nothing in it before the next is tried.
+    `measure`: see `measures`. What is measured decides nothing.
     """
     check_name(spec.name)
     here, *others = find_places(spec, find_owned(store, spec))
     while True:
         try:
-            return _up(store, here, others, tell, consent)
+            return _up(store, here, others, tell, consent, measure)
         except NoCapacity as error:
             made = store.find(spec.name)
             if not others or made is None or made.nodes:
@@ -115,7 +132,12 @@ def _agreed(question: str) -> bool:
 
 
 def _up(
-    store: Store, spec: ClusterSpec, others: Sequence[ClusterSpec], tell: Tell, consent: Consent
+    store: Store,
+    spec: ClusterSpec,
+    others: Sequence[ClusterSpec],
+    tell: Tell,
+    consent: Consent,
+    measure: bool | None,
 ) -> Up:
     clock = Clock()
     with clock.phase("plan"):
@@ -170,9 +192,22 @@ def _up(
                 # Ranks that do not add up, or that nobody waited for, make no cluster ready.
                 with clock.phase("all-reduce"):
                     smoke_test.run_all_reduce(store, cluster, pool, tell)
-        store.save(cluster)
-        store.event(cluster.name, "ready", phases=dict(clock.all))
-    return Up(cluster, clock.all)
+            store.save(cluster)
+            store.event(cluster.name, "ready", phases=dict(clock.all))
+            measured = None
+            if measures(cluster.charges, measure):
+                with clock.phase("verify"):
+                    measured = _verify(store, cluster, pool, tell)
+    return Up(cluster, clock.all, measured)
+
+
+def _verify(store: Store, cluster: Cluster, pool: Pool, tell: Tell) -> verify.Report | None:
+    report = verify.measure_after_up(store, cluster, pool, tell)
+    if report:
+        workers = len(cluster.workers)
+        for line in verify_summary.describe(report, workers=workers, name=cluster.name):
+            tell(line)
+    return report
 
 
 def _create(store: Store, cluster: Cluster, intent: Intent, tell: Tell) -> tuple[Cluster, Created]:

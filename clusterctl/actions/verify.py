@@ -24,7 +24,7 @@ from clusterctl.insight.verify import Report as Report
 from clusterctl.job_model import JobSpec
 from clusterctl.model import Accelerator, Cluster, Node, NodeResult, count
 from clusterctl.state import Store
-from clusterctl.timeouts import Deadline
+from clusterctl.timeouts import NEVER, Deadline
 from clusterctl.transport import Channel
 from clusterctl.transport.pool import Pool
 
@@ -33,6 +33,8 @@ MARK = b"@@probe "
 CONNECT, START = 6.0, 20.0
 """Seconds for connections, and for one answer of a probe."""
 REDUCTION = 60.0
+AFTER_UP, LEAST = 15.0, 2.0
+"""Seconds that `up` may spend on it, and those that have to be left for the next measurement."""
 FLOWS = (1, 4)
 
 
@@ -57,10 +59,7 @@ def measure(store: Store, cluster: Cluster, tell: Tell, *, quick: bool, now: boo
     effort = QUICK if quick else THOROUGH
     reductions: tuple[Reduction, ...] = ()
     with open_pool(store, cluster) as pool:
-        tell(f"measuring {count(len(cluster.workers), 'node')}")
-        with _Probes(cluster, pool) as probes:
-            nodes = _nodes(cluster, pool, probes, effort)
-            links = _links(cluster, probes, effort, tell)
+        nodes, links = _measure(cluster, pool, effort, tell, NEVER)
         sound = not any(node.error for node in nodes) and not any(link.error for link in links)
         if effort.thorough and sound:
             backends = ["gloo", "mpi"]
@@ -72,6 +71,42 @@ def measure(store: Store, cluster: Cluster, tell: Tell, *, quick: bool, now: boo
     report = Report(nodes, links, reductions, verdicts, seconds, time.time())
     keep(store, cluster, report)
     return report
+
+
+def measure_after_up(
+    store: Store,
+    cluster: Cluster,
+    pool: Pool,
+    tell: Tell,
+    deadline: Deadline | None = None,
+) -> Report | None:
+    """A quick look at a cluster that has just become ready, over connections that are open. What
+    the deadline (AFTER_UP) leaves no time for is not measured; None where nothing could be, with
+    the reason told: a cluster is none the worse for it."""
+    began = time.monotonic()
+    try:
+        require_measurable(store, cluster, tell, now=False)
+        nodes, links = _measure(cluster, pool, QUICK, tell, deadline or Deadline(AFTER_UP))
+    except (ClusterctlError, OSError, LookupError, ValueError) as error:
+        why = error.message if isinstance(error, ClusterctlError) else reason(error)
+        tell(f"the nodes were not measured: {why}; `clusterctl verify {cluster.name}` tries again")
+        return None
+    verdicts = verify.judge(nodes, links, one_machine=cluster.shares_machine)
+    report = Report(nodes, links, (), verdicts, time.monotonic() - began, time.time())
+    known = recall(store, cluster)
+    if known is None or {n.name for n in known.nodes} != {n.name for n in nodes}:
+        keep(store, cluster, report)  # a thorough one of the same nodes is worth more
+    return report
+
+
+def _measure(
+    cluster: Cluster, pool: Pool, effort: Effort, tell: Tell, deadline: Deadline
+) -> tuple[tuple[NodeFigures, ...], tuple[Link, ...]]:
+    """Nodes and links, as far as there is time for them."""
+    tell(f"measuring {count(len(cluster.workers), 'node')}")
+    with _Probes(cluster, pool, deadline) as probes:
+        nodes = _nodes(cluster, pool, probes, effort)
+        return nodes, _links(cluster, probes, effort, tell)
 
 
 def require_measurable(store: Store, cluster: Cluster, tell: Tell, *, now: bool) -> None:
@@ -113,8 +148,8 @@ class _Probes:
     """A process on each worker that measures what it is told (templates/insight/probe.py), and
     ends with its connection. Those that fail are in `failed`, and are asked no more."""
 
-    def __init__(self, cluster: Cluster, pool: Pool) -> None:
-        self._cluster, self._pool = cluster, pool
+    def __init__(self, cluster: Cluster, pool: Pool, deadline: Deadline) -> None:
+        self._cluster, self._pool, self.deadline = cluster, pool, deadline
         self._channels: dict[str, Channel] = {}
         self._buffers: dict[str, bytearray] = {}
         self.failed: dict[str, str] = {}
@@ -124,10 +159,11 @@ class _Probes:
 
         def start(name: str) -> NodeResult:
             transport = self._pool.transport(name)
-            transport.connect(CONNECT)
-            channel = transport.open(_command(self._cluster.node(name)), timeout=START)
+            transport.connect(self.seconds(CONNECT))
+            command = _command(self._cluster.node(name))
+            channel = transport.open(command, timeout=self.seconds(START))
             self._channels[name], self._buffers[name] = channel, bytearray()
-            channel.send(code + b"\n", START)
+            channel.send(code + b"\n", self.seconds(START))
             return NodeResult(node=name, exit_code=0)
 
         for node in self._cluster.workers:
@@ -147,18 +183,27 @@ class _Probes:
     def names(self) -> list[str]:
         return [n.name for n in self._cluster.workers if n.name not in self.failed]
 
+    @property
+    def late(self) -> bool:
+        """Whether there is no time for another measurement."""
+        return self.deadline.left < LEAST
+
+    def seconds(self, most: float) -> float:
+        """For one answer; never so few that a node has no chance."""
+        return max(0.1, min(most, self.deadline.left))
+
     def tell(self, name: str, action: str, **values: Any) -> None:
         if name in self.failed:
             return
         try:
             line = json.dumps({"do": action, **values}).encode() + b"\n"
-            self._channels[name].send(line, START)
+            self._channels[name].send(line, self.seconds(START))
         except OSError as error:
             self.failed[name] = reason(error) or "the connection is lost"
 
-    def hear(self, name: str, seconds: float = START) -> dict[str, Any]:
+    def hear(self, name: str) -> dict[str, Any]:
         """Its next answer; {"error": why} where there is none."""
-        deadline = Deadline(seconds)
+        deadline = Deadline(self.seconds(START))
         while name not in self.failed:
             buffer = self._buffers[name]
             line, newline, rest = bytes(buffer).partition(b"\n")
@@ -171,7 +216,7 @@ class _Probes:
             try:
                 data = self._channels[name].receive(max(0.1, deadline.left))
             except TimeoutError:
-                self.failed[name] = f"no answer in {seconds:g} s"
+                self.failed[name] = f"no answer in {deadline.seconds:.2g} s"
             except OSError as error:
                 self.failed[name] = reason(error) or "the connection is lost"
             else:
@@ -181,10 +226,13 @@ class _Probes:
         return {"error": self.failed[name]}
 
     def ask(self, names: Sequence[str], action: str, **values: Any) -> dict[str, dict[str, Any]]:
-        """All at once where they are machines of their own, else one after the other."""
+        """All at once where they are machines of their own, else one after the other, as far as
+        there is time for them."""
         found: dict[str, dict[str, Any]] = {}
         groups = [[n] for n in names] if self._cluster.shares_machine else [list(names)]
         for group in groups:
+            if self.late:
+                break
             for name in group:
                 root = {"folder": self._cluster.node(name).root} if action == "node" else {}
                 self.tell(name, action, **values, **root)
@@ -212,7 +260,7 @@ def _nodes(
 
     def read_clock(name: str) -> NodeResult:
         before = time.time()
-        result = pool.transport(name).run("date +%s.%N", timeout=START)
+        result = pool.transport(name).run("date +%s.%N", timeout=probes.seconds(START))
         after = time.time()
         if result.ok:
             clocks[name] = float(result.text.split()[-1]) - (before + after) / 2, after - before
@@ -223,12 +271,14 @@ def _nodes(
     gemm: Mapping[str, dict[str, Any]] = {}
     if effort.thorough:
         gemm = probes.ask(probes.names, "gemm", seconds=effort.compute)
-    gpus = _gpus(cluster, pool)
+    gpus = _gpus(cluster, pool, probes.seconds(START))
     found = []
     for node in cluster.workers:
-        told = measured.get(node.name, {"error": "not asked"})
+        told = measured.get(node.name)
         if node.name in probes.failed:  # it may have answered before, and no more
             told = {"error": probes.failed[node.name]}
+        if told is None:
+            continue  # there was no time for it
         kind = node.instance_type or f"{node.facts.arch} {node.facts.cores} {node.facts.gpus}"
         figures = NodeFigures(
             node.name,
@@ -249,7 +299,7 @@ def _nodes(
     return tuple(found)
 
 
-def _gpus(cluster: Cluster, pool: Pool) -> dict[str, tuple[tuple[Gpu, ...], str]]:
+def _gpus(cluster: Cluster, pool: Pool, seconds: float) -> dict[str, tuple[tuple[Gpu, ...], str]]:
     """What each node's GPUs say of themselves, or why they do not."""
     fields = ",".join(verify.GPU_FIELDS)
     commands = {
@@ -259,7 +309,7 @@ def _gpus(cluster: Cluster, pool: Pool) -> dict[str, tuple[tuple[Gpu, ...], str]
     }
     asked = {n.name: commands[n.accelerator] for n in cluster.workers if n.accelerator in commands}
     found = {}
-    for result in pool.run(asked, timeout=START) if asked else ():
+    for result in pool.run(asked, timeout=seconds) if asked else ():
         amd = cluster.node(result.node).accelerator is Accelerator.AMD
         read = verify.read_rocm_smi if amd else verify.read_nvidia_smi
         gpus = read(result.text)
@@ -269,7 +319,8 @@ def _gpus(cluster: Cluster, pool: Pool) -> dict[str, tuple[tuple[Gpu, ...], str]
 
 
 def _links(cluster: Cluster, probes: _Probes, effort: Effort, tell: Tell) -> tuple[Link, ...]:
-    """All pairs, in rounds in which no node has two partners; nodes of one machine pair by pair."""
+    """All pairs, in rounds in which no node has two partners; nodes of one machine pair by pair.
+    Only the first of them where there is no time for all."""
     names = probes.names
     pairs = [pair for turn in verify.rounds(names) for pair in turn]
     if not pairs:
@@ -278,7 +329,12 @@ def _links(cluster: Cluster, probes: _Probes, effort: Effort, tell: Tell) -> tup
     turns: Sequence[Sequence[tuple[str, str]]] = verify.rounds(names)
     if cluster.shares_machine:
         turns = [[pair] for pair in pairs]
-    return tuple(link for turn in turns for link in _turn(cluster, probes, turn, effort.link))
+    found: list[Link] = []
+    for turn in turns:
+        if probes.late:
+            break
+        found += _turn(cluster, probes, turn, effort.link)
+    return tuple(found)
 
 
 def _turn(

@@ -38,14 +38,15 @@ def _up(given: Up, console: Console, then: bool) -> None:
         plan = up_plan.plan(store, spec, console.report)
         console.result("\n".join((f"mode: {plan.mode}", *plan.lines)))
         shown = pick(plan, "mode", "lines", "charges", "deadline")
-        console.document({"dry_run": True, "cluster": spec.name, **shown})
+        verify = action.measures(plan.charges, given.measure)
+        console.document({"dry_run": True, "cluster": spec.name, **shown, "verify": verify})
         return
     console.after_interrupt = (
         f"what was created is kept: `clusterctl up {spec.name}` continues, "
         f"`clusterctl down {spec.name}` removes it"
     )
     consent = (lambda question: True) if given.yes else console.consent
-    made = action.up(store, spec, console.report, consent)
+    made = action.up(store, spec, console.report, consent, measure=given.measure)
     up_cluster = made.cluster
     if then:
         console.note(table([(phase, f"{seconds:.2f} s") for phase, seconds in made.phases]))
@@ -61,6 +62,7 @@ def _up(given: Up, console: Console, then: bool) -> None:
             **pick(up_cluster, "id", "phase", "mode", "deadline"),
             "seconds": dict(made.phases),
             "nodes": [node_document(node) for node in up_cluster.nodes],
+            "verify": made.measured and verify_document(made.measured),
         }
     )
 
@@ -153,6 +155,14 @@ def _receipt(lines: Any) -> list[list[object]]:
         prices = [f"{line.hourly:.4f}", f"{line.dollars:.4f}"] if known else ["?", "?"]
         rows.append([line.part, line.item, line.count, f"{line.hours:.3f}", *prices])
     return rows
+
+
+def verify_document(report: Any) -> dict[str, Any]:
+    """What was measured, for --json."""
+    verdicts = [
+        pick(v, "subject", "what", "state", "text", "value", "limit") for v in report.verdicts
+    ]
+    return {"ok": not report.low, "seconds": report.seconds, "verdicts": verdicts}
 
 
 def node_document(node: Any) -> dict[str, Any]:

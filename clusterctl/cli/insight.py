@@ -10,6 +10,7 @@ from clusterctl import actions
 from clusterctl.actions import diff as comparing
 from clusterctl.actions import doctor as action
 from clusterctl.actions import verify as measuring
+from clusterctl.cli.clusters import verify_document
 from clusterctl.cli.console import Console, pick, redact, table
 from clusterctl.cli.jobs import number_of
 from clusterctl.model import count
@@ -85,12 +86,7 @@ def verify(given: Verify, console: Console) -> None:
     console.document(
         {
             "cluster": cluster.name,
-            "ok": not low,
-            "seconds": found.seconds,
-            "verdicts": [
-                pick(v, "subject", "what", "state", "text", "value", "limit")
-                for v in found.verdicts
-            ],
+            **verify_document(found),
             "nodes": found.nodes,
             "links": found.links,
             "reductions": found.reductions,

@@ -120,8 +120,16 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
     boot_timeout = amount(
         "--boot-timeout", EC2, "Time for machines to boot (default: 10m)", "TIME", duration
     )
+    verify = choice(
+        "--verify", MACHINE, "Measure the nodes at the end (default: on EC2)", "on", "off"
+    )
     dry_run = flag("--dry-run", GENERAL, "Print the plan and change nothing")
     yes = YES
+
+    @property
+    def measure(self) -> bool | None:
+        """Whether nodes are measured at the end; None: where they cost money."""
+        return {"on": True, "off": False}.get(self.verify)
 
 
 class Down(Named, heading=CLUSTERS, module="clusters"):

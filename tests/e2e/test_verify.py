@@ -31,6 +31,18 @@ def test_nodes_links_and_all_reduces(cli: Cli) -> None:
     assert (done.code == 8) != report["ok"]
 
 
+def test_up_measures_what_is_ready(cli: Cli) -> None:
+    """On a cluster that costs nothing only if it is asked to; nothing that is slow fails it."""
+    assert cli("up", "--json").document()["verify"] is None
+    done = cli("up", "--verify", "on", "--json", timeout=120)
+    found = done.document()
+    assert [name for name, _ in lines(found["verify"], "cores")] == ["worker-1", "worker-2"]
+    assert [name for name, _ in lines(found["verify"], "latency")] == ["worker-1 – worker-2"]
+    assert found["phase"] == "ready"
+    assert "verify" in found["seconds"]
+    assert "measured 2 nodes and 1 link: " in done.err
+
+
 def test_a_slow_link(cli: Cli, need: Need) -> None:
     need("tc")
     shape = f"tc qdisc add dev {DEVICE} root tbf rate 20mbit burst 32kb lat 1s"

@@ -201,6 +201,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "--hosts": ("train.py",),
     "--identity": ("key",),
     "--idle": ("2h",),
+    "--verify": ("on",),
     "--image": ("mine:7",),
     "--instance-type": ("c6i.large",),
     "--interval": ("5",),

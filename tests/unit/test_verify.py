@@ -8,7 +8,7 @@ from itertools import combinations
 
 import pytest
 
-from clusterctl.insight import verify
+from clusterctl.insight import verify, verify_summary
 from clusterctl.insight.verify import Gpu, Link, NodeFigures, Verdict
 
 NAMES = ("worker-1", "worker-2", "worker-3")
@@ -233,3 +233,38 @@ def test_the_table_of_an_all_reduce() -> None:
     assert failed.error == "RuntimeError: no GPU"
     [verdict] = verify.judge([], [], [failed], one_machine=False)
     assert (verdict.subject, verdict.state) == ("all-reduce nccl", "low")
+
+
+# ------------------------------------------------------------------------------------ after `up`
+
+
+def report(*verdicts: Verdict, nodes: int = 2, pairs: int = 1) -> verify.Report:
+    measured = tuple(figures(f"worker-{number}") for number in range(1, nodes + 1))
+    return verify.Report(measured, tuple(links()[:pairs]), (), verdicts, 3.14)
+
+
+def test_a_sound_cluster_is_one_line() -> None:
+    sound = report(Verdict("worker-1", "cores", "ok", "4"))
+    lines = verify_summary.describe(sound, workers=2, name="lab")
+    assert lines == ("measured 2 nodes and 1 link: all as it should be (3.1 s)",)
+    alone = verify_summary.describe(report(nodes=1, pairs=0), workers=1, name="lab")
+    assert alone == ("measured 1 node: all as it should be (3.1 s)",)
+
+
+def test_what_is_slow_is_named_with_what_to_do_next() -> None:
+    """Only so much of it that nobody has to scroll."""
+    slow = report(
+        Verdict("worker-1", "cores", "ok", "4"),
+        *(Verdict("worker-2", f"disk {number}", "low", "9 MB/s") for number in range(12)),
+    )
+    head, *lines, more, advice = verify_summary.describe(slow, workers=2, name="lab")
+    assert head == "measured 2 nodes and 1 link: 12 of 13 figures below the limit (3.1 s)"
+    assert lines == [f"  worker-2, disk {number}: 9 MB/s" for number in range(10)]
+    assert more == "  … 2 more"
+    assert advice == "  → `clusterctl verify lab` measures everything, for longer"
+
+
+def test_what_there_was_no_time_for_is_said() -> None:
+    lines = verify_summary.describe(report(), workers=4, name="lab")
+    assert "  not measured, to save time: 2 nodes, 5 links" in lines
+    assert "clusterctl verify lab" in lines[-1]
