@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from clusterctl.actions import Tell, jobs
+from clusterctl.errors import UsageError, reason
+from clusterctl.insight import event_files
 from clusterctl.insight.metrics import Point, Reader
 from clusterctl.insight.metrics import columns as columns
 from clusterctl.insight.metrics import document as document
@@ -47,6 +50,23 @@ def collect(
     """The metrics that the job has printed so far, rank by rank."""
     found = [point for some in follow(store, number, where, tell, rank=rank) for point in some]
     return tuple(sorted(found, key=lambda point: point.rank))
+
+
+def export(job: Job, points: Sequence[Point], target: Path) -> tuple[Path, ...]:
+    """Writes the metrics of the job to a file, if its name ends in .csv, else as event files of
+    TensorBoard to `target`/job-N. Returns the file, or the folders of the runs. UsageError if that
+    cannot be done."""
+    try:
+        if target.suffix.lower() == ".csv":
+            target.write_text(to_csv(points))
+            return (target,)
+        started = job.started or job.created
+        return event_files.write(points, target / f"job-{job.id}", started)
+    except OSError as error:
+        raise UsageError(
+            f"the metrics cannot be written to {target}: {reason(error)}",
+            hint="choose another folder or FILE.csv with --export",
+        ) from error
 
 
 def stored(store: Store, job: Job) -> tuple[Point, ...]:

@@ -131,7 +131,7 @@ def _cell(text: str) -> str:
 
 
 def logs(given: Logs, console: Console) -> None:
-    ways = {way for way in ("follow", "metrics", "json") if getattr(given, way)}
+    ways = {way for way in ("follow", "metrics", "json", "export") if getattr(given, way)}
     given = given.within(ways, console.note)
     store, follow = actions.open_store(), given.follow
     job = number_of(given, store, console)
@@ -187,8 +187,16 @@ def _continue(store: Store, job: Job, console: Console, printer: Printer) -> Job
 
 
 def _metrics(given: Logs, store: Store, job: int, console: Console) -> None:
-    """One line for each line of metrics; a table with --csv."""
+    """One line for each line of metrics; a table with --csv, files with --export."""
     where = (store, job, given.cluster, console.report)
+    if given.export:
+        points = metrics.collect(*where, rank=given.rank)
+        written = metrics.export(store.job(job), points, given.export) if points else ()
+        console.document({"job": job, "points": len(points), "files": list(written)})
+        console.result("\n".join(map(str, written)))
+        if not points:
+            console.note(f"job {job} has printed no metrics; see docs/jobs.md for how to")
+        return
     if given.csv:
         console.result(metrics.to_csv(metrics.collect(*where, rank=given.rank)).rstrip("\n"))
         return

@@ -21,6 +21,8 @@ LONGEST = 1 << 16
 LONGEST_NAME = 64
 FIRST, LAST = ("epoch", "step"), ("time",)
 """Columns with a place of their own in a table."""
+PLACES = (*FIRST, "epochs", "steps", *LAST)
+"""Where a point lies, and no measurement of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,17 +118,25 @@ def document(point: Point) -> dict[str, float | None]:
 
 
 def series(points: Iterable[Point], name: str) -> dict[int, list[tuple[float, float]]]:
-    """(x, value) of each rank that has printed `name`, in the order of printing. x is the step,
-    else the epoch, else the number of the point. A training that was started again replaces what
-    it had printed from that step on."""
-    found: dict[int, list[tuple[float, float]]] = {}
+    """(x, value) of each rank that has printed `name`; see `curves`."""
+    return {
+        rank: [(x, point.values[name]) for x, point in curve]
+        for rank, curve in curves(points, name).items()
+    }
+
+
+def curves(points: Iterable[Point], name: str) -> dict[int, list[tuple[float, Point]]]:
+    """The points of each rank that have `name`, in the order of printing, each with its x: the
+    step, else the epoch, else the number of the point. A training that was started again replaces
+    what it had printed from that step on."""
+    found: dict[int, list[tuple[float, Point]]] = {}
     for point in points:
         if name in point.values and math.isfinite(point.values[name]):
             mine = found.setdefault(point.rank, [])
             x = float(len(mine)) if point.x is None else point.x
             while mine and mine[-1][0] >= x:
                 mine.pop()
-            mine.append((x, point.values[name]))
+            mine.append((x, point))
     return found
 
 

@@ -56,6 +56,7 @@ class Logs(Common, heading=JOBS, module="jobs"):
         "clusterctl logs",
         "clusterctl logs 7 --follow --rank 0",
         "clusterctl logs 7 --metrics --csv",
+        "clusterctl logs 7 --metrics --export runs",
     )
     job = LAST_JOB
     follow = flag("-f --follow", OPTIONS, "Follow the output until the job ends; Ctrl-C detaches")
@@ -81,7 +82,14 @@ class Logs(Common, heading=JOBS, module="jobs"):
         "--csv",
         OPTIONS,
         "Print metrics as comma-separated values",
-        limits=(where.WITH_METRICS, where.NOT_FOLLOWED_OR_JSON),
+        limits=(where.WITH_METRICS, where.NOT_FOLLOWED_OR_JSON, where.NOT_EXPORTED),
+    )
+    export = file(
+        "--export",
+        OPTIONS,
+        "Write metrics to a .csv file, or for TensorBoard to a folder",
+        "DIR|FILE.csv",
+        limits=(where.WITH_METRICS, where.FOLLOWED),
     )
     json = JSON_LINES
 

@@ -138,6 +138,7 @@ WITH_METRICS = _only(
     "metrics", says="works only with --metrics", hint="add --metrics, or leave it out"
 )
 NOT_METRICS = _never("metrics", says="cannot be combined with --metrics", hint=ONE_OF_TWO)
+NOT_EXPORTED = _never("export", says="cannot be combined with --export", hint=ONE_OF_TWO)
 NOT_FOLLOWED_OR_JSON = _never(
     *("follow", "json"), says="cannot be combined with --follow or --json", hint=ONE_OF_TWO
 )

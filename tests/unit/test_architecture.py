@@ -85,6 +85,7 @@ MAY_USE: dict[str, set[str]] = {
     "msgspec": set(MAY_IMPORT) - {"model", "errors", "catalog", "__init__"},
     "tomli": {"config"},
     "matplotlib": {"insight"},  # the extra `report`
+    "tensorboardX": {"insight"},  # the extra `tensorboard`
     "pathspec": {"jobs"},
     "cloudpickle": {"jobs"},
     "python_terraform": {"terraform"},

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
+from pathlib import Path
 
 import pytest
 
 from clusterctl.actions import open_store
-from clusterctl.insight import metrics
+from clusterctl.insight import event_files, metrics
 from clusterctl.insight.metrics import Point, Reader
 from clusterctl.job_model import JobState, Provenance
 from tests.unit.calling import Call
@@ -125,6 +127,77 @@ def test_logs_shows_them(call: Call) -> None:
     said = call("logs", "7", "--metrics", "--rank", "1")
     assert (said.code, said.out) == (0, "")
     assert "no metrics" in said.err
+
+
+def test_a_table_in_a_file(call: Call, tmp_path: Path) -> None:
+    printed(rank_0=line(step=1, loss=0.5) + b"\n", rank_1=line(step=1, loss=0.75) + b"\n")
+    table = tmp_path / "job-7.csv"
+    said = call("logs", "7", "--metrics", "--export", str(table))
+    assert (said.code, said.out) == (0, f"{table}\n")
+    assert table.read_text() == "rank,step,loss\n0,1,0.5\n1,1,0.75\n"
+    found = call("logs", "7", "--metrics", "--rank", "1", "--export", str(table), "--json")
+    first = json.loads(found.out.splitlines()[0])
+    assert first == {"schema": 1, "job": 7, "points": 1, "files": [str(table)]}
+    assert table.read_text() == "rank,step,loss\n1,1,0.75\n"
+
+
+@pytest.mark.parametrize("name", ["runs", "runs/job-7.csv"])
+def test_a_place_that_cannot_be_written(call: Call, tmp_path: Path, name: str) -> None:
+    (tmp_path / "runs").write_text("a file of the user's")
+    printed(rank_0=line(loss=0.5))
+    said = call("logs", "7", "--metrics", "--export", str(tmp_path / name))
+    assert said.code == 2
+    assert (tmp_path / "runs").read_text() == "a file of the user's"
+
+
+def test_nothing_is_written_of_a_job_without_metrics(call: Call, tmp_path: Path) -> None:
+    printed(rank_0=b"nothing\n")
+    said = call("logs", "7", "--metrics", "--export", str(tmp_path / "job-7.csv"))
+    assert (said.code, said.out) == (0, "")
+    assert "no metrics" in said.err
+    assert list(tmp_path.glob("*.csv")) == []
+
+
+class Events:
+    """An event file that remembers what it was given."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / f"events.out.tfevents.2.here{event_files.SUFFIX}"
+        self.rows: list[str] = []
+
+    def add(self, name: str, value: float, step: int, when: float) -> None:
+        self.rows.append(f"{name} {value} at {step}, {when}")
+
+    def close(self) -> None:
+        self.path.write_text("\n".join(self.rows))
+
+
+def test_event_files_have_a_run_for_each_rank(tmp_path: Path) -> None:
+    """A training that began again, and an export that is repeated, replace what there was: two
+    values at one step are a zigzag in TensorBoard."""
+    points = [*POINTS, Point(1, {"epoch": 0, "loss": 0.625}), Point(2, {"epoch": 3, "time": 9.0})]
+    (tmp_path / "rank-0").mkdir()
+    earlier = tmp_path / "rank-0" / f"events.out.tfevents.1.here{event_files.SUFFIX}"
+    theirs = tmp_path / "rank-0" / "events.out.tfevents.1.here"
+    for path in (earlier, theirs):
+        path.touch()
+    runs = event_files.write(points, tmp_path, 50.0, Events)
+    assert runs == (tmp_path / "rank-0", tmp_path / "rank-1")
+    first, second = (next(run.glob("events*.2.*")).read_text().splitlines() for run in runs)
+    assert first == ["loss 0.5 at 0, 100.0", "loss 0.25 at 1, 110.0"]
+    assert second == ["loss 0.625 at 0, 50.0"]
+    assert theirs.exists()
+    assert not earlier.exists()
+
+
+def test_without_tensorboardx(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    printed(rank_0=line(loss=0.5))
+    said = call("logs", "7", "--metrics", "--export", str(tmp_path / "runs"))
+    assert said.code == 2
+    assert "needs tensorboardX" in said.err
+    assert "pip install 'clusterctl[tensorboard]', or use --export FILE.csv" in said.err
 
 
 def test_columns_of_jobs(call: Call) -> None:
