@@ -85,9 +85,10 @@ def require_owned(cluster: Cluster) -> Cluster:
     return cluster
 
 
-def copied() -> int:
-    """Bytes that copies to and from nodes have moved in this process."""
-    return COPIED.read()
+def copied() -> tuple[int, int | None]:
+    """Bytes that copies to and from nodes have moved in this process, and those that the copies
+    under way still have to move (None: unknown)."""
+    return COPIED.read(), COPIED.left
 
 
 def connect_or_report(pool: Pool, names: Sequence[str], tell: Tell) -> dict[str, str]:

@@ -66,7 +66,8 @@ def cp(given: Cp, console: Console) -> None:
 
     store = actions.open_store()
     chosen = actions.choose(store, given.cluster)
-    reach.copy(store, chosen, given.source, given.target, given.timeout)
+    with console.waiting(moved=actions.copied):
+        reach.copy(store, chosen, given.source, given.target, given.timeout)
     console.document({"source": given.source, "target": given.target})
 
 

@@ -74,7 +74,7 @@ def down(given: Down, console: Console) -> None:
         _down(given, console)
 
 
-def _copied() -> int:
+def _copied() -> tuple[int, int | None]:
     from clusterctl import actions
 
     return actions.copied()

@@ -9,6 +9,7 @@ import shutil
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, is_dataclass
 from enum import Enum
@@ -22,9 +23,14 @@ SILENCE = 3.5
 """Seconds after which a verb about machines says that it still works: on a busy machine the word
 comes later, and nobody should wait for more than five."""
 
-
+WINDOW = 10.0
+"""Seconds over which the rate of a copy is measured."""
 CLEAR = "\r\x1b[J"
 """Removes the line on a terminal that `Console.show` has drawn."""
+
+
+Moved = tuple[int, int | None]
+"""Bytes: copied so far, and still to be copied (None: unknown)."""
 
 
 class Console:
@@ -74,36 +80,47 @@ class Console:
 
     @contextlib.contextmanager
     def waiting(
-        self, silence: float | None = None, moved: Callable[[], int] | None = None
+        self,
+        silence: float | None = None,
+        moved: Callable[[], Moved] | None = None,
+        *,
+        only_copies: bool = False,
     ) -> Iterator[None]:
         """Meanwhile nobody has to guess whether something still happens: after so many seconds
         without a word (usually SILENCE), those before included, the last line of progress is
         repeated.
 
         Args:
-            moved: Says how many bytes were copied. While they grow, a terminal shows how fast.
+            moved: Says how many bytes were copied, and how many are still to be (None: unknown).
+                While they grow, a terminal shows how fast.
+            only_copies: Where nothing is copied, the caller has its own ways to say so.
         """
         silence = silence or SILENCE
         over = threading.Event()
 
         def watch() -> None:
-            seen, start = self._clock(), moved() if moved else 0
-            size = start
+            start = size = moved()[0] if moved else 0
+            seen = deque([(self._clock(), size)])
             pause = silence / 10 if moved else 0.0
             while not over.wait(pause or max(silence / 20, self._spoke + silence - self._clock())):
-                now, before, size = self._clock(), size, moved() if moved else 0
+                now, before = self._clock(), size
+                size, left = moved() if moved else (0, None)
                 copied = ""
+                seen.append((now, size))
+                while now - seen[0][0] > WINDOW and len(seen) > 2:
+                    seen.popleft()
                 if size > before:
-                    copied = f", {describe_copy(size - start, size - before, now - seen)}"
-                if self._asking or self.quiet:
+                    rate = (size - seen[0][1]) / max(now - seen[0][0], 1e-3)
+                    copied = f", {describe_copy(size - start, rate, left)}"
+                if self._asking or self.quiet or (only_copies and not copied):
                     continue
                 if copied and sys.stderr.isatty():
-                    self.show(f"{self._time()}  {self._doing}{copied}")
+                    drawn = _draw(size - start, left)
+                    self.show(f"{self._time()}  {drawn}{self._doing}{copied}")
                 elif now - self._spoke >= silence:
                     doing = lines(self._doing).partition(";")[0]
                     after = f" after: {doing}" if doing else ""
                     self._stderr(f"{self._time()}  still working{after}{copied}")
-                seen = now
 
         thread = threading.Thread(target=watch, daemon=True, name="waiting")
         thread.start()
@@ -117,6 +134,16 @@ class Console:
     def detail(self, text: str) -> None:
         if self.verbose:
             self.report(text)
+
+    def step(self, text: str) -> None:
+        """What a long action does now: in place on a terminal; elsewhere it is only told by
+        `waiting`, and by --verbose."""
+        if self.verbose:
+            self.report(text)
+            return
+        self._doing = text
+        if not self.quiet and sys.stderr.isatty():
+            self.show(f"{self._time()}  {text}")
 
     def note(self, text: str) -> None:
         """A line of prose for people, without a time."""
@@ -271,9 +298,20 @@ def in_ascii(error: UnicodeError) -> tuple[bytes, int]:
     return written, error.end
 
 
-def describe_copy(size: int, last: int, seconds: float) -> str:
-    """`512.0 MB copied, 43.2 MB/s`: all of the bytes, and the rate of the last ones."""
-    return f"{size / 1e6:.1f} MB copied, {last / 1e6 / max(seconds, 1e-3):.1f} MB/s"
+def _draw(done: int, left: int | None) -> str:
+    """A bar before the words, where it is known how much there is to copy."""
+    if left is None:
+        return ""
+    from clusterctl.cli.bar import bar  # on a terminal alone: rich takes its time to load
+
+    return f"{bar(done, done + left)} "
+
+
+def describe_copy(size: int, rate: float, left: int | None) -> str:
+    """`512.0 MB copied, 43.2 MB/s, 12 s left`: all of the bytes, those of a second, and how long
+    the rest will take, where it is known."""
+    text = f"{size / 1e6:.1f} MB copied, {rate / 1e6:.1f} MB/s"
+    return f"{text}, {ago(left / rate)} left" if left and rate > 0 else text
 
 
 def ago(seconds: float) -> str:

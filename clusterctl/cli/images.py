@@ -9,7 +9,8 @@ from clusterctl.options.data import ImageBuild, ImageLock
 
 def image_build(given: ImageBuild, console: Console) -> None:
     given.within((), console.note)
-    built = images.build(given.name, push=given.push, base=given.base, on_line=console.detail)
+    with console.waiting():
+        built = images.build(given.name, push=given.push, base=given.base, on_line=console.step)
     console.result(built.reference)
     done = "built and pushed" if built.pushed else "built"
     use = f"--image {built.kind}={built.reference}"
@@ -19,7 +20,8 @@ def image_build(given: ImageBuild, console: Console) -> None:
 
 def image_lock(given: ImageLock, console: Console) -> None:
     given.within((), console.note)
-    found = images.lock(given.name, on_line=console.detail)
+    with console.waiting():
+        found = images.lock(given.name, on_line=console.step)
     for wheel, digest in found.items():
         console.result(f"{digest}  {wheel}")
     console.note(

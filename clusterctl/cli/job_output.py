@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,16 @@ if TYPE_CHECKING:
 EXIT_TIMEOUT = 124
 """As coreutils' timeout(1)."""
 EXIT_CANCELLED = 130
+
+
+def staging(console: Console) -> ExitStack:
+    """Tells how far the copies of a job's files are. Close it when the job starts: from then on,
+    the screen is the job's."""
+    from clusterctl import actions
+
+    stack = ExitStack()
+    stack.enter_context(console.waiting(moved=actions.copied, only_copies=True))
+    return stack
 
 
 def announce(console: Console, job: Job, detach: bool) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 from clusterctl.cli.console import Console, ago
 
-BAR = 24  # characters
 WINDOW = 10.0
 """Seconds over which the rate is measured."""
 PAUSE = 0.1
@@ -59,8 +58,9 @@ class Transfer:
         return text
 
     def _draw(self, done: int, size: int, percent: int) -> None:
-        full = BAR * percent // 100
-        bar = f"[{'#' * full}{'.' * (BAR - full)}] " if size else ""
-        self._console.show(f"{bar}{self._name} {self._describe(done, size, percent)}")
+        from clusterctl.cli.bar import bar  # on a terminal alone: rich takes its time to load
+
+        drawn = f"{bar(done, size)} " if size else ""
+        self._console.show(f"{drawn}{self._name} {self._describe(done, size, percent)}")
         if done == size:
             self._console.leave()

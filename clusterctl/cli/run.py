@@ -14,7 +14,7 @@ from clusterctl.actions import Store, jobs, node_loss
 from clusterctl.actions import run as action
 from clusterctl.actions.run import Prepared, Resolved
 from clusterctl.cli.console import Console, plain
-from clusterctl.cli.job_output import announce, finish, reporting
+from clusterctl.cli.job_output import announce, finish, reporting, staging
 from clusterctl.cli.jobs import number_of
 from clusterctl.cli.rank_output import Printer
 from clusterctl.errors import UsageError
@@ -154,13 +154,19 @@ def _start(console: Console, store: Store, prepared: Prepared, detach: bool) -> 
     else:
         console.detail(f"staging {prepared.tree.describe()}")
     number = prepared.job.id
+    copying = staging(console)
 
     def on_start(started: Job) -> None:
         nonlocal number
         number = started.id
+        copying.close()
         announce(console, started, detach)
 
-    with reporting(console, lambda: action.find_job(store, number)), Printer(console) as printer:
+    with (
+        copying,
+        reporting(console, lambda: action.find_job(store, number)),
+        Printer(console) as printer,
+    ):
         seen: Any = {"on_output": printer, "tell": console.report}
         if detach:
             job = action.run(store, prepared, on_start=on_start, detach=True, **seen)
@@ -188,13 +194,19 @@ def rerun(given: Rerun, console: Console) -> None:
         variables, secrets, tuple(kept), given.arguments, given.ranks, given.failed
     )
     number = 0
+    copying = staging(console)
 
     def on_start(started: Job) -> None:
         nonlocal number
         number = started.id
+        copying.close()
         announce(console, started, given.detach)
 
-    with reporting(console, lambda: action.find_job(store, number)), Printer(console) as printer:
+    with (
+        copying,
+        reporting(console, lambda: action.find_job(store, number)),
+        Printer(console) as printer,
+    ):
         seen: Any = {"on_output": printer, "tell": console.report}
 
         def again(note: action.OnJob) -> Job:

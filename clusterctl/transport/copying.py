@@ -24,7 +24,7 @@ from clusterctl.assets import render
 from clusterctl.model import NodeResult
 from clusterctl.transport import OnStdout, shell
 from clusterctl.transport.diagnosis import Failure
-from clusterctl.transport.meter import COPIED
+from clusterctl.transport.meter import COPIED, Copy
 
 if TYPE_CHECKING:
     from clusterctl.transport.session import Session
@@ -52,9 +52,9 @@ def put(start: Start, source: Path, target: str) -> NodeResult:
         values["mode"] = f"{source.stat().st_mode & 0o777:o}"
         if source.is_dir():
             command = render("transport/put_folder.sh.j2", **values)
-            with start(command, collect=True) as session:
+            with start(command, collect=True) as session, COPIED.copying(_size(source)) as copy:
                 return _finish_sending(
-                    session, lambda: _send_folder(session, source, values["mark"])
+                    session, lambda: _send_folder(session, source, values["mark"], copy)
                 )
         if not source.is_file():
             raise Failure(f"{source} is neither a file nor a folder")
@@ -62,13 +62,23 @@ def put(start: Start, source: Path, target: str) -> NodeResult:
             size = os.fstat(file.fileno()).st_size
             parent = shell.path(posixpath.dirname(target) or ".")
             command = render("transport/put_file.sh.j2", **values, parent=parent, size=size)
-            with start(command, collect=True) as session:
-                return _finish_sending(session, lambda: _send_file(session, file, size))
+            with start(command, collect=True) as session, COPIED.copying(size) as copy:
+                return _finish_sending(session, lambda: _send_file(session, file, size, copy))
     except OSError as error:
         if error.errno is None:  # the session's
             raise
         name = error.filename or source
         raise Failure(f"{name} cannot be read: {error.strerror}") from error
+
+
+def _size(folder: Path) -> int:
+    """Bytes of the files in it, without what the archive adds to them."""
+    found = 0
+    for path, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):  # it goes while we look: the copy says so
+                found += os.lstat(os.path.join(path, name)).st_size
+    return found
 
 
 def _finish_sending(session: Session, send: Callable[[], None]) -> NodeResult:
@@ -78,20 +88,20 @@ def _finish_sending(session: Session, send: Callable[[], None]) -> NodeResult:
     return _result(session)
 
 
-def _send_file(session: Session, file: BinaryIO, size: int) -> None:
+def _send_file(session: Session, file: BinaryIO, size: int, copy: Copy) -> None:
     while size:
         data = file.read(min(CHUNK, size))
         if not data:
             raise Failure(f"{file.name} became shorter while it was read")
         session.send(data)
-        COPIED.add(len(data))
+        copy.add(len(data))
         size -= len(data)
 
 
-def _send_folder(session: Session, source: Path, mark: str) -> None:
+def _send_folder(session: Session, source: Path, mark: str, copy: Copy) -> None:
     try:
         with tarfile.open(
-            fileobj=cast(BinaryIO, _Stream(session)),
+            fileobj=cast(BinaryIO, _Stream(session, copy)),
             mode="w|",
             bufsize=CHUNK,
             format=tarfile.GNU_FORMAT,  # every tar reads it, whatever bytes are in the names
@@ -120,8 +130,8 @@ def get(start: Start, source: str, target: Path) -> NodeResult:
     """Raises FAILURES."""
     mark = "clusterctl-" + secrets.token_hex(8)
     command = render("transport/get.sh.j2", source=shell.path(source), mark=mark)
-    with start(command, collect=False) as session:
-        stream = io.BufferedReader(_Stream(session), CHUNK)
+    with start(command, collect=False) as session, COPIED.copying(None) as copy:
+        stream = io.BufferedReader(_Stream(session, copy), CHUNK)
         # What the login shell's start files print may stand before it, in the same line, too.
         header = re.compile(rf"{mark} (?:folder|file (\S+) (\d+))\n".encode())
         found = next(filter(None, map(header.search, stream)), None)
@@ -131,6 +141,7 @@ def get(start: Start, source: str, target: Path) -> NodeResult:
                 return result
             raise Failure("the node sent nothing")
         mode, size = found.groups()
+        copy.size = int(size) if mode else None
         try:
             if target.exists() and target.is_dir() == bool(mode):
                 raise Failure(f"{target} is a {'folder' if mode else 'file'} here")
@@ -192,8 +203,8 @@ def _finish_receiving(session: Session, left_out: list[str], damage: str) -> Nod
 class _Stream(io.RawIOBase):
     """A session's stdin and stdout, as a file."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, session: Session, copy: Copy) -> None:
+        self._session, self._copy = session, copy
         self._ahead = memoryview(b"")
 
     def readable(self) -> bool:
@@ -203,12 +214,12 @@ class _Stream(io.RawIOBase):
         data = self._ahead or memoryview(self._session.receive())
         size = min(len(buffer), len(data))
         buffer[:size], self._ahead = data[:size], data[size:]
-        COPIED.add(size)
+        self._copy.add(size)
         return size
 
     def write(self, data: Any) -> int:
         self._session.send(data)
-        COPIED.add(len(data))
+        self._copy.add(len(data))
         return len(data)
 
 

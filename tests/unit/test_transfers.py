@@ -1,11 +1,16 @@
-"""How far a download is, in a pipe."""
+"""How far a download or a copy is: a bar on a terminal, lines in a pipe."""
 
 from __future__ import annotations
+
+import sys
 
 import pytest
 
 from clusterctl.cli.console import Console
 from clusterctl.cli.progress import Transfer
+from clusterctl.transport.meter import Meter
+from tests.terminal import Terminal as Pty
+from tests.unit.calling import ROOT
 
 
 def test_each_tenth_is_a_line_with_the_rate_and_the_time_left(
@@ -20,6 +25,48 @@ def test_each_tenth_is_a_line_with_the_rate_and_the_time_left(
     assert len(lines) == 11
     assert lines[5] == "train.bin  50 % of 1000.0 MB, 20.0 MB/s, 25 s left"
     assert lines[-1] == "train.bin 100 % of 1000.0 MB, 20.0 MB/s"
+
+
+BAR = """
+from clusterctl.cli.console import Console
+from clusterctl.cli.progress import Transfer
+now = [0.0]
+transfer = Transfer(Console(), clock=lambda: now[0])
+for done in (0, 25, 50):
+    transfer("train.bin", done * 10**6, 10**8)
+    now[0] += 1.0
+Console().leave()
+input()
+"""
+
+
+@pytest.mark.parametrize(("encoding", "half"), [("utf-8", "━" * 12), ("ascii", "-" * 12)])
+def test_a_terminal_has_one_line_with_a_bar(encoding: str, half: str) -> None:
+    environment = {"TERM": "xterm", "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": encoding}
+    terminal = Pty([sys.executable, "-c", BAR], width=100, env=environment)
+    try:
+        while "50 %" not in terminal.raw:
+            terminal.until_more()
+        terminal.send(b"\n")
+        [line] = [line for line in terminal.wait() if "train.bin" in line]
+    finally:
+        terminal.close()
+    assert line.startswith(f"[{half}")
+    assert line.endswith("] train.bin  50 % of 100.0 MB, 25.0 MB/s, 2.0 s left")
+
+
+def test_copies_under_way_know_what_is_left() -> None:
+    meter = Meter()
+    assert meter.left is None
+    with meter.copying(100) as first:
+        first.add(30)
+        with meter.copying(50) as second:
+            second.add(60)  # an archive is larger than the files in it
+            assert (meter.read(), meter.left) == (90, 70)
+            with meter.copying(None):
+                assert meter.left is None
+        assert meter.left == 70
+    assert (meter.read(), meter.left) == (90, None)
 
 
 def test_a_size_that_no_server_tells_is_no_reason_for_silence(

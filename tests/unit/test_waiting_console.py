@@ -80,10 +80,35 @@ def test_a_copy_says_how_much_has_come_and_how_fast(capsys: pytest.CaptureFixtur
     moved = iter(range(0, 10**15, 2_000_000))
     console = Console()
     console.report("fetching")
-    with console.waiting(silence=0.05, moved=lambda: next(moved)):
+    with console.waiting(silence=0.05, moved=lambda: (next(moved), None)):
         said = wait_for(capsys, "MB/s")
     assert re.search(r"still working after: fetching, \d+\.0 MB copied, \d+\.\d MB/s\n", said), said
     assert "\r" not in said
+
+
+def test_a_copy_of_known_size_says_how_long_it_will_take(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    moved = iter(range(0, 10**15, 2_000_000))
+    console = Console()
+    with console.waiting(silence=0.05, moved=lambda: (next(moved), 10**15)):
+        said = wait_for(capsys, "left")
+    assert re.search(r"MB/s, \d+\.\d d left\n", said), said
+
+
+def test_copies_alone_are_told_where_the_rest_is_told_otherwise(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As by a job, whose output is on the screen."""
+    moved, still = iter(range(0, 10**9, 2_000_000)), threading.Event()
+    console = Console()
+    with console.waiting(
+        silence=0.02, moved=lambda: (0 if not still.is_set() else next(moved), 0), only_copies=True
+    ):
+        time.sleep(0.2)
+        assert capsys.readouterr().err == ""
+        still.set()
+        assert "MB copied" in wait_for(capsys, "MB/s")
 
 
 COPIES = """
@@ -92,7 +117,7 @@ from clusterctl.cli.console import Console
 console = Console()
 console.report("fetching")
 moved = itertools.count(0, 1_000_000)
-with console.waiting(silence=0.2, moved=lambda: next(moved)):
+with console.waiting(silence=0.2, moved=lambda: (next(moved), None)):
     sys.stdin.readline()
 console.note("done")
 """
@@ -110,3 +135,37 @@ def test_on_a_terminal_a_copy_is_one_line_that_goes_at_its_end() -> None:
         terminal.close()
     assert re.search(r"fetching, \d+\.0 MB copied, \d+\.\d MB/s", terminal.raw)
     assert [line.split("s  ")[-1] for line in shown] == ["fetching", "done"]
+
+
+STEPS = """
+import sys
+from clusterctl.cli.console import Console
+console = Console()
+for step in ("pulling", "building"):
+    console.step(step)
+sys.stdin.readline()
+console.note("done")
+"""
+
+
+def test_on_a_terminal_the_steps_of_a_long_action_are_one_line() -> None:
+    terminal = Pty([sys.executable, "-c", STEPS], width=80, env={"PYTHONPATH": str(ROOT)})
+    try:
+        while "building" not in terminal.raw:
+            terminal.until_more()
+        assert "pulling" in terminal.raw
+        terminal.send(b"\n")
+        shown = terminal.wait()
+    finally:
+        terminal.close()
+    assert [line.strip() for line in shown if line.strip()] == ["done"]
+
+
+def test_elsewhere_a_step_is_what_one_waits_for(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console()
+    console.step("pulling")
+    assert capsys.readouterr().err == ""
+    with console.waiting(silence=0.05):
+        assert "still working after: pulling\n" in wait_for(capsys, "still")
+    Console().set(verbose=True).step("building")
+    assert capsys.readouterr().err.endswith("s  building\n")
