@@ -33,7 +33,8 @@ LIMIT = 1800.0
 
 
 def main() -> None:
-    parts = [f"{platform.machine()}, {os.cpu_count()} cores, {date.today().isoformat()}:"]
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, {date.today().isoformat()}"
+    parts = [f"{machine}, load average before: {os.getloadavg()[0]:.1f}:"]
     parts.append("\n".join(f"    clusterctl {command}" for command in COMMANDS))
     with tempfile.TemporaryDirectory(prefix="performance-") as folder:
         env = {**os.environ, "CLUSTERCTL_HOME": f"{folder}/state", "PYTHONPATH": str(ROOT)}

@@ -1,11 +1,13 @@
-"""The report in docs/performance.md, which scripts/performance.py writes."""
+"""What scripts write into docs/performance.md and docs/doctor.md."""
 
 from __future__ import annotations
 
+import json
 import shlex
 
 import pytest
 
+from bench import doctor
 from clusterctl.options.verbs import FAMILIES, VERBS
 from scripts import performance
 
@@ -38,3 +40,27 @@ def test_what_is_shown_of_a_long_output() -> None:
     chosen = performance.choose(text, ("## Jobs", "## Scaling"))
     assert chosen == "#### Jobs\n\none\n\n#### Scaling\n\nthree"
     assert performance.choose("a\n\nb\n", None) == "    a\n\n    b"
+
+
+def test_the_ten_broken_jobs_are_those_of_the_result_file() -> None:
+    document = json.loads((doctor.ROOT / "bench" / "results" / "doctor.json").read_text())
+    _, _, rest = doctor.DOCUMENT.read_text().partition(doctor.BEGIN)
+    shown = rest.partition(doctor.END)[0]
+    assert shown == doctor.render(document), "python bench/doctor.py --table writes it"
+
+
+def test_one_run_is_summed_up_with_what_was_missed_and_the_slowest_look() -> None:
+    row = {
+        "name": "a",
+        "cause": "SIGSTOP",
+        "kind": "stopped",
+        "said": "rank 1 | on",
+        "seconds": 4.5,
+    }
+    missed = {**row, "found": False, "kind": "", "said": "not judged:\nno answer", "seconds": 0.0}
+    text = doctor.render(
+        {"date": "2026-01-02", "machine": "m", "jobs": [{**row, "found": True}, missed]}
+    )
+    assert text.startswith("2026-01-02, m:\n\n1 of 2 found; `doctor` took 4.5 s at most.\n")
+    assert "| SIGSTOP | yes | `stopped`: rank 1 \\| on | 4.5 |" in text
+    assert "| SIGSTOP | **no** | not judged: no answer | 0.0 |" in text
