@@ -193,8 +193,9 @@ def _metrics(given: Logs, store: Store, job: int, console: Console) -> None:
         points = metrics.collect(*where, rank=given.rank)
         written = metrics.export(store.job(job), points, given.export) if points else ()
         console.document({"job": job, "points": len(points), "files": list(written)})
-        console.result("\n".join(map(str, written)))
-        if not points:
+        if points:
+            console.result("\n".join(map(str, written)))
+        else:
             console.note(f"job {job} has printed no metrics; see docs/jobs.md for how to")
         return
     if given.csv:
