@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from clusterctl import bootstrap, keys, providers
 from clusterctl.actions import (
@@ -19,7 +20,6 @@ from clusterctl.actions import (
     salvage,
     shrink,
     smoke_test,
-    verify,
 )
 from clusterctl.actions.down import correct_times, find_orphans, finish_down
 from clusterctl.actions.up_bootstrap import (
@@ -38,12 +38,15 @@ from clusterctl.actions.up_plan import (
 )
 from clusterctl.bootstrap.progress import StepReporter
 from clusterctl.errors import ClusterctlError, UsageError
-from clusterctl.insight import cost, verify_summary
+from clusterctl.insight import cost
 from clusterctl.model import Charge, Cluster, ClusterSpec, Phase
 from clusterctl.providers.protocol import Created, NoCapacity
 from clusterctl.providers.shared import charges as measured
 from clusterctl.state import ClusterLock, Store
 from clusterctl.transport.pool import Pool
+
+if TYPE_CHECKING:
+    from clusterctl.insight.verify import Report
 
 BOOTSTRAP = "bootstrap"
 NOTEWORTHY = 0.5
@@ -81,7 +84,7 @@ class Up:
 
     cluster: Cluster
     phases: tuple[tuple[str, float], ...]
-    measured: verify.Report | None = None
+    measured: Report | None = None
 
 
 Consent = Callable[[str], bool]
@@ -201,7 +204,10 @@ def _up(
     return Up(cluster, clock.all, measured)
 
 
-def _verify(store: Store, cluster: Cluster, pool: Pool, tell: Tell) -> verify.Report | None:
+def _verify(store: Store, cluster: Cluster, pool: Pool, tell: Tell) -> Report | None:
+    from clusterctl.actions import verify  # not for every `up`: most measure nothing
+    from clusterctl.insight import verify_summary
+
     report = verify.measure_after_up(store, cluster, pool, tell)
     if report:
         workers = len(cluster.workers)
