@@ -76,9 +76,13 @@ locals {
   cards = { for name, node in local.workers : name => lookup(var.efa_cards, node.instance_type, ["efa"]) if var.efa }
   efa   = keys(local.cards)
 
-  # A template for each number of cards: types with one card share theirs.
+  # A template for each number of cards: types with one card share theirs. On-demand workers beside spot
+  # instances have their own: EC2 refuses tags for a spot request where none is made.
   template_of = merge({ launcher = "launcher" }, {
-    for name, node in local.workers : name => length(lookup(local.cards, name, [])) > 1 ? node.instance_type : "workers"
+    for name, node in local.workers : name => join("-", compact([
+      length(lookup(local.cards, name, [])) > 1 ? node.instance_type : "workers",
+      var.spot && contains(var.on_demand, name) ? "on-demand" : "",
+    ]))
   })
   templates = { for name, key in local.template_of : key => lookup(local.cards, name, [])... }
 
@@ -143,7 +147,7 @@ resource "aws_launch_template" "this" {
   }
 
   dynamic "tag_specifications" {
-    for_each = concat(["network-interface"], each.key != "launcher" && var.spot ? ["spot-instances-request"] : [])
+    for_each = concat(["network-interface"], each.key != "launcher" && !endswith(each.key, "-on-demand") && var.spot ? ["spot-instances-request"] : [])
 
     content {
       resource_type = tag_specifications.value
@@ -206,7 +210,7 @@ resource "aws_instance" "this" {
   }
 
   dynamic "instance_market_options" {
-    for_each = each.key == "launcher" ? [] : local.market
+    for_each = each.key == "launcher" || contains(var.on_demand, each.key) ? [] : local.market
 
     content {
       market_type = instance_market_options.value

@@ -135,6 +135,12 @@ variable "spot" {
   default     = false
 }
 
+variable "on_demand" {
+  description = "Names of workers that are on-demand where the others are spot instances: the market had no room for them."
+  type        = list(string)
+  default     = []
+}
+
 variable "placement_group" {
   description = "Whether workers share a cluster placement group, where their types allow it (burstable ones do not)."
   type        = bool

@@ -239,6 +239,16 @@ def test_network_cards_of_efa_are_those_of_the_types_template() -> None:
         assert "NetworkInterfaces" not in asked
 
 
+def test_on_demand_workers_beside_spot_ones_have_a_template_of_their_own() -> None:
+    """That of the spot instances has tags for their requests, which EC2 refuses without any."""
+    names = ("workers", "p5.48xlarge", "workers-on-demand", "p5.48xlarge-on-demand")
+    network = {**NETWORK, "templates": {name: {"id": name, "version": 1} for name in names}}
+    for spot, suffix in ((True, ""), (False, "-on-demand")):
+        for kind, key in (("c7i.large", "workers"), ("p5.48xlarge", "p5.48xlarge")):
+            asked = launches.request(machines(30, kind=kind), terms(network=network, spot=spot))
+            assert asked["LaunchTemplate"]["LaunchTemplateId"] == f"{key}{suffix}"
+
+
 class Full(Region):
     """There is room for one call in the first zone, and for all in the second."""
 
@@ -316,6 +326,7 @@ def make(
         folder=folder,
         state=ProviderState(id="lab-1", region="us-east-1"),
         host_keys=HostKeys(folder),
+        rate=lambda names: "?",
     )
     return attempts.make(order, cast(Terraform, runner), lambda line: None)
 

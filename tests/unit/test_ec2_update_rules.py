@@ -198,9 +198,11 @@ def test_a_larger_budget_is_taken() -> None:
 def test_a_move_to_on_demand_changes_the_price_of_instances_alone() -> None:
     disk = charge("worker-1", 0.1, part="disk")
     found = prices.requote(
-        [charge("worker-1"), disk, charge("launcher", item="y")], {"x": Quote(3.0, "list")}
+        [charge("worker-1"), disk, charge("launcher", item="y"), charge("worker-2")],
+        {"x": Quote(3.0, "list")},
+        {"launcher", "worker-1"},
     )
-    assert [item.hourly for item in found] == [3.0, 0.1, 1.0]
+    assert [item.hourly for item in found] == [3.0, 0.1, 1.0, 1.0], "worker-2 is where it was"
     assert found[0].source == "list"
 
 

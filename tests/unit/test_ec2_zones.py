@@ -27,8 +27,9 @@ class Account:
 
     region = "us-east-1"
 
-    def __init__(self, nodes: Sequence[str]) -> None:
+    def __init__(self, nodes: Sequence[str], spot: Collection[str]) -> None:
         self.nodes = nodes
+        self.spot = spot
 
     def instances(self, *filters: Any, **more: Any) -> list[Instance]:
         return [
@@ -41,6 +42,7 @@ class Account:
                 address="",
                 private_address="",
                 launched=0.0,
+                spot=name in self.spot,
             )
             for name in self.nodes
         ]
@@ -61,15 +63,19 @@ def node(name: str, machine: str = "") -> Node:
 
 
 class Runner:
-    """A Terraform that finds room only in these pairs of a zone and "spot or not"."""
+    """A Terraform that finds room only in these pairs of a zone and "spot or not": one of its
+    workers is new. `lacks`: a variable that its module does not have."""
 
-    def __init__(self, room: set[tuple[str, bool]]) -> None:
+    def __init__(self, room: set[tuple[str, bool]], new: str, lacks: str) -> None:
         self.room = room
+        self.new = new
+        self.lacks = lacks
         self.tried: list[tuple[str, bool]] = []
+        self.on_demand: list[str] = []
         self.may_go: list[str] = []
 
     def takes(self, variable: str) -> bool:
-        return True
+        return variable != self.lacks
 
     def resources(self) -> dict[str, str]:
         names = ("launcher", "worker-1", "worker-2")
@@ -85,7 +91,9 @@ class Runner:
         may_go: Collection[str],
     ) -> dict[str, Any]:
         self.may_go = sorted(may_go)
-        self.tried.append((variables["zone"], variables["spot"]))
+        self.on_demand = variables.get("on_demand", [])
+        spot = variables["spot"] and self.new not in self.on_demand
+        self.tried.append((variables["zone"], spot))
         if self.tried[-1] not in self.room:
             raise TerraformError("apply failed", diagnostics=(FULL,))
         return {"nodes": []}
@@ -98,12 +106,18 @@ def make_all(
     running: Sequence[str] = (),
     nodes: Sequence[str] = (),
     machines: Mapping[str, str] | None = None,
+    zones: tuple[str, ...] = ZONES,
+    workers: int = 1,
+    spots: Collection[str] = (),
+    lacks: str = "",
+    told: list[str] | None = None,
     **cloud: Any,
 ) -> Runner:
+    """`running`, `spots`: the nodes there are, and those of them that are spot instances."""
     wish = ClusterSpec(
         name="lab",
         provider="ec2",
-        groups=(NodeGroup(count=1, family="cpu"),),
+        groups=(NodeGroup(count=workers, family="cpu"),),
         cloud=CloudSpec(region="us-east-1", **cloud),
     )
     cluster = Cluster(
@@ -117,21 +131,23 @@ def make_all(
         account="1",
         machines=spec.machines(wish, {}, {}),
         types={},
-        zones=ZONES,
+        zones=zones,
         amis={},
         placement=frozenset(),
     )
-    runner = Runner(room)
+    new = next((m.name for m in found.machines if m.name not in running), "")
+    runner = Runner(room, new, lacks)
     order = Order(
         cluster=cluster,
         options=wish,
         found=found,
-        api=cast(Api, Account(running)),
+        api=cast(Api, Account(running, spots)),
         folder=folder,
         state=memory,
         host_keys=HostKeys(folder),
+        rate=lambda names: f"$0.{len(names)}",
     )
-    make(order, cast(Terraform, runner), lambda line: None)
+    make(order, cast(Terraform, runner), [].append if told is None else told.append)
     return runner
 
 
@@ -151,6 +167,67 @@ def test_spot_becomes_on_demand_only_where_that_was_said(tmp_path: Path) -> None
     kept = provider_state.load(tmp_path)
     assert kept
     assert (kept.zone, kept.spot) == ("us-east-1b", False), "a later `up` adds of the same kind"
+
+
+LOST: dict[str, Any] = {
+    "nodes": ("launcher", "worker-1", "worker-2"),
+    "running": ("launcher", "worker-2"),
+    "zones": ("us-east-1b",),
+    "workers": 2,
+    "spot": True,
+}
+"""Of a cluster of spot workers that EC2 has taken the first of away."""
+ON_DEMAND = {("us-east-1b", False)}
+
+
+def remembered(**more: Any) -> ProviderState:
+    return ProviderState(id="lab-1", region="us-east-1", zone="us-east-1b", spot=True, **more)
+
+
+def test_a_lost_spot_worker_is_made_again_on_demand_where_that_was_said(tmp_path: Path) -> None:
+    """In the zone of the others, which stay spot instances; and with what that costs."""
+    told: list[str] = []
+    lost = {**LOST, "spots": ("worker-2",), "told": told}
+    runner = make_all(tmp_path, ON_DEMAND, remembered(), **lost, spot_fallback=True)
+    assert runner.tried == [("us-east-1b", True), ("us-east-1b", False)]
+    assert runner.on_demand == ["worker-1"]
+    [line] = told
+    assert line.startswith("us-east-1b has no capacity for spot (no capacity")
+    assert line.endswith("): worker-1 on-demand instead, the cluster then costs $0.1/h")
+    kept = provider_state.load(tmp_path)
+    assert kept
+    assert (kept.spot, kept.on_demand) == (True, ("worker-1",))
+    # When there is room again, what EC2 takes then is a spot instance again.
+    told.clear()
+    lost = {**lost, "running": ("launcher", "worker-1"), "spots": ()}
+    runner = make_all(tmp_path, {("us-east-1b", True)}, kept, **lost, spot_fallback=True)
+    assert runner.tried == [("us-east-1b", True)]
+    assert runner.on_demand == ["worker-1"]
+    assert not told
+
+
+@pytest.mark.parametrize(
+    ("cloud", "lacks", "hint"),
+    [
+        ({}, "", "try later, or `clusterctl up lab --spot-fallback` starts on-demand ones"),
+        ({"spot_fallback": True}, "on_demand", "try later, or with fewer --workers"),
+    ],
+    ids=["nobody said so", "older module"],
+)
+def test_a_lost_spot_worker_stays_lost_where_it_may_not_become_another(
+    cloud: dict[str, bool], lacks: str, hint: str, tmp_path: Path
+) -> None:
+    lost = {**LOST, "spots": ("worker-2",), "lacks": lacks, **cloud}
+    with pytest.raises(CapacityError, match="us-east-1b has no capacity for more") as caught:
+        make_all(tmp_path, ON_DEMAND, remembered(), **lost)
+    assert f"running nodes are unchanged: {hint}" in caught.value.hint
+
+
+def test_running_spot_workers_stay_so_where_the_file_that_tells_is_lost(tmp_path: Path) -> None:
+    """Terraform would make other machines of them."""
+    memory = ProviderState(id="lab-1", region="us-east-1")
+    runner = make_all(tmp_path, {("us-east-1b", True)}, memory, **LOST, spots=("worker-2",))
+    assert runner.tried == [("us-east-1b", True)]
 
 
 def test_a_zone_that_had_no_room_is_not_tried_again(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_a_launcher_of_the_type_of_spot_workers_costs_the_whole_price() -> None:
     made = prices.charges(machines, found, 10.0)
     assert [item.hourly for item in made if item.part == "instance"] == [9.0, 0.2]
     found, _ = quotes(aws, KNOWN, spot=(KNOWN,), zones=("us-east-1a",))
-    moved = prices.requote(made, found)
+    moved = prices.requote(made, found, {"launcher", "worker-1"})
     assert [item.hourly for item in moved if item.part == "instance"] == [9.0, 0.1]
 
 
@@ -233,6 +233,16 @@ def test_a_budget_that_cannot_be_kept_is_refused() -> None:
 
 def table(*found: Charge) -> list[str]:
     return list(prices.table(MACHINES, found, ZONE, 7200.0))
+
+
+def test_workers_at_another_price_have_a_row_of_their_own() -> None:
+    """One that is on-demand where the others are spot instances."""
+    made = charges()
+    last = next(item for item in reversed(made) if item.part == "instance")
+    dear = [replace(item, hourly=6.0) if item is last else item for item in made]
+    _, _, first, second, *_ = table(*dear)
+    assert [line.split()[0:3:2] for line in (first, second)] == [["1", KNOWN], ["1", KNOWN]]
+    assert [line.split()[6] for line in (first, second)] == ["$2.0000", "$6.0000"]
 
 
 def test_the_plan_folds_equal_machines_and_adds_up() -> None:

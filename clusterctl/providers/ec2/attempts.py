@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from clusterctl import catalog, keys, terraform
 from clusterctl.errors import ProviderError
 from clusterctl.model import Cluster, ClusterSpec
+from clusterctl.node_results import ranges
 from clusterctl.providers.ec2 import (
     cleanup,
     eventbridge,
@@ -46,7 +47,8 @@ class Attempt(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What has to be made, and what is known of it. `state` is changed, and kept in `folder`."""
+    """What has to be made, and what is known of it. `state` is changed, and kept in `folder`;
+    `rate`: what the cluster costs per hour with these workers on-demand, for people."""
 
     cluster: Cluster
     options: ClusterSpec
@@ -55,6 +57,7 @@ class Order:
     folder: Path
     state: ProviderState
     host_keys: HostKeys
+    rate: Callable[[Collection[str]], str]
 
 
 def attempts(options: ClusterSpec, zones: Sequence[str], state: ProviderState) -> list[Attempt]:
@@ -71,12 +74,18 @@ def make(order: Order, runner: terraform.Terraform, on_event: OnEvent) -> list[d
     state = order.state
     running = cleanup.instances(order.api, order.cluster.id)
     settled = any(order.cluster.has(item.node) for item in running)
-    if not running:
+    if settled:
+        state.spot = state.spot or any(item.spot for item in running)
+    elif not running:
         # What an earlier attempt came to says nothing about today.
         state.zone, state.spot = "", order.options.cloud.spot
+    keeps_spot = settled and state.spot
     todo = attempts(order.options, order.found.zones, state)
+    if keeps_spot and not runner.takes("on_demand"):
+        todo = [attempt for attempt in todo if attempt.spot]
     for attempt, following in zip_longest(todo, todo[1:]):
-        state.spot, state.zone = attempt
+        state.zone, state.spot = attempt.zone, attempt.spot or keeps_spot
+        state.on_demand = _list_on_demand(order, attempt, running) if keeps_spot else ()
         apart = _apart(order, runner, running)
         state.unfinished = True
         provider_state.save(order.folder, state)
@@ -102,10 +111,10 @@ def make(order: Order, runner: terraform.Terraform, on_event: OnEvent) -> list[d
             return [*made["nodes"], *more]
         except (terraform.TerraformError, CapacityError) as error:
             known = error if isinstance(error, CapacityError) else _no_capacity(error)
-            if settled:
+            if following is None and settled:
                 raise CapacityError(
                     f"{state.zone} has no capacity for more: {known.message}",
-                    hint="running nodes are unchanged: try later, or with fewer --workers",
+                    hint=f"running nodes are unchanged: try later, {_instead(order, runner)}",
                 ) from error
             if following is None:
                 tried = ", ".join(dict.fromkeys(zone for _, zone in todo))
@@ -117,16 +126,41 @@ def make(order: Order, runner: terraform.Terraform, on_event: OnEvent) -> list[d
                     f"no zone has capacity for the whole cluster (tried {tried}): {known.message}",
                     hint=hint,
                 ) from error
+        running = cleanup.instances(order.api, order.cluster.id)
+        if settled:
+            there = {item.node for item in running}
+            new = [n for n in _list_on_demand(order, following, running) if n not in there]
+            on_event(
+                f"{attempt.zone} has no capacity for spot ({known.message}): {ranges(new)}"
+                f" on-demand instead, the cluster then costs {order.rate(new)}/h"
+            )
+            continue
         on_event(
             f"{attempt.zone} has no capacity{' for spot' * attempt.spot} ({known.message}):"
             f" the whole cluster moves to {following.zone}"
             + ("" if following.spot == attempt.spot else ", on-demand")
         )
-        running = cleanup.instances(order.api, order.cluster.id)
         if gone := [item for item in running if item.apart]:
             launches.end(order.api, order.cluster.id, gone)  # Terraform moves their network
             running = [item for item in running if not item.apart]
     raise ProviderError("no zone to try", hint="name some with --zones")
+
+
+def _list_on_demand(order: Order, attempt: Attempt, running: Sequence[Instance]) -> tuple[str, ...]:
+    """The workers of a cluster of spot instances that are none: those that run so, and the new
+    ones of an attempt on demand."""
+    spot = {item.node: item.spot for item in running}
+    workers = [machine.name for machine in order.found.machines if machine.name != LAUNCHER]
+    return tuple(name for name in workers if not spot.get(name, attempt.spot))
+
+
+def _instead(order: Order, runner: terraform.Terraform) -> str:
+    """Of the hint where a zone is full: what else can be done."""
+    if not order.state.spot or order.options.cloud.spot_fallback:
+        return "or with fewer --workers"
+    if not runner.takes("on_demand"):
+        return "with fewer --workers"
+    return f"or `clusterctl up {order.cluster.name} --spot-fallback` starts on-demand ones instead"
 
 
 def _may_go(order: Order, runner: terraform.Terraform) -> list[str]:
@@ -230,7 +264,7 @@ def _terms(order: Order, new: Sequence[Machine], network: Mapping[str, Any]) -> 
         network=network,
         images={machine.image: known[found.amis[machine.image]] for machine in new},
         user_data=_user_data(order, new),
-        spot=state.spot,
+        spot=state.spot and not any(machine.name in state.on_demand for machine in new),
         placement=found.placement,
         reservation=reservation.id if reservation else "",
         block=bool(reservation and reservation.block),
@@ -248,7 +282,7 @@ def _user_data(order: Order, machines: Sequence[Machine]) -> dict[str, str]:
             authorized=keys.ensure(order.folder / "ssh" / "user"),
             deadline=cluster.deadline or time.time() + catalog.DEFAULT_TTL,
             root=layout.root(machine, cluster.id),
-            spot=order.state.spot and machine.name != LAUNCHER,
+            spot=order.state.spot and machine.name not in (LAUNCHER, *order.state.on_demand),
         )
         for machine in machines
     }
@@ -275,6 +309,7 @@ def _variables(order: Order, running: Sequence[Instance], apart: Collection[str]
         machines=found.machines,
         amis=found.amis,
         spot=state.spot,
+        on_demand=state.on_demand,
         placement=found.placement,
         efa=order.options.cloud.efa,
         efa_cards={name: kind.efa for name, kind in found.types.items() if len(kind.efa) > 1},

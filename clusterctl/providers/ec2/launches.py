@@ -118,7 +118,7 @@ def request(machines: Sequence[Machine], terms: Terms) -> dict[str, Any]:
             {"ResourceType": kind, "Tags": as_list(tags)} for kind, tags in kinds.items()
         ],
     }
-    asked |= _network(first.instance_type, network)
+    asked |= _network(first.instance_type, network, terms.spot)
     group = network["reserved_group"] or (
         network["placement_group"] if first.instance_type in terms.placement else ""
     )
@@ -132,13 +132,16 @@ def request(machines: Sequence[Machine], terms: Terms) -> dict[str, Any]:
     return {**asked, "ClientToken": hashlib.sha256(content.encode()).hexdigest()}
 
 
-def _network(instance_type: str, network: Mapping[str, Any]) -> dict[str, Any]:
+def _network(instance_type: str, network: Mapping[str, Any], spot: bool) -> dict[str, Any]:
     """Of a request: the key, and the interfaces, which the template of a type with EFA has."""
     asked: dict[str, Any] = {}
     if network["key_name"]:
         asked["KeyName"] = network["key_name"]
     templates = network["templates"]
-    if template := templates.get(instance_type, templates.get("workers")):
+    usual = (instance_type, "workers")
+    # Those of on-demand workers beside spot instances, where there are such.
+    own = () if spot else tuple(f"{key}-on-demand" for key in usual)
+    if template := next((templates[key] for key in (*own, *usual) if key in templates), None):
         asked["LaunchTemplate"] = {
             "LaunchTemplateId": template["id"],
             "Version": str(template["version"]),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from clusterctl import catalog
 from clusterctl.errors import ProviderError
 from clusterctl.model import Charge, CloudSpec, clock, count, span
+from clusterctl.node_results import ranges
 from clusterctl.providers.ec2 import eventbridge, machine_images, prices
 from clusterctl.providers.ec2.api import Api, Instance
 from clusterctl.providers.ec2.preflight import Survey
@@ -15,13 +16,29 @@ from clusterctl.providers.ec2.spec import Machine
 from clusterctl.providers.shared.nodes import LAUNCHER
 
 
-def mode(region: str, spot: bool) -> str:
-    return f"{region}{', spot' if spot else ''}"
+def mode(region: str, spot: bool, on_demand: Sequence[str] = ()) -> str:
+    """`on_demand`: the workers that are so beside spot instances."""
+    beside = f" ({ranges(on_demand)} on-demand)" if on_demand else ""
+    return f"{region}, spot{beside}" if spot else region
 
 
 def fell_back(instances: Sequence[Instance]) -> bool:
-    """Whether workers are on-demand that were asked for as spot instances."""
-    return any(not item.spot for item in instances if item.node != LAUNCHER)
+    """Whether all workers are on-demand that were asked for as spot instances."""
+    workers = [item for item in instances if item.node != LAUNCHER]
+    return bool(workers) and not any(item.spot for item in workers)
+
+
+def requote(
+    api: Api,
+    found: Survey,
+    charges: Sequence[Charge],
+    names: Collection[str],
+    zone: str,
+    tell: Callable[[str], None],
+) -> tuple[Charge, ...]:
+    """The charges with these nodes as spot instances of a zone, or on-demand (zone "")."""
+    quotes = quote_machines(api, found, (zone,) if zone else (), tell)
+    return prices.requote(charges, quotes, names)
 
 
 def quote_machines(

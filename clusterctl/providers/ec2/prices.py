@@ -162,12 +162,15 @@ def merge(old: Sequence[Charge], new: Sequence[Charge], now: float) -> tuple[Cha
     return (*merged, *key.values())
 
 
-def requote(charges: Sequence[Charge], quotes: Mapping[str, Quote]) -> tuple[Charge, ...]:
-    """The instances that run at other prices, from their beginning."""
+def requote(
+    charges: Sequence[Charge], quotes: Mapping[str, Quote], nodes: Collection[str]
+) -> tuple[Charge, ...]:
+    """The instances of these nodes that run, at other prices, from their beginning."""
     return tuple(
         replace(charge, hourly=quote.dollars, source=quote.source)
         if charge.part == "instance"
         and charge.until is None
+        and charge.node in nodes
         and (quote := _quote(quotes, charge.node, charge.item))
         else charge
         for charge in charges
@@ -179,6 +182,12 @@ def hourly(charges: Iterable[Charge]) -> tuple[float, tuple[str, ...]]:
     running = [charge for charge in charges if charge.until is None]
     unknown = dict.fromkeys(charge.item for charge in running if charge.hourly is None)
     return sum(charge.hourly or 0.0 for charge in running), tuple(unknown)
+
+
+def rate(charges: Iterable[Charge]) -> str:
+    """Dollars per hour of all that runs, for people."""
+    dollars, unknown = hourly(charges)
+    return f"{'at least ' if unknown else ''}{money(dollars)}"
 
 
 def check_hourly(most: float, charges: Iterable[Charge]) -> None:
@@ -245,16 +254,18 @@ def table(
     for charge in charges:
         if charge.until is None:
             by_node.setdefault(charge.node, {})[charge.part] = charge
-    rows: dict[tuple[str, str, str], int] = {}
-    parts: dict[tuple[str, str, str], dict[str, Charge]] = {}
+    rows: dict[tuple[str, str, str, float | None], int] = {}
+    parts: dict[tuple[str, str, str, float | None], dict[str, Charge]] = {}
     for machine in machines:
         role = LAUNCHER if machine.name == LAUNCHER else "worker"
-        key = (role, machine.instance_type, f"{machine.disk} GiB")
+        mine = by_node[machine.name]
+        key = (role, machine.instance_type, f"{machine.disk} GiB", mine["instance"].hourly)
         rows[key] = rows.get(key, 0) + 1
-        parts[key] = by_node[machine.name]
+        parts[key] = mine
     cells: list[tuple[str, ...]] = [("nodes", "type", "zone", "disk", *_PARTS.values(), "$/h")]
-    for (role, kind, disk), number in rows.items():
-        mine = parts[role, kind, disk]
+    for key, number in rows.items():
+        role, kind, disk, _ = key
+        mine = parts[key]
         each = [mine[part].hourly if part in mine else 0.0 for part in _PARTS]
         sums = [None if price is None else price * number for price in each]
         total = None if None in sums else sum(price or 0.0 for price in sums)

@@ -89,6 +89,8 @@ class _Planned:
     found: Survey
     api: Api
     begun: _Begun
+    spot: bool
+    """Whether new workers are priced as spot instances."""
 
 
 class Ec2Provider:
@@ -143,7 +145,7 @@ class Ec2Provider:
         latest = reserved.latest if reserved else None
         deadline = update_rules.deadline(options, current, present, cost.dear, now, latest)
         if begun:
-            self._planned[options.name] = _Planned(options, found, api, begun)
+            self._planned[options.name] = _Planned(options, found, api, begun, spot)
         return ProviderPlan(
             mode="ec2",
             mode_reason=plan.mode(api.region, spot),
@@ -224,6 +226,9 @@ class Ec2Provider:
             folder=folder,
             state=state,
             host_keys=host_keys,
+            rate=lambda names: prices.rate(
+                plan.requote(api, found, cluster.charges, names, "", on_event)
+            ),
         )
         made: list[dict[str, Any]] = []
         try:
@@ -239,10 +244,9 @@ class Ec2Provider:
             tell=on_event,
         )
         charges = cluster.charges
-        if options.cloud.spot and (not state.spot or state.zone != found.zones[0]):
-            where = (state.zone,) if state.spot else ()
-            charges = prices.requote(charges, plan.quote_machines(api, found, where, on_event))
-        reason = plan.mode(api.region, state.spot)
+        if options.cloud.spot:
+            charges = _reprice(cluster, planned, state, nodes, on_event)
+        reason = plan.mode(api.region, state.spot, state.on_demand)
         return Created(nodes=nodes, host_keys=final, pool=pool, charges=charges, mode_reason=reason)
 
     def list_billed(self, cluster: Cluster, folder: Path) -> dict[str, str]:
@@ -441,8 +445,9 @@ class Ec2Provider:
         address = self._ask_address(options)
         begun = _begin(Home(folder.parent.parent), terraform.find(), address)
         api = self._connect(options.cloud.region)
-        found, _ = preflight.survey_cluster(api, options, cluster, tell)
-        return _Planned(options, found, api, begun)
+        found, instances = preflight.survey_cluster(api, options, cluster, tell)
+        spot = options.cloud.spot and not plan.fell_back(instances)
+        return _Planned(options, found, api, begun, spot)
 
     def _api(self, cluster: Cluster, folder: Path) -> Api:
         """Where the cluster is, and in its account."""
@@ -484,6 +489,25 @@ class Ec2Provider:
             runner.destroy(report.reporter(on_event), parallelism=at_a_time)
         except ProviderError as error:
             on_event(f"{error.message}; removing by tag")
+
+
+def _reprice(
+    cluster: Cluster,
+    planned: _Planned,
+    state: ProviderState,
+    nodes: Sequence[Node],
+    tell: OnEvent,
+) -> tuple[Charge, ...]:
+    """The charges where new machines are not what was planned: in another zone, or on-demand."""
+    known = {node.machine for node in cluster.nodes}
+    new = {node.name for node in nodes if node.machine not in known}
+    on_demand = new.intersection(state.on_demand) if state.spot else new
+    charges, found = cluster.charges, planned.found
+    for names, zone in ((new - on_demand, state.zone), (on_demand, "")):
+        as_planned = planned.spot and zone == found.zones[0] if zone else not planned.spot
+        if names and not as_planned:
+            charges = plan.requote(planned.api, found, charges, names, zone, tell)
+    return charges
 
 
 def _has_gateway(cluster: Cluster) -> bool:

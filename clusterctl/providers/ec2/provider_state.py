@@ -20,6 +20,8 @@ class ProviderState(msgspec.Struct, kw_only=True):
     zone: str = ""
     ssh_cidr: str = ""
     spot: bool = False
+    on_demand: tuple[str, ...] = ()
+    """The workers that are none where the others are spot instances."""
     unfinished: bool = False
     guarded: bool = False
     launching: str = ""

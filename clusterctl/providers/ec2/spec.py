@@ -156,9 +156,11 @@ def variables(
     deadline: str = "",
     tags: Mapping[str, str] | None = None,
     apart: Collection[str] = (),
+    on_demand: Collection[str] = (),
 ) -> dict[str, Any]:
     """infra/ec2's variables. `placement`: the types that may be in a cluster placement group;
-    `apart`: the workers that Terraform does not make; `efa_cards`: the interfaces of types with
+    `apart`: the workers that Terraform does not make; `on_demand`: those that are no spot instances
+    where the others are; `efa_cards`: the interfaces of types with
     several network cards; `subnet`: the workers', "" where the cluster makes a network of its own;
     `hours` is how long a machine may live that has no user data."""
     disks = {machine.disk for machine in machines if machine.name != LAUNCHER}
@@ -189,6 +191,7 @@ def variables(
         **({"efa_cards": {k: list(v) for k, v in efa_cards.items()}} if efa and efa_cards else {}),
         **({"tags": dict(tags)} if tags else {}),
         **({"apart": sorted(apart)} if apart else {}),
+        **({"on_demand": sorted(on_demand)} if on_demand else {}),
         **({"reservation": _reservation(reservation)} if reservation else {}),
     }
 

@@ -183,6 +183,7 @@ run "gpus" {
     ssh_cidr   = "203.0.113.7/32"
     public_key = "ssh-ed25519 AAAA"
     spot       = true
+    on_demand  = ["worker-3"]
     zone       = "us-east-1c"
   }
 
@@ -199,6 +200,11 @@ run "gpus" {
   assert {
     condition     = length(aws_instance.this["worker-1"].instance_market_options) == 1 && length(aws_instance.this["launcher"].instance_market_options) == 0
     error_message = "Workers are spot instances, the launcher is not."
+  }
+
+  assert {
+    condition     = length(aws_instance.this["worker-3"].instance_market_options) == 0 && one(aws_launch_template.this["workers-on-demand"].tag_specifications).resource_type == "network-interface"
+    error_message = "A worker may be on-demand beside spot instances: nothing is said about a spot request then."
   }
 
   assert {

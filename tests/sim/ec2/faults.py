@@ -5,7 +5,7 @@ A fault is a mapping with a `kind`; the others of its fields say where it applie
 | kind | fields | what happens |
 |---|---|---|
 | `error` | `action`, `code`, `message`, `status`, and those of `ice` | that call fails |
-| `ice` | `zone`, `instance_type`, `node`, `calls` | RunInstances: InsufficientInstanceCapacity |
+| `ice` | `zone`, `instance_type`, `market`, `node`, `calls` | no capacity for RunInstances |
 | `throttle` | `action`, `calls` | RequestLimitExceeded, 503 |
 | `status500` | `action`, `calls` | InternalError, 500 |
 | `expired` | `calls` | every call: ExpiredToken (EC2: RequestExpired) |
@@ -21,6 +21,7 @@ A fault is a mapping with a `kind`; the others of its fields say where it applie
 | `spot_notice` | `node`, `seconds` | its metadata announce the end, `seconds` (120) later |
 
 `calls` is how often it applies (default: for ever). A field that is left out applies to all.
+`market` is `spot` or `on-demand`.
 `node` is the value of an instance's tag `clusterctl:node`, its `Name` or its id.
 """
 
@@ -60,6 +61,7 @@ class Where:
     action: str = ""
     zone: str = ""
     instance_type: str = ""
+    market: str = ""
     names: frozenset[str] = frozenset()
 
 
@@ -115,5 +117,6 @@ def _applies(fault: dict[str, Any], where: Where) -> bool:
         and action in ("", where.action)
         and fault.get("zone") in (None, where.zone)
         and fault.get("instance_type") in (None, where.instance_type)
+        and fault.get("market") in (None, where.market)
         and (fault.get("node") is None or fault["node"] in where.names)
     )

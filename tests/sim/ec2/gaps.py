@@ -270,6 +270,12 @@ def _run_instances(world: World, request: Request) -> Answer | None:
             message = f"Cluster placement groups are not supported by the '{kind}' instance type."
             raise ApiError("InvalidParameterCombination", message)
     _one_public_interface(request)
+    if new_tags(request, "spot-instances-request") and not _is_spot(request):
+        raise ApiError(
+            "InvalidParameterCombination",
+            "You cannot specify tags for Spot instances requests if there are no Spot instances"
+            " requests being created by the request.",
+        )
     if not _in_reservation(world, request):
         _keep_to_quota(world, request, kind)
     _has_addresses(request)
@@ -341,7 +347,7 @@ def _fits_image(request: Request, kind: str) -> None:
 
 
 def _keep_to_quota(world: World, request: Request, kind: str) -> None:
-    spot = request.parameters.get("InstanceMarketOptions.MarketType") == "spot"
+    spot = _is_spot(request)
     code = market.quota_code(kind, spot)
     limit = world.quotas.get(code, market.QUOTAS[code][1])
     used = sum(
@@ -575,6 +581,10 @@ def new_tags(request: Request, kind: str) -> dict[str, str]:
     return {**tags, **request.tags(kind)}
 
 
+def _is_spot(request: Request) -> bool:
+    return request.parameters.get("InstanceMarketOptions.MarketType") == "spot"
+
+
 def vcpus(kind: str) -> int:
     from moto.ec2.models.instance_types import INSTANCE_TYPES
 
@@ -764,7 +774,7 @@ def _dress(world: World, request: Request, instance: Any) -> None:
         if volume.volume_type == "gp3":
             volume.iops = int(said.get("Ebs.Iops", volume.iops or 3000))
             volume.throughput = int(said.get("Ebs.Throughput", 125))
-    if form.get("InstanceMarketOptions.MarketType") == "spot":
+    if _is_spot(request):
         options = "InstanceMarketOptions.SpotOptions"
         spot = SpotRequest(
             request.region,

@@ -289,6 +289,7 @@ def where_of(request: Request) -> Where:
         action="DryRun" if dry else request.action,
         zone=zone_of(request) if request.action == "RunInstances" else "",
         instance_type=request.parameters.get("InstanceType", ""),
+        market=request.parameters.get("InstanceMarketOptions.MarketType", "on-demand"),
         names=frozenset(names - {""}),
     )
 
