@@ -330,6 +330,9 @@ class Cluster:
     """What nodes pull, by their kind and with digests: a tag may have moved by the next `up`."""
     site_info: dict[str, str] = field(default_factory=dict)
     """What a batch system has told of itself when it was attached."""
+    host_keys: dict[str, str] = field(default_factory=dict)
+    """The keys that the nodes' sshd show, by address as in known_hosts: where that is damaged, it
+    is written again from these."""
 
     @property
     def name(self) -> str:

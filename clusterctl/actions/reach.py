@@ -182,6 +182,7 @@ def _prepare_ssh(store: Store, cluster: Cluster) -> None:
                 hint=f"`clusterctl status {name}` watches it, `clusterctl down {name}` removes it",
             )
         ssh_config.write_hosts(store, cluster)
+    ssh_config.mend_known_hosts(store, cluster)
     ssh_config.write_config(store, cluster)
 
 

@@ -233,7 +233,8 @@ def _create(store: Store, cluster: Cluster, intent: Intent, tell: Tell) -> tuple
         mode_reason=created.mode_reason or cluster.mode_reason,
     )
     cluster = replace(cluster, charges=correct_times(cluster, folder))
-    for name in write_ssh(store, cluster, created.host_keys):
+    cluster, renewed = write_ssh(store, cluster, created.host_keys)
+    for name in renewed:
         tell(f"{name} has a new host key, confirmed by the provider")
     store.save(cluster)
     return cluster, created

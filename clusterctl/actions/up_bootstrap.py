@@ -18,29 +18,28 @@ from clusterctl.node_results import fold
 from clusterctl.providers.protocol import Features
 from clusterctl.providers.shared import deadlines
 from clusterctl.state import Store
-from clusterctl.state.home import write_atomic
-from clusterctl.transport.known_hosts import host_name
 from clusterctl.transport.pool import Pool
 
 CONNECT_TIMEOUT = 20.0
 
 
-def write_ssh(store: Store, cluster: Cluster, host_keys: dict[str, str]) -> list[str]:
-    """known_hosts and an ssh_config: for us, and for `ssh -F` by hand. Returns the nodes whose
-    host key has changed since they were last written."""
-    folder = store.folder(cluster.name) / "ssh"
+def write_ssh(
+    store: Store, cluster: Cluster, host_keys: Mapping[str, str]
+) -> tuple[Cluster, list[str]]:
+    """known_hosts and an ssh_config: for us, and for `ssh -F` by hand. Returns the record with the
+    keys, and the nodes whose host key has changed since they were last written."""
     terminal.forget(store, cluster)
     before: dict[str, str] = {}
     with suppress(OSError):
-        lines = (folder / "known_hosts").read_text(errors="replace").splitlines()
+        path = store.folder(cluster.name) / "ssh" / "known_hosts"
+        lines = path.read_text(errors="replace").splitlines()
         before = dict(line.split(" ", 1) for line in lines if " " in line)
-    nodes = {name: cluster.node(name) for name in host_keys}
-    endpoints = {name: host_name(node.address, node.ssh_port) for name, node in nodes.items()}
-    known = "".join(f"{endpoints[name]} {key}\n" for name, key in host_keys.items())
-    write_atomic(folder / "known_hosts", known.encode())
+    cluster = ssh_config.write_known_hosts(store, cluster, host_keys)
     ssh_config.write_config(store, cluster)
     ssh_config.write_hosts(store, cluster)
-    return [n for n, key in host_keys.items() if before.get(endpoints[n], key) != key]
+    changed = {name for name, key in cluster.host_keys.items() if before.get(name, key) != key}
+    nodes = map(cluster.node, host_keys)
+    return cluster, [n.name for n in nodes if ssh_config.name_in_known_hosts(n) in changed]
 
 
 def connect(pool: Pool, cluster: Cluster) -> None:

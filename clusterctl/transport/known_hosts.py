@@ -10,7 +10,7 @@ import base64
 import hashlib
 import hmac
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 
@@ -46,6 +46,32 @@ def lookup(text: str, names: Iterable[str]) -> tuple[HostKey, ...]:
     return tuple(
         key for patterns, key in _entries(text) if any(_matches(patterns, name) for name in wanted)
     )
+
+
+def complete(text: str, keys: Mapping[str, str]) -> str:
+    """`text`, a known_hosts file, with these keys (as `ssh-ed25519 AAAA…`, by `host_name`) where it
+    has none for that host. If it lacks one, lines that make no sense are left out."""
+    good, there = [], set[str]()
+    for line in text.splitlines():
+        for patterns, key in _entries(line):
+            if _is_whole(key):
+                good.append(line)
+                there.update(patterns.split(","))
+    lost = [f"{name} {key}" for name, key in keys.items() if name not in there]
+    return "".join(f"{line}\n" for line in (*good, *lost)) if lost else text
+
+
+def _is_whole(key: HostKey) -> bool:
+    """Whether nothing was cut off the key: it is made of its kind and of other fields, each after
+    its length (RFC 4253, section 6.6)."""
+    fields, rest = [], key.blob
+    while len(rest) >= 4:
+        end = 4 + int.from_bytes(rest[:4], "big")
+        if end > len(rest):
+            return False
+        fields.append(rest[4:end])
+        rest = rest[end:]
+    return not rest and len(fields) > 1 and fields[0] == key.kind.encode()
 
 
 def _entries(text: str) -> Iterator[tuple[str, HostKey]]:

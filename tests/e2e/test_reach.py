@@ -41,6 +41,21 @@ def test_the_launcher_is_meant_when_no_node_is_named(cli: Cli) -> None:
     assert cli("ssh", "--", "hostname").out == cli("ssh", "launcher", "--", "hostname").out
 
 
+@pytest.mark.parametrize("words", [("ssh", "worker-1", "--", "true"), ("status", "--live")])
+def test_host_keys_are_known_again_where_their_file_is_lost(
+    words: tuple[str, ...], cli: Cli
+) -> None:
+    """To OpenSSH, and to clusterctl's own connections."""
+    known = cli.home / "clusters" / "default" / "ssh" / "known_hosts"
+    before = known.read_bytes()
+    known.unlink()
+    try:
+        cli(*words)
+        assert sorted(known.read_bytes().splitlines()) == sorted(before.splitlines())
+    finally:
+        known.write_bytes(before)
+
+
 def test_words_reach_the_program_unchanged(cli: Cli) -> None:
     """Several words are an argv; a single one is a line for the node's shell."""
     words = ["a  b", "it's", 'say "x"', "$HOME", "*", "a;b", "", "new\nline", "-x", "--json"]

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
+from base64 import b64encode
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from clusterctl import assets
+from clusterctl import assets, keys
 from clusterctl.actions import ssh_config
 from clusterctl.errors import UsageError
+from clusterctl.model import Phase
 from clusterctl.state import Store
 from clusterctl.state.home import Home
+from clusterctl.transport import known_hosts
 from tests.conftest import Need
 from tests.unit.making import cluster, node
 
@@ -63,6 +68,62 @@ def store(tmp_path: Path) -> Store:
     (store.folder("lab") / "ssh").mkdir()
     assert ssh_config.refresh(store) == ("lab-launcher", "lab-worker-1", "lab-worker-2")
     return store
+
+
+KEYS = {node.name: keys.generate().public for node in NODES.nodes}
+
+
+def shown(file: Path) -> dict[str, list[str]]:
+    """The keys that nodes may show, as our own SSH reads the file."""
+    text = file.read_text(errors="replace")
+    return {
+        node.name: [
+            f"{key.kind} {b64encode(key.blob).decode()}"
+            for key in known_hosts.lookup(text, [node.address])
+        ]
+        for node in NODES.nodes
+    }
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes | None]] = {
+    "removed": lambda whole: None,
+    "emptied": lambda whole: b"",
+    "zeros": lambda whole: bytes(len(whole)),
+    "noise": lambda whole: random.Random(0).randbytes(len(whole)),
+    "cut off in a key": lambda whole: whole[:-30],
+    "cut off at a line": lambda whole: whole[: whole.index(b"\n") + 1],
+}
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+def test_known_hosts_is_mended_from_the_record(how: str, store: Store) -> None:
+    made = ssh_config.write_known_hosts(store, replace(NODES, phase=Phase.READY), KEYS)
+    file = store.folder("lab") / "ssh" / "known_hosts"
+    assert shown(file) == {name: [key] for name, key in KEYS.items()}
+    damaged = DAMAGE[how](file.read_bytes())
+    file.unlink() if damaged is None else file.write_bytes(damaged)
+    making = replace(made, phase=Phase.CREATING)
+    ssh_config.mend_known_hosts(store, making)
+    now = file.read_bytes() if file.exists() else None
+    assert now == damaged, "while `up` writes it, nobody else does"
+    ssh_config.mend_known_hosts(store, made)
+    assert shown(file) == {name: [key] for name, key in KEYS.items()}
+
+
+def test_a_host_key_that_is_another_one_stays_so(store: Store) -> None:
+    """Whoever has put it there, or took the node's place: the connection says what has changed."""
+    made = ssh_config.write_known_hosts(store, replace(NODES, phase=Phase.READY), KEYS)
+    file = store.folder("lab") / "ssh" / "known_hosts"
+    other = keys.generate().public
+    launcher, first, _ = NODES.nodes
+    file.write_text(f"@revoked {launcher.address} {KEYS['launcher']}\n{first.address} {other}\n")
+    ssh_config.mend_known_hosts(store, made)
+    assert shown(file) == {**{name: [key] for name, key in KEYS.items()}, "worker-1": [other]}
+    assert "@revoked" in file.read_text()
+    file.unlink()
+    moved = replace(made, nodes=(replace(first, address="10.0.0.99"),))
+    ssh_config.mend_known_hosts(store, moved)
+    assert not known_hosts.lookup(file.read_text(), ["10.0.0.99"]), "keys belong to addresses"
 
 
 def test_plain_ssh_knows_the_nodes(store: Store, need: Need, tmp_path: Path) -> None:

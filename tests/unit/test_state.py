@@ -283,7 +283,7 @@ def test_a_version_that_is_none_is_damage(value: str, store: Store) -> None:
     store.save(cluster())
     path = store.folder("lab") / "cluster.json"
     text = path.read_text()
-    path.write_text(text.replace('"record_version": 3', f'"record_version": {value}'))
+    path.write_text(text.replace('"record_version": 4', f'"record_version": {value}'))
     assert path.read_text() != text
     with pytest.raises(RecordError, match="record_version"):
         store.cluster("lab")

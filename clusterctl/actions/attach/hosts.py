@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from ipaddress import ip_address, ip_network
 from pathlib import Path
@@ -31,8 +31,6 @@ from clusterctl.node_results import fold
 from clusterctl.providers.hosts import inventory
 from clusterctl.providers.shared.take_back import key_mark
 from clusterctl.state import ClusterLock, Store
-from clusterctl.state.home import write_atomic
-from clusterctl.transport.known_hosts import host_name
 from clusterctl.transport.pool import Pool
 from clusterctl.transport.ssh import SshTransport
 
@@ -62,7 +60,8 @@ def attach_hosts(store: Store, name: str, machines: Machines, tell: Tell) -> Clu
     with ClusterLock(store.home, name, "attach"):
         cluster = new_record(store, name, "hosts", len(nodes), machines.identity)
         before = cluster
-        cluster = replace(cluster, nodes=nodes)
+        # Which keys the hosts may show is found out anew.
+        cluster = replace(cluster, nodes=nodes, host_keys={})
         _refuse_to_drop(before, cluster, store)
         store.home.make(store.folder(name))
         if cluster.phase is Phase.CREATING:
@@ -144,8 +143,7 @@ def _prepare_hosts(
         hint="check for a firewall between them, and that their sshd reads ~/.ssh/authorized_keys",
     )
     check_ports(pool, cluster)
-    _pin(store, cluster, host_keys)
-    return cluster
+    return ssh_config.write_known_hosts(store, cluster, host_keys)
 
 
 def _probe(
@@ -278,15 +276,6 @@ def _meeting(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         replace(node, private_address=addresses.get(node.name, node.private_address))
         for node in nodes
     )
-
-
-def _pin(store: Store, cluster: Cluster, host_keys: Mapping[str, str]) -> None:
-    """From now on these keys and no others, whatever becomes of the user's known_hosts."""
-    lines = [
-        f"{host_name(node.address, node.ssh_port or 22)} {host_keys[node.name]}\n"
-        for node in cluster.nodes
-    ]
-    write_atomic(store.folder(cluster.name) / "ssh" / "known_hosts", "".join(lines).encode())
 
 
 def _clean_up_quietly(store: Store, cluster: Cluster, tell: Tell) -> None:
