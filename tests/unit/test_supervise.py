@@ -681,6 +681,31 @@ def test_the_launcher_has_outputs_while_the_job_runs(apart: Site) -> None:
     until(lambda: mirrored(apart).get("worker-2/last") == "last\n")
 
 
+LATER = """#!/bin/sh
+echo >>{calls}
+exec {date} -d "+$(wc -l <{calls}) hours" "$@"
+"""
+"""A clock that is set an hour ahead whenever somebody looks."""
+
+
+def test_outputs_are_copied_on_while_the_launchers_clock_is_set(
+    apart: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pause between two looks is measured, and does not become an hour by that."""
+    place = tmp_path / "clock"
+    place.mkdir()
+    text = LATER.format(calls=shlex.quote(str(place / "calls")), date=shutil.which("date"))
+    (place / "date").write_text(text)
+    (place / "date").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{place}:{os.environ['PATH']}")
+    job = apart.submit(1, "until [ -e end ]; do echo it >>saved; sleep 0.1; done", BOTH)
+    seen = set()
+    until(lambda: seen.add(mirrored(apart).get("worker-1/saved", "")) or len(seen) > 3)
+    for name in ("worker-1", "worker-2"):
+        (apart.folder(name, 1) / "work" / "end").touch()
+    assert apart.ended(job).state is JobState.SUCCEEDED, apart.story(job)
+
+
 def test_what_is_saved_on_a_spot_notice_is_copied_also_before_the_first_look(apart: Site) -> None:
     apart.change = lambda text: text
     job = apart.submit(1, "until [ -e end ]; do sleep 0.1; done; echo it >saved; exit 1", BOTH)
