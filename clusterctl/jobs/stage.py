@@ -27,6 +27,8 @@ LARGE_TREE = 20_000_000
 KEPT_JOBS = 100
 KEPT_SECONDS = 30 * 86400
 """Archives are kept for so many jobs, and for so long in any case."""
+WRITING_SECONDS = 3600.0
+"""An archive to which nothing was added for so long is not being written any more."""
 NAMED = 5
 """Large files, or folders with many, that are named."""
 LOOK_ON = 2.0
@@ -177,9 +179,13 @@ def archive(tree: Tree, place: Home) -> str:
 
 
 def remove_old(store: Store) -> None:
-    """Removes archives that none of the last KEPT_JOBS jobs used, and nobody for KEPT_SECONDS."""
+    """Removes archives that none of the last KEPT_JOBS jobs used, and nobody for KEPT_SECONDS; and
+    those whose clusterctl was killed while it wrote them."""
     limit = time.time() - KEPT_SECONDS
     with suppress(OSError):  # what is not removed now is removed with the next job
+        for path in store.home.stages.glob(".*.new"):
+            if path.lstat().st_mtime < time.time() - WRITING_SECONDS:
+                path.unlink()
         old = [path for path in store.home.stages.glob("[!.]*") if path.lstat().st_mtime < limit]
         if not old or store.damage():
             return  # a record that cannot be read may name one of them
