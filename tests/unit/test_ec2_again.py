@@ -308,6 +308,25 @@ def test_spot_instances_are_priced_as_such(
     assert worker.source.startswith("AWS spot price" if spot else "AWS price list")
 
 
+@pytest.mark.parametrize(
+    ("cloud", "kind"),
+    [
+        ({}, "a spot machine"),
+        ({"spot_fallback": True}, "a spot or on-demand machine"),
+        ({"spot": False}, ""),
+    ],
+)
+def test_the_plan_says_who_replaces_what_ec2_takes_away(
+    cloud: dict[str, bool], kind: str, provider: Ec2Provider
+) -> None:
+    """It takes credentials, which the launcher has not."""
+    said = [line for line in provider.plan(wish(**cloud)).lines if "may reclaim" in line]
+    assert len(said) == bool(kind)
+    assert all(
+        f"{kind} replaces each" in line and "next `logs -f` or `up`" in line for line in said
+    )
+
+
 def test_a_budget_lasts_on_demand_also_at_the_second_attempt(provider: Ec2Provider) -> None:
     """Nothing was made: all of it may come to cost what it costs on demand."""
     want = wish(spot_fallback=True, budget=20.0)

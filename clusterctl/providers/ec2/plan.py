@@ -124,16 +124,22 @@ def ends(
     machines: Sequence[Machine],
     deadline: float,
     stopped: Collection[str],
-    idle: float | None,
+    cloud: CloudSpec,
     *,
     nat: bool,
 ) -> Iterator[str]:
     """What is special about the machines, when they end, and which were `stopped`; `nat`: they have
     a NAT gateway."""
     yield from _burstable(machines)
+    if cloud.spot:
+        kind = "a spot or on-demand" if cloud.spot_fallback else "a spot"
+        yield (
+            f"EC2 may reclaim spot workers: {kind} machine replaces each, started by `run"
+            " --on-node-loss replace` while it follows the job, else by the next `logs -f` or `up`"
+        )
     yield f"every node shuts down at {clock(deadline)}, even if this machine is off"
     yield _guard(api, nat)
-    yield _idle(idle)
+    yield _idle(cloud.idle)
     for name in sorted(stopped):
         yield f"{name} was stopped and is started again"
 

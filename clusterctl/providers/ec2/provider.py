@@ -161,9 +161,7 @@ class Ec2Provider:
                     cost.traffic,
                     cost.nat_traffic,
                 ),
-                *plan.ends(
-                    api, found.machines, deadline, stopped, options.cloud.idle, nat=found.nat
-                ),
+                *plan.ends(api, found.machines, deadline, stopped, options.cloud, nat=found.nat),
             ),
             spec=options,
             kinds=tuple(dict.fromkeys(machine.image for machine in found.machines))
