@@ -14,7 +14,7 @@ if [ "${1:-}" = --fast ]; then
     shift
 fi
 
-set_up workloads,report,dev \
+set_up workloads,report,tensorboard,dev \
     "openssh-server openssh-client iproute2 util-linux git gcc libc6-dev" \
     "g++ gfortran openmpi-bin libopenmpi-dev docker.io iptables sudo curl debootstrap xz-utils docker-registry python3-dev
     systemd chromium slurmctld slurmd slurm-client munge gridengine-master gridengine-exec gridengine-client" \

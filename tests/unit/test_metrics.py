@@ -191,6 +191,23 @@ def test_event_files_have_a_run_for_each_rank(tmp_path: Path) -> None:
     assert not earlier.exists()
 
 
+def test_tensorboard_reads_what_is_written(call: Call, tmp_path: Path) -> None:
+    """Records of TensorFlow: length (8 bytes), checksum (4), the event, its checksum (4)."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    printed(rank_0=line(epoch=0, loss=0.5, time=100.0) + b"\n" + line(epoch=1, loss=0.25) + b"\n")
+    said = call("logs", "7", "--metrics", "--export", str(tmp_path / "runs"))
+    assert said.code == 0, said
+    (file,) = (tmp_path / "runs" / "job-7" / "rank-0").iterdir()
+    data, found = file.read_bytes(), []
+    while data:
+        size = int.from_bytes(data[:8], "little")
+        event = Event.FromString(data[12 : 12 + size])
+        found += [(v.tag, v.simple_value, event.step) for v in event.summary.value]
+        data = data[16 + size :]
+    assert found == [("loss", 0.5, 0), ("loss", 0.25, 1)]
+
+
 def test_without_tensorboardx(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     printed(rank_0=line(loss=0.5))
