@@ -17,6 +17,7 @@ from clusterctl.errors import UsageError
 from clusterctl.model import Node, NodeResult
 from clusterctl.node_results import fold
 from clusterctl.transport.pool import Pool
+from tests.e2e.cli import wait_for
 from tests.transport.lab import Sshd, make_node
 
 pytestmark = pytest.mark.sshd
@@ -50,7 +51,7 @@ def test_run_everywhere(make_pool: Callable[..., Pool], nodes: list[Node], sshd:
         assert len(before) == len(nodes)
         assert all(result.ok for result in pool.connect(timeout=10))
         assert sshd.connections == before
-    assert not sshd.connections
+    wait_for(lambda: not sshd.connections, 10, "paramiko's threads to close their sockets")
 
 
 def test_a_command_and_an_input_for_each(make_pool: Callable[..., Pool], nodes: list[Node]) -> None:

@@ -219,6 +219,7 @@ def end_unknown(
     EC2 may show more of them, after a launch that was cut off. Raises ProviderError."""
     until = time.monotonic() + settle
     while True:
+        last = time.monotonic() >= until  # a look that takes long is not the last one
         found = [item for item in cleanup.instances(api, cluster_id) if item.id not in known]
         if found:
             names = ranges(sorted(item.node or item.id for item in found))
@@ -226,7 +227,7 @@ def end_unknown(
             # With the others, which are billed meanwhile.
             cleanup.terminate(api, cluster_id)
             end(api, cluster_id, found)
-        if time.monotonic() >= until:
+        if last:
             return
         time.sleep(min(cleanup.PAUSE, settle))
 
