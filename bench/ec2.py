@@ -35,6 +35,7 @@ from clusterctl.providers.ec2 import prices, spec  # noqa: E402
 from clusterctl.providers.ec2.prices import Quote  # noqa: E402
 from clusterctl.state import Home, Store  # noqa: E402
 from tests.sim.ec2.client import Ec2  # noqa: E402
+from tests.sim.ec2.network import YOU  # noqa: E402
 
 WORKERS = 8
 PLAYBOOK = """
@@ -153,7 +154,7 @@ def environment(ec2: Ec2, folder: Path) -> dict[str, str]:
         **ec2.env,
         "HOME": str(folder),
         "CLUSTERCTL_HOME": str(folder / "state"),
-        "CLUSTERCTL_UP_SSH_CIDR": "198.51.100.0/24",
+        "CLUSTERCTL_UP_SSH_CIDR": f"{YOU}/32",
         "PYTHONPATH": str(ROOT),
     }
 

@@ -21,6 +21,7 @@ from clusterctl.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase, 
 from clusterctl.providers.protocol import Created
 from clusterctl.transport.known_hosts import host_name
 from clusterctl.transport.ssh import SshTransport
+from tests.sim.ec2.network import YOU
 
 COSTLY = [pytest.mark.slow, pytest.mark.timeout(900)]
 MODES: dict[str, list[Any]] = {
@@ -70,7 +71,7 @@ class Machines:
             provider=self.provider,
             groups=(NodeGroup(count=workers, family="cpu" if self.provider == "ec2" else ""),),
             runtime=Runtime.HOST,
-            cloud=CloudSpec(ssh_cidr="198.51.100.0/24"),
+            cloud=CloudSpec(ssh_cidr=f"{YOU}/32"),
         )
         return Cluster(id=self.id, spec=spec, phase=Phase.CREATING, created=1.0, mode=self.mode)
 

@@ -20,13 +20,14 @@ from tests.ec2 import receipts
 from tests.sim import hub as hubs
 from tests.sim.ec2.client import Ec2
 from tests.sim.ec2.iam import allows
+from tests.sim.ec2.network import YOU
 from tests.sim.hub import Hub
 from tests.warm.client import Late, shared
 
 LONGEST = 300
 """Seconds for one command: less than a test has, so that it can say what the command has said."""
 
-OUTSIDE = "198.51.100.0/24"
+OUTSIDE = f"{YOU}/32"
 """From where the simulated launchers are reached."""
 
 

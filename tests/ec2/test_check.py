@@ -18,6 +18,7 @@ def rows(world: World) -> dict[str, dict[str, Any]]:
 
 
 def test_credentials_quotas_zones_and_images(world: World) -> None:
+    world.ec2.grant(64)
     found = rows(world)
     assert found["AWS"]["level"] == "ok"
     assert "account 123456789012, us-east-1" in found["AWS"]["text"]
@@ -26,7 +27,7 @@ def test_credentials_quotas_zones_and_images(world: World) -> None:
     assert found["quota Standard"]["level"] == "ok"
     assert "quota P" not in found, "no family of ours counts towards it"
     assert "P 0, DL 0, Trn 8, Inf 8, HPC ?" in found["quotas of other types"]["text"]
-    assert "G and VT 64, P 0, P5 0, DL 0, Trn 0, Inf 0" in found["spot quotas"]["text"]
+    assert "G and VT 0, P 0, P5 0, DL 0, Trn 0, Inf 0" in found["spot quotas"]["text"]
     for family, kind in {"cpu": "c7i.xlarge", "g4dn": "g4dn.xlarge", "g4ad": "g4ad.xlarge"}.items():
         row = found[f"EC2 {family}"]
         assert row["level"] == "ok"
@@ -37,7 +38,9 @@ def test_credentials_quotas_zones_and_images(world: World) -> None:
 
 
 def test_a_small_quota_comes_with_the_command_that_asks_for_more(world: World) -> None:
-    world.ec2.fault("quota", code="L-DB2E81BA", value=4)
+    new = rows(world)["quota G and VT"]
+    assert (new["level"], new["text"][:22]) == ("warning", "0 vCPUs in us-east-1, ")
+    world.ec2.grant(4)
     row = rows(world)["quota G and VT"]
     assert row["level"] == "warning"
     assert row["text"].startswith("4 vCPUs in us-east-1, 0 in use; `clusterctl up --gpu g4dn`")

@@ -23,6 +23,7 @@ def machines_of(world: World) -> dict[str, str]:
 def test_two_clusters_side_by_side(world: World) -> None:
     """Two clusters at once, one of them mixed; each has its own network, keys and record."""
     world.on_the_first_day()
+    world.ec2.grant(64)
     first = world.start("up", "large", "--gpu", "g5:1", "--private", *HOST)
     second = world.start("up", "mixed", "--gpu", "g4dn:2", "--cpu", "t3.xlarge:1", *HOST)
     for process in (first, second):

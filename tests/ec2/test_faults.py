@@ -5,24 +5,30 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 from pathlib import Path
 
 import pytest
 
 from tests.ec2.conftest import World
+from tests.sim.ec2.network import YOU
 
 pytestmark = [pytest.mark.terraform, pytest.mark.netns, pytest.mark.sshd, pytest.mark.timeout(400)]
 
 CPU = ("up", "--cpu", "t3.xlarge:1", "--runtime", "host", "--yes")
 
 
-def test_a_quota_that_is_too_small_is_named_in_vcpus(world: World) -> None:
-    world.ec2.fault("quota", code="L-DB2E81BA", value=4)
+@pytest.mark.parametrize("granted", [0, 4], ids=["a new account", "too few"])
+def test_a_quota_that_is_too_small_is_named_in_vcpus(world: World, granted: int) -> None:
+    if granted:
+        world.ec2.grant(granted)
     up = world.run("up", "--gpu", "g4dn", "--yes", timeout=30)
     assert up.code == 3
-    assert "'Running On-Demand G and VT instances' (L-DB2E81BA)" in up.err
-    assert "is 4 vCPUs, of which 0 are in use; this cluster needs 8 vCPUs more" in up.err
-    assert "request-service-quota-increase" in up.err
+    [line] = [line for line in up.err.splitlines() if line.startswith("clusterctl: ")]
+    assert "'Running On-Demand G and VT instances' (L-DB2E81BA) in us-east-1" in line
+    assert f"is {granted} vCPUs, of which 0 are in use; this cluster needs 8 vCPUs more" in line
+    assert "request-service-quota-increase --service-code ec2 --quota-code L-DB2E81BA" in up.err
+    assert "--desired-value 8" in up.err
     assert world.ec2.left() == []
     assert not (world.home / "clusters").exists()
 
@@ -46,6 +52,7 @@ def test_a_quota_that_is_too_small_is_named_in_vcpus(world: World) -> None:
 def test_wishes_that_cannot_be_met_cost_nothing(
     world: World, words: tuple[str, ...], code: int, said: str
 ) -> None:
+    world.ec2.grant(64)
     up = world.run("up", "--yes", *words, timeout=30)
     assert up.code == code, up.err
     assert said in up.err
@@ -246,8 +253,25 @@ def test_faults_of_aws_that_stay_end_in_one_line(world: World) -> None:
     world.ok("down", "--yes")
 
 
-def test_a_node_that_never_boots_is_named(world: World) -> None:
+def reaches(world: World) -> bool:
+    """Whether anything answers on the launcher's port for SSH."""
+    try:
+        socket.create_connection((str(world.ec2.machine("launcher").public), 22), 1).close()
+    except TimeoutError:
+        return False
+    return True
+
+
+def test_who_is_shut_out_is_let_in_and_a_node_that_never_boots_is_named(world: World) -> None:
     world.ec2.fault("never_boot", node="worker-1")
+    up = world.run(*CPU, "--ssh-cidr", "192.0.2.1", "--boot-timeout", "3s")
+    assert up.code == 4
+    assert re.search(r"launcher: .*no answer", up.err), up.err
+    assert world.ec2.machine("launcher").up
+    assert not reaches(world)
+    world.ok("allow", YOU)
+    world.wait(lambda: reaches(world), 10, "an open port")
+
     up = world.run(*CPU, "--boot-timeout", "6s")
     assert up.code == 4
     assert "worker-1: " in up.err

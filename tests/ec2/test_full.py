@@ -61,6 +61,7 @@ def in_terminal(world: World, command: str, answers: dict[str, str], seconds: fl
 def test_the_three_commands(world: World, engine: Engine, need: Need, tmp_path: Path) -> None:
     """No registry holds anything of ours: the nodes build their images from public things."""
     world.on_the_first_day()
+    world.ec2.grant(8)
     with world.ec2.full(engine, need) as internet:
         digest = internet.public_base()
         world.env["PYTHONPATH"] = str(internet.edition(tmp_path / "edition", digest))

@@ -11,6 +11,7 @@ pytestmark = [pytest.mark.terraform, pytest.mark.netns, pytest.mark.sshd]
 
 
 def test_the_plan_names_every_image_with_digest_and_size(world: World) -> None:
+    world.ec2.grant(64)
     plan = world.ok("up", "--gpu", "g4dn:1", "--cpu", "t3.xlarge:1", "--dry-run").out
     for kind in ("the launcher", "nvidia workers", "cpu workers"):
         assert f"image of {kind}: built there from the recipe" in plan
@@ -32,6 +33,7 @@ def test_the_plan_names_every_image_with_digest_and_size(world: World) -> None:
 def test_what_no_node_could_get_is_refused_and_nothing_made(
     world: World, words: tuple[str, ...], says: str
 ) -> None:
+    world.ec2.grant(64)
     world.hub.serve("me/hidden", "1", login="me:secret")
     up = world.run("up", "--yes", *words)
     assert up.code == 3, up.err

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tests.sim.ec2.client import Ec2
+from tests.sim.ec2.network import YOU
 
 T = TypeVar("T")
 UBUNTU = "ami-0a0000000000c2202"
@@ -89,15 +90,32 @@ class Lab:
         self.known = folder / "known_hosts"
         self.known.touch()
         self.vpcs: list[str] = []
+        self.groups: list[str] = []
         self.subnet = self.network()
         self._ids: dict[str, str] = {}
 
     def network(self, zone: str = "us-east-1a") -> str:
-        """A VPC with one subnet, always with the same addresses."""
+        """A VPC with one subnet, always with the same addresses. Its default group lets its members
+        in, as that of every VPC does, and us."""
         vpc = self.api.create_vpc(CidrBlock="10.77.0.0/16")["Vpc"]["VpcId"]
         self.vpcs.append(vpc)
+        of_vpc = [{"Name": "vpc-id", "Values": [vpc]}]
+        [group] = self.api.describe_security_groups(Filters=of_vpc)["SecurityGroups"]
+        sources = {
+            "UserIdGroupPairs": [{"GroupId": group["GroupId"]}],
+            "IpRanges": [{"CidrIp": f"{YOU}/32"}],
+        }
+        self.api.authorize_security_group_ingress(
+            GroupId=group["GroupId"], IpPermissions=[{"IpProtocol": "-1", **sources}]
+        )
         answer = self.api.create_subnet(VpcId=vpc, CidrBlock="10.77.0.0/20", AvailabilityZone=zone)
         return str(answer["Subnet"]["SubnetId"])
+
+    def group(self, name: str) -> str:
+        """A security group without a rule, in the first network."""
+        made = self.api.create_security_group(GroupName=name, Description=name, VpcId=self.vpcs[0])
+        self.groups.append(made["GroupId"])
+        return self.groups[-1]
 
     def launch(
         self,
@@ -194,6 +212,8 @@ class Lab:
     def remove(self) -> None:
         if self._ids:
             self.api.terminate_instances(InstanceIds=list(self._ids.values()))
+        for group in self.groups:
+            self.api.delete_security_group(GroupId=group)
         for vpc in self.vpcs:
             subnets = self.api.describe_subnets(Filters=[{"Name": "vpc-id", "Values": [vpc]}])
             for subnet in subnets["Subnets"]:

@@ -30,7 +30,7 @@ def ec2(need: Need, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ec2]:
 
     require_namespaces()
     require_sshd()
-    for program in ("sudo", "setpriv", "nsenter"):
+    for program in ("sudo", "setpriv", "nsenter", "iptables-restore"):
         need(program)
     for module in ("moto", "boto3", "grpc"):
         need(bool(find_spec(module)), f"needs {module}: install the extra `dev` (CONTRIBUTING.md)")

@@ -92,6 +92,8 @@ def test_machines_that_do_not_come(lab: Lab) -> None:
 def test_quotas(lab: Lab) -> None:
     quotas = lab.ec2.client("service-quotas")
     ask = {"ServiceCode": "ec2", "QuotaCode": "L-DB2E81BA"}
+    assert quotas.get_service_quota(**ask)["Quota"]["Value"] == 0, "a new account"
+    lab.ec2.grant(64)
     assert quotas.get_service_quota(**ask)["Quota"]["Value"] == 64
     lab.ec2.fault("quota", code="L-DB2E81BA", value=4)
     assert quotas.get_service_quota(**ask)["Quota"]["Value"] == 4
@@ -183,6 +185,7 @@ def test_placement_groups(lab: Lab) -> None:
     ]
     with pytest.raises(ClientError, match="InvalidParameterCombination"):
         lab.launch("one", Placement={"GroupName": "g"})
+    lab.ec2.grant(64)
     id = lab.launch("one", InstanceType="g4dn.xlarge", Placement={"GroupName": "g"})
     assert lab.instance("one")["Placement"]["GroupName"] == "g"
     in_use = refused(lab.api.delete_placement_group, GroupName="g")

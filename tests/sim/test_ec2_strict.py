@@ -122,6 +122,7 @@ def test_local_zones_are_left_out(lab: Lab, api: Api) -> None:
 def test_what_cannot_boot_is_refused_before_it_costs(
     lab: Lab, api: Api, kind: str, cloud: dict[str, Any], said: str
 ) -> None:
+    lab.ec2.grant(64)
     with pytest.raises(UsageError, match=said) as caught:
         survey(api, NodeGroup(count=1, instance_type=kind), **cloud)
     assert caught.value.hint

@@ -87,6 +87,9 @@ class Control:
         """As if no call had been made for long: what EC2 rations may be called again."""
         self._layer.buckets.clear()
 
+    def do_grant(self, code: str, vcpus: float) -> None:
+        self._layer.world.granted[code] = vcpus
+
     def do_left(self) -> list[str]:
         return leftovers.everything(self._layer.world, self._layer.schedules)
 
@@ -127,7 +130,7 @@ class Control:
                 region.reset()
         world = self._layer.world
         tables = (world.placement_groups, world.spot_requests, world.launched, world.ending)
-        for table in (*tables, world.reservations, world.complete):
+        for table in (*tables, world.reservations, world.complete, world.granted):
             table.clear()
         self._bill.clear()
         self._layer.calls.clear()

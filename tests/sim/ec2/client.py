@@ -160,6 +160,10 @@ class Ec2:
         """Something goes wrong from now on: the table in `faults.py`."""
         self._ask("fault", kind=kind, **how)
 
+    def grant(self, vcpus: int, code: str = "L-DB2E81BA") -> None:
+        """AWS has raised a quota, usually that for machines with GPUs. Until `reset`."""
+        self._ask("grant", code=code, vcpus=vcpus)
+
     def clear(self) -> None:
         """Nothing goes wrong any more. What went wrong stays so."""
         self._ask("clear")

@@ -153,11 +153,7 @@ class FullMachine:
         order = self.order
         address = f"address add {order.private}/{order.subnet.prefixlen} broadcast + dev eth0"
         lines = [address, "link set eth0 up"]
-        source = ""
-        if order.public:
-            lines.append(f"address add {order.public}/32 dev eth0")
-            source = f" src {order.public}"
-        lines.append(f"route add default via {gateway(order.subnet)}{source}")
+        lines.append(f"route add default via {gateway(order.subnet)}")
         argv = ["nsenter", f"--net=/proc/{self._pid}/ns/net", "ip", "-force", "-batch", "-"]
         subprocess.run(argv, input="\n".join(lines).encode(), check=True, stderr=self._log)
         files = Path(f"/proc/{self._pid}/root/etc")

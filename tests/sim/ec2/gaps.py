@@ -64,6 +64,8 @@ class World:
         self.complete: set[str] = set()
         """Instances that have their tags and disks: moto shows them before."""
         self.quotas: dict[str, float] = {}
+        self.granted: dict[str, float] = {}
+        """Quotas that are a fault, and those that AWS has raised."""
         self.blocked: dict[str, str] = {}
         """How VPC Block Public Access closes a region."""
         self.prices: dict[str, float | None] = {}
@@ -75,6 +77,11 @@ class World:
         """Whether IAM allows who asks an action on a resource, with these condition keys."""
         self.ending: dict[str, tuple[float, set[str]]] = {}
         """Instance → when it is gone, and what it holds until then."""
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """The quotas that are not as in a new account."""
+        return {**self.granted, **self.quotas}
 
     def end(self, instances: Iterable[Any]) -> None:
         """Those whose time has come are terminated."""
@@ -248,11 +255,27 @@ def _delete_tags(world: World, request: Request) -> Answer | None:
 def _modify_instance(world: World, request: Request) -> Answer | None:
     """moto takes the groups away when it is told the shutdown behaviour alone."""
     behavior = request.parameters.get("InstanceInitiatedShutdownBehavior.Value")
-    if behavior is None:
-        return None
     instance = backend(request.region).get_instance(request.parameters["InstanceId"])
+    if behavior is None:
+        _set_groups(instance.nics[0], request.listed("GroupId"))
+        return None
     instance.instance_initiated_shutdown_behavior = behavior
     return wire.done("ModifyInstanceAttribute")
+
+
+def _modify_interface(world: World, request: Request) -> None:
+    card = backend(request.region).get_network_interface(request.parameters["NetworkInterfaceId"])
+    _set_groups(card, request.listed("SecurityGroupId"))
+
+
+def _set_groups(card: Any, ids: list[str]) -> None:
+    """moto adds those of the interface to those of its instance; on EC2 they are the same."""
+    if ids:
+        there = card.ec2_backend
+        there.modify_network_interface_attribute(card.id, ids)
+        if card.instance:
+            groups = [there.get_security_group_from_id(id) for id in ids]
+            card.instance.security_groups = groups
 
 
 def _run_instances(world: World, request: Request) -> Answer | None:
@@ -349,7 +372,7 @@ def _fits_image(request: Request, kind: str) -> None:
 def _keep_to_quota(world: World, request: Request, kind: str) -> None:
     spot = _is_spot(request)
     code = market.quota_code(kind, spot)
-    limit = world.quotas.get(code, market.QUOTAS[code][1])
+    limit = world.limits.get(code, market.QUOTAS[code][1])
     used = sum(
         vcpus(one.instance_type)
         for one in backend(request.region).all_instances()
@@ -541,6 +564,7 @@ ACTIONS: dict[str, Action] = {
     "CreateTags": _create_tags,
     "DeleteTags": _delete_tags,
     "ModifyInstanceAttribute": _modify_instance,
+    "ModifyNetworkInterfaceAttribute": _modify_interface,
     "RunInstances": _run_instances,
 }
 """EC2 actions that are answered here; None leaves the answer to moto."""

@@ -61,7 +61,6 @@ class LightHost:
             "folder": str(order.folder),
             "hostname": order.hostname,
             "private_address": order.private,
-            "public_address": order.public,
             "prefix": order.subnet.prefixlen,
             "gateway": gateway(order.subnet),
             "resolver": RESOLVER,

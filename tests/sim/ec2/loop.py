@@ -15,6 +15,7 @@ from typing import Any
 
 from tests.sim.ec2 import dns, gaps, images, imds
 from tests.sim.ec2.faults import Faults, Where
+from tests.sim.ec2.firewall import Firewall, Members, members, rules
 from tests.sim.ec2.forward import forward
 from tests.sim.ec2.full import control_groups, sweep
 from tests.sim.ec2.light import LightHost
@@ -45,6 +46,7 @@ class Loop:
         self._services: dict[str, imds.Service] = {}
         self._waits: dict[str, float] = {}  # instance → when it boots
         self._notices: dict[str, tuple[float, str]] = {}  # instance → its end, by the clock
+        self._firewall = Firewall()
         self._ports = 0
         self._groups: set[Path] | None = None
 
@@ -68,11 +70,12 @@ class Loop:
         for instance in alive.values():
             if instance.id not in self._machines and self._may_boot(instance):
                 self._start(instance)
+        groups = members(one for one in found if one.id in self._machines)
         for id, machine in list(self._machines.items()):
             if id not in alive:
                 continue
-            if id not in self._plugged and machine.pid:
-                self._plug(alive[id], machine)
+            if machine.pid:
+                self._connect(alive[id], machine, groups)
             if how := machine.ended():
                 self._ended(alive[id], how)
         self._notify(alive)
@@ -132,6 +135,17 @@ class Loop:
         )
         self._machines[instance.id] = self.build(order)
 
+    def _connect(self, instance: Any, machine: Machine, groups: Members) -> None:
+        """Its groups are in force before anything reaches it."""
+        assert machine.pid
+        try:
+            self._firewall.keep(instance.id, machine.pid, rules(instance, groups))
+            if instance.id not in self._plugged:
+                self._plug(instance, machine)
+        except (OSError, CalledProcessError):
+            if not machine.ended():
+                raise
+
     def _plug(self, instance: Any, machine: Machine) -> None:
         vpc = self._vpc(instance.vpc_id)
         machine.order = replace(machine.order, public=instance.public_ip_address)
@@ -142,11 +156,9 @@ class Loop:
         try:
             vpc.plug(port, machine.pid, machine.order.subnet, private, machine.order.public)
             if again:
-                configure(machine.pid, private, machine.order.subnet, machine.order.public)
+                configure(machine.pid, private, machine.order.subnet)
         except (OSError, CalledProcessError):
             vpc.unplug(port, machine.order.public)  # half of it would be in the way next time
-            if machine.ended():
-                return
             raise
         self._plugged[instance.id] = (vpc, port)
         if not again:
@@ -167,16 +179,13 @@ class Loop:
     def _reaches(self, vpc: str, address: str) -> bool:
         """Whether the instance at this address reaches the internet. Called by other threads."""
         here = [one for one in instances() if one.state in _ALIVE and one.vpc_id == vpc]
-        return any(
-            address in (one.private_ip_address, one.public_ip_address) and reaches_internet(one)
-            for one in here
-        )
+        return any(address == one.private_ip_address and reaches_internet(one) for one in here)
 
     def _asked(self, vpc: str, address: str) -> imds.Document | None:
         """What the instance at this address may read. Called by threads of the service."""
         for instance in instances():
             here = instance.state in _ALIVE and instance.vpc_id == vpc
-            if here and address in (instance.private_ip_address, instance.public_ip_address):
+            if here and address == instance.private_ip_address:
                 notice = None
                 if instance.id in self._notices:
                     end = time.gmtime(self._notices[instance.id][0])
@@ -214,6 +223,7 @@ class Loop:
         machine.kill()
         self._waits.pop(id, None)
         self._connected.discard(id)
+        self._firewall.forget(id)
         self._unplug(id, machine)
 
     def _unplug(self, id: str, machine: Machine) -> None:

@@ -38,10 +38,10 @@ TRAFFIC = 0.09  # USD for a GB to the internet
 
 QUOTAS = {
     "L-1216C47A": ("Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances", 256.0),
-    "L-DB2E81BA": ("Running On-Demand G and VT instances", 64.0),
+    "L-DB2E81BA": ("Running On-Demand G and VT instances", 0.0),
     "L-417A185B": ("Running On-Demand P instances", 0.0),
     "L-34B43A08": ("All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests", 256.0),
-    "L-3819A6DF": ("All G and VT Spot Instance Requests", 64.0),
+    "L-3819A6DF": ("All G and VT Spot Instance Requests", 0.0),
     "L-C4BD4855": ("All P5 Spot Instance Requests", 0.0),
     "L-7212CCBC": ("All P Spot Instance Requests", 0.0),
     "L-6E869C2A": ("Running On-Demand DL instances", 0.0),
@@ -51,7 +51,7 @@ QUOTAS = {
     "L-1945791B": ("Running On-Demand Inf instances", 8.0),
     "L-B5D1601B": ("All Inf Spot Instance Requests", 0.0),
 }
-"""Code → name and value, in vCPUs."""
+"""Code → name and value, in vCPUs: a new account has no machines with GPUs."""
 
 LOCATIONS = {
     "us-east-1": "US East (N. Virginia)",

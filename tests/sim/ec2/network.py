@@ -1,8 +1,12 @@
 """The network of a VPC: a namespace with a bridge and a gateway, and machines plugged into it.
 
 This machine reaches public addresses only, each by a route of its own; private ones can be reached
-from inside alone, so that VPCs may have equal addresses. No namespace has a name: each is held by a
-descriptor of this process, and the kernel takes it away with us.
+from inside alone, so that VPCs may have equal addresses. No machine has its public address itself:
+the gateway translates them, also for who comes from inside and is then a stranger from outside.
+Source: VPC User Guide, "Enable internet access for a VPC using an internet gateway".
+
+No namespace has a name: each is held by a descriptor of this process, and the kernel takes it away
+with us.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import os
 import socket
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from ipaddress import IPv4Address, IPv4Network
 from typing import Any, TypeVar
 
@@ -22,7 +26,7 @@ from tests.sim.ec2.dns import RESOLVER
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _CLONE_NEWNET = 0x40000000
-_HERE, _THERE = "169.254.77.1", "169.254.77.2"  # of the cable between this machine and any VPC
+YOU, _THERE = "203.0.113.7", "169.254.77.2"  # of the cable between this machine and any VPC
 IMDS = "169.254.169.254"
 
 T = TypeVar("T")
@@ -35,6 +39,14 @@ def ip(*lines: str, inside: int | None = None, check: bool = True) -> None:
     done = subprocess.run(argv, input="\n".join(lines).encode(), capture_output=True)
     if check and done.returncode:
         raise OSError(f"ip -batch: {done.stderr.decode()}: {lines}")
+
+
+def iptables(namespace: str, lines: Iterable[str]) -> None:
+    """One table of iptables, as it is to be from now on. `namespace`: the file that stands for it.
+    Raises CalledProcessError."""
+    argv = ["nsenter", f"--net={namespace}", "iptables-restore", "--wait"]
+    text = "".join(f"{line}\n" for line in lines)
+    subprocess.run(argv, input=text.encode(), check=True, capture_output=True)
 
 
 def _in_thread(work: Callable[[], T]) -> T:
@@ -84,7 +96,8 @@ class Vpc:
         self.cable = f"{prefix}{digest}"  # this machine's end
         self.namespace = _new_namespace()
         self._gateways: set[IPv4Network] = set()
-        self._routed: set[str] = set()
+        self._public: dict[str, IPv4Address] = {}
+        """Public address → private one."""
         self._ports: set[str] = set()
         ip(
             "link set lo up",
@@ -95,10 +108,10 @@ class Vpc:
             f"link add uplink type veth peer name {self.cable} netns {os.getpid()}",
             f"address add {_THERE}/32 dev uplink",
             "link set uplink up",
-            f"route add default via {_HERE} dev uplink onlink",
+            f"route add default via {YOU} dev uplink onlink",
             inside=self.namespace,
         )
-        ip(f"address add {_HERE}/32 dev {self.cable}", f"link set {self.cable} up")
+        ip(f"address add {YOU}/32 dev {self.cable}", f"link set {self.cable} up")
 
     def plug(
         self, port: str, pid: int, subnet: IPv4Network, private: IPv4Address, public: str | None
@@ -113,21 +126,31 @@ class Vpc:
         if subnet not in self._gateways:
             lines.append(f"address add {subnet[1]}/{subnet.prefixlen} dev br0")
             self._gateways.add(subnet)
-        if public:
-            lines.append(f"route replace {public}/32 dev br0")
         ip(*lines, inside=self.namespace)
         self._ports.add(port)
         if public:
+            self._public[public] = private
+            self._translate()
             ip(f"route replace {public}/32 via {_THERE} dev {self.cable} onlink")
-            self._routed.add(public)
+
+    def _translate(self) -> None:
+        lines = ["*nat"]
+        for public, private in self._public.items():
+            lines += [
+                f"-A PREROUTING -d {public}/32 -j DNAT --to-destination {private}",
+                f"-A POSTROUTING -s {private}/32 -o uplink -j SNAT --to-source {public}",
+                f"-A POSTROUTING -s {private}/32 -m conntrack --ctstate DNAT"
+                f" -j SNAT --to-source {public}",
+            ]
+        iptables(f"/proc/{os.getpid()}/fd/{self.namespace}", [*lines, "COMMIT"])
 
     def unplug(self, port: str, public: str | None) -> None:
         """Takes the cable away at once; the kernel would do so some time after the machine."""
         ip(f"link delete {port}", inside=self.namespace, check=False)
         self._ports.discard(port)
-        if public in self._routed:
+        if public and self._public.pop(public, None):
             ip(f"route delete {public}/32 dev {self.cable}", check=False)
-            self._routed.discard(str(public))
+            self._translate()
 
     @property
     def empty(self) -> bool:
@@ -160,12 +183,10 @@ class Vpc:
             os.close(self.namespace)
 
 
-def configure(pid: int, private: IPv4Address, subnet: IPv4Network, public: str | None) -> None:
-    """What a machine's own DHCP client does when it starts again, with the address of that day."""
+def configure(pid: int, private: IPv4Address, subnet: IPv4Network) -> None:
+    """What a machine's own DHCP client does when it starts again."""
     lines = [f"address add {private}/{subnet.prefixlen} broadcast + dev eth0", "link set eth0 up"]
-    source = f" src {public}" if public else ""
-    lines += [f"address add {public}/32 dev eth0"] if public else []
-    lines.append(f"route add default via {gateway(subnet)}{source}")
+    lines.append(f"route add default via {gateway(subnet)}")
     lines.append(f"route add 169.254.169.254/32 via {gateway(subnet)}")
     argv = ["nsenter", f"--net=/proc/{pid}/ns/net", "ip", "-force", "-batch", "-"]
     subprocess.run(argv, input="\n".join(lines).encode(), check=True, capture_output=True)

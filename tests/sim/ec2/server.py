@@ -200,7 +200,7 @@ class Layer:
         if request.service == "pricing":
             return market.pricing(request, self.world.prices)
         if request.service == "servicequotas":
-            return market.service_quotas(request, self.world.quotas)
+            return market.service_quotas(request, self.world.limits)
         if request.service == "ec2" and request.action in gaps.ACTIONS:
             if request.parameters.get("DryRun") == "true":
                 return None

@@ -225,12 +225,7 @@ def network(spec: dict[str, Any]) -> None:
     # The address may have been another machine's a moment ago: its neighbours are told.
     Path("/proc/sys/net/ipv4/conf/all/arp_notify").write_text("1\n")
     lines = ["link set lo up", f"address add {private} broadcast + dev eth0", "link set eth0 up"]
-    if spec["public_address"]:
-        public = spec["public_address"]
-        lines.append(f"address add {public}/32 dev eth0")
-        lines.append(f"route add default via {spec['gateway']} src {public}")
-    else:
-        lines.append(f"route add default via {spec['gateway']}")
+    lines.append(f"route add default via {spec['gateway']}")
     # What a Docker engine leaves on every machine, with the same address on each: a trap for MPI.
     lines += ["link add docker0 type bridge", "address add 172.17.0.1/16 dev docker0"]
     lines += ["link set docker0 up", "route add 169.254.169.254/32 via " + spec["gateway"]]
