@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shutil
+import signal
 import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -193,8 +196,34 @@ def colleague(world: World, name: str) -> Iterator[None]:
         iam.delete_user(UserName=name)
 
 
+PRIVATE = (*CPU, "--workers", "1", "--ttl", "2h", "--private")
+
+
+def cut_power(world: World) -> None:
+    """While AWS makes the NAT gateway of an `up`, which then ends with all that it has started."""
+    world.keep_provider(False)
+    world.ec2.forget_calls()
+    up = world.start(*PRIVATE)
+    world.wait(lambda: "ec2:CreateNatGateway" in world.ec2.actions, 100, "a NAT gateway")
+    up.kill()
+    for folder in Path("/proc").glob("[0-9]*/cwd"):
+        with contextlib.suppress(OSError):
+            if world.home in folder.readlink().parents:
+                os.kill(int(folder.parent.name), signal.SIGKILL)
+    up.communicate()
+    world.keep_provider()
+
+
 def test_what_has_lost_its_record_is_found_and_removed(world: World) -> None:
-    world.ok(*CPU, "--workers", "1", "--ttl", "2h", "--private")
+    """And what Terraform has never known."""
+    world.ec2.fault("slow_gateway", seconds=600)
+    cut_power(world)
+    down = world.ok("down", "--yes")
+    assert "AWS may have a NAT gateway that Terraform does not know" in down.err
+    assert world.ec2.left() == []
+    cut_power(world)
+    world.ec2.clear()
+    assert "resources that Terraform does not know" in world.ok(*PRIVATE).err
     api = world.ec2.client("ec2")
     id = world.record()["id"]
     template = world.ec2.machine("worker-1").id

@@ -476,8 +476,12 @@ class Ec2Provider:
             if cleanup.managed(api, cluster.id):
                 on_event("AWS has endpoints of its own in the cluster's VPC; removing by tag")
                 return
-            runner.init()
             state = provider_state.load(folder)
+            if state and state.unfinished and cluster.spec.cloud.private:
+                # Killed while AWS made it, Terraform does not know it, and waits for its network.
+                on_event("AWS may have a NAT gateway that Terraform does not know; removing by tag")
+                return
+            runner.init()
             settle = cleanup.SETTLE if state and state.launching else 0.0
             launches.end_unknown(api, cluster.id, runner.state, on_event, settle=settle)
             at_a_time = layout.parallelism(len(resources))

@@ -61,6 +61,8 @@ class Control:
             self._layer.ahead = fault["seconds"]
         elif fault["kind"] == "slow_end":
             self._layer.world.slow_end = fault["seconds"]
+        elif fault["kind"] == "slow_gateway":
+            self._layer.world.nat.slow_start = fault["seconds"]
         elif fault["kind"] == "price":
             self._layer.world.prices[fault["instance_type"]] = fault["value"]
         else:
@@ -70,7 +72,7 @@ class Control:
         self._layer.faults.clear()
         self._layer.world.quotas.clear()
         self._layer.world.blocked.clear()
-        self._layer.world.slow_end = 0.0
+        self._layer.world.slow_end = self._layer.world.nat.slow_start = 0.0
         self._layer.late = self._layer.ahead = self._layer.schedules.settling = 0.0
         self._layer.world.prices.clear()
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import timezone
 from typing import Any
 
-from tests.sim.ec2 import gaps, market
+from tests.sim.ec2 import gaps, market, nat
 from tests.sim.ec2.bill import Bill, Use
 from tests.sim.ec2.wire import Request
 
@@ -64,6 +64,8 @@ def install(world: gaps.World, bill: Bill) -> None:
 
     def create_nat_gateway(self: Any, *args: Any, **kwargs: Any) -> Any:
         gateway = make(self, *args, **kwargs)
+        if gateway.state == nat.FAILED:
+            return gateway
         tags = {tag["key"]: tag["value"] for tag in gateway.get_tags()}
         use = Use(
             gateway.id,

@@ -1,8 +1,9 @@
 """NAT gateways, as far as moto makes them too easy, and who reaches the internet.
 
-Sources: VPC User Guide, "NAT gateways" and "Route tables"; eformat/sno-for-100 issue 5 (an address
-cannot be released while its gateway goes); terraform issue 1303 (the internet gateway of a network
-with public addresses cannot be detached).
+Sources: VPC User Guide, "NAT gateways" and "Route tables"; EC2 API Reference, NatGateway (states
+of one, and why it fails); eformat/sno-for-100 issue 5 (an address cannot be released while its
+gateway goes); terraform issue 1303 (the internet gateway of a network with public addresses cannot
+be detached).
 """
 
 from __future__ import annotations
@@ -13,14 +14,21 @@ from typing import Any
 
 from tests.sim.ec2.wire import ApiError
 
-GOING = "deleting"
+COMING, GOING, FAILED = "pending", "deleting", "failed"
 
 
 class Ends:
-    """When gateways that are being deleted are gone."""
+    """When gateways that are being made are there, and those that are being deleted are gone."""
 
     def __init__(self) -> None:
         self._ends: dict[str, float] = {}
+        self.slow_start = 0.0
+        """Seconds that one takes to come."""
+
+    def come(self, gateway: Any) -> None:
+        gateway.state = COMING
+        self._ends[gateway.id] = time.monotonic() + self.slow_start
+        self.turn(gateway)
 
     def begin(self, gateway: Any, seconds: float) -> None:
         gateway.state = GOING
@@ -29,9 +37,12 @@ class Ends:
 
     def turn(self, gateway: Any) -> None:
         """Its interface and the tie to its address go last, with it."""
-        if gateway.state != GOING or self._ends[gateway.id] > time.monotonic():
+        if gateway.state not in (COMING, GOING) or self._ends[gateway.id] > time.monotonic():
             return
         del self._ends[gateway.id]
+        if gateway.state == COMING:
+            gateway.state = "available"
+            return
         gateway.state = "deleted"
         there = gateway.ec2_backend
         interface = _interface(gateway)
@@ -47,8 +58,15 @@ def install(ends: Ends, seconds: Any) -> None:
 
     make, describe = NatGatewayBackend.create_nat_gateway, NatGatewayBackend.describe_nat_gateways
 
-    def create(self: Any, *args: Any, **kwargs: Any) -> Any:
-        gateway = make(self, *args, **kwargs)
+    def create(self: Any, subnet_id: str, allocation_id: str, *args: Any, **kwargs: Any) -> Any:
+        held = any(
+            one.allocation_id == allocation_id and one.association_id for one in self.addresses
+        )
+        gateway = make(self, subnet_id, "" if held else allocation_id, *args, **kwargs)
+        if held:
+            _fail(gateway, allocation_id)
+            return gateway
+        ends.come(gateway)
         interface = _interface(gateway)
         interface.requester_managed = True
         interface.description = f"Interface for NAT Gateway {gateway.id}"
@@ -66,13 +84,24 @@ def install(ends: Ends, seconds: Any) -> None:
         gateway = self.nat_gateways.get(id)
         if gateway is None or gateway.state == "deleted":
             raise ApiError("NatGatewayNotFound", f"NAT gateway {id} was not found")
-        if gateway.state != GOING:
+        if gateway.state == FAILED:
+            gateway.state = "deleted"
+        elif gateway.state != GOING:
             ends.begin(gateway, seconds())
         return gateway
 
     NatGatewayBackend.create_nat_gateway = create  # type: ignore[method-assign]
     NatGatewayBackend.describe_nat_gateways = describe_all  # type: ignore[method-assign]
     NatGatewayBackend.delete_nat_gateway = delete  # type: ignore[method-assign]
+
+
+def _fail(gateway: Any, allocation: str) -> None:
+    """Its address is in use."""
+    gateway.ec2_backend.delete_network_interface(_interface(gateway).id)
+    gateway.address_set.clear()
+    gateway.state = FAILED
+    gateway.failure_code = "Resource.AlreadyAssociated"
+    gateway.failure_message = f"Elastic IP address {allocation} is already associated"
 
 
 def _interface(gateway: Any) -> Any:
