@@ -183,7 +183,7 @@ def _up(
                     for what, seconds in progress.seconds.items()
                     if seconds >= NOTEWORTHY
                 ]
-                for line in find_troubles(pool, created.nodes, nodes, features):
+                for line in find_troubles(pool, cluster, created.nodes, nodes, features):
                     tell(line)
                 cluster = replace(cluster, nodes=nodes)
             with clock.phase("mesh"):

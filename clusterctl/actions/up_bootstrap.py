@@ -145,18 +145,26 @@ def _script(
 
 def find_troubles(
     pool: Pool,
+    cluster: Cluster,
     promised: Sequence[Node],
     found: Sequence[Node],
     features: Features,
     clock: Callable[[], float] = time.time,
 ) -> tuple[str, ...]:
-    """What is wrong with nodes on which jobs can still run: no GPU, a wrong clock."""
+    """What is wrong with nodes on which jobs can still run: no GPU, a wrong clock, a deadline that
+    is not the cluster's (that of an image which was made from a node, say)."""
     missing = find_missing_gpus(promised, found)
     if not features.fresh_machines:
         return missing
-    results = pool.run(deadlines.CLOCK, timeout=CONNECT_TIMEOUT)
-    shown = {result.node: deadlines.read_clock(result.text) for result in results}
-    return (*missing, *deadlines.describe_clocks(shown, clock()))
+    command = f"{deadlines.render_question()}; {deadlines.CLOCK}"
+    results = [one for one in pool.run(command, timeout=CONNECT_TIMEOUT) if one.ok]
+    shown = {one.node: deadlines.read_clock(one.text) for one in results}
+    kept = {one.node: deadlines.parse_answer(one.text.splitlines())[0] for one in results}
+    wrong = (
+        deadlines.describe_missing(cluster, kept),
+        deadlines.describe_difference(cluster, {n: at for n, at in kept.items() if at is not None}),
+    )
+    return (*missing, *filter(None, wrong), *deadlines.describe_clocks(shown, clock()))
 
 
 def find_missing_gpus(promised: Sequence[Node], found: Sequence[Node]) -> tuple[str, ...]:

@@ -58,6 +58,21 @@ def in_terminal(world: World, command: str, answers: dict[str, str], seconds: fl
     return shown
 
 
+def end_unused(world: World, folder: Path) -> None:
+    """The workers' containers run on, and nobody uses them: the machines end, and the launcher has
+    what the last job there has made."""
+    world.wait(lambda: len(world.ec2.machines) == 1, 300, "workers that end unused")
+
+    def told() -> list[str]:
+        return list(world.ok("status", "--json").document()["warnings"])
+
+    world.wait(lambda: any("after 1 min idle" in line for line in told()), 90, "the reason")
+    number = str(world.ok("jobs", "--json").document()["jobs"][-1]["id"])
+    assert "Epoch 29" in world.ok("logs", number).out
+    world.ok("fetch", number, "--to", str(folder))
+    assert [path.parent.name for path in folder.rglob("snapshot.pt")] == ["worker-1"]
+
+
 def test_the_three_commands(world: World, engine: Engine, need: Need, tmp_path: Path) -> None:
     """No registry holds anything of ours: the nodes build their images from public things."""
     world.on_the_first_day()
@@ -76,11 +91,13 @@ def test_the_three_commands(world: World, engine: Engine, need: Need, tmp_path: 
         record = world.record()
         assert {node["job_port"] for node in record["nodes"]} == {2222}
         assert {node["python"] for node in record["nodes"]} == {"/opt/venv/bin/python"}
+        in_terminal(world, "clusterctl up --idle 1m --yes", {}, 300)
         command = "clusterctl run --allow-cpu multinode_ddp_mpi_gpu.py 30 30"
         job = in_terminal(world, command, {}, 200)
         assert "Epoch 29" in job
         assert "succeeded" in job
-        down = in_terminal(world, "clusterctl down", {"lose these outputs": "y"}, 120)
+        end_unused(world, tmp_path / "fetched")
+        down = in_terminal(world, "clusterctl down", {}, 120)
         assert "nothing tagged clusterctl:cluster=" in down
         assert "was removed: 3 nodes" in down
         world.ec2.wait(0, seconds=60)

@@ -6,7 +6,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,9 +69,10 @@ STEPS = ["written", *CONNECT, *PREPARE, *KNOW, *SWITCH, *PROVE, *KNOW]
 
 
 class Booted:
-    """A machine that shows a key which we have made, as `up` boots it."""
+    """A machine that shows a key which we have made, as `up` boots it. `image`: files that were in
+    its image, as cloud-init writes them."""
 
-    def __init__(self, lab: Lab, folder: Path, name: str) -> None:
+    def __init__(self, lab: Lab, folder: Path, name: str, image: Sequence[Any] = ()) -> None:
         self.name = name
         self.folder = folder / name
         self.lab = lab
@@ -78,7 +81,8 @@ class Booted:
         self.first = pair.public
         said = {"ed25519_private": pair.private, "ed25519_public": pair.public}
         lab.ec2.refill()
-        lab.launch(name, {"ssh_keys": said, "ssh_authorized_keys": [user]})
+        files = {"write_files": list(image)}
+        lab.launch(name, {"ssh_keys": said, "ssh_authorized_keys": [user], **files})
 
     @property
     def keys(self) -> HostKeys:
@@ -145,6 +149,19 @@ def test_a_client_killed_after_any_step_goes_on(lab: Lab) -> None:
     for dies, one in enumerate(others, 1):
         assert client(one, dies).returncode == -9
         one.settle()
+
+
+MARK = "/etc/clusterctl/host-key-made-here"
+
+
+def test_a_machine_made_from_the_image_of_a_node_gets_a_key_of_its_own(lab: Lab) -> None:
+    """There is the mark that the node has left, beside the key that came by user data."""
+    of_node = keys.ensure(lab.folder / "of the node")
+    mark = {"path": MARK, "content": f"{of_node}\n"}
+    one = Booted(lab, lab.folder / "states", "node-1", image=[mark])
+    lab.ec2.wait(1, 60)
+    one.settle()
+    assert one.own(), "and no longer shows that of the user data"
 
 
 AS_ROOT = "exec sudo -n /bin/sh -s"

@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from clusterctl.actions import show
+from clusterctl.actions.up_bootstrap import find_troubles
 from clusterctl.model import Cluster, ClusterSpec, NodeGroup, Phase, clock
 from clusterctl.providers.local.provider import LocalProvider
+from clusterctl.providers.protocol import Features
 from clusterctl.providers.shared import deadlines
 from tests.unit.making import cluster
 from tests.unit.provided import provide
@@ -170,3 +172,25 @@ def test_a_node_that_an_extend_did_not_reach_is_named() -> None:
     assert said.startswith(f"worker-1 ends at {clock(1000.0)}, and the record says {clock(2000.0)}")
     assert "`clusterctl extend lab --ttl …` sets it everywhere" in said
     assert deadlines.describe_difference(cluster(), {"worker-1": 1000.0}) == ""
+
+
+def test_up_names_nodes_that_keep_another_deadline_or_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a machine image does that was made from a node, or that keeps no files of user data."""
+    staged = lab(tmp_path / "nodes")
+    monkeypatch.setattr(deadlines, "FILE", str(tmp_path / "deadline"))
+
+    def troubles(deadline: float | None) -> tuple[str, ...]:
+        made = replace(staged.where, deadline=deadline)
+        with staged.pool() as pool:
+            features = Features(fresh_machines=True)
+            return find_troubles(pool, made, made.nodes, made.nodes, features)
+
+    [none] = troubles(2000.0)
+    assert none.startswith("launcher,worker-[1-2] does not know its deadline")
+    assert "`clusterctl extend lab --ttl …` sets it everywhere" in none
+    (tmp_path / "deadline").write_text("1000\n300\n")
+    [other] = troubles(2000.0)
+    assert other.startswith(f"launcher,worker-[1-2] end at {clock(1000.0)}, and the record says")
+    assert troubles(1000.0) == troubles(None) == ()

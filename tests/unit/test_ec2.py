@@ -357,6 +357,9 @@ def test_user_data_is_small_valid_and_armed() -> None:
     assert "spot/instance-action" in script
     done = subprocess.run(["sh", "-n"], input=script, text=True, capture_output=True)
     assert done.returncode == 0, done.stderr
+    unit = files[f"/etc/systemd/system/{userdata.UNIT}"]
+    [after] = [line for line in unit.splitlines() if line.startswith("After=")]
+    assert "cloud-init.service" in after, "in an image of a node, the agent would see its deadline"
 
 
 def test_a_thousand_nodes_are_planned_in_a_moment(tmp_path: Path) -> None:

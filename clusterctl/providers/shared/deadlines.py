@@ -58,7 +58,8 @@ def parse_answer(lines: Sequence[str]) -> tuple[float | None, bool]:
 
 
 def describe_difference(cluster: Cluster, kept: Mapping[str, float]) -> str:
-    """What is wrong where nodes keep another deadline than the record has; "" where none does."""
+    """What is wrong where nodes keep another deadline than the record has; "" where none does.
+    Nodes that were made from an image of a node may have that one's."""
     end = cluster.deadline
     others = {name: when for name, when in kept.items() if end and abs(when - end) > 1}
     if not others or not end:
@@ -67,7 +68,19 @@ def describe_difference(cluster: Cluster, kept: Mapping[str, float]) -> str:
     verb = "ends" if len(others) == 1 else "end"
     return (
         f"{ranges(sorted(others))} {verb} at {ends}, and the record says {model.clock(end)}: an"
-        f" `extend` was cut off; `clusterctl extend {cluster.name} --ttl …` sets it everywhere"
+        " `extend` was cut off, or the machine image had an older one;"
+        f" `clusterctl extend {cluster.name} --ttl …` sets it everywhere"
+    )
+
+
+def describe_missing(cluster: Cluster, kept: Mapping[str, float | None]) -> str:
+    """What is wrong where nodes that should end themselves know no deadline; "" where all do."""
+    missing = [name for name, when in kept.items() if when is None]
+    if not missing or not cluster.deadline:
+        return ""
+    return (
+        f"{ranges(sorted(missing))} does not know its deadline, and will not shut itself down:"
+        f" `clusterctl extend {cluster.name} --ttl …` sets it everywhere"
     )
 
 
