@@ -145,7 +145,7 @@ def _settings(path: Path, verbs: Verbs) -> dict[str, dict[str, Setting]]:
     """One file's settings per verb; a verb's own table wins over the keys outside."""
     found: dict[str, dict[str, Setting]] = {verb: {} for verb in verbs}
     tables: dict[str, dict[str, Setting]] = {}
-    for key, value in _read(path).items():
+    for key, value in read_toml(path).items():
         if isinstance(value, dict):
             _known(path, key, "table", set(verbs))
             options = _by_key(verbs[key])
@@ -213,7 +213,8 @@ def _known(path: Path, name: str, what: str, known: set[str]) -> None:
     )
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
+    """Raises UsageError for a file that is no TOML or cannot be read."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:

@@ -77,6 +77,8 @@ class Python:
     executable: str
     version: str
     packages: dict[str, str] = field(default_factory=dict)
+    installed: str = ""
+    """All that it has, as `name==version` words: one string, since a record has it once a node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ SAMPLES: Mapping[str, Mapping[str, Any]] = {
         "budget": 20,
     },
     "run": {
-        "requirements": "requirements.txt",
+        "requirements": "requirements-gpu.txt",
         "stage": ".",
         "env": ["LR=0.1"],
         "backend": "nccl",
@@ -32,8 +32,6 @@ SAMPLES: Mapping[str, Mapping[str, Any]] = {
     },
 }
 """Options that projects set, by verb, with a value as an example."""
-REQUIREMENTS = ("requirements.txt", "pyproject.toml")
-"""Files that name a project's packages, where `run` does not use them by itself."""
 MOST = 200
 """Files that are looked at for programs."""
 
@@ -57,31 +55,22 @@ def write(folder: Path) -> Path:
 
 def make_text(folder: Path) -> str:
     """The settings for the project in that folder."""
-    found = {"requirements": requirements} if (requirements := _requirements(folder)) else {}
     lines = ["# Settings of clusterctl for this project; options on the command line win."]
     programs = find_programs(folder)
     lines += [f"#     clusterctl run {program}" for program in programs[:3] or ["SCRIPT"]]
     for verb, samples in SAMPLES.items():
         lines += ["", f"[{verb}]"]
-        lines += _settings(verb, samples, found if verb == "run" else {})
+        lines += _settings(verb, samples)
     return "\n".join([*lines, ""])
 
 
-def _settings(verb: str, samples: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:
-    """A line per option: those that the project needs are set, the others are comments."""
+def _settings(verb: str, samples: Mapping[str, Any]) -> Iterator[str]:
+    """A line per option, as a comment."""
     options = VERBS[verb].options()
     width = max(len(f"# {key} = {json.dumps(value)}") for key, value in samples.items())
     for key, value in samples.items():
-        value = found.get(key, value)
-        line = f"{'' if key in found else '# '}{key} = {json.dumps(value)}"
+        line = f"# {key} = {json.dumps(value)}"
         yield f"{line:<{width}}  # {options[key].help}"
-
-
-def _requirements(folder: Path) -> str:
-    """The file that `--requirements` has to name; "" where `uv.lock` is used without it."""
-    if (folder / "uv.lock").is_file():
-        return ""
-    return next((name for name in REQUIREMENTS if (folder / name).is_file()), "")
 
 
 def find_programs(folder: Path) -> list[str]:

@@ -25,6 +25,7 @@ from clusterctl.insight import messages
 from clusterctl.job_model import Job, JobSpec, JobState, ProgramKind
 from clusterctl.jobs import (
     control,
+    installed,
     logs,
     mirror,
     package_files,
@@ -122,6 +123,9 @@ def prepare(
     wanted = None
     if not (spec.venv or spec.modules or spec.container):
         wanted = package_files.find(resolved, requirements, spec.python)
+        nodes = cluster.workers or (cluster.launcher,)
+        if wanted and not spec.python and installed.has_all(wanted, nodes):
+            wanted = None
     elif spec.python or requirements not in ("", package_files.NONE):
         given = "--python" if spec.python else "--requirements"
         raise UsageError(
@@ -141,8 +145,8 @@ def prepare(
         plan = replace(plan, notes=(*plan.notes, asked.note))
     if wanted:
         chosen_python = packages.choose(cluster, spec.python)
-        nodes = [chosen_python.node(name) for name in start.list_rank_nodes(job, cluster)]
-        plan = replace(plan, notes=(*plan.notes, packages.describe(wanted, nodes)))
+        places = [chosen_python.node(name) for name in start.list_rank_nodes(job, cluster)]
+        plan = replace(plan, notes=(*plan.notes, packages.describe(wanted, places)))
     if note := backend_note(resolved, spec.backend):
         plan = replace(plan, notes=(*plan.notes, note))
     return Prepared(

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from clusterctl import catalog
@@ -27,7 +27,7 @@ TOOLS = (
 _ABOUT_PYTHON = """
 import sys
 sys.path = [folder for folder in sys.path if folder]  # no module of the current folder's
-import json
+import json, re
 wanted = set(sys.argv[1:])
 try:
     from importlib.metadata import distributions
@@ -38,8 +38,11 @@ except ImportError:  # before Python 3.8
         pairs = [(d.project_name, d.version) for d in working_set]
     except ImportError:
         pairs = []
-found = {name.lower(): version for name, version in pairs if name and name.lower() in wanted}
-print(json.dumps([sys.executable, "%d.%d.%d" % sys.version_info[:3], found]))
+pairs = [pair for pair in reversed(pairs) if all(pair)]  # of two, the first is imported
+found = {name.lower(): version for name, version in pairs if name.lower() in wanted}
+every = {re.sub("[-_.]+", "-", name).lower(): version for name, version in pairs}
+every = " ".join("%s==%s" % pair for pair in sorted(every.items()))
+print(json.dumps([sys.executable, "%d.%d.%d" % sys.version_info[:3], found, every]))
 """
 
 
@@ -111,9 +114,10 @@ def python(text: str) -> Mapping[str, Any]:
     answers = []
     for line in text.splitlines():
         with suppress(ValueError, TypeError):  # a Python may chat before it answers
-            executable, version, packages = json.loads(line)
+            executable, version, packages, *rest = json.loads(line)
             packages = {str(name): str(value) for name, value in dict(packages).items()}
-            answers.append(Python(executable=executable, version=version, packages=packages))
+            found = Python(executable=executable, version=version, packages=packages)
+            answers.append(replace(found, installed=str("".join(rest))))
     if not answers:
         return {}
     return {"python": max(answers, key=lambda answer: len(answer.packages))}

@@ -473,8 +473,7 @@ MESSAGES: tuple[Message, ...] = (
         "module",
         r"(ModuleNotFoundError|ImportError): No module named",
         "a Python package is missing on a node",
-        "list it in a file and use `clusterctl run --requirements FILE`, or a container image that"
-        " has it",
+        "list it in the project's `requirements.txt`, or use a container image that has it",
         "https://docs.python.org/3/library/exceptions.html#ModuleNotFoundError",
     ),
     _row(

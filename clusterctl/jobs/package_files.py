@@ -5,9 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from clusterctl import config
 from clusterctl.errors import UsageError
 from clusterctl.job_model import ProgramKind
 from clusterctl.jobs import conda_files
@@ -18,7 +21,11 @@ NONE = "none"
 _BLOCK = re.compile(r"(?m)^# /// script\s*$\n(?:^#(?: .*)?$\n)*?^# ///\s*$\n?")
 """https://packaging.python.org/en/latest/specifications/inline-script-metadata/"""
 _INCLUDED = re.compile(r"(?m)^\s*(?:-r|-c|--requirements?|--constraints?)[\s=]+(\S+)")
-_LOCAL = re.compile(r"(?m)^\s*(?:(?:-e|--editable)[\s=]+\S+|\.{0,2}/\S*|\.)\s*(?:#.*)?$\n?")
+_LOCAL = re.compile(
+    r"(?m)^\s*(?:(?:-e|--editable)[\s=]+\S+|\.{0,2}/\S*|\.(?:\[[^]]*\])?)\s*(?:#.*)?$\n?"
+)
+FOUND = ("uv.lock", "requirements.txt", "pyproject.toml")
+"""Files of a folder that are used without an option; the first one that names packages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +43,9 @@ class Wanted:
     texts: dict[str, str]
     asked: bool = False
     project: str = ""
+    requirements: tuple[str, ...] | None = None
+    """Those of a file that was only found and that the nodes may have already (see `installed`);
+    None where they are installed in any case."""
 
     @property
     def digest(self) -> str:
@@ -43,9 +53,10 @@ class Wanted:
 
 
 def find(resolved: Resolved, given: str, python: str = "") -> Wanted | None:
-    """What `--requirements` names, else the `script` block or the uv.lock of a Python program.
-    None: nothing, unless it wants another `python`, which has no packages of its own. Raises
-    UsageError for a file that is not understood."""
+    """What `--requirements` names, else what a Python program's own `script` block says, else a
+    file of its folder or of one above, up to the root of the tree. None: nothing, unless it wants
+    another `python`, which has no packages of its own. Raises UsageError for a file that is not
+    understood."""
     found = _find(resolved, given)
     if not python or found:
         return found
@@ -63,11 +74,45 @@ def _find(resolved: Resolved, given: str) -> Wanted | None:
         return found
     folder = script.resolve().parent if program.kind is ProgramKind.PYTHON else script.parent
     for place in (folder, *folder.parents):
-        if (place / "uv.lock").is_file() and (place / "pyproject.toml").is_file():
-            return _read(place / "uv.lock", asked=False)
+        if found := _find_in(place):
+            return found
         if place == tree.root:
             break
     return None
+
+
+def _find_in(folder: Path) -> Wanted | None:
+    """What a file of that folder asks for, if it names packages. An empty list is an answer too:
+    nothing is looked for above it."""
+    project = folder / "pyproject.toml"
+    if (folder / "uv.lock").is_file() and project.is_file():
+        return _read(folder / "uv.lock", asked=False)
+    if (path := folder / "requirements.txt").is_file():
+        found = _read(path, asked=False)
+        return replace(found, requirements=tuple(_list_lines(found.texts)))
+    if project.is_file() and (names := _dependencies(project)):
+        return replace(_read(project, asked=False), requirements=names)
+    return None
+
+
+def _list_lines(texts: Mapping[str, str]) -> Iterator[str]:
+    """The requirements of these files, without hashes and comments."""
+    for text in texts.values():
+        for line in re.sub(r"\\\n", " ", text).splitlines():
+            words = re.sub(r"(^|\s)#.*", "", line).split(" --hash")[0].strip()
+            if words and not words.startswith("-"):
+                yield words
+
+
+def _dependencies(project: Path, extras: Sequence[str] = ()) -> tuple[str, ...]:
+    """`dependencies` of a pyproject.toml, with those of its extras; empty where a program has to
+    make them."""
+    table: dict[str, Any] = config.read_toml(project).get("project", {})
+    optional = table.get("optional-dependencies", {})
+    names = [*table.get("dependencies", ())]
+    for extra in extras:
+        names += optional.get(extra, ())
+    return tuple(names)
 
 
 def import_paths(resolved: Resolved) -> tuple[str, ...]:
@@ -114,16 +159,22 @@ def _collect(path: Path, root: Path, texts: dict[str, str]) -> None:
         return
     if name.startswith(".."):
         raise UsageError(
-            f"{path} is outside {root}, whose requirements include it", hint="move it there"
+            f"{path} is outside {root}, whose requirements include it",
+            hint=f"move it there, or `--requirements {NONE}`",
         )
     text = _text(path)
+    needed: list[str] = []
     for line in _LOCAL.findall(text):
-        if line.split("#")[0].split()[-1].split("[")[0] not in (".", "./"):
+        place, _, extras = line.split("#")[0].split()[-1].strip("'\"").partition("[")
+        if place not in (".", "./"):
             raise UsageError(
                 f"{path}: local packages are not installed: {line.strip()!r}",
-                hint="leave it out; the project's own folder is staged and can be imported",
+                hint="leave it out (the project's own folder is staged and can be imported), or"
+                f" `--requirements {NONE}`",
             )
-    texts[name] = _LOCAL.sub("", text)
+        if (project := path.parent / "pyproject.toml").is_file():
+            needed += _dependencies(project, extras.strip("]").split(","))
+    texts[name] = "\n".join((_LOCAL.sub("", text).rstrip("\n"), *needed, "")).lstrip("\n")
     for included in _INCLUDED.findall(text):
         if "://" not in included:
             _collect(path.parent / included, root, texts)

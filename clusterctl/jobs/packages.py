@@ -102,7 +102,8 @@ def describe(wanted: Wanted, nodes: Sequence[Node]) -> str:
     beside = f" beside {' and '.join(sorted(kept))} of the nodes" if kept else ""
     python = {_python_of(node).executable for node in nodes} if wanted.texts else set()
     other = "".join(f" with {name} of the nodes" for name in python if not name.startswith("/"))
-    return f"using the packages of {wanted.source}{beside}{other}"
+    off = "" if wanted.requirements is None else f" (`--requirements {NONE}` turns this off)"
+    return f"using the packages of {wanted.source}{beside}{other}{off}"
 
 
 def versions(digest: str, node: Node, home: Home) -> tuple[str, ...]:

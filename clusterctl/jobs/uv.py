@@ -14,7 +14,7 @@ from zipfile import ZipFile
 
 from clusterctl import process
 from clusterctl.errors import LaunchError, UsageError
-from clusterctl.jobs.package_files import Wanted
+from clusterctl.jobs.package_files import NONE, Wanted
 from clusterctl.model import Node
 
 FETCH_TIMEOUT = 3600.0
@@ -84,9 +84,12 @@ def call(what: str, *words: str) -> str:
     unsolved = result.exit_code == 1 and "No solution" in result.complaints
     why = reasons[-1] if unsolved and reasons else "; ".join(reasons[:3])
     message = f"{what}: {result.error or why or result.why}"
+    without = f"`--requirements {NONE}` uses only what the nodes have"
     if unsolved:
-        raise UsageError(message, hint="change the versions in the file")
-    raise LaunchError(message, hint="check the file, and the connection to the package index")
+        raise UsageError(message, hint=f"change the versions in the file, or {without}")
+    raise LaunchError(
+        message, hint=f"check the file and the connection to the package index, or {without}"
+    )
 
 
 def entries(text: str) -> list[str]:

@@ -132,7 +132,7 @@ class Run(Started, heading=JOBS, module="run"):
     )
     source = files("--source", PROGRAM, "Compile with SCRIPT; repeatable (flags: -e CFLAGS=...)")
     requirements = text(
-        *("--requirements", PROGRAM, "Packages: FILE or none (default: uv.lock)"),
+        *("--requirements", PROGRAM, "Packages: FILE or none (default: the project's)"),
         "FILE",
         limits=(where.STAGED, where.SUPERVISED),
     )

@@ -87,6 +87,7 @@ MAY_USE: dict[str, set[str]] = {
     "matplotlib": {"insight"},  # the extra `report`
     "tensorboardX": {"insight"},  # the extra `tensorboard`
     "pathspec": {"jobs"},
+    "packaging": {"jobs"},
     "cloudpickle": {"jobs"},
     "python_terraform": {"terraform"},
     "boto3": {"providers"},

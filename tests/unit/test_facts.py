@@ -201,6 +201,24 @@ def test_an_older_python_is_a_python(lacks: str, tmp_path: Path) -> None:
         assert "numpy" in found.packages
 
 
+def test_of_two_versions_that_is_told_which_is_imported(tmp_path: Path) -> None:
+    """As pip's `--user` puts a second one before that of the system."""
+    for folder, version in (("first", "2.0"), ("second", "1.0")):
+        info = tmp_path / folder / f"Odd_Name-{version}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Name: Odd_Name\nVersion: {version}\n")
+    python = tmp_path / "python"
+    path = f"{tmp_path}/first:{tmp_path}/second"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={path} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    question = facts.questions([str(python)], only=True)["python"]
+    done = subprocess.run(["sh", "-c", question], capture_output=True, text=True, timeout=60)
+    found = facts.parse(f"@@fact python\n{done.stdout}@@fact end\n").python
+    assert found is not None, done.stderr
+    assert "odd-name==2.0" in found.installed.split()
+    assert f"numpy=={found.packages['numpy']}" in found.installed.split()
+
+
 def test_a_device_with_an_ipv6_address_is_not_alone() -> None:
     """Link-local addresses are on every device and do not count."""
     text = """[

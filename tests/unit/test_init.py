@@ -31,22 +31,12 @@ def test_the_project_is_looked_at(project: Path, call: Call) -> None:
     (project / "train.py").write_text(MAIN)
     (project / "library.py").write_text("x = 1\n")
     (project / "broken.py").write_text("def (\n")
-    (project / "requirements.txt").touch()
     said = call("init")
     assert said.code == 0, said
     text = (project / "clusterctl.toml").read_text()
     assert "#     clusterctl run train.py\n" in text
     assert "library.py" not in text
-    settings = read()
-    assert settings["run"]["requirements"].value == "requirements.txt"
-    assert not settings["up"]
-
-
-def test_nothing_is_set_where_nothing_is_needed(project: Path) -> None:
-    (project / "requirements.txt").touch()
-    (project / "uv.lock").touch()  # is used without a setting
-    init.write(project)
-    assert not any(read().values())
+    assert not any(read().values()), "all lines are examples"
 
 
 def test_every_line_is_one_that_clusterctl_reads(project: Path) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import ClusterctlError, LaunchError, UsageError
-from clusterctl.jobs import package_files, packages
+from clusterctl.jobs import installed, package_files, packages
 from clusterctl.jobs.program import resolve, resolve_command
 from clusterctl.model import Node, Python
 from clusterctl.state import home
@@ -27,6 +27,8 @@ from tests import wheels
 from tests.unit.calling import Call
 from tests.unit.making import cluster, node
 
+PROJECT = '[project]\nname = "mine"\nversion = "1"\n'
+HERE = {"executable": "/p", "version": "3.11.2"}
 KEPT = {"torch": "2.13.0+cpu", "mpi4py": "4.1.0", "numpy": "2.3.0"}
 SSH = """#!/bin/sh
 echo "$1" >>{log}
@@ -228,20 +230,108 @@ def test_a_lock_file_is_found_and_its_versions_are_installed(
     assert "torch" not in names
 
 
+def found() -> str | None:
+    wanted = package_files.find(resolve("train.py", ()), "")
+    return wanted and wanted.source
+
+
 def test_where_packages_are_looked_for(project: Path) -> None:
-    for name in ("requirements.txt", "pyproject.toml", "environment.yml"):
-        Path(name).write_text("")
-    assert package_files.find(resolve("train.py", ()), "") is None
+    """The file that says most about versions comes first, and the script's own block before it."""
+    for name in ("environment.yml", "requirements-dev.txt"):
+        Path(name).write_text("demo\n")
+    assert found() is None
+    Path("pyproject.toml").write_text(f"{PROJECT}dependencies = []\n")
+    assert found() is None
+    Path("pyproject.toml").write_text(f'{PROJECT}dependencies = ["demo"]\n')
+    assert found() == "pyproject.toml"
+    Path("requirements.txt").write_text("demo\n")
+    assert found() == "requirements.txt"
     Path("uv.lock").write_text("")
-    assert package_files.find(resolve("train.py", ()), "") is not None
+    assert found() == "uv.lock"
     assert package_files.find(resolve("train.py", ()), "none") is None
     assert package_files.find(resolve_command(["true"]), "") is None
     assert package_files.find(resolve("reduce_all.py", ()), "") is None
+    Path("train.py").write_text('# /// script\n# dependencies = ["demo"]\n# ///\n')
+    assert found() == "train.py"
+
+
+def test_the_top_of_a_repository_is_looked_at_and_nothing_above_it(project: Path) -> None:
+    (project.parent / "requirements.txt").write_text("demo\n")
+    (project / "tools").mkdir()
+    shutil.copy("train.py", "tools/train.py")
+    run("git", "init", "-q", str(project))
+    assert package_files.find(resolve("tools/train.py", ()), "") is None
+    Path("requirements.txt").write_text("demo\n")
+    wanted = package_files.find(resolve("tools/train.py", ()), "")
+    assert wanted is not None
+    assert wanted.source == "requirements.txt"
+
+
+HAS = "demo==2.0 helper==1.5.0+cpu odd-name==3"
+
+
+@pytest.mark.parametrize(
+    ("text", "enough"),
+    [
+        ("", True),
+        ("demo\n", True),
+        ("demo>=1,<3  # fine\nhelper == 1.5.0\nOdd_Name\n--index-url https://x.org\n", True),
+        ("demo==2.0 \\\n    --hash=sha256:aa \\\n    --hash=sha256:bb\n", True),
+        ("torch==2.13.0\nnumpy>=1.20\n", True),
+        ('colorama; sys_platform == "win32"\ntomli; python_version < "3"\n', True),
+        ("demo>2\n", False),
+        ("torch==2.4.1\n", False),
+        ("missing\n", False),
+        ("demo[all]\n", False),
+        ("demo @ https://x.org/demo.whl\n", False),
+        ("demo\n-c pins.txt\n", False),
+        ("demo ==\n", False),
+        ("-r more.txt\n", False),
+    ],
+)
+def test_what_the_nodes_have_is_not_installed(text: str, enough: bool, project: Path) -> None:
+    Path("requirements.txt").write_text(text)
+    Path("pins.txt").write_text("demo<2\n")
+    Path("more.txt").write_text("missing\n")
+    wanted = package_files.find(resolve("train.py", ()), "")
+    assert wanted is not None
+    python = Python(executable="/p", version="3.11.2", packages=KEPT, installed=HAS)
+    one, bare = node("a", python=python), node("b", python=replace(python, installed=""))
+    assert installed.has_all(wanted, [one]) is enough
+    alone = not any(name in text for name in ("demo", "helper"))
+    assert installed.has_all(wanted, [one, bare]) is (enough and alone)
+
+
+def test_what_an_option_names_is_installed_in_any_case(project: Path) -> None:
+    Path("requirements.txt").write_text("torch==2.13.0\n")
+    wanted = package_files.find(resolve("train.py", ()), "requirements.txt")
+    assert wanted is not None
+    assert not installed.has_all(wanted, [node("a", python=Python(**HERE, packages=KEPT))])
+
+
+def test_the_project_itself_stands_for_its_dependencies(project: Path) -> None:
+    extra = '[project.optional-dependencies]\ntrain = ["helper<2"]\nother = ["odd"]\n'
+    Path("pyproject.toml").write_text(f'{PROJECT}dependencies = ["demo>=1"]\n{extra}')
+    Path("requirements.txt").write_text("-e .[train]\nnumpy")
+    wanted = package_files.find(resolve("train.py", ()), "")
+    assert wanted is not None
+    assert wanted.texts == {"requirements.txt": "numpy\ndemo>=1\nhelper<2\n"}
+
+
+def test_a_run_says_which_file_it_uses_and_how_not_to(project: Path, call: Call, lab: None) -> None:
+    Path("requirements.txt").write_text("torch==2.13.0\nnumpy\n")
+    said = call("run", "--dry-run", "train.py")
+    assert "packages" not in said.out, "the nodes have these"
+    Path("requirements.txt").write_text("torch==2.13.0\ndemo\n")
+    said = call("run", "--dry-run", "train.py")
+    assert "# using the packages of requirements.txt beside " in said.out
+    assert "(`--requirements none` turns this off)" in said.out
+    assert "packages" not in call("run", "--dry-run", "--requirements", "none", "train.py").out
 
 
 def test_the_projects_own_packages_can_be_imported(project: Path) -> None:
     assert package_files.import_paths(resolve("train.py", ())) == ()
-    Path("pyproject.toml").write_text("")
+    Path("pyproject.toml").touch()
     assert package_files.import_paths(resolve("train.py", ())) == (".",)
     Path("src").mkdir()
     assert package_files.import_paths(resolve("train.py", ())) == ("src",)
