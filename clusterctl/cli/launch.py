@@ -10,11 +10,12 @@ from typing import Any
 import typer
 
 from clusterctl import actions
-from clusterctl.actions import Store, launches, up_plan
+from clusterctl.actions import Store, jobs, launches, up_plan
 from clusterctl.actions import run as action
 from clusterctl.actions import spec as specs
 from clusterctl.cli import clusters, run
 from clusterctl.cli.console import Console
+from clusterctl.cli.job_output import fetched_document, note_fetched
 from clusterctl.errors import ClusterctlError, RecordError, UsageError
 from clusterctl.options import limits, verbs
 from clusterctl.options.clusters import Down, Up
@@ -36,6 +37,11 @@ def launch(given: Launch, console: Console) -> None:
     store = actions.open_store()
     # A name in the environment or in settings is that of a cluster to be used, not of a new one.
     typed = given.cluster if "cluster" in given.typed else None
+    there = store.find(typed) if typed else None
+    if there and there.attached:
+        _run_there(store, there.name, given, console)
+        return
+    _check(running, given.detach)
     name = typed or _free_name(
         store.names(), module or next(word for word in words if word != "--")
     )
@@ -73,6 +79,37 @@ def launch(given: Launch, console: Console) -> None:
         console.note(_kept(name))
     else:
         _remove(name, given, console)
+    raise typer.Exit(code)
+
+
+def _check(running: Run, detach: bool) -> None:
+    """Raises UsageError for options that no new cluster has; of settings, `run` speaks later."""
+    circumstances = {"direct", running.launcher, *(["detach", "detach direct"] if detach else [])}
+    running.within(circumstances, lambda note: None, "a new cluster has no batch system")
+
+
+def _run_there(store: Store, name: str, given: Launch, console: Console) -> None:
+    """The program on machines of the user's own, where nothing is created and nothing removed."""
+    of_up = [option for option in Launch.of_up if option.key in given.typed]
+    if of_up:
+        raise UsageError(
+            f"{of_up[0].flag} works only for a new cluster: {name!r} is attached",
+            hint="leave it out",
+        )
+    before = {job.id for job in store.jobs()}
+    running = given.part(Run, cluster=name, detach=given.detach, dry_run=given.dry_run)
+    code = _run(running, console)
+    if given.detach or given.dry_run:
+        return
+    made = [job.id for job in store.jobs() if job.cluster == name and job.id not in before]
+    for number in made[-1:]:  # the last one: a job may have been continued as a new one
+        with console.waiting(moved=actions.copied):
+            got = jobs.fetch(store, number, name, None, console.report)
+        if got.brought.outputs:
+            console.note(f"output files of job {number} are in {got.folder}")
+        note_fetched(console, got)
+        console.document(fetched_document(got))
+        console.raise_first(got.failed)
     raise typer.Exit(code)
 
 

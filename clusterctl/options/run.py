@@ -252,7 +252,8 @@ class Launch(Started, heading=JOBS, module="launch"):
     """Create a cluster, run a program on it, bring its output files here, and remove the cluster.
 
     Takes the options of `up` and `run`. The exit code is the program's. With --detach, the next
-    command after the program's end brings its files and removes the cluster.
+    command after the program's end brings its files and removes the cluster. With `-c NAME` of an
+    attached cluster, the program runs there, and nothing is created or removed.
     """
 
     settings_of = ("up", "run")
@@ -267,10 +268,15 @@ class Launch(Started, heading=JOBS, module="launch"):
     of_run = of_verb(
         Run, "--detach", "--now", "--emit", "--dry-run", groups=(Run.RANKS, Run.PROGRAM, Run.JOB)
     )
+    of_batch = of_verb(
+        # `up` has options of the names of the last two.
+        *(Run, "--interactive", "--reservation", "--gpus"),
+        groups=(BATCH, BOTH, SLURM, SGE),
+    )
     dry_run = flag("--dry-run", GENERAL, "Print the plan of the cluster and change nothing")
     yes = YES
     json = JSON_LINES
-    cluster = cluster_option(help="Name of the new cluster (default: that of the program)")
+    cluster = cluster_option(help="A new cluster (default: named after SCRIPT), or an attached one")
 
 
 class Rerun(Common, heading=JOBS, module="run"):

@@ -1,4 +1,8 @@
-"""The same jobs on every kind of cluster end in the same record."""
+"""The same jobs on every kind of cluster end in the same record.
+
+Where clusterctl creates the machines, `launch` does so for the project of `tests/project`, and
+keeps the cluster for the other tests.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +19,8 @@ import pytest
 from tests import wheels
 from tests.attach.conftest import Site
 from tests.attach.lab import Hosts
-from tests.conftest import Need, require_namespaces
-from tests.e2e.cli import Cli
+from tests.conftest import require_namespaces
+from tests.e2e.cli import Cli, Done
 from tests.ec2.conftest import OUTSIDE
 from tests.sim.ec2.client import Ec2
 from tests.sim.engine import Engine
@@ -28,14 +32,36 @@ class Place:
 
     cli: Cli
     size: list[str]
+    name: str
+    launched: Done | None = None
+    """How `launch` of the project ended, where it has created the cluster."""
+
+
+PROJECT = Path(__file__).resolve().parents[1] / "project"
+
+
+def _launch(cli: Cli, name: str, *options: str, timeout: float = 120) -> Done:
+    """`launch train.py` of a project with a lock file, a package layout, a config file, a data set,
+    and packages that no node can download."""
+    folder = cli.folder / "wave"
+    shutil.copytree(PROJECT, folder)
+    index = cli.folder / "index"
+    wheels.make(index, "demo", "2.0", "helper")
+    wheels.make(index, "helper", "1.0")
+    wheels.make(index, "torch", "2.13.0")  # what the lock names; the nodes have their own
+    env = wheels.settings(index)
+    uv = str(Path(sys.executable).parent / "uv")
+    subprocess.run([uv, "lock", "-q"], cwd=folder, env=cli.environment(env), check=True, timeout=60)
+    words = ("launch", "-c", name, *options, "train.py")
+    return cli(*words, cwd=folder, env=env, timeout=timeout)
 
 
 @pytest.fixture(scope="module")
 def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("local")
     cli = Cli(folder / "state", folder)
-    cli("up", "here")
-    yield Place(cli, [])
+    launched = _launch(cli, "here", "--keep")
+    yield Place(cli, [], "here", launched)
     cli("down", "here", "--discard")
 
 
@@ -48,7 +74,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         with_torch = f"python={sys.executable}"
         file = lab.file(cli, f"{{alpha}} {with_torch}", f"{{beta}} {with_torch}")
         cli("attach", "lab", "--hosts", file)
-        yield Place(cli, [])
+        yield Place(cli, [], "lab")
         cli("detach", "lab")
     finally:
         lab.machines.stop()
@@ -56,12 +82,12 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 @pytest.fixture(scope="module")
 def slurm_place(slurm: Site, tmp_path_factory: pytest.TempPathFactory) -> Place:
-    return Place(slurm.cli(tmp_path_factory.mktemp("conforming")), slurm.size(2))
+    return Place(slurm.cli(tmp_path_factory.mktemp("conforming")), slurm.size(2), "site")
 
 
 @pytest.fixture(scope="module")
 def sge_place(sge: Site, tmp_path_factory: pytest.TempPathFactory) -> Place:
-    return Place(sge.cli(tmp_path_factory.mktemp("conforming")), sge.size(2))
+    return Place(sge.cli(tmp_path_factory.mktemp("conforming")), sge.size(2), "site")
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +96,8 @@ def containers(
 ) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("containers")
     cli = Cli(folder / "state", folder, env=engine.environment)
-    cli("up", "boxes", "--provider", "docker", timeout=300)
-    yield Place(cli, [])
+    launched = _launch(cli, "boxes", "--provider", "docker", "--keep", timeout=300)
+    yield Place(cli, [], "boxes", launched)
     cli("down", "boxes", "--discard", timeout=120)
 
 
@@ -81,8 +107,10 @@ def instances(ec2: Ec2, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pl
     env = {**ec2.quick_env, "HOME": str(folder), "CLUSTERCTL_UP_SSH_CIDR": OUTSIDE}
     (folder / "project").mkdir()
     cli = Cli(folder / "state", folder / "project", env=env)
-    cli("up", "cloud", "--cpu", "t3.xlarge:2", "--runtime", "host", "--yes", timeout=300)
-    yield Place(cli, ["--nodes", "2", "--ranks-per-node", "1"])
+    size = ["--nodes", "2", "--ranks-per-node", "1"]
+    machines = ("--cpu", "t3.xlarge:2", "--runtime", "host", "--yes")
+    launched = _launch(cli, "cloud", *machines, *size, "--keep", timeout=400)
+    yield Place(cli, size, "cloud", launched)
     cli("down", "cloud", "--discard", timeout=180)
     assert ec2.left() == []
 
@@ -196,26 +224,14 @@ def test_a_sweep_is_the_same(place: Place) -> None:
     assert sorted(map(str, found)) == [f"points/{number}/made" for number in (3, 4, 5)]
 
 
-PROJECT = Path(__file__).resolve().parents[1] / "project"
-
-
-def test_a_project_with_a_lock_file_runs_as_it_is(place: Place, need: Need, tmp_path: Path) -> None:
-    """With a package layout, a config file, a data set, and packages that no node can download."""
-    need("uv")
-    index = tmp_path / "index"
-    wheels.make(index, "demo", "2.0", "helper")
-    wheels.make(index, "helper", "1.0")
-    wheels.make(index, "torch", "2.13.0")  # what the lock names; the nodes have their own
-    env = wheels.settings(index)
-    folder = place.cli.folder / "wave"
-    shutil.copytree(PROJECT, folder)
-    uv = str(Path(sys.executable).parent / "uv")
-    own = place.cli.environment(env)
-    subprocess.run([uv, "lock", "-q"], cwd=folder, env=own, check=True, timeout=60)
-
-    done = place.cli("run", *place.size, "train.py", cwd=folder, env=env, timeout=120)
+def test_a_project_with_a_lock_file_is_launched_as_it_is(place: Place) -> None:
+    """On machines that exist already nothing is created or removed, and its files come too."""
+    done = place.launched or _launch(place.cli, place.name, *place.size)
     for rank in range(2):
         [line] = done.of(rank)
         assert line.startswith(f"demo 2.0, rank {rank} of 2: loss 0.")
-    got = place.cli.json("fetch", done.job)
-    assert [Path(item["path"]).name for item in got["files"]] == ["model.json"]
+    if place.launched:  # --keep leaves the files where they are, too
+        place.cli("fetch", done.job, "--to", f"wave/job-{done.job}")
+    [written] = (place.cli.folder / "wave" / f"job-{done.job}").rglob("*.json")
+    assert written.name == "model.json"
+    assert place.cli.json("status", place.name)["phase"] == "ready"

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.actions import launches
+from clusterctl.actions import launches, open_store
 from clusterctl.model import Charge, Phase
 from tests.unit.calling import Call
+from tests.unit.making import cluster
 from tests.unit.staged import Staged, lab
 
 
@@ -121,3 +122,19 @@ def test_what_stays_on_and_what_it_costs_is_said(here: Staged, project: Path) ->
     assert "launcher" in price
     assert "costs $0.2500/h" in price
     assert "not fetched by then are lost" in price
+
+
+def test_options_that_no_new_cluster_has_cost_none(call: Call) -> None:
+    Path("train.py").touch()
+    said = call("launch", "--partition", "gpu", "train.py")
+    assert said.code == 2
+    assert "--partition works only with Slurm; a new cluster has no batch system" in said.err
+    assert open_store().names() == ()
+
+
+def test_machines_that_exist_get_no_options_of_new_ones(call: Call) -> None:
+    Path("train.py").touch()
+    open_store().save(cluster(provider="hosts", identity=""))
+    said = call("launch", "-c", "lab", "--gpu", "g5", "train.py")
+    assert said.code == 2
+    assert "--gpu works only for a new cluster: 'lab' is attached" in said.err
