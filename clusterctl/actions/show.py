@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from clusterctl import providers
+from clusterctl import assets, providers
 from clusterctl.actions import idle_workers
 from clusterctl.errors import ClusterctlError, reason
-from clusterctl.insight import cost
+from clusterctl.insight import cost, gpus
+from clusterctl.insight.gpus import GpuLook
 from clusterctl.job_model import Job
 from clusterctl.model import Charge, Cluster, Node, Phase, count, span
 from clusterctl.node_results import ranges
@@ -27,6 +28,11 @@ from clusterctl.providers.shared.deadlines import (
 )
 from clusterctl.state import Store
 
+ANSWER = 10.0
+"""Seconds that a node has to answer."""
+GPU_ANSWER = 3
+"""Seconds of these that its GPUs have for each of two questions."""
+
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
@@ -36,6 +42,8 @@ class NodeStatus:
     live: str
     deadline: float | None = None
     """The node's own, if it was asked and has one."""
+    gpus: tuple[GpuLook, ...] = ()
+    """What they do, if the node was asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +84,12 @@ def status(
     return Status(
         cluster=cluster,
         nodes=tuple(
-            NodeStatus(node, told.answers.get(node.name, ""), told.deadlines.get(node.name))
+            NodeStatus(
+                node,
+                told.answers.get(node.name, ""),
+                told.deadlines.get(node.name),
+                told.gpus.get(node.name, ()),
+            )
             for node in cluster.nodes
         ),
         jobs=tuple(store.open_jobs(cluster)),
@@ -279,6 +292,15 @@ class _Told:
     dead: list[str] = field(default_factory=list)
     clocks: tuple[str, ...] = ()
     queues: tuple[Queue, ...] = ()
+    gpus: dict[str, tuple[GpuLook, ...]] = field(default_factory=dict)
+
+
+def _question(node: Node) -> str:
+    """sh for its load, its deadline, its clock, and what its GPUs do."""
+    asked = f"cat /proc/loadavg; {render_question()}; {CLOCK}"
+    if node.facts.gpus:
+        asked += "\n" + assets.render("insight/gpus.sh.j2", seconds=GPU_ANSWER, jobs=True)
+    return f"{asked}\nexit 0"
 
 
 def _ask(store: Store, cluster: Cluster, clock: Callable[[], float]) -> _Told:
@@ -292,13 +314,14 @@ def _ask(store: Store, cluster: Cluster, clock: Callable[[], float]) -> _Told:
     told = found.answers
     running = [node.name for node in cluster.nodes if told.get(node.name) == "running"]
     with open_pool(store, cluster) as pool:
-        command = f"cat /proc/loadavg; {render_question()}; {CLOCK}; exit 0"
-        results = pool.run(command, running, timeout=10)
+        commands = {name: _question(cluster.node(name)) for name in running}
+        results = pool.run(commands, running, timeout=ANSWER)
     shown: dict[str, float | None] = {}
     for result in results:
         if result.ok:
             load, armed, kept = read_live(result.text)
             shown[result.node] = read_clock(result.text)
+            found.gpus[result.node] = gpus.read(result.text, cluster.id)
             told[result.node] = f"running, load {load}"
             if armed is not None:
                 found.deadlines[result.node] = armed

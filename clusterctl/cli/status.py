@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from clusterctl.cli.clusters import ends, node_document
-from clusterctl.cli.console import Console, ago, pick, table
+from clusterctl.cli.console import Console, ago, pick, plain, table
 from clusterctl.model import Cluster, clock
 from clusterctl.options.clusters import List, Status
 
@@ -44,6 +44,8 @@ def status(given: Status, console: Console) -> None:
         for item in found.nodes
     )
     lines.append(table([head, *rows]))
+    if any(item.gpus for item in found.nodes):
+        lines.append(table(_gpu_rows(found.nodes)))
     if found.queues:
         lines.append(table(_queues(found.queues)))
     if console.verbose:
@@ -110,6 +112,20 @@ def _gpus(node: Any) -> str:
     return ", ".join(f"{number} x {model}" for model, number in models.items()) or "-"
 
 
+def _gpu_rows(nodes: Any) -> list[list[object]]:
+    """What each GPU does now, and for which jobs."""
+    rows: list[list[object]] = [["node", "gpu", "model", "use", "memory", "job"]]
+    for item in nodes:
+        models = dict(enumerate(item.node.facts.gpus))
+        for gpu in item.gpus:
+            use = "-" if gpu.used is None else f"{gpu.used:.0%}"
+            memory = f"{gpu.memory / 1e9:.1f} of {gpu.total / 1e9:.1f} GB" if gpu.total else "-"
+            jobs = ", ".join(map(str, gpu.jobs)) or "-"
+            model = models.get(gpu.index, "-")
+            rows.append([item.node.name, gpu.index, model, use, memory, jobs])
+    return rows
+
+
 def _jobs_on(node: Any, jobs: Any) -> str:
     """The numbers of the jobs that have ranks on the node."""
     numbers = [str(j.id) for j in jobs if any(place.node == node.name for place in j.placement)]
@@ -158,6 +174,7 @@ def _status(found: Any, live: bool) -> dict[str, Any]:
                 **node_document(item.node),
                 "gpus": list(item.node.facts.gpus),
                 **(pick(item, "live", "deadline") if live else {}),
+                **({"gpu_use": plain(item.gpus)} if live else {}),
             }
             for item in found.nodes
         ],

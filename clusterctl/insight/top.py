@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import re
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from clusterctl.insight import metrics
+from clusterctl.insight import gpus, metrics
+from clusterctl.insight.gpus import GpuLook as GpuLook
 from clusterctl.insight.metrics import Point, Reader
 from clusterctl.insight.verify import NETWORK_BASELINE, Report
 
@@ -22,16 +21,6 @@ class RankLook:
     """By process: one that ends takes its time with it."""
     memory: int = 0
     points: tuple[Point, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class GpuLook:
-    """`used`: part of its time, 0 to 1; None where it does not say. Memory in bytes."""
-
-    index: int
-    used: float | None
-    memory: int
-    total: int
 
 
 @dataclass(slots=True)
@@ -100,7 +89,7 @@ class Frame:
 
 def read(node: str, text: str) -> Look:
     """What tick.sh printed. Lines that mean nothing, such as a login shell's, are left out."""
-    look, tick = Look(node), 100.0
+    look, tick = Look(node, gpus=gpus.read(text)), 100.0
     for line in text.splitlines():
         word, _, rest = line.partition(" ")
         with suppress(ValueError, IndexError):
@@ -118,10 +107,6 @@ def read(node: str, text: str) -> Look:
                     look.free = int(kibibytes) * 1024
             elif word == "net":
                 look.received, look.sent = map(int, rest.split())
-            elif word == "gpu":
-                look.gpus += (_nvidia(rest),)
-            elif word == "rocm":
-                look.gpus = _rocm(rest)
             elif word in ("process", "resident", "metrics"):
                 number, _, value = rest.partition(" ")
                 rank = look.ranks.setdefault(int(number), RankLook())
@@ -129,27 +114,6 @@ def read(node: str, text: str) -> Look:
     if not look.time:
         look.error = "it did not answer in full"
     return look
-
-
-def _nvidia(text: str) -> GpuLook:
-    """`0, 97, 10240, 15360`: per cent and MiB; a GPU may say `[N/A]`."""
-    index, used, memory, total = (word.strip() for word in text.split(","))
-    part = float(used) / 100 if used.isdecimal() else None
-    return GpuLook(int(index), part, int(memory) << 20, int(total) << 20)
-
-
-def _rocm(text: str) -> tuple[GpuLook, ...]:
-    """What `rocm-smi --showuse --showmeminfo vram --json` prints."""
-    found = []
-    for name, card in json.loads(text[text.index("{") :]).items():
-        if match := re.fullmatch(r"card(\d+)", name):
-            lower = {key.lower(): str(value) for key, value in card.items()}
-            used = lower.get("gpu use (%)", "")
-            memory = int(lower.get("vram total used memory (b)", 0))
-            total = int(lower.get("vram total memory (b)", 0))
-            part = float(used) / 100 if used.isdecimal() else None
-            found.append(GpuLook(int(match[1]), part, memory, total))
-    return tuple(sorted(found, key=lambda gpu: gpu.index))
 
 
 def _add(rank: RankLook, number: int, word: str, value: str, tick: float) -> None:
