@@ -75,7 +75,7 @@ def failed(text: str) -> str:
 @pytest.mark.parametrize(
     ("text", "hint"),
     [
-        ("ModuleNotFoundError: No module named 'transformers'", "--requirements FILE"),
+        ("ModuleNotFoundError: No module named 'transformers'", "requirements.txt"),
         ("OSError: [Errno 98] Address already in use", "port"),
         ("x" * 100_000 + "\nRuntimeError: CUDA out of memory", "smaller batch"),
     ],
