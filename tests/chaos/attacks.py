@@ -1,4 +1,5 @@
-"""Damage to a person's state folder, disk, clock and keys, and to the memory and disks of nodes.
+"""Damage to a person's state folder, disk, clock and keys, and to the memory and disks of nodes;
+and what `nodes.py` does to nodes that run a job.
 
     python -m tests.chaos.attacks --seeds 5
     python -m tests.chaos.attacks --attacks record,clock --seeds 20
@@ -23,19 +24,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.chaos.kills import LINES, PROGRAM
-from tests.e2e.cli import Cli, Done, Traces, of_job, tagged
-
-TALKS = """
-import time
-for number in range(400):
-    print("line", number, flush=True)
-    time.sleep(0.01)
-"""
-"""What takes four seconds, so that something can happen meanwhile."""
+from tests.chaos import nodes
+from tests.chaos.kills import LINES
+from tests.chaos.site import Site
+from tests.e2e.cli import Cli, tagged
 
 CLOCK = """
 import os, time
@@ -49,46 +43,6 @@ def stepped():
 time.time = stepped
 """
 """The client's clock is ahead by the number in the file $STEP."""
-
-
-@dataclass
-class Site:
-    """A state home with the cluster `lab`, and an ended job (1) whose output is here."""
-
-    cli: Cli
-    chance: random.Random
-    traces: Traces | None = None
-    misses: list[str] = field(default_factory=list)
-
-    def make(self, workers: int = 2) -> None:
-        self.cli("up", "lab", "--workers", workers)
-        self.traces = Traces.of(self.cli, "lab")
-        self.cli.script("program/program.py", PROGRAM)
-        self.cli.script("talks/talks.py", TALKS)
-
-    def expect(self, done: Done, codes: tuple[int, ...], says: str = "") -> Done:
-        """One line says what is wrong, with the right exit code."""
-        ours = [line for line in done.err.splitlines() if line.startswith("clusterctl: ")]
-        if done.code not in codes or (done.code and len(ours) != 1) or "bug" in done.err:
-            self.misses.append(f"expected {codes}: {done}")
-        elif says not in done.err + done.out:
-            self.misses.append(f"{says!r} is not said: {done}")
-        return done
-
-    def expect_lines(self, number: int, ranks: int = 2) -> None:
-        said = self.cli("logs", number, "-f", code=None)
-        for rank in range(ranks):
-            if said.of(rank) != LINES:
-                text = f"job {number}, rank {rank}: {len(said.of(rank))} of {len(LINES)} lines"
-                self.misses.append(text)
-        if left := of_job(self.cli.status("lab")["id"], number):
-            self.misses.append(f"left behind: {left}")
-
-    def expect_end(self, *words: object) -> None:
-        """`down` works, and leaves nothing."""
-        self.expect(self.cli("down", "lab", "--discard", *words, code=None), (0,))
-        assert self.traces is not None
-        self.misses += [f"left behind: {item}" for item in self.traces.left()]
 
 
 def records(home: Path) -> list[Path]:
@@ -346,6 +300,7 @@ ATTACKS: Mapping[str, Callable[[Site], None]] = {
     "name": attack_name,
     "clock": attack_clock,
     "host-key": attack_host_key,
+    **nodes.ATTACKS,
 }
 
 
