@@ -117,11 +117,19 @@ def _dependencies(project: Path, extras: Sequence[str] = ()) -> tuple[str, ...]:
 
 def import_paths(resolved: Resolved) -> tuple[str, ...]:
     """Folders of the staged tree that hold the project's own packages, as installing it would make
-    them known."""
-    root = resolved.tree.root
-    if not (root / "pyproject.toml").is_file():
-        return ()
-    return ("src",) if (root / "src").is_dir() else (".",)
+    them known: the project is that of the nearest pyproject.toml."""
+    program, root = resolved.program, resolved.tree.root
+    folder = (root / program.folder / program.target).parent
+    if program.kind is ProgramKind.COMMAND:
+        folder = root / program.folder
+    folder = folder.resolve()
+    for place in (folder, *folder.parents):
+        if not place.is_relative_to(root):
+            break
+        if (place / "pyproject.toml").is_file():
+            chosen = place / "src" if (place / "src").is_dir() else place
+            return (str(chosen.relative_to(root)),)
+    return ()
 
 
 def _read(path: Path, *, asked: bool) -> Wanted:

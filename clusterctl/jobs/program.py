@@ -86,8 +86,19 @@ def _is_module(script: str) -> bool:
     """Whether it is `pkg.train`, as `python -m` takes it, and no file has that name."""
     if not _DOTTED.fullmatch(script) or Path(script).exists():
         return False
-    path = Path(*script.split("."))
-    return path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()
+    return any(path.is_file() for path in _module_files(script))
+
+
+def _module_files(module: str) -> list[Path]:
+    """Where `python -m` looks for it, from the current folder; then in `src`, where the ranks of a
+    project with a pyproject.toml look, too."""
+    parts, here = module.split("."), Path.cwd()
+    places = [here, here / "src"] if (here / "pyproject.toml").is_file() else [here]
+    return [
+        place.joinpath(*parts, *last).with_suffix(".py")
+        for place in places
+        for last in ((), ("__main__",))
+    ]
 
 
 def _find(script: str) -> tuple[Path, bool]:
@@ -114,12 +125,10 @@ def _find(script: str) -> tuple[Path, bool]:
 def resolve_module(
     module: str, args: tuple[str, ...], *, chosen: Path | None = None, limit: int = 0
 ) -> Resolved:
-    """`-m MODULE`: found from the current folder, as `python -m` does."""
-    parts = module.split(".")
-    here = Path.cwd()
-    candidates = [here.joinpath(*parts).with_suffix(".py"), here.joinpath(*parts, "__main__.py")]
+    """`-m MODULE`: found from the current folder, as `python -m` does, or in a project's `src`."""
+    here, candidates = Path.cwd(), _module_files(module)
     found = next((path for path in candidates if path.is_file()), None)
-    if found is None and here.joinpath(parts[0]).exists():
+    if found is None and here.joinpath(module.split(".")[0]).exists():
         raise UsageError(
             f"no module named {module!r} in {here}",
             hint=f"looked for {candidates[0].relative_to(here)} and"

@@ -6,6 +6,7 @@ from one to another is a program that runs a command here.
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 import subprocess
@@ -335,6 +336,20 @@ def test_the_projects_own_packages_can_be_imported(project: Path) -> None:
     assert package_files.import_paths(resolve("train.py", ())) == (".",)
     Path("src").mkdir()
     assert package_files.import_paths(resolve("train.py", ())) == ("src",)
+
+
+def test_a_project_in_a_folder_of_a_repository_finds_its_own_packages(project: Path) -> None:
+    """As an installed package would be found, by its module's name too."""
+    run("git", "init", "-q", str(project))
+    Path("pyproject.toml").touch()
+    Path("part/src/mine").mkdir(parents=True)
+    Path("part/pyproject.toml").touch()
+    Path("part/src/mine/train.py").touch()
+    os.chdir("part")
+    found = resolve("mine.train", ())
+    assert package_files.import_paths(found) == ("part/src",)
+    assert (found.program.folder, found.program.target) == ("part", "mine.train")
+    assert package_files.import_paths(resolve("../train.py", ())) == (".",)
 
 
 @pytest.mark.parametrize(
