@@ -59,6 +59,8 @@ class Screen:
             del self.lines[self.row + 1 :]
         elif (values, final) in (("?7", "l"), ("?7", "h")):
             self.wraps = final == "h"
+        elif values == "?2004":  # whether pasted text is marked
+            pass
         else:
             assert final == "m", f"unknown: {values}{final}"
 

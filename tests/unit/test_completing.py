@@ -1,14 +1,14 @@
-"""What the shell offers for values, and that bash really does, on a terminal."""
+"""What the shell offers for values, and that shells really do, on a terminal."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import Need
 from tests.terminal import Terminal
 from tests.unit.calling import ROOT, clusterctl
 from tests.unit.staged import lab
@@ -56,27 +56,41 @@ def test_names_on_record_and_files(words: str, found: list[str], here: Path) -> 
     assert done.stdout.split() == found, done.stderr
 
 
-def test_bash_completes_the_name_of_a_cluster(here: Path, tmp_path: Path) -> None:
-    bash = shutil.which("bash")
-    assert bash
+SHELLS = {
+    "bash": (["--norc", "--noprofile", "-i"], "bind 'set enable-bracketed-paste off'; . {script}"),
+    "zsh": (["-f", "-i"], "autoload -U compinit; compinit -D -u; . {script}"),
+    "fish": (["--no-config", "-i"], "source {script}"),
+}
+"""Without the settings of the person who runs the tests: arguments, and the first line typed."""
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_shell_completes_the_name_of_a_cluster(
+    shell: str, here: Path, tmp_path: Path, need: Need
+) -> None:
+    need(shell)
     program = tmp_path / "bin" / "clusterctl"
     program.parent.mkdir()
     program.write_text(ENTRY)
     program.chmod(0o755)
     script = tmp_path / "completion.sh"
-    script.write_text(clusterctl(_CLUSTERCTL_COMPLETE="source_bash").stdout)
+    script.write_text(clusterctl(_CLUSTERCTL_COMPLETE=f"source_{shell}").stdout)
     environment = {
         **os.environ,
+        "HOME": str(tmp_path),
         "PYTHONPATH": str(ROOT),
         "PATH": f"{program.parent}:{os.environ['PATH']}",
         "PS1": "$ ",
         "TERM": "dumb",
         "INPUTRC": os.devnull,
     }
-    argv = [bash, "--norc", "--noprofile", "-i"]
+    arguments, first = SHELLS[shell]
+    argv = ["setsid", "--ctty", shell, *arguments]  # fish insists on a terminal that is its own
     terminal = Terminal(argv, keyboard=True, width=200, env=environment)
     try:
-        terminal.send(f"bind 'set enable-bracketed-paste off'; . {script}\n".encode())
+        terminal.send(first.format(script=script).encode() + b"; echo rea''dy\n")
+        while "ready" not in terminal.raw:
+            terminal.until_more()
         terminal.send(b"clusterctl status --json l\t")
         while "--json lab" not in terminal.raw:
             terminal.until_more()
