@@ -98,6 +98,7 @@ def test_no_terraform_says_how_to_get_it(world: World, tmp_path: Path) -> None:
 
 
 def test_a_zone_without_room_moves_the_whole_cluster(world: World) -> None:
+    world.ec2.grant(64)
     world.ec2.fault("ice", zone="us-east-1a", instance_type="t3.xlarge")
     world.ec2.fault("throttle", action="RunInstances", calls=1)
     up = world.ok(*CPU, "--zones", "us-east-1a,us-east-1b")
