@@ -113,6 +113,7 @@ def instances(ec2: Ec2, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pl
     yield Place(cli, size, "cloud", launched)
     cli("down", "cloud", "--discard", timeout=180)
     assert ec2.left() == []
+    ec2.reset()  # its bill is of no other test
 
 
 PLACES = [
