@@ -30,7 +30,7 @@ from clusterctl.state import Store
 
 ANSWER = 10.0
 """Seconds that a node has to answer."""
-GPU_ANSWER = 3
+GPU_ANSWER = 4
 """Seconds of these that its GPUs have for each of two questions."""
 
 
