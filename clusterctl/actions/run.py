@@ -110,6 +110,11 @@ def resolve(
     return replace(found, tree=replace(found.tree, files=files))
 
 
+def check_packages(resolved: Resolved, given: str) -> None:
+    """Raises UsageError where what a program asks for is not understood, before there are nodes."""
+    package_files.find(resolved, given)
+
+
 def prepare(
     cluster: Cluster,
     spec: JobSpec,

@@ -31,9 +31,10 @@ def launch(given: Launch, console: Console) -> None:
         if given.detach and wanted:
             raise UsageError(f"{option} cannot be combined with --detach", hint=limits.ONE_OF_TWO)
     # Mistakes about the program are found before anything is created.
-    action.resolve(
+    resolved = action.resolve(
         *(words, module or None, running.stage, running.env_file, running.source, running.max_stage)
     )
+    action.check_packages(resolved, running.requirements)
     store = actions.open_store()
     # A name in the environment or in settings is that of a cluster to be used, not of a new one.
     typed = given.cluster if "cluster" in given.typed else None

@@ -138,3 +138,13 @@ def test_machines_that_exist_get_no_options_of_new_ones(call: Call) -> None:
     said = call("launch", "-c", "lab", "--gpu", "g5", "train.py")
     assert said.code == 2
     assert "--gpu works only for a new cluster: 'lab' is attached" in said.err
+
+
+def test_a_file_of_packages_that_is_not_understood_costs_no_cluster(call: Call) -> None:
+    Path("train.py").touch()
+    Path("requirements.txt").write_text("-e ./other\n")
+    said = call("launch", "train.py")
+    assert said.code == 2
+    assert "requirements.txt: local packages are not installed" in said.err
+    assert "--requirements none" in said.err
+    assert open_store().names() == ()
