@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import timezone
 from typing import Any
 
-from tests.sim.ec2 import gaps, market, nat
+from tests.sim.ec2 import gaps, market
 from tests.sim.ec2.bill import Bill, Use
 from tests.sim.ec2.wire import Request
 
@@ -60,12 +60,10 @@ def install(world: gaps.World, bill: Bill) -> None:
         bill.end(volume_id, "disk", when=time.time() + (0.0 if asked else world.slow_end))
         return volume
 
-    make, unmake = NatGatewayBackend.create_nat_gateway, NatGatewayBackend.delete_nat_gateway
+    unmake = NatGatewayBackend.delete_nat_gateway
 
-    def create_nat_gateway(self: Any, *args: Any, **kwargs: Any) -> Any:
-        gateway = make(self, *args, **kwargs)
-        if gateway.state == nat.FAILED:
-            return gateway
+    def available(gateway: Any) -> None:
+        """Source: VPC pricing: the hours in which a NAT gateway is provisioned and available."""
         tags = {tag["key"]: tag["value"] for tag in gateway.get_tags()}
         use = Use(
             gateway.id,
@@ -78,14 +76,13 @@ def install(world: gaps.World, bill: Bill) -> None:
         )
         bill.begin(use)
         bill.begin(replace(use, part="gateway address", price=market.ADDRESS))
-        return gateway
 
     def delete_nat_gateway(self: Any, *args: Any, **kwargs: Any) -> Any:
         gateway = unmake(self, *args, **kwargs)
         bill.end(gateway.id, "gateway", "gateway address", when=time.time())
         return gateway
 
-    NatGatewayBackend.create_nat_gateway = create_nat_gateway  # type: ignore[method-assign]
+    world.nat.available = available
     NatGatewayBackend.delete_nat_gateway = delete_nat_gateway  # type: ignore[method-assign]
     InstanceBackend.run_instances = run_instances  # type: ignore[method-assign]
     Instance.terminate = terminate_it  # type: ignore[method-assign]

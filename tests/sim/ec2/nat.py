@@ -9,6 +9,7 @@ be detached).
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -24,6 +25,8 @@ class Ends:
         self._ends: dict[str, float] = {}
         self.slow_start = 0.0
         """Seconds that one takes to come."""
+        self.available: Callable[[Any], None] = lambda gateway: None
+        """Told of each that has come."""
 
     def come(self, gateway: Any) -> None:
         gateway.state = COMING
@@ -42,6 +45,7 @@ class Ends:
         del self._ends[gateway.id]
         if gateway.state == COMING:
             gateway.state = "available"
+            self.available(gateway)
             return
         gateway.state = "deleted"
         there = gateway.ec2_backend
