@@ -247,12 +247,13 @@ def test_a_second_attempt_adds_to_the_output(tmp_path: Path) -> None:
 
 
 def test_an_old_exit_is_not_taken_for_a_new_one(tmp_path: Path) -> None:
-    rank = Rank(tmp_path / "7", "sleep 60", {})
-    (rank.folder / "out").mkdir()
-    (rank.folder / "out" / "rank-1.exit").write_text("0 1 1\n")
+    rank = Rank(tmp_path / "7", "echo up; sleep 60", {})
+    out = rank.folder / "out"
+    out.mkdir()
+    (out / "rank-1.exit").write_text("0 1 1\n")
     process = rank.start(OMPI)
-    until((rank.folder / "out" / "rank-1.pid").exists)
-    assert not (rank.folder / "out" / "rank-1.exit").exists()
+    until(lambda: (out / "rank-1.out").exists() and rank.said(1, "out") == "up\n")
+    assert not (out / "rank-1.exit").exists()
     process.terminate()
     process.communicate(timeout=20)
 
