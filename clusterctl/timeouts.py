@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -61,24 +62,40 @@ def background(action: Callable[[], T]) -> Future[T]:
     return future
 
 
-class Watchdog:
-    """Calls back when a guarded block is still running at its time. One daemon thread for all."""
+@dataclass(slots=True, eq=False)
+class _Guard:
+    at: float
+    action: Callable[[], None]
+    ticks: int
 
-    def __init__(self) -> None:
+
+class Watchdog:
+    """Calls back when a guarded block is still running well after its time. One daemon thread for
+    all.
+
+    A process that was stopped (Ctrl-Z), or that a busy machine left standing, finds all its blocks
+    late without one of them being stuck. So a block that is late gets `ticks` more chances of TICK
+    seconds, counted as the watchdog wakes: however long the process stands still, that is one.
+    """
+
+    TICK = 0.1
+
+    def __init__(self, ticks: int = 10) -> None:
+        self._ticks = ticks
         self._condition = threading.Condition()
-        self._guarded: dict[object, tuple[float, Callable[[], None]]] = {}
+        self._guarded: set[_Guard] = set()
         self._wakes = float("inf")
         self._thread: threading.Thread | None = None
 
     @contextmanager
     def guard(self, at: float, action: Callable[[], None]) -> Iterator[None]:
-        """Runs `action` in the watchdog's thread unless the block ends before `at` (monotonic).
+        """Runs `action` in the watchdog's thread unless the block ends about by `at` (monotonic).
 
         `action` has to be quick and must not raise.
         """
-        token = object()
+        guard = _Guard(at, action, self._ticks)
         with self._condition:
-            self._guarded[token] = (at, action)
+            self._guarded.add(guard)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._watch, daemon=True, name="watchdog")
                 self._thread.start()
@@ -88,23 +105,34 @@ class Watchdog:
             yield
         finally:
             with self._condition:
-                self._guarded.pop(token, None)
+                self._guarded.discard(guard)
 
     def _watch(self) -> None:
         while True:
             with self._condition:
-                now = time.monotonic()
-                due = [token for token, (at, _) in self._guarded.items() if at <= now]
-                actions = [self._guarded.pop(token)[1] for token in due]
+                actions = self._collect(time.monotonic())
                 if not actions:
                     # Blocks that ended are not looked at before the next time that was planned:
                     # ending one costs nothing.
-                    self._wakes = min((at for at, _ in self._guarded.values()), default=now + 3600)
+                    now = time.monotonic()
+                    self._wakes = min((guard.at for guard in self._guarded), default=now + 3600)
                     self._condition.wait(self._wakes - now)
                     self._wakes = float("-inf")
                     continue
             for action in actions:
                 action()
+
+    def _collect(self, now: float) -> list[Callable[[], None]]:
+        """What is to be done now; a block that has a chance left uses it up."""
+        actions = []
+        for guard in [guard for guard in self._guarded if guard.at <= now]:
+            if guard.ticks:
+                guard.ticks -= 1
+                guard.at = now + self.TICK
+            else:
+                self._guarded.remove(guard)
+                actions.append(guard.action)
+        return actions
 
 
 WATCHDOG = Watchdog()

@@ -14,11 +14,11 @@ from clusterctl.actions.run import OnJob, OnOutput, Prepared, plan_job, run
 from clusterctl.errors import ClusterctlError, NodeUnreachable, RecordError, UsageError
 from clusterctl.job_model import Hang, Job, JobSpec, JobState
 from clusterctl.jobs import control, fetched, outputs, systems
-from clusterctl.jobs.follow import Follower, Piece, find_saved, is_complete, read_stored
+from clusterctl.jobs.follow import Follower, find_saved
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.lines import ALL, choose
 from clusterctl.jobs.lines import Choice as Choice
-from clusterctl.jobs.logs import was_removed
+from clusterctl.jobs.logs import Piece, is_complete, read_stored, was_removed
 from clusterctl.jobs.stage import Tree
 from clusterctl.jobs.start import list_nodes, list_rank_nodes
 from clusterctl.model import Cluster, Phase

@@ -15,7 +15,7 @@ from clusterctl.insight.metrics import last as last
 from clusterctl.insight.metrics import render as render
 from clusterctl.insight.metrics import to_csv as to_csv
 from clusterctl.job_model import Job
-from clusterctl.jobs.follow import read_stored
+from clusterctl.jobs.logs import read_stored
 from clusterctl.state import Store
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from clusterctl.actions import run
 from clusterctl.actions.run import Prepared
 from clusterctl.job_model import Job
-from clusterctl.jobs.follow import Piece
+from clusterctl.jobs.logs import Piece
 from clusterctl.state import Store
 from clusterctl.transport.pool import Pool
 

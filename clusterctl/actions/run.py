@@ -35,9 +35,10 @@ from clusterctl.jobs import (
     start,
     systems,
 )
-from clusterctl.jobs.follow import Follower, Piece
+from clusterctl.jobs.follow import Follower
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.launch_words import translate
+from clusterctl.jobs.logs import Piece
 from clusterctl.jobs.program import Resolved as Resolved
 from clusterctl.jobs.program import backend_note, resolve_command, resolve_module
 from clusterctl.jobs.program import resolve as resolve_script

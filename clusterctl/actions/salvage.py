@@ -12,8 +12,9 @@ from clusterctl.errors import ClusterctlError, UsageError, reason
 from clusterctl.insight import cost
 from clusterctl.job_model import Job
 from clusterctl.jobs import control, outputs
-from clusterctl.jobs.follow import Follower, find_saved, is_complete
+from clusterctl.jobs.follow import Follower, find_saved
 from clusterctl.jobs.interrupts import Interrupts
+from clusterctl.jobs.logs import is_complete
 from clusterctl.jobs.stage import format_bytes
 from clusterctl.model import Charge, Cluster, Phase, Role, clock, count
 from clusterctl.state import Store

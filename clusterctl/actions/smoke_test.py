@@ -7,7 +7,7 @@ from dataclasses import replace
 from clusterctl.actions import Tell, run
 from clusterctl.errors import BootstrapError
 from clusterctl.job_model import JobSpec, JobState
-from clusterctl.jobs.follow import Piece
+from clusterctl.jobs.logs import Piece
 from clusterctl.model import Cluster
 from clusterctl.state import Store
 from clusterctl.transport.pool import Pool

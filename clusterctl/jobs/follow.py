@@ -22,6 +22,7 @@ from clusterctl.errors import NodeUnreachable
 from clusterctl.job_model import Job, JobState
 from clusterctl.jobs import control, logs, pace, systems
 from clusterctl.jobs.interrupts import Interrupts
+from clusterctl.jobs.logs import Piece
 from clusterctl.jobs.start import list_nodes
 from clusterctl.model import Cluster, NodeResult
 from clusterctl.options.table import MIN_IDLE
@@ -40,6 +41,8 @@ NOTICE, PROBE = 8.0, 4.0
 that: within 15 s it is told that one is not."""
 FROZEN = 14.0
 """The same of a node that can be reached, and where what ran before is frozen or very slow."""
+RECONNECTIONS = 3
+"""In a row, to a node that answers other connections."""
 GLANCE = 0.5
 """Seconds between looks whether somebody has pressed Ctrl-C."""
 
@@ -54,17 +57,6 @@ def parse_header(line: bytes) -> tuple[str, int, int, int] | None:
         return None
     offset, length, size = (int(number) for number in match.groups()[1:])
     return match[1].decode(errors="replace"), offset, length, size
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """What a rank wrote next to one of its streams, byte by byte: a piece may begin and end within
-    a line. `rank` is None for a torchrun agent."""
-
-    rank: int | None
-    node: str
-    stream: str
-    data: bytes
 
 
 @dataclass(slots=True)
@@ -89,6 +81,8 @@ class _Watch:
     channel: Channel | None = None
     files: dict[str, _File] = field(default_factory=dict)
     buffer: bytearray = field(default_factory=bytearray)
+    reconnected: int = 0
+    """How often in a row, without an answer since."""
 
 
 class _TimeIsUpError(Exception):
@@ -129,6 +123,7 @@ class Follower:
         self._keep = False
         self._silent: dict[str, str] = {}
         """What a probe showed of nodes that have not answered since."""
+        self._saved: frozenset[str] = frozenset()
         self._until_ended = True
         self._began = time.monotonic()
         self._deadline = math.inf
@@ -225,17 +220,11 @@ class Follower:
                         yield [Piece(file.rank, watch.node, file.stream, chunk)]
 
     def _open_channels(self) -> None:
-        answer = min(ANSWER, ANSWERS // len(self._watches))
         channels: dict[str, Channel] = {}
-        saved = find_saved(self.job, self._cluster, self._pool)
+        self._saved = find_saved(self.job, self._cluster, self._pool)
 
         def connect(name: str) -> NodeResult:
-            where = self._cluster.launcher if name in saved else self._cluster.node(name)
-            folder = f"{where.root}/jobs/{self.job.id}" + f"/saved/{name}" * (name in saved)
-            script = assets.render("job/follow.sh.j2", folder=folder, answer=answer)
-            command = f"exec /bin/sh -c {shlex.quote(script)}"
-            transport = self._pool.transport(where.name)
-            channels[name] = transport.open(command, timeout=self._patience())
+            channels[name] = self._open(name)
             return NodeResult(node=name, exit_code=0)
 
         results = self._pool.each(connect, [watch.node for watch in self._watches])
@@ -245,30 +234,45 @@ class Follower:
             if result.error:
                 self._lose(watch, result.error)
 
+    def _open(self, name: str) -> Channel:
+        saved = name in self._saved
+        where = self._cluster.launcher if saved else self._cluster.node(name)
+        folder = f"{where.root}/jobs/{self.job.id}" + f"/saved/{name}" * saved
+        answer = min(ANSWER, ANSWERS // len(self._watches))
+        script = assets.render("job/follow.sh.j2", folder=folder, answer=answer)
+        command = f"exec /bin/sh -c {shlex.quote(script)}"
+        return self._pool.transport(where.name).open(command, timeout=self._patience())
+
     def _round(self, seal: bool) -> Generator[list[Piece], None, int]:
         """Asks all nodes once; returns how many bytes of news they had. `seal` makes the files'
         sizes as they are now the goal."""
         for watch in self._watches:
-            known = "".join(f" {name}={file.offset}" for name, file in watch.files.items())
-            if watch.channel:
-                try:
-                    watch.channel.send(f"{known} \n".encode(), self._patience())
-                except OSError as error:
-                    self._lose(watch, str(error) or "no answer")
+            self._ask(watch)
         moved = 0
         for watch in self._watches:
             news: list[tuple[_File, int, bytes]] = []
-            if watch.channel:
+            while watch.channel:
                 try:
                     self._answer(watch, watch.channel, seal, news)
+                    watch.reconnected = 0
+                    break
                 except OSError as error:
-                    self._lose(watch, str(error) or "no answer")
+                    self._lose_or_reconnect(watch, error)
+                    self._ask(watch)
             moved += sum(len(data) for _, _, data in news)
             if shown := self._keep_news(watch, news):
                 began = time.monotonic()
                 yield shown
                 self._deadline += time.monotonic() - began  # a reader may take its time
         return moved
+
+    def _ask(self, watch: _Watch) -> None:
+        while watch.channel:
+            known = "".join(f" {name}={file.offset}" for name, file in watch.files.items())
+            try:
+                return watch.channel.send(f"{known} \n".encode(), self._patience())
+            except OSError as error:
+                self._lose_or_reconnect(watch, error)
 
     def _keep_news(self, watch: _Watch, news: list[tuple[_File, int, bytes]]) -> list[Piece]:
         """Stores what has come; returns what is to be shown of it."""
@@ -410,9 +414,26 @@ class Follower:
         """Seconds that a node may take now."""
         return max(GLANCE, min(ANSWER_TIMEOUT, self._deadline - time.monotonic()))
 
-    def _lose(self, watch: _Watch, why: str) -> None:
-        if watch.channel and self._until_ended and watch.node not in self._silent:
+    def _lose_or_reconnect(self, watch: _Watch, error: OSError) -> None:
+        """A connection may end for reasons of its own, on a node that goes on working."""
+        if self._until_ended and watch.node not in self._silent:
             self._probe()
+        if watch.channel and isinstance(error, ConnectionError) and self._may_reconnect(watch):
+            watch.channel.close()
+            watch.buffer.clear()
+            try:
+                watch.channel = self._open(watch.node)
+            except (OSError, NodeUnreachable) as another:
+                return self._lose(watch, str(another) or "no answer")
+            watch.reconnected += 1
+            return self._tell(f"reconnected to {watch.node}: {error}")
+        self._lose(watch, str(error) or "no answer")
+
+    def _may_reconnect(self, watch: _Watch) -> bool:
+        found_well = self._until_ended and watch.node not in self._silent
+        return found_well and watch.reconnected < RECONNECTIONS
+
+    def _lose(self, watch: _Watch, why: str) -> None:
         why = self._silent.pop(watch.node, why)
         launcher = watch.node == self._cluster.launcher.name
         if launcher and self._until_ended:
@@ -442,24 +463,3 @@ def find_saved(job: Job, cluster: Cluster, pool: Pool) -> frozenset[str]:
     command = f"cd {shlex.quote(launcher.root)}/jobs/{job.id}/saved && ls -d */.done"
     result = pool.transport(launcher.name).run(command, timeout=ANSWER_TIMEOUT)
     return frozenset(line.partition("/")[0] for line in result.text.splitlines())
-
-
-def read_stored(folder: Path) -> Iterator[list[Piece]]:
-    """The output that the state home has, file by file: all there is once the cluster is gone."""
-    for path in sorted(folder.glob("out/*/*-*.*"), key=_natural):
-        match = logs.FILE.fullmatch(f"out/{path.name}")
-        if match is None:
-            continue
-        rank = None if match["agent"] else int(match["number"])
-        stream = "stdout" if match["stream"] == "out" else "stderr"
-        for chunk, _ in logs.read(path):
-            yield [Piece(rank, path.parent.name, stream, chunk)]
-
-
-def is_complete(folder: Path) -> bool:
-    """Whether the state home has all the output there will ever be."""
-    return (folder / "out" / ".complete").exists()
-
-
-def _natural(path: Path) -> tuple[str, int]:
-    return path.suffix, int("".join(filter(str.isdigit, path.stem)) or 0)

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from clusterctl.jobs.follow import Piece
+from clusterctl.jobs.logs import Piece
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl import process
@@ -28,6 +29,17 @@ KEPT_SECONDS = 90 * 86400
 _REMOVED = "out-removed"
 FILE = re.compile(r"out/(?:rank|(?P<agent>agent))-(?P<number>\d+)\.(?P<stream>out|err)")
 """The name of such a file in a job's folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What a rank wrote next to one of its streams, byte by byte: a piece may begin and end within
+    a line. `rank` is None for a torchrun agent."""
+
+    rank: int | None
+    node: str
+    stream: str
+    data: bytes
 
 
 def cuts(path: Path) -> list[tuple[int, int]]:
@@ -100,3 +112,24 @@ def remove_old(store: Store) -> None:
 def was_removed(folder: Path) -> bool:
     """Whether `remove_old` has removed a job's output from its folder."""
     return (folder / _REMOVED).exists() and not (folder / "out").exists()
+
+
+def read_stored(folder: Path) -> Iterator[list[Piece]]:
+    """The output that the state home has, file by file: all there is once the cluster is gone."""
+    for path in sorted(folder.glob("out/*/*-*.*"), key=_natural):
+        match = FILE.fullmatch(f"out/{path.name}")
+        if match is None:
+            continue
+        rank = None if match["agent"] else int(match["number"])
+        stream = "stdout" if match["stream"] == "out" else "stderr"
+        for chunk, _ in read(path):
+            yield [Piece(rank, path.parent.name, stream, chunk)]
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether the state home has all the output there will ever be."""
+    return (folder / "out" / ".complete").exists()
+
+
+def _natural(path: Path) -> tuple[str, int]:
+    return path.suffix, int("".join(filter(str.isdigit, path.stem)) or 0)

@@ -28,8 +28,6 @@ PRELUDE_LIMIT = 64 << 10
 START = b"@@clusterctl-start\n"
 """The line after which a command's output begins."""
 
-GRACE = 0.5
-"""Seconds after a deadline at which a call that is stuck in a socket is cut loose."""
 SLICE = 0.25
 """Seconds of waiting after which we look at what else has happened."""
 PATIENCE = 3.0
@@ -253,5 +251,5 @@ def abort_at(connection: Connection, deadline: Deadline) -> Iterator[None]:
     that have something to send hang behind one lock. A packet may be half on the wire then: the
     connection is of no use to anyone.
     """
-    with WATCHDOG.guard(deadline.at + GRACE, connection.sock.abort):
+    with WATCHDOG.guard(deadline.at, connection.sock.abort):
         yield

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import shutil
+import signal
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -16,6 +18,8 @@ from clusterctl.node_results import fold, ranges
 from clusterctl.timeouts import Watchdog
 from clusterctl.transport import known_hosts, shell, ssh_config
 from clusterctl.transport.copying import mode_of
+
+STOPS = 4
 
 
 def test_watchdog() -> None:
@@ -34,6 +38,32 @@ def test_watchdog() -> None:
             pass
         wait_for("later", now + 0.15)
     assert barks == ["late", "later"]
+
+
+def test_a_process_that_stood_still_is_not_taken_for_one_that_is_stuck() -> None:
+    """Ctrl-Z and `fg` in the middle of calls that have a few milliseconds left."""
+    program = f"""
+import os, time
+from clusterctl.timeouts import Watchdog
+watchdog, barks = Watchdog(), []
+print("ready", flush=True)
+for _ in range({STOPS} * 40):
+    with watchdog.guard(time.monotonic() + 0.03, lambda: barks.append(1)):
+        time.sleep(0.02)
+print(len(barks))
+"""
+    child = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, bufsize=1
+    )
+    with child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        for _ in range(STOPS):
+            child.send_signal(signal.SIGSTOP)
+            time.sleep(0.4)
+            child.send_signal(signal.SIGCONT)
+            time.sleep(0.05)
+        assert child.stdout.read() == "0\n"
 
 
 KEY = base64.b64encode(b"one").decode()

@@ -20,8 +20,9 @@ from clusterctl.actions.salvage import save_logs
 from clusterctl.errors import NodeUnreachable, UsageError
 from clusterctl.job_model import Job, JobState
 from clusterctl.jobs import follow, pace
-from clusterctl.jobs.follow import Follower, Piece, is_complete, read_stored
+from clusterctl.jobs.follow import Follower
 from clusterctl.jobs.interrupts import Interrupts
+from clusterctl.jobs.logs import Piece, is_complete, read_stored
 from clusterctl.model import Cluster, NodeResult
 from clusterctl.transport import Transport
 from clusterctl.transport.local import LocalChannel, LocalTransport
@@ -353,6 +354,31 @@ class Dying(LocalTransport):
         return super().open("exit 0", timeout=timeout)
 
 
+class Cut(LocalChannel):
+    """Ends in the middle of an answer."""
+
+    received = False
+
+    def receive(self, timeout: float) -> bytes:
+        if self.received:
+            raise ConnectionResetError("the connection was lost")
+        self.received = True
+        data = super().receive(timeout)
+        return data[: len(data) // 2]
+
+
+class CutOff(LocalTransport):
+    """A node that works, and whose first connections are cut off."""
+
+    left: ClassVar[list[None]] = []
+
+    def open(self, command: str, *, timeout: float = 30.0) -> LocalChannel:
+        if self.left:
+            self.left.pop()
+            return Cut(command)
+        return super().open(command, timeout=timeout)
+
+
 def without(node: str, kind: type[LocalTransport]) -> type[Pool]:
     class Without(Pool):
         def transport(self, name: str) -> Transport:
@@ -375,6 +401,37 @@ def test_a_worker_that_is_gone_is_named_and_the_rest_is_read(
     assert text(pieces, 1) == b"what came before\n"
     assert list(follower.lost) == ["worker-2"]
     assert follower.job.reason.startswith("lost worker-2")
+    assert not is_complete(site.home)
+
+
+@pytest.mark.parametrize("node", ["launcher", "worker-2"])
+def test_a_connection_that_is_cut_off_is_made_again(
+    node: str, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CutOff, "left", [None] * 3)
+    lines = b"".join(b"line %d\n" % number for number in range(100))
+    site.write("worker-2", "rank-1.out", lines)
+    site.state(ENDED)
+    told: list[str] = []
+    follower, pieces = site.follow(without(node, CutOff), tell=told.append)
+    assert text(pieces, 1) == lines
+    assert site.copy("worker-2", "rank-1.out").read_bytes() == lines
+    again = [line for line in told if line.startswith("reconnected")]
+    assert again == [f"reconnected to {node}: the connection was lost"] * 3
+    assert follower.job.state is JobState.SUCCEEDED
+    assert not follower.lost
+    assert is_complete(site.home)
+
+
+def test_a_node_that_cuts_off_each_connection_is_lost(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CutOff, "left", [None] * 50)
+    site.write("worker-2", "rank-1.out", b"here\n")
+    site.state(ENDED)
+    follower, _ = site.follow(without("worker-2", CutOff))
+    assert list(follower.lost) == ["worker-2"]
+    assert len(CutOff.left) == 50 - 1 - follow.RECONNECTIONS
     assert not is_complete(site.home)
 
 

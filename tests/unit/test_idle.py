@@ -16,7 +16,7 @@ from clusterctl.actions.jobs import Fetched, fetch_from
 from clusterctl.actions.salvage import save_logs
 from clusterctl.bootstrap import idle_agent
 from clusterctl.errors import ProviderError
-from clusterctl.jobs.follow import is_complete, read_stored
+from clusterctl.jobs.logs import is_complete, read_stored
 from clusterctl.model import Charge, CloudSpec, Cluster, Node, Phase, Role, clock
 from clusterctl.providers.local.provider import LocalProvider
 from clusterctl.providers.protocol import Ended, Life, OnEvent

@@ -10,8 +10,8 @@ import pytest
 from clusterctl.actions import open_store
 from clusterctl.actions.run import suggest
 from clusterctl.job_model import JobState, RankFailure
-from clusterctl.jobs.follow import Piece
 from clusterctl.jobs.lines import Choice, choose
+from clusterctl.jobs.logs import Piece
 from tests.unit.calling import Call
 from tests.unit.making import job
 

@@ -13,7 +13,7 @@ import pytest
 from clusterctl import assets
 from clusterctl.actions import open_store
 from clusterctl.jobs import logs
-from clusterctl.jobs.follow import read_stored
+from clusterctl.jobs.logs import read_stored
 from clusterctl.jobs.stage import KEPT_JOBS
 from clusterctl.schedulers.direct import LEAST_OUTPUT
 from clusterctl.state import Store

@@ -10,7 +10,7 @@ import pytest
 
 from clusterctl.cli.console import Console
 from clusterctl.cli.rank_output import LINE_LIMIT, Printer
-from clusterctl.jobs.follow import Piece
+from clusterctl.jobs.logs import Piece
 from tests.terminal import Terminal
 from tests.unit.calling import ROOT
 
@@ -167,7 +167,7 @@ import os
 import select
 from clusterctl.cli.console import Console
 from clusterctl.cli.rank_output import Printer
-from clusterctl.jobs.follow import Piece
+from clusterctl.jobs.logs import Piece
 console = Console()
 heard = b""
 with Printer(console) as printer:
