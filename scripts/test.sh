@@ -33,5 +33,16 @@ python -m pytest --collect-only -qq >/dev/null 2>&1 &
 mypy --no-error-summary
 wait
 step "pytest"
+failures=.pytest_cache/v/cache/lastfailed
+rm -f "$failures"
 # Most tests wait for machines more than they compute: four at a time, also on two cores.
-python -m pytest -n 4 "${arguments[@]}" "$@"
+python -m pytest -n 4 "${arguments[@]}" "$@" && exit
+code=$?
+# Thousands of tests with real machines beside each other: now and then a good one has no luck. In CI
+# up to three that failed run again, alone, and are named even if they pass.
+[ "$code" = 1 ] && [ "${CI:-}" = true ] || exit "$code"
+failed=$(python -c 'import json, sys; print(*json.load(open(sys.argv[1])), sep="\n")' "$failures")
+[ "$(wc -l <<<"$failed")" -le 3 ] || exit "$code"
+step "pytest: alone, what failed beside others"
+python -m pytest --last-failed "${arguments[@]}" "$@"
+printf 'failed beside others and passed alone:\n%s\n' "$failed"
