@@ -39,7 +39,11 @@ def of_verb(name: str) -> str:
     for heading, section in rows.items():
         lines += _section(heading, _table(section, column) + _lists(bare.get(heading, {})))
     lines += _wrapped(_settings(name, options))
-    return "\n".join([*lines, *_section("Examples", [f"  {text}" for text in verb.examples])])
+    if len(verb.examples) == 1:
+        lines += ["", f"Example: {verb.examples[0]}"]
+    else:
+        lines += _section("Examples", [f"  {text}" for text in verb.examples])
+    return "\n".join(lines)
 
 
 def _taken_from(verb: type[Verb], option: Option[Any]) -> str:
