@@ -210,6 +210,43 @@ def test_signals_are_forwarded(number: signal.Signals, tmp_path: Path) -> None:
     assert rank.said(1, "exit").split()[0] == "42"
 
 
+STRIKES = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+pid_t fork(void) {
+    pid_t (*make)(void) = (pid_t (*)(void))dlsym(RTLD_NEXT, "fork");
+    struct sigaction now;
+    pid_t child = make();
+    if (child == 0 && sigaction(SIGTERM, 0, &now) == 0 && now.sa_handler != SIG_DFL
+        && unlink(getenv("ONCE")) == 0) {
+        kill(getppid(), SIGTERM);
+        usleep(300000);
+    }
+    return child;
+}
+"""
+"""For LD_PRELOAD: the first process that a shell with a trap starts sends it SIGTERM at once."""
+
+
+def test_no_signal_is_lost_while_the_program_starts(
+    need: Callable[[str], str], tmp_path: Path
+) -> None:
+    """It may reach the wrapper's copy of itself that is about to become the program."""
+    (tmp_path / "strikes.c").write_text(STRIKES)
+    (tmp_path / "once").touch()
+    library = tmp_path / "strikes.so"
+    build = [need("gcc"), "-shared", "-fPIC", "-o", library, tmp_path / "strikes.c", "-ldl"]
+    subprocess.run(build, check=True, timeout=60)
+    rank = Rank(tmp_path / "7", "exec sleep 60", {})
+    code, _ = rank.run(OMPI, LD_PRELOAD=str(library), ONCE=str(tmp_path / "once"))
+    assert code == 128 + signal.SIGTERM
+    assert not (tmp_path / "once").exists()
+
+
 def test_in_a_batch_job_a_warned_rank_stays_until_all_have_ended(tmp_path: Path) -> None:
     """The first rank to end would take those with it that are still saving."""
     script = "trap 'kill $!; exit 42' TERM; echo up; sleep 60 & wait"
