@@ -140,12 +140,12 @@ def _agree_blind(
 def _agree_to_lose(
     cluster: Cluster, lines: Sequence[str], unfetched: Unfetched, act: str, tell: Tell
 ) -> bool:
-    """Whether outputs (`lines`) may go, unless they are fetched first."""
+    """Whether outputs (`lines`) may go. They need no word where they are fetched first."""
+    if unfetched.fetch:
+        return True
     for line in lines:
         tell(line)
-    return unfetched.fetch or _agree(
-        cluster, unfetched, lines, f"{act} and lose these outputs?", tell
-    )
+    return _agree(cluster, unfetched, lines, f"{act} and lose these outputs?", tell)
 
 
 def end_jobs(store: Store, cluster: Cluster, tell: Tell) -> tuple[int, ...]:

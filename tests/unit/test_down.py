@@ -54,6 +54,8 @@ def test_down_brings_outputs_first(call: Call, here: Staged, unfetched: Path) ->
     said = call("down", "--fetch")
     assert said.code == 0, said.err
     assert Path("job-7/worker-1/model.pt").read_text() == "weights"
+    assert "in job-7" in said.err
+    assert "unfetched" not in said.err
     assert here.store.names() == ()
     assert here.store.job(7).fetched
 
