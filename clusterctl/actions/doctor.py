@@ -31,7 +31,7 @@ from clusterctl.transport.pool import Pool
 LIMIT = 15.0
 """Seconds that the whole look may take."""
 CONNECT, ANSWER = 4.0, 8.0
-"""Seconds that a node may take to answer at all, and for the first part of it."""
+"""Seconds that a node may take to say its time, and for the first part of the look."""
 DUMP = 6
 """Seconds that the stack of one process may take."""
 HELPERS = 16
@@ -126,32 +126,45 @@ def _stored(store: Store, job: Job) -> Evidence:
 
 def _collect(job: Job, cluster: Cluster, pool: Pool, tell: Tell, deadline: Deadline) -> Evidence:
     names = list_nodes(job, cluster)
-    clocks: dict[str, tuple[float, float]] = {}
-
-    def read_clock(name: str) -> NodeResult:
-        pool.transport(name).connect(CONNECT)
-        before = time.time()
-        result = pool.transport(name).run("date +%s.%N", timeout=CONNECT)
-        after = time.time()
-        if result.ok:
-            when = float(result.text.split()[-1])
-            clocks[name] = when - (before + after) / 2, (after - before) / 2
-        return result
-
-    views = {r.node: NodeView(r.node, error=r.error) for r in pool.each(read_clock, names)}
+    views = {view.name: view for view in read_clocks(names, pool, deadline)}
     there = [name for name in names if not views[name].error]
     scripts = {name: _look_script(job, cluster, name, there) for name in there}
     limit = min(ANSWER, deadline.left)
     for result in pool.run("exec /bin/sh -s", there, stdin=scripts, timeout=limit):
         view = evidence.read_look(result.node, result.text)
         view.error = result.error if not result.text else ""
-        view.offset, view.uncertainty = clocks.get(result.node, (0.0, 0.0))
+        before = views[result.node]
+        view.offset, view.uncertainty = before.offset, before.uncertainty
         views[result.node] = view
     found = doctor.assemble(job, views)
     if any(rank.alive for rank in found.ranks.values()):
         _add_stacks(found, cluster, pool, tell, deadline)
         _watch(found, pool, tell, deadline)
     return found
+
+
+def read_clocks(names: Sequence[str], pool: Pool, deadline: Deadline) -> tuple[NodeView, ...]:
+    """How far the clocks of these nodes are off, or why they do not answer. Each has CONNECT
+    seconds for both, the connection and its time, and no more than the deadline leaves."""
+    clocks: dict[str, tuple[float, float]] = {}
+
+    def read_clock(name: str) -> NodeResult:
+        limit = deadline.within(CONNECT)
+        pool.transport(name).connect(limit.left)
+        before = time.time()
+        result = pool.transport(name).run("date +%s.%N", timeout=limit.left)
+        after = time.time()
+        if result.ok:
+            when = float(result.text.split()[-1])
+            clocks[name] = when - (before + after) / 2, (after - before) / 2
+        return result
+
+    views = []
+    for result in pool.each(read_clock, names):
+        offset, uncertainty = clocks.get(result.node, (0.0, 0.0))
+        view = NodeView(result.node, error=result.error, offset=offset, uncertainty=uncertainty)
+        views.append(view)
+    return tuple(views)
 
 
 def _look_script(job: Job, cluster: Cluster, name: str, there: Sequence[str]) -> bytes:

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import gzip
 import json
+import time
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from clusterctl import stacks
+from clusterctl.actions.doctor import read_clocks
 from clusterctl.insight import doctor, evidence
 from clusterctl.insight.doctor import Evidence, Finding
 from clusterctl.insight.evidence import NodeView
 from clusterctl.job_model import Hang, HungRanks, Job, JobState, Placement
-from tests.unit.making import cluster, job, spec
+from clusterctl.model import NodeResult
+from clusterctl.timeouts import Deadline
+from clusterctl.transport import OnStdout, Transport
+from clusterctl.transport.local import LocalTransport
+from clusterctl.transport.pool import Pool
+from tests.unit.making import cluster, job, node, spec
 
 START = 1_000_000.0
 WORK = "/home/ubuntu/.clusterctl/lab-1a2b/jobs/7/work"
@@ -429,6 +437,41 @@ def test_what_is_wrong_with_a_machine(line: str, kind: str, said: str) -> None:
     [finding] = doctor.judge(seen(view("worker-1", line)))
     assert finding.kind == kind
     assert said in finding.text
+
+
+class Slow(LocalTransport):
+    """A node that is connected when the time for it is up."""
+
+    def __init__(self, name: str, given: list[float]) -> None:
+        super().__init__(node(name, ""))
+        self._given = given
+
+    def connect(self, timeout: float) -> None:
+        self._given.append(timeout)
+        time.sleep(timeout)
+
+    def run(
+        self, command: str, *, stdin: bytes = b"", timeout: float, on_stdout: OnStdout | None = None
+    ) -> NodeResult:
+        self._given.append(timeout)
+        return super().run(command, timeout=max(timeout, 30))
+
+
+def test_no_node_has_more_time_to_answer_than_is_left(tmp_path: Path) -> None:
+    """The connection and what is asked over it share it."""
+    given: list[float] = []
+
+    class Nodes(Pool):
+        def transport(self, name: str) -> Transport:
+            return Slow(name, given)
+
+    nodes = [node("worker-1", "")]
+    with Nodes(nodes, identity=None, known_hosts=tmp_path / "known_hosts") as pool:
+        [view] = read_clocks(["worker-1"], pool, Deadline(0.5))
+    assert len(given) == 2
+    assert sum(given) <= 0.5
+    assert (view.name, view.error) == ("worker-1", "")
+    assert abs(view.offset) <= view.uncertainty
 
 
 def test_a_broken_network_counts_before_the_ranks_that_wait() -> None:
