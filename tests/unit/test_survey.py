@@ -219,6 +219,15 @@ def test_a_queue_that_is_down_for_a_moment_gets_the_job(login: Path) -> None:
     assert (login.parent / "fake" / "submits").read_text() == "asked\n" * 2
 
 
+def test_a_clock_that_is_set_takes_no_time_from_the_queue(login: Path) -> None:
+    date = login.parent / "fake" / "date"  # an hour later each time
+    date.write_text('#!/bin/sh\necho >>"$0.calls"\necho $(($(wc -l <"$0.calls") * 3600))\n')
+    date.chmod(0o755)
+    done = submit(login, "refused")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "@@job 1 77\n" in done.stdout
+
+
 def test_a_queue_that_hangs_is_given_up_in_time(
     login: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
