@@ -729,7 +729,7 @@ def install(world: World) -> None:
 
     LaunchTemplate.create_version = create_version  # type: ignore[method-assign]
     # moto shows the tags that a template was made with, whatever became of them.
-    LaunchTemplate.tags = property(LaunchTemplate.get_tags, lambda self, made: None)  # type: ignore
+    LaunchTemplate.tags = property(LaunchTemplate.get_tags, lambda self, made: None)  # type: ignore[assignment]
     terminate = Instance.terminate
 
     def terminate_once(self: Any) -> Any:
