@@ -10,11 +10,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from clusterctl.model import NodeResult
+from clusterctl.timeouts import Deadline, now
 
 Spawned = subprocess.Popen[bytes]
 
@@ -50,19 +52,27 @@ def run(
         process = _start(argv, subprocess.PIPE, subprocess.PIPE, cwd, env)
     except OSError as error:
         return NodeResult(node="", error=f"{argv[0]}: {error.strerror}")
+    out, err, why = b"", b"", ""
+
+    def communicate(left: float) -> bool:
+        nonlocal stdin, out, err
+        given, stdin = stdin, b""  # another call goes on with what the first was given
+        with suppress(subprocess.TimeoutExpired):
+            out, err = process.communicate(given, timeout=left)
+            return True
+        return False
+
     try:
-        out, err = process.communicate(stdin, timeout=timeout)
-    except subprocess.TimeoutExpired:
-        kill_group(process.pid)
-        out, err = process.communicate()
-        return NodeResult(
-            node="", stdout=out, stderr=err, error=f"{argv[0]} did not end within {timeout:g} s"
-        )
+        if not Deadline(timeout).wait(communicate):
+            kill_group(process.pid)
+            out, err = process.communicate()
+            why = f"{argv[0]} did not end within {timeout:g} s"
     except BaseException:
         kill_group(process.pid)
         process.wait()
         raise
-    return NodeResult(node="", exit_code=process.returncode, stdout=out, stderr=err)
+    code = None if why else process.returncode
+    return NodeResult(node="", exit_code=code, stdout=out, stderr=err, error=why)
 
 
 def spawn(
@@ -116,9 +126,13 @@ def converse(argv: Sequence[str], *, cwd: Path | None = None) -> tuple[socket.so
 
 def finish(started: Spawned, limit: float) -> None:
     """Waits `limit` seconds for what `spawn` has started, then kills its process group."""
-    try:
-        started.wait(limit)
-    except subprocess.TimeoutExpired:
+
+    def has_ended(left: float) -> bool:
+        with suppress(subprocess.TimeoutExpired):
+            started.wait(left)
+        return started.returncode is not None
+
+    if not Deadline(limit).wait(has_ended):
         kill_group(started.pid)
         started.wait()
 
@@ -186,7 +200,7 @@ def watch(
             result.error = f"{argv[0]}: {error.strerror}"
             return result
     on_start(process.pid)
-    end = time.monotonic() + timeout
+    end = now() + timeout
     told = False
     with log.open("rb") as source:
         rest = b""
@@ -198,7 +212,7 @@ def watch(
                     on_line(line)
                 if ended:
                     break
-                late = time.monotonic() - end
+                late = now() - end
                 if late > grace:
                     kill_group(process.pid)
                 elif late > 0 and not told:

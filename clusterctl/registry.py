@@ -15,7 +15,6 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping
-from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,7 +22,7 @@ from typing import Any
 
 from clusterctl import process
 from clusterctl.errors import ProviderError, UsageError, reason
-from clusterctl.timeouts import background
+from clusterctl.timeouts import Deadline, background
 
 HUB = "docker.io"
 HUB_URL = "CLUSTERCTL_DOCKER_HUB"
@@ -132,8 +131,8 @@ def resolve(text: str, more_logins: MoreLogins = lambda host: None) -> Found:
     """
     reference = parse(text)
     try:
-        return background(partial(_resolve, reference, more_logins)).result(LIMIT)
-    except FutureTimeout:
+        return Deadline(LIMIT).result(background(partial(_resolve, reference, more_logins)))
+    except TimeoutError:
         raise ProviderError(
             f"{reference.registry} took more than {LIMIT:g} s to tell about the image {text}",
             hint="try again",

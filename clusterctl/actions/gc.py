@@ -6,7 +6,6 @@ import re
 import socket
 import time
 from collections.abc import Iterable, Iterator
-from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -221,8 +220,8 @@ def _search(
     limit = Deadline(SEARCH_LIMIT)
     for region, answer in asked.items():
         try:
-            yield region, answer.result(limit.left)
-        except FutureTimeout:
+            yield region, limit.result(answer)
+        except TimeoutError:
             yield region, _unanswered()
         except ProviderError as error:
             yield region, error
@@ -236,8 +235,8 @@ def _regions(
     unknown: ProviderError | None = None
     enabled: tuple[str, ...] = ()
     try:
-        enabled = background(provider.regions).result(SEARCH_LIMIT)
-    except FutureTimeout:
+        enabled = Deadline(SEARCH_LIMIT).result(background(provider.regions))
+    except TimeoutError:
         unknown = _unanswered()
     except ProviderError as error:
         unknown = error

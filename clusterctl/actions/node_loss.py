@@ -17,6 +17,7 @@ from clusterctl.jobs.start import list_rank_nodes
 from clusterctl.model import Cluster, ClusterSpec, NodeGroup, count
 from clusterctl.schedulers.verdict import is_reclaimed, never_started
 from clusterctl.state import Store
+from clusterctl.timeouts import Deadline
 
 REPLACE, SHRINK, FAIL = "replace", "shrink", "fail"
 MOST = 5
@@ -139,8 +140,8 @@ def _await_end(
 ) -> None:
     """Waits until machines that are ending, or have to, are gone: `up` would keep them."""
     provider, folder = providers.load(cluster.spec.provider), store.folder(cluster.name)
-    until, told = time.monotonic() + END_LIMIT, False
-    while time.monotonic() < until:
+    limit, told = Deadline(END_LIMIT), False
+    while not limit.passed:
         states = provider.describe(cluster, folder)
         going = [
             name

@@ -24,10 +24,11 @@ from clusterctl.jobs import control, logs, pace, systems
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.logs import Piece
 from clusterctl.jobs.start import list_nodes
-from clusterctl.model import Cluster, NodeResult
+from clusterctl.model import Cluster, Node, NodeResult
 from clusterctl.options.table import MIN_IDLE
 from clusterctl.schedulers import verdict
 from clusterctl.state.home import writing
+from clusterctl.timeouts import now
 from clusterctl.transport import Channel
 from clusterctl.transport.pool import Pool
 
@@ -40,7 +41,8 @@ NOTICE, PROBE = 8.0, 4.0
 """Seconds of silence after which a new connection shows whether a node is there, and seconds for
 that: within 15 s it is told that one is not."""
 FROZEN = 14.0
-"""The same of a node that can be reached, and where what ran before is frozen or very slow."""
+"""The same of a node that can be reached: the connection is dead, for this machine has another
+address now, or what ran before is frozen or very slow."""
 RECONNECTIONS = 3
 """In a row, to a node that answers other connections."""
 GLANCE = 0.5
@@ -160,7 +162,7 @@ class Follower:
         self._until_ended = until_ended
         yield from self._remembered(replay)
         if not until_ended:
-            self._deadline = time.monotonic() + limit
+            self._deadline = now() + limit
             if limit <= 0:
                 self.cut_short = True
                 return
@@ -170,7 +172,7 @@ class Follower:
                 self._say()
                 yield from self._wait_for_end()
             complete = self.job.state.ended
-            self._deadline = min(self._deadline, time.monotonic() + limit)
+            self._deadline = min(self._deadline, now() + limit)
             yield from self._read_rest()
         except _TimeIsUpError:
             self.cut_short = True
@@ -234,10 +236,13 @@ class Follower:
             if result.error:
                 self._lose(watch, result.error)
 
+    def _where(self, name: str) -> Node:
+        """Who has the node's output: the launcher, or the node itself."""
+        return self._cluster.launcher if name in self._saved else self._cluster.node(name)
+
     def _open(self, name: str) -> Channel:
-        saved = name in self._saved
-        where = self._cluster.launcher if saved else self._cluster.node(name)
-        folder = f"{where.root}/jobs/{self.job.id}" + f"/saved/{name}" * saved
+        where = self._where(name)
+        folder = f"{where.root}/jobs/{self.job.id}" + f"/saved/{name}" * (name in self._saved)
         answer = min(ANSWER, ANSWERS // len(self._watches))
         script = assets.render("job/follow.sh.j2", folder=folder, answer=answer)
         command = f"exec /bin/sh -c {shlex.quote(script)}"
@@ -261,9 +266,9 @@ class Follower:
                     self._ask(watch)
             moved += sum(len(data) for _, _, data in news)
             if shown := self._keep_news(watch, news):
-                began = time.monotonic()
+                began = now()
                 yield shown
-                self._deadline += time.monotonic() - began  # a reader may take its time
+                self._deadline += now() - began  # a reader may take its time
         return moved
 
     def _ask(self, watch: _Watch) -> None:
@@ -362,23 +367,25 @@ class Follower:
         return data
 
     def _receive(self, watch: _Watch, channel: Channel) -> None:
-        asked = time.monotonic()
+        asked = now()
         probed = False
         while True:
             self._interrupts.check()
-            if time.monotonic() > self._deadline:
+            if now() > self._deadline:
                 raise _TimeIsUpError
             try:
                 data = channel.receive(GLANCE)
                 break
             except TimeoutError:
-                silence = time.monotonic() - asked
+                silence = now() - asked
                 if silence > ANSWER_TIMEOUT:
                     raise TimeoutError(f"no answer for {ANSWER_TIMEOUT:g} s") from None
                 if silence > NOTICE and not probed:
                     probed = True
                     self._report_silence()
                 if silence > FROZEN and watch.node not in self._silent:
+                    if self._until_ended and not watch.reconnected:
+                        raise ConnectionError(f"no answer for {FROZEN:g} s") from None
                     why = "new connections work, but its earlier processes are frozen or very slow"
                     self._silent[watch.node] = why
                     self._tell(f"{watch.node} has not answered for {FROZEN:g} s: {why}")
@@ -398,6 +405,7 @@ class Follower:
     def _probe(self) -> dict[str, str]:
         """What is known about nodes that are not as they were."""
         names = [w.node for w in self._watches if w.channel and w.node not in self._silent]
+        passed = time.monotonic() - self._began  # its answer may wait for us
         found = {}
         for result in self._pool.probe(names, timeout=PROBE):
             # A login shell may say something first.
@@ -405,14 +413,14 @@ class Follower:
             up = float(times[-1]) if times else math.inf
             if result.error:
                 found[result.node] = result.error
-            elif up < time.monotonic() - self._began:
+            elif up < passed:
                 found[result.node] = f"it restarted {up:.0f} s ago"
         self._silent |= found
         return found
 
     def _patience(self) -> float:
         """Seconds that a node may take now."""
-        return max(GLANCE, min(ANSWER_TIMEOUT, self._deadline - time.monotonic()))
+        return max(GLANCE, min(ANSWER_TIMEOUT, self._deadline - now()))
 
     def _lose_or_reconnect(self, watch: _Watch, error: OSError) -> None:
         """A connection may end for reasons of its own, on a node that goes on working."""
@@ -421,6 +429,7 @@ class Follower:
         if watch.channel and isinstance(error, ConnectionError) and self._may_reconnect(watch):
             watch.channel.close()
             watch.buffer.clear()
+            self._pool.transport(self._where(watch.node).name).close()
             try:
                 watch.channel = self._open(watch.node)
             except (OSError, NodeUnreachable) as another:

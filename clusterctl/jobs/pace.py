@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from clusterctl.timeouts import now
+
 FASTEST, STREAMING, SLOWEST = 0.02, 0.2, 0.5
 """Seconds between polls: quick after output, slower while it goes on, or while nothing comes. A
 poll starts a few programs on each node, and takes their time from the ranks."""
@@ -33,27 +35,27 @@ class Pace:
     streams: bool = False
     """Whether the last poll had news."""
     patience: float = SUSPICION
-    heard: float = field(default_factory=time.monotonic)
-    asked: float = field(default_factory=time.monotonic)
+    heard: float = field(default_factory=now)
+    asked: float = field(default_factory=now)
     told: float = 0.0
     """The silence that was told last began then."""
 
     def should_tell(self) -> bool:
         """Whether nothing has come for long, and that was not said yet."""
-        if self.told == self.heard or time.monotonic() - self.heard < STILL:
+        if self.told == self.heard or now() - self.heard < STILL:
             return False
         self.told = self.heard
         return True
 
     def should_ask(self, moved: int) -> bool:
         """Whether it is time to ask, after a look that saw news or did not."""
-        now = time.monotonic()
+        at = now()
         if moved:
-            self.heard, self.patience = now, SUSPICION
+            self.heard, self.patience = at, SUSPICION
         longest = LONGEST if self.backoff > 1 else STEADY
-        if now - max(self.heard, self.asked) <= self.patience and now - self.asked <= longest:
+        if at - max(self.heard, self.asked) <= self.patience and at - self.asked <= longest:
             return False
-        self.asked = now
+        self.asked = at
         self.patience = min(self.patience * self.backoff, LONGEST)
         return True
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from clusterctl.errors import RecordError
 from clusterctl.state.home import Home, writing
+from clusterctl.timeouts import Deadline
 
 ORPHAN_LIMIT = 3600.0
 """Seconds to wait for an orphan. Terraform finishes or gives up long before."""
@@ -84,13 +85,13 @@ class ClusterLock:
 
     def _wait(self, fd: int) -> None:
         """For the orphan of a clusterctl that is dead; anybody else is an error."""
-        end = time.monotonic() + ORPHAN_LIMIT
+        end = Deadline(ORPHAN_LIMIT)
         told = False
         while True:
             text = os.pread(fd, 1000, 0).decode(errors="replace").strip()
             holder, *lent = text.splitlines() or [""]
             owner = re.search(r"pid (\d+)", holder)
-            if not lent or owner is None or _alive(int(owner[1])) or time.monotonic() > end:
+            if not lent or owner is None or _alive(int(owner[1])) or end.passed:
                 raise RecordError(
                     f"cluster {self._name!r} is locked by another clusterctl"
                     f" ({holder or 'starting'})",

@@ -21,6 +21,10 @@ from clusterctl.transport import diagnosis, known_hosts, ssh_config
 from clusterctl.transport.connection import LOST, Connection, Socket
 from clusterctl.transport.diagnosis import ConnectError, Target
 
+FAR = 1e9
+"""Seconds that paramiko gives each step of a log-in, by a clock that may be set meanwhile: our
+watchdog ends it."""
+
 
 class Destination:
     """`target` with the address, port and user that its settings say, and the way there: through
@@ -82,15 +86,14 @@ class Destination:
             return made[-1]
 
         self.remote.client.set_missing_host_key_policy(policy)
-        far = deadline.left + 60  # paramiko's limits count from each step: the watchdog ends it
         try:
             with _offered(self) as keys, WATCHDOG.guard(deadline.at, sock.abort):
                 self.remote.connect_kwargs = {
                     "sock": sock,
                     "transport_factory": make,
-                    "timeout": far,
-                    "banner_timeout": far,
-                    "auth_timeout": far,
+                    "timeout": FAR,
+                    "banner_timeout": FAR,
+                    "auth_timeout": FAR,
                     **keys,
                 }
                 self.remote.open()

@@ -10,7 +10,6 @@ import logging
 import signal
 import socket
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -19,12 +18,13 @@ import paramiko
 from paramiko.common import MSG_CHANNEL_REQUEST, cMSG_GLOBAL_REQUEST
 from paramiko.packet import Packetizer
 
-from clusterctl.timeouts import WATCHDOG
+from clusterctl.timeouts import WATCHDOG, Deadline, now
 
 KEEPALIVE = 15.0
 """Seconds without a word from us after which we ask the node whether it is there."""
 SILENCE = 60.0
-"""Seconds without a word from the node after which the connection counts as lost."""
+"""Seconds without a word from the node after which the connection counts as lost, from when we
+asked for one."""
 SESSIONS = 10
 """Commands at a time on one connection: sshd's own default for MaxSessions."""
 
@@ -54,7 +54,8 @@ class Socket:
         self._ahead = memoryview(b"")
         self._aborted = False
         self._closed = False  # paramiko reads this one
-        self.received_at = time.monotonic()
+        self.received = 0
+        """How often something has come."""
         plain = isinstance(sock, socket.socket)
         self._tcp = plain and sock.family in (socket.AF_INET, socket.AF_INET6)
         self._quick = self._tcp and hasattr(socket, "TCP_QUICKACK")
@@ -69,7 +70,7 @@ class Socket:
             self._check()
             chunk = self._sock.recv(READ_AHEAD)
             self._check()
-            self.received_at = time.monotonic()
+            self.received += 1
             if self._quick:
                 self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
             self._ahead = memoryview(chunk)
@@ -100,7 +101,7 @@ class Socket:
             return
         # A channel says farewell over the jump host's connection, which may be gone or hang.
         hop = self._sock.transport.sock
-        with suppress(*LOST), WATCHDOG.guard(time.monotonic() + CLOSING, hop.abort):
+        with suppress(*LOST), WATCHDOG.guard(Deadline(CLOSING).at, hop.abort):
             self._sock.close()
 
     def abort(self) -> None:
@@ -158,6 +159,8 @@ class Connection(paramiko.Transport):  # type: ignore[misc]  # untyped
             **paramiko.Transport._channel_handler_table,
             MSG_CHANNEL_REQUEST: _on_channel_request,
         }
+        self._asked = (-1, 0.0)
+        """How often something had come when we first asked, without an answer since, and when."""
         self.packetizer.set_keepalive(KEEPALIVE, self._keep_alive)
 
     @property
@@ -172,9 +175,13 @@ class Connection(paramiko.Transport):  # type: ignore[misc]  # untyped
     def _keep_alive(self) -> None:
         # Asks for an answer, unlike paramiko's own, so that silence means something. It goes
         # through jump hosts, where TCP's timers see the first hop only.
-        if time.monotonic() - self.sock.received_at > SILENCE:
+        heard, asked = self._asked
+        if heard != self.sock.received:
+            self._asked = self.sock.received, now()
+        elif now() - asked > SILENCE:
             self.sock.abort()
-        elif not self.in_kex:
+            return
+        if not self.in_kex:
             message = paramiko.Message()
             message.add_byte(cMSG_GLOBAL_REQUEST)
             message.add_string("keepalive@openssh.com")

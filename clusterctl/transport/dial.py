@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from concurrent import futures
 from contextlib import suppress
 from typing import Any
 
@@ -81,8 +80,8 @@ def _resolve(target: Target, deadline: Deadline) -> list[tuple[int, Any]]:
         lambda: socket.getaddrinfo(*target.place, type=socket.SOCK_STREAM)
     )
     try:
-        answer = lookup.result(deadline.left)
-    except futures.TimeoutError:
+        answer = deadline.result(lookup)
+    except TimeoutError:
         raise diagnosis.name_unknown(target, TimeoutError(), deadline.seconds) from None
     except (OSError, UnicodeError) as error:
         raise diagnosis.name_unknown(target, error, deadline.seconds) from error

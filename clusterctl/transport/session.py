@@ -94,7 +94,7 @@ class Session:
         self._stdout = Stdout(on_stdout)
         self._stderr = b""
         self._closed = False
-        if not connection.sessions.acquire(timeout=deadline.left):
+        if not deadline.wait(lambda left: connection.sessions.acquire(timeout=left)):
             raise Failure("too many commands are running on this connection")
         try:
             with abort_at(connection, deadline):
@@ -199,11 +199,11 @@ class Session:
     def exit_code(self) -> int:
         """Waits for the command's end. All of a streamed stdout has to be received before."""
         channel = self._channel
-        if not self._stdout.ended.wait(self._deadline.left):
+        if not self._deadline.wait(self._stdout.ended.wait):
             if self._stdout.received + len(channel.in_stderr_buffer) >= COLLECT_LIMIT:
                 raise Failure(f"wrote more than {COLLECT_LIMIT >> 20} MiB")
             raise TimeoutError
-        if not channel.status_event.wait(self._deadline.left):
+        if not self._deadline.wait(channel.status_event.wait):
             raise TimeoutError
         if channel.exit_status == -1:
             self._fail_if_lost(None)

@@ -156,7 +156,7 @@ class SshTransport:
     def _ensure_connected(self, deadline: Deadline) -> Connection:
         if connection := self._alive():
             return connection
-        if not self._connecting.acquire(timeout=deadline.left):
+        if not deadline.wait(lambda left: self._connecting.acquire(timeout=left)):
             raise self._target.error(
                 f"another attempt to connect did not end within {deadline.seconds:g} s",
                 transient=True,

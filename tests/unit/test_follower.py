@@ -467,6 +467,28 @@ class Hanging(LocalTransport):
         return Mute(command)
 
 
+class Silent(LocalTransport):
+    """A node that works, and whose first connection never hears anything again."""
+
+    old: ClassVar[list[None]] = []
+    closed: ClassVar[list[str]] = []
+
+    def open(self, command: str, *, timeout: float = 30.0) -> LocalChannel:
+        if self.old:
+            self.old.pop()
+            return Deaf(command)
+        return super().open(command, timeout=timeout)
+
+    def close(self) -> None:
+        self.closed.append(self.node.name)
+
+
+class Deaf(LocalChannel):
+    def receive(self, timeout: float) -> bytes:
+        time.sleep(timeout)
+        raise TimeoutError("no answer")
+
+
 def probing(answers: dict[str, NodeResult]) -> type[Pool]:
     """worker-2 hangs; a new connection shows what there is to know of it."""
 
@@ -526,6 +548,26 @@ def test_a_node_that_is_frozen_is_told_and_given_up_though_it_can_be_reached(
     why = "new connections work, but its earlier processes are frozen or very slow"
     assert f"worker-2 has not answered for 0.2 s: {why}" in told
     assert follower.lost == {"worker-2": why}
+
+
+def test_a_connection_that_hears_nothing_any_more_is_made_again(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This machine has got another address."""
+    monkeypatch.setattr(follow, "NOTICE", 0.1)
+    monkeypatch.setattr(follow, "GLANCE", 0.05)
+    monkeypatch.setattr(follow, "FROZEN", 0.2)
+    monkeypatch.setattr(follow, "ANSWER_TIMEOUT", 0.5)
+    monkeypatch.setattr(Silent, "old", [None])
+    monkeypatch.setattr(Silent, "closed", [])
+    site.write("worker-2", "rank-1.out", b"all of it\n")
+    site.state(ENDED)
+    told: list[str] = []
+    follower, pieces = site.follow(without("worker-2", Silent), tell=told.append)
+    assert told[-1] == "reconnected to worker-2: no answer for 0.2 s"
+    assert Silent.closed[:1] == ["worker-2"]  # all else on that connection would hear nothing, too
+    assert text(pieces, 1) == b"all of it\n"
+    assert not follower.lost
 
 
 def test_a_launcher_that_restarted_is_named_with_that(

@@ -32,6 +32,7 @@ from clusterctl.providers.protocol import Created, Features, Harm, OnEvent, Prov
 from clusterctl.providers.shared import deadlines, subnets
 from clusterctl.providers.shared.nodes import LAUNCHER, span
 from clusterctl.providers.shared.sshd_probe import greet
+from clusterctl.timeouts import Deadline
 
 MODE = "containers"
 START_LIMIT = 30.0
@@ -302,9 +303,9 @@ def _keep_healthy(
 
 def _wait(addresses: Mapping[str, str], limit: float) -> dict[str, str]:
     """Name → nothing, or what is wrong with its sshd when the time is up."""
-    until = time.monotonic() + limit
+    deadline = Deadline(limit)
     answers = greet({name: (ip, layout.PORT) for name, ip in addresses.items()}, seconds=1)
-    while (late := [n for n, trouble in answers.items() if trouble]) and time.monotonic() < until:
+    while (late := [n for n, trouble in answers.items() if trouble]) and not deadline.passed:
         time.sleep(0.1)
         answers |= greet({name: (addresses[name], layout.PORT) for name in late}, seconds=1)
     return answers

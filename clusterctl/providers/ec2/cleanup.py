@@ -14,6 +14,7 @@ from clusterctl.providers.ec2 import eventbridge, failures
 from clusterctl.providers.ec2.api import Api, Instance
 from clusterctl.providers.ec2.tags import as_list
 from clusterctl.providers.protocol import OnEvent, Resource, describe, plural
+from clusterctl.timeouts import Deadline
 
 TAG, NAME_TAG = "clusterctl:cluster", "clusterctl:name"
 OWNER_TAG, CLIENT_TAG, DEADLINE_TAG = (
@@ -356,7 +357,7 @@ def remove(
     LIMIT seconds, or as soon as AWS refuses for good what all the rest waits for."""
     told = False
     stuck: dict[str, ProviderError] = {}
-    end = time.monotonic() + LIMIT
+    end = Deadline(LIMIT)
     clean = 0.0
     while True:
         items = drop_kept(_find(api, cluster_id), keep)
@@ -373,7 +374,7 @@ def remove(
             told = True
         refused = _remove(api, items)
         stuck |= {id: error for id, error in refused.items() if failures.permanent(error)}
-        over = time.monotonic() > end
+        over = end.passed
         if over or _hopeless(left, stuck):
             causes = list((refused if over else stuck).values())
             raise LeftoverError(

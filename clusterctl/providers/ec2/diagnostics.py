@@ -6,9 +6,7 @@ is told, not waited for.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
-from concurrent import futures
 from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar
@@ -18,7 +16,7 @@ from clusterctl.errors import ProviderError
 from clusterctl.providers.ec2 import preflight
 from clusterctl.providers.ec2.api import Api, InstanceType, default_region
 from clusterctl.providers.protocol import Finding
-from clusterctl.timeouts import background
+from clusterctl.timeouts import Deadline, background
 
 LIMIT = 12.0
 """Seconds for everything together."""
@@ -32,17 +30,17 @@ T = TypeVar("T")
 class _Asked:
     """Answers by the deadline; what goes wrong is a finding."""
 
-    def __init__(self, subject: str, end: float) -> None:
+    def __init__(self, subject: str, end: Deadline) -> None:
         self._subject = subject
         self._end = end
         self.wrong: Finding | None = None
 
     def get(self, future: Future[T]) -> T | None:
         try:
-            return future.result(max(0.1, self._end - time.monotonic()))
+            return self._end.result(future)
         except ProviderError as error:
             self.wrong = Finding("warning", self._subject, error.message, error.hint)
-        except futures.TimeoutError:
+        except TimeoutError:
             self.wrong = Finding(
                 "warning",
                 self._subject,
@@ -54,7 +52,7 @@ class _Asked:
 
 def diagnose() -> tuple[Finding, ...]:
     """Credentials; then every quota, and for every family its zones and its machine image."""
-    end = time.monotonic() + LIMIT
+    end = Deadline(LIMIT)
     asked = _Asked("AWS", end)
     region = asked.get(background(default_region))
     api = Api(region or "", hurried=True)
@@ -97,7 +95,7 @@ def _quota(
     limit: Future[float],
     types: Future[dict[str, InstanceType]],
     used: Future[dict[str, int]],
-    end: float,
+    end: Deadline,
 ) -> Finding:
     """Whether the largest of the default clusters that count towards it would fit."""
     subject = f"quota {quota.name.partition(' (')[0]}"
@@ -127,7 +125,7 @@ def _texts(api: Api, codes: dict[str, str]) -> str:
     return ", ".join(said)
 
 
-def _others(found: Future[list[str]], row: int, subject: str, end: float) -> Finding:
+def _others(found: Future[list[str]], row: int, subject: str, end: Deadline) -> Finding:
     """Quotas that no cluster needs which people make by default."""
     asked = _Asked(subject, end)
     texts = asked.get(found)
@@ -154,7 +152,7 @@ def _family(
     family: catalog.Family,
     zones: Future[tuple[str, ...]],
     image: Future[str],
-    end: float,
+    end: Deadline,
 ) -> Finding:
     subject = f"EC2 {family.name}"
     asked = _Asked(subject, end)

@@ -21,6 +21,7 @@ from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.failures import Refused
 from clusterctl.providers.ec2.tags import as_list
 from clusterctl.providers.protocol import Resource
+from clusterctl.timeouts import Deadline
 
 ROLE = "clusterctl-deadline"
 """What the schedules may do. One role for the account: who may make roles at will has all rights,
@@ -238,14 +239,14 @@ def _unless(code: str, ask: Callable[[], Any]) -> None:
 
 def _once_role_is_known(ask: Callable[[], Any]) -> None:
     """Asks again while the scheduler may not assume a role that has just been made."""
-    end = time.monotonic() + SPREADING
+    end = Deadline(SPREADING)
     while True:
         try:
             ask()
         except Refused as refused:
             if refused.code != "ValidationException" or "assume the role" not in refused.message:
                 raise
-            if time.monotonic() > end:
+            if end.passed:
                 raise
             time.sleep(1)
         else:

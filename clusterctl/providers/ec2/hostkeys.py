@@ -25,6 +25,7 @@ from clusterctl.model import Node, NodeResult
 from clusterctl.node_results import fold
 from clusterctl.providers.protocol import OnEvent
 from clusterctl.state.home import write_atomic
+from clusterctl.timeouts import now
 from clusterctl.transport.known_hosts import host_name
 from clusterctl.transport.pool import Pool
 from clusterctl.transport.ssh import SshTransport
@@ -191,7 +192,7 @@ class HostKeys:
     ) -> list[NodeResult]:
         """What may pass by itself (a machine that boots, an sshd that starts anew) is tried again
         for `limit` seconds; a wrong key is not. Returns the nodes that cannot be connected to."""
-        began = time.monotonic()
+        began = now()
 
         def attempt(name: str) -> NodeResult:
             try:
@@ -200,13 +201,13 @@ class HostKeys:
                 if not error.transient:
                     raise
                 return NodeResult(node=name, error=getattr(error, "what", error.message))
-            tell(f"{name}: SSH answers after {time.monotonic() - began:.1f} s")
+            tell(f"{name}: SSH answers after {now() - began:.1f} s")
             return NodeResult(node=name, exit_code=0)
 
         pause, told, began_refusing = PAUSES[0], "", 0.0
         while True:
             failed = [result for result in pool.each(attempt, names) if not result.ok]
-            passed = time.monotonic() - began
+            passed = now() - began
             began_refusing = (began_refusing or passed) if any(map(_is_refused, failed)) else 0.0
             refused = bool(began_refusing) and passed - began_refusing > REFUSED
             if not failed or any(map(_is_final, failed)) or refused or passed > limit:

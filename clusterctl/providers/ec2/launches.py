@@ -23,6 +23,7 @@ from clusterctl.providers.ec2.numbers import MOST_TEXT, TAG, write
 from clusterctl.providers.ec2.spec import Machine
 from clusterctl.providers.ec2.tags import as_list
 from clusterctl.providers.protocol import OnEvent
+from clusterctl.timeouts import Deadline
 
 AT_ONCE = 100
 """Machines of one call; EC2 starts all of them or none. AWS asks for several calls beyond that:
@@ -197,13 +198,13 @@ def end(api: Api, cluster_id: str, instances: Sequence[Instance]) -> None:
     listed = sorted(ids)
     for first in range(0, len(listed), cleanup.AT_A_TIME):
         api.call("terminate_instances", InstanceIds=listed[first : first + cleanup.AT_A_TIME])
-    limit = time.monotonic() + cleanup.LIMIT
+    limit = Deadline(cleanup.LIMIT)
     while left := [
         item.node
         for item in api.instances(cleanup.tagged(cluster_id), states=LIVING)
         if item.id in ids
     ]:
-        if time.monotonic() > limit:
+        if limit.passed:
             raise ProviderError(
                 f"{ranges(sorted(left, key=_number))} does not end within {cleanup.LIMIT:g} s",
                 hint="look at it in the EC2 console, and run the same command again",
@@ -273,9 +274,9 @@ def _calls(machines: Sequence[Machine]) -> list[list[Machine]]:
 
 def _show(api: Api, cluster_id: str, ids: Collection[str]) -> None:
     """Waits until EC2 shows these machines by their tags: who ends them looks for them so."""
-    limit = time.monotonic() + cleanup.SETTLE
+    limit = Deadline(cleanup.SETTLE)
     with suppress(ProviderError):
-        while time.monotonic() < limit:
+        while not limit.passed:
             shown = api.instances(cleanup.tagged(cluster_id), states=(*LIVING, *ENDED))
             if {item.id for item in shown} >= set(ids):
                 return
@@ -286,7 +287,7 @@ def _await(api: Api, cluster_id: str, names: Collection[str], ids: Collection[st
     """Until all of these run, and are found by their tags; `ids`: their machines, which EC2 may not
     show yet, while it shows earlier ones of the same names. Raises ProviderError for those that end
     instead."""
-    limit = time.monotonic() + LIMIT
+    limit = Deadline(LIMIT)
     while True:
         found = [item for item in cleanup.instances(api, cluster_id) if item.node in names]
         if {item.node for item in found if item.state == "running"} >= set(names):
@@ -300,7 +301,7 @@ def _await(api: Api, cluster_id: str, names: Collection[str], ids: Collection[st
                 raise failures.refused(
                     f"starting {item.node}", code, "it ended at once", api.region
                 )
-        if time.monotonic() > limit:
+        if limit.passed:
             missing = sorted(set(names) - living, key=_number) or sorted(names, key=_number)
             raise ProviderError(
                 f"{ranges(missing)} does not run within {LIMIT:g} s",

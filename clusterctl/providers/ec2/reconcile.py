@@ -17,6 +17,7 @@ from clusterctl.providers.ec2 import spec as layout
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.failures import CapacityError
 from clusterctl.providers.protocol import OnEvent, Resource
+from clusterctl.timeouts import Deadline
 
 START_LIMIT = 300.0
 """Seconds that stopping and starting again may take."""
@@ -75,14 +76,14 @@ def start_stopped(api: Api, cluster_id: str, tell: OnEvent) -> None:
     """Starts machines again that were stopped, in the console or by EC2. Terraform would replace
     them: a stopped one has no public address, and that cannot be given to it. Raises ProviderError
     naming those that do not start."""
-    end = time.monotonic() + START_LIMIT
+    end = Deadline(START_LIMIT)
     asked: dict[str, str] = {}
     while True:
         found = cleanup.instances(api, cluster_id)
         down = [item for item in found if item.state in STOPPED]
         if not down and not any(item.id in asked and item.state == "pending" for item in found):
             return
-        if time.monotonic() > end:
+        if end.passed:
             names = ranges(sorted(item.node or item.id for item in down))
             raise ProviderError(
                 f"{names} was stopped and does not start again within {START_LIMIT:g} s",
@@ -112,9 +113,9 @@ def stop(api: Api, cluster_id: str, tell: Callable[[str], None]) -> float:
         tell(f"stopping {ranges(sorted(item.node or item.id for item in found))}")
         api.call("stop_instances", InstanceIds=[item.id for item in found])
         since = time.time()
-    end = time.monotonic() + START_LIMIT
+    end = Deadline(START_LIMIT)
     while going := [i for i in cleanup.instances(api, cluster_id) if i.state != "stopped"]:
-        if time.monotonic() > end:
+        if end.passed:
             names = ranges(sorted(item.node or item.id for item in going))
             raise ProviderError(
                 f"{names} does not stop within {START_LIMIT:g} s",

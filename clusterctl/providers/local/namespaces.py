@@ -27,6 +27,7 @@ from clusterctl.providers.local.processes import Process, network_of
 from clusterctl.providers.local.sshd import SEARCH, Server, is_locked, rewrite, unlocked_shadow
 from clusterctl.providers.shared import subnets
 from clusterctl.providers.shared.sshd_probe import Endpoint
+from clusterctl.timeouts import Deadline
 
 _PORT = 22
 _ROUTES = ("-4", "-j", "route", "show", "table", "all")
@@ -178,9 +179,9 @@ class Namespaces:
         self._switch = started[SWITCH].pid
 
     def _await_namespaces(self, started: Mapping[str, NodeProcess]) -> None:
-        here, deadline = network_of(), time.monotonic() + _PATIENCE
+        here, deadline = network_of(), Deadline(_PATIENCE)
         for name, owner in started.items():
-            while (there := network_of(owner.pid)) == here and time.monotonic() < deadline:
+            while (there := network_of(owner.pid)) == here and not deadline.passed:
                 time.sleep(0.001)
             if there in (0, here):
                 raise ProviderError(

@@ -18,6 +18,7 @@ from clusterctl.errors import ProviderError
 from clusterctl.providers.local.layout import STARTER, SWITCH, Place, Site
 from clusterctl.providers.local.processes import is_alive, read_start
 from clusterctl.providers.local.sshd import SEARCH
+from clusterctl.timeouts import Deadline
 
 _PATIENCE = 10.0
 """Seconds for any one step of a start; a healthy machine needs milliseconds."""
@@ -86,9 +87,9 @@ def _start(site: Site, commands: Mapping[str, Sequence[str]], stdin: int) -> lis
         cwd=Path("/"),
         env={"PATH": SEARCH, "CLUSTERCTL_NODE": site.tag(STARTER)},
     )
-    deadline = time.monotonic() + _PATIENCE
+    deadline = Deadline(_PATIENCE)
     try:
-        while starter.poll() is None and time.monotonic() < deadline:
+        while starter.poll() is None and not deadline.passed:
             time.sleep(0.001)
     finally:
         if starter.poll() is None:
@@ -106,7 +107,7 @@ def wait_until_listening(
     places: Mapping[str, Place], started: Mapping[str, NodeProcess]
 ) -> dict[str, str]:
     """Waits until every node's sshd listens; returns what is wrong with those where it does not."""
-    deadline = time.monotonic() + _PATIENCE
+    deadline = Deadline(_PATIENCE)
     troubles: dict[str, str] = {}
     pending = set(places)
     while pending:
@@ -115,7 +116,7 @@ def wait_until_listening(
                 pending.remove(name)
             elif not started[name].alive:
                 troubles[name] = read_last_words(places[name].log)
-            elif time.monotonic() > deadline:
+            elif deadline.passed:
                 troubles[name] = f"its sshd does not listen after {_PATIENCE:g} s"
         pending -= set(troubles)
         if pending:

@@ -15,13 +15,13 @@ from __future__ import annotations
 import os
 import select
 import signal
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl.providers.local.layout import Site
+from clusterctl.timeouts import Deadline
 
 PATIENCE = 30.0
 """Seconds that killed processes have to be gone: a busy machine needs some, one of them that waits
@@ -143,7 +143,7 @@ def end(
     Looks again each time, since what is killed may have started another. A node's PID 1 counts as
     gone only when the kernel has ended all that lived under it.
     """
-    deadline = time.monotonic() + seconds
+    deadline = Deadline(seconds)
     dying: set[Process] = set()
     while True:
         found = [process for process in scan(site) if doomed(process)]
@@ -153,12 +153,12 @@ def end(
                     os.kill(process.pid, signal.SIGKILL)
         dying.update(found)
         dying = {process for process in dying if is_alive(process.pid, process.start)}
-        if not dying or time.monotonic() > deadline:
+        if not dying or deadline.passed:
             return sorted(dying, key=lambda process: process.pid)
-        _await_ends(dying, min(deadline, time.monotonic() + _LOOK))
+        _await_ends(dying, deadline.within(_LOOK))
 
 
-def _await_ends(dying: set[Process], deadline: float) -> None:
+def _await_ends(dying: set[Process], deadline: Deadline) -> None:
     """Returns when all of these processes have ended, or at the deadline. The kernel says when, so
     that a busy machine has the time that it takes."""
     with ExitStack() as files:
@@ -171,7 +171,7 @@ def _await_ends(dying: set[Process], deadline: float) -> None:
                 if is_alive(process.pid, process.start):  # not a later process of that number
                     ends.register(file, select.POLLIN)
                     pending.add(file)
-        while pending and (left := deadline - time.monotonic()) > 0:
-            for file, _ in ends.poll(left * 1000):
+        while pending and not deadline.passed:
+            for file, _ in ends.poll(deadline.left * 1000):
                 ends.unregister(file)
                 pending.remove(file)

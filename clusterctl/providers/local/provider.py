@@ -24,6 +24,7 @@ from clusterctl.providers.protocol import Created, Features, Harm, OnEvent, Prov
 from clusterctl.providers.shared import deadlines
 from clusterctl.providers.shared.nodes import LAUNCHER, span
 from clusterctl.providers.shared.sshd_probe import Endpoint, greet
+from clusterctl.timeouts import Deadline
 
 
 class LocalProvider:
@@ -190,8 +191,8 @@ def _remnants(site: layout.Site, networks: set[int]) -> list[str]:
     """What stays. A process that is just ending has lost what it is known by, but not yet its
     network: it gets a moment.
     """
-    deadline = time.monotonic() + 0.5
-    while (left := cleanup.find_remnants(site, networks)) and time.monotonic() < deadline:
+    deadline = Deadline(0.5)
+    while (left := cleanup.find_remnants(site, networks)) and not deadline.passed:
         time.sleep(0.01)
     return left
 

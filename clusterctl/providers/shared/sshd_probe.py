@@ -6,9 +6,10 @@ import errno
 import os
 import selectors
 import socket
-import time
 from collections.abc import Mapping
 from contextlib import ExitStack
+
+from clusterctl.timeouts import Deadline
 
 Endpoint = tuple[str, int]
 
@@ -19,7 +20,7 @@ def greet(endpoints: Mapping[str, Endpoint], *, seconds: float) -> dict[str, str
     An open port alone proves little: the kernel completes connections for a server that hangs.
     """
     answers: dict[str, str] = {}
-    deadline = time.monotonic() + seconds
+    deadline = Deadline(seconds)
     with selectors.DefaultSelector() as selector, ExitStack() as sockets:
         for name, endpoint in endpoints.items():
             connection = sockets.enter_context(socket.socket())
@@ -29,8 +30,8 @@ def greet(endpoints: Mapping[str, Endpoint], *, seconds: float) -> dict[str, str
                 selector.register(connection, selectors.EVENT_READ, (name, connection))
             else:
                 answers[name] = _trouble(endpoint, os.strerror(code))
-        while selector.get_map() and (left := deadline - time.monotonic()) > 0:
-            for key, _ in selector.select(left):
+        while selector.get_map() and not deadline.passed:
+            for key, _ in selector.select(deadline.left):
                 name, connection = key.data
                 answers[name] = _greeting(connection, endpoints[name])
                 selector.unregister(connection)
