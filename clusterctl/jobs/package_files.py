@@ -24,8 +24,7 @@ _INCLUDED = re.compile(r"(?m)^\s*(?:-r|-c|--requirements?|--constraints?)[\s=]+(
 _LOCAL = re.compile(
     r"(?m)^\s*(?:(?:-e|--editable)[\s=]+\S+|\.{0,2}/\S*|\.(?:\[[^]]*\])?)\s*(?:#.*)?$\n?"
 )
-FOUND = ("uv.lock", "requirements.txt", "pyproject.toml")
-"""Files of a folder that are used without an option; the first one that names packages."""
+_CONDA = ("environment.yml", "environment.yaml")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +45,8 @@ class Wanted:
     requirements: tuple[str, ...] | None = None
     """Those of a file that was only found and that the nodes may have already (see `installed`);
     None where they are installed in any case."""
+    left_out: tuple[str, ...] = ()
+    """What the file asks for beside that, and nobody installs."""
 
     @property
     def digest(self) -> str:
@@ -92,7 +93,20 @@ def _find_in(folder: Path) -> Wanted | None:
         return replace(found, requirements=tuple(_list_lines(found.texts)))
     if project.is_file() and (names := _dependencies(project)):
         return replace(_read(project, asked=False), requirements=names)
+    for name in _CONDA:
+        if (path := folder / name).is_file() and (environment := _read_conda(path, asked=False)):
+            return replace(environment, requirements=tuple(_list_lines(environment.texts)))
     return None
+
+
+def _read_conda(path: Path, *, asked: bool) -> Wanted | None:
+    """None where it names no packages for Python."""
+    found = conda_files.read(path, _text(path))
+    if not found.lines:
+        return None
+    texts: dict[str, str] = {}
+    _collect(path, path.parent, texts)
+    return Wanted(path.name, texts, asked, left_out=found.left_out)
 
 
 def _list_lines(texts: Mapping[str, str]) -> Iterator[str]:
@@ -147,8 +161,10 @@ def _read(path: Path, *, asked: bool) -> Wanted:
         return Wanted(path.name, locked, asked, str(project))
     if path.name == "pyproject.toml":
         return Wanted(path.name, {path.name: _text(path)}, asked)
-    if path.suffix in (".yml", ".yaml"):
-        return Wanted(path.name, {"requirements.txt": conda_files.read(path, _text(path))}, asked)
+    if path.suffix in conda_files.SUFFIXES:
+        if environment := _read_conda(path, asked=asked):
+            return environment
+        raise UsageError(f"{path} names no packages for Python", hint="check its `dependencies`")
     if path.suffix not in (".txt", ".in"):
         raise UsageError(
             f"--requirements: {path} is not a file of packages",
@@ -161,8 +177,10 @@ def _read(path: Path, *, asked: bool) -> Wanted:
 
 
 def _collect(path: Path, root: Path, texts: dict[str, str]) -> None:
-    """A requirements file, and those that it includes."""
+    """A requirements file, or conda's, and those that it includes."""
     name = os.path.relpath(path, root)
+    conda = path.suffix in conda_files.SUFFIXES
+    name += ".txt" * conda  # by which uv knows what it is
     if name in texts:
         return
     if name.startswith(".."):
@@ -171,6 +189,8 @@ def _collect(path: Path, root: Path, texts: dict[str, str]) -> None:
             hint=f"move it there, or `--requirements {NONE}`",
         )
     text = _text(path)
+    if conda:
+        text = "".join(f"{line}\n" for line in conda_files.read(path, text).lines)
     needed: list[str] = []
     for line in _LOCAL.findall(text):
         place, _, extras = line.split("#")[0].split()[-1].strip("'\"").partition("[")

@@ -36,6 +36,8 @@ KEPT = ("torch", "mpi4py")
 """Packages of the nodes' Python that fit their GPUs and their MPI: others are not put in their
 place unless a file pins another version."""
 ASK_TIMEOUT = 30.0
+NAMED = 8
+"""Lines of a file that are named where they are left out."""
 
 _CUDA = re.compile(r"nvidia-(?!ml-py)|cuda-(bindings|pathfinder|toolkit)$|(pytorch-)?triton\b")
 """What torch alone needs, and brings itself: gigabytes."""
@@ -103,7 +105,14 @@ def describe(wanted: Wanted, nodes: Sequence[Node]) -> str:
     python = {_python_of(node).executable for node in nodes} if wanted.texts else set()
     other = "".join(f" with {name} of the nodes" for name in python if not name.startswith("/"))
     off = "" if wanted.requirements is None else f" (`--requirements {NONE}` turns this off)"
-    return f"using the packages of {wanted.source}{beside}{other}{off}"
+    return f"using the packages of {wanted.source}{beside}{other}{_describe_left_out(wanted)}{off}"
+
+
+def _describe_left_out(wanted: Wanted) -> str:
+    """`, without python=3.11, cudatoolkit`: the first ones by name."""
+    named, more = wanted.left_out[:NAMED], len(wanted.left_out) - NAMED
+    beyond = f" and {more} more" if more > 0 else ""
+    return f", without {', '.join(named)}{beyond}" if named else ""
 
 
 def versions(digest: str, node: Node, home: Home) -> tuple[str, ...]:

@@ -238,11 +238,13 @@ def found() -> str | None:
 
 def test_where_packages_are_looked_for(project: Path) -> None:
     """The file that says most about versions comes first, and the script's own block before it."""
-    for name in ("environment.yml", "requirements-dev.txt"):
-        Path(name).write_text("demo\n")
+    Path("requirements-dev.txt").write_text("demo\n")
+    Path("environment.yml").write_text("dependencies:\n  - python=3.11\n  - cudatoolkit\n")
     assert found() is None
     Path("pyproject.toml").write_text(f"{PROJECT}dependencies = []\n")
     assert found() is None
+    Path("environment.yml").write_text("dependencies:\n  - demo\n")
+    assert found() == "environment.yml"
     Path("pyproject.toml").write_text(f'{PROJECT}dependencies = ["demo"]\n')
     assert found() == "pyproject.toml"
     Path("requirements.txt").write_text("demo\n")
@@ -328,6 +330,21 @@ def test_a_run_says_which_file_it_uses_and_how_not_to(project: Path, call: Call,
     assert "# using the packages of requirements.txt beside " in said.out
     assert "(`--requirements none` turns this off)" in said.out
     assert "packages" not in call("run", "--dry-run", "--requirements", "none", "train.py").out
+
+
+def test_a_run_says_what_it_leaves_out_of_an_environment_of_conda(
+    project: Path, call: Call, lab: None
+) -> None:
+    Path("environment.yml").write_text("dependencies:\n  - python=3.11\n  - pytorch\n  - numpy\n")
+    said = call("run", "--dry-run", "train.py")
+    assert "packages" not in said.out, "the nodes have these"
+    Path("environment.yml").write_text(CONDA)
+    said = call("run", "--dry-run", "train.py")
+    assert "# using the packages of environment.yml beside " in said.out
+    assert "of the nodes, without its channels, python=3.11, cudatoolkit=12.1 (`--req" in said.out
+    many = "".join(f"  - lib{number}-ng=1\n" for number in range(20))
+    Path("environment.yml").write_text(f"dependencies:\n{many}  - demo\n")
+    assert "lib7-ng=1 and 12 more" in call("run", "--dry-run", "train.py").out
 
 
 def test_the_projects_own_packages_can_be_imported(project: Path) -> None:
@@ -424,8 +441,21 @@ def test_an_environment_of_conda_as_far_as_an_index_has_it(project: Path) -> Non
     wanted = package_files.find(resolve("train.py", ()), "environment.yml")
     assert wanted is not None
     assert wanted.texts == {
-        "requirements.txt": "demo==1.*\nhelper==1.5.*\ntorch>=2.1\ntrainer==1.0\nother>=2,<3\n"
+        "environment.yml.txt": "demo==1.*\nhelper==1.5.*\ntorch>=2.1\ntrainer==1.0\nother>=2,<3\n"
     }
+    assert wanted.left_out == ("its channels", "python=3.11", "cudatoolkit=12.1")
+
+
+def test_an_environment_of_conda_gets_the_files_that_it_includes(
+    project: Path, index: Path, install: Install, tmp_path: Path
+) -> None:
+    pip = "  - pip:\n    - -r requirements.in\n    - -e .\n"
+    Path("environment.yml").write_text(f"dependencies:\n  - python\n  - helper\n  - pip\n{pip}")
+    Path("requirements.in").write_text("demo==1.0\n")
+    one = here("worker-1", tmp_path)
+    install("", one)
+    code = "import demo, helper; print(demo.VERSION, helper.VERSION)"
+    assert run(python_of(one), "-c", code) == "1.0 1.5\n"
 
 
 def test_another_python_of_the_nodes_brings_nothing_of_theirs(
