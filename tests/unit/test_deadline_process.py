@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -77,7 +78,8 @@ def test_status_says_when_it_is_gone(lab: tuple[Cluster, Site]) -> None:
     arm(cluster, place, time.time() + HOUR)
     assert show.status(store, cluster).warnings == ()
     for process in processes.scan(place):
-        os.kill(process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # one that has ended by itself since
+            os.kill(process.pid, signal.SIGKILL)
     until = time.monotonic() + 30
     while processes.scan(place):
         assert time.monotonic() < until

@@ -464,7 +464,7 @@ def shells(folder: Path) -> list[str]:
 
 def test_the_watchdog_of_a_dead_supervisor_kills_nobody(site: Site) -> None:
     """Its pid may be another process's by then."""
-    job = site.submit(1, "sleep 300", BOTH, timeout=1.5)
+    job = site.submit(1, "sleep 300", BOTH, timeout=5)
     folder = site.folder("launcher", 1)
     kill_supervisor(site, 1)
     assert site.ended(job).state is JobState.LOST
