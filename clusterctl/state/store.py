@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -194,8 +196,23 @@ class Store:
         return _decode(path, Job, "move it away: the job's output is beside it", _check_job)
 
     def save_job(self, job: Job) -> None:
-        folder = self.home.make(self.job_folder(job.id))
-        _write(folder / "job.json", job)
+        """Others may have fetched the job's outputs, or ended it with its cluster, while the caller
+        stood still: such a job is not on record as running again, for nobody could ask how it
+        goes, nor are its outputs as unfetched."""
+        with _alone(self.home.make(self.job_folder(job.id))):
+            with suppress(RecordError):
+                known = self.job(job.id)
+                if known.state.ended and not job.state.ended and not self._remains(job):
+                    return
+                job = replace(job, fetched=job.fetched or known.fetched)
+            _write(self.job_folder(job.id) / "job.json", job)
+
+    def _remains(self, job: Job) -> bool:
+        """Whether its cluster is there, and nobody is removing it."""
+        return any(
+            cluster.id == job.cluster_id and cluster.phase is not Phase.DELETING
+            for cluster in self.clusters()
+        )
 
     def provenance(self, number: int) -> Provenance:
         """What the job was made from; an empty one where that is not on record."""
@@ -251,6 +268,18 @@ def _write(path: Path, record: Cluster | Job) -> None:
         versions.refuse_newer(path, _read(path))
     data = msgspec.json.encode(versions.stamp(msgspec.to_builtins(record)))
     write_atomic(path, msgspec.json.format(data, indent=2) + b"\n")
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Only one process at a time is inside for this folder."""
+    file = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # some shared disks have no locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(file)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -168,6 +168,25 @@ def test_records_come_back_as_they_were(store: Store) -> None:
     assert store.job(7) == ran
 
 
+def test_who_stood_still_writes_nothing_older_over_a_jobs_record(store: Store) -> None:
+    """`logs -f` was stopped (Ctrl-Z), and goes on after the job was fetched and its cluster taken
+    down elsewhere."""
+    made = cluster()
+    store.save(made)
+    running = job(made, state=JobState.RUNNING, started=1.0)
+    store.save_job(running)
+    ended = replace(running, state=JobState.CANCELLED, finished=2.0, fetched=True)
+    store.save_job(ended)
+    store.save(replace(made, phase=Phase.DELETING))
+    store.save_job(running)
+    assert store.job(running.id) == ended
+    store.retire(made)
+    store.save_job(running)
+    assert store.job(running.id) == ended
+    store.save_job(replace(ended, state=JobState.SUCCEEDED, fetched=False))  # the launcher knows
+    assert store.job(running.id) == replace(ended, state=JobState.SUCCEEDED)
+
+
 def test_jobs_are_in_order(store: Store) -> None:
     for number in (10, 9, 2, 100):
         store.save_job(job(id=number))
