@@ -65,6 +65,7 @@ present() {
     gridengine-client) have qconf ;;
     openmpi-bin) [ -x /usr/bin/mpirun.openmpi ] ;;
     libopenmpi-dev) [ -x /usr/bin/mpicc.openmpi ] ;;
+    r-cran-rmpi) have Rscript && [ -d /usr/lib/R/site-library/Rmpi ] ;;
     python3) find_python any ;;
     python3-venv) find_python ;;
     python3-dev) [ -e "$(headers)/Python.h" ] ;;

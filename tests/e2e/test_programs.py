@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -233,3 +234,7 @@ def test_both_generations_of_open_mpi(
         ring = (ROOT / "tests" / "programs" / "ring.f90").read_text()
         (cli.folder / "ring.f90").write_text(ring)
         assert cli("run", "ring.f90").of(1) == ["1 of 2: sum 1"]
+        # Debian's Rmpi is built for Debian's Open MPI.
+        need(Path("/usr/lib/R/site-library/Rmpi").exists(), "needs r-cran-rmpi")
+        shutil.copy(ROOT / "tests" / "programs" / "rmpi_sum.R", cli.folder)
+        assert cli("run", "--", "Rscript", "rmpi_sum.R").of(1) == ["1 of 2: sum 1"]
