@@ -25,6 +25,8 @@ class Screen:
     row: int = 0
     column: int = 0
     wraps: bool = True
+    cursor: bool = True
+    """Whether it can be seen."""
 
     def write(self, text: str) -> None:
         for token in _TOKEN.finditer(text):
@@ -57,6 +59,11 @@ class Screen:
         elif final == "J":
             self.lines[self.row] = self.lines[self.row][: self.column]
             del self.lines[self.row + 1 :]
+        elif final == "K":
+            assert values == "2", f"unknown: {values}{final}"
+            self.lines[self.row] = ""
+        elif (values, final) in (("?25", "l"), ("?25", "h")):
+            self.cursor = final == "h"
         elif (values, final) in (("?7", "l"), ("?7", "h")):
             self.wraps = final == "h"
         elif values == "?2004":  # whether pasted text is marked
@@ -89,6 +96,11 @@ class Terminal:
             **options,  # type: ignore[call-overload]
         )
         os.close(theirs)
+
+    def resize(self, width: int) -> None:
+        """As if somebody made the window narrower: what it shows is cut and not broken anew."""
+        fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+        self.screen.width = width
 
     def send(self, data: bytes) -> None:
         if self.process.stdin is None:

@@ -21,6 +21,8 @@ class NodeImage:
     recipe: str = ""
     bases: tuple[str, ...] = ()
     login: registry.Login | None = field(default=None, repr=False)
+    size: int = 0
+    """Bytes that the node downloads of it, or of its bases."""
 
 
 def chosen(texts: Sequence[str]) -> tuple[str, dict[str, str]]:
@@ -82,13 +84,18 @@ def _built(kind: str, recipe: str, ask: Callable[[str], registry.Found]) -> Node
     listed = recipes.downloads()
     recipes.check_complete(recipe, listed)
     bases = recipes.bases(recipe, listed)
-    on = ", ".join(f"{registry.parse(base).tagged} {_shown(ask(base))}" for base in bases)
+    found = [ask(base) for base in bases]
+    on = ", ".join(
+        f"{registry.parse(base).tagged} {_shown(answer)}"
+        for base, answer in zip(bases, found, strict=True)
+    )
     return NodeImage(
         reference=recipes.tag(recipe, listed),
         line=f"image of {_nodes(kind)}: built there from the recipe {recipe!r}, on {on}"
         + "; experimental: never built, and never run on a GPU" * (recipe in catalog.COMPILED_FOR),
         recipe=recipe,
         bases=bases,
+        size=sum(answer.size for answer in found),
     )
 
 
@@ -96,7 +103,7 @@ def _pulled(kind: str, chosen: str, wanted: str, ask: Callable[[str], registry.F
     found = ask(wanted)
     name = registry.parse(chosen).tagged
     line = f"image of {_nodes(kind)}: {name} {_shown(found)}"
-    return NodeImage(found.pinned, line, login=found.login)
+    return NodeImage(found.pinned, line, login=found.login, size=found.size)
 
 
 def _nodes(kind: str) -> str:

@@ -11,12 +11,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from clusterctl import bootstrap, keys, providers
+from clusterctl import bootstrap, keys, node_phases, providers
 from clusterctl.actions import (
     Tell,
     check_name,
     idle_workers,
     open_pool,
+    phase_times,
     salvage,
     shrink,
     smoke_test,
@@ -36,12 +37,15 @@ from clusterctl.actions.up_plan import (
     intend,
     take_off,
 )
+from clusterctl.bootstrap import steps
 from clusterctl.bootstrap.progress import StepReporter
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.insight import cost
 from clusterctl.model import Charge, Cluster, ClusterSpec, Phase
-from clusterctl.providers.protocol import Created, NoCapacity
+from clusterctl.node_phases import NodePhases
+from clusterctl.providers.protocol import Created, NoCapacity, Observable
 from clusterctl.providers.shared import charges as measured
+from clusterctl.providers.shared.nodes import LAUNCHER
 from clusterctl.state import ClusterLock, Store
 from clusterctl.transport.pool import Pool
 
@@ -49,6 +53,16 @@ if TYPE_CHECKING:
     from clusterctl.insight.verify import Report
 
 BOOTSTRAP = "bootstrap"
+STAGES = {
+    "images": "building images",
+    "create": "creating nodes",
+    "connect": "connecting",
+    BOOTSTRAP: "preparing nodes",
+    "mesh": "testing the connections between nodes",
+    "all-reduce": "testing an all-reduce",
+    "verify": "measuring",
+}
+"""The phases of an `up`, for a live view."""
 NOTEWORTHY = 0.5
 """Seconds that a step of the bootstrap has to take to be shown."""
 
@@ -57,6 +71,7 @@ NOTEWORTHY = 0.5
 class Clock:
     """Seconds per phase, in order; on machines that take their time, each is announced."""
 
+    nodes: NodePhases
     tell: Tell | None = None
     phases: list[tuple[str, float]] = field(default_factory=list)
     parts: list[tuple[str, float]] = field(default_factory=list)
@@ -72,6 +87,7 @@ class Clock:
     def phase(self, name: str) -> Iterator[None]:
         if self.tell and self.phases:
             self.tell(f"{name} (after {self.phases[-1][0]}: {self.phases[-1][1]:.1f} s)")
+        self.nodes.stage(STAGES.get(name, name))
         began = time.monotonic()
         yield
         self.phases.append((name, round(time.monotonic() - began, 3)))
@@ -104,18 +120,19 @@ def up(
     consent: Consent,
     *,
     measure: bool | None = False,
+    nodes: NodePhases | None = None,
 ) -> Up:
     """Creates or resumes. Raises the error of the first thing that cannot be done; what has been
     made by then is in the record, so that `up` goes on there and `down` removes it.
 
     With several regions, one without capacity is left with nothing in it before the next is tried.
-    `measure`: see `measures`. What is measured decides nothing.
+    `measure`: see `measures`. What is measured decides nothing. `nodes` is told how far each is.
     """
     check_name(spec.name)
     here, *others = find_places(spec, find_owned(store, spec))
     while True:
         try:
-            return _up(store, here, others, tell, consent, measure)
+            return _up(store, here, others, tell, consent, measure, nodes or NodePhases())
         except NoCapacity as error:
             made = store.find(spec.name)
             if not others or made is None or made.nodes:
@@ -141,8 +158,9 @@ def _up(
     tell: Tell,
     consent: Consent,
     measure: bool | None,
+    phases: NodePhases,
 ) -> Up:
-    clock = Clock()
+    clock = Clock(phases)
     with clock.phase("plan"):
         old = find_owned(store, spec)
         if old and idle_workers.may_have_ended(store, old, time.time()):
@@ -162,13 +180,13 @@ def _up(
         if intent.old:
             idle_workers.count_as_used(store, intent.old)
         with clock.phase("create"):
-            cluster, created = _create(store, cluster, intent, tell)
+            cluster, created = _create(store, cluster, intent, tell, phases)
         store.event(cluster.name, "created", nodes=len(cluster.nodes))
         with created.pool or open_pool(store, cluster) as pool:
             with clock.phase("connect"):
-                connect(pool, cluster)
+                connect(pool, cluster, phases)
             with clock.phase(BOOTSTRAP):
-                progress = StepReporter(tell)
+                progress = StepReporter(tell, nodes=phases, sizes=_sizes(cluster, intent))
                 nodes = bootstrap_nodes(
                     pool,
                     cluster,
@@ -197,6 +215,8 @@ def _up(
                     smoke_test.run_all_reduce(store, cluster, pool, tell)
             store.save(cluster)
             store.event(cluster.name, "ready", phases=dict(clock.all))
+            if phases.watched and not (intent.old or features.instant):
+                phase_times.save(store.home, cluster, phases.medians())
             measured = None
             if measures(cluster.charges, measure):
                 with clock.phase("verify"):
@@ -216,8 +236,27 @@ def _verify(store: Store, cluster: Cluster, pool: Pool, tell: Tell) -> Report | 
     return report
 
 
-def _create(store: Store, cluster: Cluster, intent: Intent, tell: Tell) -> tuple[Cluster, Created]:
+def _sizes(cluster: Cluster, intent: Intent) -> dict[str, int]:
+    """Bytes that each node downloads of its image."""
+    kinds = {node.name: steps.kind(node) for node in cluster.nodes} if intent.images else {}
+    return {name: intent.images[kind].size for name, kind in kinds.items()}
+
+
+def _watch(store: Store, cluster: Cluster, intent: Intent, phases: NodePhases) -> None:
+    """Tells which nodes there will be, and lets the provider say how far each is."""
+    workers = (f"worker-{number}" for number in range(1, cluster.spec.workers + 1))
+    names = intent.plan.nodes or (LAUNCHER, *workers)
+    phases.expect({name: "launcher" if name == LAUNCHER else "worker" for name in names})
+    phases.compare_with(phase_times.load(store.home, cluster))
+    if isinstance(intent.provider, Observable):
+        intent.provider.observe(phases)
+
+
+def _create(
+    store: Store, cluster: Cluster, intent: Intent, tell: Tell, phases: NodePhases
+) -> tuple[Cluster, Created]:
     """The cluster with its machines, as it is on record by then."""
+    _watch(store, cluster, intent, phases)
     folder = store.folder(cluster.name)
     keys.ensure(folder / "ssh" / "user")
     keys.ensure(folder / "ssh" / "mesh")
@@ -226,6 +265,9 @@ def _create(store: Store, cluster: Cluster, intent: Intent, tell: Tell) -> tuple
     except ClusterctlError:
         record_failed_create(store, cluster, intent.old, tell)
         raise
+    phases.expect({node.name: f"{steps.kind(node)} {node.instance_type}" for node in created.nodes})
+    if created.pool is None:
+        phases.enter((node.name for node in created.nodes), node_phases.CONNECTING)
     cluster = replace(
         cluster,
         nodes=created.nodes,

@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from clusterctl import bootstrap, catalog, keys
+from clusterctl import bootstrap, catalog, keys, node_phases
 from clusterctl.actions import ssh_config, terminal
 from clusterctl.actions.node_images import NodeImage
 from clusterctl.bootstrap import steps
 from clusterctl.bootstrap.progress import StepReporter
 from clusterctl.errors import BootstrapError, NodeUnreachable
 from clusterctl.model import Accelerator, Cluster, Node, NodeResult, Runtime
+from clusterctl.node_phases import NodePhases
 from clusterctl.node_results import fold
 from clusterctl.providers.protocol import Features
 from clusterctl.providers.shared import deadlines
@@ -42,9 +43,15 @@ def write_ssh(
     return cluster, [n.name for n in nodes if ssh_config.name_in_known_hosts(n) in changed]
 
 
-def connect(pool: Pool, cluster: Cluster) -> None:
+def connect(pool: Pool, cluster: Cluster, nodes: NodePhases) -> None:
     """Every node, or one error that names those that do not answer."""
-    failed = [result for result in pool.connect(timeout=CONNECT_TIMEOUT) if not result.ok]
+
+    def note(result: NodeResult) -> None:
+        phase = node_phases.CONNECTED if result.ok else node_phases.FAILED
+        nodes.enter([result.node], phase, result.error)
+
+    results = pool.connect(timeout=CONNECT_TIMEOUT, on_done=note)
+    failed = [result for result in results if not result.ok]
     if failed:
         raise NodeUnreachable(
             "; ".join(fold(failed)),
@@ -70,9 +77,17 @@ def bootstrap_nodes(
     host_keys = {**host_keys, **{name: box.host_key.public for name, box in containers.items()}}
     mesh = bootstrap.Mesh(key=key, nodes=cluster.nodes, host_keys=host_keys)
     scripts = {
-        node.name: _script(node, cluster, features, mesh, containers.get(node.name))
+        node.name: _script(
+            *(node, cluster, features, mesh, containers.get(node.name)),
+            metered=progress.nodes.watched,
+        )
         for node in cluster.nodes
     }
+
+    def note(result: NodeResult) -> None:
+        problem = bootstrap.find_problem(result)
+        phase = node_phases.FAILED if problem else node_phases.READY
+        progress.nodes.enter([result.node], phase, problem)
 
     compiles = any(image.recipe in catalog.COMPILED_FOR for image in images.values())
     with progress:
@@ -81,6 +96,7 @@ def bootstrap_nodes(
             stdin=scripts,
             timeout=features.bootstrap_timeout + catalog.COMPILING * compiles,
             on_stdout=progress.hear,
+            on_done=note,
         )
     problems = [
         NodeResult(node=result.node, error=text)
@@ -122,6 +138,7 @@ def _script(
     features: Features,
     mesh: bootstrap.Mesh,
     container: steps.Container | None,
+    metered: bool,
 ) -> bytes:
     if not features.fresh_machines:
         return bootstrap.script(node, mesh, pythons=features.pythons)
@@ -140,6 +157,7 @@ def _script(
         ),
         files=container.files(node) if container else None,
         inside=steps.inside(container),
+        metered=metered,
     )
 
 

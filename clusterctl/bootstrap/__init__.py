@@ -91,11 +91,13 @@ def script(
     steps: Sequence[Step] = (),
     files: Mapping[str, str] | None = None,
     inside: str = "",
+    metered: bool = False,
 ) -> bytes:
     """The node's script. It holds private keys: hand it over on stdin, never in argv.
 
     `pythons` are paths to try before those the node itself knows; `files` go below the node root
     before the steps; `inside` is a command line that makes the questions be asked in a container.
+    `metered`: during the steps, it prints each second how much the node has received.
     """
     text = assets.render(
         "bootstrap/node.sh.j2",
@@ -115,6 +117,7 @@ def script(
         inside=inside,
         steps=[(step.name, step.check(node), step.apply(node), step.describe()) for step in steps],
         step_marker=progress.MARKER,
+        received_marker=progress.RECEIVED if metered and steps else "",
         questions=facts.questions(pythons),
         marker=facts.MARKER,
     )

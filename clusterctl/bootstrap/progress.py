@@ -4,13 +4,30 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+from clusterctl import node_phases
 from clusterctl.bootstrap import facts
+from clusterctl.node_phases import NodePhases
 from clusterctl.node_results import ranges
 
 MARKER = "@@step"
-"""A script prints it with what the node is about to get."""
+"""A script prints it with the name of a step, and what the node is about to get."""
+RECEIVED = "@@received"
+"""And, where somebody watches, with the bytes that the node has received since it was started."""
+
+PHASES = {
+    "boot": node_phases.FIRST_BOOT,
+    **dict.fromkeys(("docker", "nvidia", "amd", "venv"), node_phases.INSTALLING),
+    **dict.fromkeys(("image", "base"), node_phases.PULLING),
+    **dict.fromkeys(("sources", "wheels"), node_phases.DOWNLOADING),
+    "build": node_phases.BUILDING,
+    "container": node_phases.STARTING,
+    **dict.fromkeys(("versions", "kernel"), node_phases.TESTING),
+}
+"""What a node is doing at a step, in words for people. All other steps write a file or two."""
+_SPOKEN = (node_phases.INSTALLING, node_phases.DOWNLOADING)
+"""Phases of several steps that take time."""
 
 DONE = "done"
 PAUSE = 0.5
@@ -26,7 +43,13 @@ class StepReporter:
         tell: Callable[[str], None],
         pause: float = PAUSE,
         now: Callable[[], float] = time.monotonic,
+        *,
+        nodes: NodePhases | None = None,
+        sizes: Mapping[str, int] | None = None,
     ) -> None:
+        """`nodes` is told the phase of each node. `sizes`: bytes of the image that a node pulls."""
+        self.nodes = nodes or NodePhases()
+        self.sizes = sizes or {}
         self.seconds: dict[str, float] = {}
         """How long each step took on the node that it took longest on."""
         self._now = now
@@ -50,7 +73,11 @@ class StepReporter:
         marker, _, what = line.partition(" ")
         if marker in (MARKER, facts.MARKER):
             self._end(node)
+        if marker == RECEIVED and what.isdecimal():
+            self.nodes.receive(node, int(what))
         if marker == MARKER:
+            name, _, what = what.partition(" ")
+            self._enter(node, name, what)
             self._since[node] = what, self._now()
             self._busy.add(node)
             self._news.setdefault(what, []).append(node)
@@ -58,6 +85,11 @@ class StepReporter:
             # The questions come when all steps are behind it.
             self._busy.remove(node)
             self._news.setdefault(DONE, []).append(node)
+
+    def _enter(self, node: str, step: str, what: str) -> None:
+        phase = PHASES.get(step, node_phases.CONFIGURING)
+        size = self.sizes.get(node, 0) if phase == node_phases.PULLING else 0
+        self.nodes.enter([node], phase, what if phase in _SPOKEN else "", size)
 
     def _end(self, node: str) -> None:
         """The step that a node was at is behind it."""

@@ -7,21 +7,24 @@ from typing import Any
 
 import typer
 
+from clusterctl.cli import node_view
 from clusterctl.cli.console import Console, ago, pick, table
 from clusterctl.cli.job_output import fetched_document, note_fetched
 from clusterctl.errors import UsageError
 from clusterctl.model import Cluster, clock, count
+from clusterctl.node_phases import NodePhases
 from clusterctl.options.clusters import Down, Up
 from clusterctl.options.table import DEFAULT_NAME
 
 
 def up(given: Up, console: Console, *, then: bool = True) -> None:
     """`then`: say how long each phase took, and what to do next."""
-    with console.waiting():  # also for our modules: on a busy machine they take seconds to load
-        _up(given, console, then)
+    # Also for our modules: on a busy machine they take seconds to load.
+    with console.waiting(), node_view.watch(console) as nodes:
+        _up(given, console, then, nodes)
 
 
-def _up(given: Up, console: Console, then: bool) -> None:
+def _up(given: Up, console: Console, then: bool, nodes: NodePhases) -> None:
     from clusterctl import actions
     from clusterctl.actions import spec as specs
     from clusterctl.actions import up as action
@@ -46,7 +49,7 @@ def _up(given: Up, console: Console, then: bool) -> None:
         f"`clusterctl down {spec.name}` removes it"
     )
     consent = (lambda question: True) if given.yes else console.consent
-    made = action.up(store, spec, console.report, consent, measure=given.measure)
+    made = action.up(store, spec, console.report, consent, measure=given.measure, nodes=nodes)
     up_cluster = made.cluster
     if then:
         console.note(table([(phase, f"{seconds:.2f} s") for phase, seconds in made.phases]))

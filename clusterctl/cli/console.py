@@ -51,6 +51,7 @@ class Console:
         """All progress of this run, for the log when something goes wrong."""
         self.before_message: Callable[[], None] | None = None
         """Makes room on a terminal that shows something in place."""
+        self._writing = threading.RLock()
         self._in_place = False
         self._began = self._spoke = self._clock()
         self._doing = ""
@@ -169,6 +170,14 @@ class Console:
             self._in_place = False
             self._write(CLEAR)
 
+    def paint(self, picture: Callable[[], None]) -> None:
+        """Lets a live view write to the terminal while nobody else does, and no question waits for
+        its answer. What it shows is a sign of life."""
+        with self._writing:
+            if not self._asking:
+                picture()
+                self._spoke = self._clock()
+
     def _time(self) -> str:
         return f"{self._clock() - self._began:6.1f} s"
 
@@ -211,11 +220,14 @@ class Console:
         """Asks on a terminal; yes where there is none, or with --json."""
         if not self.interactive:
             return True
-        self._asking = True
+        self._asking, answer = True, ""
         try:
             self._stderr(f"{question} [y/N] ", end="")
-            return sys.stdin.readline().strip().lower() in ("y", "yes")
+            answer = sys.stdin.readline()
+            return answer.strip().lower() in ("y", "yes")
         finally:
+            if not answer.endswith("\n"):
+                self._write("\n")  # Ctrl-C or Ctrl-D: the cursor stands behind the question
             self._spoke, self._asking = self._clock(), False
 
     def consent(self, question: str) -> bool:
@@ -227,12 +239,13 @@ class Console:
         return self.confirm(question)
 
     def _stderr(self, text: str, end: str = "\n") -> None:
-        self._spoke = self._clock()
-        if self.before_message:
-            with contextlib.suppress(OSError):
-                self.before_message()
-        self._write(CLEAR * self._in_place + lines(text) + end)
-        self._in_place = False
+        with self._writing:
+            self._spoke = self._clock()
+            if self.before_message:
+                with contextlib.suppress(OSError):
+                    self.before_message()
+            self._write(CLEAR * self._in_place + lines(text) + end)
+            self._in_place = False
 
     def _write(self, text: str) -> None:
         with contextlib.suppress(OSError):  # nobody reads it, or its disk is full

@@ -10,6 +10,7 @@ from typing import Protocol, runtime_checkable
 
 from clusterctl.errors import ProviderError
 from clusterctl.model import Charge, Cluster, ClusterSpec, Node, Runtime
+from clusterctl.node_phases import NodePhases
 from clusterctl.registry import Login
 from clusterctl.transport.pool import Pool
 
@@ -120,6 +121,14 @@ class Creator(Provider, Protocol):
 
     def create(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> Created:
         """Makes what is missing, removes what is surplus; safe to repeat after any interruption."""
+
+
+@runtime_checkable
+class Observable(Protocol):
+    """Its machines take their time, and it knows how far each of them is."""
+
+    def observe(self, nodes: NodePhases) -> None:
+        """Tell it the phases of machines that `create` makes."""
 
 
 @runtime_checkable

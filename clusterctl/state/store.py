@@ -19,7 +19,11 @@ from clusterctl.job_model import Job, Provenance
 from clusterctl.model import Cluster, Phase, Role
 from clusterctl.state import versions
 from clusterctl.state.home import Home, write_atomic, writing
+from clusterctl.timeouts import Deadline
 
+PATIENCE = 10.0
+"""Seconds that another process may need for a record: it takes milliseconds, unless it stands
+still."""
 MEASURED = {
     "verify": "measurements.json",
     "bench allreduce": "allreduce.json",
@@ -255,7 +259,11 @@ class Store:
         self.home.make(self.home.jobs)
         counter = self.home.jobs / "last-id"
         with writing(counter), (self.home.jobs / ".counting").open("ab") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not _lock(lock.fileno()):
+                raise RecordError(
+                    f"another clusterctl has been counting jobs for {PATIENCE:g} s",
+                    hint=f"is one stopped (Ctrl-Z)? `fuser {lock.name}` shows which",
+                )
             last = counter.read_text() if counter.is_file() else ""
             highest = max(self._numbers(), default=0) if not last.isdigit() else int(last)
             write_atomic(counter, str(highest + 1).encode())
@@ -272,14 +280,27 @@ def _write(path: Path, record: Cluster | Job) -> None:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Only one process at a time is inside for this folder."""
+    """Only one process at a time is inside for this folder. One that was stopped in there does not
+    hold up the others."""
     file = os.open(folder, os.O_RDONLY)
     try:
         with suppress(OSError):  # some shared disks have no locks
-            fcntl.flock(file, fcntl.LOCK_EX)
+            _lock(file)
         yield
     finally:
         os.close(file)
+
+
+def _lock(file: int) -> bool:
+    """Whether nobody else has this lock, or drops it within PATIENCE seconds. OSError."""
+    limit = Deadline(PATIENCE)
+    while True:
+        with suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        if limit.passed:
+            return False
+        time.sleep(0.01)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -23,6 +23,8 @@ LIMIT = 32
 
 Action = Callable[[str], NodeResult]
 """What to do for the node of that name."""
+OnDone = Callable[[NodeResult], None]
+"""Is told each result as it comes, in other threads."""
 
 
 class Pool:
@@ -85,7 +87,12 @@ class Pool:
         return self._transports[name]
 
     def connect(
-        self, names: Sequence[str] | None = None, *, timeout: float, limit: int = LIMIT
+        self,
+        names: Sequence[str] | None = None,
+        *,
+        timeout: float,
+        limit: int = LIMIT,
+        on_done: OnDone | None = None,
     ) -> tuple[NodeResult, ...]:
         """Opens the connections; what fails is said in `error`."""
 
@@ -93,7 +100,7 @@ class Pool:
             self._transports[name].connect(timeout)
             return NodeResult(node=name, exit_code=0)
 
-        return self.each(connect, names, limit=limit)
+        return self.each(connect, names, limit=limit, on_done=on_done)
 
     def probe(self, names: Sequence[str], *, timeout: float) -> tuple[NodeResult, ...]:
         """Opens new connections to these nodes, beside those that are open: TCP on one that was cut
@@ -120,6 +127,7 @@ class Pool:
         timeout: float,
         limit: int = LIMIT,
         on_stdout: Callable[[str, bytes], None] | None = None,
+        on_done: OnDone | None = None,
     ) -> tuple[NodeResult, ...]:
         """Runs a command on each node: the same, or one per node name; likewise for `stdin`.
         `on_stdout` gets a node's name and what its command prints, as it comes, in other threads.
@@ -138,10 +146,15 @@ class Pool:
 
         if names is None and not isinstance(command, str):
             names = [name for name in self._nodes if name in command]
-        return self.each(run, names, limit=limit)
+        return self.each(run, names, limit=limit, on_done=on_done)
 
     def each(
-        self, action: Action, names: Sequence[str] | None = None, *, limit: int = LIMIT
+        self,
+        action: Action,
+        names: Sequence[str] | None = None,
+        *,
+        limit: int = LIMIT,
+        on_done: OnDone | None = None,
     ) -> tuple[NodeResult, ...]:
         """Calls `action` with each node's name, for at most `limit` nodes at a time.
 
@@ -157,7 +170,7 @@ class Pool:
             with suppress(IndexError):  # nothing is waiting any more
                 while True:
                     name, result = waiting.popleft()
-                    _answer(result, action, name)
+                    _answer(result, action, name, on_done)
 
         # Not an executor: its threads keep the interpreter alive after Ctrl-C.
         for _ in range(min(limit, len(chosen))):
@@ -183,13 +196,17 @@ class Pool:
         self.close()
 
 
-def _answer(result: Future[NodeResult], action: Action, name: str) -> None:
+def _answer(future: Future[NodeResult], action: Action, name: str, on_done: OnDone | None) -> None:
     started = time.monotonic()
     try:
-        result.set_result(action(name))
-    except FAILURES as error:
-        seconds = time.monotonic() - started
-        why = describe_failure(error, seconds)
-        result.set_result(NodeResult(node=name, error=why, seconds=seconds))
+        try:
+            result = action(name)
+        except FAILURES as error:
+            seconds = time.monotonic() - started
+            why = describe_failure(error, seconds)
+            result = NodeResult(node=name, error=why, seconds=seconds)
+        if on_done:
+            on_done(result)
+        future.set_result(result)
     except BaseException as error:
-        result.set_exception(error)
+        future.set_exception(error)

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from clusterctl import providers
-from clusterctl.actions import open_store
+from clusterctl.actions import open_store, up
 from clusterctl.cli import execute
+from clusterctl.model import ClusterSpec
+from clusterctl.node_phases import READY, NodePhases
 
 pytestmark = [pytest.mark.sshd, pytest.mark.mpi]
 
@@ -29,7 +31,9 @@ def test_a_row_is_all_that_a_provider_takes(
     try:
         pids = [int(path.read_text()) for path in folder.glob("nodes/*.pid")]
         assert len(pids) == 3
-        assert execute(["up"]) == 0, "nothing is made twice"
+        nodes, spec = NodePhases(watched=True), ClusterSpec(name="default")
+        up.up(open_store(), spec, lambda line: None, lambda question: True, nodes=nodes)
+        assert [node.phase for node in nodes.look().nodes] == [READY] * 3
         capfd.readouterr()
         assert execute(["run", "--ranks", "4", "reduce_all.py", "--no-table"]) == 0
         assert "ok:" in capfd.readouterr().out

@@ -24,7 +24,7 @@ from clusterctl.providers import PROVIDERS
 FOUNDATION = {"model", "errors", "catalog", "config", "assets", "keys", "compiling"}
 FOUNDATION |= {"options", "timeouts", "node_results", "unpack"}
 FOUNDATION |= {"recipes", "job_model", "launch_plan", "variables", "stacks", "hangs"}
-FOUNDATION |= {"sweeps", "redaction"}
+FOUNDATION |= {"sweeps", "redaction", "node_phases"}
 EDGE = {"process", "state", "events"}  # they touch this machine
 TALK = {"transport", "terraform", "datasets", "registry", "sources"}  # they talk to other machines
 PARTS = {"providers", "bootstrap", "launch", "schedulers"}  # siblings: they never see each other
@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__init__": {"api"},  # on first use
     "__main__": {"cli"},
     "cli": {"actions", "model", "job_model", "errors", "config", "options", "redaction"}
-    | {"variables"},
+    | {"variables", "node_phases"},
     "api": {"actions", "model", "job_model", "errors", "options", "variables"},
     "actions": FOUNDATION | EDGE | TALK | PARTS | SERVICES,
     "jobs": FOUNDATION | EDGE | TALK | PARTS,
@@ -59,6 +59,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "options": {"errors", "sweeps"},
     "catalog": {"model", "errors"},
     "timeouts": set(),
+    "node_phases": set(),
     "node_results": {"model"},
     "unpack": {"errors"},
     "redaction": {"variables"},

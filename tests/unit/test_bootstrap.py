@@ -144,6 +144,42 @@ def test_steps_run_once(key: keys.KeyPair, tmp_path: Path) -> None:
     assert step.path.read_text() == "applied\n"
 
 
+def received_here() -> int:
+    """Bytes, as the kernel of this machine counts them."""
+    rows = (line.split() for line in Path("/proc/net/dev").read_text().splitlines()[2:])
+    inner = ("lo:", "docker", "veth", "br-")
+    return sum(int(row[1]) for row in rows if not row[0].startswith(inner))
+
+
+def test_who_watches_is_told_how_much_a_node_receives(key: keys.KeyPair, tmp_path: Path) -> None:
+    """During the steps, and never among the answers to the questions."""
+    worker = node("worker-1", root=str(tmp_path / "root"))
+    steps = [Touch(tmp_path / "made", extra="sleep 1.5")]
+    before = received_here()
+    script = bootstrap.script(worker, mesh(key, worker), pythons=[], steps=steps, metered=True)
+    said = run(script).stdout.decode()
+    after = received_here()
+    text, marker, answers = said.partition("@@fact")
+    told = [line.split() for line in text.splitlines() if line.startswith("@@received")]
+    assert len(told) >= 2
+    assert all(before <= int(count) <= after for _, count in told)
+    assert [line for line in text.splitlines() if line.split() not in told] == [
+        "@@step touch a file"
+    ]
+    assert "@@received" not in answers
+    assert facts.parse(marker + answers).hostname
+
+
+def test_a_meter_ends_with_a_step_that_fails(key: keys.KeyPair, tmp_path: Path) -> None:
+    """It would keep the connection open: `run` here waits for whoever holds the output."""
+    worker = node("worker-1", root=str(tmp_path / "root"))
+    step = Touch(tmp_path / "made", "broken", "exit 9")
+    script = bootstrap.script(worker, mesh(key, worker), pythons=[], steps=[step], metered=True)
+    done = run(script)
+    assert done.returncode == 1
+    assert b"step broken failed" in done.stderr
+
+
 def test_a_step_that_fails_is_named(key: keys.KeyPair, tmp_path: Path) -> None:
     worker = node("worker-1", root=str(tmp_path / "root"))
     step = Touch(tmp_path / "made", "it's broken", "echo why not >&2; exit 9")

@@ -7,7 +7,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from clusterctl import catalog, keys, terraform
 from clusterctl.errors import ProviderError
 from clusterctl.model import Cluster, ClusterSpec
+from clusterctl.node_phases import BOOTING, NodePhases
 from clusterctl.node_results import ranges
 from clusterctl.providers.ec2 import (
     cleanup,
@@ -58,6 +59,7 @@ class Order:
     state: ProviderState
     host_keys: HostKeys
     rate: Callable[[Collection[str]], str]
+    nodes: NodePhases = field(default_factory=NodePhases)
 
 
 def attempts(options: ClusterSpec, zones: Sequence[str], state: ProviderState) -> list[Attempt]:
@@ -98,6 +100,7 @@ def make(order: Order, runner: terraform.Terraform, on_event: OnEvent) -> list[d
                 order.cluster.id,
                 on_event,
                 may_go=partial(_may_go, order, runner),
+                nodes=order.nodes,
             )
             more = []
             if apart or any(item.apart for item in running):
@@ -232,6 +235,7 @@ def _start(order: Order, new: Sequence[Machine], network: Mapping[str, Any], tel
         accepted.update(names)
         state.launched = (*state.launched, *names)
         provider_state.save(order.folder, state)
+        order.nodes.enter(names, BOOTING)
 
     try:
         launches.launch(order.api, new, _terms(order, new, network), tell, keep)

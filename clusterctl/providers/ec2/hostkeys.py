@@ -22,6 +22,7 @@ from pathlib import Path
 from clusterctl import assets, keys
 from clusterctl.errors import ClusterctlError, NodeUnreachable
 from clusterctl.model import Node, NodeResult
+from clusterctl.node_phases import CONNECTED, CONNECTING, NodePhases
 from clusterctl.node_results import fold
 from clusterctl.providers.protocol import OnEvent
 from clusterctl.state.home import write_atomic
@@ -115,16 +116,22 @@ class HostKeys:
         write_atomic(self.known_hosts, "".join(lines).encode())
 
     def settle(
-        self, nodes: Sequence[Node], *, limit: float, tell: OnEvent
+        self,
+        nodes: Sequence[Node],
+        *,
+        limit: float,
+        tell: OnEvent,
+        phases: NodePhases | None = None,
     ) -> tuple[dict[str, str], Pool]:
         """Waits up to `limit` seconds until all nodes answer, takes those that boot with keys of
         ours through steps 1 to 4, and returns every node's final key with connections that were
         verified by it: the caller closes them. Raises NodeUnreachable naming the nodes that fail.
+        `phases` is told which nodes answer.
         """
         self.write(nodes)
         pool = self.pool(nodes)
         try:
-            self._wait(pool, [node.name for node in nodes], limit, tell)
+            self._wait(pool, [node.name for node in nodes], limit, tell, phases or NodePhases())
             self._rotate(pool, nodes)
         except BaseException:
             pool.close()
@@ -168,8 +175,11 @@ class HostKeys:
 
         self._all(pool.each(shown, list(new)))
 
-    def _wait(self, pool: Pool, names: Sequence[str], limit: float, tell: OnEvent) -> None:
-        failed = self._connect(pool, names, limit, tell)
+    def _wait(
+        self, pool: Pool, names: Sequence[str], limit: float, tell: OnEvent, phases: NodePhases
+    ) -> None:
+        phases.enter(names, CONNECTING)
+        failed = self._connect(pool, names, limit, tell, phases)
         final = [result for result in failed if _is_final(result)]
         if failed:
             name = self._folder.name
@@ -188,7 +198,12 @@ class HostKeys:
             raise error
 
     def _connect(
-        self, pool: Pool, names: Sequence[str], limit: float, tell: OnEvent
+        self,
+        pool: Pool,
+        names: Sequence[str],
+        limit: float,
+        tell: OnEvent,
+        phases: NodePhases | None = None,
     ) -> list[NodeResult]:
         """What may pass by itself (a machine that boots, an sshd that starts anew) is tried again
         for `limit` seconds; a wrong key is not. Returns the nodes that cannot be connected to."""
@@ -202,6 +217,8 @@ class HostKeys:
                     raise
                 return NodeResult(node=name, error=getattr(error, "what", error.message))
             tell(f"{name}: SSH answers after {now() - began:.1f} s")
+            if phases:
+                phases.enter([name], CONNECTED)
             return NodeResult(node=name, exit_code=0)
 
         pause, told, began_refusing = PAUSES[0], "", 0.0

@@ -24,6 +24,7 @@ from clusterctl.model import (
     Role,
     Runtime,
 )
+from clusterctl.node_phases import NodePhases
 from clusterctl.node_results import fold
 from clusterctl.providers.ec2 import (
     adoption,
@@ -115,6 +116,10 @@ class Ec2Provider:
         self._clock = clock
         self._my_address = my_address
         self._planned: dict[str, _Planned] = {}
+        self._nodes = NodePhases()
+
+    def observe(self, nodes: NodePhases) -> None:
+        self._nodes = nodes
 
     def plan(
         self,
@@ -227,6 +232,7 @@ class Ec2Provider:
             rate=lambda names: prices.rate(
                 plan.requote(api, found, cluster.charges, names, "", on_event)
             ),
+            nodes=self._nodes,
         )
         made: list[dict[str, Any]] = []
         try:
@@ -240,6 +246,7 @@ class Ec2Provider:
             nodes,
             limit=options.cloud.boot_timeout,
             tell=on_event,
+            phases=self._nodes,
         )
         charges = cluster.charges
         if options.cloud.spot:

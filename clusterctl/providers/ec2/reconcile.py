@@ -11,6 +11,7 @@ from typing import Any
 
 from clusterctl import terraform
 from clusterctl.errors import ProviderError
+from clusterctl.node_phases import NodePhases
 from clusterctl.node_results import ranges
 from clusterctl.providers.ec2 import cleanup, eventbridge, failures, report
 from clusterctl.providers.ec2 import spec as layout
@@ -34,11 +35,12 @@ def apply(
     cluster_id: str,
     on_event: OnEvent,
     may_go: Callable[[], Collection[str]],
+    nodes: NodePhases | None = None,
 ) -> dict[str, Any]:
     """Terraform's outputs. Asks again where AWS was too busy for a part, as long as each attempt
     makes something; and once without what it failed over because it is there already.
     `may_go`: the addresses of the machines that may be destroyed or replaced, asked for before each
-    attempt: what the last one has half made is among them.
+    attempt: what the last one has half made is among them. `nodes` is told which of them run.
 
     Raises TerraformError, and LeftoverError as `remove_unknown` does.
     """
@@ -46,7 +48,7 @@ def apply(
     def once() -> dict[str, Any]:
         return runner.apply(
             variables,
-            report.reporter(on_event),
+            report.reporter(on_event, nodes),
             parallelism=layout.parallelism(len(variables["user_data"])),
             may_go=may_go(),
         )

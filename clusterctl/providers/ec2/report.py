@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from clusterctl import terraform
 from clusterctl.model import clock
+from clusterctl.node_phases import BOOTING, NodePhases
 from clusterctl.providers.ec2.api import Instance
 
 
@@ -14,8 +15,11 @@ def node(address: str) -> str:
     return address.split('"')[1] if address.startswith("aws_instance.") else ""
 
 
-def reporter(tell: Callable[[str], None]) -> Callable[[terraform.Event], None]:
-    """Says what happens to each machine, and that the rest is made, in one line each."""
+def reporter(
+    tell: Callable[[str], None], nodes: NodePhases | None = None
+) -> Callable[[terraform.Event], None]:
+    """Says what happens to each machine, and that the rest is made, in one line each. `nodes` is
+    told which machines run."""
 
     def report(event: terraform.Event) -> None:
         if isinstance(event, terraform.ResourceChange):
@@ -30,6 +34,8 @@ def reporter(tell: Callable[[str], None]) -> Callable[[terraform.Event], None]:
             }.get((event.action, event.state), "")
             if event.state == "errored":
                 words = "failed"
+            if nodes and machine and (event.action, event.state) == ("create", "complete"):
+                nodes.enter([machine], BOOTING)
             if words:
                 after = f" after {event.seconds:g} s" if event.state == "complete" else ""
                 tell(f"{what}: {words}{after}")

@@ -1,0 +1,247 @@
+"""The live view of `up`: what it shows, and that the terminal is whole whatever comes."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from clusterctl.cli import node_view
+from clusterctl.cli.console import Console
+from clusterctl.node_phases import (
+    BOOTING,
+    CONNECTING,
+    FAILED,
+    INSTALLING,
+    PULLING,
+    READY,
+    REQUESTED,
+    NodeState,
+    Picture,
+)
+from tests.terminal import Terminal
+from tests.unit.calling import ROOT
+
+
+def lines(*nodes: NodeState, stage: str = "", width: int = 100, height: int = 24) -> list[str]:
+    picture = Picture(stage, 12.0, nodes)
+    return [text for text, _ in node_view.describe(picture, width, height)]
+
+
+def test_a_line_for_each_node() -> None:
+    gigabyte = 10**9
+    assert lines(
+        NodeState("launcher", READY, seconds=40.0),
+        NodeState("worker-1", PULLING, "", 31.0, 37.0, gigabyte, 32e6, 2 * gigabyte),
+        NodeState("worker-2", INSTALLING, "Docker", 5.0, None, 81_000_000, 4e6),
+        NodeState("worker-3", FAILED, "no such image", 9.0, None, gigabyte),
+        NodeState("worker-10", BOOTING, "", 9.0, 21.0),
+        stage="preparing nodes",
+    ) == [
+        "launcher   ready",
+        "worker-1   pulling image        31 s   1000.0 of 2000.0 MB received, 32.0 MB/s, about 37 s"
+        " left",
+        "worker-2   installing packages  5.0 s  Docker, 81.0 MB received, 4.0 MB/s",
+        "worker-3   failed                      no such image",
+        "worker-10  booting              9.0 s  about 21 s left",
+        "preparing nodes, 12 s",
+    ]
+
+
+def test_what_is_not_worth_a_word_is_left_out() -> None:
+    """The traffic of SSH, a rate that is not known yet, and the last half second."""
+    assert lines(
+        NodeState("worker-1", CONNECTING, "", 3.0, 0.4, 20_000, 9e3),
+        NodeState("worker-2", PULLING, "", 3.0, None, 2_000_000),
+        NodeState("worker-3", READY, "", 3.0, None, 10**9, 5e6, 2 * 10**9),
+    ) == [
+        "worker-1  waiting for SSH  3.0 s",
+        "worker-2  pulling image    3.0 s  2.0 MB received",
+        "worker-3  ready",
+    ]
+
+
+def test_many_nodes_are_counted_and_the_slowest_have_lines() -> None:
+    nodes = [
+        NodeState("launcher", READY),
+        *(NodeState(f"worker-{n}", READY, "", 90.0) for n in range(1, 201)),
+        *(NodeState(f"worker-{n}", PULLING, "", n / 10) for n in range(201, 250)),
+        *(NodeState(f"worker-{n}", CONNECTING, "", n / 10) for n in range(250, 256)),
+        NodeState("worker-256", FAILED, "no such image"),
+    ]
+    assert lines(*nodes, stage="preparing nodes") == [
+        "257 nodes: 201 ready, 1 failed, 49 pulling image, 6 waiting for SSH",
+        "worker-256  failed                 no such image",
+        "worker-255  waiting for SSH  26 s",
+        "worker-254  waiting for SSH  25 s",
+        "worker-253  waiting for SSH  25 s",
+        "worker-252  waiting for SSH  25 s",
+        "preparing nodes, 12 s",
+    ]
+
+
+@pytest.mark.parametrize(("width", "height"), [(100, 24), (79, 24), (20, 10), (100, 5), (7, 2)])
+def test_it_fits_every_window(width: int, height: int) -> None:
+    phases = (READY, PULLING, BOOTING, REQUESTED)
+    nodes = [NodeState(f"worker-{n}", phases[n % 4], "", 5.0) for n in range(256)]
+    shown = lines(*nodes, stage="preparing nodes", width=width, height=height)
+    assert max(map(len, shown)) <= width
+    assert len(shown) <= max(node_view.LEAST, height // 2)
+    assert shown[0].startswith("256"[:width])
+    assert shown[-1] == "preparing nodes, 12 s"[:width]
+
+
+def test_all_that_is_ready_needs_no_lines() -> None:
+    nodes = [NodeState(f"worker-{n}", READY) for n in range(256)]
+    assert lines(*nodes, stage="testing") == ["256 nodes: 256 ready", "testing, 12 s"]
+
+
+@pytest.mark.parametrize(
+    ("terminal", "term", "settings", "shown"),
+    [
+        (True, "xterm", {}, True),
+        (False, "xterm", {}, False),
+        (True, "dumb", {}, False),
+        (True, "", {}, False),
+        (True, "xterm", {"quiet": True}, False),
+        (True, "xterm", {"json": True}, False),
+    ],
+)
+def test_only_a_terminal_that_somebody_looks_at_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+    terminal: bool,
+    term: str,
+    settings: dict[str, bool],
+    shown: bool,
+) -> None:
+    class Stderr:
+        def isatty(self) -> bool:
+            return terminal
+
+    monkeypatch.setattr("sys.stderr", Stderr())
+    monkeypatch.delenv("TERM", raising=False)
+    if term:
+        monkeypatch.setenv("TERM", term)
+    console = Console().set(**settings)
+    with node_view.watch(console) as nodes:
+        assert nodes.watched is shown
+        assert (console.before_message is not None) is shown
+    assert console.before_message is None
+
+
+PROGRAM = """
+import pathlib, sys, time
+from clusterctl.cli import node_view
+from clusterctl.cli.console import Console
+folder = pathlib.Path(sys.argv[1])
+def wait(name):
+    end = time.monotonic() + 60
+    while not (folder / name).exists() and time.monotonic() < end:
+        time.sleep(0.02)
+node_view.DELAY = 0.0
+console = Console.begin()
+try:
+    with node_view.watch(console) as nodes:
+        print("rich" in sys.modules, flush=True)
+        nodes.expect({"launcher": "launcher", "worker-1": "worker"})
+        nodes.stage("creating nodes")
+        wait("go")
+        SCENE
+        wait("end")
+except (KeyboardInterrupt, ValueError) as error:
+    console.note(f"stopped by {type(error).__name__}")
+"""
+
+Play = Callable[..., Terminal]
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Iterator[Play]:
+    """The program with that scene, once the view is there."""
+    started = []
+
+    def start(scene: str, **environment: str) -> Terminal:
+        variables = {"TERM": "xterm", "PYTHONPATH": str(ROOT), **environment}
+        argv = [sys.executable, "-c", PROGRAM.replace("SCENE", scene), str(tmp_path)]
+        terminal = Terminal(argv, width=60, keyboard=True, env=variables)
+        started.append(terminal)
+        read(terminal, "creating nodes, ")
+        (tmp_path / "go").touch()
+        return terminal
+
+    yield start
+    for terminal in started:
+        terminal.close()
+
+
+def read(terminal: Terminal, text: str) -> None:
+    """Until the program has written that, after what was read before."""
+    seen = len(terminal.raw)
+    while text not in terminal.raw[seen:]:
+        terminal.until_more()
+
+
+def test_messages_stay_above_it_and_at_the_end_it_is_gone(play: Play, tmp_path: Path) -> None:
+    terminal = play("console.note('first'); console.note('second')")
+    while "launcher  requested" not in terminal.raw.partition("second")[2]:
+        terminal.until_more()
+    assert [line.split("  ")[0] for line in terminal.screen.text] == [
+        *("False", "first", "second"),
+        *("launcher", "worker-1", terminal.screen.text[-1]),
+    ]
+    (tmp_path / "end").touch()
+    assert terminal.wait() == ["False", "first", "second"]
+    assert terminal.screen.cursor
+
+
+def test_a_question_stands_alone_until_it_is_answered(play: Play, tmp_path: Path) -> None:
+    terminal = play("console.note(f'answer: {console.confirm(\"remove worker-1?\")}')")
+    terminal.until("False", "remove worker-1? [y/N]")
+    terminal.send(b"y\n")
+    read(terminal, "worker-1  requested")
+    question, answer, *view = terminal.screen.text[1:]
+    assert (question, answer, len(view)) == ("remove worker-1? [y/N] y", "answer: True", 3)
+    (tmp_path / "end").touch()
+    assert terminal.wait() == ["False", question, answer]
+
+
+@pytest.mark.parametrize(
+    ("scene", "name"),
+    [("wait('end')", "KeyboardInterrupt"), ("raise ValueError", "ValueError")],
+)
+def test_what_breaks_off_leaves_the_terminal_whole(play: Play, scene: str, name: str) -> None:
+    terminal = play(scene)
+    if name == "KeyboardInterrupt":
+        terminal.process.send_signal(signal.SIGINT)
+    assert terminal.wait() == ["False", f"stopped by {name}"]
+    assert terminal.screen.cursor
+
+
+def test_ctrl_c_at_the_question(play: Play) -> None:
+    terminal = play("console.confirm('remove worker-1?')")
+    terminal.until("False", "remove worker-1? [y/N]")
+    terminal.process.send_signal(signal.SIGINT)
+    assert terminal.wait() == ["False", "remove worker-1? [y/N]", "stopped by KeyboardInterrupt"]
+
+
+def test_a_window_that_becomes_smaller(play: Play, tmp_path: Path) -> None:
+    terminal = play("nodes.stage('measuring the whole of it')")
+    read(terminal, "measuring the whole of it")
+    terminal.resize(14)
+    read(terminal, "measuring the")
+    read(terminal, "measuring the")
+    assert terminal.screen.text[1:] == ["launcher  req", "worker-1  req", "measuring the"]
+    (tmp_path / "end").touch()
+    assert terminal.wait() == ["False"]
+
+
+def test_it_has_colours_unless_they_are_not_wanted(play: Play, tmp_path: Path) -> None:
+    terminal = play("nodes.enter(['launcher'], 'ready')", NO_COLOR="1")
+    read(terminal, "launcher  ready")
+    assert "\x1b[3" not in terminal.raw
+    (tmp_path / "go").unlink()
+    terminal = play("nodes.enter(['launcher'], 'ready')")
+    read(terminal, "\x1b[32mlauncher  ready")
