@@ -12,7 +12,6 @@ import pytest
 from clusterctl import providers
 from clusterctl.actions import open_store, up
 from clusterctl.cli import execute
-from clusterctl.model import ClusterSpec
 from clusterctl.node_phases import READY, NodePhases
 
 pytestmark = [pytest.mark.sshd, pytest.mark.mpi]
@@ -31,7 +30,7 @@ def test_a_row_is_all_that_a_provider_takes(
     try:
         pids = [int(path.read_text()) for path in folder.glob("nodes/*.pid")]
         assert len(pids) == 3
-        nodes, spec = NodePhases(watched=True), ClusterSpec(name="default")
+        nodes, spec = NodePhases(watched=True), open_store().cluster("default").spec
         up.up(open_store(), spec, lambda line: None, lambda question: True, nodes=nodes)
         assert [node.phase for node in nodes.look().nodes] == [READY] * 3
         capfd.readouterr()

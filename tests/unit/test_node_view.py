@@ -192,6 +192,7 @@ def test_messages_stay_above_it_and_at_the_end_it_is_gone(play: Play, tmp_path: 
         *("False", "first", "second"),
         *("launcher", "worker-1", terminal.screen.text[-1]),
     ]
+    assert terminal.screen.cursor, "a program that is killed now leaves one"
     (tmp_path / "end").touch()
     assert terminal.wait() == ["False", "first", "second"]
     assert terminal.screen.cursor

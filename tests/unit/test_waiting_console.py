@@ -75,6 +75,28 @@ def test_a_question_is_not_talked_over(
     assert seen[0].endswith("start 3 machines? [y/N] ")
 
 
+def test_a_live_view_is_not_painted_over_a_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    painted: list[str] = []
+
+    class Person:
+        def isatty(self) -> bool:
+            return True
+
+        def readline(self) -> str:
+            console.paint(lambda: painted.append("meanwhile"))
+            return "y\n"
+
+    class Terminal(Console):
+        interactive = True
+
+    monkeypatch.setattr("sys.stdin", Person())
+    console = Terminal()
+    assert console.confirm("start 3 machines?")
+    assert painted == []
+    console.paint(lambda: painted.append("afterwards"))
+    assert painted == ["afterwards"]
+
+
 def test_a_copy_says_how_much_has_come_and_how_fast(capsys: pytest.CaptureFixture[str]) -> None:
     """A pipe gets it with the lines that say that something still happens."""
     moved = iter(range(0, 10**15, 2_000_000))
