@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import signal
@@ -185,6 +186,28 @@ def test_who_stood_still_writes_nothing_older_over_a_jobs_record(store: Store) -
     assert store.job(running.id) == ended
     store.save_job(replace(ended, state=JobState.SUCCEEDED, fetched=False))  # the launcher knows
     assert store.job(running.id) == replace(ended, state=JobState.SUCCEEDED)
+
+
+def test_a_clusterctl_that_was_stopped_in_a_record_hangs_no_other(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clusterctl.state.store.PATIENCE", 0.1)
+    assert store.next_job_id() == 1
+    ran = job(id=1)
+    store.save_job(ran)
+    folders = (store.home.jobs / ".counting", store.job_folder(1))
+    files = [os.open(path, os.O_RDONLY) for path in folders]
+    try:
+        for file in files:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(RecordError, match="another clusterctl has been counting jobs"):
+            store.next_job_id()
+        store.save_job(replace(ran, fetched=True))
+        assert store.job(1).fetched
+    finally:
+        for file in files:
+            os.close(file)
+    assert store.next_job_id() == 2
 
 
 def test_jobs_are_in_order(store: Store) -> None:
