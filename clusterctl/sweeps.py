@@ -126,9 +126,12 @@ def _indices(text: str, option: str) -> tuple[list[int], int]:
         end = int(last or first)
         if end < int(first):
             raise wrong
-        if (end - int(first)) // step >= MOST:
-            raise _too_many(end - int(first) + 1)
+        count = (end - int(first)) // step + 1
+        if count > MOST:
+            raise _too_many(count)
         found |= dict.fromkeys(range(int(first), end + 1, step))
+        if len(found) > MOST:
+            raise _too_many(len(found))
     return sorted(found), int(match["most"] or 0)
 
 

@@ -75,6 +75,25 @@ def test_too_many_points_and_names_given_twice_are_refused() -> None:
         points(("a=1", "a=2"), "")
 
 
+@pytest.mark.parametrize(
+    ("array", "total"),
+    [
+        ("0-9999,10000-19999", 20_000),
+        ("0-9999,10000", 10_001),
+        ("0-99999:5", 20_000),
+        (f"0-{10**30}:5", 2 * 10**29 + 1),
+    ],
+)
+def test_the_points_of_an_array_are_counted_over_all_parts(array: str, total: int) -> None:
+    with pytest.raises(UsageError, match=f"^{total} points are more than a job may have"):
+        points((), array)
+
+
+def test_an_array_may_name_a_point_twice_and_have_as_many_as_allowed() -> None:
+    assert len(points((), f"0-{MOST - 1},0-99")) == MOST
+    assert len(points((), f"0-{2 * MOST - 1}:2")) == MOST
+
+
 def planned(where: Cluster, **changes: object) -> Job:
     """The job as it is before it starts."""
     wanted, placement = systems.load(where).resolve(spec(**changes))
