@@ -4,6 +4,7 @@ they are called, and take jobs that never run."""
 from __future__ import annotations
 
 import os
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +34,13 @@ class Queue:
         """The commands that it was given, as they were typed."""
         log = self.folder / "log"
         return log.read_text().splitlines() if log.exists() else []
+
+    def break_down(self, *complaints: str) -> None:
+        """Its controller is gone: every command says so, on as many lines, and fails."""
+        said = shlex.join(complaints)
+        for name in PROGRAMS[self.system]:
+            script = f"#!/bin/sh\nprintf '%s\\n' {said} >&2\nexit 1\n"
+            (self.folder / "bin" / name).write_text(script)
 
     def forget(self) -> None:
         (self.folder / "log").unlink(missing_ok=True)

@@ -46,7 +46,7 @@ class BatchSite:
         with Pool.of(cluster, folder / "ssh") as pool:
             result = pool.transport(login.name).run(self.status_command(), timeout=STATUS_TIMEOUT)
         if not result.ok:
-            return {login.name: f"no answer: {result.error or result.complaints}"}, ()
+            return {login.name: f"no answer: {result.why}"}, ()
         return {login.name: "answers"}, self.queues(result.text)
 
     def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:

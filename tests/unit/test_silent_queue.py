@@ -1,0 +1,45 @@
+"""A batch system whose controller does not answer, while its commands are there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit import batch_here
+from tests.unit.batch_here import Queue
+from tests.unit.calling import Call
+
+SILENCE = {
+    "slurm": (
+        "sinfo: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host",
+        "sinfo: error: fetch_config: DNS SRV lookup failed",
+        "sinfo: fatal: Could not establish a configuration source",
+    ),
+    "sge": (
+        "error: commlib error: can't find connection",
+        'error: unable to contact qmaster using port 6444 on host "head"',
+    ),
+}
+
+
+@pytest.fixture(params=["slurm", "sge"])
+def queue(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Queue:
+    return batch_here.install(request.param, tmp_path / "queue", monkeypatch)
+
+
+def attach(queue: Queue, call: Call, tmp_path: Path) -> tuple[int, str]:
+    said = call("attach", "lab", f"--{queue.system}", "--workdir", str(tmp_path / "work"))
+    return said.code, said.err
+
+
+def test_status_says_in_one_line_why_the_queue_does_not_answer(
+    queue: Queue, call: Call, tmp_path: Path
+) -> None:
+    assert attach(queue, call, tmp_path)[0] == 0
+    complaints = SILENCE[queue.system]
+    queue.break_down(*complaints)
+    [login] = call("status", "lab", "--live", "--json").document["nodes"]
+    assert login["live"] == f"no answer: {complaints[-1]}"
