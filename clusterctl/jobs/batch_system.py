@@ -59,10 +59,12 @@ class BatchSystem:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self.scheduler = schedulers.load_batch(cluster.system)
-        self.refused = (
-            "check the options of the job;"
-            f" `clusterctl status {cluster.name} --live` shows partitions and queues"
-        )
+
+    def advise(self, refusal: str) -> str:
+        status = f"`clusterctl status {self._cluster.name} --live` shows"
+        if self.scheduler.is_silence(refusal):
+            return f"the queue does not answer; {status} when it does again"
+        return f"check the options of the job; {status} partitions and queues"
 
     def resolve(self, spec: JobSpec) -> tuple[JobSpec, tuple[Placement, ...]]:
         check_options(spec.particular, spec.launcher, self._cluster)

@@ -29,7 +29,6 @@ class DirectSystem:
 
     start_limit = 60.0
     slow_start = ""
-    refused = "--verbose shows more"
     end_limit = GRACE + 4.0
     poll = 0.1
     backoff = 1.0
@@ -42,6 +41,9 @@ class DirectSystem:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self.scheduler = schedulers.load("direct")
+
+    def advise(self, refusal: str) -> str:
+        return "--verbose shows more"
 
     def resolve(self, spec: JobSpec) -> tuple[JobSpec, tuple[Placement, ...]]:
         check_options(spec.particular, spec.launcher, self._cluster)

@@ -284,7 +284,7 @@ def start(job: Job, cluster: Cluster, pool: Pool, port: str, tell: Callable[[str
     finally:
         slow.cancel()
     if not result.ok:
-        raise make_error(f"starting job {job.id}", result, system.refused)
+        raise make_error(f"starting job {job.id}", result, system.advise(result.complaints))
     return system.scheduler.parse_status(job, result.text)
 
 

@@ -39,8 +39,6 @@ class JobSystem(Protocol):
     """Seconds that handing in a job may take."""
     slow_start: str
     """What to say while that takes longer than usual; "" for nothing."""
-    refused: str
-    """What to do where it does not take a job."""
     end_limit: float
     """Seconds that the job's own script has to end everything, before we do."""
     poll: float
@@ -57,6 +55,9 @@ class JobSystem(Protocol):
     """Whether a job starts where it was staged, before the next restart."""
     counts_survivors: bool
     """Whether the nodes of a job can be asked from here what is left of it."""
+
+    def advise(self, refusal: str) -> str:
+        """What to do where it does not take a job, by what it wrote to its stderr."""
 
     def resolve(self, spec: JobSpec) -> tuple[JobSpec, tuple[Placement, ...]]:
         """The spec with the sizes that it left open, and where its ranks run as far as that is

@@ -63,6 +63,9 @@ class BatchScheduler(Scheduler, Protocol):
     def end_argv(self, job: Job) -> tuple[str, ...]:
         """Takes the job from the queue, where `cancel_argv` was not enough."""
 
+    def is_silence(self, complaint: str) -> bool:
+        """Whether a job was not taken because the batch system does not answer."""
+
     def interactive_argv(self, job: Job, words: Sequence[str]) -> tuple[str, ...]:
         """What gives a terminal on the nodes that the job asks for: a shell, or `words`."""
 

@@ -70,6 +70,8 @@ class Batch(ABC):
     """The command that takes the number of a job to end."""
     down: ClassVar[str]
     """What it says, as a pattern of grep -E, when it could not even ask the queue."""
+    unconfigured: ClassVar[str] = ""
+    """What it says, as a pattern, where it does not know whom to ask."""
     gone: ClassVar[Mapping[str, JobState]]
     """Ways to have left the queue; one that is not there is taken for lost. Success is not one:
     a script whose ranks all ended well has written that down before it ended."""
@@ -256,6 +258,10 @@ class Batch(ABC):
         waits = "'' | queued* | stop*stopped | stopped* | ended*"
         script = f"case $(tail -n 1 state 2>/dev/null) in {waits}) {self._end()} ;; esac"
         return ("/bin/sh", "-c", f"echo cancelled >stop; {script}")
+
+    def is_silence(self, complaint: str) -> bool:
+        patterns = ("^no answer from the queue", self.down, self.unconfigured)
+        return re.search("|".join(filter(None, patterns)), complaint) is not None
 
     def end_argv(self, job: Job) -> tuple[str, ...]:
         return ("/bin/sh", "-c", self._end())

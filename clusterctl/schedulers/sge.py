@@ -42,6 +42,7 @@ class Sge(batch.Batch):
     submit, receipt = "qsub", "-terse"
     end = "qdel"
     down = "Connection refused|got (select|send) error"
+    unconfigured = "commlib error|Unable to initialize environment"
     gone = GONE
     point = '$(sed -n "${SGE_TASK_ID}p" todo)'  # its tasks count from 1, and none is left out
     # -notify: USR2 comes before the end, whether by qdel or by a limit. A suspension is announced

@@ -74,6 +74,7 @@ class Slurm(batch.Batch):
     submit, receipt = "sbatch", "--parsable"
     end = "scancel"
     down = "connect failure"
+    unconfigured = "Could not establish a configuration source"
     gone = GONE
     point = '"$SLURM_ARRAY_TASK_ID"'
     signals = (("USR1", "checkpoint"), ("TERM", "stopped"))

@@ -24,9 +24,7 @@ SILENCE = {
 
 
 @pytest.fixture(params=["slurm", "sge"])
-def queue(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Queue:
+def queue(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Queue:
     return batch_here.install(request.param, tmp_path / "queue", monkeypatch)
 
 
@@ -43,3 +41,24 @@ def test_status_says_in_one_line_why_the_queue_does_not_answer(
     queue.break_down(*complaints)
     [login] = call("status", "lab", "--live", "--json").document["nodes"]
     assert login["live"] == f"no answer: {complaints[-1]}"
+
+
+def test_a_job_that_the_queue_could_not_take_is_not_blamed_on_its_options(
+    queue: Queue, call: Call, tmp_path: Path
+) -> None:
+    assert attach(queue, call, tmp_path)[0] == 0
+    queue.break_down(*SILENCE[queue.system])
+    said = call("run", "train.py")
+    assert said.code == 6
+    assert "the queue does not answer; `clusterctl status lab --live`" in said.err
+    assert "options" not in said.err
+
+
+def test_a_job_that_the_queue_refuses_is_blamed_on_its_options(
+    queue: Queue, call: Call, tmp_path: Path
+) -> None:
+    assert attach(queue, call, tmp_path)[0] == 0
+    queue.break_down("invalid partition specified: nowhere")
+    said = call("run", "train.py")
+    assert said.code == 6
+    assert "check the options of the job; `clusterctl status lab --live`" in said.err
