@@ -33,6 +33,29 @@ def attach(queue: Queue, call: Call, tmp_path: Path) -> tuple[int, str]:
     return said.code, said.err
 
 
+def test_a_batch_system_that_does_not_answer_is_not_attached(
+    queue: Queue, call: Call, tmp_path: Path
+) -> None:
+    queue.break_down(*SILENCE[queue.system])
+    code, said = attach(queue, call, tmp_path)
+    assert code == 5
+    title, command = {"slurm": ("Slurm", "sinfo"), "sge": ("Grid Engine", "qstat")}[queue.system]
+    assert f"{title} on this machine does not answer: {SILENCE[queue.system][-1]}" in said
+    assert f"`{command}` must work there" in said
+    assert "is ready" not in said
+    assert call("list", "--json").document["clusters"] == []
+
+
+def test_a_cluster_stays_on_record_when_it_is_attached_again_in_vain(
+    queue: Queue, call: Call, tmp_path: Path
+) -> None:
+    assert attach(queue, call, tmp_path)[0] == 0
+    queue.break_down(*SILENCE[queue.system])
+    assert attach(queue, call, tmp_path)[0] == 5
+    [row] = call("list", "--json").document["clusters"]
+    assert row["cluster"] == "lab"
+
+
 def test_status_says_in_one_line_why_the_queue_does_not_answer(
     queue: Queue, call: Call, tmp_path: Path
 ) -> None:

@@ -15,7 +15,8 @@ from clusterctl.actions.attach.record import (
 from clusterctl.bootstrap import REQUIRED, facts
 from clusterctl.errors import BootstrapError, NodeUnreachable, UsageError
 from clusterctl.model import Cluster, Node, Phase, Role
-from clusterctl.providers.shared.batch_site import BatchSite
+from clusterctl.providers.protocol import Queue
+from clusterctl.providers.shared.batch_site import STATUS_TIMEOUT, BatchSite
 from clusterctl.state import ClusterLock, Store
 from clusterctl.transport.pool import Pool
 
@@ -42,8 +43,8 @@ class Login:
 def attach_site(store: Store, name: str, login: Login, tell: Tell) -> Cluster:
     """Makes a batch system known. Doing it again looks at it anew and keeps its jobs.
 
-    Raises NodeUnreachable, BootstrapError for missing commands, UsageError where the folder is not
-    shared.
+    Raises NodeUnreachable, BootstrapError for missing commands and for a batch system that does not
+    answer, UsageError where the folder is not shared.
     """
     check_name(name)
     site = providers.load_site(login.system)
@@ -116,6 +117,7 @@ def _survey_site(
             hint="is this a login node of the cluster? On Debian: apt-get install "
             + " ".join(sorted(set(missing.values()))),
         )
+    queues = _list_queues(pool, node, site, where)
     info = {**site.parse_site_info(answers), "home": answers["home"].strip()}
     node = replace(
         node,
@@ -124,10 +126,25 @@ def _survey_site(
         facts=found,
         python=found.python.executable if found.python else "",
         mpi_prefix=found.mpi.prefix if found.mpi else "",
-        slots=sum(queue.slots for queue in site.queues(answers.get("queues", ""))) or 1,
+        slots=sum(queue.slots for queue in queues) or 1,
     )
     info["shared"] = _shared(pool, node, site, tell)
-    return replace(cluster, nodes=(node,), site_info=info, mode_reason=info["version"])
+    return replace(
+        cluster, nodes=(node,), site_info=info, mode_reason=info["version"] or site.title
+    )
+
+
+def _list_queues(pool: Pool, login: Node, site: BatchSite, where: str) -> tuple[Queue, ...]:
+    """Raises BootstrapError where there are commands, but no batch system that answers them."""
+    command = site.status_command()
+    result = pool.transport(login.name).run(command, timeout=STATUS_TIMEOUT)
+    if not result.ok:
+        raise BootstrapError(
+            f"{site.title} on {where} does not answer: {result.why}",
+            hint="is this a login node of a running cluster?"
+            f" `{command.partition(' ')[0]}` must work there",
+        )
+    return site.queues(result.text)
 
 
 def _shared(pool: Pool, node: Node, site: BatchSite, tell: Tell) -> str:

@@ -19,6 +19,7 @@ class SgeProvider(BatchSite):
     """Commands of Sun's, Son of, Univa and Open Grid Engine alike."""
 
     name = "sge"
+    title = "Grid Engine"
     required: ClassVar = dict.fromkeys(
         ("qsub", "qstat", "qdel", "qrsh", "qconf"), "gridengine-client"
     )
@@ -27,7 +28,6 @@ class SgeProvider(BatchSite):
         return {
             "version": "qstat -help | head -n 1",
             "pes": "qconf -spl",
-            "queues": self.status_command(),
         }
 
     def parse_site_info(self, answers: Mapping[str, str]) -> dict[str, str]:

@@ -21,6 +21,8 @@ class BatchSite:
 
     features = Features()
     name: ClassVar[str]
+    title: ClassVar[str]
+    """Its name for people."""
     required: ClassVar[Mapping[str, str]]
 
     def questions(self) -> dict[str, str]:

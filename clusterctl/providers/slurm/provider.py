@@ -15,6 +15,7 @@ class SlurmProvider(BatchSite):
     """Commands of Slurm's own clients, which any version since 20.11 has."""
 
     name = "slurm"
+    title = "Slurm"
     required: ClassVar = dict.fromkeys(
         ("sbatch", "squeue", "scancel", "scontrol", "srun"), "slurm-client"
     )
@@ -24,7 +25,6 @@ class SlurmProvider(BatchSite):
             "version": "sbatch --version",
             "mpi_plugins": "srun --mpi=list 2>&1",
             "sacct": "command -v sacct",
-            "queues": self.status_command(),
         }
 
     def parse_site_info(self, answers: Mapping[str, str]) -> dict[str, str]:
