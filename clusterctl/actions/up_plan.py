@@ -11,7 +11,7 @@ from clusterctl import catalog, providers
 from clusterctl.actions import Tell, check_name, node_images, require_owned, shrink
 from clusterctl.actions.node_images import NodeImage
 from clusterctl.errors import RecordError, UsageError
-from clusterctl.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Runtime
+from clusterctl.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Runtime, count
 from clusterctl.node_results import ranges
 from clusterctl.providers.protocol import Creator, LogsIn, ProviderPlan
 from clusterctl.state import Store
@@ -116,8 +116,20 @@ def intend(spec: ClusterSpec, old: Cluster | None, tell: Tell, ahead: Path | Non
     more = [image.line for image in images.values()]
     if surplus:
         more.append(f"to be removed: {ranges(surplus)}")
+    elif old and old.nodes and not plan.nodes:
+        more.append(_additions(old, options.workers))
     plan = replace(plan, lines=(*plan.lines, *more))
     return Intent(old, options, provider, plan, images, surplus)
+
+
+def _additions(old: Cluster, workers: int) -> str:
+    """Of a cluster that is there, whose provider numbers its workers from 1."""
+    there = {node.name for node in old.nodes}
+    wanted = [f"worker-{number}" for number in range(1, workers + 1)]
+    added = [name for name in wanted if name not in there]
+    if added:
+        return f"to be added: {ranges(added)} (the cluster has {count(len(there), 'node')})"
+    return "to be added: none (nodes of the cluster that are gone are started again)"
 
 
 def _images(

@@ -17,7 +17,7 @@ import pytest
 
 from clusterctl import keys, providers
 from clusterctl.errors import ClusterctlError, UsageError
-from clusterctl.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase, Role, Runtime
+from clusterctl.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase, Role, Runtime, clock
 from clusterctl.providers.protocol import Created
 from clusterctl.transport.known_hosts import host_name
 from clusterctl.transport.ssh import SshTransport
@@ -146,13 +146,15 @@ def machines(
 
 def test_plan_says_what_create_will_do(machines: Machines) -> None:
     provider = providers.load(machines.provider)
-    plan = provider.plan(machines.cluster(2).spec)
-    again = provider.plan(machines.cluster(2).spec)
+    spec = replace(machines.cluster(2).spec, ttl=7200.0)
+    plan, again = provider.plan(spec), provider.plan(spec)
     assert (plan.mode, plan.one_host, plan.question) == (again.mode, again.one_host, again.question)
     assert len(plan.lines) == len(again.lines)
     assert plan.mode
     assert plan.lines
     assert all(line and "\n" not in line for line in plan.lines)
+    if plan.deadline:
+        assert any(clock(plan.deadline) in line for line in plan.lines)
     assert machines.said == []
 
 

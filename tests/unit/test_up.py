@@ -244,6 +244,37 @@ def test_a_group_without_a_number_has_as_many_as_there_are(
     assert [group.count for group in up_plan.complete(spec, None).groups] == fresh
 
 
+class Numbers:
+    """A provider that numbers its workers from 1, and whose nodes cost nothing."""
+
+    features = Features(runtime=Runtime.HOST)
+
+    def plan(
+        self, spec: ClusterSpec, current: Cluster | None, tell: object, **more: object
+    ) -> ProviderPlan:
+        return ProviderPlan(mode="", mode_reason="", one_host=True, lines=("a plan",))
+
+
+@pytest.mark.parametrize(
+    ("workers", "line"),
+    [
+        (5, "to be added: worker-[3-5] (the cluster has 3 nodes)"),
+        (2, "to be added: none (nodes of the cluster that are gone are started again)"),
+    ],
+)
+def test_the_plan_for_a_cluster_that_is_there_says_what_is_new(
+    workers: int, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provide(monkeypatch, "local", Numbers())
+    spec = ClusterSpec(name="lab", provider="local", groups=(NodeGroup(count=2),))
+    wish = replace(spec, groups=(NodeGroup(count=workers),))
+    store = open_store()
+    assert up_plan.plan(store, wish, print).lines == ("a plan",)
+    names = ("launcher", "worker-1", "worker-2")
+    store.save(replace(cluster(*map(node, names)), spec=spec, phase=Phase.READY))
+    assert up_plan.plan(store, wish, print).lines == ("a plan", line)
+
+
 def test_a_worker_that_was_to_go_and_runs_is_paid_on() -> None:
     old = lab()
     planned = (charge("launcher"), charge("worker-1", until=NOW))

@@ -76,6 +76,7 @@ class DockerProvider:
             for machine in machines
             if machine.gpus
         ]
+        deadline = deadlines.choose_deadline(spec, current)
         return ProviderPlan(
             mode=MODE,
             mode_reason=f"Docker {version}",
@@ -87,8 +88,9 @@ class DockerProvider:
                 *todo,
                 *shares,
                 "cost: free",
+                *deadlines.describe_deadline(deadline),
             ),
-            deadline=deadlines.choose_deadline(spec, current),
+            deadline=deadline,
             recipes=recipes,
         )
 

@@ -57,6 +57,7 @@ class LocalProvider:
             if mode.name == modes.NAMESPACES
             else "all nodes share this machine's network and files"
         )
+        deadline = deadlines.choose_deadline(spec, current)
         return ProviderPlan(
             mode=mode.name,
             mode_reason=mode.reason,
@@ -65,8 +66,9 @@ class LocalProvider:
                 f"{len(names)} nodes on this machine: launcher, {span(spec.workers)}",
                 f"{kind} ({mode.name} mode: {mode.reason})",
                 "cost: free",
+                *deadlines.describe_deadline(deadline),
             ),
-            deadline=deadlines.choose_deadline(spec, current),
+            deadline=deadline,
         )
 
     def create(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> Created:

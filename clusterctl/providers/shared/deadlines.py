@@ -34,6 +34,11 @@ def choose_deadline(
     return float(int(now + spec.ttl)) if spec.ttl else None
 
 
+def describe_deadline(deadline: float | None) -> tuple[str, ...]:
+    """The line of a plan that says when the cluster ends; () if it does not."""
+    return (f"the cluster shuts down at {model.clock(deadline)}",) if deadline else ()
+
+
 def render_file(
     deadline: float | None, life: float = 0.0, clock: Callable[[], float] = time.time
 ) -> str:
