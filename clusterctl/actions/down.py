@@ -23,7 +23,7 @@ from clusterctl.errors import (
 from clusterctl.insight import cost
 from clusterctl.job_model import JobState
 from clusterctl.model import Charge, Cluster, ClusterSpec, Phase
-from clusterctl.providers.protocol import Life, Recovering
+from clusterctl.providers.protocol import Life, Recovering, Repricing
 from clusterctl.providers.shared import charges as measured
 from clusterctl.state import ClusterLock, Store
 
@@ -123,8 +123,10 @@ def finish_down(
     Machines go also where nothing can be written: a full disk must not keep them. `force` also lets
     go of machines that are not ours and do not answer.
     """
-    cluster = replace(cluster, phase=Phase.DELETING)
     folder = store.folder(cluster.name)
+    if cluster.charges and cluster.phase is Phase.CREATING:
+        cluster = reprice(cluster, folder, tell)
+    cluster = replace(cluster, phase=Phase.DELETING)
     unseen: tuple[Charge, ...] = ()
     if cluster.charges:
         planned = cluster.charges
@@ -187,6 +189,16 @@ def _made(cluster: Cluster, folder: Path, now: float) -> tuple[Charge, ...]:
     made |= provider.list_made(folder)
     charges = measured.settle(cluster, living=there, made=made, now=now, ends=ends)
     return measured.correct(charges, lives)
+
+
+def reprice(cluster: Cluster, folder: Path, tell: Tell) -> Cluster:
+    """After an `up` that broke off, the cluster with the prices of what its machines have come to
+    be, where that is told: on-demand ones, perhaps, in place of spot instances."""
+    provider = providers.load(cluster.spec.provider)
+    if isinstance(provider, Repricing):
+        with _told(tell):
+            return replace(cluster, charges=provider.reprice(cluster, folder, tell))
+    return cluster
 
 
 def correct_times(cluster: Cluster, folder: Path) -> tuple[Charge, ...]:

@@ -22,7 +22,7 @@ from clusterctl.actions import (
     shrink,
     smoke_test,
 )
-from clusterctl.actions.down import correct_times, find_orphans, finish_down
+from clusterctl.actions.down import correct_times, find_orphans, finish_down, reprice
 from clusterctl.actions.up_bootstrap import (
     bootstrap_nodes,
     connect,
@@ -373,6 +373,7 @@ def record_failed_create(
     # What ran when it was planned; the rest of the plan may never have been made.
     past = set(old.charges) if old else set()
     ran = {item.node for item in past.intersection(cluster.charges) if item.until is None}
+    cluster = reprice(cluster, store.folder(cluster.name), tell)
     charges = measured.settle(cluster, living=there, made=ran, now=clock())
     # By machine and deadline, not by name: new ones are called as those in whose place they are.
     same = old and (there, cluster.deadline) == (before, old.deadline)

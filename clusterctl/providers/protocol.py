@@ -238,6 +238,15 @@ class Billing(Protocol):
 
 
 @runtime_checkable
+class Repricing(Protocol):
+    """Its machines may come to be others than planned, at another price."""
+
+    def reprice(self, cluster: Cluster, folder: Path, tell: OnEvent) -> tuple[Charge, ...]:
+        """The charges, where machines that the record does not have cost what they have come to be:
+        those of a `create` that broke off. Raises ProviderError."""
+
+
+@runtime_checkable
 class Recovering(Protocol):
     """Finds clusters whose record was lost or damaged, so that they can be destroyed."""
 

@@ -30,6 +30,7 @@ class Market(Api):
     """A type costs a dollar an hour, ten times as much on demand. `living` are its machines."""
 
     living: tuple[str, ...] = ()
+    zone, spot = "us-east-1a", True
     stopped: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
 
@@ -54,11 +55,11 @@ class Market(Api):
                 node=name,
                 type="t3.micro" if name == "launcher" else "c7i.xlarge",
                 state="stopped" if name in self.stopped else "running",
-                zone="us-east-1a",
+                zone=self.zone,
                 address="",
                 private_address="",
                 launched=0.0,
-                spot=name != "launcher",
+                spot=self.spot and name != "launcher",
                 ended=NOW - 20 if name in self.stopped else None,
             )
             for name in (self.living if filters else ())
@@ -160,6 +161,31 @@ def test_the_plan_says_whether_aws_itself_keeps_the_deadline(
     assert "list_schedule_groups: your AWS user is not allowed to do that" in said
     assert said.endswith('"The deadline in AWS", lists the rights')
     assert plan.question
+
+
+def test_machines_of_an_up_that_broke_off_cost_what_they_are(
+    provider: Ec2Provider, market: type[Market], tmp_path: Path
+) -> None:
+    """A worker of the record keeps the price that it began with."""
+    cluster = attempted(provider.plan(wish(spot_fallback=True)), "launcher", ago=HOUR)
+    market.living = ("launcher", "worker-1")
+    assert rates(cluster.charges) == {"launcher": 10.0, "worker-1": 1.0}
+
+    def charged(made: Cluster) -> dict[str, float | None]:
+        return rates(provider.reprice(made, tmp_path, lambda line: None))
+
+    assert charged(cluster) == {"launcher": 10.0, "worker-1": 1.0}
+    market.zone = "us-east-1b"
+    assert charged(cluster) == {"launcher": 10.0, "worker-1": 3.0}
+    market.spot = False
+    assert charged(cluster) == {"launcher": 10.0, "worker-1": 10.0}
+    known = replace(node("worker-1"), machine="i-worker-1")
+    assert charged(replace(cluster, nodes=(*cluster.nodes, known)))["worker-1"] == 1.0
+
+
+def rates(charges: Iterable[Charge]) -> dict[str, float | None]:
+    """Dollars per hour of each machine, without its disk and address."""
+    return {item.node: item.hourly for item in charges if item.part == "instance"}
 
 
 def test_nodes_get_no_later_deadline_than_aws_keeps(

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from clusterctl.actions import open_store, up, up_plan
+from clusterctl.actions.down import finish_down
 from clusterctl.errors import ProviderError, UsageError
+from clusterctl.insight import cost
 from clusterctl.model import Charge, CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase, Runtime
 from clusterctl.providers.protocol import (
     Created,
@@ -197,6 +199,43 @@ def test_a_cluster_that_has_lost_and_gained_nothing_is_ready() -> None:
     )
     assert found == old
     assert told == "cluster lab is unchanged and ready"
+
+
+class OnDemand(Bills):
+    """Its workers were to be spot instances."""
+
+    def reprice(self, cluster: Cluster, folder: Path, tell: object) -> tuple[Charge, ...]:
+        return tuple(
+            replace(item, hourly=4.0) if item.node == "worker-1" else item
+            for item in cluster.charges
+        )
+
+    def list_ended(self, cluster: Cluster, folder: Path) -> dict[str, Ended]:
+        return {}
+
+    def list_lives(self, cluster: Cluster, folder: Path) -> tuple[Life, ...]:
+        return ()
+
+    def list_made(self, folder: Path) -> frozenset[str]:
+        return frozenset()
+
+    def destroy(self, cluster: Cluster, folder: Path, on_event: object) -> None: ...
+
+
+def test_what_a_broken_off_up_has_made_is_paid_as_what_it_is() -> None:
+    """Also in what is said of it, and in the receipt if the next command is `down`."""
+    began = replace(lab(), nodes=())
+    bills = OnDemand(launcher="i-1", worker_1="i-2")
+    found, told = broken_off(began, bills)
+    assert {item.node: item.hourly for item in found.charges} == {"launcher": 1.0, "worker-1": 4.0}
+    assert "2 machines run, $5.00/h" in told
+
+    store = open_store()
+    for phase, dollars in ((Phase.CREATING, 5.0), (Phase.READY, 2.0)):
+        with pytest.MonkeyPatch.context() as patch:
+            provide(patch, "ec2", bills)
+            ended = finish_down(store, replace(began, phase=phase), print, clock=lambda: NOW)
+        assert cost.dollars(ended.charges, NOW) == pytest.approx(dollars)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from clusterctl import catalog
 from clusterctl.errors import ProviderError
-from clusterctl.model import Charge, CloudSpec, clock, count, span
+from clusterctl.model import Charge, CloudSpec, Cluster, clock, count, span
 from clusterctl.node_results import ranges
 from clusterctl.providers.ec2 import eventbridge, machine_images, prices
 from clusterctl.providers.ec2.api import Api, Instance
@@ -39,6 +39,24 @@ def requote(
     """The charges with these nodes as spot instances of a zone, or on-demand (zone "")."""
     quotes = quote_machines(api, found, (zone,) if zone else (), tell)
     return prices.requote(charges, quotes, names)
+
+
+def reprice(
+    api: Api, cluster: Cluster, instances: Sequence[Instance], tell: Callable[[str], None]
+) -> tuple[Charge, ...]:
+    """The charges, with the workers among these instances that the record does not have as what
+    they are: spot instances of their zone, or on-demand."""
+    known = {node.machine for node in cluster.nodes}
+    new = [item for item in instances if item.id not in known and item.node not in ("", LAUNCHER)]
+    charges = cluster.charges
+    for zone in sorted({item.zone if item.spot else "" for item in new}):
+        mine = [item for item in new if (item.zone if item.spot else "") == zone]
+        types, zones = {item.type for item in mine}, (zone,) if zone else ()
+        quotes = prices.quotes(
+            api, () if zone else types, spot=types if zone else (), zones=zones, tell=tell
+        )
+        charges = prices.requote(charges, quotes, {item.node for item in mine})
+    return charges
 
 
 def quote_machines(

@@ -259,6 +259,12 @@ class Ec2Provider:
         found = cleanup.instances(api, cluster.id)
         return {item.node: item.id for item in found if item.node}
 
+    def reprice(self, cluster: Cluster, folder: Path, tell: OnEvent) -> tuple[Charge, ...]:
+        if not cluster.spec.cloud.spot:
+            return cluster.charges
+        api = self._api(cluster, folder)
+        return plan.reprice(api, cluster, cleanup.instances(api, cluster.id), tell)
+
     def list_lives(self, cluster: Cluster, folder: Path) -> tuple[Life, ...]:
         found = self._api(cluster, folder).instances(
             cleanup.tagged(cluster.id), states=(*LIVING, *ENDED)
