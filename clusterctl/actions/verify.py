@@ -1,4 +1,4 @@
-"""`verify`: measures all nodes and links of a cluster, and compares them with what they promise."""
+"""`verify`: measures all nodes and links of a cluster; compares them with the expected values."""
 
 from __future__ import annotations
 

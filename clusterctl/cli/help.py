@@ -94,8 +94,9 @@ def _settings(name: str, options: Iterable[Option[Any]]) -> str:
         (o for o in options if o.metavar and o.flags and o.settable and not o.env), Verb.quiet
     )
     variable = f"{prefix(name.partition(' ')[0])}{example.key.upper()}"
-    known = " and ".join((variable, *(item.env for item in options if item.env)))
-    return f"Set defaults in clusterctl.toml or variables such as {known}"
+    *known, last = [variable, *(item.env for item in options if item.env)]
+    names = f"{', '.join(known)} and {last}" if known else last
+    return f"Set defaults in clusterctl.toml or variables such as {names}"
 
 
 def _flags(option: Option[Any]) -> str:

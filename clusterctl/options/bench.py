@@ -34,7 +34,7 @@ def counts(text: str, option: str) -> tuple[int, ...]:
 
 
 REPEATS = number("--repeats", OPTIONS, "Repeat each N times (default: 3)", check=whole(1, 1000))
-NOW = flag("--now", OPTIONS, "Measure also while a job runs")
+NOW = flag("--now", OPTIONS, "Measure even while a job runs")
 
 
 class BenchAllreduce(Common, heading=JOBS, module="bench"):

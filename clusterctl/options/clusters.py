@@ -87,27 +87,36 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
     spot = flag("--spot", EC2, "Use spot workers: cheaper, may be interrupted")
     spot_fallback = flag("--spot-fallback", EC2, "Use on-demand workers if no spot is available")
     runtime = choice(
-        "--runtime", EC2, "Run ranks in (default: docker)", "docker", "host", limits=where.RUNTIME
+        "--runtime",
+        EC2,
+        "Run ranks in containers or on the host (default: docker)",
+        "docker",
+        "host",
+        limits=where.RUNTIME,
     )
     ami = text("--ami", EC2, "Machine image of the workers", "ID")
     disk = number(
         "--disk", EC2, "Disk size of each worker, 8 to 16384", "GB", check=whole(8, 16384)
     )
     efa = flag("--efa", EC2, "Use Elastic Fabric Adapters, on instance types that have them")
-    reservation = text("--reservation", EC2, "Capacity Reservation or Block of the workers", "ID")
-    vpc = text("--vpc", EC2, "Make the machines in this VPC (default: make one)", "ID")
+    reservation = text(
+        "--reservation", EC2, "Capacity Reservation or Capacity Block for the workers", "ID"
+    )
+    vpc = text("--vpc", EC2, "VPC for the machines (default: a new one)", "ID")
     subnet = Option[tuple[str, ...]](
         "--subnet",
         EC2,
-        "Subnets to make them in, tried in this order",
+        "Subnets for the machines, tried in this order",
         "A,B",
         empty=(),
         check=names,
     )
-    private = flag("--private", EC2, "Give no public addresses to workers (adds a NAT gateway)")
-    tag = texts("--tag", EC2, "Tag of everything that is made; repeatable", "KEY=VALUE")
+    private = flag("--private", EC2, "Give workers no public addresses (adds a NAT gateway)")
+    tag = texts("--tag", EC2, "Tag for the cluster's AWS resources; repeatable", "KEY=VALUE")
     ssh_cidr = text("--ssh-cidr", EC2, "Networks that may connect (default: your address)", "A,B")
-    max_hourly = amount("--max-hourly", EC2, "Refuse what costs more per hour", "USD", budget)
+    max_hourly = amount(
+        "--max-hourly", EC2, "Refuse a cluster that costs more per hour", "USD", budget
+    )
     budget = amount("--budget", EC2, "Shut down before it costs more than this", "USD", budget)
     idle = Option[float | None](
         "--idle",
@@ -121,7 +130,11 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
         "--boot-timeout", EC2, "Time for machines to boot (default: 10m)", "TIME", duration
     )
     verify = choice(
-        "--verify", MACHINE, "Measure the nodes at the end (default: on EC2)", "on", "off"
+        "--verify",
+        MACHINE,
+        "Measure the nodes at the end (default: on for EC2, else off)",
+        "on",
+        "off",
     )
     dry_run = flag("--dry-run", GENERAL, "Print the plan and change nothing")
     yes = YES
@@ -162,14 +175,14 @@ class List(Common, heading=CLUSTERS, module="status", function="list_clusters"):
 
 
 class Verify(Named, heading=CLUSTERS, module="insight"):
-    """Measure the nodes and links of a cluster, and compare them with what they promise.
+    """Measure the nodes and links of a cluster, and compare them with the expected values.
 
     Exit code 8 if something is below its limit.
     """
 
     examples = ("clusterctl verify", "clusterctl verify lab --quick")
     quick = flag("--quick", OPTIONS, "Take about five seconds: no GEMM, no all-reduce")
-    now = flag("--now", OPTIONS, "Measure also while a job runs")
+    now = flag("--now", OPTIONS, "Measure even while a job runs")
 
 
 class Drill(Named, heading=CLUSTERS, module="drill"):
@@ -188,8 +201,8 @@ class Drill(Named, heading=CLUSTERS, module="drill"):
     faults = Option[tuple[str, ...]](
         "--faults", OPTIONS, "Faults to inject (default: all)", "A,B", empty=(), check=names
     )
-    rounds = number("--rounds", OPTIONS, "Times that each fault is injected (default: 1)")
-    seed = number("--seed", OPTIONS, "Seed of the nodes and times (default: 0)", check=whole(0))
+    rounds = number("--rounds", OPTIONS, "How often each fault is injected (default: 1)")
+    seed = number("--seed", OPTIONS, "Random seed for nodes and times (default: 0)", check=whole(0))
     steps = number("--steps", OPTIONS, "Steps of the program, 0.1 s each (default: 450)")
     dry_run = flag("--dry-run", GENERAL, "Print the plan and break nothing")
     yes = YES
@@ -272,11 +285,11 @@ class Cost(Common, heading=CLUSTERS, module="cost", function="show"):
 
     examples = ("clusterctl cost --since 30d", "clusterctl cost --by job --csv")
     since = amount(
-        "--since", OPTIONS, "Only of this time (default: 30d)", "TIME", duration, 30 * 86400.0
+        "--since", OPTIONS, "Show only the last TIME (default: 30d)", "TIME", duration, 30 * 86400.0
     )
-    by = choice("--by", OPTIONS, "Rows (default: day)", "day", "cluster", "job", empty="day")
+    by = choice("--by", OPTIONS, "Group by (default: day)", "day", "cluster", "job", empty="day")
     csv = flag("--csv", OPTIONS, "Print comma-separated values")
-    cluster = cluster_option(help="Only of clusters of this name")
+    cluster = cluster_option(help="Show only clusters with this name")
 
 
 class Allow(Common, heading=CLUSTERS, module="access"):
@@ -292,8 +305,8 @@ class Allow(Common, heading=CLUSTERS, module="access"):
 class Gc(Common, heading=CLUSTERS, module="gc"):
     """Find clusters on EC2 without a local record, and remove them or take one back.
 
-    It searches all regions of the account. --yes removes your own clusters, and one of somebody
-    else only if -c names its id.
+    It searches all regions of the account. --yes removes your own clusters, and another user's
+    cluster only if -c gives its id.
     """
 
     examples = ("clusterctl gc --dry-run", "clusterctl gc --adopt lab --region eu-west-1")

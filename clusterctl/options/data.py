@@ -17,6 +17,7 @@ from clusterctl.options.table import (
 )
 
 DATA = "Data sets and images"
+_RECIPES = "launcher, cpu, nvidia, nvidia-mpi or amd"
 
 
 class DataGet(Common, heading=DATA, module="data"):
@@ -74,7 +75,7 @@ class ImageBuild(Common, heading=DATA, module="images"):
     """Build a node image from its recipe with this machine's Docker."""
 
     examples = ("clusterctl image build cpu", "clusterctl image build nvidia --push ghcr.io/me")
-    name = text("", ARGUMENTS, "launcher, cpu, nvidia or amd", "NAME")
+    name = text("", ARGUMENTS, _RECIPES, "NAME")
     push = text("--push", OPTIONS, "Push the image there, as REPO/NAME", "REPO")
     base = text("--base", OPTIONS, "Build on this Debian image", "IMAGE")
     cluster = cluster_option(where.BUILT_HERE)
@@ -84,5 +85,5 @@ class ImageLock(Common, heading=DATA, module="images"):
     """Add missing checksums to docker/downloads.json: download the files and hash them."""
 
     examples = ("clusterctl image lock nvidia",)
-    name = text("", ARGUMENTS, "launcher, cpu, nvidia or amd", "NAME")
+    name = text("", ARGUMENTS, _RECIPES, "NAME")
     cluster = cluster_option(where.BUILT_HERE)

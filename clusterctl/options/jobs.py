@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from clusterctl.options import limits as where
-from clusterctl.options.shared import JOBS, JSON_LINES, LAST_JOB, OPTIONS
+from clusterctl.options.shared import JOBS, JSON_LINES, LAST_JOB, OF_JOB, OPTIONS
 from clusterctl.options.table import (
     ARGUMENTS,
     Common,
@@ -92,6 +92,7 @@ class Logs(Common, heading=JOBS, module="jobs"):
         limits=(where.WITH_METRICS, where.FOLLOWED),
     )
     json = JSON_LINES
+    cluster = OF_JOB
 
     @classmethod
     def arrange(cls, words: list[str]) -> list[str]:
@@ -109,6 +110,7 @@ class Cancel(Common, heading=JOBS, module="jobs"):
 
     examples = ("clusterctl cancel 7",)
     job = LAST_JOB
+    cluster = OF_JOB
 
 
 class Fetch(Common, heading=JOBS, module="jobs"):
@@ -117,6 +119,7 @@ class Fetch(Common, heading=JOBS, module="jobs"):
     examples = ("clusterctl fetch", "clusterctl fetch 7 --to results")
     job = LAST_JOB
     to = file("--to", OPTIONS, "Folder (default: job-N here)", "DIR")
+    cluster = OF_JOB
 
 
 class Doctor(Common, heading=JOBS, module="insight"):
@@ -128,7 +131,13 @@ class Doctor(Common, heading=JOBS, module="insight"):
 
     examples = ("clusterctl doctor", "clusterctl doctor 7 --bundle job-7.tar.gz")
     job = LAST_JOB
-    bundle = file("--bundle", OPTIONS, "Write all that was seen, without secrets", settable=False)
+    bundle = file(
+        "--bundle",
+        OPTIONS,
+        "Write all collected data to a .tar.gz file, without secrets",
+        settable=False,
+    )
+    cluster = OF_JOB
 
 
 class Top(Common, heading=JOBS, module="top"):
@@ -142,6 +151,7 @@ class Top(Common, heading=JOBS, module="top"):
     interval = amount("--interval", OPTIONS, "Time between looks (default: 2s)", "TIME", duration)
     once = flag("--once", OPTIONS, "Show one frame and end")
     json = JSON_LINES
+    cluster = OF_JOB
 
 
 class Report(Common, heading=JOBS, module="report"):
@@ -167,3 +177,4 @@ class Diff(Common, heading=JOBS, module="insight"):
     examples = ("clusterctl diff 7 9",)
     first = number("", ARGUMENTS, "Number of a job", "JOB", check=whole(0))
     second = number("", ARGUMENTS, "Number of the other one", "OTHER", check=whole(0))
+    cluster = cluster_option(help="Cluster of both jobs (default: any)")

@@ -103,12 +103,17 @@ class Check(Common, heading=MACHINES, module="check"):
     settings_of = ("up",)
     examples = ("clusterctl check", "clusterctl check --real")
     real = flag("--real", OPTIONS, "Create and remove a cluster on EC2, and write a report")
-    region = text("--region", OPTIONS, "Region of --real", "NAME", limits=where.REAL)
+    region = text("--region", OPTIONS, "Region for --real", "NAME", limits=where.REAL)
     ssh_cidr = text(
         "--ssh-cidr", OPTIONS, "Networks that may connect to it", "A,B", limits=where.REAL
     )
     runtime = choice(
-        "--runtime", OPTIONS, "Run ranks in (default: docker)", "docker", "host", limits=where.REAL
+        "--runtime",
+        OPTIONS,
+        "Run ranks in containers or on the host (default: docker)",
+        "docker",
+        "host",
+        limits=where.REAL,
     )
     yes = YES
     cluster = cluster_option(where.ONLY_THIS_MACHINE)

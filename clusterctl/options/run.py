@@ -34,7 +34,7 @@ from clusterctl.options.table import (
 )
 
 ENV = "Variable for all ranks; repeatable"
-ENV_FILE = "Secret NAME=VALUE lines; repeatable"
+ENV_FILE = "File of secret NAME=VALUE lines; repeatable"
 
 STAGED = (where.STAGED,)
 BATCH = Group("Batch systems (Slurm and Grid Engine)", (where.BATCH, where.STAGED))
@@ -101,7 +101,7 @@ class Run(Started, heading=JOBS, module="run"):
         "--ranks-per-node --ntasks-per-node", RANKS, "Ranks on each node", limits=where.NODES
     )
     nodes = number("--nodes", RANKS, "Number of workers (default: all)", limits=where.NODES)
-    once = flag("--once", RANKS, "Run it once, on one node")
+    once = flag("--once", RANKS, "Run one process, on one node")
     backend = choice("--backend", RANKS, "Communication library", "auto", "gloo", "nccl", "mpi")
     launcher = choice(
         "--launcher", RANKS, "Program that starts ranks", "mpirun", "torchrun", "srun", empty="auto"
@@ -111,14 +111,14 @@ class Run(Started, heading=JOBS, module="run"):
         limits=(where.STAGED, where.MPIRUN),
     )
     sweep = texts(
-        *("--sweep", RANKS, "Run it once per value: lr=0.1,0.01; repeatable"),
+        *("--sweep", RANKS, "Run the program once per value: lr=0.1,0.01; repeatable"),
         "NAME=VALUES",
         limits=(where.STAGED, where.SUPERVISED),
         check=sweeps.axis,
         settable=False,
     )
     array = text(
-        *("--array", RANKS, "Run it once per number: 0-99, 1,3,7 or 0-99%8", "NUMBERS"),
+        *("--array", RANKS, "Run the program once per number: 0-99, 1,3,7 or 0-99%8", "NUMBERS"),
         limits=(where.STAGED, where.SUPERVISED),
         check=sweeps.array,
         settable=False,
@@ -126,11 +126,13 @@ class Run(Started, heading=JOBS, module="run"):
     python_module = text("-m", PROGRAM, "Run a Python module, not SCRIPT", "MODULE", settable=False)
     variables = texts("-e --env", PROGRAM, ENV, "NAME[=VALUE]")
     env_file = files("--env-file", PROGRAM, ENV_FILE)
-    stage = file("--stage", PROGRAM, "Folder to copy (default: the repository)", "DIR")
+    stage = file(
+        "--stage", PROGRAM, "Folder to copy (default: repository or SCRIPT's folder)", "DIR"
+    )
     max_stage = number(
         "--max-stage", PROGRAM, "Copy at most this (default: 200MB)", "SIZE", check=byte_size
     )
-    source = files("--source", PROGRAM, "Compile with SCRIPT; repeatable (flags: -e CFLAGS=...)")
+    source = files("--source", PROGRAM, "File to compile with SCRIPT; repeatable (-e CFLAGS=...)")
     requirements = text(
         *("--requirements", PROGRAM, "Packages: FILE or none (default: the project's)"),
         "FILE",
@@ -144,11 +146,13 @@ class Run(Started, heading=JOBS, module="run"):
     )
     allow_cpu = flag("--allow-cpu", PROGRAM, "Let GPU programs run without a GPU")
     detach = flag("-d --detach", JOB, "Start the job and return")
-    timeout = amount("--timeout", JOB, "Stop the job after this time: 30m", "TIME", duration)
+    timeout = amount(
+        "--timeout", JOB, "Stop the job after TIME: 30m, 8h or 90 (seconds)", "TIME", duration
+    )
     hang_timeout = amount(
         "--hang-timeout",
         JOB,
-        "End an attempt silent for so long: 10m",
+        "Stop an attempt that prints nothing for TIME: 10m, 600",
         "TIME",
         duration,
     )
@@ -156,7 +160,7 @@ class Run(Started, heading=JOBS, module="run"):
     on_node_loss = choice(
         "--on-node-loss",
         JOB,
-        "Continue on new nodes, or on those left",
+        "Replace a lost node, continue without it, or fail",
         "replace",
         "shrink",
         "fail",
@@ -165,7 +169,7 @@ class Run(Started, heading=JOBS, module="run"):
     keep_files = texts(
         "--keep-files",
         JOB,
-        "Outputs to copy to the launcher meanwhile; repeatable",
+        "Outputs that the launcher keeps a copy of; repeatable",
         "GLOB",
         limits=(where.COPIED, where.SUPERVISED),
         check=pattern,
@@ -173,7 +177,7 @@ class Run(Started, heading=JOBS, module="run"):
     sync = text(
         "--sync",
         JOB,
-        "Bring outputs here, or to S3, while the job runs",
+        "Copy outputs here or to S3 while the job runs",
         "DIR|URL",
         limits=(where.COPIED, where.SUPERVISED, where.ATTENDED),
         check=folder_or_bucket,
@@ -262,7 +266,9 @@ class Launch(Started, heading=JOBS, module="launch"):
         "clusterctl launch --gpu g4dn:4 --spot --budget 20 train.py",
         "clusterctl launch --detach --gpu g4dn --ttl 12h train.py",
     )
-    detach = flag("-d --detach", OPTIONS, "Return when the program runs; the next command ends it")
+    detach = flag(
+        "-d --detach", OPTIONS, "Return once the program runs; a later command removes the cluster"
+    )
     keep = flag("--keep", OPTIONS, "Leave the cluster running at the end")
     of_up = of_verb(Up, groups=(Up.MACHINE, Up.EC2))
     of_run = of_verb(
@@ -300,6 +306,7 @@ class Rerun(Common, heading=JOBS, module="run"):
     env_file = files("--env-file", OPTIONS, ENV_FILE)
     detach = flag("-d --detach", OPTIONS, "Start the job and return")
     json = JSON_LINES
+    cluster = cluster_option(help="Cluster to run on (default: that of the job)")
 
     @classmethod
     def arrange(cls, words: list[str]) -> list[str]:

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from clusterctl.options.table import ARGUMENTS, GENERAL, Group, Option, flag, whole
+from clusterctl.options.table import (
+    ARGUMENTS,
+    GENERAL,
+    Group,
+    Option,
+    cluster_option,
+    flag,
+    whole,
+)
 
 JOBS = "Jobs"
 """The heading of the verbs in `run` and `jobs`."""
@@ -13,3 +21,4 @@ JSON_LINES = flag("--json", GENERAL, "Print one JSON object per line")
 LAST_JOB = Option[int | None](
     "", ARGUMENTS, "Number of the job (default: the last one)", "[JOB]", empty=None, check=whole(0)
 )
+OF_JOB = cluster_option(help="Cluster of the job (default: any)")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import os
 import re
+import shlex
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from functools import cache, cached_property
@@ -219,7 +220,7 @@ def life_time(text: str, option: str) -> float:
     if text[-1] not in "smhd":
         bare = not set(text) & set("smhd")
         raise UsageError(
-            f"{option} {text!r} ends without a unit",
+            f"{option} {text!r} {'has no unit' if bare else 'ends without a unit'}",
             hint=f"did you mean {text}h or {text}m?" if bare else "for example 1h30m",
         )
     if total > MAX_TTL:
@@ -265,7 +266,7 @@ def expression(text: str, option: str) -> str:
     except re.error as error:
         raise UsageError(
             f"{option} {text!r} is not a regular expression: {error}",
-            hint=f"for this text as it is: {option} {re.escape(text)!r}",
+            hint=f"to search for this text literally: {option} {shlex.quote(re.escape(text))}",
         ) from None
     return text
 

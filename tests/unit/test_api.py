@@ -243,7 +243,7 @@ def test_a_cluster_that_is_not_there() -> None:
     [
         ({"worker": 2}, "unknown option worker"),
         ({"workers": 0}, "workers 0: must be at least 1"),
-        ({"ttl": "8"}, "ttl '8' ends without a unit"),
+        ({"ttl": "8"}, "ttl '8' has no unit"),
         ({"dry_run": True}, "unknown option dry_run"),
         ({"provider": "local", "spot": True}, "--spot works only"),
     ],

@@ -45,7 +45,7 @@ BAD: list[tuple[str, int, str, str]] = [
         "--budget nan: must be more than 0 and at most 1,000,000",
         "20",
     ),
-    ("up|--dry-run|--ttl|8", 2, "--ttl '8' ends without a unit", "8h or 8m"),
+    ("up|--dry-run|--ttl|8", 2, "--ttl '8' has no unit", "8h or 8m"),
     ("up|--dry-run|--ttl|1h30", 2, "--ttl '1h30' ends without a unit", "1h30m"),
     ("up|--dry-run|--ttl|31d", 2, "--ttl '31d' is more than 30 days", "clusterctl extend --ttl"),
     ("up|--dry-run|--gpu|g5:1|--workers|3", 2, "--workers 3 cannot be combined", "as --gpu g5:N"),
@@ -174,7 +174,7 @@ BAD_WITH_A_CLUSTER: list[tuple[str, int, str, str]] = [
         "two cluster names given: 'lab' and --cluster 'other'",
         "only one",
     ),
-    ("extend|--ttl|8", 2, "--ttl '8' ends without a unit", "8h or 8m"),
+    ("extend|--ttl|8", 2, "--ttl '8' has no unit", "8h or 8m"),
     ("extend|--ttl|721h", 2, "--ttl '721h' is more than 30 days", "clusterctl extend --ttl"),
     ("down|nope", 7, "nope", "lab"),
 ]

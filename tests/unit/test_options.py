@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from clusterctl import catalog
 from clusterctl.config import prefix
 from clusterctl.errors import UsageError
 from clusterctl.options.table import duration
@@ -50,6 +52,24 @@ def test_launch_says_where_its_options_are_explained(call: Call) -> None:
     said = re.sub(r"\s+", " ", call("launch", "--help").out)
     assert re.search(r"Amazon EC2: As for `up`: [^:]*--spot,", said)
     assert re.search(r"Program: As for `run`: [^:]*--env-file,", said)
+
+
+@pytest.mark.parametrize("verb", ["image build", "image lock"])
+def test_the_help_names_every_recipe(verb: str, call: Call) -> None:
+    shown = re.split(r"[\s,]+", call(*verb.split(), "--help").out)
+    assert set(catalog.RECIPES) <= set(shown)
+
+
+@pytest.mark.parametrize("verb", ["logs", "cancel", "fetch", "doctor", "top", "rerun", "diff"])
+def test_a_verb_about_jobs_does_not_claim_to_take_the_only_cluster(verb: str, call: Call) -> None:
+    """Jobs of removed clusters are on record, too: the last job may be that of any cluster."""
+    assert "the only one" not in call(verb, "--help").out
+
+
+def test_the_hint_for_an_expression_can_be_pasted(call: Call) -> None:
+    words = shlex.split(call("logs", "--grep", "it's (", "1").err.partition("literally: ")[2])
+    assert words[0] == "--grep"
+    assert re.fullmatch(words[1], "it's (")
 
 
 def test_help_needs_no_settings(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
