@@ -70,7 +70,7 @@ def get(store: Store, url: str, options: GetOptions, progress: Progress, tell: T
 
 def _find(url: str) -> Source:
     def objects(bucket: str, prefix: str) -> Sequence[Remote]:
-        from clusterctl.providers.ec2 import objects
+        from clusterctl.s3 import objects
 
         return objects.list_objects(bucket, prefix)
 

@@ -139,16 +139,11 @@ def _await_end(
     store: Store, cluster: Cluster, lost: Collection[str], reclaimed: Collection[str], tell: Tell
 ) -> None:
     """Waits until machines that are ending, or have to, are gone: `up` would keep them."""
-    provider, folder = providers.load(cluster.spec.provider), store.folder(cluster.name)
+    billing, folder = providers.load_billing(cluster), store.folder(cluster.name)
     limit, told = Deadline(END_LIMIT), False
     while not limit.passed:
-        states = provider.describe(cluster, folder)
-        going = [
-            name
-            for name in lost
-            if states.get(name, "").startswith("shutting-down")
-            or (name in reclaimed and states.get(name) in ("pending", "running"))
-        ]
+        ending = billing.list_ending(cluster, folder, reclaimed)
+        going = [name for name in lost if name in ending]
         if not going:
             return
         if not told:

@@ -20,7 +20,7 @@ from clusterctl.jobs import copies_here
 from clusterctl.state.home import make_private, write_atomic
 
 if TYPE_CHECKING:
-    from clusterctl.providers.ec2.bucket import Bucket
+    from clusterctl.s3.bucket import Bucket
 
 
 def is_url(sync: str) -> bool:
@@ -32,7 +32,7 @@ def url(job: Job) -> str:
 
 
 def _open(job: Job) -> Bucket:
-    from clusterctl.providers.ec2.bucket import Bucket  # not for every `run`
+    from clusterctl.s3.bucket import Bucket  # not for every `run`
 
     return Bucket(url(job))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -231,6 +231,12 @@ class Billing(Protocol):
     def list_ended(self, cluster: Cluster, folder: Path) -> Mapping[str, Ended]:
         """The nodes whose machines do not run, as far as whoever bills them still says when that
         began."""
+
+    def list_ending(
+        self, cluster: Cluster, folder: Path, reclaimed: Collection[str]
+    ) -> frozenset[str]:
+        """The nodes whose machines are about to end: those that have begun to, and of `reclaimed`,
+        whose end was announced, those that still run. `create` would keep them."""
 
     def list_made(self, folder: Path) -> frozenset[str]:
         """The nodes that cost money and that `folder` knows to have been made, whether or not they

@@ -36,9 +36,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": {"actions", "model", "job_model", "errors", "config", "options", "redaction"}
     | {"variables", "node_phases"},
     "api": {"actions", "model", "job_model", "errors", "options", "variables"},
-    "actions": FOUNDATION | EDGE | TALK | PARTS | SERVICES,
-    "jobs": FOUNDATION | EDGE | TALK | PARTS,
+    "actions": FOUNDATION | EDGE | TALK | PARTS | SERVICES | {"s3"},
+    "jobs": FOUNDATION | EDGE | TALK | PARTS | {"s3"},
     "insight": FOUNDATION | EDGE | TALK | PARTS,
+    "s3": {"errors", "sources", "providers"},  # with the client that EC2 has for AWS
     "providers": FOUNDATION | EDGE | TALK,
     "bootstrap": FOUNDATION | EDGE | TALK,
     "launch": FOUNDATION,  # pure: from values to text and argv
@@ -91,8 +92,8 @@ MAY_USE: dict[str, set[str]] = {
     "packaging": {"jobs"},
     "cloudpickle": {"jobs"},
     "python_terraform": {"terraform"},
-    "boto3": {"providers"},
-    "botocore": {"providers"},
+    "boto3": {"providers", "s3"},
+    "botocore": {"providers", "s3"},
 }
 
 STARTS_PROCESSES = "process"  # the only unit that may
@@ -297,6 +298,16 @@ def test_a_provider_asked_for_by_name_is_seen(test: str, found: bool, tmp_path: 
         (package / unit).mkdir(parents=True)
         (package / unit / "__init__.py").write_text(f"if {test}:\n    pass\n")
     assert provider_names(package) == ["clusterctl/actions/__init__.py:1"] * found
+
+
+def test_only_s3_knows_how_ec2_is_asked() -> None:
+    """What else is particular about EC2 is a method or a fact of its provider."""
+    knowing = [
+        use.where
+        for use in uses(PACKAGE)
+        if use.target.startswith("clusterctl.providers.ec2") and use.unit not in ("providers", "s3")
+    ]
+    assert knowing == []
 
 
 JOB_SYSTEM = {"batch", "system", "scheduler"}  # what says who runs a cluster's jobs

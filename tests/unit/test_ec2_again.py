@@ -32,6 +32,7 @@ class Market(Api):
     living: tuple[str, ...] = ()
     zone, spot = "us-east-1a", True
     stopped: tuple[str, ...] = ()
+    ending: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
 
     def call(self, action: str, service: str = "ec2", /, **arguments: Any) -> Any:
@@ -54,7 +55,7 @@ class Market(Api):
                 id=f"i-{name}",
                 node=name,
                 type="t3.micro" if name == "launcher" else "c7i.xlarge",
-                state="stopped" if name in self.stopped else "running",
+                state=self._state(name),
                 zone=self.zone,
                 address="",
                 private_address="",
@@ -64,6 +65,11 @@ class Market(Api):
             )
             for name in (self.living if filters else ())
         ]
+
+    def _state(self, name: str) -> str:
+        if name in self.ending:
+            return "shutting-down"
+        return "stopped" if name in self.stopped else "running"
 
     def image(self, owner: str, name: str) -> str:
         return "ami-1"
@@ -319,6 +325,18 @@ def test_a_cluster_whose_state_is_lost_is_not_called_adopted(
     assert "adopted" not in caught.value.message
     assert "`clusterctl down lab`" in caught.value.hint
     assert provider.list_made(folder) == frozenset()
+
+
+def test_machines_that_end_are_told_from_those_that_stay(
+    provider: Ec2Provider, market: type[Market], tmp_path: Path
+) -> None:
+    """One whose end is announced runs for two minutes; one that is stopped is kept."""
+    workers = [f"worker-{number}" for number in range(1, 6)]
+    current = attempted(provider.plan(wish()), "launcher", *workers, ago=60)
+    market.living = ("launcher", *workers[:4])
+    market.ending, market.stopped = ("worker-2",), ("worker-3",)
+    found = provider.list_ending(current, tmp_path, ("worker-1", "worker-3", "worker-5"))
+    assert found == {"worker-1", "worker-2"}
 
 
 @pytest.mark.parametrize(("spot", "hourly"), [(True, 1.0), (False, 10.0)])

@@ -12,7 +12,7 @@ from moto.server import ThreadedMotoServer
 
 from clusterctl import sources
 from clusterctl.errors import UsageError
-from clusterctl.providers.ec2.objects import list_objects
+from clusterctl.s3.objects import list_objects
 from tests.unit.calling import Call
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -299,6 +299,16 @@ class Ec2Provider:
             for name, item in self._instances(cluster, folder).items()
             if item.ended and item.state not in ("pending", "running")
         }
+
+    def list_ending(
+        self, cluster: Cluster, folder: Path, reclaimed: Collection[str]
+    ) -> frozenset[str]:
+        return frozenset(
+            name
+            for name, item in self._instances(cluster, folder).items()
+            if item.state == "shutting-down"
+            or (name in reclaimed and item.state in ("pending", "running"))
+        )
 
     def _gateway_end(self, cluster: Cluster, folder: Path) -> dict[str, Ended]:
         """When AWS has removed the NAT gateway of a cluster whose deadline is over."""
