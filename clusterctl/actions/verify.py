@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from clusterctl import assets
+from clusterctl import assets, providers
 from clusterctl.actions import Tell, jobs, open_pool, require_ready, run
 from clusterctl.actions.quiet_run import run_quietly
 from clusterctl.errors import ClusterctlError, NodeUnreachable, RecordError, UsageError, reason
@@ -115,7 +115,8 @@ def require_measurable(store: Store, cluster: Cluster, tell: Tell, *, now: bool)
     if not cluster.workers:
         raise UsageError(
             f"cluster {cluster.name!r} has no nodes of its own to measure",
-            hint="run reduce_all.py on it: clusterctl run --nodes 2 reduce_all.py",
+            hint="run reduce_all.py on it:"
+            f" clusterctl run {providers.load_site(cluster.system).example_size} reduce_all.py",
         )
     running = [
         job.id

@@ -78,6 +78,11 @@ def attach_site(store: Store, name: str, login: Login, tell: Tell) -> Cluster:
     return cluster
 
 
+def example_size(cluster: Cluster) -> str:
+    """Options of `run` that ask this batch system for two ranks."""
+    return providers.load_site(cluster.system).example_size
+
+
 def _survey_site(
     store: Store, cluster: Cluster, site: BatchSite, login: Login, pool: Pool, tell: Tell
 ) -> Cluster:

@@ -20,6 +20,7 @@ class SgeProvider(BatchSite):
 
     name = "sge"
     title = "Grid Engine"
+    example_size = "-pe NAME 2"
     required: ClassVar = dict.fromkeys(
         ("qsub", "qstat", "qdel", "qrsh", "qconf"), "gridengine-client"
     )

@@ -16,6 +16,7 @@ class SlurmProvider(BatchSite):
 
     name = "slurm"
     title = "Slurm"
+    example_size = "--nodes 2"
     required: ClassVar = dict.fromkeys(
         ("sbatch", "squeue", "scancel", "scontrol", "srun"), "slurm-client"
     )
