@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from clusterctl import assets, providers
+from clusterctl import assets, schedulers
 from clusterctl.actions import Tell, jobs, open_pool, require_ready, run
 from clusterctl.actions.quiet_run import run_quietly
 from clusterctl.errors import ClusterctlError, NodeUnreachable, RecordError, UsageError, reason
@@ -116,7 +116,7 @@ def require_measurable(store: Store, cluster: Cluster, tell: Tell, *, now: bool)
         raise UsageError(
             f"cluster {cluster.name!r} has no nodes of its own to measure",
             hint="run reduce_all.py on it:"
-            f" clusterctl run {providers.load_site(cluster.system).example_size} reduce_all.py",
+            f" clusterctl run {schedulers.load_batch(cluster.system).example_size} reduce_all.py",
         )
     running = [
         job.id

@@ -44,6 +44,10 @@ class Scheduler(Protocol):
 class BatchScheduler(Scheduler, Protocol):
     """A batch system that was there before us: one question serves all jobs."""
 
+    @property
+    def example_size(self) -> str:
+        """Options of `run` for a job of two ranks, as an example."""
+
     def check(self, spec: JobSpec) -> None:
         """Raises UsageError for a value of an option that it cannot take."""
 

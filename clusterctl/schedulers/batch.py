@@ -70,6 +70,8 @@ class Batch(ABC):
     """The command that takes the number of a job to end."""
     down: ClassVar[str]
     """What it says, as a pattern of grep -E, when it could not even ask the queue."""
+    example_size: ClassVar[str]
+    """Options of `run` for a job of two ranks, as an example."""
     unconfigured: ClassVar[str] = ""
     """What it says, as a pattern, where it does not know whom to ask."""
     gone: ClassVar[Mapping[str, JobState]]

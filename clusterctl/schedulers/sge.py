@@ -41,6 +41,7 @@ class Sge(batch.Batch):
     prefix = "#$"
     submit, receipt = "qsub", "-terse"
     end = "qdel"
+    example_size = "-pe NAME 2"
     down = "Connection refused|got (select|send) error"
     unconfigured = "commlib error|Unable to initialize environment"
     gone = GONE

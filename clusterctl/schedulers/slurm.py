@@ -73,6 +73,7 @@ class Slurm(batch.Batch):
     prefix = "#SBATCH"
     submit, receipt = "sbatch", "--parsable"
     end = "scancel"
+    example_size = "--nodes 2"
     down = "connect failure"
     unconfigured = "Could not establish a configuration source"
     gone = GONE

@@ -80,7 +80,7 @@ def attach_site(store: Store, name: str, login: Login, tell: Tell) -> Cluster:
 
 def example_size(cluster: Cluster) -> str:
     """Options of `run` that ask this batch system for two ranks."""
-    return providers.load_site(cluster.system).example_size
+    return schedulers.load_batch(cluster.system).example_size
 
 
 def _survey_site(

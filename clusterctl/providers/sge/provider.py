@@ -20,7 +20,6 @@ class SgeProvider(BatchSite):
 
     name = "sge"
     title = "Grid Engine"
-    example_size = "-pe NAME 2"
     required: ClassVar = dict.fromkeys(
         ("qsub", "qstat", "qdel", "qrsh", "qconf"), "gridengine-client"
     )

@@ -23,8 +23,6 @@ class BatchSite:
     name: ClassVar[str]
     title: ClassVar[str]
     """Its name for people."""
-    example_size: ClassVar[str]
-    """Options of `run` for a job of two ranks, as an example."""
     required: ClassVar[Mapping[str, str]]
 
     def questions(self) -> dict[str, str]:

@@ -16,7 +16,6 @@ class SlurmProvider(BatchSite):
 
     name = "slurm"
     title = "Slurm"
-    example_size = "--nodes 2"
     required: ClassVar = dict.fromkeys(
         ("sbatch", "squeue", "scancel", "scontrol", "srun"), "slurm-client"
     )
