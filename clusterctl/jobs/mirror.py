@@ -11,7 +11,6 @@ import shlex
 import shutil
 import tempfile
 import threading
-import time
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -25,7 +24,7 @@ from clusterctl.jobs.copies_here import Copies
 from clusterctl.jobs.start import list_rank_nodes, make_error
 from clusterctl.model import Cluster, NodeResult, clock
 from clusterctl.state.home import make_private, write_atomic, writing
-from clusterctl.timeouts import background
+from clusterctl.timeouts import background, now
 from clusterctl.transport.pool import Pool
 
 LIST_TIMEOUT = 60.0
@@ -185,9 +184,9 @@ class Keeper:
     def _keep(self) -> None:
         pause = self._interval
         while not self._end.wait(pause):
-            began = time.monotonic()
+            began = now()
             self._bring()
-            pause = max(self._interval, time.monotonic() - began)
+            pause = max(self._interval, now() - began)
 
     def _bring(self) -> str:
         """Why not everything has come; "" where it has. The next look may do better."""

@@ -26,6 +26,10 @@ hang for ever; what mpirun said until then goes with the error."""
 HANG_POLL = 15.0
 """Seconds between two looks whether a job with --hang-timeout has written anything, at most."""
 
+HANG_SLACK = 10.0
+"""Seconds beyond its own limit after which such a look, or the pause before it, says of the machine
+that it was asleep or stood still, and nothing of the ranks."""
+
 END_POLL = 20
 """Seconds between two looks whether mpirun still waits for ranks that have all ended."""
 
@@ -54,6 +58,10 @@ MIRROR_INTERVAL = 30
 
 SYNC_INTERVAL = 10
 """The same for a job with --sync."""
+
+MIRROR_LONGEST = 600
+"""Seconds between two copies at most, however long the last one seems to have taken: the machine
+may have been asleep meanwhile."""
 
 MIRROR_RESERVE = 1 << 20
 """KiB that copies of outputs leave free on a disk: on the launcher's, and on that of a node."""
@@ -104,6 +112,7 @@ class Direct:
         mirror: dict[str, Any] = {
             "rank_nodes": [node for node in shared["nodes"] if node["name"] in placed],
             "interval": SYNC_INTERVAL if job.spec.sync else MIRROR_INTERVAL,
+            "longest": MIRROR_LONGEST,
             "reserve": MIRROR_RESERVE,
         }
         alloc = "".join(
@@ -234,6 +243,7 @@ def watching(job: Job) -> dict[str, object]:
         "end_poll": END_POLL,
         "hang_timeout": f"{limit:g}" if limit else "",
         "hang_poll": f"{min(HANG_POLL, limit / 4):g}",
+        "hang_slack": f"{HANG_SLACK:g}",
     }
 
 

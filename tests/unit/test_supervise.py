@@ -559,6 +559,32 @@ def test_a_job_that_prints_while_its_stacks_are_read_goes_on(site: Site) -> None
     assert (job.state, job.hangs) == (JobState.SUCCEEDED, ()), site.story(job)
 
 
+def test_a_job_whose_machine_was_asleep_did_not_hang(site: Site, tmp_path: Path) -> None:
+    """A laptop with a local cluster: its uptime goes on while the lid is closed."""
+    uptime, fresh = tmp_path / "uptime", tmp_path / "fresh"
+    uptime.write_text("100.00 1.00\n")
+    looked = 'if [ "$1" = written ]; then'
+    site.change = lambda text: text.replace("/proc/uptime", str(uptime)).replace(
+        looked, f'{looked} echo >>"$out/looks"'
+    )
+    job = site.submit(1, "echo started; until [ -e end ]; do sleep 0.1; done", BOTH, hang_timeout=2)
+    looks = site.folder("worker-1", 1) / "out" / "looks"
+
+    def until_looks(more: int) -> None:
+        wanted = more + (len(looks.read_text()) if looks.exists() else 0)
+        until(lambda: site.status(job).state.ended or len(looks.read_text()) >= wanted)
+
+    until(looks.exists)
+    until_looks(2)
+    fresh.write_text("3700.00 1.00\n")
+    fresh.replace(uptime)
+    until_looks(3)
+    for name in ("worker-1", "worker-2"):
+        (site.folder(name, 1) / "work" / "end").touch()
+    job = site.ended(job)
+    assert (job.state, job.hangs) == (JobState.SUCCEEDED, ()), site.story(job)
+
+
 def test_a_job_that_hangs_is_failed_and_says_so(site: Site) -> None:
     job = site.ended(site.submit(1, "echo started; sleep 60", BOTH, hang_timeout=5))
     assert (job.state, job.failure) == (JobState.FAILED, None), site.story(job)
