@@ -21,6 +21,9 @@ NAME_PATTERN = re.compile(r"[a-z][a-z0-9-]{0,29}")
 MEMORY = "/dev/shm"
 """Of a node: where secrets of jobs lie that a restart is to remove."""
 
+SHARED = "/shared"
+"""Of nodes that are machines or containers of ours: where the folder lies that they all share."""
+
 
 def hostfile_mark(cluster_id: str) -> str:
     """The first line of a ~/hostfile on a node that is ours to replace and to remove."""
@@ -218,6 +221,8 @@ class ClusterSpec:
     """For those of one kind (launcher, cpu, nvidia, amd), instead of `image`."""
     gpus: tuple[str, ...] = ()
     """Indices of this machine's GPUs that node containers get; ("all",): all of them."""
+    shared: bool = False
+    """A folder that all nodes share."""
     cloud: CloudSpec = field(default_factory=CloudSpec)
 
     @property
@@ -332,6 +337,8 @@ class Cluster:
     """What nodes pull, by their kind and with digests: a tag may have moved by the next `up`."""
     site_info: dict[str, str] = field(default_factory=dict)
     """What a batch system has told of itself when it was attached."""
+    shared: str = ""
+    """The folder that all nodes share, at the same path on each of them; "": none."""
     host_keys: dict[str, str] = field(default_factory=dict)
     """The keys that the nodes' sshd show, by address as in known_hosts: where that is damaged, it
     is written again from these."""

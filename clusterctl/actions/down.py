@@ -140,6 +140,8 @@ def finish_down(
     with _told(tell):
         store.save(cluster)
     store.event(cluster.name, "deleting")
+    if cluster.shared:
+        tell(f"deleting the shared folder {cluster.shared} with all that is in it")
     try:
         providers.load(cluster.spec.provider).destroy(cluster, folder, tell)
     except LeftoverError as error:

@@ -207,6 +207,9 @@ def _up(
             with clock.phase("mesh"):
                 hint = f"check for a firewall between them, then run `clusterctl up {cluster.name}`"
                 bootstrap.check_mesh(pool, cluster, what="nodes", hint=hint)
+            if cluster.shared:
+                with clock.phase("shared folder"):
+                    bootstrap.check_shared(pool, cluster)
             store.save(cluster)
             cluster = replace(cluster, phase=Phase.READY)
             if not features.instant:
@@ -273,6 +276,7 @@ def _create(
         nodes=created.nodes,
         charges=cluster.charges if created.charges is None else created.charges,
         mode_reason=created.mode_reason or cluster.mode_reason,
+        shared=created.shared,
     )
     cluster = replace(cluster, charges=correct_times(cluster, folder))
     cluster, renewed = write_ssh(store, cluster, created.host_keys)

@@ -13,7 +13,7 @@ from clusterctl.actions.node_images import NodeImage
 from clusterctl.errors import RecordError, UsageError
 from clusterctl.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Runtime, count
 from clusterctl.node_results import ranges
-from clusterctl.providers.protocol import Creator, LogsIn, ProviderPlan
+from clusterctl.providers.protocol import Creator, Features, LogsIn, ProviderPlan
 from clusterctl.state import Store
 
 DEFAULT_WORKERS = 2
@@ -111,9 +111,10 @@ def intend(spec: ClusterSpec, old: Cluster | None, tell: Tell, ahead: Path | Non
     provider = providers.load_creator(options.provider)
     plan = provider.plan(options, old, tell, ahead=ahead)
     options = plan.spec or options
+    folder = [f"shared folder: {provider.features.shared_folder}"] if options.shared else []
     images = _images(spec, options, old, provider, plan.kinds)
     surplus = shrink.find_surplus(old, plan, options.workers) if old else ()
-    more = [image.line for image in images.values()]
+    more = [*folder, *(image.line for image in images.values())]
     if surplus:
         more.append(f"to be removed: {ranges(surplus)}")
     elif old and old.nodes and not plan.nodes:
@@ -174,8 +175,23 @@ def complete(spec: ClusterSpec, old: Cluster | None) -> ClusterSpec:
         runtime=spec.runtime or base.runtime or features.runtime,
         **_complete_images(spec, base),
         gpus=spec.gpus or base.gpus,
+        shared=_complete_shared(spec, old, features),
         cloud=_complete_cloud(spec.cloud, base.cloud),
     )
+
+
+def _complete_shared(spec: ClusterSpec, old: Cluster | None, features: Features) -> bool:
+    """Whether nodes share a folder. Nodes that run would have to be made anew to see one."""
+    if spec.shared and not features.shared_folder:
+        raise UsageError(
+            "--shared does not work with this provider", hint="leave it out, or use another one"
+        )
+    if spec.shared and old and not old.spec.shared:
+        raise UsageError(
+            f"cluster {old.name} was created without --shared",
+            hint=f"`clusterctl down {old.name}` first, or choose another name",
+        )
+    return old.spec.shared if old else spec.shared
 
 
 def _complete_images(spec: ClusterSpec, base: ClusterSpec) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from clusterctl import assets
 from clusterctl.bootstrap import facts, progress
-from clusterctl.errors import NodeUnreachable
+from clusterctl.errors import BootstrapError, NodeUnreachable
 from clusterctl.keys import KeyPair
 from clusterctl.model import Accelerator, Cluster, Node, NodeFacts, NodeResult
 from clusterctl.transport.pool import Pool
@@ -185,6 +185,38 @@ def check_mesh(pool: Pool, cluster: Cluster, *, what: str, hint: str) -> None:
             hint=hint,
             transient=True,
         )
+
+
+def check_shared(pool: Pool, cluster: Cluster) -> None:
+    """Raises BootstrapError unless all nodes can read and write the shared folder, where ranks
+    run."""
+    launcher = cluster.launcher
+    others = [node for node in cluster.workers if node.name != launcher.name]
+    result = pool.transport(launcher.name).run(
+        "exec /bin/sh -s",
+        stdin=shared_script(cluster.shared, launcher, others).encode(),
+        timeout=MESH_TIMEOUT + WAVE_TIMEOUT * (len(others) // MESH_WAVE),
+    )
+    failures = mesh_failures(result.text)
+    if result.error or not result.ok:
+        failures = (result.error or result.complaints, *failures)
+    if failures:
+        raise BootstrapError(
+            f"some nodes cannot use the shared folder {cluster.shared}: {'; '.join(failures)}",
+            hint=f"`clusterctl up {cluster.name}` mounts it again",
+        )
+
+
+def shared_script(folder: str, launcher: Node, workers: Sequence[Node]) -> str:
+    """Writes a file on the launcher, and reads and writes it on all workers."""
+    return assets.render(
+        "bootstrap/shared-check.sh.j2",
+        folder=folder,
+        launcher=launcher,
+        workers=workers,
+        mark=MESH_MARK,
+        wave=MESH_WAVE,
+    )
 
 
 def mesh_failures(text: str) -> tuple[str, ...]:

@@ -27,6 +27,8 @@ def status(given: Status, console: Console) -> None:
     ]
     if found.unknown_prices:
         lines.append(f"not included (price unknown): {', '.join(found.unknown_prices)}")
+    if what.shared:
+        lines.append(f"shared folder: {what.shared} on all nodes; `down` deletes it")
     if folder := launches.find_folder(store, what.name):
         lines.append(f"ends with its program; the next command then brings outputs to {folder}")
     lines += [f"warning: {line}" for line in found.warnings]
@@ -164,7 +166,7 @@ def _status(found: Any, live: bool) -> dict[str, Any]:
     return {
         "cluster": what.name,
         "provider": what.spec.provider,
-        **pick(what, "id", "mode", "mode_reason", "phase", "created", "deadline"),
+        **pick(what, "id", "mode", "mode_reason", "phase", "created", "deadline", "shared"),
         "age_s": round(found.age, 1),
         **pick(found, "dollars", "dollars_per_hour", "unknown_prices", "warnings"),
         "jobs": [job.id for job in found.jobs],

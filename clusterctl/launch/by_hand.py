@@ -82,6 +82,8 @@ def _path(node: Node) -> list[str]:
 
 def _variables(cluster: Cluster, node: Node, plan: LaunchPlan | None) -> dict[str, str]:
     found = {"CLUSTERCTL_DATA": f"{node.root}/data"}
+    if cluster.shared:
+        found["CLUSTERCTL_SHARED"] = cluster.shared
     if plan is None:
         return found
     found |= {name: value for name, value in plan.env.items() if name not in _OF_A_JOB}

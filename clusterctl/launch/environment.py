@@ -55,6 +55,8 @@ def variables(
             "programs check that they see as many ranks as were started",
         ),
     ]
+    if request.cluster.shared:
+        rows.append(("CLUSTERCTL_SHARED", request.cluster.shared, "the folder of all nodes"))
     if request.spec.backend != "auto":
         rows.append(("CLUSTERCTL_BACKEND", request.spec.backend, "--backend"))
     if request.spec.allow_cpu:

@@ -57,6 +57,9 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
     ttl = amount(
         "--ttl", MACHINE, "Shut down after 30m, 8h, 2d (default on EC2: 8h)", "TIME", life_time
     )
+    shared = flag(
+        "--shared", MACHINE, "Give all nodes one folder, $CLUSTERCTL_SHARED; `down` deletes it"
+    )
     image = texts(
         "--image",
         MACHINE,
@@ -235,6 +238,7 @@ class Attach(Named, heading=CLUSTERS, module="attach"):
     bootstrap = flag(
         "--bootstrap", OPTIONS, "Install missing programs with sudo", limits=where.HOSTS
     )
+    shared = flag("--shared", OPTIONS, limits=where.NOT_MOUNTED)
 
     @classmethod
     def arrange(cls, words: list[str]) -> list[str]:

@@ -129,6 +129,13 @@ HOSTS = _only(
     says="works only with --hosts",
     hint="leave it out: nothing is installed on a batch system's machines",
 )
+_SHARED_SITE = "leave it out: the nodes of a site share the folder of --workdir already"
+NOT_MOUNTED = Limit(
+    only=frozenset(),
+    says="works only with `up`: nothing is mounted on machines that are attached",
+    hint="leave it out, and mount a folder of your own on all hosts",
+    instead={"slurm": _SHARED_SITE, "sge": _SHARED_SITE},
+)
 WITH_JSON = _only("json", says="works only with --json", hint="add --json, or leave it out")
 NO_JSON = _only(says="has no effect with `data index`, whose program writes a file")
 NOT_ADOPT = _never("adopt", says="cannot be combined with --adopt, which already names the cluster")

@@ -40,6 +40,8 @@ class Features:
     """Where nodes that are not fresh have a Python with what programs need."""
     shares_machine: bool = False
     """Nodes are names for the processor of this machine: slots are advice there, not a limit."""
+    shared_folder: str = ""
+    """Where a folder lies that all nodes can share, for people; "": `up --shared` is refused."""
     instant: bool = False
     """Nodes are there at once and cost nothing: `up` reports no phases and runs no smoke test."""
     subject: str = ""
@@ -89,6 +91,8 @@ class Created:
     charges: tuple[Charge, ...] | None = None
     """What they cost, where that has come to be other than planned."""
     mode_reason: str = ""
+    shared: str = ""
+    """The folder that all nodes share, if one was asked for: see `Cluster`."""
 
 
 class Provider(Protocol):

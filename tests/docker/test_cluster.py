@@ -49,7 +49,7 @@ def clusterctl(engine: Engine, node_images: dict[str, str], home: Path) -> Itera
 @pytest.fixture(scope="module")
 def cluster(clusterctl: Clusterctl) -> str:
     """The id of a cluster of three containers."""
-    found = json.loads(clusterctl("up", "--provider", "docker", "--json").stdout)
+    found = json.loads(clusterctl("up", "--provider", "docker", "--shared", "--json").stdout)
     assert [node["name"] for node in found["nodes"]] == ["launcher", "worker-1", "worker-2"]
     return str(found["id"])
 
@@ -89,7 +89,7 @@ def test_up_again_keeps_nodes_and_revives_what_stands_still(
 ) -> None:
     names = [f"{cluster}-{node}" for node in ("launcher", "worker-1", "worker-2")]
     before = [engine("inspect", "-f", "{{.Id}}", name) for name in names]
-    clusterctl("ssh", "worker-2", "--", "sh", "-c", "echo kept >/root/mark")
+    clusterctl("ssh", "worker-2", "--", "sh", "-c", "echo kept | tee /root/mark >/shared/mark")
     engine("stop", "-t", "0", names[2])
     assert "exited: exit code" in clusterctl("status", "--live").stdout
     engine("rm", "-f", names[1])
@@ -100,12 +100,13 @@ def test_up_again_keeps_nodes_and_revives_what_stands_still(
     after = [engine("inspect", "-f", "{{.Id}}", name) for name in names]
     assert [one == other for one, other in zip(before, after, strict=True)] == [True, False, True]
     assert clusterctl("ssh", "worker-2", "--", "cat", "/root/mark").stdout == "kept\n"
+    assert clusterctl("ssh", "worker-1", "--", "cat", "/shared/mark").stdout == "kept\n", "shared"
 
 
 def test_workers_come_and_go(clusterctl: Clusterctl, engine: Engine, cluster: str) -> None:
     found = json.loads(clusterctl("up", "--workers", "1", "--json").stdout)
     assert [node["name"] for node in found["nodes"]] == ["launcher", "worker-1"]
-    assert len(labelled(engine, cluster)) == 3  # with the network
+    assert len(labelled(engine, cluster)) == 4  # with the network and the shared folder
     clusterctl("up", "--workers", "2")
 
 

@@ -61,11 +61,29 @@ def test_status_and_list_agree_with_up(cli: Cli) -> None:
     assert "default" in cli("list").out
 
 
+WRITE_SHARED = """
+import os, pathlib
+path = pathlib.Path(os.environ["CLUSTERCTL_SHARED"], "from-0")
+path.write_text(os.environ["RANK"] + " wrote this")
+"""
+READ_SHARED = """
+import os, pathlib
+print(pathlib.Path(os.environ["CLUSTERCTL_SHARED"], "from-0").read_text(), flush=True)
+"""
+
+
 def test_up_again_resumes_and_changes_the_number_of_workers(own: Cli) -> None:
-    """`up` is how a cluster grows, shrinks and is repaired; its identity stays."""
-    first = own.json("up", "--workers", 1)
+    """`up` is how a cluster grows, shrinks and is repaired; its identity and its shared folder
+    stay."""
+    first = own.json("up", "--workers", 1, "--shared")
+    own.script("write.py", WRITE_SHARED)
+    own("run", "write.py")
     more = own.json("up", "--workers", 3)
-    assert more["id"] == first["id"]
+    assert (more["id"], more["shared"]) == (first["id"], first["shared"])
+    own.script("read.py", READ_SHARED)
+    seen = own("run", "read.py")
+    assert [seen.of(rank) for rank in (0, 1, 2)] == [["0 wrote this"]] * 3
+    assert first["shared"] in own("status").out
     assert [node["name"] for node in more["nodes"]][1:] == ["worker-1", "worker-2", "worker-3"]
     own.script("who.py", "import os; print(os.environ['RANK'], flush=True)")
     assert [own("run", "who.py").of(rank) for rank in (0, 1, 2)][2] == ["2"]

@@ -21,8 +21,9 @@ ROOT = Path(__file__).resolve().parents[2]
 DRIVE = Path(__file__).with_name("drive.py")
 
 
-def cluster(cluster_id: str, workers: int, mode: str = "") -> Cluster:
-    spec = ClusterSpec(name="demo", provider="local", groups=(NodeGroup(count=workers),))
+def cluster(cluster_id: str, workers: int, mode: str = "", shared: bool = False) -> Cluster:
+    groups = (NodeGroup(count=workers),)
+    spec = ClusterSpec(name="demo", provider="local", groups=groups, shared=shared)
     return Cluster(id=cluster_id, spec=spec, phase=Phase.CREATING, created=0.0, mode=mode)
 
 
@@ -42,6 +43,7 @@ class Lab:
     home: Path
     outside: Path
     mode: str = ""
+    shared: bool = False
     id: str = field(default_factory=lambda: f"demo-{uuid.uuid4().hex}")
     nodes: dict[str, Node] = field(default_factory=dict)
     host_keys: dict[str, str] = field(default_factory=dict)
@@ -57,7 +59,7 @@ class Lab:
 
     def cluster(self, workers: int | None = None) -> Cluster:
         wanted = len(self.nodes) - 1 if workers is None else workers
-        return cluster(self.id, max(wanted, 1), self.mode)
+        return cluster(self.id, max(wanted, 1), self.mode, self.shared)
 
     def up(self, workers: int) -> Created:
         made = LocalProvider().create(self.cluster(workers), self.folder, self.said.append)

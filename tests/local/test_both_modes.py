@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -59,6 +60,23 @@ def test_a_session_finds_the_nodes_own_world(lab: Lab) -> None:
         lab.ssh(name, f"touch {node.root}/made-by-{name}")
         assert (place.root / f"made-by-{name}").exists()
     assert lab.ssh("worker-1", "umask") == "0022"
+
+
+def test_nodes_share_a_folder_for_as_long_as_the_cluster_lives(lab: Lab) -> None:
+    """A worker that was replaced, and one that came later, see what was written before."""
+    lab.shared = True
+    folder = shlex.quote(lab.up(1).shared)
+    lab.ssh("worker-1", f"cd {folder} && echo first >of-worker-1")
+    pid = started(lab)["worker-1"]
+    os.kill(pid, signal.SIGKILL)
+    assert gone(pid)
+    assert shlex.quote(lab.up(2).shared) == folder
+    for name in lab.nodes:
+        assert lab.ssh(name, f"cat {folder}/of-worker-1") == "first", name
+    lab.ssh("launcher", f"echo last >{folder}/of-launcher")
+    assert lab.ssh("worker-2", f"cat {folder}/of-launcher; stat -c %a {folder}") == "last\n700"
+    lab.down()
+    assert lab.leftovers() == []
 
 
 def test_a_session_inherits_nothing_from_who_started_it(lab: Lab, tmp_path: Path) -> None:

@@ -116,6 +116,31 @@ def test_a_setting_of_the_verb_is_passed_over_with_a_note(
     assert not specs[0].cloud.spot
 
 
+def test_a_shared_folder_is_there_from_the_first_day_or_not_at_all(
+    call: Call, specs: list[ClusterSpec]
+) -> None:
+    """Nodes that run would have to be made anew to see one."""
+    there = cluster()
+    there = replace(there, spec=replace(there.spec, provider="local"))
+    open_store().save(there)
+    said = call("up", "lab", "--shared", "--dry-run")
+    assert (said.code, specs) == (2, [])
+    assert "cluster lab was created without --shared" in said.err
+    assert "`clusterctl down lab` first" in said.err
+    open_store().save(replace(there, spec=replace(there.spec, shared=True)))
+    call("up", "lab", "--workers", "3", "--dry-run")
+    call("up", "other", "--dry-run", "--provider", "local")
+    assert [spec.shared for spec in specs] == [True, False]
+
+
+def test_a_file_system_is_not_taken_for_the_name_of_a_cluster(
+    call: Call, specs: list[ClusterSpec]
+) -> None:
+    said = call("up", "--shared", "fs-0123456789abcdef0", "--dry-run")
+    assert (said.code, specs) == (2, [])
+    assert "fs-0123456789abcdef0, an existing file system, cannot be used" in said.err
+
+
 def test_an_option_of_a_cluster_that_is_there(call: Call) -> None:
     """Without --provider it is the cluster's: EC2's options are for that one."""
     open_store().save(cluster(provider="local"))

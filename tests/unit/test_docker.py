@@ -117,6 +117,7 @@ def create(
     machine: layout.NodePlan,
     supported: tuple[layout.Privilege, ...] = layout.PRIVILEGES,
     deadline: float | None = None,
+    shared: bool = False,
 ) -> list[str]:
     labels = {engine.CLUSTER: "lab-1a2b", engine.FOLDER: "/x y", engine.DIGEST: "d"}
     return layout.create_argv(
@@ -126,6 +127,7 @@ def create(
         subnet=SUBNET,
         privileges=supported,
         restart=layout.restart(deadline),
+        shared=shared,
     )
 
 
@@ -158,6 +160,9 @@ def test_create_argv() -> None:
     assert "--restart on-failure" in mortal  # it ends with 0, and stays down
     amd = " ".join(create(layout.NodePlan("worker-1", 1, "img:1", ("1",), Accelerator.AMD)))
     assert "--device /dev/kfd --device /dev/dri/renderD129 --group-add video" in amd
+    assert "--mount" not in plain
+    shared = " ".join(create(layout.NodePlan("worker-1", 1, "img:1"), shared=True))
+    assert "--mount type=volume,source=lab-1a2b-shared,target=/shared" in shared
 
 
 def test_the_digest_follows_what_makes_a_container() -> None:
@@ -343,8 +348,9 @@ def test_each_refusal_costs_a_warning_and_no_other_privilege(
 
 
 def test_unused_labels_are_found(docker: Path) -> None:
-    write(docker, 'case "$1" in ps) echo lab-1;; network) echo lab-1; echo lab-2;; esac')
-    assert engine.clusters(Path("/x")) == {"lab-1", "lab-2"}
+    kinds = "ps) echo lab-1;; network) echo lab-1; echo lab-2;; volume) echo lab-3;;"
+    write(docker, f'case "$1" in {kinds} esac')
+    assert engine.clusters(Path("/x")) == {"lab-1", "lab-2", "lab-3"}
 
 
 def test_subnets_of_all_networks(docker: Path) -> None:

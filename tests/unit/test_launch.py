@@ -272,6 +272,17 @@ def test_what_the_user_sets_wins() -> None:
     assert not any("MINE" in word for word in plan.argv)
 
 
+@pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
+def test_ranks_find_the_shared_folder(launcher: str) -> None:
+    name = "CLUSTERCTL_SHARED"
+    where = cluster()
+    assert name not in launch.load(launcher).plan(request(where, spec(launcher=launcher))).env
+    where = replace(where, shared="/shared")
+    plan = launch.load(launcher).plan(request(where, spec(launcher=launcher)))
+    assert plan.env[name] == "/shared"
+    assert f"{name}=/shared" in [reason.item for reason in plan.reasons]
+
+
 @pytest.mark.parametrize(
     ("changes", "argv"),
     [

@@ -40,6 +40,16 @@ def test_gpus_and_jobs_stand_beside_their_nodes(call: Call) -> None:
     assert [node["gpus"] for node in documents][:2] == [[], ["Tesla T4", "Tesla T4"]]
 
 
+def test_the_shared_folder_is_shown_with_what_ends_it(call: Call) -> None:
+    plain = cluster()
+    open_store().save(plain)
+    assert "shared folder" not in call("status").out
+    assert call("status", "--json").document["shared"] == ""
+    open_store().save(replace(plain, shared="/shared"))
+    assert "shared folder: /shared on all nodes; `down` deletes it" in call("status").out
+    assert call("status", "--json").document["shared"] == "/shared"
+
+
 SMI = """#!/bin/sh
 case $1 in
     --query-gpu=*) printf '0, 97, 8192, 16384, GPU-a\\n1, 0, 0, 16384, GPU-b\\n' ;;

@@ -185,7 +185,7 @@ def clusters(folder: Path) -> frozenset[str]:
     label = f"label={FOLDER}={folder}"
     form = f'{{{{.Label "{CLUSTER}"}}}}'
     found: set[str] = set()
-    for words in (("ps", "--all"), ("network", "ls")):
+    for words in (("ps", "--all"), ("network", "ls"), ("volume", "ls")):
         result = call(*words, "--filter", label, "--format", form, timeout=GREETING)
         if not result.ok:
             return frozenset(found)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from clusterctl import catalog
 from clusterctl.errors import ProviderError, UsageError
-from clusterctl.model import Accelerator, ClusterSpec
+from clusterctl.model import SHARED, Accelerator, ClusterSpec
 from clusterctl.providers.docker import engine
 from clusterctl.providers.shared import deadlines, nodes, subnets
 
@@ -192,6 +192,11 @@ def container(cluster: str, machine: NodePlan) -> str:
     return f"{cluster}-{machine.name}"
 
 
+def volume(cluster: str) -> str:
+    """The engine's name of the folder that all nodes share."""
+    return f"{cluster}-shared"
+
+
 def create_argv(
     machine: NodePlan,
     *,
@@ -200,6 +205,7 @@ def create_argv(
     subnet: IPv4Network,
     privileges: Sequence[Privilege],
     restart: str,
+    shared: bool = False,
 ) -> list[str]:
     """`docker create …`. Neither keys nor paths of this machine are in it."""
     words = [
@@ -214,6 +220,8 @@ def create_argv(
     for privilege in privileges:
         words += privilege.argv
     words += machine.devices
+    if shared:
+        words += ["--mount", f"type=volume,source={volume(cluster)},target={SHARED}"]
     environment = {"SSH_PORT": str(PORT), "SSH_USER": "root", "HOST_KEY_FILE": f"{ETC}/host_key"}
     if machine.gpus:
         environment["SLOTS"] = str(len(machine.gpus))

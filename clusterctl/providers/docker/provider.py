@@ -24,7 +24,7 @@ from clusterctl.errors import (
     ProviderError,
     UsageError,
 )
-from clusterctl.model import Accelerator, Cluster, ClusterSpec, Node, Role, Runtime
+from clusterctl.model import SHARED, Accelerator, Cluster, ClusterSpec, Node, Role, Runtime
 from clusterctl.providers.docker import engine, layout
 from clusterctl.providers.docker.engine import Container
 from clusterctl.providers.docker.layout import NodePlan, Privilege
@@ -47,7 +47,11 @@ class DockerProvider:
     """Implements `Creator`, `Expiring`, `Recovering` and `Breakable` of `providers.protocol`."""
 
     # A node is its image: nothing to install.
-    features = Features(pythons=(catalog.CONTAINER_IMAGES["cpu"].python,), subject="containers")
+    features = Features(
+        pythons=(catalog.CONTAINER_IMAGES["cpu"].python,),
+        shared_folder=f"{SHARED} on all nodes, a volume of this engine; `down` deletes it",
+        subject="containers",
+    )
 
     def __init__(self, devices: Path = Path("/dev")) -> None:
         """`devices`: where this machine shows what containers may get of it."""
@@ -120,6 +124,8 @@ class DockerProvider:
         kept, removed = _keep_healthy(cluster.id, digests, addresses)
         missing = [machine for machine in machines if machine.name not in kept]
         if missing:
+            if cluster.spec.shared:
+                _make_volume(cluster, folder)
             wanted = layout.privileges(self._devices)
             privileges = find_supported(cluster.id, missing, wanted, on_event)
             _make(cluster, folder, missing, digests, subnet, privileges, authorized)
@@ -133,6 +139,7 @@ class DockerProvider:
         return Created(
             nodes=tuple(_node(cluster, machine, addresses[machine.name]) for machine in machines),
             host_keys=host_keys,
+            shared=SHARED if cluster.spec.shared else "",
         )
 
     def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
@@ -240,6 +247,15 @@ def _network(cluster: Cluster, folder: Path) -> IPv4Network:
         words += ["--subnet", str(subnet), "--gateway", str(subnet[subnets.HOST])]
         engine.need(*words, cluster.id, what="the cluster's network could not be created")
     return subnet
+
+
+def _make_volume(cluster: Cluster, folder: Path) -> None:
+    """The folder that all nodes share. One that is there already is left as it is."""
+    words = ["volume", "create"]
+    for name, value in _labels(cluster, folder).items():
+        words += ["--label", f"{name}={value}"]
+    volume = layout.volume(cluster.id)
+    engine.need(*words, volume, what="the volume of the shared folder could not be created")
 
 
 def _in_use() -> tuple[IPv4Network, ...]:
@@ -371,6 +387,7 @@ def _make(
             subnet=subnet,
             privileges=() if machine.name == LAUNCHER else privileges,
             restart=layout.restart(cluster.deadline),
+            shared=cluster.spec.shared,
         )
         what = f"{machine.name} could not be created"
         id = engine.need(*argv, what=what).strip()

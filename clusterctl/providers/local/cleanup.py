@@ -62,4 +62,5 @@ def find_remnants(site: Site, networks: Iterable[int]) -> list[str]:
     left = [f"process {pid} inside its network" for pid in pids() if network_of(pid) in held]
     if site.interface in (name for _, name in socket.if_nameindex()):
         left.append(f"interface {site.interface}")
-    return left + [str(path) for path in (site.nodes, *scratch_folders(site)) if path.exists()]
+    folders = (site.nodes, site.shared, *scratch_folders(site))
+    return left + [str(path) for path in folders if path.exists()]

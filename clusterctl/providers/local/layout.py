@@ -98,6 +98,11 @@ class Site:
         return self.folder / "nodes"
 
     @property
+    def shared(self) -> Path:
+        """The folder that all nodes see, at this path, if one was asked for."""
+        return self.folder / "shared"
+
+    @property
     def interface(self) -> str:
         """This machine's end of the cable to the switch; a name has at most 15 characters."""
         return f"cctl-{self.short}"

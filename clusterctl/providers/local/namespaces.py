@@ -134,11 +134,13 @@ class Namespaces:
         switch = ["unshare", "--net", "sh", script("hold.sh"), "sleep", "infinity"]
         hidden = layout.hidden(self._site.folder, _needed())
         shadowed = is_locked(self._server.user)
+        shared = self._site.shared
         nodes = {
             place.name: [
                 *(*modes.UNSHARE, "sh", "-eu", script("node.sh")),
                 *(place.name, self.listen(place)[0][0], str(place.folder), str(hidden)),
                 *(str(place.shadow) if shadowed else "", self._server.path),
+                str(shared) if shared.is_dir() else "",
             ]
             for place in places
         }

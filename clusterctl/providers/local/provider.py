@@ -34,6 +34,7 @@ class LocalProvider:
         # They see this machine's files: the Python that runs clusterctl has what programs need.
         pythons=(sys.executable,),
         shares_machine=True,
+        shared_folder="on this machine's disk; `down` deletes it",
         instant=True,
         subject="local clusters",
         if_missing="error",
@@ -77,6 +78,8 @@ class LocalProvider:
         server = sshd.find_server()
         mode = _mode_of(cluster)
         began = time.monotonic()
+        if cluster.spec.shared:
+            site.shared.mkdir(mode=0o700, exist_ok=True)
         with ExitStack() as until:
             network: Namespaces | Loopback = (
                 Namespaces(site, server, until) if mode == modes.NAMESPACES else Loopback(server)
@@ -96,6 +99,7 @@ class LocalProvider:
                 for name in names
             ),
             host_keys=outcome.host_keys,
+            shared=str(site.shared) if cluster.spec.shared else "",
         )
 
     def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
@@ -174,7 +178,7 @@ class LocalProvider:
                 for process in dict.fromkeys(stubborn)
                 if processes.is_alive(process.pid, process.start)
             ]
-            for path in (site.nodes, *cleanup.scratch_folders(site)):
+            for path in (site.nodes, site.shared, *cleanup.scratch_folders(site)):
                 try:
                     cleanup.remove_tree(path)
                 except OSError as error:
