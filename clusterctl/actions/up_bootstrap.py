@@ -128,6 +128,7 @@ def _containers(
             host_key=keys.pair(folder / "containers" / node.name),
             mesh_key=mesh_key,
             row=catalog.CONTAINER_IMAGES[kind],
+            shared=cluster.shared,
         )
     return found
 
@@ -154,6 +155,7 @@ def _script(
             container=container,
             deadline_unit=features.deadline_unit,
             idle=cluster.spec.cloud.idle or 0.0,
+            shared=cluster.shared,
         ),
         files=container.files(node) if container else None,
         inside=steps.inside(container),

@@ -23,6 +23,23 @@ CONTEXT = "image"
 
 BOOT_LIMIT = 300
 """Seconds that cloud-init may take to finish."""
+SHARED_LIMIT = 600
+"""Seconds that a worker waits for the launcher, which installs a server, to export the folder."""
+
+MOUNT_OPTIONS = ",".join(
+    (
+        *("vers=4.2", "proto=tcp"),
+        # With `hard`, the default, programs would wait for ever for a launcher that is gone, and no
+        # word would say so. A call fails with EIO after 90 s; so may writes, which programs have to
+        # check, as for a full disk. Not `softerr`, which was seen to say "Permission denied".
+        *("soft", "timeo=300", "retrans=2"),
+        # A file that another node has made is there at once, and a change is seen after 3 s.
+        *("lookupcache=positive", "actimeo=3"),
+        # At boot, the mount is tried again and again, and nothing else waits for it.
+        *("_netdev", "bg"),
+    )
+)
+"""See nfs(5)."""
 _KINDS = {Accelerator.NONE: "cpu", Accelerator.NVIDIA: "nvidia", Accelerator.AMD: "amd"}
 
 
@@ -63,6 +80,8 @@ class Container:
     mesh_key: str
     """Public: the one key that its sshd lets in."""
     row: catalog.ContainerImage
+    shared: str = ""
+    """The folder that all nodes share."""
 
     def files(self, node: Node) -> dict[str, str]:
         """What it reads, below the node root, and what its image is built from."""
@@ -78,6 +97,7 @@ class Container:
     def digest(self, node: Node) -> str:
         """Changes when the container has to be made anew."""
         parts = (self.image, node.root, self.host_key.public, *self.files(node).values())
+        parts += (self.shared,) if self.shared else ()
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
@@ -95,9 +115,11 @@ def for_node(
     container: Container | None,
     deadline_unit: str = "",
     idle: float = 0.0,
+    shared: str = "",
 ) -> tuple[Step, ...]:
     """`nodes` are all of the cluster; `container` is needed for Runtime.DOCKER. `deadline_unit` is
-    the service that ends the machine, where there is one; `idle`: see `CloudSpec`."""
+    the service that ends the machine, where there is one; `idle`: see `CloudSpec`; `shared`: see
+    `Cluster`."""
     unused = idle_agent.values(node, nodes, idle, int(runtime is Runtime.DOCKER))
     ends = [
         Template("deadline", "shuts itself down at the deadline", {"unit": deadline_unit}),
@@ -109,6 +131,7 @@ def for_node(
         *(ends if deadline_unit else []),
         Template("hosts", "the nodes by name", {"block": hosts(nodes)}),
         Template("secrets", "a restart removes secrets of jobs", {"rule": secrets_rule(node.root)}),
+        *([_share(node, nodes, shared)] if shared else []),
     ]
     if runtime is Runtime.HOST or container is None:
         return (
@@ -129,6 +152,7 @@ def for_node(
         "image": container.image,
         "container": CONTAINER,
         "digest": container.digest(node),
+        "shared": container.shared,
         "drivers": catalog.DRIVER_FOR_CUDA,
         "cuda": recipes.cuda(container.recipe, recipes.downloads()) if container.recipe else "",
     }
@@ -163,6 +187,20 @@ def _image(node: Node, container: Container) -> Iterator[Template]:
     whole = [*words, "--tag", image]
     what = f"building the image {container.recipe}"
     yield Template("build", what, {**values, "stage": False, "words": whole}, "build")
+
+
+def _share(node: Node, nodes: Sequence[Node], folder: str) -> Template:
+    """The launcher's part in the shared folder, or a worker's."""
+    launcher = next(one for one in nodes if one.role is Role.LAUNCHER)
+    if node.name == launcher.name:
+        peers = [one.private_address for one in nodes if one.name != node.name]
+        conf = f"[nfsd]\nhost={node.private_address}\nvers3=n"
+        exported = {"folder": folder, "peers": peers, "conf": conf}
+        return Template("export", "exports the shared folder", exported)
+    source = f"{launcher.private_address}:{folder}"
+    line = f"{source} {folder} nfs4 {MOUNT_OPTIONS} 0 0"
+    mounted = {"folder": folder, "source": source, "line": line, "limit": SHARED_LIMIT}
+    return Template("mount", "mounts the shared folder", mounted)
 
 
 def hosts(nodes: Sequence[Node]) -> str:

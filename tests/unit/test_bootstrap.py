@@ -425,3 +425,30 @@ def test_the_tag_travels_with_the_agent(key: keys.KeyPair, tmp_path: Path) -> No
             env={"PATH": f"{folder}:/usr/bin:/bin", "CLUSTERCTL_JOB": tag},
         )
         assert done.stdout == (f"{tag}\n" if tag else "") + "a  b\n"
+
+
+def test_a_worker_that_does_not_see_the_shared_folder_is_named(tmp_path: Path) -> None:
+    """Or sees another one at its path; one that only mounted it late is fine."""
+    agent = tmp_path / "root" / "bin" / "clusterctl-ssh"
+    agent.parent.mkdir(parents=True)
+    (folder := tmp_path / "a shared folder").mkdir()
+    (other := tmp_path / "another").mkdir()
+    agent.write_text(
+        "#!/bin/sh\necho 'Welcome to a node'\n"
+        f'case $1 in worker-2) cd {other} && set -- "$1" "${{2#* && }}" ;;\n'
+        "worker-3) echo 'Stale file handle' >&2 && exit 1 ;; esac\n"
+        'exec sh -c "$2"\n'
+    )
+    agent.chmod(0o755)
+    launcher = node("launcher", root=str(tmp_path / "root"))
+    workers = [node(f"worker-{number}") for number in (1, 2, 3)]
+    text = bootstrap.shared_script(str(folder), launcher, workers)
+    done = subprocess.run(["sh"], input=text, capture_output=True, text=True, check=True)
+    two, three = sorted(bootstrap.mesh_failures(done.stdout))
+    assert two.startswith("launcher → worker-2: ")
+    assert three == "launcher → worker-3: Stale file handle"
+    assert list(folder.iterdir()) == [], "nothing of the check stays"
+    text = bootstrap.shared_script(str(tmp_path / "none"), launcher, workers)
+    done = subprocess.run(["sh"], input=text, capture_output=True, text=True, check=True)
+    (missing,) = bootstrap.mesh_failures(done.stdout)
+    assert missing.startswith(f"launcher → {tmp_path / 'none'}: ")

@@ -47,6 +47,7 @@ def node_script(accelerator: Accelerator, runtime: Runtime, recipe: str = "") ->
         container=container,
         deadline_unit="clusterctl-deadline.service",
         idle=3600.0,
+        shared="/a folder",
     )
     return bootstrap.script(worker, mesh, pythons=["/opt/python"], steps=todo).decode()
 
@@ -60,6 +61,21 @@ LAUNCHER_AND_WORKERS = (
 def mesh_script() -> str:
     where = cluster(*(node(name) for name in ("launcher", "worker-1", "worker-2")))
     return bootstrap.mesh_script(where.launcher, where.workers)
+
+
+def export_script() -> str:
+    """What makes a launcher share its folder."""
+    launcher, workers = LAUNCHER_AND_WORKERS
+    todo = steps.for_node(
+        launcher,
+        Runtime.HOST,
+        nodes=(launcher, *workers),
+        mesh_key="ssh-ed25519 MESH",
+        container=None,
+        shared="/a folder",
+    )
+    [step] = [step for step in todo if step.name == "export"]
+    return f"if ! (\n{step.check(launcher)}\n); then\n{step.apply(launcher)}\nfi\n"
 
 
 def copy_script(name: str, **values: object) -> str:
@@ -78,6 +94,8 @@ RENDERED: dict[str, Callable[[], str]] = {
     "node-recipe": lambda: node_script(Accelerator.NONE, Runtime.DOCKER, "cpu"),
     "node-recipe-mpi": lambda: node_script(Accelerator.NVIDIA, Runtime.DOCKER, "nvidia-mpi"),
     "mesh": mesh_script,
+    "shared folder": lambda: bootstrap.shared_script("/a folder", *LAUNCHER_AND_WORKERS),
+    "export": export_script,
     "survey-slurm": lambda: schedulers.load_batch("slurm").survey(),
     "survey-sge": lambda: schedulers.load_batch("sge").survey(),
     "put a file": lambda: copy_script("put_file", size=7, mode="644", parent="'/a b'"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 from clusterctl import bootstrap, catalog, keys, recipes, registry
 from clusterctl.bootstrap import Mesh, steps
 from clusterctl.bootstrap.steps import Container
-from clusterctl.model import Accelerator, Node, Runtime
+from clusterctl.model import Accelerator, Node, Role, Runtime
 from clusterctl.registry import Login
 from tests.conftest import Need
 from tests.unit.making import node
@@ -98,6 +100,61 @@ def test_steps_of_a_node(
     assert (done.returncode, done.stderr) == (0, "")
     for name, step in zip(names.split(), found, strict=True):
         assert step.check(of) in text, name
+
+
+def shared(of: Node, runtime: Runtime = Runtime.HOST, *peers: Node) -> dict[str, bootstrap.Step]:
+    """The steps of a node of a cluster whose nodes share a folder."""
+    launcher = replace(node("launcher", "10.77.1.4"), role=Role.LAUNCHER)
+    found = steps.for_node(
+        of,
+        runtime,
+        nodes=(launcher, *peers),
+        mesh_key="ssh-ed25519 MESH",
+        container=container(shared="/shared") if runtime is Runtime.DOCKER else None,
+        shared="/shared",
+    )
+    return {step.name: step for step in found}
+
+
+WORKERS = (node("worker-1", "10.77.1.5"), node("worker-2", "10.77.1.6"))
+
+
+def test_the_launcher_exports_its_folder_to_the_nodes_alone() -> None:
+    launcher = replace(node("launcher", "10.77.1.4"), role=Role.LAUNCHER)
+    text = shared(launcher, Runtime.HOST, *WORKERS)["export"].apply(launcher)
+    (line,) = (line for line in text.splitlines() if line.startswith("exports="))
+    done = subprocess.run(
+        ["sh", "-c", f'{line}; printf %s "$exports"'], capture_output=True, text=True, check=True
+    )
+    options = "rw,sync,no_subtree_check,all_squash"
+    mine = f"({options},anonuid={os.getuid()},anongid={os.getgid()})"
+    assert done.stdout == f"/shared 10.77.1.5{mine} 10.77.1.6{mine}"
+    assert "host=10.77.1.4\nvers3=n" in text
+    assert text.index("clusterctl.conf") < text.index("nfs-kernel-server"), "which starts at once"
+    grown = shared(launcher, Runtime.HOST, *WORKERS[:1])["export"]
+    assert grown.check(launcher) != shared(launcher, Runtime.HOST, *WORKERS)["export"].check(
+        launcher
+    ), "a new worker is let in"
+
+
+def test_a_worker_mounts_the_folder_at_each_boot_and_waits_for_no_launcher_for_ever() -> None:
+    text = shared(WORKERS[0], Runtime.HOST, *WORKERS)["mount"].apply(WORKERS[0])
+    source, folder, kind, options, *rest = next(
+        word for word in shlex.split(text, comments=True) if word.endswith(" 0 0")
+    ).split()
+    assert (source, folder, kind, rest) == ("10.77.1.4:/shared", "/shared", "nfs4", ["0", "0"])
+    assert {"soft", "bg", "_netdev", "proto=tcp"} < set(options.split(","))
+
+
+def test_the_folder_is_seen_in_the_container_also_when_it_is_mounted_later() -> None:
+    names = list(found := shared(WORKERS[0], Runtime.DOCKER, *WORKERS))
+    assert names.index("mount") < names.index("container")
+    text = found["container"].apply(WORKERS[0])
+    assert "--mount=type=bind,source=/shared,target=/shared,bind-propagation=rslave" in text
+    assert "stat -c %d /shared" in found["container"].check(WORKERS[0])
+    [plain] = [s for s in chosen(WORKERS[0], Runtime.DOCKER) if s.name == "container"]
+    assert "/shared" not in plain.apply(WORKERS[0]) + plain.check(WORKERS[0])
+    assert container().digest(WORKERS[0]) != container(shared="/shared").digest(WORKERS[0])
 
 
 def test_secrets_are_gone_after_a_restart(need: Need, tmp_path: Path) -> None:

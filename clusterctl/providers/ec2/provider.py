@@ -15,6 +15,7 @@ from clusterctl import assets, catalog, terraform
 from clusterctl.errors import NodeUnreachable, ProviderError, RecordError, UsageError
 from clusterctl.model import (
     GATEWAY,
+    SHARED,
     Accelerator,
     Charge,
     Cluster,
@@ -101,6 +102,7 @@ class Ec2Provider:
         runtime=Runtime.DOCKER,
         worker_family="cpu",
         fresh_machines=True,
+        shared_folder=f"{SHARED} on the launcher's disk, by NFS; `down` deletes it",
         deadline_unit=userdata.UNIT,
         bootstrap_timeout=1800.0,  # it installs Docker and pulls gigabytes
     )
@@ -252,7 +254,14 @@ class Ec2Provider:
         if options.cloud.spot:
             charges = _reprice(cluster, planned, state, nodes, on_event)
         reason = plan.mode(api.region, state.spot, state.on_demand)
-        return Created(nodes=nodes, host_keys=final, pool=pool, charges=charges, mode_reason=reason)
+        return Created(
+            nodes=nodes,
+            host_keys=final,
+            pool=pool,
+            charges=charges,
+            mode_reason=reason,
+            shared=SHARED if cluster.spec.shared else "",
+        )
 
     def list_billed(self, cluster: Cluster, folder: Path) -> dict[str, str]:
         api = self._api(cluster, folder)
