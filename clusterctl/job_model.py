@@ -230,6 +230,10 @@ class Job:
     def ranks(self) -> int:
         return sum(place.count for place in self.placement)
 
+    def node_of(self, rank: int) -> str:
+        """The node that the rank was placed on; "" where that is not known yet."""
+        return next((place.node for place in self.placement if rank in place.ranks), "")
+
     @property
     def processes(self) -> tuple[int, ...]:
         """The numbers of its ranks, or of its points."""

@@ -66,18 +66,14 @@ def results(store: Store, job: Job) -> list[Any]:
                 hint="check the nodes with `clusterctl status --live`",
                 job=job.id,
                 rank=rank,
-                node=_node(job, rank),
+                node=job.node_of(rank),
             )
         values.append(_load(job, rank, outcomes[rank], outcomes[rank]))
     return values
 
 
-def _node(job: Job, rank: int) -> str:
-    return next((place.node for place in job.placement if rank in place.ranks), "")
-
-
 def _raised(job: Job, rank: int, outcome: Outcome) -> JobError:
-    node = _node(job, rank)
+    node = job.node_of(rank)
     return JobError(
         f"rank {rank} on {node}: {outcome.said}",
         hint=f"`traceback` of this error shows where; `clusterctl logs {job.id}` shows the output",
@@ -100,5 +96,5 @@ def _load(job: Job, rank: int, outcome: Outcome, needed: Outcome | None) -> Any:
             hint="return plain values, or install the packages of their types on this machine too",
             job=job.id,
             rank=rank,
-            node=_node(job, rank),
+            node=job.node_of(rank),
         ) from error

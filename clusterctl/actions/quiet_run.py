@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clusterctl.actions import run
+from clusterctl.actions import Tell, run
 from clusterctl.actions.run import Prepared
 from clusterctl.job_model import Job
 from clusterctl.jobs.logs import Piece
@@ -13,8 +13,11 @@ Heard = dict[tuple[int | None, str], bytes]
 """By rank (None: the launcher) and stream: `stdout` or `stderr`."""
 
 
-def run_quietly(store: Store, prepared: Prepared, pool: Pool) -> tuple[Job, Heard]:
-    """The job as it ended, and all that it wrote."""
+def run_quietly(
+    store: Store, prepared: Prepared, pool: Pool, tell: Tell = lambda line: None
+) -> tuple[Job, Heard]:
+    """The job as it ended, and all that it wrote. `tell` gets what it says of its own start, which
+    is no result of a measurement."""
     heard: Heard = {}
 
     def listen(pieces: list[Piece]) -> None:
@@ -23,10 +26,6 @@ def run_quietly(store: Store, prepared: Prepared, pool: Pool) -> tuple[Job, Hear
             heard[source] = heard.get(source, b"") + piece.data
 
     job = run.run(
-        store, prepared, on_start=lambda job: None, on_output=listen, tell=_silent, pool=pool
+        store, prepared, on_start=lambda job: None, on_output=listen, tell=tell, pool=pool
     )
     return job, heard
-
-
-def _silent(text: str) -> None:
-    """What a job says of its own start is no result of a measurement."""

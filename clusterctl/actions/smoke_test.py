@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from clusterctl.actions import Tell, run
+from clusterctl.actions.quiet_run import run_quietly
 from clusterctl.errors import BootstrapError
 from clusterctl.job_model import JobSpec, JobState
-from clusterctl.jobs.logs import Piece
 from clusterctl.model import Cluster
 from clusterctl.state import Store
 from clusterctl.transport.pool import Pool
@@ -23,16 +23,7 @@ def run_all_reduce(store: Store, cluster: Cluster, pool: Pool, tell: Tell) -> No
     spec = JobSpec(program=resolved.program, allow_cpu=True, now=True, timeout=TIMEOUT)
     number = run.next_number(store, dry=False)
     prepared = run.prepare(cluster, spec, resolved, {}, number=number)
-    heard: dict[tuple[int | None, str], bytes] = {}
-
-    def listen(pieces: list[Piece]) -> None:
-        for piece in pieces:
-            source = (piece.rank, piece.stream)
-            heard[source] = heard.get(source, b"") + piece.data
-
-    job = run.run(
-        store, prepared, on_start=lambda job: None, on_output=listen, tell=tell, pool=pool
-    )
+    job, heard = run_quietly(store, prepared, pool, tell)
     said = [line for text in heard.values() for line in text.decode(errors="replace").splitlines()]
     proof = next((text for text in said if text.startswith("ok:")), "")
     if job.state is not JobState.SUCCEEDED or not proof:

@@ -287,7 +287,7 @@ def _first_failure(job: Job, last: Attempt) -> RankFailure | None:
     if not failures:
         return None
     _, _, rank, code = min(failures)
-    return RankFailure(rank=rank, node=last.where.get(rank) or _node(job, rank), exit_code=code)
+    return RankFailure(rank=rank, node=last.where.get(rank) or job.node_of(rank), exit_code=code)
 
 
 def _reason(job: Job, state: JobState, last: Attempt, failure: RankFailure | None) -> str:
@@ -329,7 +329,7 @@ def _reason(job: Job, state: JobState, last: Attempt, failure: RankFailure | Non
 
 def describe_hang(job: Job, hang: Hang) -> str:
     """That an attempt hung, and which of its ranks stood elsewhere than the others."""
-    where = hangs.describe(hang, lambda rank: f"rank {rank} on {_node(job, rank)}")
+    where = hangs.describe(hang, lambda rank: f"rank {rank} on {job.node_of(rank)}")
     silence = f"hung: no rank printed anything for {hang.seconds:g} s"
     return f"{silence}; {where}" if where else silence
 
@@ -346,15 +346,11 @@ def _describe_points(job: Job) -> str:
 
 def _killed(job: Job, missing: Sequence[int]) -> str:
     """The ranks that have left no exit code, while others have."""
-    names = [f"rank {rank} on {_node(job, rank)}" for rank in missing[:_NAMED]]
+    names = [f"rank {rank} on {job.node_of(rank)}" for rank in missing[:_NAMED]]
     if more := len(missing) - len(names):
         names.append(f"{more} more")
     were, they = ("was", "it") if len(missing) == 1 else ("were", "they")
     return f"{', '.join(names)} {were} killed or lost: {they} left no exit code"
-
-
-def _node(job: Job, rank: int) -> str:
-    return next((place.node for place in job.placement if rank in place.ranks), "")
 
 
 def _add_old(last: Attempt, when: float, rest: list[str]) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import ClusterctlError, LaunchError, UsageError
+from clusterctl.job_model import Placement
 from clusterctl.launch.placement import MOST_ON_LOCAL, is_oversubscribed, place
-from tests.unit.making import cluster, node, spec
+from tests.unit.making import cluster, job, node, spec
 
 LAUNCHER = node("launcher", "10.0.0.10")
 T4 = "Tesla T4"
@@ -129,3 +130,9 @@ def test_local_nodes_share_a_machine_and_may_be_oversubscribed() -> None:
     assert [item.count for item in placement] == [4, 4]
     assert is_oversubscribed(where, placement)
     assert not is_oversubscribed(where, place(where, spec()))
+
+
+def test_a_job_knows_the_node_of_each_rank_and_of_none_beyond() -> None:
+    places = (Placement(node="a", first=0, count=2), Placement(node="b", first=2, count=1))
+    placed = replace(job(cluster(), spec()), placement=places)
+    assert [placed.node_of(rank) for rank in range(4)] == ["a", "a", "b", ""]

@@ -45,7 +45,7 @@ class Evidence:
         return rank.ended - (view.offset if view else 0.0)
 
     def place(self, number: int) -> str:
-        node = self.ranks[number].node if number in self.ranks else planned_node(self.job, number)
+        node = self.ranks[number].node if number in self.ranks else self.job.node_of(number)
         return f"rank {number} on {node}" if node else f"rank {number}"
 
 
@@ -56,7 +56,7 @@ def assemble(job: Job, views: Mapping[str, NodeView]) -> Evidence:
         number: rank
         for view in views.values()
         for number, rank in view.ranks.items()
-        if planned_node(job, number) == view.name or planned_node(job, number) not in views
+        if job.node_of(number) == view.name or job.node_of(number) not in views
     }
     return Evidence(job, views, dict(sorted(ranks.items())))
 
@@ -67,7 +67,7 @@ def recall(evidence: Evidence, hang: Hang) -> Evidence:
     for place in hang.places:
         note = hangs.read(place.note)
         for number in place.ranks:
-            now = ranks.get(number) or Rank(number, planned_node(evidence.job, number))
+            now = ranks.get(number) or Rank(number, evidence.job.node_of(number))
             process = Process(note.pid, 0, note.command, note.state, 0, 0)
             ranks[number] = Rank(
                 number,
@@ -81,7 +81,3 @@ def recall(evidence: Evidence, hang: Hang) -> Evidence:
                 running=note.state == "R",
             )
     return replace(evidence, ranks=dict(sorted(ranks.items())))
-
-
-def planned_node(job: Job, rank: int) -> str:
-    return next((place.node for place in job.placement if rank in place.ranks), "")
