@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from clusterctl.formats import fold_runs
 from clusterctl.model import NodeResult
 
 _NUMBERED = re.compile(r"(.*?)(\d+)", re.DOTALL)
@@ -46,12 +47,7 @@ def _family(
 def _group(prefix: str, width: int, numbers: Sequence[int]) -> str:
     if not numbers:
         return prefix
-    runs: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
+    runs = fold_runs(numbers)
     texts = [
         f"{run[0]:0{width}d}" if len(run) == 1 else f"{run[0]:0{width}d}-{run[-1]:0{width}d}"
         for run in runs

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from clusterctl.formats import fold_runs
 
 _COLLECTIVES = re.compile(
     r"all_gather\w*|all_reduce\w*|all_to_all\w*|barrier|broadcast\w*|gather\w*|reduce\w*"
@@ -189,18 +191,6 @@ def fold(stacks: Mapping[int, Stack]) -> tuple[Folded, ...]:
 
 def name_ranks(ranks: Iterable[int]) -> str:
     """`rank 1`, `ranks 0, 2-7`."""
-    numbers = sorted(ranks)
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    texts = [_run(run) for run in runs]
-    return f"rank{'' if len(numbers) == 1 else 's'} {', '.join(texts)}"
-
-
-def _run(run: Sequence[int]) -> str:
-    if len(run) < 3:
-        return ", ".join(map(str, run))
-    return f"{run[0]}-{run[-1]}"
+    runs = fold_runs(ranks)
+    texts = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    return f"rank{'' if sum(map(len, runs)) == 1 else 's'} {', '.join(texts)}"

@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from clusterctl import catalog, process, providers, terraform
 from clusterctl.errors import ClusterctlError
+from clusterctl.formats import format_bytes
 from clusterctl.model import ClusterSpec, NodeGroup
 from clusterctl.providers.protocol import Diagnosing, Finding
 from clusterctl.state import Store
@@ -77,8 +78,8 @@ def _home(store: Store) -> Finding:
         return Finding("error", "state", error.message, error.hint)
     free = shutil.disk_usage(path).free
     if free < SPACE:
-        return Finding("warning", "state", f"{path}: {free / 1e6:.0f} MB free", "free some space")
-    return Finding("ok", "state", f"{path}: {free / 1e9:.0f} GB free")
+        return Finding("warning", "state", f"{path}: {format_bytes(free)} free", "free some space")
+    return Finding("ok", "state", f"{path}: {format_bytes(free)} free")
 
 
 def _clusters(name: str) -> tuple[Finding, ...]:

@@ -21,6 +21,7 @@ from clusterctl.actions import Tell, choose, connect_or_report, open_pool, requi
 from clusterctl.actions.data import Copy, GetOptions, check_data_name, folder
 from clusterctl.datasets import Progress
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
+from clusterctl.formats import format_bytes
 from clusterctl.model import Cluster, Node, NodeResult
 from clusterctl.sources import Remote, Source
 from clusterctl.sources import is_url as is_url
@@ -103,7 +104,7 @@ def _on_nodes(
 
 
 def _what(source: Source) -> str:
-    size = f", {source.size / 1e6:,.1f} MB" if source.size else ""
+    size = f", {format_bytes(source.size)}" if source.size else ""
     files = f"{len(source.files)} files" if len(source.files) > 1 else source.files[0].path
     return files + size
 
@@ -230,7 +231,7 @@ def _spread(
     holders, got = [first], list[str]()
     while missing:
         pairs = list(zip(holders, missing, strict=False))
-        tell(f"copying {name} ({size / 1e6:,.1f} MB) between nodes to {_names(pairs)}")
+        tell(f"copying {name} ({format_bytes(size)}) between nodes to {_names(pairs)}")
         commands = {s.name: _passing(s, t, name, size) for s, t in pairs}
         results = pool.run(commands, timeout=_limit(listing))
         target = {source.name: node.name for source, node in pairs}

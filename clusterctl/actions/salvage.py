@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from clusterctl.actions import Tell, connect_or_report, open_pool
 from clusterctl.actions.jobs import Fetched, fetch_from
 from clusterctl.errors import ClusterctlError, UsageError, reason
+from clusterctl.formats import format_bytes
 from clusterctl.insight import cost
 from clusterctl.job_model import Job
 from clusterctl.jobs import control, outputs
 from clusterctl.jobs.follow import Follower, find_saved
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.logs import is_complete
-from clusterctl.jobs.stage import format_bytes
 from clusterctl.model import Charge, Cluster, Phase, Role, clock, count
 from clusterctl.state import Store
 from clusterctl.timeouts import Deadline

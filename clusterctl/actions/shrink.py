@@ -8,9 +8,9 @@ from dataclasses import replace
 from clusterctl.actions import Tell, connect_or_report, open_pool
 from clusterctl.actions.salvage import LOOK_LIMIT, find_unfetched, save_logs
 from clusterctl.errors import UsageError
+from clusterctl.formats import format_bytes
 from clusterctl.job_model import Job
 from clusterctl.jobs import control
-from clusterctl.jobs.stage import format_bytes
 from clusterctl.model import Cluster
 from clusterctl.node_results import ranges
 from clusterctl.providers.protocol import ProviderPlan

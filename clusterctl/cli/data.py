@@ -12,6 +12,7 @@ from clusterctl.actions import download
 from clusterctl.cli.console import Console, table
 from clusterctl.cli.progress import Transfer
 from clusterctl.errors import UsageError
+from clusterctl.formats import format_bytes
 from clusterctl.options.data import DataGet, DataIndex, DataList, DataPush
 
 
@@ -54,7 +55,7 @@ def data_list(given: DataList, console: Console) -> None:
     found = action.list_data(actions.open_store())
     console.result(
         table(
-            (entry.name, f"{entry.size / 1e6:.0f} MB", "here" if entry.here else "-", entry.title)
+            (entry.name, format_bytes(entry.size), "here" if entry.here else "-", entry.title)
             for entry in found
         )
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from clusterctl.actions import images
 from clusterctl.cli.console import Console, pick
+from clusterctl.formats import format_bytes
 from clusterctl.options.data import ImageBuild, ImageLock
 
 
@@ -14,7 +15,7 @@ def image_build(given: ImageBuild, console: Console) -> None:
     console.result(built.reference)
     done = "built and pushed" if built.pushed else "built"
     use = f"--image {built.kind}={built.reference}"
-    console.note(f"{done}: {built.size / 1e6:.0f} MB; use it with {use}")
+    console.note(f"{done}: {format_bytes(built.size)}; use it with {use}")
     console.document(pick(built, "reference", "id", "size", "pushed"))
 
 

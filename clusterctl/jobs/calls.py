@@ -16,6 +16,7 @@ from typing import Any
 
 from clusterctl import assets
 from clusterctl.errors import UsageError
+from clusterctl.formats import format_bytes
 from clusterctl.job_model import Job, Program, ProgramKind
 from clusterctl.jobs import stage
 from clusterctl.jobs.program import Resolved
@@ -61,7 +62,7 @@ def resolve(
         ) from error
     if len(data) > (limit or stage.MAX_BYTES):
         raise UsageError(
-            f"{name} and its arguments are too large: {stage.format_bytes(len(data))}",
+            f"{name} and its arguments are too large: {format_bytes(len(data))}",
             hint="read the data from a file in the function, or raise the limit with max_stage",
         )
     place = _find_folder(function)

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl import process
-from clusterctl.jobs.stage import KEPT_JOBS, format_bytes
+from clusterctl.formats import format_bytes
+from clusterctl.jobs.stage import KEPT_JOBS
 from clusterctl.schedulers.direct import LEAST_OUTPUT, OUTPUT
 from clusterctl.state import Store
 from clusterctl.state.home import writing

@@ -24,6 +24,7 @@ import msgspec
 
 from clusterctl import assets
 from clusterctl.errors import ClusterctlError, LaunchError
+from clusterctl.formats import format_bytes
 from clusterctl.jobs import uv
 from clusterctl.jobs.package_files import NONE, Wanted, digest_of
 from clusterctl.jobs.start import make_error
@@ -217,7 +218,7 @@ class _Environment:
                 uv.call("packages", "pip", "install", "--quiet", *options, *target)
             self._check_platform(packages, node)
             size = sum(path.lstat().st_size for path in packages.rglob("*"))
-            self._report(f"copying {size / 1e6:.1f} MB of packages to {node.name}")
+            self._report(f"copying {format_bytes(size)} of packages to {node.name}")
             place = self._packages(node, self._scratch(node))
             sent = self._pool.transport(node.name).put(packages, place, timeout=uv.FETCH_TIMEOUT)
         if not sent.ok:

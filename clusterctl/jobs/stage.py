@@ -17,6 +17,7 @@ from pathlib import Path
 
 from clusterctl import assets, process
 from clusterctl.errors import UsageError
+from clusterctl.formats import format_bytes
 from clusterctl.state import Home, Store, home
 from clusterctl.state.home import FULL, write_error
 
@@ -217,15 +218,6 @@ def pack_texts(files: Iterable[tuple[str, str, int]]) -> bytes:
 def pack_file(name: str, data: bytes) -> bytes:
     """An archive of one file."""
     return _entry(name, data, 0o600)
-
-
-def format_bytes(size: float) -> str:
-    """Bytes for people, in decimal units."""
-    for unit in ("B", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} GB"
 
 
 def _git_top(folder: Path, *, refuse: bool = True) -> Path | None:

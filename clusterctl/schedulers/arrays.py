@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from clusterctl.formats import fold_runs
 from clusterctl.job_model import Job, JobState
 from clusterctl.schedulers import verdict
 
@@ -17,14 +18,9 @@ SAYS_LITTLE = ("COMPLETED", "FAILED", "UNKNOWN")
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """`0-4,7`: ascending numbers as sbatch takes them."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1] = [parts[-1][0], number]
-        else:
-            parts.append([number])
-    return ",".join("-".join(map(str, part)) for part in parts)
+    """`0-4,7`: as sbatch takes them."""
+    runs = fold_runs(numbers)
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
 
 
 def describe_end(job: Job, facts: str, rest: str, gone: Mapping[str, JobState]) -> Job:

@@ -24,7 +24,7 @@ from clusterctl.providers import PROVIDERS
 FOUNDATION = {"model", "errors", "catalog", "config", "assets", "keys", "compiling"}
 FOUNDATION |= {"options", "timeouts", "node_results", "unpack"}
 FOUNDATION |= {"recipes", "job_model", "launch_plan", "variables", "stacks", "hangs"}
-FOUNDATION |= {"sweeps", "redaction", "node_phases"}
+FOUNDATION |= {"sweeps", "redaction", "node_phases", "formats"}
 EDGE = {"process", "state", "events"}  # they touch this machine
 TALK = {"transport", "terraform", "datasets", "registry", "sources"}  # they talk to other machines
 PARTS = {"providers", "bootstrap", "launch", "schedulers"}  # siblings: they never see each other
@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__init__": {"api"},  # on first use
     "__main__": {"cli"},
     "cli": {"actions", "model", "job_model", "errors", "config", "options", "redaction"}
-    | {"variables", "node_phases"},
+    | {"variables", "node_phases", "formats"},
     "api": {"actions", "model", "job_model", "errors", "options", "variables"},
     "actions": FOUNDATION | EDGE | TALK | PARTS | SERVICES | {"s3"},
     "jobs": FOUNDATION | EDGE | TALK | PARTS | {"s3"},
@@ -61,17 +61,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     "catalog": {"model", "errors"},
     "timeouts": set(),
     "node_phases": set(),
-    "node_results": {"model"},
+    "node_results": {"model", "formats"},
     "unpack": {"errors"},
     "redaction": {"variables"},
     "variables": {"errors"},
     "hangs": {"job_model", "stacks"},
-    "stacks": set(),
+    "stacks": {"formats"},
     "job_model": {"sweeps"},
     "sweeps": {"errors"},
     "launch_plan": set(),
     "model": set(),
     "errors": set(),
+    "formats": set(),
 }
 
 # Libraries beyond the standard one, and the units that may use them. Nothing else may be imported;

@@ -427,14 +427,6 @@ def test_a_file_that_vanishes_is_one_clear_error(tmp_path: Path) -> None:
     assert list(home.stages.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (2_500_000, "2.5 MB"), (5e9, "5.0 GB")],
-)
-def test_human(size: float, text: str) -> None:
-    assert stage.format_bytes(size) == text
-
-
 def test_archives_that_no_recent_job_used_are_removed_after_a_month() -> None:
     """And the beginning of one whose clusterctl was killed; not what may be written just now."""
     store = open_store()

@@ -7,20 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from clusterctl.formats import fold_runs
+
 TAG = "clusterctl:workers"
 MOST_TEXT = 256
 """Characters of a tag's value."""
 
 
 def write(numbers: Sequence[int]) -> str:
-    """Ascending numbers."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return " ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+    return " ".join(
+        f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in fold_runs(numbers)
+    )
 
 
 def node(text: str, index: int) -> str:

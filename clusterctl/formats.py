@@ -1,0 +1,25 @@
+"""Numbers and sizes in the way that people read them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def fold_runs(numbers: Iterable[int]) -> tuple[range, ...]:
+    """The numbers, ascending and each once, as runs of those that follow each other."""
+    runs: list[range] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1].stop:
+            runs[-1] = range(runs[-1].start, number + 1)
+        else:
+            runs.append(range(number, number + 1))
+    return tuple(runs)
+
+
+def format_bytes(size: float) -> str:
+    """In decimal units: `512 B`, `43.2 MB`."""
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"
