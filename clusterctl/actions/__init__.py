@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from clusterctl.actions.host_keys import mend_known_hosts
 from clusterctl.errors import NodeUnreachable, RecordError, UsageError
 from clusterctl.model import NAME_PATTERN, Cluster, Phase, clock
 from clusterctl.state import Store as Store
@@ -105,9 +106,8 @@ def connect_or_report(pool: Pool, names: Sequence[str], tell: Tell) -> dict[str,
 @contextmanager
 def open_pool(store: Store, cluster: Cluster) -> Iterator[Pool]:
     """Connections to the cluster's nodes, opened when first used, closed on the way out."""
-    from clusterctl.actions import ssh_config  # which needs this module to be there
 
-    ssh_config.mend_known_hosts(store, cluster)
+    mend_known_hosts(store, cluster)
     with Pool.of(cluster, store.folder(cluster.name) / "ssh") as pool:
         try:
             yield pool

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from clusterctl import providers
-from clusterctl.actions import Tell, idle_workers, open_store, require_owned
+from clusterctl.actions import Tell, ended_workers, open_store, require_owned
 from clusterctl.errors import ClusterctlError, NodeUnreachable, UsageError
 from clusterctl.model import Cluster
 from clusterctl.providers.protocol import Guarded
@@ -52,7 +52,7 @@ def explained(error: NodeUnreachable) -> ClusterctlError:
     try:
         store = open_store()
         cluster = store.cluster(error.cluster)
-        if ended := idle_workers.explain(store, cluster):
+        if ended := ended_workers.explain(store, cluster):
             return ended
         why = shut_out(store, cluster, error.message)
     except ClusterctlError:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clusterctl import providers
-from clusterctl.actions import Tell, check_name, idle_workers, salvage
+from clusterctl.actions import Tell, check_name, ended_workers, salvage
 from clusterctl.actions.jobs import Fetched
 from clusterctl.errors import (
     ClusterctlError,
@@ -85,7 +85,7 @@ def down(
         if verb != cluster.end:
             how = "was attached" if cluster.attached else "was created by clusterctl"
             raise UsageError(f"cluster {name!r} {how}", hint=f"clusterctl {cluster.end} {name}")
-        cluster = idle_workers.settle(store, cluster, tell)
+        cluster = ended_workers.settle(store, cluster, tell)
         living = _living(store, cluster, tell) if cluster.charges else None
         saved = salvage.Saved()
         if cluster.nodes and cluster.phase is not Phase.DELETING and not force:

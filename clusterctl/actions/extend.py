@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clusterctl import model, providers
-from clusterctl.actions import Tell, idle_workers, require_owned
+from clusterctl.actions import Tell, ended_workers, require_owned
 from clusterctl.actions import allow as allowing
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
 from clusterctl.insight import cost
@@ -59,7 +59,7 @@ def extend(
                 f"cluster {name} is stopped: its deadline cannot be changed",
                 hint=f"`clusterctl start {name}` first",
             )
-        cluster = idle_workers.settle(store, cluster, tell, clock)
+        cluster = ended_workers.settle(store, cluster, tell, clock)
         now = clock()
         end = float(int(now + ttl))  # as nodes keep it: none ends before the record's time
         _whole(cluster, store.folder(name), now)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from clusterctl import process
 from clusterctl.actions import Tell, open_pool, ssh_config, terminal
+from clusterctl.actions.host_keys import mend_known_hosts
 from clusterctl.errors import NodeUnreachable, RecordError, UsageError
 from clusterctl.model import Cluster, Node, NodeResult, Role
 from clusterctl.state import Store
@@ -182,7 +183,7 @@ def _prepare_ssh(store: Store, cluster: Cluster) -> None:
                 hint=f"`clusterctl status {name}` watches it, `clusterctl down {name}` removes it",
             )
         ssh_config.write_hosts(store, cluster)
-    ssh_config.mend_known_hosts(store, cluster)
+    mend_known_hosts(store, cluster)
     ssh_config.write_config(store, cluster)
 
 

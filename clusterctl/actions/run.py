@@ -28,7 +28,7 @@ from clusterctl.jobs import (
     installed,
     logs,
     mirror,
-    package_files,
+    package_sources,
     packages,
     provenance,
     stage,
@@ -71,7 +71,7 @@ class Prepared:
     plan: LaunchPlan
     tree: stage.Tree
     secrets: Mapping[str, str]
-    wanted: package_files.Wanted | None = None
+    wanted: package_sources.Wanted | None = None
     """Packages that are installed for it; a rerun finds them in the state home."""
 
     @property
@@ -113,7 +113,7 @@ def resolve(
 
 def check_packages(resolved: Resolved, given: str) -> None:
     """Raises UsageError where what a program asks for is not understood, before there are nodes."""
-    package_files.find(resolved, given)
+    package_sources.find(resolved, given)
 
 
 def prepare(
@@ -128,17 +128,17 @@ def prepare(
     """Decides everything, touches nothing. Raises LaunchError where it cannot work."""
     wanted = None
     if not (spec.venv or spec.modules or spec.container):
-        wanted = package_files.find(resolved, requirements, spec.python)
+        wanted = package_sources.find(resolved, requirements, spec.python)
         nodes = cluster.workers or (cluster.launcher,)
         if wanted and not spec.python and installed.has_all(wanted, nodes):
             wanted = None
-    elif spec.python or requirements not in ("", package_files.NONE):
+    elif spec.python or requirements not in ("", package_sources.NONE):
         given = "--python" if spec.python else "--requirements"
         raise UsageError(
             f"{given} cannot be combined with --venv, --module or --container",
             hint="leave one of the two out",
         )
-    spec = replace(spec, import_paths=package_files.import_paths(resolved))
+    spec = replace(spec, import_paths=package_sources.import_paths(resolved))
     if wanted:
         spec = replace(spec, packages=wanted.digest)
     asked = resolved.asked

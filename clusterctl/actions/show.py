@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from clusterctl import assets, providers
-from clusterctl.actions import idle_workers
+from clusterctl.actions import ended_workers
 from clusterctl.errors import ClusterctlError, reason
 from clusterctl.insight import cost, gpus
 from clusterctl.insight.gpus import GpuLook
@@ -127,7 +127,7 @@ def find_charges(
         return _overdue(store, cluster, now)
     if _unfinished(cluster):
         return _between(store, cluster, now)
-    if idle_workers.may_have_ended(store, cluster, now):
+    if ended_workers.may_have_ended(store, cluster, now):
         return _unused(store, cluster, now)
     return cluster.charges, ()
 
@@ -238,7 +238,7 @@ def _unused(store: Store, cluster: Cluster, now: float) -> tuple[Sequence[Charge
     """The charges of a cluster that nobody has used for long, as AWS has them, and which workers
     have ended."""
     try:
-        found = idle_workers.look(store, cluster, now)
+        found = ended_workers.look(store, cluster, now)
     except ClusterctlError as error:
         return cluster.charges, (
             f"it is unknown whether unused workers have ended ({reason(error)}); the costs shown"
@@ -264,7 +264,7 @@ def list_statuses(store: Store) -> tuple[Status, ...]:
     """Of all clusters. AWS is asked about several at the same time."""
     clusters, now = store.clusters(), time.time()
     if not any(
-        _outlived(c, now) or _unfinished(c) or idle_workers.may_have_ended(store, c, now)
+        _outlived(c, now) or _unfinished(c) or ended_workers.may_have_ended(store, c, now)
         for c in clusters
     ):
         return tuple(status(store, cluster) for cluster in clusters)

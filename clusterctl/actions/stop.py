@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from clusterctl import providers
 from clusterctl.actions import (
     Tell,
-    idle_workers,
+    ended_workers,
     open_pool,
     require_owned,
     require_ready,
@@ -59,7 +59,7 @@ def stop(store: Store, name: str, tell: Tell, ask: Ask) -> Stopped | None:
         ended: tuple[int, ...] = ()
         if cluster.phase is not Phase.STOPPED:
             provider.check_pausing(require_ready(cluster), folder)
-            cluster = idle_workers.settle(store, cluster, tell)
+            cluster = ended_workers.settle(store, cluster, tell)
             open_jobs = store.open_jobs(cluster)
             numbers = ", ".join(str(job.id) for job in open_jobs)
             if open_jobs and not ask(f"job {numbers} is still running; end it?"):

@@ -15,7 +15,7 @@ from clusterctl import bootstrap, keys, node_phases, providers
 from clusterctl.actions import (
     Tell,
     check_name,
-    idle_workers,
+    ended_workers,
     open_pool,
     phase_times,
     salvage,
@@ -163,9 +163,9 @@ def _up(
     clock = Clock(phases)
     with clock.phase("plan"):
         old = find_owned(store, spec)
-        if old and idle_workers.may_have_ended(store, old, time.time()):
+        if old and ended_workers.may_have_ended(store, old, time.time()):
             with ClusterLock(store.home, spec.name, "up", tell):
-                idle_workers.settle(store, store.cluster(spec.name), tell)
+                ended_workers.settle(store, store.cluster(spec.name), tell)
         # Before anything is written: most of what cannot be done is found out here.
         intent = intend(spec, find_owned(store, spec), tell, store.home.path)
         if consent is not _agreed:
@@ -178,7 +178,7 @@ def _up(
                 _build(intent.plan.recipes, tell)
         intent, cluster = _record(store, spec, intent, tell, consent)
         if intent.old:
-            idle_workers.count_as_used(store, intent.old)
+            ended_workers.count_as_used(store, intent.old)
         with clock.phase("create"):
             cluster, created = _create(store, cluster, intent, tell, phases)
         store.event(cluster.name, "created", nodes=len(cluster.nodes))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from clusterctl import bootstrap, catalog, keys, node_phases
 from clusterctl.actions import ssh_config, terminal
+from clusterctl.actions.host_keys import name_in_known_hosts, write_known_hosts
 from clusterctl.actions.node_images import NodeImage
 from clusterctl.bootstrap import steps
 from clusterctl.bootstrap.progress import StepReporter
@@ -35,12 +36,12 @@ def write_ssh(
         path = store.folder(cluster.name) / "ssh" / "known_hosts"
         lines = path.read_text(errors="replace").splitlines()
         before = dict(line.split(" ", 1) for line in lines if " " in line)
-    cluster = ssh_config.write_known_hosts(store, cluster, host_keys)
+    cluster = write_known_hosts(store, cluster, host_keys)
     ssh_config.write_config(store, cluster)
     ssh_config.write_hosts(store, cluster)
     changed = {name for name, key in cluster.host_keys.items() if before.get(name, key) != key}
     nodes = map(cluster.node, host_keys)
-    return cluster, [n.name for n in nodes if ssh_config.name_in_known_hosts(n) in changed]
+    return cluster, [n.name for n in nodes if name_in_known_hosts(n) in changed]
 
 
 def connect(pool: Pool, cluster: Cluster, nodes: NodePhases) -> None:

@@ -35,16 +35,16 @@ def _collect(given: Verb, console: Console) -> None:
     if own or given.heading not in (CLUSTERS, JOBS) or given.values.get("dry_run"):
         return
     from clusterctl import actions
-    from clusterctl.actions import launches
+    from clusterctl.actions import detached_launches
 
     store = actions.open_store()
-    names = launches.list_names(store)
+    names = detached_launches.list_names(store)
     console.set(json=False, quiet=console.quiet, verbose=console.verbose)  # the document is out
     for name in names:
         console.after_interrupt = "the next command continues"
         try:
             with console.waiting(moved=actions.copied):
-                ended = launches.bring(store, name, console.report)
+                ended = detached_launches.bring(store, name, console.report)
             if ended:
                 _remove(name, given, console)
         except ClusterctlError as error:

@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from clusterctl import actions
-from clusterctl.actions import Store, jobs, launches, up_plan
+from clusterctl.actions import Store, detached_launches, jobs, up_plan
 from clusterctl.actions import run as action
 from clusterctl.actions import spec as specs
 from clusterctl.cli import clusters, run
@@ -57,13 +57,13 @@ def launch(given: Launch, console: Console) -> None:
     try:
         clusters.up(creation, console, then=False)
         if given.detach:
-            launches.mark(store, name, Path.cwd())
+            detached_launches.mark(store, name, Path.cwd())
         code = _run(running.part(Run, cluster=name, detach=given.detach), console)
     except KeyboardInterrupt:
         if name not in store.names():
             raise
         if console.interactive and console.confirm(f"Keep cluster {name}?"):
-            launches.unmark(store, name)
+            detached_launches.unmark(store, name)
             console.after_interrupt = _kept(name)
             raise
         console.report("Ctrl-C: removing the cluster")
@@ -75,7 +75,7 @@ def launch(given: Launch, console: Console) -> None:
             _remove(name, given, console)
         raise
     if given.detach:
-        console.note("\n".join(launches.describe(store, name)))
+        console.note("\n".join(detached_launches.describe(store, name)))
     elif given.keep:
         console.note(_kept(name))
     else:
@@ -122,7 +122,7 @@ def _idle(given: Launch, store: Store, name: str) -> dict[str, Any]:
         return {}
     spec = up_plan.resolve(store, specs.cluster_spec(name, wanted))
     where = up_plan.circumstances(spec)
-    return {} if verbs.limit("up", "--idle", where) else {"idle": launches.IDLE}
+    return {} if verbs.limit("up", "--idle", where) else {"idle": detached_launches.IDLE}
 
 
 def _run(given: Run, console: Console) -> int:

@@ -1,4 +1,4 @@
-"""The packages that a program asks for (see `package_files`), beside those of the nodes' Python:
+"""The packages that a program asks for (see `package_sources`), beside those of the nodes' Python:
 resolved and downloaded here by uv, and brought to the nodes, which need no internet.
 
 What a job asks for is kept in the state home under the digest of its text, so that a job can be run
@@ -26,7 +26,7 @@ from clusterctl import assets
 from clusterctl.errors import ClusterctlError, LaunchError
 from clusterctl.formats import format_bytes
 from clusterctl.jobs import uv
-from clusterctl.jobs.package_files import NONE, Wanted, digest_of
+from clusterctl.jobs.package_sources import NONE, Wanted, digest_of
 from clusterctl.jobs.start import make_error
 from clusterctl.model import Cluster, Node, Python
 from clusterctl.state import Home

@@ -14,7 +14,7 @@ from zipfile import ZipFile
 
 from clusterctl import process
 from clusterctl.errors import LaunchError, UsageError
-from clusterctl.jobs.package_files import NONE, Wanted
+from clusterctl.jobs.package_sources import NONE, Wanted
 from clusterctl.model import Node
 
 FETCH_TIMEOUT = 3600.0

@@ -7,9 +7,10 @@ from clusterctl import assets
 from clusterctl.errors import LaunchError
 from clusterctl.job_model import JobSpec, Placement, Program, ProgramKind
 from clusterctl.launch import Request
+from clusterctl.launch.hostfile import render_whole_hostfile
 from clusterctl.launch.mpirun import AGENT, plan_mpirun
 from clusterctl.launch_plan import LaunchPlan
-from clusterctl.model import Cluster, Node, hostfile_mark
+from clusterctl.model import Cluster, Node
 
 HAND_AGENT = "clusterctl-mpi-ssh"
 _OF_A_JOB = ("CLUSTERCTL_WORLD_SIZE", "MASTER_ADDR")
@@ -26,14 +27,6 @@ _AS_ROOT = {
 
 Files = dict[str, tuple[str, int]]
 """Texts and modes, by path."""
-
-
-def hostfile(cluster: Cluster) -> str:
-    """All workers with all their slots, for mpirun."""
-    lines = [f"{node.private_address} slots={node.slots} # {node.name}" for node in cluster.workers]
-    if cluster.one_host:
-        lines = [f"localhost slots={sum(node.slots for node in cluster.workers)}"]
-    return "\n".join((hostfile_mark(cluster.id), *lines, ""))
 
 
 def is_contained(node: Node) -> bool:
@@ -61,7 +54,7 @@ def files(cluster: Cluster, node: Node) -> Files:
             ),
             0o644,
         ),
-        "hostfile": (hostfile(cluster), 0o644),
+        "hostfile": (render_whole_hostfile(cluster), 0o644),
         "ssh_config": (assets.render("terminal/ssh_config.j2", **values, folder=folder), 0o644),
         f"bin/{HAND_AGENT}": script("agent"),
         **{f"bin/{name}": script("ssh", name=name) for name in ("ssh", "scp", "sftp")},

@@ -1,4 +1,4 @@
-"""mpirun of Open MPI 4 and 5: hostfile, flags with their reasons, and the agent that reaches nodes.
+"""mpirun of Open MPI 4 and 5: flags with their reasons, and the agent that reaches nodes.
 
 Open MPI 5 hands its runtime's own parameters to PRRTE (`--prtemca`), Open MPI 4 knows only
 `--mca`. https://docs.open-mpi.org/en/v5.0.x/launching-apps/ssh.html
@@ -13,6 +13,7 @@ from shlex import quote
 from clusterctl.errors import LaunchError
 from clusterctl.launch import Request, interconnect, mpi_transport
 from clusterctl.launch.environment import environment, program
+from clusterctl.launch.hostfile import render_hostfile
 from clusterctl.launch.interconnect import Interconnect
 from clusterctl.launch.mpi_transport import Flag, MpiTransport
 from clusterctl.launch.placement import choose_binding, is_oversubscribed
@@ -131,23 +132,13 @@ def plan_mpirun(request: Request, *, per_node: bool) -> LaunchPlan:
         env=env,
         node_env=network.node_env(),
         programs={node.name: program(request, node) for node in nodes},
-        files={"hostfile": hostfile(request, counts)},
+        files={"hostfile": render_hostfile(request, counts)},
         reasons=(
             *(Reason(item=" ".join(words), why=why) for words, why in flags),
             *network.reasons(),
             *reasons,
         ),
         notes=tuple(notes),
-    )
-
-
-def hostfile(request: Request, counts: dict[str, int]) -> str:
-    """Workers only, `address slots=ranks` in rank order: slots are what this job takes there."""
-    if request.cluster.one_host:
-        return f"localhost slots={sum(counts.values())}\n"
-    return "".join(
-        f"{request.cluster.node(name).private_address} slots={count}\n"
-        for name, count in counts.items()
     )
 
 

@@ -12,6 +12,7 @@ import pytest
 from clusterctl.errors import UsageError
 from clusterctl.jobs import systems
 from clusterctl.launch import by_hand
+from clusterctl.launch.hostfile import render_whole_hostfile
 from clusterctl.launch.mpirun import Mpirun
 from clusterctl.model import Cluster, hostfile_mark
 from tests.unit.making import cluster, node, request, spec
@@ -111,12 +112,12 @@ def test_a_bundled_program_is_found_by_its_name(tmp_path: Path) -> None:
 
 def test_the_hostfile_has_all_workers_and_says_whose_it_is() -> None:
     made = cluster()
-    assert by_hand.hostfile(made).splitlines() == [
+    assert render_whole_hostfile(made).splitlines() == [
         hostfile_mark(made.id),
         "10.0.0.11 slots=4 # worker-1",
         "10.0.0.12 slots=4 # worker-2",
     ]
-    assert "localhost slots=8\n" in by_hand.hostfile(replace(made, one_host=True))
+    assert "localhost slots=8\n" in render_whole_hostfile(replace(made, one_host=True))
 
 
 def test_plain_ssh_checks_host_keys_of_nodes_and_knows_other_hosts_as_before(

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import ClusterctlError, LaunchError, UsageError
-from clusterctl.jobs import installed, package_files, packages
+from clusterctl.jobs import installed, package_sources, packages
 from clusterctl.jobs.program import resolve, resolve_command
 from clusterctl.model import Node, Python
 from clusterctl.state import home
@@ -82,7 +82,7 @@ def install(tmp_path: Path, need: Callable[..., None]) -> Install:
     need("uv")
 
     def install(given: str, *nodes: Node) -> Said:
-        wanted = package_files.find(resolve("train.py", ()), given)
+        wanted = package_sources.find(resolve("train.py", ()), given)
         assert wanted is not None
         packages.save(wanted, home())
         return bring(wanted.digest, *nodes)
@@ -232,7 +232,7 @@ def test_a_lock_file_is_found_and_its_versions_are_installed(
 
 
 def found() -> str | None:
-    wanted = package_files.find(resolve("train.py", ()), "")
+    wanted = package_sources.find(resolve("train.py", ()), "")
     return wanted and wanted.source
 
 
@@ -251,9 +251,9 @@ def test_where_packages_are_looked_for(project: Path) -> None:
     assert found() == "requirements.txt"
     Path("uv.lock").write_text("")
     assert found() == "uv.lock"
-    assert package_files.find(resolve("train.py", ()), "none") is None
-    assert package_files.find(resolve_command(["true"]), "") is None
-    assert package_files.find(resolve("reduce_all.py", ()), "") is None
+    assert package_sources.find(resolve("train.py", ()), "none") is None
+    assert package_sources.find(resolve_command(["true"]), "") is None
+    assert package_sources.find(resolve("reduce_all.py", ()), "") is None
     Path("train.py").write_text('# /// script\n# dependencies = ["demo"]\n# ///\n')
     assert found() == "train.py"
 
@@ -263,9 +263,9 @@ def test_the_top_of_a_repository_is_looked_at_and_nothing_above_it(project: Path
     (project / "tools").mkdir()
     shutil.copy("train.py", "tools/train.py")
     run("git", "init", "-q", str(project))
-    assert package_files.find(resolve("tools/train.py", ()), "") is None
+    assert package_sources.find(resolve("tools/train.py", ()), "") is None
     Path("requirements.txt").write_text("demo\n")
-    wanted = package_files.find(resolve("tools/train.py", ()), "")
+    wanted = package_sources.find(resolve("tools/train.py", ()), "")
     assert wanted is not None
     assert wanted.source == "requirements.txt"
 
@@ -296,7 +296,7 @@ def test_what_the_nodes_have_is_not_installed(text: str, enough: bool, project: 
     Path("requirements.txt").write_text(text)
     Path("pins.txt").write_text("demo<2\n")
     Path("more.txt").write_text("missing\n")
-    wanted = package_files.find(resolve("train.py", ()), "")
+    wanted = package_sources.find(resolve("train.py", ()), "")
     assert wanted is not None
     python = Python(executable="/p", version="3.11.2", packages=KEPT, installed=HAS)
     one, bare = node("a", python=python), node("b", python=replace(python, installed=""))
@@ -307,7 +307,7 @@ def test_what_the_nodes_have_is_not_installed(text: str, enough: bool, project: 
 
 def test_what_an_option_names_is_installed_in_any_case(project: Path) -> None:
     Path("requirements.txt").write_text("torch==2.13.0\n")
-    wanted = package_files.find(resolve("train.py", ()), "requirements.txt")
+    wanted = package_sources.find(resolve("train.py", ()), "requirements.txt")
     assert wanted is not None
     assert not installed.has_all(wanted, [node("a", python=Python(**HERE, packages=KEPT))])
 
@@ -316,7 +316,7 @@ def test_the_project_itself_stands_for_its_dependencies(project: Path) -> None:
     extra = '[project.optional-dependencies]\ntrain = ["helper<2"]\nother = ["odd"]\n'
     Path("pyproject.toml").write_text(f'{PROJECT}dependencies = ["demo>=1"]\n{extra}')
     Path("requirements.txt").write_text("-e .[train]\nnumpy")
-    wanted = package_files.find(resolve("train.py", ()), "")
+    wanted = package_sources.find(resolve("train.py", ()), "")
     assert wanted is not None
     assert wanted.texts == {"requirements.txt": "numpy\ndemo>=1\nhelper<2\n"}
 
@@ -348,11 +348,11 @@ def test_a_run_says_what_it_leaves_out_of_an_environment_of_conda(
 
 
 def test_the_projects_own_packages_can_be_imported(project: Path) -> None:
-    assert package_files.import_paths(resolve("train.py", ())) == ()
+    assert package_sources.import_paths(resolve("train.py", ())) == ()
     Path("pyproject.toml").touch()
-    assert package_files.import_paths(resolve("train.py", ())) == (".",)
+    assert package_sources.import_paths(resolve("train.py", ())) == (".",)
     Path("src").mkdir()
-    assert package_files.import_paths(resolve("train.py", ())) == ("src",)
+    assert package_sources.import_paths(resolve("train.py", ())) == ("src",)
 
 
 def test_a_project_in_a_folder_of_a_repository_finds_its_own_packages(project: Path) -> None:
@@ -364,9 +364,9 @@ def test_a_project_in_a_folder_of_a_repository_finds_its_own_packages(project: P
     Path("part/src/mine/train.py").touch()
     os.chdir("part")
     found = resolve("mine.train", ())
-    assert package_files.import_paths(found) == ("part/src",)
+    assert package_sources.import_paths(found) == ("part/src",)
     assert (found.program.folder, found.program.target) == ("part", "mine.train")
-    assert package_files.import_paths(resolve("../train.py", ())) == (".",)
+    assert package_sources.import_paths(resolve("../train.py", ())) == (".",)
 
 
 @pytest.mark.parametrize(
@@ -383,7 +383,7 @@ def test_a_project_in_a_folder_of_a_repository_finds_its_own_packages(project: P
 def test_a_file_that_is_not_understood(name: str, text: str, message: str, project: Path) -> None:
     Path(name).write_text(text)
     with pytest.raises(UsageError, match=message):
-        package_files.find(resolve("train.py", ()), name)
+        package_sources.find(resolve("train.py", ()), name)
 
 
 @pytest.mark.parametrize(
@@ -438,7 +438,7 @@ variables:
 
 def test_an_environment_of_conda_as_far_as_an_index_has_it(project: Path) -> None:
     Path("environment.yml").write_text(CONDA)
-    wanted = package_files.find(resolve("train.py", ()), "environment.yml")
+    wanted = package_sources.find(resolve("train.py", ()), "environment.yml")
     assert wanted is not None
     assert wanted.texts == {
         "environment.yml.txt": "demo==1.*\nhelper==1.5.*\ntorch>=2.1\ntrainer==1.0\nother>=2,<3\n"
@@ -462,12 +462,12 @@ def test_another_python_of_the_nodes_brings_nothing_of_theirs(
     project: Path, index: Path, install: Install, tmp_path: Path
 ) -> None:
     """Found by its name there; where it is missing, nothing is downloaded."""
-    wanted = package_files.find(resolve("train.py", ()), "", "3.99")
+    wanted = package_sources.find(resolve("train.py", ()), "", "3.99")
     assert wanted is not None
     assert wanted.source == "--python 3.99"
     minor = ".".join(platform.python_version_tuple()[:2])
     Path("requirements.txt").write_text("demo==1.0\n")
-    wanted = package_files.find(resolve("train.py", ()), "requirements.txt", minor)
+    wanted = package_sources.find(resolve("train.py", ()), "requirements.txt", minor)
     assert wanted is not None
     packages.save(wanted, home())
     one, two = here("worker-1", tmp_path), here("worker-2", tmp_path)

@@ -14,6 +14,7 @@ import pytest
 
 from clusterctl import assets, keys
 from clusterctl.actions import ssh_config
+from clusterctl.actions.host_keys import mend_known_hosts, write_known_hosts
 from clusterctl.errors import UsageError
 from clusterctl.model import Phase
 from clusterctl.state import Store
@@ -97,32 +98,32 @@ DAMAGE: dict[str, Callable[[bytes], bytes | None]] = {
 
 @pytest.mark.parametrize("how", DAMAGE)
 def test_known_hosts_is_mended_from_the_record(how: str, store: Store) -> None:
-    made = ssh_config.write_known_hosts(store, replace(NODES, phase=Phase.READY), KEYS)
+    made = write_known_hosts(store, replace(NODES, phase=Phase.READY), KEYS)
     file = store.folder("lab") / "ssh" / "known_hosts"
     assert shown(file) == {name: [key] for name, key in KEYS.items()}
     damaged = DAMAGE[how](file.read_bytes())
     file.unlink() if damaged is None else file.write_bytes(damaged)
     making = replace(made, phase=Phase.CREATING)
-    ssh_config.mend_known_hosts(store, making)
+    mend_known_hosts(store, making)
     now = file.read_bytes() if file.exists() else None
     assert now == damaged, "while `up` writes it, nobody else does"
-    ssh_config.mend_known_hosts(store, made)
+    mend_known_hosts(store, made)
     assert shown(file) == {name: [key] for name, key in KEYS.items()}
 
 
 def test_a_host_key_that_is_another_one_stays_so(store: Store) -> None:
     """Whoever has put it there, or took the node's place: the connection says what has changed."""
-    made = ssh_config.write_known_hosts(store, replace(NODES, phase=Phase.READY), KEYS)
+    made = write_known_hosts(store, replace(NODES, phase=Phase.READY), KEYS)
     file = store.folder("lab") / "ssh" / "known_hosts"
     other = keys.generate().public
     launcher, first, _ = NODES.nodes
     file.write_text(f"@revoked {launcher.address} {KEYS['launcher']}\n{first.address} {other}\n")
-    ssh_config.mend_known_hosts(store, made)
+    mend_known_hosts(store, made)
     assert shown(file) == {**{name: [key] for name, key in KEYS.items()}, "worker-1": [other]}
     assert "@revoked" in file.read_text()
     file.unlink()
     moved = replace(made, nodes=(replace(first, address="10.0.0.99"),))
-    ssh_config.mend_known_hosts(store, moved)
+    mend_known_hosts(store, moved)
     assert not known_hosts.lookup(file.read_text(), ["10.0.0.99"]), "keys belong to addresses"
 
 

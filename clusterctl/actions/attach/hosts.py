@@ -15,6 +15,7 @@ from clusterctl.actions.attach.record import (
     CONNECT_TIMEOUT,
     new_record,
 )
+from clusterctl.actions.host_keys import write_known_hosts
 from clusterctl.bootstrap import facts
 from clusterctl.errors import (
     BootstrapError,
@@ -143,7 +144,7 @@ def _prepare_hosts(
         hint="check for a firewall between them, and that their sshd reads ~/.ssh/authorized_keys",
     )
     check_ports(pool, cluster)
-    return ssh_config.write_known_hosts(store, cluster, host_keys)
+    return write_known_hosts(store, cluster, host_keys)
 
 
 def _probe(

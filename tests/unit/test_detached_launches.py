@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.actions import launches, open_store
+from clusterctl.actions import detached_launches, open_store
 from clusterctl.model import Charge, Phase
 from tests.unit.calling import Call
 from tests.unit.making import cluster
@@ -27,7 +27,7 @@ def project(tmp_path: Path) -> Path:
 def here(tmp_path: Path, project: Path) -> Staged:
     """A detached launch whose program has written a file."""
     made = lab(tmp_path / "nodes")
-    launches.mark(made.store, "lab", project)
+    detached_launches.mark(made.store, "lab", project)
     (project / "train.py").touch()
     made.job(project)
     (made.work() / "model.pt").write_text("weights")
@@ -67,7 +67,7 @@ def test_commands_about_other_things_leave_it_alone(
 def test_before_its_job_is_on_record_nothing_is_removed(call: Call, tmp_path: Path) -> None:
     """`launch` may still be at it, or was killed: then the cluster is one as any other."""
     made = lab(tmp_path / "nodes")
-    launches.mark(made.store, "lab", tmp_path)
+    detached_launches.mark(made.store, "lab", tmp_path)
     assert call("list").code == 0
     assert made.store.names() == ("lab",)
 
@@ -99,7 +99,7 @@ def test_at_the_deadline_it_is_said_what_is_lost(call: Call, here: Staged) -> No
     charge = Charge(node="launcher", part="instance", item="x", hourly=1, source="", since=1.0)
     here.store.save(replace(here.where, deadline=2.0, charges=(charge.ended(2.0),)))
     said: list[str] = []
-    assert launches.bring(here.store, "lab", said.append)
+    assert detached_launches.bring(here.store, "lab", said.append)
     assert "job 7" in said[0]
     assert "was not fetched" in said[0]
 
@@ -117,7 +117,7 @@ def test_what_stays_on_and_what_it_costs_is_said(here: Staged, project: Path) ->
 
     charges = (charge("launcher"), charge("worker-1"))
     here.store.save(replace(here.where, deadline=4e9, charges=charges))
-    [what, price] = launches.describe(here.store, "lab")
+    [what, price] = detached_launches.describe(here.store, "lab")
     assert str(project) in what
     assert "launcher" in price
     assert "costs $0.2500/h" in price

@@ -1,0 +1,24 @@
+"""Open MPI's hostfile: of one job, and of a whole cluster for a person's own mpirun."""
+
+from __future__ import annotations
+
+from clusterctl.launch import Request
+from clusterctl.model import Cluster, hostfile_mark
+
+
+def render_hostfile(request: Request, counts: dict[str, int]) -> str:
+    """Workers only, `address slots=ranks` in rank order: slots are what this job takes there."""
+    if request.cluster.one_host:
+        return f"localhost slots={sum(counts.values())}\n"
+    return "".join(
+        f"{request.cluster.node(name).private_address} slots={count}\n"
+        for name, count in counts.items()
+    )
+
+
+def render_whole_hostfile(cluster: Cluster) -> str:
+    """All workers with all their slots, for mpirun."""
+    lines = [f"{node.private_address} slots={node.slots} # {node.name}" for node in cluster.workers]
+    if cluster.one_host:
+        lines = [f"localhost slots={sum(node.slots for node in cluster.workers)}"]
+    return "\n".join((hostfile_mark(cluster.id), *lines, ""))
