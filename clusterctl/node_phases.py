@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from statistics import median
 
 REQUESTED = "requested"
 BOOTING = "booting"
@@ -144,7 +143,7 @@ class NodePhases:
     def medians(self) -> dict[str, float]:
         """Seconds that each phase took here, by a key that `compare_with` knows."""
         with self._lock:
-            return {key: round(median(values), 1) for key, values in self._took.items()}
+            return {key: round(_median(values), 1) for key, values in self._took.items()}
 
     def _state(self, name: str, node: _Node, now: float) -> NodeState:
         seconds, received, rate = now - node.since, node.total - node.before, 0.0
@@ -153,7 +152,7 @@ class NodePhases:
             rate = (total - before) / max(last - first, 1e-3)
         left = None
         took = self._took.get(node.key)
-        usual = median(took) if took else self._earlier.get(node.key)
+        usual = _median(took) if took else self._earlier.get(node.key)
         if usual is not None:
             left = usual - seconds if usual > seconds else None
         elif node.size > received and rate:
@@ -161,3 +160,9 @@ class NodePhases:
         if node.phase in ENDS:
             left = None
         return NodeState(name, node.phase, node.what, seconds, left, received, rate, node.size)
+
+
+def _median(values: list[float]) -> float:
+    """Not that of the statistics module, with which every command would load decimal and random."""
+    ordered, middle = sorted(values), len(values) // 2
+    return (ordered[middle] + ordered[~middle]) / 2

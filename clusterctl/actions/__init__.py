@@ -92,6 +92,12 @@ def copied() -> tuple[int, int | None]:
     return COPIED.read(), COPIED.left
 
 
+def moved() -> tuple[int, int | None]:
+    """The same with what programs have downloaded that this process has started."""
+    size, left = copied()
+    return size + COPIED.downloaded, left
+
+
 def connect_or_report(pool: Pool, names: Sequence[str], tell: Tell) -> dict[str, str]:
     """Connects to these nodes; returns those that do not answer, each with the reason. Says whom
     it waits for."""

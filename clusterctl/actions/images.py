@@ -25,6 +25,7 @@ from clusterctl import catalog, process, recipes
 from clusterctl.datasets import checksum
 from clusterctl.errors import ProviderError, UsageError, reason
 from clusterctl.providers.docker import engine
+from clusterctl.transport.meter import COPIED
 
 OnLine = Callable[[str], None]
 
@@ -50,6 +51,11 @@ def build(name: str, *, push: str = "", base: str = "", on_line: OnLine) -> Buil
     `base`: an image to build on instead of the pinned one. Raises ProviderError where the engine,
     a download or a step fails.
     """
+    with COPIED.downloading():
+        return _build(name, push, base, on_line)
+
+
+def _build(name: str, push: str, base: str, on_line: OnLine) -> Built:
     _known(name)
     if push and not _REPOSITORY.fullmatch(push):
         raise UsageError(
@@ -88,6 +94,11 @@ def lock(name: str, *, on_line: OnLine) -> dict[str, str]:
 
     Raises ProviderError where one cannot be fetched, or the list not be written.
     """
+    with COPIED.downloading():
+        return _lock(name, on_line)
+
+
+def _lock(name: str, on_line: OnLine) -> dict[str, str]:
     _known(name)
     downloads = recipes.downloads()
     rows = [row for row in downloads["wheels"] if name in row["images"] and not row["sha256"]]

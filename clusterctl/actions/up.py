@@ -87,7 +87,7 @@ class Clock:
     def phase(self, name: str) -> Iterator[None]:
         if self.tell and self.phases:
             self.tell(f"{name} (after {self.phases[-1][0]}: {self.phases[-1][1]:.1f} s)")
-        self.nodes.stage(STAGES.get(name, name))
+        self.nodes.stage(STAGES.get(name, ""))
         began = time.monotonic()
         yield
         self.phases.append((name, round(time.monotonic() - began, 3)))

@@ -18,16 +18,14 @@ RECEIVED = "@@received"
 
 PHASES = {
     "boot": node_phases.FIRST_BOOT,
-    **dict.fromkeys(("docker", "nvidia", "amd", "venv"), node_phases.INSTALLING),
+    **dict.fromkeys(("docker", "nvidia", "amd", "venv", "wheels"), node_phases.INSTALLING),
     **dict.fromkeys(("image", "base"), node_phases.PULLING),
-    **dict.fromkeys(("sources", "wheels"), node_phases.DOWNLOADING),
+    "sources": node_phases.DOWNLOADING,
     "build": node_phases.BUILDING,
     "container": node_phases.STARTING,
     **dict.fromkeys(("versions", "kernel"), node_phases.TESTING),
 }
 """What a node is doing at a step, in words for people. All other steps write a file or two."""
-_SPOKEN = (node_phases.INSTALLING, node_phases.DOWNLOADING)
-"""Phases of several steps that take time."""
 
 DONE = "done"
 PAUSE = 0.5
@@ -89,7 +87,7 @@ class StepReporter:
     def _enter(self, node: str, step: str, what: str) -> None:
         phase = PHASES.get(step, node_phases.CONFIGURING)
         size = self.sizes.get(node, 0) if phase == node_phases.PULLING else 0
-        self.nodes.enter([node], phase, what if phase in _SPOKEN else "", size)
+        self.nodes.enter([node], phase, what if phase == node_phases.INSTALLING else "", size)
 
     def _end(self, node: str) -> None:
         """The step that a node was at is behind it."""

@@ -32,7 +32,9 @@ def staging(console: Console) -> ExitStack:
     from clusterctl import actions
 
     stack = ExitStack()
-    stack.enter_context(console.waiting(moved=actions.copied, only_copies=True))
+    # Lines in a pipe are about copies alone.
+    moved = actions.moved if sys.stderr.isatty() else actions.copied
+    stack.enter_context(console.waiting(moved=moved, only_copies=True))
     return stack
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import textwrap
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -29,6 +28,8 @@ SLOWEST = 5
 """Nodes that have a line where there is no room for all."""
 NOTEWORTHY = 1_000_000
 """Bytes that a node has to receive in a phase to be spoken of."""
+SLOW = 50_000.0
+"""Bytes per second that are not worth a word."""
 COLOURS = {READY: "green", FAILED: "bold red"}
 
 
@@ -76,7 +77,7 @@ class _View:
         while not self._over.wait(pause):
             pause = PAUSE
             picture = self._nodes.look()
-            if picture.nodes:
+            if picture.nodes or picture.stage:
                 import rich.live  # noqa: F401 -- it takes its time, and nobody should wait for it
 
                 self._console.paint(partial(self._draw, picture))
@@ -113,6 +114,8 @@ class _View:
 def describe(picture: Picture, width: int, height: int) -> list[tuple[str, str]]:
     """The lines of a picture, each with its colour: as wide as they may be, for a window that is
     `height` lines high. If the nodes do not fit, all are counted, and the slowest have lines."""
+    import textwrap  # on a terminal alone
+
     room = max(LEAST, height // 2)
     last = (f"{picture.stage}, {ago(picture.seconds)}", "") if picture.stage else None
     room -= last is not None
@@ -148,7 +151,9 @@ def _row(node: NodeState) -> tuple[str, str, str, str]:
     if node.phase not in ENDS and node.received >= NOTEWORTHY:
         of = f" of {node.size / 1e6:.1f}" if node.size > node.received else ""
         more.append(f"{node.received / 1e6:.1f}{of} MB received")
-        if node.rate:
+        if node.size and not of:
+            more.append("unpacking")
+        elif node.rate >= SLOW:
             more.append(f"{node.rate / 1e6:.1f} MB/s")
     if node.left is not None and node.left >= 1:
         more.append(f"about {ago(node.left)} left")

@@ -31,6 +31,7 @@ from clusterctl.jobs.start import make_error
 from clusterctl.model import Cluster, Node, Python
 from clusterctl.state import Home
 from clusterctl.state.home import write_atomic
+from clusterctl.transport.meter import COPIED
 from clusterctl.transport.pool import Pool
 
 KEPT = ("torch", "mpi4py")
@@ -215,7 +216,8 @@ class _Environment:
             if count:
                 options = ("--no-deps", "--target", str(packages), "--requirements", str(lock))
                 target = uv.target(node)
-                uv.call("packages", "pip", "install", "--quiet", *options, *target)
+                with COPIED.downloading():
+                    uv.call("packages", "pip", "install", "--quiet", *options, *target)
             self._check_platform(packages, node)
             size = sum(path.lstat().st_size for path in packages.rglob("*"))
             self._report(f"copying {format_bytes(size)} of packages to {node.name}")

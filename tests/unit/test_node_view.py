@@ -52,15 +52,23 @@ def test_a_line_for_each_node() -> None:
 
 
 def test_what_is_not_worth_a_word_is_left_out() -> None:
-    """The traffic of SSH, a rate that is not known yet, and the last half second."""
+    """The traffic of SSH, a rate that is not known yet or next to nothing, the last half second."""
     assert lines(
         NodeState("worker-1", CONNECTING, "", 3.0, 0.4, 20_000, 9e3),
         NodeState("worker-2", PULLING, "", 3.0, None, 2_000_000),
-        NodeState("worker-3", READY, "", 3.0, None, 10**9, 5e6, 2 * 10**9),
+        NodeState("worker-3", INSTALLING, "wheels", 60.0, None, 15_000_000, 8e3),
+        NodeState("worker-4", READY, "", 3.0, None, 10**9, 5e6, 2 * 10**9),
     ) == [
-        "worker-1  waiting for SSH  3.0 s",
-        "worker-2  pulling image    3.0 s  2.0 MB received",
-        "worker-3  ready",
+        "worker-1  waiting for SSH      3.0 s",
+        "worker-2  pulling image        3.0 s  2.0 MB received",
+        "worker-3  installing packages  60 s   wheels, 15.0 MB received",
+        "worker-4  ready",
+    ]
+
+
+def test_an_image_that_has_come_is_unpacked() -> None:
+    assert lines(NodeState("worker-1", PULLING, "", 30.0, None, 306_000_000, 2e6, 305_600_000)) == [
+        "worker-1  pulling image  30 s  306.0 MB received, unpacking"
     ]
 
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 
 import pytest
 
+from clusterctl import actions
+from clusterctl.actions import images
 from clusterctl.cli.console import Console
 from clusterctl.cli.progress import Transfer
+from clusterctl.errors import ProviderError
+from clusterctl.transport import meter
 from clusterctl.transport.meter import Meter
 from tests.terminal import Terminal as Pty
 from tests.unit.calling import ROOT
@@ -56,17 +62,67 @@ def test_a_terminal_has_one_line_with_a_bar(encoding: str, half: str) -> None:
 
 
 def test_copies_under_way_know_what_is_left() -> None:
-    meter = Meter()
-    assert meter.left is None
-    with meter.copying(100) as first:
+    copies = Meter()
+    assert copies.left is None
+    with copies.copying(100) as first:
         first.add(30)
-        with meter.copying(50) as second:
+        with copies.copying(50) as second:
             second.add(60)  # an archive is larger than the files in it
-            assert (meter.read(), meter.left) == (90, 70)
-            with meter.copying(None):
-                assert meter.left is None
-        assert meter.left == 70
-    assert (meter.read(), meter.left) == (90, None)
+            assert (copies.read(), copies.left) == (90, 70)
+            with copies.copying(None):
+                assert copies.left is None
+        assert copies.left == 70
+    assert (copies.read(), copies.left) == (90, None)
+
+
+def test_what_other_programs_download_counts_while_they_run() -> None:
+    carried = [10_000_000]
+    downloads = Meter(lambda: carried[0])
+    assert downloads.downloaded == 0
+    with downloads.downloading():
+        carried[0] += 1_900_000
+        assert downloads.downloaded == 1_000_000, "whole megabytes"
+        carried[0] += 600_000
+        assert downloads.downloaded == 2_000_000
+    carried[0] += 50_000_000
+    assert (downloads.downloaded, downloads.read()) == (2_000_000, 0)
+    with downloads.downloading():
+        carried[0] += 3_500_000
+        assert downloads.downloaded == 6_000_000
+
+
+NETWORK = """\
+Inter-|   Receive                                                |  Transmit
+ face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo
+    lo: 7000000    1    0    0    0     0          0         0  7000000    1    0    0    0
+  eth0:{received} 9    0    0    0     0          0         0  1000000    9    0    0    0
+docker0: 9000000   2    0    0    0     0          0         0  9000000    2    0    0    0
+"""
+DOCKER = """#!/bin/sh
+case "$1" in
+version) echo 27.0 ;;
+pull) cp "{after}" "{table}"; exit 1 ;;
+*) exit 1 ;;
+esac
+"""
+
+
+def test_a_pull_of_an_image_build_is_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    table, after, docker = (tmp_path / name for name in ("table", "after", "docker"))
+    table.write_text(NETWORK.format(received=100_000_000))
+    after.write_text(NETWORK.format(received=105_000_000))
+    docker.write_text(DOCKER.format(table=table, after=after))
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(meter, "NETWORK", table)
+    before, _ = actions.moved()
+    with pytest.raises(ProviderError, match="could not be pulled"):
+        images.build("cpu", on_line=lambda line: None)
+    assert actions.moved() == (before + 5_000_000, None)
+    table.unlink()
+    assert meter.count_network() == 0, "not Linux"
 
 
 def test_a_size_that_no_server_tells_is_no_reason_for_silence(
