@@ -94,9 +94,9 @@ def test_what_other_programs_download_counts_while_they_run() -> None:
 NETWORK = """\
 Inter-|   Receive                                                |  Transmit
  face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo
-    lo: 7000000    1    0    0    0     0          0         0  7000000    1    0    0    0
+    lo: {inner} 1    0    0    0     0          0         0  7000000    1    0    0    0
   eth0:{received} 9    0    0    0     0          0         0  1000000    9    0    0    0
-docker0: 9000000   2    0    0    0     0          0         0  9000000    2    0    0    0
+docker0: {inner} 2    0    0    0     0          0         0  9000000    2    0    0    0
 """
 DOCKER = """#!/bin/sh
 case "$1" in
@@ -111,8 +111,8 @@ def test_a_pull_of_an_image_build_is_measured(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     table, after, docker = (tmp_path / name for name in ("table", "after", "docker"))
-    table.write_text(NETWORK.format(received=100_000_000))
-    after.write_text(NETWORK.format(received=105_000_000))
+    table.write_text(NETWORK.format(received=100_000_000, inner=1))
+    after.write_text(NETWORK.format(received=105_000_000, inner=9_000_000))
     docker.write_text(DOCKER.format(table=table, after=after))
     docker.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
