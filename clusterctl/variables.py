@@ -35,7 +35,10 @@ def environment(
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"--env-file {path}: {error}", hint="give a readable file") from error
+            raise UsageError(
+                f"--env-file {path} cannot be read: {getattr(error, 'strerror', None) or error}",
+                hint="check the path and its permissions; the file is text with NAME=VALUE lines",
+            ) from error
         for number, line in enumerate(text.splitlines(), 1):
             line = line.strip().removeprefix("export ")
             if line and not line.startswith("#"):

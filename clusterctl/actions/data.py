@@ -48,13 +48,14 @@ def folder(store: Store) -> Path:
     return store.home.path / "data"
 
 
-def find(name: str) -> Dataset:
-    """The data set of that name, or UsageError with the names there are."""
+def find(name: str, kinds: str = "data set") -> Dataset:
+    """The data set of that name, or UsageError with the names there are; it says that none of these
+    `kinds` has the name."""
     if name in DATASETS:
         return DATASETS[name]
     close = get_close_matches(name, DATASETS, n=1)
     hint = f"did you mean {close[0]}?" if close else f"available: {', '.join(DATASETS)}"
-    raise UsageError(f"no data set named {name!r}", hint=hint)
+    raise UsageError(f"no {kinds} named {name!r}", hint=hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ def push(store: Store, word: str, name: str | None, cluster: str | None, tell: T
         path = Path(word).resolve()
         name = name or path.name
         return Copy(name, str(path), copy(store, target, path, name, "", tell))
-    dataset = find(word)
+    dataset = find(word, "data set or folder")
     if not datasets.is_here(dataset, folder(store)):
         raise UsageError(f"{word} is not on this machine", hint=f"`data get {word}` downloads it")
     path, name = folder(store) / word, name or word

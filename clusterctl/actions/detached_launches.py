@@ -14,7 +14,7 @@ from clusterctl.errors import NodeUnreachable, ProviderError
 from clusterctl.insight import cost
 from clusterctl.job_model import Job
 from clusterctl.jobs import control
-from clusterctl.model import Cluster, Phase, clock
+from clusterctl.model import Cluster, Phase, clock, count
 from clusterctl.state import Store
 from clusterctl.state.home import write_atomic
 from clusterctl.transport.pool import Pool
@@ -132,4 +132,5 @@ def _bring(
             f"{target}/{got.brought.kept[0]} was changed since it was fetched, and was kept",
             hint="move it away; the next command tries again",
         )
-    tell(f"job {job.id} {job.state.value}: {len(got.brought.outputs)} files in {target}")
+    files = count(len(got.brought.outputs), "file")
+    tell(f"job {job.id} {job.state.value}: {files} in {target}")

@@ -22,7 +22,7 @@ from clusterctl.jobs import control, systems
 from clusterctl.jobs import spy as own_spy
 from clusterctl.jobs.logs import read_stored
 from clusterctl.jobs.start import list_nodes, list_rank_nodes
-from clusterctl.model import Cluster, NodeResult, Phase
+from clusterctl.model import Cluster, NodeResult, Phase, count
 from clusterctl.stacks import name_ranks as name_ranks
 from clusterctl.state import Store
 from clusterctl.timeouts import Deadline
@@ -219,7 +219,7 @@ def _add_stacks(
         archs = {cluster.node(name).facts.arch for name in by_node}
         why = own_spy.missing(archs)
         spy = b"" if why else own_spy.compress()
-    tell(f"reading the stacks of {sum(map(len, by_node.values()))} ranks")
+    tell(f"reading the stacks of {count(sum(map(len, by_node.values())), 'rank')}")
 
     def ask(name: str) -> NodeResult:
         given = b"" if found.nodes[name].spy else spy

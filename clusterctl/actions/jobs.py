@@ -62,6 +62,8 @@ def last_job(store: Store, name: str | None) -> Job:
     """The one that was started last, on the cluster `name` if it is given. Raises RecordError."""
     found = [job for job in store.jobs() if name in (None, job.cluster)]
     if not found:
+        if name is not None:
+            store.cluster(check_name(name))  # no jobs of a cluster that is not there: mistyped
         where = f" on cluster {name!r}" if name else ""
         raise RecordError(f"no jobs yet{where}", hint="`clusterctl run SCRIPT` starts one")
     return max(found, key=lambda job: job.id)
@@ -83,13 +85,16 @@ def find_cluster(store: Store, job: Job) -> Cluster | None:
     return next((c for c in store.clusters() if c.id == job.cluster_id), None)
 
 
+def _gone(job: Job, hint: str) -> RecordError:
+    return RecordError(f"the cluster of job {job.id} ({job.cluster}) is gone", hint=hint)
+
+
 def require_cluster(store: Store, job: Job) -> Cluster:
     cluster = find_cluster(store, job)
     if cluster is None:
-        raise RecordError(
-            f"the cluster of job {job.id} ({job.cluster}) is gone",
-            hint=f"`clusterctl logs {job.id}` shows what was saved",
-        )
+        folder = fetched.find_folder(store.home, job)
+        files = f"; its files were fetched to {folder}" if folder else ""
+        raise _gone(job, f"`clusterctl logs {job.id}` shows what was saved{files}")
     return require_ready(cluster)
 
 
@@ -308,6 +313,9 @@ def rerun(
     `resume` carries the old job's outputs over, so that a program that reads its snapshot goes on.
     """
     old = store.job(number)
+    if where is None and store.names() and old.cluster not in store.names():
+        other = store.names()[0]
+        raise _gone(old, f"`clusterctl rerun {number} -c {other}` runs it on cluster {other}")
     cluster = require_ready(store.cluster(old.cluster if where is None else check_name(where)))
     cluster = cluster.without(without)
     spec, secrets = _with(old.spec, given)

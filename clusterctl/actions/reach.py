@@ -139,7 +139,7 @@ def copy(store: Store, cluster: Cluster, source: str, target: str, timeout: floa
     if remote_source and remote_target:
         raise wrong
     if remote_target and not Path(source).exists():
-        raise UsageError(f"there is no {source!r} here", hint="check the path")
+        raise UsageError(f"{source}: no such file or folder", hint="check the path")
     if remote_source or remote_target:
         _prepare_ssh(store, cluster)
     with open_pool(store, cluster) as pool:

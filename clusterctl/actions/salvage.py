@@ -143,8 +143,9 @@ def _agree_to_lose(
     """Whether outputs (`lines`) may go. They need no word where they are fetched first."""
     if unfetched.fetch:
         return True
-    for line in lines:
-        tell(line)
+    if len(lines) > 1 or unfetched.discard or unfetched.ask:  # else the error has the only one
+        for line in lines:
+            tell(line)
     return _agree(cluster, unfetched, lines, f"{act} and lose these outputs?", tell)
 
 
@@ -248,8 +249,9 @@ def _agree(
     if cluster.charges:
         tell_price(cluster, tell)
     raise UsageError(
-        f"{'; '.join(lines)}: keeping cluster {cluster.name}",
-        hint="--fetch fetches them first, --discard deletes them",
+        f"{lines[0] if len(lines) == 1 else 'several jobs have unfetched outputs'};"
+        f" keeping cluster {cluster.name}",
+        hint="--fetch saves them first, --discard deletes them",
     )
 
 
@@ -313,7 +315,7 @@ def _bring(
             failed.append((job.id, error))
             continue
         if got.brought.outputs:
-            tell(f"job {job.id}: {len(got.brought.outputs)} files in {got.folder}")
+            tell(f"job {job.id}: {count(len(got.brought.outputs), 'file')} in {got.folder}")
         troubles = [*got.failed, *_kept(got)]
         failed += [(job.id, trouble) for trouble in troubles]
         if got.brought.outputs and not troubles:

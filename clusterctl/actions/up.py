@@ -314,7 +314,7 @@ def _record(
         intent = add_regions(intent, others, tell)
     spec, plan = intent.spec, intent.plan
     if not named:
-        tell("no machines requested: starting a local cluster")
+        tell("no provider given: starting a local cluster")
     for line in plan.lines:
         tell(line)
     if old and intent.surplus:

@@ -10,6 +10,7 @@ from clusterctl.actions import down
 from clusterctl.actions.salvage import Unfetched
 from clusterctl.cli.console import Console, ago, pick, plain
 from clusterctl.errors import UsageError
+from clusterctl.model import count
 from clusterctl.options.clusters import Attach, Detach
 from clusterctl.options.table import DEFAULT_NAME
 
@@ -39,7 +40,9 @@ def attach(given: Attach, console: Console) -> None:
             file=given.hosts, user=user, identity=key, workdir=workdir, sudo=given.bootstrap
         )
         made = action.attach_hosts(store, wanted, machines, console.report)
-        ready = f"{len(made.nodes)} hosts, {sum(n.slots for n in made.workers)} slots"
+        ready = (
+            f"{count(len(made.nodes), 'host')}, {count(sum(n.slots for n in made.workers), 'slot')}"
+        )
         size = ""
     else:
         host = given.slurm or given.sge or ""

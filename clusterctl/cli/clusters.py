@@ -105,12 +105,13 @@ def _down(given: Down, console: Console) -> None:
         if wanted in before:
             console.note("aborted; nothing was removed")
             raise typer.Exit(2)
-        console.note(f"no cluster named {wanted} on record here; nothing to remove")
+        which = f"named {wanted} " if given.wanted() else ""
+        console.note(f"no cluster {which}exists; nothing to remove")
         console.document({"cluster": wanted, "existed": False})
         return
     least = "at least " * any(line.dollars is None for line in gone.receipt)
     cost = f"{least}${gone.dollars:.2f}" if gone.receipt else f"$0.00 ({gone.provider})"
-    lived = f": {gone.nodes} nodes, {ago(gone.hours * 3600)}, {cost}" if gone.nodes else ""
+    lived = f": {count(gone.nodes, 'node')}, {ago(gone.hours * 3600)}, {cost}" if gone.nodes else ""
     if gone.receipt:
         console.note(table(_receipt(gone.receipt)))
     for brought in gone.fetched:

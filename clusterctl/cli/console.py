@@ -120,7 +120,7 @@ class Console:
                     self.show(f"{self._time()}  {drawn}{self._doing}{copied}")
                 elif now - self._spoke >= silence:
                     doing = lines(self._doing).partition(";")[0]
-                    after = f" after: {doing}" if doing else ""
+                    after = f"; last step: {doing}" if doing else ""
                     self._stderr(f"{self._time()}  still working{after}{copied}")
 
         thread = threading.Thread(target=watch, daemon=True, name="waiting")

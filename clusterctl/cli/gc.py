@@ -11,7 +11,7 @@ from clusterctl.actions import Store
 from clusterctl.actions import gc as action
 from clusterctl.cli.console import Console, ago, pick, table
 from clusterctl.errors import ClusterctlError
-from clusterctl.model import clock
+from clusterctl.model import clock, count
 from clusterctl.options.clusters import Gc
 
 
@@ -82,7 +82,7 @@ def _adopt(given: Gc, store: Store, console: Console) -> None:
     with console.waiting():
         taken = action.adopt(store, orphan, console.report)
     console.note(
-        f"cluster {taken.name} was taken back: {len(taken.nodes)} nodes. Next:\n"
+        f"cluster {taken.name} was taken back: {count(len(taken.nodes), 'node')}. Next:\n"
         f"  clusterctl status {taken.name}\n"
         f"  clusterctl down {taken.name}"
     )

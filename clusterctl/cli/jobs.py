@@ -196,7 +196,7 @@ def _metrics(given: Logs, store: Store, job: int, console: Console) -> None:
         if points:
             console.result("\n".join(map(str, written)))
         else:
-            console.note(f"job {job} has printed no metrics; see docs/jobs.md for how to")
+            console.note(_no_metrics(job))
         return
     if given.csv:
         console.result(metrics.to_csv(metrics.collect(*where, rank=given.rank)).rstrip("\n"))
@@ -212,7 +212,13 @@ def _metrics(given: Logs, store: Store, job: int, console: Console) -> None:
             texts = (f"{name} {metrics.render(value)}" for name, value in shown.items())
             console.result(f"[{point.rank}] {'  '.join(texts)}")
     if none:
-        console.note(f"job {job} has printed no metrics; see docs/jobs.md for how to")
+        console.note(_no_metrics(job))
+
+
+def _no_metrics(job: int) -> str:
+    return (
+        f"job {job} printed no metrics; a program prints them as JSON lines (docs/jobs.md, Metrics)"
+    )
 
 
 def cancel(given: Cancel, console: Console) -> None:

@@ -212,6 +212,8 @@ def explain(error: Exception, arguments: list[str]) -> tuple[str, str]:
     hint = f"`{path} --help` shows its options"
     kind, option = type(error).__name__, getattr(error, "option_name", "")
     if kind == "NoSuchOption":
+        if path.endswith(" up") and option == "-n":
+            return f"unknown option {option}", "did you mean --workers?"
         close = get_close_matches(option, getattr(error, "possibilities", None) or (), n=1)
         return f"unknown option {option}", f"did you mean {close[0]}?" if close else hint
     message = str(getattr(error, "message", error))

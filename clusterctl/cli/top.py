@@ -13,6 +13,7 @@ from clusterctl.actions import top as action
 from clusterctl.actions.top import Frame, GpuLook
 from clusterctl.cli.console import Console, ago, plain, table
 from clusterctl.cli.jobs import number_of
+from clusterctl.job_model import JobState
 from clusterctl.options.jobs import Top
 
 INTERVAL = 2.0
@@ -52,7 +53,8 @@ def render(frame: Frame) -> str:
     """The frame as text."""
     head = [f"job {frame.job}: {frame.state}"]
     if frame.seconds is not None:
-        head.append(f"for {ago(frame.seconds)}")
+        ended = JobState(frame.state).ended
+        head[0] += f" {'after' if ended else 'for'} {ago(frame.seconds)}"
     if frame.dollars is not None:
         head.append(f"${frame.dollars:.4f} so far")
     if frame.left:

@@ -471,7 +471,7 @@ MESSAGES: tuple[Message, ...] = (
     ),
     _row(
         "module",
-        r"(ModuleNotFoundError|ImportError): No module named",
+        r"(ModuleNotFoundError|ImportError|python[\d.]*): No module named",
         "a Python package is missing on a node",
         "list it in the project's `requirements.txt`, or use a container image that has it",
         "https://docs.python.org/3/library/exceptions.html#ModuleNotFoundError",

@@ -37,6 +37,11 @@ def list_nodes(home: Home, job: Job) -> tuple[str, ...]:
     return tuple(_read(home, job).get("nodes", ()))
 
 
+def find_folder(home: Home, job: Job) -> str:
+    """The folder that files of the job were fetched to last; "" where nothing was."""
+    return str(_read(home, job).get("folder", ""))
+
+
 def find_files(home: Home, job: Job) -> dict[str, Files]:
     """What was fetched of the job, by node. Raises RecordError where it is no longer as it was."""
     known = _read(home, job)

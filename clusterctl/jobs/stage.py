@@ -86,7 +86,7 @@ def find_tree(
         top = None
         root = chosen.resolve()
         if not root.is_dir():
-            raise UsageError(f"--stage {chosen}: no such folder", hint="name a folder")
+            raise UsageError(f"--stage {chosen}: no such folder", hint="check the path")
         # Our own programs run also from a clone that belongs to somebody else.
         top = _git_top(root, refuse=root != assets.folder("workloads"))
     else:

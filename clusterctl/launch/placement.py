@@ -121,7 +121,7 @@ def _workers(cluster: Cluster, spec: JobSpec) -> tuple[Node, ...]:
     if spec.nodes > len(workers):
         raise LaunchError(
             f"--nodes {spec.nodes}: cluster {cluster.name!r} has {len(workers)} workers",
-            hint=f"`clusterctl up {cluster.name} --workers {spec.nodes}` makes more"
+            hint=f"`clusterctl up {cluster.name} --workers {spec.nodes}` adds workers"
             if not cluster.attached
             else "add hosts to the file",
         )

@@ -95,7 +95,7 @@ def test_up_again_keeps_nodes_and_revives_what_stands_still(
     engine("rm", "-f", names[1])
     assert "gone: no such container" in clusterctl("status", "--live").stdout
     said = clusterctl("up").stderr
-    assert "1 containers started" in said
+    assert "1 container started" in said
     assert "2 already running" in said
     after = [engine("inspect", "-f", "{{.Id}}", name) for name in names]
     assert [one == other for one, other in zip(before, after, strict=True)] == [True, False, True]
@@ -145,7 +145,7 @@ def test_it_ends_itself_at_its_time(
     said = clusterctl("status", "--live").stdout
     assert ", ended 2" in said
     assert said.count("has shut down at its deadline") == 3
-    assert "3 already running" in clusterctl("up").stderr  # for another hour
+    assert "all 3 containers already running" in clusterctl("up").stderr  # for another hour
     assert states() == {"running 0 on-failure"}
     assert json.loads(clusterctl("status", "--json").stdout)["deadline"] > time.time() + 3000
     for worker in ("worker-1", "worker-2"):

@@ -45,7 +45,7 @@ def test_down_loses_no_outputs_unasked(
     said = call("down", *option)
     assert said.code == 2
     assert "job 7 has unfetched outputs: 7 B" in said.err
-    assert "--fetch fetches them first, --discard deletes them" in said.err
+    assert "--fetch saves them first, --discard deletes them" in said.err
     assert unfetched.exists()
     assert here.store.names() == ("lab",)
 
@@ -58,6 +58,9 @@ def test_down_brings_outputs_first(call: Call, here: Staged, unfetched: Path) ->
     assert "unfetched" not in said.err
     assert here.store.names() == ()
     assert here.store.job(7).fetched
+    again = call("fetch", "7")
+    assert again.code == 7
+    assert f"its files were fetched to {Path('job-7').absolute()}" in again.err
 
 
 @pytest.mark.parametrize("record", ["clusters/lab/cluster.json", "jobs/7/job.json"])
@@ -219,7 +222,7 @@ def test_outputs_on_nodes_that_do_not_answer_count(
     """The network between may be what is broken."""
     said = call("down")
     assert said.code == 2
-    assert "what jobs 7 made cannot be looked at: keeping cluster lab" in said.err
+    assert "what jobs 7 made cannot be looked at; keeping cluster lab" in said.err
     assert here.store.names() == ("lab",)
     assert call("down", "--discard").code == 0
 

@@ -27,6 +27,12 @@ def test_a_message_is_explained(name: str) -> None:
     assert (found.message.name, found.line) == (name, CASES[name])
 
 
+def test_a_module_that_python_is_to_start_is_explained_too() -> None:
+    found = messages.find("/opt/venv/bin/python3.11: No module named package.train\n")
+    assert found
+    assert found.message.name == "module"
+
+
 def test_every_row_has_a_case_a_source_and_advice() -> None:
     assert [row.name for row in messages.MESSAGES] == list(CASES)
     for row in messages.MESSAGES:

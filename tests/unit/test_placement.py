@@ -106,7 +106,7 @@ def test_the_hint_of_what_does_not_fit_is_the_most_that_does(slots: tuple[int, .
 def test_more_nodes_come_from_up_or_from_the_file_of_hosts() -> None:
     made = workers(4, 4)
     for where, hint in (
-        (made, "`clusterctl up lab --workers 3` makes more"),
+        (made, "`clusterctl up lab --workers 3` adds workers"),
         (replace(made, identity="/home/me/.ssh/id"), "add hosts to the file"),
     ):
         with pytest.raises(LaunchError) as caught:

@@ -61,6 +61,14 @@ def test_the_last_job_is_run_again_without_a_number(jobs: Rows, call: Call) -> N
     assert third["args"] == ["--lr", "0.1"]
 
 
+def test_another_cluster_is_named_where_that_of_the_job_is_gone(jobs: Rows, call: Call) -> None:
+    assert call("detach", "--yes").code == 0
+    assert call("attach", "other", "--slurm").code == 0
+    said = call("rerun", "1")
+    assert said.code == 7
+    assert "`clusterctl rerun 1 -c other`" in said.err
+
+
 def test_the_next_rerun_has_them_too(jobs: Rows, call: Call, tmp_path: Path) -> None:
     words = ["-e", "MODE=long", "--env-file", "more.env"]
     assert call("rerun", "--detach", "1", *words).code == 0

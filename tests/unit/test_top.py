@@ -84,11 +84,16 @@ def test_a_node_that_does_not_answer() -> None:
     assert top.read("w", "Permission denied\n").error
 
 
+def test_the_time_of_a_job_that_has_ended_is_not_counted_on() -> None:
+    frame = Frame(102.0, 7, "cancelled", 42.0, None, 0.0, (), ())
+    assert render(frame).splitlines()[0] == "job 7: cancelled after 42 s"
+
+
 def test_as_text() -> None:
     ranks, nodes = top.rank_lines(BEFORE, AFTER), top.node_lines(BEFORE, AFTER)
     frame = Frame(102.0, 7, "running", 42.0, 0.5, 78.0, ranks, nodes)
     assert render(frame).splitlines() == [
-        "job 7: running, for 42 s, $0.5000 so far, about 78 s left",
+        "job 7: running for 42 s, $0.5000 so far, about 78 s left",
         "",
         "rank  node       step  s/step  loss  cores  memory",
         "0     w          20    1       0.25  1.00   3 MB",

@@ -28,7 +28,7 @@ def test_what_is_waited_for_is_said_again(capsys: pytest.CaptureFixture[str]) ->
     console.report("launcher: starts")
     with console.waiting(silence=0.05):
         said = wait_for(capsys, "still")
-    assert "s  still working after: launcher: starts\n" in said
+    assert "s  still working; last step: launcher: starts\n" in said
     assert [thread.name for thread in threading.enumerate()].count("waiting") == 0
     assert len(console.story) == 1, "the log has it once"
 
@@ -104,7 +104,9 @@ def test_a_copy_says_how_much_has_come_and_how_fast(capsys: pytest.CaptureFixtur
     console.report("fetching")
     with console.waiting(silence=0.05, moved=lambda: (next(moved), None)):
         said = wait_for(capsys, "MB/s")
-    assert re.search(r"still working after: fetching, \d+\.0 MB copied, \d+\.\d MB/s\n", said), said
+    assert re.search(
+        r"still working; last step: fetching, \d+\.0 MB copied, \d+\.\d MB/s\n", said
+    ), said
     assert "\r" not in said
 
 
@@ -188,6 +190,6 @@ def test_elsewhere_a_step_is_what_one_waits_for(capsys: pytest.CaptureFixture[st
     console.step("pulling")
     assert capsys.readouterr().err == ""
     with console.waiting(silence=0.05):
-        assert "still working after: pulling\n" in wait_for(capsys, "still")
+        assert "still working; last step: pulling\n" in wait_for(capsys, "still")
     Console().set(verbose=True).step("building")
     assert capsys.readouterr().err.endswith("s  building\n")

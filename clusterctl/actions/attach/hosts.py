@@ -27,7 +27,7 @@ from clusterctl.errors import (
 )
 from clusterctl.launch import interconnect
 from clusterctl.launch.mpirun import common_mpi
-from clusterctl.model import Cluster, Node, NodeResult, Phase
+from clusterctl.model import Cluster, Node, NodeResult, Phase, count
 from clusterctl.node_results import fold
 from clusterctl.providers.hosts import inventory
 from clusterctl.providers.shared.take_back import key_mark
@@ -108,7 +108,7 @@ def _prepare_hosts(
 ) -> Cluster:
     folder = store.folder(cluster.name) / "ssh"
     terminal.forget(store, cluster)
-    tell(f"connecting to {len(cluster.nodes)} hosts")
+    tell(f"connecting to {count(len(cluster.nodes), 'host')}")
     _all_well("some hosts cannot be used", pool.connect(timeout=CONNECT_TIMEOUT), NodeUnreachable)
     host_keys = {}
     for node in cluster.nodes:

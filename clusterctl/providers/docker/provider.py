@@ -24,7 +24,16 @@ from clusterctl.errors import (
     ProviderError,
     UsageError,
 )
-from clusterctl.model import SHARED, Accelerator, Cluster, ClusterSpec, Node, Role, Runtime
+from clusterctl.model import (
+    SHARED,
+    Accelerator,
+    Cluster,
+    ClusterSpec,
+    Node,
+    Role,
+    Runtime,
+    count,
+)
 from clusterctl.providers.docker import engine, layout
 from clusterctl.providers.docker.engine import Container
 from clusterctl.providers.docker.layout import NodePlan, Privilege
@@ -132,8 +141,12 @@ class DockerProvider:
             _greeted(cluster, missing, addresses)
         gone = sorted(name for name in removed if name not in addresses)
         on_event(
-            f"{len(missing)} containers started in {time.monotonic() - began:.1f} s"
-            + (f", {len(kept)} already running" if kept else "")
+            (
+                f"{count(len(missing), 'container')} started in {time.monotonic() - began:.1f} s"
+                + (f", {len(kept)} already running" if kept else "")
+                if missing
+                else f"all {count(len(kept), 'container')} already running"
+            )
             + (f", removed: {', '.join(gone)}" if gone else "")
         )
         return Created(

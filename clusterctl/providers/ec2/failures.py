@@ -41,6 +41,7 @@ class Known:
 
 
 _KEYS = "`aws sts get-caller-identity` shows who you are; run `aws configure` or `aws sso login`"
+_NO_KEYS = "run `aws configure` or `aws sso login`"
 _LOGIN = "run `aws sso login` or `aws login`, with --profile if AWS_PROFILE is set"
 _ELSEWHERE = "try --zones, another --region, another --instance-type, or later"
 _LATER = "try again in a few minutes; see https://health.aws.amazon.com/health/status"
@@ -264,14 +265,14 @@ _TEXTS = (
         r"SSO session has expired|retrieving token from sso|Token has expired and refresh failed",
         Known("your AWS login has expired", _LOGIN),
     ),
-    (r"[Nn]o valid credential sources", Known("Terraform finds no AWS credentials", _KEYS)),
+    (r"[Nn]o valid credential sources", Known("Terraform finds no AWS credentials", _NO_KEYS)),
     (r"[Cc]annot assume (IAM )?[Rr]ole|cannot be assumed", _RIGHTS),
 )
 """What a message says, whatever its code is: looked at first."""
 
 _EXCEPTIONS = {
-    "NoCredentialsError": Known("no AWS credentials found", _KEYS),
-    "PartialCredentialsError": Known("your AWS credentials are incomplete", _KEYS),
+    "NoCredentialsError": Known("no AWS credentials found", _NO_KEYS),
+    "PartialCredentialsError": Known("your AWS credentials are incomplete", _NO_KEYS),
     "CredentialRetrievalError": Known("your AWS credentials cannot be read", _KEYS),
     "InvalidConfigError": Known("your AWS configuration makes no sense", "correct ~/.aws/config"),
     "ConfigParseError": Known("your AWS configuration cannot be read", "correct ~/.aws/config"),
@@ -420,7 +421,9 @@ def not_asked(doing: str, exception: str, message: str) -> ProviderError:
             f"{doing}: AWS did not answer: {message}", hint=_NETWORK, transient=True
         )
     said = "" if exception in _PLAIN else f" ({message})"
-    return ProviderError(f"{doing}: {known.what}{said}", hint=known.hint, transient=known.passing)
+    # What was to be done matters no more where nothing can be.
+    what = known.what if "credentials" in known.what else f"{doing}: {known.what}"
+    return ProviderError(f"{what}{said}", hint=known.hint, transient=known.passing)
 
 
 def repeated(texts: Iterable[str]) -> bool:

@@ -89,8 +89,12 @@ class LocalProvider:
         if cluster.deadline:
             reaper.arm(site, cluster.name, cluster.deadline, cluster.spec.ttl)
         on_event(
-            f"{count(len(outcome.started), 'node')} started in {time.monotonic() - began:.2f} s"
-            + (f", {kept} already running" if kept else "")
+            (
+                f"{count(len(outcome.started), 'node')} started in {time.monotonic() - began:.2f} s"
+                + (f", {kept} already running" if kept else "")
+                if outcome.started
+                else f"all {count(kept, 'node')} already running"
+            )
             + (f", removed: {', '.join(outcome.removed)}" if outcome.removed else "")
         )
         return Created(
