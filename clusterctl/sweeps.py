@@ -36,13 +36,13 @@ class Point:
         }
 
 
-def axis(text: str, option: str) -> str:
+def check_axis(text: str, option: str) -> str:
     """`lr=0.1,0.01` or `seed=0..4`, checked."""
     _values(text, option)
     return text
 
 
-def array(text: str, option: str) -> str:
+def check_array(text: str, option: str) -> str:
     """`0-99`, `1,3,7`, `0-99:10` or `0-99%8`, as sbatch has them, checked."""
     _indices(text, option)
     return text
@@ -80,7 +80,7 @@ def points(sweep: Sequence[str], numbers: str) -> tuple[Point, ...]:
     return tuple(found)
 
 
-def at_once(numbers: str) -> int:
+def parse_concurrency(numbers: str) -> int:
     """How many points may run at a time, of `0-99%8`; 0: as many as there are slots."""
     return _indices(numbers, "--array")[1] if numbers else 0
 

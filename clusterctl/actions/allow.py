@@ -47,7 +47,7 @@ def shut_out(store: Store, cluster: Cluster, said: str) -> str:
     return provider.shut_out(cluster, store.folder(cluster.name))
 
 
-def explained(error: NodeUnreachable) -> ClusterctlError:
+def explain(error: NodeUnreachable) -> ClusterctlError:
     """The error, with the reason why the nodes do not answer this machine, if there is one."""
     try:
         store = open_store()

@@ -46,7 +46,7 @@ def _files(store: Store, first: Job, second: Job, tell: Tell) -> tuple[FileChang
     paths = {path for path, _ in changed}
     before, after = _texts(store, first, paths), _texts(store, second, paths)
     return tuple(
-        FileChange(path, how, compare.unified(path, before.get(path), after.get(path)))
+        FileChange(path, how, compare.diff_text(path, before.get(path), after.get(path)))
         for path, how in changed
     )
 

@@ -427,7 +427,7 @@ def tell_price(cluster: Cluster, tell: Tell) -> None:
     rate = describe_rate(cluster.charges)
     goes_on = f"machines keep running {rate}"
     if cluster.phase is Phase.STOPPED:
-        goes_on = f"{cost.stored(cluster.charges)} keep costing {rate.partition(' ')[2]}"
+        goes_on = f"{cost.describe_stored(cluster.charges)} keep costing {rate.partition(' ')[2]}"
     tell(f"nothing was removed: the {goes_on}{end}")
 
 

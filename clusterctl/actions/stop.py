@@ -84,7 +84,7 @@ def stop(store: Store, name: str, tell: Tell, ask: Ask) -> Stopped | None:
         store.save(cluster)
         store.event(name, "stopped")
     disks = [item for item in cluster.charges if item.until is None]
-    what = cost.stored(disks)
+    what = cost.describe_stored(disks)
     return Stopped(cluster, ended, cost.per_hour(disks), cost.is_exact(disks), what)
 
 

@@ -105,7 +105,7 @@ def _explained(error: ClusterctlError) -> ClusterctlError:
         return error
     from clusterctl.actions import allow
 
-    return allow.explained(error)
+    return allow.explain(error)
 
 
 def _refuse_bytes(arguments: list[str]) -> None:

@@ -36,7 +36,7 @@ def is_exact(charges: Iterable[Charge]) -> bool:
     return all(item.hourly is not None for item in charges)
 
 
-def stored(charges: Iterable[Charge]) -> str:
+def describe_stored(charges: Iterable[Charge]) -> str:
     """What goes on costing money while machines are stopped, in words."""
     network = any(item.part in NETWORK_PARTS and item.until is None for item in charges)
     return "disks and NAT gateway" if network else "disks"

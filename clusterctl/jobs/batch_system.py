@@ -19,7 +19,7 @@ from clusterctl.launch_plan import LaunchPlan
 from clusterctl.model import Cluster, Node
 from clusterctl.schedulers import batch
 from clusterctl.schedulers.direct import GRACE
-from clusterctl.sweeps import at_once
+from clusterctl.sweeps import parse_concurrency
 from clusterctl.timeouts import Deadline
 from clusterctl.transport.pool import Pool
 
@@ -71,7 +71,7 @@ class BatchSystem:
         self.scheduler.check(spec)
         if spec.is_sweep:
             _check_points(spec)
-            count = at_once(spec.array) or len(spec.points)
+            count = parse_concurrency(spec.array) or len(spec.points)
             return spec, (Placement(node=UNPLACED, first=0, count=count),)
         spec = self.scheduler.resolve_size(spec)
         count = spec.ranks or spec.nodes * spec.ranks_per_node

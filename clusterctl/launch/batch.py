@@ -35,7 +35,7 @@ class BatchScript:
         if request.spec.is_sweep:
             env = points.own_variables(env, request.spec)
             reasons = tuple(item for item in reasons if item.item.partition("=")[0] in env)
-            files = {points.TODO: points.todo(request.spec)}
+            files = {points.TODO: points.render_todo(request.spec)}
         late = "MASTER_ADDR, MASTER_PORT, WORLD_SIZE, RANK, LOCAL_RANK, OMP_NUM_THREADS"
         return LaunchPlan(
             argv=("/bin/sh", "rank.sh"),

@@ -13,7 +13,7 @@ from clusterctl.launch import Request
 from clusterctl.launch.environment import environment, program
 from clusterctl.launch_plan import LaunchPlan, Reason
 from clusterctl.model import Cluster, count
-from clusterctl.sweeps import at_once
+from clusterctl.sweeps import parse_concurrency
 
 NOT_OF_A_POINT = ("MASTER_ADDR", "CLUSTERCTL_WORLD_SIZE")
 """A point is a process by itself: what it starts meets on its own node."""
@@ -37,7 +37,7 @@ class Points:
             env=env,
             node_env={node.name: {} for node in nodes},
             programs={node.name: program(request, node) for node in nodes},
-            files={TODO: todo(spec)},
+            files={TODO: render_todo(spec)},
             reasons=(
                 Reason(item=f"CLUSTERCTL_POINTS={len(spec.points)}", why="points of the sweep"),
                 *(item for item in reasons if item.item.partition("=")[0] in env),
@@ -46,7 +46,7 @@ class Points:
         )
 
 
-def todo(spec: JobSpec) -> str:
+def render_todo(spec: JobSpec) -> str:
     """The numbers of the points, in the order in which they begin."""
     return "".join(f"{point.number}\n" for point in spec.points)
 
@@ -81,7 +81,7 @@ def place_points(cluster: Cluster, spec: JobSpec) -> tuple[Placement, ...]:
     slots = [node.slots for node in workers]
     if not sum(slots):
         raise LaunchError("the workers have no slots", hint="`clusterctl status` shows them")
-    wanted = min(len(spec.points), at_once(spec.array) or sum(slots), sum(slots))
+    wanted = min(len(spec.points), parse_concurrency(spec.array) or sum(slots), sum(slots))
     placement, first = [], 0
     for node, taken in zip(workers, _deal(slots, wanted), strict=True):
         if taken:

@@ -114,13 +114,13 @@ class Run(Started, heading=JOBS, module="run"):
         *("--sweep", RANKS, "Run the program once per value: lr=0.1,0.01; repeatable"),
         "NAME=VALUES",
         limits=(where.STAGED, where.SUPERVISED),
-        check=sweeps.axis,
+        check=sweeps.check_axis,
         settable=False,
     )
     array = text(
         *("--array", RANKS, "Run the program once per number: 0-99, 1,3,7 or 0-99%8", "NUMBERS"),
         limits=(where.STAGED, where.SUPERVISED),
-        check=sweeps.array,
+        check=sweeps.check_array,
         settable=False,
     )
     python_module = text("-m", PROGRAM, "Run a Python module, not SCRIPT", "MODULE", settable=False)

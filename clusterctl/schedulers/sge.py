@@ -9,7 +9,7 @@ from dataclasses import replace
 from clusterctl.errors import UsageError
 from clusterctl.job_model import Job, JobSpec, JobState
 from clusterctl.schedulers import batch
-from clusterctl.sweeps import at_once
+from clusterctl.sweeps import parse_concurrency
 
 OPTIONS = {
     "pe": "-pe",
@@ -57,7 +57,7 @@ class Sge(batch.Batch):
         if "time" in spec.native:
             seconds(spec.native["time"])
         if "mail-type" in spec.native:
-            mail(spec.native["mail-type"])
+            translate_mail_type(spec.native["mail-type"])
         for item in spec.native["l"].split(",") if "l" in spec.native else ():
             name, _, text = item.partition("=")
             if not (name and text):
@@ -93,7 +93,7 @@ class Sge(batch.Batch):
         ]
         if job.spec.is_sweep:
             lines.append(f"-t 1-{len(job.processes)}")
-            if most := at_once(job.spec.array):
+            if most := parse_concurrency(job.spec.array):
                 lines.append(f"-tc {most}")
         if "pe" in native:
             pe, _, slots = native["pe"].rpartition(" ")
@@ -103,7 +103,7 @@ class Sge(batch.Batch):
         if "time" in native:
             lines.append(f"-l h_rt={seconds(native['time'])}")
         if "mail-type" in native:
-            lines.append(f"-m {mail(native['mail-type'])}")
+            lines.append(f"-m {translate_mail_type(native['mail-type'])}")
         for option in ("queue", "project", "account", "mail-user"):
             if option in native:
                 lines.append(f"{OPTIONS[option]} {batch.value(f'--{option}', native[option])}")
@@ -151,7 +151,7 @@ def time_limit(spec: JobSpec) -> int:
     return int(match[1]) * 3600 + int(match[2]) * 60 + int(match[3])
 
 
-def mail(text: str) -> str:
+def translate_mail_type(text: str) -> str:
     """Letters for -m, from Slurm's words (`BEGIN,END`) or as they are."""
     words = text.upper().split(",")
     if all(word in MAIL for word in words):

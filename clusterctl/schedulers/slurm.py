@@ -9,7 +9,7 @@ from dataclasses import replace
 from clusterctl.errors import UsageError
 from clusterctl.job_model import Job, JobSpec, JobState
 from clusterctl.schedulers import arrays, batch
-from clusterctl.sweeps import at_once
+from clusterctl.sweeps import parse_concurrency
 
 TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|-1|infinite|unlimited", re.I | re.A)
 """What --time takes: https://slurm.schedmd.com/sbatch.html#OPT_time"""
@@ -166,7 +166,7 @@ def warning(spec: JobSpec) -> int:
 
 def _array(spec: JobSpec) -> list[str]:
     """A task for each point, under its number: programs that are written for arrays read that."""
-    most = at_once(spec.array)
+    most = parse_concurrency(spec.array)
     numbers = arrays.ranges([point.number for point in spec.points])
     return ["--ntasks=1", f"--array={numbers}{f'%{most}' if most else ''}"]
 

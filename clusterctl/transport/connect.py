@@ -111,7 +111,7 @@ class Destination:
                 raise diagnosis.timed_out(self.target, stage, deadline.seconds) from error
             if refused:
                 raise diagnosis.login_refused(self.target, error, self.keys) from error
-            raise diagnosis.broke_off(self.target, stage, error, self.keys) from error
+            raise diagnosis.explain_break(self.target, stage, error, self.keys) from error
 
 
 class Refused(Exception):

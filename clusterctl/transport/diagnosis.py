@@ -105,7 +105,7 @@ def timed_out(target: Target, stage: str, seconds: float) -> ConnectError:
     return target.error(f"{what} (within {seconds:g} s)", hint, transient=True)
 
 
-def broke_off(target: Target, stage: str, error: BaseException, keys: str) -> ConnectError:
+def explain_break(target: Target, stage: str, error: BaseException, keys: str) -> ConnectError:
     """The SSH handshake failed before the deadline, and not for the key. `keys` were offered."""
     if "Indecipherable" in str(error):
         what = f"what listens on port {target.node.ssh_port} is not sshd"

@@ -128,7 +128,7 @@ def test_addresses_of_nodes() -> None:
 
 
 def test_a_cable() -> None:
-    assert namespaces.cable("n42", "eth0", "198.18.5.1", 42) == (
+    assert namespaces.render_cable("n42", "eth0", "198.18.5.1", 42) == (
         "link add name n42 type veth peer name eth0 address 02:00:c6:12:05:01 netns 42\n"
         "link set n42 master br0 up\n"
     )

@@ -10,7 +10,7 @@ import pytest
 
 from clusterctl import keys
 from clusterctl.actions import open_pool, open_store, show
-from clusterctl.actions.allow import explained
+from clusterctl.actions.allow import explain
 from clusterctl.actions.extend import extend
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
 from clusterctl.model import Cluster, Role
@@ -93,7 +93,7 @@ def unreachable(error: NodeUnreachable) -> NodeUnreachable:
     store = open_store()
     with pytest.raises(NodeUnreachable) as caught, open_pool(store, store.cluster("lab")):
         raise error
-    return explained(caught.value)
+    return explain(caught.value)
 
 
 def test_nodes_that_do_not_answer_another_address_say_so(firewall: Firewalled) -> None:

@@ -106,14 +106,14 @@ def test_an_exception_of_botocore(case: dict[str, Any]) -> None:
 def test_what_a_dry_run_tells_about_the_account(code: str, text: str, account: bool) -> None:
     """Anything else depends on what is not made yet."""
     refused: Refused = failures.refused("run instances", code, text, "us-east-1")
-    assert failures.about_the_account(refused) is account
+    assert failures.is_account_error(refused) is account
 
 
 def test_what_may_be_different_in_a_moment() -> None:
     throttled = "RunInstances, api error RequestLimitExceeded: Request limit exceeded."
     unknown = "api error InvalidInstanceID.NotFound: The instance ID 'i-1' does not exist"
     final = "api error VpcLimitExceeded: The maximum number of VPCs has been reached."
-    assert failures.passing([throttled, unknown])
-    assert not failures.passing([throttled, final])
-    assert not failures.passing(["nothing that we know"])
-    assert not failures.passing([])
+    assert failures.is_transient([throttled, unknown])
+    assert not failures.is_transient([throttled, final])
+    assert not failures.is_transient(["nothing that we know"])
+    assert not failures.is_transient([])

@@ -95,7 +95,7 @@ def test_a_job_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_a_long_difference_is_cut() -> None:
-    lines = compare.unified("x", b"", b"line\n" * 1000)
+    lines = compare.diff_text("x", b"", b"line\n" * 1000)
     assert len(lines) == compare.MOST + 1
     assert lines[-1].endswith("more lines")
 

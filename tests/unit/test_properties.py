@@ -315,7 +315,7 @@ FOREIGN: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
         ("slurm 22.05.8", "pmix", "SGE 8.1.9"),
     ),
     "Terraform's diagnostics": (
-        lambda text: (failures.from_terraform([text]), failures.passing([text]),
+        lambda text: (failures.from_terraform([text]), failures.is_transient([text]),
                       failures.repeated([text])),
         ("api error UnauthorizedOperation: no", "InsufficientInstanceCapacity", "StatusCode: 503",
          "Encoded authorization failure message: x", "operation error EC2: RunInstances, https"),

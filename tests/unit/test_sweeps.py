@@ -15,7 +15,7 @@ from clusterctl.jobs import start, systems
 from clusterctl.launch import Request
 from clusterctl.model import Accelerator, Cluster, Role
 from clusterctl.schedulers import verdict
-from clusterctl.sweeps import MOST, at_once, points
+from clusterctl.sweeps import MOST, parse_concurrency, points
 from tests.unit.making import cluster, job, node, spec
 
 
@@ -48,7 +48,7 @@ def test_arrays_are_written_as_for_sbatch(text: str, numbers: list[int], most: i
     found = points((), text)
     assert [point.number for point in found] == numbers
     assert [dict(point.env)["CLUSTERCTL_ARRAY_INDEX"] for point in found] == list(map(str, numbers))
-    assert (found[0].args, at_once(text)) == ((), most)
+    assert (found[0].args, parse_concurrency(text)) == ((), most)
 
 
 @pytest.mark.parametrize("text", ["", "a", "3-1", "1-", "-1", "0-9:0", "0-9%0", "1;2", "1 2"])

@@ -405,7 +405,7 @@ class Api:
                 **more,
             )
         except Refused as refused:
-            if failures.about_the_account(refused):
+            if failures.is_account_error(refused):
                 raise
 
     def disk_key(self) -> str:

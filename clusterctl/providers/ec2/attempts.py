@@ -351,7 +351,7 @@ def arm(order: Order, made: set[str], tell: OnEvent) -> None:
         provider_state.save(order.folder, state)
         eventbridge.arm(api, id, there, order.cluster.deadline, nat=nat)
     except ProviderError as error:
-        if isinstance(error, Refused) and failures.about_the_account(error):
+        if isinstance(error, Refused) and failures.is_account_error(error):
             state.guarded = guarded
             provider_state.save(order.folder, state)
         tell(

@@ -395,10 +395,10 @@ def permanent(error: ProviderError) -> bool:
     """Whether asking again cannot help: not before a person has changed something."""
     if not isinstance(error, Refused):
         return False
-    return error.code == "OperationNotPermitted" or about_the_account(error)
+    return error.code == "OperationNotPermitted" or is_account_error(error)
 
 
-def about_the_account(refused: Refused) -> bool:
+def is_account_error(refused: Refused) -> bool:
     """Whether this user would be told the same about anything else."""
     known = _known(refused.code, refused.message)
     return known is not None and known.account
@@ -433,7 +433,7 @@ def repeated(texts: Iterable[str]) -> bool:
     return not _REPEATED.isdisjoint(re.findall(r"api error ([\w.]+\w)", said))
 
 
-def passing(texts: Iterable[str]) -> bool:
+def is_transient(texts: Iterable[str]) -> bool:
     """Whether Terraform failed over nothing but what may be different in a moment."""
     found = [known for text in texts for known in _in_terraform(text)]
     return bool(found) and all(known.passing for known in found)

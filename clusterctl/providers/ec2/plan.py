@@ -22,7 +22,7 @@ def mode(region: str, spot: bool, on_demand: Sequence[str] = ()) -> str:
     return f"{region}, spot{beside}" if spot else region
 
 
-def fell_back(instances: Sequence[Instance]) -> bool:
+def has_fallen_back(instances: Sequence[Instance]) -> bool:
     """Whether all workers are on-demand that were asked for as spot instances."""
     workers = [item for item in instances if item.node != LAUNCHER]
     return bool(workers) and not any(item.spot for item in workers)

@@ -143,7 +143,7 @@ class Ec2Provider:
         stopped = {item.node for item in instances if item.state in reconcile.STOPPED}
         names = [m.name for m in found.machines if m.name not in present or m.name in stopped]
         now = self._clock() - preflight.check_clock(api.ahead, tell)
-        spot = options.cloud.spot and not plan.fell_back(instances)
+        spot = options.cloud.spot and not plan.has_fallen_back(instances)
         old = self._settle(current, instances, ahead, now) if current else ()
         cost = plan.estimate(api, found, options.cloud, old, now, spot=spot, tell=tell)
         prices.check_hourly(options.cloud.max_hourly, cost.dear)
@@ -476,7 +476,7 @@ class Ec2Provider:
         begun = _begin(Home(folder.parent.parent), terraform.find(), address)
         api = self._connect(options.cloud.region)
         found, instances = preflight.survey_cluster(api, options, cluster, tell)
-        spot = options.cloud.spot and not plan.fell_back(instances)
+        spot = options.cloud.spot and not plan.has_fallen_back(instances)
         return _Planned(options, found, api, begun, spot)
 
     def _api(self, cluster: Cluster, folder: Path) -> Api:

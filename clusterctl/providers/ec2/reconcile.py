@@ -62,7 +62,7 @@ def apply(
             before, known = known, len(runner.resources())
             if isinstance(failures.from_terraform(said), CapacityError):
                 raise
-            if failures.passing(said) and known > before:
+            if failures.is_transient(said) and known > before:
                 on_event(f"{failures.from_terraform(said)}: continuing")
             elif failures.repeated(said) and not tidied:
                 on_event(

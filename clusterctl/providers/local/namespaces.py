@@ -50,7 +50,7 @@ def port_name(pid: int) -> str:
     return f"n{pid}"
 
 
-def cable(port: str, device: str, address: str, pid: int) -> str:
+def render_cable(port: str, device: str, address: str, pid: int) -> str:
     """`ip -batch` inside the switch: a cable from a new port of the bridge to a new device in the
     network of process `pid`.
     """
@@ -161,7 +161,7 @@ class Namespaces:
         self._await_namespaces(started)
         nodes = {name: owner for name, owner in started.items() if name != SWITCH}
         batch = "".join(
-            cable(
+            render_cable(
                 port_name(owner.pid),
                 "eth0",
                 subnets.address(self._subnet, layout.index(name)),
@@ -174,7 +174,7 @@ class Namespaces:
             return
         here, ours = self._site.interface, str(self._subnet[subnets.HOST])
         bridge = "link add name br0 type bridge\nlink set br0 up\n"
-        batch = bridge + cable("uplink", here, ours, os.getpid()) + batch
+        batch = bridge + render_cable("uplink", here, ours, os.getpid()) + batch
         ip(self._site, "-batch", "-", stdin=batch, inside=started[SWITCH].pid)
         up = f"address add {ours}/{self._subnet.prefixlen} dev {here}\nlink set {here} up\n"
         ip(self._site, "-batch", "-", stdin=up)
