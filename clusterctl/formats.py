@@ -1,4 +1,4 @@
-"""Numbers and sizes in the way that people read them. Pure."""
+"""Numbers, sizes and spans of time in the way that people read them. Pure."""
 
 from __future__ import annotations
 
@@ -23,3 +23,12 @@ def format_bytes(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.1f} GB"
+
+
+def format_seconds(seconds: float) -> str:
+    """A span of time: `4.2 s`, `42 s`, `7 min`, `3.5 h`, `2.1 d`."""
+    if seconds < 100:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    if seconds < 6000:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 172800 else f"{seconds / 86400:.1f} d"

@@ -11,12 +11,13 @@ from pathlib import Path
 
 from clusterctl.actions import Tell, bench, choose, cost, jobs, metrics, verify
 from clusterctl.errors import ClusterctlError, UsageError
+from clusterctl.formats import format_seconds
 from clusterctl.insight import cost as money
 from clusterctl.insight import report
 from clusterctl.insight.metrics import Point
 from clusterctl.insight.report import Phase, Source, Table
 from clusterctl.job_model import Job, JobState, Provenance
-from clusterctl.model import Cluster, clock, count, span
+from clusterctl.model import Cluster, clock, count
 from clusterctl.state import Store
 
 Redact = Callable[[str], str]
@@ -152,15 +153,11 @@ def _command(job: Job, redact: Redact) -> str:
     return redact(shlex.join((job.spec.program.target, *job.spec.program.args)))
 
 
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds < 120 else span(round(seconds / 6) * 6)
-
-
 def _took(job: Job) -> str:
     if job.started is None:
         return "-"
     end = job.finished or (None if job.state.ended else time.time())
-    return _seconds(end - job.started) if end else "-"
+    return format_seconds(end - job.started) if end else "-"
 
 
 def _origin(found: Provenance, redact: Redact) -> list[tuple[str, str]]:

@@ -16,6 +16,7 @@ from enum import Enum
 from typing import Any
 
 from clusterctl.errors import ClusterctlError, UsageError
+from clusterctl.formats import format_seconds
 from clusterctl.redaction import redact as redact
 from clusterctl.redaction import redact_arguments as redact_arguments
 
@@ -327,13 +328,7 @@ def describe_copy(size: int, rate: float, left: int | None) -> str:
     return f"{text}, {ago(left / rate)} left" if left and rate > 0 else text
 
 
-def ago(seconds: float) -> str:
-    """A span of time for people: `42 s`, `7 min`, `3.5 h`, `2.1 d`."""
-    if seconds < 100:
-        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
-    if seconds < 6000:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 172800 else f"{seconds / 86400:.1f} d"
+ago = format_seconds
 
 
 def table(rows: Iterable[Iterable[object]]) -> str:

@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from clusterctl.formats import format_seconds
 from clusterctl.job_model import Job, Provenance
 
 MOST = 400
@@ -97,7 +98,7 @@ def _facts(job: Job) -> dict[str, str]:
         "exit code": "" if job.program_exit_code is None else str(job.program_exit_code),
         "failed first": f"rank {job.failure.rank} on {job.failure.node}" if job.failure else "",
         "attempts": str(job.attempt),
-        "took": _seconds(job.finished - job.started if job.started and job.finished else None),
+        "took": format_seconds(job.finished - job.started) if job.started and job.finished else "",
     }
     return {name: value for name, value in found.items() if value}
 

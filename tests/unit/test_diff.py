@@ -49,7 +49,7 @@ def test_what_changed_between_two_jobs(tmp_path: Path, call: Call) -> None:
         state=JobState.FAILED,
         program_exit_code=3,
         failure=failure,
-        finished=101.5,
+        finished=102.302,
     )
     open_store().save_job(changed)
     found = call("diff", "7", "9", "--json").document
@@ -60,7 +60,7 @@ def test_what_changed_between_two_jobs(tmp_path: Path, call: Call) -> None:
         "state": ("succeeded", "failed"),
         "exit code": ("0", "3"),
         "failed first": ("", "rank 1 on worker-2"),
-        "took": ("12 s", "1.5 s"),
+        "took": ("12 s", "2.3 s"),  # as `jobs` says it
     }
     files = {item["path"]: (item["how"], item["lines"]) for item in found["files"]}
     assert files["new.bin"] == ("added", [])
