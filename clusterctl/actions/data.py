@@ -173,14 +173,22 @@ def copy(
                 return copied
             return transport.run(f"echo {mark} > {marks[node]}", timeout=30)
 
-        failed = [result for result in pool.each(send, names) if not result.ok]
-    if failed:
-        said = failed[0].error or failed[0].complaints
-        raise ProviderError(
-            f"{name} is not on {', '.join(result.node for result in failed)}: {said}",
-            hint="check the free space there and push again",
-        )
+        require_copied(pool.each(send, names), name)
     return tuple(names)
+
+
+def require_copied(results: Sequence[NodeResult], name: str) -> None:
+    """Raises NodeUnreachable for nodes that were lost on the way, ProviderError for nodes that
+    refuse a data set: what to do is different."""
+    failed = [result for result in results if not result.ok]
+    if not failed:
+        return
+    what = f"{name} is not on {', '.join(result.node for result in failed)}: {failed[0].why}"
+    if all(result.error for result in failed):
+        raise NodeUnreachable(
+            what, hint="check with `clusterctl status --live`, and repeat the command"
+        )
+    raise ProviderError(what, hint="check the free space there, and repeat the command")
 
 
 def write_index(words: Sequence[str]) -> int:

@@ -18,11 +18,17 @@ from typing import Any
 
 from clusterctl import assets, sources
 from clusterctl.actions import Tell, choose, connect_or_report, open_pool, require_ready
-from clusterctl.actions.data import Copy, GetOptions, check_data_name, folder
+from clusterctl.actions.data import (
+    Copy,
+    GetOptions,
+    check_data_name,
+    folder,
+    require_copied,
+)
 from clusterctl.datasets import Progress
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
 from clusterctl.formats import format_bytes
-from clusterctl.model import Cluster, Node, NodeResult
+from clusterctl.model import Cluster, Node
 from clusterctl.sources import Remote, Source
 from clusterctl.sources import is_url as is_url
 from clusterctl.state import Store
@@ -201,7 +207,7 @@ def _send(
     transport, target = pool.transport(node.name), f"{node.root}/data/{name}"
     begun = transport.run(f"rm -rf {shlex.quote(target)}", timeout=60)
     sent = transport.put(path, target, timeout=_limit(listing)) if begun.ok else begun
-    _require([replace(sent, node=node.name)], name)
+    require_copied([replace(sent, node=node.name)], name)
     return listing
 
 
@@ -235,7 +241,7 @@ def _spread(
         commands = {s.name: _passing(s, t, name, size) for s, t in pairs}
         results = pool.run(commands, timeout=_limit(listing))
         target = {source.name: node.name for source, node in pairs}
-        _require([replace(result, node=target[result.node]) for result in results], name)
+        require_copied([replace(result, node=target[result.node]) for result in results], name)
         reached = [node for _, node in pairs]
         _check(reached, name, listing, mark, pool, place=f".{name}.new/{name}")
         holders += reached
@@ -287,13 +293,4 @@ def _check(
             f"rm -f {done}; (cd {_quoted(node, place)} && sha256sum -c --quiet - >&2) &&"
             f" {move}rm -rf {_quoted(node, f'.{name}.new')} && echo {mark} >{done}"
         )
-    _require(pool.run(commands, stdin=sums.encode(), timeout=_limit(listing)), name)
-
-
-def _require(results: Sequence[NodeResult], name: str) -> None:
-    failed = [result for result in results if not result.ok]
-    if failed:
-        raise ProviderError(
-            f"{name} is not on {', '.join(result.node for result in failed)}: {failed[0].why}",
-            hint="check the free space there, and repeat the command",
-        )
+    require_copied(pool.run(commands, stdin=sums.encode(), timeout=_limit(listing)), name)

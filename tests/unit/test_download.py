@@ -13,6 +13,9 @@ from typing import Any
 
 import pytest
 
+from clusterctl.actions.data import require_copied
+from clusterctl.errors import ClusterctlError, NodeUnreachable, ProviderError
+from clusterctl.model import NodeResult
 from tests.unit.calling import Call, Said
 from tests.unit.staged import Staged, lab
 
@@ -295,3 +298,22 @@ def test_what_names_no_file_is_refused(url: str, what: str, call: Call) -> None:
 def test_a_checksum_is_one_files(call: Call) -> None:
     assert call("data", "get", "mnist", "--sha256", "0" * 64).code == 2
     assert "SHA-256" in call("data", "get", "https://host/x", "--sha256", "abc").err
+
+
+@pytest.mark.parametrize(
+    ("results", "error", "hint"),
+    [
+        ([NodeResult(node="worker-2", error="the connection was lost")], NodeUnreachable, "--live"),
+        (
+            [NodeResult(node="worker-2", exit_code=1, stderr=b"tar: No space left on device\n")],
+            ProviderError,
+            "free space",
+        ),
+    ],
+)
+def test_a_node_that_was_lost_is_not_taken_for_a_full_one(
+    results: list[NodeResult], error: type[ClusterctlError], hint: str
+) -> None:
+    with pytest.raises(error, match="digits is not on worker-2: ") as raised:
+        require_copied([NodeResult(node="worker-1", exit_code=0), *results], "digits")
+    assert hint in raised.value.hint
