@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from clusterctl.launch import Request
 from clusterctl.model import Cluster, hostfile_mark
 
 
-def render_hostfile(request: Request, counts: dict[str, int]) -> str:
+def render_hostfile(cluster: Cluster, counts: dict[str, int]) -> str:
     """Workers only, `address slots=ranks` in rank order: slots are what this job takes there."""
-    if request.cluster.one_host:
+    if cluster.one_host:
         return f"localhost slots={sum(counts.values())}\n"
     return "".join(
-        f"{request.cluster.node(name).private_address} slots={count}\n"
-        for name, count in counts.items()
+        f"{cluster.node(name).private_address} slots={count}\n" for name, count in counts.items()
     )
 
 

@@ -132,7 +132,7 @@ def plan_mpirun(request: Request, *, per_node: bool) -> LaunchPlan:
         env=env,
         node_env=network.node_env(),
         programs={node.name: program(request, node) for node in nodes},
-        files={"hostfile": render_hostfile(request, counts)},
+        files={"hostfile": render_hostfile(cluster, counts)},
         reasons=(
             *(Reason(item=" ".join(words), why=why) for words, why in flags),
             *network.reasons(),

@@ -242,6 +242,24 @@ def test_only_a_worker_that_has_gone_silent_has_ended(launcher: Machine) -> None
     assert launcher.report.ended == {}
 
 
+def test_a_worker_that_takes_its_time_to_end_is_left_alone(launcher: Machine) -> None:
+    """It still answers at the next look: another copy would break off when it goes."""
+    (launcher.folder / "worker-1").write_text("9000")
+    job = launcher.root / "jobs" / "7"
+    job.mkdir()
+    launcher.turn(100, WORKERS)
+    (job / "supervise.sh").touch()
+    (job / "save.sh").write_text(f'echo "$@" >>{launcher.folder}/copied\n')
+    launcher.turn(100 + LIMIT, WORKERS)
+    launcher.turn(140 + LIMIT, WORKERS)
+    assert launcher.told == ["worker-1"]
+    assert (launcher.folder / "copied").read_text() == "worker-1\n"
+    assert launcher.report.ended == {}
+    (launcher.folder / "worker-1").write_text("")
+    launcher.turn(180 + LIMIT, WORKERS)
+    assert list(launcher.report.ended) == ["worker-1"]
+
+
 def test_a_worker_is_kept_whose_files_cannot_be_copied(launcher: Machine) -> None:
     """A job of before there was a save.sh keeps all of them; else those that it names."""
     for name in ("worker-1", "worker-2"):
