@@ -328,6 +328,18 @@ def fetch(site: Staged, target: Path) -> Fetched:
         return fetch_from(site.store, job, site.where, pool, gone, target, tell=lambda line: None)
 
 
+def test_a_whole_copy_outlives_one_that_breaks_off(site: Staged, tmp_path: Path) -> None:
+    """The node ended meanwhile, as it had been told."""
+    assert save(site, "worker-1", "worker-2") == []
+    agent = Path(site.where.launcher.root) / "bin" / "clusterctl-ssh"
+    agent.write_text('#!/bin/sh\nshift\ncase $* in *tar*) exit 255 ;; esac\nexec /bin/sh -c "$*"\n')
+    assert save(site, "worker-1") == ["worker-1"]
+    for name in ("worker-1", "worker-2"):
+        shutil.rmtree(site.where.node(name).root)
+    fetched = fetch(site, tmp_path / "got")
+    assert (fetched.missing, fetched.failed) == ({}, ())
+
+
 def test_all_outputs_and_logs_are_on_the_launcher(site: Staged, tmp_path: Path) -> None:
     assert save(site, "worker-1", "worker-2") == []
     assert save(site, "worker-1", "worker-2") == [], "a second time changes nothing"
