@@ -439,8 +439,9 @@ def recorded(provider: str, name: str) -> Cluster:
 
 def outcome(said: Said, reached: list[str]) -> tuple[object, ...]:
     """The same for the same line: without names that are drawn by lot, and without clock times."""
-    out = re.sub(r"RANK_[0-9a-f]{16}|\d\d:\d\d:\d\d UTC", "VARIES", said.out)
-    seen = (said.code, out, said.err, *reached)
+    varies = re.compile(r"RANK_[0-9a-f]{16}|\d\d:\d\d:\d\d UTC")
+    out, err = (varies.sub("VARIES", text) for text in (said.out, said.err))
+    seen = (said.code, out, err, *reached)
     reached.clear()
     return seen
 
