@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from clusterctl import assets, providers
 from clusterctl.actions import ended_workers
@@ -14,7 +14,7 @@ from clusterctl.insight.gpus import GpuLook
 from clusterctl.job_model import Job
 from clusterctl.model import Charge, Cluster, Node, Phase, count, span
 from clusterctl.node_results import ranges
-from clusterctl.providers.protocol import Expiring, Queue
+from clusterctl.providers.protocol import Expiring, Queue, Repricing
 from clusterctl.providers.shared import charges as measured
 from clusterctl.providers.shared.batch_site import BatchSite
 from clusterctl.providers.shared.deadlines import (
@@ -97,7 +97,7 @@ def status(
         dollars_per_hour=cost.per_hour(charges),
         dollars=cost.dollars(charges, now),
         queues=told.queues,
-        unknown_prices=cost.unknown(cluster.charges),
+        unknown_prices=cost.unknown(charges),
         warnings=(
             *_warnings(store, cluster, now),
             *uncertain,
@@ -190,7 +190,7 @@ def _between(
     except ClusterctlError as error:
         return cluster.charges, (
             f"it is unknown which machines of cluster {cluster.name} are running ({reason(error)});"
-            " the costs shown assume that all are",
+            " the costs shown are those that were planned, and assume that all are",
         )
     if not cluster.stopping:
         return charges, ()
@@ -250,8 +250,12 @@ def _unused(store: Store, cluster: Cluster, now: float) -> tuple[Sequence[Charge
 def _settle(
     store: Store, cluster: Cluster, now: float
 ) -> tuple[Collection[str], tuple[Charge, ...]]:
-    """The nodes that cost money, and the charges, as whoever bills them has it."""
+    """The nodes that cost money, and the charges, as whoever bills them has it: also the prices of
+    an `up` that was cut off, whose machines may have come to be others than planned."""
     provider, folder = providers.load_billing(cluster), store.folder(cluster.name)
+    if cluster.phase is Phase.CREATING and isinstance(provider, Repricing):
+        charges = provider.reprice(cluster, folder, lambda line: None)
+        cluster = replace(cluster, charges=charges)
     there, ends = provider.list_billed(cluster, folder), provider.list_ended(cluster, folder)
     made = {node.name for node in cluster.nodes} | provider.list_made(folder)
     return there, measured.settle(cluster, living=there, made=made, now=now, ends=ends)

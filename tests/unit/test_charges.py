@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.actions import open_store, show
+from clusterctl.actions.cost import spending
 from clusterctl.actions.down import finish_down
 from clusterctl.actions.salvage import describe_loss
 from clusterctl.errors import LeftoverError, ProviderError
@@ -128,7 +129,33 @@ def test_what_an_interrupted_command_has_left_is_asked_for(
     assert (dollars, rate) == (3 * 72, 3.0)
     assert "it is unknown which machines of cluster lab are running (" in said
     assert "AWS did not answer" in said
-    assert "the costs shown assume that all are" in said
+    assert "the costs shown are those that were planned, and assume that all are" in said
+
+
+class Dearer(Ends):
+    """Its worker was to be a spot instance, and has come to be on-demand, at this price."""
+
+    price: float | None = 4.0
+
+    def reprice(self, cluster: Cluster, folder: Path, tell: object) -> tuple[Charge, ...]:
+        return tuple(
+            replace(item, hourly=self.price) if item.node == "worker-1" else item
+            for item in cluster.charges
+        )
+
+
+def test_a_killed_up_costs_what_its_machines_have_come_to_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In `status` and in `cost`, with and without an unknown price; a whole record is not asked."""
+    cut_off = {"phase": Phase.CREATING, "deadline": NOW + HOUR}
+    there = Dearer("launcher", "worker-1")
+    assert shown(monkeypatch, there, **cut_off) == (72 * 6, 5.0, "")
+    assert shown(monkeypatch, there, deadline=NOW + HOUR)[1] == 3.0
+    open_store().save(forgotten(**cut_off))
+    assert round(spending(open_store(), 99 * HOUR, None, clock=clock).dollars) == 72 * 6
+    there.price = None
+    assert show.status(open_store(), forgotten(**cut_off), clock=clock).unknown_prices == ("x",)
 
 
 def test_machines_that_ended_at_the_deadline_cost_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
