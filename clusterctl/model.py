@@ -332,7 +332,7 @@ class Cluster:
     owner: str = ""
     """Who made it, as the cloud knows them: `user/ana`."""
     client: str = ""
-    """The name of the machine that it was made from."""
+    """Who made it on which machine: `ana@laptop`."""
     images: dict[str, str] = field(default_factory=dict)
     """What nodes pull, by their kind and with digests: a tag may have moved by the next `up`."""
     site_info: dict[str, str] = field(default_factory=dict)

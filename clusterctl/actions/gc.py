@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -16,11 +15,25 @@ from clusterctl.actions import Tell, check_name
 from clusterctl.errors import ProviderError, RecordError, UsageError
 from clusterctl.model import Cluster
 from clusterctl.providers.protocol import Discovery, Resource, describe
-from clusterctl.state import ClusterLock, Store
+from clusterctl.state import ClusterLock, Store, name_client
 from clusterctl.timeouts import Deadline, background
 
-SHARED = re.compile(r"root|assumed-role/[^/]*")
-"""Owners that may be several people."""
+_OF_MACHINES = r"i-[0-9a-f]+|[0-9a-f]{32}|SageMaker|GitHubActions|(AWSCodeBuild|eks)-.*"
+"""Names that AWS and its tools give to the session of a machine, a container or a service."""
+SHARED = re.compile(rf"root|assumed-role/[^/]*(/({_OF_MACHINES}))?")
+"""Owners that may be several people: those without a name for their session, and all who log in to
+a machine with a role."""
+
+
+def describe_owner(owner: str, client: str) -> str:
+    """An owner in words; with who that is on which machine where several people may be that."""
+    who = f" ({client})" if SHARED.fullmatch(owner) and client else ""
+    return f"{owner or 'an unknown owner'}{who}"
+
+
+def describe_me(mine: str) -> str:
+    """Us, in the same words."""
+    return describe_owner(mine, name_client()) if mine else "unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +48,7 @@ class Orphan:
 
     @property
     def text(self) -> str:
-        whose = f", of {self.owner}" if self.owner else ""
+        whose = f", of {self.whose}" if self.owner else ""
         called = f"{self.name or 'no name'}{whose}"
         return f"{self.id} ({called}) in {self.region}: {describe(self.resources)}"
 
@@ -46,13 +59,11 @@ class Orphan:
 
     @property
     def whose(self) -> str:
-        """The owner in words; with the machine where several people may be that."""
-        where = f" on {self.client}" if SHARED.fullmatch(self.owner) and self.client else ""
-        return f"{self.owner or 'an unknown owner'}{where}"
+        return describe_owner(self.owner, self.client)
 
     @property
     def client(self) -> str:
-        """From which machine."""
+        """From which machine, and by whom there: `ana@laptop`."""
         return next((item.client for item in self.resources if item.client), "")
 
     @property
@@ -160,17 +171,17 @@ def _own(found: list[Orphan]) -> list[Orphan]:
         return own
     theirs = found[0]
     raise UsageError(
-        f"cluster {theirs.id} belongs to {theirs.whose}, and you are {mine or 'unknown'}",
+        f"cluster {theirs.id} belongs to {theirs.whose}, and you are {describe_me(mine)}",
         hint=f"to take it back all the same: `clusterctl gc --adopt {theirs.id}`",
     )
 
 
 def is_own(orphan: Orphan, mine: str) -> bool:
     """Whether whoever made it is `mine`. People who share a role without names for its sessions are
-    told apart by their machines."""
+    told apart by their machines, and by their names there."""
     if not mine or orphan.owner != mine:
         return False
-    return not SHARED.fullmatch(mine) or orphan.client == socket.gethostname()
+    return not SHARED.fullmatch(mine) or orphan.client == name_client()
 
 
 def _free(store: Store, name: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import secrets
-import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -46,7 +45,7 @@ from clusterctl.node_phases import NodePhases
 from clusterctl.providers.protocol import Created, NoCapacity, Observable
 from clusterctl.providers.shared import charges as measured
 from clusterctl.providers.shared.nodes import LAUNCHER
-from clusterctl.state import ClusterLock, Store
+from clusterctl.state import ClusterLock, Store, name_client
 from clusterctl.transport.pool import Pool
 
 if TYPE_CHECKING:
@@ -327,7 +326,7 @@ def _record(
         phase=Phase.CREATING,
         created=time.time(),
         owner=plan.owner,
-        client=socket.gethostname() if plan.owner else "",
+        client=name_client() if plan.owner else "",
     )
     cluster = replace(
         base,

@@ -42,7 +42,7 @@ def gc(given: Gc, console: Console) -> None:
         if given.yes and not own and given.cluster != item.id:
             console.note(
                 f"cluster {item.id} belongs to {item.whose}, and you are"
-                f" {search.mine or 'unknown'}: to remove it, run"
+                f" {action.describe_me(search.mine)}: to remove it, run"
                 f" `clusterctl gc --yes -c {item.id}`"
             )
             continue

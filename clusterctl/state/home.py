@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import pwd
+import re
+import socket
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -120,6 +122,11 @@ def _name(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
+
+
+def name_client() -> str:
+    """Who runs this on which machine, `ana@laptop`, in characters that a tag in a cloud takes."""
+    return re.sub(r"[^\w +=.:/@-]", "_", f"{_name(os.geteuid())}@{socket.gethostname()}")[:256]
 
 
 def make_private(folder: Path) -> None:

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from clusterctl.state import name_client
 from tests.ec2.conftest import OUTSIDE, SAVES, World
 from tests.sim.lab import their_network
 
@@ -68,7 +68,7 @@ def test_from_nothing_to_nothing(world: World) -> None:
 
     tags = tags_of(world, record["id"])
     assert tags["clusterctl:owner"] == {"user/moto"}
-    assert tags["clusterctl:client"] == {socket.gethostname()}
+    assert tags["clusterctl:client"] == {name_client()}
     assert tags["clusterctl:deadline"] == {utc(record["deadline"])}
     mine = [{"Name": "tag:clusterctl:cluster", "Values": [record["id"]]}]
     cards = world.ec2.client("ec2").describe_network_interfaces(Filters=mine)["NetworkInterfaces"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,7 +19,7 @@ from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.provider import Ec2Provider
 from clusterctl.providers.ec2.provider_state import ProviderState
 from clusterctl.providers.protocol import OnEvent, Resource
-from clusterctl.state import ClusterLock
+from clusterctl.state import ClusterLock, name_client
 from tests.unit.calling import Call
 from tests.unit.making import cluster, job, spec
 from tests.unit.provided import provide
@@ -306,16 +305,40 @@ def test_nobody_takes_over_a_cluster_of_others_by_its_name(account: Account, cal
     assert call("gc", "--adopt", cluster().id).code == 0
 
 
-@pytest.mark.parametrize("role", ["assumed-role/Train", "root"])
-def test_people_who_share_a_role_are_told_apart_by_their_machines(
-    role: str, account: Account, call: Call
+@pytest.mark.parametrize(
+    "role",
+    [
+        "root",
+        "assumed-role/Train",
+        "assumed-role/Bastion/i-0123456789abcdef0",
+        "assumed-role/Task/0123456789abcdef0123456789abcdef",
+        "assumed-role/Notebook/SageMaker",
+    ],
+)
+@pytest.mark.parametrize("theirs", ["bob", ""], ids=["bob", "an earlier version"])
+def test_people_who_share_a_role_are_told_apart_by_their_machines_and_names_there(
+    role: str, theirs: str, account: Account, call: Call
 ) -> None:
-    """An SDK has made up the name of their session, so that AWS knows them as one."""
+    """AWS knows them as one: by a session without a name, or with that of a machine that several
+    people log in to."""
+    me = name_client()
+    machine = me.rpartition("@")[2]
     account.whose = account.me = role
+    account.client = f"{theirs}@{machine}" if theirs else machine
     said = call("gc", "--yes")
-    assert f"belongs to {role} on laptop, and you are {role}" in said.err
+    refused = f"belongs to {role} ({account.client}), and you are {role} ({me})"
+    assert refused in said.err
     assert account.removed == []
-    account.client = socket.gethostname()
+    assert refused in call("gc", "--adopt", "lab").err
+    account.client = me
+    call("gc", "--yes")
+    assert account.removed == [(cluster().id, "us-east-1")]
+
+
+@pytest.mark.parametrize("me", ["user/ana", "assumed-role/AWSReservedSSO_Train_0a1b/ana"])
+def test_a_person_s_clusters_are_hers_on_any_machine(me: str, account: Account, call: Call) -> None:
+    """Those of a lost laptop, too."""
+    account.whose = account.me = me
     call("gc", "--yes")
     assert account.removed == [(cluster().id, "us-east-1")]
 
