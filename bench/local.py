@@ -207,7 +207,7 @@ def connected_to_start(store: Store) -> float:
         connected = time.time()
         job = run_action.submit(store, prepared, pool, lambda text: None)
         run_action.attend(
-            store, job, cluster, pool, on_output=lambda pieces: None, tell=lambda text: None
+            store, job, cluster, pool, on_output=lambda pieces: None, report=lambda text: None
         )
     return (job.started or time.time()) - connected
 

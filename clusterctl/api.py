@@ -26,12 +26,12 @@ from clusterctl.variables import environment
 
 if TYPE_CHECKING:
     from clusterctl.actions import Store
-    from clusterctl.actions.down import Down
-    from clusterctl.actions.verify import Report
+    from clusterctl.actions.down import DownResult
+    from clusterctl.actions.verify import Measurements
 
 T = TypeVar("T")
 V = TypeVar("V", bound=Verb)
-Tell = Callable[[str], object]
+OnLine = Callable[[str], object]
 """Is called with one line of text, such as `print`."""
 
 _NOT_HERE = {"cluster", "dry_run", "emit", "interactive", "json", "m", "quiet", "verbose"}
@@ -48,13 +48,13 @@ class Cluster:
     Do not use one object from several threads at the same time.
     """
 
-    def __init__(self, store: Store, name: str, *, created: bool, report: Tell | None) -> None:
+    def __init__(self, store: Store, name: str, *, created: bool, report: OnLine | None) -> None:
         self._store, self.name, self.created = store, name, created
-        self._tell = report
+        self._on_line = report
 
     def _report(self, line: str) -> None:
-        if self._tell:
-            self._tell(line)
+        if self._on_line:
+            self._on_line(line)
 
     @classmethod
     def up(
@@ -62,7 +62,7 @@ class Cluster:
         name: str = DEFAULT_NAME,
         *,
         yes: bool = False,
-        report: Tell | None = None,
+        report: OnLine | None = None,
         **options: Any,
     ) -> Cluster:
         """Creates a cluster, or resumes one, with the options of `clusterctl up`: `workers=2`,
@@ -89,7 +89,7 @@ class Cluster:
         return made
 
     @classmethod
-    def attach(cls, name: str | None = None, *, report: Tell | None = None) -> Cluster:
+    def attach(cls, name: str | None = None, *, report: OnLine | None = None) -> Cluster:
         """The cluster of that name, or the only one. RecordError if there is none."""
         store = actions.open_store()
         return cls(store, actions.choose(store, name).name, created=False, report=report)
@@ -118,7 +118,7 @@ class Cluster:
         program: str | Path,
         *args: object,
         env: Mapping[str, str] | None = ...,
-        output: Tell | None = ...,
+        output: OnLine | None = ...,
         check: bool = ...,
         **options: Any,
     ) -> Job: ...
@@ -128,7 +128,7 @@ class Cluster:
         program: Callable[..., T],
         *args: object,
         env: Mapping[str, str] | None = ...,
-        output: Tell | None = ...,
+        output: OnLine | None = ...,
         **options: Any,
     ) -> list[T]: ...
     def run(
@@ -136,7 +136,7 @@ class Cluster:
         program: str | Path | Callable[..., Any],
         *args: object,
         env: Mapping[str, str] | None = None,
-        output: Tell | None = None,
+        output: OnLine | None = None,
         check: bool = True,
         **options: Any,
     ) -> Any:
@@ -191,7 +191,7 @@ class Cluster:
             cluster, wanted, resolved, secrets, number=number, requirements=needs
         )
         lines = _Lines(output)
-        seen: Any = {"on_output": lines, "tell": self._report}
+        seen: Any = {"on_output": lines, "report": self._report}
         if given.detach:
             return run.run(self._store, prepared, on_start=lambda job: None, detach=True, **seen)
         job = node_loss.run(
@@ -246,7 +246,7 @@ class Cluster:
         """Ends a job on all nodes."""
         return job_actions.cancel(self._store, self._number(job), self.name, self._report)
 
-    def verify(self, *, quick: bool = False) -> Report:
+    def verify(self, *, quick: bool = False) -> Measurements:
         """Measures nodes and links as `clusterctl verify` does. `low` of the report lists what is
         below its limit."""
         cluster = self._store.cluster(self.name)
@@ -254,7 +254,7 @@ class Cluster:
 
     def down(
         self, *, fetch: bool = False, discard: bool = False, force: bool = False
-    ) -> Down | None:
+    ) -> DownResult | None:
         """Ends all jobs and removes the cluster; None if there is none. Raises UsageError if jobs
         have unfetched output files, unless `fetch` saves or `discard` deletes them."""
         unfetched = salvage.Unfetched(fetch=fetch, discard=discard)
@@ -269,7 +269,7 @@ class Cluster:
 class _Lines:
     """Passes on the output of ranks line by line, each with its rank."""
 
-    def __init__(self, output: Tell | None) -> None:
+    def __init__(self, output: OnLine | None) -> None:
         self._output = output
         self._rest: dict[tuple[int | None, str], bytes] = {}
 

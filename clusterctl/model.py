@@ -10,13 +10,15 @@ import calendar
 import math
 import re
 import time
-from collections.abc import Container
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
 NAME_PATTERN = re.compile(r"[a-z][a-z0-9-]{0,29}")
 """Cluster names: they end up in hostnames, tags and paths, so letters, digits and dashes only."""
 
+Reporter = Callable[[str], None]
+"""Takes a line about what happens now, for people."""
 
 MEMORY = "/dev/shm"
 """Of a node: where secrets of jobs lie that a restart is to remove."""

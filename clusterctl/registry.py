@@ -97,7 +97,7 @@ def parse(text: str) -> Reference:
 
 
 @dataclass(frozen=True, slots=True)
-class Login:
+class RegistryLogin:
     user: str
     password: str = field(repr=False)
 
@@ -107,22 +107,22 @@ class Login:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundImage:
     """An image that exists. `pinned` names it by its digest, so that it cannot become another;
     `size` in bytes, of its compressed layers."""
 
     pinned: str
     digest: str
     size: int
-    login: Login | None = None
+    login: RegistryLogin | None = None
     """What it took to see it."""
 
 
-MoreLogins = Callable[[str], Login | None]
+MoreLogins = Callable[[str], RegistryLogin | None]
 """Knows the login of some registries, by their host."""
 
 
-def resolve(text: str, more_logins: MoreLogins = lambda host: None) -> Found:
+def resolve(text: str, more_logins: MoreLogins = lambda host: None) -> FoundImage:
     """What the reference means now, for machines with x86-64.
 
     Raises:
@@ -140,7 +140,7 @@ def resolve(text: str, more_logins: MoreLogins = lambda host: None) -> Found:
         ) from None
 
 
-def _resolve(reference: Reference, more_logins: MoreLogins) -> Found:
+def _resolve(reference: Reference, more_logins: MoreLogins) -> FoundImage:
     text = reference.text
     login = saved_login(reference.registry) or more_logins(reference.registry)
     connection = _Registry(reference, login)
@@ -157,7 +157,7 @@ def _resolve(reference: Reference, more_logins: MoreLogins) -> Found:
         size = count_bytes(manifest)
     except ValueError as error:
         raise connection.strange("a manifest that makes no sense") from error
-    return Found(reference.pinned(digest), digest, size, login)
+    return FoundImage(reference.pinned(digest), digest, size, login)
 
 
 _SENSELESS = (AttributeError, LookupError, TypeError, OverflowError)
@@ -190,7 +190,7 @@ def count_bytes(manifest: Mapping[str, Any]) -> int:
 class _Registry:
     """One repository of a registry."""
 
-    def __init__(self, reference: Reference, login: Login | None) -> None:
+    def __init__(self, reference: Reference, login: RegistryLogin | None) -> None:
         self._reference = reference
         self._login = login
         host = reference.registry
@@ -300,7 +300,7 @@ class _Registry:
         )
 
 
-def saved_login(registry: str) -> Login | None:
+def saved_login(registry: str) -> RegistryLogin | None:
     """What `docker login` has saved for a registry, in its settings or with a credential helper."""
     folder = os.environ.get("DOCKER_CONFIG")
     path = (Path(folder) if folder else Path("~/.docker").expanduser()) / "config.json"
@@ -330,7 +330,7 @@ def saved_login(registry: str) -> Login | None:
         raise UsageError(
             f"{path}: the login of {name} is damaged", hint="docker login again"
         ) from error
-    return Login(user, password)
+    return RegistryLogin(user, password)
 
 
 def _host(name: str) -> str:
@@ -338,19 +338,19 @@ def _host(name: str) -> str:
     return re.sub(r"^https?://", "", name).partition("/")[0]
 
 
-def _helped(helper: str, name: str) -> Login | None:
+def _helped(helper: str, name: str) -> RegistryLogin | None:
     """https://github.com/docker/docker-credential-helpers: the name on stdin, JSON on stdout. One
     that fails knows nothing: most images are public, and a refusal says what to do."""
     argv = [f"docker-credential-{helper}", "get"]
     result = process.run(argv, timeout=TIMEOUT, stdin=name.encode())
     try:
         found = json.loads(result.text) if result.ok else {}
-        return Login(str(found["Username"]), str(found["Secret"]))
+        return RegistryLogin(str(found["Username"]), str(found["Secret"]))
     except (ValueError, KeyError, TypeError):
         return None
 
 
-def settings(image: str, login: Login) -> str:
+def settings(image: str, login: RegistryLogin) -> str:
     """Docker's config.json for an engine that is to pull this image with that login."""
     registry = parse(image).registry
     name = _HUB_LOGIN if registry == HUB else registry

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from clusterctl.actions.host_keys import mend_known_hosts
 from clusterctl.errors import NodeUnreachable, RecordError, UsageError
-from clusterctl.model import NAME_PATTERN, Cluster, Phase, clock
+from clusterctl.model import NAME_PATTERN, Cluster, Phase, Reporter, clock
 from clusterctl.state import Store as Store
 from clusterctl.state import home
 from clusterctl.transport.meter import COPIED
@@ -17,9 +17,6 @@ from clusterctl.transport.ssh import CONNECT_LIMIT
 
 PATIENCE = 2.0
 """Seconds after which a person wants to know what we wait for."""
-
-Tell = Callable[[str], None]
-"""Takes one line for people."""
 
 
 def open_store() -> Store:
@@ -98,13 +95,13 @@ def moved() -> tuple[int, int | None]:
     return size + COPIED.downloaded, left
 
 
-def connect_or_report(pool: Pool, names: Sequence[str], tell: Tell) -> dict[str, str]:
+def connect_or_report(pool: Pool, names: Sequence[str], report: Reporter) -> dict[str, str]:
     """Connects to these nodes; returns those that do not answer, each with the reason. Says whom
     it waits for."""
     slow = [r.node for r in pool.connect(names, timeout=PATIENCE) if not r.ok]
     if not slow:
         return {}
-    tell(f"waiting for {', '.join(slow)}")
+    report(f"waiting for {', '.join(slow)}")
     results = pool.connect(slow, timeout=CONNECT_LIMIT - PATIENCE)
     return {result.node: result.error for result in results if not result.ok}
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from clusterctl import providers
-from clusterctl.actions import Tell, ended_workers, open_store, require_owned
+from clusterctl.actions import ended_workers, open_store, require_owned
 from clusterctl.errors import ClusterctlError, NodeUnreachable, UsageError
-from clusterctl.model import Cluster
+from clusterctl.model import Cluster, Reporter
 from clusterctl.providers.protocol import Guarded
 from clusterctl.state import ClusterLock, Store
 
@@ -18,10 +18,10 @@ def hint(cluster: str) -> str:
     return f"`clusterctl allow -c {cluster}` opens the cluster to your present address"
 
 
-def allow(store: Store, name: str, networks: Sequence[str], tell: Tell) -> tuple[str, ...]:
+def allow(store: Store, name: str, networks: Sequence[str], report: Reporter) -> tuple[str, ...]:
     """Lets connections in from these networks, or from this machine's address where none are given,
     and from no others. A later `up` keeps to it."""
-    with ClusterLock(store.home, name, "allow", tell):
+    with ClusterLock(store.home, name, "allow", report):
         cluster = require_owned(store.cluster(name))
         provider = providers.load(cluster.spec.provider)
         if not isinstance(provider, Guarded):

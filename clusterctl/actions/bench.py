@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
-from clusterctl.actions import Tell, call, open_pool, run, verify
+from clusterctl.actions import call, open_pool, run, verify
 from clusterctl.actions.quiet_run import Heard, run_quietly
 from clusterctl.errors import ClusterctlError, JobError, NodeUnreachable, UsageError
 from clusterctl.insight import allreduce, cost, scaling
@@ -18,14 +18,14 @@ from clusterctl.insight.allreduce import Curves as Curves
 from clusterctl.insight.allreduce import Row as Row
 from clusterctl.insight.allreduce import describe as describe
 from clusterctl.insight.allreduce import ring_seconds as ring_seconds
-from clusterctl.insight.metrics import Point, Reader
+from clusterctl.insight.metrics import MetricPoint, Reader
 from clusterctl.insight.scaling import SPLIT as SPLIT
 from clusterctl.insight.scaling import Curve as Curve
-from clusterctl.insight.scaling import Step as Step
+from clusterctl.insight.scaling import ScalingStep as ScalingStep
 from clusterctl.insight.verify import bytes_rate as bytes_rate
 from clusterctl.job_model import Job, JobSpec, JobState
 from clusterctl.jobs.program import Resolved
-from clusterctl.model import Accelerator, Cluster, count
+from clusterctl.model import Accelerator, Cluster, Reporter, count
 from clusterctl.state import Store
 from clusterctl.transport.pool import Pool
 
@@ -59,19 +59,19 @@ class Series:
 
 
 def measure_allreduce(
-    store: Store, cluster: Cluster, wanted: Sizes, tell: Tell, *, now: bool
+    store: Store, cluster: Cluster, wanted: Sizes, report: Reporter, *, now: bool
 ) -> Curves:
     """Raises RecordError while a job runs, unless `now`; UsageError for a batch system; JobError if
     no backend works."""
-    verify.require_measurable(store, cluster, tell, now=now)
+    verify.require_measurable(store, cluster, report, now=now)
     backends = wanted.backends or _backends(cluster)
-    limit = allreduce.limit(_figures(store, cluster, tell, quick=True, now=now))
+    limit = allreduce.limit(_figures(store, cluster, report, quick=True, now=now))
     rows: list[allreduce.Row] = []
     failed: dict[str, str] = {}
     resolved = run.resolve([PROGRAM], None, None)
     with open_pool(store, cluster) as pool:
         for backend in backends:
-            repeats: list[Sequence[Point]] = []
+            repeats: list[Sequence[MetricPoint]] = []
             args = ("--backend", backend, "--max-bytes", str(wanted.largest), "--metrics")
             spec = JobSpec(
                 program=replace(resolved.program, args=args),
@@ -83,7 +83,7 @@ def measure_allreduce(
             )
             try:
                 for number in range(wanted.repeats):
-                    tell(f"all-reduce over {backend}, {number + 1} of {wanted.repeats}")
+                    report(f"all-reduce over {backend}, {number + 1} of {wanted.repeats}")
                     job, points = _run(store, cluster, spec, resolved, {}, "", pool)
                     # It saves nothing: `down` need not look for its outputs.
                     store.save_job(replace(store.job(job.id), fetched=True))
@@ -109,21 +109,21 @@ def measure_allreduce(
 
 
 def measure_scaling(
-    store: Store, cluster: Cluster, wanted: Series, tell: Tell, *, now: bool
+    store: Store, cluster: Cluster, wanted: Series, report: Reporter, *, now: bool
 ) -> Curve:
     """Runs the program with each number of ranks, by turns, so that what changes in the meantime
     changes all of them. Raises JobError if a run fails, UsageError and LaunchError before any."""
-    verify.require_measurable(store, cluster, tell, now=now)
+    verify.require_measurable(store, cluster, report, now=now)
     for ranks in wanted.ranks:
         _prepare(store, cluster, wanted, ranks, dry=True)
-    report = _figures(store, cluster, tell, quick=False, now=now)
-    machine = scaling.machine(report, cluster.shares_machine, wanted.spec.backend)
+    measured = _figures(store, cluster, report, quick=False, now=now)
+    machine = scaling.machine(measured, cluster.shares_machine, wanted.spec.backend)
     found = []
     total = len(wanted.ranks) * wanted.repeats
     with open_pool(store, cluster) as pool:
         for number in range(total):
             ranks = wanted.ranks[number % len(wanted.ranks)]
-            tell(f"run {number + 1} of {total}: {count(ranks, 'rank')}")
+            report(f"run {number + 1} of {total}: {count(ranks, 'rank')}")
             spec = replace(wanted.spec, ranks=ranks)
             job, points = _run(
                 *(store, cluster, spec, wanted.resolved, wanted.secrets, wanted.requirements, pool)
@@ -166,14 +166,14 @@ def _backends(cluster: Cluster) -> tuple[str, ...]:
 
 
 def _figures(
-    store: Store, cluster: Cluster, tell: Tell, *, quick: bool, now: bool
-) -> verify.Report:
+    store: Store, cluster: Cluster, report: Reporter, *, quick: bool, now: bool
+) -> verify.Measurements:
     """What `verify` has measured of these nodes, or measures now."""
     known = verify.recall(store, cluster)
     names = {node.name for node in cluster.workers}
     if known and {node.name for node in known.nodes} == names and (quick or known.reductions):
         return known
-    return verify.measure(store, cluster, tell, quick=quick, now=now)
+    return verify.measure(store, cluster, report, quick=quick, now=now)
 
 
 def _prepare(
@@ -196,7 +196,7 @@ def _run(
     secrets: Mapping[str, str],
     requirements: str,
     pool: Pool,
-) -> tuple[Job, Sequence[Point]]:
+) -> tuple[Job, Sequence[MetricPoint]]:
     """The job as it ended, and the metrics that it has printed. Raises JobError if it failed."""
     number = run.next_number(store, dry=False)
     prepared = run.prepare(
@@ -208,7 +208,7 @@ def _run(
     return job, _points(heard)
 
 
-def _points(heard: Heard) -> list[Point]:
+def _points(heard: Heard) -> list[MetricPoint]:
     reader = Reader()
     found = [
         point

@@ -9,7 +9,7 @@ from clusterctl.actions import open_pool
 from clusterctl.actions.jobs import require_cluster
 from clusterctl.errors import JobError, UsageError
 from clusterctl.job_model import Job, JobState
-from clusterctl.jobs.calls import PYTHON, Outcome, read_outcomes
+from clusterctl.jobs.calls import PYTHON, RankOutcome, read_outcomes
 from clusterctl.jobs.calls import resolve as resolve
 from clusterctl.model import Cluster
 from clusterctl.state import Store
@@ -72,7 +72,7 @@ def results(store: Store, job: Job) -> list[Any]:
     return values
 
 
-def _raised(job: Job, rank: int, outcome: Outcome) -> JobError:
+def _raised(job: Job, rank: int, outcome: RankOutcome) -> JobError:
     node = job.node_of(rank)
     return JobError(
         f"rank {rank} on {node}: {outcome.said}",
@@ -84,7 +84,7 @@ def _raised(job: Job, rank: int, outcome: Outcome) -> JobError:
     )
 
 
-def _load(job: Job, rank: int, outcome: Outcome, needed: Outcome | None) -> Any:
+def _load(job: Job, rank: int, outcome: RankOutcome, needed: RankOutcome | None) -> Any:
     """The value; None for an exception that cannot be read here."""
     try:
         return pickle.loads(outcome.data) if outcome.data else None

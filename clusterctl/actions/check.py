@@ -10,20 +10,20 @@ from clusterctl import catalog, process, providers, terraform
 from clusterctl.errors import ClusterctlError
 from clusterctl.formats import format_bytes
 from clusterctl.model import ClusterSpec, NodeGroup
-from clusterctl.providers.protocol import Diagnosing, Finding
+from clusterctl.providers.protocol import CheckRow, Diagnosing
 from clusterctl.state import Store
 
 SPACE = 1_000_000_000
 
 
-def check(store: Store) -> tuple[Finding, ...]:
+def check(store: Store) -> tuple[CheckRow, ...]:
     """Tools, Python packages, the state home, and whether clusters can be made here and in the
     cloud."""
     clusters = (row for name in providers.PROVIDERS for row in _clusters(name))
     return (*_tools(), *_packages(), _home(store), *clusters)
 
 
-def _tools() -> list[Finding]:
+def _tools() -> list[CheckRow]:
     rows = [
         ("sshd", "error", "apt-get install openssh-server", "local nodes"),
         ("ssh", "error", "apt-get install openssh-client", "mpirun and `clusterctl ssh`"),
@@ -34,55 +34,55 @@ def _tools() -> list[Finding]:
     for name, level, hint, purpose in rows:
         path = shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin:/usr/local/sbin")
         if path:
-            found.append(Finding("ok", name, path))
+            found.append(CheckRow("ok", name, path))
         else:
-            found.append(Finding(level, name, f"not found; needed for {purpose}", hint))
+            found.append(CheckRow(level, name, f"not found; needed for {purpose}", hint))
     return [*found, _mpirun(), _terraform()]
 
 
-def _mpirun() -> Finding:
+def _mpirun() -> CheckRow:
     beside = sys.executable.rpartition("/")[0]
     path = shutil.which("mpirun", path=beside) or shutil.which("mpirun")
     if path is None:
         hint = "pip install 'clusterctl[workloads]' or apt-get install openmpi-bin"
-        return Finding("error", "mpirun", "not found; needed to start jobs", hint)
+        return CheckRow("error", "mpirun", "not found; needed to start jobs", hint)
     result = process.run([path, "--version"], timeout=20)
     said = result.text.splitlines()
-    return Finding("ok", "mpirun", f"{path}: {said[0] if said else result.error}")
+    return CheckRow("ok", "mpirun", f"{path}: {said[0] if said else result.error}")
 
 
-def _terraform() -> Finding:
+def _terraform() -> CheckRow:
     try:
         binary = terraform.find()
     except ClusterctlError as error:
         text = f"{error.message}; needed for clusters on EC2"
-        return Finding("warning", "terraform", text, error.hint)
-    return Finding("ok", "terraform", f"{binary.path}: {binary.name}")
+        return CheckRow("warning", "terraform", text, error.hint)
+    return CheckRow("ok", "terraform", f"{binary.path}: {binary.name}")
 
 
-def _packages() -> list[Finding]:
+def _packages() -> list[CheckRow]:
     found = []
     for name in catalog.BUNDLED:
         try:
-            found.append(Finding("ok", name, f"{version(name)} in {sys.executable}"))
+            found.append(CheckRow("ok", name, f"{version(name)} in {sys.executable}"))
         except PackageNotFoundError:
             text = f"not in {sys.executable}; the bundled programs need it"
-            found.append(Finding("warning", name, text, "pip install 'clusterctl[workloads]'"))
+            found.append(CheckRow("warning", name, text, "pip install 'clusterctl[workloads]'"))
     return found
 
 
-def _home(store: Store) -> Finding:
+def _home(store: Store) -> CheckRow:
     try:
         path = store.home.make(store.home.path)
     except ClusterctlError as error:
-        return Finding("error", "state", error.message, error.hint)
+        return CheckRow("error", "state", error.message, error.hint)
     free = shutil.disk_usage(path).free
     if free < SPACE:
-        return Finding("warning", "state", f"{path}: {format_bytes(free)} free", "free some space")
-    return Finding("ok", "state", f"{path}: {format_bytes(free)} free")
+        return CheckRow("warning", "state", f"{path}: {format_bytes(free)} free", "free some space")
+    return CheckRow("ok", "state", f"{path}: {format_bytes(free)} free")
 
 
-def _clusters(name: str) -> tuple[Finding, ...]:
+def _clusters(name: str) -> tuple[CheckRow, ...]:
     """What the provider says against clusters, else whether one can be planned."""
     provider = providers.load_creator(name)
     if isinstance(provider, Diagnosing):
@@ -91,6 +91,6 @@ def _clusters(name: str) -> tuple[Finding, ...]:
     try:
         plan = provider.plan(ClusterSpec(name="check", provider=name, groups=(NodeGroup(count=2),)))
     except ClusterctlError as error:
-        return (Finding(provider.features.if_missing, subject, error.message, error.hint),)
+        return (CheckRow(provider.features.if_missing, subject, error.message, error.hint),)
     text = plan.mode + (f" ({plan.mode_reason})" if plan.mode_reason else "")
-    return (Finding("ok", subject, text),)
+    return (CheckRow("ok", subject, text),)

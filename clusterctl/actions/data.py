@@ -11,10 +11,10 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from clusterctl import assets, datasets, process
-from clusterctl.actions import Tell, choose, connect_or_report, open_pool, require_ready
+from clusterctl.actions import choose, connect_or_report, open_pool, require_ready
 from clusterctl.datasets import DATASETS, Dataset, Progress
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
-from clusterctl.model import Cluster, NodeResult
+from clusterctl.model import Cluster, NodeResult, Reporter
 from clusterctl.state import Store
 
 PUSH_TIMEOUT = 3600.0
@@ -59,7 +59,7 @@ def find(name: str, kinds: str = "data set") -> Dataset:
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class CopiedDataSet:
     """A data set on this machine, and the workers that it was copied to just now."""
 
     name: str
@@ -79,7 +79,9 @@ class GetOptions:
     sha256: str = ""
 
 
-def get(store: Store, name: str, options: GetOptions, progress: Progress, tell: Tell) -> Copy:
+def get(
+    store: Store, name: str, options: GetOptions, progress: Progress, report: Reporter
+) -> CopiedDataSet:
     """Downloads the data set of that name if it is not here, and copies it to the workers.
 
     Raises:
@@ -92,28 +94,30 @@ def get(store: Store, name: str, options: GetOptions, progress: Progress, tell: 
         require_ready(choose(store, options.cluster))  # a wrong name is said before the download
     root = store.home.make(folder(store))
     if datasets.is_here(dataset, root):
-        tell(f"{name} is already on this machine")
+        report(f"{name} is already on this machine")
     path = datasets.get(dataset, root, options.mirror, progress)
     if not options.push or (options.cluster is None and not store.names()):
         if options.push:
-            tell(f"no cluster yet: `clusterctl data push {name}` copies it later")
-        return Copy(name, str(path), ())
+            report(f"no cluster yet: `clusterctl data push {name}` copies it later")
+        return CopiedDataSet(name, str(path), ())
     target = require_ready(choose(store, options.cluster))
-    return Copy(name, str(path), copy(store, target, path, name, dataset.mark, tell))
+    return CopiedDataSet(name, str(path), copy(store, target, path, name, dataset.mark, report))
 
 
-def push(store: Store, word: str, name: str | None, cluster: str | None, tell: Tell) -> Copy:
+def push(
+    store: Store, word: str, name: str | None, cluster: str | None, report: Reporter
+) -> CopiedDataSet:
     """Copies a data set that is here, or a folder, to the workers. Raises as `get`."""
     target = require_ready(choose(store, cluster))
     if "/" in word or Path(word).is_dir():
         path = Path(word).resolve()
         name = name or path.name
-        return Copy(name, str(path), copy(store, target, path, name, "", tell))
+        return CopiedDataSet(name, str(path), copy(store, target, path, name, "", report))
     dataset = find(word, "data set or folder")
     if not datasets.is_here(dataset, folder(store)):
         raise UsageError(f"{word} is not on this machine", hint=f"`data get {word}` downloads it")
     path, name = folder(store) / word, name or word
-    return Copy(name, str(path), copy(store, target, path, name, dataset.mark, tell))
+    return CopiedDataSet(name, str(path), copy(store, target, path, name, dataset.mark, report))
 
 
 def check_data_name(name: str) -> str:
@@ -127,7 +131,7 @@ def check_data_name(name: str) -> str:
 
 
 def copy(
-    store: Store, cluster: Cluster, source: Path, name: str, mark: str, tell: Tell
+    store: Store, cluster: Cluster, source: Path, name: str, mark: str, report: Reporter
 ) -> tuple[str, ...]:
     """Copy a folder to $CLUSTERCTL_DATA/NAME on every worker; the names of those that got it.
 
@@ -146,7 +150,7 @@ def copy(
     nodes = cluster.workers or (cluster.launcher,)
     names = [node.name for node in nodes]
     with open_pool(store, cluster) as pool:
-        away = connect_or_report(pool, names, tell)
+        away = connect_or_report(pool, names, report)
         if away:
             node, why = next(iter(away.items()))
             raise NodeUnreachable(
@@ -158,9 +162,9 @@ def copy(
             found = pool.run({n: f"cat {path} 2>&1" for n, path in marks.items()}, timeout=30)
             names = [result.node for result in found if result.text.strip() != mark]
         if not names:
-            tell(f"every worker has {name} already")
+            report(f"every worker has {name} already")
             return ()
-        tell(f"copying {name} to {', '.join(names)}")
+        report(f"copying {name} to {', '.join(names)}")
 
         def send(node: str) -> NodeResult:
             transport = pool.transport(node)

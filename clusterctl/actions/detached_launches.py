@@ -8,13 +8,13 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from clusterctl.actions import Tell, connect_or_report, open_pool
+from clusterctl.actions import connect_or_report, open_pool
 from clusterctl.actions.jobs import fetch_from
 from clusterctl.errors import NodeUnreachable, ProviderError
 from clusterctl.insight import cost
 from clusterctl.job_model import Job
 from clusterctl.jobs import control
-from clusterctl.model import Cluster, Phase, clock, count
+from clusterctl.model import Cluster, Phase, Reporter, clock, count
 from clusterctl.state import Store
 from clusterctl.state.home import write_atomic
 from clusterctl.transport.pool import Pool
@@ -65,7 +65,7 @@ def describe(store: Store, name: str) -> list[str]:
     return lines
 
 
-def bring(store: Store, name: str, tell: Tell) -> bool:
+def bring(store: Store, name: str, report: Reporter) -> bool:
     """Brings the outputs of its jobs here if all of them have ended. Whether nothing is left on the
     cluster that is wanted, so that it may go.
 
@@ -85,16 +85,16 @@ def bring(store: Store, name: str, tell: Tell) -> bool:
     if cluster.deadline and cluster.deadline <= time.time():
         lost = [str(job.id) for job in jobs if not job.fetched]
         what = f"; what job {', '.join(lost)} made was not fetched before" if lost else ""
-        tell(f"cluster {name} ended at its deadline, {clock(cluster.deadline)}{what}")
+        report(f"cluster {name} ended at its deadline, {clock(cluster.deadline)}{what}")
         return True
     with open_pool(store, cluster) as pool:
         if not _have_ended(store, jobs, cluster, pool):
             return False
         wanted = [job for job in store.jobs_of(cluster) if not job.fetched]
-        tell(f"the program on cluster {name} has ended: fetching its outputs, then removing it")
-        away = connect_or_report(pool, [node.name for node in cluster.nodes], tell)
+        report(f"the program on cluster {name} has ended: fetching its outputs, then removing it")
+        away = connect_or_report(pool, [node.name for node in cluster.nodes], report)
         for job in wanted:
-            _bring(store, job, cluster, pool, away, folder, tell)
+            _bring(store, job, cluster, pool, away, folder, report)
     return True
 
 
@@ -114,11 +114,11 @@ def _bring(
     pool: Pool,
     away: dict[str, str],
     folder: Path,
-    tell: Tell,
+    report: Reporter,
 ) -> None:
     """Raises the first error if not all of it has come."""
     target = (folder if folder.is_dir() else Path.cwd()) / f"job-{job.id}"
-    got = fetch_from(store, job, cluster, pool, away, target, tell=tell)
+    got = fetch_from(store, job, cluster, pool, away, target, report=report)
     if got.failed:
         raise got.failed[0]
     for node, why in got.missing.items():
@@ -133,4 +133,4 @@ def _bring(
             hint="move it away; the next command tries again",
         )
     files = count(len(got.brought.outputs), "file")
-    tell(f"job {job.id} {job.state.value}: {files} in {target}")
+    report(f"job {job.id} {job.state.value}: {files} in {target}")

@@ -7,10 +7,11 @@ import tarfile
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from clusterctl.actions import Tell, jobs
+from clusterctl.actions import jobs
 from clusterctl.insight import compare
 from clusterctl.insight.compare import Change, FileChange
 from clusterctl.job_model import Job
+from clusterctl.model import Reporter
 from clusterctl.state import Store
 
 LARGEST = 1 << 20
@@ -26,21 +27,21 @@ class Differences:
     files: tuple[FileChange, ...]
 
 
-def diff(store: Store, first: int, second: int, where: str | None, tell: Tell) -> Differences:
+def diff(store: Store, first: int, second: int, where: str | None, report: Reporter) -> Differences:
     """RecordError for a job that is not there, or not of the cluster `where`."""
     one, other = jobs.find_job(store, first, where), jobs.find_job(store, second, where)
     origins = store.provenance(first), store.provenance(second)
     changes = (*compare.compare_provenance(*origins), *compare.compare(one, other))
-    return Differences(one, other, changes, _files(store, one, other, tell))
+    return Differences(one, other, changes, _files(store, one, other, report))
 
 
-def _files(store: Store, first: Job, second: Job, tell: Tell) -> tuple[FileChange, ...]:
+def _files(store: Store, first: Job, second: Job, report: Reporter) -> tuple[FileChange, ...]:
     """Equal trees have the same name."""
     if first.stage == second.stage:
         return ()
     for job in (first, second):
         if not (store.home.stages / job.stage).is_file():
-            tell(f"the files of job {job.id} are not stored: only the records are compared")
+            report(f"the files of job {job.id} are not stored: only the records are compared")
             return ()
     changed = compare.compare_files(_digests(store, first), _digests(store, second))
     paths = {path for path, _ in changed}

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from clusterctl import assets, stacks
-from clusterctl.actions import Tell, jobs, open_pool
+from clusterctl.actions import jobs, open_pool
 from clusterctl.errors import UsageError
 from clusterctl.insight import doctor, evidence
 from clusterctl.insight.doctor import Evidence, Finding, waits
@@ -22,7 +22,7 @@ from clusterctl.jobs import control, systems
 from clusterctl.jobs import spy as own_spy
 from clusterctl.jobs.logs import read_stored
 from clusterctl.jobs.start import list_nodes, list_rank_nodes
-from clusterctl.model import Cluster, NodeResult, Phase, count
+from clusterctl.model import Cluster, NodeResult, Phase, Reporter, count
 from clusterctl.stacks import name_ranks as name_ranks
 from clusterctl.state import Store
 from clusterctl.timeouts import Deadline
@@ -56,7 +56,7 @@ def diagnose(
     store: Store,
     number: int,
     where: str | None,
-    tell: Tell,
+    report: Reporter,
     *,
     bundle: Path | None,
     redact: Callable[[str], str],
@@ -77,7 +77,7 @@ def diagnose(
             if not job.state.ended and store.is_handed_in(job.id):
                 job = control.refresh(job, cluster, pool, deadline.within(ANSWER))
                 store.save_job(job)
-            found = _collect(job, cluster, pool, tell, deadline)
+            found = _collect(job, cluster, pool, report, deadline)
         if all(view.absent or view.error for view in found.nodes.values()):
             found = replace(found, ranks=_stored(store, job).ranks)
     # The stacks of an attempt that was ended count until another one runs.
@@ -124,7 +124,9 @@ def _stored(store: Store, job: Job) -> Evidence:
     return Evidence(job, nodes, ranks)
 
 
-def _collect(job: Job, cluster: Cluster, pool: Pool, tell: Tell, deadline: Deadline) -> Evidence:
+def _collect(
+    job: Job, cluster: Cluster, pool: Pool, report: Reporter, deadline: Deadline
+) -> Evidence:
     names = list_nodes(job, cluster)
     views = {view.name: view for view in read_clocks(names, pool, deadline)}
     there = [name for name in names if not views[name].error]
@@ -138,8 +140,8 @@ def _collect(job: Job, cluster: Cluster, pool: Pool, tell: Tell, deadline: Deadl
         views[result.node] = view
     found = doctor.assemble(job, views)
     if any(rank.alive for rank in found.ranks.values()):
-        _add_stacks(found, cluster, pool, tell, deadline)
-        _watch(found, pool, tell, deadline)
+        _add_stacks(found, cluster, pool, report, deadline)
+        _watch(found, pool, report, deadline)
     return found
 
 
@@ -190,7 +192,7 @@ def _look_script(job: Job, cluster: Cluster, name: str, there: Sequence[str]) ->
 
 
 def _add_stacks(
-    found: Evidence, cluster: Cluster, pool: Pool, tell: Tell, deadline: Deadline
+    found: Evidence, cluster: Cluster, pool: Pool, report: Reporter, deadline: Deadline
 ) -> None:
     """Adds the stacks of all ranks that live, and what they use of the processor."""
     by_node: dict[str, dict[int, Rank]] = {}
@@ -219,7 +221,7 @@ def _add_stacks(
         archs = {cluster.node(name).facts.arch for name in by_node}
         why = own_spy.missing(archs)
         spy = b"" if why else own_spy.compress()
-    tell(f"reading the stacks of {count(sum(map(len, by_node.values())), 'rank')}")
+    report(f"reading the stacks of {count(sum(map(len, by_node.values())), 'rank')}")
 
     def ask(name: str) -> NodeResult:
         given = b"" if found.nodes[name].spy else spy
@@ -241,7 +243,7 @@ def _add_stacks(
                 rank.helpers = {**rank.helpers, f"its process {pid}": stack}
 
 
-def _watch(found: Evidence, pool: Pool, tell: Tell, deadline: Deadline) -> None:
+def _watch(found: Evidence, pool: Pool, report: Reporter, deadline: Deadline) -> None:
     """Sees whether ranks that wait for others go on: then these are slow, and do not hang."""
     by_node: dict[str, dict[int, Rank]] = {}
     for number in doctor.watchable(found):
@@ -250,7 +252,7 @@ def _watch(found: Evidence, pool: Pool, tell: Tell, deadline: Deadline) -> None:
             by_node.setdefault(rank.node, {})[main.pid] = rank
     if not by_node or deadline.left < waits.WATCH + 2:
         return
-    tell(f"watching for {waits.WATCH} s whether the waiting ranks make progress")
+    report(f"watching for {waits.WATCH} s whether the waiting ranks make progress")
     scripts = {
         name: assets.render("insight/moves.sh.j2", pids=list(ranks), seconds=waits.WATCH)
         for name, ranks in by_node.items()

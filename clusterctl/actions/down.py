@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clusterctl import providers
-from clusterctl.actions import Tell, check_name, ended_workers, salvage
+from clusterctl.actions import check_name, ended_workers, salvage
 from clusterctl.actions.jobs import Fetched
 from clusterctl.errors import (
     ClusterctlError,
@@ -22,7 +22,7 @@ from clusterctl.errors import (
 )
 from clusterctl.insight import cost
 from clusterctl.job_model import JobState
-from clusterctl.model import Charge, Cluster, ClusterSpec, Phase
+from clusterctl.model import Charge, Cluster, ClusterSpec, Phase, Reporter
 from clusterctl.providers.protocol import Life, Recovering, Repricing
 from clusterctl.providers.shared import charges as measured
 from clusterctl.state import ClusterLock, Store
@@ -32,7 +32,7 @@ _ACT = {"down": "take the cluster down", "detach": "remove clusterctl's files fr
 
 
 @dataclass(frozen=True, slots=True)
-class Down:
+class DownResult:
     """What was taken down. `hours` is how long the cluster lived; 0, like the number of nodes,
     where its record was lost."""
 
@@ -52,31 +52,31 @@ class Down:
 def down(
     store: Store,
     name: str,
-    tell: Tell,
+    report: Reporter,
     ask: salvage.Ask,
     unfetched: salvage.Unfetched,
     *,
     force: bool = False,
     verb: str = "down",
-) -> Down | None:
+) -> DownResult | None:
     """None when there is nothing of that name, or the person said no. `verb` is `detach` for
     machines that are not ours: there only what we have put on them goes.
 
     `force` saves nothing and asks nobody. Raises UsageError where outputs would be lost unasked.
     """
     check_name(name)
-    with ClusterLock(store.home, name, verb, tell):
+    with ClusterLock(store.home, name, verb, report):
         try:
             cluster = store.cluster(name)
         except NewerRecordError:
             raise
         except RecordError as error:
-            return _without_record(store, name, error, tell, ask, force)
+            return _without_record(store, name, error, report, ask, force)
         try:
             providers.load(cluster.spec.provider)
         except RecordError as error:
             if force:
-                return _without_record(store, name, error, tell, ask, force)
+                return _without_record(store, name, error, report, ask, force)
             path = store.folder(name) / "cluster.json"
             raise RecordError(
                 f"{path} names an unknown provider, {cluster.spec.provider!r}",
@@ -85,19 +85,19 @@ def down(
         if verb != cluster.end:
             how = "was attached" if cluster.attached else "was created by clusterctl"
             raise UsageError(f"cluster {name!r} {how}", hint=f"clusterctl {cluster.end} {name}")
-        cluster = ended_workers.settle(store, cluster, tell)
-        living = _living(store, cluster, tell) if cluster.charges else None
+        cluster = ended_workers.settle(store, cluster, report)
+        living = _living(store, cluster, report) if cluster.charges else None
         saved = salvage.Saved()
         if cluster.nodes and cluster.phase is not Phase.DELETING and not force:
-            done = salvage.save(store, cluster, living, tell, ask, unfetched, _ACT[verb])
+            done = salvage.save(store, cluster, living, report, ask, unfetched, _ACT[verb])
             if done is None:
                 return None
             saved = done
         elif cluster.attached:
-            saved = salvage.Saved(cancelled=salvage.end_jobs(store, cluster, tell))
-        cluster = finish_down(store, cluster, tell, force=force)
+            saved = salvage.Saved(cancelled=salvage.end_jobs(store, cluster, report))
+        cluster = finish_down(store, cluster, report, force=force)
     now = time.time()
-    return Down(
+    return DownResult(
         name,
         len(cluster.nodes),
         (now - cluster.created) / 3600,
@@ -113,7 +113,7 @@ def down(
 def finish_down(
     store: Store,
     cluster: Cluster,
-    tell: Tell,
+    report: Reporter,
     *,
     force: bool = False,
     clock: Callable[[], float] = time.time,
@@ -125,7 +125,7 @@ def finish_down(
     """
     folder = store.folder(cluster.name)
     if cluster.charges and cluster.phase is Phase.CREATING:
-        cluster = reprice(cluster, folder, tell)
+        cluster = reprice(cluster, folder, report)
     cluster = replace(cluster, phase=Phase.DELETING)
     unseen: tuple[Charge, ...] = ()
     if cluster.charges:
@@ -137,20 +137,20 @@ def finish_down(
         unseen = tuple(item for item in planned if not (item.until or item.node in seen))
         cluster = replace(cluster, charges=cluster.charges + unseen)
     # With what it has cost, which nobody knows any more when it is gone.
-    with _told(tell):
+    with _continue_without(report):
         store.save(cluster)
     store.event(cluster.name, "deleting")
     if cluster.shared:
-        tell(f"deleting the shared folder {cluster.shared} with all that is in it")
+        report(f"deleting the shared folder {cluster.shared} with all that is in it")
     try:
-        providers.load(cluster.spec.provider).destroy(cluster, folder, tell)
+        providers.load(cluster.spec.provider).destroy(cluster, folder, report)
     except LeftoverError as error:
         if not (force and cluster.attached):
-            salvage.tell_left(cluster, tell)
+            salvage.report_left(cluster, report)
             raise
-        tell(error.message)
+        report(error.message)
     except ClusterctlError:
-        salvage.tell_left(cluster, tell)
+        salvage.report_left(cluster, report)
         raise
     now = clock()
     lives = _lives(cluster, folder)
@@ -159,21 +159,21 @@ def finish_down(
     cluster = replace(cluster, charges=tuple(item.ended(now) for item in charges))
     how = "detached" if cluster.attached else "taken down"
     for job in store.open_jobs(cluster):
-        with _told(tell):
+        with _continue_without(report):
             store.save_job(replace(job, state=JobState.LOST, reason=f"its cluster was {how}"))
     store.event(cluster.name, "deleted")
-    with _told(tell):
+    with _continue_without(report):
         store.retire(cluster)
     return cluster
 
 
-def _living(store: Store, cluster: Cluster, tell: Tell) -> Collection[str]:
+def _living(store: Store, cluster: Cluster, report: Reporter) -> Collection[str]:
     """The nodes that are billed. Raises the provider's error where it does not let us in: before a
     job is ended for a cluster that would then stay."""
     try:
         return providers.load_billing(cluster).list_billed(cluster, store.folder(cluster.name))
     except ClusterctlError:
-        salvage.tell_price(cluster, tell)
+        salvage.report_price(cluster, report)
         raise
 
 
@@ -193,13 +193,13 @@ def _made(cluster: Cluster, folder: Path, now: float) -> tuple[Charge, ...]:
     return measured.correct(charges, lives)
 
 
-def reprice(cluster: Cluster, folder: Path, tell: Tell) -> Cluster:
+def reprice(cluster: Cluster, folder: Path, report: Reporter) -> Cluster:
     """After an `up` that broke off, the cluster with the prices of what its machines have come to
     be, where that is told: on-demand ones, perhaps, in place of spot instances."""
     provider = providers.load(cluster.spec.provider)
     if isinstance(provider, Repricing):
-        with _told(tell):
-            return replace(cluster, charges=provider.reprice(cluster, folder, tell))
+        with _continue_without(report):
+            return replace(cluster, charges=provider.reprice(cluster, folder, report))
     return cluster
 
 
@@ -236,8 +236,8 @@ def find_orphans(store: Store, name: str) -> tuple[Cluster, ...]:
 
 
 def _without_record(
-    store: Store, name: str, why: RecordError, tell: Tell, ask: salvage.Ask, force: bool
-) -> Down | None:
+    store: Store, name: str, why: RecordError, report: Reporter, ask: salvage.Ask, force: bool
+) -> DownResult | None:
     """Takes down what can be found of a cluster whose record is damaged or gone. Raises RecordError
     where it cannot be known which one that was, unless `force`."""
     try:
@@ -245,27 +245,27 @@ def _without_record(
     except RecordError as error:
         if not force:
             raise
-        tell(f"{error.message}; {error.hint}")
+        report(f"{error.message}; {error.hint}")
         found = ()
     if not found and name not in store.names():
         if store.names():
             raise why
         return None
-    tell(why.message)
+    report(why.message)
     question = "outputs and logs of its jobs cannot be saved; remove it anyway?"
     if found and not ask(question):
         return None
     for cluster in found:
-        tell(f"found {cluster.id} by its tags")
-        finish_down(store, cluster, tell)
+        report(f"found {cluster.id} by its tags")
+        finish_down(store, cluster, report)
     shutil.rmtree(store.folder(name), ignore_errors=True)
-    return Down(name, 0, 0.0, (), ())
+    return DownResult(name, 0, 0.0, (), ())
 
 
 @contextmanager
-def _told(tell: Tell) -> Iterator[None]:
+def _continue_without(report: Reporter) -> Iterator[None]:
     """Says what could not be written, and goes on."""
     try:
         yield
     except (ProviderError, UsageError) as error:
-        tell(f"{error.message}; continuing without it")
+        report(f"{error.message}; continuing without it")

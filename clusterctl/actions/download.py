@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl import assets, sources
-from clusterctl.actions import Tell, choose, connect_or_report, open_pool, require_ready
+from clusterctl.actions import choose, connect_or_report, open_pool, require_ready
 from clusterctl.actions.data import (
-    Copy,
+    CopiedDataSet,
     GetOptions,
     check_data_name,
     folder,
@@ -28,7 +28,7 @@ from clusterctl.actions.data import (
 from clusterctl.datasets import Progress
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
 from clusterctl.formats import format_bytes
-from clusterctl.model import Cluster, Node
+from clusterctl.model import Cluster, Node, Reporter
 from clusterctl.sources import Remote, Source
 from clusterctl.sources import is_url as is_url
 from clusterctl.state import Store
@@ -50,7 +50,9 @@ class UnreachableSource(ProviderError):
     """The server does not answer this machine; another one may reach it."""
 
 
-def get(store: Store, url: str, options: GetOptions, progress: Progress, tell: Tell) -> Copy:
+def get(
+    store: Store, url: str, options: GetOptions, progress: Progress, report: Reporter
+) -> CopiedDataSet:
     """Downloads what is behind the URL to the workers, or with `push` off to this machine.
 
     Raises:
@@ -69,10 +71,10 @@ def get(store: Store, url: str, options: GetOptions, progress: Progress, tell: T
         source = replace(source, files=(replace(source.files[0], sha256=options.sha256),))
     if target is None:
         if options.push:
-            tell(f"no cluster yet: `clusterctl data get {url}` downloads it there later")
-        path = _here(store, name, source, progress, tell)
-        return Copy(name, str(path), ())
-    return _on_nodes(store, target, name, source, progress, tell)
+            report(f"no cluster yet: `clusterctl data get {url}` downloads it there later")
+        path = _here(store, name, source, progress, report)
+        return CopiedDataSet(name, str(path), ())
+    return _on_nodes(store, target, name, source, progress, report)
 
 
 def _find(url: str) -> Source:
@@ -85,28 +87,28 @@ def _find(url: str) -> Source:
 
 
 def _on_nodes(
-    store: Store, cluster: Cluster, name: str, source: Source, progress: Progress, tell: Tell
-) -> Copy:
+    store: Store, cluster: Cluster, name: str, source: Source, progress: Progress, report: Reporter
+) -> CopiedDataSet:
     # The nodes of a batch system see the login node's folders.
     nodes = cluster.workers or (cluster.launcher,)
     first, *others = nodes
     with open_pool(store, cluster) as pool:
-        away = connect_or_report(pool, [node.name for node in nodes], tell)
+        away = connect_or_report(pool, [node.name for node in nodes], report)
         for node, why in away.items():
             raise NodeUnreachable(
                 f"{node} does not answer: {why}", hint="check with `status --live`"
             )
         try:
-            tell(f"{first.name} downloads {_what(source)}")
+            report(f"{first.name} downloads {_what(source)}")
             channel = pool.transport(first.name).open(_command(first))
-            listing = _follow(channel, f"{first.root}/data", name, source, progress, tell)
+            listing = _follow(channel, f"{first.root}/data", name, source, progress, report)
         except UnreachableSource as error:
-            tell(f"{first.name} cannot: {error.message}; downloading on this machine instead")
-            listing = _send(store, first, name, source, progress, pool, tell)
+            report(f"{first.name} cannot: {error.message}; downloading on this machine instead")
+            listing = _send(store, first, name, source, progress, pool, report)
         mark = _mark(listing)
         _check([first], name, listing, mark, pool, place=name)
-        got = _spread(first, others, name, listing, mark, pool, tell)
-    return Copy(name, f"{first.root}/data/{name}", (first.name, *got))
+        got = _spread(first, others, name, listing, mark, pool, report)
+    return CopiedDataSet(name, f"{first.root}/data/{name}", (first.name, *got))
 
 
 def _what(source: Source) -> str:
@@ -115,10 +117,10 @@ def _what(source: Source) -> str:
     return files + size
 
 
-def _here(store: Store, name: str, source: Source, progress: Progress, tell: Tell) -> Path:
+def _here(store: Store, name: str, source: Source, progress: Progress, report: Reporter) -> Path:
     root = store.home.make(folder(store))
     channel = LocalChannel(_command(None))
-    _follow(channel, str(root), name, source, progress, tell)
+    _follow(channel, str(root), name, source, progress, report)
     return root / name
 
 
@@ -143,7 +145,7 @@ def _program() -> bytes:
 
 
 def _follow(
-    channel: Channel, root: str, name: str, source: Source, progress: Progress, tell: Tell
+    channel: Channel, root: str, name: str, source: Source, progress: Progress, report: Reporter
 ) -> Listing:
     """Talks with the program until it has ended; what it has downloaded."""
     order = {"root": root, "name": name, "files": [asdict(file) for file in source.files]}
@@ -158,7 +160,7 @@ def _follow(
                 if "progress" in said:
                     progress(*said["progress"])
                 elif "note" in said:
-                    tell(said["note"])
+                    report(said["note"])
                 elif said:
                     ended = said
     except (TimeoutError, ConnectionError) as error:
@@ -193,17 +195,17 @@ def _send(
     source: Source,
     progress: Progress,
     pool: Pool,
-    tell: Tell,
+    report: Reporter,
 ) -> Listing:
     """By way of this machine."""
-    path = _here(store, name, source, progress, tell)
+    path = _here(store, name, source, progress, report)
     listing = [
         (place, entry["size"], entry["sha256"])
         for place, entry in json.loads((path.parent / f".{name}.files").read_bytes()).items()
     ]
     if _holders([node], name, _mark(listing), pool):
         return listing
-    tell(f"copying {name} to {node.name}")
+    report(f"copying {name} to {node.name}")
     transport, target = pool.transport(node.name), f"{node.root}/data/{name}"
     begun = transport.run(f"rm -rf {shlex.quote(target)}", timeout=60)
     sent = transport.put(path, target, timeout=_limit(listing)) if begun.ok else begun
@@ -227,7 +229,7 @@ def _spread(
     listing: Listing,
     mark: str,
     pool: Pool,
-    tell: Tell,
+    report: Reporter,
 ) -> list[str]:
     """From the first node to the others over the network between them: each that has it passes it
     on. The names of those that got it."""
@@ -237,7 +239,7 @@ def _spread(
     holders, got = [first], list[str]()
     while missing:
         pairs = list(zip(holders, missing, strict=False))
-        tell(f"copying {name} ({format_bytes(size)}) between nodes to {_names(pairs)}")
+        report(f"copying {name} ({format_bytes(size)}) between nodes to {_names(pairs)}")
         commands = {s.name: _passing(s, t, name, size) for s, t in pairs}
         results = pool.run(commands, timeout=_limit(listing))
         target = {source.name: node.name for source, node in pairs}

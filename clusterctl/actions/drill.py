@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl import assets, process, providers
-from clusterctl.actions import Tell, open_pool
+from clusterctl.actions import open_pool
 from clusterctl.actions.up import up
 from clusterctl.errors import ClusterctlError, ProviderError, RecordError, UsageError
 from clusterctl.job_model import Job, JobState
 from clusterctl.jobs.mirror import SAVE_LIMIT
-from clusterctl.model import Cluster, ClusterSpec, Phase
+from clusterctl.model import Cluster, ClusterSpec, Phase, Reporter
 from clusterctl.providers.protocol import Breakable, Harm
 from clusterctl.providers.shared import nodes
 from clusterctl.providers.shared.nodes import LAUNCHER
@@ -181,11 +181,11 @@ def _provider(cluster: Cluster) -> Breakable:
 
 
 @contextmanager
-def prepare(store: Store, spec: ClusterSpec, tell: Tell) -> Iterator[Cluster]:
+def prepare(store: Store, spec: ClusterSpec, report: Reporter) -> Iterator[Cluster]:
     """The cluster of the drill. One that it has created is removed at the end."""
     made = store.find(spec.name) is None
     try:
-        cluster = up(store, spec, tell, consent=lambda question: False).cluster
+        cluster = up(store, spec, report, consent=lambda question: False).cluster
         if cluster.one_host:
             raise UsageError(
                 "without root, local nodes share this machine's processes and network",
@@ -194,7 +194,7 @@ def prepare(store: Store, spec: ClusterSpec, tell: Tell) -> Iterator[Cluster]:
         yield cluster
     finally:
         if made:
-            tell(f"removing cluster {spec.name}")
+            report(f"removing cluster {spec.name}")
             gone = process.run(
                 process.own_command("down", spec.name, "--discard"), timeout=PATIENCE
             )
@@ -203,7 +203,7 @@ def prepare(store: Store, spec: ClusterSpec, tell: Tell) -> Iterator[Cluster]:
 
 
 def run(
-    store: Store, cluster: Cluster, strikes: Sequence[Strike], steps: int, tell: Tell
+    store: Store, cluster: Cluster, strikes: Sequence[Strike], steps: int, report: Reporter
 ) -> Iterator[Round]:
     """Runs round by round, on a cluster that is repaired in between."""
     with tempfile.TemporaryDirectory(prefix="clusterctl-drill-") as scratch:
@@ -212,7 +212,7 @@ def run(
         program.parent.mkdir()
         program.write_text((assets.folder("templates") / "drill" / "train.py").read_text())
         for number, strike in enumerate(strikes, 1):
-            tell(f"{number} of {len(strikes)}: {strike.fault}, {strike.node}, step {strike.step}")
+            report(f"{number} of {len(strikes)}: {strike.fault}, {strike.node}, step {strike.step}")
             drill = _Drill(store, cluster.name, strike, steps, program, folder / str(number))
             try:
                 found = drill.run()

@@ -10,11 +10,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from clusterctl import providers
-from clusterctl.actions import Tell, open_pool
+from clusterctl.actions import open_pool
 from clusterctl.bootstrap import idle_agent as agent
 from clusterctl.errors import ClusterctlError, RecordError, reason
 from clusterctl.insight import cost
-from clusterctl.model import Charge, Cluster, Phase, clock, span
+from clusterctl.model import Charge, Cluster, Phase, Reporter, clock, span
 from clusterctl.node_results import ranges
 from clusterctl.providers.protocol import Ended
 from clusterctl.providers.shared import charges as measured
@@ -48,7 +48,7 @@ def look(store: Store, cluster: Cluster, now: float) -> Looked:
     provider, folder = providers.load_billing(cluster), store.folder(cluster.name)
     there = provider.list_billed(cluster, folder)
     gone = tuple(node.name for node in cluster.workers if node.name not in there)
-    report = agent.Report({}, {})
+    report = agent.AgentReport({}, {})
     if cluster.launcher.name in there:
         with suppress(ClusterctlError), open_pool(store, cluster) as pool:
             question = agent.render_question(cluster.launcher)
@@ -68,7 +68,7 @@ def look(store: Store, cluster: Cluster, now: float) -> Looked:
 
 
 def _describe(
-    cluster: Cluster, gone: tuple[str, ...], report: agent.Report, charges: tuple[Charge, ...]
+    cluster: Cluster, gone: tuple[str, ...], report: agent.AgentReport, charges: tuple[Charge, ...]
 ) -> list[str]:
     lines = []
     hours = span(cluster.spec.cloud.idle or 0.0)
@@ -99,7 +99,7 @@ def up_again(cluster: Cluster) -> str:
 
 
 def settle(
-    store: Store, cluster: Cluster, tell: Tell, now: Callable[[], float] = time.time
+    store: Store, cluster: Cluster, report: Reporter, now: Callable[[], float] = time.time
 ) -> Cluster:
     """The record, updated with the ends of unused workers, which are reported. It is saved, so the
     caller has to hold the lock of the cluster."""
@@ -108,10 +108,10 @@ def settle(
     try:
         found = look(store, cluster, now())
     except ClusterctlError as error:
-        tell(f"it is unknown whether unused workers have ended: {reason(error)}")
+        report(f"it is unknown whether unused workers have ended: {reason(error)}")
         return cluster
     for line in found.lines:
-        tell(line)
+        report(line)
     if found.gone:
         cluster = replace(cluster, charges=found.charges)
         store.save(cluster)

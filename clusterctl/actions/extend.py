@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clusterctl import model, providers
-from clusterctl.actions import Tell, ended_workers, require_owned
 from clusterctl.actions import allow as allowing
+from clusterctl.actions import ended_workers, require_owned
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
 from clusterctl.insight import cost
 from clusterctl.job_model import Job
-from clusterctl.model import Cluster, Phase
+from clusterctl.model import Cluster, Phase, Reporter
 from clusterctl.node_results import ranges
 from clusterctl.providers.protocol import Expiring, Guarded, Labelling
 from clusterctl.state import ClusterLock, Store
@@ -38,7 +38,7 @@ def extend(
     store: Store,
     name: str,
     ttl: float,
-    tell: Tell,
+    report: Reporter,
     consent: Consent,
     clock: Callable[[], float] = time.time,
 ) -> Extended:
@@ -46,7 +46,7 @@ def extend(
     their old deadline, with the later one on record, and UsageError where a budget does not last
     that long, machines run that are no nodes yet, or an end that comes sooner is not agreed to.
     ProviderError where the cloud keeps the old one: then nothing has changed."""
-    with ClusterLock(store.home, name, "extend", tell):
+    with ClusterLock(store.home, name, "extend", report):
         cluster = require_owned(store.cluster(name))
         provider = providers.load(cluster.spec.provider)
         if not isinstance(provider, Expiring):
@@ -59,7 +59,7 @@ def extend(
                 f"cluster {name} is stopped: its deadline cannot be changed",
                 hint=f"`clusterctl start {name}` first",
             )
-        cluster = ended_workers.settle(store, cluster, tell, clock)
+        cluster = ended_workers.settle(store, cluster, report, clock)
         now = clock()
         end = float(int(now + ttl))  # as nodes keep it: none ends before the record's time
         _whole(cluster, store.folder(name), now)
@@ -89,7 +89,7 @@ def extend(
             try:
                 provider.label_deadline(cluster, store.folder(name), end)
             except ProviderError as error:
-                tell(f"the tags in the cloud still show the old deadline: {error.message}")
+                report(f"the tags in the cloud still show the old deadline: {error.message}")
     return Extended(cluster, end, dollars, cost.is_exact(cluster.charges))
 
 

@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 
 from clusterctl import providers
-from clusterctl.actions import Tell, check_name
+from clusterctl.actions import check_name
 from clusterctl.errors import ProviderError, RecordError, UsageError
-from clusterctl.model import Cluster
+from clusterctl.model import Cluster, Reporter
 from clusterctl.providers.protocol import Discovery, Resource, describe
 from clusterctl.state import ClusterLock, Store, name_client
 from clusterctl.timeouts import Deadline, background
@@ -88,7 +88,7 @@ class Orphan:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundClusters:
     """`tagged`: all clusters with our tag; `orphans`: those that nothing here knows of. `overdue`:
     those with a record here whose deadline is over and whose instances have not ended. `mine`: who
     we are to whoever bills them."""
@@ -102,14 +102,14 @@ class Found:
     """One for each region that could not be searched, and where it is not told which there are."""
 
 
-def find(store: Store, regions: Iterable[str] = ()) -> Found:
+def find(store: Store, regions: Iterable[str] = ()) -> FoundClusters:
     """An orphan's owner may be another machine of yours, or a colleague: nothing is removed without
     being asked for."""
     regions, tagged, failed = _tagged(store, regions)
     known = _known(store)
     now = time.time()
     over = {item.id for item in store.clusters() if item.deadline and item.deadline < now}
-    return Found(
+    return FoundClusters(
         regions,
         tuple(tagged),
         tuple(item for item in tagged if item.id not in known),
@@ -123,16 +123,16 @@ def find(store: Store, regions: Iterable[str] = ()) -> Found:
     )
 
 
-def remove(store: Store, orphan: Orphan, tell: Tell) -> bool:
+def remove(store: Store, orphan: Orphan, report: Reporter) -> bool:
     """Removes all of it, unless it is known here by now: then it says so and returns False. Raises
     LeftoverError if something stays."""
     # A tag may hold anything, and a lock is a file.
     name = Path(orphan.name or orphan.id).name
-    with ClusterLock(store.home, name, "gc", tell):
+    with ClusterLock(store.home, name, "gc", report):
         if orphan.id in _known(store):
-            tell(f"{orphan.id} now has a record here; keeping it")
+            report(f"{orphan.id} now has a record here; keeping it")
             return False
-        _discovering()[orphan.provider].remove(orphan.id, orphan.region, tell)
+        _discovering()[orphan.provider].remove(orphan.id, orphan.region, report)
     return True
 
 
@@ -191,10 +191,10 @@ def _free(store: Store, name: str) -> None:
         )
 
 
-def adopt(store: Store, orphan: Orphan, tell: Tell) -> Cluster:
+def adopt(store: Store, orphan: Orphan, report: Reporter) -> Cluster:
     """Gives the cluster a record again. Raises RecordError where its name is taken by now."""
     name = orphan.name
-    with ClusterLock(store.home, name, "gc", tell):
+    with ClusterLock(store.home, name, "gc", report):
         _free(store, name)
         cluster = _discovering()[orphan.provider].adopt(orphan.id, name, orphan.region)
         store.save(cluster)

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from clusterctl.actions import Tell, check_name, connect_or_report, open_pool, require_ready
+from clusterctl.actions import check_name, connect_or_report, open_pool, require_ready
 from clusterctl.actions import resume as resuming
 from clusterctl.actions.run import OnJob, OnOutput, Prepared, plan_job, run
 from clusterctl.errors import ClusterctlError, NodeUnreachable, RecordError, UsageError
@@ -21,16 +21,16 @@ from clusterctl.jobs.lines import Choice as Choice
 from clusterctl.jobs.logs import Piece, is_complete, read_stored, was_removed
 from clusterctl.jobs.stage import Tree
 from clusterctl.jobs.start import list_nodes, list_rank_nodes
-from clusterctl.model import Cluster, Phase
+from clusterctl.model import Cluster, Phase, Reporter
 from clusterctl.schedulers import verdict
 from clusterctl.state import Store
 from clusterctl.transport.pool import Pool
 
 
-def list_jobs(store: Store, name: str | None, tell: Tell) -> tuple[Job, ...]:
+def list_jobs(store: Store, name: str | None, report: Reporter) -> tuple[Job, ...]:
     """The history, newest last. Jobs that may still run are asked after."""
     for line in store.damage():
-        tell(line)
+        report(line)
     found = store.jobs()
     if name is not None:
         found = tuple(job for job in found if job.cluster == check_name(name))
@@ -45,13 +45,13 @@ def list_jobs(store: Store, name: str | None, tell: Tell) -> tuple[Job, ...]:
             continue
         try:
             with open_pool(store, cluster) as pool:
-                asked = control.refresh_all(going, cluster, pool, tell)
+                asked = control.refresh_all(going, cluster, pool, report)
                 for job, new in zip(going, asked, strict=True):
                     fresh[job.id] = new
                     if new != job:
                         store.save_job(new)
         except ClusterctlError as error:
-            tell(
+            report(
                 f"cluster {cluster.name} does not answer; showing its jobs as last seen: "
                 f"{error.message}"
             )
@@ -102,14 +102,14 @@ def logs(
     store: Store,
     number: int,
     where: str | None,
-    tell: Tell,
+    report: Reporter,
     *,
     follow: bool,
     rank: int | None = None,
     choice: Choice = ALL,
 ) -> Iterator[list[Piece]]:
     """The lines of the job's output that are chosen: to its end with `follow`, else as far as it
-    is. `rank` has to be one of the job's, and is not filtered for. `tell` hears why a job waits."""
+    is. `rank` has to be one of the job's, and is not filtered for. `report` gets why one waits."""
     job = find_job(store, number, where)
     if rank is not None and rank not in job.processes:
         what, numbers = "point" if job.spec.is_sweep else "rank", job.processes
@@ -117,30 +117,30 @@ def logs(
             f"job {number} has no {what} {rank}",
             hint=f"its {what}s are {numbers[0]} to {numbers[-1]}",
         )
-    yield from choose(_output(store, job, tell, follow=follow), choice)
+    yield from choose(_output(store, job, report, follow=follow), choice)
 
 
-def _output(store: Store, job: Job, tell: Tell, *, follow: bool) -> Iterator[list[Piece]]:
+def _output(store: Store, job: Job, report: Reporter, *, follow: bool) -> Iterator[list[Piece]]:
     folder = store.job_folder(job.id)
     cluster = find_cluster(store, job)
     if cluster is None or is_complete(folder) or cluster.phase is not Phase.READY:
         if was_removed(folder):
-            tell(f"the output of job {job.id} is no longer kept: only its record is")
+            report(f"the output of job {job.id} is no longer kept: only its record is")
         yield from read_stored(folder)
         return
     with open_pool(store, cluster) as pool:
         job = _handed_in(store, job, cluster, pool)
         if not _never_came(job):
-            yield from _followed(store, job, cluster, pool, tell, follow=follow)
+            yield from _followed(store, job, cluster, pool, report, follow=follow)
 
 
 def _followed(
-    store: Store, job: Job, cluster: Cluster, pool: Pool, tell: Tell, *, follow: bool
+    store: Store, job: Job, cluster: Cluster, pool: Pool, report: Reporter, *, follow: bool
 ) -> Iterator[list[Piece]]:
     folder = store.job_folder(job.id)
     with (
         Interrupts() as interrupts,
-        Follower(job, cluster, pool, folder, interrupts, tell) as follower,
+        Follower(job, cluster, pool, folder, interrupts, report) as follower,
     ):
         try:
             yield from follower.batches(until_ended=follow)
@@ -192,15 +192,15 @@ def describe_hang(job: Job, hang: Hang) -> str:
     return f"attempt {hang.attempt} {where}{more}"
 
 
-def cancel(store: Store, number: int, where: str | None, tell: Tell) -> Job:
+def cancel(store: Store, number: int, where: str | None, report: Reporter) -> Job:
     """Ends the job; on one that has ended, makes sure that nothing of it is left."""
     job = find_job(store, number, where)
     if job.state.ended and find_cluster(store, job) is None:
         return job
     cluster = require_cluster(store, job)
     with open_pool(store, cluster) as pool:
-        for name, why in connect_or_report(pool, list_nodes(job, cluster), tell).items():
-            tell(f"{name} does not answer: {why}")
+        for name, why in connect_or_report(pool, list_nodes(job, cluster), report).items():
+            report(f"{name} does not answer: {why}")
         job = _handed_in(store, job, cluster, pool)
         if _never_came(job):
             return job
@@ -222,13 +222,15 @@ class Fetched:
     """One for each of the other nodes that not everything could be brought from."""
 
 
-def fetch(store: Store, number: int, where: str | None, target: Path | None, tell: Tell) -> Fetched:
+def fetch(
+    store: Store, number: int, where: str | None, target: Path | None, report: Reporter
+) -> Fetched:
     """Brings the job's outputs from all nodes that answer. NodeUnreachable if none does."""
     job = find_job(store, number, where)
     cluster = require_cluster(store, job)
     with open_pool(store, cluster) as pool:
-        away = connect_or_report(pool, list_nodes(job, cluster), tell)
-        got = fetch_from(store, job, cluster, pool, away, target, tell=tell)
+        away = connect_or_report(pool, list_nodes(job, cluster), report)
+        got = fetch_from(store, job, cluster, pool, away, target, report=report)
         if len(got.missing) == len(list_rank_nodes(job, cluster)) and not got.brought.outputs:
             raise NodeUnreachable(
                 f"no node with outputs of job {number} answers: {'; '.join(away.values())}",
@@ -247,7 +249,7 @@ def fetch_from(
     away: Mapping[str, str],
     target: Path | None = None,
     *,
-    tell: Tell,
+    report: Reporter,
 ) -> Fetched:
     """Brings the job's outputs over these connections, by default into `job-N` here; those of nodes
     that are `away`, or were made anew, as far as the launcher has copies: all of those that have
@@ -265,7 +267,7 @@ def fetch_from(
     wanted, failed = found.outputs, found.failed
     if asks:
         try:
-            wanted += outputs.find_copies(job, cluster, pool, (*absent, *found.lost), tell)
+            wanted += outputs.find_copies(job, cluster, pool, (*absent, *found.lost), report)
         except NodeUnreachable as error:
             failed += (error,)
     brought = outputs.Brought()
@@ -303,7 +305,7 @@ def rerun(
     where: str | None,
     on_start: OnJob,
     on_output: OnOutput,
-    tell: Tell,
+    report: Reporter,
     detach: bool,
     without: Collection[str] = (),
 ) -> Job:
@@ -322,12 +324,12 @@ def rerun(
     if given.failed:
         spec = replace(spec, only=_points_again(old))
     if detach and spec.sync:
-        tell(f"--sync {spec.sync} is left out: clusterctl does not follow the job")
+        report(f"--sync {spec.sync} is left out: clusterctl does not follow the job")
         spec = replace(spec, sync="")
     source = None
     if resume:
         planned, _ = plan_job(cluster, spec, number=number)
-        source = resuming.find(store, old, planned, cluster, tell)
+        source = resuming.find(store, old, planned, cluster, report)
     archive = store.home.stages / old.stage
     if not archive.is_file():
         raise RecordError(
@@ -338,13 +340,13 @@ def rerun(
         )
     os.utime(archive)  # it is in use again
     prepared = _again(store, old, cluster, spec, secrets)
-    carried = resuming.carry_over(store, source, prepared.job, cluster, tell)
+    carried = resuming.carry_over(store, source, prepared.job, cluster, report)
     return run(
         store,
         prepared,
         on_start=on_start,
         on_output=on_output,
-        tell=tell,
+        report=report,
         detach=detach,
         carried=carried,
     )

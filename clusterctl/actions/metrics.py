@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from clusterctl.actions import Tell, jobs
+from clusterctl.actions import jobs
 from clusterctl.errors import UsageError, reason
 from clusterctl.insight import event_files
-from clusterctl.insight.metrics import Point, Reader
+from clusterctl.insight.metrics import MetricPoint, Reader
 from clusterctl.insight.metrics import columns as columns
 from clusterctl.insight.metrics import document as document
 from clusterctl.insight.metrics import last as last
@@ -16,6 +16,7 @@ from clusterctl.insight.metrics import render as render
 from clusterctl.insight.metrics import to_csv as to_csv
 from clusterctl.job_model import Job
 from clusterctl.jobs.logs import read_stored
+from clusterctl.model import Reporter
 from clusterctl.state import Store
 
 
@@ -23,14 +24,14 @@ def follow(
     store: Store,
     number: int,
     where: str | None,
-    tell: Tell,
+    report: Reporter,
     *,
     follow: bool = False,
     rank: int | None = None,
-) -> Iterator[list[Point]]:
+) -> Iterator[list[MetricPoint]]:
     """The metrics of the job as they come: to its end with `follow`, else as far as they are."""
     reader = Reader()
-    for pieces in jobs.logs(store, number, where, tell, follow=follow, rank=rank):
+    for pieces in jobs.logs(store, number, where, report, follow=follow, rank=rank):
         found = [
             point
             for piece in pieces
@@ -45,14 +46,14 @@ def follow(
 
 
 def collect(
-    store: Store, number: int, where: str | None, tell: Tell, *, rank: int | None = None
-) -> tuple[Point, ...]:
+    store: Store, number: int, where: str | None, report: Reporter, *, rank: int | None = None
+) -> tuple[MetricPoint, ...]:
     """The metrics that the job has printed so far, rank by rank."""
-    found = [point for some in follow(store, number, where, tell, rank=rank) for point in some]
+    found = [point for some in follow(store, number, where, report, rank=rank) for point in some]
     return tuple(sorted(found, key=lambda point: point.rank))
 
 
-def export(job: Job, points: Sequence[Point], target: Path) -> tuple[Path, ...]:
+def export(job: Job, points: Sequence[MetricPoint], target: Path) -> tuple[Path, ...]:
     """Writes the metrics of the job to a file, if its name ends in .csv, else as event files of
     TensorBoard to `target`/job-N. Returns the file, or the folders of the runs. UsageError if that
     cannot be done."""
@@ -69,7 +70,7 @@ def export(job: Job, points: Sequence[Point], target: Path) -> tuple[Path, ...]:
         ) from error
 
 
-def stored(store: Store, job: Job) -> tuple[Point, ...]:
+def stored(store: Store, job: Job) -> tuple[MetricPoint, ...]:
     """The same from the output that is on this machine, without asking any node."""
     reader, found = Reader(), []
     for pieces in read_stored(store.job_folder(job.id)):
@@ -79,9 +80,9 @@ def stored(store: Store, job: Job) -> tuple[Point, ...]:
     return tuple(sorted([*found, *reader.finish()], key=lambda point: point.rank))
 
 
-def by_rank(store: Store, job: Job, tell: Tell) -> dict[int, dict[str, float]]:
+def by_rank(store: Store, job: Job, report: Reporter) -> dict[int, dict[str, float]]:
     """The last value of each metric that each rank, or point of a sweep, has printed so far."""
     found: dict[int, dict[str, float]] = {}
-    for point in collect(store, job.id, None, tell):
+    for point in collect(store, job.id, None, report):
         found.setdefault(point.rank, {}).update(point.values)
     return found

@@ -20,7 +20,7 @@ class NodeImage:
     """For people: where it comes from, and how big that is."""
     recipe: str = ""
     bases: tuple[str, ...] = ()
-    login: registry.Login | None = field(default=None, repr=False)
+    login: registry.RegistryLogin | None = field(default=None, repr=False)
     size: int = 0
     """Bytes that the node downloads of it, or of its bases."""
 
@@ -64,9 +64,9 @@ def resolve(
 
     Raises UsageError or ProviderError for what is no image, or none that we may see.
     """
-    answers: dict[str, registry.Found] = {}
+    answers: dict[str, registry.FoundImage] = {}
 
-    def ask(text: str) -> registry.Found:
+    def ask(text: str) -> registry.FoundImage:
         if text not in answers:
             answers[text] = registry.resolve(text, more_logins)
         return answers[text]
@@ -80,7 +80,7 @@ def resolve(
     return found
 
 
-def _built(kind: str, recipe: str, ask: Callable[[str], registry.Found]) -> NodeImage:
+def _built(kind: str, recipe: str, ask: Callable[[str], registry.FoundImage]) -> NodeImage:
     listed = recipes.downloads()
     recipes.check_complete(recipe, listed)
     bases = recipes.bases(recipe, listed)
@@ -99,7 +99,9 @@ def _built(kind: str, recipe: str, ask: Callable[[str], registry.Found]) -> Node
     )
 
 
-def _pulled(kind: str, chosen: str, wanted: str, ask: Callable[[str], registry.Found]) -> NodeImage:
+def _pulled(
+    kind: str, chosen: str, wanted: str, ask: Callable[[str], registry.FoundImage]
+) -> NodeImage:
     found = ask(wanted)
     name = registry.parse(chosen).tagged
     line = f"image of {_nodes(kind)}: {name} {_shown(found)}"
@@ -110,5 +112,5 @@ def _nodes(kind: str) -> str:
     return "the launcher" if kind == "launcher" else f"{kind} workers"
 
 
-def _shown(found: registry.Found) -> str:
+def _shown(found: registry.FoundImage) -> str:
     return f"({found.digest[:19]}, {found.size / 1e6:,.0f} MB)"

@@ -7,14 +7,14 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
 from clusterctl import providers
-from clusterctl.actions import Tell, open_pool
+from clusterctl.actions import open_pool
 from clusterctl.actions.jobs import Changes, rerun
 from clusterctl.actions.resume import NothingSaved
 from clusterctl.actions.run import OnJob, OnOutput, find_job
 from clusterctl.errors import ClusterctlError, LaunchError, NodeUnreachable, UsageError
 from clusterctl.job_model import Job, JobState
 from clusterctl.jobs.start import list_rank_nodes
-from clusterctl.model import Cluster, ClusterSpec, NodeGroup, count
+from clusterctl.model import Cluster, ClusterSpec, NodeGroup, Reporter, count
 from clusterctl.schedulers.verdict import is_reclaimed, never_started
 from clusterctl.state import Store
 from clusterctl.timeouts import Deadline
@@ -58,7 +58,7 @@ def run(
     *,
     on_start: OnJob,
     on_output: OnOutput,
-    tell: Tell,
+    report: Reporter,
 ) -> Job:
     """Runs job `number` by `first`, as `run.run` does. If it loses nodes, it is continued as its
     --on-node-loss says, as a new job; returns the last one."""
@@ -79,7 +79,7 @@ def run(
             without=without,
             on_start=note,
             on_output=on_output,
-            tell=tell,
+            report=report,
             detach=False,
         )
 
@@ -87,7 +87,7 @@ def run(
         try:
             return again(job, without)
         except NothingSaved as error:
-            tell(f"{error.message}: starting from the beginning")
+            report(f"{error.message}: starting from the beginning")
             return again(job, without, resume=False)
 
     step = partial(first, note)
@@ -104,39 +104,43 @@ def run(
         how = _choose(job, store.cluster(job.cluster), lost) if lost and left else FAIL
         if how == FAIL:
             if lost:
-                _advise(job, store.cluster(job.cluster), error, tell)
+                _advise(job, store.cluster(job.cluster), error, report)
             if error:
                 raise error
             return job
         if how == REPLACE:
-            _replace(store, job, lost, tell)
+            _replace(store, job, lost, report)
         else:
             ranks = count(_left(job, lost), "rank")
-            tell(f"lost {', '.join(lost)}: continuing job {job.id} with {ranks} on the others")
+            report(f"lost {', '.join(lost)}: continuing job {job.id} with {ranks} on the others")
         step = partial(proceed, job, lost if how == SHRINK else ())
     raise AssertionError("the last step returns or raises")
 
 
-def _replace(store: Store, job: Job, lost: tuple[str, ...], tell: Tell) -> None:
+def _replace(store: Store, job: Job, lost: tuple[str, ...], report: Reporter) -> None:
     """Starts the nodes again. --on-node-loss replace consents to machines that cost money."""
     from clusterctl.actions.up import up  # not for every `run`
 
     reclaimed = [name for name in lost if is_reclaimed(job, name)]
     why = f"EC2 reclaimed {', '.join(reclaimed)}" if reclaimed else f"lost {', '.join(lost)}"
-    tell(f"{why}: starting it again, then continuing job {job.id}")
+    report(f"{why}: starting it again, then continuing job {job.id}")
     spec = ClusterSpec(name=job.cluster, provider="", groups=(NodeGroup(count=0),))
     cluster = store.cluster(job.cluster)
     try:
         if cluster.charges:
-            _await_end(store, cluster, lost, reclaimed, tell)
-        up(store, spec, tell, consent=lambda question: job.spec.on_node_loss == REPLACE)
+            _await_end(store, cluster, lost, reclaimed, report)
+        up(store, spec, report, consent=lambda question: job.spec.on_node_loss == REPLACE)
     except ClusterctlError:
-        _advise(job, cluster, None, tell)
+        _advise(job, cluster, None, report)
         raise
 
 
 def _await_end(
-    store: Store, cluster: Cluster, lost: Collection[str], reclaimed: Collection[str], tell: Tell
+    store: Store,
+    cluster: Cluster,
+    lost: Collection[str],
+    reclaimed: Collection[str],
+    report: Reporter,
 ) -> None:
     """Waits until machines that are ending, or have to, are gone: `up` would keep them."""
     billing, folder = providers.load_billing(cluster), store.folder(cluster.name)
@@ -147,18 +151,18 @@ def _await_end(
         if not going:
             return
         if not told:
-            tell(f"waiting until the machine of {', '.join(going)} has ended")
+            report(f"waiting until the machine of {', '.join(going)} has ended")
             told = True
         time.sleep(PAUSE)
 
 
-def _advise(job: Job, cluster: Cluster, error: ClusterctlError | None, tell: Tell) -> None:
+def _advise(job: Job, cluster: Cluster, error: ClusterctlError | None, report: Reporter) -> None:
     """Says how to continue by hand."""
     how = f"`{cluster.repair}`, then `clusterctl rerun {job.id} --resume` continues"
     if error:
         error.hint = how
     else:
-        tell(how)
+        report(how)
 
 
 def _list_lost(store: Store, job: Job) -> tuple[str, ...]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from clusterctl.actions import Tell, run
+from clusterctl.actions import run
 from clusterctl.actions.run import Prepared
 from clusterctl.job_model import Job
 from clusterctl.jobs.logs import Piece
+from clusterctl.model import Reporter
 from clusterctl.state import Store
 from clusterctl.transport.pool import Pool
 
@@ -14,10 +15,10 @@ Heard = dict[tuple[int | None, str], bytes]
 
 
 def run_quietly(
-    store: Store, prepared: Prepared, pool: Pool, tell: Tell = lambda line: None
+    store: Store, prepared: Prepared, pool: Pool, report: Reporter = lambda line: None
 ) -> tuple[Job, Heard]:
-    """The job as it ended, and all that it wrote. `tell` gets what it says of its own start, which
-    is no result of a measurement."""
+    """The job as it ended, and all that it wrote. `report` gets what it says of its own start,
+    which is no result of a measurement."""
     heard: Heard = {}
 
     def listen(pieces: list[Piece]) -> None:
@@ -26,6 +27,6 @@ def run_quietly(
             heard[source] = heard.get(source, b"") + piece.data
 
     job = run.run(
-        store, prepared, on_start=lambda job: None, on_output=listen, tell=tell, pool=pool
+        store, prepared, on_start=lambda job: None, on_output=listen, report=report, pool=pool
     )
     return job, heard

@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 from clusterctl import process
-from clusterctl.actions import Tell, open_pool, ssh_config, terminal
+from clusterctl.actions import open_pool, ssh_config, terminal
 from clusterctl.actions.host_keys import mend_known_hosts
 from clusterctl.errors import NodeUnreachable, RecordError, UsageError
-from clusterctl.model import Cluster, Node, NodeResult, Role
+from clusterctl.model import Cluster, Node, NodeResult, Reporter, Role
 from clusterctl.state import Store
 from clusterctl.transport.pool import Pool
 
@@ -62,7 +62,9 @@ def _at_home(words: list[str]) -> str:
     return f"cd; {words[0] if len(words) == 1 else shlex.join(words)}"
 
 
-def shell(store: Store, cluster: Cluster, name: str | None, words: list[str], tell: Tell) -> int:
+def shell(
+    store: Store, cluster: Cluster, name: str | None, words: list[str], report: Reporter
+) -> int:
     """Hands the terminal to ssh; its exit code, which is the remote command's.
 
     ssh says 255 when it gets no connection, and programs may say so too: then we try ourselves,
@@ -71,7 +73,7 @@ def shell(store: Store, cluster: Cluster, name: str | None, words: list[str], te
     argv = ssh_argv(cluster, name, words)
     _prepare_ssh(store, cluster)
     if not words and node_of(cluster, name).role is not Role.LOGIN:
-        terminal.prepare(store, cluster, tell)
+        terminal.prepare(store, cluster, report)
     code = process.foreground(argv, cwd=store.folder(cluster.name) / "ssh")
     if code == SSH_FAILED:
         with open_pool(store, cluster) as pool:

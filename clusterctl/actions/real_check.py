@@ -16,11 +16,11 @@ from ipaddress import ip_address, ip_network
 from pathlib import Path
 
 from clusterctl import __version__, terraform
-from clusterctl.actions import Tell, salvage
+from clusterctl.actions import salvage
 from clusterctl.actions.down import down
 from clusterctl.actions.up import Consent, up
 from clusterctl.errors import ClusterctlError, UsageError
-from clusterctl.model import CloudSpec, ClusterSpec, NodeGroup, Runtime
+from clusterctl.model import CloudSpec, ClusterSpec, NodeGroup, Reporter, Runtime
 from clusterctl.state import Store
 from clusterctl.state.home import write_atomic
 
@@ -38,7 +38,7 @@ _OF_A_VPC = ip_network("10.0.0.0/8")
 
 
 @dataclass(slots=True)
-class Report:
+class CheckReport:
     """What happened, for people who were not there. `failed` is "" where all went well."""
 
     name: str
@@ -100,19 +100,19 @@ def run(
     runtime: Runtime | None,
     ssh_cidr: str,
     folder: Path,
-    tell: Tell,
+    report: Reporter,
     consent: Consent,
-) -> Report:
+) -> CheckReport:
     """Creates the cluster, which proves itself by an all-reduce, and removes it, whatever happens.
     The report is written in any case but one: nothing was agreed to. Raises what went wrong, after
     that."""
     name = f"check-{secrets.token_hex(3)}"
-    report = Report(name, folder / f"clusterctl-{name}.md")
+    summary = CheckReport(name, folder / f"clusterctl-{name}.md")
     began = time.monotonic()
 
     def heard(line: str) -> None:
-        report.story.append(f"{time.monotonic() - began:6.1f} s  {line}")
-        tell(line)
+        summary.story.append(f"{time.monotonic() - began:6.1f} s  {line}")
+        report(line)
 
     spec = ClusterSpec(
         name=name,
@@ -122,33 +122,33 @@ def run(
         runtime=runtime,
         cloud=CloudSpec(region=region, budget=BUDGET, ssh_cidr=ssh_cidr),
     )
-    report.rows = _versions()
+    summary.rows = _versions()
     aborted = False
     try:
-        with report.part("up"):
+        with summary.part("up"):
             made = up(store, spec, heard, consent)
-        report.seconds |= {f"up: {phase}": seconds for phase, seconds in made.phases}
+        summary.seconds |= {f"up: {phase}": seconds for phase, seconds in made.phases}
     except (UsageError, KeyboardInterrupt):
         aborted = name not in store.names()
         raise
     finally:
         try:
             if name in store.names():
-                with report.part("down"):
-                    _remove(store, name, report, heard)
+                with summary.part("down"):
+                    _remove(store, name, summary, heard)
         finally:
             if not aborted:
-                report.write()
-                tell(
-                    f"the report is in {report.path}: if something is wrong, attach it to an issue"
+                summary.write()
+                report(
+                    f"the report is in {summary.path}: if something is wrong, attach it to an issue"
                 )
-    return report
+    return summary
 
 
-def _remove(store: Store, name: str, report: Report, tell: Tell) -> None:
+def _remove(store: Store, name: str, summary: CheckReport, report: Reporter) -> None:
     """`down` asks AWS whether anything is left, and raises LeftoverError."""
-    gone = down(store, name, tell, lambda question: True, salvage.Unfetched(discard=True))
-    report.dollars = gone.dollars if gone else 0.0
+    gone = down(store, name, report, lambda question: True, salvage.Unfetched(discard=True))
+    summary.dollars = gone.dollars if gone else 0.0
 
 
 def _versions() -> list[tuple[str, str]]:

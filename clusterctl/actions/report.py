@@ -9,30 +9,29 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from clusterctl.actions import Tell, bench, choose, cost, jobs, metrics, verify
+from clusterctl.actions import bench, choose, cost, jobs, metrics, verify
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.formats import format_seconds
 from clusterctl.insight import cost as money
-from clusterctl.insight import report
-from clusterctl.insight.metrics import Point
-from clusterctl.insight.report import Phase, Source, Table
+from clusterctl.insight.metrics import MetricPoint
+from clusterctl.insight.report import LAST_JOBS, ReportData, Table, UpPhase, to_html, to_markdown
 from clusterctl.job_model import Job, JobState, Provenance
-from clusterctl.model import Cluster, clock, count
+from clusterctl.model import Cluster, Reporter, clock, count
 from clusterctl.state import Store
 
 Redact = Callable[[str], str]
 
 
 def make(
-    store: Store, wanted: str | None, where: str | None, redact: Redact, tell: Tell, kind: str
+    store: Store, wanted: str | None, where: str | None, redact: Redact, report: Reporter, kind: str
 ) -> str:
     """The report, as `html` or `md`. `wanted`: a number of a job, or the name of a cluster; None:
     the cluster `where`, or the only one."""
     if wanted is not None and wanted.isdigit():
-        source = _of_job(store, jobs.find_job(store, int(wanted), where), redact, tell)
+        source = _of_job(store, jobs.find_job(store, int(wanted), where), redact, report)
     else:
-        source = _of_cluster(store, _find(store, wanted or where), redact, tell)
-    return report.to_html(source) if kind == "html" else report.to_markdown(source)
+        source = _of_cluster(store, _find(store, wanted or where), redact, report)
+    return to_html(source) if kind == "html" else to_markdown(source)
 
 
 def write(text: str, path: Path) -> None:
@@ -52,8 +51,8 @@ def _find(store: Store, name: str | None) -> Cluster:
     return max(past, key=lambda item: item.created)
 
 
-def _of_cluster(store: Store, cluster: Cluster, redact: Redact, tell: Tell) -> Source:
-    mine = [job for job in _known(store, cluster, tell) if job.cluster_id == cluster.id]
+def _of_cluster(store: Store, cluster: Cluster, redact: Redact, report: Reporter) -> ReportData:
+    mine = [job for job in _known(store, cluster, report) if job.cluster_id == cluster.id]
     now = time.time()
     facts = [
         ("cluster", cluster.name),
@@ -67,15 +66,15 @@ def _of_cluster(store: Store, cluster: Cluster, redact: Redact, tell: Tell) -> S
     ]
     if cluster.deadline:
         facts.insert(5, ("deadline", clock(cluster.deadline)))
-    source = Source(
+    source = ReportData(
         title=f"Cluster {cluster.name}",
         now=now,
         facts=Table(("", ""), tuple(facts)),
         nodes=_nodes(cluster),
         phases=_phases(store, cluster),
         jobs=tuple(mine),
-        job_table=_job_table(store, mine[-report.LAST_JOBS :], redact),
-        points={job.id: found for job in mine if (found := _points(store, job, tell))},
+        job_table=_job_table(store, mine[-LAST_JOBS:], redact),
+        points={job.id: found for job in mine if (found := _points(store, job, report))},
         cost=_cost(cluster, now),
         allreduce=bench.recall_allreduce(store, cluster),
         scaling=bench.recall_scaling(store, cluster),
@@ -83,11 +82,11 @@ def _of_cluster(store: Store, cluster: Cluster, redact: Redact, tell: Tell) -> S
     return _with_measurements(store, cluster, source)
 
 
-def _of_job(store: Store, job: Job, redact: Redact, tell: Tell) -> Source:
+def _of_job(store: Store, job: Job, redact: Redact, report: Reporter) -> ReportData:
     known = {item.id: item for item in (*store.past(), *store.clusters())}
     cluster = known.get(job.cluster_id)
     if cluster:
-        fresh = {item.id: item for item in _known(store, cluster, tell)}
+        fresh = {item.id: item for item in _known(store, cluster, report)}
         job = fresh.get(job.id, job)
     found = store.provenance(job.id)
     dollars = cost.of_jobs(store, [job]).get(job.id)
@@ -104,36 +103,36 @@ def _of_job(store: Store, job: Job, redact: Redact, tell: Tell) -> Source:
     ]
     if job.program_exit_code is not None:
         facts.insert(3, ("exit code", str(job.program_exit_code)))
-    source = Source(
+    source = ReportData(
         title=f"Job {job.id}: {job.spec.program.target}",
         now=time.time(),
         facts=Table(("", ""), tuple(facts)),
         nodes=_machines(found),
-        phases=(Phase("waiting", job.created, job.started),) if job.started else (),
+        phases=(UpPhase("waiting", job.created, job.started),) if job.started else (),
         jobs=(job,),
-        points={job.id: points} if (points := _points(store, job, tell)) else {},
+        points={job.id: points} if (points := _points(store, job, report)) else {},
     )
     return _with_measurements(store, cluster, source) if cluster else source
 
 
-def _known(store: Store, cluster: Cluster, tell: Tell) -> Sequence[Job]:
+def _known(store: Store, cluster: Cluster, report: Reporter) -> Sequence[Job]:
     """The jobs, with their present state where the cluster can still say."""
     if cluster.name in store.names():
-        return jobs.list_jobs(store, None, tell)
+        return jobs.list_jobs(store, None, report)
     return store.jobs()
 
 
-def _points(store: Store, job: Job, tell: Tell) -> tuple[Point, ...]:
+def _points(store: Store, job: Job, report: Reporter) -> tuple[MetricPoint, ...]:
     """Of a running job, what its nodes have; else what is on this machine."""
     if job.state is JobState.RUNNING:
         try:
-            return metrics.collect(store, job.id, None, tell)
+            return metrics.collect(store, job.id, None, report)
         except ClusterctlError as error:
-            tell(f"job {job.id}: {error.message}")
+            report(f"job {job.id}: {error.message}")
     return metrics.stored(store, job)
 
 
-def _with_measurements(store: Store, cluster: Cluster, source: Source) -> Source:
+def _with_measurements(store: Store, cluster: Cluster, source: ReportData) -> ReportData:
     found = verify.recall(store, cluster)
     if found is None:
         return source
@@ -224,7 +223,7 @@ def _job_table(store: Store, mine: Sequence[Job], redact: Redact) -> Table | Non
     return Table(head, rows, frozenset({0, 2, 4, 5})) if rows else None
 
 
-def _phases(store: Store, cluster: Cluster) -> tuple[Phase, ...]:
+def _phases(store: Store, cluster: Cluster) -> tuple[UpPhase, ...]:
     """The steps of the first `up` that ended: they ran one after the other."""
     ready = next((e for e in store.events(cluster) if e.get("event") == "ready"), None)
     if ready is None:
@@ -233,7 +232,7 @@ def _phases(store: Store, cluster: Cluster) -> tuple[Phase, ...]:
     start = float(ready["time"]) - sum(durations.values())
     found = []
     for name, seconds in durations.items():
-        found.append(Phase(name, start, start + seconds))
+        found.append(UpPhase(name, start, start + seconds))
         start += seconds
     return tuple(found)
 

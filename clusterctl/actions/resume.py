@@ -10,13 +10,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from clusterctl.actions import Tell, connect_or_report, open_pool
+from clusterctl.actions import connect_or_report, open_pool
 from clusterctl.errors import NodeUnreachable, RecordError
 from clusterctl.job_model import Job
 from clusterctl.jobs import bucket_copies, control, copies_here, fetched, outputs, systems
 from clusterctl.jobs.fetched import Files
 from clusterctl.jobs.start import Carry, list_nodes, list_rank_nodes
-from clusterctl.model import Cluster, Phase, clock
+from clusterctl.model import Cluster, Phase, Reporter, clock
 from clusterctl.state import Store
 from clusterctl.transport.pool import Pool
 
@@ -29,7 +29,7 @@ class NothingSaved(RecordError):
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class EarlierFiles:
     """Where the files of an earlier job are. `nodes` are those that it ran on, that of rank 0
     first."""
 
@@ -47,46 +47,48 @@ class Source:
     """The launcher's copies of what others had."""
 
 
-def find(store: Store, old: Job, next_job: Job, target: Cluster, tell: Tell) -> Source:
+def find(store: Store, old: Job, next_job: Job, target: Cluster, report: Reporter) -> EarlierFiles:
     """Where the files of `old` are for a job that is planned for `target`. Raises RecordError where
     what its rank 0 wrote is gone, or the job has not ended."""
     cluster = next((item for item in store.clusters() if item.id == old.cluster_id), None)
     if cluster is not None and cluster.id == target.id:
         cluster = target  # as far as it is there
     if cluster is None or (cluster.phase is not Phase.READY and cluster.id != target.id):
-        return _fetched_only(store, old, tell)
+        return _fetched_only(store, old, report)
     with open_pool(store, cluster) as pool:
         first, *others = names = systems.load(cluster).locate(old)
         if cluster.id == target.id and systems.load(target).locate(next_job)[0] == first:
             old = _require_ended(control.refresh(old, cluster, pool))
             there = control.find_staged(old, cluster, pool)
-            copies = _find_copies(old, cluster, pool, names, there, tell)
+            copies = _find_copies(old, cluster, pool, names, there, report)
             if first in there and not copies:
                 found = outputs.find(old, cluster, pool).all()
                 stale = _find_stale(old, found, first)
                 if not _is_needed_elsewhere(found, first, list_rank_nodes(next_job, target), stale):
-                    _tell_missing(old, found, names, there, stale, tell)
-                    return Source(old, cluster, in_place=True)
+                    _report_missing(old, found, names, there, stale, report)
+                    return EarlierFiles(old, cluster, in_place=True)
         else:
-            away = connect_or_report(pool, list_nodes(old, cluster), tell)
+            away = connect_or_report(pool, list_nodes(old, cluster), report)
             if cluster.launcher.name in away:
-                tell(f"{cluster.launcher.name} does not answer: job {old.id} may still be running")
+                report(
+                    f"{cluster.launcher.name} does not answer: job {old.id} may still be running"
+                )
             else:
                 old = _require_ended(control.refresh(old, cluster, pool))
             there = control.find_staged(old, cluster.without(away), pool)
             copies = ()
             if cluster.launcher.name not in away:
-                copies = _find_copies(old, cluster, pool, names, there, tell)
+                copies = _find_copies(old, cluster, pool, names, there, report)
     copied = {output.node for output in copies}
-    known = _find_here(store, old, [n for n in names if n not in {*there, *copied}], tell)
+    known = _find_here(store, old, [n for n in names if n not in {*there, *copied}], report)
     here = {name: files for name, files in known.items() if name not in copied}
     lost = [name for name in names if name not in {*there, *here, *copied}]
     if first in lost:
         raise _refuse(old, f"{first}, where its rank 0 ran, has none of its files")
     for name in others:
         if name in lost:
-            tell(f"{name}: the files of job {old.id} there are lost and will not be carried over")
-    return Source(old, cluster, False, tuple(names), there, here, copies)
+            report(f"{name}: the files of job {old.id} there are lost and will not be carried over")
+    return EarlierFiles(old, cluster, False, tuple(names), there, here, copies)
 
 
 def _find_copies(
@@ -95,23 +97,23 @@ def _find_copies(
     pool: Pool,
     names: tuple[str, ...],
     there: tuple[str, ...],
-    tell: Tell,
+    report: Reporter,
 ) -> tuple[outputs.Output, ...]:
     """The launcher's copies of what lost nodes had, unless all of it was fetched."""
     lost = () if old.fetched else [name for name in names if name not in there]
-    return outputs.find_copies(old, cluster, pool, lost, tell)
+    return outputs.find_copies(old, cluster, pool, lost, report)
 
 
-def _fetched_only(store: Store, old: Job, tell: Tell) -> Source:
-    here = _find_here(store, old, [place.node for place in old.placement], tell)
+def _fetched_only(store: Store, old: Job, report: Reporter) -> EarlierFiles:
+    here = _find_here(store, old, [place.node for place in old.placement], report)
     names = fetched.list_nodes(store.home, old) or tuple(place.node for place in old.placement)
     if not names or names[0] not in here:
         raise _refuse(
             old, f"its cluster {old.cluster!r} is gone, and none of its files were fetched"
         )
     if lost := [name for name in names if name not in here]:
-        tell(f"{', '.join(lost)}: nothing was fetched from there")
-    return Source(old, None, False, names, (), here)
+        report(f"{', '.join(lost)}: nothing was fetched from there")
+    return EarlierFiles(old, None, False, names, (), here)
 
 
 def _require_ended(old: Job) -> Job:
@@ -130,18 +132,18 @@ def _refuse(old: Job, why: str) -> NothingSaved:
     )
 
 
-def _find_here(store: Store, old: Job, lost: Collection[str], tell: Tell) -> dict[str, Files]:
+def _find_here(store: Store, old: Job, lost: Collection[str], report: Reporter) -> dict[str, Files]:
     """What this machine has of the job's files, by node, and says what it has of the nodes that are
     lost: what was fetched, and copies that are newer."""
     found = fetched.find_files(store.home, old)
     if names := [name for name in found if name in lost]:
-        tell(f"using the files of job {old.id} that were fetched from {', '.join(names)}")
+        report(f"using the files of job {old.id} that were fetched from {', '.join(names)}")
     if old.fetched:
         return found
     folder = copies_here.place(store.job_folder(old.id))
     wanted = lost and bucket_copies.is_url(old.spec.sync) and not copies_here.stored(folder)
     if wanted and bucket_copies.download(old, folder):
-        tell(f"copied the files of job {old.id} from {bucket_copies.url(old)}")
+        report(f"copied the files of job {old.id} from {bucket_copies.url(old)}")
     for name, copies in sorted(copies_here.stored(folder).items()):
         files = found.setdefault(name, {})
         newer = {
@@ -152,7 +154,9 @@ def _find_here(store: Store, old: Job, lost: Collection[str], tell: Tell) -> dic
         }
         files |= newer
         if newer and name in lost:
-            tell(f"using copies of the files of {name} on this machine, as of {clock(copies.when)}")
+            report(
+                f"using copies of the files of {name} on this machine, as of {clock(copies.when)}"
+            )
     return {name: files for name, files in found.items() if files}
 
 
@@ -188,40 +192,40 @@ def _find_stale(old: Job, found: Sequence[outputs.Output], first: str) -> tuple[
     return tuple(sorted(stale - {first}))
 
 
-def _tell_missing(
+def _report_missing(
     old: Job,
     found: Sequence[outputs.Output],
     names: tuple[str, ...],
     there: tuple[str, ...],
     stale: tuple[str, ...],
-    tell: Tell,
+    report: Reporter,
 ) -> None:
     """Says where a job that resumes `old` on the same nodes starts from the beginning."""
     first = names[0]
     if gone := [name for name in names if name not in there]:
-        tell(
+        report(
             f"{', '.join(gone)}: the files of job {old.id} there are lost and will not be"
             " carried over"
         )
     wrote = {output.node for output in found}
     without = [name for name in there if name not in wrote]
     if first in wrote and without:
-        tell(
+        report(
             f"{', '.join(without)}: job {old.id} has left no files there, as it has on"
             f" {first}: ranks there that read files of their own start from the beginning"
         )
     if stale:
-        tell(
+        report(
             f"{', '.join(stale)}: files of job {old.id} there are older than those on {first},"
             " which are too large to copy: ranks there that read files of their own read old ones"
         )
     if first not in wrote:
-        tell(f"job {old.id} has left no files on {first}: the program starts from the beginning")
+        report(f"job {old.id} has left no files on {first}: the program starts from the beginning")
 
 
 @contextmanager
 def carry_over(
-    store: Store, source: Source | None, job: Job, target: Cluster, tell: Tell
+    store: Store, source: EarlierFiles | None, job: Job, target: Cluster, report: Reporter
 ) -> Iterator[Carry | None]:
     """What `start.put` needs so that `job` starts with the files of an earlier one."""
     if source is None or source.in_place:
@@ -234,7 +238,7 @@ def carry_over(
     try:
         files = dict(source.here)
         if source.cluster and (source.there or source.copies):
-            files.update(_bring(store, source, source.cluster, scratch, tell))
+            files.update(_bring(store, source, source.cluster, scratch, report))
         yield _pack(source, files, list_rank_nodes(job, target), scratch)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -257,11 +261,11 @@ def _remove_abandoned(store: Store) -> None:
 
 
 def _bring(
-    store: Store, source: Source, cluster: Cluster, scratch: Path, tell: Tell
+    store: Store, source: EarlierFiles, cluster: Cluster, scratch: Path, report: Reporter
 ) -> dict[str, Files]:
     """Copies here what is still on nodes."""
     if source.there:
-        tell(f"copying the files of job {source.old.id} from {', '.join(source.there)}")
+        report(f"copying the files of job {source.old.id} from {', '.join(source.there)}")
     others = {node.name for node in cluster.nodes}.difference(source.there)
     here = cluster.without(others)
     found: dict[str, Files] = {name: {} for name in source.there}
@@ -289,7 +293,7 @@ def _bring(
 
 
 def _pack(
-    source: Source, files: Mapping[str, Files], names: tuple[str, ...], scratch: Path
+    source: EarlierFiles, files: Mapping[str, Files], names: tuple[str, ...], scratch: Path
 ) -> dict[str, Path]:
     """An archive for each node of the new job: all files of all old nodes. Where several have one
     of the same path, a node gets that of the old node with its own place, unless it is stale, else
@@ -309,7 +313,7 @@ def _pack(
     return packed
 
 
-def _without_stale(source: Source, files: Mapping[str, Files]) -> dict[str, Files]:
+def _without_stale(source: EarlierFiles, files: Mapping[str, Files]) -> dict[str, Files]:
     newest = files.get(source.nodes[0], {}) if source.nodes else {}
 
     def keeps(path: str, file: Path) -> bool:

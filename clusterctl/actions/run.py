@@ -12,7 +12,7 @@ from textwrap import indent
 from typing import Any
 
 from clusterctl import assets, launch, process
-from clusterctl.actions import Tell, connect_or_report, open_pool, require_ready
+from clusterctl.actions import connect_or_report, open_pool, require_ready
 from clusterctl.compiling import compilation
 from clusterctl.errors import (
     ClusterctlError,
@@ -43,7 +43,7 @@ from clusterctl.jobs.program import Resolved as Resolved
 from clusterctl.jobs.program import backend_note, resolve_command, resolve_module
 from clusterctl.jobs.program import resolve as resolve_script
 from clusterctl.launch_plan import LaunchPlan
-from clusterctl.model import Cluster, NodeResult
+from clusterctl.model import Cluster, NodeResult, Reporter
 from clusterctl.schedulers.verdict import NO_RANK, is_disk_full, never_started
 from clusterctl.state import Store
 from clusterctl.transport.pool import Pool
@@ -194,7 +194,12 @@ def _absolute(cluster: Cluster, venv: str) -> str:
 
 
 def submit(
-    store: Store, prepared: Prepared, pool: Pool, tell: Tell, *, carry: start.Carry | None = None
+    store: Store,
+    prepared: Prepared,
+    pool: Pool,
+    report: Reporter,
+    *,
+    carry: start.Carry | None = None,
 ) -> Job:
     """Ships the job and starts it. A job that cannot be started is on record as failed."""
     job = prepared.job
@@ -207,29 +212,29 @@ def submit(
     if job.spec.sync:
         mirror.claim(job, store.job_folder(job.id))
     with store.handing_in(job.id):
-        return _ship(store, replace(prepared, job=job), pool, tell, carry)
+        return _ship(store, replace(prepared, job=job), pool, report, carry)
 
 
 def _ship(
-    store: Store, prepared: Prepared, pool: Pool, tell: Tell, carry: start.Carry | None
+    store: Store, prepared: Prepared, pool: Pool, report: Reporter, carry: start.Carry | None
 ) -> Job:
     job, cluster = prepared.job, prepared.cluster
     store.save_job(job)
     staging = starting = started = False
     try:
         # Staging may take its time, a node that does not answer may not.
-        for name, why in connect_or_report(pool, start.list_nodes(job, cluster), tell).items():
+        for name, why in connect_or_report(pool, start.list_nodes(job, cluster), report).items():
             raise start.make_error(f"staging job {job.id}", NodeResult(node=name, error=why))
         names = start.list_rank_nodes(job, cluster)
         chosen = packages.choose(cluster, job.spec.python)
-        packages.install(job.spec.packages, chosen, names, pool, store.home, tell)
+        packages.install(job.spec.packages, chosen, names, pool, store.home, report)
         equipped = packages.equip(chosen, job.spec.packages)
         files = start.node_files(job, equipped, prepared.plan, prepared.secrets)
         staging = True
         port = start.put(job, cluster, files, pool, store.home, carry=carry)
         starting = True
         with Interrupts():
-            job = start.start(job, cluster, pool, port, tell)
+            job = start.start(job, cluster, pool, port, report)
             started = True
             store.save_job(job)
         found = provenance.describe(job, cluster, prepared.plan, prepared.tree, store)
@@ -243,7 +248,7 @@ def _ship(
             ended = replace(ended, state=JobState.CANCELLED)
             with Interrupts(patient=True):
                 store.save_job(ended)
-                tell(f"job {job.id} is cancelled: it had not started")
+                report(f"job {job.id} is cancelled: it had not started")
                 if staging:
                     control.forget(job, cluster, pool)
             raise
@@ -261,7 +266,7 @@ def run(
     *,
     on_start: OnJob,
     on_output: OnOutput,
-    tell: Tell,
+    report: Reporter,
     detach: bool = False,
     pool: Pool | None = None,
     carried: AbstractContextManager[start.Carry | None] | None = None,
@@ -277,19 +282,19 @@ def run(
     cluster = prepared.cluster
     with (
         nullcontext(pool) if pool else open_pool(store, cluster) as pool,
-        stopped_by_interrupt(store, prepared.job.id, cluster, pool, tell),
+        stopped_by_interrupt(store, prepared.job.id, cluster, pool, report),
     ):
         with carried or nullcontext() as carry:
-            job = submit(store, prepared, pool, tell, carry=carry)
+            job = submit(store, prepared, pool, report, carry=carry)
         on_start(job)
         if detach:
             return job
-        return attend(store, job, cluster, pool, on_output=on_output, tell=tell)
+        return attend(store, job, cluster, pool, on_output=on_output, report=report)
 
 
 @contextmanager
 def stopped_by_interrupt(
-    store: Store, number: int, cluster: Cluster, pool: Pool, tell: Tell
+    store: Store, number: int, cluster: Cluster, pool: Pool, report: Reporter
 ) -> Iterator[None]:
     """A Ctrl-C inside, wherever it comes, ends the job on all nodes before it is raised again."""
     try:
@@ -298,20 +303,20 @@ def stopped_by_interrupt(
         with suppress(RecordError):  # it had not come as far as its record
             job = store.job(number)
             if not job.state.ended:
-                store.save_job(_stop(job, cluster, pool, tell))
+                store.save_job(_stop(job, cluster, pool, report))
                 if job.spec.sync:
-                    tell(mirror.describe_synced(job, store.job_folder(number), "interrupted"))
+                    report(mirror.describe_synced(job, store.job_folder(number), "interrupted"))
         raise
 
 
 def attend(
-    store: Store, job: Job, cluster: Cluster, pool: Pool, *, on_output: OnOutput, tell: Tell
+    store: Store, job: Job, cluster: Cluster, pool: Pool, *, on_output: OnOutput, report: Reporter
 ) -> Job:
     """Follows the job to its end. Whoever calls it ends the job if it is interrupted."""
     folder = store.job_folder(job.id)
     with (
         Interrupts() as interrupts,
-        Follower(job, cluster, pool, folder, interrupts, tell) as follower,
+        Follower(job, cluster, pool, folder, interrupts, report) as follower,
         mirror.Keeper(job, cluster, pool, folder) as keeper,
     ):
         try:
@@ -323,9 +328,9 @@ def attend(
                     store.save_job(job)
                 if follower.job.attempt > attempt:
                     attempt = follower.job.attempt
-                    tell(describe_attempt(follower.job))
+                    report(describe_attempt(follower.job))
             if follower.cut_short:
-                tell(
+                report(
                     f"job {job.id} has ended, but not all of its output was read within"
                     f" {REST_LIMIT:g} s; `clusterctl logs {job.id}` reads the rest"
                 )
@@ -333,16 +338,16 @@ def attend(
             job = follower.job
             store.save_job(job)
         if synced := keeper.finish(job):
-            tell(synced)
+            report(synced)
     said = ""
     if never_started(job):
         said = control.read_messages(job, cluster, pool)
     elif job.state is JobState.FAILED and (remarks := control.read_remarks(job, cluster, pool)):
-        tell(f"{STARTERS.get(job.spec.launcher, 'the launcher')} said:\n{indent(remarks, '  ')}")
+        report(f"{STARTERS.get(job.spec.launcher, 'the launcher')} said:\n{indent(remarks, '  ')}")
     if error := explain_failure(job, said):
         raise error
     if hint := suggest(store, job):
-        tell(hint)
+        report(hint)
     return job
 
 
@@ -399,21 +404,21 @@ def describe_attempt(job: Job) -> str:
     return f"job {job.id} failed{why}; attempt {job.attempt} of {tries}"
 
 
-def _stop(job: Job, cluster: Cluster, pool: Pool, tell: Tell) -> Job:
+def _stop(job: Job, cluster: Cluster, pool: Pool, report: Reporter) -> Job:
     """What Ctrl-C means for a job. A second one does not wait for the end; the launcher has been
     told by then."""
     try:
         with Interrupts(patient=True):
-            tell(f"stopping job {job.id} on all nodes")
+            report(f"stopping job {job.id} on all nodes")
             control.ask_to_end(job, cluster, pool)
         job = control.wait_for_end(job, cluster, pool)
     except KeyboardInterrupt:
-        tell(
+        report(
             f"the launcher is stopping job {job.id};"
             f" `clusterctl cancel {job.id}` waits until nothing is left"
         )
         raise
-    tell(f"job {job.id} is {job.state.value}: {control.describe_survivors(job)}")
+    report(f"job {job.id} is {job.state.value}: {control.describe_survivors(job)}")
     return job
 
 

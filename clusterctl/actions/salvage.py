@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from clusterctl.actions import Tell, connect_or_report, open_pool
+from clusterctl.actions import connect_or_report, open_pool
 from clusterctl.actions.jobs import Fetched, fetch_from
 from clusterctl.errors import ClusterctlError, UsageError, reason
 from clusterctl.formats import format_bytes
@@ -16,7 +16,7 @@ from clusterctl.jobs import control, outputs
 from clusterctl.jobs.follow import Follower, find_saved
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.logs import is_complete
-from clusterctl.model import Charge, Cluster, Phase, Role, clock, count
+from clusterctl.model import Charge, Cluster, Phase, Reporter, Role, clock, count
 from clusterctl.state import Store
 from clusterctl.timeouts import Deadline
 from clusterctl.transport.pool import Pool
@@ -70,7 +70,7 @@ def save(
     store: Store,
     cluster: Cluster,
     living: Collection[str] | None,
-    tell: Tell,
+    report: Reporter,
     ask: Ask,
     unfetched: Unfetched,
     act: str,
@@ -86,31 +86,33 @@ def save(
     if not jobs:
         return Saved()
     if cluster.phase is Phase.STOPPED:
-        tell(f"its machines are stopped: `clusterctl start {cluster.name}` if you need their files")
-        return Saved() if _agree_blind(cluster, jobs, living, unfetched, act, tell) else None
+        report(
+            f"its machines are stopped: `clusterctl start {cluster.name}` if you need their files"
+        )
+        return Saved() if _agree_blind(cluster, jobs, living, unfetched, act, report) else None
     with open_pool(store, cluster) as pool:
-        away = connect_or_report(pool, [node.name for node in cluster.nodes], tell)
+        away = connect_or_report(pool, [node.name for node in cluster.nodes], report)
         for name, why in away.items():
-            tell(f"files on {name} cannot be saved: {why}")
+            report(f"files on {name} cannot be saved: {why}")
         here = cluster.without(away)
         if all(node.role is Role.WORKER for node in here.nodes):
-            blind = _agree_blind(cluster, jobs, living, unfetched, act, tell)
+            blind = _agree_blind(cluster, jobs, living, unfetched, act, report)
             return Saved() if blind else None
         try:
             jobs = _current(store, jobs, here, pool, look)
         except (ClusterctlError, OSError) as error:
-            tell(f"not everything can be saved: {reason(error)}")
+            report(f"not everything can be saved: {reason(error)}")
         found, unknown = find_unfetched(jobs, here, pool, look, away)
         running = [job for job in jobs if not job.state.ended]
         with deadline.paused():
             if running and not ask(f"job {_numbers(running)} is still running; end it?"):
                 return None
-            if not _agree_to_lose(cluster, describe_loss(found, unknown), unfetched, act, tell):
+            if not _agree_to_lose(cluster, describe_loss(found, unknown), unfetched, act, report):
                 return None
         limit = deadline.within(END_LIMIT if not cluster.attached else math.inf)
-        cancelled = _cancel(store, running, here, pool, limit, tell)
-        save_logs(store, jobs, cluster, pool, tell, min(SAVE_LIMIT, deadline.left), away)
-        fetched = _bring(store, jobs, cluster, pool, away, unfetched, tell)
+        cancelled = _cancel(store, running, here, pool, limit, report)
+        save_logs(store, jobs, cluster, pool, report, min(SAVE_LIMIT, deadline.left), away)
+        fetched = _bring(store, jobs, cluster, pool, away, unfetched, report)
     brought = {got.job for got in fetched}
     still = tuple((number, size) for number, size in found if number not in brought)
     return Saved(cancelled=cancelled, lost=still, fetched=tuple(fetched))
@@ -122,7 +124,7 @@ def _agree_blind(
     living: Collection[str] | None,
     unfetched: Unfetched,
     act: str,
-    tell: Tell,
+    report: Reporter,
 ) -> bool:
     """Whether jobs may go of which nothing can be asked, for their launcher does not answer."""
     lost = [
@@ -133,23 +135,23 @@ def _agree_blind(
     ]
     lines = [f"what jobs {_numbers(lost)} made cannot be looked at"] * bool(lost)
     return _agree(
-        cluster, unfetched, lines, f"{act} and lose what jobs {_numbers(lost)} made?", tell
+        cluster, unfetched, lines, f"{act} and lose what jobs {_numbers(lost)} made?", report
     )
 
 
 def _agree_to_lose(
-    cluster: Cluster, lines: Sequence[str], unfetched: Unfetched, act: str, tell: Tell
+    cluster: Cluster, lines: Sequence[str], unfetched: Unfetched, act: str, report: Reporter
 ) -> bool:
     """Whether outputs (`lines`) may go. They need no word where they are fetched first."""
     if unfetched.fetch:
         return True
     if len(lines) > 1 or unfetched.discard or unfetched.ask:  # else the error has the only one
         for line in lines:
-            tell(line)
-    return _agree(cluster, unfetched, lines, f"{act} and lose these outputs?", tell)
+            report(line)
+    return _agree(cluster, unfetched, lines, f"{act} and lose these outputs?", report)
 
 
-def end_jobs(store: Store, cluster: Cluster, tell: Tell) -> tuple[int, ...]:
+def end_jobs(store: Store, cluster: Cluster, report: Reporter) -> tuple[int, ...]:
     """Ends open jobs unasked, as far as nodes answer: on machines that are not ours they would go
     on after us. Returns those that were ended."""
     jobs = store.open_jobs(cluster)
@@ -157,7 +159,7 @@ def end_jobs(store: Store, cluster: Cluster, tell: Tell) -> tuple[int, ...]:
         return ()
     ended: list[int] = []
     with open_pool(store, cluster) as pool:
-        away = connect_or_report(pool, [node.name for node in cluster.nodes], tell)
+        away = connect_or_report(pool, [node.name for node in cluster.nodes], report)
         here = cluster.without(away)
         for job in jobs:
             try:
@@ -167,7 +169,7 @@ def end_jobs(store: Store, cluster: Cluster, tell: Tell) -> tuple[int, ...]:
                     store.save_job(control.cancel(job, here, pool))
                     ended.append(job.id)
             except (ClusterctlError, OSError) as error:
-                tell(f"job {job.id} could not be ended cleanly: {reason(error)}")
+                report(f"job {job.id} could not be ended cleanly: {reason(error)}")
     return tuple(ended)
 
 
@@ -238,7 +240,7 @@ def describe_loss(unfetched: Sequence[tuple[int, int]], unknown: Mapping[int, st
 
 
 def _agree(
-    cluster: Cluster, unfetched: Unfetched, lines: Sequence[str], question: str, tell: Tell
+    cluster: Cluster, unfetched: Unfetched, lines: Sequence[str], question: str, report: Reporter
 ) -> bool:
     """Whether outputs may be lost, as far as there are any (`lines`); UsageError where there is
     nobody to ask."""
@@ -247,7 +249,7 @@ def _agree(
     if unfetched.ask:
         return unfetched.ask(question)
     if cluster.charges:
-        tell_price(cluster, tell)
+        report_price(cluster, report)
     raise UsageError(
         f"{lines[0] if len(lines) == 1 else 'several jobs have unfetched outputs'};"
         f" keeping cluster {cluster.name}",
@@ -256,12 +258,17 @@ def _agree(
 
 
 def _cancel(
-    store: Store, jobs: list[Job], cluster: Cluster, pool: Pool, deadline: Deadline, tell: Tell
+    store: Store,
+    jobs: list[Job],
+    cluster: Cluster,
+    pool: Pool,
+    deadline: Deadline,
+    report: Reporter,
 ) -> tuple[int, ...]:
     """Ends these jobs, all at the same time; returns those that have ended. Names those that have
     not by the deadline."""
     if jobs:
-        tell(f"ending job {_numbers(jobs)}")
+        report(f"ending job {_numbers(jobs)}")
     failed: dict[int, str] = {}
     for job in jobs:
         if not deadline.passed:
@@ -283,10 +290,10 @@ def _cancel(
         except (ClusterctlError, OSError) as error:
             failed[job.id] = reason(error)
     for number, why in failed.items():
-        tell(f"job {number} could not be ended cleanly: {why}")
+        report(f"job {number} could not be ended cleanly: {why}")
     if late:
         numbers, seconds = _numbers(late), f"{deadline.seconds:.0f} s"
-        tell(f"job {numbers} did not end within {seconds}: removing the machines anyway")
+        report(f"job {numbers} did not end within {seconds}: removing the machines anyway")
     return tuple(ended)
 
 
@@ -297,7 +304,7 @@ def _bring(
     pool: Pool,
     away: Mapping[str, str],
     unfetched: Unfetched,
-    tell: Tell,
+    report: Reporter,
 ) -> list[Fetched]:
     """Fetches what these jobs have made on nodes that answer, if that is asked for; returns what
     has come in full. Where that is not all of it, the first error keeps the cluster alive, unless
@@ -310,19 +317,19 @@ def _bring(
         if job.fetched:
             continue
         try:
-            got = fetch_from(store, store.job(job.id), cluster, pool, away, tell=tell)
+            got = fetch_from(store, store.job(job.id), cluster, pool, away, report=report)
         except (ClusterctlError, OSError) as error:
             failed.append((job.id, error))
             continue
         if got.brought.outputs:
-            tell(f"job {job.id}: {count(len(got.brought.outputs), 'file')} in {got.folder}")
+            report(f"job {job.id}: {count(len(got.brought.outputs), 'file')} in {got.folder}")
         troubles = [*got.failed, *_kept(got)]
         failed += [(job.id, trouble) for trouble in troubles]
         if got.brought.outputs and not troubles:
             whole.append(got)
     named = failed if unfetched.discard else failed[1:]
     for number, trouble in named:
-        tell(f"the outputs of job {number} cannot be fetched: {reason(trouble)}")
+        report(f"the outputs of job {number} cannot be fetched: {reason(trouble)}")
     if len(named) < len(failed):
         raise failed[0][1]
     return whole
@@ -347,7 +354,7 @@ def save_logs(
     jobs: Sequence[Job],
     cluster: Cluster,
     pool: Pool,
-    tell: Tell,
+    report: Reporter,
     limit: float = SAVE_LIMIT,
     away: Collection[str] = (),
 ) -> None:
@@ -363,14 +370,14 @@ def save_logs(
             share = max(SLICE, deadline.left / (len(turn) - index))
             gone = set(away) - find_saved(job, cluster, pool)
             rest = cluster.without(gone)
-            if not _save_log(store, job, rest, pool, min(share, deadline.left), tell):
+            if not _save_log(store, job, rest, pool, min(share, deadline.left), report):
                 late.append(job)
     if late:
-        tell(f"the logs of job {_numbers(late)} are incomplete: {limit:.0f} s were not enough")
+        report(f"the logs of job {_numbers(late)} are incomplete: {limit:.0f} s were not enough")
 
 
 def _save_log(
-    store: Store, job: Job, cluster: Cluster, pool: Pool, limit: float, tell: Tell
+    store: Store, job: Job, cluster: Cluster, pool: Pool, limit: float, report: Reporter
 ) -> bool:
     """Whether more time would bring no more of it."""
     try:
@@ -383,33 +390,33 @@ def _save_log(
             for _ in follower.batches(until_ended=False, replay=False, limit=limit):
                 pass
             if cluster.launcher.name in follower.lost:
-                tell(
+                report(
                     f"the logs of job {job.id} may be incomplete: {cluster.launcher.name} does not"
                     " answer"
                 )
             return not follower.cut_short
     except (ClusterctlError, OSError) as error:
-        tell(f"the logs of job {job.id} could not be saved: {reason(error)}")
+        report(f"the logs of job {job.id} could not be saved: {reason(error)}")
         return True
 
 
-def tell_left(cluster: Cluster, tell: Tell) -> None:
+def report_left(cluster: Cluster, report: Reporter) -> None:
     """After a removal that broke off: what may run, as far as the record tells."""
     running = {item.node for item in cluster.charges if item.until is None}
     if running:
         end = f", until {clock(cluster.deadline)}" if cluster.deadline else ""
-        tell(
+        report(
             f"not everything was removed: up to {count(len(running), 'machine')} may keep running"
             f" {describe_rate(cluster.charges)}{end}; `clusterctl {cluster.end} {cluster.name}`"
             " continues"
         )
 
 
-def tell_unknown(cluster: Cluster, why: ClusterctlError, tell: Tell) -> None:
+def report_unknown(cluster: Cluster, why: ClusterctlError, report: Reporter) -> None:
     """After an `up` that broke off, where the cloud does not say what it has made."""
     running = {item.node for item in cluster.charges if item.until is None}
     end = f", until {clock(cluster.deadline)}" if cluster.deadline else ""
-    tell(
+    report(
         f"what runs now is unknown ({why.message}): up to {count(len(running), 'machine')}"
         f" {describe_rate(cluster.charges)}{end}; `clusterctl up {cluster.name}` continues,"
         f" `clusterctl down {cluster.name}` removes it"
@@ -422,13 +429,13 @@ def describe_rate(charges: Sequence[Charge]) -> str:
     return f"{'for at least' if least else 'at'} ${cost.per_hour(charges):.2f}/h"
 
 
-def tell_price(cluster: Cluster, tell: Tell) -> None:
+def report_price(cluster: Cluster, report: Reporter) -> None:
     end = f" until {clock(cluster.deadline)}" if cluster.deadline else ""
     rate = describe_rate(cluster.charges)
     goes_on = f"machines keep running {rate}"
     if cluster.phase is Phase.STOPPED:
         goes_on = f"{cost.describe_stored(cluster.charges)} keep costing {rate.partition(' ')[2]}"
-    tell(f"nothing was removed: the {goes_on}{end}")
+    report(f"nothing was removed: the {goes_on}{end}")
 
 
 def _numbers(jobs: list[Job]) -> str:

@@ -47,7 +47,7 @@ class NodeStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class ClusterStatus:
     """`age` in seconds, money in US dollars."""
 
     cluster: Cluster
@@ -70,7 +70,7 @@ def status(
     *,
     live: bool = False,
     clock: Callable[[], float] = time.time,
-) -> Status:
+) -> ClusterStatus:
     """From the record alone, unless `live`: then provider and nodes are asked, within deadlines,
     and money is what whoever bills the machines says of them.
     When the deadline is over, nobody has used the cluster for long, or a command that changes it
@@ -81,7 +81,7 @@ def status(
     charges, uncertain = find_charges(store, cluster, now)
     if live and charges is cluster.charges and charges and not uncertain:
         _, charges = _settle(store, cluster, now)
-    return Status(
+    return ClusterStatus(
         cluster=cluster,
         nodes=tuple(
             NodeStatus(
@@ -264,7 +264,7 @@ def _settle(
 ASKED_AT_ONCE = 16
 
 
-def list_statuses(store: Store) -> tuple[Status, ...]:
+def list_statuses(store: Store) -> tuple[ClusterStatus, ...]:
     """Of all clusters. AWS is asked about several at the same time."""
     clusters, now = store.clusters(), time.time()
     if not any(

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
-from clusterctl.actions import Tell, connect_or_report, open_pool
+from clusterctl.actions import connect_or_report, open_pool
 from clusterctl.actions.salvage import LOOK_LIMIT, find_unfetched, save_logs
 from clusterctl.errors import UsageError
 from clusterctl.formats import format_bytes
 from clusterctl.job_model import Job
 from clusterctl.jobs import control
-from clusterctl.model import Cluster
+from clusterctl.model import Cluster, Reporter
 from clusterctl.node_results import ranges
 from clusterctl.providers.protocol import ProviderPlan
 from clusterctl.state import Store
@@ -26,7 +26,11 @@ def find_surplus(old: Cluster, plan: ProviderPlan, wanted: int) -> tuple[str, ..
 
 
 def confirm_removal(
-    store: Store, old: Cluster, names: Sequence[str], tell: Tell, consent: Callable[[str], bool]
+    store: Store,
+    old: Cluster,
+    names: Sequence[str],
+    report: Reporter,
+    consent: Callable[[str], bool],
 ) -> None:
     """Has a person agree to the removal of workers that cost money, names what is lost with them,
     and saves their logs. Raises UsageError where a job runs there, or where the person said no."""
@@ -36,18 +40,18 @@ def confirm_removal(
         return
     used = [name for name in names if any(name == p.node for job in jobs for p in job.placement)]
     with open_pool(store, old) as pool:
-        away = connect_or_report(pool, used, tell)
+        away = connect_or_report(pool, used, report)
         for name, why in away.items():
-            tell(f"files on {name} cannot be saved: {why}")
+            report(f"files on {name} cannot be saved: {why}")
         here = old.without(away)
         going = replace(here, nodes=tuple(n for n in here.nodes if n.name in names))
         found, unknown = find_unfetched(jobs, going, pool, Deadline(LOOK_LIMIT))
         for number, size in found:
-            tell(f"job {number} has unfetched outputs there: {format_bytes(size)}")
+            report(f"job {number} has unfetched outputs there: {format_bytes(size)}")
         for number, why in unknown.items():
-            tell(f"job {number} may have unfetched outputs there: {why}")
+            report(f"job {number} may have unfetched outputs there: {why}")
         _ask(old, names, consent)
-        save_logs(store, jobs, old, pool, tell, away=away)
+        save_logs(store, jobs, old, pool, report, away=away)
 
 
 def _ask(old: Cluster, names: Sequence[str], consent: Callable[[str], bool]) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from clusterctl.actions import Tell, run
+from clusterctl.actions import run
 from clusterctl.actions.quiet_run import run_quietly
 from clusterctl.errors import BootstrapError
 from clusterctl.job_model import JobSpec, JobState
-from clusterctl.model import Cluster
+from clusterctl.model import Cluster, Reporter
 from clusterctl.state import Store
 from clusterctl.transport.pool import Pool
 
@@ -17,13 +17,13 @@ TIMEOUT = 120.0
 """Seconds that the ranks may take: they sum four numbers."""
 
 
-def run_all_reduce(store: Store, cluster: Cluster, pool: Pool, tell: Tell) -> None:
+def run_all_reduce(store: Store, cluster: Cluster, pool: Pool, report: Reporter) -> None:
     """Every rank has to hold W(W-1)/2. Raises BootstrapError with what the ranks said."""
     resolved = run.resolve([PROGRAM], None, None)
     spec = JobSpec(program=resolved.program, allow_cpu=True, now=True, timeout=TIMEOUT)
     number = run.next_number(store, dry=False)
     prepared = run.prepare(cluster, spec, resolved, {}, number=number)
-    job, heard = run_quietly(store, prepared, pool, tell)
+    job, heard = run_quietly(store, prepared, pool, report)
     said = [line for text in heard.values() for line in text.decode(errors="replace").splitlines()]
     proof = next((text for text in said if text.startswith("ok:")), "")
     if job.state is not JobState.SUCCEEDED or not proof:
@@ -34,4 +34,4 @@ def run_all_reduce(store: Store, cluster: Cluster, pool: Pool, tell: Tell) -> No
         )
     # It saves nothing: `down` need not look for its outputs, nor ask where no node answers.
     store.save_job(replace(store.job(job.id), fetched=True))
-    tell(f"all-reduce {proof}")
+    report(f"all-reduce {proof}")

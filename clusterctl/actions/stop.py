@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from clusterctl import providers
 from clusterctl.actions import (
-    Tell,
     ended_workers,
     open_pool,
     require_owned,
@@ -17,7 +16,7 @@ from clusterctl.actions import (
 from clusterctl.actions.down import correct_times
 from clusterctl.errors import UsageError
 from clusterctl.insight import cost
-from clusterctl.model import Charge, Cluster, Phase
+from clusterctl.model import Charge, Cluster, Phase, Reporter
 from clusterctl.providers.protocol import Ended, Pausing
 from clusterctl.providers.shared import charges as measured
 from clusterctl.state import ClusterLock, Store
@@ -50,27 +49,27 @@ def require_pausing(cluster: Cluster) -> Pausing:
     return provider
 
 
-def stop(store: Store, name: str, tell: Tell, ask: Ask) -> Stopped | None:
+def stop(store: Store, name: str, report: Reporter, ask: Ask) -> Stopped | None:
     """None where the person said no. Safe to repeat: a cluster that is stopped stays so."""
-    with ClusterLock(store.home, name, "stop", tell):
+    with ClusterLock(store.home, name, "stop", report):
         cluster = store.cluster(name)
         provider = require_pausing(cluster)
         folder = store.folder(name)
         ended: tuple[int, ...] = ()
         if cluster.phase is not Phase.STOPPED:
             provider.check_pausing(require_ready(cluster), folder)
-            cluster = ended_workers.settle(store, cluster, tell)
+            cluster = ended_workers.settle(store, cluster, report)
             open_jobs = store.open_jobs(cluster)
             numbers = ", ".join(str(job.id) for job in open_jobs)
             if open_jobs and not ask(f"job {numbers} is still running; end it?"):
                 return None
-            ended = salvage.end_jobs(store, cluster, tell)
+            ended = salvage.end_jobs(store, cluster, report)
             with open_pool(store, cluster) as pool:
-                salvage.save_logs(store, store.jobs_of(cluster), cluster, pool, tell)
+                salvage.save_logs(store, store.jobs_of(cluster), cluster, pool, report)
         if cluster.phase is not Phase.STOPPED:
             cluster = replace(cluster, stopping=True)
             store.save(cluster)  # killed from here on, `status` has to ask
-        when = provider.stop(cluster, folder, tell)
+        when = provider.stop(cluster, folder, report)
         ends = providers.load_billing(cluster).list_ended(cluster, folder)
         cluster = replace(
             cluster,

@@ -10,10 +10,10 @@ import hashlib
 from shlex import quote
 
 from clusterctl import __version__, assets
-from clusterctl.actions import Tell, open_pool
+from clusterctl.actions import open_pool
 from clusterctl.jobs import stage
 from clusterctl.launch import by_hand
-from clusterctl.model import Cluster, Node, NodeResult, hostfile_mark
+from clusterctl.model import Cluster, Node, NodeResult, Reporter, hostfile_mark
 from clusterctl.node_results import fold
 from clusterctl.state import Store
 from clusterctl.state.home import write_atomic
@@ -28,7 +28,7 @@ def forget(store: Store, cluster: Cluster) -> None:
     (store.folder(cluster.name) / "ssh" / DIGEST).unlink(missing_ok=True)
 
 
-def prepare(store: Store, cluster: Cluster, tell: Tell) -> None:
+def prepare(store: Store, cluster: Cluster, report: Reporter) -> None:
     """Writes the files of the shells to all nodes, unless they have them. Nodes that do not answer
     are told, and tried again next time."""
     stamp = store.folder(cluster.name) / "ssh" / DIGEST
@@ -50,7 +50,7 @@ def prepare(store: Store, cluster: Cluster, tell: Tell) -> None:
     with open_pool(store, cluster) as pool:
         failed = [result for result in pool.each(send) if not result.ok]
     for line in fold(failed):
-        tell(f"{line}; `ssh` and `mpirun` may not reach it")
+        report(f"{line}; `ssh` and `mpirun` may not reach it")
     if not failed:
         write_atomic(stamp, wanted.encode())
 

@@ -6,15 +6,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 
 from clusterctl import assets
-from clusterctl.actions import Tell, connect_or_report, cost, jobs, open_pool, verify
+from clusterctl.actions import connect_or_report, cost, jobs, open_pool, verify
 from clusterctl.insight import top
-from clusterctl.insight.top import Frame as Frame
 from clusterctl.insight.top import GpuLook as GpuLook
 from clusterctl.insight.top import Look
+from clusterctl.insight.top import TopFrame as TopFrame
 from clusterctl.job_model import Job
 from clusterctl.jobs import control
 from clusterctl.jobs.start import list_nodes, list_rank_nodes
-from clusterctl.model import Cluster, Node
+from clusterctl.model import Cluster, Node, Reporter
 from clusterctl.state import Store
 from clusterctl.transport.pool import Pool
 
@@ -26,12 +26,12 @@ def watch(
     store: Store,
     number: int,
     where: str | None,
-    tell: Tell,
+    report: Reporter,
     *,
     interval: float,
     once: bool = False,
     sleep: Callable[[float], None] = time.sleep,
-) -> Iterator[Frame]:
+) -> Iterator[TopFrame]:
     """A frame every `interval` seconds until the job has ended; one frame with `once`. Each takes
     two looks, so that the first comes after `interval` seconds. RecordError where the cluster is
     gone."""
@@ -40,8 +40,8 @@ def watch(
     types = {node.name: node.instance_type for node in cluster.nodes}
     ceilings = top.ceilings(types, verify.recall(store, cluster))
     with open_pool(store, cluster) as pool:
-        for name, why in connect_or_report(pool, list_nodes(job, cluster), tell).items():
-            tell(f"{name} does not answer: {why}")
+        for name, why in connect_or_report(pool, list_nodes(job, cluster), report).items():
+            report(f"{name} does not answer: {why}")
         before = _look(job, cluster, pool)
         while True:
             if not job.state.ended:
@@ -83,11 +83,11 @@ def _frame(
     before: dict[str, Look],
     after: dict[str, Look],
     ceilings: Mapping[str, float],
-) -> Frame:
+) -> TopFrame:
     ranks = top.rank_lines(before, after)
     now = time.time()
     end = job.finished or now
-    return Frame(
+    return TopFrame(
         time=now,
         job=job.id,
         state=job.state.value,

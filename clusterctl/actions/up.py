@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from clusterctl import bootstrap, keys, node_phases, providers
 from clusterctl.actions import (
-    Tell,
     check_name,
     ended_workers,
     open_pool,
@@ -40,7 +39,7 @@ from clusterctl.bootstrap import steps
 from clusterctl.bootstrap.progress import StepReporter
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.insight import cost
-from clusterctl.model import Charge, Cluster, ClusterSpec, Phase
+from clusterctl.model import Charge, Cluster, ClusterSpec, Phase, Reporter
 from clusterctl.node_phases import NodePhases
 from clusterctl.providers.protocol import Created, NoCapacity, Observable
 from clusterctl.providers.shared import charges as measured
@@ -49,7 +48,7 @@ from clusterctl.state import ClusterLock, Store, name_client
 from clusterctl.transport.pool import Pool
 
 if TYPE_CHECKING:
-    from clusterctl.insight.verify import Report
+    from clusterctl.insight.verify import Measurements
 
 BOOTSTRAP = "bootstrap"
 STAGES = {
@@ -71,7 +70,7 @@ class Clock:
     """Seconds per phase, in order; on machines that take their time, each is announced."""
 
     nodes: NodePhases
-    tell: Tell | None = None
+    report: Reporter | None = None
     phases: list[tuple[str, float]] = field(default_factory=list)
     parts: list[tuple[str, float]] = field(default_factory=list)
     """Of the bootstrap: the steps that took time, on the slowest node of each."""
@@ -84,8 +83,8 @@ class Clock:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        if self.tell and self.phases:
-            self.tell(f"{name} (after {self.phases[-1][0]}: {self.phases[-1][1]:.1f} s)")
+        if self.report and self.phases:
+            self.report(f"{name} (after {self.phases[-1][0]}: {self.phases[-1][1]:.1f} s)")
         self.nodes.stage(STAGES.get(name, ""))
         began = time.monotonic()
         yield
@@ -93,13 +92,13 @@ class Clock:
 
 
 @dataclass(frozen=True, slots=True)
-class Up:
+class UpResult:
     """A ready cluster, how long each phase took, in seconds, and what its nodes were measured to
     give, if they were."""
 
     cluster: Cluster
     phases: tuple[tuple[str, float], ...]
-    measured: Report | None = None
+    measured: Measurements | None = None
 
 
 Consent = Callable[[str], bool]
@@ -115,12 +114,12 @@ def measures(charges: Sequence[Charge], wanted: bool | None) -> bool:
 def up(
     store: Store,
     spec: ClusterSpec,
-    tell: Tell,
+    report: Reporter,
     consent: Consent,
     *,
     measure: bool | None = False,
     nodes: NodePhases | None = None,
-) -> Up:
+) -> UpResult:
     """Creates or resumes. Raises the error of the first thing that cannot be done; what has been
     made by then is in the record, so that `up` goes on there and `down` removes it.
 
@@ -131,15 +130,15 @@ def up(
     here, *others = find_places(spec, find_owned(store, spec))
     while True:
         try:
-            return _up(store, here, others, tell, consent, measure, nodes or NodePhases())
+            return _up(store, here, others, report, consent, measure, nodes or NodePhases())
         except NoCapacity as error:
             made = store.find(spec.name)
             if not others or made is None or made.nodes:
                 raise
             gone, (here, *others) = here.cloud.region, others
-            tell(f"{error.message}: the whole cluster moves from {gone} to {here.cloud.region}")
-            with ClusterLock(store.home, spec.name, "up", tell):
-                left = finish_down(store, made, tell)
+            report(f"{error.message}: the whole cluster moves from {gone} to {here.cloud.region}")
+            with ClusterLock(store.home, spec.name, "up", report):
+                left = finish_down(store, made, report)
             spent = cost.dollars(left.charges, time.time())
             here, *others = (take_off(place, spent) for place in (here, *others))
             consent = _agreed
@@ -154,38 +153,38 @@ def _up(
     store: Store,
     spec: ClusterSpec,
     others: Sequence[ClusterSpec],
-    tell: Tell,
+    report: Reporter,
     consent: Consent,
     measure: bool | None,
     phases: NodePhases,
-) -> Up:
+) -> UpResult:
     clock = Clock(phases)
     with clock.phase("plan"):
         old = find_owned(store, spec)
         if old and ended_workers.may_have_ended(store, old, time.time()):
-            with ClusterLock(store.home, spec.name, "up", tell):
-                ended_workers.settle(store, store.cluster(spec.name), tell)
+            with ClusterLock(store.home, spec.name, "up", report):
+                ended_workers.settle(store, store.cluster(spec.name), report)
         # Before anything is written: most of what cannot be done is found out here.
-        intent = intend(spec, find_owned(store, spec), tell, store.home.path)
+        intent = intend(spec, find_owned(store, spec), report, store.home.path)
         if consent is not _agreed:
-            intent = add_regions(intent, others, tell)
+            intent = add_regions(intent, others, report)
     features = intent.provider.features
-    clock.tell = None if features.instant else tell
-    with ClusterLock(store.home, spec.name, "up", tell):
+    clock.report = None if features.instant else report
+    with ClusterLock(store.home, spec.name, "up", report):
         if intent.plan.recipes:
             with clock.phase("images"):
-                _build(intent.plan.recipes, tell)
-        intent, cluster = _record(store, spec, intent, tell, consent)
+                _build(intent.plan.recipes, report)
+        intent, cluster = _record(store, spec, intent, report, consent)
         if intent.old:
             ended_workers.count_as_used(store, intent.old)
         with clock.phase("create"):
-            cluster, created = _create(store, cluster, intent, tell, phases)
+            cluster, created = _create(store, cluster, intent, report, phases)
         store.event(cluster.name, "created", nodes=len(cluster.nodes))
         with created.pool or open_pool(store, cluster) as pool:
             with clock.phase("connect"):
                 connect(pool, cluster, phases)
             with clock.phase(BOOTSTRAP):
-                progress = StepReporter(tell, nodes=phases, sizes=_sizes(cluster, intent))
+                progress = StepReporter(report, nodes=phases, sizes=_sizes(cluster, intent))
                 nodes = bootstrap_nodes(
                     pool,
                     cluster,
@@ -201,7 +200,7 @@ def _up(
                     if seconds >= NOTEWORTHY
                 ]
                 for line in find_troubles(pool, cluster, created.nodes, nodes, features):
-                    tell(line)
+                    report(line)
                 cluster = replace(cluster, nodes=nodes)
             with clock.phase("mesh"):
                 hint = f"check for a firewall between them, then run `clusterctl up {cluster.name}`"
@@ -214,7 +213,7 @@ def _up(
             if not features.instant:
                 # Ranks that do not add up, or that nobody waited for, make no cluster ready.
                 with clock.phase("all-reduce"):
-                    smoke_test.run_all_reduce(store, cluster, pool, tell)
+                    smoke_test.run_all_reduce(store, cluster, pool, report)
             store.save(cluster)
             store.event(cluster.name, "ready", phases=dict(clock.all))
             if phases.watched and not (intent.old or features.instant):
@@ -222,20 +221,20 @@ def _up(
             measured = None
             if measures(cluster.charges, measure):
                 with clock.phase("verify"):
-                    measured = _verify(store, cluster, pool, tell)
-    return Up(cluster, clock.all, measured)
+                    measured = _verify(store, cluster, pool, report)
+    return UpResult(cluster, clock.all, measured)
 
 
-def _verify(store: Store, cluster: Cluster, pool: Pool, tell: Tell) -> Report | None:
+def _verify(store: Store, cluster: Cluster, pool: Pool, report: Reporter) -> Measurements | None:
     from clusterctl.actions import verify  # not for every `up`: most measure nothing
     from clusterctl.insight import verify_summary
 
-    report = verify.measure_after_up(store, cluster, pool, tell)
-    if report:
+    measured = verify.measure_after_up(store, cluster, pool, report)
+    if measured:
         workers = len(cluster.workers)
-        for line in verify_summary.describe(report, workers=workers, name=cluster.name):
-            tell(line)
-    return report
+        for line in verify_summary.describe(measured, workers=workers, name=cluster.name):
+            report(line)
+    return measured
 
 
 def _sizes(cluster: Cluster, intent: Intent) -> dict[str, int]:
@@ -255,7 +254,7 @@ def _watch(store: Store, cluster: Cluster, intent: Intent, phases: NodePhases) -
 
 
 def _create(
-    store: Store, cluster: Cluster, intent: Intent, tell: Tell, phases: NodePhases
+    store: Store, cluster: Cluster, intent: Intent, report: Reporter, phases: NodePhases
 ) -> tuple[Cluster, Created]:
     """The cluster with its machines, as it is on record by then."""
     _watch(store, cluster, intent, phases)
@@ -263,9 +262,9 @@ def _create(
     keys.ensure(folder / "ssh" / "user")
     keys.ensure(folder / "ssh" / "mesh")
     try:
-        created = intent.provider.create(cluster, folder, tell)
+        created = intent.provider.create(cluster, folder, report)
     except ClusterctlError:
-        record_failed_create(store, cluster, intent.old, tell)
+        record_failed_create(store, cluster, intent.old, report)
         raise
     phases.expect({node.name: f"{steps.kind(node)} {node.instance_type}" for node in created.nodes})
     if created.pool is None:
@@ -280,44 +279,44 @@ def _create(
     cluster = replace(cluster, charges=correct_times(cluster, folder))
     cluster, renewed = write_ssh(store, cluster, created.host_keys)
     for name in renewed:
-        tell(f"{name} has a new host key, confirmed by the provider")
+        report(f"{name} has a new host key, confirmed by the provider")
     store.save(cluster)
     return cluster, created
 
 
-def _build(recipes: Sequence[str], tell: Tell) -> None:
+def _build(recipes: Sequence[str], report: Reporter) -> None:
     from clusterctl.actions import images
 
     for name in recipes:
-        tell(f"building the image {name}, once on this engine: a minute or two")
+        report(f"building the image {name}, once on this engine: a minute or two")
         images.build(name, on_line=lambda line: None)
 
 
 def _record(
-    store: Store, spec: ClusterSpec, intent: Intent, tell: Tell, consent: Consent
+    store: Store, spec: ClusterSpec, intent: Intent, report: Reporter, consent: Consent
 ) -> tuple[Intent, Cluster]:
     """The record, written before anything is made; the old one if there is one to resume."""
     named = bool(spec.provider or intent.old)
     old = find_owned(store, spec)
     if old is None:
         for orphan in find_orphans(store, spec.name):
-            tell(f"found cluster {orphan.id} without a local record; removing it first")
-            finish_down(store, orphan, tell)
+            report(f"found cluster {orphan.id} without a local record; removing it first")
+            finish_down(store, orphan, report)
     if old and old.phase is Phase.DELETING:
-        tell(f"finishing an earlier `down` of {old.name} first")
-        finish_down(store, old, tell)
+        report(f"finishing an earlier `down` of {old.name} first")
+        finish_down(store, old, report)
         old = None
     if old != intent.old:
         # Another clusterctl was at work in between, or an old cluster had to go first.
-        others, intent = intent.others, intend(spec, old, tell, store.home.path)
-        intent = add_regions(intent, others, tell)
+        others, intent = intent.others, intend(spec, old, report, store.home.path)
+        intent = add_regions(intent, others, report)
     spec, plan = intent.spec, intent.plan
     if not named:
-        tell("no provider given: starting a local cluster")
+        report("no provider given: starting a local cluster")
     for line in plan.lines:
-        tell(line)
+        report(line)
     if old and intent.surplus:
-        shrink.confirm_removal(store, old, intent.surplus, tell, consent)
+        shrink.confirm_removal(store, old, intent.surplus, report, consent)
     if plan.question and not consent(plan.question):
         raise UsageError("aborted; nothing was started", hint="--dry-run only shows the plan")
     base = old or Cluster(
@@ -360,7 +359,7 @@ def record_failed_create(
     store: Store,
     cluster: Cluster,
     old: Cluster | None,
-    tell: Tell,
+    report: Reporter,
     clock: Callable[[], float] = time.time,
 ) -> None:
     """After an `up` that broke off: the record keeps what really costs money, and a cluster that
@@ -370,25 +369,25 @@ def record_failed_create(
     try:
         there = providers.load_billing(cluster).list_billed(cluster, store.folder(cluster.name))
     except ClusterctlError as error:
-        salvage.tell_unknown(cluster, error, tell)
+        salvage.report_unknown(cluster, error, report)
         return
     before = {node.name: node.machine for node in old.nodes} if old else {}
     # What ran when it was planned; the rest of the plan may never have been made.
     past = set(old.charges) if old else set()
     ran = {item.node for item in past.intersection(cluster.charges) if item.until is None}
-    cluster = reprice(cluster, store.folder(cluster.name), tell)
+    cluster = reprice(cluster, store.folder(cluster.name), report)
     charges = measured.settle(cluster, living=there, made=ran, now=clock())
     # By machine and deadline, not by name: new ones are called as those in whose place they are.
     same = old and (there, cluster.deadline) == (before, old.deadline)
     if old and old.phase is Phase.READY and same:
         store.save(old)
-        tell(f"cluster {old.name} is unchanged and ready")
+        report(f"cluster {old.name} is unchanged and ready")
         return
     store.save(replace(cluster, charges=charges))
     if there:
         running = [item for item in charges if item.until is None]
         rate = cost.render(cost.per_hour(running), cost.is_exact(running))
-        tell(
+        report(
             f"{len(there)} {'machine runs' if len(there) == 1 else 'machines run'},"
             f" {rate}/h: `clusterctl up {cluster.name}` continues,"
             f" `clusterctl down {cluster.name}` removes {'it' if len(there) == 1 else 'them'}"

@@ -115,13 +115,13 @@ def bootstrap_nodes(
 
 def _containers(
     cluster: Cluster, images: Mapping[str, NodeImage], folder: Path, mesh_key: str
-) -> dict[str, steps.Container]:
+) -> dict[str, steps.NodeContainer]:
     """What each node's container is made from; none where ranks run on the machine itself."""
     found = {}
     for node in cluster.nodes if images else ():
         kind = steps.kind(node)
         image = images[kind]
-        found[node.name] = steps.Container(
+        found[node.name] = steps.NodeContainer(
             image=image.reference,
             recipe=image.recipe,
             bases=image.bases,
@@ -139,7 +139,7 @@ def _script(
     cluster: Cluster,
     features: Features,
     mesh: bootstrap.Mesh,
-    container: steps.Container | None,
+    container: steps.NodeContainer | None,
     metered: bool,
 ) -> bytes:
     if not features.fresh_machines:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl import catalog, providers
-from clusterctl.actions import Tell, check_name, node_images, require_owned, shrink
+from clusterctl.actions import check_name, node_images, require_owned, shrink
 from clusterctl.actions.node_images import NodeImage
 from clusterctl.errors import RecordError, UsageError
-from clusterctl.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Runtime, count
+from clusterctl.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Reporter, Runtime, count
 from clusterctl.node_results import ranges
 from clusterctl.providers.protocol import Creator, Features, LogsIn, ProviderPlan
 from clusterctl.state import Store
@@ -49,12 +49,12 @@ def circumstances(spec: ClusterSpec) -> set[str]:
     return {spec.provider, *host}
 
 
-def plan(store: Store, spec: ClusterSpec, tell: Tell) -> ProviderPlan:
+def plan(store: Store, spec: ClusterSpec, report: Reporter) -> ProviderPlan:
     """What `up` would do."""
     check_name(spec.name)
     old = find_owned(store, spec)
     first, *others = find_places(spec, old)
-    return add_regions(intend(first, old, tell), others, tell).plan
+    return add_regions(intend(first, old, report), others, report).plan
 
 
 def find_places(spec: ClusterSpec, old: Cluster | None) -> list[ClusterSpec]:
@@ -90,7 +90,7 @@ def take_off(spec: ClusterSpec, dollars: float) -> ClusterSpec:
     return replace(spec, cloud=replace(spec.cloud, budget=budget - dollars))
 
 
-def add_regions(intent: Intent, others: Sequence[ClusterSpec], tell: Tell) -> Intent:
+def add_regions(intent: Intent, others: Sequence[ClusterSpec], report: Reporter) -> Intent:
     """With what the plan becomes in other regions, and one question for all: what cannot be made
     there is found out before money is spent here."""
     lines, questions, here = [*intent.plan.lines], [], intent.spec.cloud.region
@@ -98,7 +98,7 @@ def add_regions(intent: Intent, others: Sequence[ClusterSpec], tell: Tell) -> In
         questions.append(f"{intent.plan.question.removesuffix('?')} in {here}")
     for other in others if questions else ():
         place = other.cloud.region
-        plan = intend(other, None, tell).plan
+        plan = intend(other, None, report).plan
         lines += [f"if {here} has no capacity, the whole cluster moves to {place}:", *plan.lines]
         questions.append(f"{plan.question.removesuffix('?')} in {place}")
     question = f"{', or else '.join(questions)}?" if questions[1:] else intent.plan.question
@@ -106,10 +106,12 @@ def add_regions(intent: Intent, others: Sequence[ClusterSpec], tell: Tell) -> In
     return replace(intent, plan=plan, others=tuple(others))
 
 
-def intend(spec: ClusterSpec, old: Cluster | None, tell: Tell, ahead: Path | None = None) -> Intent:
+def intend(
+    spec: ClusterSpec, old: Cluster | None, report: Reporter, ahead: Path | None = None
+) -> Intent:
     options = complete(spec, old)
     provider = providers.load_creator(options.provider)
-    plan = provider.plan(options, old, tell, ahead=ahead)
+    plan = provider.plan(options, old, report, ahead=ahead)
     options = plan.spec or options
     folder = [f"shared folder: {provider.features.shared_folder}"] if options.shared else []
     images = _images(spec, options, old, provider, plan.kinds)

@@ -15,14 +15,14 @@ from typing import Any
 import msgspec
 
 from clusterctl import assets, schedulers
-from clusterctl.actions import Tell, jobs, open_pool, require_ready, run
+from clusterctl.actions import jobs, open_pool, require_ready, run
 from clusterctl.actions.quiet_run import run_quietly
 from clusterctl.errors import ClusterctlError, NodeUnreachable, RecordError, UsageError, reason
 from clusterctl.insight import verify
 from clusterctl.insight.verify import Gpu, Link, NodeFigures, Reduction
-from clusterctl.insight.verify import Report as Report
+from clusterctl.insight.verify import Measurements as Measurements
 from clusterctl.job_model import JobSpec
-from clusterctl.model import Accelerator, Cluster, Node, NodeResult, count
+from clusterctl.model import Accelerator, Cluster, Node, NodeResult, Reporter, count
 from clusterctl.state import Store
 from clusterctl.timeouts import NEVER, Deadline
 from clusterctl.transport import Channel
@@ -52,64 +52,68 @@ THOROUGH = Effort(compute=0.25, link=0.2, disk=64 << 20, thorough=True)
 QUICK = Effort(compute=0.1, link=0.1, disk=16 << 20, thorough=False)
 
 
-def measure(store: Store, cluster: Cluster, tell: Tell, *, quick: bool, now: bool) -> Report:
+def measure(
+    store: Store, cluster: Cluster, report: Reporter, *, quick: bool, now: bool
+) -> Measurements:
     """Raises RecordError while a job runs, unless `now`; UsageError for a batch system."""
     began = time.monotonic()
-    require_measurable(store, cluster, tell, now=now)
+    require_measurable(store, cluster, report, now=now)
     effort = QUICK if quick else THOROUGH
     reductions: tuple[Reduction, ...] = ()
     with open_pool(store, cluster) as pool:
-        nodes, links = _measure(cluster, pool, effort, tell, NEVER)
+        nodes, links = _measure(cluster, pool, effort, report, NEVER)
         sound = not any(node.error for node in nodes) and not any(link.error for link in links)
         if effort.thorough and sound:
             backends = ["gloo", "mpi"]
             if all(node.accelerator is not Accelerator.NONE for node in cluster.workers):
                 backends.append("nccl")
-            reductions = tuple(_reduce(store, cluster, pool, name, tell) for name in backends)
+            reductions = tuple(_reduce(store, cluster, pool, name, report) for name in backends)
     verdicts = verify.judge(nodes, links, reductions, one_machine=cluster.shares_machine)
     seconds = time.monotonic() - began
-    report = Report(nodes, links, reductions, verdicts, seconds, time.time())
-    keep(store, cluster, report)
-    return report
+    measured = Measurements(nodes, links, reductions, verdicts, seconds, time.time())
+    keep(store, cluster, measured)
+    return measured
 
 
 def measure_after_up(
     store: Store,
     cluster: Cluster,
     pool: Pool,
-    tell: Tell,
+    report: Reporter,
     deadline: Deadline | None = None,
-) -> Report | None:
+) -> Measurements | None:
     """A quick look at a cluster that has just become ready, over connections that are open. What
     the deadline (AFTER_UP) leaves no time for is not measured; None where nothing could be, with
     the reason told: a cluster is none the worse for it."""
     began = time.monotonic()
     try:
-        require_measurable(store, cluster, tell, now=False)
-        nodes, links = _measure(cluster, pool, QUICK, tell, deadline or Deadline(AFTER_UP))
+        require_measurable(store, cluster, report, now=False)
+        nodes, links = _measure(cluster, pool, QUICK, report, deadline or Deadline(AFTER_UP))
     except (ClusterctlError, OSError, LookupError, ValueError) as error:
         why = error.message if isinstance(error, ClusterctlError) else reason(error)
-        tell(f"the nodes were not measured: {why}; `clusterctl verify {cluster.name}` tries again")
+        report(
+            f"the nodes were not measured: {why}; `clusterctl verify {cluster.name}` tries again"
+        )
         return None
     verdicts = verify.judge(nodes, links, one_machine=cluster.shares_machine)
-    report = Report(nodes, links, (), verdicts, time.monotonic() - began, time.time())
+    measured = Measurements(nodes, links, (), verdicts, time.monotonic() - began, time.time())
     known = recall(store, cluster)
     if known is None or {n.name for n in known.nodes} != {n.name for n in nodes}:
-        keep(store, cluster, report)  # a thorough one of the same nodes is worth more
-    return report
+        keep(store, cluster, measured)  # a thorough one of the same nodes is worth more
+    return measured
 
 
 def _measure(
-    cluster: Cluster, pool: Pool, effort: Effort, tell: Tell, deadline: Deadline
+    cluster: Cluster, pool: Pool, effort: Effort, report: Reporter, deadline: Deadline
 ) -> tuple[tuple[NodeFigures, ...], tuple[Link, ...]]:
     """Nodes and links, as far as there is time for them."""
-    tell(f"measuring {count(len(cluster.workers), 'node')}")
+    report(f"measuring {count(len(cluster.workers), 'node')}")
     with _Probes(cluster, pool, deadline) as probes:
         nodes = _nodes(cluster, pool, probes, effort)
-        return nodes, _links(cluster, probes, effort, tell)
+        return nodes, _links(cluster, probes, effort, report)
 
 
-def require_measurable(store: Store, cluster: Cluster, tell: Tell, *, now: bool) -> None:
+def require_measurable(store: Store, cluster: Cluster, report: Reporter, *, now: bool) -> None:
     """Raises RecordError while a job runs, unless `now`; UsageError for a batch system."""
     require_ready(cluster)
     if not cluster.workers:
@@ -120,7 +124,7 @@ def require_measurable(store: Store, cluster: Cluster, tell: Tell, *, now: bool)
         )
     running = [
         job.id
-        for job in (() if now else jobs.list_jobs(store, cluster.name, tell))
+        for job in (() if now else jobs.list_jobs(store, cluster.name, report))
         if job.cluster_id == cluster.id and not job.state.ended
     ]
     if running:
@@ -131,17 +135,17 @@ def require_measurable(store: Store, cluster: Cluster, tell: Tell, *, now: bool)
         )
 
 
-def keep(store: Store, cluster: Cluster, report: Report) -> None:
+def keep(store: Store, cluster: Cluster, measured: Measurements) -> None:
     """Puts it on record, for `report`. A full disk must not end what has been measured."""
     with suppress(ClusterctlError):
-        store.save_measurements(cluster.name, "verify", msgspec.json.encode(report))
+        store.save_measurements(cluster.name, "verify", msgspec.json.encode(measured))
 
 
-def recall(store: Store, cluster: Cluster) -> Report | None:
+def recall(store: Store, cluster: Cluster) -> Measurements | None:
     """What was measured last; None where nothing is on record."""
     with suppress(msgspec.DecodeError):
         data = store.measurements(cluster, "verify")
-        return msgspec.json.decode(data, type=Report) if data else None
+        return msgspec.json.decode(data, type=Measurements) if data else None
     return None
 
 
@@ -193,7 +197,7 @@ class _Probes:
         """For one answer; never so few that a node has no chance."""
         return max(0.1, min(most, self.deadline.left))
 
-    def tell(self, name: str, action: str, **values: Any) -> None:
+    def send(self, name: str, action: str, **values: Any) -> None:
         if name in self.failed:
             return
         try:
@@ -236,7 +240,7 @@ class _Probes:
                 break
             for name in group:
                 root = {"folder": self._cluster.node(name).root} if action == "node" else {}
-                self.tell(name, action, **values, **root)
+                self.send(name, action, **values, **root)
             found.update((name, self.hear(name)) for name in group)
         return found
 
@@ -319,14 +323,14 @@ def _gpus(cluster: Cluster, pool: Pool, seconds: float) -> dict[str, tuple[tuple
     return found
 
 
-def _links(cluster: Cluster, probes: _Probes, effort: Effort, tell: Tell) -> tuple[Link, ...]:
+def _links(cluster: Cluster, probes: _Probes, effort: Effort, report: Reporter) -> tuple[Link, ...]:
     """All pairs, in rounds in which no node has two partners; nodes of one machine pair by pair.
     Only the first of them where there is no time for all."""
     names = probes.names
     pairs = [pair for turn in verify.rounds(names) for pair in turn]
     if not pairs:
         return ()
-    tell(f"measuring {count(len(pairs), 'link')}")
+    report(f"measuring {count(len(pairs), 'link')}")
     turns: Sequence[Sequence[tuple[str, str]]] = verify.rounds(names)
     if cluster.shares_machine:
         turns = [[pair] for pair in pairs]
@@ -345,12 +349,12 @@ def _turn(
     address = {name: cluster.node(name).private_address for pair in turn for name in pair}
     for first, _ in turn:
         given: dict[str, Any] = {"token": token, "flows": FLOWS, "seconds": seconds}
-        probes.tell(first, "serve", address=address[first], **given)
+        probes.send(first, "serve", address=address[first], **given)
     ports = {first: probes.hear(first) for first, _ in turn}
     called = [(first, second) for first, second in turn if "port" in ports[first]]
     for first, second in called:
         where = {"address": address[first], "port": ports[first]["port"]}
-        probes.tell(second, "call", **where, **given)
+        probes.send(second, "call", **where, **given)
     answers = {pair: (probes.hear(pair[1]), probes.hear(pair[0])) for pair in called}
     found = []
     for pair in turn:
@@ -364,9 +368,11 @@ def _turn(
     return found
 
 
-def _reduce(store: Store, cluster: Cluster, pool: Pool, backend: str, tell: Tell) -> Reduction:
+def _reduce(
+    store: Store, cluster: Cluster, pool: Pool, backend: str, report: Reporter
+) -> Reduction:
     """An all-reduce over all ranks, as a job like any other."""
-    tell(f"all-reduce over {backend}")
+    report(f"all-reduce over {backend}")
     resolved = run.resolve([PROGRAM], None, None)
     spec = JobSpec(
         program=replace(resolved.program, args=("--backend", backend)),

@@ -16,7 +16,7 @@ END = "sudo -n sh -c 'shutdown -P now || poweroff -f'"
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class AgentReport:
     """By node: when it ended, or when it was kept because its files could not be copied to the
     launcher; in seconds since the epoch, by the launcher's clock. `now` is what that showed when it
     was asked."""
@@ -74,11 +74,11 @@ def render_question(node: Node) -> str:
     )
 
 
-def parse(text: str) -> Report:
+def parse(text: str) -> AgentReport:
     found: dict[str, dict[str, float]] = {"ended": {}, "kept": {}, "now": {}}
     for line in text.splitlines():
         word, _, rest = line.partition(" ")
         name, _, when = rest.partition(" ")
         if word in found and when.isdecimal():
             found[word][name] = float(when)
-    return Report(found["ended"], found["kept"], max(found["now"].values(), default=0.0))
+    return AgentReport(found["ended"], found["kept"], max(found["now"].values(), default=0.0))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 from clusterctl import node_phases
 from clusterctl.bootstrap import facts
+from clusterctl.model import Reporter
 from clusterctl.node_phases import NodePhases
 from clusterctl.node_results import ranges
 
@@ -33,12 +34,12 @@ PAUSE = 0.5
 
 
 class StepReporter:
-    """A context manager. `hear` takes what the nodes print, from any thread; `tell` gets lines such
-    as `worker-[1-8]: Docker`. A node that has all it needs already is not spoken of."""
+    """A context manager. `hear` takes what the nodes print, from any thread; `report` gets lines
+    such as `worker-[1-8]: Docker`. A node that has all it needs already is not spoken of."""
 
     def __init__(
         self,
-        tell: Callable[[str], None],
+        report: Reporter,
         pause: float = PAUSE,
         now: Callable[[], float] = time.monotonic,
         *,
@@ -52,7 +53,7 @@ class StepReporter:
         """How long each step took on the node that it took longest on."""
         self._now = now
         self._since: dict[str, tuple[str, float]] = {}
-        self._tell = tell
+        self._report = report
         self._pause = pause
         self._rest: dict[str, bytes] = {}
         self._busy: set[str] = set()
@@ -103,7 +104,7 @@ class StepReporter:
         with self._lock:
             news, self._news = self._news, {}
         for what, nodes in news.items():
-            self._tell(f"{ranges(nodes)}: {what}")
+            self._report(f"{ranges(nodes)}: {what}")
 
     def __enter__(self) -> StepReporter:
         self._thread.start()

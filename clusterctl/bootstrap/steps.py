@@ -15,7 +15,7 @@ from clusterctl import assets, catalog, recipes, registry
 from clusterctl.bootstrap import Step, idle_agent
 from clusterctl.keys import KeyPair
 from clusterctl.model import Accelerator, Node, Role, Runtime
-from clusterctl.registry import Login
+from clusterctl.registry import RegistryLogin
 
 CONTAINER = "clusterctl-node"
 CONTEXT = "image"
@@ -68,14 +68,14 @@ class Template:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Container:
+class NodeContainer:
     """The container that a node's ranks live in: its image, its sshd and that sshd's key. An image
     with a `recipe` is built on the node, on `bases`; any other is pulled, with `login`."""
 
     image: str
     recipe: str = ""
     bases: tuple[str, ...] = ()
-    login: Login | None = field(default=None, repr=False)
+    login: RegistryLogin | None = field(default=None, repr=False)
     host_key: KeyPair
     mesh_key: str
     """Public: the one key that its sshd lets in."""
@@ -112,7 +112,7 @@ def for_node(
     *,
     nodes: Sequence[Node],
     mesh_key: str,
-    container: Container | None,
+    container: NodeContainer | None,
     deadline_unit: str = "",
     idle: float = 0.0,
     shared: str = "",
@@ -166,7 +166,7 @@ def for_node(
     return tuple(found)
 
 
-def _image(node: Node, container: Container) -> Iterator[Template]:
+def _image(node: Node, container: NodeContainer) -> Iterator[Template]:
     """How the node gets its image."""
     image = container.image
     if not container.recipe:
@@ -226,7 +226,7 @@ def pins(node: Node) -> Sequence[str]:
     return lines
 
 
-def inside(container: Container | None) -> str:
+def inside(container: NodeContainer | None) -> str:
     """What comes before `/bin/sh -s` to ask where the ranks run, not the machine around it."""
     if container is None:
         return ""
@@ -234,6 +234,6 @@ def inside(container: Container | None) -> str:
     return shlex.join(words) + f' -u "$(id -u):$(id -g)" {CONTAINER}'
 
 
-def pythons(node: Node, container: Container | None) -> list[str]:
+def pythons(node: Node, container: NodeContainer | None) -> list[str]:
     """Where to look for a Python first."""
     return [container.row.python] if container else [f"{node.root}/venv/bin/python"]

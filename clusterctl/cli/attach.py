@@ -46,7 +46,7 @@ def attach(given: Attach, console: Console) -> None:
         size = ""
     else:
         host = given.slurm or given.sge or ""
-        login = action.Login(system=system, host=host, user=user, identity=key, workdir=workdir)
+        login = action.SiteLogin(system=system, host=host, user=user, identity=key, workdir=workdir)
         made = action.attach_site(store, wanted, login, console.report)
         ready = f"{made.mode_reason}, jobs in {made.launcher.root}"
         size = f"{action.example_size(made)} "

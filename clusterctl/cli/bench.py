@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from clusterctl import actions
 from clusterctl.actions import bench as action
-from clusterctl.actions.bench import SPLIT, Curve, Curves, Row, Step
+from clusterctl.actions.bench import SPLIT, Curve, Curves, Row, ScalingStep
 from clusterctl.cli.console import Console, pick, table
 from clusterctl.cli.run import read_program
 from clusterctl.errors import UsageError
@@ -115,7 +115,7 @@ def _head(curve: Curve) -> tuple[str, ...]:
     return ("ranks", "nodes", *times, "compute", "communication", "waiting", f"$/{curve.unit}")
 
 
-def _step(step: Step, curve: Curve) -> tuple[str, ...]:
+def _step(step: ScalingStep, curve: Curve) -> tuple[str, ...]:
     predicted = "-" if step.predicted is None else action.describe(step.predicted)
     split = (
         [action.describe(seconds) for seconds in step.split] if step.split else ["-"] * len(SPLIT)

@@ -40,7 +40,7 @@ def _check_real(given: Check, console: Console) -> None:
         runtime=Runtime(given.runtime) if given.runtime else None,
         ssh_cidr=given.ssh_cidr,
         folder=Path.cwd(),
-        tell=console.report,
+        report=console.report,
         consent=(lambda question: True) if given.yes else console.consent,
     )
     console.result(

@@ -21,7 +21,7 @@ WIDEST = 60
 
 
 @dataclass
-class Row:
+class JobRow:
     """A job, with what is read only where a column wants it."""
 
     store: Store
@@ -49,12 +49,12 @@ def _words(words: Sequence[str]) -> str:
     return redact(shlex.join(redact_arguments(words)))
 
 
-def _versions(row: Row, name: str) -> str | None:
+def _versions(row: JobRow, name: str) -> str | None:
     found = {m.packages[name] for m in row.provenance.machines if name in m.packages}
     return ", ".join(sorted(found)) or None
 
 
-COLUMNS: dict[str, Callable[[Row], Any]] = {
+COLUMNS: dict[str, Callable[[JobRow], Any]] = {
     "id": lambda row: row.job.id,
     "cluster": lambda row: row.job.cluster,
     "state": lambda row: row.job.state.value,
@@ -93,7 +93,7 @@ def values(
 ) -> list[dict[str, Any]]:
     """The columns of each job; None where it has none. UsageError for a name that is no column, and
     no metric of any of the jobs."""
-    rows = [Row(store, job, dollars.get(job.id)) for job in jobs]
+    rows = [JobRow(store, job, dollars.get(job.id)) for job in jobs]
     for name in names:
         if name not in COLUMNS and not any(name in row.metrics for row in rows):
             close = get_close_matches(name, COLUMNS, n=1)

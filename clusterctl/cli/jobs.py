@@ -182,7 +182,7 @@ def _continue(store: Store, job: Job, console: Console, printer: Printer) -> Job
         environment((), files)[1],
         on_start=lambda started: announce(console, started, detach=False),
         on_output=printer,
-        tell=console.report,
+        report=console.report,
     )
 
 

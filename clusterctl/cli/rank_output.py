@@ -38,7 +38,7 @@ _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x0c\x0e-\x1f\x7f]")
 
 
 @dataclass(slots=True, eq=False)
-class Source:
+class RankStream:
     """One stream of one rank, and its line that is not complete yet."""
 
     rank: int | None
@@ -70,19 +70,19 @@ class Source:
 class View(Protocol):
     """How and where output is shown, at the latest by `flush`."""
 
-    def exact(self, source: Source) -> bool:
+    def exact(self, source: RankStream) -> bool:
         """Whether complete lines are shown with all their bytes, not as a terminal shows them."""
 
-    def interval(self, source: Source) -> float:
+    def interval(self, source: RankStream) -> float:
         """Seconds between two states of the source's progress bar; infinite: its end alone."""
 
-    def lines(self, source: Source, lines: list[bytes]) -> None:
+    def lines(self, source: RankStream, lines: list[bytes]) -> None:
         """Lines without their newlines. The first may be the end of one that came in parts."""
 
-    def part(self, source: Source, text: bytes) -> None:
+    def part(self, source: RankStream, text: bytes) -> None:
         """The beginning of a line, or more of it."""
 
-    def progress(self, source: Source) -> None:
+    def progress(self, source: RankStream) -> None:
         """The progress bar has a new state, or has been wiped off."""
 
     def flush(self) -> None: ...
@@ -108,8 +108,8 @@ class Printer:
         self._only = only
         self._clock = clock
         self._view: View = Json() if console.json else Text(console, exact)
-        self._sources: dict[tuple[int | None, str, str], Source] = {}
-        self._changed: dict[Source, None] = {}
+        self._sources: dict[tuple[int | None, str, str], RankStream] = {}
+        self._changed: dict[RankStream, None] = {}
 
     def __enter__(self) -> Printer:
         return self
@@ -127,7 +127,7 @@ class Printer:
             if self._only is None or piece.rank == self._only:
                 key = (piece.rank, piece.node, piece.stream)
                 if key not in self._sources:
-                    self._sources[key] = Source(piece.rank, piece.stream)
+                    self._sources[key] = RankStream(piece.rank, piece.stream)
                 self._feed(self._sources[key], piece.data)
         self._show_progress(self._clock())
         self._view.flush()
@@ -141,7 +141,7 @@ class Printer:
                 source.shown, source.shown_at = source.bar, now
                 self._view.progress(source)
 
-    def _feed(self, source: Source, data: bytes) -> None:
+    def _feed(self, source: RankStream, data: bytes) -> None:
         text = source.rest + data
         if not self._view.exact(source):
             while _UP_AND_DOWN in text:
@@ -163,7 +163,7 @@ class Printer:
                 rest = rest.rpartition(b"\r")[2]
         source.rest = self._parts(source, rest)
 
-    def _complete(self, source: Source, line: bytes) -> None:
+    def _complete(self, source: RankStream, line: bytes) -> None:
         is_bar = source.is_bar or b"\r" in line.removesuffix(b"\r")
         if is_bar and not self._view.exact(source):
             source.overwrite(line)
@@ -171,7 +171,7 @@ class Printer:
         self._view.lines(source, [self._parts(source, line)])
         source.restart()
 
-    def _parts(self, source: Source, text: bytes) -> bytes:
+    def _parts(self, source: RankStream, text: bytes) -> bytes:
         """Shows all of a text that is too long but its last part, which is returned."""
         start = 0
         while len(text) - start > LINE_LIMIT:
@@ -190,24 +190,24 @@ class Json:
     def __init__(self) -> None:
         self._rows: list[str] = []
 
-    def exact(self, source: Source) -> bool:
+    def exact(self, source: RankStream) -> bool:
         return True
 
-    def interval(self, source: Source) -> float:
+    def interval(self, source: RankStream) -> float:
         return INTERVAL
 
-    def lines(self, source: Source, lines: list[bytes]) -> None:
+    def lines(self, source: RankStream, lines: list[bytes]) -> None:
         for line in lines:
             self._row(source, line)
 
-    def part(self, source: Source, text: bytes) -> None:
+    def part(self, source: RankStream, text: bytes) -> None:
         self._row(source, text, cut=True)
 
-    def progress(self, source: Source) -> None:
+    def progress(self, source: RankStream) -> None:
         if source.bar:
             self._row(source, source.bar, progress=True)
 
-    def _row(self, source: Source, text: bytes, **more: bool) -> None:
+    def _row(self, source: RankStream, text: bytes, **more: bool) -> None:
         line = text.decode(errors="replace")
         row = {"rank": source.rank, "stream": source.stream, "line": line, **more}
         self._rows.append(json.dumps(row) + "\n")
@@ -232,23 +232,23 @@ class Text:
         self._streams = {"stdout": sys.stdout.buffer, "stderr": sys.stderr.buffer}
         self._terminals = _terminals(self._streams)
         self._texts: dict[str, list[bytes]] = {name: [] for name in self._streams}
-        self._unfinished: dict[str, Source] = {}
+        self._unfinished: dict[str, RankStream] = {}
         """Whose line a stream, or the terminal, stands in: the next text of others begins anew."""
-        self._bars: dict[Source, None] = {}
+        self._bars: dict[RankStream, None] = {}
         self._drawn = 0
         self._changed = False
         if self._terminals:
             console.before_message = self._make_room
 
-    def exact(self, source: Source) -> bool:
+    def exact(self, source: RankStream) -> bool:
         return self._exact and source.stream not in self._terminals
 
-    def interval(self, source: Source) -> float:
+    def interval(self, source: RankStream) -> float:
         if source.stream in self._terminals:
             return FRAME
         return math.inf if self._exact else INTERVAL
 
-    def lines(self, source: Source, lines: list[bytes]) -> None:
+    def lines(self, source: RankStream, lines: list[bytes]) -> None:
         if self._bars.pop(source, source) is None:
             self._changed = True
         elif source.is_bar and source.shown == lines[0]:
@@ -258,13 +258,13 @@ class Text:
         self._write(source, (b"\n" + self._tag(source)).join(lines) + b"\n")
         self._unfinished.pop(self._place(source.stream), None)
 
-    def part(self, source: Source, text: bytes) -> None:
+    def part(self, source: RankStream, text: bytes) -> None:
         if source.stream in self._terminals:
             text = _printable(text)
         self._write(source, text)
         self._unfinished[self._place(source.stream)] = source
 
-    def progress(self, source: Source) -> None:
+    def progress(self, source: RankStream) -> None:
         if source.stream not in self._terminals:
             if source.bar:
                 self._begin_anew(source.stream)
@@ -291,7 +291,7 @@ class Text:
         if self._terminals:
             self._console.before_message = None
 
-    def _tag(self, source: Source) -> bytes:
+    def _tag(self, source: RankStream) -> bytes:
         """On a terminal in a colour, by which neighbouring ranks can be told apart."""
         if source.stream not in self._terminals or os.environ.get("NO_COLOR"):
             return source.tag
@@ -305,7 +305,7 @@ class Text:
         if self._unfinished.pop(self._place(stream), None):
             self._texts[stream].append(b"\n")
 
-    def _write(self, source: Source, text: bytes) -> None:
+    def _write(self, source: RankStream, text: bytes) -> None:
         if self._unfinished.get(self._place(source.stream)) is not source:
             self._begin_anew(source.stream)
             text = self._tag(source) + text

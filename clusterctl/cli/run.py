@@ -167,7 +167,7 @@ def _start(console: Console, store: Store, prepared: Prepared, detach: bool) -> 
         reporting(console, lambda: action.find_job(store, number)),
         Printer(console) as printer,
     ):
-        seen: Any = {"on_output": printer, "tell": console.report}
+        seen: Any = {"on_output": printer, "report": console.report}
         if detach:
             job = action.run(store, prepared, on_start=on_start, detach=True, **seen)
         else:
@@ -207,7 +207,7 @@ def rerun(given: Rerun, console: Console) -> None:
         reporting(console, lambda: action.find_job(store, number)),
         Printer(console) as printer,
     ):
-        seen: Any = {"on_output": printer, "tell": console.report}
+        seen: Any = {"on_output": printer, "report": console.report}
 
         def again(note: action.OnJob) -> Job:
             return jobs.rerun(

@@ -10,7 +10,7 @@ import typer
 
 from clusterctl import actions
 from clusterctl.actions import top as action
-from clusterctl.actions.top import Frame, GpuLook
+from clusterctl.actions.top import GpuLook, TopFrame
 from clusterctl.cli.console import Console, ago, plain, table
 from clusterctl.cli.jobs import number_of
 from clusterctl.job_model import JobState
@@ -40,7 +40,7 @@ def top(given: Top, console: Console) -> None:
         raise typer.Exit(130) from None
 
 
-def _live(frames: Iterable[Frame]) -> None:
+def _live(frames: Iterable[TopFrame]) -> None:
     from rich.live import Live
     from rich.text import Text
 
@@ -49,7 +49,7 @@ def _live(frames: Iterable[Frame]) -> None:
             live.update(Text(render(frame)), refresh=True)
 
 
-def render(frame: Frame) -> str:
+def render(frame: TopFrame) -> str:
     """The frame as text."""
     head = [f"job {frame.job}: {frame.state}"]
     if frame.seconds is not None:

@@ -16,8 +16,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from clusterctl.insight.metrics import Point
-from clusterctl.insight.verify import Report
+from clusterctl.insight.metrics import MetricPoint
+from clusterctl.insight.verify import Measurements
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class HardwareLimit:
     """What the hardware allows, as `verify` has measured it: bytes per second of the slowest link,
     and seconds of a round trip. `of` says which; the rate is 0 where nothing is known."""
 
@@ -72,13 +72,13 @@ class Curves:
     """`failed`: backends that do not work here, and why. `time`: seconds since the epoch."""
 
     rows: tuple[Row, ...]
-    limit: Limit
+    limit: HardwareLimit
     repeats: int
     failed: dict[str, str]
     time: float = 0.0
 
 
-def rows(backend: str, ranks: int, repeats: Iterable[Sequence[Point]]) -> tuple[Row, ...]:
+def rows(backend: str, ranks: int, repeats: Iterable[Sequence[MetricPoint]]) -> tuple[Row, ...]:
     """From the metrics that reduce_all.py has printed in each repeat; sizes that only some of them
     have are left out."""
     runs = [
@@ -98,24 +98,26 @@ def rows(backend: str, ranks: int, repeats: Iterable[Sequence[Point]]) -> tuple[
     return tuple(found)
 
 
-def _is_size(point: Point) -> bool:
+def _is_size(point: MetricPoint) -> bool:
     return point.values.get("bytes", 0) > 0 and point.values.get("seconds", 0) > 0
 
 
-def limit(report: Report) -> Limit:
+def limit(report: Measurements) -> HardwareLimit:
     """The slowest link; on one node, its memory."""
     sound = [link for link in report.links if not link.error and link.rate]
     if sound:
         slowest = min(sound, key=lambda link: link.least)
-        return Limit(slowest.least, max(link.latency for link in sound), f"link {slowest.name}")
+        return HardwareLimit(
+            slowest.least, max(link.latency for link in sound), f"link {slowest.name}"
+        )
     nodes = [node for node in report.nodes if node.memory]
     if nodes:
         least = min(nodes, key=lambda node: node.memory)
-        return Limit(least.memory, 0.0, f"memory of {least.name}")
-    return Limit()
+        return HardwareLimit(least.memory, 0.0, f"memory of {least.name}")
+    return HardwareLimit()
 
 
-def ring_seconds(size: int, ranks: int, limit: Limit) -> float | None:
+def ring_seconds(size: int, ranks: int, limit: HardwareLimit) -> float | None:
     """What a ring takes at least: 2 (W - 1) messages one after the other, each of size / W bytes
     and half a round trip (Thakur, Rabenseifner and Gropp 2005, doi 10.1177/1094342005051521)."""
     if not limit.rate:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from clusterctl.errors import UsageError
-from clusterctl.insight.metrics import PLACES, Point, columns, curves
+from clusterctl.insight.metrics import PLACES, MetricPoint, columns, curves
 
 SUFFIX = ".clusterctl"
 """Ends the names of the files that we write. Those of an earlier export are replaced, no others."""
@@ -51,7 +51,7 @@ def open_event_file(folder: Path) -> EventFile:
 
 
 def write(
-    points: Sequence[Point],
+    points: Sequence[MetricPoint],
     folder: Path,
     started: float,
     open_file: Callable[[Path], EventFile] = open_event_file,

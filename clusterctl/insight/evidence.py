@@ -22,7 +22,7 @@ TICKS = 100.0
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class RankProcess:
     """One of a rank's. `state` is the letter of ps(1); `ticks` is its use of the processor."""
 
     pid: int
@@ -62,7 +62,7 @@ class Rank:
 
     number: int
     node: str
-    processes: tuple[Process, ...] = ()
+    processes: tuple[RankProcess, ...] = ()
     exit_code: int | None = None
     ended: float = 0.0
     written: float = 0.0
@@ -93,7 +93,7 @@ class Rank:
         return main is not None and main.state in "Tt"
 
     @property
-    def main(self) -> Process | None:
+    def main(self) -> RankProcess | None:
         """The process whose stack counts: the first Python, else the first."""
         order = sorted(
             (p for p in self.processes if p.state not in "ZX"), key=lambda p: (p.started, p.pid)
@@ -102,7 +102,7 @@ class Rank:
         return next(python, order[0] if order else None)
 
     @property
-    def others(self) -> tuple[Process, ...]:
+    def others(self) -> tuple[RankProcess, ...]:
         """Its Python processes beside the main one."""
         main = self.main
         return tuple(
@@ -159,7 +159,7 @@ def read_look(name: str, text: str) -> NodeView:
     for rank in view.ranks.values():
         # A program may call itself as it likes: what it runs counts.
         rank.processes = tuple(
-            Process(p.pid, p.parent, "python", p.state, p.ticks, p.started)
+            RankProcess(p.pid, p.parent, "python", p.state, p.ticks, p.started)
             if p.pid in pythons
             else p
             for p in rank.processes
@@ -218,13 +218,13 @@ def _add_to_rank(rank: Rank, word: str, value: str) -> None:
         rank.processes += (_process(value),)
 
 
-def _process(text: str) -> Process:
+def _process(text: str) -> RankProcess:
     """A line of /proc/PID/stat: a command may hold blanks and parentheses."""
     pid, _, rest = text.partition(" (")
     command, _, numbers = rest.rpartition(") ")
     values = numbers.split()
     ticks = int(values[11]) + int(values[12])
-    return Process(int(pid), int(values[1]), command, values[0], ticks, int(values[19]))
+    return RankProcess(int(pid), int(values[1]), command, values[0], ticks, int(values[19]))
 
 
 def _decoded(text: str) -> str:
@@ -246,7 +246,7 @@ def read_dumps(text: str) -> Dumps:
     """What stacks.sh printed."""
     stacks: dict[int, str] = {}
     failed: dict[int, str] = {}
-    ticks: dict[str, dict[int, Process]] = {"before": {}, "after": {}}
+    ticks: dict[str, dict[int, RankProcess]] = {"before": {}, "after": {}}
     times: dict[str, float] = {}
     for line in text.splitlines():
         word, _, rest = line.partition(" ")

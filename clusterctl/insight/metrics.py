@@ -26,7 +26,7 @@ PLACES = (*FIRST, "epochs", "steps", *LAST)
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class MetricPoint:
     """What one line said, in its order. `time` is in seconds since the epoch."""
 
     rank: int
@@ -72,20 +72,20 @@ class Reader:
     def __init__(self) -> None:
         self._rest: dict[int, bytes] = {}
 
-    def read(self, rank: int, data: bytes) -> list[Point]:
+    def read(self, rank: int, data: bytes) -> list[MetricPoint]:
         """The points that end in `data`, which is what the rank wrote next."""
         *lines, rest = (self._rest.get(rank, b"") + data).split(b"\n")
         self._rest[rank] = rest[: LONGEST + 1]
-        return [Point(rank, values) for line in lines if (values := parse(line))]
+        return [MetricPoint(rank, values) for line in lines if (values := parse(line))]
 
-    def finish(self) -> list[Point]:
+    def finish(self) -> list[MetricPoint]:
         """Of last lines without their end."""
-        found = [Point(rank, v) for rank, line in self._rest.items() if (v := parse(line))]
+        found = [MetricPoint(rank, v) for rank, line in self._rest.items() if (v := parse(line))]
         self._rest.clear()
         return found
 
 
-def columns(points: Iterable[Point]) -> list[str]:
+def columns(points: Iterable[MetricPoint]) -> list[str]:
     """All names: epoch and step first, time last, the others as they first came."""
     seen = dict.fromkeys(name for point in points for name in point.values)
     middle = [name for name in seen if name not in (*FIRST, *LAST)]
@@ -96,7 +96,7 @@ def columns(points: Iterable[Point]) -> list[str]:
     ]
 
 
-def to_csv(points: Sequence[Point]) -> str:
+def to_csv(points: Sequence[MetricPoint]) -> str:
     """A header and one line for each point; empty where a point has no such value."""
     names = columns(points)
     text = io.StringIO()
@@ -111,13 +111,13 @@ def render(value: float) -> str:
     return str(value) if isinstance(value, int) else f"{value:.6g}"
 
 
-def document(point: Point) -> dict[str, float | None]:
+def document(point: MetricPoint) -> dict[str, float | None]:
     """As JSON has it: what is not finite is null."""
     finite = {n: v if math.isfinite(v) else None for n, v in point.values.items()}
     return {"rank": point.rank, **finite}
 
 
-def series(points: Iterable[Point], name: str) -> dict[int, list[tuple[float, float]]]:
+def series(points: Iterable[MetricPoint], name: str) -> dict[int, list[tuple[float, float]]]:
     """(x, value) of each rank that has printed `name`; see `curves`."""
     return {
         rank: [(x, point.values[name]) for x, point in curve]
@@ -125,11 +125,11 @@ def series(points: Iterable[Point], name: str) -> dict[int, list[tuple[float, fl
     }
 
 
-def curves(points: Iterable[Point], name: str) -> dict[int, list[tuple[float, Point]]]:
+def curves(points: Iterable[MetricPoint], name: str) -> dict[int, list[tuple[float, MetricPoint]]]:
     """The points of each rank that have `name`, in the order of printing, each with its x: the
     step, else the epoch, else the number of the point. A training that was started again replaces
     what it had printed from that step on."""
-    found: dict[int, list[tuple[float, Point]]] = {}
+    found: dict[int, list[tuple[float, MetricPoint]]] = {}
     for point in points:
         if name in point.values and math.isfinite(point.values[name]):
             mine = found.setdefault(point.rank, [])
@@ -140,7 +140,7 @@ def curves(points: Iterable[Point], name: str) -> dict[int, list[tuple[float, Po
     return found
 
 
-def last(points: Iterable[Point], name: str) -> float | None:
+def last(points: Iterable[MetricPoint], name: str) -> float | None:
     """The last value of that name, on the lowest rank that has one."""
     found: dict[int, float] = {}
     for point in points:
@@ -149,7 +149,7 @@ def last(points: Iterable[Point], name: str) -> float | None:
     return found[min(found)] if found else None
 
 
-def step_seconds(points: Sequence[Point]) -> float | None:
+def step_seconds(points: Sequence[MetricPoint]) -> float | None:
     """Seconds of one step (of one epoch, in a program that counts no steps), from the last two
     points that are not at the same place; None where they do not say."""
     timed = [(p.x, p.values["time"]) for p in points if p.x is not None and "time" in p.values]
@@ -157,7 +157,7 @@ def step_seconds(points: Sequence[Point]) -> float | None:
     return pairs[-1][1] / pairs[-1][0] if pairs and pairs[-1][1] > 0 else None
 
 
-def seconds_left(points: Sequence[Point], now: float) -> float | None:
+def seconds_left(points: Sequence[MetricPoint], now: float) -> float | None:
     """Until the training is done, at its pace since its first point; None where it does not say."""
     timed = [
         (p.done, p.values["time"]) for p in points if p.done is not None and "time" in p.values

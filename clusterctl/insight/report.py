@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from clusterctl import assets
 from clusterctl.insight import benchmarks, metrics, plots
 from clusterctl.insight.allreduce import Curves
-from clusterctl.insight.metrics import Point
+from clusterctl.insight.metrics import MetricPoint
 from clusterctl.insight.page import Section as Section
 from clusterctl.insight.page import Table as Table
 from clusterctl.insight.scaling import Curve
@@ -25,7 +25,7 @@ _FAILED, _PHASE = 1, 3
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class UpPhase:
     """A step of `up`, in seconds since the epoch."""
 
     name: str
@@ -34,17 +34,17 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class ReportData:
     """What a report is made from. Money is None where there is none."""
 
     title: str
     now: float
     facts: Table
     nodes: Table | None = None
-    phases: tuple[Phase, ...] = ()
+    phases: tuple[UpPhase, ...] = ()
     jobs: tuple[Job, ...] = ()
     job_table: Table | None = None
-    points: Mapping[int, Sequence[Point]] = field(default_factory=dict)
+    points: Mapping[int, Sequence[MetricPoint]] = field(default_factory=dict)
     cost: Table | None = None
     verdicts: tuple[Verdict, ...] = ()
     links: tuple[Link, ...] = ()
@@ -54,7 +54,7 @@ class Source:
     scaling: Curve | None = None
 
 
-def sections(source: Source, *, draw: bool) -> list[Section]:
+def sections(source: ReportData, *, draw: bool) -> list[Section]:
     """All that there is something to say about. `draw`: with plots."""
     found = [Section("Overview", source.facts)]
     if source.nodes:
@@ -79,7 +79,7 @@ def sections(source: Source, *, draw: bool) -> list[Section]:
     return found
 
 
-def _bars(source: Source) -> tuple[list[plots.Bar], str]:
+def _bars(source: ReportData) -> tuple[list[plots.Bar], str]:
     """And the unit of their times."""
     jobs = [job for job in source.jobs if job.started][-LAST_JOBS:]
     starts = [*(phase.start for phase in source.phases), *(job.started or 0.0 for job in jobs)]
@@ -129,7 +129,7 @@ def _group(name: str) -> str:
 _NO_CURVE = {"epoch", "epochs", "step", "steps", "time", "bytes", "allreduces", "allreduce_bytes"}
 
 
-def _curves(points: Mapping[int, Sequence[Point]]) -> list[tuple[str, str]]:
+def _curves(points: Mapping[int, Sequence[MetricPoint]]) -> list[tuple[str, str]]:
     chosen = dict(sorted(points.items())[-LAST_CURVES:])
     groups: dict[str, dict[str, Sequence[tuple[float, float]]]] = {}
     units = set()
@@ -166,7 +166,9 @@ _SIZES = "all-reduce"
 
 
 def _add_sizes(
-    groups: dict[str, dict[str, Sequence[tuple[float, float]]]], number: int, mine: Sequence[Point]
+    groups: dict[str, dict[str, Sequence[tuple[float, float]]]],
+    number: int,
+    mine: Sequence[MetricPoint],
 ) -> None:
     rates = [
         (p.values["bytes"], p.values["bus_gb_per_second"])
@@ -177,7 +179,7 @@ def _add_sizes(
         groups.setdefault(_SIZES, {})[f"job {number}"] = rates
 
 
-def _metrics_table(points: Mapping[int, Sequence[Point]]) -> Table | None:
+def _metrics_table(points: Mapping[int, Sequence[MetricPoint]]) -> Table | None:
     """First, last, and the best of what may have one."""
     rows = []
     for number, mine in sorted(points.items())[-LAST_CURVES:]:
@@ -194,7 +196,7 @@ def _metrics_table(points: Mapping[int, Sequence[Point]]) -> Table | None:
     return Table(head, tuple(rows), frozenset({0, 2, 3, 4, 5, 6, 7})) if rows else None
 
 
-def _verify(source: Source, draw: bool) -> Section:
+def _verify(source: ReportData, draw: bool) -> Section:
     rows = tuple((v.state, v.subject, v.what, v.text) for v in source.verdicts)
     rates: dict[tuple[str, str], float] = {}
     for link in source.links:
@@ -210,13 +212,13 @@ def _verify(source: Source, draw: bool) -> Section:
     return Section("Measurements", Table(("state", "of", "what", "result"), rows), drawn, text)
 
 
-def to_html(source: Source) -> str:
+def to_html(source: ReportData) -> str:
     """One page without scripts that loads nothing."""
     found = sections(source, draw=True)
     return assets.render("insight/report.html.j2", title=source.title, sections=found)
 
 
-def to_markdown(source: Source) -> str:
+def to_markdown(source: ReportData) -> str:
     """The same without plots, for issues and papers."""
     parts = [f"# {source.title}"]
     for section in sections(source, draw=False):

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from statistics import median
 
 from clusterctl.insight.allreduce import Figure
-from clusterctl.insight.metrics import Point
-from clusterctl.insight.verify import Reduction, Report
+from clusterctl.insight.metrics import MetricPoint
+from clusterctl.insight.verify import Measurements, Reduction
 
 SPLIT = ("compute_seconds", "communication_seconds", "waiting_seconds")
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class TimedRun:
     """One run. `seconds` are those of an epoch, or of the whole job (`unit`: `epoch`, `run`);
     `split` has those of SPLIT; `allreduces` and their `bytes` are those of an epoch. None: the
     program does not say."""
@@ -36,7 +36,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ScalingStep:
     """All runs with so many ranks. `rate`: work per second, in samples, else in epochs or runs;
     `predicted`: seconds, from what `verify` has measured; `dollars`: of an epoch or run."""
 
@@ -59,7 +59,7 @@ class Curve:
 
     program: str
     unit: str
-    steps: tuple[Step, ...]
+    steps: tuple[ScalingStep, ...]
     fastest: int
     cheapest: int | None
     assumes: str
@@ -67,7 +67,7 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class PredictionBasis:
     """What a prediction is made from. `cores`: as fast as so many cores are all ranks of a cluster
     on one machine together; None: each rank has its own."""
 
@@ -76,8 +76,8 @@ class Machine:
 
 
 def read_run(
-    job: int, ranks: int, nodes: tuple[str, ...], seconds: float, points: Sequence[Point]
-) -> Run:
+    job: int, ranks: int, nodes: tuple[str, ...], seconds: float, points: Sequence[MetricPoint]
+) -> TimedRun:
     """`seconds`: from the job's start to its end. The first epoch warms up, and counts only where
     it is the only one."""
     mine = [p for p in points if "seconds" in p.values and "epoch" in p.values]
@@ -86,9 +86,9 @@ def read_run(
     mine = mine[1:] or mine
     rate = _middle(mine or points, "samples_per_second")
     if not mine:
-        return Run(job, ranks, nodes, seconds, "run", rate)
+        return TimedRun(job, ranks, nodes, seconds, "run", rate)
     found = tuple(value for name in SPLIT if (value := _middle(mine, name)) is not None)
-    return Run(
+    return TimedRun(
         job,
         ranks,
         nodes,
@@ -101,27 +101,27 @@ def read_run(
     )
 
 
-def _middle(points: Iterable[Point], name: str) -> float | None:
+def _middle(points: Iterable[MetricPoint], name: str) -> float | None:
     values = [point.values[name] for point in points if name in point.values]
     return median(values) if values else None
 
 
-def machine(report: Report | None, shared: bool, backend: str) -> Machine:
+def machine(report: Measurements | None, shared: bool, backend: str) -> PredictionBasis:
     """From what `verify` has measured. `shared`: all nodes are names of one machine; `backend`:
     whose all-reduce it is, or `auto`: the fastest."""
     if report is None:
-        return Machine(None, None)
+        return PredictionBasis(None, None)
     ratios = [node.together / node.core for node in report.nodes if node.core and node.together]
     sound = [item for item in report.reductions if not item.error and item.ranks > 1 and item.rate]
     chosen = [item for item in sound if item.backend == backend] or sound
     best = max(chosen, key=lambda item: item.rate, default=None)
-    return Machine(max(1.0, min(ratios)) if shared and ratios else None, best)
+    return PredictionBasis(max(1.0, min(ratios)) if shared and ratios else None, best)
 
 
 def curve(
     program: str,
-    runs: Sequence[Run],
-    machine: Machine,
+    runs: Sequence[TimedRun],
+    machine: PredictionBasis,
     hourly: Callable[[Sequence[str]], float | None],
 ) -> Curve:
     """`hourly`: what nodes cost, in dollars; None where that is not known, or nothing."""
@@ -138,7 +138,7 @@ def curve(
         price = hourly(group[0].nodes)
         prices.append(None if price is None else price / rate.value)
         steps.append(
-            Step(
+            ScalingStep(
                 group[0].ranks,
                 len(group[0].nodes),
                 tuple(run.job for run in group),
@@ -167,10 +167,12 @@ def _each_middle(splits: Sequence[tuple[float, float, float]]) -> tuple[float, f
     return compute, communication, waiting
 
 
-def _predict(base: Sequence[Run], group: Sequence[Run], machine: Machine, rated: bool) -> float:
+def _predict(
+    base: Sequence[TimedRun], group: Sequence[TimedRun], machine: PredictionBasis, rated: bool
+) -> float:
     """Seconds: the computing of the fewest ranks, divided among these, and their all-reduces."""
 
-    def work(runs: Sequence[Run]) -> float:
+    def work(runs: Sequence[TimedRun]) -> float:
         return median(run.seconds * ((rated and run.rate) or 1 / run.seconds) for run in runs)
 
     def power(ranks: int) -> float:
@@ -186,7 +188,9 @@ def _predict(base: Sequence[Run], group: Sequence[Run], machine: Machine, rated:
     return computing + number * latency + 2 * (ranks - 1) / ranks * carried / found.rate
 
 
-def _assumptions(base: Sequence[Run], groups: Sequence[Sequence[Run]], machine: Machine) -> str:
+def _assumptions(
+    base: Sequence[TimedRun], groups: Sequence[Sequence[TimedRun]], machine: PredictionBasis
+) -> str:
     what = "the computing" if base[0].split else "the time"
     text = f"{what} of {base[0].ranks} {'rank' if base[0].ranks == 1 else 'ranks'}, divided"
     if machine.cores:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from clusterctl.insight import gpus, metrics
 from clusterctl.insight.gpus import GpuLook as GpuLook
-from clusterctl.insight.metrics import Point, Reader
-from clusterctl.insight.verify import NETWORK_BASELINE, Report
+from clusterctl.insight.metrics import MetricPoint, Reader
+from clusterctl.insight.verify import NETWORK_BASELINE, Measurements
 
 
 @dataclass(slots=True)
@@ -20,7 +20,7 @@ class RankLook:
     cpu: dict[int, float] = field(default_factory=dict)
     """By process: one that ends takes its time with it."""
     memory: int = 0
-    points: tuple[Point, ...] = ()
+    points: tuple[MetricPoint, ...] = ()
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ class NodeLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class TopFrame:
     """All lines at one moment. `dollars` None: it costs nothing. `left`: seconds until the slowest
     rank is done."""
 
@@ -157,7 +157,7 @@ def rank_lines(before: Mapping[str, Look], after: Mapping[str, Look]) -> tuple[R
     return tuple(sorted(found, key=lambda line: line.rank))
 
 
-def ceilings(types: Mapping[str, str], report: Report | None) -> dict[str, float]:
+def ceilings(types: Mapping[str, str], report: Measurements | None) -> dict[str, float]:
     """Bytes per second that the network of each node carries: the baseline of its instance type,
     else the fastest link of it that `verify` has measured. `types`: instance types by node."""
     found: dict[str, float] = {}

@@ -161,7 +161,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class Measurements:
     """What was measured at a moment (seconds since the epoch), and the verdicts."""
 
     nodes: tuple[NodeFigures, ...]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from clusterctl.insight.verify import Report
+from clusterctl.insight.verify import Measurements
 from clusterctl.model import count
 
 SHOWN = 10
 """Things below their limit that are named; of more, only the number is told."""
 
 
-def describe(report: Report, *, workers: int, name: str) -> tuple[str, ...]:
+def describe(report: Measurements, *, workers: int, name: str) -> tuple[str, ...]:
     """`workers` of the cluster, those included for which there was no time; `name` is its own."""
     measured = count(len(report.nodes), "node")
     if report.links:

@@ -34,7 +34,7 @@ PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RankOutcome:
     """Of one rank. `data`: the pickled result or exception; b"" for one that cannot be pickled."""
 
     ok: bool
@@ -107,7 +107,7 @@ def _find_folder(function: Callable[..., Any]) -> Path | None:
     return path.parents[levels]
 
 
-def read_outcomes(job: Job, cluster: Cluster, pool: Pool) -> dict[int, Outcome]:
+def read_outcomes(job: Job, cluster: Cluster, pool: Pool) -> dict[int, RankOutcome]:
     """By rank, of those that have one."""
     with tempfile.TemporaryDirectory(prefix="clusterctl-") as scratch:
         target = Path(scratch)
@@ -121,5 +121,5 @@ def read_outcomes(job: Job, cluster: Cluster, pool: Pool) -> dict[int, Outcome]:
         found = {}
         for path in target.glob("*/*"):
             if path.name.isdigit():
-                found[int(path.name)] = Outcome(**pickle.loads(path.read_bytes()))
+                found[int(path.name)] = RankOutcome(**pickle.loads(path.read_bytes()))
     return dict(sorted(found.items()))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from clusterctl.errors import NodeUnreachable
 from clusterctl.job_model import Job, JobState
 from clusterctl.jobs import systems
 from clusterctl.jobs.start import ASK_TIMEOUT, list_nodes, list_rank_nodes, make_error
-from clusterctl.model import Cluster, NodeResult, count
+from clusterctl.model import Cluster, NodeResult, Reporter, count
 from clusterctl.schedulers import direct, verdict
 from clusterctl.schedulers.direct import GRACE
 from clusterctl.timeouts import NEVER, Deadline
@@ -33,12 +33,12 @@ def refresh_all(
     jobs: Sequence[Job],
     cluster: Cluster,
     pool: Pool,
-    tell: Callable[[str], None] = lambda text: None,
+    report: Reporter = lambda text: None,
     deadline: Deadline = NEVER,
 ) -> tuple[Job, ...]:
-    """All these jobs of one cluster. `tell` hears of a queue that does not answer. Those not asked
-    after by the deadline are unchanged."""
-    found = systems.load(cluster).refresh(jobs, pool, tell, deadline)
+    """All these jobs of one cluster. `report` hears of a queue that does not answer. Those not
+    asked after by the deadline are unchanged."""
+    found = systems.load(cluster).refresh(jobs, pool, report, deadline)
     for job, now in zip(jobs, found, strict=True):
         if now.state.ended and now.started is None and not job.state.ended:
             forget(now, cluster, pool)  # staged at most: no script of its own has cleaned up

@@ -12,7 +12,7 @@ import math
 import re
 import shlex
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from io import BufferedWriter
 from pathlib import Path
@@ -24,7 +24,7 @@ from clusterctl.jobs import control, logs, pace, systems
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.logs import Piece
 from clusterctl.jobs.start import list_nodes
-from clusterctl.model import Cluster, Node, NodeResult
+from clusterctl.model import Cluster, Node, NodeResult, Reporter
 from clusterctl.options.table import MIN_IDLE
 from clusterctl.schedulers import verdict
 from clusterctl.state.home import writing
@@ -92,9 +92,9 @@ class _TimeIsUpError(Exception):
 
 
 class Follower:
-    """Iterate over `batches()`; `job` is always the job as its state file last described it. `tell`
-    hears why it waits, and hears it again when that changes. `cut_short`: time was up before all
-    output that was there had been read.
+    """Iterate over `batches()`; `job` is always the job as its state file last described it.
+    `report` hears why it waits, and hears it again when that changes. `cut_short`: time was up
+    before all output that was there had been read.
 
     A worker that does not answer is left out: `lost` has the reason. So is the launcher where only
     what is there now is wanted. Who follows a job to its end gets NodeUnreachable when the launcher
@@ -108,7 +108,7 @@ class Follower:
         pool: Pool,
         folder: Path,
         interrupts: Interrupts,
-        tell: Callable[[str], None] = lambda text: None,
+        report: Reporter = lambda text: None,
     ) -> None:
         self.job = job
         self.cut_short = False
@@ -120,7 +120,7 @@ class Follower:
         self._file: BufferedWriter | None = None
         self._watches = [_Watch(name) for name in list_nodes(job, cluster)]
         self._interrupts = interrupts
-        self._tell = tell
+        self._report = report
         self._told = ""
         self._keep = False
         self._silent: dict[str, str] = {}
@@ -189,7 +189,7 @@ class Follower:
                 self.job = control.refresh(self.job, self._cluster, self._pool)
                 self._say()
             if self.job.state is JobState.RUNNING and clock.should_tell():
-                self._tell(
+                self._report(
                     f"job {self.job.id} has written nothing for {pace.STILL / 60:g} minutes;"
                     f" `clusterctl doctor {self.job.id}` shows what its ranks are doing"
                 )
@@ -207,7 +207,7 @@ class Follower:
         waiting = self.job.state is JobState.QUEUED
         text = self._system.describe_wait(self.job) if waiting else ""
         if text and text != self._told:
-            self._tell(text)
+            self._report(text)
         self._told = text
 
     def _remembered(self, replay: bool) -> Iterator[list[Piece]]:
@@ -388,10 +388,10 @@ class Follower:
                         raise ConnectionError(f"no answer for {FROZEN:g} s") from None
                     why = "new connections work, but its earlier processes are frozen or very slow"
                     self._silent[watch.node] = why
-                    self._tell(f"{watch.node} has not answered for {FROZEN:g} s: {why}")
+                    self._report(f"{watch.node} has not answered for {FROZEN:g} s: {why}")
         if watch.node in self._silent:
             del self._silent[watch.node]
-            self._tell(f"{watch.node} answers again")
+            self._report(f"{watch.node} answers again")
         if not data:
             raise ConnectionError("it closed the connection")
         watch.buffer += data
@@ -400,7 +400,7 @@ class Follower:
         """Says which nodes cannot be reached, and why: all of them at once, since several may be
         gone together."""
         for name, why in self._probe().items():
-            self._tell(f"{name} has not answered for {NOTICE:g} s: {why}")
+            self._report(f"{name} has not answered for {NOTICE:g} s: {why}")
 
     def _probe(self) -> dict[str, str]:
         """What is known about nodes that are not as they were."""
@@ -435,7 +435,7 @@ class Follower:
             except (OSError, NodeUnreachable) as another:
                 return self._lose(watch, str(another) or "no answer")
             watch.reconnected += 1
-            return self._tell(f"reconnected to {watch.node}: {error}")
+            return self._report(f"reconnected to {watch.node}: {error}")
         self._lose(watch, str(error) or "no answer")
 
     def _may_reconnect(self, watch: _Watch) -> bool:
@@ -460,7 +460,7 @@ class Follower:
         missing = "its output is missing"
         if launcher:
             missing = f"the state of job {self.job.id} is as last seen ({self.job.state.value})"
-        self._tell(f"{watch.node} does not answer, {missing}: {why}")
+        self._report(f"{watch.node} does not answer, {missing}: {why}")
 
 
 def find_saved(job: Job, cluster: Cluster, pool: Pool) -> frozenset[str]:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import shlex
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from clusterctl.job_model import Job
 from clusterctl.jobs import mirror, stage
 from clusterctl.jobs.fetched import read_state
 from clusterctl.jobs.start import list_rank_nodes, make_error
-from clusterctl.model import Cluster, NodeResult
+from clusterctl.model import Cluster, NodeResult, Reporter
 from clusterctl.state import Home
 from clusterctl.state.home import write_atomic, writing
 from clusterctl.transport.pool import Pool
@@ -62,7 +62,7 @@ class Brought:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundOutputs:
     """`outputs`, in the order of their places, and an error for each node that may have more:
     NodeUnreachable where it does not answer, RecordError where they cannot be told or listed."""
 
@@ -78,7 +78,7 @@ class Found:
         return self.outputs
 
 
-def find(job: Job, cluster: Cluster, pool: Pool, *, timeout: float = LIST_TIMEOUT) -> Found:
+def find(job: Job, cluster: Cluster, pool: Pool, *, timeout: float = LIST_TIMEOUT) -> FoundOutputs:
     """Every output on every node that ran ranks."""
 
     def ask(name: str) -> NodeResult:
@@ -106,7 +106,7 @@ def find(job: Job, cluster: Cluster, pool: Pool, *, timeout: float = LIST_TIMEOU
             lost.append(result.node)
         found += parse(result.node, result.stdout)
     found.sort(key=lambda output: (output.node, output.path))
-    return Found(tuple(found), tuple(failed), tuple(lost))
+    return FoundOutputs(tuple(found), tuple(failed), tuple(lost))
 
 
 def parse(node: str, printed: bytes) -> list[Output]:
@@ -123,13 +123,13 @@ def parse(node: str, printed: bytes) -> list[Output]:
 
 
 def find_copies(
-    job: Job, cluster: Cluster, pool: Pool, names: Collection[str], tell: Callable[[str], None]
+    job: Job, cluster: Cluster, pool: Pool, names: Collection[str], report: Reporter
 ) -> tuple[Output, ...]:
     """The launcher's copies of the outputs of nodes that are lost; says from when they are. Raises
     NodeUnreachable."""
     copies = mirror.find(job, cluster, pool, names)
     for line in mirror.describe(copies):
-        tell(line)
+        report(line)
     return tuple(
         Output(name, path, size, modified, copied=True)
         for name, found in sorted(copies.items())

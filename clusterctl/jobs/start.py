@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from shlex import join, quote
 
@@ -12,7 +12,7 @@ from clusterctl.errors import ClusterctlError, LaunchError, NodeUnreachable
 from clusterctl.job_model import Job, ProgramKind
 from clusterctl.jobs import spy, stage, systems
 from clusterctl.launch_plan import LaunchPlan
-from clusterctl.model import MEMORY, Accelerator, Cluster, Node, NodeResult
+from clusterctl.model import MEMORY, Accelerator, Cluster, Node, NodeResult, Reporter
 from clusterctl.schedulers.direct import (
     CLEAN_LIMIT,
     GRACE,
@@ -266,7 +266,7 @@ def _apart(
     return data, [script]
 
 
-def start(job: Job, cluster: Cluster, pool: Pool, port: str, tell: Callable[[str], None]) -> Job:
+def start(job: Job, cluster: Cluster, pool: Pool, port: str, report: Reporter) -> Job:
     """Starts the supervisor, or hands the job in; returns the job in the state that was written
     first. A batch system that takes its time is waited for, and that is said."""
     system = systems.load(cluster)
@@ -275,7 +275,7 @@ def start(job: Job, cluster: Cluster, pool: Pool, port: str, tell: Callable[[str
         f"cd {quote(launcher.root)}/jobs/{job.id} && echo {quote(port)} >port &&"
         f" {join(system.scheduler.submit_argv(job))}"
     )
-    slow = threading.Timer(PATIENCE, tell, [system.slow_start])
+    slow = threading.Timer(PATIENCE, report, [system.slow_start])
     slow.daemon = True
     if system.slow_start:
         slow.start()

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from clusterctl.errors import ProviderError
-from clusterctl.model import Charge, Cluster, ClusterSpec, Node, Runtime
+from clusterctl.model import Charge, Cluster, ClusterSpec, Node, Reporter, Runtime
 from clusterctl.node_phases import NodePhases
-from clusterctl.registry import Login
+from clusterctl.registry import RegistryLogin
 from clusterctl.transport.pool import Pool
-
-OnEvent = Callable[[str], None]
-"""Takes one line of progress for people."""
 
 
 class NoCapacity(ProviderError):
@@ -103,7 +100,7 @@ class Provider(Protocol):
     def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
         """Node name → `running` or what is wrong, from the machines and not from the record."""
 
-    def destroy(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> None:
+    def destroy(self, cluster: Cluster, folder: Path, report: Reporter) -> None:
         """Removes everything from any half-built state; LeftoverError if something stays. Of
         machines that were attached only what we have put there is removed."""
 
@@ -115,7 +112,7 @@ class Creator(Provider, Protocol):
         self,
         spec: ClusterSpec,
         current: Cluster | None = None,
-        tell: OnEvent = ...,
+        report: Reporter = ...,
         *,
         ahead: Path | None = None,
     ) -> ProviderPlan:
@@ -123,7 +120,7 @@ class Creator(Provider, Protocol):
         state home where `create` is to follow: what is slow, costs nothing and serves every cluster
         may be begun there. Raises ProviderError where it cannot be done."""
 
-    def create(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> Created:
+    def create(self, cluster: Cluster, folder: Path, report: Reporter) -> Created:
         """Makes what is missing, removes what is surplus; safe to repeat after any interruption."""
 
 
@@ -179,7 +176,7 @@ class Pausing(Protocol):
         """Raises UsageError where these machines cannot be stopped, and ProviderError where AWS
         does not let us in: before a job is ended."""
 
-    def stop(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> float:
+    def stop(self, cluster: Cluster, folder: Path, report: Reporter) -> float:
         """Stops all of them, whatever state they are in, and waits for it. Returns since when only
         their disks cost money. Raises ProviderError."""
 
@@ -251,7 +248,7 @@ class Billing(Protocol):
 class Repricing(Protocol):
     """Its machines may come to be others than planned, at another price."""
 
-    def reprice(self, cluster: Cluster, folder: Path, tell: OnEvent) -> tuple[Charge, ...]:
+    def reprice(self, cluster: Cluster, folder: Path, report: Reporter) -> tuple[Charge, ...]:
         """The charges, where machines that the record does not have cost what they have come to be:
         those of a `create` that broke off. Raises ProviderError."""
 
@@ -317,7 +314,7 @@ class Discovery(Recovering, Protocol):
     def find(self, region: str) -> tuple[Resource, ...]:
         """Everything in a region that carries our tag."""
 
-    def remove(self, cluster_id: str, region: str, on_event: OnEvent) -> None:
+    def remove(self, cluster_id: str, region: str, report: Reporter) -> None:
         """Removes a cluster by its tag alone. Raises LeftoverError."""
 
     def adopt(self, cluster_id: str, name: str, region: str) -> Cluster:
@@ -325,7 +322,7 @@ class Discovery(Recovering, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckRow:
     """One row of `check`. `level`: `ok`, `warning` (something is less good) or `error` (something
     will not work)."""
 
@@ -339,7 +336,7 @@ class Finding:
 class LogsIn(Protocol):
     """Has container registries of its own."""
 
-    def registry_login(self, host: str) -> Login | None:
+    def registry_login(self, host: str) -> RegistryLogin | None:
         """How to pull from that registry; None for one that is not its own."""
 
 
@@ -347,7 +344,7 @@ class LogsIn(Protocol):
 class Diagnosing(Protocol):
     """Knows more of what stands against a cluster than the plan of one."""
 
-    def diagnose(self) -> tuple[Finding, ...]: ...
+    def diagnose(self) -> tuple[CheckRow, ...]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,11 +6,11 @@ import fcntl
 import os
 import re
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from clusterctl.errors import RecordError
+from clusterctl.model import Reporter
 from clusterctl.state.home import Home, writing
 from clusterctl.timeouts import Deadline
 
@@ -37,12 +37,12 @@ class ClusterLock:
         home: Home,
         name: str,
         verb: str,
-        tell: Callable[[str], None] = lambda text: None,
+        report: Reporter = lambda text: None,
     ) -> None:
         self._home = home
         self._name = name
         self._verb = verb
-        self._tell = tell
+        self._report = report
         self._fd: int | None = None
         self._children: list[int] = []
 
@@ -100,7 +100,7 @@ class ClusterLock:
                 )
             if not told:
                 command, _, pid = lent[-1].rpartition(" ")
-                self._tell(f"waiting for {command} (pid {pid}), left behind by {holder}")
+                self._report(f"waiting for {command} (pid {pid}), left behind by {holder}")
                 told = True
             time.sleep(0.1)
             with suppress(BlockingIOError):

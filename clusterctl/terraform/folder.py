@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl import process
+from clusterctl.model import Reporter
 from clusterctl.state.home import write_atomic
 from clusterctl.terraform.binary import Binary, command_line, flag, with_plugins
 from clusterctl.terraform.events import (
@@ -136,7 +137,7 @@ class Terraform:
         cache: Path,
         lock: int | None = None,
         on_start: Callable[[int, str], None] = lambda pid, command: None,
-        tell: Callable[[str], None] = lambda text: None,
+        report: Reporter = lambda text: None,
         lent: Callable[[], AbstractContextManager[Mapping[str, str]]] = lambda: nullcontext({}),
     ) -> None:
         self.folder = folder
@@ -145,7 +146,7 @@ class Terraform:
         self._cache = cache
         self._lock = lock
         self._on_start = on_start
-        self._tell = tell
+        self._report = report
         self._lent = lent
 
     @property
@@ -240,11 +241,11 @@ class Terraform:
         except Interrupted:
             raise
         except KeyboardInterrupt:
-            self._tell(
+            self._report(
                 f"{self.binary.name} {command} keeps running in the background. Created so far:"
             )
             for line in listener.left():
-                self._tell(f"  {line}")
+                self._report(f"  {line}")
             raise
 
     def _watched(self, command: str, argv: list[str], listener: Listener) -> Listener:
@@ -257,7 +258,7 @@ class Terraform:
                 on_start=lambda pid: self._on_start(
                     pid, f"{Path(self.binary.path).name} {command}"
                 ),
-                on_interrupt=lambda: self._tell(
+                on_interrupt=lambda: self._report(
                     "Ctrl-C: waiting for terraform to finish its current step; press it again to"
                     " leave terraform running"
                 ),

@@ -103,7 +103,7 @@ class Destination:
             refused = stage == "auth" and made[-1].is_active()
             self.remote.client.close()
             sock.close()
-            if isinstance(error, Refused):
+            if isinstance(error, HostKeyRefused):
                 raise error.args[0] from None
             if isinstance(error, ConnectError) or not isinstance(error, LOST):
                 raise
@@ -114,7 +114,7 @@ class Destination:
             raise diagnosis.explain_break(self.target, stage, error, self.keys) from error
 
 
-class Refused(Exception):
+class HostKeyRefused(Exception):
     """Carries a ConnectError, its only argument, out of paramiko's host key policy."""
 
 
@@ -164,7 +164,7 @@ class Pinned(paramiko.RejectPolicy):  # type: ignore[misc]  # untyped
             what = f"its host key {offered} is not known"
             files = ", ".join(map(str, self._files))
             hint = f"it is not listed in {files}; `clusterctl up` or `attach` writes what is lost"
-        raise Refused(self._target.error(f"{what}; nothing was sent", hint))
+        raise HostKeyRefused(self._target.error(f"{what}; nothing was sent", hint))
 
 
 @contextmanager

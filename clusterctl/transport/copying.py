@@ -33,7 +33,7 @@ CHUNK = 1 << 20
 """Bytes."""
 
 
-class Start(Protocol):
+class StartCommand(Protocol):
     """Starts a command on the node. Raises FAILURES."""
 
     def __call__(
@@ -45,7 +45,7 @@ _CHANGED = ("file changed as we read it", "File removed before we read it")
 """What GNU tar complains about, with exit code 1, when a job still writes."""
 
 
-def put(start: Start, source: Path, target: str) -> NodeResult:
+def put(start: StartCommand, source: Path, target: str) -> NodeResult:
     """Raises FAILURES."""
     values = {"target": shell.path(target), "mark": ".clusterctl-" + secrets.token_hex(8)}
     try:
@@ -126,7 +126,7 @@ def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
     return member
 
 
-def get(start: Start, source: str, target: Path) -> NodeResult:
+def get(start: StartCommand, source: str, target: Path) -> NodeResult:
     """Raises FAILURES."""
     mark = "clusterctl-" + secrets.token_hex(8)
     command = render("transport/get.sh.j2", source=shell.path(source), mark=mark)

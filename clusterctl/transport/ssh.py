@@ -89,7 +89,7 @@ class SshTransport:
     def run(
         self, command: str, *, stdin: bytes = b"", timeout: float, on_stdout: OnStdout | None = None
     ) -> NodeResult:
-        def collect(start: copying.Start) -> NodeResult:
+        def collect(start: copying.StartCommand) -> NodeResult:
             with start(command, collect=True, on_stdout=on_stdout) as session:
                 code, why = None, ""
                 try:
@@ -131,7 +131,9 @@ class SshTransport:
         for jump in reversed(jumps):
             jump.close()
 
-    def _result(self, action: Callable[[copying.Start], NodeResult], timeout: float) -> NodeResult:
+    def _result(
+        self, action: Callable[[copying.StartCommand], NodeResult], timeout: float
+    ) -> NodeResult:
         started = time.monotonic()
         try:
             result = action(partial(self._session, Deadline(timeout)))

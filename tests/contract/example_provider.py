@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl import keys
-from clusterctl.model import Cluster, ClusterSpec, Node, Role
-from clusterctl.providers.protocol import Created, Features, OnEvent, ProviderPlan
+from clusterctl.model import Cluster, ClusterSpec, Node, Reporter, Role
+from clusterctl.providers.protocol import Created, Features, ProviderPlan
 
 SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin:/sbin") or "sshd"
 
@@ -29,7 +29,7 @@ class ProcessProvider:
         line = f"{spec.workers + 1} sshd on this machine"
         return ProviderPlan(mode="processes", mode_reason="", one_host=True, lines=(line,))
 
-    def create(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> Created:
+    def create(self, cluster: Cluster, folder: Path, report: Reporter) -> Created:
         names = ["launcher", *(f"worker-{n}" for n in range(1, cluster.spec.workers + 1))]
         nodes = tuple(_node(folder / "nodes" / name) for name in names)
         return Created(nodes=nodes, host_keys={n: keys.ensure(folder / "nodes" / n) for n in names})
@@ -38,7 +38,7 @@ class ProcessProvider:
         running = {path.stem for path in folder.glob("nodes/*.pid")}
         return {n.name: "running" if n.name in running else "gone" for n in cluster.nodes}
 
-    def destroy(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> None:
+    def destroy(self, cluster: Cluster, folder: Path, report: Reporter) -> None:
         for pid in folder.glob("nodes/*.pid"):
             with suppress(ProcessLookupError):
                 os.kill(int(pid.read_text()), signal.SIGTERM)

@@ -157,7 +157,7 @@ run.run(
     prepared,
     on_start=lambda job: signal.raise_signal(signal.SIGINT),
     on_output=print,
-    tell=print,
+    report=print,
 )
 """
 

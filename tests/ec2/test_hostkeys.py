@@ -56,7 +56,7 @@ class CountedKeys(HostKeys):
     def pool(self, nodes):
         return CountedPool(nodes, identity=folder / "ssh" / "user", known_hosts=self.known_hosts)
 
-_, pool = CountedKeys(folder).settle([node], limit=30, tell=lambda text: None)
+_, pool = CountedKeys(folder).settle([node], limit=30, report=lambda text: None)
 pool.close()
 print(" ".join(done))
 """
@@ -117,7 +117,7 @@ class Booted:
                 line.split(" ", 1)[1] for line in self.keys.known_hosts.read_text().splitlines()
             }
             assert trusted <= {self.first} | self.own()
-        final, pool = self.keys.settle([node], limit=SECONDS, tell=lambda text: None)
+        final, pool = self.keys.settle([node], limit=SECONDS, report=lambda text: None)
         with pool:
             assert pool.run("true", timeout=SECONDS)[0].ok
         assert {final[self.name]} == self.own()
@@ -204,4 +204,4 @@ def test_nothing_is_trusted_on_first_use_at_any_step(lab: Lab) -> None:
         client(one, dies)
         changed(one)
         with pytest.raises(NodeUnreachable, match="host key has changed"):
-            one.keys.settle([one.node], limit=SECONDS, tell=lambda text: None)
+            one.keys.settle([one.node], limit=SECONDS, report=lambda text: None)

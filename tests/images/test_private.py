@@ -53,9 +53,9 @@ def test_a_node_pulls_with_the_login_of_this_machine(
         shim.chmod(0o755)
         env = {**os.environ, **engine.environment, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
 
-        def apply(login: registry.Login | None) -> subprocess.CompletedProcess[str]:
+        def apply(login: registry.RegistryLogin | None) -> subprocess.CompletedProcess[str]:
             key = keys.generate()
-            box = steps.Container(
+            box = steps.NodeContainer(
                 image=found.pinned,
                 login=login,
                 host_key=key,

@@ -163,7 +163,7 @@ def test_a_subnet_of_theirs_is_looked_at_before_it_costs(lab: Lab, api: Api) -> 
     ):
         found = survey(api, subnet=(in_b, in_a))
         assert found.zones == ("us-east-1b", "us-east-1a"), "in the order of the subnets"
-        of_b, of_a = networks.Place(in_b, in_b), networks.Place(in_a, in_a)
+        of_b, of_a = networks.ZoneSubnets(in_b, in_b), networks.ZoneSubnets(in_a, in_a)
         assert found.subnets == {"us-east-1b": of_b, "us-east-1a": of_a}
         assert list(survey(api, vpc=vpc).subnets) == ["us-east-1a", "us-east-1b"]
         assert survey(api, vpc=vpc, zones=("us-east-1b",)).zones == ("us-east-1b",)
@@ -651,7 +651,7 @@ def test_private_workers_need_two_subnets_of_theirs(lab: Lab, api: Api) -> None:
                 survey(api, private=True, **cloud)
             assert "--subnet PUBLIC,CLOSED" in caught.value.hint
         with with_nat(lab.api, in_a, vpc, "us-east-1a", "10.99.0.128/28") as (closed, nat):
-            place = {"us-east-1a": networks.Place(closed, in_a, nat)}
+            place = {"us-east-1a": networks.ZoneSubnets(closed, in_a, nat)}
             for cloud in ({"vpc": vpc}, {"subnet": (in_a, closed)}, {"subnet": (closed, in_a)}):
                 assert survey(api, private=True, **cloud).subnets == place
             with pytest.raises(UsageError, match=f"{closed} has no route to an internet gateway"):

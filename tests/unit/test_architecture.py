@@ -355,6 +355,36 @@ def test_the_way_from_a_verb_is_short(start: str, end: str, most: int) -> None:
     assert len(way) <= most, sorted(way)
 
 
+MAY_SHARE_A_NAME = {
+    "Cluster",  # `from clusterctl import Cluster` is for people, `model.Cluster` is its record
+}
+
+
+def shared_names(package: Path) -> list[str]:
+    """Classes of one name in several modules: a reader of one takes it for the other."""
+    places: dict[str, list[str]] = {}
+    for path in sorted(package.rglob("*.py")):
+        for item in ast.walk(ast.parse(path.read_text(), str(path))):
+            if isinstance(item, ast.ClassDef):
+                where = f"{path.relative_to(package)}:{item.lineno}"
+                places.setdefault(item.name, []).append(where)
+    return [
+        f"{name}: {', '.join(found)}"
+        for name, found in sorted(places.items())
+        if len(found) > 1 and name not in MAY_SHARE_A_NAME
+    ]
+
+
+def test_a_class_has_its_name_for_itself() -> None:
+    assert shared_names(PACKAGE) == []
+
+
+def test_a_name_that_two_classes_share_is_seen(tmp_path: Path) -> None:
+    (tmp_path / "down.py").write_text("class Found:\n    pass\n")
+    (tmp_path / "up.py").write_text("\nclass Found:\n    pass\nclass Cluster:\n    pass\n")
+    assert shared_names(tmp_path) == ["Found: down.py:1, up.py:2"]
+
+
 def test_workloads_need_no_clusterctl() -> None:
     needing = [
         f"{path.relative_to(ROOT)}:{line}"

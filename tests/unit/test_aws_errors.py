@@ -10,7 +10,7 @@ import pytest
 
 from clusterctl.errors import ProviderError
 from clusterctl.providers.ec2 import failures
-from clusterctl.providers.ec2.failures import CapacityError, Refused
+from clusterctl.providers.ec2.failures import CapacityError, RefusedByAws
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -105,7 +105,7 @@ def test_an_exception_of_botocore(case: dict[str, Any]) -> None:
 )
 def test_what_a_dry_run_tells_about_the_account(code: str, text: str, account: bool) -> None:
     """Anything else depends on what is not made yet."""
-    refused: Refused = failures.refused("run instances", code, text, "us-east-1")
+    refused: RefusedByAws = failures.refused("run instances", code, text, "us-east-1")
     assert failures.is_account_error(refused) is account
 
 

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 
 from clusterctl.insight import allreduce, scaling
-from clusterctl.insight.allreduce import Figure, Limit
-from clusterctl.insight.metrics import Point
-from clusterctl.insight.verify import Link, NodeFigures, Reduction, Report
+from clusterctl.insight.allreduce import Figure, HardwareLimit
+from clusterctl.insight.metrics import MetricPoint
+from clusterctl.insight.verify import Link, Measurements, NodeFigures, Reduction
 from tests.unit.calling import Call
 
 CASES = sorted((Path(__file__).parents[1] / "cases" / "scaling").glob("*.json"))
 
 
-def report(*links: Link, reductions: tuple[Reduction, ...] = (), **node: Any) -> Report:
+def report(*links: Link, reductions: tuple[Reduction, ...] = (), **node: Any) -> Measurements:
     nodes = (NodeFigures("worker-1", **node), NodeFigures("worker-2", **node))
-    return Report(nodes, links, reductions, (), 1.0)
+    return Measurements(nodes, links, reductions, (), 1.0)
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
@@ -32,7 +32,10 @@ def test_how_a_program_scales(path: Path) -> None:
             run["ranks"],
             tuple(run["nodes"]),
             run.get("seconds", 60.0),
-            [Point(0, {"epoch": epoch, **values}) for epoch, values in enumerate(run["epochs"])],
+            [
+                MetricPoint(0, {"epoch": epoch, **values})
+                for epoch, values in enumerate(run["epochs"])
+            ],
         )
         for number, run in enumerate(case["runs"])
     ]
@@ -42,7 +45,7 @@ def test_how_a_program_scales(path: Path) -> None:
     def hourly(nodes: Sequence[str]) -> float | None:
         return sum(prices[name] for name in nodes) if prices else None
 
-    machine = scaling.Machine(case.get("cores"), reduction)
+    machine = scaling.PredictionBasis(case.get("cores"), reduction)
     curve = scaling.curve("train.py", runs, machine, hourly)
 
     assert curve.unit == case["unit"]
@@ -59,17 +62,21 @@ def test_how_a_program_scales(path: Path) -> None:
 
 def test_repeats_are_error_bars() -> None:
     runs = [
-        scaling.read_run(n, 1, ("worker-1",), 60, [Point(0, {"epoch": 0, "seconds": seconds})])
+        scaling.read_run(
+            n, 1, ("worker-1",), 60, [MetricPoint(0, {"epoch": 0, "seconds": seconds})]
+        )
         for n, seconds in enumerate((4.0, 5.0, 8.0))
     ]
-    [step] = scaling.curve("x.py", runs, scaling.Machine(None, None), lambda nodes: None).steps
+    [step] = scaling.curve(
+        "x.py", runs, scaling.PredictionBasis(None, None), lambda nodes: None
+    ).steps
     assert step.seconds == Figure(5.0, 4.0, 8.0)
     assert step.jobs == (0, 1, 2)
 
 
 def test_ranks_that_all_print_are_not_counted_twice() -> None:
     """The lowest rank's lines say how long an epoch took."""
-    points = [Point(rank, {"epoch": 0, "seconds": 2.0 + rank}) for rank in (1, 0)]
+    points = [MetricPoint(rank, {"epoch": 0, "seconds": 2.0 + rank}) for rank in (1, 0)]
     assert scaling.read_run(1, 2, ("a",), 60, points).seconds == 2.0
 
 
@@ -84,8 +91,8 @@ def test_the_prediction_takes_the_all_reduce_of_the_backend_in_use() -> None:
     assert scaling.machine(found, False, "auto").cores is None
 
 
-def sizes(*rows: tuple[int, float]) -> list[Point]:
-    return [Point(0, {"step": n, "bytes": s, "seconds": t}) for n, (s, t) in enumerate(rows)]
+def sizes(*rows: tuple[int, float]) -> list[MetricPoint]:
+    return [MetricPoint(0, {"step": n, "bytes": s, "seconds": t}) for n, (s, t) in enumerate(rows)]
 
 
 def test_bandwidths_of_an_all_reduce() -> None:
@@ -110,16 +117,16 @@ def test_the_limit_is_the_slowest_link() -> None:
         Link("worker-1", "worker-3", 3e-4, 1e9, 1e9, 1.2e9),
         Link("worker-2", "worker-3", error="no connection"),
     )
-    assert allreduce.limit(report(*links)) == Limit(1e9, 3e-4, "link worker-1 – worker-3")
+    assert allreduce.limit(report(*links)) == HardwareLimit(1e9, 3e-4, "link worker-1 – worker-3")
     assert allreduce.limit(report(memory=9e9)).of == "memory of worker-1"
     assert allreduce.limit(report()).rate == 0
 
 
 def test_a_ring_takes_its_messages_one_after_the_other() -> None:
     """Six messages of four ranks: half a round trip and a quarter of the bytes each."""
-    limit = Limit(1e9, 1e-4, "link")
+    limit = HardwareLimit(1e9, 1e-4, "link")
     assert allreduce.ring_seconds(4_000_000, 4, limit) == pytest.approx(6 * (0.5e-4 + 1e-3))
-    assert allreduce.ring_seconds(8, 4, Limit()) is None
+    assert allreduce.ring_seconds(8, 4, HardwareLimit()) is None
 
 
 @pytest.mark.parametrize(

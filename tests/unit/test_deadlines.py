@@ -132,7 +132,7 @@ def test_a_live_status_names_nodes_whose_agent_has_died(
     provide(monkeypatch, "local", Running())
     (tmp_path / name).write_text("read line\n")
 
-    def told() -> show.Status:
+    def told() -> show.ClusterStatus:
         return show.status(where.store, where.where, live=True)
 
     assert told().warnings == (), "they have no deadline"

@@ -17,7 +17,7 @@ from clusterctl.providers.ec2.hostkeys import HostKeys
 from clusterctl.providers.ec2.preflight import Survey
 from clusterctl.providers.ec2.provider import Ec2Provider
 from clusterctl.providers.ec2.provider_state import ProviderState
-from clusterctl.providers.ec2.spec import Machine
+from clusterctl.providers.ec2.spec import PlannedMachine
 from clusterctl.terraform import Terraform
 
 NETWORK: dict[str, Any] = {
@@ -31,9 +31,9 @@ NETWORK: dict[str, Any] = {
 }
 
 
-def machines(count: int, *, kind: str = "c7i.large", first: int = 1) -> list[Machine]:
+def machines(count: int, *, kind: str = "c7i.large", first: int = 1) -> list[PlannedMachine]:
     return [
-        Machine(name=f"worker-{number}", instance_type=kind, image="cpu", disk=30)
+        PlannedMachine(name=f"worker-{number}", instance_type=kind, image="cpu", disk=30)
         for number in range(first, first + count)
     ]
 

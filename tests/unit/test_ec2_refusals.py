@@ -232,7 +232,7 @@ def test_who_waits_for_a_node_hears_which_one_and_why(
     class Heard(Exception):
         pass
 
-    def tell(text: str) -> None:
+    def report(text: str) -> None:
         raise Heard(text)
 
     monkeypatch.setattr(hostkeys, "TOLD_AFTER", 0.0)
@@ -240,7 +240,7 @@ def test_who_waits_for_a_node_hears_which_one_and_why(
     keys.ensure(folder / "ssh" / "user")
     said = "no SSH answer yet, waiting up to 600 s: worker-1: nothing listens on port 1"
     with pytest.raises(Heard, match=said):
-        HostKeys(folder).settle([unreachable()], limit=600, tell=tell)
+        HostKeys(folder).settle([unreachable()], limit=600, report=report)
 
 
 def test_a_node_that_does_not_answer_names_the_cluster_to_try_again(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_a_node_that_does_not_answer_names_the_cluster_to_try_again(tmp_path: Pa
     keys.ensure(folder / "ssh" / "user")
     silent = unreachable()
     with pytest.raises(NodeUnreachable) as caught:
-        HostKeys(folder).settle([silent], limit=0, tell=lambda text: None)
+        HostKeys(folder).settle([silent], limit=0, report=lambda text: None)
     assert "`clusterctl up red` tries again, `clusterctl down red` removes" in caught.value.hint
 
 
@@ -260,7 +260,7 @@ def test_a_node_that_no_packet_reaches_may_be_behind_a_firewall_of_ones_own(tmp_
     with deaf_port() as port:
         deaf = node("launcher", address="127.0.0.1", ssh_port=port)
         with pytest.raises(NodeUnreachable, match="no answer within") as caught:
-            HostKeys(tmp_path / "red").settle([deaf], limit=0, tell=lambda text: None)
+            HostKeys(tmp_path / "red").settle([deaf], limit=0, report=lambda text: None)
     assert caught.value.cluster == "red"
     assert "allows outgoing SSH (port 22)" in caught.value.hint
 
@@ -278,7 +278,7 @@ def test_a_node_that_refuses_names_the_cluster_to_go_on_with(
     host_keys.boot(["worker-1"], living=())
     here = node("worker-1", address="", root=str(tmp_path))
     with pytest.raises(NodeUnreachable, match="worker-1: exit 1: no sudo") as caught:
-        host_keys.settle([here], limit=0, tell=lambda text: None)
+        host_keys.settle([here], limit=0, report=lambda text: None)
     assert "`clusterctl up red` goes on" in caught.value.hint
 
 

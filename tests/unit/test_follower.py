@@ -23,7 +23,7 @@ from clusterctl.jobs import follow, pace
 from clusterctl.jobs.follow import Follower
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.logs import Piece, is_complete, read_stored
-from clusterctl.model import Cluster, NodeResult
+from clusterctl.model import Cluster, NodeResult, Reporter
 from clusterctl.transport import Transport
 from clusterctl.transport.local import LocalChannel, LocalTransport
 from clusterctl.transport.pool import Pool
@@ -60,14 +60,14 @@ class Site:
     def follow(
         self,
         pool: type[Pool] = Pool,
-        tell: Callable[[str], None] = lambda text: None,
+        report: Reporter = lambda text: None,
         **options: object,
     ) -> tuple[Follower, list[Piece]]:
         """All that comes; raises what the follower raises."""
         with (
             pool(self.cluster.nodes, identity=None, known_hosts=self.home / "none") as nodes,
             Interrupts() as interrupts,
-            Follower(self.job, self.cluster, nodes, self.home, interrupts, tell) as follower,
+            Follower(self.job, self.cluster, nodes, self.home, interrupts, report) as follower,
         ):
             return follower, [
                 piece
@@ -413,7 +413,7 @@ def test_a_connection_that_is_cut_off_is_made_again(
     site.write("worker-2", "rank-1.out", lines)
     site.state(ENDED)
     told: list[str] = []
-    follower, pieces = site.follow(without(node, CutOff), tell=told.append)
+    follower, pieces = site.follow(without(node, CutOff), report=told.append)
     assert text(pieces, 1) == lines
     assert site.copy("worker-2", "rank-1.out").read_bytes() == lines
     again = [line for line in told if line.startswith("reconnected")]
@@ -516,7 +516,7 @@ def test_a_node_that_falls_silent_is_told_long_before_it_is_given_up(
     site.write("worker-2", "rank-1.out", b"after the outage\n")
     site.state(ENDED)
     told: list[str] = []
-    follower, pieces = site.follow(probing({"worker-2": answer}), tell=told.append)
+    follower, pieces = site.follow(probing({"worker-2": answer}), report=told.append)
     assert told[-2:] == [f"worker-2 has not answered for 0.1 s: {said}", "worker-2 answers again"]
     assert text(pieces, 1) == b"after the outage\n"
     assert not follower.lost
@@ -530,7 +530,7 @@ def test_a_node_that_is_only_slow_is_not_reported(
     monkeypatch.setattr(Mute, "silence", [None] * 6)
     site.state(ENDED)
     told: list[str] = []
-    site.follow(probing({}), tell=told.append)
+    site.follow(probing({}), report=told.append)
     assert not [line for line in told if "worker-2" in line]
 
 
@@ -544,7 +544,7 @@ def test_a_node_that_is_frozen_is_told_and_given_up_though_it_can_be_reached(
     monkeypatch.setattr(Mute, "silence", [None] * 1000)
     site.state(ENDED)
     told: list[str] = []
-    follower, _ = site.follow(probing({}), tell=told.append)
+    follower, _ = site.follow(probing({}), report=told.append)
     why = "new connections work, but its earlier processes are frozen or very slow"
     assert f"worker-2 has not answered for 0.2 s: {why}" in told
     assert follower.lost == {"worker-2": why}
@@ -563,7 +563,7 @@ def test_a_connection_that_hears_nothing_any_more_is_made_again(
     site.write("worker-2", "rank-1.out", b"all of it\n")
     site.state(ENDED)
     told: list[str] = []
-    follower, pieces = site.follow(without("worker-2", Silent), tell=told.append)
+    follower, pieces = site.follow(without("worker-2", Silent), report=told.append)
     assert told[-1] == "reconnected to worker-2: no answer for 0.2 s"
     assert Silent.closed[:1] == ["worker-2"]  # all else on that connection would hear nothing, too
     assert text(pieces, 1) == b"all of it\n"
@@ -587,12 +587,12 @@ def test_a_job_that_has_written_nothing_for_long_is_told_once(
     monkeypatch.setattr(pace, "STILL", 0.6)
     told: list[str] = []
 
-    def tell(line: str) -> None:
+    def report(line: str) -> None:
         told.append(line)
         if "has written nothing" in line:
             threading.Timer(1.0, site.state, [ENDED]).start()
 
-    follower, _ = site.follow(tell=tell)
+    follower, _ = site.follow(report=report)
     assert follower.job.state is JobState.SUCCEEDED
     silent = [line for line in told if "has written nothing" in line]
     assert silent == [

@@ -13,12 +13,12 @@ import pytest
 from clusterctl.actions import gc, open_store
 from clusterctl.errors import LeftoverError, ProviderError
 from clusterctl.job_model import JobState
-from clusterctl.model import Cluster
+from clusterctl.model import Cluster, Reporter
 from clusterctl.providers.ec2 import provider_state
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.provider import Ec2Provider
 from clusterctl.providers.ec2.provider_state import ProviderState
-from clusterctl.providers.protocol import OnEvent, Resource
+from clusterctl.providers.protocol import Resource
 from clusterctl.state import ClusterLock, name_client
 from tests.unit.calling import Call
 from tests.unit.making import cluster, job, spec
@@ -73,7 +73,7 @@ class Account(Ec2Provider):
         machine = Resource("instance", "i-1", cluster().id, self.name, owner=self.whose)
         return (replace(machine, client=self.client, deadline=NOW, made=NOW - DAY, hourly=0.5),)
 
-    def remove(self, cluster_id: str, region: str, on_event: OnEvent) -> None:
+    def remove(self, cluster_id: str, region: str, report: Reporter) -> None:
         if region == self.stuck:
             raise LeftoverError("1 instance (i-1) is still there")
         self.removed.append((cluster_id, region))

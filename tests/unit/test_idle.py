@@ -17,9 +17,9 @@ from clusterctl.actions.salvage import save_logs
 from clusterctl.bootstrap import idle_agent
 from clusterctl.errors import ProviderError
 from clusterctl.jobs.logs import is_complete, read_stored
-from clusterctl.model import Charge, CloudSpec, Cluster, Node, Phase, Role, clock
+from clusterctl.model import Charge, CloudSpec, Cluster, Node, Phase, Reporter, Role, clock
 from clusterctl.providers.local.provider import LocalProvider
-from clusterctl.providers.protocol import Ended, Life, OnEvent
+from clusterctl.providers.protocol import Ended, Life
 from clusterctl.schedulers import direct
 from tests.unit.calling import Call
 from tests.unit.making import node
@@ -88,7 +88,7 @@ class Machine:
         return int(now) - int(last)
 
     @property
-    def report(self) -> idle_agent.Report:
+    def report(self) -> idle_agent.AgentReport:
         path = self.root / "idle" / "report"
         return idle_agent.parse(path.read_text() if path.exists() else "")
 
@@ -325,7 +325,7 @@ def fetch(site: Staged, target: Path) -> Fetched:
     gone = dict.fromkeys(("worker-1", "worker-2"), "no route to host")
     with site.pool() as pool:
         job = site.store.job(7)
-        return fetch_from(site.store, job, site.where, pool, gone, target, tell=lambda line: None)
+        return fetch_from(site.store, job, site.where, pool, gone, target, report=lambda line: None)
 
 
 def test_a_whole_copy_outlives_one_that_breaks_off(site: Staged, tmp_path: Path) -> None:
@@ -422,12 +422,12 @@ class Cloud(LocalProvider):
     def deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
         return ""
 
-    def destroy(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> None: ...
+    def destroy(self, cluster: Cluster, folder: Path, report: Reporter) -> None: ...
 
     def check_pausing(self, cluster: Cluster, folder: Path) -> None:
         """Its machines can be stopped."""
 
-    def stop(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> float:
+    def stop(self, cluster: Cluster, folder: Path, report: Reporter) -> float:
         return time.time()
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from clusterctl.actions import open_store
 from clusterctl.insight import event_files, metrics
-from clusterctl.insight.metrics import Point, Reader
+from clusterctl.insight.metrics import MetricPoint, Reader
 from clusterctl.job_model import JobState, Provenance
 from tests.unit.calling import Call
 from tests.unit.making import cluster, job, program, spec
@@ -53,9 +53,9 @@ def test_lines_come_in_pieces_from_several_ranks() -> None:
     reader = Reader()
     one, other = line(step=1, loss=0.5), line(step=2, loss=0.4)
     assert reader.read(0, b"hello\n" + one[:9]) == []
-    assert reader.read(1, other + b"\n") == [Point(1, {"step": 2, "loss": 0.4})]
-    assert reader.read(0, one[9:] + b"\n" + other) == [Point(0, {"step": 1, "loss": 0.5})]
-    assert reader.finish() == [Point(0, {"step": 2, "loss": 0.4})]
+    assert reader.read(1, other + b"\n") == [MetricPoint(1, {"step": 2, "loss": 0.4})]
+    assert reader.read(0, one[9:] + b"\n" + other) == [MetricPoint(0, {"step": 1, "loss": 0.5})]
+    assert reader.finish() == [MetricPoint(0, {"step": 2, "loss": 0.4})]
     assert reader.finish() == []
 
 
@@ -63,13 +63,13 @@ def test_a_line_without_end_is_not_kept_for_ever() -> None:
     reader = Reader()
     for _ in range(40):
         reader.read(0, b"x" * 10_000)
-    assert reader.read(0, b"\n" + line(loss=1) + b"\n") == [Point(0, {"loss": 1})]
+    assert reader.read(0, b"\n" + line(loss=1) + b"\n") == [MetricPoint(0, {"loss": 1})]
 
 
 POINTS = (
-    Point(0, {"loss": 0.5, "time": 100.0, "epoch": 0, "epochs": 4}),
-    Point(0, {"loss": 0.25, "time": 110.0, "epoch": 1, "epochs": 4, "accuracy": math.nan}),
-    Point(1, {"epoch": 0, "loss": 0.75}),
+    MetricPoint(0, {"loss": 0.5, "time": 100.0, "epoch": 0, "epochs": 4}),
+    MetricPoint(0, {"loss": 0.25, "time": 110.0, "epoch": 1, "epochs": 4, "accuracy": math.nan}),
+    MetricPoint(1, {"epoch": 0, "loss": 0.75}),
 )
 
 
@@ -88,7 +88,9 @@ def test_curves_and_last_values() -> None:
 
 
 def test_a_training_that_begins_again_replaces_what_it_had_printed() -> None:
-    points = [Point(0, {"step": s, "loss": v}) for s, v in ((1, 9), (2, 8), (3, 7), (2, 6), (3, 5))]
+    points = [
+        MetricPoint(0, {"step": s, "loss": v}) for s, v in ((1, 9), (2, 8), (3, 7), (2, 6), (3, 5))
+    ]
     assert metrics.series(points, "loss") == {0: [(1, 9), (2, 6), (3, 5)]}
 
 
@@ -99,7 +101,7 @@ def test_how_long_a_step_takes_and_the_training_still_will() -> None:
     assert metrics.seconds_left(POINTS[:2], now=500) == 0
     assert metrics.step_seconds(POINTS[2:]) is None
     assert metrics.seconds_left(POINTS[2:], now=1) is None
-    done = Point(0, {"step": 8, "steps": 8, "time": 120.0})
+    done = MetricPoint(0, {"step": 8, "steps": 8, "time": 120.0})
     assert metrics.seconds_left([done], now=130) == 0
 
 
@@ -176,7 +178,11 @@ class Events:
 def test_event_files_have_a_run_for_each_rank(tmp_path: Path) -> None:
     """A training that began again, and an export that is repeated, replace what there was: two
     values at one step are a zigzag in TensorBoard."""
-    points = [*POINTS, Point(1, {"epoch": 0, "loss": 0.625}), Point(2, {"epoch": 3, "time": 9.0})]
+    points = [
+        *POINTS,
+        MetricPoint(1, {"epoch": 0, "loss": 0.625}),
+        MetricPoint(2, {"epoch": 3, "time": 9.0}),
+    ]
     (tmp_path / "rank-0").mkdir()
     earlier = tmp_path / "rank-0" / f"events.out.tfevents.1.here{event_files.SUFFIX}"
     theirs = tmp_path / "rank-0" / "events.out.tfevents.1.here"

@@ -49,7 +49,7 @@ class Hanging(Ec2Provider):
     def allow(self, cluster: Cluster, folder: Path, networks: object) -> tuple[str, ...]:
         raise self._wait()
 
-    def stop(self, cluster: Cluster, folder: Path, on_event: object) -> float:
+    def stop(self, cluster: Cluster, folder: Path, report: object) -> float:
         raise self._wait()
 
     def check_pausing(self, cluster: Cluster, folder: Path) -> None:

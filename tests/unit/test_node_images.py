@@ -14,7 +14,7 @@ from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import ClusterSpec, NodeGroup, Runtime
 from clusterctl.providers.ec2.provider import Ec2Provider
 from clusterctl.providers.protocol import ProviderPlan
-from clusterctl.registry import Login
+from clusterctl.registry import RegistryLogin
 from tests.sim import hub as hubs
 from tests.sim.hub import Hub
 from tests.unit.making import cluster
@@ -110,11 +110,11 @@ def test_an_image_of_ones_own_is_pinned_and_measured(hub: Hub) -> None:
     digest = hub.serve("me/gpu", "1", size=3_200_000_000, login="me:secret")
     with pytest.raises(ProviderError, match="it is private or does not exist"):
         resolve(spec(image="me/gpu:1"))
-    logins = {"docker.io": Login("me", "secret")}
+    logins = {"docker.io": RegistryLogin("me", "secret")}
     found = node_images.resolve(spec(image="me/gpu:1"), KINDS, {}, logins.get)
     assert found["nvidia"].reference == f"me/gpu@{digest}"
     assert found["nvidia"].line == f"image of nvidia workers: me/gpu:1 ({digest[:19]}, 3,200 MB)"
-    assert found["nvidia"].login == Login("me", "secret")
+    assert found["nvidia"].login == RegistryLogin("me", "secret")
     assert "secret" not in repr(found)
 
 

@@ -83,7 +83,7 @@ def run(
     try:
         seen: Any = {
             "on_output": lambda pieces: printed.extend(piece.data for piece in pieces),
-            "tell": said.append,
+            "report": said.append,
         }
         ended: Job | NodeUnreachable = node_loss.run(
             site.store,
@@ -104,7 +104,7 @@ def run_away(site: Staged, tmp_path: Path, policy: str) -> None:
     what = spec(program=program.program, on_node_loss=policy)
     number = site.store.next_job_id()
     prepared = prepare(site.where, what, program, {}, number=number)
-    ignored: Any = {name: lambda given: None for name in ("on_start", "on_output", "tell")}
+    ignored: Any = {name: lambda given: None for name in ("on_start", "on_output", "report")}
     with suppress(NodeUnreachable):
         run_once(site.store, prepared, **ignored)
 

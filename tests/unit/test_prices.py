@@ -12,7 +12,7 @@ from clusterctl.model import NETWORK_PARTS, Charge
 from clusterctl.providers.ec2 import prices
 from clusterctl.providers.ec2.cleanup import Rates
 from clusterctl.providers.ec2.prices import Quote
-from clusterctl.providers.ec2.spec import Machine
+from clusterctl.providers.ec2.spec import PlannedMachine
 from clusterctl.providers.shared.nodes import LAUNCHER
 
 KNOWN = "g4dn.xlarge"
@@ -59,7 +59,7 @@ def quotes(
     aws: Aws, *types: str, spot: tuple[str, ...] = (), zones: tuple[str, ...] = (ZONE,)
 ) -> tuple[dict[str, Quote], list[str]]:
     told: list[str] = []
-    return prices.quotes(aws, types, spot=spot, zones=zones, tell=told.append), told
+    return prices.quotes(aws, types, spot=spot, zones=zones, report=told.append), told
 
 
 def test_a_live_price_wins_over_the_table() -> None:
@@ -82,7 +82,8 @@ def test_a_spot_price_is_that_of_its_zone() -> None:
 
 def test_a_launcher_of_the_type_of_spot_workers_costs_the_whole_price() -> None:
     machines = [
-        Machine(name=n, instance_type=KNOWN, image="cpu", disk=30) for n in ("launcher", "worker-1")
+        PlannedMachine(name=n, instance_type=KNOWN, image="cpu", disk=30)
+        for n in ("launcher", "worker-1")
     ]
     aws = Aws({KNOWN: 9.0}, {(KNOWN, ZONE): 0.2, (KNOWN, "us-east-1a"): 0.1})
     found, _ = quotes(aws, KNOWN, spot=(KNOWN,))
@@ -110,9 +111,9 @@ def test_the_table_says_where_its_prices_are_from() -> None:
 
 
 MACHINES = (
-    Machine(name=LAUNCHER, instance_type="t3.small", image="launcher", disk=30),
-    Machine(name="worker-1", instance_type=KNOWN, image="nvidia", disk=100),
-    Machine(name="worker-2", instance_type=KNOWN, image="nvidia", disk=100),
+    PlannedMachine(name=LAUNCHER, instance_type="t3.small", image="launcher", disk=30),
+    PlannedMachine(name="worker-1", instance_type=KNOWN, image="nvidia", disk=100),
+    PlannedMachine(name="worker-2", instance_type=KNOWN, image="nvidia", disk=100),
 )
 QUOTES = {
     "t3.small": Quote(0.5, "the list"),
@@ -159,7 +160,7 @@ def test_private_workers_cost_a_nat_gateway_and_no_addresses() -> None:
     live = {**LIVE, prices.NAT: 0.05, prices.NAT_TRAFFIC: 0.045, "t3.micro": 0.01}
     told: list[str] = []
     found = prices.quotes(
-        Aws(live), ("t3.small", KNOWN), spot=(), zones=(), tell=told.append, nat=True
+        Aws(live), ("t3.small", KNOWN), spot=(), zones=(), report=told.append, nat=True
     )
     made = prices.charges(MACHINES, found, 10.0, private=True)
     assert [item.node for item in made if item.part == "address"] == [LAUNCHER]

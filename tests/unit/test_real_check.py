@@ -31,11 +31,11 @@ class Cloud:
             mode="ec2", mode_reason="", one_host=False, lines=(line,), question="start 3 machines?"
         )
 
-    def create(self, cluster: Cluster, folder: Path, tell: Any) -> Any:
+    def create(self, cluster: Cluster, folder: Path, report: Any) -> Any:
         self.asked.append("create")
         raise ProviderError("no capacity at 198.51.100.7, 10.0.0.4", hint="later")
 
-    def destroy(self, cluster: Cluster, folder: Path, tell: Any) -> None:
+    def destroy(self, cluster: Cluster, folder: Path, report: Any) -> None:
         self.asked.append("destroy")
         if self.left:
             raise LeftoverError(self.left, hint="again")
@@ -63,7 +63,7 @@ def check(
             runtime=None,
             ssh_cidr="",
             folder=folder,
-            tell=told.append,
+            report=told.append,
             consent=lambda question: agreed,
         )
     reports = [path.read_text() for path in folder.glob("clusterctl-check-*.md")]

@@ -13,7 +13,7 @@ import pytest
 
 from clusterctl import registry
 from clusterctl.errors import ProviderError, UsageError
-from clusterctl.registry import Login
+from clusterctl.registry import RegistryLogin
 from tests.sim import hub as hubs
 from tests.sim.hub import Hub
 
@@ -110,7 +110,7 @@ def test_a_login_that_docker_has_saved(tokens: bool, docker: Path) -> None:
         assert f"docker login {hub.host}" in refused.value.hint
         settings(docker, auths={hub.host: auth("me:it's:secret")})
         found = registry.resolve(image)
-        assert found.login == Login("me", "it's:secret")
+        assert found.login == RegistryLogin("me", "it's:secret")
         assert "secret" not in repr(found)
         engine = json.loads(registry.settings(found.pinned, found.login))
         assert engine == {"auths": {hub.host: auth("me:it's:secret")}}
@@ -136,17 +136,17 @@ echo '{{"Username": "me", "Secret": "secret"}}'
 """
     )
     helper.chmod(0o755)
-    assert registry.resolve(image).login == Login("me", "secret")
+    assert registry.resolve(image).login == RegistryLogin("me", "secret")
     settings(docker, credHelpers={"elsewhere": "mine"})
     assert registry.saved_login(hub.host) is None
     settings(docker, credHelpers={hub.host: "mine"})
-    assert registry.saved_login(hub.host) == Login("me", "secret")
+    assert registry.saved_login(hub.host) == RegistryLogin("me", "secret")
 
 
 @pytest.mark.parametrize("key", ["ghcr.io", "https://ghcr.io", "https://ghcr.io/v2/"])
 def test_logins_that_were_saved_by_url(key: str, docker: Path) -> None:
     settings(docker, auths={key: auth("me:secret")})
-    assert registry.saved_login("ghcr.io") == Login("me", "secret")
+    assert registry.saved_login("ghcr.io") == RegistryLogin("me", "secret")
     assert registry.saved_login("ghcr.io.example.org") is None
 
 
@@ -160,15 +160,15 @@ def test_a_helper_that_says_something_else(says: str, docker: Path) -> None:
 
 def test_docker_hub_has_another_name_in_dockers_settings(docker: Path) -> None:
     settings(docker, auths={"https://index.docker.io/v1/": auth("me:secret")})
-    assert registry.saved_login("docker.io") == Login("me", "secret")
-    engine = json.loads(registry.settings("me/cpu:1", Login("me", "secret")))
+    assert registry.saved_login("docker.io") == RegistryLogin("me", "secret")
+    engine = json.loads(registry.settings("me/cpu:1", RegistryLogin("me", "secret")))
     assert list(engine["auths"]) == ["https://index.docker.io/v1/"]
 
 
 def test_the_cloud_knows_more_logins(hub: Hub) -> None:
     hub.serve("team/cpu", "1", login="AWS:token")
-    found = registry.resolve(f"{hub.host}/team/cpu:1", lambda host: Login("AWS", "token"))
-    assert found.login == Login("AWS", "token")
+    found = registry.resolve(f"{hub.host}/team/cpu:1", lambda host: RegistryLogin("AWS", "token"))
+    assert found.login == RegistryLogin("AWS", "token")
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ import pytest
 
 from clusterctl.actions import bench, open_store, verify
 from clusterctl.insight import allreduce, plots, scaling
-from clusterctl.insight.allreduce import Curves, Limit
-from clusterctl.insight.metrics import Point
+from clusterctl.insight.allreduce import Curves, HardwareLimit
+from clusterctl.insight.metrics import MetricPoint
 from clusterctl.insight.scaling import Curve
-from clusterctl.insight.verify import Link, Report, Verdict
+from clusterctl.insight.verify import Link, Measurements, Verdict
 from clusterctl.job_model import JobState, Provenance
 from clusterctl.model import Charge, Cluster
 from tests.conftest import Need
@@ -52,7 +52,7 @@ def recorded(ranks: int = 1) -> Cluster:
         store.save_provenance(number, Provenance(commit="c0ffee" * 7, branch=name))
     verdicts = (Verdict("worker-1", "GEMM", "low", "61% of the median: too hot"),)
     links = (Link(*NAMES, latency=1e-5, flow=1e9, rate=1.2e9, back=6e8),)
-    verify.keep(store, where, Report((), links, (), verdicts, 4.0, time=1200.0))
+    verify.keep(store, where, Measurements((), links, (), verdicts, 4.0, time=1200.0))
     bench.keep(store, where, "bench allreduce", curves())
     bench.keep(store, where, "bench scaling", scaled())
     return where
@@ -63,11 +63,11 @@ def curves() -> Curves:
     for backend, rate in (("gloo", 2e8), ("mpi", 9e8)):
         for size in (8, 512, 32768, 2097152):
             points = [
-                Point(0, {"bytes": size, "seconds": (2e-5 + size / rate) * by})
+                MetricPoint(0, {"bytes": size, "seconds": (2e-5 + size / rate) * by})
                 for by in (1.0, 1.3, 2.0)
             ]
             rows += allreduce.rows(backend, 2, [[point] for point in points])
-    limit = Limit(1.1e9, 3e-5, "link worker-1 – worker-2")
+    limit = HardwareLimit(1.1e9, 3e-5, "link worker-1 – worker-2")
     return Curves(tuple(rows), limit, 3, {"nccl": "no GPU"}, 1300.0)
 
 
@@ -79,8 +79,8 @@ def scaled() -> Curve:
             split = {"compute_seconds": 8 / ranks, "communication_seconds": 0.3}
             values = {"epoch": 0, "seconds": seconds, **split, "waiting_seconds": 0.2}
             nodes = NAMES[:ranks]
-            runs.append(scaling.read_run(ranks, ranks, nodes, 60, [Point(0, values)]))
-    curve = scaling.curve("train.py", runs, scaling.Machine(2.0, None), lambda nodes: 0.5)
+            runs.append(scaling.read_run(ranks, ranks, nodes, 60, [MetricPoint(0, values)]))
+    curve = scaling.curve("train.py", runs, scaling.PredictionBasis(2.0, None), lambda nodes: 0.5)
     return replace(curve, time=1400.0)
 
 

@@ -53,7 +53,7 @@ def resume(
             where=None,
             on_start=lambda job: None,
             on_output=lambda pieces: None,
-            tell=said.append,
+            report=said.append,
             detach=True,
         )
     return caught.value, said
@@ -423,7 +423,7 @@ def test_a_rerun_that_nobody_follows_says_that_sync_is_left_out(
             where=None,
             on_start=lambda job: None,
             on_output=lambda pieces: None,
-            tell=said.append,
+            report=said.append,
             detach=True,
         )
     assert said == [f"--sync {tmp_path / 'there'} is left out: clusterctl does not follow the job"]

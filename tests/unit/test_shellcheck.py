@@ -12,7 +12,7 @@ from clusterctl import assets, bootstrap, catalog, keys, recipes, schedulers
 from clusterctl.bootstrap import idle_agent, steps
 from clusterctl.model import Accelerator, Role, Runtime
 from clusterctl.providers.shared import deadlines
-from clusterctl.registry import Login
+from clusterctl.registry import RegistryLogin
 from tests.conftest import Need
 from tests.unit.making import cluster, node
 
@@ -29,11 +29,11 @@ def node_script(accelerator: Accelerator, runtime: Runtime, recipe: str = "") ->
     if runtime is Runtime.DOCKER:
         kind = steps.kind(worker)
         listed = recipes.downloads()
-        container = steps.Container(
+        container = steps.NodeContainer(
             image=recipes.tag(recipe or kind, listed),
             recipe=recipe,
             bases=recipes.bases(recipe, listed) if recipe else (),
-            login=None if recipe else Login("me", "secret"),
+            login=None if recipe else RegistryLogin("me", "secret"),
             host_key=key,
             mesh_key=key.public,
             row=catalog.CONTAINER_IMAGES[kind],

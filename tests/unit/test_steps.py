@@ -14,9 +14,9 @@ import pytest
 
 from clusterctl import bootstrap, catalog, keys, recipes, registry
 from clusterctl.bootstrap import Mesh, steps
-from clusterctl.bootstrap.steps import Container
+from clusterctl.bootstrap.steps import NodeContainer
 from clusterctl.model import Accelerator, Node, Role, Runtime
-from clusterctl.registry import Login
+from clusterctl.registry import RegistryLogin
 from tests.conftest import Need
 from tests.unit.making import node
 
@@ -27,8 +27,8 @@ def machine(accelerator: Accelerator = Accelerator.NONE, name: str = "worker-1")
     return replace(node(name), accelerator=accelerator, job_port=2222)
 
 
-def container(image: str = "some/image:1", **more: Any) -> Container:
-    return Container(
+def container(image: str = "some/image:1", **more: Any) -> NodeContainer:
+    return NodeContainer(
         **more,
         image=image,
         host_key=KEY,
@@ -37,7 +37,9 @@ def container(image: str = "some/image:1", **more: Any) -> Container:
     )
 
 
-def chosen(of: Node, runtime: Runtime, box: Container | None = None) -> tuple[bootstrap.Step, ...]:
+def chosen(
+    of: Node, runtime: Runtime, box: NodeContainer | None = None
+) -> tuple[bootstrap.Step, ...]:
     return steps.for_node(
         of,
         runtime,
@@ -49,7 +51,7 @@ def chosen(of: Node, runtime: Runtime, box: Container | None = None) -> tuple[bo
     )
 
 
-def built(recipe: str) -> Container:
+def built(recipe: str) -> NodeContainer:
     """One whose image the node makes."""
     listed = recipes.downloads()
     bases = recipes.bases(recipe, listed)
@@ -234,7 +236,7 @@ esac
         return self.log.read_text().splitlines() if self.log.exists() else []
 
 
-def step(name: str, engine: Engine, box: Container) -> tuple[str, str]:
+def step(name: str, engine: Engine, box: NodeContainer) -> tuple[str, str]:
     """Check and apply, on a machine whose root is in that folder."""
     of = replace(machine(), root=str(engine.root))
     [found] = [one for one in chosen(of, Runtime.DOCKER, box) if one.name == name]
@@ -295,7 +297,7 @@ def test_a_build_that_fails_says_why(said: str, why: str, tmp_path: Path) -> Non
 
 def test_a_private_image_is_pulled_with_a_login_that_does_not_stay(tmp_path: Path) -> None:
     engine, image = Engine(tmp_path), f"ghcr.io/me/cpu@sha256:{'a' * 64}"
-    box = container(image, login=Login("me", "it's secret"))
+    box = container(image, login=RegistryLogin("me", "it's secret"))
     assert "secret" not in repr(box)
     check, apply = step("image", engine, box)
     assert engine.run(check).returncode != 0
@@ -304,7 +306,9 @@ def test_a_private_image_is_pulled_with_a_login_that_does_not_stay(tmp_path: Pat
     pull, shown = engine.calls[1:3]
     assert pull.startswith("docker --config /dev/shm/clusterctl-")
     assert pull.endswith(f" pull --quiet {image}")
-    assert json.loads(shown) == json.loads(registry.settings(image, Login("me", "it's secret")))
+    assert json.loads(shown) == json.loads(
+        registry.settings(image, RegistryLogin("me", "it's secret"))
+    )
     assert "secret" not in pull
     assert not Path(pull.split()[2]).exists()
     (tmp_path / "broken").touch()

@@ -12,9 +12,9 @@ import pytest
 
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.job_model import JobState
-from clusterctl.model import Charge, Cluster, Phase
+from clusterctl.model import Charge, Cluster, Phase, Reporter
 from clusterctl.providers.local.provider import LocalProvider
-from clusterctl.providers.protocol import Ended, Life, OnEvent
+from clusterctl.providers.protocol import Ended, Life
 from tests.unit.calling import Call, judge
 from tests.unit.provided import provide
 from tests.unit.staged import Staged, lab
@@ -36,7 +36,7 @@ class Cloud(LocalProvider):
         if self.unpausable:
             raise UsageError(self.unpausable, hint="`clusterctl down lab`")
 
-    def stop(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> float:
+    def stop(self, cluster: Cluster, folder: Path, report: Reporter) -> float:
         if self.refuses:
             raise self.refuses
         self.stopped.append(cluster.id)

@@ -65,7 +65,7 @@ def stop(impatient: Impatient) -> list[str]:
     store.save_job(running)
     where, pool = cluster(), cast(Pool, impatient)
     with stopped_by_interrupt(store, running.id, where, pool, said.append):
-        attend(store, running, where, pool, on_output=lambda pieces: None, tell=said.append)
+        attend(store, running, where, pool, on_output=lambda pieces: None, report=said.append)
     return said
 
 

@@ -13,8 +13,8 @@ import pytest
 from clusterctl.assets import render as render_template
 from clusterctl.cli.top import render
 from clusterctl.insight import top
-from clusterctl.insight.top import Frame, Look
-from clusterctl.insight.verify import Link, Report
+from clusterctl.insight.top import Look, TopFrame
+from clusterctl.insight.verify import Link, Measurements
 
 
 def stat(pid: int, ticks: int, state: str = "R") -> str:
@@ -85,13 +85,13 @@ def test_a_node_that_does_not_answer() -> None:
 
 
 def test_the_time_of_a_job_that_has_ended_is_not_counted_on() -> None:
-    frame = Frame(102.0, 7, "cancelled", 42.0, None, 0.0, (), ())
+    frame = TopFrame(102.0, 7, "cancelled", 42.0, None, 0.0, (), ())
     assert render(frame).splitlines()[0] == "job 7: cancelled after 42 s"
 
 
 def test_as_text() -> None:
     ranks, nodes = top.rank_lines(BEFORE, AFTER), top.node_lines(BEFORE, AFTER)
-    frame = Frame(102.0, 7, "running", 42.0, 0.5, 78.0, ranks, nodes)
+    frame = TopFrame(102.0, 7, "running", 42.0, 0.5, 78.0, ranks, nodes)
     assert render(frame).splitlines() == [
         "job 7: running for 42 s, $0.5000 so far, about 78 s left",
         "",
@@ -131,7 +131,7 @@ def test_gpus(lines: tuple[str, ...], used: list[float], memory: tuple[int, int]
 def test_gpus_and_network_as_text() -> None:
     after = {"w": top.read("w", said(102.0, "gpu 0, 97, 1000, 15360", net="5000 2000"))}
     nodes = top.node_lines(BEFORE, after, {"w": 8000.0})
-    text = render(Frame(102.0, 7, "running", None, None, None, (), nodes))
+    text = render(TopFrame(102.0, 7, "running", None, None, None, (), nodes))
     assert text.splitlines()[-2].split("  ")[0] == "node"
     assert "GPU memory" in text
     assert " 97% " in text
@@ -142,7 +142,7 @@ def test_gpus_and_network_as_text() -> None:
 def test_what_a_network_carries() -> None:
     """The baseline of the instance type, else what was measured."""
     links = (Link("a", "b", 1e-5, 1e8, 2e8, 3e8), Link("b", "c", error="no connection"))
-    report = Report((), links, (), (), 1.0)
+    report = Measurements((), links, (), (), 1.0)
     found = top.ceilings({"a": "g4dn.xlarge", "b": "", "c": ""}, report)
     assert found == {"a": 5e9 / 8, "b": 3e8}
     assert top.ceilings({"a": ""}, None) == {}

@@ -66,7 +66,7 @@ class Regions:
         self.spent = 0.0
 
     def plan(
-        self, spec: ClusterSpec, current: Cluster | None, tell: object, **more: object
+        self, spec: ClusterSpec, current: Cluster | None, report: object, **more: object
     ) -> ProviderPlan:
         here = spec.cloud.region
         return ProviderPlan(
@@ -80,14 +80,14 @@ class Regions:
             question=f"start 1 machine for up to ${len(here)}?",
         )
 
-    def create(self, cluster: Cluster, folder: Path, on_event: object) -> Created:
+    def create(self, cluster: Cluster, folder: Path, report: object) -> Created:
         here = cluster.spec.cloud.region
         self.done.append(f"create in {here}")
         if here in self.full:
             raise NoCapacity(f"no zone of {here} has capacity")
         raise ProviderError("the cable is cut")
 
-    def destroy(self, cluster: Cluster, folder: Path, on_event: object) -> None:
+    def destroy(self, cluster: Cluster, folder: Path, report: object) -> None:
         self.done.append(f"destroy in {cluster.spec.cloud.region}")
 
     def list_billed(self, cluster: Cluster, folder: Path) -> dict[str, str]:
@@ -204,7 +204,7 @@ def test_a_cluster_that_has_lost_and_gained_nothing_is_ready() -> None:
 class OnDemand(Bills):
     """Its workers were to be spot instances."""
 
-    def reprice(self, cluster: Cluster, folder: Path, tell: object) -> tuple[Charge, ...]:
+    def reprice(self, cluster: Cluster, folder: Path, report: object) -> tuple[Charge, ...]:
         return tuple(
             replace(item, hourly=4.0) if item.node == "worker-1" else item
             for item in cluster.charges
@@ -219,7 +219,7 @@ class OnDemand(Bills):
     def list_made(self, folder: Path) -> frozenset[str]:
         return frozenset()
 
-    def destroy(self, cluster: Cluster, folder: Path, on_event: object) -> None: ...
+    def destroy(self, cluster: Cluster, folder: Path, report: object) -> None: ...
 
 
 def test_what_a_broken_off_up_has_made_is_paid_as_what_it_is() -> None:
@@ -289,7 +289,7 @@ class Numbers:
     features = Features(runtime=Runtime.HOST)
 
     def plan(
-        self, spec: ClusterSpec, current: Cluster | None, tell: object, **more: object
+        self, spec: ClusterSpec, current: Cluster | None, report: object, **more: object
     ) -> ProviderPlan:
         return ProviderPlan(mode="", mode_reason="", one_host=True, lines=("a plan",))
 

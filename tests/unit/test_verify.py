@@ -238,9 +238,9 @@ def test_the_table_of_an_all_reduce() -> None:
 # ------------------------------------------------------------------------------------ after `up`
 
 
-def report(*verdicts: Verdict, nodes: int = 2, pairs: int = 1) -> verify.Report:
+def report(*verdicts: Verdict, nodes: int = 2, pairs: int = 1) -> verify.Measurements:
     measured = tuple(figures(f"worker-{number}") for number in range(1, nodes + 1))
-    return verify.Report(measured, tuple(links()[:pairs]), (), verdicts, 3.14)
+    return verify.Measurements(measured, tuple(links()[:pairs]), (), verdicts, 3.14)
 
 
 def test_a_sound_cluster_is_one_line() -> None:

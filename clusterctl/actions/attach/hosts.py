@@ -8,7 +8,7 @@ from ipaddress import ip_address, ip_network
 from pathlib import Path
 
 from clusterctl import assets, bootstrap, catalog, keys, providers
-from clusterctl.actions import Tell, check_name, open_pool, ssh_config, terminal
+from clusterctl.actions import check_name, open_pool, ssh_config, terminal
 from clusterctl.actions.attach.ports import check_ports
 from clusterctl.actions.attach.record import (
     ASK_TIMEOUT,
@@ -27,7 +27,7 @@ from clusterctl.errors import (
 )
 from clusterctl.launch import interconnect
 from clusterctl.launch.mpirun import common_mpi
-from clusterctl.model import Cluster, Node, NodeResult, Phase, count
+from clusterctl.model import Cluster, Node, NodeResult, Phase, Reporter, count
 from clusterctl.node_results import fold
 from clusterctl.providers.hosts import inventory
 from clusterctl.providers.shared.take_back import key_mark
@@ -51,7 +51,7 @@ class Machines:
     sudo: bool = False
 
 
-def attach_hosts(store: Store, name: str, machines: Machines, tell: Tell) -> Cluster:
+def attach_hosts(store: Store, name: str, machines: Machines, report: Reporter) -> Cluster:
     """Makes machines of the user's ready for jobs. Doing it again repairs, adds and removes.
 
     Raises UsageError for the file, NodeUnreachable, BootstrapError with a reason per host.
@@ -70,10 +70,10 @@ def attach_hosts(store: Store, name: str, machines: Machines, tell: Tell) -> Clu
             store.save(cluster)
         try:
             with open_pool(store, cluster) as pool:
-                cluster = _prepare_hosts(store, cluster, machines, pool, tell)
+                cluster = _prepare_hosts(store, cluster, machines, pool, report)
         except BaseException:
             if cluster.phase is Phase.CREATING:
-                _clean_up_quietly(store, store.cluster(name), tell)
+                _clean_up_quietly(store, store.cluster(name), report)
             raise
         cluster = replace(cluster, phase=Phase.READY)
         store.save(cluster)
@@ -104,24 +104,24 @@ def _refuse_to_drop(before: Cluster, after: Cluster, store: Store) -> None:
 
 
 def _prepare_hosts(
-    store: Store, cluster: Cluster, machines: Machines, pool: Pool, tell: Tell
+    store: Store, cluster: Cluster, machines: Machines, pool: Pool, report: Reporter
 ) -> Cluster:
     folder = store.folder(cluster.name) / "ssh"
     terminal.forget(store, cluster)
-    tell(f"connecting to {count(len(cluster.nodes), 'host')}")
+    report(f"connecting to {count(len(cluster.nodes), 'host')}")
     _all_well("some hosts cannot be used", pool.connect(timeout=CONNECT_TIMEOUT), NodeUnreachable)
     host_keys = {}
     for node in cluster.nodes:
         transport = pool.transport(node.name)
         assert isinstance(transport, SshTransport)
         host_keys[node.name] = transport.host_key()
-    found, wrong = _probe(cluster, machines, pool, tell)
+    found, wrong = _probe(cluster, machines, pool, report)
     cluster = replace(cluster, nodes=tuple(found.get(node.name, node) for node in cluster.nodes))
     store.save(cluster)
     hint = "" if machines.sudo else "; --bootstrap installs packages with sudo"
     _all_well("some hosts cannot be used", wrong, BootstrapError, f"correct that{hint}")
     if different := _different_mpi(cluster.nodes):
-        tell(different)
+        report(different)
     cluster = replace(cluster, nodes=_meeting(cluster.nodes))
     store.save(cluster)
     mesh = bootstrap.Mesh(
@@ -148,7 +148,7 @@ def _prepare_hosts(
 
 
 def _probe(
-    cluster: Cluster, machines: Machines, pool: Pool, tell: Tell
+    cluster: Cluster, machines: Machines, pool: Pool, report: Reporter
 ) -> tuple[dict[str, Node], list[NodeResult]]:
     """The nodes with what they have told of themselves, as far as our folder could be made there,
     and what is wrong with any."""
@@ -179,7 +179,7 @@ def _probe(
         elif lacks := _lacks(found[node.name]):
             lacking.append(NodeResult(node=node.name, error=lacks))
     for line in fold(lacking):
-        tell(line)
+        report(line)
     return found, wrong
 
 
@@ -279,15 +279,15 @@ def _meeting(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     )
 
 
-def _clean_up_quietly(store: Store, cluster: Cluster, tell: Tell) -> None:
+def _clean_up_quietly(store: Store, cluster: Cluster, report: Reporter) -> None:
     """An attach that failed leaves no files of ours on the hosts, as far as they answer."""
     reached = tuple(node for node in cluster.nodes if node.root)
     try:
         if reached:
             provider = providers.load(cluster.spec.provider)
-            provider.destroy(replace(cluster, nodes=reached), store.folder(cluster.name), tell)
+            provider.destroy(replace(cluster, nodes=reached), store.folder(cluster.name), report)
     except ClusterctlError as error:
-        tell(error.message)
+        report(error.message)
     store.retire(cluster)
 
 

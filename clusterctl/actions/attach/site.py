@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass, replace
 
 from clusterctl import assets, providers, schedulers
-from clusterctl.actions import Tell, check_name, open_pool, ssh_config
+from clusterctl.actions import check_name, open_pool, ssh_config
 from clusterctl.actions.attach.record import (
     ASK_TIMEOUT,
     CONNECT_TIMEOUT,
@@ -14,7 +14,7 @@ from clusterctl.actions.attach.record import (
 )
 from clusterctl.bootstrap import REQUIRED, facts
 from clusterctl.errors import BootstrapError, NodeUnreachable, UsageError
-from clusterctl.model import Cluster, Node, Phase, Role
+from clusterctl.model import Cluster, Node, Phase, Reporter, Role
 from clusterctl.providers.protocol import Queue
 from clusterctl.providers.shared.batch_site import STATUS_TIMEOUT, BatchSite
 from clusterctl.state import ClusterLock, Store
@@ -28,7 +28,7 @@ _NEEDED = {tool: REQUIRED[tool] for tool in ("flock", "tar", "stat", "awk")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Login:
+class SiteLogin:
     """Where the batch system's commands are: `host` "" is this machine; `identity` "" leaves the
     key to ssh_config and agent, `user` "" the name."""
 
@@ -40,7 +40,7 @@ class Login:
     """The folder that login and compute nodes share; "": `.clusterctl` in the home there."""
 
 
-def attach_site(store: Store, name: str, login: Login, tell: Tell) -> Cluster:
+def attach_site(store: Store, name: str, login: SiteLogin, report: Reporter) -> Cluster:
     """Makes a batch system known. Doing it again looks at it anew and keeps its jobs.
 
     Raises NodeUnreachable, BootstrapError for missing commands and for a batch system that does not
@@ -66,7 +66,7 @@ def attach_site(store: Store, name: str, login: Login, tell: Tell) -> Cluster:
         store.save(cluster)
         try:
             with open_pool(store, cluster) as pool:
-                cluster = _survey_site(store, cluster, site, login, pool, tell)
+                cluster = _survey_site(store, cluster, site, login, pool, report)
         except BaseException:
             if cluster.phase is Phase.CREATING:
                 store.retire(cluster)
@@ -84,7 +84,7 @@ def example_size(cluster: Cluster) -> str:
 
 
 def _survey_site(
-    store: Store, cluster: Cluster, site: BatchSite, login: Login, pool: Pool, tell: Tell
+    store: Store, cluster: Cluster, site: BatchSite, login: SiteLogin, pool: Pool, report: Reporter
 ) -> Cluster:
     node = cluster.launcher
     if not node.here:
@@ -133,7 +133,7 @@ def _survey_site(
         mpi_prefix=found.mpi.prefix if found.mpi else "",
         slots=sum(queue.slots for queue in queues) or 1,
     )
-    info["shared"] = _shared(pool, node, site, tell)
+    info["shared"] = _shared(pool, node, site, report)
     return replace(
         cluster, nodes=(node,), site_info=info, mode_reason=info["version"] or site.title
     )
@@ -152,7 +152,7 @@ def _list_queues(pool: Pool, login: Node, site: BatchSite, where: str) -> tuple[
     return site.queues(result.text)
 
 
-def _shared(pool: Pool, node: Node, site: BatchSite, tell: Tell) -> str:
+def _shared(pool: Pool, node: Node, site: BatchSite, report: Reporter) -> str:
     """`yes`, or why it is not known. UsageError where a compute node does not see the folder."""
     look = ("sh", "-c", 'cat "$1/.shared" 2>/dev/null || echo unseen', "sh", node.root)
     command = site.node_command(look, FREE_NODE)
@@ -166,5 +166,5 @@ def _shared(pool: Pool, node: Node, site: BatchSite, tell: Tell) -> str:
             hint="choose a folder that the login and compute nodes share with --workdir",
         )
     said = result.text.strip() if result.ok else result.why
-    tell(f"whether compute nodes see {node.root} could not be checked now: {said}")
+    report(f"whether compute nodes see {node.root} could not be checked now: {said}")
     return said

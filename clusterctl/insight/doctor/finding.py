@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from clusterctl import hangs
-from clusterctl.insight.evidence import NodeView, Process, Rank
+from clusterctl.insight.evidence import NodeView, Rank, RankProcess
 from clusterctl.job_model import Hang, Job
 from clusterctl.stacks import Stack
 
@@ -68,7 +68,7 @@ def recall(evidence: Evidence, hang: Hang) -> Evidence:
         note = hangs.read(place.note)
         for number in place.ranks:
             now = ranks.get(number) or Rank(number, evidence.job.node_of(number))
-            process = Process(note.pid, 0, note.command, note.state, 0, 0)
+            process = RankProcess(note.pid, 0, note.command, note.state, 0, 0)
             ranks[number] = Rank(
                 number,
                 now.node,

@@ -30,6 +30,7 @@ from clusterctl.model import (
     Cluster,
     ClusterSpec,
     Node,
+    Reporter,
     Role,
     Runtime,
     count,
@@ -37,7 +38,7 @@ from clusterctl.model import (
 from clusterctl.providers.docker import engine, layout
 from clusterctl.providers.docker.engine import Container
 from clusterctl.providers.docker.layout import NodePlan, Privilege
-from clusterctl.providers.protocol import Created, Features, Harm, OnEvent, ProviderPlan
+from clusterctl.providers.protocol import Created, Features, Harm, ProviderPlan
 from clusterctl.providers.shared import deadlines, subnets
 from clusterctl.providers.shared.nodes import LAUNCHER, span
 from clusterctl.providers.shared.sshd_probe import greet
@@ -70,7 +71,7 @@ class DockerProvider:
         self,
         spec: ClusterSpec,
         current: Cluster | None = None,
-        tell: OnEvent = lambda line: None,
+        report: Reporter = lambda line: None,
         *,
         ahead: Path | None = None,
     ) -> ProviderPlan:
@@ -107,11 +108,11 @@ class DockerProvider:
             recipes=recipes,
         )
 
-    def create(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> Created:
+    def create(self, cluster: Cluster, folder: Path, report: Reporter) -> Created:
         machines = layout.machines(cluster.spec, self._devices)
         engine.require()
         for reference in _absent(machines)[0]:
-            on_event(f"pulling {reference}")
+            report(f"pulling {reference}")
             what = f"the image {reference} could not be pulled"
             engine.need("pull", "--quiet", reference, what=what, timeout=PULL_LIMIT)
         began = time.monotonic()
@@ -136,11 +137,11 @@ class DockerProvider:
             if cluster.spec.shared:
                 _make_volume(cluster, folder)
             wanted = layout.privileges(self._devices)
-            privileges = find_supported(cluster.id, missing, wanted, on_event)
+            privileges = find_supported(cluster.id, missing, wanted, report)
             _make(cluster, folder, missing, digests, subnet, privileges, authorized)
             _greeted(cluster, missing, addresses)
         gone = sorted(name for name in removed if name not in addresses)
-        on_event(
+        report(
             (
                 f"{count(len(missing), 'container')} started in {time.monotonic() - began:.1f} s"
                 + (f", {len(kept)} already running" if kept else "")
@@ -202,7 +203,7 @@ class DockerProvider:
         }[harm]
         engine.need(*words, what=f"{harm.value} {name}")
 
-    def destroy(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> None:
+    def destroy(self, cluster: Cluster, folder: Path, report: Reporter) -> None:
         engine.require()
         label = f"{engine.CLUSTER}={cluster.id}"
         found = [item.id for item in engine.containers(cluster.id)]
@@ -219,7 +220,7 @@ class DockerProvider:
                 f"of cluster {cluster.name} still exists: {', '.join(left)}",
                 hint="check what uses it (docker inspect), then run down again",
             )
-        on_event(f"asked the engine again: no container, network or volume has the label {label}")
+        report(f"asked the engine again: no container, network or volume has the label {label}")
 
 
 _TOOLKIT = "NVIDIA GPUs need the NVIDIA container toolkit on this machine: docs/docker.md"
@@ -346,7 +347,7 @@ def find_supported(
     cluster: str,
     machines: Sequence[NodePlan],
     wanted: Sequence[Privilege],
-    on_event: OnEvent,
+    report: Reporter,
 ) -> tuple[Privilege, ...]:
     """What this engine gives of what workers are to get (`wanted`). Each refusal is said with its
     price."""
@@ -359,7 +360,7 @@ def find_supported(
     found = []
     for privilege in wanted:
         if why := _refusal(cluster, image, (privilege,)):
-            on_event(f"warning: the engine refuses {privilege.name} ({why}): {privilege.cost}")
+            report(f"warning: the engine refuses {privilege.name} ({why}): {privilege.cost}")
         else:
             found.append(privilege)
     return tuple(found)

@@ -17,7 +17,7 @@ from clusterctl.model import (
 )
 from clusterctl.providers.ec2 import cleanup, prices
 from clusterctl.providers.ec2.api import Api
-from clusterctl.providers.ec2.spec import CPU_DISK, Machine
+from clusterctl.providers.ec2.spec import CPU_DISK, PlannedMachine
 from clusterctl.providers.shared.nodes import LAUNCHER
 
 
@@ -26,7 +26,7 @@ def adopt(api: Api, cluster_id: str, name: str) -> Cluster:
     found = [item for item in api.instances(cleanup.tagged(cluster_id)) if item.node]
     disks = _disks(api, cluster_id)
     machines = [
-        Machine(
+        PlannedMachine(
             name=item.node,
             instance_type=item.type,
             image="cpu",
@@ -42,7 +42,7 @@ def adopt(api: Api, cluster_id: str, name: str) -> Cluster:
         {item.type for item in found if not item.spot},
         spot={item.type for item in found if item.spot},
         zones=[item.zone for item in found],
-        tell=lambda line: None,
+        report=lambda line: None,
         nat=private,
     )
     starts = {item.node: item.launched for item in found}

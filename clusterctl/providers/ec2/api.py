@@ -23,7 +23,7 @@ from typing import Any
 from clusterctl.errors import ProviderError
 from clusterctl.providers.ec2 import failures, numbers
 from clusterctl.providers.ec2.credentials import LEASE, Credentials
-from clusterctl.providers.ec2.failures import Refused
+from clusterctl.providers.ec2.failures import RefusedByAws
 from clusterctl.providers.ec2.tags import as_list
 
 DEFAULT_REGION = "us-east-1"
@@ -256,7 +256,7 @@ class Api:
         """
         try:
             return self._account(self.region)
-        except Refused as refused:
+        except RefusedByAws as refused:
             if self.region == DEFAULT_REGION or refused.code not in failures.MAYBE_NOT_ENABLED:
                 raise
             try:
@@ -404,7 +404,7 @@ class Api:
                 TagSpecifications=[{"ResourceType": kind, "Tags": tags} for kind in kinds],
                 **more,
             )
-        except Refused as refused:
+        except RefusedByAws as refused:
             if failures.is_account_error(refused):
                 raise
 

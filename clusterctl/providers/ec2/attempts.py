@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from clusterctl import catalog, keys, terraform
 from clusterctl.errors import ProviderError
-from clusterctl.model import Cluster, ClusterSpec
+from clusterctl.model import Cluster, ClusterSpec, Reporter
 from clusterctl.node_phases import BOOTING, NodePhases
 from clusterctl.node_results import ranges
 from clusterctl.providers.ec2 import (
@@ -25,23 +25,22 @@ from clusterctl.providers.ec2 import (
     launches,
     provider_state,
     reconcile,
-    report,
     tags,
+    terraform_events,
     userdata,
 )
 from clusterctl.providers.ec2 import spec as layout
 from clusterctl.providers.ec2.api import Api, Instance
-from clusterctl.providers.ec2.failures import CapacityError, Refused
+from clusterctl.providers.ec2.failures import CapacityError, RefusedByAws
 from clusterctl.providers.ec2.hostkeys import HostKeys
-from clusterctl.providers.ec2.networks import Place
+from clusterctl.providers.ec2.networks import ZoneSubnets
 from clusterctl.providers.ec2.preflight import Survey
 from clusterctl.providers.ec2.provider_state import ProviderState
-from clusterctl.providers.ec2.spec import Machine
-from clusterctl.providers.protocol import OnEvent
+from clusterctl.providers.ec2.spec import PlannedMachine
 from clusterctl.providers.shared.nodes import LAUNCHER
 
 
-class Attempt(NamedTuple):
+class CreateAttempt(NamedTuple):
     spot: bool
     zone: str
 
@@ -62,15 +61,17 @@ class Order:
     nodes: NodePhases = field(default_factory=NodePhases)
 
 
-def attempts(options: ClusterSpec, zones: Sequence[str], state: ProviderState) -> list[Attempt]:
+def attempts(
+    options: ClusterSpec, zones: Sequence[str], state: ProviderState
+) -> list[CreateAttempt]:
     """In this order. The zones before the one that an earlier attempt got to had no room."""
     first = zones.index(state.zone) if state.zone in zones else 0
     fall_back = state.spot and options.cloud.spot_fallback
     markets = (True, False) if fall_back else (state.spot,)
-    return [Attempt(spot, zone) for spot in markets for zone in zones[first:]]
+    return [CreateAttempt(spot, zone) for spot in markets for zone in zones[first:]]
 
 
-def make(order: Order, runner: terraform.Terraform, on_event: OnEvent) -> list[dict[str, Any]]:
+def make(order: Order, runner: terraform.Terraform, report: Reporter) -> list[dict[str, Any]]:
     """Terraform's list of nodes. Raises CapacityError where no zone has room for all; what runs
     already never moves."""
     state = order.state
@@ -98,13 +99,13 @@ def make(order: Order, runner: terraform.Terraform, on_event: OnEvent) -> list[d
                 variables,
                 order.api,
                 order.cluster.id,
-                on_event,
+                report,
                 may_go=partial(_may_go, order, runner),
                 nodes=order.nodes,
             )
             more = []
             if apart or any(item.apart for item in running):
-                more = _launch(order, apart, made, on_event)
+                more = _launch(order, apart, made, report)
             if running and order.options.cloud.tag:
                 # Terraform changes no interface, and nothing of what runs apart.
                 wanted = tags.parse(order.options.cloud.tag)
@@ -133,12 +134,12 @@ def make(order: Order, runner: terraform.Terraform, on_event: OnEvent) -> list[d
         if settled:
             there = {item.node for item in running}
             new = [n for n in _list_on_demand(order, following, running) if n not in there]
-            on_event(
+            report(
                 f"{attempt.zone} has no capacity for spot ({known.message}): {ranges(new)}"
                 f" on-demand instead, the cluster then costs {order.rate(new)}/h"
             )
             continue
-        on_event(
+        report(
             f"{attempt.zone} has no capacity{' for spot' * attempt.spot} ({known.message}):"
             f" the whole cluster moves to {following.zone}"
             + ("" if following.spot == attempt.spot else ", on-demand")
@@ -149,7 +150,9 @@ def make(order: Order, runner: terraform.Terraform, on_event: OnEvent) -> list[d
     raise ProviderError("no zone to try", hint="name some with --zones")
 
 
-def _list_on_demand(order: Order, attempt: Attempt, running: Sequence[Instance]) -> tuple[str, ...]:
+def _list_on_demand(
+    order: Order, attempt: CreateAttempt, running: Sequence[Instance]
+) -> tuple[str, ...]:
     """The workers of a cluster of spot instances that are none: those that run so, and the new
     ones of an attempt on demand."""
     spot = {item.node: item.spot for item in running}
@@ -174,7 +177,7 @@ def _may_go(order: Order, runner: terraform.Terraform) -> list[str]:
     return [
         address
         for address, machine in runner.resources().items()
-        if (name := report.node(address)) and (machine not in nodes or name not in wanted)
+        if (name := terraform_events.node(address)) and (machine not in nodes or name not in wanted)
     ]
 
 
@@ -188,21 +191,21 @@ def _no_capacity(error: terraform.TerraformError) -> CapacityError:
 
 def _apart(
     order: Order, runner: terraform.Terraform, running: Sequence[Instance]
-) -> dict[str, Machine]:
+) -> dict[str, PlannedMachine]:
     """The workers that Terraform does not make: those that it did not, and a large group of new
     ones, if the cluster's own copy of the module can do without them."""
     machines = {m.name: m for m in order.found.machines if m.name != LAUNCHER}
     if not runner.takes("apart"):
         return {}
     made = {item.node for item in running}
-    known = {report.node(address) for address in runner.resources()}
+    known = {terraform_events.node(address) for address in runner.resources()}
     new = [name for name in machines if name not in made | known]
     there = [item.node for item in running if item.apart and item.node in machines]
     return {name: machines[name] for name in (*there, *(new if len(new) > layout.FEW else ()))}
 
 
 def _launch(
-    order: Order, apart: Mapping[str, Machine], made: Mapping[str, Any], tell: OnEvent
+    order: Order, apart: Mapping[str, PlannedMachine], made: Mapping[str, Any], report: Reporter
 ) -> list[dict[str, Any]]:
     """Starts those of these workers that are not there, and ends those that are too many; returns
     them as Terraform's list has the others."""
@@ -216,7 +219,7 @@ def _launch(
     there = {item.node for item in running}
     new = [machine for name, machine in apart.items() if name not in there]
     if new:
-        _start(order, new, made["launch"], tell)
+        _start(order, new, made["launch"], report)
     state.launching = ""
     found = [item for item in cleanup.instances(api, cluster.id) if item.node in apart]
     state.launched = tuple(item.node for item in found)
@@ -224,7 +227,9 @@ def _launch(
     return launches.rows(found)
 
 
-def _start(order: Order, new: Sequence[Machine], network: Mapping[str, Any], tell: OnEvent) -> None:
+def _start(
+    order: Order, new: Sequence[PlannedMachine], network: Mapping[str, Any], report: Reporter
+) -> None:
     """Launches these workers, and keeps which ones EC2 has accepted: also an `up` that is cut off
     now has to be paid for."""
     state, accepted = order.state, set[str]()
@@ -238,8 +243,8 @@ def _start(order: Order, new: Sequence[Machine], network: Mapping[str, Any], tel
         order.nodes.enter(names, BOOTING)
 
     try:
-        launches.launch(order.api, new, _terms(order, new, network), tell, keep)
-    except Refused as error:
+        launches.launch(order.api, new, _terms(order, new, network), report, keep)
+    except RefusedByAws as error:
         if isinstance(error, CapacityError) or len(accepted) == len(new):
             # All answers are known. The same tokens would name machines that have ended.
             state.launching = ""
@@ -247,7 +252,9 @@ def _start(order: Order, new: Sequence[Machine], network: Mapping[str, Any], tel
         raise
 
 
-def _terms(order: Order, new: Sequence[Machine], network: Mapping[str, Any]) -> launches.Terms:
+def _terms(
+    order: Order, new: Sequence[PlannedMachine], network: Mapping[str, Any]
+) -> launches.Terms:
     cluster, found, state = order.cluster, order.found, order.state
     deadline = cluster.deadline or time.time() + catalog.DEFAULT_TTL
     of_ours = {
@@ -276,7 +283,7 @@ def _terms(order: Order, new: Sequence[Machine], network: Mapping[str, Any]) -> 
     )
 
 
-def _user_data(order: Order, machines: Sequence[Machine]) -> dict[str, str]:
+def _user_data(order: Order, machines: Sequence[PlannedMachine]) -> dict[str, str]:
     """By node. Machines that boot have host keys of ours, which are there by now."""
     cluster = order.cluster
     pairs = order.host_keys.boot([m.name for m in machines], [m.name for m in machines])
@@ -304,7 +311,7 @@ def _variables(order: Order, running: Sequence[Instance], apart: Collection[str]
     if together := [m.name for m in booting if m.name in apart and m.name not in living]:
         order.host_keys.share(together)
     user_data = _user_data(order, [m for m in booting if m.name not in apart])
-    place = found.subnets.get(state.zone, Place("", ""))
+    place = found.subnets.get(state.zone, ZoneSubnets("", ""))
     return layout.variables(
         cluster_id=cluster.id,
         name=cluster.name,
@@ -334,7 +341,7 @@ def _variables(order: Order, running: Sequence[Instance], apart: Collection[str]
     )
 
 
-def arm(order: Order, made: set[str], tell: OnEvent) -> None:
+def arm(order: Order, made: set[str], report: Reporter) -> None:
     """Gives the machines that there are an end outside of themselves.
 
     `made`: instances that Terraform knows of, which AWS may not yet find by their tags.
@@ -351,9 +358,9 @@ def arm(order: Order, made: set[str], tell: OnEvent) -> None:
         provider_state.save(order.folder, state)
         eventbridge.arm(api, id, there, order.cluster.deadline, nat=nat)
     except ProviderError as error:
-        if isinstance(error, Refused) and failures.is_account_error(error):
+        if isinstance(error, RefusedByAws) and failures.is_account_error(error):
             state.guarded = guarded
             provider_state.save(order.folder, state)
-        tell(
+        report(
             f"AWS itself does not terminate the machines ({error.message}): {eventbridge.UNGUARDED}"
         )

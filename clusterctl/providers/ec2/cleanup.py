@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from clusterctl.errors import LeftoverError, ProviderError
+from clusterctl.model import Reporter
 from clusterctl.providers.ec2 import eventbridge, failures
 from clusterctl.providers.ec2.api import Api, Instance
 from clusterctl.providers.ec2.tags import as_list
-from clusterctl.providers.protocol import OnEvent, Resource, describe, plural
+from clusterctl.providers.protocol import Resource, describe, plural
 from clusterctl.timeouts import Deadline
 
 TAG, NAME_TAG = "clusterctl:cluster", "clusterctl:name"
@@ -86,7 +87,7 @@ def _label(api: Api, ids: Sequence[str], tags: Mapping[str, str]) -> None:
         some = ids[first : first + MOST_TAGGED]
         try:
             api.call("create_tags", Resources=some, Tags=as_list(tags))
-        except failures.Refused as refused:
+        except failures.RefusedByAws as refused:
             if not refused.code.endswith(".NotFound"):
                 raise
             # One that is gone, and whose tags are still shown, keeps the others from theirs.
@@ -97,7 +98,7 @@ def _label(api: Api, ids: Sequence[str], tags: Mapping[str, str]) -> None:
 def _label_if_there(api: Api, id: str, tags: list[dict[str, str]]) -> None:
     try:
         api.call("create_tags", Resources=[id], Tags=tags)
-    except failures.Refused as refused:
+    except failures.RefusedByAws as refused:
         if not refused.code.endswith(".NotFound"):
             raise
 
@@ -347,7 +348,7 @@ def _goes_by_itself(kind: Kind, item: dict[str, Any]) -> bool:
 def remove(
     api: Api,
     cluster_id: str,
-    tell: OnEvent,
+    report: Reporter,
     *,
     keep: Callable[[Resource], bool] = lambda left: False,
     settle: float = 0.0,
@@ -370,7 +371,7 @@ def remove(
         clean = 0.0
         left = tuple(left for _, _, left in items)
         if not told:
-            tell(f"left over: {describe(left, ids=False)}; removing")
+            report(f"left over: {describe(left, ids=False)}; removing")
             told = True
         refused = _remove(api, items)
         stuck |= {id: error for id, error in refused.items() if failures.permanent(error)}

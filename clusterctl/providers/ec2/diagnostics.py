@@ -15,7 +15,7 @@ from clusterctl import catalog
 from clusterctl.errors import ProviderError
 from clusterctl.providers.ec2 import preflight
 from clusterctl.providers.ec2.api import Api, InstanceType, default_region
-from clusterctl.providers.protocol import Finding
+from clusterctl.providers.protocol import CheckRow
 from clusterctl.timeouts import Deadline, background
 
 LIMIT = 12.0
@@ -33,15 +33,15 @@ class _Asked:
     def __init__(self, subject: str, end: Deadline) -> None:
         self._subject = subject
         self._end = end
-        self.wrong: Finding | None = None
+        self.wrong: CheckRow | None = None
 
     def get(self, future: Future[T]) -> T | None:
         try:
             return self._end.result(future)
         except ProviderError as error:
-            self.wrong = Finding("warning", self._subject, error.message, error.hint)
+            self.wrong = CheckRow("warning", self._subject, error.message, error.hint)
         except TimeoutError:
-            self.wrong = Finding(
+            self.wrong = CheckRow(
                 "warning",
                 self._subject,
                 f"AWS did not answer within {LIMIT:g} s",
@@ -50,7 +50,7 @@ class _Asked:
         return None
 
 
-def diagnose() -> tuple[Finding, ...]:
+def diagnose() -> tuple[CheckRow, ...]:
     """Credentials; then every quota, and for every family its zones and its machine image."""
     end = Deadline(LIMIT)
     asked = _Asked("AWS", end)
@@ -63,7 +63,7 @@ def diagnose() -> tuple[Finding, ...]:
     names = {row.instance_type for row in catalog.FAMILIES.values()} | {catalog.LAUNCHER_TYPE}
     types = background(partial(api.instance_types, names))
     used = background(lambda: preflight.used(api, api.instances(states=("pending", "running"))))
-    rows: list[Callable[[], Finding]] = []
+    rows: list[Callable[[], CheckRow]] = []
     others: dict[str, dict[str, str]] = {"quotas of other types": {}, "spot quotas": {}}
     for quota in catalog.QUOTAS:
         if quota.spot:
@@ -81,12 +81,12 @@ def diagnose() -> tuple[Finding, ...]:
         image = catalog.MACHINE_IMAGES[family.image]
         found = background(partial(api.image, image.owner, image.name))
         rows.append(partial(_family, api, family, zones, found, end))
-    return (Finding("ok", "AWS", f"account {account}, {api.region}"), *(row() for row in rows))
+    return (CheckRow("ok", "AWS", f"account {account}, {api.region}"), *(row() for row in rows))
 
 
-def _needed(finding: Finding) -> Finding:
+def _needed(finding: CheckRow) -> CheckRow:
     text = f"{finding.text}; needed for clusters on EC2"
-    return Finding(finding.level, finding.subject, text, finding.hint)
+    return CheckRow(finding.level, finding.subject, text, finding.hint)
 
 
 def _quota(
@@ -96,7 +96,7 @@ def _quota(
     types: Future[dict[str, InstanceType]],
     used: Future[dict[str, int]],
     end: Deadline,
-) -> Finding:
+) -> CheckRow:
     """Whether the largest of the default clusters that count towards it would fit."""
     subject = f"quota {quota.name.partition(' (')[0]}"
     asked = _Asked(subject, end)
@@ -108,9 +108,9 @@ def _quota(
     command, needs = max(_defaults(quota, known), key=lambda row: row[1], default=("", 0))
     text = f"{vcpus:g} vCPUs in {api.region}, {taken} in use"
     if taken + needs <= vcpus:
-        return Finding("ok", subject, text)
+        return CheckRow("ok", subject, text)
     hint = preflight.ask_for_more(quota.on_demand, taken + needs)
-    return Finding("warning", subject, f"{text}; `{command}` takes {needs}", hint)
+    return CheckRow("warning", subject, f"{text}; `{command}` takes {needs}", hint)
 
 
 def _texts(api: Api, codes: dict[str, str]) -> str:
@@ -125,14 +125,14 @@ def _texts(api: Api, codes: dict[str, str]) -> str:
     return ", ".join(said)
 
 
-def _others(found: Future[list[str]], row: int, subject: str, end: Deadline) -> Finding:
+def _others(found: Future[list[str]], row: int, subject: str, end: Deadline) -> CheckRow:
     """Quotas that no cluster needs which people make by default."""
     asked = _Asked(subject, end)
     texts = asked.get(found)
     if texts is None:
         assert asked.wrong
         return asked.wrong
-    return Finding("ok", subject, f"vCPUs: {texts[row]}")
+    return CheckRow("ok", subject, f"vCPUs: {texts[row]}")
 
 
 def _defaults(quota: catalog.Quota, known: dict[str, InstanceType]) -> Iterable[tuple[str, int]]:
@@ -153,7 +153,7 @@ def _family(
     zones: Future[tuple[str, ...]],
     image: Future[str],
     end: Deadline,
-) -> Finding:
+) -> CheckRow:
     subject = f"EC2 {family.name}"
     asked = _Asked(subject, end)
     offering, ami = asked.get(zones), asked.get(image)
@@ -162,10 +162,10 @@ def _family(
         return asked.wrong
     if not offering:
         text = f"no zone of {api.region} offers {family.instance_type}"
-        return Finding("warning", subject, text, "choose another --region or --instance-type")
+        return CheckRow("warning", subject, text, "choose another --region or --instance-type")
     where = f"{family.instance_type} in {', '.join(offering)}"
     if not ami:
         row = catalog.MACHINE_IMAGES[family.image]
         text = f"{where}, but no machine image {row.name!r} of {row.owner}"
-        return Finding("warning", subject, text, "name one with --ami, or choose another --region")
-    return Finding("ok", subject, f"{where}; image {ami}")
+        return CheckRow("warning", subject, text, "name one with --ami, or choose another --region")
+    return CheckRow("ok", subject, f"{where}; image {ami}")

@@ -18,7 +18,7 @@ from typing import Any
 from clusterctl import assets
 from clusterctl.errors import ProviderError
 from clusterctl.providers.ec2.api import Api
-from clusterctl.providers.ec2.failures import Refused
+from clusterctl.providers.ec2.failures import RefusedByAws
 from clusterctl.providers.ec2.tags import as_list
 from clusterctl.providers.protocol import Resource
 from clusterctl.timeouts import Deadline
@@ -195,7 +195,7 @@ def _rights(api: Api) -> frozenset[str] | None:
     """What the role allows; None where it is not there with its rights, which come last."""
     try:
         answer = api.call("get_role_policy", "iam", RoleName=ROLE, PolicyName=POLICY)
-    except Refused as refused:
+    except RefusedByAws as refused:
         if refused.code not in ("NoSuchEntity", "NoSuchEntityException"):
             raise
         return None
@@ -232,7 +232,7 @@ def _give_rights(api: Api) -> None:
 def _unless(code: str, ask: Callable[[], Any]) -> None:
     try:
         ask()
-    except Refused as refused:
+    except RefusedByAws as refused:
         if refused.code != code:
             raise
 
@@ -243,7 +243,7 @@ def _once_role_is_known(ask: Callable[[], Any]) -> None:
     while True:
         try:
             ask()
-        except Refused as refused:
+        except RefusedByAws as refused:
             if refused.code != "ValidationException" or "assume the role" not in refused.message:
                 raise
             if end.passed:

@@ -13,17 +13,17 @@ from clusterctl.errors import ProviderError
 from clusterctl.providers.protocol import NoCapacity
 
 
-class Refused(ProviderError):
+class RefusedByAws(ProviderError):
     """AWS said no, with this code."""
 
     code = ""
 
 
-class WrongClock(Refused):
+class WrongClock(RefusedByAws):
     """This machine's clock is so wrong that AWS does not accept what it signs."""
 
 
-class CapacityError(Refused, NoCapacity):
+class CapacityError(RefusedByAws, NoCapacity):
     """No machines of the wanted kind in a zone: another may have some."""
 
 
@@ -340,17 +340,17 @@ SKEW = 300.0
 """Seconds that a signature may be from AWS's own time."""
 
 
-def refused(doing: str, code: str, message: str, region: str, skew: float = 0.0) -> Refused:
+def refused(doing: str, code: str, message: str, region: str, skew: float = 0.0) -> RefusedByAws:
     """The error for what AWS said to a call of ours. `skew`: seconds that this machine's clock is
     ahead of AWS's, negative where it is behind."""
     message = _readable(message)
-    known, kind = _known(code, message), Refused
+    known, kind = _known(code, message), RefusedByAws
     if known and known.account and abs(skew) > SKEW and code not in _UNSIGNED:
         known = Known(describe_skew(skew), _CLOCK, account=True)
     if known and known.hint == _CLOCK:
         kind = WrongClock
     if known is None:
-        error = Refused(f"{doing} failed in {region}: {code}: {message}", hint=_UNKNOWN)
+        error = RefusedByAws(f"{doing} failed in {region}: {code}: {message}", hint=_UNKNOWN)
     else:
         kind = CapacityError if known.capacity else kind
         error = kind(f"{doing}: {known.what} ({code}: {message})", hint=known.hint)
@@ -393,12 +393,12 @@ def _known(code: str, message: str = "") -> Known | None:
 
 def permanent(error: ProviderError) -> bool:
     """Whether asking again cannot help: not before a person has changed something."""
-    if not isinstance(error, Refused):
+    if not isinstance(error, RefusedByAws):
         return False
     return error.code == "OperationNotPermitted" or is_account_error(error)
 
 
-def is_account_error(refused: Refused) -> bool:
+def is_account_error(refused: RefusedByAws) -> bool:
     """Whether this user would be told the same about anything else."""
     known = _known(refused.code, refused.message)
     return known is not None and known.account

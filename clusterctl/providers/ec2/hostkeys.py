@@ -21,10 +21,9 @@ from pathlib import Path
 
 from clusterctl import assets, keys
 from clusterctl.errors import ClusterctlError, NodeUnreachable
-from clusterctl.model import Node, NodeResult
+from clusterctl.model import Node, NodeResult, Reporter
 from clusterctl.node_phases import CONNECTED, CONNECTING, NodePhases
 from clusterctl.node_results import fold
-from clusterctl.providers.protocol import OnEvent
 from clusterctl.state.home import write_atomic
 from clusterctl.timeouts import now
 from clusterctl.transport.known_hosts import host_name
@@ -120,7 +119,7 @@ class HostKeys:
         nodes: Sequence[Node],
         *,
         limit: float,
-        tell: OnEvent,
+        report: Reporter,
         phases: NodePhases | None = None,
     ) -> tuple[dict[str, str], Pool]:
         """Waits up to `limit` seconds until all nodes answer, takes those that boot with keys of
@@ -131,7 +130,7 @@ class HostKeys:
         self.write(nodes)
         pool = self.pool(nodes)
         try:
-            self._wait(pool, [node.name for node in nodes], limit, tell, phases or NodePhases())
+            self._wait(pool, [node.name for node in nodes], limit, report, phases or NodePhases())
             self._rotate(pool, nodes)
         except BaseException:
             pool.close()
@@ -176,10 +175,10 @@ class HostKeys:
         self._all(pool.each(shown, list(new)))
 
     def _wait(
-        self, pool: Pool, names: Sequence[str], limit: float, tell: OnEvent, phases: NodePhases
+        self, pool: Pool, names: Sequence[str], limit: float, report: Reporter, phases: NodePhases
     ) -> None:
         phases.enter(names, CONNECTING)
-        failed = self._connect(pool, names, limit, tell, phases)
+        failed = self._connect(pool, names, limit, report, phases)
         final = [result for result in failed if _is_final(result)]
         if failed:
             name = self._folder.name
@@ -202,7 +201,7 @@ class HostKeys:
         pool: Pool,
         names: Sequence[str],
         limit: float,
-        tell: OnEvent,
+        report: Reporter,
         phases: NodePhases | None = None,
     ) -> list[NodeResult]:
         """What may pass by itself (a machine that boots, an sshd that starts anew) is tried again
@@ -216,7 +215,7 @@ class HostKeys:
                 if not error.transient:
                     raise
                 return NodeResult(node=name, error=getattr(error, "what", error.message))
-            tell(f"{name}: SSH answers after {now() - began:.1f} s")
+            report(f"{name}: SSH answers after {now() - began:.1f} s")
             if phases:
                 phases.enter([name], CONNECTED)
             return NodeResult(node=name, exit_code=0)
@@ -231,7 +230,7 @@ class HostKeys:
                 return failed
             said = "; ".join(fold(failed))
             if passed >= TOLD_AFTER and said != told:
-                tell(f"no SSH answer yet, waiting up to {limit:g} s: {said}")
+                report(f"no SSH answer yet, waiting up to {limit:g} s: {said}")
                 told = said
             names = [result.node for result in failed]
             time.sleep(pause)

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusterctl.errors import ProviderError
+from clusterctl.model import Reporter
 from clusterctl.node_results import ranges
 from clusterctl.providers.ec2 import cleanup, failures
 from clusterctl.providers.ec2.api import ENDED, LIVING, Api, Image, Instance
 from clusterctl.providers.ec2.numbers import MOST_TEXT, TAG, write
-from clusterctl.providers.ec2.spec import Machine
+from clusterctl.providers.ec2.spec import PlannedMachine
 from clusterctl.providers.ec2.tags import as_list
-from clusterctl.providers.protocol import OnEvent
 from clusterctl.timeouts import Deadline
 
 AT_ONCE = 100
@@ -54,9 +54,9 @@ class Terms:
 
 def launch(
     api: Api,
-    machines: Sequence[Machine],
+    machines: Sequence[PlannedMachine],
     terms: Terms,
-    tell: OnEvent,
+    report: Reporter,
     started: Callable[[Sequence[str]], None] = lambda names: None,
 ) -> None:
     """Starts these workers and waits until they run; `started` is told the names of each call that
@@ -66,7 +66,7 @@ def launch(
     ids: set[str] = set()
     for some in _calls(machines):
         names = [machine.name for machine in some]
-        tell(f"{ranges(names)}: starting")
+        report(f"{ranges(names)}: starting")
         try:
             answer = api.call("run_instances", **request(some, terms))
         except ProviderError:
@@ -78,10 +78,10 @@ def launch(
         wanted = {machine.name for machine in machines}
         _await(api, terms.cluster_id, wanted, ids)
         took = time.monotonic() - began
-        tell(f"{ranges(sorted(wanted, key=_number))}: running after {took:.1f} s")
+        report(f"{ranges(sorted(wanted, key=_number))}: running after {took:.1f} s")
 
 
-def request(machines: Sequence[Machine], terms: Terms) -> dict[str, Any]:
+def request(machines: Sequence[PlannedMachine], terms: Terms) -> dict[str, Any]:
     """The arguments of RunInstances for machines of one kind, as infra/ec2 has them for one."""
     first, count = machines[0], len(machines)
     image = terms.images[first.image]
@@ -213,7 +213,7 @@ def end(api: Api, cluster_id: str, instances: Sequence[Instance]) -> None:
 
 
 def end_unknown(
-    api: Api, cluster_id: str, known: Container[str], tell: OnEvent, *, settle: float = 0.0
+    api: Api, cluster_id: str, known: Container[str], report: Reporter, *, settle: float = 0.0
 ) -> None:
     """Ends the machines that Terraform does not know (`known`: what its state speaks of) and would
     wait for, for twenty minutes: they hold the network that it removes. `settle`: seconds in which
@@ -224,7 +224,7 @@ def end_unknown(
         found = [item for item in cleanup.instances(api, cluster_id) if item.id not in known]
         if found:
             names = ranges(sorted(item.node or item.id for item in found))
-            tell(f"ending {names}")
+            report(f"ending {names}")
             # With the others, which are billed meanwhile.
             cleanup.terminate(api, cluster_id)
             end(api, cluster_id, found)
@@ -253,9 +253,9 @@ def _number(node: str) -> int:
     return int(node.rpartition("-")[2])
 
 
-def _calls(machines: Sequence[Machine]) -> list[list[Machine]]:
+def _calls(machines: Sequence[PlannedMachine]) -> list[list[PlannedMachine]]:
     """Machines of one kind together, no more than one call may start, nor than a tag can name."""
-    found: list[list[Machine]] = []
+    found: list[list[PlannedMachine]] = []
     for machine in sorted(
         machines, key=lambda one: (one.instance_type, one.image, _number(one.name))
     ):

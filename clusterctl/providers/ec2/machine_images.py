@@ -9,7 +9,7 @@ from clusterctl import catalog
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import ClusterSpec
 from clusterctl.providers.ec2.api import Api, Image
-from clusterctl.providers.ec2.spec import Machine
+from clusterctl.providers.ec2.spec import PlannedMachine
 from clusterctl.providers.shared.nodes import LAUNCHER
 
 _FREE = "Linux/UNIX"
@@ -30,7 +30,7 @@ _OTHERS = {
 """What the name or the description of an image says of one that has no user `ubuntu`."""
 
 
-def choose(api: Api, options: ClusterSpec, machines: Sequence[Machine]) -> dict[str, Image]:
+def choose(api: Api, options: ClusterSpec, machines: Sequence[PlannedMachine]) -> dict[str, Image]:
     """The images by kind. Raises ProviderError or UsageError for one that cannot serve."""
     kinds = dict.fromkeys(machine.image for machine in machines)
     found: dict[str, str] = {}
@@ -59,7 +59,7 @@ def choose(api: Api, options: ClusterSpec, machines: Sequence[Machine]) -> dict[
     return images
 
 
-def _fits(machine: Machine, image: Image) -> None:
+def _fits(machine: PlannedMachine, image: Image) -> None:
     """Raises UsageError for a disk that is smaller than what is copied to it, and for an image of
     another architecture."""
     if image.architecture != "x86_64":

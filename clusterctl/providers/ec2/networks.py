@@ -34,7 +34,7 @@ class Subnet:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ZoneSubnets:
     """The subnet of the workers and that of the launcher in a zone, and how private workers reach
     the internet ("": they have public addresses)."""
 
@@ -45,7 +45,7 @@ class Place:
 
 def choose(
     api: Api, cloud: CloudSpec, machines: int, there: Collection[str] = ()
-) -> dict[str, Place]:
+) -> dict[str, ZoneSubnets]:
     """Subnets by zone, in the order of --subnet, else of their names. `machines`: how many get an
     address there; `there`: the subnets of machines that run, which come first. Nothing where the
     cluster makes a network of its own.
@@ -60,13 +60,13 @@ def choose(
     found = sorted(_subnets(api, cloud), key=lambda one: one.id not in there)
     if cloud.private:
         return _pairs(found, machines, there)
-    usable: dict[str, Place] = {}
+    usable: dict[str, ZoneSubnets] = {}
     troubles = {one.id: _trouble(one, machines) for one in found}
     for one in found:
         if troubles[one.id] and cloud.subnet:
             raise UsageError(f"{one.id} {troubles[one.id]}", hint="choose another --subnet")
         if not troubles[one.id]:
-            usable.setdefault(one.zone, Place(one.id, one.id))
+            usable.setdefault(one.zone, ZoneSubnets(one.id, one.id))
     if not usable:
         why = "; ".join(f"{id} {trouble}" for id, trouble in sorted(troubles.items()))
         raise UsageError(
@@ -76,7 +76,9 @@ def choose(
     return usable
 
 
-def _pairs(found: Sequence[Subnet], machines: int, there: Collection[str]) -> dict[str, Place]:
+def _pairs(
+    found: Sequence[Subnet], machines: int, there: Collection[str]
+) -> dict[str, ZoneSubnets]:
     """By zone, a closed subnet for workers and a public one for the launcher. A machine cannot move
     to another subnet: those that some are in (`there`) are the only ones. Raises UsageError."""
     outer = [one for one in found if one.public]
@@ -86,13 +88,13 @@ def _pairs(found: Sequence[Subnet], machines: int, there: Collection[str]) -> di
     closed = {one.id: _private_trouble(one, machines) for one in inner}
     public = {one.id: _trouble(one, int(one.id not in there)) for one in outer}
     found = [*inner, *outer]
-    usable: dict[str, Place] = {}
+    usable: dict[str, ZoneSubnets] = {}
     for zone in dict.fromkeys(one.zone for one in found):
         mine = [one for one in found if one.zone == zone]
         workers = [one for one in mine if closed.get(one.id) == ""]
         launcher = [one for one in mine if public.get(one.id) == ""]
         if workers and launcher:
-            usable[zone] = Place(workers[0].id, launcher[0].id, workers[0].out)
+            usable[zone] = ZoneSubnets(workers[0].id, launcher[0].id, workers[0].out)
     if usable:
         return usable
     troubles = {id: trouble for id, trouble in {**closed, **public}.items() if trouble}

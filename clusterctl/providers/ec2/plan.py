@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from clusterctl import catalog
 from clusterctl.errors import ProviderError
-from clusterctl.model import Charge, CloudSpec, Cluster, clock, count, span
+from clusterctl.model import Charge, CloudSpec, Cluster, Reporter, clock, count, span
 from clusterctl.node_results import ranges
 from clusterctl.providers.ec2 import eventbridge, machine_images, prices
 from clusterctl.providers.ec2.api import Api, Instance
 from clusterctl.providers.ec2.preflight import Survey
-from clusterctl.providers.ec2.spec import Machine
+from clusterctl.providers.ec2.spec import PlannedMachine
 from clusterctl.providers.shared.nodes import LAUNCHER
 
 
@@ -34,15 +34,15 @@ def requote(
     charges: Sequence[Charge],
     names: Collection[str],
     zone: str,
-    tell: Callable[[str], None],
+    report: Reporter,
 ) -> tuple[Charge, ...]:
     """The charges with these nodes as spot instances of a zone, or on-demand (zone "")."""
-    quotes = quote_machines(api, found, (zone,) if zone else (), tell)
+    quotes = quote_machines(api, found, (zone,) if zone else (), report)
     return prices.requote(charges, quotes, names)
 
 
 def reprice(
-    api: Api, cluster: Cluster, instances: Sequence[Instance], tell: Callable[[str], None]
+    api: Api, cluster: Cluster, instances: Sequence[Instance], report: Reporter
 ) -> tuple[Charge, ...]:
     """The charges, with the workers among these instances that the record does not have as what
     they are: spot instances of their zone, or on-demand."""
@@ -53,14 +53,14 @@ def reprice(
         mine = [item for item in new if (item.zone if item.spot else "") == zone]
         types, zones = {item.type for item in mine}, (zone,) if zone else ()
         quotes = prices.quotes(
-            api, () if zone else types, spot=types if zone else (), zones=zones, tell=tell
+            api, () if zone else types, spot=types if zone else (), zones=zones, report=report
         )
         charges = prices.requote(charges, quotes, {item.node for item in mine})
     return charges
 
 
 def quote_machines(
-    api: Api, found: Survey, spot: Sequence[str], tell: Callable[[str], None]
+    api: Api, found: Survey, spot: Sequence[str], report: Reporter
 ) -> dict[str, prices.Quote]:
     """`spot`: the zones where workers may be spot instances; on demand without any."""
     machines = found.machines
@@ -70,7 +70,7 @@ def quote_machines(
         [m.instance_type for m in machines if m.name == LAUNCHER or not spot],
         spot=workers if spot else (),
         zones=spot,
-        tell=tell,
+        report=report,
         nat=found.nat,
     )
     if found.reservation and found.reservation.block:
@@ -98,12 +98,12 @@ def estimate(
     now: float,
     *,
     spot: bool,
-    tell: Callable[[str], None],
+    report: Reporter,
 ) -> Estimate:
     """`old`: the charges so far. `spot`: whether the workers are to be spot instances."""
 
     def charged(zones: Sequence[str]) -> tuple[tuple[Charge, ...], dict[str, prices.Quote]]:
-        quoted = quote_machines(api, found, zones, tell)
+        quoted = quote_machines(api, found, zones, report)
         new = prices.charges(found.machines, quoted, now, private=cloud.private)
         return prices.merge(old, new, now), quoted
 
@@ -139,7 +139,7 @@ def place(api: Api, found: Survey, binary: str, tag: Sequence[str] = ()) -> Iter
 
 def ends(
     api: Api,
-    machines: Sequence[Machine],
+    machines: Sequence[PlannedMachine],
     deadline: float,
     stopped: Collection[str],
     cloud: CloudSpec,
@@ -171,7 +171,7 @@ def question(machines: int, charges: Sequence[Charge], seconds: float) -> str:
     return f"start {count(machines, 'machine')} for up to {worst}{' and more' * bool(unknown)}?"
 
 
-def _burstable(machines: Sequence[Machine]) -> Iterator[str]:
+def _burstable(machines: Sequence[PlannedMachine]) -> Iterator[str]:
     """What burstable workers mean: they have `standard` credits, so that none is billed."""
     usual = catalog.FAMILIES["cpu"].instance_type
     for kind in dict.fromkeys(m.instance_type for m in machines if m.name != LAUNCHER):

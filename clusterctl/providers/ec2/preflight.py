@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -10,7 +10,7 @@ from functools import partial
 
 from clusterctl import catalog
 from clusterctl.errors import ProviderError, UsageError
-from clusterctl.model import Cluster, ClusterSpec, Runtime
+from clusterctl.model import Cluster, ClusterSpec, Reporter, Runtime
 from clusterctl.providers.ec2 import (
     cleanup,
     failures,
@@ -22,13 +22,11 @@ from clusterctl.providers.ec2 import (
 )
 from clusterctl.providers.ec2 import spec as layout
 from clusterctl.providers.ec2.api import Api, Image, Instance, InstanceType
-from clusterctl.providers.ec2.networks import Place
+from clusterctl.providers.ec2.networks import ZoneSubnets
 from clusterctl.providers.ec2.reservations import Reservation
-from clusterctl.providers.ec2.spec import Machine
+from clusterctl.providers.ec2.spec import PlannedMachine
 from clusterctl.providers.shared.nodes import LAUNCHER
 from clusterctl.timeouts import background
-
-Tell = Callable[[str], None]
 
 _ENABLED, _AWS_KEY = "Enabled", "alias/aws/ebs"
 """A key's state, and the key for disks where an account has chosen none."""
@@ -41,13 +39,13 @@ class Survey:
     where the cluster makes a network of its own."""
 
     account: str
-    machines: tuple[Machine, ...]
+    machines: tuple[PlannedMachine, ...]
     types: Mapping[str, InstanceType]
     zones: tuple[str, ...]
     amis: Mapping[str, str]
     placement: frozenset[str]
     owner: str = ""
-    subnets: Mapping[str, Place] = field(default_factory=dict)
+    subnets: Mapping[str, ZoneSubnets] = field(default_factory=dict)
     reservation: Reservation | None = None
     nat: bool = False
     """Whether the cluster makes a NAT gateway, for workers without public addresses."""
@@ -60,7 +58,7 @@ def survey(
     options: ClusterSpec,
     present: Mapping[str, str],
     zone: str,
-    tell: Tell,
+    report: Reporter,
     there: Collection[str] = (),
 ) -> Survey:
     """`present`: the nodes there are, with their types; `zone`: where they are, "" for nowhere yet;
@@ -69,7 +67,7 @@ def survey(
     Raises ProviderError or UsageError for the first thing that will not work.
     """
     if options.cloud.spot_fallback and not options.cloud.spot:
-        tell("--spot-fallback does nothing without --spot: the workers are on-demand")
+        report("--spot-fallback does nothing without --spot: the workers are on-demand")
     # Asked at the same time; what is wrong is said in the order in which it matters.
     account = background(api.account)
     known = background(lambda: _types(api, options))
@@ -90,8 +88,8 @@ def survey(
     workers = sum(machine.name != LAUNCHER for machine in new)
     reserved = background(partial(reservations.check, api, options, workers))
     rights = background(lambda: _rights(api, options, new, amis.result(), subnets.result()))
-    _quotas(api, options, machines, types, present, running, tell)
-    _check_disk_key(api, disk_key, tell)
+    _quotas(api, options, machines, types, present, running, report)
+    _check_disk_key(api, disk_key, report)
     found_subnets, reservation = subnets.result(), reserved.result()
     found_zones, found_amis = _with_subnet(zones.result(), found_subnets), amis.result()
     rights.result()
@@ -114,7 +112,7 @@ def survey(
 
 
 def survey_cluster(
-    api: Api, options: ClusterSpec, current: Cluster | None, tell: Tell
+    api: Api, options: ClusterSpec, current: Cluster | None, report: Reporter
 ) -> tuple[Survey, list[Instance]]:
     """Also the machines there are: by AWS, for a record may have been cut off."""
     if current:
@@ -131,7 +129,7 @@ def survey_cluster(
         # Further machines go where the others are.
         options = replace(options, cloud=replace(options.cloud, subnet=tuple(there)))
     present = {item.node: item.type for item in instances}
-    found = survey(api, options, present, zone if settled else "", tell, there)
+    found = survey(api, options, present, zone if settled else "", report, there)
     if zone in found.zones:
         # An `up` that was cut off goes on there, and may still leave for where there is room.
         others = (other for other in found.zones if other != zone)
@@ -145,13 +143,13 @@ _EXACT = 2.0
 """Seconds that an answer may take, and that its date is rounded by."""
 
 
-def check_clock(ahead: float, tell: Tell = lambda line: None) -> float:
+def check_clock(ahead: float, report: Reporter = lambda line: None) -> float:
     """Seconds to take off this machine's clock, to have AWS's time: `ahead`, unless that is next to
     nothing. Raises WrongClock beyond what AWS accepts."""
     if abs(ahead) > failures.SKEW:
         raise failures.wrong_clock(ahead)
     if abs(ahead) > NOTICED:
-        tell(f"{failures.describe_skew(ahead)}: the deadline is computed with AWS's time")
+        report(f"{failures.describe_skew(ahead)}: the deadline is computed with AWS's time")
     return ahead if abs(ahead) > _EXACT else 0.0
 
 
@@ -244,13 +242,13 @@ def _markets(api: Api, options: ClusterSpec, types: Mapping[str, InstanceType]) 
 def _rights(
     api: Api,
     options: ClusterSpec,
-    new: Sequence[Machine],
+    new: Sequence[PlannedMachine],
     amis: Mapping[str, Image],
-    subnets: Mapping[str, Place],
+    subnets: Mapping[str, ZoneSubnets],
 ) -> None:
     """Raises ProviderError where AWS would not let us start a machine of one of these kinds."""
     asked = {}
-    place = next(iter(subnets.values()), Place("", ""))
+    place = next(iter(subnets.values()), ZoneSubnets("", ""))
     for machine in new:
         worker = machine.name != LAUNCHER
         spot = options.cloud.spot and worker
@@ -278,13 +276,13 @@ def _disk_key(api: Api) -> tuple[str, str]:
     return key, _ENABLED if key.endswith(_AWS_KEY) else api.key_state(key)
 
 
-def _check_disk_key(api: Api, asked: Future[tuple[str, str]], tell: Tell) -> None:
+def _check_disk_key(api: Api, asked: Future[tuple[str, str]], report: Reporter) -> None:
     """Raises ProviderError where the account's own key for disks cannot be used: EC2 would start
     all machines, and end them at once."""
     try:
         key, state = asked.result()
     except ProviderError as error:
-        tell(f"the state of the key that encrypts disks is not known: {error.message}")
+        report(f"the state of the key that encrypts disks is not known: {error.message}")
         return
     if state != _ENABLED:
         raise ProviderError(
@@ -298,11 +296,11 @@ def _check_disk_key(api: Api, asked: Future[tuple[str, str]], tell: Tell) -> Non
 def _quotas(
     api: Api,
     options: ClusterSpec,
-    machines: Sequence[Machine],
+    machines: Sequence[PlannedMachine],
     types: Mapping[str, InstanceType],
     present: Mapping[str, str],
     running: Future[list[Instance]],
-    tell: Tell,
+    report: Reporter,
 ) -> None:
     """Every quota that the new machines count towards, against what runs in the account."""
     needed: dict[tuple[str, str], int] = {}
@@ -325,12 +323,12 @@ def _quotas(
     if not needed:
         return
     limits = {code: background(partial(api.quota, code)) for _, code in needed}
-    taken_by_code = _used(api, running, tell)
+    taken_by_code = _used(api, running, report)
     for (name, code), vcpus in needed.items():
         try:
             limit = limits[code].result()
         except ProviderError as error:
-            tell(f"the quota {name} is not known: {error.message}")
+            report(f"the quota {name} is not known: {error.message}")
             continue
         taken = taken_by_code.get(code, 0)
         if taken + vcpus > limit:
@@ -353,11 +351,11 @@ def _on_demand(name: str) -> str:
     return f"Running On-Demand {name} instances"
 
 
-def _used(api: Api, running: Future[list[Instance]], tell: Tell) -> dict[str, int]:
+def _used(api: Api, running: Future[list[Instance]], report: Reporter) -> dict[str, int]:
     try:
         return used(api, running.result())
     except ProviderError as error:
-        tell(f"could not list the running instances: {error.message}")
+        report(f"could not list the running instances: {error.message}")
         return {}
 
 
@@ -405,7 +403,7 @@ def _zones(api: Api, options: ClusterSpec) -> tuple[str, ...]:
     return zones
 
 
-def _with_subnet(zones: Sequence[str], subnets: Mapping[str, Place]) -> tuple[str, ...]:
+def _with_subnet(zones: Sequence[str], subnets: Mapping[str, ZoneSubnets]) -> tuple[str, ...]:
     """The zones in which the cluster can be, in the order of the subnets. Raises UsageError."""
     if not subnets:
         return tuple(zones)

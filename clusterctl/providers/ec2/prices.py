@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from clusterctl import catalog
 from clusterctl.errors import ProviderError, UsageError
-from clusterctl.model import GATEWAY, HOURS_PER_MONTH, NETWORK_PARTS, Charge
+from clusterctl.model import GATEWAY, HOURS_PER_MONTH, NETWORK_PARTS, Charge, Reporter
 from clusterctl.providers.ec2 import cleanup
 from clusterctl.providers.ec2.api import Api
-from clusterctl.providers.ec2.spec import Machine
+from clusterctl.providers.ec2.spec import PlannedMachine
 from clusterctl.providers.shared.nodes import LAUNCHER
 from clusterctl.timeouts import background
 
@@ -43,7 +43,7 @@ def quotes(
     *,
     spot: Iterable[str],
     zones: Sequence[str],
-    tell: Callable[[str], None],
+    report: Reporter,
     nat: bool = False,
 ) -> dict[str, Quote]:
     """A quote per instance type, per `for_worker` of those in `spot` (in the dearest of the zones),
@@ -72,7 +72,7 @@ def quotes(
             live = answer.result()
         except ProviderError as error:
             if not told:
-                tell(f"prices from the package's table: {error.message}")
+                report(f"prices from the package's table: {error.message}")
             told = True
         if live is not None:
             found[kind] = Quote(live, f"{source}, {time.strftime('%Y-%m-%d')}")
@@ -94,7 +94,7 @@ def _quote(quotes: Mapping[str, Quote], node: str, kind: str) -> Quote | None:
 
 def rates(api: Api, types: Collection[str]) -> cleanup.Rates:
     """What instances of these types, disks and addresses cost per hour in a region."""
-    found = quotes(api, types, spot=(), zones=(), tell=lambda line: None, nat=True)
+    found = quotes(api, types, spot=(), zones=(), report=lambda line: None, nat=True)
     gib = found[DISK].dollars
     return cleanup.Rates(
         {kind: found[kind].dollars for kind in types},
@@ -105,7 +105,7 @@ def rates(api: Api, types: Collection[str]) -> cleanup.Rates:
 
 
 def charges(
-    machines: Sequence[Machine],
+    machines: Sequence[PlannedMachine],
     quotes: Mapping[str, Quote],
     since: float,
     *,
@@ -241,7 +241,7 @@ _SOURCES = _PARTS | dict.fromkeys(NETWORK_PARTS, "NAT gateway")
 
 
 def table(
-    machines: Sequence[Machine],
+    machines: Sequence[PlannedMachine],
     charges: Sequence[Charge],
     zone: str,
     seconds: float,

@@ -22,6 +22,7 @@ from clusterctl.model import (
     ClusterSpec,
     Node,
     Phase,
+    Reporter,
     Role,
     Runtime,
 )
@@ -39,9 +40,9 @@ from clusterctl.providers.ec2 import (
     prices,
     provider_state,
     reconcile,
-    report,
     reservations,
     ssh_cidr,
+    terraform_events,
     update_rules,
     userdata,
 )
@@ -52,19 +53,18 @@ from clusterctl.providers.ec2.failures import WrongClock
 from clusterctl.providers.ec2.preflight import Survey
 from clusterctl.providers.ec2.provider_state import ProviderState
 from clusterctl.providers.protocol import (
+    CheckRow,
     Created,
     Ended,
     Features,
-    Finding,
     Life,
-    OnEvent,
     ProviderPlan,
     Resource,
 )
 from clusterctl.providers.shared import charges as measured
 from clusterctl.providers.shared import deadlines
 from clusterctl.providers.shared.nodes import LAUNCHER
-from clusterctl.registry import Login
+from clusterctl.registry import RegistryLogin
 from clusterctl.state import Home
 from clusterctl.state.locks import find_held
 from clusterctl.timeouts import background
@@ -127,7 +127,7 @@ class Ec2Provider:
         self,
         spec: ClusterSpec,
         current: Cluster | None = None,
-        tell: OnEvent = lambda line: None,
+        report: Reporter = lambda line: None,
         *,
         ahead: Path | None = None,
     ) -> ProviderPlan:
@@ -137,15 +137,15 @@ class Ec2Provider:
         address = self._ask_address(options)
         begun = _begin(Home(ahead), binary, address) if ahead else None
         api = self._connect(options.cloud.region)
-        found, instances = preflight.survey_cluster(api, options, current, tell)
+        found, instances = preflight.survey_cluster(api, options, current, report)
         present = {item.node: item.type for item in instances}
         update_rules.check_kept(options, current, found.machines, present)
         stopped = {item.node for item in instances if item.state in reconcile.STOPPED}
         names = [m.name for m in found.machines if m.name not in present or m.name in stopped]
-        now = self._clock() - preflight.check_clock(api.ahead, tell)
+        now = self._clock() - preflight.check_clock(api.ahead, report)
         spot = options.cloud.spot and not plan.has_fallen_back(instances)
         old = self._settle(current, instances, ahead, now) if current else ()
-        cost = plan.estimate(api, found, options.cloud, old, now, spot=spot, tell=tell)
+        cost = plan.estimate(api, found, options.cloud, old, now, spot=spot, report=report)
         prices.check_hourly(options.cloud.max_hourly, cost.dear)
         update_rules.check_stopped(current, present, stopped, now)
         reserved = found.reservation
@@ -198,7 +198,7 @@ class Ec2Provider:
         }
         return measured.settle(current, living=living, made=made, now=now, ends=ends)
 
-    def create(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> Created:
+    def create(self, cluster: Cluster, folder: Path, report: Reporter) -> Created:
         state_folder = folder / "terraform"
         if not terraform.resources(state_folder, cluster.name) and cluster.nodes:
             raise ProviderError(
@@ -207,20 +207,20 @@ class Ec2Provider:
                 hint=f"`clusterctl down {cluster.name}` finds the cluster by its tags and removes"
                 " it without the state",
             )
-        planned = self._planned.get(cluster.name) or self._replan(cluster, folder, on_event)
+        planned = self._planned.get(cluster.name) or self._replan(cluster, folder, report)
         options, found, api = planned.options, planned.found, planned.api
-        runner = _terraform(api, folder, cluster.name, on_event)
+        runner = _terraform(api, folder, cluster.name, report)
         known = provider_state.load(folder)
         state = known or ProviderState(id=cluster.id, region=api.region)
         state.ssh_cidr = ssh_cidr.resolve(
-            options.cloud.ssh_cidr, state.ssh_cidr, planned.begun.address.result, on_event
+            options.cloud.ssh_cidr, state.ssh_cidr, planned.begun.address.result, report
         )
         runner.copy(_module())
         runner.init(planned.begun.init_cache)
         if known:
             # What was being made when Terraform was stopped may exist without its knowing.
-            reconcile.remove_unknown(api, cluster.id, runner, on_event)
-            reconcile.start_stopped(api, cluster.id, on_event)
+            reconcile.remove_unknown(api, cluster.id, runner, report)
+            reconcile.start_stopped(api, cluster.id, report)
         host_keys = hostkeys.HostKeys(folder)
         preload()
         order = Order(
@@ -232,27 +232,27 @@ class Ec2Provider:
             state=state,
             host_keys=host_keys,
             rate=lambda names: prices.rate(
-                plan.requote(api, found, cluster.charges, names, "", on_event)
+                plan.requote(api, found, cluster.charges, names, "", report)
             ),
             nodes=self._nodes,
         )
         made: list[dict[str, Any]] = []
         try:
-            made = make(order, runner, on_event)
+            made = make(order, runner, report)
         finally:
             # What came to be in an `up` that breaks off has its end, too.
-            arm(order, {str(row["id"]) for row in made}, on_event)
+            arm(order, {str(row["id"]) for row in made}, report)
         nodes = tuple(_node(row, options, found, cluster.id) for row in made)
         host_keys.forget([name for name in host_keys.known if name not in {n.name for n in nodes}])
         final, pool = host_keys.settle(
             nodes,
             limit=options.cloud.boot_timeout,
-            tell=on_event,
+            report=report,
             phases=self._nodes,
         )
         charges = cluster.charges
         if options.cloud.spot:
-            charges = _reprice(cluster, planned, state, nodes, on_event)
+            charges = _reprice(cluster, planned, state, nodes, report)
         reason = plan.mode(api.region, state.spot, state.on_demand)
         return Created(
             nodes=nodes,
@@ -268,11 +268,11 @@ class Ec2Provider:
         found = cleanup.instances(api, cluster.id)
         return {item.node: item.id for item in found if item.node}
 
-    def reprice(self, cluster: Cluster, folder: Path, tell: OnEvent) -> tuple[Charge, ...]:
+    def reprice(self, cluster: Cluster, folder: Path, report: Reporter) -> tuple[Charge, ...]:
         if not cluster.spec.cloud.spot:
             return cluster.charges
         api = self._api(cluster, folder)
-        return plan.reprice(api, cluster, cleanup.instances(api, cluster.id), tell)
+        return plan.reprice(api, cluster, cleanup.instances(api, cluster.id), report)
 
     def list_lives(self, cluster: Cluster, folder: Path) -> tuple[Life, ...]:
         found = self._api(cluster, folder).instances(
@@ -291,12 +291,12 @@ class Ec2Provider:
             known = terraform.resources(folder / "terraform", folder.name)
         except terraform.TerraformError:
             return launched  # with the nodes on record, all that is known
-        return launched.union(filter(None, map(report.node, known)))
+        return launched.union(filter(None, map(terraform_events.node, known)))
 
     def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
         found = self._instances(cluster, folder)
         return {
-            node.name: report.describe(found[node.name])
+            node.name: terraform_events.describe(found[node.name])
             if node.name in found
             else "gone: AWS has no such instance"
             for node in cluster.nodes
@@ -391,8 +391,8 @@ class Ec2Provider:
                 hint=f"`clusterctl down {cluster.name} --fetch` saves the outputs and removes it",
             )
 
-    def stop(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> float:
-        return reconcile.stop(self._api(cluster, folder), cluster.id, on_event)
+    def stop(self, cluster: Cluster, folder: Path, report: Reporter) -> float:
+        return reconcile.stop(self._api(cluster, folder), cluster.id, report)
 
     def allow(self, cluster: Cluster, folder: Path, networks: Sequence[str]) -> tuple[str, ...]:
         said = ssh_cidr.networks("network", ",".join(networks)) if networks else ""
@@ -433,13 +433,13 @@ class Ec2Provider:
     def find(self, region: str) -> tuple[Resource, ...]:
         return cleanup.find_priced(self._connect(region), prices.rates)
 
-    def remove(self, cluster_id: str, region: str, on_event: OnEvent) -> None:
-        cleanup.remove(self._connect(region), cluster_id, on_event)
+    def remove(self, cluster_id: str, region: str, report: Reporter) -> None:
+        cleanup.remove(self._connect(region), cluster_id, report)
 
     def adopt(self, cluster_id: str, name: str, region: str) -> Cluster:
         return adoption.adopt(self._connect(region), cluster_id, name)
 
-    def diagnose(self) -> tuple[Finding, ...]:
+    def diagnose(self) -> tuple[CheckRow, ...]:
         return diagnostics.diagnose()
 
     def deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
@@ -448,21 +448,23 @@ class Ec2Provider:
             return ""  # each node keeps its own deadline
         return "stopped machines keep no deadline, and AWS does not remove their disks"
 
-    def registry_login(self, host: str) -> Login | None:
+    def registry_login(self, host: str) -> RegistryLogin | None:
         found = ECR.fullmatch(host)
-        return Login(*Api(found["region"]).registry_login(found["account"])) if found else None
+        return (
+            RegistryLogin(*Api(found["region"]).registry_login(found["account"])) if found else None
+        )
 
-    def destroy(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> None:
+    def destroy(self, cluster: Cluster, folder: Path, report: Reporter) -> None:
         api = self._api(cluster, folder)
-        self._destroy_known(api, cluster, folder, on_event)
+        self._destroy_known(api, cluster, folder, report)
         if not cleanup.instances(api, cluster.id):
             with suppress(ProviderError):  # the search below finds what is left
                 eventbridge.remove(api, eventbridge.group_of(cluster.id))
         state = provider_state.load(folder)
         # An `up` was cut off: what it made last may have no tags yet, and no Terraform knows of it.
         settle = cleanup.SETTLE if state and state.unfinished else 0.0
-        cleanup.remove(api, cluster.id, on_event, settle=settle)
-        on_event(
+        cleanup.remove(api, cluster.id, report, settle=settle)
+        report(
             f"asked AWS again: nothing tagged {cleanup.TAG}={cluster.id} is left in {api.region}"
         )
 
@@ -470,12 +472,12 @@ class Ec2Provider:
         """This machine's, as the internet sees it; "" where nobody has to know."""
         return background(lambda: "" if options.cloud.ssh_cidr else self._my_address())
 
-    def _replan(self, cluster: Cluster, folder: Path, tell: OnEvent) -> _Planned:
+    def _replan(self, cluster: Cluster, folder: Path, report: Reporter) -> _Planned:
         options = update_rules.resolve(cluster.spec, cluster)
         address = self._ask_address(options)
         begun = _begin(Home(folder.parent.parent), terraform.find(), address)
         api = self._connect(options.cloud.region)
-        found, instances = preflight.survey_cluster(api, options, cluster, tell)
+        found, instances = preflight.survey_cluster(api, options, cluster, report)
         spot = options.cloud.spot and not plan.has_fallen_back(instances)
         return _Planned(options, found, api, begun, spot)
 
@@ -498,31 +500,31 @@ class Ec2Provider:
             there = [item.id for item in cleanup.instances(api, cluster.id)]
             eventbridge.arm(api, cluster.id, there, deadline, nat=_has_gateway(cluster))
 
-    def _destroy_known(self, api: Api, cluster: Cluster, folder: Path, on_event: OnEvent) -> None:
+    def _destroy_known(self, api: Api, cluster: Cluster, folder: Path, report: Reporter) -> None:
         """What Terraform knows of, by Terraform. What it leaves is for `cleanup`."""
         try:
-            runner = _terraform(api, folder, cluster.name, on_event)
+            runner = _terraform(api, folder, cluster.name, report)
             resources = runner.resources()
             if not resources:
                 return
             if cleanup.managed(api, cluster.id):
-                on_event("AWS has endpoints of its own in the cluster's VPC; removing by tag")
+                report("AWS has endpoints of its own in the cluster's VPC; removing by tag")
                 return
             state = provider_state.load(folder)
             if state and state.unfinished and cluster.spec.cloud.private:
                 # Killed while AWS made it, Terraform does not know it, and waits for its network.
-                on_event("AWS may have a NAT gateway that Terraform does not know; removing by tag")
+                report("AWS may have a NAT gateway that Terraform does not know; removing by tag")
                 return
             runner.init()
             settle = cleanup.SETTLE if state and state.launching else 0.0
-            launches.end_unknown(api, cluster.id, runner.state, on_event, settle=settle)
+            launches.end_unknown(api, cluster.id, runner.state, report, settle=settle)
             at_a_time = layout.parallelism(len(resources))
             if len(resources) > at_a_time:
                 # Terraform waits for each: the others would be billed meanwhile.
                 cleanup.terminate(api, cluster.id)
-            runner.destroy(report.reporter(on_event), parallelism=at_a_time)
+            runner.destroy(terraform_events.reporter(report), parallelism=at_a_time)
         except ProviderError as error:
-            on_event(f"{error.message}; removing by tag")
+            report(f"{error.message}; removing by tag")
 
 
 def _reprice(
@@ -530,7 +532,7 @@ def _reprice(
     planned: _Planned,
     state: ProviderState,
     nodes: Sequence[Node],
-    tell: OnEvent,
+    report: Reporter,
 ) -> tuple[Charge, ...]:
     """The charges where new machines are not what was planned: in another zone, or on-demand."""
     known = {node.machine for node in cluster.nodes}
@@ -540,7 +542,7 @@ def _reprice(
     for names, zone in ((new - on_demand, state.zone), (on_demand, "")):
         as_planned = planned.spot and zone == found.zones[0] if zone else not planned.spot
         if names and not as_planned:
-            charges = plan.requote(planned.api, found, charges, names, zone, tell)
+            charges = plan.requote(planned.api, found, charges, names, zone, report)
     return charges
 
 
@@ -574,7 +576,7 @@ def _begin(home: Home, binary: terraform.Binary, address: Future[str]) -> _Begun
     return _Begun(init_cache, address)
 
 
-def _terraform(api: Api, folder: Path, name: str, tell: OnEvent) -> terraform.Terraform:
+def _terraform(api: Api, folder: Path, name: str, report: Reporter) -> terraform.Terraform:
     """In the cluster's own folder, with the lock of the cluster, which it inherits."""
     home = folder.parent.parent
     try:
@@ -588,7 +590,7 @@ def _terraform(api: Api, folder: Path, name: str, tell: OnEvent) -> terraform.Te
         cache=_plugins(home),
         lock=lock.fileno() if lock else None,
         on_start=lock.lend if lock else lambda pid, command: None,
-        tell=tell,
+        report=report,
         lent=api.lent,
     )
 

@@ -11,13 +11,14 @@ from typing import Any
 
 from clusterctl import terraform
 from clusterctl.errors import ProviderError
+from clusterctl.model import Reporter
 from clusterctl.node_phases import NodePhases
 from clusterctl.node_results import ranges
-from clusterctl.providers.ec2 import cleanup, eventbridge, failures, report
+from clusterctl.providers.ec2 import cleanup, eventbridge, failures, terraform_events
 from clusterctl.providers.ec2 import spec as layout
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.failures import CapacityError
-from clusterctl.providers.protocol import OnEvent, Resource
+from clusterctl.providers.protocol import Resource
 from clusterctl.timeouts import Deadline
 
 START_LIMIT = 300.0
@@ -33,7 +34,7 @@ def apply(
     variables: dict[str, Any],
     api: Api,
     cluster_id: str,
-    on_event: OnEvent,
+    report: Reporter,
     may_go: Callable[[], Collection[str]],
     nodes: NodePhases | None = None,
 ) -> dict[str, Any]:
@@ -48,7 +49,7 @@ def apply(
     def once() -> dict[str, Any]:
         return runner.apply(
             variables,
-            report.reporter(on_event, nodes),
+            terraform_events.reporter(report, nodes),
             parallelism=layout.parallelism(len(variables["user_data"])),
             may_go=may_go(),
         )
@@ -63,18 +64,18 @@ def apply(
             if isinstance(failures.from_terraform(said), CapacityError):
                 raise
             if failures.is_transient(said) and known > before:
-                on_event(f"{failures.from_terraform(said)}: continuing")
+                report(f"{failures.from_terraform(said)}: continuing")
             elif failures.repeated(said) and not tidied:
-                on_event(
+                report(
                     "AWS already has resources that Terraform does not know: creating them again"
                 )
-                remove_unknown(api, cluster_id, runner, on_event)
+                remove_unknown(api, cluster_id, runner, report)
                 tidied = True
             else:
                 raise
 
 
-def start_stopped(api: Api, cluster_id: str, tell: OnEvent) -> None:
+def start_stopped(api: Api, cluster_id: str, report: Reporter) -> None:
     """Starts machines again that were stopped, in the console or by EC2. Terraform would replace
     them: a stopped one has no public address, and that cannot be given to it. Raises ProviderError
     naming those that do not start."""
@@ -94,7 +95,7 @@ def start_stopped(api: Api, cluster_id: str, tell: OnEvent) -> None:
         fresh = [item for item in down if item.state == "stopped" and item.id not in asked]
         if fresh:
             names = ranges(sorted(item.node or item.id for item in fresh))
-            tell(f"{names}: stopped; starting again")
+            report(f"{names}: stopped; starting again")
             try:
                 api.call("start_instances", InstanceIds=[item.id for item in fresh])
             except ProviderError as error:
@@ -106,13 +107,13 @@ def start_stopped(api: Api, cluster_id: str, tell: OnEvent) -> None:
         time.sleep(cleanup.PAUSE)
 
 
-def stop(api: Api, cluster_id: str, tell: Callable[[str], None]) -> float:
+def stop(api: Api, cluster_id: str, report: Reporter) -> float:
     """Stops all machines; returns when EC2 was told to, by our clock: from then on only disks cost
     money. Raises ProviderError naming those that do not stop."""
     since = time.time()
     found = [item for item in cleanup.instances(api, cluster_id) if item.state not in STOPPED]
     if found:
-        tell(f"stopping {ranges(sorted(item.node or item.id for item in found))}")
+        report(f"stopping {ranges(sorted(item.node or item.id for item in found))}")
         api.call("stop_instances", InstanceIds=[item.id for item in found])
         since = time.time()
     end = Deadline(START_LIMIT)
@@ -128,12 +129,12 @@ def stop(api: Api, cluster_id: str, tell: Callable[[str], None]) -> float:
 
 
 def remove_unknown(
-    api: Api, cluster_id: str, runner: terraform.Terraform, on_event: OnEvent
+    api: Api, cluster_id: str, runner: terraform.Terraform, report: Reporter
 ) -> None:
     """Removes what the cluster has without Terraform's knowing. Raises LeftoverError."""
     apart = {item.id for item in cleanup.instances(api, cluster_id) if item.apart}
     known = known_to(runner)
-    cleanup.remove(api, cluster_id, on_event, keep=lambda left: left.id in apart or known(left))
+    cleanup.remove(api, cluster_id, report, keep=lambda left: left.id in apart or known(left))
     state = runner.state
     tables = api.all("describe_route_tables", "RouteTables", Filters=[cleanup.tagged(cluster_id)])
     # Associations have no tags of their own.

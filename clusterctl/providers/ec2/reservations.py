@@ -10,7 +10,7 @@ from clusterctl import catalog
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import ClusterSpec, clock, count
 from clusterctl.providers.ec2.api import Api
-from clusterctl.providers.ec2.failures import Refused
+from clusterctl.providers.ec2.failures import RefusedByAws
 
 _PLATFORM, _TENANCY = "Linux/UNIX", "default"
 _BLOCK_ENDS = 35 * 60.0
@@ -50,7 +50,7 @@ def check(api: Api, options: ClusterSpec, workers: int) -> Reservation | None:
         return None
     try:
         [found] = _describe(api, id)
-    except Refused as refused:
+    except RefusedByAws as refused:
         if not refused.code.startswith("InvalidCapacityReservationId"):
             raise
         if not workers:
@@ -81,7 +81,7 @@ def check_end(api: Api, id: str, deadline: float) -> None:
     would get no signal, and lose their work."""
     try:
         [found] = _describe(api, id)
-    except Refused as refused:
+    except RefusedByAws as refused:
         if not refused.code.startswith("InvalidCapacityReservationId"):
             raise
         return  # AWS has forgotten it: it ended long ago, and its machines with it

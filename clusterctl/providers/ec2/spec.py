@@ -29,7 +29,7 @@ GPU_DISK, CPU_DISK = 100, 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class PlannedMachine:
     """A node to be. `image` is a kind: launcher, cpu, nvidia or amd. `disk` in GiB."""
 
     name: str
@@ -92,20 +92,20 @@ def numbers(groups: Sequence[NodeGroup], present: Mapping[int, str]) -> tuple[tu
 
 def machines(
     spec: ClusterSpec, gpu_makers: Mapping[str, str], present: Mapping[int, str]
-) -> tuple[Machine, ...]:
+) -> tuple[PlannedMachine, ...]:
     """The launcher, then the workers by number."""
     workers = {}
     for group, own in zip(spec.groups, numbers(spec.groups, present), strict=True):
         kind = image_kind(group, gpu_makers)
         disk = spec.cloud.disk or (CPU_DISK if kind == "cpu" else GPU_DISK)
         for number in own:
-            workers[number] = Machine(
+            workers[number] = PlannedMachine(
                 name=f"worker-{number}",
                 instance_type=catalog.instance_type(group),
                 image=kind,
                 disk=disk,
             )
-    launcher = Machine(
+    launcher = PlannedMachine(
         name=LAUNCHER, instance_type=launcher_type(spec), image="launcher", disk=LAUNCHER_DISK
     )
     return (launcher, *(workers[number] for number in sorted(workers)))
@@ -137,7 +137,7 @@ def variables(
     name: str,
     region: str,
     zone: str,
-    machines: Sequence[Machine],
+    machines: Sequence[PlannedMachine],
     amis: Mapping[str, str],
     spot: bool,
     placement: Container[str],
@@ -196,7 +196,7 @@ def variables(
     }
 
 
-def _groups(machines: Sequence[Machine], placement: Container[str]) -> list[dict[str, Any]]:
+def _groups(machines: Sequence[PlannedMachine], placement: Container[str]) -> list[dict[str, Any]]:
     """Workers of one kind together, with their numbers."""
     groups: dict[tuple[str, str, int], list[int]] = {}
     for machine in machines:
@@ -219,6 +219,6 @@ def _reservation(found: Reservation) -> dict[str, Any]:
     return {"id": found.id, "block": found.block, "placement_group": found.group}
 
 
-def root(machine: Machine, cluster_id: str) -> str:
+def root(machine: PlannedMachine, cluster_id: str) -> str:
     """The folder of ours on a machine."""
     return f"{catalog.MACHINE_IMAGES[machine.image].home}/.clusterctl/{cluster_id}"

@@ -11,6 +11,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 from typing import Any
 
 from clusterctl.errors import ProviderError, UsageError
+from clusterctl.model import Reporter
 from clusterctl.providers.ec2 import cleanup
 from clusterctl.providers.ec2.api import Api
 
@@ -57,13 +58,13 @@ def parse_address(text: str) -> str:
     return str(found)
 
 
-def resolve(said: str, before: str, ask: Callable[[], str], tell: Callable[[str], None]) -> str:
+def resolve(said: str, before: str, ask: Callable[[], str], report: Reporter) -> str:
     """`said` with --ssh-cidr, else what `ask` answers, else what it was `before`: "" for nothing.
     Raises UsageError where nobody knows."""
     if said:
         wanted = networks("--ssh-cidr", said)
         if ANYBODY in wanted.split(","):
-            tell(
+            report(
                 f"the launcher's SSH is open to the whole internet ({ANYBODY}); it takes keys only"
             )
         return wanted
@@ -71,7 +72,7 @@ def resolve(said: str, before: str, ask: Callable[[], str], tell: Callable[[str]
         return f"{ask()}/32"
     except (OSError, ValueError) as error:
         if before:
-            tell(f"{WHO_AM_I} does not answer; SSH stays open to {before}")
+            report(f"{WHO_AM_I} does not answer; SSH stays open to {before}")
             return before
         raise UsageError(
             f"{WHO_AM_I} did not return this machine's public address: {error}",

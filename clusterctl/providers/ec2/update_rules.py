@@ -13,7 +13,7 @@ from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import NETWORK_PARTS, Charge, Cluster, ClusterSpec, clock
 from clusterctl.providers.ec2 import prices, ssh_cidr, tags
 from clusterctl.providers.ec2.api import default_region
-from clusterctl.providers.ec2.spec import Machine, check
+from clusterctl.providers.ec2.spec import PlannedMachine, check
 
 _FIXED = {
     "disk": "--disk",
@@ -82,7 +82,7 @@ def check_account(cluster: Cluster, number: str) -> None:
 def check_kept(
     options: ClusterSpec,
     current: Cluster | None,
-    machines: Sequence[Machine],
+    machines: Sequence[PlannedMachine],
     present: Mapping[str, str],
 ) -> None:
     """`present`: the nodes there are, with their types. Raises UsageError where the options would

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from clusterctl.model import Cluster
-from clusterctl.providers.protocol import Features, OnEvent
+from clusterctl.model import Cluster, Reporter
+from clusterctl.providers.protocol import Features
 from clusterctl.providers.shared.take_back import (
     clean_up_hosts,
     key_mark,
@@ -23,11 +23,11 @@ class HostsProvider:
         """They run as far as anybody knows who has not asked their SSH."""
         return dict.fromkeys((node.name for node in cluster.nodes), "running")
 
-    def destroy(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> None:
+    def destroy(self, cluster: Cluster, folder: Path, report: Reporter) -> None:
         shut = render_shut_out(key_mark(cluster))
         clean_up_hosts(
             cluster,
             folder,
-            on_event,
+            report,
             lambda node: f"{render_removal(node.root, cluster.id)}\n{shut}",
         )

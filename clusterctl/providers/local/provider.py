@@ -15,12 +15,12 @@ from signal import SIGCONT, SIGSTOP
 
 from clusterctl import process
 from clusterctl.errors import LeftoverError, ProviderError, UsageError
-from clusterctl.model import Cluster, ClusterSpec, Node, Role, count
+from clusterctl.model import Cluster, ClusterSpec, Node, Reporter, Role, count
 from clusterctl.providers.local import cleanup, layout, modes, processes, reaper, sshd
 from clusterctl.providers.local.converge import converge
 from clusterctl.providers.local.loopback import Loopback, drop_privsep
 from clusterctl.providers.local.namespaces import Namespaces, drop_interface
-from clusterctl.providers.protocol import Created, Features, Harm, OnEvent, ProviderPlan
+from clusterctl.providers.protocol import Created, Features, Harm, ProviderPlan
 from clusterctl.providers.shared import deadlines
 from clusterctl.providers.shared.nodes import LAUNCHER, span
 from clusterctl.providers.shared.sshd_probe import Endpoint, greet
@@ -44,7 +44,7 @@ class LocalProvider:
         self,
         spec: ClusterSpec,
         current: Cluster | None = None,
-        tell: OnEvent = lambda line: None,
+        report: Reporter = lambda line: None,
         *,
         ahead: Path | None = None,
     ) -> ProviderPlan:
@@ -72,7 +72,7 @@ class LocalProvider:
             deadline=deadline,
         )
 
-    def create(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> Created:
+    def create(self, cluster: Cluster, folder: Path, report: Reporter) -> Created:
         names = layout.node_names(cluster.spec.workers)
         site = layout.site(cluster.id, folder)
         server = sshd.find_server()
@@ -88,7 +88,7 @@ class LocalProvider:
         kept = len(names) - len(outcome.started)
         if cluster.deadline:
             reaper.arm(site, cluster.name, cluster.deadline, cluster.spec.ttl)
-        on_event(
+        report(
             (
                 f"{count(len(outcome.started), 'node')} started in {time.monotonic() - began:.2f} s"
                 + (f", {kept} already running" if kept else "")
@@ -170,7 +170,7 @@ class LocalProvider:
             why = result.text if pid else "it has no process"
             raise ProviderError(f"the network of {name} could not be set {state}: {why}")
 
-    def destroy(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> None:
+    def destroy(self, cluster: Cluster, folder: Path, report: Reporter) -> None:
         site = layout.site(cluster.id, folder)
         with processes.hold_networks(site) as networks:
             # The network goes last: clients learn through it that their server is gone.
@@ -194,7 +194,7 @@ class LocalProvider:
                 f"of cluster {cluster.name} still exists: {'; '.join(left)}",
                 hint="end or remove that, then run down again",
             )
-        on_event("no process, interface or file is left on this machine")
+        report("no process, interface or file is left on this machine")
 
 
 def _remnants(site: layout.Site, networks: set[int]) -> list[str]:

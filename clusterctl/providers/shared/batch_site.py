@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from clusterctl.model import Cluster
-from clusterctl.providers.protocol import Features, OnEvent, Queue
+from clusterctl.model import Cluster, Reporter
+from clusterctl.providers.protocol import Features, Queue
 from clusterctl.providers.shared.take_back import clean_up_hosts, render_removal
 from clusterctl.transport.pool import Pool
 
@@ -54,7 +54,5 @@ class BatchSite:
     def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
         return self.look(cluster, folder)[0]
 
-    def destroy(self, cluster: Cluster, folder: Path, on_event: OnEvent) -> None:
-        clean_up_hosts(
-            cluster, folder, on_event, lambda node: render_removal(node.root, cluster.id)
-        )
+    def destroy(self, cluster: Cluster, folder: Path, report: Reporter) -> None:
+        clean_up_hosts(cluster, folder, report, lambda node: render_removal(node.root, cluster.id))

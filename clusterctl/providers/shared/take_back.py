@@ -8,9 +8,8 @@ from pathlib import Path, PurePosixPath
 
 from clusterctl import assets
 from clusterctl.errors import LeftoverError
-from clusterctl.model import MEMORY, Cluster, Node, NodeResult, hostfile_mark
+from clusterctl.model import MEMORY, Cluster, Node, NodeResult, Reporter, hostfile_mark
 from clusterctl.node_results import fold, ranges
-from clusterctl.providers.protocol import OnEvent
 from clusterctl.transport.pool import Pool
 
 LIMIT = 60.0
@@ -22,7 +21,7 @@ def key_mark(cluster: Cluster) -> str:
 
 
 def clean_up_hosts(
-    cluster: Cluster, folder: Path, on_event: OnEvent, script: Callable[[Node], str]
+    cluster: Cluster, folder: Path, report: Reporter, script: Callable[[Node], str]
 ) -> None:
     """Runs `script` on each node. LeftoverError names those that did not answer: they still have
     what it removes."""
@@ -33,7 +32,7 @@ def clean_up_hosts(
     with Pool.of(cluster, folder / "ssh") as pool:
         results = pool.each(clean)
     if cleaned := [result.node for result in results if result.ok]:
-        on_event(f"removed clusterctl's files from {ranges(cleaned)}")
+        report(f"removed clusterctl's files from {ranges(cleaned)}")
     if failed := [result for result in results if not result.ok]:
         raise LeftoverError(
             f"clusterctl's folder and key are still there: {'; '.join(fold(failed))}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from clusterctl import terraform
-from clusterctl.model import clock
+from clusterctl.model import Reporter, clock
 from clusterctl.node_phases import BOOTING, NodePhases
 from clusterctl.providers.ec2.api import Instance
 
@@ -16,12 +16,12 @@ def node(address: str) -> str:
 
 
 def reporter(
-    tell: Callable[[str], None], nodes: NodePhases | None = None
+    report: Reporter, nodes: NodePhases | None = None
 ) -> Callable[[terraform.Event], None]:
     """Says what happens to each machine, and that the rest is made, in one line each. `nodes` is
     told which machines run."""
 
-    def report(event: terraform.Event) -> None:
+    def show(event: terraform.Event) -> None:
         if isinstance(event, terraform.ResourceChange):
             machine = node(event.address)
             what = machine or event.address
@@ -38,9 +38,9 @@ def reporter(
                 nodes.enter([machine], BOOTING)
             if words:
                 after = f" after {event.seconds:g} s" if event.state == "complete" else ""
-                tell(f"{what}: {words}{after}")
+                report(f"{what}: {words}{after}")
 
-    return report
+    return show
 
 
 _WHY = {
