@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -96,6 +97,8 @@ def lab(
                 interfaces=[f"eth0 10.0.0.{number}/24"],
             )
         )
-    where = cluster(*nodes, provider=provider, name=name, id=f"{name}-1a2b", **changes)
+    # Its own, for the processes of its jobs are found by it on the whole machine.
+    own = f"{name}-{secrets.token_hex(8)}"
+    where = cluster(*nodes, provider=provider, name=name, id=own, **changes)
     open_store().save(where)
     return Staged(folder, where)
