@@ -4,7 +4,7 @@
 
 Against the simulated EC2 of tests/sim: real Terraform, real AWS provider, real SSH. Needs root,
 terraform and the extra `dev`; `ansible-playbook` on PATH, or $ANSIBLE_PLAYBOOK, for the comparison.
-About five minutes.
+About ten minutes.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import os
 import platform
 import re
+import resource
 import shutil
 import socket
 import statistics
@@ -24,6 +25,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -31,13 +33,18 @@ sys.path.insert(0, str(ROOT))
 from clusterctl import assets  # noqa: E402
 from clusterctl.insight import cost  # noqa: E402
 from clusterctl.model import Cluster, ClusterSpec, NodeGroup, Phase, Role  # noqa: E402
-from clusterctl.providers.ec2 import prices, spec  # noqa: E402
+from clusterctl.providers.ec2 import hostkeys, prices, spec  # noqa: E402
 from clusterctl.providers.ec2.prices import Quote  # noqa: E402
 from clusterctl.state import Home, Store  # noqa: E402
 from tests.sim.ec2.client import Ec2  # noqa: E402
 from tests.sim.ec2.network import YOU  # noqa: E402
 
 WORKERS = 8
+LARGE = 256
+STANDARD = "L-1216C47A"
+"""The quota of the types that are no GPU machines."""
+BOOT = 60
+"""Seconds that `up` waits for machines that never boot."""
 PLAYBOOK = """
 - hosts: all
   gather_facts: false
@@ -75,23 +82,30 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results" / "ec2.json")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--growth", action="store_true", help="only measure how `up` grows")
     options = parser.parse_args()
+    load = round(os.getloadavg()[0], 1)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        rows = [*thousand(folder / "records")]
+        rows = [] if options.growth else [*thousand(folder / "records")]
         cloud = folder / "cloud"
         cloud.mkdir()
         ec2 = Ec2(cloud)
         try:
-            rows += until_ssh(ec2, folder, options.rounds)
-            rows += bootstrap(ec2, folder)
+            if not options.growth:
+                rows += until_ssh(ec2, folder, options.rounds)
+                rows += bootstrap(ec2, folder)
+            rows += growth(ec2, folder)
         finally:
             ec2.close()
     version = platform.python_version()
+    today = time.strftime("%Y-%m-%d")
+    kept = json.loads(options.out.read_text())["rows"] if options.growth else []
+    fresh = {row.what for row in rows}
     result = {
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {version}",
-        "date": time.strftime("%Y-%m-%d"),
-        "rows": [{**asdict(row), "ok": row.ok} for row in rows],
+        "rows": [row for row in kept if row["what"] not in fresh]
+        + [{**asdict(row), "ok": row.ok, "date": today, "load": load} for row in rows],
     }
     options.out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     for row in rows:
@@ -103,15 +117,16 @@ def main() -> int:
 def thousand(folder: Path) -> list[Row]:
     """Plan, table, record and money of 1,000 workers; no process, no network."""
     wish = ClusterSpec(name="big", provider="ec2", groups=(NodeGroup(count=1000, family="g4dn"),))
-    quotes = {"g4dn.xlarge": Quote(0.526, "a list"), "t3.micro": Quote(0.0104, "a list")}
+    dollars = {"g4dn.xlarge": 0.526, "t3.micro": 0.0104, prices.DISK: 0.08, prices.ADDRESS: 0.005}
+    quotes = {item: Quote(price, "a list") for item, price in dollars.items()}
 
     def planned() -> None:
         machines = spec.machines(wish, {}, {})
-        charges = prices.charges(machines, quotes, "us-east-1", 0.0)
+        charges = prices.charges(machines, quotes, 0.0)
         prices.table(machines, charges, "us-east-1a", 8 * 3600)
 
     machines = spec.machines(wish, {}, {})
-    charges = prices.charges(machines, quotes, "us-east-1", 0.0)
+    charges = prices.charges(machines, quotes, 0.0)
     from tests.unit.making import node
 
     nodes = tuple(
@@ -238,6 +253,52 @@ def bootstrap(ec2: Ec2, folder: Path) -> list[Row]:
         )
     ctl(ec2, home, "down", "--yes", "--force")
     return rows
+
+
+def growth(ec2: Ec2, folder: Path) -> list[Row]:
+    """`up` of few workers and of many until all of them run and it waits for their boot, and the
+    processor time that clusterctl and Terraform take for it. The machines are records of EC2 and
+    never boot; its bucket of RunInstances is that of AWS."""
+    took: dict[int, tuple[float, float]] = {}
+    for workers in (WORKERS, LARGE):
+        home = folder / f"{workers} workers"
+        home.mkdir()
+        ec2.reset()
+        ec2.grant(4 * LARGE + 16, STANDARD)
+        ec2.fault("never_boot")
+        took[workers] = until_running(ec2, home, workers)
+        print(f"{workers} workers: {took[workers]} s and CPU seconds", flush=True)
+        ec2.reset()
+    (few, few_cpu), (many, many_cpu) = took[WORKERS], took[LARGE]
+    return [
+        Row(f"up until {WORKERS} workers run", few, "s", 120, "absolute"),
+        Row(f"up until {LARGE} workers run", many, "s", 120, "absolute"),
+        Row("the second of these", many / few, "x", 2, "÷ the first"),
+        Row(f"processor time of up for {WORKERS} workers", few_cpu, "s", 60, "absolute"),
+        Row(f"processor time of up for {LARGE} workers", many_cpu, "s", 60, "absolute"),
+    ]
+
+
+def until_running(ec2: Ec2, home: Path, workers: int) -> tuple[float, float]:
+    """Seconds from the start of `up`, and of processor time for all of it."""
+    argv = [sys.executable, "-m", "clusterctl", "up", "--cpu", f"c7i.xlarge:{workers}"]
+    argv += ["--runtime", "host", "--boot-timeout", f"{BOOT}s", "--yes"]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(argv, env=environment(ec2, home), capture_output=True, text=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    if f"waited {BOOT} s for the machine to boot" not in done.stderr:
+        raise SystemExit(f"{argv}: {done.stderr}")
+    waits = re.search(r"^ *([\d.]+) s  no SSH answer yet", done.stderr, re.MULTILINE)
+    assert waits, done.stderr
+    running = [item["State"]["Name"] for item in machines(ec2)]
+    assert running == ["running"] * (workers + 1), running
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return float(waits[1]) - hostkeys.TOLD_AFTER, cpu
+
+
+def machines(ec2: Ec2) -> list[dict[str, Any]]:
+    pages = ec2.client("ec2").get_paginator("describe_instances").paginate()
+    return [item for page in pages for group in page["Reservations"] for item in group["Instances"]]
 
 
 def ansible(tool: str, home: Path) -> float:

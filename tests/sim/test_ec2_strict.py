@@ -33,7 +33,7 @@ from clusterctl.providers.ec2 import (
 )
 from clusterctl.providers.ec2.api import LIVING, Api, Instance
 from clusterctl.terraform import Terraform
-from tests.sim.lab import UBUNTU, Lab, their_network, with_nat
+from tests.sim.lab import UBUNTU, Lab, replace_acl, their_network, with_nat
 
 pytestmark = [pytest.mark.netns, pytest.mark.sshd]
 
@@ -188,6 +188,21 @@ def test_a_subnet_of_theirs_is_looked_at_before_it_costs(lab: Lab, api: Api) -> 
             lab.api.run_instances(
                 ImageId=UBUNTU, InstanceType="t3.micro", MinCount=12, MaxCount=12, SubnetId=in_a
             )
+        everywhere, inside = "0.0.0.0/0", "10.99.0.0/24"
+        let_in = (100, "allow", False, everywhere, None)
+        let_out = (100, "allow", True, everywhere, None)
+        answers = (110, "allow", True, everywhere, (1024, 65535))
+        for rules, said in (
+            ((let_out, (90, "deny", False, everywhere, (22, 22)), let_in), "lets no SSH in"),
+            ((let_in, (90, "allow", True, inside, None), answers), "lets nothing out .*TCP 443"),
+        ):
+            replace_acl(lab.api, vpc, in_a, *rules)
+            shut = f"{in_a} cannot be used: its network ACL acl-.*{said}"
+            with pytest.raises(UsageError, match=shut):
+                survey(api, subnet=(in_a,))
+            assert list(survey(api, vpc=vpc).subnets) == ["us-east-1b"]
+        replace_acl(lab.api, vpc, in_a, let_in, let_out)
+        assert survey(api, subnet=(in_a,))
 
 
 def test_down_removes_nothing_from_a_network_of_theirs(

@@ -112,7 +112,11 @@ def test_a_subnet_that_the_account_closes_is_refused() -> None:
             closed = {"InternetGatewayBlockMode": "block-bidirectional"}
             subnet |= {"AvailableIpAddressCount": "200", "BlockPublicAccessStates": closed}
             links = [{"Main": True}]
-            rows = {"Subnets": [subnet], "RouteTables": [{"Associations": links, "Routes": [out]}]}
+            rows = {
+                "NetworkAcls": [],
+                "Subnets": [subnet],
+                "RouteTables": [{"Associations": links, "Routes": [out]}],
+            }
             return rows[key]
 
     wish = wanted(NodeGroup(count=1, family="cpu"), subnet=("subnet-1",))

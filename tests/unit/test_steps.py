@@ -474,6 +474,36 @@ def test_package_indexes_are_asked_for_again(tmp_path: Path, failures: int, trie
     assert installed.endswith("nvidia-container-toolkit")
 
 
+@pytest.mark.parametrize(
+    ("update", "named"),
+    [
+        ("W: Failed to fetch http://mirror/InRelease  Could not connect to mirror:80 (192.0.2.1),"
+         " connection timed out", True),
+        ("W: Failed to fetch http://mirror/InRelease  Temporary failure resolving 'mirror'", True),
+        ("E: The repository 'http://mirror jammy Release' does not have a Release file.", False),
+    ],
+    ids=["no route", "no names", "no repository"],
+)  # fmt: skip
+def test_a_machine_without_a_way_to_the_internet_says_so(
+    tmp_path: Path, update: str, named: bool
+) -> None:
+    """And not only that it knows no such package; nor does apt repeat what is repeated here."""
+    (tmp_path / "said").write_text(f"Err:1 http://mirror jammy InRelease\n{update}\n")
+    apt = f'case "$*" in *update) cat {tmp_path}/said; exit 100 ;; esac'
+    apt += "; echo 'E: Unable to locate package docker.io' >&2; exit 100"
+    done = apply(tmp_path, "docker", **{"apt-get": apt})
+    assert done.returncode == 1
+    assert update in done.stderr
+    last = done.stderr.splitlines()[-1]
+    if named:
+        assert last.startswith("no way to the internet for packages (look at the route table, the")
+        assert last.endswith(update.partition(": ")[2])
+    else:
+        assert last == "E: Unable to locate package docker.io"
+    log = (tmp_path / "log").read_text().splitlines()
+    assert all("-o Acquire::Retries=0" in line for line in log if line.endswith(" update"))
+
+
 def test_a_machine_without_its_deadline_is_no_node(tmp_path: Path) -> None:
     done = apply(tmp_path, "deadline", systemctl='[ "$1" != is-active ] || exit 3')
     assert done.returncode == 1

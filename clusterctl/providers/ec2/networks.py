@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from ipaddress import IPv4Network
 from typing import Any
 
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import CloudSpec
+from clusterctl.providers.ec2 import network_acls, ssh_cidr
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.cleanup import TAG
+from clusterctl.providers.ec2.network_acls import Acl
 
 _ANYWHERE, _OPEN, _OUTWARDS = "0.0.0.0/0", "off", "block-ingress"
+_NO_ADDRESSES = "0.0.0.0/32"
+"""The network of a subnet for IPv6 alone."""
 _WAYS = ("NatGatewayId", "TransitGatewayId", "InstanceId", "NetworkInterfaceId", "GatewayId")
 """What a route out of a closed subnet may lead to: also an appliance, or an endpoint of one."""
 
@@ -21,7 +26,7 @@ class Subnet:
     """`free`: addresses; `public`: it has a route to an internet gateway; `out`: what another route
     to the internet leads to (a NAT gateway, say), "" without one; `blocked`: how VPC Block Public
     Access closes the region, `off` for not at all; `cluster`: the id of the cluster that made it,
-    and will remove it."""
+    and will remove it; `acl`: None where it is not told."""
 
     id: str
     vpc: str
@@ -31,6 +36,18 @@ class Subnet:
     out: str
     blocked: str
     cluster: str
+    cidr: IPv4Network
+    acl: Acl | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Needs:
+    """What new machines need of a subnet: so many addresses, SSH to the launcher from `sources`
+    (none: it is not known from where), and Ubuntu's packages, which come by HTTP."""
+
+    machines: int
+    sources: tuple[IPv4Network, ...]
+    http: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +61,16 @@ class ZoneSubnets:
 
 
 def choose(
-    api: Api, cloud: CloudSpec, machines: int, there: Collection[str] = ()
+    api: Api,
+    cloud: CloudSpec,
+    machines: int,
+    there: Collection[str] = (),
+    me: Callable[[], str] = lambda: "",
 ) -> dict[str, ZoneSubnets]:
     """Subnets by zone, in the order of --subnet, else of their names. `machines`: how many get an
-    address there; `there`: the subnets of machines that run, which come first. Nothing where the
-    cluster makes a network of its own.
+    address there; `there`: the subnets of machines that run, which come first; `me`: this machine's
+    address, which SSH comes from without --ssh-cidr. Nothing where the cluster makes a network of
+    its own.
 
     Raises UsageError for a subnet that was named and cannot hold the cluster, and where none can;
     ProviderError where the account keeps all new networks from the internet.
@@ -58,13 +80,15 @@ def choose(
             _check_open(api)
         return {}
     found = sorted(_subnets(api, cloud), key=lambda one: one.id not in there)
+    # An image of theirs may have all packages.
+    needs = _Needs(machines, _sources(cloud.ssh_cidr, me), http=not cloud.ami)
     if cloud.private:
-        return _pairs(found, machines, there)
+        return _pairs(found, needs, there)
     usable: dict[str, ZoneSubnets] = {}
-    troubles = {one.id: _trouble(one, machines) for one in found}
+    troubles = {one.id: _trouble(one, needs) for one in found}
     for one in found:
         if troubles[one.id] and cloud.subnet:
-            raise UsageError(f"{one.id} {troubles[one.id]}", hint="choose another --subnet")
+            raise UsageError(f"{one.id} {troubles[one.id]}", hint=_hint(troubles[one.id]))
         if not troubles[one.id]:
             usable.setdefault(one.zone, ZoneSubnets(one.id, one.id))
     if not usable:
@@ -76,8 +100,22 @@ def choose(
     return usable
 
 
+def _hint(trouble: str) -> str:
+    other = "choose another --subnet"
+    return f"{other}, or have that ACL changed" if "network ACL" in trouble else other
+
+
+def _sources(said: str, me: Callable[[], str]) -> tuple[IPv4Network, ...]:
+    """From where SSH comes; () where that is not known."""
+    try:
+        known = ssh_cidr.networks("--ssh-cidr", said or me()).split(",")
+    except (OSError, ValueError, UsageError):
+        return ()
+    return tuple(map(IPv4Network, known))
+
+
 def _pairs(
-    found: Sequence[Subnet], machines: int, there: Collection[str]
+    found: Sequence[Subnet], needs: _Needs, there: Collection[str]
 ) -> dict[str, ZoneSubnets]:
     """By zone, a closed subnet for workers and a public one for the launcher. A machine cannot move
     to another subnet: those that some are in (`there`) are the only ones. Raises UsageError."""
@@ -85,16 +123,22 @@ def _pairs(
     inner = [one for one in found if not one.public]
     outer = [one for one in outer if one.id in there] or outer
     inner = [one for one in inner if one.id in there] or inner
-    closed = {one.id: _private_trouble(one, machines) for one in inner}
-    public = {one.id: _trouble(one, int(one.id not in there)) for one in outer}
+    closed = {one.id: _private_trouble(one, needs) for one in inner}
+    public = {
+        one.id: _trouble(one, replace(needs, machines=int(one.id not in there))) for one in outer
+    }
     found = [*inner, *outer]
     usable: dict[str, ZoneSubnets] = {}
     for zone in dict.fromkeys(one.zone for one in found):
         mine = [one for one in found if one.zone == zone]
         workers = [one for one in mine if closed.get(one.id) == ""]
         launcher = [one for one in mine if public.get(one.id) == ""]
-        if workers and launcher:
-            usable[zone] = ZoneSubnets(workers[0].id, launcher[0].id, workers[0].out)
+        apart = {(a.id, b.id): _pair_trouble(a, b) for a in workers for b in launcher}
+        if pair := next((pair for pair, trouble in apart.items() if not trouble), None):
+            way = next(one.out for one in workers if one.id == pair[0])
+            usable[zone] = ZoneSubnets(*pair, way)
+        else:
+            closed |= {a: f"is closed to {b}: {trouble}" for (a, b), trouble in apart.items()}
     if usable:
         return usable
     troubles = {id: trouble for id, trouble in {**closed, **public}.items() if trouble}
@@ -111,7 +155,7 @@ def _pairs(
     )
 
 
-def _private_trouble(subnet: Subnet, machines: int) -> str:
+def _private_trouble(subnet: Subnet, needs: _Needs) -> str:
     """Why private workers cannot be there; "" where they can."""
     if subnet.cluster:
         return f"belongs to cluster {subnet.cluster}, whose `down` removes all that is in its VPC"
@@ -119,9 +163,23 @@ def _private_trouble(subnet: Subnet, machines: int) -> str:
         return "has no route to the internet, so its machines could not fetch packages"
     if subnet.blocked not in (_OPEN, _OUTWARDS):
         return f"is closed to the internet by VPC Block Public Access ({subnet.blocked})"
-    if subnet.free < machines:
-        return f"has {subnet.free} free addresses, and the cluster needs {machines} more"
-    return ""
+    if subnet.free < needs.machines:
+        return _too_few(subnet, needs)
+    return _shut(network_acls.internet_trouble(subnet.acl, http=needs.http), needs)
+
+
+def _pair_trouble(workers: Subnet, launcher: Subnet) -> str:
+    """Why the launcher could not talk to workers there; "" where it can."""
+    return network_acls.pair_trouble(workers.acl, workers.cidr, launcher.acl, launcher.cidr)
+
+
+def _too_few(subnet: Subnet, needs: _Needs) -> str:
+    return f"has {subnet.free} free addresses, and the cluster needs {needs.machines} more"
+
+
+def _shut(trouble: str, needs: _Needs) -> str:
+    """Machines that run show themselves what reaches them."""
+    return f"cannot be used: {trouble}" if trouble and needs.machines else ""
 
 
 def _check_open(api: Api) -> None:
@@ -140,7 +198,7 @@ def _check_open(api: Api) -> None:
         )
 
 
-def _trouble(subnet: Subnet, machines: int) -> str:
+def _trouble(subnet: Subnet, needs: _Needs) -> str:
     """Why the cluster cannot be there; "" where it can."""
     if subnet.cluster:
         return f"belongs to cluster {subnet.cluster}, whose `down` removes all that is in its VPC"
@@ -151,9 +209,13 @@ def _trouble(subnet: Subnet, machines: int) -> str:
         )
     if subnet.blocked != _OPEN:
         return f"is closed to the internet by VPC Block Public Access ({subnet.blocked})"
-    if subnet.free < machines:
-        return f"has {subnet.free} free addresses, and the cluster needs {machines} more"
-    return ""
+    if subnet.free < needs.machines:
+        return _too_few(subnet, needs)
+    return _shut(
+        network_acls.ssh_trouble(subnet.acl, needs.sources)
+        or network_acls.internet_trouble(subnet.acl, http=needs.http),
+        needs,
+    )
 
 
 def _subnets(api: Api, cloud: CloudSpec) -> list[Subnet]:
@@ -185,7 +247,16 @@ def _subnets(api: Api, cloud: CloudSpec) -> list[Subnet]:
             hint="name subnets of one VPC, each in another zone",
         )
     tables = _describe(api, "describe_route_tables", "RouteTables", "vpc-id", vpcs)
-    return [_subnet(by_id[id], tables) for id in ids]
+    acls = _acls(api, vpcs)
+    return [_subnet(by_id[id], tables, acls) for id in ids]
+
+
+def _acls(api: Api, vpcs: list[str]) -> list[Any]:
+    """The network ACLs of these VPCs; none where we may not look."""
+    try:
+        return _describe(api, "describe_network_acls", "NetworkAcls", "vpc-id", vpcs)
+    except ProviderError:
+        return []
 
 
 def _describe(api: Api, action: str, key: str, name: str, values: list[str]) -> list[Any]:
@@ -196,7 +267,9 @@ def _zone(item: Mapping[str, Any]) -> str:
     return str(item["AvailabilityZone"])
 
 
-def _subnet(item: Mapping[str, Any], tables: Sequence[Mapping[str, Any]]) -> Subnet:
+def _subnet(
+    item: Mapping[str, Any], tables: Sequence[Mapping[str, Any]], acls: Sequence[Mapping[str, Any]]
+) -> Subnet:
     tags = {tag["Key"]: tag["Value"] for tag in item.get("Tags", ())}
     routes = _routes(item["SubnetId"], tables)
     return Subnet(
@@ -208,6 +281,8 @@ def _subnet(item: Mapping[str, Any], tables: Sequence[Mapping[str, Any]]) -> Sub
         out=next(filter(None, map(_way_out, routes)), ""),
         blocked=item.get("BlockPublicAccessStates", {}).get("InternetGatewayBlockMode", _OPEN),
         cluster=tags.get(TAG, ""),
+        cidr=IPv4Network(item.get("CidrBlock") or _NO_ADDRESSES),
+        acl=network_acls.of_subnet(item["SubnetId"], acls),
     )
 
 

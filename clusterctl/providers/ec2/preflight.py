@@ -60,9 +60,10 @@ def survey(
     zone: str,
     report: Reporter,
     there: Collection[str] = (),
+    me: Callable[[], str] = lambda: "",
 ) -> Survey:
     """`present`: the nodes there are, with their types; `zone`: where they are, "" for nowhere yet;
-    `there`: the subnets that they are in.
+    `there`: the subnets that they are in; `me`: this machine's address.
 
     Raises ProviderError or UsageError for the first thing that will not work.
     """
@@ -84,7 +85,7 @@ def survey(
     _markets(api, options, types)
     amis = background(lambda: machine_images.choose(api, options, machines))
     new = [machine for machine in machines if machine.name not in present]
-    subnets = background(lambda: networks.choose(api, options.cloud, len(new), there))
+    subnets = background(lambda: networks.choose(api, options.cloud, len(new), there, me))
     workers = sum(machine.name != LAUNCHER for machine in new)
     reserved = background(partial(reservations.check, api, options, workers))
     rights = background(lambda: _rights(api, options, new, amis.result(), subnets.result()))
@@ -112,9 +113,14 @@ def survey(
 
 
 def survey_cluster(
-    api: Api, options: ClusterSpec, current: Cluster | None, report: Reporter
+    api: Api,
+    options: ClusterSpec,
+    current: Cluster | None,
+    report: Reporter,
+    me: Callable[[], str] = lambda: "",
 ) -> tuple[Survey, list[Instance]]:
-    """Also the machines there are: by AWS, for a record may have been cut off."""
+    """Also the machines there are: by AWS, for a record may have been cut off. `me`: this machine's
+    address, as the internet sees it."""
     if current:
         # It tells soonest that nobody answers; the survey asks it again, beside other questions.
         update_rules.check_account(current, api.account())
@@ -129,7 +135,7 @@ def survey_cluster(
         # Further machines go where the others are.
         options = replace(options, cloud=replace(options.cloud, subnet=tuple(there)))
     present = {item.node: item.type for item in instances}
-    found = survey(api, options, present, zone if settled else "", report, there)
+    found = survey(api, options, present, zone if settled else "", report, there, me)
     if zone in found.zones:
         # An `up` that was cut off goes on there, and may still leave for where there is room.
         others = (other for other in found.zones if other != zone)

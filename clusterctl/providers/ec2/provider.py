@@ -137,7 +137,7 @@ class Ec2Provider:
         address = self._ask_address(options)
         begun = _begin(Home(ahead), binary, address) if ahead else None
         api = self._connect(options.cloud.region)
-        found, instances = preflight.survey_cluster(api, options, current, report)
+        found, instances = preflight.survey_cluster(api, options, current, report, address.result)
         present = {item.node: item.type for item in instances}
         update_rules.check_kept(options, current, found.machines, present)
         stopped = {item.node for item in instances if item.state in reconcile.STOPPED}
@@ -477,7 +477,7 @@ class Ec2Provider:
         address = self._ask_address(options)
         begun = _begin(Home(folder.parent.parent), terraform.find(), address)
         api = self._connect(options.cloud.region)
-        found, instances = preflight.survey_cluster(api, options, cluster, report)
+        found, instances = preflight.survey_cluster(api, options, cluster, report, address.result)
         spot = options.cloud.spot and not plan.has_fallen_back(instances)
         return _Planned(options, found, api, begun, spot)
 

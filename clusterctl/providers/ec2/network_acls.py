@@ -1,0 +1,122 @@
+"""Network ACLs of the user's own subnets: what they certainly keep from a cluster. Pure.
+
+Their rules are looked at by number, the first that fits counts, and answers need rules of their
+own: VPC User Guide, "Control subnet traffic with network access control lists". Traffic within a
+subnet, to AWS's DNS and to the metadata service is not filtered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Network
+from typing import Any
+
+ANYWHERE = IPv4Network("0.0.0.0/0")
+_INSIDE = tuple(
+    map(IPv4Network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10"))
+)
+"""Networks that are no part of the internet."""
+
+_ALL, _TCP = "-1", "6"
+Ports = tuple[int, int]
+SSH, HTTP, HTTPS = (22, 22), (80, 80), (443, 443)
+ANSWERS = (32768, 60999)
+"""Where Linux expects answers: https://docs.kernel.org/networking/ip-sysctl.html"""
+ANY_ANSWERS = (1024, 65535)
+"""Where other systems and translators of addresses do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Acl:
+    """`rules` as EC2 has them."""
+
+    id: str
+    rules: Sequence[Mapping[str, Any]]
+
+    def closes(self, ports: Ports, networks: Sequence[IPv4Network], *, out: bool) -> bool:
+        """Whether it certainly lets nothing through to (`out`), or from, any of these networks on
+        any of these TCP ports. ANYWHERE is the internet."""
+        return all(self._closes(ports, network, out) for network in networks)
+
+    def _closes(self, ports: Ports, network: IPv4Network, out: bool) -> bool:
+        for rule in sorted(self.rules, key=lambda rule: int(rule["RuleNumber"])):
+            if bool(rule["Egress"]) != out or str(rule["Protocol"]) not in (_ALL, _TCP):
+                continue
+            if "CidrBlock" not in rule:
+                continue  # of IPv6, which clusters do not use
+            theirs = IPv4Network(rule["CidrBlock"], strict=False)
+            first, last = _ports(rule)
+            if not theirs.overlaps(network) or last < ports[0] or first > ports[1]:
+                continue
+            if network == ANYWHERE and any(map(theirs.subnet_of, _INSIDE)):
+                continue
+            if rule["RuleAction"] == "allow":
+                return False
+            if network.subnet_of(theirs) and first <= ports[0] and ports[1] <= last:
+                return True
+        return True
+
+
+def _ports(rule: Mapping[str, Any]) -> Ports:
+    said = rule.get("PortRange") if str(rule["Protocol"]) == _TCP else None
+    return (int(said["From"]), int(said["To"])) if said else (0, 65535)
+
+
+def of_subnet(subnet: str, found: Sequence[Mapping[str, Any]]) -> Acl | None:
+    """The one that a subnet has, among those of its VPC; None where that is not told."""
+    for item in found:
+        if any(link.get("SubnetId") == subnet for link in item.get("Associations", ())):
+            return Acl(str(item["NetworkAclId"]), list(item.get("Entries", ())))
+    return None
+
+
+def ssh_trouble(acl: Acl | None, sources: Sequence[IPv4Network]) -> str:
+    """Why the launcher could not be reached from there; "" where it can, as far as this tells."""
+    if acl is None:
+        return ""
+    wanted, who = sources or (ANYWHERE,), ", ".join(map(str, sources)) or "anywhere"
+    if acl.closes(SSH, wanted, out=False):
+        return f"its network ACL {acl.id} lets no SSH in from {who} (TCP 22)"
+    if acl.closes(ANY_ANSWERS, wanted, out=True):
+        return f"its network ACL {acl.id} lets no answers of SSH out to {who} (TCP 1024-65535)"
+    return ""
+
+
+def internet_trouble(acl: Acl | None, *, http: bool) -> str:
+    """Why machines could not fetch packages; "" as above. `http`: whether they also need port 80,
+    where Ubuntu's packages are."""
+    if acl is None:
+        return ""
+    for ports in (HTTPS, *([HTTP] if http else [])):
+        if acl.closes(ports, [ANYWHERE], out=True):
+            return (
+                f"its network ACL {acl.id} lets nothing out to the internet (TCP {ports[0]}), so"
+                " machines could not fetch packages"
+            )
+    if acl.closes(ANSWERS, [ANYWHERE], out=False):
+        return (
+            f"its network ACL {acl.id} lets no answers in from the internet (TCP 32768-60999), so"
+            " machines could not fetch packages"
+        )
+    return ""
+
+
+def pair_trouble(
+    workers: Acl | None, inner: IPv4Network, launcher: Acl | None, outer: IPv4Network
+) -> str:
+    """Why the launcher and workers in another subnet could not talk; "" as above. `inner`, `outer`:
+    the networks of their subnets."""
+    # The launcher connects to workers by SSH, and what it starts there connects back to it.
+    for acl, ports, other, out, what in (
+        (workers, SSH, outer, False, "in from the launcher"),
+        (workers, ANSWERS, outer, False, "in from the launcher"),
+        (workers, ANSWERS, outer, True, "out to the launcher"),
+        (launcher, SSH, inner, True, "out to the workers"),
+        (launcher, ANSWERS, inner, True, "out to the workers"),
+        (launcher, ANSWERS, inner, False, "in from the workers"),
+    ):
+        if acl and acl.closes(ports, [other], out=out):
+            port = "-".join(map(str, dict.fromkeys(ports)))
+            return f"network ACL {acl.id} lets nothing {what} ({other}, TCP {port})"
+    return ""
