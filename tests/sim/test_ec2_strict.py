@@ -747,10 +747,12 @@ def test_a_private_machine_reaches_the_internet_by_a_nat_gateway_alone(lab: Lab)
         server.server_close()
 
 
+@pytest.mark.parametrize("kept", [False, True], ids=["deleted", "refused"])
 def test_a_nat_gateway_goes_before_its_address_and_its_network(
-    lab: Lab, api: Api, monkeypatch: pytest.MonkeyPatch
+    kept: bool, lab: Lab, api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """AWS says AuthFailure for the address of one that goes, as if we had no rights."""
+    """AWS says AuthFailure for the address of one that goes, as if we had no rights. Whether it
+    deletes one that comes, its documents do not say."""
     monkeypatch.setattr(cleanup, "PAUSE", 0.05)
     lab.ec2.policy(json.loads((assets.folder("infra") / "ec2" / "policy.json").read_text()))
     lab.ec2.fault("slow_end", seconds=1)
@@ -771,7 +773,7 @@ def test_a_nat_gateway_goes_before_its_address_and_its_network(
     address = make("allocate_address", Domain="vpc", TagSpecifications=tagged("lab", "elastic-ip"))[
         "AllocationId"
     ]
-    lab.ec2.fault("slow_gateway", seconds=600)
+    lab.ec2.fault("slow_gateway", seconds=600, kept=kept)
     of_ours = {"SubnetId": subnet, "TagSpecifications": tagged("lab", "natgateway")}
     make("create_nat_gateway", AllocationId=address, **of_ours)
     make("create_nat_gateway", AllocationId=address, **of_ours)
@@ -786,5 +788,13 @@ def test_a_nat_gateway_goes_before_its_address_and_its_network(
             getattr(lab.api, action)(**arguments)
     priced = [one for one in cleanup.find_priced(api, prices.rates) if one.kind == "NAT gateway"]
     assert sorted(one.hourly or 0 for one in priced) == [0, pytest.approx(0.045)]
-    cleanup.remove(api, "lab-1", lambda line: None)
+    waits: list[str] = []
+
+    def hear(line: str) -> None:
+        if "is still making nat-" in line:
+            waits.append(line)
+            lab.ec2.fault("slow_gateway", seconds=600, kept=False)
+
+    cleanup.remove(api, "lab-1", hear)
     assert cleanup.find(api, "lab-1") == ()
+    assert len(waits) == kept

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import calendar
 import time
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Container,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -356,7 +364,7 @@ def remove(
     """Removes until a whole search finds nothing, for `settle` seconds. What `keep` says yes to
     stays, and what is attached to it. Raises LeftoverError that names what is still there after
     LIMIT seconds, or as soon as AWS refuses for good what all the rest waits for."""
-    told = False
+    told = waits = False
     stuck: dict[str, ProviderError] = {}
     end = Deadline(LIMIT)
     clean = 0.0
@@ -374,6 +382,12 @@ def remove(
             report(f"left over: {describe(left, ids=False)}; removing")
             told = True
         refused = _remove(api, items)
+        if not waits and (coming := _coming(items, refused)):
+            tell(
+                f"AWS is still making {coming} and does not remove it meanwhile: waiting for that,"
+                " which takes some minutes"
+            )
+            waits = True
         stuck |= {id: error for id, error in refused.items() if failures.permanent(error)}
         over = end.passed
         if over or _hopeless(left, stuck):
@@ -405,6 +419,16 @@ def _holder(item: dict[str, Any]) -> str:
     """The instance that a disk or an interface is attached to, or that a spot request is for."""
     attached = item.get("Attachments") or [item.get("Attachment") or item]
     return str(attached[0].get("InstanceId", ""))
+
+
+def _coming(items: Iterable[Found], refused: Container[str]) -> str:
+    """The NAT gateways that could not be deleted because they are being made. AWS's documents do
+    not say whether they can be."""
+    return ", ".join(
+        left.id
+        for kind, item, left in items
+        if kind.name == GATEWAY and item.get("State") == "pending" and left.id in refused
+    )
 
 
 def _hopeless(left: Sequence[Resource], stuck: Container[str]) -> bool:

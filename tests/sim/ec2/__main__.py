@@ -63,6 +63,7 @@ class Control:
             self._layer.world.slow_end = fault["seconds"]
         elif fault["kind"] == "slow_gateway":
             self._layer.world.nat.slow_start = fault["seconds"]
+            self._layer.world.nat.kept = bool(fault.get("kept"))
         elif fault["kind"] == "price":
             self._layer.world.prices[fault["instance_type"]] = fault["value"]
         else:
@@ -73,6 +74,7 @@ class Control:
         self._layer.world.quotas.clear()
         self._layer.world.blocked.clear()
         self._layer.world.slow_end = self._layer.world.nat.slow_start = 0.0
+        self._layer.world.nat.kept = False
         self._layer.late = self._layer.ahead = self._layer.schedules.settling = 0.0
         self._layer.world.prices.clear()
 

@@ -18,7 +18,7 @@ A fault is a mapping with a `kind`; the others of its fields say where it applie
 | `slow_boot` | `node`, `seconds` | its machine starts later |
 | `late` | `seconds` | what is new is unknown by its id and found by no tag for so long |
 | `slow_end` | `seconds` | instances take that long to end, and hold their network meanwhile |
-| `slow_gateway` | `seconds` | new NAT gateways are `pending` for so long |
+| `slow_gateway` | `seconds`, `kept` | new NAT gateways are `pending` so long (`kept`: and stay) |
 | `spot_notice` | `node`, `seconds` | its metadata announce the end, `seconds` (120) later |
 
 `calls` is how often it applies (default: for ever). A field that is left out applies to all.

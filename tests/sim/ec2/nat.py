@@ -25,6 +25,8 @@ class Ends:
         self._ends: dict[str, float] = {}
         self.slow_start = 0.0
         """Seconds that one takes to come."""
+        self.kept = False
+        """Whether one cannot be deleted while it comes. AWS's documents do not say."""
         self.available: Callable[[Any], None] = lambda gateway: None
         """Told of each that has come."""
 
@@ -88,6 +90,9 @@ def install(ends: Ends, seconds: Any) -> None:
         gateway = self.nat_gateways.get(id)
         if gateway is None or gateway.state == "deleted":
             raise ApiError("NatGatewayNotFound", f"NAT gateway {id} was not found")
+        ends.turn(gateway)
+        if gateway.state == COMING and ends.kept:
+            raise ApiError("IncorrectState", f"NAT gateway {id} is in the state {COMING}")
         if gateway.state == FAILED:
             gateway.state = "deleted"
         elif gateway.state != GOING:
