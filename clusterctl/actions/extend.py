@@ -63,8 +63,7 @@ def extend(
         now = clock()
         end = float(int(now + ttl))  # as nodes keep it: none ends before the record's time
         _whole(cluster, store.folder(name), now)
-        rate = cost.per_hour(cluster.charges)
-        dollars = cost.dollars(cluster.charges, now) + rate * ttl / 3600
+        dollars = cost.dollars(cluster.charges, end)  # by the months of disks, and begun hours
         _affordable(cluster, end, dollars)
         question = _sooner(store, cluster, end, now)
         if question and not consent(question):

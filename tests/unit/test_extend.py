@@ -16,7 +16,7 @@ from clusterctl.actions import extend as action
 from clusterctl.actions import open_store
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
 from clusterctl.job_model import JobState
-from clusterctl.model import Charge, CloudSpec, Cluster, Phase, clock
+from clusterctl.model import GATEWAY, Charge, CloudSpec, Cluster, Phase, clock
 from clusterctl.state import Store
 from tests.unit.calling import Call
 from tests.unit.making import cluster, job, spec
@@ -267,6 +267,17 @@ def test_a_budget_is_the_limit(machines: Machines) -> None:
     assert machines.noted == []
     done = extend(machines.store, "lab", 3 * HOUR, print, unasked)
     assert done.dollars == pytest.approx(9.0, abs=0.1)
+
+
+def test_a_budget_pays_for_the_whole_hours_of_a_nat_gateway(machines: Machines) -> None:
+    """Three machines and a gateway at a dollar an hour: half of its fourth hour costs as much."""
+    made = on_budget(14.2)
+    gateway = replace(made.charges[0], part=GATEWAY)
+    machines.store.save(replace(made, charges=(*made.charges, gateway)))
+    with pytest.raises(UsageError, match=r"would cost \$14\.5\d"):
+        extend(machines.store, "lab", 3.5 * HOUR, print, unasked)
+    machines.store.save(replace(machines.store.cluster("lab"), spec=on_budget(14.6).spec))
+    extend(machines.store, "lab", 3.5 * HOUR, print, unasked)
 
 
 def test_a_budget_lasts_no_longer_where_a_price_is_unknown(machines: Machines) -> None:

@@ -220,6 +220,21 @@ def test_a_budget_lasts_in_february_too() -> None:
     assert disk.dollars(disk.since + seconds) == pytest.approx(10.0)
 
 
+def test_a_budget_lasts_for_what_a_nat_gateway_costs_after_the_deadline() -> None:
+    """AWS bills each hour of it that has begun, and removes it and its address later."""
+    since = 1.77e9
+    parts = (*NETWORK_PARTS, "instance")
+    mine = [replace(charges()[3], part=part, hourly=0.5, since=since) for part in parts]
+    for budget in (2.5, 3.0, 3.1, 3.9):
+        deadline = since + prices.affordable(budget, mine, 0.0)
+        gateway, address, machine = mine
+        spent = machine.dollars(deadline) + gateway.dollars(deadline + 60)
+        assert spent + address.dollars(deadline + 900) <= budget
+        assert machine.dollars(deadline) > 0.2
+    with pytest.raises(UsageError, match=r"--budget \$0.60 is spent"):
+        prices.affordable(0.6, mine, 0.0)
+
+
 def test_a_budget_that_cannot_be_kept_is_refused() -> None:
     one = charges()[3]
     with pytest.raises(UsageError) as caught:

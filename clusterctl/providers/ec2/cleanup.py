@@ -383,7 +383,7 @@ def remove(
             told = True
         refused = _remove(api, items)
         if not waits and (coming := _coming(items, refused)):
-            tell(
+            report(
                 f"AWS is still making {coming} and does not remove it meanwhile: waiting for that,"
                 " which takes some minutes"
             )

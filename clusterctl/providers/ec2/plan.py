@@ -167,7 +167,7 @@ def question(machines: int, charges: Sequence[Charge], seconds: float) -> str:
     if not machines:
         return ""
     rate, unknown = prices.hourly(charges)
-    worst = prices.money(rate * seconds / 3600, 2)
+    worst = prices.money(rate * seconds / 3600 + prices.after_deadline(charges), 2)
     return f"start {count(machines, 'machine')} for up to {worst}{' and more' * bool(unknown)}?"
 
 

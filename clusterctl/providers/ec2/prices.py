@@ -10,7 +10,7 @@ from functools import partial
 from clusterctl import catalog
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import GATEWAY, HOURS_PER_MONTH, NETWORK_PARTS, Charge, Reporter
-from clusterctl.providers.ec2 import cleanup
+from clusterctl.providers.ec2 import cleanup, eventbridge
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.spec import PlannedMachine
 from clusterctl.providers.shared.nodes import LAUNCHER
@@ -211,9 +211,20 @@ SHORTEST = 600.0
 """Seconds of the shortest life that is worth starting: machines take minutes to get ready."""
 
 
+def after_deadline(charges: Iterable[Charge]) -> float:
+    """US dollars that a NAT gateway and its address may cost beyond their price per hour until the
+    deadline: every hour that has begun counts, and AWS removes them later than the machines."""
+    hours = {GATEWAY: 1 + eventbridge.LATER / 3600}
+    return sum(
+        (item.hourly or 0.0) * hours.get(item.part, eventbridge.RELEASE / 3600)
+        for item in charges
+        if item.part in NETWORK_PARTS and item.until is None
+    )
+
+
 def affordable(budget: float, charges: Iterable[Charge], spent: float) -> float:
-    """Seconds that a budget in US dollars lasts in any month. Raises UsageError where a price is
-    unknown or nothing is left."""
+    """Seconds that a budget in US dollars lasts in any month, with what comes after the deadline.
+    Raises UsageError where a price is unknown or nothing is left."""
     charges = tuple(charges)
     rate, unknown = hourly(charges)
     disks, _ = hourly(item for item in charges if item.part == "disk")
@@ -223,10 +234,10 @@ def affordable(budget: float, charges: Iterable[Charge], spent: float) -> float:
             f"--budget needs every price, but the price of {', '.join(unknown)} is unknown",
             hint="use --ttl, or an instance type and a region with a known price",
         )
-    left = budget - spent
+    left = budget - spent - after_deadline(charges)
     if left <= 0:
         raise UsageError(
-            f"--budget ${budget:.2f} is spent: ${spent:.2f} so far",
+            f"--budget ${budget:.2f} is spent: ${budget - left:.2f} so far",
             hint="raise it, or take the cluster down",
         )
     return left / rate * 3600
@@ -278,8 +289,9 @@ def table(
     lines += _gateway(charges, nat_traffic)
     rate, unknown = hourly(charges)
     least = "at least " if unknown else ""
+    total = rate * seconds / 3600 + after_deadline(charges)
     lines.append(
-        f"{least}{money(rate)}/h, {least}{money(rate * seconds / 3600, 2)} until the deadline"
+        f"{least}{money(rate)}/h, {least}{money(total, 2)} until the deadline"
         f" in {seconds / 3600:,.1f} h; traffic to the internet is extra"
         + (f" (up to {money(traffic, 2)} per GB)" if traffic else "")
     )

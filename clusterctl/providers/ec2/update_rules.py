@@ -158,6 +158,7 @@ def deadline(
         lasts = prices.affordable(options.cloud.budget, charges, spent)
         if lasts < prices.SHORTEST:
             least = spent + prices.hourly(charges)[0] * prices.SHORTEST / 3600
+            least += prices.after_deadline(charges)
             raise UsageError(
                 f"--budget {options.cloud.budget:g} lasts for {lasts:.0f} s: the machines would end"
                 " before they are ready",
@@ -219,7 +220,9 @@ def _lasts(options: ClusterSpec, charges: Sequence[Charge], armed: float, now: f
     budget, spent = options.cloud.budget, sum(charge.dollars(now) for charge in charges)
     # Raises where a price is unknown or nothing is left.
     seconds = prices.affordable(budget, charges, spent)
-    total = spent + prices.hourly(charges)[0] * (armed - now) / 3600
+    # The hour of a NAT gateway that runs has been counted whole already.
+    total = sum(charge.dollars(armed if charge.until is None else now) for charge in charges)
+    total += prices.after_deadline(charges)
     if total > budget + 0.005:
         raise UsageError(
             f"until {clock(armed)} that costs ${total:.2f}, more than --budget {budget:.2f}",
