@@ -105,7 +105,10 @@ def main() -> int:
     result = {
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {version}",
         "rows": [row for row in kept if row["what"] not in fresh]
-        + [{**asdict(row), "ok": row.ok, "date": today, "load": load} for row in rows],
+        + [
+            {**asdict(row), "value": round(row.value, 3), "ok": row.ok, "date": today, "load": load}
+            for row in rows
+        ],
     }
     options.out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     for row in rows:
@@ -274,7 +277,9 @@ def growth(ec2: Ec2, folder: Path) -> list[Row]:
     return [
         Row(f"up until {WORKERS} workers run", few.run, "s", 120, "absolute"),
         Row(f"up until {LARGE} workers run", many.run, "s", 120, "absolute"),
-        Row("the second of these", many.run / few.run, "x", 2, "÷ the first"),
+        Row(
+            f"up until {LARGE} workers run, against {WORKERS}", many.run / few.run, "x", 2, "ratio"
+        ),
         Row(f"names and schedules of {LARGE} workers", many.named - many.run, "s", 90, "a boot"),
         Row(f"processor time of up for {WORKERS} workers", few.cpu, "s", 60, "absolute"),
         Row(f"processor time of up for {LARGE} workers", many.cpu, "s", 60, "absolute"),
