@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.providers.ec2 import failures
-from clusterctl.providers.ec2.api import Api, default_region
+from clusterctl.providers.ec2.api import Api
+from clusterctl.providers.ec2.client import default_region
 
 AT_A_TIME = 1000
 """Objects that one call deletes, at most: S3's limit."""

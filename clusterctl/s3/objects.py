@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from clusterctl.errors import ProviderError, UsageError
-from clusterctl.providers.ec2.api import default_region
+from clusterctl.providers.ec2.client import default_region
 from clusterctl.providers.ec2.credentials import Credentials
 from clusterctl.sources import Remote
 

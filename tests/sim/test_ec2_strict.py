@@ -31,7 +31,8 @@ from clusterctl.providers.ec2 import (
     reconcile,
     ssh_cidr,
 )
-from clusterctl.providers.ec2.api import LIVING, Api, Instance
+from clusterctl.providers.ec2.answers import LIVING, Instance
+from clusterctl.providers.ec2.api import Api
 from clusterctl.terraform import Terraform
 from tests.sim.lab import UBUNTU, Lab, replace_acl, their_network, with_nat
 

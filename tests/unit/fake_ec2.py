@@ -10,7 +10,8 @@ from typing import Any
 
 from clusterctl.errors import ProviderError
 from clusterctl.providers.ec2 import failures
-from clusterctl.providers.ec2.api import Api, Image, Instance, InstanceType
+from clusterctl.providers.ec2.answers import Image, Instance, InstanceType
+from clusterctl.providers.ec2.api import Api
 
 ACCOUNT = "123456789012"
 LAUNCHED = 1.7e9

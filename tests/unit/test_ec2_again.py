@@ -14,7 +14,8 @@ import pytest
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import Charge, CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
 from clusterctl.providers.ec2 import failures, provider_state, reconcile
-from clusterctl.providers.ec2.api import Api, Image, Instance, InstanceType, owner_of
+from clusterctl.providers.ec2.answers import Image, Instance, InstanceType, owner_of
+from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.provider import Ec2Provider
 from clusterctl.providers.ec2.provider_state import ProviderState
 from clusterctl.providers.protocol import ProviderPlan

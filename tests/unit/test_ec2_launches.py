@@ -11,7 +11,8 @@ import pytest
 
 from clusterctl.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
 from clusterctl.providers.ec2 import attempts, cleanup, launches, numbers, spec
-from clusterctl.providers.ec2.api import Api, Image, Instance
+from clusterctl.providers.ec2.answers import Image, Instance
+from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.failures import CapacityError, refused
 from clusterctl.providers.ec2.hostkeys import HostKeys
 from clusterctl.providers.ec2.preflight import Survey

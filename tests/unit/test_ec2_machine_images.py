@@ -10,7 +10,8 @@ import pytest
 from clusterctl.errors import UsageError
 from clusterctl.model import CloudSpec, ClusterSpec, NodeGroup
 from clusterctl.providers.ec2 import machine_images, preflight, ssh_cidr
-from clusterctl.providers.ec2.api import Api, Image
+from clusterctl.providers.ec2.answers import Image
+from clusterctl.providers.ec2.api import Api
 from tests.unit.fake_ec2 import Offering
 
 

@@ -29,7 +29,8 @@ from clusterctl.model import (
     Role,
 )
 from clusterctl.providers.ec2 import api, cleanup, failures, hostkeys, preflight, spec, ssh_cidr
-from clusterctl.providers.ec2.api import Api, Instance, InstanceType
+from clusterctl.providers.ec2.answers import Instance, InstanceType
+from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.hostkeys import HostKeys
 from clusterctl.providers.ec2.provider import Ec2Provider
 from tests.unit.deaf import deaf_port

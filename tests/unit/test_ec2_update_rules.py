@@ -10,7 +10,8 @@ import pytest
 from clusterctl.errors import UsageError
 from clusterctl.model import GATEWAY, Charge, CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
 from clusterctl.providers.ec2 import preflight, prices, spec, update_rules
-from clusterctl.providers.ec2.api import Api, Instance
+from clusterctl.providers.ec2.answers import Instance
+from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.prices import Quote
 from tests.unit.making import node
 

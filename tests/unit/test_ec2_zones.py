@@ -10,7 +10,8 @@ import pytest
 
 from clusterctl.model import CloudSpec, Cluster, ClusterSpec, Node, NodeGroup, Phase, Role
 from clusterctl.providers.ec2 import provider_state, spec
-from clusterctl.providers.ec2.api import Api, Instance
+from clusterctl.providers.ec2.answers import Instance
+from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.attempts import Order, make
 from clusterctl.providers.ec2.failures import CapacityError
 from clusterctl.providers.ec2.hostkeys import HostKeys

@@ -32,7 +32,7 @@ from clusterctl.options.table import Option
 from clusterctl.options.verbs import VERBS
 from clusterctl.providers.docker import engine
 from clusterctl.providers.ec2 import failures
-from clusterctl.providers.ec2.api import highest_price
+from clusterctl.providers.ec2.answers import highest_price
 from clusterctl.providers.hosts import inventory
 from clusterctl.providers.local import sshd
 from clusterctl.providers.sge.provider import SgeProvider

@@ -17,7 +17,7 @@ import pytest
 from clusterctl.actions import open_store
 from clusterctl.model import Charge, NodeGroup, Runtime
 from clusterctl.providers.ec2 import cleanup, provider_state
-from clusterctl.providers.ec2.api import Image, InstanceType
+from clusterctl.providers.ec2.answers import Image, InstanceType
 from clusterctl.providers.ec2.provider import Ec2Provider
 from clusterctl.providers.ec2.provider_state import ProviderState
 from tests.unit.calling import Call

@@ -30,7 +30,8 @@ from clusterctl.providers.ec2 import (
     userdata,
 )
 from clusterctl.providers.ec2 import spec as layout
-from clusterctl.providers.ec2.api import Api, Instance
+from clusterctl.providers.ec2.answers import Instance
+from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.failures import CapacityError, RefusedByAws
 from clusterctl.providers.ec2.hostkeys import HostKeys
 from clusterctl.providers.ec2.networks import ZoneSubnets

@@ -20,7 +20,8 @@ from typing import Any
 from clusterctl.errors import LeftoverError, ProviderError
 from clusterctl.model import Reporter
 from clusterctl.providers.ec2 import eventbridge, failures
-from clusterctl.providers.ec2.api import Api, Instance
+from clusterctl.providers.ec2.answers import Instance
+from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.tags import as_list
 from clusterctl.providers.protocol import Resource, describe, plural
 from clusterctl.timeouts import Deadline

@@ -14,7 +14,9 @@ from typing import TypeVar
 from clusterctl import catalog
 from clusterctl.errors import ProviderError
 from clusterctl.providers.ec2 import preflight
-from clusterctl.providers.ec2.api import Api, InstanceType, default_region
+from clusterctl.providers.ec2.answers import InstanceType
+from clusterctl.providers.ec2.api import Api
+from clusterctl.providers.ec2.client import default_region
 from clusterctl.providers.protocol import CheckRow
 from clusterctl.timeouts import Deadline, background
 

@@ -19,7 +19,8 @@ from clusterctl.errors import ProviderError
 from clusterctl.model import Reporter
 from clusterctl.node_results import ranges
 from clusterctl.providers.ec2 import cleanup, failures
-from clusterctl.providers.ec2.api import ENDED, LIVING, Api, Image, Instance
+from clusterctl.providers.ec2.answers import ENDED, LIVING, Image, Instance
+from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.numbers import MOST_TEXT, TAG, write
 from clusterctl.providers.ec2.spec import PlannedMachine
 from clusterctl.providers.ec2.tags import as_list

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from clusterctl import catalog
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import ClusterSpec
-from clusterctl.providers.ec2.api import Api, Image
+from clusterctl.providers.ec2.answers import Image
+from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.spec import PlannedMachine
 from clusterctl.providers.shared.nodes import LAUNCHER
 

@@ -10,7 +10,8 @@ from clusterctl.errors import ProviderError
 from clusterctl.model import Charge, CloudSpec, Cluster, Reporter, clock, count, span
 from clusterctl.node_results import ranges
 from clusterctl.providers.ec2 import eventbridge, machine_images, prices
-from clusterctl.providers.ec2.api import Api, Instance
+from clusterctl.providers.ec2.answers import Instance
+from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.preflight import Survey
 from clusterctl.providers.ec2.spec import PlannedMachine
 from clusterctl.providers.shared.nodes import LAUNCHER

@@ -21,7 +21,8 @@ from clusterctl.providers.ec2 import (
     update_rules,
 )
 from clusterctl.providers.ec2 import spec as layout
-from clusterctl.providers.ec2.api import Api, Image, Instance, InstanceType
+from clusterctl.providers.ec2.answers import Image, Instance, InstanceType
+from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.networks import ZoneSubnets
 from clusterctl.providers.ec2.reservations import Reservation
 from clusterctl.providers.ec2.spec import PlannedMachine

@@ -47,8 +47,10 @@ from clusterctl.providers.ec2 import (
     userdata,
 )
 from clusterctl.providers.ec2 import spec as layout
-from clusterctl.providers.ec2.api import ENDED, LIVING, Api, Instance, default_region
+from clusterctl.providers.ec2.answers import ENDED, LIVING, Instance
+from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.attempts import Order, arm, make
+from clusterctl.providers.ec2.client import default_region
 from clusterctl.providers.ec2.failures import WrongClock
 from clusterctl.providers.ec2.preflight import Survey
 from clusterctl.providers.ec2.provider_state import ProviderState

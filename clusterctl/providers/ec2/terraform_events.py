@@ -7,7 +7,7 @@ from collections.abc import Callable
 from clusterctl import terraform
 from clusterctl.model import Reporter, clock
 from clusterctl.node_phases import BOOTING, NodePhases
-from clusterctl.providers.ec2.api import Instance
+from clusterctl.providers.ec2.answers import Instance
 
 
 def node(address: str) -> str:

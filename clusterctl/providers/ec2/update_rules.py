@@ -12,7 +12,7 @@ from clusterctl import catalog
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import NETWORK_PARTS, Charge, Cluster, ClusterSpec, clock
 from clusterctl.providers.ec2 import prices, ssh_cidr, tags
-from clusterctl.providers.ec2.api import default_region
+from clusterctl.providers.ec2.client import default_region
 from clusterctl.providers.ec2.spec import PlannedMachine, check
 
 _FIXED = {

@@ -1,0 +1,169 @@
+"""How we ask AWS, beside Terraform: boto3, with time limits and with errors that say what to do.
+boto3 comes with the first question."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from clusterctl.errors import ProviderError
+from clusterctl.providers.ec2 import failures
+from clusterctl.providers.ec2.answers import owner_of, read_skew
+from clusterctl.providers.ec2.credentials import LEASE, Credentials
+from clusterctl.providers.ec2.failures import RefusedByAws
+
+DEFAULT_REGION = "us-east-1"
+
+USUAL, FIRST, HURRIED = (5.0, 20.0, 5), (3.0, 4.0, 3), (3.0, 8.0, 1)
+"""Seconds to connect and to answer, and attempts. Who we are is asked first: where nobody answers,
+that is known within a quarter of a minute."""
+LIMITS = {
+    "sts": FIRST,
+    "pricing": FIRST,
+    "iam": (2.0, 4.0, 2),
+    "scheduler": (2.0, 4.0, 2),
+}
+"""By service. Nobody waits long for what a cluster can do without, or for what is in a table."""
+
+
+def default_region() -> str:
+    """As AWS's own tools choose it: the environment, then the profile; else us-east-1. Raises
+    ProviderError for a configuration that makes no sense."""
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+        if os.environ.get(name):
+            return os.environ[name]
+    import botocore.session
+    from botocore.exceptions import BotoCoreError
+
+    try:
+        return botocore.session.get_session().get_config_variable("region") or DEFAULT_REGION
+    except BotoCoreError as error:
+        doing = "reading your AWS configuration"
+        raise failures.not_asked(doing, type(error).__name__, str(error)) from error
+
+
+class Client:
+    """AWS in one region, with the credentials that the environment and ~/.aws give. Safe to use
+    from many threads. `hurried`: one attempt of a few seconds for each question."""
+
+    owner = ""
+    """Who the credentials belong to; known with the account."""
+    ahead = 0.0
+    """Seconds that this machine's clock is ahead of AWS's; known with the account."""
+
+    def __init__(self, region: str, *, hurried: bool = False) -> None:
+        self.region = region
+        self._hurried = hurried
+        self._credentials: Credentials | None = None
+        self._clients: dict[tuple[str, str], Any] = {}
+        self._making = threading.Lock()
+
+    def _client(self, service: str, region: str = "") -> Any:
+        """Made once: that takes longer than many an answer."""
+        key = service, region or self.region
+        # A session may make clients for one thread at a time.
+        with self._making, self._asking(f"talking to {service}"):
+            if key not in self._clients:
+                self._clients[key] = self._make(*key)
+            return self._clients[key]
+
+    def _make(self, service: str, region: str) -> Any:
+        from botocore.config import Config
+
+        session = self._known().session
+        connect, read, attempts = HURRIED if self._hurried else LIMITS.get(service, USUAL)
+        limits = Config(
+            connect_timeout=connect,
+            read_timeout=read,
+            retries={"mode": "standard", "total_max_attempts": attempts},
+            max_pool_connections=16,
+            user_agent_extra="clusterctl",
+        )
+        try:
+            return session.client(service, region_name=region, config=limits)
+        except ValueError as error:  # an AWS_ENDPOINT_URL that is none
+            raise failures.not_asked(f"talking to {service}", "ValueError", str(error)) from error
+
+    def _known(self) -> Credentials:
+        if self._credentials is None:
+            self._credentials = Credentials(self.region)
+        return self._credentials
+
+    @contextmanager
+    def lent(self, lease: float = LEASE) -> Iterator[dict[str, str]]:
+        """Our credentials for a program, by its environment, as long as the block runs. It asks for
+        them again after `lease` seconds, where they end. Raises ProviderError."""
+        with ExitStack() as stack:
+            with self._making, self._asking("reading your AWS credentials"):
+                environment = stack.enter_context(self._known().lent(lease))
+            yield environment
+
+    @contextmanager
+    def _asking(self, doing: str) -> Iterator[None]:
+        """Around a question and the reading of its answer."""
+        from botocore.exceptions import BotoCoreError, ClientError
+        from botocore.parsers import ResponseParserError
+
+        try:
+            yield
+        except ClientError as error:
+            said = error.response.get("Error", {})
+            raise failures.refused(
+                doing,
+                str(said.get("Code", "")),
+                str(said.get("Message", "")),
+                self.region,
+                read_skew(error.response),
+            ) from error
+        except BotoCoreError as error:
+            raise failures.not_asked(doing, type(error).__name__, str(error)) from error
+        except (ResponseParserError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise failures.unreadable(doing, f"{type(error).__name__}: {error}") from error
+
+    def call(self, action: str, service: str = "ec2", /, **arguments: Any) -> Any:
+        """One call, such as `terminate_instances`. Raises ProviderError."""
+        client = self._client(service)
+        with self._asking(action.replace("_", " ")):
+            return getattr(client, action)(**arguments)
+
+    def all(self, action: str, key: str, service: str = "ec2", /, **arguments: Any) -> list[Any]:
+        """All pages of one `describe_…` or `list_…` call."""
+        client = self._client(service)
+        with self._asking(action.replace("_", " ")):
+            if not client.can_paginate(action):
+                return list(getattr(client, action)(**arguments).get(key, ()))
+            pages = client.get_paginator(action).paginate(**arguments)
+            return [item for page in pages for item in page.get(key, ())]
+
+    @property
+    def partition(self) -> str:
+        """Of AWS, as ARNs say it: `aws`, `aws-cn`, `aws-us-gov`."""
+        return str(self._client("ec2").meta.partition)
+
+    def account(self) -> str:
+        """The account that the credentials belong to: the cheapest proof that they work.
+
+        In a region that the account has not enabled, good credentials look like wrong ones: then
+        another region is asked, too.
+        """
+        try:
+            return self._account(self.region)
+        except RefusedByAws as refused:
+            if self.region == DEFAULT_REGION or refused.code not in failures.MAYBE_NOT_ENABLED:
+                raise
+            try:
+                self._account(DEFAULT_REGION)
+            except ProviderError:
+                raise refused from None
+            raise failures.not_enabled(self.region) from refused
+
+    def _account(self, region: str) -> str:
+        client = self._client("sts", region)
+        with self._asking("checking your AWS credentials"):
+            found = client.get_caller_identity()
+            self.owner = owner_of(str(found["Arn"]))
+            self.ahead = read_skew(found)
+            return str(found["Account"])
