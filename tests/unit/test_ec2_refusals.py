@@ -28,7 +28,7 @@ from clusterctl.model import (
     Phase,
     Role,
 )
-from clusterctl.providers.ec2 import api, cleanup, failures, hostkeys, preflight, spec, ssh_cidr
+from clusterctl.providers.ec2 import cleanup, client, failures, hostkeys, preflight, spec, ssh_cidr
 from clusterctl.providers.ec2.answers import Instance, InstanceType
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.hostkeys import HostKeys
@@ -300,7 +300,7 @@ def test_an_endpoint_that_is_silent_is_told_soon(
     ask: Callable[[Api], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The usual patience would take a minute and more, without a word."""
-    monkeypatch.setattr(api, "FIRST", (0.2, 0.2, 2))
+    monkeypatch.setattr(client, "FIRST", (0.2, 0.2, 2))
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "nobody")
     with socket.create_server(("127.0.0.1", 0)) as silent:

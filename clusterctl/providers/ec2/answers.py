@@ -85,6 +85,7 @@ class Instance:
 
 
 LIVING = ("pending", "running", "stopping", "stopped", "shutting-down")
+STOPPED = ("stopping", "stopped")
 ENDED = ("shutting-down", "terminated")
 
 

@@ -26,7 +26,7 @@ from clusterctl.providers.ec2 import (
     provider_state,
     reconcile,
     tags,
-    terraform_events,
+    terraform_module,
     userdata,
 )
 from clusterctl.providers.ec2 import spec as layout
@@ -178,7 +178,7 @@ def _may_go(order: Order, runner: terraform.Terraform) -> list[str]:
     return [
         address
         for address, machine in runner.resources().items()
-        if (name := terraform_events.node(address)) and (machine not in nodes or name not in wanted)
+        if (name := terraform_module.node(address)) and (machine not in nodes or name not in wanted)
     ]
 
 
@@ -199,7 +199,7 @@ def _apart(
     if not runner.takes("apart"):
         return {}
     made = {item.node for item in running}
-    known = {terraform_events.node(address) for address in runner.resources()}
+    known = {terraform_module.node(address) for address in runner.resources()}
     new = [name for name in machines if name not in made | known]
     there = [item.node for item in running if item.apart and item.node in machines]
     return {name: machines[name] for name in (*there, *(new if len(new) > layout.FEW else ()))}

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import msgspec
 
-from clusterctl import terraform
 from clusterctl.state.home import write_atomic
 
 
@@ -34,24 +33,6 @@ def load(folder: Path) -> ProviderState | None:
     """None where nothing was tried yet."""
     try:
         return msgspec.json.decode(_file(folder).read_bytes(), type=ProviderState)
-    except (OSError, msgspec.DecodeError):
-        return None
-
-
-class Identity(msgspec.Struct):
-    """Which cluster it is, and where."""
-
-    id: str = msgspec.field(name="cluster_id")
-    region: str = ""
-
-
-def identify(folder: Path) -> Identity | None:
-    """From what is kept here, else from Terraform's variables; None where neither can be read."""
-    if state := load(folder):
-        return Identity(state.id, state.region)
-    try:
-        variables = (folder / "terraform" / terraform.VARIABLES).read_bytes()
-        return msgspec.json.decode(variables, type=Identity)
     except (OSError, msgspec.DecodeError):
         return None
 

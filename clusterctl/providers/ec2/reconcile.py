@@ -1,21 +1,32 @@
 """Terraform's state against the cloud: what a cluster has without Terraform's knowing.
 
 It is made where Terraform is stopped in the middle of a call, and where AWS's answer gets lost.
+So the end of a cluster, too, is first Terraform's, and then by tag.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from clusterctl import terraform
 from clusterctl.errors import ProviderError
-from clusterctl.model import Reporter
+from clusterctl.model import Cluster, Reporter
 from clusterctl.node_phases import NodePhases
 from clusterctl.node_results import ranges
-from clusterctl.providers.ec2 import cleanup, eventbridge, failures, terraform_events
+from clusterctl.providers.ec2 import (
+    cleanup,
+    eventbridge,
+    failures,
+    launches,
+    provider_state,
+    terraform_module,
+)
 from clusterctl.providers.ec2 import spec as layout
+from clusterctl.providers.ec2.answers import STOPPED
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.failures import CapacityError
 from clusterctl.providers.protocol import Resource
@@ -23,7 +34,6 @@ from clusterctl.timeouts import Deadline
 
 START_LIMIT = 300.0
 """Seconds that stopping and starting again may take."""
-STOPPED = ("stopping", "stopped")
 
 _NAMED_BY_US = {"key pair": "aws_key_pair", "placement group": "aws_placement_group"}
 """Their names are the cluster's id, which is all over the state: their type tells."""
@@ -49,7 +59,7 @@ def apply(
     def once() -> dict[str, Any]:
         return runner.apply(
             variables,
-            terraform_events.reporter(report, nodes),
+            terraform_module.reporter(report, nodes),
             parallelism=layout.parallelism(len(variables["user_data"])),
             may_go=may_go(),
         )
@@ -154,3 +164,43 @@ def known_to(runner: terraform.Terraform) -> Callable[[Resource], bool]:
         or left.kind in ("VPC endpoint", eventbridge.KIND)
         or (_NAMED_BY_US[left.kind] in types if left.kind in _NAMED_BY_US else left.id in state)
     )
+
+
+def destroy(api: Api, cluster: Cluster, folder: Path, report: Reporter) -> None:
+    """Raises ProviderError, and LeftoverError where something is left."""
+    _destroy_known(api, cluster, folder, report)
+    if not cleanup.instances(api, cluster.id):
+        with suppress(ProviderError):  # the search below finds what is left
+            eventbridge.remove(api, eventbridge.group_of(cluster.id))
+    state = provider_state.load(folder)
+    # An `up` was cut off: what it made last may have no tags yet, and no Terraform knows of it.
+    settle = cleanup.SETTLE if state and state.unfinished else 0.0
+    cleanup.remove(api, cluster.id, report, settle=settle)
+    report(f"asked AWS again: nothing tagged {cleanup.TAG}={cluster.id} is left in {api.region}")
+
+
+def _destroy_known(api: Api, cluster: Cluster, folder: Path, report: Reporter) -> None:
+    """What Terraform knows of, by Terraform. What it leaves is for `cleanup`."""
+    try:
+        runner = terraform_module.open_terraform(api, folder, cluster.name, report)
+        resources = runner.resources()
+        if not resources:
+            return
+        if cleanup.managed(api, cluster.id):
+            report("AWS has endpoints of its own in the cluster's VPC; removing by tag")
+            return
+        state = provider_state.load(folder)
+        if state and state.unfinished and cluster.spec.cloud.private:
+            # Killed while AWS made it, Terraform does not know it, and waits for its network.
+            report("AWS may have a NAT gateway that Terraform does not know; removing by tag")
+            return
+        runner.init()
+        settle = cleanup.SETTLE if state and state.launching else 0.0
+        launches.end_unknown(api, cluster.id, runner.state, report, settle=settle)
+        at_a_time = layout.parallelism(len(resources))
+        if len(resources) > at_a_time:
+            # Terraform waits for each: the others would be billed meanwhile.
+            cleanup.terminate(api, cluster.id)
+        runner.destroy(terraform_module.reporter(report), parallelism=at_a_time)
+    except ProviderError as error:
+        report(f"{error.message}; removing by tag")

@@ -1,0 +1,174 @@
+"""From a plan to machines that answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clusterctl import catalog, terraform
+from clusterctl.errors import ProviderError
+from clusterctl.model import (
+    SHARED,
+    Accelerator,
+    Charge,
+    Cluster,
+    ClusterSpec,
+    Node,
+    Reporter,
+    Role,
+    Runtime,
+)
+from clusterctl.node_phases import NodePhases
+from clusterctl.providers.ec2 import (
+    hostkeys,
+    plan,
+    prices,
+    provider_state,
+    reconcile,
+    ssh_cidr,
+    terraform_module,
+)
+from clusterctl.providers.ec2 import spec as layout
+from clusterctl.providers.ec2.api import Api
+from clusterctl.providers.ec2.attempts import Order, arm, make
+from clusterctl.providers.ec2.preflight import Survey
+from clusterctl.providers.ec2.provider_state import ProviderState
+from clusterctl.providers.protocol import Created
+from clusterctl.providers.shared.nodes import LAUNCHER
+from clusterctl.transport.ssh import preload
+
+JOB_PORT = 2222
+"""Where the node container's sshd listens, beside the machine's own on 22."""
+
+_ACCELERATORS = {"nvidia": Accelerator.NVIDIA, "amd": Accelerator.AMD}
+"""What the machine image is for. The facts tell later whether it is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What is known when `create` begins."""
+
+    options: ClusterSpec
+    found: Survey
+    api: Api
+    init_cache: terraform.InitCache
+    address: Future[str]
+    """This machine's, as the internet sees it; "" where nobody has to know."""
+    spot: bool
+    """Whether new workers are priced as spot instances."""
+
+
+def check_state(cluster: Cluster, folder: Path) -> None:
+    """Raises ProviderError where Terraform would make all machines a second time."""
+    state_folder = folder / "terraform"
+    if not terraform.resources(state_folder, cluster.name) and cluster.nodes:
+        raise ProviderError(
+            f"the Terraform state of cluster {cluster.name} is lost: its folder"
+            f" {state_folder} holds none",
+            hint=f"`clusterctl down {cluster.name}` finds the cluster by its tags and removes"
+            " it without the state",
+        )
+
+
+def create(
+    planned: Planned, cluster: Cluster, folder: Path, phases: NodePhases, report: Reporter
+) -> Created:
+    """Makes what is missing, and waits until it answers. Raises ProviderError, NodeUnreachable."""
+    options, found, api = planned.options, planned.found, planned.api
+    runner = terraform_module.open_terraform(api, folder, cluster.name, report)
+    known = provider_state.load(folder)
+    state = known or ProviderState(id=cluster.id, region=api.region)
+    state.ssh_cidr = ssh_cidr.resolve(
+        options.cloud.ssh_cidr, state.ssh_cidr, planned.address.result, report
+    )
+    runner.copy(terraform_module.find_module())
+    runner.init(planned.init_cache)
+    if known:
+        # What was being made when Terraform was stopped may exist without its knowing.
+        reconcile.remove_unknown(api, cluster.id, runner, report)
+        reconcile.start_stopped(api, cluster.id, report)
+    host_keys = hostkeys.HostKeys(folder)
+    preload()
+    order = Order(
+        cluster=cluster,
+        options=options,
+        found=found,
+        api=api,
+        folder=folder,
+        state=state,
+        host_keys=host_keys,
+        rate=lambda names: prices.rate(
+            plan.requote(api, found, cluster.charges, names, "", report)
+        ),
+        nodes=phases,
+    )
+    made: list[dict[str, Any]] = []
+    try:
+        made = make(order, runner, report)
+    finally:
+        # What came to be in an `up` that breaks off has its end, too.
+        arm(order, {str(row["id"]) for row in made}, report)
+    nodes = tuple(_node(row, options, found, cluster.id) for row in made)
+    host_keys.forget([name for name in host_keys.known if name not in {n.name for n in nodes}])
+    final, pool = host_keys.settle(
+        nodes,
+        limit=options.cloud.boot_timeout,
+        report=report,
+        phases=phases,
+    )
+    charges = cluster.charges
+    if options.cloud.spot:
+        charges = _reprice(cluster, planned, state, nodes, report)
+    reason = plan.mode(api.region, state.spot, state.on_demand)
+    return Created(
+        nodes=nodes,
+        host_keys=final,
+        pool=pool,
+        charges=charges,
+        mode_reason=reason,
+        shared=SHARED if cluster.spec.shared else "",
+    )
+
+
+def _reprice(
+    cluster: Cluster,
+    planned: Planned,
+    state: ProviderState,
+    nodes: Sequence[Node],
+    report: Reporter,
+) -> tuple[Charge, ...]:
+    """The charges where new machines are not what was planned: in another zone, or on-demand."""
+    known = {node.machine for node in cluster.nodes}
+    new = {node.name for node in nodes if node.machine not in known}
+    on_demand = new.intersection(state.on_demand) if state.spot else new
+    charges, found = cluster.charges, planned.found
+    for names, zone in ((new - on_demand, state.zone), (on_demand, "")):
+        as_planned = planned.spot and zone == found.zones[0] if zone else not planned.spot
+        if names and not as_planned:
+            charges = plan.requote(planned.api, found, charges, names, zone, report)
+    return charges
+
+
+def _node(row: dict[str, Any], options: ClusterSpec, found: Survey, cluster_id: str) -> Node:
+    machine = next(item for item in found.machines if item.name == row["name"])
+    launcher = machine.name == LAUNCHER
+    kind = found.types[machine.instance_type]
+    image = catalog.MACHINE_IMAGES[machine.image]
+    return Node(
+        name=machine.name,
+        role=Role.LAUNCHER if launcher else Role.WORKER,
+        address=row["address"] if launcher else row["private_address"],
+        private_address=row["private_address"],
+        ssh_port=22,
+        job_port=JOB_PORT if options.runtime is Runtime.DOCKER else 22,
+        user=image.user,
+        root=layout.root(machine, cluster_id),
+        via="" if launcher else LAUNCHER,
+        slots=1 if launcher else kind.gpus or kind.vcpus,
+        accelerator=_ACCELERATORS.get(machine.image, Accelerator.NONE),
+        instance_type=row["instance_type"],
+        machine=row["id"],
+    )

@@ -1,0 +1,69 @@
+"""A later deadline: in AWS, and on each node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from clusterctl.errors import NodeUnreachable, ProviderError
+from clusterctl.model import Cluster
+from clusterctl.node_results import fold
+from clusterctl.providers.ec2 import (
+    cleanup,
+    eventbridge,
+    hostkeys,
+    lives,
+    preflight,
+    provider_state,
+    reservations,
+)
+from clusterctl.providers.ec2.api import Api
+from clusterctl.providers.ec2.failures import WrongClock
+from clusterctl.providers.shared import deadlines
+
+_NEXT = f"{deadlines.FILE}.next"
+EXTEND_TIMEOUT = 30.0
+
+
+def extend(cluster: Cluster, folder: Path, deadline: float, connect: Callable[[], Api]) -> None:
+    """`connect`: what AWS is asked with. Raises as the protocol says."""
+    if reserved := cluster.spec.cloud.reservation:
+        reservations.check_end(connect(), reserved, deadline)
+    state = provider_state.load(folder)
+    guarded = state.guarded if state else None
+    try:
+        # First: where AWS keeps an earlier end, a later one of the nodes would be a lie.
+        _extend_in_aws(cluster, deadline, guarded, connect)
+    except WrongClock:
+        raise
+    except ProviderError:
+        if guarded is not False:
+            raise
+    text = f"{int(deadline)}"
+    command = f"exec sudo -n sh -c 'echo {text} >{_NEXT} && mv {_NEXT} {deadlines.FILE}'"
+    host_keys = hostkeys.HostKeys(folder)
+    with host_keys.pool(cluster.nodes) as pool:
+        failed = [r for r in pool.run(command, timeout=EXTEND_TIMEOUT) if not r.ok]
+    if failed:
+        with suppress(ProviderError):  # nodes have been told by now: it is for the next look
+            running = lives.list_billed(connect(), cluster)  # unused workers may have ended
+            failed = [result for result in failed if result.node in running]
+    if failed:
+        raise NodeUnreachable(
+            f"the old deadline still applies on {'; '.join(fold(failed))}",
+            hint="`clusterctl status --live` shows each node's own; try again",
+            transient=True,
+        )
+
+
+def _extend_in_aws(
+    cluster: Cluster, deadline: float, guarded: bool | None, connect: Callable[[], Api]
+) -> None:
+    """`guarded`: whether AWS keeps one, None where the file that tells is lost. AWS is asked
+    in any case: it knows the time. Raises ProviderError; WrongClock."""
+    api = connect()
+    preflight.check_clock(api.ahead)
+    if guarded or (guarded is None and eventbridge.find(api, cluster.id)):
+        there = [item.id for item in cleanup.instances(api, cluster.id)]
+        eventbridge.arm(api, cluster.id, there, deadline, nat=lives.has_gateway(cluster))

@@ -1,0 +1,104 @@
+"""Which machines of a cluster there are, and since or until when."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from clusterctl.model import GATEWAY, Cluster, clock
+from clusterctl.providers.ec2 import (
+    cleanup,
+    eventbridge,
+)
+from clusterctl.providers.ec2.answers import ENDED, LIVING, STOPPED, Instance
+from clusterctl.providers.ec2.api import Api
+from clusterctl.providers.protocol import Ended, Life
+
+
+def list_billed(api: Api, cluster: Cluster) -> dict[str, str]:
+    """The instances that AWS bills, by node."""
+    found = cleanup.instances(api, cluster.id)
+    return {item.node: item.id for item in found if item.node}
+
+
+def list_lives(api: Api, cluster: Cluster) -> tuple[Life, ...]:
+    """Also of instances that have ended, while EC2 shows them."""
+    found = api.instances(cleanup.tagged(cluster.id), states=(*LIVING, *ENDED))
+    return tuple(
+        Life(item.node, item.launched, item.ended if item.state in ENDED else None)
+        for item in found
+        if item.node
+    )
+
+
+def describe(api: Api, cluster: Cluster) -> dict[str, str]:
+    """How each node's instance is, in words."""
+    found = _find_instances(api, cluster)
+    return {
+        node.name: _describe(found[node.name])
+        if node.name in found
+        else "gone: AWS has no such instance"
+        for node in cluster.nodes
+    }
+
+
+def list_ended(api: Api, cluster: Cluster, now: float) -> dict[str, Ended]:
+    """What has stopped or ended, and when; `now` in seconds since the epoch."""
+    return _find_gateway_end(api, cluster, now) | {
+        name: Ended(item.ended, item.state in STOPPED)
+        for name, item in _find_instances(api, cluster).items()
+        if item.ended and item.state not in ("pending", "running")
+    }
+
+
+def list_ending(api: Api, cluster: Cluster, reclaimed: Collection[str]) -> frozenset[str]:
+    """The nodes that AWS is ending; those in `reclaimed` count even if it does not show it yet."""
+    return frozenset(
+        name
+        for name, item in _find_instances(api, cluster).items()
+        if item.state == "shutting-down"
+        or (name in reclaimed and item.state in ("pending", "running"))
+    )
+
+
+def _find_gateway_end(api: Api, cluster: Cluster, now: float) -> dict[str, Ended]:
+    """When AWS has removed the NAT gateway of a cluster whose deadline is over."""
+    over = cluster.deadline is not None and now > cluster.deadline
+    if not (over and has_gateway(cluster)):
+        return {}
+    search = [cleanup.tagged(cluster.id)]
+    found = api.all("describe_nat_gateways", "NatGateways", Filter=search)
+    if any(item["State"] in ("pending", "available") for item in found):
+        return {}
+    return {GATEWAY: Ended((cluster.deadline or 0.0) + eventbridge.LATER)}
+
+
+def _find_instances(api: Api, cluster: Cluster) -> dict[str, Instance]:
+    """By node, while EC2 shows them: for an hour after their end."""
+    states = (*LIVING, "terminated")
+    found = api.instances(cleanup.tagged(cluster.id), states=states)
+    # One that was made anew has the name of the one that is gone.
+    machines = {node.machine for node in cluster.nodes}
+    found.sort(key=lambda item: (item.state != "terminated", item.id in machines))
+    return {item.node: item for item in found}
+
+
+def has_gateway(cluster: Cluster) -> bool:
+    """Whether it pays for a NAT gateway of its own."""
+    return any(item.part == GATEWAY and item.until is None for item in cluster.charges)
+
+
+_WHY = {
+    "Client.InstanceInitiatedShutdown": "it shut itself down",
+    "Client.UserInitiatedShutdown": "by a call of the EC2 API",
+    "Server.SpotInstanceTermination": "EC2 reclaimed the spot instance",
+    "Service initiated": "by EC2",
+}
+
+
+def _describe(item: Instance) -> str:
+    """`terminated 2026-11-22 21:30: EC2 reclaimed the spot instance`."""
+    if item.state in ("pending", "running"):
+        return item.state
+    when = f" {clock(item.ended)}" if item.ended else ""
+    why = _WHY.get(item.why, item.why)
+    return f"{item.state}{when}" + (f": {why}" if why else "")

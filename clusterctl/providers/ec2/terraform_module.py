@@ -1,0 +1,113 @@
+"""Terraform with our module `infra/ec2`, in the folder of a cluster: how it is started, what it has
+made there, and what it does, in lines for people."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from clusterctl import assets, terraform
+from clusterctl.model import Reporter
+from clusterctl.node_phases import BOOTING, NodePhases
+from clusterctl.providers.ec2 import provider_state
+from clusterctl.providers.ec2.api import Api
+from clusterctl.state import Home
+from clusterctl.state.locks import find_held
+
+
+def find_module() -> Path:
+    return assets.folder("infra") / "ec2"
+
+
+def _find_plugins(home: Path) -> Path:
+    return home / "terraform-plugins"
+
+
+def prefetch(home: Home, binary: terraform.Binary) -> terraform.InitCache:
+    """Lets Terraform fetch its provider while AWS is asked whether there is anything to make."""
+    cache = terraform.InitCache(find_module(), binary, home.make(_find_plugins(home.path)))
+    cache.begin()
+    return cache
+
+
+def open_terraform(api: Api, folder: Path, name: str, report: Reporter) -> terraform.Terraform:
+    """In the cluster's own folder, with the lock of the cluster, which it inherits."""
+    home = folder.parent.parent
+    try:
+        lock = find_held(home, name)
+    except KeyError:
+        lock = None
+    return terraform.Terraform(
+        folder / "terraform",
+        terraform.find(),
+        cluster=name,
+        cache=_find_plugins(home),
+        lock=lock.fileno() if lock else None,
+        on_start=lock.lend if lock else lambda pid, command: None,
+        report=report,
+        lent=api.lent,
+    )
+
+
+class Identity(msgspec.Struct):
+    """Which cluster it is, and where."""
+
+    id: str = msgspec.field(name="cluster_id")
+    region: str = ""
+
+
+def identify(folder: Path) -> Identity | None:
+    """From what is kept here, else from Terraform's variables; None where neither can be read."""
+    if state := provider_state.load(folder):
+        return Identity(state.id, state.region)
+    try:
+        variables = (folder / "terraform" / terraform.VARIABLES).read_bytes()
+        return msgspec.json.decode(variables, type=Identity)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def list_made(folder: Path) -> frozenset[str]:
+    """The machines that were made, as the cluster's folder has it; AWS is not asked."""
+    state = provider_state.load(folder)
+    launched = frozenset(state.launched if state else ())
+    try:
+        known = terraform.resources(folder / "terraform", folder.name)
+    except terraform.TerraformError:
+        return launched  # with the nodes on record, all that is known
+    return launched.union(filter(None, map(node, known)))
+
+
+def node(address: str) -> str:
+    """Whose machine that is, by Terraform's address of it; "" for what is no machine."""
+    return address.split('"')[1] if address.startswith("aws_instance.") else ""
+
+
+def reporter(
+    report: Reporter, nodes: NodePhases | None = None
+) -> Callable[[terraform.Event], None]:
+    """Says what happens to each machine, and that the rest is made, in one line each. `nodes` is
+    told which machines run."""
+
+    def show(event: terraform.Event) -> None:
+        if isinstance(event, terraform.ResourceChange):
+            machine = node(event.address)
+            what = machine or event.address
+            words = {
+                ("create", "start"): "starts" if machine else "",
+                ("create", "complete"): f"{event.id} is running" if machine else "made",
+                ("delete", "start"): "ends" if machine else "",
+                ("delete", "complete"): "gone",
+                ("update", "complete"): "changed",
+            }.get((event.action, event.state), "")
+            if event.state == "errored":
+                words = "failed"
+            if nodes and machine and (event.action, event.state) == ("create", "complete"):
+                nodes.enter([machine], BOOTING)
+            if words:
+                after = f" after {event.seconds:g} s" if event.state == "complete" else ""
+                report(f"{what}: {words}{after}")
+
+    return show
