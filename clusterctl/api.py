@@ -256,7 +256,8 @@ class Cluster:
         self, *, fetch: bool = False, discard: bool = False, force: bool = False
     ) -> DownResult | None:
         """Ends all jobs and removes the cluster; None if there is none. Raises UsageError if jobs
-        have unfetched output files, unless `fetch` saves or `discard` deletes them."""
+        have unfetched output files, or the shared folder has files, unless `fetch` saves or
+        `discard` deletes them."""
         unfetched = salvage.Unfetched(fetch=fetch, discard=discard)
         return down_action.down(
             *(self._store, self.name, self._report, lambda question: True, unfetched), force=force

@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from clusterctl.actions import connect_or_report, open_pool
+from clusterctl.actions import connect_or_report, open_pool, shared_folder
 from clusterctl.actions.jobs import fetch_from
 from clusterctl.errors import NodeUnreachable, ProviderError
 from clusterctl.insight import cost
@@ -93,8 +93,11 @@ def bring(store: Store, name: str, report: Reporter) -> bool:
         wanted = [job for job in store.jobs_of(cluster) if not job.fetched]
         report(f"the program on cluster {name} has ended: fetching its outputs, then removing it")
         away = connect_or_report(pool, [node.name for node in cluster.nodes], report)
+        base = folder if folder.is_dir() else Path.cwd()
         for job in wanted:
-            _bring(store, job, cluster, pool, away, folder, report)
+            _bring(store, job, cluster, pool, away, base, report)
+        if shared_folder.was_usable(store, cluster):
+            shared_folder.bring(cluster, pool, away, base, report)
     return True
 
 
@@ -113,11 +116,11 @@ def _bring(
     cluster: Cluster,
     pool: Pool,
     away: dict[str, str],
-    folder: Path,
+    base: Path,
     report: Reporter,
 ) -> None:
     """Raises the first error if not all of it has come."""
-    target = (folder if folder.is_dir() else Path.cwd()) / f"job-{job.id}"
+    target = base / f"job-{job.id}"
     got = fetch_from(store, job, cluster, pool, away, target, report=report)
     if got.failed:
         raise got.failed[0]

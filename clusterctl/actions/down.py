@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clusterctl import providers
-from clusterctl.actions import check_name, ended_workers, salvage
+from clusterctl.actions import check_name, ended_workers, salvage, shared_folder
 from clusterctl.actions.jobs import Fetched
 from clusterctl.errors import (
     ClusterctlError,
@@ -44,6 +44,8 @@ class DownResult:
     """Jobs with outputs that went unfetched, and how many bytes they were."""
     fetched: tuple[Fetched, ...] = ()
     """What was brought first."""
+    shared: shared_folder.Brought | None = None
+    """So was the folder that all nodes shared."""
     receipt: tuple[cost.Line, ...] = ()
     dollars: float = 0.0
     provider: str = ""
@@ -104,6 +106,7 @@ def down(
         saved.cancelled,
         saved.lost,
         saved.fetched,
+        saved.shared,
         cost.receipt(cluster.charges, now),
         cost.dollars(cluster.charges, now),
         cluster.spec.provider,
@@ -140,8 +143,6 @@ def finish_down(
     with _continue_without(report):
         store.save(cluster)
     store.event(cluster.name, "deleting")
-    if cluster.shared:
-        report(f"deleting the shared folder {cluster.shared} with all that is in it")
     try:
         providers.load(cluster.spec.provider).destroy(cluster, folder, report)
     except LeftoverError as error:
@@ -252,7 +253,7 @@ def _without_record(
             raise why
         return None
     report(why.message)
-    question = "outputs and logs of its jobs cannot be saved; remove it anyway?"
+    question = "its outputs, logs and shared folder cannot be saved; remove it anyway?"
     if found and not ask(question):
         return None
     for cluster in found:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from clusterctl.actions import connect_or_report, open_pool
+from clusterctl.actions import connect_or_report, open_pool, shared_folder
 from clusterctl.actions.jobs import Fetched, fetch_from
 from clusterctl.errors import ClusterctlError, UsageError, reason
 from clusterctl.formats import format_bytes
@@ -46,10 +47,11 @@ Ask = Callable[[str], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unfetched:
-    """What happens to outputs that were never fetched. By default they keep the cluster alive."""
+    """What happens to outputs that were never fetched, and to the files of a shared folder. By
+    default they keep the cluster alive."""
 
     fetch: bool = False
-    """They are brought here first, into `job-N`."""
+    """They are brought here first, into `job-N` and `shared-NAME`."""
     discard: bool = False
     """They may go; with `fetch`, those that cannot be brought."""
     ask: Ask | None = None
@@ -64,6 +66,8 @@ class Saved:
     lost: tuple[tuple[int, int], ...] = ()
     """Jobs with outputs that go unfetched, and how many bytes they are."""
     fetched: tuple[Fetched, ...] = ()
+    shared: shared_folder.Brought | None = None
+    """The copy of the shared folder that was made here."""
 
 
 def save(
@@ -83,60 +87,71 @@ def save(
     look = deadline.within(LOOK_LIMIT)
     store.check_jobs(cluster)
     jobs = store.jobs_of(cluster)
-    if not jobs:
+    shares = shared_folder.was_usable(store, cluster)
+    if not (jobs or shares):
         return Saved()
     if cluster.phase is Phase.STOPPED:
         report(
             f"its machines are stopped: `clusterctl start {cluster.name}` if you need their files"
         )
-        return Saved() if _agree_blind(cluster, jobs, living, unfetched, act, report) else None
+        blind = _agree_blind(cluster, jobs, living, shares, unfetched, act, report)
+        return Saved() if blind else None
     with open_pool(store, cluster) as pool:
         away = connect_or_report(pool, [node.name for node in cluster.nodes], report)
         for name, why in away.items():
             report(f"files on {name} cannot be saved: {why}")
         here = cluster.without(away)
         if all(node.role is Role.WORKER for node in here.nodes):
-            blind = _agree_blind(cluster, jobs, living, unfetched, act, report)
+            blind = _agree_blind(cluster, jobs, living, shares, unfetched, act, report)
             return Saved() if blind else None
         try:
             jobs = _current(store, jobs, here, pool, look)
         except (ClusterctlError, OSError) as error:
             report(f"not everything can be saved: {reason(error)}")
         found, unknown = find_unfetched(jobs, here, pool, look, away)
+        loss = describe_loss(found, unknown)
+        if shares:
+            there = shared_folder.look(cluster, pool, away, look.left)
+            loss += [there.text] * there.worth_asking
         running = [job for job in jobs if not job.state.ended]
         with deadline.paused():
             if running and not ask(f"job {_numbers(running)} is still running; end it?"):
                 return None
-            if not _agree_to_lose(cluster, describe_loss(found, unknown), unfetched, act, report):
+            if not _agree_to_lose(cluster, loss, unfetched, act, report):
                 return None
         limit = deadline.within(END_LIMIT if not cluster.attached else math.inf)
         cancelled = _cancel(store, running, here, pool, limit, report)
         save_logs(store, jobs, cluster, pool, report, min(SAVE_LIMIT, deadline.left), away)
         fetched = _bring(store, jobs, cluster, pool, away, unfetched, report)
+        shared = _bring_shared(cluster, pool, away, unfetched, report) if shares else None
     brought = {got.job for got in fetched}
     still = tuple((number, size) for number, size in found if number not in brought)
-    return Saved(cancelled=cancelled, lost=still, fetched=tuple(fetched))
+    return Saved(cancelled=cancelled, lost=still, fetched=tuple(fetched), shared=shared)
 
 
 def _agree_blind(
     cluster: Cluster,
     jobs: Sequence[Job],
     living: Collection[str] | None,
+    shares: bool,
     unfetched: Unfetched,
     act: str,
     report: Reporter,
 ) -> bool:
-    """Whether jobs may go of which nothing can be asked, for their launcher does not answer."""
+    """Whether jobs may go of which nothing can be asked, for their launcher does not answer, and
+    with them the shared folder, if one was in use (`shares`)."""
     lost = [
         job
         for job in jobs
         if (not job.state.ended or not job.fetched)
         and (living is None or any(place.node in living for place in job.placement))
     ]
-    lines = [f"what jobs {_numbers(lost)} made cannot be looked at"] * bool(lost)
-    return _agree(
-        cluster, unfetched, lines, f"{act} and lose what jobs {_numbers(lost)} made?", report
-    )
+    things = [f"what jobs {_numbers(lost)} made"] * bool(lost)
+    if shares and (living is None or cluster.launcher.name in living):
+        things.append(f"what is in the shared folder {cluster.shared}")
+    what = " and ".join(things)
+    lines = [f"{what} cannot be looked at"] * bool(things)
+    return _agree(cluster, unfetched, lines, f"{act} and lose {what}?", report)
 
 
 def _agree_to_lose(
@@ -148,7 +163,7 @@ def _agree_to_lose(
     if len(lines) > 1 or unfetched.discard or unfetched.ask:  # else the error has the only one
         for line in lines:
             report(line)
-    return _agree(cluster, unfetched, lines, f"{act} and lose these outputs?", report)
+    return _agree(cluster, unfetched, lines, f"{act} and lose these files?", report)
 
 
 def end_jobs(store: Store, cluster: Cluster, report: Reporter) -> tuple[int, ...]:
@@ -251,7 +266,7 @@ def _agree(
     if cluster.charges:
         report_price(cluster, report)
     raise UsageError(
-        f"{lines[0] if len(lines) == 1 else 'several jobs have unfetched outputs'};"
+        f"{lines[0] if len(lines) == 1 else 'several files were not fetched'};"
         f" keeping cluster {cluster.name}",
         hint="--fetch saves them first, --discard deletes them",
     )
@@ -333,6 +348,22 @@ def _bring(
     if len(named) < len(failed):
         raise failed[0][1]
     return whole
+
+
+def _bring_shared(
+    cluster: Cluster, pool: Pool, away: Mapping[str, str], unfetched: Unfetched, report: Reporter
+) -> shared_folder.Brought | None:
+    """Copies the shared folder here, if that is asked for. Where it does not come, the error keeps
+    the cluster alive, unless the folder may go."""
+    if not unfetched.fetch:
+        return None
+    try:
+        return shared_folder.bring(cluster, pool, away, Path(), report)
+    except ClusterctlError as error:
+        if not unfetched.discard:
+            raise
+        report(reason(error))
+        return None
 
 
 def _kept(got: Fetched) -> list[UsageError]:

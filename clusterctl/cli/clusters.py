@@ -125,6 +125,7 @@ def _down(given: Down, console: Console) -> None:
             "hours": round(gone.hours, 4),
             "unfetched": [{"job": job, "bytes": size} for job, size in gone.unfetched],
             "fetched": [fetched_document(brought) for brought in gone.fetched],
+            "shared": gone.shared and pick(gone.shared, "folder", "files", "left_out"),
         }
     )
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -13,6 +15,9 @@ from clusterctl.options.clusters import CLUSTERS, Down
 from clusterctl.options.run import Launch
 from clusterctl.options.shared import JOBS
 from clusterctl.options.table import Verb
+
+if TYPE_CHECKING:
+    from clusterctl.actions import Store
 
 
 @contextmanager
@@ -46,14 +51,18 @@ def _collect(given: Verb, console: Console) -> None:
             with console.waiting(moved=actions.copied):
                 ended = detached_launches.bring(store, name, console.report)
             if ended:
-                _remove(name, given, console)
+                _remove(store, name, given, console)
         except ClusterctlError as error:
             console.report(f"cluster {name} stays: {reason(error)}")
             if error.hint:
                 console.note(f"  → {error.hint}")
 
 
-def _remove(name: str, given: Verb, console: Console) -> None:
+def _remove(store: Store, name: str, given: Verb, console: Console) -> None:
+    """What it has is here by now; of one that ended at its deadline nothing was brought."""
     from clusterctl.cli import clusters
 
-    clusters.down(given.part(Down, name=name, cluster=None, yes=True), console)
+    cluster = store.find(name)
+    ended = bool(cluster and cluster.deadline and cluster.deadline <= time.time())
+    wanted = given.part(Down, name=name, cluster=None, yes=True, discard=not ended)
+    clusters.down(wanted, console)

@@ -151,13 +151,14 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
 class Down(Named, heading=CLUSTERS, module="clusters"):
     """Remove a cluster and verify that nothing of it is left.
 
-    Job outputs that you have not fetched are deleted only with your consent. On a terminal you are
-    asked; with --yes, with --json or without a terminal, add --fetch or --discard.
+    Job outputs that you have not fetched, and files in a shared folder, are deleted only with your
+    consent. On a terminal you are asked; with --yes, with --json or without a terminal, add --fetch
+    or --discard.
     """
 
     examples = ("clusterctl down", "clusterctl down lab --yes --fetch")
-    fetch = flag("--fetch", OPTIONS, "Save unfetched job outputs to job-N in this folder first")
-    discard = flag("--discard", OPTIONS, "Delete unfetched job outputs")
+    fetch = flag("--fetch", OPTIONS, "Save outputs to job-N, a shared folder to shared-NAME, first")
+    discard = flag("--discard", OPTIONS, "Delete unfetched job outputs and the shared folder")
     force = flag("--force", OPTIONS, "Save no logs or outputs, and do not ask")
     yes = YES
 

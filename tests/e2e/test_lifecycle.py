@@ -91,7 +91,9 @@ def test_up_again_resumes_and_changes_the_number_of_workers(own: Cli) -> None:
     assert len(fewer["nodes"]) == 2
     assert not tagged(f"CLUSTERCTL_NODE={first['id']}/worker-3")
     traces = Traces.of(own)
-    own("down")
+    assert f"{first['shared']} has 1 file: 12 B" in own("down", code=2).err
+    own("down", "--fetch")
+    assert (own.folder / "shared-default" / "from-0").read_text() == "0 wrote this"
     assert traces.left() == []
 
 

@@ -43,6 +43,17 @@ def test_the_next_command_brings_outputs_and_removes_the_cluster(
     assert here.store.job(7).fetched
 
 
+def test_the_shared_folder_comes_with_the_outputs(
+    call: Call, here: Staged, project: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "best.pt").write_text("weights")
+    here.store.save(replace(here.where, shared=str(tmp_path / "shared")))
+    assert call("status").code == 0
+    assert (project / "shared-lab/best.pt").read_text() == "weights"
+    assert here.store.names() == ()
+
+
 def test_the_answer_comes_first_and_is_still_one_document(call: Call, here: Staged) -> None:
     said = call("jobs", "--json")
     assert [job["id"] for job in said.document["jobs"]] == [7]

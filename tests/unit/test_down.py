@@ -13,7 +13,7 @@ import pytest
 from clusterctl.actions import down, salvage
 from clusterctl.actions.salvage import Unfetched
 from clusterctl.job_model import Job, JobState
-from clusterctl.model import Charge, Cluster
+from clusterctl.model import Charge, Cluster, Phase
 from clusterctl.providers.protocol import Ended, Life
 from tests.unit.calling import Call, judge
 from tests.unit.provided import provide
@@ -202,7 +202,7 @@ def test_a_person_is_asked(answer: bool, here: Staged, unfetched: Path) -> None:
         return answer
 
     done = down.down(here.store, "lab", print, ask, Unfetched(ask=ask))
-    assert asked == ["take the cluster down and lose these outputs?"]
+    assert asked == ["take the cluster down and lose these files?"]
     assert (done is not None) is answer
     assert here.store.names() == (() if answer else ("lab",))
 
@@ -274,3 +274,101 @@ def test_force_saves_nothing(call: Call, here: Staged, unfetched: Path) -> None:
     assert call("down", "--force", "--fetch").code == 2
     assert call("down", "--force").code == 0
     assert here.store.names() == ()
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """The folder that the nodes of `sharing` have in common, with a file in a folder of it."""
+    folder = tmp_path / "shared"
+    (folder / "run 1").mkdir(parents=True)
+    (folder / "run 1" / "model.pt").write_text("weights")
+    return folder
+
+
+@pytest.fixture
+def sharing(shared: Path, tmp_path: Path) -> Staged:
+    """A cluster with that folder, which has run no job."""
+    return lab(tmp_path / "nodes", shared=str(shared))
+
+
+@pytest.mark.parametrize("option", [(), ("--yes",), ("--json",)], ids=str)
+def test_down_loses_no_shared_folder_unasked(
+    option: tuple[str, ...], call: Call, sharing: Staged, shared: Path
+) -> None:
+    said = call("down", *option)
+    assert said.code == 2
+    what = f"the shared folder {shared} has 1 file: 7 B; keeping cluster lab"
+    assert what in said.err
+    assert "--fetch saves them first, --discard deletes them" in said.err
+    assert sharing.store.names() == ("lab",)
+
+
+@pytest.mark.parametrize("answer", [True, False])
+def test_a_person_is_asked_about_the_shared_folder(
+    answer: bool, sharing: Staged, shared: Path
+) -> None:
+    asked: list[str] = []
+    told: list[str] = []
+
+    def ask(question: str) -> bool:
+        asked.append(question)
+        return answer
+
+    done = down.down(sharing.store, "lab", told.append, ask, Unfetched(ask=ask))
+    assert asked == ["take the cluster down and lose these files?"]
+    assert f"the shared folder {shared} has 1 file: 7 B" in told
+    assert (done is not None) is answer
+    assert sharing.store.names() == (() if answer else ("lab",))
+
+
+def test_down_brings_the_shared_folder_first(call: Call, sharing: Staged, shared: Path) -> None:
+    """Beside an earlier copy, which is kept."""
+    Path("shared-lab").mkdir()
+    said = call("down", "--fetch", "--json")
+    assert said.code == 0, said.err
+    assert Path("shared-lab-2/run 1/model.pt").read_text() == "weights"
+    assert list(Path("shared-lab").iterdir()) == []
+    brought = json.loads(said.out)["shared"]
+    assert (brought["folder"], brought["files"]) == ("shared-lab-2", 1)
+    assert sharing.store.names() == ()
+
+
+def test_down_stays_where_the_shared_folder_cannot_be_brought(
+    call: Call, sharing: Staged, shared: Path
+) -> None:
+    shared.rename(shared.with_name("away"))
+    assert f"the shared folder {shared} may have files" in call("down").err
+    said = call("down", "--fetch")
+    assert said.code == 4
+    assert sharing.store.names() == ("lab",)
+    said = call("down", "--fetch", "--discard")
+    assert said.code == 0, said.err
+    assert sharing.store.names() == ()
+
+
+@pytest.mark.parametrize("option", ["--discard", "--force"])
+def test_down_loses_the_shared_folder_when_told_to(
+    option: str, call: Call, sharing: Staged
+) -> None:
+    assert call("down", option).code == 0
+    assert sharing.store.names() == ()
+
+
+def test_an_empty_shared_folder_asks_nothing(call: Call, sharing: Staged, shared: Path) -> None:
+    (shared / "run 1" / "model.pt").unlink()
+    said = call("down")
+    assert said.code == 0, said.err
+    assert "shared" not in said.err
+
+
+def test_a_shared_folder_on_nodes_that_do_not_answer_counts(call: Call, sharing: Staged) -> None:
+    nodes = (replace(node, address="127.0.0.1", ssh_port=1) for node in sharing.where.nodes)
+    silent = replace(sharing.where, nodes=tuple(nodes))
+    sharing.store.save(silent)
+    said = call("down")
+    assert said.code == 2
+    assert "what is in the shared folder" in said.err
+    # An `up` that never finished has let nobody write into it.
+    sharing.store.save(replace(silent, phase=Phase.CREATING))
+    assert call("down").code == 0
+    assert sharing.store.names() == ()
