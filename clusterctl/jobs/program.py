@@ -21,6 +21,8 @@ from clusterctl.model import Cluster
 HEAD = 64 << 10
 """Bytes of a file that may be a batch script, in which its directives have to be."""
 
+CLOSE = 0.8
+"""How alike the name of a program has to be to what was typed: `get_close_matches`."""
 
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 
@@ -306,12 +308,29 @@ def list_bundled() -> list[str]:
 
 
 def _suggest(script: str) -> str:
-    from difflib import get_close_matches
-
-    names = list_bundled()
-    close = get_close_matches(Path(script).name, names, n=1)
-    if close:
-        return f"did you mean the bundled {close[0]}?"
+    path, names = Path(script), list_bundled()
+    if close := _closest(path, _list_files(path.parent)):
+        return f"did you mean {path.with_name(close)}?"
+    if close := _closest(path, names):
+        return f"did you mean the bundled {close}?"
     if which(script):
         return f"for a command of the nodes: clusterctl run -- {script}"
     return f"give a path, or a bundled program: {', '.join(names)}"
+
+
+def _list_files(folder: Path) -> list[str]:
+    """The names of the files there that may be programs; () where it cannot be read."""
+    with suppress(OSError):
+        found = (entry for entry in os.scandir(folder) if entry.is_file())
+        return [e.name for e in found if e.name.endswith((".py", ".sh", *LANGUAGES))]
+    return []
+
+
+def _closest(path: Path, names: Sequence[str]) -> str:
+    """The name that a slip of the finger may have meant; "" if none is that close. Endings, which
+    make all of them alike, do not count."""
+    from difflib import get_close_matches
+
+    stems = {Path(name).stem: name for name in sorted(names)}
+    close = get_close_matches(path.stem, stems, n=1, cutoff=CLOSE)
+    return stems[close[0]] if close else ""

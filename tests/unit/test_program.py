@@ -154,6 +154,8 @@ def test_a_link_to_a_script_outside(here: Path, tmp_path: Path) -> None:
         (".", ["is a folder"], "script"),
         ("nope.py", ["no script", "nope.py"], "bundled"),
         ("multinode_ddp_mpy.py", ["no script"], "did you mean the bundled multinode_ddp_mpi.py"),
+        ("nothing.py", ["no script"], "give a path, or a bundled program: "),
+        ("mainly.py", ["no script"], "give a path, or a bundled program: "),
         ("notes.txt", ["not a program"], "chmod +x"),
         ("../outside/nope.py", ["no script"], "bundled"),
         ("", [""], ""),
@@ -171,6 +173,15 @@ def test_mistakes(script: str, words: list[str], hint: str, here: Path) -> None:
     assert all(word in caught.value.message for word in words), caught.value.message
     assert hint in caught.value.hint
     assert "\n" not in caught.value.message
+
+
+def test_a_file_here_is_what_a_slip_meant(here: Path) -> None:
+    """Before a bundled program of a like name."""
+    (here / "src").mkdir()
+    (here / "src" / "train_minst_ddp.py").touch()
+    with pytest.raises(UsageError) as caught:
+        resolve("src/train_mnist_dpp.py", ())
+    assert caught.value.hint == "did you mean src/train_minst_ddp.py?"
 
 
 @pytest.mark.parametrize(
