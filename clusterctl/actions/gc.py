@@ -50,7 +50,10 @@ class Orphan:
     def text(self) -> str:
         whose = f", of {self.whose}" if self.owner else ""
         called = f"{self.name or 'no name'}{whose}"
-        return f"{self.id} ({called}) in {self.region}: {describe(self.resources)}"
+        what = describe(self.resources)
+        folder = next((item.shared for item in self.resources if item.shared), "")
+        with_it = f", with the shared folder {folder}" if folder else ""
+        return f"{self.id} ({called}) in {self.region}: {what}{with_it}"
 
     @property
     def owner(self) -> str:

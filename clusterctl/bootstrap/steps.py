@@ -194,7 +194,8 @@ def _share(node: Node, nodes: Sequence[Node], folder: str) -> Template:
     launcher = next(one for one in nodes if one.role is Role.LAUNCHER)
     if node.name == launcher.name:
         peers = [one.private_address for one in nodes if one.name != node.name]
-        conf = f"[nfsd]\nhost={node.private_address}\nvers3=n"
+        # Without the versions before 4, rpc.mountd has no port at all.
+        conf = f"[nfsd]\nhost={node.private_address}\nvers2=n\nvers3=n"
         exported = {"folder": folder, "peers": peers, "conf": conf}
         return Template("export", "exports the shared folder", exported)
     source = f"{launcher.private_address}:{folder}"

@@ -275,6 +275,8 @@ class Resource:
     owner: str = ""
     """Who made it; "" where its tags do not say that."""
     client: str = ""
+    shared: str = ""
+    """The folder that the nodes of its cluster share."""
     deadline: float | None = None
     made: float | None = None
     """When it was started, of what says that: machines."""

@@ -5,7 +5,13 @@ locals {
       "clusterctl:cluster" = var.cluster_id
       "clusterctl:name"    = var.cluster_name
     },
-    { for key, value in { "clusterctl:owner" = var.owner, "clusterctl:client" = var.client } : key => value if value != "" }
+    {
+      for key, value in {
+        "clusterctl:owner"  = var.owner
+        "clusterctl:client" = var.client
+        "clusterctl:shared" = var.shared
+      } : key => value if value != ""
+    }
   )
 
   # `extend` moves the deadline.

@@ -27,6 +27,12 @@ variable "client" {
   default     = ""
 }
 
+variable "shared" {
+  description = "The folder that all nodes share: the value of the tag clusterctl:shared. Empty: no such tag."
+  type        = string
+  default     = ""
+}
+
 variable "tags" {
   description = "More tags on everything that is made, such as those that an organization demands."
   type        = map(string)

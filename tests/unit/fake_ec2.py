@@ -29,6 +29,8 @@ class Cloud:
     name: str = "lab"
     gib: int = 8
     """The size of each disk."""
+    shared: str = ""
+    """The folder that the machines share, as their tags say."""
 
     def make(self, cluster: str, *nodes: str) -> None:
         """Machines, a disk of each, and their network."""
@@ -116,6 +118,7 @@ class FakeApi(Api):
                 address="",
                 private_address="",
                 launched=LAUNCHED,
+                shared=self._cloud.shared,
             )
             for id, (kind, cluster) in self._things.items()
             if kind == "instance" and cluster in wanted

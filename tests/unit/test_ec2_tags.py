@@ -157,10 +157,10 @@ def test_terraform_gets_them(tmp_path: Path) -> None:
     from clusterctl.providers.ec2 import spec as layout
 
     machines = layout.machines(wish(), {}, {})
-    some = layout.variables(**_variables(machines), tags={"team": "ml"})
-    assert some["tags"] == {"team": "ml"}
+    some = layout.variables(**_variables(machines), tags={"team": "ml"}, shared="/shared")
+    assert (some["tags"], some["shared"]) == ({"team": "ml"}, "/shared")
     none = layout.variables(**_variables(machines))
-    assert "tags" not in none, "the module of an older cluster does not know them"
+    assert not {"tags", "shared"} & set(none), "the module of an older cluster does not know them"
 
 
 def _variables(machines: Any) -> dict[str, Any]:

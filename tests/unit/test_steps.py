@@ -131,12 +131,35 @@ def test_the_launcher_exports_its_folder_to_the_nodes_alone() -> None:
     options = "rw,sync,no_subtree_check,all_squash"
     mine = f"({options},anonuid={os.getuid()},anongid={os.getgid()})"
     assert done.stdout == f"/shared 10.77.1.5{mine} 10.77.1.6{mine}"
-    assert "host=10.77.1.4\nvers3=n" in text
+    assert "host=10.77.1.4\nvers2=n\nvers3=n" in text, "or rpc.mountd listens on all addresses"
     assert text.index("clusterctl.conf") < text.index("nfs-kernel-server"), "which starts at once"
     grown = shared(launcher, Runtime.HOST, *WORKERS[:1])["export"]
     assert grown.check(launcher) != shared(launcher, Runtime.HOST, *WORKERS)["export"].check(
         launcher
     ), "a new worker is let in"
+
+
+@pytest.mark.parametrize(
+    ("name", "package"), [("export", "nfs-kernel-server"), ("mount", "nfs-common")]
+)
+def test_no_port_mapper_starts_with_nfs(name: str, package: str, tmp_path: Path) -> None:
+    """Version 4 needs none. The mask comes before the packages, whose installation starts it; a
+    machine that has one already keeps it."""
+    launcher = replace(node("launcher", "10.77.1.4"), role=Role.LAUNCHER)
+    of = launcher if name == "export" else WORKERS[0]
+    text = shared(of, Runtime.HOST, *WORKERS)[name].apply(of)
+    [line] = (line for line in text.splitlines() if "rpcbind" in line)
+    assert text.index(line) < text.index(package)
+    (tmp_path / "sudo").write_text('#!/bin/sh\necho "$*"\n')
+    (tmp_path / "sudo").chmod(0o755)
+    line, there = line.replace("/sbin/rpcbind", '"$THERE"'), tmp_path / "rpcbind"
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "THERE": str(there)}
+    first = subprocess.run(["sh", "-c", line], env=env, capture_output=True, text=True, check=True)
+    assert first.stdout == (
+        "-n systemctl mask --quiet rpcbind.service rpcbind.socket rpc-statd.service\n"
+    )
+    (there.write_text(""), there.chmod(0o755))
+    assert not subprocess.run(["sh", "-c", line], env=env, capture_output=True, check=True).stdout
 
 
 def test_a_worker_mounts_the_folder_at_each_boot_and_waits_for_no_launcher_for_ever() -> None:

@@ -211,3 +211,16 @@ def test_a_cluster_that_was_taken_back_costs_what_its_own_disks_do(
     charges = open_store().cluster("lab").charges
     assert {charge.item for charge in charges if charge.part == "disk"} == {"100 GiB gp3"}
     assert {charge.since for charge in charges} == {LAUNCHED}
+
+
+def test_a_cluster_that_was_taken_back_asks_for_its_shared_folder(cloud: Cloud, call: Call) -> None:
+    """Its machines do not let us in any more, so that nobody knows what is in it."""
+    cloud.shared = "/shared"
+    arrange(cloud, GONE, GONE, RIGHT)
+    assert call("gc", "--adopt", ID, "--region", REGION).code == 0
+    assert open_store().cluster("lab").shared == "/shared"
+    before = cloud.left()
+    said = call("down", "lab", "--yes")
+    assert said.code == 2
+    assert "the shared folder /shared may have files" in said.err
+    assert cloud.left() == before

@@ -63,12 +63,17 @@ def adopt(api: Api, cluster_id: str, name: str) -> Cluster:
         )
         for item in sorted(found, key=lambda item: (item.node != LAUNCHER, item.node))
     )
+    shared = next((item.shared for item in found if item.shared), "")
     workers = Counter(node.instance_type for node in nodes if node.role is Role.WORKER)
     groups = tuple(NodeGroup(count=count, instance_type=kind) for kind, count in workers.items())
     return Cluster(
         id=cluster_id,
         spec=ClusterSpec(
-            name=name, provider="ec2", groups=groups, cloud=CloudSpec(region=api.region)
+            name=name,
+            provider="ec2",
+            groups=groups,
+            shared=bool(shared),
+            cloud=CloudSpec(region=api.region),
         ),
         phase=Phase.CREATING,
         created=since or time.time(),
@@ -80,6 +85,7 @@ def adopt(api: Api, cluster_id: str, name: str) -> Cluster:
             for charge in prices.charges(machines, quotes, since, private=private)
         ),
         account=api.account(),
+        shared=shared,
     )
 
 

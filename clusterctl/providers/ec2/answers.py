@@ -82,6 +82,8 @@ class Instance:
     """EC2's code for that, such as Server.SpotInstanceTermination, else who did it."""
     apart: bool = False
     """Whether it was launched with others by one call, without Terraform."""
+    shared: str = ""
+    """The folder that it shares with the other nodes of its cluster."""
 
 
 LIVING = ("pending", "running", "stopping", "stopped", "shutting-down")
@@ -179,6 +181,7 @@ def read_instance(item: dict[str, Any]) -> Instance:
         node=tags.get("clusterctl:node", "")
         or numbers.node(tags.get(numbers.TAG, ""), int(item.get("AmiLaunchIndex", 0))),
         apart=numbers.TAG in tags,
+        shared=tags.get("clusterctl:shared", ""),
         type=item.get("InstanceType", ""),
         state=item["State"]["Name"],
         zone=item.get("Placement", {}).get("AvailabilityZone", ""),

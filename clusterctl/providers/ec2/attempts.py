@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from clusterctl import catalog, keys, terraform
 from clusterctl.errors import ProviderError
-from clusterctl.model import Cluster, ClusterSpec, Reporter
+from clusterctl.model import SHARED, Cluster, ClusterSpec, Reporter
 from clusterctl.node_phases import BOOTING, NodePhases
 from clusterctl.node_results import ranges
 from clusterctl.providers.ec2 import (
@@ -263,6 +263,7 @@ def _terms(
         cleanup.NAME_TAG: cluster.name,
         cleanup.OWNER_TAG: cluster.owner,
         cleanup.CLIENT_TAG: cluster.client,
+        cleanup.SHARED_TAG: SHARED if cluster.spec.shared else "",
         cleanup.DEADLINE_TAG: cleanup.render_deadline(deadline),
     }
     reservation = found.reservation
@@ -337,6 +338,7 @@ def _variables(order: Order, running: Sequence[Instance], apart: Collection[str]
         owner=cluster.owner,
         client=cluster.client,
         deadline=cleanup.render_deadline(deadline),
+        shared=SHARED if cluster.spec.shared else "",
         tags=tags.parse(order.options.cloud.tag),
         apart=apart,
     )

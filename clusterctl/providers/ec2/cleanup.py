@@ -27,10 +27,11 @@ from clusterctl.providers.protocol import Resource, describe, plural
 from clusterctl.timeouts import Deadline
 
 TAG, NAME_TAG = "clusterctl:cluster", "clusterctl:name"
-OWNER_TAG, CLIENT_TAG, DEADLINE_TAG = (
+OWNER_TAG, CLIENT_TAG, DEADLINE_TAG, SHARED_TAG = (
     "clusterctl:owner",
     "clusterctl:client",
     "clusterctl:deadline",
+    "clusterctl:shared",
 )
 LIMIT = 600.0
 """Seconds that removing may take: a terminating GPU instance holds its network for minutes."""
@@ -299,6 +300,7 @@ def _find(api: Api, cluster_id: str) -> list[tuple[Kind, dict[str, Any], Resourc
                     managed=MANAGED in _tags(item),
                     owner=tags.get(OWNER_TAG, ""),
                     client=tags.get(CLIENT_TAG, ""),
+                    shared=tags.get(SHARED_TAG, ""),
                     deadline=_read_deadline(tags.get(DEADLINE_TAG, "")),
                     made=item["LaunchTime"].timestamp() if "LaunchTime" in item else None,
                 )
