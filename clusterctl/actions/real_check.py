@@ -18,7 +18,8 @@ from pathlib import Path
 from clusterctl import __version__, terraform
 from clusterctl.actions import salvage
 from clusterctl.actions.down import down
-from clusterctl.actions.up import Consent, up
+from clusterctl.actions.up import up
+from clusterctl.actions.up_plan import Consent
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.model import CloudSpec, ClusterSpec, NodeGroup, Reporter, Runtime
 from clusterctl.state import Store

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +16,6 @@ from clusterctl.actions import (
     open_pool,
     phase_times,
     salvage,
-    shrink,
     smoke_test,
 )
 from clusterctl.actions.down import correct_times, find_orphans, finish_down, reprice
@@ -28,16 +26,19 @@ from clusterctl.actions.up_bootstrap import (
     write_ssh,
 )
 from clusterctl.actions.up_plan import (
+    Consent,
     Intent,
     add_regions,
+    agree,
     find_owned,
     find_places,
+    first_name,
     intend,
     take_off,
 )
 from clusterctl.bootstrap import steps
 from clusterctl.bootstrap.progress import StepReporter
-from clusterctl.errors import ClusterctlError, UsageError
+from clusterctl.errors import ClusterctlError
 from clusterctl.insight import cost
 from clusterctl.model import Charge, Cluster, ClusterSpec, Phase, Reporter
 from clusterctl.node_phases import NodePhases
@@ -101,11 +102,6 @@ class UpResult:
     measured: Measurements | None = None
 
 
-Consent = Callable[[str], bool]
-"""Asks whether money may be spent, and workers may go; raises UsageError where there is nobody to
-ask."""
-
-
 def measures(charges: Sequence[Charge], wanted: bool | None) -> bool:
     """Whether the nodes are measured at the end: as wanted, else where they cost money."""
     return bool(charges) if wanted is None else wanted
@@ -119,18 +115,21 @@ def up(
     *,
     measure: bool | None = False,
     nodes: NodePhases | None = None,
+    wall: Callable[[], float] = time.time,
 ) -> UpResult:
     """Creates or resumes. Raises the error of the first thing that cannot be done; what has been
     made by then is in the record, so that `up` goes on there and `down` removes it.
 
     With several regions, one without capacity is left with nothing in it before the next is tried.
     `measure`: see `measures`. What is measured decides nothing. `nodes` is told how far each is.
+    `wall`: the time, which goes on while this machine sleeps.
     """
     check_name(spec.name)
     here, *others = find_places(spec, find_owned(store, spec))
     while True:
         try:
-            return _up(store, here, others, report, consent, measure, nodes or NodePhases())
+            phases = nodes or NodePhases()
+            return _up(store, here, others, report, consent, measure, phases, wall)
         except NoCapacity as error:
             made = store.find(spec.name)
             if not others or made is None or made.nodes:
@@ -157,6 +156,7 @@ def _up(
     consent: Consent,
     measure: bool | None,
     phases: NodePhases,
+    wall: Callable[[], float],
 ) -> UpResult:
     clock = Clock(phases)
     with clock.phase("plan"):
@@ -174,7 +174,7 @@ def _up(
         if intent.plan.recipes:
             with clock.phase("images"):
                 _build(intent.plan.recipes, report)
-        intent, cluster = _record(store, spec, intent, report, consent)
+        intent, cluster = _record(store, spec, intent, report, consent, wall)
         if intent.old:
             ended_workers.count_as_used(store, intent.old)
         with clock.phase("create"):
@@ -293,7 +293,12 @@ def _build(recipes: Sequence[str], report: Reporter) -> None:
 
 
 def _record(
-    store: Store, spec: ClusterSpec, intent: Intent, report: Reporter, consent: Consent
+    store: Store,
+    spec: ClusterSpec,
+    intent: Intent,
+    report: Reporter,
+    consent: Consent,
+    wall: Callable[[], float],
 ) -> tuple[Intent, Cluster]:
     """The record, written before anything is made; the old one if there is one to resume."""
     named = bool(spec.provider or intent.old)
@@ -306,21 +311,20 @@ def _record(
         report(f"finishing an earlier `down` of {old.name} first")
         finish_down(store, old, report)
         old = None
+
+    def renew(intent: Intent) -> Intent:
+        fresh = intend(spec, old, report, store.home.path)
+        return add_regions(fresh, intent.others, report)
+
     if old != intent.old:
         # Another clusterctl was at work in between, or an old cluster had to go first.
-        others, intent = intent.others, intend(spec, old, report, store.home.path)
-        intent = add_regions(intent, others, report)
-    spec, plan = intent.spec, intent.plan
+        intent = renew(intent)
     if not named:
         report("no provider given: starting a local cluster")
-    for line in plan.lines:
-        report(line)
-    if old and intent.surplus:
-        shrink.confirm_removal(store, old, intent.surplus, report, consent)
-    if plan.question and not consent(plan.question):
-        raise UsageError("aborted; nothing was started", hint="--dry-run only shows the plan")
+    intent = agree(store, intent, renew, report, consent, wall)
+    spec, plan = intent.spec, intent.plan
     base = old or Cluster(
-        id=f"{_first_name(plan.owner)}{spec.name}-{secrets.token_hex(4)}",
+        id=f"{first_name(plan.owner)}{spec.name}-{secrets.token_hex(4)}",
         spec=spec,
         phase=Phase.CREATING,
         created=time.time(),
@@ -346,13 +350,6 @@ def _record(
     store.save(cluster)
     store.event(cluster.name, "resuming" if old else "creating", workers=spec.workers)
     return intent, cluster
-
-
-def _first_name(owner: str) -> str:
-    """`ana-` for user/ana: the ids of a shared account tell whose a cluster is."""
-    name = owner.rpartition("/")[2].partition("@")[0].lower()
-    plain = re.sub("[^a-z0-9]+", "-", name).strip("-0123456789")[:10].strip("-")
-    return f"{plain}-" if plain else ""
 
 
 def record_failed_create(

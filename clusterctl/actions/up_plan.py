@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,25 @@ from clusterctl import catalog, providers
 from clusterctl.actions import check_name, node_images, require_owned, shrink
 from clusterctl.actions.node_images import NodeImage
 from clusterctl.errors import RecordError, UsageError
-from clusterctl.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Reporter, Runtime, count
+from clusterctl.model import (
+    CloudSpec,
+    Cluster,
+    ClusterSpec,
+    NodeGroup,
+    Reporter,
+    Runtime,
+    count,
+    span,
+)
 from clusterctl.node_results import ranges
 from clusterctl.providers.protocol import Creator, Features, LogsIn, ProviderPlan
 from clusterctl.state import Store
 
 DEFAULT_WORKERS = 2
+
+Consent = Callable[[str], bool]
+"""Asks whether money may be spent, and workers may go; raises UsageError where there is nobody to
+ask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +137,43 @@ def intend(
         more.append(_additions(old, options.workers))
     plan = replace(plan, lines=(*plan.lines, *more))
     return Intent(old, options, provider, plan, images, surplus)
+
+
+STALE = 600.0
+"""Seconds after which an answer is one to an old plan."""
+
+
+def agree(
+    store: Store,
+    intent: Intent,
+    renew: Callable[[Intent], Intent],
+    report: Reporter,
+    consent: Consent,
+    clock: Callable[[], float],
+) -> Intent:
+    """Shows the plan and returns what was agreed to. Where the answer took long, because a laptop
+    slept, say, `renew` makes the plan again, and it is asked about again: deadline, prices and
+    quotas are those of its time. Raises UsageError for no."""
+    while True:
+        for line in intent.plan.lines:
+            report(line)
+        asked = clock()
+        if intent.old and intent.surplus:
+            shrink.confirm_removal(store, intent.old, intent.surplus, report, consent)
+        if intent.plan.question and not consent(intent.plan.question):
+            raise UsageError("aborted; nothing was started", hint="--dry-run only shows the plan")
+        took = clock() - asked
+        if not intent.plan.question or took < STALE:
+            return intent
+        report(f"the answer took {span(round(took / 60) * 60)}: making the plan again")
+        intent = renew(intent)
+
+
+def first_name(owner: str) -> str:
+    """`ana-` for user/ana: the ids of a shared account tell whose a cluster is."""
+    name = owner.rpartition("/")[2].partition("@")[0].lower()
+    plain = re.sub("[^a-z0-9]+", "-", name).strip("-0123456789")[:10].strip("-")
+    return f"{plain}-" if plain else ""
 
 
 def _additions(old: Cluster, workers: int) -> str:

@@ -141,6 +141,28 @@ def test_a_region_without_capacity_is_left_empty_before_the_next_is_tried(
     assert there.done == ["create in bb"], "it goes on where it was, and not back"
 
 
+def test_an_answer_that_comes_late_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A laptop slept with the question open: the plan's deadline and prices are those of the
+    evening before."""
+    shows, answers = [NOW], [8 * HOUR, 60.0]
+
+    class Evening(Regions):
+        def plan(self, *given: Any, **more: Any) -> ProviderPlan:
+            return replace(super().plan(*given, **more), deadline=shows[0] + 8 * HOUR)
+
+    def consent(question: str) -> bool:
+        shows[0] += answers.pop(0)
+        return True
+
+    provide(monkeypatch, "ec2", Evening())
+    store, told = open_store(), list[str]()
+    with pytest.raises(ProviderError, match="the cable is cut"):
+        up.up(store, wanted("a"), told.append, consent, wall=lambda: shows[0])
+    assert "the answer took 8 h: making the plan again" in told
+    assert (told.count("a machine in a"), answers) == (2, [])
+    assert store.cluster("lab").deadline == NOW + 16 * HOUR
+
+
 def test_a_region_that_was_left_has_had_its_part_of_the_budget(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
