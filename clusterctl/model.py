@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 NAME_PATTERN = re.compile(r"[a-z][a-z0-9-]{0,29}")
+ID_PATTERN = re.compile(r"[a-z][a-z0-9-]{0,49}")
+"""Of a cluster's id: a person's name before its own, and a number behind."""
 """Cluster names: they end up in hostnames, tags and paths, so letters, digits and dashes only."""
 
 Reporter = Callable[[str], None]

@@ -13,7 +13,7 @@ from pathlib import Path
 from clusterctl import providers
 from clusterctl.actions import check_name
 from clusterctl.errors import ProviderError, RecordError, UsageError
-from clusterctl.model import Cluster, Reporter
+from clusterctl.model import ID_PATTERN, Cluster, Reporter
 from clusterctl.providers.protocol import Discovery, Resource, describe
 from clusterctl.state import ClusterLock, Store, name_client
 from clusterctl.timeouts import Deadline, background
@@ -142,7 +142,8 @@ def remove(store: Store, orphan: Orphan, report: Reporter) -> bool:
 def find_adoptable(store: Store, name: str, regions: Iterable[str]) -> Orphan:
     """The cluster of that name (or id) that has no record. Raises RecordError where there is none
     or the name is taken, UsageError where there are several."""
-    check_name(name)
+    if not ID_PATTERN.fullmatch(name):
+        check_name(name)
     regions, tagged, failed = _tagged(store, regions)
     found = [item for item in tagged if name in (item.name, item.id)]
     recorded = _recorded(store)

@@ -38,7 +38,7 @@ class Account(Ec2Provider):
 
     def __init__(self) -> None:
         super().__init__(self._in)
-        self.name = "lab"
+        self.id, self.name = cluster().id, "lab"
         self.me = self.whose = "user/ana"
         self.client = "laptop"
         self.hangs = ""
@@ -70,7 +70,7 @@ class Account(Ec2Provider):
         self.meanwhile(region)
         if region == self.hangs:
             time.sleep(60)
-        machine = Resource("instance", "i-1", cluster().id, self.name, owner=self.whose)
+        machine = Resource("instance", "i-1", self.id, self.name, owner=self.whose)
         return (replace(machine, client=self.client, deadline=NOW, made=NOW - DAY, hourly=0.5),)
 
     def remove(self, cluster_id: str, region: str, report: Reporter) -> None:
@@ -333,6 +333,19 @@ def test_people_who_share_a_role_are_told_apart_by_their_machines_and_names_ther
     account.client = me
     call("gc", "--yes")
     assert account.removed == [(cluster().id, "us-east-1")]
+
+
+def test_the_longest_id_names_a_cluster(account: Account, call: Call) -> None:
+    """Ten letters of a person, and thirty of a name."""
+    account.name = f"lab-{'x' * 26}"
+    account.id = f"{'a' * 10}-{account.name}-1a2b3c4d"
+    account.whose = "user/bob"
+    assert call("gc", "--adopt", account.id).code == 0
+    assert account.adopted == [account.id]
+    open_store().retire(open_store().cluster("lab"))
+    assert call("gc", "--yes", "-c", account.id).code == 0
+    assert account.removed == [(account.id, "us-east-1")]
+    assert call("gc", "--adopt", "../lab").code == 2
 
 
 @pytest.mark.parametrize("me", ["user/ana", "assumed-role/AWSReservedSSO_Train_0a1b/ana"])
