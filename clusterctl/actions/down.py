@@ -44,7 +44,7 @@ class DownResult:
     """Jobs with outputs that went unfetched, and how many bytes they were."""
     fetched: tuple[Fetched, ...] = ()
     """What was brought first."""
-    shared: shared_folder.Brought | None = None
+    shared: shared_folder.BroughtFolder | None = None
     """So was the folder that all nodes shared."""
     receipt: tuple[cost.Line, ...] = ()
     dollars: float = 0.0

@@ -66,7 +66,7 @@ class Saved:
     lost: tuple[tuple[int, int], ...] = ()
     """Jobs with outputs that go unfetched, and how many bytes they are."""
     fetched: tuple[Fetched, ...] = ()
-    shared: shared_folder.Brought | None = None
+    shared: shared_folder.BroughtFolder | None = None
     """The copy of the shared folder that was made here."""
 
 
@@ -352,7 +352,7 @@ def _bring(
 
 def _bring_shared(
     cluster: Cluster, pool: Pool, away: Mapping[str, str], unfetched: Unfetched, report: Reporter
-) -> shared_folder.Brought | None:
+) -> shared_folder.BroughtFolder | None:
     """Copies the shared folder here, if that is asked for. Where it does not come, the error keeps
     the cluster alive, unless the folder may go."""
     if not unfetched.fetch:

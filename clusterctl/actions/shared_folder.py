@@ -48,7 +48,7 @@ class Contents:
 
 
 @dataclass(frozen=True, slots=True)
-class Brought:
+class BroughtFolder:
     """A copy of the folder here."""
 
     folder: Path
@@ -84,7 +84,7 @@ def look(cluster: Cluster, pool: Pool, away: Mapping[str, str], limit: float) ->
 
 def bring(
     cluster: Cluster, pool: Pool, away: Mapping[str, str], base: Path, report: Reporter
-) -> Brought | None:
+) -> BroughtFolder | None:
     """Copies all of it into a new folder `shared-NAME` below `base`; None if there is nothing.
 
     Raises NodeUnreachable, ProviderError where not all of it has come.
@@ -115,7 +115,7 @@ def bring(
     report(f"shared folder: {count(there.files, 'file')} in {target}")
     for line in left_out:
         report(f"shared folder: {line}")
-    return Brought(target, there.files, tuple(left_out))
+    return BroughtFolder(target, there.files, tuple(left_out))
 
 
 def _free_folder(base: Path, name: str) -> Path:
