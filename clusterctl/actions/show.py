@@ -60,6 +60,8 @@ class ClusterStatus:
     """Of a batch system that was asked."""
     unknown_prices: tuple[str, ...] = ()
     """Items that the two sums leave out."""
+    asked: bool = False
+    """Whether the money is what whoever bills the machines says of them now, not the record."""
     warnings: tuple[str, ...] = ()
     """What is wrong with the cluster and what to do, one line each."""
 
@@ -98,6 +100,7 @@ def status(
         dollars=cost.dollars(charges, now),
         queues=told.queues,
         unknown_prices=cost.unknown(charges),
+        asked=charges is not cluster.charges,
         warnings=(
             *_warnings(store, cluster, now),
             *uncertain,

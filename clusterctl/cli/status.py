@@ -23,7 +23,7 @@ def status(given: Status, console: Console) -> None:
     lines = [
         f"{what.name} ({what.id}): {what.phase.value}, provider {what.spec.provider},"
         f" {_mode(what)}, age {ago(found.age)}, {_dollars(found.dollars, found)} so far"
-        f" ({_dollars(found.dollars_per_hour, found)}/h){ends(what)}"
+        f" ({_dollars(found.dollars_per_hour, found)}/h{_source(found)}){ends(what)}"
     ]
     if found.unknown_prices:
         lines.append(f"not included (price unknown): {', '.join(found.unknown_prices)}")
@@ -141,6 +141,10 @@ def _cluster_row(item: Any) -> list[object]:
     return [*kind, what.spec.workers, ago(item.age), rate]
 
 
+def _source(found: Any) -> str:
+    return ", by the record" if found.cluster.charges and not found.asked else ""
+
+
 def _dollars(dollars: float, found: Any) -> str:
     return f"{'at least ' * bool(found.unknown_prices)}${dollars:.2f}"
 
@@ -169,6 +173,7 @@ def _status(found: Any, live: bool) -> dict[str, Any]:
         **pick(what, "id", "mode", "mode_reason", "phase", "created", "deadline", "shared"),
         "age_s": round(found.age, 1),
         **pick(found, "dollars", "dollars_per_hour", "unknown_prices", "warnings"),
+        "money_from": "provider" if found.asked else "record",
         "jobs": [job.id for job in found.jobs],
         **(pick(found, "queues") if live else {}),
         "nodes": [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -142,6 +143,24 @@ class Dearer(Ends):
             replace(item, hourly=self.price) if item.node == "worker-1" else item
             for item in cluster.charges
         )
+
+
+def test_status_says_whether_its_figures_are_those_of_the_record(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A spot instance may be gone since."""
+    end = time.time() + HOUR
+    made = forgotten(deadline=end)
+    for provider, words, by_record in (
+        (Ends("launcher", "worker-1"), (), True),
+        (Ends("launcher", "worker-1"), ("--live",), False),
+        (Ends(away=True), (), True),
+    ):
+        provide(monkeypatch, "ec2", provider)
+        open_store().save(made)
+        assert ("/h, by the record)" in call("status", *words).out) is by_record
+        source = call("status", "--json", *words).document["money_from"]
+        assert source == ("record" if by_record else "provider")
 
 
 def test_a_killed_up_costs_what_its_machines_have_come_to_be(
@@ -462,7 +481,8 @@ def test_an_unknown_price_makes_every_figure_a_lower_bound(
     provide(monkeypatch, "ec2", cloud)
     open_store().save(forgotten(charges=(*dark, charge("worker-2")), deadline=None))
     status = call("status")
-    assert re.search(r"at least \$\d+\.\d\d so far \(at least \$1\.00/h\)", status.out), status.out
+    said = r"at least \$\d+\.\d\d so far \(at least \$1\.00/h, by the record\)"
+    assert re.search(said, status.out), status.out
     assert call("status", "--json").document["unknown_prices"] == ["x"]
     assert ">= 1.00" in call("list").out
     cloud.living = ()
