@@ -12,6 +12,8 @@ and judge nothing. TIME is in seconds since the epoch. A line counts for the att
     launcher TIME CODE                mpirun or srun has ended
     started TIME COUNT                so many ranks were started
     exit TIME RANK CODE ATTEMPT       a rank has ended, or a point of a sweep
+    clock TIME NODE OFFSET DOUBT      its clock, by which `exit` has the time of its ranks, was so
+                                      many seconds ahead of the launcher's, give or take DOUBT
     point TIME POINT NODE             a point of a sweep was given to that node
     survivors TIME NODE COUNT         processes that were left there at last; `?`: it did not answer
     full TIME NODE                    its disk is full
@@ -34,6 +36,7 @@ from dataclasses import dataclass, field, replace
 
 from clusterctl import hangs
 from clusterctl.job_model import Hang, Job, JobState, Placement, RankFailure
+from clusterctl.schedulers.first_failure import TOLD_TO_END, RankEnd, correct, sort_failures
 
 CAUSES: Mapping[str, JobState] = {
     "cancelled": JobState.CANCELLED,
@@ -49,9 +52,6 @@ EVENTS: Mapping[str, str] = {
     "deadline": "{} reached the cluster's deadline",
 }
 """What may come over a node, and how it is said."""
-
-TOLD_TO_END = 143
-"""The exit code of a rank that SIGTERM has ended, which is how a launcher ends the others."""
 
 NO_RANK = "no rank was started"
 NO_SUPERVISOR = "its supervisor on the launcher is gone"
@@ -76,6 +76,8 @@ class Attempt:
     started: int = 0
     exits: dict[int, tuple[float, int]] = field(default_factory=dict)
     """By rank: when, and with which code."""
+    clocks: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """By node: how many seconds its clock is ahead of the launcher's, and to within how many."""
     where: dict[int, str] = field(default_factory=dict)
     """By point of a sweep: its node."""
     survivors: dict[str, int] = field(default_factory=dict)
@@ -138,6 +140,8 @@ class Facts:
             rank, code, attempt = map(int, rest)
             if attempt == last.number:
                 last.exits[rank] = (when, code)
+        elif word == "clock":
+            last.clocks[rest[0]] = float(rest[1]), float(rest[2])
         elif word == "point":
             last.where[int(rest[0])] = rest[1]
         elif word == "survivors":
@@ -277,17 +281,16 @@ def _well(last: Attempt) -> int:
 
 
 def _first_failure(job: Job, last: Attempt) -> RankFailure | None:
-    """Who has only SIGTERM to show did not fail, unless the launcher itself ended with the same;
-    and then those count first that have more to show."""
-    failures = [
-        (code == TOLD_TO_END, when, rank, code)
+    """Who has only SIGTERM to show did not fail, unless the launcher itself ended with the same."""
+    where = {rank: last.where.get(rank) or job.node_of(rank) for rank in last.exits}
+    failed = sort_failures(
+        RankEnd(rank, code, correct(when, *last.clocks.get(where[rank], (0.0, 0.0))))
         for rank, (when, code) in last.exits.items()
-        if code and (code != TOLD_TO_END or last.launcher == TOLD_TO_END)
-    ]
-    if not failures:
+    )
+    if not failed or (failed[0].code == TOLD_TO_END != last.launcher):
         return None
-    _, _, rank, code = min(failures)
-    return RankFailure(rank=rank, node=last.where.get(rank) or job.node_of(rank), exit_code=code)
+    first = failed[0]
+    return RankFailure(rank=first.rank, node=where[first.rank], exit_code=first.code)
 
 
 def _reason(job: Job, state: JobState, last: Attempt, failure: RankFailure | None) -> str:

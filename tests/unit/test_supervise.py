@@ -201,6 +201,25 @@ def test_of_several_failures_the_earliest_counts(site: Site, first: int, last: i
     assert job.program_exit_code == first + 3
 
 
+def test_of_nodes_with_different_clocks_the_earliest_failure_counts(site: Site) -> None:
+    """The clock of worker-1 is an hour ahead, for its ranks and for who asks it."""
+    ahead = "date -d '1 hour' "
+    site.where = replace(site.where, one_host=False)
+    agent = Path(site.where.launcher.root) / "bin" / "clusterctl-ssh"
+    agent.write_text(
+        f'#!/bin/sh\n[ "$1" != worker-1 ] || date() {{ command {ahead} "$@"; }}\neval "$2"\n'
+    )
+    agent.chmod(0o755)
+    site.change = lambda text: (
+        text.replace("$(date ", f"$({ahead}") if "on worker-1: finds" in text else text
+    )
+    job = site.ended(site.submit(1, "exit $((RANK + 3))", "rank 0; sleep 0.05; rank 1; exit 1"))
+    assert job.failure is not None
+    assert (job.failure.rank, job.failure.node) == (0, "worker-1"), site.story(job)
+    ends = [line.split() for line in site.story(job).splitlines() if line.startswith("exit ")]
+    assert max(float(when) for _, when, *_ in ends) > time.time() + 3000, "by its own clock"
+
+
 def test_ranks_that_were_only_told_to_end_are_not_blamed(site: Site) -> None:
     """mpirun or a daemon was lost: the ranks that die of the clean-up did nothing wrong."""
     polite = "trap 'exit 143' TERM; while :; do sleep 0.1; done"

@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterator
 
 from clusterctl.insight import messages
-from clusterctl.insight.doctor.finding import KILLED, TOLD, Evidence, Finding
+from clusterctl.insight.doctor.finding import KILLED, Evidence, Finding
 from clusterctl.insight.evidence import Rank
 from clusterctl.job_model import JobState
+from clusterctl.schedulers.first_failure import TOLD_TO_END, RankEnd, sort_failures
 from clusterctl.stacks import name_ranks
 
 SAME_TIME = 0.2
@@ -20,19 +21,19 @@ def first_failure(evidence: Evidence) -> Iterator[Finding]:
     is left out."""
     failed = [rank for rank in evidence.ranks.values() if rank.exit_code]
     if evidence.job.state is JobState.CANCELLED:  # that is what ended them
-        failed = [rank for rank in failed if rank.exit_code not in (KILLED, TOLD)]
-    told = [rank for rank in failed if rank.exit_code == TOLD]
-    first = sorted(
-        (rank for rank in failed if rank not in told or len(told) == len(failed)),
-        key=lambda rank: (_follows(rank), evidence.corrected(rank), rank.number),
+        failed = [rank for rank in failed if rank.exit_code not in (KILLED, TOLD_TO_END)]
+    ends = sort_failures(
+        RankEnd(rank.number, rank.exit_code or 0, evidence.corrected(rank), _follows(rank))
+        for rank in failed
     )
-    lost = any(view.error for view in evidence.nodes.values())
-    ended_with_it = lost and len(told) == len(failed)  # with the lost node
-    before = _gone_before(evidence, first[0]) if first and _follows(first[0]) else None
-    if before:
-        yield before
-    elif first and not ended_with_it:
-        yield _failure(evidence, first[0])
+    if ends:
+        first = evidence.ranks[ends[0].rank]
+        lost = any(view.error for view in evidence.nodes.values())
+        ended_with_it = lost and ends[0].code == TOLD_TO_END  # all of them, with the lost node
+        if ends[0].follows and (before := _gone_before(evidence, first)):
+            yield before
+        elif not ended_with_it:
+            yield _failure(evidence, first)
     if failed:
         return
     said = "".join(view.launcher_said for view in evidence.nodes.values())

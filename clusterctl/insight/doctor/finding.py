@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, replace
 from clusterctl import hangs
 from clusterctl.insight.evidence import NodeView, Rank, RankProcess
 from clusterctl.job_model import Hang, Job
+from clusterctl.schedulers.first_failure import correct
 from clusterctl.stacks import Stack
 
-KILLED, TOLD = 137, 143
-"""Exit codes after SIGKILL and SIGTERM."""
+KILLED = 137
+"""The exit code after SIGKILL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Evidence:
     def corrected(self, rank: Rank) -> float:
         """When it ended, by the clock of the machine that asks."""
         view = self.nodes.get(rank.node)
-        return rank.ended - (view.offset if view else 0.0)
+        return correct(rank.ended, view.offset, view.uncertainty) if view else rank.ended
 
     def place(self, number: int) -> str:
         node = self.ranks[number].node if number in self.ranks else self.job.node_of(number)
