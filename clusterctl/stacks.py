@@ -6,8 +6,11 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
+from clusterctl import blocking
+from clusterctl.blocking import Wait
 from clusterctl.formats import fold_runs
 
 _COLLECTIVES = re.compile(
@@ -19,22 +22,13 @@ _COLLECTIVES = re.compile(
 _C10D = "torch/distributed/distributed_c10d.py"
 _MPI = re.compile(r"P?(MPI_[A-Z]\w+)|PyMPI_(\w+)")
 _MPI4PY = re.compile(r"mpi4py/MPI.*\.pyx")
+_RECEIVES = re.compile(r"MPI[_ ](M?recv|M?probe)|recv(_object_list)?", re.IGNORECASE)
+_SENDS = re.compile(r"MPI[_ ][SBR]?send|send(_object_list)?", re.IGNORECASE)
 _LIBRARIES = re.compile(r"/(site|dist)-packages/|/lib/python3[\d.]*/|^<|\.so(\.|$)")
 _COMPILED = re.compile(r"\.(c|cc|cpp|cxx|cu|h|hh|hpp|rs|pyx|S|so[\d.]*)$")
 _RUNTIME = re.compile(r"/(lib(c|m|dl|pthread|ffi|stdc\+\+|python\w*)|ld-linux[\w-]*)\b[^/]*$")
 """Libraries, and sources of Python's own, that say nothing about the program."""
 _PYTHONS_OWN = re.compile(r"/(Modules|Objects|Python|Include)/[^/]+(/[^/]+)?\.[ch]$")
-_WAITS = (
-    (r"(clock_)?nanosleep|(py)?time_sleep", "sleeping"),
-    (
-        r"(lock_)?PyThread_acquire\w*|sem_(timed|clock)?wait|do_futex_wait\w*|(__)?lll_lock_wait\w*"
-        r"|pthread_mutex_lock|rlock_acquire\w*",
-        "waiting for a lock that another thread holds",
-    ),
-    (r"waitpid|wait4|waitid", "waiting for a child process"),
-    (r"accept4?|recv(from|msg)?|connect|sendmsg", "waiting for the network"),
-)
-"""Functions in which a thread waits, by what for."""
 _LONGEST = 60
 """Characters of a C++ name that are shown."""
 
@@ -96,6 +90,16 @@ class Stack:
         return "a collective" if waits else ""
 
     @property
+    def receives(self) -> bool:
+        """Whether it waits for a message of one other rank."""
+        return bool(_RECEIVES.fullmatch(self.collective))
+
+    @property
+    def sends(self) -> bool:
+        """Whether it waits until one other rank takes a message."""
+        return bool(_SENDS.fullmatch(self.collective))
+
+    @property
     def native(self) -> Frame | None:
         """The function of a compiled library of the program's that it is in."""
         for frame in self.shown:
@@ -106,15 +110,29 @@ class Stack:
         return None
 
     @property
+    def wait(self) -> Wait | None:
+        """What it waits for, by the functions that it is in; None where they do not tell."""
+        return blocking.explain(self._natives(), self._libraries())
+
+    @property
+    def unclear_wait(self) -> Wait | None:
+        """The same where the kernel may know more."""
+        return blocking.guess(self._natives())
+
+    @property
     def waits(self) -> str:
-        """What it waits for, by the functions that it is in; "" where they do not tell."""
-        for frame in self.frames:
-            if frame.python:
-                break
-            for pattern, text in _WAITS:
-                if re.fullmatch(pattern, frame.name):
-                    return text
-        return ""
+        """`wait` in words, "" where it is None."""
+        wait = self.wait or self.unclear_wait
+        return wait.text if wait else ""
+
+    def _natives(self) -> tuple[str, ...]:
+        inner = takewhile(lambda frame: not frame.python, self.frames)
+        return tuple(frame.name for frame in inner)
+
+    def _libraries(self) -> tuple[tuple[str, str], ...]:
+        """Python functions between those and the program's own, as name and file."""
+        inner = takewhile(lambda frame: frame is not self.own, self.frames)
+        return tuple((frame.name, f"/{frame.file}") for frame in inner if frame.python)
 
     @property
     def blocked(self) -> bool:

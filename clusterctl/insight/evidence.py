@@ -102,6 +102,13 @@ class Rank:
         return next(python, order[0] if order else None)
 
     @property
+    def children(self) -> tuple[RankProcess, ...]:
+        """Those that its main process has started."""
+        main = self.main
+        living = (p for p in self.processes if p.state not in "ZX")
+        return tuple(p for p in living if main and p.parent == main.pid)
+
+    @property
     def others(self) -> tuple[RankProcess, ...]:
         """Its Python processes beside the main one."""
         main = self.main
@@ -134,6 +141,8 @@ class NodeView:
     user: int = 0
     ptrace_scope: int = 0
     launcher_said: str = ""
+    locks: Mapping[int, int] = field(default_factory=dict)
+    """Locks on files: the process that waits for one, and the process that holds it."""
     ranks: dict[int, Rank] = field(default_factory=dict)
 
 
@@ -193,6 +202,9 @@ def _add(view: NodeView, word: str, rest: str, boot: float) -> None:
     elif word == "peer":
         peer, _, how = rest.partition(" ")
         view.peers = {**view.peers, peer: how}
+    elif word == "lock":
+        waiter, holder = map(int, rest.split())
+        view.locks = {**view.locks, waiter: holder}
     elif word == "kernel":
         if found := re.search(r"\[\s*(\d+\.\d+)\]\s*(.*)", rest):
             view.kernel += (KernelLine(boot + float(found[1]), found[2]),)

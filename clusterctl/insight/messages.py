@@ -477,6 +477,28 @@ MESSAGES: tuple[Message, ...] = (
         "https://docs.python.org/3/library/exceptions.html#ModuleNotFoundError",
     ),
     _row(
+        "shadowed",
+        r"partially initialized module .*circular import",
+        "two modules import each other, or a file of the project has the name of a library",
+        "rename the file if it is called like a library, such as random.py or cuda.py",
+        "https://docs.python.org/3/faq/programming.html",
+    ),
+    _row(
+        "no-input",
+        r"EOFError: EOF when reading a line",
+        "the program asks for input, and ranks have none",
+        "pass the answer as an argument, such as --yes; input() works only where a person sits",
+        "https://docs.python.org/3/library/exceptions.html#EOFError",
+    ),
+    _row(
+        "no-file",
+        r"^(\[rank\d+\]: )?FileNotFoundError: ",
+        "a file or a program does not exist on the node",
+        "files that git ignores are not copied (--stage DIR copies another folder);"
+        " `clusterctl data push` copies data; a program has to be installed on each node",
+        "https://docs.python.org/3/library/exceptions.html#FileNotFoundError",
+    ),
+    _row(
         "library",
         r"error while loading shared libraries|cannot open shared object file",
         "a shared library is missing on a node",

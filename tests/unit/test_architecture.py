@@ -23,7 +23,7 @@ from clusterctl.providers import PROVIDERS
 
 FOUNDATION = {"model", "errors", "catalog", "config", "assets", "keys", "compiling"}
 FOUNDATION |= {"options", "timeouts", "node_results", "unpack"}
-FOUNDATION |= {"recipes", "job_model", "launch_plan", "variables", "stacks", "hangs"}
+FOUNDATION |= {"recipes", "job_model", "launch_plan", "variables", "stacks", "hangs", "blocking"}
 FOUNDATION |= {"sweeps", "redaction", "node_phases", "formats"}
 EDGE = {"process", "state", "events"}  # they touch this machine
 TALK = {"transport", "terraform", "datasets", "registry", "sources"}  # they talk to other machines
@@ -66,7 +66,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "redaction": {"variables"},
     "variables": {"errors"},
     "hangs": {"job_model", "stacks"},
-    "stacks": {"formats"},
+    "stacks": {"formats", "blocking"},
+    "blocking": set(),
     "job_model": {"sweeps"},
     "sweeps": {"errors"},
     "launch_plan": set(),

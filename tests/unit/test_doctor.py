@@ -170,6 +170,22 @@ def test_a_rank_that_has_left_the_others_waiting() -> None:
     assert (finding.kind, finding.ranks) == ("left", (1,))
 
 
+def test_programs_without_stacks_may_wait_for_each_other() -> None:
+    found = two_ranks(reduces(), sleeps())
+    for rank in found.ranks.values():
+        rank.stack, rank.no_stack, rank.usage = None, "solver is not a Python program", 0.3
+        rank.processes = tuple(replace(item, command="solver") for item in rank.processes)
+    [note] = doctor.judge(found)
+    assert "ssh worker-1 -- gdb -p 100" in note.advice
+    assert "no rank waits" not in doctor.summarize(found, [note])
+
+
+def test_ranks_that_poll_in_a_collective_do_not_compute() -> None:
+    found = two_ranks(receives(3, "PMPI_Allreduce"), receives(3, "PMPI_Allreduce"))
+    found.ranks[0].usage = found.ranks[1].usage = 1.0
+    assert "all ranks are in MPI_Allreduce" in doctor.summarize(found, doctor.judge(found))
+
+
 def test_a_program_without_stacks_that_does_nothing() -> None:
     """Open MPI polls for messages: the one that sleeps has not come to the others."""
     found = two_ranks(reduces(), sleeps())
@@ -207,7 +223,9 @@ def test_a_python_with_debugging_symbols_hides_no_line_of_the_program() -> None:
     [
         ("lock_PyThread_acquire_lock", "hrtimer_nanosleep", "a lock that another thread holds"),
         ("accept4", "inet_csk_accept", "waiting for the network"),
-        ("poll", "poll_schedule_timeout.constprop.0", "waiting for input"),
+        ("poll", "poll_schedule_timeout.constprop.0", "a socket, a pipe or another process"),
+        ("open64", "wait_for_partner", "waiting to open a file"),
+        ("fcntl_flock", "0", "waiting for a lock on a file"),
         ("read", "ll_file_read", "waiting for a network file system"),
     ],
 )
@@ -218,6 +236,134 @@ def test_what_a_rank_waits_for(frame: str, waits: str, said: str) -> None:
     found.ranks[1].waits = waits
     [finding] = doctor.judge(found)
     assert said in finding.text
+
+
+@pytest.mark.parametrize(
+    ("frames", "said", "advice"),
+    [
+        ([("Queue.get", "queue.py", 171)], "waiting for a queue", "other end of the queue"),
+        (
+            [
+                ("Queue.get", "multiprocessing/queues.py", 113),
+                (
+                    "_MultiProcessingDataLoaderIter._next_data",
+                    "site-packages/torch/utils/data/dataloader.py",
+                    1505,
+                ),
+            ],
+            "waiting for a worker of its data loader",
+            "num_workers=0",
+        ),
+        ([("Popen.wait", "subprocess.py", 2)], "waiting for a child process", "communicate()"),
+        ([("HTTPResponse.begin", "http/client.py", 3)], "waiting for the network", "timeout"),
+    ],
+)
+def test_what_a_library_waits_for(
+    frames: list[tuple[str, str, int]], said: str, advice: str
+) -> None:
+    """It says more than the lock or the system call that it waits with."""
+    found = two_ranks(
+        reduces(),
+        stack(
+            ("lock_PyThread_acquire_lock", "/usr/lib/libpython3.11.so", 0),
+            *((name, f"/opt/py/lib/python3.11/{file}", line) for name, file, line in frames),
+            ("step", f"{WORK}/train.py", 9),
+        ),
+    )
+    [finding] = doctor.judge(found)
+    assert f"{said} at step, train.py:9" in finding.text
+    assert advice in finding.advice
+
+
+def test_who_holds_a_lock_on_a_file_is_named() -> None:
+    flock = stack(("flock", "/usr/lib/libc.so.6", 0), ("cache", f"{WORK}/train.py", 9))
+    found = two_ranks(reduces(), flock)
+    found.nodes["worker-2"].locks = evidence.read_look("worker-2", "lock 200 100").locks
+    [finding] = doctor.judge(found)
+    assert finding.lines[0].startswith("process 100, which belongs to rank 0")
+    assert "release it before" in finding.advice
+
+
+def test_the_child_that_a_rank_waits_for_is_named() -> None:
+    found = two_ranks(reduces(), stack(("wait4", "/libc.so.6", 0), ("run", f"{WORK}/a.py", 1)))
+    more = evidence.read_look("worker-2", process(1, 201, name="git-lfs", parent=200))
+    found.ranks[1].processes += more.ranks[1].processes
+    [finding] = doctor.judge(found)
+    assert finding.lines == ("its process 201 runs git-lfs",)
+
+
+def test_the_exception_of_a_thread_that_has_ended_is_shown() -> None:
+    found = two_ranks(reduces(), sleeps())
+    found.ranks[1].err = (
+        "Exception in thread Thread-1 (producer):\nTraceback (most recent call last):\n"
+        f'  File "{WORK}/train.py", line 9, in producer\nValueError: cannot decode image 5\n'
+    )
+    [finding] = doctor.judge(found)
+    assert "ValueError: cannot decode image 5" in finding.lines[-1]
+
+
+def receives(line: int, name: str = "PMPI_Recv") -> stacks.Stack:
+    return stack((name, "/opt/libmpi.so", 0), ("exchange", f"{WORK}/train.py", line))
+
+
+def test_ranks_that_all_wait_for_a_message() -> None:
+    for second in (receives(6), receives(9)):
+        [finding] = doctor.judge(two_ranks(receives(6), second))
+        assert finding.kind == "receive"
+        assert "MPI_Recv at train.py:6" in finding.text
+        assert "send first" in finding.advice
+
+
+def test_a_message_that_nobody_sends() -> None:
+    [finding] = doctor.judge(two_ranks(receives(7, "PMPI_Barrier"), receives(9)))
+    assert (finding.kind, "collectives" in finding.text) == ("mismatch", False)
+    assert "rank, tag and communicator" in finding.advice
+
+
+def test_ranks_at_different_places_that_go_on_do_not_hang() -> None:
+    found = two_ranks(reduces(12), reduces(14))
+    assert doctor.watchable(found) == (0, 1)
+    found.ranks[0].moved = True
+    [finding] = doctor.judge(found)
+    assert (finding.kind, finding.serious) == ("mismatch", False)
+
+
+def meets(*native: str) -> stacks.Stack:
+    return stack(
+        *((name, "/opt/py/lib/libtorch_cpu.so", 0) for name in native),
+        ("c10d::TCPStore::TCPStore", "/opt/py/lib/libtorch_cpu.so", 0),
+        ("_create_c10d_store", "/opt/py/site-packages/torch/distributed/rendezvous.py", 199),
+        ("init_process_group", C10D, 1892),
+        ("<module>", f"{WORK}/train.py", 4),
+    )
+
+
+WAITS, CONNECTS = "c10d::TCPStore::waitForWorkers", "c10d::detail::SocketConnectOp::run"
+
+
+@pytest.mark.parametrize(
+    ("second", "ranks", "said"),
+    [
+        (meets(CONNECTS), (1,), "rank 1 on worker-2 cannot connect to MASTER_ADDR:MASTER_PORT"),
+        (meets(WAITS), (), "all 2 ranks have connected in init_process_group at train.py:4"),
+    ],
+)
+def test_ranks_that_do_not_find_each_other(
+    second: stacks.Stack, ranks: tuple[int, ...], said: str
+) -> None:
+    [finding] = doctor.judge(two_ranks(meets(WAITS), second))
+    assert (finding.kind, finding.ranks) == ("rendezvous", ranks)
+    assert said in finding.text
+    assert "WORLD_SIZE" in finding.advice
+
+
+def test_an_address_that_does_not_exist() -> None:
+    found = two_ranks(meets(CONNECTS), meets(CONNECTS))
+    line = "[W socket.cpp:764] (node01, 27136): Temporary failure in name resolution"
+    found.ranks[0].err = f"{line}\n"
+    cause = doctor.judge(found)[0]
+    assert (cause.kind, cause.lines) == ("rendezvous", (line,))
+    assert "no rank can connect" in cause.text
 
 
 def test_another_thread_and_a_loader_process_are_named_with_their_lines() -> None:
@@ -243,7 +389,7 @@ def test_another_thread_and_a_loader_process_are_named_with_their_lines() -> Non
     [finding] = doctor.judge(found)
     assert finding.lines == (
         "its thread prefetch is at __getitem__, data.py:30",
-        "its process 42 is at __getitem__, data.py:30",
+        "its process 42 is at __getitem__, data.py:30: waiting to read or write",
     )
 
 
@@ -392,6 +538,35 @@ def test_an_exception_is_shown_with_the_line_of_the_program() -> None:
     [finding] = doctor.judge(seen(view("worker-1", "rank 1", *failed(1, START + 10, trace))))
     assert "shapes cannot be multiplied" in finding.text
     assert finding.lines[0].endswith('train.py", line 12, in <module>')
+
+
+def test_an_exception_behind_the_prefix_of_pytorch() -> None:
+    said = (
+        "[rank1]: Traceback (most recent call last):\n"
+        f'[rank1]:   File "{WORK}/train.py", line 7, in <module>\n'
+        "[rank1]:     load(path)\n"
+        "[rank1]: KeyError: 'weights'\n"
+    )
+    found = seen(view("worker-1", *failed(1, START + 5, said)))
+    [finding] = doctor.judge(found)
+    assert finding.kind == "error"
+    assert "KeyError: 'weights'" in finding.text
+    assert "line 7" in finding.lines[0]
+
+
+@pytest.mark.parametrize(
+    ("code", "said"), [(139, "signal 11 (SIGSEGV)"), (135, "signal 7 (SIGBUS)"), (192, "signal 64")]
+)
+def test_the_signal_that_ended_a_rank_has_a_name(code: int, said: str) -> None:
+    [finding] = doctor.judge(seen(view("worker-1", *failed(code, START + 5))))
+    assert said in finding.text
+    assert ("segmentation fault" in finding.advice) == (code == 139)
+
+
+def test_the_last_words_of_a_rank_may_be_on_stdout() -> None:
+    words = ("rank 0", f"exit 0 3 {START} 1", f"out 0 {encoded('loss is nan, stopping')}")
+    [finding] = doctor.judge(seen(view("worker-1", *words)))
+    assert finding.lines == ("loss is nan, stopping",)
 
 
 def test_an_oom_kill_is_found_in_the_kernels_log() -> None:

@@ -77,13 +77,16 @@ def summarize(evidence: Evidence, findings: Sequence[Finding]) -> str:
         return f"job {evidence.job.id} was cancelled, and nothing is wrong with the nodes"
     if not living:
         return "nothing is wrong with the nodes, and no rank printed a known error"
-    busy = [rank for rank in living if rank.usage is not None and rank.usage >= waits.BUSY]
-    if busy:
-        return f"{len(busy)} of {len(living)} ranks compute, and nothing is wrong with the nodes"
     waiting = [stack.collective for stack in evidence.stacks.values() if stack.collective]
     if waiting and len(waiting) == len(living):
         return (
             f"all ranks are in {waiting[0]} at the same line, and nothing is wrong with the nodes:"
             " it may only be slow, or the ranks use different sizes or groups"
         )
+    busy = [rank for rank in living if rank.usage is not None and rank.usage >= waits.BUSY]
+    if not evidence.stacks:
+        doing = "they compute, or poll for messages" if busy else "they may wait for each other"
+        return f"nothing is wrong with the nodes; without stacks of the ranks, {doing}"
+    if busy:
+        return f"{len(busy)} of {len(living)} ranks compute, and nothing is wrong with the nodes"
     return "nothing is wrong with the nodes, and no rank waits for another one"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterator
+from contextlib import suppress
 
 from clusterctl.insight import messages
 from clusterctl.insight.doctor.finding import KILLED, Evidence, Finding
@@ -12,6 +14,8 @@ from clusterctl.job_model import JobState
 from clusterctl.schedulers.first_failure import TOLD_TO_END, RankEnd, sort_failures
 from clusterctl.stacks import name_ranks
 
+_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
+"""What PyTorch puts before each line of an exception, once there is a process group."""
 SAME_TIME = 0.2
 """Seconds by which the end of a rank may be noticed by others before it is written down."""
 
@@ -58,8 +62,8 @@ def _gone_before(evidence: Evidence, failed: Rank) -> Finding | None:
             f"{evidence.place(first.number)} ended with code 0 while"
             f" {evidence.place(failed.number)} still needed it",
             "give all ranks the same number of steps (a sampler with drop_last, or model.join());"
-            " look for sys.exit or a return that only some ranks reach",
-            (match.line,) if match else (),
+            " look for sys.exit, a return or a collective that only some ranks reach",
+            (*last_error(failed.err)[:1], *((match.line,) if match else ())),
             (first.number,),
             (first.node,),
         )
@@ -91,7 +95,8 @@ def _failure(evidence: Evidence, rank: Rank) -> Finding:
     place = evidence.place(rank.number)
     match = messages.find(rank.err) or messages.find(rank.out)
     if match:
-        return _explained(match, place, (rank.number,), nodes=(rank.node,))
+        where = last_error(rank.err)[:1]
+        return _explained(match, place, (rank.number,), nodes=(rank.node,), where=where)
     code = rank.exit_code or 0
     if error := last_error(rank.err):
         return Finding(
@@ -102,13 +107,21 @@ def _failure(evidence: Evidence, rank: Rank) -> Finding:
             (rank.number,),
             (rank.node,),
         )
-    how = f"was ended by signal {code - 128}" if 128 < code < 193 else f"ended with code {code}"
+    how = f"was ended by {_signal(code)}" if 128 < code < 193 else f"ended with code {code}"
     advice = f"`clusterctl logs {evidence.job.id} --rank {rank.number}` shows all that it printed"
+    if known := messages.explain_exit(code):
+        advice = f"{known}; {advice}"
     if code == KILLED:
         how = "was killed (SIGKILL)"
         advice = "find out what killed it; the kernel log of the node does not show it"
-    last = tuple(rank.err.splitlines()[-3:])
+    last = tuple((rank.err.strip() or rank.out.strip()).splitlines()[-3:])
     return Finding("exit", f"{place} {how} first", advice, last, (rank.number,), (rank.node,))
+
+
+def _signal(code: int) -> str:
+    with suppress(ValueError):
+        return f"signal {code - 128} ({signal.Signals(code - 128).name})"
+    return f"signal {code - 128}"
 
 
 def _explained(
@@ -118,15 +131,17 @@ def _explained(
     *,
     nodes: tuple[str, ...] = (),
     serious: bool = True,
+    where: tuple[str, ...] = (),
 ) -> Finding:
     message = match.message
-    lines = (match.line, message.source)
+    lines = (*where, match.line, message.source)
     text = f"{place}: {message.cause}"
     return Finding(f"message:{message.name}", text, message.advice, lines, ranks, nodes, serious)
 
 
 def last_error(text: str) -> tuple[str, ...]:
     """The last line of the program's own in the last traceback, and the exception."""
+    text = _PREFIX.sub("", text)
     trace = text.rpartition("Traceback (most recent call last):")
     if not trace[1]:
         return ()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from clusterctl import stacks
+from clusterctl import blocking, stacks
+from clusterctl.blocking import CHILD, FILE_LOCK, Wait
+from clusterctl.insight.doctor import rendezvous
+from clusterctl.insight.doctor.failures import last_error
 from clusterctl.insight.doctor.finding import Evidence, Finding
 from clusterctl.insight.evidence import Rank
 from clusterctl.stacks import Folded, Stack, name_ranks
@@ -42,18 +44,50 @@ def collectives(evidence: Evidence) -> Iterator[Finding]:
     absent = [item for item in folded if not item.stack.collective]
     for item in absent:
         yield from _missing(evidence, waiting[0], item)
-    if not absent and len(waiting) > 1:
-        others = "; ".join(
-            f"{name_ranks(item.ranks)} in {item.stack.describe()}" for item in waiting[1:]
-        )
-        same = len({item.stack.collective for item in waiting}) == 1
-        yield Finding(
-            "mismatch",
-            f"ranks wait in different {'places' if same else 'collectives'}:"
-            f" {name_ranks(waiting[0].ranks)} in {waiting[0].stack.describe()}; {others}",
-            "look for a branch that only some ranks take",
-            ranks=tuple(rank for item in waiting[1:] for rank in item.ranks),
-        )
+    if absent or len(living) < len(evidence.ranks):
+        return
+    if all(stack.receives for stack in living.values()):
+        yield _only_receivers(evidence, waiting)
+    elif len(waiting) > 1:
+        yield _mismatch(evidence, waiting)
+    else:
+        yield from rendezvous.meeting(evidence)
+
+
+def _only_receivers(evidence: Evidence, waiting: Sequence[Folded]) -> Finding:
+    """Nobody sends: what a healthy job does only while a message is on its way."""
+    places = [f"{name_ranks(item.ranks)} in {item.stack.describe()}" for item in waiting]
+    return Finding(
+        "receive",
+        f"all ranks wait for a message, and none sends: {'; '.join(places)}",
+        "let one of two partners send first, or use sendrecv; each receive needs a send with its"
+        " rank, tag and communicator",
+        ranks=tuple(evidence.stacks),
+    )
+
+
+def _mismatch(evidence: Evidence, waiting: Sequence[Folded]) -> Finding:
+    others = "; ".join(
+        f"{name_ranks(item.ranks)} in {item.stack.describe()}" for item in waiting[1:]
+    )
+    same = len({item.stack.collective for item in waiting}) == 1
+    direct = any(item.stack.receives or item.stack.sends for item in waiting)
+    calls = "calls" if direct else "collectives"
+    moved = any(evidence.ranks[n].moved for item in waiting for n in item.ranks)
+    return Finding(
+        "mismatch",
+        f"ranks wait in different {'places' if same else calls}:"
+        f" {name_ranks(waiting[0].ranks)} in {waiting[0].stack.describe()}; {others}",
+        "each receive needs a send with its rank, tag and communicator; look for a branch that only"
+        " some ranks take"
+        if direct
+        else "look for a branch that only some ranks take, or ranks with more steps",
+        ("ranks make progress from time to time: they may only be at different steps",)
+        if moved
+        else (),
+        ranks=tuple(rank for item in waiting[1:] for rank in item.ranks),
+        serious=not moved,
+    )
 
 
 def _missing(evidence: Evidence, waiting: Folded, item: Folded) -> Iterator[Finding]:
@@ -65,7 +99,8 @@ def _missing(evidence: Evidence, waiting: Folded, item: Folded) -> Iterator[Find
     moved = [evidence.ranks[number].moved for number in waiting.ranks]
     ranks = [evidence.place(number) for number in item.ranks[:3]]
     more = f" and {len(item.ranks) - 3} more" if len(item.ranks) > 3 else ""
-    doing = "computing" if busy else item.stack.waits or _waiting(late[0])
+    wait = _wait(late[0], item.stack)
+    doing = "computing" if busy else wait.text
     slow = any(moved)
     if slow:
         advice = (
@@ -78,8 +113,8 @@ def _missing(evidence: Evidence, waiting: Folded, item: Folded) -> Iterator[Find
             " processor (`clusterctl verify` compares the nodes)"
         )
     else:
-        advice = "look at that line: all ranks have to call the same collectives"
-    elsewhere = list(_elsewhere(late[0], item.stack))
+        advice = wait.advice or "look at that line: all ranks have to call the same collectives"
+    elsewhere = [*_elsewhere(late[0], item.stack), *_behind(evidence, late[0], wait)]
     if any(moved):
         elsewhere.insert(0, "the others make progress from time to time: the job is slow, not hung")
     elif False in moved:
@@ -107,12 +142,28 @@ def _elsewhere(rank: Rank, main: Stack) -> Iterator[str]:
             yield f"{name} is at {stack.describe()}{f': {stack.waits}' if stack.waits else ''}"
 
 
+def _behind(evidence: Evidence, rank: Rank, wait: Wait) -> Iterator[str]:
+    """What the rank itself cannot show: who holds a lock, what a child runs, a thread's end."""
+    if wait is FILE_LOCK and (main := rank.main):
+        locks = evidence.nodes[rank.node].locks
+        if holder := locks.get(main.pid):
+            owners = (o for o in evidence.ranks.values() if holder in [p.pid for p in o.processes])
+            owner = next(owners, None)
+            who = f", which belongs to {evidence.place(owner.number)}," if owner else ""
+            yield f"process {holder}{who} holds the lock"
+    if wait is CHILD:
+        for child in rank.children:
+            yield f"its process {child.pid} runs {child.command}"
+    if error := last_error(rank.err):
+        yield f"it has printed: {' '.join(' '.join(error).split())}"
+
+
 def watchable(evidence: Evidence) -> tuple[int, ...]:
     """Ranks that wait, asleep, for others that are elsewhere: if they wake, the job goes on."""
     folded = stacks.fold(
         {n: s for n, s in evidence.stacks.items() if not evidence.ranks[n].stopped}
     )
-    if all(item.stack.collective for item in folded):
+    if len(folded) < 2 and all(item.stack.collective for item in folded):
         return ()
     return tuple(
         number
@@ -132,31 +183,19 @@ def idle_ranks(evidence: Evidence) -> Iterator[Finding]:
         rank = evidence.ranks[idle[0]]
         yield Finding(
             "idle",
-            f"{', '.join(map(evidence.place, idle[:3]))} does nothing ({_waiting(rank)}), while the"
-            " others compute or wait for a message",
+            f"{', '.join(map(evidence.place, idle[:3]))} does nothing ({_wait(rank).text}), while"
+            " the others compute or wait for a message",
             "look at what it does there: all ranks have to come to the same communication",
             ranks=tuple(idle),
             nodes=tuple(dict.fromkeys(evidence.ranks[number].node for number in idle)),
         )
 
 
-_WAITS = (
-    (r"nanosleep", "sleeping"),
-    (r"nfs|rpc_|ceph|fuse|lustre|\bll_", "waiting for a network file system"),
-    (r"sk_|tcp_|inet_|unix_|skb_", "waiting for the network"),
-    (r"pipe_|anon_pipe", "waiting for a pipe"),
-    (r"do_wait|kernel_wait", "waiting for a child process"),
-    (r"futex", "waiting for another thread"),
-    (r"poll|select", "waiting for input"),
-    (r"flock|locks_lock", "waiting for a lock on a file"),
-)
-"""Functions of the kernel that a process waits in."""
-
-
-def _waiting(rank: Rank) -> str:
+def _wait(rank: Rank, stack: Stack | None = None) -> Wait:
     if rank.main and rank.main.state == "D":
-        return "waiting for a disk or a network file system"
-    return next((text for pattern, text in _WAITS if re.search(pattern, rank.waits)), "blocked")
+        return Wait("waiting for a disk or a network file system")
+    clear, guess = (stack.wait, stack.unclear_wait) if stack else (None, None)
+    return clear or blocking.explain_kernel(rank.waits) or guess or Wait("blocked")
 
 
 def without_stacks(evidence: Evidence) -> Iterator[Finding]:
@@ -165,9 +204,16 @@ def without_stacks(evidence: Evidence) -> Iterator[Finding]:
         if rank.alive and not rank.stack and rank.no_stack:
             without.setdefault(rank.no_stack, []).append(number)
     for why, numbers in without.items():
+        rank = evidence.ranks[numbers[0]]
+        main = rank.main
+        gdb = f"`clusterctl ssh {rank.node} -- gdb -p {main.pid if main else ''} --batch -ex bt`"
+        compiled = main is not None and main.command != "python"
         yield Finding(
             "no-stack",
             f"no stack of {name_ranks(numbers)}: {why}",
+            f"{gdb} shows where {evidence.place(rank.number)} is, where the node has gdb"
+            if compiled
+            else "",
             ranks=tuple(numbers),
             serious=False,
         )

@@ -1,0 +1,140 @@
+"""What a thread waits for, by the functions that it is in, and what to do about it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """`text` goes on after a comma: what it waits for. `advice`: what to do if that never ends."""
+
+    text: str
+    advice: str = ""
+
+
+SLEEP = Wait("sleeping")
+LOCK = Wait(
+    "waiting for a lock that another thread holds",
+    "find the thread that holds the lock: two threads that take two locks must take them in the"
+    " same order",
+)
+CHILD = Wait(
+    "waiting for a child process",
+    "look at what the child does; one whose output is a pipe stops when nobody reads it: use"
+    " communicate() instead of wait()",
+)
+NETWORK = Wait(
+    "waiting for the network",
+    "check that the other end answers, and give the call a timeout; download once, before the"
+    " ranks start",
+)
+FILE_LOCK = Wait(
+    "waiting for a lock on a file",
+    "find the process that holds the lock: it must release it before it waits for other ranks",
+)
+OPENING = Wait(
+    "waiting to open a file",
+    "a FIFO opens only when another process opens its other end; else the file system does not"
+    " answer",
+)
+READING = Wait(
+    "waiting to read or write",
+    "check what is at the other end of the file, the pipe or the terminal",
+)
+QUEUE = Wait(
+    "waiting for a queue",
+    "look at the thread or process at the other end of the queue: it may have ended with an"
+    " exception",
+)
+THREAD = Wait("waiting for another thread", "look at what that thread does, or why it has ended")
+POOL = Wait(
+    "waiting for a worker of a pool",
+    "look at the workers: one that was killed, or that has forked while a thread held a lock, never"
+    " answers",
+)
+LOADER = Wait(
+    "waiting for a worker of its data loader",
+    "look at the line of the worker; with num_workers=0 the rank itself loads the data",
+)
+ASYNC = Wait("waiting in an asyncio loop", "look at what the coroutine awaits")
+ANYTHING = Wait("waiting for a socket, a pipe or another process")
+
+_FUNCTIONS = (
+    (r"(clock_)?nanosleep|(py)?time_sleep", SLEEP),
+    (
+        r"(lock_)?PyThread_acquire\w*|sem_(timed|clock)?wait|do_futex_wait\w*|(__)?lll_lock_wait\w*"
+        r"|pthread_mutex_lock|rlock_acquire\w*",
+        LOCK,
+    ),
+    (r"flock|lockf(64)?|fcntl_(flock|lockf)\w*", FILE_LOCK),
+    (r"waitpid|wait4|waitid", CHILD),
+    (r"accept4?|recv(from|msg)?|connect|sendmsg", NETWORK),
+)
+"""In C."""
+_UNCLEAR = (
+    (r"open(64|at|at64)?", OPENING),
+    (r"(__)?(read|pread64|write|pwrite64)", READING),
+    (r"poll|ppoll|select|epoll_wait|epoll_pwait", ANYTHING),
+)
+"""In C: the kernel may know more."""
+_LIBRARIES = (
+    (r"\w*(wait|result)\w*", r"concurrent/futures/", THREAD),
+    (r"join|wait\w*", r"/threading\.py", THREAD),
+    (r"get|put", r"/queue\.py|/multiprocessing/queues\.py", QUEUE),
+    (r"get|wait", r"/multiprocessing/pool\.py", POOL),
+    (r"_next_data|_get_data|_try_get_data", r"torch/utils/data/dataloader\.py", LOADER),
+    (r"run_until_complete|run_forever|_run_once", r"/asyncio/", ASYNC),
+    (r"\w+", r"/subprocess\.py", CHILD),
+    (r"join|wait|poll", r"/multiprocessing/(process|popen_fork)\.py", CHILD),
+    (r"\w+", r"/http/client\.py|/ssl\.py|/urllib3/", NETWORK),
+    (r"\w*acquire\w*", r"/filelock/", FILE_LOCK),
+)
+"""Of Python libraries, by function and file. The outermost counts: a queue waits with a lock."""
+
+
+def explain(native: Iterable[str], libraries: Iterable[tuple[str, str]]) -> Wait | None:
+    """`native`: functions in C, innermost first; `libraries`: names and files of Python functions
+    around them that are not the program's own, innermost first."""
+    for name, file in reversed(tuple(libraries)):
+        for pattern, path, wait in _LIBRARIES:
+            if re.fullmatch(pattern, name.rpartition(".")[2]) and re.search(path, file):
+                return wait
+    return _first(native, _FUNCTIONS)
+
+
+def guess(native: Iterable[str]) -> Wait | None:
+    """The same by functions that wait for many things."""
+    return _first(native, _UNCLEAR)
+
+
+_KERNEL = (
+    (r"nanosleep", SLEEP),
+    (
+        r"nfs|rpc_|ceph|fuse|lustre|\bll_",
+        Wait("waiting for a network file system", "check the server of that file system"),
+    ),
+    (r"sk_|tcp_|inet_|unix_|skb_", NETWORK),
+    (r"wait_for_partner|fifo_open", OPENING),
+    (r"pipe_|anon_pipe", Wait("waiting for a pipe", READING.advice)),
+    (r"tty_|n_tty", Wait("waiting for a terminal", READING.advice)),
+    (r"do_wait|kernel_wait", CHILD),
+    (r"futex", Wait("waiting for another thread")),
+    (r"flock|locks_lock", FILE_LOCK),
+)
+
+
+def explain_kernel(function: str) -> Wait | None:
+    """The same by the function of the kernel that a process waits in."""
+    return next((wait for pattern, wait in _KERNEL if re.search(pattern, function)), None)
+
+
+def _first(names: Iterable[str], rows: Iterable[tuple[str, Wait]]) -> Wait | None:
+    table = tuple(rows)
+    for name in names:
+        for pattern, wait in table:
+            if re.fullmatch(pattern, name):
+                return wait
+    return None

@@ -1,0 +1,53 @@
+"""Ranks that have not found each other: all are in init_process_group, and it does not end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from clusterctl.insight import messages
+from clusterctl.insight.doctor.finding import Evidence, Finding
+from clusterctl.stacks import Stack, name_ranks
+
+ADVICE = (
+    "all ranks need the same MASTER_ADDR and MASTER_PORT, and RANK and WORLD_SIZE as clusterctl"
+    " sets them: look for lines of the program that set others"
+)
+
+
+def meeting(evidence: Evidence) -> Iterator[Finding]:
+    """Of ranks that are all in PyTorch's rendezvous: those that cannot connect to rank 0's store,
+    or that there are too few of them. Only C++ frames tell these two apart."""
+    living = evidence.stacks
+    if not living or not all(map(_native, living.values())):
+        return
+    waiting = [number for number, stack in living.items() if _connected(stack)]
+    outside = [number for number in living if number not in waiting]
+    said = [
+        match.line for number in outside if (match := messages.find(evidence.ranks[number].err))
+    ]
+    own = next(iter(living.values())).describe()
+    if outside and waiting:
+        text = (
+            f"{_places(evidence, outside)} cannot connect to MASTER_ADDR:MASTER_PORT in {own},"
+            f" while {name_ranks(waiting)} wait{'s' if len(waiting) == 1 else ''} there"
+        )
+    elif outside:
+        text = f"no rank can connect to MASTER_ADDR:MASTER_PORT in {own}"
+    else:
+        text = f"all {len(waiting)} ranks have connected in {own}, which waits for more ranks"
+    nodes = tuple(dict.fromkeys(evidence.ranks[number].node for number in outside))
+    yield Finding("rendezvous", text, ADVICE, tuple(said[:1]), tuple(outside), nodes)
+
+
+def _places(evidence: Evidence, ranks: Sequence[int]) -> str:
+    return evidence.place(ranks[0]) if len(ranks) == 1 else name_ranks(ranks)
+
+
+def _native(stack: Stack) -> bool:
+    """Whether it is in the rendezvous, with C++ frames."""
+    names = [frame.name for frame in stack.frames]
+    return "_create_c10d_store" in names and any("TCPStore" in name for name in names)
+
+
+def _connected(stack: Stack) -> bool:
+    return any("waitForWorkers" in frame.name for frame in stack.frames)
