@@ -19,6 +19,8 @@ KEY = "clusterctl"
 LONGEST = 1 << 16
 """Bytes of a line with metrics. What is longer is none."""
 LONGEST_NAME = 64
+RANK = "rank"
+"""A column and a key of its own: who printed the line. A metric of that name is left out."""
 FIRST, LAST = ("epoch", "step"), ("time",)
 """Columns with a place of their own in a table."""
 PLACES = (*FIRST, "epochs", "steps", *LAST)
@@ -62,7 +64,7 @@ def parse(line: bytes) -> dict[str, float] | None:
         name: value
         for name, value in values.items()
         if (type(value) in (int, float) and abs(value) < 1e300) or value != value
-        if name.isprintable() and 0 < len(name) <= LONGEST_NAME
+        if name.isprintable() and 0 < len(name) <= LONGEST_NAME and name != RANK
     }
 
 

@@ -277,10 +277,20 @@ def test_what_a_library_waits_for(
 
 def test_who_holds_a_lock_on_a_file_is_named() -> None:
     flock = stack(("flock", "/usr/lib/libc.so.6", 0), ("cache", f"{WORK}/train.py", 9))
-    found = two_ranks(reduces(), flock)
-    found.nodes["worker-2"].locks = evidence.read_look("worker-2", "lock 200 100").locks
+    found = seen(
+        view("worker-1", "rank 0", process(0, 50)),
+        view("worker-2", "rank 1", process(1, 100), "rank 2", process(2, 200), "lock 200 100"),
+        made=running(
+            placement=(
+                Placement(node="worker-1", first=0, count=1),
+                Placement(node="worker-2", first=1, count=2),
+            )
+        ),
+    )
+    for number, place in enumerate((flock, reduces(), flock)):
+        found.ranks[number].stack = place
     [finding] = doctor.judge(found)
-    assert finding.lines[0].startswith("process 100, which belongs to rank 0")
+    assert finding.lines == ("process 100 on worker-2 (rank 1) holds the lock",)
     assert "release it before" in finding.advice
 
 
@@ -551,7 +561,7 @@ def test_an_exception_behind_the_prefix_of_pytorch() -> None:
     [finding] = doctor.judge(found)
     assert finding.kind == "error"
     assert "KeyError: 'weights'" in finding.text
-    assert "line 7" in finding.lines[0]
+    assert finding.lines[0] == 'File "train.py", line 7, in <module>'
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,10 @@ def test_only_numbers_count() -> None:
     assert math.isnan(found["loss"])
 
 
+def test_a_metric_named_rank_does_not_hide_who_printed_it() -> None:
+    assert metrics.parse(b'{"clusterctl": {"rank": 99, "step": 1}}') == {"step": 1}
+
+
 def test_lines_come_in_pieces_from_several_ranks() -> None:
     reader = Reader()
     one, other = line(step=1, loss=0.5), line(step=2, loss=0.4)

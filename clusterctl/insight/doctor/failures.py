@@ -16,6 +16,8 @@ from clusterctl.stacks import name_ranks
 
 _PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 """What PyTorch puts before each line of an exception, once there is a process group."""
+_WORK = re.compile(r'"[^"]*/jobs/\d+/work/')
+"""The folder of a job on its nodes."""
 SAME_TIME = 0.2
 """Seconds by which the end of a rank may be noticed by others before it is written down."""
 
@@ -146,7 +148,7 @@ def last_error(text: str) -> tuple[str, ...]:
     if not trace[1]:
         return ()
     lines = trace[2].splitlines()
-    files = [line.strip() for line in lines if line.startswith("  File ")]
+    files = [_WORK.sub('"', line.strip()) for line in lines if line.startswith("  File ")]
     own = [line for line in files if "-packages/" not in line and "/lib/python3" not in line]
     errors = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Exit|Interrupt)\b", line)]
     return (*(own or files)[-1:], *errors[-1:]) if errors else ()

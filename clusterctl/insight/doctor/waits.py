@@ -114,7 +114,7 @@ def _missing(evidence: Evidence, waiting: Folded, item: Folded) -> Iterator[Find
         )
     else:
         advice = wait.advice or "look at that line: all ranks have to call the same collectives"
-    elsewhere = [*_elsewhere(late[0], item.stack), *_behind(evidence, late[0], wait)]
+    elsewhere = [*_elsewhere(late[0], item.stack), *_behind(evidence, late, wait)]
     if any(moved):
         elsewhere.insert(0, "the others make progress from time to time: the job is slow, not hung")
     elif False in moved:
@@ -142,20 +142,27 @@ def _elsewhere(rank: Rank, main: Stack) -> Iterator[str]:
             yield f"{name} is at {stack.describe()}{f': {stack.waits}' if stack.waits else ''}"
 
 
-def _behind(evidence: Evidence, rank: Rank, wait: Wait) -> Iterator[str]:
-    """What the rank itself cannot show: who holds a lock, what a child runs, a thread's end."""
-    if wait is FILE_LOCK and (main := rank.main):
-        locks = evidence.nodes[rank.node].locks
-        if holder := locks.get(main.pid):
-            owners = (o for o in evidence.ranks.values() if holder in [p.pid for p in o.processes])
-            owner = next(owners, None)
-            who = f", which belongs to {evidence.place(owner.number)}," if owner else ""
-            yield f"process {holder}{who} holds the lock"
+def _behind(evidence: Evidence, late: Sequence[Rank], wait: Wait) -> Iterator[str]:
+    """What stacks do not show: who holds a lock, what a child runs, how a thread has ended."""
+    if wait is FILE_LOCK:
+        yield from dict.fromkeys(text for rank in late for text in _holders(evidence, rank))
     if wait is CHILD:
-        for child in rank.children:
+        for child in late[0].children:
             yield f"its process {child.pid} runs {child.command}"
-    if error := last_error(rank.err):
+    if error := last_error(late[0].err):
         yield f"it has printed: {' '.join(' '.join(error).split())}"
+
+
+def _holders(evidence: Evidence, rank: Rank) -> Iterator[str]:
+    """Those on its own node: a process has another number elsewhere."""
+    main = rank.main
+    holder = evidence.nodes[rank.node].locks.get(main.pid) if main else None
+    if holder:
+        there = (other for other in evidence.ranks.values() if other.node == rank.node)
+        owners = (o for o in there if holder in [process.pid for process in o.processes])
+        owner = next(owners, None)
+        who = f" (rank {owner.number})" if owner else ""
+        yield f"process {holder} on {rank.node}{who} holds the lock"
 
 
 def watchable(evidence: Evidence) -> tuple[int, ...]:
