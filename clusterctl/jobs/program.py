@@ -206,7 +206,7 @@ def check(program: Program, cluster: Cluster, nodes: tuple[str, ...]) -> None:
             lacks = [p for p in BUNDLED if python and p not in python.packages]
             if lacks and python:
                 other = ", or name another Python in the file (python=/…)"
-                hint = "on the node: pip install 'clusterctl[workloads]'"
+                hint = f"on the node: {python.executable} -m pip install {' '.join(lacks)}"
                 raise LaunchError(
                     f"{python.executable} on {name} lacks {', '.join(lacks)}",
                     hint=hint + (other if cluster.attached else "") + f", then `{cluster.repair}`",

@@ -225,8 +225,8 @@ def _lacks(node: Node) -> str:
     elif without := [name for name in catalog.BUNDLED if name not in packages]:
         missing.append(
             f"{node.python} lacks {', '.join(without)}: it cannot run the bundled programs"
-            " (pip install 'clusterctl[workloads]' there, or name a Python that has them:"
-            " python=/… in the file)"
+            f" ({node.python} -m pip install {' '.join(without)} there, or name a Python that has"
+            " them: python=/… in the file)"
         )
     if node.slots and node.facts.gpus and node.slots > len(node.facts.gpus):
         missing.append(
