@@ -10,6 +10,8 @@ from clusterctl.actions import connect_or_report, cost, jobs, open_pool, verify
 from clusterctl.insight import top
 from clusterctl.insight.top import GpuLook as GpuLook
 from clusterctl.insight.top import Look
+from clusterctl.insight.top import NodeLine as NodeLine
+from clusterctl.insight.top import RankLine as RankLine
 from clusterctl.insight.top import TopFrame as TopFrame
 from clusterctl.job_model import Job
 from clusterctl.jobs import control

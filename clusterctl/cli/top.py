@@ -10,13 +10,17 @@ import typer
 
 from clusterctl import actions
 from clusterctl.actions import top as action
-from clusterctl.actions.top import GpuLook, TopFrame
+from clusterctl.actions.top import GpuLook, NodeLine, RankLine, TopFrame
 from clusterctl.cli.console import Console, ago, plain, table
 from clusterctl.cli.jobs import number_of
 from clusterctl.job_model import JobState
+from clusterctl.model import count
 from clusterctl.options.jobs import Top
 
 INTERVAL = 2.0
+FRAME = 6
+"""Lines of a frame around its ranks and nodes: the first, two headers, two empty ones, the
+cursor's."""
 
 
 def top(given: Top, console: Console) -> None:
@@ -46,11 +50,14 @@ def _live(frames: Iterable[TopFrame]) -> None:
 
     with Live(Text("looking …"), auto_refresh=False) as live:
         for frame in frames:
-            live.update(Text(render(frame)), refresh=True)
+            text = render(frame, live.console.size.height)
+            live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
 
 
-def render(frame: TopFrame) -> str:
-    """The frame as text."""
+def render(frame: TopFrame, height: int | None = None) -> str:
+    """The frame as text. `height`: lines of the terminal. What does not fit is only counted: ranks
+    that have ended or are behind the others, and nodes that do not answer, are shown first."""
+    ranks, nodes, notes = _choose(frame, height) if height else (frame.ranks, frame.nodes, ())
     head = [f"job {frame.job}: {frame.state}"]
     if frame.seconds is not None:
         ended = JobState(frame.state).ended
@@ -59,9 +66,9 @@ def render(frame: TopFrame) -> str:
         head.append(f"${frame.dollars:.4f} so far")
     if frame.left:
         head.append(f"about {ago(frame.left)} left")
-    ranks = [("rank", "node", "step", "s/step", "loss", "cores", "memory")]
-    for line in frame.ranks:
-        ranks.append(
+    rows = [("rank", "node", "step", "s/step", "loss", "cores", "memory")]
+    for line in ranks:
+        rows.append(
             (
                 str(line.rank),
                 line.node if line.alive else f"{line.node} (ended)",
@@ -74,17 +81,36 @@ def render(frame: TopFrame) -> str:
         )
     gpus = any(node.gpus for node in frame.nodes)
     names = ("node", "CPU", "memory", *("GPUs", "GPU memory") * gpus, "received/s", "sent/s")
-    nodes: list[tuple[str, ...]] = [names]
-    for node in frame.nodes:
+    lines: list[tuple[str, ...]] = [names]
+    for node in nodes:
         if node.error:
-            nodes.append((node.node, node.error, *[""] * (len(names) - 2)))
+            lines.append((node.node, node.error, *[""] * (len(names) - 2)))
             continue
         cpu = "-" if node.cpu is None else f"{node.cpu:.0%}"
         memory = f"{_size(node.memory)} of {_size(node.total)}"
         cells = _gpu_cells(node.gpus) if gpus else ()
         rates = (_share(node.received, node.ceiling), _share(node.sent, node.ceiling))
-        nodes.append((node.node, cpu, memory, *cells, *rates))
-    return "\n\n".join((", ".join(head), table(ranks), table(nodes)))
+        lines.append((node.node, cpu, memory, *cells, *rates))
+    return "\n\n".join((", ".join(head), table(rows), "\n".join((table(lines), *notes))))
+
+
+def _choose(
+    frame: TopFrame, height: int
+) -> tuple[Sequence[RankLine], Sequence[NodeLine], tuple[str, ...]]:
+    """What fits into so many lines, and what is said of the rest. Nodes get up to half of them."""
+    space = max(2, height - FRAME)
+    ranks, nodes = frame.ranks, frame.nodes
+    if len(ranks) + len(nodes) <= space:
+        return ranks, nodes, ()
+    space = max(2, space - 1)
+    there = min(len(nodes), max(space // 2, space - len(ranks)))
+    here = min(len(ranks), space - there)
+    behind = sorted(ranks, key=lambda line: (line.alive, line.step or 0.0, line.rank))[:here]
+    silent = sorted(nodes, key=lambda node: not node.error)[:there]
+    hidden = (("rank", len(ranks) - here), ("node", len(nodes) - there))
+    left_out = [count(number, f"more {what}") for what, number in hidden if number]
+    note = f"… {' and '.join(left_out)}: clusterctl top {frame.job} --once shows all"
+    return sorted(behind, key=lambda line: line.rank), silent, (note,)
 
 
 def _gpu_cells(gpus: Sequence[GpuLook]) -> tuple[str, str]:
