@@ -13,14 +13,26 @@ _NAME = rf"[\w-]{{0,80}}(?:{SECRET.pattern})[\w-]{{0,80}}"
 _ASSIGNMENT = re.compile(rf"(?:(?<![\w-])--?[\w-]{{1,80}}=)?(?<![\w-]){_NAME}=", re.IGNORECASE)
 _OPTION = re.compile(rf"((?<![\w-])--{_NAME} {{1,80}})[^\s-]\S*", re.IGNORECASE)
 _KNOWN = re.compile(
-    r"\b(AKIA|ASIA)[0-9A-Z]{16}\b|\b(ghp|gho|hf|sk|xox[bp]|glpat)[_-][\w-]{16,}|(?<=://)[^/\s:@]+:[^/\s@]+"
-    r"(?=@)"
+    r"\b(AKIA|ASIA)[0-9A-Z]{16}\b([\s,:\"'=]{1,5}[A-Za-z0-9/+=]{40}(?![\w/+=]))?"
+    r"|\b(ghp|gho|hf|sk|xox[bp]|glpat)[_-][\w-]{16,}|(?<=://)[^/\s:@]*:[^/\s@]+(?=@)"
+    r"|\beyJ[\w-]{8,2000}\.eyJ[\w-]{8,4000}(\.[\w-]{1,2000})?"
+    r"|(?<=Bearer )[\w.~+/=-]{12,4000}|(?<=Basic )[\w+/]{12,4000}={0,2}"
 )
-"""What is a secret by its form: keys of AWS, tokens of well-known services, passwords in URLs."""
+"""What is a secret by its form: keys of AWS, tokens of well-known services, passwords in URLs, web
+tokens, and what an HTTP header proves its sender with."""
+_KEY_FILE = re.compile(r"(-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----)(?:(?!-----END)[\s\S]){1,20000}")
+_WORD = re.compile(r"(\b(?:password|passwd|passphrase)[ \t]{0,3}:[ \t]{0,3})[^\s\"'*]\S*", re.I)
+_QUOTED = re.compile(
+    rf"((?<![\w-]){_NAME}[\"']?\s{{0,80}}[:=]\s{{0,80}}[rbf]?([\"']))(?:(?!\2).)+(\2)",
+    re.IGNORECASE,
+)
 
 
 def redact(text: str) -> str:
-    """`NAME=value` becomes `NAME=***` where the name speaks of a secret, and `--name value`."""
+    """`NAME=value` becomes `NAME=***` where the name speaks of a secret, and so do `--name value`
+    and `"name": "value"`; private keys lose what they consist of."""
+    text = _QUOTED.sub(r"\1***\3", _KEY_FILE.sub(r"\1 *** ", text))
+    text = _WORD.sub(r"\1***", text)
     text = re.sub(rf"({_ASSIGNMENT.pattern})\S+", r"\1***", text, flags=re.IGNORECASE)
     return _KNOWN.sub("***", _OPTION.sub(r"\1***", text))
 
@@ -41,10 +53,6 @@ def redact_arguments(arguments: Sequence[str]) -> list[str]:
 _SECRET_FILE = re.compile(
     r"(^|/)(\.env(\.[^/]*)?|[^/]*\.env|\.netrc|\.pgpass|\.pypirc|\.npmrc|id_(rsa|dsa|ecdsa|ed25519)"
     r"|[^/]*\.(pem|key|p12|pfx|jks|keystore|ppk)|[^/]*(credential|secret|passw)[^/]*|kubeconfig)$",
-    re.IGNORECASE,
-)
-_QUOTED = re.compile(
-    rf"((?<![\w-]){_NAME}[\"']?\s{{0,80}}[:=]\s{{0,80}}[rbf]?([\"']))(?:(?!\2).)+(\2)",
     re.IGNORECASE,
 )
 _PLAIN = re.compile(

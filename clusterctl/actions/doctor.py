@@ -283,7 +283,11 @@ def _write_bundle(diagnosis: Diagnosis, path: Path, redact: Callable[[str], str]
     program["args"] = [shlex.join(program["args"])]  # `--token VALUE` is told by its name
     texts = {
         "job.json": json.dumps(job, indent=1, default=str),
-        "findings.json": json.dumps([asdict(item) for item in diagnosis.findings], indent=1),
+        "findings.json": json.dumps(
+            # JSON escapes the quotes and lines by which secrets are told.
+            [_redacted(asdict(item), redact) for item in diagnosis.findings],
+            indent=1,
+        ),
         "nodes.json": json.dumps(
             {name: _plain(view) for name, view in diagnosis.evidence.nodes.items()},
             indent=1,
@@ -311,6 +315,15 @@ def _write_bundle(diagnosis: Diagnosis, path: Path, redact: Callable[[str], str]
         raise UsageError(
             f"{path}: {error.strerror}", hint="choose another --bundle FILE"
         ) from error
+
+
+def _redacted(value: object, redact: Callable[[str], str]) -> object:
+    """The same value with all its texts redacted."""
+    if isinstance(value, dict):
+        return {key: _redacted(item, redact) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_redacted(item, redact) for item in value]
+    return redact(value) if isinstance(value, str) else value
 
 
 def _plain(view: NodeView) -> Mapping[str, object]:
