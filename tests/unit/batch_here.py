@@ -1,5 +1,5 @@
 """A batch system on this machine, as far as the command line sees it: fakes on PATH that note how
-they are called, and take jobs that never run."""
+they are called, and take jobs that never run, and that are gone when they are cancelled."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ FAKE = """\
 printf '%s\\n' "$(basename "$0") $*" >>{log}
 case $(basename "$0") in
 sbatch | qsub) [ "$1" = --version ] && echo slurm 23.02 || echo 41 ;;
-squeue) echo '41|PENDING|Priority' ;;
+scancel) echo >{log}.cancelled ;;
+scontrol) [ ! -e {log}.cancelled ] || echo JobId=41 JobState=CANCELLED ExitCode=0:15 Reason=None ;;
+squeue) [ -e {log}.cancelled ] || echo '41|PENDING|Priority' ;;
 esac
 """
 
