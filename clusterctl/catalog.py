@@ -83,15 +83,26 @@ def instance_type(group: NodeGroup) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MachineImage:
-    """How to find the newest image of a kind, as infra/ec2 does. `home` is its user's."""
+    """How to find the newest image of a kind, as infra/ec2 does. `home` is its user's; `elsewhere`:
+    its owners in regions that begin so, where accounts have other numbers."""
 
     owner: str
     name: str
     user: str = "ubuntu"
     home: str = "/home/ubuntu"
+    elsewhere: tuple[tuple[str, str], ...] = ()
+
+    def owner_in(self, region: str) -> str:
+        others = (owner for prefix, owner in self.elsewhere if region.startswith(prefix))
+        return next(others, self.owner)
 
 
-_UBUNTU = MachineImage("099720109477", "ubuntu/images/hvm-ssd*/ubuntu-jammy-22.04-amd64-server-*")
+_UBUNTU = MachineImage(
+    "099720109477",
+    "ubuntu/images/hvm-ssd*/ubuntu-jammy-22.04-amd64-server-*",
+    # https://documentation.ubuntu.com/aws/aws-how-to/instances/find-ubuntu-images/
+    elsewhere=(("cn-", "837727238323"), ("us-gov-", "513442679011")),
+)
 MACHINE_IMAGES = {
     "launcher": _UBUNTU,
     "cpu": _UBUNTU,

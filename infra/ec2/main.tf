@@ -54,7 +54,8 @@ locals {
 
   images = {
     ubuntu = {
-      owner = "099720109477" # Canonical
+      # Canonical, which has other numbers in China and GovCloud
+      owner = startswith(var.region, "cn-") ? "837727238323" : startswith(var.region, "us-gov-") ? "513442679011" : "099720109477"
       name  = "ubuntu/images/hvm-ssd*/ubuntu-jammy-22.04-amd64-server-*"
     }
     nvidia = {

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from clusterctl.errors import UsageError
+from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import CloudSpec, ClusterSpec, NodeGroup
 from clusterctl.providers.ec2 import machine_images, preflight, ssh_cidr
 from clusterctl.providers.ec2.answers import Image
 from clusterctl.providers.ec2.api import Api
+from clusterctl.providers.ec2.spec import PlannedMachine
+from clusterctl.providers.shared.nodes import LAUNCHER
 from tests.unit.fake_ec2 import Offering
 
 
@@ -103,3 +105,28 @@ def test_the_plan_says_who_may_connect(said: str, old: bool, line: str) -> None:
 def test_the_plan_says_who_knows_our_address() -> None:
     said = ssh_cidr.describe("", lambda: "203.0.113.9", old=False)
     assert "open to 203.0.113.9/32 (your address, by https://checkip.amazonaws.com)" in said
+
+
+@pytest.mark.parametrize(
+    ("region", "owner"),
+    [
+        ("eu-west-1", "099720109477"),
+        ("cn-north-1", "837727238323"),
+        ("us-gov-west-1", "513442679011"),
+    ],
+)
+def test_ubuntu_has_another_owner_in_other_partitions(region: str, owner: str) -> None:
+    """The same number may be anybody's there. The launcher has no other image, whatever --ami."""
+    asked: list[str] = []
+
+    class Elsewhere(Offering):
+        def image(self, owner: str, name: str) -> str:
+            asked.append(owner)
+            return ""
+
+    machines = [PlannedMachine(name=LAUNCHER, instance_type="t3.micro", image=LAUNCHER, disk=30)]
+    wish = ClusterSpec(name="lab", provider="ec2", groups=(), cloud=CloudSpec(ami="ami-2"))
+    with pytest.raises(ProviderError, match=f"of {owner} is in {region}") as no:
+        machine_images.choose(Elsewhere(region), wish, machines)
+    assert asked == [owner]
+    assert no.value.hint == "choose another --region"

@@ -81,7 +81,7 @@ def diagnose() -> tuple[CheckRow, ...]:
     for family in catalog.FAMILIES.values():
         zones = background(partial(api.zones, (family.instance_type, catalog.LAUNCHER_TYPE)))
         image = catalog.MACHINE_IMAGES[family.image]
-        found = background(partial(api.image, image.owner, image.name))
+        found = background(partial(api.image, image.owner_in(api.region), image.name))
         rows.append(partial(_family, api, family, zones, found, end))
     return (CheckRow("ok", "AWS", f"account {account}, {api.region}"), *(row() for row in rows))
 
@@ -168,6 +168,6 @@ def _family(
     where = f"{family.instance_type} in {', '.join(offering)}"
     if not ami:
         row = catalog.MACHINE_IMAGES[family.image]
-        text = f"{where}, but no machine image {row.name!r} of {row.owner}"
+        text = f"{where}, but no machine image {row.name!r} of {row.owner_in(api.region)}"
         return CheckRow("warning", subject, text, "name one with --ami, or choose another --region")
     return CheckRow("ok", subject, f"{where}; image {ami}")
