@@ -41,8 +41,9 @@ def terraform(folder: Path, *words: str, **more: str) -> subprocess.CompletedPro
     return subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=250)
 
 
-def test_is_formatted() -> None:
-    done = terraform(MODULE.parent / "ec2", "fmt", "-check", "-recursive")
+def test_is_formatted(tmp_path: Path) -> None:
+    folder = shutil.copytree(MODULE, tmp_path / "ec2")
+    done = terraform(folder, "fmt", "-check", "-recursive")
     assert done.returncode == 0, done.stdout
 
 
