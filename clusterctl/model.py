@@ -408,6 +408,8 @@ class NodeResult:
     stderr: bytes = b""
     error: str = ""
     seconds: float = 0.0
+    cut: bool = False
+    """The connection was lost on the way, or could not be made: another one may do better."""
 
     @property
     def ok(self) -> bool:

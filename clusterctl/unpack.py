@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import shutil
 import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -26,8 +28,9 @@ class UnsafeArchive(ClusterctlError):
 def unpack(archive: tarfile.TarFile, folder: Path) -> list[str]:
     """Writes a stream's members into `folder`, which is empty. Returns what was left out, and why.
 
-    Owners are dropped, and modes keep their lower nine bits. Raises UnsafeArchive for names that
-    lead out of the folder, OSError, tarfile.TarError.
+    Where it breaks off, the files that are there are whole. Owners are dropped, and modes keep
+    their lower nine bits. Raises UnsafeArchive for names that lead out of the folder, OSError,
+    tarfile.TarError.
     """
     left_out: list[str] = []
     modes: list[tuple[Path, int]] = []
@@ -52,7 +55,7 @@ def unpack(archive: tarfile.TarFile, folder: Path) -> list[str]:
             os.link(folder.joinpath(*inner_parts(member.linkname)), path)
         elif member.isreg():
             path.parent.mkdir(parents=True, exist_ok=True)
-            with open(path, "xb") as file:
+            with open(path, "xb") as file, _whole_or_gone(path):
                 source = archive.extractfile(member)
                 if source is not None:
                     shutil.copyfileobj(source, file, CHUNK)
@@ -65,6 +68,15 @@ def unpack(archive: tarfile.TarFile, folder: Path) -> list[str]:
     for path, mode in reversed(modes):
         path.chmod(mode)
     return left_out
+
+
+@contextmanager
+def _whole_or_gone(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        path.unlink()
+        raise
 
 
 def inner_parts(name: str) -> list[str]:

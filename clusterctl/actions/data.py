@@ -16,6 +16,7 @@ from clusterctl.datasets import DATASETS, Dataset, Progress
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
 from clusterctl.model import Cluster, NodeResult, Reporter
 from clusterctl.state import Store
+from clusterctl.transport.persistence import put_folder
 
 PUSH_TIMEOUT = 3600.0
 """Seconds in which a data set has to be on a node."""
@@ -172,7 +173,8 @@ def copy(
             begun = transport.run(f"rm -f {marks[node]}", timeout=30)
             if not begun.ok:
                 return begun
-            copied = transport.put(source, f"{roots[node]}/{name}", timeout=PUSH_TIMEOUT)
+            target = f"{roots[node]}/{name}"
+            copied = put_folder(transport, source, target, timeout=PUSH_TIMEOUT, report=report)
             if not copied.ok or not mark:
                 return copied
             return transport.run(f"echo {mark} > {marks[node]}", timeout=30)

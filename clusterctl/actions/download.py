@@ -34,6 +34,7 @@ from clusterctl.sources import is_url as is_url
 from clusterctl.state import Store
 from clusterctl.transport import Channel
 from clusterctl.transport.local import LocalChannel
+from clusterctl.transport.persistence import put_folder
 from clusterctl.transport.pool import Pool
 
 SILENCE = 120.0
@@ -208,7 +209,9 @@ def _send(
     report(f"copying {name} to {node.name}")
     transport, target = pool.transport(node.name), f"{node.root}/data/{name}"
     begun = transport.run(f"rm -rf {shlex.quote(target)}", timeout=60)
-    sent = transport.put(path, target, timeout=_limit(listing)) if begun.ok else begun
+    sent = begun
+    if begun.ok:
+        sent = put_folder(transport, path, target, timeout=_limit(listing), report=report)
     require_copied([replace(sent, node=node.name)], name)
     return listing
 

@@ -277,7 +277,7 @@ def _bring(
             if output.node in source.there
         ]
         wanted += source.copies
-        copies = outputs.copy(source.old, cluster, pool, wanted, scratch)
+        copies = outputs.copy(source.old, cluster, pool, wanted, scratch, report)
     for result in copies:
         if not result.ok:
             raise NodeUnreachable(

@@ -98,7 +98,7 @@ def copy(
         linked = transport.run(command, stdin=names, timeout=LIST_TIMEOUT)
         if not linked.ok:
             return replace(linked, node=name)
-        got = transport.get(links, target, timeout=COPY_TIMEOUT)
+        got = transport.get(links, target, timeout=COPY_TIMEOUT, partly=True)
         return replace(got, node=name, stderr=linked.stdout + got.stderr)
     finally:
         with suppress(ClusterctlError, OSError):
@@ -251,20 +251,21 @@ def _bring_node(
     room = shutil.disk_usage(target).free - RESERVE
     if sum(size for _, size, _ in wanted) > room:
         raise UsageError(f"the outputs of {name} do not fit on the disk of {target}")
+    got = NodeResult(node=name, exit_code=0)
     with tempfile.TemporaryDirectory(dir=target, prefix=".part-") as scratch:
         if wanted:
             paths = [path for path, _, _ in wanted]
             got = copy(job, cluster, pool, name, paths, Path(scratch, name))
-            if not got.ok:
-                raise make_error(f"copying outputs of job {job.id}", got)
         left = {path for path, _, _ in files}
         for path, _, _ in had:
             if path not in left:
                 (target / name / path).unlink(missing_ok=True)
         # Some may have been replaced on the launcher since it was asked: those come next time.
         came = {path for path, _, _ in wanted if os.path.lexists(Path(scratch, name, path))}
-        if wanted:
+        if came:
             (target / name).mkdir(exist_ok=True)
             unpack.move_into(Path(scratch, name), target / name)
     have = tuple(item for item in files if item in had or item[0] in came)
     write_atomic(target / f".{name}.json", copies_here.render(Copies(copies.when, have)))
+    if not got.ok:
+        raise make_error(f"copying outputs of job {job.id}", got)

@@ -19,6 +19,7 @@ from clusterctl.jobs.start import list_rank_nodes, make_error
 from clusterctl.model import Cluster, NodeResult, Reporter
 from clusterctl.state import Home
 from clusterctl.state.home import write_atomic, writing
+from clusterctl.transport.persistence import persist
 from clusterctl.transport.pool import Pool
 
 LIST_TIMEOUT = 60.0
@@ -144,6 +145,7 @@ def fetch(
     outputs: Iterable[Output],
     target: Path,
     home: Home,
+    report: Reporter = lambda line: None,
 ) -> Brought:
     """Copies outputs to `target`/<node>/<path>. Files that an earlier fetch has put there are
     replaced; those that were there before, or were changed since, are kept.
@@ -160,7 +162,7 @@ def fetch(
 
     left_out: list[str] = []
     absent: set[Output] = set()
-    results = copy(job, cluster, pool, wanted, target)
+    results = copy(job, cluster, pool, wanted, target, report)
     there = {result.node for result in results if result.ok}
     got = [output for output in wanted if output.node in there]
     before.note(got)
@@ -187,14 +189,31 @@ def fetch(
 
 
 def copy(
-    job: Job, cluster: Cluster, pool: Pool, wanted: Collection[Output], target: Path
+    job: Job,
+    cluster: Cluster,
+    pool: Pool,
+    wanted: Collection[Output],
+    target: Path,
+    report: Reporter = lambda line: None,
 ) -> Sequence[NodeResult]:
     """Copies outputs to `target`/<node>/<path>, whatever is there; one result for each node, whose
-    stderr names what was left out."""
+    stderr names what was left out. Where the connection is lost, which `report` hears of, it goes
+    on with the next file."""
 
     def get(name: str) -> NodeResult:
-        # A folder of links gives the transport one tree that holds the outputs and nothing else.
         mine = [output for output in wanted if output.node == name]
+        before = {output: _state(target / output.place) for output in mine}
+
+        def attempt(number: int) -> NodeResult:
+            here = {o for o in mine if (state := _state(target / o.place)) and state != before[o]}
+            left = [output for output in mine if output not in here]
+            return get_files(name, left) if left else NodeResult(node=name, exit_code=0)
+
+        source = cluster.launcher.name if any(output.copied for output in mine) else name
+        return persist(pool.transport(source), attempt, report)
+
+    def get_files(name: str, mine: Collection[Output]) -> NodeResult:
+        # A folder of links gives the transport one tree that holds the outputs and nothing else.
         paths = [output.path for output in mine]
         if any(output.copied for output in mine):
             return mirror.copy(job, cluster, pool, name, paths, target / name)
@@ -204,10 +223,18 @@ def copy(
         if not linked.ok:
             return linked
         folder = f"{_folder(job, cluster, name)}/outputs"
-        got = pool.transport(name).get(folder, target / name, timeout=FETCH_TIMEOUT)
+        transport = pool.transport(name)
+        got = transport.get(folder, target / name, timeout=FETCH_TIMEOUT, partly=True)
         return replace(got, stderr=linked.stdout + got.stderr)
 
     return pool.each(get, sorted({output.node for output in wanted}))
+
+
+def _state(path: Path) -> list[int] | None:
+    try:
+        return read_state(path)
+    except OSError:
+        return None
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ Importing this package loads neither paramiko nor fabric: `ssh` does, at the fir
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Protocol
 
@@ -56,18 +56,21 @@ class Transport(Protocol):
     def open(self, command: str, *, timeout: float = 30.0) -> Channel:
         """Starts `command` (POSIX sh) and returns its channel."""
 
-    def put(self, source: Path, target: str, *, timeout: float) -> NodeResult:
+    def put(
+        self, source: Path, target: str, *, timeout: float, without: Collection[str] = ()
+    ) -> NodeResult:
         """Copies a file, or a folder with all that is in it, to the path `target` on the node.
 
         Missing parent folders are made. A file appears at once and whole; a folder is merged into
-        one that is there. What failed is said in `error`.
+        one that is there, less the files `without`, by their paths in it. What failed is said in
+        `error`.
         """
 
-    def get(self, source: str, target: Path, *, timeout: float) -> NodeResult:
+    def get(self, source: str, target: Path, *, timeout: float, partly: bool = False) -> NodeResult:
         """Copies a file or a folder of the node to the path `target` here.
 
         As `put`; in a folder, links that lead out of it and special files are left out and named
-        in `stderr`.
+        in `stderr`. `partly`: of a folder whose copy breaks off, the files stay that came whole.
         """
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ import secrets
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +45,9 @@ _CHANGED = ("file changed as we read it", "File removed before we read it")
 """What GNU tar complains about, with exit code 1, when a job still writes."""
 
 
-def put(start: StartCommand, source: Path, target: str) -> NodeResult:
+def put(
+    start: StartCommand, source: Path, target: str, without: Collection[str] = ()
+) -> NodeResult:
     """Raises FAILURES."""
     values = {"target": shell.path(target), "mark": ".clusterctl-" + secrets.token_hex(8)}
     try:
@@ -54,7 +56,7 @@ def put(start: StartCommand, source: Path, target: str) -> NodeResult:
             command = render("transport/put_folder.sh.j2", **values)
             with start(command, collect=True) as session, COPIED.copying(_size(source)) as copy:
                 return _finish_sending(
-                    session, lambda: _send_folder(session, source, values["mark"], copy)
+                    session, lambda: _send_folder(session, source, without, values["mark"], copy)
                 )
         if not source.is_file():
             raise Failure(f"{source} is neither a file nor a folder")
@@ -98,7 +100,14 @@ def _send_file(session: Session, file: BinaryIO, size: int, copy: Copy) -> None:
         size -= len(data)
 
 
-def _send_folder(session: Session, source: Path, mark: str, copy: Copy) -> None:
+def _send_folder(
+    session: Session, source: Path, without: Collection[str], mark: str, copy: Copy
+) -> None:
+    there = {f"./{path}" for path in without}
+
+    def choose(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        return None if member.isreg() and member.name in there else _plain(member)
+
     try:
         with tarfile.open(
             fileobj=cast(BinaryIO, _Stream(session, copy)),
@@ -109,7 +118,7 @@ def _send_folder(session: Session, source: Path, mark: str, copy: Copy) -> None:
             errors="surrogateescape",
         ) as archive:
             for entry in sorted(os.listdir(source)):
-                archive.add(source / entry, "./" + entry, filter=_plain)
+                archive.add(source / entry, "./" + entry, filter=choose)
             archive.addfile(tarfile.TarInfo(mark))
     except OSError as error:
         if type(error) is not OSError or error.errno is not None:
@@ -126,7 +135,7 @@ def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
     return member
 
 
-def get(start: StartCommand, source: str, target: Path) -> NodeResult:
+def get(start: StartCommand, source: str, target: Path, partly: bool = False) -> NodeResult:
     """Raises FAILURES."""
     mark = "clusterctl-" + secrets.token_hex(8)
     command = render("transport/get.sh.j2", source=shell.path(source), mark=mark)
@@ -152,7 +161,13 @@ def get(start: StartCommand, source: str, target: Path) -> NodeResult:
                 dir=near, prefix=".clusterctl-", ignore_cleanup_errors=True
             ) as scratch:
                 part = Path(scratch, "part")
-                result = _finish_receiving(session, *_receive(stream, part, mode, size))
+                try:
+                    result = _finish_receiving(session, *_receive(stream, part, mode, size))
+                except ConnectionError:
+                    if partly and part.is_dir():
+                        target.mkdir(exist_ok=True)
+                        unpack.move_into(part, target)
+                    raise
                 if result.error:
                     return result
                 if near == target:

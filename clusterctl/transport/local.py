@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from secrets import token_hex
@@ -41,10 +42,12 @@ class LocalTransport:
     def open(self, command: str, *, timeout: float = 30.0) -> LocalChannel:
         return LocalChannel(command)
 
-    def put(self, source: Path, target: str, *, timeout: float) -> NodeResult:
+    def put(
+        self, source: Path, target: str, *, timeout: float, without: Collection[str] = ()
+    ) -> NodeResult:
         return self._copy(source, Path(target))
 
-    def get(self, source: str, target: Path, *, timeout: float) -> NodeResult:
+    def get(self, source: str, target: Path, *, timeout: float, partly: bool = False) -> NodeResult:
         return self._copy(Path(source), target)
 
     def _copy(self, source: Path, target: Path) -> NodeResult:

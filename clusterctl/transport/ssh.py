@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -91,7 +91,7 @@ class SshTransport:
     ) -> NodeResult:
         def collect(start: copying.StartCommand) -> NodeResult:
             with start(command, collect=True, on_stdout=on_stdout) as session:
-                code, why = None, ""
+                code, why, cut = None, "", False
                 try:
                     if stdin:
                         # A command need not read its input.
@@ -100,9 +100,11 @@ class SshTransport:
                     session.send_eof()
                     code = session.exit_code()
                 except FAILURES as error:
-                    why = describe_failure(error, timeout)
+                    why, cut = describe_failure(error, timeout), isinstance(error, ConnectionError)
                 out, err = session.output()
-                return NodeResult(node="", exit_code=code, stdout=out, stderr=err, error=why)
+                return NodeResult(
+                    node="", exit_code=code, stdout=out, stderr=err, error=why, cut=cut
+                )
 
         return self._result(collect, timeout)
 
@@ -114,11 +116,13 @@ class SshTransport:
         except FAILURES as error:
             raise self._target.error(describe_failure(error, timeout)) from error
 
-    def put(self, source: Path, target: str, *, timeout: float) -> NodeResult:
-        return self._result(lambda start: copying.put(start, source, target), timeout)
+    def put(
+        self, source: Path, target: str, *, timeout: float, without: Collection[str] = ()
+    ) -> NodeResult:
+        return self._result(lambda start: copying.put(start, source, target, without), timeout)
 
-    def get(self, source: str, target: Path, *, timeout: float) -> NodeResult:
-        return self._result(lambda start: copying.get(start, source, target), timeout)
+    def get(self, source: str, target: Path, *, timeout: float, partly: bool = False) -> NodeResult:
+        return self._result(lambda start: copying.get(start, source, target, partly), timeout)
 
     def close(self) -> None:
         sock, self._socket = self._socket, None
@@ -138,7 +142,8 @@ class SshTransport:
         try:
             result = action(partial(self._session, Deadline(timeout)))
         except FAILURES as error:
-            result = NodeResult(node="", error=describe_failure(error, timeout))
+            why, cut = describe_failure(error, timeout), isinstance(error, ConnectionError)
+            result = NodeResult(node="", error=why, cut=cut)
         return replace(result, node=self.node.name, seconds=time.monotonic() - started)
 
     def _session(

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.transport.persistence import put_folder
 from clusterctl.transport.ssh import SshTransport
 from tests.e2e.cli import wait_for
 from tests.transport.lab import Relay, Sshd
@@ -286,6 +287,71 @@ def test_copy_over_a_connection_that_is_lost(
     while os.listdir(there) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert os.listdir(there) == os.listdir(here) == []
+
+
+def cut_when(relay: Relay, ready: Callable[[], bool]) -> threading.Thread:
+    """Cuts the connections as soon as `ready` says so."""
+
+    def watch() -> None:
+        until = time.monotonic() + 100
+        while not ready() and time.monotonic() < until:
+            time.sleep(0.001)
+        relay.cut()
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    return thread
+
+
+def test_a_folder_is_sent_on_after_its_connection_was_lost(
+    relayed: SshTransport, relay: Relay, tmp_path: Path
+) -> None:
+    """What was there whole is not sent again, and what was half there is whole afterwards."""
+    source, there = tmp_path / "source", tmp_path / "there"
+    source.mkdir()
+    (source / "a").write_bytes(os.urandom(70_000))
+    with (source / "b").open("wb") as file:
+        file.truncate(100 << 20)
+    first: list[int] = []
+
+    def ready() -> bool:
+        if not (there / "b").exists() or not (there / "b").stat().st_size:
+            return False
+        first.append((there / "a").stat().st_ino)
+        return True
+
+    relayed.connect(10)
+    thread = cut_when(relay, ready)
+    told: list[str] = []
+    result = put_folder(relayed, source, str(there), timeout=200, report=told.append)
+    thread.join()
+    assert result.ok, result
+    assert len(told) == 1
+    assert told[0].startswith("lost the connection to ")
+    assert (there / "a").stat().st_ino == first[0]
+    assert (there / "a").read_bytes() == (source / "a").read_bytes()
+    assert (there / "b").stat().st_size == 100 << 20
+    assert sorted(os.listdir(there)) == ["a", "b"]
+
+
+def test_the_files_that_came_whole_stay(
+    relayed: SshTransport, relay: Relay, tmp_path: Path
+) -> None:
+    source, here = tmp_path / "source", tmp_path / "here"
+    source.mkdir()
+    names = [str(number) for number in range(8)]
+    for name in names:
+        with (source / name).open("wb") as file:
+            file.truncate(20 << 20)
+    relayed.connect(10)
+    thread = cut_when(relay, lambda: len(list(tmp_path.glob(".clusterctl-*/part/*"))) > 2)
+    result = relayed.get(str(source), here, timeout=200, partly=True)
+    thread.join()
+    assert (result.error, result.cut) == ("the connection was lost", True)
+    sizes = {path.name: path.stat().st_size for path in here.iterdir()}
+    assert len(sizes) >= 2
+    assert set(sizes) < set(names)
+    assert set(sizes.values()) == {20 << 20}
 
 
 def test_copy_that_takes_too_long(relayed: SshTransport, relay: Relay, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -15,7 +16,12 @@ from clusterctl.actions import jobs as actions
 from clusterctl.errors import NodeUnreachable, RecordError
 from clusterctl.job_model import Job
 from clusterctl.jobs import outputs
+from clusterctl.model import NodeResult
+from clusterctl.transport import Transport, persistence
+from clusterctl.transport.local import LocalTransport
+from clusterctl.transport.pool import Pool
 from tests.conftest import Need
+from tests.unit import making
 from tests.unit.making import spec
 from tests.unit.staged import Staged, lab
 
@@ -180,6 +186,78 @@ def fetch(site: Staged, job: Job, target: Path) -> outputs.Brought:
     with site.pool() as pool:
         what = outputs.find(job, site.where, pool).all()
         return outputs.fetch(job, site.where, pool, what, target, site.store.home)
+
+
+class Broken(LocalTransport):
+    """Copies so many files of a folder, then its connection is lost."""
+
+    most = 1
+    left = 0
+    asked: ClassVar[list[list[str]]] = []
+
+    def get(self, source: str, target: Path, *, timeout: float, partly: bool = False) -> NodeResult:
+        names = sorted(os.listdir(source))
+        self.asked.append(names)
+        if type(self).left:
+            type(self).left -= 1
+            for name in names[self.most :]:
+                os.remove(Path(source, name))
+            super().get(source, target, timeout=timeout)
+            return NodeResult(node=self.node.name, error="the connection was lost", cut=True)
+        return super().get(source, target, timeout=timeout)
+
+
+class Breaking(Pool):
+    def transport(self, name: str) -> Transport:
+        return Broken(making.node(name, ""))
+
+
+def fetch_with_losses(
+    site: Staged, job: Job, target: Path, losses: int, monkeypatch: pytest.MonkeyPatch
+) -> tuple[outputs.Brought, list[str]]:
+    monkeypatch.setattr(Broken, "left", losses)
+    monkeypatch.setattr(Broken, "asked", [])
+    told: list[str] = []
+    known = site.folder / "known_hosts"
+    with Breaking(site.where.nodes, identity=None, known_hosts=known) as pool:
+        what = [o for o in outputs.find(job, site.where, pool).all() if o.node == "worker-1"]
+        brought = outputs.fetch(job, site.where, pool, what, target, site.store.home, told.append)
+    return brought, told
+
+
+def test_fetch_goes_on_after_its_connection_was_lost(
+    here: Staged, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the files that have not come yet."""
+    job = here.job(tree)
+    for name in ("one", "three", "two"):
+        (here.work() / name).write_text(name)
+    brought, told = fetch_with_losses(here, job, tmp_path / "got", 1, monkeypatch)
+    assert [item.path for item in brought.outputs] == ["one", "three", "two"]
+    assert not brought.failed
+    assert Broken.asked == [["one", "three", "two"], ["three", "two"]]
+    assert told == [
+        "lost the connection to worker-1: the connection was lost;"
+        " continuing if it answers within 5 minutes"
+    ]
+
+
+def test_fetch_does_not_go_on_for_ever(
+    here: Staged, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has come stays, and the next one brings the rest."""
+    job = here.job(tree)
+    for number in range(8):
+        (here.work() / str(number)).write_text("made")
+    target = tmp_path / "got"
+    brought, told = fetch_with_losses(here, job, target, 100, monkeypatch)
+    assert [error.message for error in brought.failed] == [
+        "fetching outputs of job 7: worker-1: the connection was lost"
+    ]
+    assert len(told) == persistence.ATTEMPTS - 1
+    assert len(os.listdir(target / "worker-1")) == persistence.ATTEMPTS
+    brought, _ = fetch_with_losses(here, job, target, 0, monkeypatch)
+    assert len(brought.outputs) == len(os.listdir(target / "worker-1")) == 8
 
 
 def test_a_worker_that_is_gone_does_not_keep_what_the_others_made(
