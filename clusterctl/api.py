@@ -16,6 +16,7 @@ from clusterctl.actions import down as down_action
 from clusterctl.actions import jobs as job_actions
 from clusterctl.actions import up as up_action
 from clusterctl.actions import verify as verify_action
+from clusterctl.actions.dead_nodes import find_dead
 from clusterctl.errors import UsageError
 from clusterctl.job_model import Job, JobSpec, JobState
 from clusterctl.model import Node
@@ -197,7 +198,7 @@ class Cluster:
         job = node_loss.run(
             self._store,
             number,
-            lambda note: run.run(self._store, prepared, on_start=note, **seen),
+            lambda note: run.run(self._store, prepared, on_start=note, find_dead=find_dead, **seen),
             prepared.secrets,
             on_start=lambda job: None,
             **seen,

@@ -6,15 +6,17 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from clusterctl.actions import check_name, connect_or_report, open_pool, require_ready
 from clusterctl.actions import resume as resuming
-from clusterctl.actions.run import OnJob, OnOutput, Prepared, plan_job, run
+from clusterctl.actions.run import FindDead, OnJob, OnOutput, Prepared, plan_job, run
 from clusterctl.errors import ClusterctlError, NodeUnreachable, RecordError, UsageError
 from clusterctl.job_model import Hang, Job, JobSpec, JobState
 from clusterctl.jobs import control, fetched, outputs, systems
-from clusterctl.jobs.follow import Follower, find_saved
+from clusterctl.jobs.connections import find_saved
+from clusterctl.jobs.follow import Follower
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.lines import ALL, choose
 from clusterctl.jobs.lines import Choice as Choice
@@ -107,6 +109,7 @@ def logs(
     follow: bool,
     rank: int | None = None,
     choice: Choice = ALL,
+    find_dead: FindDead | None = None,
 ) -> Iterator[list[Piece]]:
     """The lines of the job's output that are chosen: to its end with `follow`, else as far as it
     is. `rank` has to be one of the job's, and is not filtered for. `report` gets why one waits."""
@@ -117,10 +120,12 @@ def logs(
             f"job {number} has no {what} {rank}",
             hint=f"its {what}s are {numbers[0]} to {numbers[-1]}",
         )
-    yield from choose(_output(store, job, report, follow=follow), choice)
+    yield from choose(_output(store, job, report, follow, find_dead), choice)
 
 
-def _output(store: Store, job: Job, report: Reporter, *, follow: bool) -> Iterator[list[Piece]]:
+def _output(
+    store: Store, job: Job, report: Reporter, follow: bool, find_dead: FindDead | None
+) -> Iterator[list[Piece]]:
     folder = store.job_folder(job.id)
     cluster = find_cluster(store, job)
     if cluster is None or is_complete(folder) or cluster.phase is not Phase.READY:
@@ -131,16 +136,23 @@ def _output(store: Store, job: Job, report: Reporter, *, follow: bool) -> Iterat
     with open_pool(store, cluster) as pool:
         job = _handed_in(store, job, cluster, pool)
         if not _never_came(job):
-            yield from _followed(store, job, cluster, pool, report, follow=follow)
+            yield from _followed(store, job, cluster, pool, report, follow, find_dead)
 
 
 def _followed(
-    store: Store, job: Job, cluster: Cluster, pool: Pool, report: Reporter, *, follow: bool
+    store: Store,
+    job: Job,
+    cluster: Cluster,
+    pool: Pool,
+    report: Reporter,
+    follow: bool,
+    find_dead: FindDead | None,
 ) -> Iterator[list[Piece]]:
     folder = store.job_folder(job.id)
+    look = partial(find_dead, store, cluster) if find_dead else None
     with (
         Interrupts() as interrupts,
-        Follower(job, cluster, pool, folder, interrupts, report) as follower,
+        Follower(job, cluster, pool, folder, interrupts, report, look) as follower,
     ):
         try:
             yield from follower.batches(until_ended=follow)
@@ -272,7 +284,7 @@ def fetch_from(
             failed += (error,)
     brought = outputs.Brought()
     if wanted:
-        brought = outputs.fetch(job, cluster, pool, wanted, folder, store.home)
+        brought = outputs.fetch(job, cluster, pool, wanted, folder, store.home, report)
     places = (output.place for output in brought.outputs)
     fetched.note(store.home, job, systems.load(cluster).locate(job), folder, places)
     failed += brought.failed
@@ -308,6 +320,7 @@ def rerun(
     report: Reporter,
     detach: bool,
     without: Collection[str] = (),
+    find_dead: FindDead | None = None,
 ) -> Job:
     """The same program, tree and options again, as a new job on a cluster of the same name, or on
     the cluster `where`, less the nodes `without`.
@@ -349,6 +362,7 @@ def rerun(
         report=report,
         detach=detach,
         carried=carried,
+        find_dead=find_dead,
     )
 
 

@@ -8,6 +8,7 @@ from functools import partial
 
 from clusterctl import providers
 from clusterctl.actions import open_pool
+from clusterctl.actions.dead_nodes import find_dead
 from clusterctl.actions.jobs import Changes, rerun
 from clusterctl.actions.resume import NothingSaved
 from clusterctl.actions.run import OnJob, OnOutput, find_job
@@ -81,6 +82,7 @@ def run(
             on_output=on_output,
             report=report,
             detach=False,
+            find_dead=find_dead,
         )
 
     def proceed(job: Job, without: tuple[str, ...]) -> Job:

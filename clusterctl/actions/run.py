@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from textwrap import indent
 from typing import Any
@@ -56,6 +57,8 @@ REMARKS = 64_000
 
 OnOutput = Callable[[list[Piece]], None]
 OnJob = Callable[[Job], None]
+FindDead = Callable[[Store, Cluster], Mapping[str, str]]
+"""Looks for nodes that will never answer again, as actions.dead_nodes does."""
 
 
 STARTERS = {"mpirun": "mpirun", "torchrun": "mpirun", "srun": "srun"}
@@ -270,6 +273,7 @@ def run(
     detach: bool = False,
     pool: Pool | None = None,
     carried: AbstractContextManager[start.Carry | None] | None = None,
+    find_dead: FindDead | None = None,
 ) -> Job:
     """Runs the job and returns it as it ended (or as it started, with `detach`). `pool` is left
     open; without one, connections are made for this job alone.
@@ -289,7 +293,9 @@ def run(
         on_start(job)
         if detach:
             return job
-        return attend(store, job, cluster, pool, on_output=on_output, report=report)
+        return attend(
+            store, job, cluster, pool, on_output=on_output, report=report, find_dead=find_dead
+        )
 
 
 @contextmanager
@@ -310,13 +316,21 @@ def stopped_by_interrupt(
 
 
 def attend(
-    store: Store, job: Job, cluster: Cluster, pool: Pool, *, on_output: OnOutput, report: Reporter
+    store: Store,
+    job: Job,
+    cluster: Cluster,
+    pool: Pool,
+    *,
+    on_output: OnOutput,
+    report: Reporter,
+    find_dead: FindDead | None = None,
 ) -> Job:
     """Follows the job to its end. Whoever calls it ends the job if it is interrupted."""
     folder = store.job_folder(job.id)
+    look = partial(find_dead, store, cluster) if find_dead else None
     with (
         Interrupts() as interrupts,
-        Follower(job, cluster, pool, folder, interrupts, report) as follower,
+        Follower(job, cluster, pool, folder, interrupts, report, look) as follower,
         mirror.Keeper(job, cluster, pool, folder) as keeper,
     ):
         try:

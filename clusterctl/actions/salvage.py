@@ -14,7 +14,8 @@ from clusterctl.formats import format_bytes
 from clusterctl.insight import cost
 from clusterctl.job_model import Job
 from clusterctl.jobs import control, outputs
-from clusterctl.jobs.follow import Follower, find_saved
+from clusterctl.jobs.connections import find_saved
+from clusterctl.jobs.follow import Follower
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.logs import is_complete
 from clusterctl.model import Charge, Cluster, Phase, Reporter, Role, clock, count

@@ -14,6 +14,7 @@ import typer
 from clusterctl import actions
 from clusterctl.actions import Store, cost, metrics, node_loss
 from clusterctl.actions import jobs as action
+from clusterctl.actions.dead_nodes import find_dead
 from clusterctl.actions.jobs import Choice
 from clusterctl.cli import job_columns, sweep_points
 from clusterctl.cli.console import Console, printable, table
@@ -160,7 +161,13 @@ def _print(given: Logs, store: Store, number: int, console: Console, printer: Pr
     choice, where = Choice(given.tail, given.grep), (given.cluster, console.report)
     try:
         for pieces in action.logs(
-            store, number, *where, follow=given.follow, rank=given.rank, choice=choice
+            store,
+            number,
+            *where,
+            follow=given.follow,
+            rank=given.rank,
+            choice=choice,
+            find_dead=find_dead,
         ):
             printer(pieces)
     except NodeUnreachable:

@@ -12,6 +12,7 @@ import typer
 from clusterctl import actions
 from clusterctl.actions import Store, jobs, node_loss
 from clusterctl.actions import run as action
+from clusterctl.actions.dead_nodes import find_dead
 from clusterctl.actions.run import Prepared, Resolved
 from clusterctl.cli.console import Console, plain
 from clusterctl.cli.job_output import announce, finish, reporting, staging
@@ -174,7 +175,9 @@ def _start(console: Console, store: Store, prepared: Prepared, detach: bool) -> 
             job = node_loss.run(
                 store,
                 number,
-                lambda note: action.run(store, prepared, on_start=note, **seen),
+                lambda note: action.run(
+                    store, prepared, on_start=note, find_dead=find_dead, **seen
+                ),
                 prepared.secrets,
                 on_start=on_start,
                 **seen,
@@ -218,6 +221,7 @@ def rerun(given: Rerun, console: Console) -> None:
                 where=given.cluster,
                 on_start=note,
                 detach=given.detach,
+                find_dead=find_dead,
                 **seen,
             )
 

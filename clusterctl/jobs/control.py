@@ -19,6 +19,8 @@ from clusterctl.transport.pool import Pool
 
 REMARKS = 16_000
 """Bytes of the launcher's last words that are looked at."""
+HURRY = 5.0
+"""Seconds for a connection to a launcher that has to end a job."""
 FORCE_TIMEOUT = GRACE + 4.0
 """Seconds that a job has to be gone after it was taken from its queue."""
 
@@ -59,8 +61,15 @@ def cancel(job: Job, cluster: Cluster, pool: Pool) -> Job:
 def ask_to_end(job: Job, cluster: Cluster, pool: Pool, deadline: Deadline = NEVER) -> None:
     """Leaves word on the launcher, where the job is then ended whether or not anybody waits for it.
     Raises NodeUnreachable if that is not certain."""
+    # Who presses Ctrl-C in an outage wants to leave: where there is no connection, one is not
+    # waited for as long as for an answer.
+    for result in pool.connect([cluster.launcher.name], timeout=min(HURRY, deadline.left)):
+        _require_told(job, result)
     argv = systems.load(cluster).scheduler.cancel_argv(job)
-    result = _on_launcher(job, cluster, pool, argv, deadline)
+    _require_told(job, _on_launcher(job, cluster, pool, argv, deadline))
+
+
+def _require_told(job: Job, result: NodeResult) -> None:
     if result.exit_code is None:
         raise NodeUnreachable(
             f"job {job.id} could not be cancelled: {result.node}: {result.error}",

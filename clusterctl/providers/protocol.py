@@ -133,6 +133,15 @@ class Observable(Protocol):
 
 
 @runtime_checkable
+class Attesting(Protocol):
+    """It knows which of its machines run, without a connection to them."""
+
+    def list_dead(self, cluster: Cluster, folder: Path) -> Mapping[str, str]:
+        """The nodes whose machines do not run, each with what is known, as `describe` says it; none
+        that may only be cut off from this machine. Raises ProviderError."""
+
+
+@runtime_checkable
 class Expiring(Protocol):
     """Its nodes end themselves at a deadline."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import signal
 import subprocess
 import sys
 import threading
@@ -17,9 +18,10 @@ import pytest
 
 from clusterctl.actions import open_store
 from clusterctl.actions.salvage import save_logs
-from clusterctl.errors import NodeUnreachable, UsageError
+from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
 from clusterctl.job_model import Job, JobState
-from clusterctl.jobs import follow, pace
+from clusterctl.jobs import absence, connections, pace
+from clusterctl.jobs.absence import FindDead
 from clusterctl.jobs.follow import Follower
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.logs import Piece, is_complete, read_stored
@@ -61,13 +63,16 @@ class Site:
         self,
         pool: type[Pool] = Pool,
         report: Reporter = lambda text: None,
+        find_dead: FindDead | None = None,
         **options: object,
     ) -> tuple[Follower, list[Piece]]:
         """All that comes; raises what the follower raises."""
         with (
             pool(self.cluster.nodes, identity=None, known_hosts=self.home / "none") as nodes,
             Interrupts() as interrupts,
-            Follower(self.job, self.cluster, nodes, self.home, interrupts, report) as follower,
+            Follower(
+                self.job, self.cluster, nodes, self.home, interrupts, report, find_dead
+            ) as follower,
         ):
             return follower, [
                 piece
@@ -431,7 +436,7 @@ def test_a_node_that_cuts_off_each_connection_is_lost(
     site.state(ENDED)
     follower, _ = site.follow(without("worker-2", CutOff))
     assert list(follower.lost) == ["worker-2"]
-    assert len(CutOff.left) == 50 - 1 - follow.RECONNECTIONS
+    assert len(CutOff.left) == 50 - 1 - connections.RECONNECTIONS
     assert not is_complete(site.home)
 
 
@@ -510,8 +515,8 @@ def probing(answers: dict[str, NodeResult]) -> type[Pool]:
 def test_a_node_that_falls_silent_is_told_long_before_it_is_given_up(
     answer: NodeResult, said: str, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follow, "NOTICE", 0.1)
-    monkeypatch.setattr(follow, "GLANCE", 0.05)
+    monkeypatch.setattr(connections, "NOTICE", 0.1)
+    monkeypatch.setattr(connections, "GLANCE", 0.05)
     monkeypatch.setattr(Mute, "silence", [None] * 6)
     site.write("worker-2", "rank-1.out", b"after the outage\n")
     site.state(ENDED)
@@ -525,8 +530,8 @@ def test_a_node_that_falls_silent_is_told_long_before_it_is_given_up(
 def test_a_node_that_is_only_slow_is_not_reported(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follow, "NOTICE", 0.1)
-    monkeypatch.setattr(follow, "GLANCE", 0.05)
+    monkeypatch.setattr(connections, "NOTICE", 0.1)
+    monkeypatch.setattr(connections, "GLANCE", 0.05)
     monkeypatch.setattr(Mute, "silence", [None] * 6)
     site.state(ENDED)
     told: list[str] = []
@@ -537,10 +542,10 @@ def test_a_node_that_is_only_slow_is_not_reported(
 def test_a_node_that_is_frozen_is_told_and_given_up_though_it_can_be_reached(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follow, "NOTICE", 0.1)
-    monkeypatch.setattr(follow, "GLANCE", 0.05)
-    monkeypatch.setattr(follow, "FROZEN", 0.2)
-    monkeypatch.setattr(follow, "ANSWER_TIMEOUT", 0.5)
+    monkeypatch.setattr(connections, "NOTICE", 0.1)
+    monkeypatch.setattr(connections, "GLANCE", 0.05)
+    monkeypatch.setattr(connections, "FROZEN", 0.2)
+    monkeypatch.setattr(connections, "ANSWER_TIMEOUT", 0.5)
     monkeypatch.setattr(Mute, "silence", [None] * 1000)
     site.state(ENDED)
     told: list[str] = []
@@ -554,10 +559,10 @@ def test_a_connection_that_hears_nothing_any_more_is_made_again(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This machine has got another address."""
-    monkeypatch.setattr(follow, "NOTICE", 0.1)
-    monkeypatch.setattr(follow, "GLANCE", 0.05)
-    monkeypatch.setattr(follow, "FROZEN", 0.2)
-    monkeypatch.setattr(follow, "ANSWER_TIMEOUT", 0.5)
+    monkeypatch.setattr(connections, "NOTICE", 0.1)
+    monkeypatch.setattr(connections, "GLANCE", 0.05)
+    monkeypatch.setattr(connections, "FROZEN", 0.2)
+    monkeypatch.setattr(connections, "ANSWER_TIMEOUT", 0.5)
     monkeypatch.setattr(Silent, "old", [None])
     monkeypatch.setattr(Silent, "closed", [])
     site.write("worker-2", "rank-1.out", b"all of it\n")
@@ -579,6 +584,168 @@ def test_a_launcher_that_restarted_is_named_with_that(
 
     with pytest.raises(NodeUnreachable, match=r"lost launcher .*: it restarted 0 s ago"):
         site.follow(Restarted)
+
+
+class Network:
+    """What all connections of a pool go through: it can be cut."""
+
+    def __init__(self) -> None:
+        self.works = True
+
+    def check(self) -> None:
+        if not self.works:
+            raise ConnectionResetError("no route to it")
+
+    def pool(self, cut: Sequence[str]) -> type[Pool]:
+        """Connections to the nodes `cut` end with the network; those to others do not."""
+        network = self
+
+        class Line(LocalChannel):
+            def receive(self, timeout: float) -> bytes:
+                network.check()
+                return super().receive(timeout)
+
+        class Reached(LocalTransport):
+            def connect(self, timeout: float) -> None:
+                network.check()
+
+            def open(self, command: str, *, timeout: float = 30.0) -> LocalChannel:
+                network.check()
+                return Line(command)
+
+        class Through(Pool):
+            def transport(self, name: str) -> Transport:
+                return Reached(making.node(name, "")) if name in cut else super().transport(name)
+
+            def probe(self, names: Sequence[str], *, timeout: float) -> tuple[NodeResult, ...]:
+                down = NodeResult(node="", error="no route to it")
+                up = NodeResult(node="", exit_code=0, stdout=b"99999.5 1.0\n")
+                lost = () if network.works else cut
+                return tuple(replace(down if name in lost else up, node=name) for name in names)
+
+        return Through
+
+
+@pytest.fixture
+def network(monkeypatch: pytest.MonkeyPatch) -> Network:
+    monkeypatch.setattr(absence, "PAUSE", 0.05)
+    return Network()
+
+
+ALL_NODES = ("launcher", "worker-1", "worker-2")
+
+
+@pytest.mark.timeout(60)
+def test_an_outage_of_our_own_network_ends_nothing_and_costs_no_line(
+    site: Site, network: Network
+) -> None:
+    """It is told in one line, for how long we go on trying, and that it is over. The job has ended
+    in the meantime."""
+    site.write("worker-1", "rank-0.out", b"before\n")
+    site.write("worker-2", "rank-1.out", b"before\n")
+    told: list[str] = []
+
+    def pass_on(line: str) -> None:
+        told.append(line)
+        if line.startswith("lost the connection"):
+            site.write("worker-1", "rank-0.out", b"meanwhile\n")
+            site.write("worker-2", "rank-1.out", b"meanwhile\n")
+            site.state(ENDED)
+            threading.Timer(0.5, setattr, [network, "works", True]).start()
+
+    threading.Timer(0.5, setattr, [network, "works", False]).start()
+    follower, pieces = site.follow(network.pool(ALL_NODES), report=pass_on)
+    assert text(pieces, 0) == text(pieces, 1) == b"before\nmeanwhile\n"
+    assert follower.job.state is JobState.SUCCEEDED
+    assert not follower.lost
+    assert is_complete(site.home)
+    assert [line for line in told if "lost" in line] == [
+        "lost the connection to launcher, worker-1, worker-2: no route to it; job 7 keeps running."
+        " Trying to reconnect for 10 minutes; press Ctrl-C to stop trying"
+    ]
+    assert any(line.startswith("reconnected to ") for line in told)
+
+
+@pytest.mark.timeout(60)
+def test_a_worker_that_was_cut_off_from_us_is_read_on_when_it_answers_again(
+    site: Site, network: Network
+) -> None:
+    site.write("worker-2", "rank-1.out", b"before\n")
+    told: list[str] = []
+
+    def pass_on(line: str) -> None:
+        told.append(line)
+        if "does not answer" in line:
+            site.write("worker-2", "rank-1.out", b"meanwhile\n")
+            network.works = True
+        if line.startswith("reconnected"):
+            site.state(ENDED)
+
+    network.works = False
+    follower, pieces = site.follow(network.pool(("worker-2",)), report=pass_on)
+    assert text(pieces, 1) == b"before\nmeanwhile\n"
+    assert "worker-2 does not answer, its output is missing: no route to it" in told
+    assert not follower.lost
+    assert is_complete(site.home)
+
+
+@pytest.mark.timeout(60)
+def test_a_launcher_that_stays_away_is_given_up_in_the_end(
+    site: Site, network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "GIVE_UP", 0.3)
+    threading.Timer(0.5, setattr, [network, "works", False]).start()
+    with pytest.raises(NodeUnreachable, match=r"lost launcher while .*: no route to it") as caught:
+        site.follow(network.pool(ALL_NODES))
+    assert "`clusterctl logs 7 -f` reconnects" in caught.value.hint
+
+
+@pytest.mark.timeout(60)
+def test_a_launcher_that_is_known_to_be_gone_is_not_waited_for(
+    site: Site, network: Network
+) -> None:
+    told: list[str] = []
+    threading.Timer(0.5, setattr, [network, "works", False]).start()
+    with pytest.raises(NodeUnreachable, match=r"lost launcher while .*: terminated"):
+        site.follow(
+            network.pool(ALL_NODES),
+            report=told.append,
+            find_dead=lambda: {"launcher": "terminated: EC2 reclaimed the spot instance"},
+        )
+    assert not [line for line in told if line.startswith("lost the connection")]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_launcher_of_which_nothing_is_known_is_waited_for(
+    answers: bool, site: Site, network: Network
+) -> None:
+    """Whoever has made the machines knows nothing, or cannot be reached either."""
+
+    def find_dead() -> dict[str, str]:
+        if answers:
+            return {"worker-1": "gone"}
+        raise ProviderError("AWS does not answer")
+
+    def pass_on(line: str) -> None:
+        if line.startswith("lost the connection"):
+            network.works = True
+            site.state(ENDED)
+
+    threading.Timer(0.5, setattr, [network, "works", False]).start()
+    follower, _ = site.follow(network.pool(ALL_NODES), report=pass_on, find_dead=find_dead)
+    assert follower.job.state is JobState.SUCCEEDED
+
+
+@pytest.mark.timeout(60)
+def test_ctrl_c_while_nothing_answers(site: Site, network: Network) -> None:
+    def pass_on(line: str) -> None:
+        if line.startswith("lost the connection"):
+            signal.raise_signal(signal.SIGINT)
+
+    threading.Timer(0.5, setattr, [network, "works", False]).start()
+    with pytest.raises(KeyboardInterrupt):
+        site.follow(network.pool(ALL_NODES), report=pass_on)
 
 
 def test_a_job_that_has_written_nothing_for_long_is_told_once(

@@ -171,6 +171,17 @@ class DockerProvider:
         troubles |= greet(endpoints, seconds=2)
         return {name: troubles[name] or "running" for name in names}
 
+    def list_dead(self, cluster: Cluster, folder: Path) -> dict[str, str]:
+        engine.require()
+        found = {item.node: item for item in engine.containers(cluster.id)}
+        over = bool(cluster.deadline and cluster.deadline <= time.time())
+        return {
+            name: _trouble(found.get(name), over)
+            for name in layout.names(cluster.spec.workers)
+            # `docker restart` leaves one restarting, `docker pause` paused: they come back.
+            if name not in found or found[name].state in ("exited", "dead", "removing")
+        }
+
     def find_ids(self, folder: Path) -> frozenset[str]:
         return engine.clusters(folder)
 

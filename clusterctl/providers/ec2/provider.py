@@ -185,6 +185,10 @@ class Ec2Provider:
     def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
         return lives.describe(self._api(cluster, folder), cluster)
 
+    def list_dead(self, cluster: Cluster, folder: Path) -> dict[str, str]:
+        told = self.describe(cluster, folder).items()
+        return {name: what for name, what in told if what not in ("pending", "running")}
+
     def list_ended(self, cluster: Cluster, folder: Path) -> dict[str, Ended]:
         return lives.list_ended(self._api(cluster, folder), cluster, self._clock())
 

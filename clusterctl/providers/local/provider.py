@@ -108,23 +108,30 @@ class LocalProvider:
 
     def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
         site = layout.site(cluster.id, folder)
-        names = layout.node_names(cluster.spec.workers)
-        present = {process.node for process in processes.scan(site)}
-        cut_off = cluster.mode == modes.NAMESPACES and layout.SWITCH not in present
-        troubles: dict[str, str] = {}
+        troubles = self.list_dead(cluster, folder)
         endpoints: dict[str, Endpoint] = {}
+        names = layout.node_names(cluster.spec.workers)
         for name in names:
-            endpoint = sshd.read_endpoint(site.place(name))
-            if name not in present:
-                troubles[name] = "gone: it has no process"
-            elif cut_off:
-                troubles[name] = "disconnected: the process that holds the network is gone"
-            elif endpoint is None:
-                troubles[name] = f"damaged: {site.place(name).config} is gone"
-            else:
-                endpoints[name] = endpoint
+            if name not in troubles:
+                endpoint = sshd.read_endpoint(site.place(name))
+                if endpoint is None:
+                    troubles[name] = f"damaged: {site.place(name).config} is gone"
+                else:
+                    endpoints[name] = endpoint
         troubles |= greet(endpoints, seconds=1)
         return {name: troubles[name] or "running" for name in names}
+
+    def list_dead(self, cluster: Cluster, folder: Path) -> dict[str, str]:
+        site = layout.site(cluster.id, folder)
+        present = {process.node for process in processes.scan(site)}
+        cut_off = cluster.mode == modes.NAMESPACES and layout.SWITCH not in present
+        dead: dict[str, str] = {}
+        for name in layout.node_names(cluster.spec.workers):
+            if name not in present:
+                dead[name] = "gone: it has no process"
+            elif cut_off:
+                dead[name] = "disconnected: the process that holds the network is gone"
+        return dead
 
     def find_ids(self, folder: Path) -> frozenset[str]:
         configs = folder.glob("nodes/*/etc/sshd_config")

@@ -1,0 +1,398 @@
+"""A follower's connections to the nodes of a job: which of them work, and what becomes of those
+that do not."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from clusterctl import assets
+from clusterctl.errors import NodeUnreachable
+from clusterctl.job_model import Job
+from clusterctl.jobs.absence import ATTEMPT, Absences, FindDead
+from clusterctl.jobs.interrupts import Interrupts
+from clusterctl.jobs.start import list_nodes
+from clusterctl.model import Cluster, NodeResult, Reporter
+from clusterctl.options.table import MIN_IDLE
+from clusterctl.timeouts import background, now
+from clusterctl.transport import Channel
+from clusterctl.transport.diagnosis import FAILURES, describe_failure
+from clusterctl.transport.pool import Pool
+
+ANSWER = 4 << 20
+"""Bytes that a node answers with at a time, and so what we hold of its output in memory."""
+ANSWERS = 64 << 20
+"""The same for all nodes together."""
+ANSWER_TIMEOUT = 30.0
+NOTICE, PROBE = 8.0, 4.0
+"""Seconds of silence after which a new connection shows whether a node is there, and seconds for
+that: within 15 s it is told that one is not."""
+FROZEN = 14.0
+"""The same of a node that can be reached: the connection is dead, for this machine has another
+address now, or what ran before is frozen or very slow."""
+RECONNECTIONS = 3
+"""In a row, to a node that answers new connections and gives no answer on them."""
+GIVE_UP = 600.0
+"""Seconds for which a launcher that was lost is waited for: a laptop that changes networks, or a
+router that restarts, takes minutes."""
+CERTAINTY = 4.0
+"""Seconds for whoever has made the launcher to say that it is gone, before that is waited for."""
+GLANCE, BLINK = 0.5, 0.02
+"""Seconds between looks whether somebody has pressed Ctrl-C."""
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class File:
+    """One output file on one node: how far we are in it, and how far we have to come."""
+
+    rank: int | None
+    stream: str
+    offset: int = 0
+    goal: int = 0
+    stored: int = 0
+    """How far its copy here is."""
+    facts: bytes = b""
+    """What has come of the state file."""
+    copy: Path | None = None
+    """What of it is stored here. It is opened only to write to it: a job may have thousands."""
+
+
+@dataclass(slots=True)
+class Watch:
+    """A node, and what is known of its files. Without a channel it is not asked."""
+
+    node: str
+    channel: Channel | None = None
+    files: dict[str, File] = field(default_factory=dict)
+    buffer: bytearray = field(default_factory=bytearray)
+    reconnected: int = 0
+    """How often in a row, without an answer since."""
+
+
+class TimeIsUpError(Exception):
+    """The deadline has passed in the middle of an answer."""
+
+
+class Connections:
+    """One Watch for each node that the job has output on, and a channel to a script there, which
+    answers questions (templates/job/follow.sh.j2).
+
+    A worker that is lost has no channel any more: `lost` has the reason. A launcher without which
+    nobody knows how the job goes (`needs_launcher`) raises NodeUnreachable when it is given up:
+    after GIVE_UP seconds, or when it is known to be gone. Where `reconnects`, all that were lost
+    are tried again in the background, until `welcome_back` has found them.
+
+    `deadline`: by the clock of `timeouts`. `report` gets what people should know.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        cluster: Cluster,
+        pool: Pool,
+        interrupts: Interrupts,
+        report: Reporter,
+        find_dead: FindDead | None,
+    ) -> None:
+        self.watches = [Watch(name) for name in list_nodes(job, cluster)]
+        self.lost: dict[str, str] = {}
+        self.reconnects = self.needs_launcher = True
+        self.deadline = math.inf
+        self._job, self._cluster, self._pool = job, cluster, pool
+        self._interrupts, self._report = interrupts, report
+        self._silent: dict[str, str] = {}
+        """What a probe showed of nodes that have not answered since."""
+        self._absences = Absences(self._connect_anew, find_dead)
+        self._saved: frozenset[str] = frozenset()
+        self._began = time.monotonic()
+
+    def open(self) -> None:
+        """Connects to all nodes. One that does not answer now is lost."""
+        channels: dict[str, Channel] = {}
+        self._saved = find_saved(self._job, self._cluster, self._pool)
+
+        def connect(name: str) -> NodeResult:
+            channels[name] = self._open(name)
+            return NodeResult(node=name, exit_code=0)
+
+        results = self._pool.each(connect, [watch.node for watch in self.watches])
+        for watch in self.watches:
+            watch.channel = channels.get(watch.node)
+        for watch, result in zip(self.watches, results, strict=True):
+            if result.error:
+                if self.needs_launcher and watch.node == self._cluster.launcher.name:
+                    raise self._give_up(result.error)
+                self._lose(watch, result.error)
+
+    def close(self) -> None:
+        for watch in self.watches:
+            if watch.channel:
+                watch.channel.close()
+        self._absences.close()
+        for name in self._silent:  # whoever needs it next has to connect anew
+            self._pool.transport(name).close()
+
+    # ------------------------------------------------------------------------------ questions
+
+    def ask(self, watch: Watch) -> None:
+        """Asks a node for what has been added to its files."""
+        while watch.channel:
+            known = "".join(f" {name}={file.offset}" for name, file in watch.files.items())
+            try:
+                return watch.channel.send(f"{known} \n".encode(), self._patience())
+            except OSError as error:
+                self.lose_or_reconnect(watch, error)
+
+    def read_line(self, watch: Watch, channel: Channel) -> bytes:
+        """The next line of an answer, without its end. OSError, TimeIsUpError."""
+        while (end := watch.buffer.find(b"\n")) < 0:
+            self._receive(watch, channel)
+        line = bytes(watch.buffer[:end])
+        del watch.buffer[: end + 1]
+        return line
+
+    def read(self, watch: Watch, channel: Channel, length: int) -> bytes:
+        """So many bytes of an answer. OSError, TimeIsUpError."""
+        while len(watch.buffer) < length:
+            self._receive(watch, channel)
+        data = bytes(watch.buffer[:length])
+        del watch.buffer[:length]
+        return data
+
+    def _receive(self, watch: Watch, channel: Channel) -> None:
+        asked = now()
+        probed = False
+        while True:
+            self.check()
+            try:
+                data = channel.receive(GLANCE)
+                break
+            except TimeoutError:
+                silence = now() - asked
+                if silence > ANSWER_TIMEOUT:
+                    raise TimeoutError(f"no answer for {ANSWER_TIMEOUT:g} s") from None
+                if silence > NOTICE and not probed:
+                    probed = True
+                    self._report_silence()
+                if silence > FROZEN and watch.node not in self._silent:
+                    if self.reconnects and not watch.reconnected:
+                        raise ConnectionError(f"no answer for {FROZEN:g} s") from None
+                    why = "new connections work, but its earlier processes are frozen or very slow"
+                    self._silent[watch.node] = why
+                    self._report(f"{watch.node} has not answered for {FROZEN:g} s: {why}")
+        if watch.node in self._silent:
+            del self._silent[watch.node]
+            self._report(f"{watch.node} answers again")
+        if not data:
+            raise ConnectionError("it closed the connection")
+        watch.buffer += data
+
+    def check(self) -> None:
+        """Raises the Ctrl-C that came meanwhile, and TimeIsUpError."""
+        self._interrupts.check()
+        if now() > self.deadline:
+            raise TimeIsUpError
+
+    def _wait(self, action: Callable[[], T]) -> T:
+        """Does what may take its time, and raises a Ctrl-C that comes meanwhile."""
+        future = background(action)
+        while not futures.wait((future,), GLANCE).done:
+            self._interrupts.check()
+        return future.result()
+
+    def _patience(self) -> float:
+        """Seconds that a node may take now."""
+        return max(GLANCE, min(ANSWER_TIMEOUT, self.deadline - now()))
+
+    def _open(self, name: str) -> Channel:
+        where = self._where(name)
+        root = self._cluster.node(where).root
+        folder = f"{root}/jobs/{self._job.id}" + f"/saved/{name}" * (name in self._saved)
+        answer = min(ANSWER, ANSWERS // len(self.watches))
+        script = assets.render("job/follow.sh.j2", folder=folder, answer=answer)
+        command = f"exec /bin/sh -c {shlex.quote(script)}"
+        return self._pool.transport(where).open(command, timeout=self._patience())
+
+    def _where(self, name: str) -> str:
+        """Who has the node's output: the launcher, or the node itself."""
+        return self._cluster.launcher.name if name in self._saved else name
+
+    # -------------------------------------------------------------------------------- silence
+
+    def _report_silence(self) -> None:
+        """Says which nodes cannot be reached, and why: all of them at once, since several may be
+        gone together."""
+        for why, names in _fold(self._probe()).items():
+            verb = "have" if len(names) > 1 else "has"
+            self._report(f"{', '.join(names)} {verb} not answered for {NOTICE:g} s: {why}")
+
+    def _probe(self) -> dict[str, str]:
+        """What is known about nodes that are not as they were."""
+        names = [w.node for w in self.watches if w.channel and w.node not in self._silent]
+        passed = time.monotonic() - self._began  # its answer may wait for us
+        found = {}
+        for result in self._wait(lambda: self._pool.probe(names, timeout=PROBE)):
+            # A login shell may say something first.
+            times = re.findall(r"^(\d+\.\d+) ", result.text, re.MULTILINE)
+            up = float(times[-1]) if times else math.inf
+            if result.error:
+                found[result.node] = result.error
+            elif up < passed:
+                found[result.node] = f"it restarted {up:.0f} s ago"
+        self._silent |= found
+        return found
+
+    # ----------------------------------------------------------------------------------- loss
+
+    def lose_or_reconnect(self, watch: Watch, error: OSError) -> None:
+        """A connection may end for reasons of its own, on a node that goes on working."""
+        if self.reconnects and watch.node not in self._silent:
+            self._probe()
+        if watch.channel and isinstance(error, ConnectionError) and self._may_reconnect(watch):
+            self._hang_up(watch)
+            try:
+                watch.channel = self._wait(lambda: self._open(watch.node))
+            except FAILURES as another:
+                return self._lose(watch, describe_failure(another, ANSWER_TIMEOUT) or "no answer")
+            watch.reconnected += 1
+            return self._report(f"reconnected to {watch.node}: {error}")
+        self._lose(watch, str(error) or "no answer")
+
+    def _may_reconnect(self, watch: Watch) -> bool:
+        found_well = self.reconnects and watch.node not in self._silent
+        return found_well and watch.reconnected < RECONNECTIONS
+
+    def _hang_up(self, watch: Watch) -> None:
+        """Ends its connection, on which nobody would hear anything any more."""
+        if watch.channel:
+            watch.channel.close()
+        watch.channel = None
+        watch.buffer.clear()
+        self._pool.transport(self._where(watch.node)).close()
+
+    def _lose(self, watch: Watch, why: str) -> None:
+        why = self._silent.pop(watch.node, why)
+        if self.reconnects:
+            self._hang_up(watch)
+        elif watch.channel:
+            watch.channel.close()
+        watch.channel = None
+        launcher = self._launcher()
+        if self.needs_launcher and launcher and (watch is launcher or self._is_silent(launcher)):
+            return self._lose_launcher(launcher, watch, why)
+        self.lost[watch.node] = why
+        if self.reconnects and watch.reconnected < RECONNECTIONS:
+            self._absences.add(watch.node, why)
+        missing = "its output is missing"
+        if watch is launcher:
+            missing = f"the state of job {self._job.id} is as last seen"
+        self._report(f"{watch.node} does not answer, {missing}: {why}")
+
+    def _launcher(self) -> Watch | None:
+        name = self._cluster.launcher.name
+        return next((watch for watch in self.watches if watch.node == name), None)
+
+    def _is_silent(self, watch: Watch) -> bool:
+        return watch.channel is not None and watch.node in self._silent
+
+    def _lose_launcher(self, launcher: Watch, noticed: Watch, why: str) -> None:
+        """Begins to wait for it, unless it is of no use. `noticed`: the node that was lost first;
+        with the launcher goes all that does not answer, for it is one outage."""
+        if launcher.reconnected >= RECONNECTIONS:
+            raise self._give_up(why)
+        gone = {launcher.node: why, noticed.node: why}
+        for other in filter(self._is_silent, self.watches):
+            self._hang_up(other)
+            gone[other.node] = self._silent.pop(other.node)
+        for name, reason in gone.items():
+            self._absences.add(name, reason)
+            if name != launcher.node:
+                self.lost[name] = reason
+        began = now()
+        self._check_alive()
+        while self._absences.asking and now() - began < CERTAINTY:
+            self._interrupts.check()
+            time.sleep(BLINK)
+            self._check_alive()
+        names = ", ".join(sorted(gone))
+        self._report(
+            f"lost the connection to {names}: {why}; job {self._job.id} keeps running. Trying"
+            f" to reconnect for {GIVE_UP / 60:g} minutes; press Ctrl-C to stop trying"
+        )
+
+    def _check_alive(self) -> None:
+        """Raises NodeUnreachable for a launcher of which it is known that it is gone."""
+        launcher = self._cluster.launcher.name
+        if why := self._absences.ask((launcher,)).get(launcher):
+            raise self._give_up(why)
+
+    def _give_up(self, why: str) -> NodeUnreachable:
+        number = self._job.id
+        return NodeUnreachable(
+            f"lost {self._cluster.launcher.name} while following job {number}: {why}",
+            hint=f"if the launcher still runs, so does the job: `clusterctl logs {number} -f`"
+            f" reconnects; if not, run `{self._cluster.repair}`,"
+            f" then `clusterctl rerun {number} --resume`",
+            transient=True,
+        )
+
+    # --------------------------------------------------------------------------------- return
+
+    @property
+    def launcher_is_away(self) -> bool:
+        return self._cluster.launcher.name in self._absences
+
+    def is_away(self, name: str) -> bool:
+        """Whether it was lost, and may come back."""
+        return name in self._absences
+
+    def welcome_back(self) -> bool:
+        """Goes on with the nodes that answer again, where it stopped; whether there are any."""
+        back = self._absences.take()
+        for watch in self.watches:
+            if watch.node in back:
+                watch.channel, _ = back[watch.node]
+                watch.reconnected += 1
+                self.lost.pop(watch.node, None)
+        if back:
+            seconds = max(away for _, away in back.values())
+            self._report(f"reconnected to {', '.join(back)} after {seconds:.0f} s")
+        if self.needs_launcher and self.launcher_is_away:
+            self._check_alive()
+            launcher = self._cluster.launcher.name
+            if self._absences.seconds(launcher) > GIVE_UP:
+                raise self._give_up(self._absences.why(launcher))
+        return bool(back)
+
+    def _connect_anew(self, name: str) -> Channel:
+        """For a node that was away. Raises FAILURES."""
+        self._pool.transport(self._where(name)).connect(ATTEMPT)
+        return self._open(name)
+
+
+def _fold(found: Mapping[str, str]) -> Mapping[str, Sequence[str]]:
+    """The names of what has the same value, by that value."""
+    folded: dict[str, list[str]] = {}
+    for name, why in found.items():
+        folded.setdefault(why, []).append(name)
+    return folded
+
+
+def find_saved(job: Job, cluster: Cluster, pool: Pool) -> frozenset[str]:
+    """The nodes whose output the launcher has, for they were about to end unused (see
+    templates/job/save.sh.j2)."""
+    if cluster.spec.cloud.idle is None or time.time() - job.created < MIN_IDLE:
+        return frozenset()
+    launcher = cluster.launcher
+    command = f"cd {shlex.quote(launcher.root)}/jobs/{job.id}/saved && ls -d */.done"
+    result = pool.transport(launcher.name).run(command, timeout=ANSWER_TIMEOUT)
+    return frozenset(line.partition("/")[0] for line in result.text.splitlines())
