@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class File:
+class OutputFile:
     """One output file on one node: how far we are in it, and how far we have to come."""
 
     rank: int | None
@@ -72,7 +72,7 @@ class Watch:
 
     node: str
     channel: Channel | None = None
-    files: dict[str, File] = field(default_factory=dict)
+    files: dict[str, OutputFile] = field(default_factory=dict)
     buffer: bytearray = field(default_factory=bytearray)
     reconnected: int = 0
     """How often in a row, without an answer since."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from clusterctl.job_model import Job, JobState
 from clusterctl.jobs import control, logs, pace, systems
 from clusterctl.jobs.absence import FindDead
-from clusterctl.jobs.connections import Connections, File, TimeIsUpError, Watch
+from clusterctl.jobs.connections import Connections, OutputFile, TimeIsUpError, Watch
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.logs import Piece
 from clusterctl.model import Cluster, Reporter
@@ -199,7 +199,7 @@ class Follower:
             self._nodes.ask(watch)
         moved = 0
         for watch in self._nodes.watches:
-            news: list[tuple[File, int, bytes]] = []
+            news: list[tuple[OutputFile, int, bytes]] = []
             while watch.channel:
                 try:
                     self._answer(watch, watch.channel, seal, news)
@@ -215,7 +215,7 @@ class Follower:
                 self._nodes.deadline += now() - began  # a reader may take its time
         return moved
 
-    def _keep_news(self, watch: Watch, news: list[tuple[File, int, bytes]]) -> list[Piece]:
+    def _keep_news(self, watch: Watch, news: list[tuple[OutputFile, int, bytes]]) -> list[Piece]:
         """Stores what has come; returns what is to be shown of it."""
         pieces = []
         for file, offset, data in news:
@@ -235,7 +235,7 @@ class Follower:
         return pieces
 
     def _answer(
-        self, watch: Watch, channel: Channel, seal: bool, news: list[tuple[File, int, bytes]]
+        self, watch: Watch, channel: Channel, seal: bool, news: list[tuple[OutputFile, int, bytes]]
     ) -> None:
         """Adds to `news` what the node has; OSError."""
         names = set()
@@ -262,20 +262,20 @@ class Follower:
         files = (file for watch in reached for file in watch.files.values())
         return any(file.offset < file.goal for file in files)
 
-    def _book(self, watch: Watch, name: str) -> File | None:
+    def _book(self, watch: Watch, name: str) -> OutputFile | None:
         """The book-keeping for a file a node told us of. Only names that we gave are taken."""
         if name in watch.files:
             return watch.files[name]
         if name == "state":
             if watch.node != self._cluster.launcher.name:
                 return None
-            file = File(None, "state")
+            file = OutputFile(None, "state")
         else:
             match = logs.FILE.fullmatch(name)
             if match is None:
                 return None
             rank = None if match["agent"] else int(match["number"])
-            file = File(rank, "stdout" if match["stream"] == "out" else "stderr")
+            file = OutputFile(rank, "stdout" if match["stream"] == "out" else "stderr")
             if self._keep:
                 file.copy = self._folder / watch.node / name.removeprefix("out/")
                 with writing(file.copy):
@@ -283,7 +283,7 @@ class Follower:
         watch.files[name] = file
         return file
 
-    def _apply(self, file: File, data: bytes) -> None:
+    def _apply(self, file: OutputFile, data: bytes) -> None:
         file.facts += data
         whole, _, _ = file.facts.rpartition(b"\n")
         self.job = verdict.judge(self.job, whole.decode(errors="replace"))

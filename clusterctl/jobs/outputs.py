@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import shlex
-from collections.abc import Collection, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -150,12 +151,48 @@ def fetch(
     """Copies outputs to `target`/<node>/<path>. Files that an earlier fetch has put there are
     replaced; those that were there before, or were changed since, are kept.
 
-    Raises UsageError where nothing can be written.
+    Raises UsageError where nothing can be written, and RecordError while another clusterctl is
+    fetching to the same folder.
     """
     with writing(target):
         if not target.exists():
             target.mkdir(parents=True)
             (target / stage.MARK).touch()
+    with _only_one(target, home):
+        return _fetch(job, cluster, pool, outputs, target, home, report)
+
+
+@contextmanager
+def _only_one(target: Path, home: Home) -> Iterator[None]:
+    home.make(home.fetched)
+    path = home.fetched / f"{_digest(target)}.lock"
+    with writing(path):
+        lock = path.open("ab")
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RecordError(
+                f"another clusterctl is fetching to {target}",
+                hint="try again when that has finished, or choose another folder with --to",
+                transient=True,
+            ) from None
+        yield
+
+
+def _digest(target: Path) -> str:
+    return hashlib.sha256(os.fsencode(target.resolve())).hexdigest()[:32]
+
+
+def _fetch(
+    job: Job,
+    cluster: Cluster,
+    pool: Pool,
+    outputs: Iterable[Output],
+    target: Path,
+    home: Home,
+    report: Reporter,
+) -> Brought:
     before = _Fetched(home, target)
     kept = tuple(output for output in outputs if before.is_someones_else(output))
     wanted = [output for output in outputs if output not in kept]
@@ -252,8 +289,7 @@ class _Fetched:
 
     @property
     def _file(self) -> Path:
-        digest = hashlib.sha256(os.fsencode(self.target.resolve())).hexdigest()
-        return self.home.fetched / f"{digest[:32]}.json"
+        return self.home.fetched / f"{_digest(self.target)}.json"
 
     def is_someones_else(self, output: Output) -> bool:
         """Whether something is in the place of `output` that no fetch has left as it is."""

@@ -18,7 +18,7 @@ import pytest
 from clusterctl import keys, providers
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase, Role, Runtime, clock
-from clusterctl.providers.protocol import Created
+from clusterctl.providers.protocol import Attesting, Created
 from clusterctl.transport.known_hosts import host_name
 from clusterctl.transport.ssh import SshTransport
 from tests.sim.ec2.network import YOU
@@ -84,6 +84,13 @@ class Machines:
 
     def describe(self, where: Cluster) -> dict[str, str]:
         return providers.load(self.provider).describe(where, self.folder)
+
+    def list_dead(self, where: Cluster, otherwise: set[str]) -> set[str]:
+        """The names; `otherwise` of a provider that does not know."""
+        provider = providers.load(self.provider)
+        if not isinstance(provider, Attesting):
+            return otherwise
+        return set(provider.list_dead(where, self.folder))
 
     def destroy(self, where: Cluster) -> None:
         providers.load(self.provider).destroy(where, self.folder, self.said.append)
@@ -172,6 +179,7 @@ def test_from_nothing_to_nothing(machines: Machines, tmp_path: Path) -> None:
         assert node.root.startswith("/")
         assert machines.hostname(where, made, node.name)
     assert machines.describe(where) == {node.name: "running" for node in made.nodes}
+    assert machines.list_dead(where, otherwise=set()) == set()
     assert all("\n" not in line for line in machines.said)
 
     root = where.node("worker-1").root
@@ -195,6 +203,8 @@ def test_from_nothing_to_nothing(machines: Machines, tmp_path: Path) -> None:
 
     machines.destroy(where)
     assert set(machines.describe(where).values()) & {"running"} == set()
+    names = {node.name for node in made.nodes}
+    assert machines.list_dead(where, otherwise=names) == names
     for node in made.nodes:
         result = machines.transport(where, made, node.name).run("true", timeout=3)
         assert result.exit_code is None, node.name

@@ -208,8 +208,10 @@ class Broken(LocalTransport):
 
 
 class Breaking(Pool):
+    kind: ClassVar[type[Broken]] = Broken
+
     def transport(self, name: str) -> Transport:
-        return Broken(making.node(name, ""))
+        return self.kind(making.node(name, ""))
 
 
 def fetch_with_losses(
@@ -240,6 +242,27 @@ def test_fetch_goes_on_after_its_connection_was_lost(
         "lost the connection to worker-1: the connection was lost;"
         " continuing if it answers within 5 minutes"
     ]
+
+
+def test_two_at_once_do_not_fetch_to_one_folder(
+    here: Staged, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second says so, and nothing of what the first brings is touched."""
+    job = here.job(tree)
+    (here.work() / "made").write_text("made")
+
+    class Meanwhile(Broken):
+        def get(
+            self, source: str, target: Path, *, timeout: float, partly: bool = False
+        ) -> NodeResult:
+            with pytest.raises(RecordError, match="another clusterctl is fetching to"):
+                fetch(here, job, tmp_path / "got")
+            fetch(here, job, tmp_path / "other")
+            return super().get(source, target, timeout=timeout)
+
+    monkeypatch.setattr(Breaking, "kind", Meanwhile)
+    brought, _ = fetch_with_losses(here, job, tmp_path / "got", 0, monkeypatch)
+    assert [item.place for item in brought.outputs] == ["worker-1/made"]
 
 
 def test_fetch_does_not_go_on_for_ever(
