@@ -366,3 +366,26 @@ def test_hello_in_c(programs: Programs, need: Any) -> None:
     text = out.read_text()
     assert sorted(re.findall(r"Hello from rank (\d) of 3 on \S+", text)) == ["0", "1", "2"]
     assert "ok: 3 of 3 ranks answered" in text
+
+
+STARTS = """
+import gc
+gc.set_threshold(700, 10, 10)
+from trainlib.program import run_program
+
+def main():
+    starting = gc.get_threshold()[0]
+    from trainlib.ranks import discover
+    from trainlib.session import Session
+    with Session(discover()):
+        print(starting > 10_000, gc.get_threshold(), gc.get_freeze_count() > 10_000)
+    return 0
+
+run_program(main)
+"""
+
+
+def test_a_program_looks_for_garbage_when_it_has_started(programs: Programs) -> None:
+    """Not in the second that it needs to import torch."""
+    ended = programs.alone(programs.script("starts.py", STARTS))
+    assert (ended.code, ended.out) == (0, "True (700, 10, 10) True\n"), ended

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import json
 import os
 import sys
@@ -18,6 +19,10 @@ from trainlib.ranks import rank_hint
 #: launcher kills everything as soon as the first rank ends with an error. Nobody waits for it where
 #: rank 0 has printed its line and ended.
 _LEAD_S = 3.0
+
+#: When garbage is looked for while a program starts, and otherwise: a fifth of the time that torch
+#: takes to import would go into a search of modules, which stay.
+_STARTING, _USUAL = (100_000, 20, 100), gc.get_threshold()
 
 
 def print_line(line: str, stream: TextIO | None = None) -> None:
@@ -49,6 +54,7 @@ def run_program(main: Callable[[], int]) -> NoReturn:
 
     By then `main` has torn down what it opened (see `trainlib.session`).
     """
+    gc.set_threshold(*_STARTING)
     try:
         code = main()
     except WorkloadError as error:
@@ -62,6 +68,13 @@ def run_program(main: Callable[[], int]) -> NoReturn:
     except KeyboardInterrupt:
         code = 130
     _end(code)
+
+
+def end_start() -> None:
+    """From here on garbage is looked for as usual, but never again in what there is by now."""
+    if gc.get_threshold() == _STARTING:
+        gc.freeze()
+        gc.set_threshold(*_USUAL)
 
 
 def _end(code: int) -> NoReturn:

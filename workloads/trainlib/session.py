@@ -34,7 +34,7 @@ import torch.distributed as dist
 
 from trainlib import backends, collectives, hooks, mpi, rendezvous
 from trainlib.errors import PeerLost, StartError, Stopped, UsageError, WorkloadError
-from trainlib.program import print_error, print_line
+from trainlib.program import end_start, print_error, print_line
 from trainlib.ranks import Ranks
 
 T = TypeVar("T")
@@ -84,6 +84,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
     """
 
     def __init__(self, ranks: Ranks, *, over_mpi: bool = False) -> None:
+        end_start()
         self.ranks = ranks
         self.device = torch.device("cpu")
         self.backend = "none"
