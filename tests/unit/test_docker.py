@@ -16,7 +16,8 @@ from clusterctl import cli, providers
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import Accelerator, ClusterSpec, NodeGroup, NodeResult, Runtime
 from clusterctl.providers.docker import engine, layout
-from clusterctl.providers.docker.provider import DockerProvider, archive, find_supported
+from clusterctl.providers.docker.containers import archive, find_supported
+from clusterctl.providers.docker.provider import DockerProvider
 from clusterctl.providers.protocol import Harm
 from tests.unit import making
 

@@ -7,17 +7,14 @@ neither in the image nor in what the engine shows of a container.
 
 from __future__ import annotations
 
-import io
 import os
-import tarfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable
 from contextlib import ExitStack
 from ipaddress import IPv4Network
 from pathlib import Path
 
-from clusterctl import assets, catalog, keys, process
+from clusterctl import catalog, keys, process
 from clusterctl.errors import (
     LeftoverError,
     NodeUnreachable,
@@ -26,7 +23,6 @@ from clusterctl.errors import (
 )
 from clusterctl.model import (
     SHARED,
-    Accelerator,
     Cluster,
     ClusterSpec,
     Node,
@@ -35,22 +31,18 @@ from clusterctl.model import (
     Runtime,
     count,
 )
-from clusterctl.providers.docker import engine, layout
+from clusterctl.providers.docker import containers, engine, layout
 from clusterctl.providers.docker.engine import Container
-from clusterctl.providers.docker.layout import NodePlan, Privilege
+from clusterctl.providers.docker.layout import NodePlan
 from clusterctl.providers.protocol import Created, Features, Harm, ProviderPlan
 from clusterctl.providers.shared import deadlines, subnets
 from clusterctl.providers.shared.nodes import LAUNCHER, span
 from clusterctl.providers.shared.sshd_probe import greet
-from clusterctl.timeouts import Deadline
 
 MODE = "containers"
-START_LIMIT = 30.0
-"""Seconds until a started container's sshd has to greet."""
 PULL_LIMIT = 3600.0
 QUICK = {"launcher", "cpu"}
 """Images that take minutes to build, from a few hundred megabytes."""
-_AT_ONCE = 8
 
 
 class DockerProvider:
@@ -129,17 +121,17 @@ class DockerProvider:
             for machine in machines
         }
         # Before one that stands still is started: the deadline that it has may have passed.
-        refused = _arm(cluster.id, cluster.deadline, cluster.spec.ttl)
+        refused = containers.arm(cluster.id, cluster.deadline, cluster.spec.ttl)
         engine.remove(("rm", "--force", "--volumes"), [item.id for item in refused])
-        kept, removed = _keep_healthy(cluster.id, digests, addresses)
+        kept, removed = containers.keep_healthy(cluster.id, digests, addresses)
         missing = [machine for machine in machines if machine.name not in kept]
         if missing:
             if cluster.spec.shared:
                 _make_volume(cluster, folder)
             wanted = layout.privileges(self._devices)
-            privileges = find_supported(cluster.id, missing, wanted, report)
-            _make(cluster, folder, missing, digests, subnet, privileges, authorized)
-            _greeted(cluster, missing, addresses)
+            privileges = containers.find_supported(cluster.id, missing, wanted, report)
+            containers.make(cluster, folder, missing, digests, subnet, privileges, authorized)
+            containers.wait_for_sshd(cluster, missing, addresses)
         gone = sorted(name for name in removed if name not in addresses)
         report(
             (
@@ -187,7 +179,7 @@ class DockerProvider:
 
     def extend(self, cluster: Cluster, folder: Path, deadline: float) -> None:
         engine.require()
-        if refused := _arm(cluster.id, deadline):
+        if refused := containers.arm(cluster.id, deadline):
             whys = sorted(f"{item.node}: {why}" for item, why in refused.items())
             raise NodeUnreachable(
                 f"the old deadline still applies on {'; '.join(whys)}",
@@ -234,7 +226,6 @@ class DockerProvider:
         report(f"asked the engine again: no container, network or volume has the label {label}")
 
 
-_TOOLKIT = "NVIDIA GPUs need the NVIDIA container toolkit on this machine: docs/docker.md"
 _LET_IN = ("user.pub", "mesh.pub")
 
 
@@ -265,7 +256,7 @@ def _network(cluster: Cluster, folder: Path) -> IPv4Network:
     if present and (found := engine.subnets(present)):
         return found[0]
     words = ["network", "create", "--driver", "bridge"]
-    for name, value in _labels(cluster, folder).items():
+    for name, value in containers.make_labels(cluster, folder).items():
         words += ["--label", f"{name}={value}"]
     with ExitStack() as until:
         subnet = subnets.claim(cluster.id, _in_use, until)
@@ -277,7 +268,7 @@ def _network(cluster: Cluster, folder: Path) -> IPv4Network:
 def _make_volume(cluster: Cluster, folder: Path) -> None:
     """The folder that all nodes share. One that is there already is left as it is."""
     words = ["volume", "create"]
-    for name, value in _labels(cluster, folder).items():
+    for name, value in containers.make_labels(cluster, folder).items():
         words += ["--label", f"{name}={value}"]
     volume = layout.volume(cluster.id)
     engine.need(*words, volume, what="the volume of the shared folder could not be created")
@@ -292,10 +283,6 @@ def _in_use() -> tuple[IPv4Network, ...]:
     return (*subnets.parse_taken(*texts), *engine.subnets())
 
 
-def _labels(cluster: Cluster, folder: Path) -> dict[str, str]:
-    return {engine.CLUSTER: cluster.id, engine.FOLDER: str(folder)}
-
-
 def _trouble(found: Container | None, over: bool) -> str:
     """`over`: its deadline has passed."""
     if found is None:
@@ -305,183 +292,6 @@ def _trouble(found: Container | None, over: bool) -> str:
     if over and found.state == "exited" and not found.exit_code:
         return "has shut down at its deadline"
     return f"{found.state}: exit code {found.exit_code}, see docker logs {found.name}"
-
-
-def _arm(cluster: str, deadline: float | None, life: float = 0.0) -> dict[Container, str]:
-    """Gives the containers that are there their deadline; those that cannot get it, and why."""
-    data = archive({deadlines.FILE: (deadlines.render_file(deadline, life), 0o644)})
-    refused: dict[Container, str] = {}
-
-    def arm(item: Container) -> None:
-        copied = engine.call("cp", "-", f"{item.id}:/", stdin=data)
-        policy = engine.call("update", "--restart", layout.restart(deadline), item.id)
-        for result in (copied, policy):
-            if not result.ok:
-                refused[item] = engine.explain_failure(result)
-
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        list(pool.map(arm, engine.containers(cluster)))
-    return refused
-
-
-def _keep_healthy(
-    cluster: str, digests: Mapping[str, str], addresses: Mapping[str, str]
-) -> tuple[set[str], list[str]]:
-    """The nodes that stay, and those whose container was removed. One that only stands still is
-    started again: what was written in it is worth keeping."""
-    found = engine.containers(cluster)
-    fit = {item.node: item for item in found if digests.get(item.node) == item.digest}
-    for item in list(fit.values()):
-        revive = "unpause" if item.state == "paused" else "start"
-        if item.state == "created":
-            del fit[item.node]  # we were interrupted before it had its keys
-        elif item.state != "running" and not engine.call(revive, item.id).ok:
-            del fit[item.node]
-    answers = _wait({name: addresses[name] for name in fit}, START_LIMIT / 3)
-    kept = {name for name, trouble in answers.items() if not trouble}
-    doomed = [item for item in found if item.node not in kept or fit[item.node] is not item]
-    engine.remove(("rm", "--force", "--volumes"), [item.id for item in doomed])
-    return kept, [item.node for item in doomed]
-
-
-def _wait(addresses: Mapping[str, str], limit: float) -> dict[str, str]:
-    """Name → nothing, or what is wrong with its sshd when the time is up."""
-    deadline = Deadline(limit)
-    answers = greet({name: (ip, layout.PORT) for name, ip in addresses.items()}, seconds=1)
-    while (late := [n for n, trouble in answers.items() if trouble]) and not deadline.passed:
-        time.sleep(0.1)
-        answers |= greet({name: (addresses[name], layout.PORT) for name in late}, seconds=1)
-    return answers
-
-
-def find_supported(
-    cluster: str,
-    machines: Sequence[NodePlan],
-    wanted: Sequence[Privilege],
-    report: Reporter,
-) -> tuple[Privilege, ...]:
-    """What this engine gives of what workers are to get (`wanted`). Each refusal is said with its
-    price."""
-    workers = [machine for machine in machines if machine.name != LAUNCHER]
-    if not workers:
-        return ()
-    image = workers[0].image
-    if not _refusal(cluster, image, wanted):
-        return tuple(wanted)
-    found = []
-    for privilege in wanted:
-        if why := _refusal(cluster, image, (privilege,)):
-            report(f"warning: the engine refuses {privilege.name} ({why}): {privilege.cost}")
-        else:
-            found.append(privilege)
-    return tuple(found)
-
-
-def _refusal(cluster: str, image: str, wanted: Iterable[Privilege]) -> str:
-    """Why a container with that does not start; nothing if it does. It carries the cluster's label,
-    so that `down` finds it if we are killed in between."""
-    words = [word for privilege in wanted for word in privilege.argv]
-    result = engine.call(
-        *("run", "--rm", "--network", "none", "--label", f"{engine.CLUSTER}={cluster}", *words),
-        *("--entrypoint", "/bin/true", image),
-    )
-    if result.ok:
-        return ""
-    return (
-        engine.explain_failure(result).removesuffix(".").removesuffix(": unknown").split(": ")[-1]
-    )
-
-
-def _make(
-    cluster: Cluster,
-    folder: Path,
-    machines: Sequence[NodePlan],
-    digests: Mapping[str, str],
-    subnet: IPv4Network,
-    privileges: Sequence[Privilege],
-    authorized: Sequence[str],
-) -> None:
-    """Creates, fills and starts containers, several at once. ProviderError names the first node
-    that could not be started."""
-
-    def make(machine: NodePlan) -> None:
-        argv = layout.create_argv(
-            machine,
-            cluster=cluster.id,
-            labels={**_labels(cluster, folder), engine.DIGEST: digests[machine.name]},
-            subnet=subnet,
-            privileges=() if machine.name == LAUNCHER else privileges,
-            restart=layout.restart(cluster.deadline),
-            shared=cluster.spec.shared,
-        )
-        what = f"{machine.name} could not be created"
-        id = engine.need(*argv, what=what).strip()
-        private = (folder / "containers" / machine.name).read_text()
-        files = {
-            f"{layout.ETC}/host_key": (private, 0o600),
-            f"{layout.ETC}/authorized_keys": ("".join(f"{k}\n" for k in authorized), 0o644),
-            **_files(cluster),
-        }
-        engine.need("cp", "-", f"{id}:/", what=what, stdin=archive(files))
-        hint = _TOOLKIT if machine.vendor is Accelerator.NVIDIA and machine.gpus else ""
-        engine.need("start", id, what=f"{machine.name} could not be started", hint=hint)
-
-    # All of them, also after one has failed; then the first failure.
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        started = [pool.submit(make, machine) for machine in machines]
-    for each in started:
-        each.result()
-
-
-def _files(cluster: Cluster) -> dict[str, tuple[str, int]]:
-    """The entry point, its sshd's settings and the agent that minds the deadline: this release's,
-    whatever the image brings."""
-    common = assets.folder("docker") / "common"
-    found = {f"{layout.ETC}/sshd_config": ((common / "sshd_config").read_text(), 0o644)}
-    for name in ("entrypoint.sh", "healthcheck.sh"):
-        found[f"{layout.ENTRY}/{name}"] = ((common / name).read_text(), 0o755)
-    agent = deadlines.render_agent(root=layout.root(cluster.id), end=layout.END)
-    found[layout.AGENT] = (agent, 0o755)
-    found[deadlines.FILE] = (deadlines.render_file(cluster.deadline, cluster.spec.ttl), 0o644)
-    return found
-
-
-def archive(files: Mapping[str, tuple[str, int]]) -> bytes:
-    """A tar of path → (text, mode), all root's, with the folders above it."""
-    sink = io.BytesIO()
-    with tarfile.open(fileobj=sink, mode="w") as tar:
-        for folder in sorted({str(Path(path).parent) for path in files}):
-            row = tarfile.TarInfo(folder.lstrip("/"))
-            row.type, row.mode = tarfile.DIRTYPE, 0o755
-            tar.addfile(row)
-        for path, (text, mode) in files.items():
-            data = text.encode()
-            row = tarfile.TarInfo(path.lstrip("/"))
-            row.size, row.mode = len(data), mode
-            tar.addfile(row, io.BytesIO(data))
-    return sink.getvalue()
-
-
-def _greeted(cluster: Cluster, machines: Sequence[NodePlan], addresses: Mapping[str, str]) -> None:
-    """Raises ProviderError for the first node whose sshd cannot be reached, with what it said."""
-    answers = _wait({machine.name: addresses[machine.name] for machine in machines}, START_LIMIT)
-    failed = next((machine for machine in machines if answers[machine.name]), None)
-    if failed is None:
-        return
-    name = layout.container(cluster.id, failed)
-    log = engine.call("logs", "--tail", "3", name)
-    lines = (log.text + log.stderr.decode(errors="replace")).strip().splitlines()
-    state = next((c.state for c in engine.containers(cluster.id) if c.node == failed.name), "gone")
-    if state == "running":
-        raise ProviderError(
-            f"{failed.name} runs, but {answers[failed.name]}",
-            hint="containers can be reached only from the machine that runs the engine (not"
-            " with Docker Desktop, nor with a DOCKER_HOST elsewhere)",
-        )
-    raise ProviderError(
-        f"{failed.name} stopped at once ({state}): {' · '.join(lines) or 'it printed nothing'}",
-        hint=f"docker logs {name}; the image {failed.image} needs /bin/sh and an sshd",
-    )
 
 
 def _node(cluster: Cluster, machine: NodePlan, address: str) -> Node:
