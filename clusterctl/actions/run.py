@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -12,18 +11,16 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any
 
-from clusterctl import assets, launch, process
+from clusterctl import launch
 from clusterctl.actions import connect_or_report, open_pool, require_ready
+from clusterctl.actions.job_failure import describe_attempt, explain_failure, suggest
 from clusterctl.compiling import compilation
 from clusterctl.errors import (
     ClusterctlError,
-    LaunchError,
-    NodeUnreachable,
     RecordError,
     UsageError,
 )
-from clusterctl.insight import messages
-from clusterctl.job_model import Job, JobSpec, JobState, ProgramKind
+from clusterctl.job_model import Job, JobSpec, JobState
 from clusterctl.jobs import (
     control,
     installed,
@@ -45,15 +42,13 @@ from clusterctl.jobs.program import backend_note, resolve_command, resolve_modul
 from clusterctl.jobs.program import resolve as resolve_script
 from clusterctl.launch_plan import LaunchPlan
 from clusterctl.model import Cluster, NodeResult, Reporter
-from clusterctl.schedulers.verdict import NO_RANK, is_disk_full, never_started
+from clusterctl.schedulers.verdict import never_started
 from clusterctl.state import Store
 from clusterctl.transport.pool import Pool
 
 REST_LIMIT = 300.0
 """Seconds that reading the rest of a job's output may take when the job has ended."""
 
-REMARKS = 64_000
-"""Bytes at the end of a failed rank's stderr that are searched for the cause."""
 
 OnOutput = Callable[[list[Piece]], None]
 OnJob = Callable[[Job], None]
@@ -365,59 +360,6 @@ def attend(
     return job
 
 
-def suggest(store: Store, job: Job) -> str:
-    """The line in which the rank that failed first says why, with what it means and what to do; ""
-    for what is not known."""
-    failure = job.failure
-    if job.state is not JobState.FAILED or failure is None:
-        return ""
-    path = store.job_folder(job.id) / "out" / failure.node / f"rank-{failure.rank}.err"
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - REMARKS))
-            text = file.read().decode(errors="replace")
-    except OSError:
-        return ""
-    found = messages.find(text)
-    if found is None:
-        return messages.explain_exit(failure.exit_code)
-    return f"{found.line}\n  {found.message.cause}; {found.message.advice}"
-
-
-def explain_failure(job: Job, said: str = "") -> ClusterctlError | None:
-    """Why a job failed or was lost without an exit code of its program's; None where it has one, or
-    ended otherwise. What its launcher exits with is no code of the program's. `said`: what the
-    launcher said of a job that never started."""
-    if job.state is JobState.LOST:
-        return LaunchError(
-            f"job {job.id} was lost: {job.reason}",
-            hint="check the launcher with `clusterctl status --live`; then"
-            f" `clusterctl rerun {job.id} --resume` continues from the job's files",
-        )
-    if job.state is not JobState.FAILED or job.program_exit_code is not None:
-        return None
-    kind: type[ClusterctlError] = LaunchError
-    if never_started(job):
-        what = f"could not be started: {job.reason.removeprefix(f'{NO_RANK}: ') or NO_RANK}"
-        hint = "`clusterctl run --dry-run …` shows the command and the reason for each flag"
-    else:
-        what, hint = f"failed: {job.reason}", "check the nodes with `clusterctl status --live`"
-        if -1 in job.survivors.values():
-            kind = NodeUnreachable
-    if is_disk_full(job):
-        hint = "free space there: `clusterctl ssh NODE -- df -h`"
-    return kind(f"job {job.id} {what}" + (f"\n{said}" if said else ""), hint=hint)
-
-
-def describe_attempt(job: Job) -> str:
-    """That a job has begun again: it failed, or the batch system may have put it back."""
-    tries = job.spec.retries + 1
-    if job.attempt > tries or "requeue" in job.spec.native:
-        return f"job {job.id} runs again: attempt {job.attempt}"
-    why = f": {job.reason}" if job.reason else ""
-    return f"job {job.id} failed{why}; attempt {job.attempt} of {tries}"
-
-
 def _stop(job: Job, cluster: Cluster, pool: Pool, report: Reporter) -> Job:
     """What Ctrl-C means for a job. A second one does not wait for the end; the launcher has been
     told by then."""
@@ -434,56 +376,6 @@ def _stop(job: Job, cluster: Cluster, pool: Pool, report: Reporter) -> Job:
         raise
     report(f"job {job.id} is {job.state.value}: {control.describe_survivors(job)}")
     return job
-
-
-def emit(prepared: Prepared, kind: str = "sh") -> str:
-    """The job as a script that needs no clusterctl. Secrets are left for the caller."""
-    cluster, scheduler = prepared.cluster, systems.load(prepared.cluster).scheduler
-    if kind != scheduler.emits:
-        raise UsageError(
-            f"--emit {kind} does not fit cluster {cluster.name!r} ({cluster.spec.provider})",
-            hint=f"--emit {scheduler.emits}",
-        )
-    return scheduler.emit(prepared.job, cluster, prepared.plan, beside=copy_command(prepared))
-
-
-def copy_command(prepared: Prepared) -> str:
-    """The command that copies here what an emitted script does not hold of a bundled program; ""
-    where the program is the user's own."""
-    what = prepared.job.spec.program
-    if not what.bundled:
-        return ""
-    library = ("trainlib", "data") if what.kind is ProgramKind.PYTHON else ()
-    names = (what.source or what.target, *library)
-    root = assets.folder("workloads")
-    return shlex.join(("cp", "-r", *(str(root / name) for name in names), "."))
-
-
-@dataclass(frozen=True, slots=True)
-class Terminal:
-    """A command that takes over this terminal, and the folder that it starts in."""
-
-    argv: tuple[str, ...]
-    folder: Path
-
-    @property
-    def text(self) -> str:
-        """The same for a shell."""
-        return f"cd {shlex.quote(str(self.folder))} && {shlex.join(self.argv)}"
-
-    def open(self) -> int:
-        """Hands the terminal over; returns the command's exit code."""
-        return process.foreground(self.argv, cwd=self.folder)
-
-
-def plan_terminal(store: Store, cluster: Cluster, spec: JobSpec, words: list[str]) -> Terminal:
-    """A shell, or `words`, on nodes that the batch system gives for it. Nothing is staged and
-    nothing recorded."""
-    argv = systems.load(require_ready(cluster)).interactive_argv(spec, words)
-    if cluster.launcher.here:
-        return Terminal(argv, Path.cwd())
-    argv = ("ssh", "-t", "-F", "config", cluster.launcher.name, shlex.join(argv))
-    return Terminal(argv, store.folder(cluster.name) / "ssh")
 
 
 def next_number(store: Store, *, dry: bool) -> int:

@@ -57,7 +57,7 @@ def announce(console: Console, job: Job, detach: bool) -> None:
 
 def finish(console: Console, job: Job) -> int:
     """The summary, and the exit code of `run`."""
-    from clusterctl.actions.run import explain_failure
+    from clusterctl.actions.job_failure import explain_failure
 
     code, error = job.program_exit_code, explain_failure(job)
     how = job.state.value

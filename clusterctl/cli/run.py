@@ -117,8 +117,10 @@ def _count(given: Run) -> int:
 
 def _open_terminal(given: Run, console: Console, store: Store, chosen: Cluster) -> None:
     """`--interactive`: exits with the command's code."""
+    from clusterctl.actions.interactive import plan_terminal  # not for a job
+
     program = Program(kind=ProgramKind.BINARY, target="interactive")
-    terminal = action.plan_terminal(store, chosen, _spec(given, program), _plain(given.command))
+    terminal = plan_terminal(store, chosen, _spec(given, program), _plain(given.command))
     if not given.dry_run:
         raise typer.Exit(terminal.open())
     console.result(terminal.text)
@@ -139,9 +141,11 @@ def _queue_hint(given: Run, circumstances: set[str], error: UsageError) -> str:
 
 
 def _emit(console: Console, prepared: Prepared, kind: str) -> None:
-    script = action.emit(prepared, kind)
+    from clusterctl.actions.emit import copy_command, emit  # not for a job that runs
+
+    script = emit(prepared, kind)
     console.result(script, raw=True)
-    if copying := action.copy_command(prepared):
+    if copying := copy_command(prepared):
         console.note(f"the script expects the program in its folder: {copying}")
     console.document({"emit": kind, "script": script})
 

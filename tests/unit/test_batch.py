@@ -11,7 +11,8 @@ import pytest
 
 from clusterctl import launch, schedulers
 from clusterctl.actions import open_store
-from clusterctl.actions.run import describe_attempt, plan_job
+from clusterctl.actions.job_failure import describe_attempt
+from clusterctl.actions.run import plan_job
 from clusterctl.errors import UsageError
 from clusterctl.job_model import Job, JobSpec, JobState, Placement
 from clusterctl.jobs import systems

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from clusterctl import __version__, assets, launch
-from clusterctl.actions.run import Prepared, emit
+from clusterctl.actions.emit import emit
+from clusterctl.actions.run import Prepared
 from clusterctl.errors import UsageError
 from clusterctl.job_model import ProgramKind
 from clusterctl.jobs.stage import Tree

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.actions import open_store
-from clusterctl.actions.run import suggest
+from clusterctl.actions.job_failure import suggest
 from clusterctl.job_model import JobState, RankFailure
 from clusterctl.jobs.lines import Choice, choose
 from clusterctl.jobs.logs import Piece

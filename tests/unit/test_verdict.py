@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.actions.run import explain_failure
+from clusterctl.actions.job_failure import explain_failure
 from clusterctl.job_model import Job, JobState
 from clusterctl.schedulers import verdict
 from tests.unit.making import job
