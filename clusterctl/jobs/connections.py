@@ -20,7 +20,7 @@ from clusterctl.jobs.absence import ATTEMPT, Absences, FindDead
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.start import list_nodes
 from clusterctl.model import Cluster, NodeResult, Reporter
-from clusterctl.options.table import MIN_IDLE
+from clusterctl.options.checks import MIN_IDLE
 from clusterctl.timeouts import background, now
 from clusterctl.transport import Channel
 from clusterctl.transport.diagnosis import FAILURES, describe_failure

@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 from clusterctl.errors import UsageError
+from clusterctl.options.checks import byte_size, integer, names, one_of
 from clusterctl.options.run import Run, Started, of_verb
 from clusterctl.options.shared import JOBS, OPTIONS
-from clusterctl.options.table import (
-    Common,
-    Option,
-    byte_size,
-    flag,
-    names,
-    number,
-    one_of,
-    whole,
-)
+from clusterctl.options.table import Common, Option, flag, number
 
 BACKENDS = ("gloo", "mpi", "nccl")
 
@@ -26,14 +18,14 @@ def backends(text: str, option: str) -> tuple[str, ...]:
 
 def counts(text: str, option: str) -> tuple[int, ...]:
     """Different numbers of ranks, the smallest first."""
-    check = whole(1, 100_000)
+    check = integer(1, 100_000)
     found = tuple(sorted({check(word, option) for word in names(text, option)}))
     if not found:
         raise UsageError(f"{option} {text!r}: expected numbers", hint=f"for example {option} 1,2,4")
     return found
 
 
-REPEATS = number("--repeats", OPTIONS, "Repeat each N times (default: 3)", check=whole(1, 1000))
+REPEATS = number("--repeats", OPTIONS, "Repeat each N times (default: 3)", check=integer(1, 1000))
 NOW = flag("--now", OPTIONS, "Measure even while a job runs")
 
 

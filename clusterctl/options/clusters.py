@@ -5,6 +5,15 @@ from __future__ import annotations
 from itertools import zip_longest
 
 from clusterctl.options import limits as where
+from clusterctl.options.checks import (
+    budget,
+    duration,
+    idle_time,
+    indices,
+    integer,
+    life_time,
+    names,
+)
 from clusterctl.options.shared import OPTIONS, YES
 from clusterctl.options.table import (
     ARGUMENTS,
@@ -15,22 +24,15 @@ from clusterctl.options.table import (
     Named,
     Option,
     amount,
-    budget,
     choice,
     cluster_option,
-    duration,
     file,
     flag,
-    idle_time,
-    indices,
-    life_time,
     maybe,
     name_argument,
-    names,
     number,
     text,
     texts,
-    whole,
 )
 
 CLUSTERS = "Clusters"
@@ -99,7 +101,7 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
     )
     ami = text("--ami", EC2, "Machine image of the workers", "ID")
     disk = number(
-        "--disk", EC2, "Disk size of each worker, 8 to 16384", "GB", check=whole(8, 16384)
+        "--disk", EC2, "Disk size of each worker, 8 to 16384", "GB", check=integer(8, 16384)
     )
     efa = flag("--efa", EC2, "Use Elastic Fabric Adapters, on instance types that have them")
     reservation = text(
@@ -206,7 +208,9 @@ class Drill(Named, heading=CLUSTERS, module="drill"):
         "--faults", OPTIONS, "Faults to inject (default: all)", "A,B", empty=(), check=names
     )
     rounds = number("--rounds", OPTIONS, "How often each fault is injected (default: 1)")
-    seed = number("--seed", OPTIONS, "Random seed for nodes and times (default: 0)", check=whole(0))
+    seed = number(
+        "--seed", OPTIONS, "Random seed for nodes and times (default: 0)", check=integer(0)
+    )
     steps = number("--steps", OPTIONS, "Steps of the program, 0.1 s each (default: 450)")
     dry_run = flag("--dry-run", GENERAL, "Print the plan and break nothing")
     yes = YES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from clusterctl.options import limits as where
+from clusterctl.options.checks import sha256_hex
 from clusterctl.options.shared import OPTIONS
 from clusterctl.options.table import (
     ARGUMENTS,
@@ -11,7 +12,6 @@ from clusterctl.options.table import (
     cluster_option,
     flag,
     maybe,
-    sha256_hex,
     text,
     texts,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from clusterctl.options import limits as where
+from clusterctl.options.checks import duration, expression, integer, names
 from clusterctl.options.shared import JOBS, JSON_LINES, LAST_JOB, OF_JOB, OPTIONS
 from clusterctl.options.table import (
     ARGUMENTS,
@@ -11,15 +12,11 @@ from clusterctl.options.table import (
     amount,
     choice,
     cluster_option,
-    duration,
-    expression,
     file,
     flag,
     maybe,
-    names,
     number,
     text,
-    whole,
 )
 
 
@@ -36,7 +33,7 @@ class Jobs(Common, heading=JOBS, module="jobs"):
         *("", ARGUMENTS, "Show only this job; of a sweep, each point with its last metrics"),
         "[JOB]",
         empty=None,
-        check=whole(0),
+        check=integer(0),
     )
     columns = Option[tuple[str, ...]](
         "--columns",
@@ -61,7 +58,7 @@ class Logs(Common, heading=JOBS, module="jobs"):
     job = LAST_JOB
     follow = flag("-f --follow", OPTIONS, "Follow the output until the job ends; Ctrl-C detaches")
     rank = Option[int | None](
-        "--rank", OPTIONS, "Show only this rank", "N", empty=None, check=whole(0)
+        "--rank", OPTIONS, "Show only this rank", "N", empty=None, check=integer(0)
     )
     tail = number(
         "--tail",
@@ -175,6 +172,6 @@ class Diff(Common, heading=JOBS, module="insight"):
     """Compare two jobs: how they were started, the files they ran with, and how they ended."""
 
     examples = ("clusterctl diff 7 9",)
-    first = number("", ARGUMENTS, "Number of a job", "JOB", check=whole(0))
-    second = number("", ARGUMENTS, "Number of the other one", "OTHER", check=whole(0))
+    first = number("", ARGUMENTS, "Number of a job", "JOB", check=integer(0))
+    second = number("", ARGUMENTS, "Number of the other one", "OTHER", check=integer(0))
     cluster = cluster_option(help="Cluster of both jobs (default: any)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from clusterctl.options import limits as where
+from clusterctl.options.checks import integer, seconds
 from clusterctl.options.shared import OPTIONS, YES
 from clusterctl.options.table import (
     ARGUMENTS,
@@ -12,10 +13,8 @@ from clusterctl.options.table import (
     cluster_option,
     flag,
     number,
-    seconds,
     text,
     texts,
-    whole,
 )
 
 MACHINES = "Nodes and this machine"
@@ -71,7 +70,7 @@ class Forward(Common, heading=MACHINES, module="access"):
     examples = ("clusterctl forward worker-1:6006", "clusterctl forward 8888 --port 9000")
     target = text("", ARGUMENTS, "Node (default: the launcher) and port", "[NODE:]PORT")
     port = number(
-        "--port", OPTIONS, "Port on this machine (default: the same)", check=whole(1, 65535)
+        "--port", OPTIONS, "Port on this machine (default: the same)", check=integer(1, 65535)
     )
 
 

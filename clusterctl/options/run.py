@@ -7,6 +7,14 @@ from typing import Any
 from clusterctl import sweeps
 from clusterctl.errors import UsageError
 from clusterctl.options import limits as where
+from clusterctl.options.checks import (
+    byte_size,
+    duration,
+    folder_or_bucket,
+    integer,
+    pattern,
+    python_version,
+)
 from clusterctl.options.clusters import Up
 from clusterctl.options.shared import JOBS, JSON_LINES, LAST_JOB, OPTIONS, YES
 from clusterctl.options.table import (
@@ -17,20 +25,14 @@ from clusterctl.options.table import (
     Option,
     Verb,
     amount,
-    byte_size,
     choice,
     cluster_option,
-    duration,
     file,
     files,
     flag,
-    folder_or_bucket,
     number,
-    pattern,
-    python_version,
     text,
     texts,
-    whole,
 )
 
 ENV = "Variable for all ranks; repeatable"
@@ -156,7 +158,7 @@ class Run(Started, heading=JOBS, module="run"):
         "TIME",
         duration,
     )
-    retries = number("--retries", JOB, "Retry after a failure, at most N times", check=whole(0))
+    retries = number("--retries", JOB, "Retry after a failure, at most N times", check=integer(0))
     on_node_loss = choice(
         "--on-node-loss",
         JOB,
@@ -226,7 +228,7 @@ class Run(Started, heading=JOBS, module="run"):
         metavar="NAME SLOTS",
         empty="",
         words=2,
-        check=lambda words, option: f"{words[0]} {whole(1)(words[1], option)}",
+        check=lambda words, option: f"{words[0]} {integer(1)(words[1], option)}",
     )
     resources = texts("-l", SGE, "", "NAME=VALUE", old="resource")
     queue = text("--queue", SGE)
@@ -296,7 +298,7 @@ class Rerun(Common, heading=JOBS, module="run"):
     job = Option[int | None](
         *("", ARGUMENTS, LAST_JOB.help, LAST_JOB.metavar),
         empty=None,
-        check=lambda text, option: whole(0)(text, option) if text else None,
+        check=lambda text, option: integer(0)(text, option) if text else None,
     )
     failed = flag("--failed", OPTIONS, "Of a sweep: only the points that did not succeed")
     arguments = texts("", ARGUMENTS, "Added to the program's arguments", "[-- ARGS...]")

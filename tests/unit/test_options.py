@@ -14,7 +14,7 @@ import pytest
 from clusterctl import catalog
 from clusterctl.config import prefix
 from clusterctl.errors import UsageError
-from clusterctl.options.table import duration
+from clusterctl.options.checks import duration
 from clusterctl.options.verbs import VERBS
 from tests.unit.calling import Call, clusterctl, judge
 
